@@ -16,6 +16,7 @@ GO_BIN := clients/go/.bin
 PROTOC_GEN_GO_VERSION := v1.36.12
 PROTOC_GEN_GO_GRPC_VERSION := v1.6.2
 GRPCURL_VERSION := v1.9.4
+ACTIONLINT_VERSION := v1.7.12
 
 # Tests in parallel: two everywhere, so that a machine with many cores does not run them under another load.
 WORKERS ?= 2
@@ -133,7 +134,7 @@ endif
 # ---- checks
 
 .PHONY: check
-check: checklint checktypes checkimports checkproto checkprotoc breaking checkgen ## Run every check that is no test
+check: checklint checktypes checkimports checkactions checkproto checkprotoc breaking checkgen ## Run every check that is no test
 
 .PHONY: checklint
 checklint: venv
@@ -147,6 +148,24 @@ checktypes: venv
 .PHONY: checkimports
 checkimports: venv
 	$(call step,import contracts,$(BIN)/lint-imports --no-cache)
+
+# Without the checkers of shell and Python that happen to be installed: the same everywhere.
+ACTIONLINT := .tools/bin/actionlint@$(ACTIONLINT_VERSION)
+
+.PHONY: checkactions
+ifneq ($(GO_SKIP),)
+checkactions: ## Fail when a workflow in .github/workflows is wrong
+	$(call step,workflows,echo "$(GO_SKIP)")
+else
+checkactions: $(ACTIONLINT)
+	$(call step,workflows,if [ -x $(ACTIONLINT) ]; then $(ACTIONLINT) -shellcheck= -pyflakes= .github/workflows/*.yml; \
+	  else echo "SKIP: actionlint could not be built"; fi)
+
+# The version is in the name, so that a new one is built.
+.tools/bin/actionlint@%:
+	@tmp=$$(mktemp -d) && trap "rm -rf $$tmp" EXIT && mkdir -p .tools/bin \
+	  && GOBIN="$$tmp" $(GO) install github.com/rhysd/actionlint/cmd/actionlint@$* && mv $$tmp/actionlint $@ || true
+endif
 
 .PHONY: checkproto
 checkproto: venv
@@ -183,14 +202,35 @@ fix: venv ## Format, and mend what the linter can mend (FILES="kvgrpc/core" for 
 
 # ---- tests
 
-# A file's tests run in one process, so that what they share (servers, workers that imported torch) is started once.
-# Most run real processes against the protocol's real deadlines, beside as many others as there are cores. What fails
-# runs once more with the machine to itself, and is named: who stands there often has a bug.
+# The tests of a file run in one process, so that servers and workers that they share start once. Most tests run real
+# processes against the protocol's real deadlines, beside as many others as there are cores. A test that fails runs once
+# more with the machine to itself, and is named: a test that is named often has a bug.
+# $(call tests,options)
+define tests
+@$(BIN)/pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow" --durations 50 $(1) || { \
+  [ $$? -eq 1 ] && echo "once more, alone: what failed beside others" && \
+  $(BIN)/pytest -q -n0 --last-failed --maxfail 3 -rA -m "not slow" $(1); }
+endef
+
+# Seconds that the tests of a sample may take, of all workers together: about eight minutes on two cores.
+SAMPLE_S ?= 800
+# Chooses the long test files of a sample; empty: today's date.
+TEST_SEED ?=
+
 .PHONY: test
-test: venv grpcurl ## Run the tests (ARGS="tests/core -k lease" for some of them)
-	@$(BIN)/pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow" $(ARGS) || { \
-	  [ $$? -eq 1 ] && echo "once more, alone: what failed beside others" && \
-	  $(BIN)/pytest -q -n0 --last-failed --maxfail 3 -rA -m "not slow" $(ARGS); }
+test: venv grpcurl ## Run the short tests and a sample of the long ones (TEST_SEED repeats one); with ARGS="tests/core -k lease" all of these
+	$(call tests,$(if $(ARGS),$(ARGS),--sample $(SAMPLE_S) --sample-seed "$(TEST_SEED)"))
+
+# The core apart from the rest, because only the core is held to full coverage. ARGS="--record-durations
+# tests/durations.json" notes what each file takes, which `make test` goes by.
+.PHONY: test-all
+test-all: cover grpcurl ## Run all tests, those of the core with coverage
+	$(call tests,--ignore tests/core $(ARGS))
+
+.PHONY: quick
+quick: checklint checktypes ## Check an edit in less than a minute: lint, types, a sample of the core's and the wire's tests
+	@$(BIN)/pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow" -x tests/core tests/wire --sample 40 \
+	  --sample-seed "$(TEST_SEED)" $(ARGS)
 
 .PHONY: slowtest
 slowtest: venv ## Run the tests that take long
@@ -294,12 +334,26 @@ soak: venv ## Move blocks between two servers 100,000 times, with aborts; nothin
 	@SOAK_TRANSFERS=$(SOAK_TRANSFERS) SOAK_PATH=$(SOAK_PATH) $(BIN)/pytest -q tests/soak $(ARGS)
 
 .PHONY: walk
-walk: venv ## Count the calls and files of a request in the servers, and the size of the house (ARGS=--json, ARGS=--files)
+walk: venv ## Count the calls and files of a request in the servers, and the size of the code (ARGS=--json, ARGS=--files)
 	@PYTHONPATH=. $(BIN)/python -m bench.walk $(ARGS)
 
 .PHONY: cover
 cover: venv ## Fail when the tests of the core miss a line or a branch of it
 	@$(BIN)/pytest -q tests/core -n $(WORKERS) --dist loadfile --cov=kvgrpc.core --cov-branch --cov-fail-under=100 $(ARGS)
+
+# ---- pages
+
+# Apart from .venv, so that who mends a page needs no torch.
+.venv-docs/.installed: pyproject.toml
+	@echo "installing mkdocs into .venv-docs" >&2
+	@$(PYTHON) -m venv .venv-docs
+	@.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	@.venv-docs/bin/uv pip install --quiet --python .venv-docs/bin/python --group docs
+	@touch $@
+
+.PHONY: site
+site: .venv-docs/.installed ## Build the pages as a site into build/site (SITE_REPO_URL for links to other files)
+	@PYTHONDONTWRITEBYTECODE=1 NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
 
 # ---- clients
 

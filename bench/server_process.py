@@ -1,4 +1,4 @@
-"""vLLM's HTTP servers as processes, forked from one that has imported vLLM: see tests/vllm/engine_process.py.
+"""Runs vLLM's HTTP servers as processes, forked from one that has imported vLLM: see tests/vllm/engine_process.py.
 
 A request has the server's arguments in place of an engine's. SIGTERM ends a server; nothing comes over its socket.
 """
@@ -13,7 +13,7 @@ from tests.vllm.engine_process import fork_on_request
 
 
 def become_server(request: dict[str, Any], _: socket.socket) -> None:
-    """In the forked process, until its end."""
+    """Runs vLLM's server in the forked process, until its end."""
     sys.argv = ["vllm", *request["arguments"]]
     main()
 

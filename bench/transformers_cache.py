@@ -1,11 +1,12 @@
-"""How much of moving a cache is left to wait for when a prefill ends: moved by layers during it, or whole after it.
+"""The time left to wait for a moved cache when a prefill ends: moved by layers during it, or whole after it.
 
     make bench-transformers                       # a table
     make bench-transformers ARGS=--json           # one JSON object on stdout
 
-Two processes, as in examples/transformers: a Hugging Face Llama with random weights prefills in one, and the other
-gets its cache as named tensors. Each has a thread for its model, and each repeat has one prefill of either kind, in
-turn. Visible is the time from the end of the prefill, the first token, to the whole cache in the other process.
+There are two processes, as in examples/transformers: a Hugging Face Llama with random weights prefills in one, and the
+other gets its cache as named tensors. Each has a thread for its model, and each repeat has one prefill of either kind,
+in turn. The visible time is that from the end of the prefill, the first token, until the other process has the whole
+cache.
 """
 
 import argparse
@@ -37,7 +38,7 @@ WHOLE, LAYERWISE = "whole", "layer-wise"
 
 
 class Later:
-    """Takes what a prefill computes, and puts it when that is over."""
+    """Collects what a prefill computes, and puts it when the prefill is over."""
 
     def __init__(self, sender: Sender) -> None:
         self._sender = sender
@@ -45,18 +46,18 @@ class Later:
         self.part = self.new_tokens = 0
 
     def layer_done(self, layer: int, cache: Any) -> None:
-        """Of the present part."""
+        """Collects a layer of the current part."""
         self._computed.append((self.part, self.new_tokens, layer, cache))
 
     def put(self) -> None:
-        """Everything."""
+        """Puts everything."""
         for part, new_tokens, layer, cache in self._computed:
             self._sender.part, self._sender.new_tokens = part, new_tokens
             self._sender.layer_done(layer, cache)
 
 
 def make_model() -> Any:
-    """The same in both processes, of which the consumer needs the shape only."""
+    """Returns the same model in both processes. The consumer only needs its shape."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     config = LlamaConfig(
@@ -67,7 +68,7 @@ def make_model() -> Any:
 
 
 def prefill_process(pipe: Connection, data_path: str, prompt: list[int]) -> None:
-    """Is told key, address and kind; tells when its prefill began and ended."""
+    """Runs the prefill side: receives key, address and kind, and sends when its prefill began and ended."""
     with TensorStore.launch(store_bytes=STORE_BYTES, flags=["--data-paths", data_path]) as store:
         model = make_model()
         pipe.send(store.address)
@@ -84,7 +85,7 @@ def prefill_process(pipe: Connection, data_path: str, prompt: list[int]) -> None
 
 
 def decode_process(pipe: Connection, data_path: str, prompt: list[int]) -> None:
-    """Is told keys; tells when it had the cache, and its bytes."""
+    """Runs the decode side: receives keys, and sends when it had the cache, and the bytes of the cache."""
     with TensorStore.launch(store_bytes=STORE_BYTES, flags=["--data-paths", data_path]) as store:
         model = make_model()
         pipe.send(store.address)
@@ -95,14 +96,14 @@ def decode_process(pipe: Connection, data_path: str, prompt: list[int]) -> None:
 
 
 def measure(data_path: str, repeats: int, prompt: list[int]) -> dict[str, Any]:
-    """One case."""
+    """Measures one case."""
     spawn = multiprocessing.get_context("spawn")
     pipes, processes = [], []
     for work in (prefill_process, decode_process):
         here, there = spawn.Pipe()
         processes.append(spawn.Process(target=work, args=(there, data_path, prompt)))
         processes[-1].start()
-        there.close()  # the process alone has it: when that dies, `recv` raises
+        there.close()  # only the process holds it: when that dies, `recv` raises
         pipes.append(here)
     p, d = pipes
     p.recv()
@@ -136,7 +137,7 @@ def measure(data_path: str, repeats: int, prompt: list[int]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """0 when all is measured."""
+    """Measures, and prints. Returns 0 when all is measured."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--data-paths", default="collective,shm")
     options.add_argument("--repeats", type=int, default=9)

@@ -20,16 +20,16 @@ DTYPE_BYTES = {
 HOST = "host"
 _DEVICE = re.compile(rf"{HOST}|cuda:(0|[1-9][0-9]{{0,2}})")
 DATA_PATHS = ("shm", "cma", "nixl", "cuda_vmm", "collective")
-"""All that can be chosen, best first; cuda_vmm after nixl, since no GPU has run it yet."""
+"""Data paths to choose from, best first; cuda_vmm comes after nixl, because no GPU has run it yet."""
 COPY_THREADS_MAX = 256
 NAMES_BYTES_MAX = 140
-"""Engine id and address together: a grant carries both twice and has at most 512 bytes."""
+"""Maximum size of engine id and address together, in bytes: a grant carries both twice and has at most 512 bytes."""
 SOCKET_PATH_BYTES_MAX = 107
-"""What the kernel takes for the address of a unix socket."""
+"""Maximum size of a unix socket's path that the kernel takes, in bytes."""
 NAME_BYTES_MAX = 256
-"""Of the name of a setting, where a refusal repeats it."""
+"""Maximum size of a setting's name in a refusal, in bytes."""
 DESCRIPTION_BYTES_MAX = 2_048
-"""Of what a refusal says: some list all settings."""
+"""Maximum size of a refusal's text, in bytes: some list all settings."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class PoolConfig:
     blocks: int = 512
     dtype: str = "float16"
     device: str = HOST
-    """Where its memory lies: in the host's, or on a GPU, as "cuda:0"."""
+    """Memory of the pool: the host's, or a GPU's, as "cuda:0"."""
 
     def layout(self) -> PoolLayout:
-        """One region per layer. Raises InvalidRequest."""
+        """Returns the layout, with one region for each layer. Raises InvalidRequest."""
         for name in ("layers", "kv_heads", "head_dim", "block_tokens", "blocks"):
             most = LAYERS_MAX if name == "layers" else (1 << 31) - 1
             value = getattr(self, name)
@@ -66,7 +66,7 @@ class PoolConfig:
 
 @dataclass(frozen=True)
 class SchedulerConfig:
-    """What SchedulerService goes by."""
+    """The policy settings of SchedulerService."""
 
     on_loss: str = "fail"
     recompute_threshold_tokens: int = 64
@@ -75,7 +75,7 @@ class SchedulerConfig:
     staged: bool = False
 
     def rules(self, groups: tuple[Group, ...]) -> Rules:
-        """For a pool with these groups."""
+        """Returns the rules for a pool with these groups."""
         most = max((group.layers for group in groups), default=0)
         step = self.layers_per_part
         ranges = [(first, min(step, most - first)) for first in range(0, most, step)] if step else []
@@ -85,7 +85,7 @@ class SchedulerConfig:
         )  # fmt: skip
 
     def check(self) -> None:
-        """Raises InvalidRequest."""
+        """Raises InvalidRequest for a wrong field."""
         known = [value.value for value in OnLoss]
         if self.on_loss not in known:
             raise invalid("scheduler.on_loss", f"{self.on_loss!r} is not one of {', '.join(known)}")
@@ -102,26 +102,26 @@ class TensorsConfig:
     """The staging store of named tensors."""
 
     store_bytes: int = 0
-    """The embedded pool is a store of so many bytes; 0: it is what `pool` says."""
+    """Size of the embedded pool as a store, in bytes; 0: the pool is as `pool` says."""
     page_bytes: int = PAGE_BYTES
     spill_bytes: int = 0
-    """Memory outside of the store, for tensors that nobody has asked for."""
+    """Size of the memory outside the store, in bytes, for tensors that nobody has asked for."""
     known: int = TensorLimits.tensors
     waits: int = TensorLimits.waits
 
     def limits(self, spill_pages: int, limits: Limits) -> TensorLimits:
-        """What a table of tensors goes by."""
+        """Returns the limits of a table of tensors."""
         return TensorLimits(
             self.known, self.waits, limits.tombstones, limits.registration_timeout_s, spill_pages,
             limits.allocation_ttl_s, limits.lease_cap_s,
         )  # fmt: skip
 
     def layout(self) -> PoolLayout | None:
-        """The embedded store, if there is one. Raises InvalidRequest."""
+        """Returns the layout of the embedded store, if there is one. Raises InvalidRequest."""
         return store_layout(self.store_bytes, self.page_bytes) if self.store_bytes else None
 
     def check(self) -> None:
-        """Raises InvalidRequest."""
+        """Raises InvalidRequest for a wrong field."""
         for item in fields(self):
             value, least = getattr(self, item.name), 0 if item.name in ("store_bytes", "spill_bytes") else 1
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -131,7 +131,7 @@ class TensorsConfig:
         except InvalidRequest as error:
             (wrong,) = error.violations
             raise invalid(f"tensors.{wrong.field}", wrong.description) from error
-        # Without a store of its own the server has that of an engine, whose pages it does not know yet.
+        # Without a store of its own the server has an engine's, whose page size it does not know yet.
         smallest, largest = (self.page_bytes,) * 2 if self.store_bytes else (PAGE_BYTES_MIN, PAGE_BYTES_MAX)
         if self.spill_bytes and not smallest <= self.spill_bytes <= PAGES_MAX * largest:
             raise invalid("tensors.spill_bytes", f"is 0, or from {smallest} to {PAGES_MAX * largest}: whole pages")
@@ -146,33 +146,33 @@ class Config:
     advertise: str = ""
     """Address that grants name and peers dial. Derived from `listen` when empty and `listen` names an interface."""
     engine_id: str = ""
-    """Empty: a random one."""
+    """Id of the engine; empty: a random one."""
     weights_revision: str = ""
     pool: PoolConfig | None = field(default_factory=PoolConfig)
     """The embedded pool, used while no engine is attached. None: the server waits for an engine."""
     data_paths: tuple[str, ...] = DATA_PATHS
     """Data paths to use, best first."""
     copy_threads: int = 2
-    """Threads that copy for shm and cma."""
+    """Number of threads that copy for shm and cma."""
     bandwidth_limit_bytes_per_s: float | None = None
     dial_allow: tuple[str, ...] = ("127.0.0.0/8", "::1/128", "localhost")
     """Hosts and networks that this server may dial: a grant names an address, and any caller may bring a grant."""
     session_socket: str = ""
-    """Unix socket where an engine attaches; empty: none."""
+    """Path of the unix socket where an engine attaches; empty: none."""
     exit_with_engine: bool = False
-    """The server ends when its engine does, or when none comes: for a lead that an engine started for itself."""
+    """True when the server ends with its engine, or if none comes: for a lead that an engine started for itself."""
     ready_file: str = ""
-    """Written, with the address, when the server serves."""
+    """Path of a file that gets the address when the server serves."""
     read_blocks: bool = False
-    """Whether ReadBlocks hands out bytes."""
+    """True when ReadBlocks hands out bytes."""
     insecure: bool = False
-    """Allows a bind off loopback without TLS."""
+    """True when a bind off loopback without TLS is allowed."""
     source_writes: bool = False
-    """Over nixl this server writes what it pushes, instead of letting its destinations read."""
+    """True when this server writes what it pushes over nixl, instead of letting its destinations read."""
     checksums: bool = False
-    """What arrives here is compared with its source, block by block, before it counts."""
+    """True when this server compares each received block with its source before the block counts."""
     drain_s: float = 10.0
-    """How long SIGTERM waits for what is going on."""
+    """Time that SIGTERM leaves to work in progress, in seconds."""
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     tensors: TensorsConfig = field(default_factory=TensorsConfig)
     limits: Limits = field(default_factory=Limits)
@@ -230,11 +230,11 @@ class Config:
             raise invalid("session_socket", f"has at most {SOCKET_PATH_BYTES_MAX} bytes")
 
     def layout(self) -> PoolLayout | None:
-        """The embedded pool; None: there is none. Raises InvalidRequest."""
+        """Returns the layout of the embedded pool; None: there is none. Raises InvalidRequest."""
         return self.tensors.layout() or (self.pool.layout() if self.pool is not None else None)
 
     def may_dial(self, address: str) -> bool:
-        """Whether `address` (host:port) is on the dial list."""
+        """Returns whether `address` (host:port) is on the dial list."""
         try:
             host, port = split_address(address, "address")
         except KVGrpcError:
@@ -243,7 +243,7 @@ class Config:
 
 
 def split_address(address: str, field_name: str) -> tuple[str, int]:
-    """Host and port of `host:port` or `[v6]:port`. Raises InvalidRequest."""
+    """Returns host and port of `host:port` or `[v6]:port`. Raises InvalidRequest."""
     host, colon, port = address.rpartition(":")
     if not colon or not host or not (port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) < 65536):
         raise invalid(field_name, f"{address!r} is not host:port")
@@ -251,7 +251,7 @@ def split_address(address: str, field_name: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host means this machine only."""
+    """Returns whether a host means this machine only."""
     if host == "localhost":
         return True
     try:
@@ -275,15 +275,15 @@ TABLES: dict[str, type[PoolConfig] | type[SchedulerConfig] | type[TensorsConfig]
     "tensors": TensorsConfig,
     "limits": Limits,
 }
-"""Settings that are tables, by their names."""
+"""Settings that are tables, by name."""
 
 
 def invalid(field_name: str, description: str) -> InvalidRequest:
-    """The error for a setting that cannot be, in one line whatever was set."""
+    """Returns the error for an unusable setting, in one line whatever was set."""
     violation = FieldViolation(note(field_name, NAME_BYTES_MAX), note(description, DESCRIPTION_BYTES_MAX))
     return InvalidRequest(Reason.INVALID_FIELD, "the configuration is not usable", violations=(violation,))
 
 
 def random_engine_id() -> str:
-    """An engine id for servers that were given none."""
+    """Returns an engine id for a server that was given none."""
     return f"engine-{os.urandom(4).hex()}"

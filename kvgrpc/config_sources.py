@@ -1,10 +1,10 @@
-"""Where a configuration comes from: the only reader of files and environment.
+"""Sources of a configuration: the only reader of files and environment.
 
-Later wins: defaults, the TOML file, KVGRPC_* variables, flags. A key is the same everywhere: `data_paths` in the
-file, KVGRPC_DATA_PATHS in the environment, --data-paths on the command line; lists are comma-separated outside TOML.
-A key of a table is KVGRPC_POOL_LAYERS in the environment.
+Later sources win: defaults, the TOML file, KVGRPC_* variables, flags. A key is the same everywhere: `data_paths` in the
+file, KVGRPC_DATA_PATHS in the environment, --data-paths on the command line. Lists are comma-separated outside TOML. A
+key of a table is KVGRPC_POOL_LAYERS in the environment.
 
-Whatever is in there, it is a configuration or refused by InvalidRequest, in one line.
+Any input is a configuration or is refused by InvalidRequest, in one line.
 """
 
 import difflib
@@ -19,13 +19,13 @@ from kvgrpc.config import TABLES, Config, invalid
 from kvgrpc.errors import InvalidRequest
 
 FILE_BYTES_MAX = 256 << 10
-"""Of a configuration file."""
+"""Maximum size of a configuration file, in bytes."""
 _INTEGER_BITS_MAX = 64
-"""What TOML promises for whole numbers."""
+"""Maximum size of whole numbers that TOML promises, in bits."""
 
 
 def load(path: Path | None, environment: Mapping[str, str], flags: Mapping[str, Any]) -> Config:
-    """The configuration from file, environment and flags (None: not given). Raises InvalidRequest."""
+    """Returns the configuration from file, environment and flags (None: not given). Raises InvalidRequest."""
     merged: dict[str, Any] = {}
     if path is not None:
         try:
@@ -43,7 +43,7 @@ def load(path: Path | None, environment: Mapping[str, str], flags: Mapping[str, 
 
 
 def _text(path: Path) -> str:
-    """Raises OSError or ValueError."""
+    """Returns the text of the file. Raises OSError or ValueError."""
     with path.open("rb") as file:
         data = file.read(FILE_BYTES_MAX + 1)
     if len(data) > FILE_BYTES_MAX:
@@ -55,11 +55,11 @@ _PREFIX = "KVGRPC_"
 _KUBERNETES = re.compile(
     rf"{_PREFIX}(\w+_)?(SERVICE_HOST=.*|SERVICE_PORT(_\w+)?=.*|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?=.*|PORT=\w+://.*)"
 )
-"""Variables that every container gets for a Service named kvgrpc or kvgrpc-something."""
+"""Pattern of variables that every container gets for a Service named kvgrpc or kvgrpc-something."""
 
 
 def _add_variables(environment: Mapping[str, str], merged: dict[str, Any]) -> None:
-    """Puts what the environment sets over what is there. Raises InvalidRequest for a variable that means nothing."""
+    """Puts the environment's settings over the merged ones. Raises InvalidRequest for an unusable variable."""
     keys = {
         f"{_PREFIX}{table}_{item.name}".upper(): (table, item.name, type(item.default))
         for table, kind in TABLES.items()
@@ -94,12 +94,12 @@ def _parsed(key: str, kind: type, text: str) -> Any:
 
 
 def _unknown(name: str, known: Iterable[str]) -> InvalidRequest:
-    """The error for a name that is no setting: names the nearest, or all where none is near."""
+    """Returns the error for a name that is no setting; it names the nearest setting, or all if none is near."""
     return invalid(name, f"is no setting; {_hint(name, known)}")
 
 
 def _hint(name: str, known: Iterable[str]) -> str:
-    # Without what all variables have in common: it would make everything near.
+    # Without the prefix of all variables, which would make every name near.
     own = {one.removeprefix(_PREFIX): one for one in known}
     near = difflib.get_close_matches(name.removeprefix(_PREFIX), own, 1)
     return f"did you mean {own[near[0]]}?" if near else f"there are {', '.join(sorted(known))}"
@@ -134,7 +134,7 @@ def _checked_text(key: str, value: Any) -> str:
     if "\0" in value:
         raise ValueError("it has a character that ends texts")
     if key not in _PATHS:
-        value.encode()  # what peers are told; a path may be any bytes
+        value.encode()  # peers are told these; a path may be any bytes
     return value
 
 
@@ -166,7 +166,7 @@ def _table(key: str, value: Any) -> Any:
 
 
 def _number(kind: type[int] | type[float], value: Any) -> int | float:
-    """A number as TOML, a variable or a flag gives it."""
+    """Returns a number from TOML, a variable or a flag."""
     if isinstance(value, bool) or (kind is int and isinstance(value, float)):
         raise TypeError("it is a whole number" if kind is int else "it is a number")
     number = kind(value)
@@ -176,7 +176,7 @@ def _number(kind: type[int] | type[float], value: Any) -> int | float:
 
 
 def _shown(value: Any) -> str:
-    """A value as a refusal repeats it: neither long nor deep, nor with more digits than can be written."""
+    """Returns a value as a refusal repeats it: neither long nor deep, nor with more digits than can be written."""
     if isinstance(value, str | float | bool):
         return repr(value)
     if isinstance(value, int):

@@ -15,8 +15,9 @@
     ├── Unimplemented         declared in the schema, not offered by this server
     └── InternalError         a data path or kvgrpc itself failed
 
-The class says what kind of answer it is (one gRPC code each); `reason` says exactly what happened. The strings of
-`Reason` are API: they travel in ErrorInfo.reason and are the names of `kvgrpc.v1.FailureReason` without its prefix.
+The class is the kind of answer, one gRPC code each. `reason` is the exact cause. The strings of `Reason` are API: they
+travel in ErrorInfo.reason, and are the names of `kvgrpc.v1.FailureReason` without its prefix.
+
 Standard library only: this is the lowest layer.
 """
 
@@ -25,16 +26,15 @@ from enum import StrEnum
 from typing import ClassVar, Self
 
 NOTE_BYTES_MAX = 1_024
-"""Bytes of a text that is to be read: what is longer is cut."""
+"""Maximum size of a text for people, in bytes; a longer one is cut."""
 VIOLATIONS_MAX = 16
-"""Of one error; the first ones are kept."""
+"""Maximum number of violations in one error; the first ones are kept."""
 _CUT = "…"
 
 
 def note(value: str, most: int = NOTE_BYTES_MAX) -> str:
-    """A text to be read, from any origin: the beginning of a long one, and what cannot be printed as Python writes it.
-
-    What it is said for goes on; no reply, log line or terminal suffers from what a peer says.
+    """Returns a text for people, from any origin: a long one cut, with unprintable characters escaped as Python does. A
+    bad text thus never stops the call that carries it, and harms no reply, log line or terminal.
     """
     if len(value) * 4 <= most and value.isprintable():
         return value
@@ -48,7 +48,7 @@ def note(value: str, most: int = NOTE_BYTES_MAX) -> str:
 
 
 class Reason(StrEnum):
-    """What exactly went wrong. One value here, one value of `kvgrpc.v1.FailureReason`; a test compares them."""
+    """Exact cause of an error. Each value is one of `kvgrpc.v1.FailureReason`; a test compares them."""
 
     INVALID_FIELD = "INVALID_FIELD"
     BLOCK_OUT_OF_RANGE = "BLOCK_OUT_OF_RANGE"
@@ -121,16 +121,16 @@ class Reason(StrEnum):
 
 
 class NextStep(StrEnum):
-    """What helps after a refusal. One value here, one value of `kvgrpc.v1.NextStep`; a test compares them."""
+    """Step that helps after a refusal. Each value is one of `kvgrpc.v1.NextStep`; a test compares them."""
 
     RETRY_HERE = "RETRY_HERE"
-    """The same, again, at the same engine; after the delay, where one is stated."""
+    """Repeat the call at the same engine, after the delay if one is stated."""
     RETRY_OTHER_CONSUMER = "RETRY_OTHER_CONSUMER"
-    """The same with another engine in place of this one: the same grant on another consumer."""
+    """Repeat the call with another engine in place of this one: the same grant on another consumer."""
     RECOMPUTE = "RECOMPUTE"
-    """What the request names is lost: start over, by computing the KV."""
+    """Start over and compute the KV: what the request names is lost."""
     FIX_REQUEST = "FIX_REQUEST"
-    """The request is wrong; it fails everywhere."""
+    """Correct the request: it fails everywhere."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class FieldViolation:
     field: str
     """Dotted path from the request's root, for example `destination.groups[0].blocks`."""
     description: str
-    """What is wrong with it and what would be right."""
+    """Text that says what is wrong with the field and what would be right."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "field", note(self.field))
@@ -148,13 +148,13 @@ class FieldViolation:
 
 
 class KVGrpcError(Exception):
-    """Base of all errors. `str(error)` is the sentence to be read; `reason` is for programs.
+    """Base of all errors. `str(error)` is the sentence for people; `reason` is for programs.
 
-    Its texts are notes, because many are made of what others sent.
+    Its texts are notes, because many contain what others sent.
     """
 
     code: ClassVar[str] = "UNKNOWN"
-    """Name of the gRPC status code of this class. The one table of codes: both directions are derived from it."""
+    """Name of the gRPC status code of this class. It is the one table of codes: both directions are derived from it."""
 
     def __init__(
         self,
@@ -171,23 +171,23 @@ class KVGrpcError(Exception):
         self.retry_delay_s = retry_delay_s
         self.metadata = metadata or {}
         self.next: NextStep | None = None
-        """What helps, as the server that refused said; None where none did: then no machine retries. Where this server
-        refuses, it is said in place of what reason and class say.
+        """The next step that the refusing server stated; None if none did: then no machine retries. When this server
+        refuses, the value overrides the step of reason and class.
         """
         self.engine_id = ""
-        """The engine that refused; empty where no engine did."""
+        """The engine that refused; empty if no engine did."""
         self.incarnation = 0
-        """Its life."""
+        """The incarnation of the engine that refused."""
         super().__init__(self.message)
 
     def untraced(self) -> Self:
-        """The same error without where it was raised, for one that is kept: frames keep what a request brought."""
+        """Returns this error without traceback and causes, so that it can be kept: frames hold request data."""
         self.__traceback__ = self.__context__ = self.__cause__ = None
         return self
 
     @property
     def sentence(self) -> str:
-        """What it says, without its reason, and with the fields that are wrong: a note."""
+        """The message with the wrong fields, without the reason: a note."""
         return note(_said(self.message, self.violations))
 
     def __str__(self) -> str:
@@ -195,7 +195,7 @@ class KVGrpcError(Exception):
 
 
 def _said(message: str, violations: tuple[FieldViolation, ...]) -> str:
-    """A message with its violations. Where it is one of them, it is said once, behind its field."""
+    """Returns a message with its violations. A message that is one of them is written once, behind its field."""
     same = next((v for v in violations if v.description == message), None)
     if same is None:
         return message + _listed(violations)
@@ -207,7 +207,7 @@ def _listed(violations: tuple[FieldViolation, ...]) -> str:
 
 
 def said_once(message: str, reason: Reason, violations: tuple[FieldViolation, ...]) -> str:
-    """A server may write reason and violations into the sentence, for tools that show no more; the error adds them."""
+    """Returns a message without the reason and violations that a server wrote into it: the error adds them."""
     message = message.removeprefix(f"{reason}: ")
     for violation in violations:
         if message.startswith(f"{violation.field}: {violation.description}"):
@@ -251,7 +251,7 @@ class PreconditionFailed(KVGrpcError):
 
 
 class PermissionDenied(KVGrpcError):
-    """The grant or the caller's role does not allow it (gRPC PERMISSION_DENIED)."""
+    """The grant or the caller's role forbids the request (gRPC PERMISSION_DENIED)."""
 
     code = "PERMISSION_DENIED"
 
@@ -281,13 +281,13 @@ class DeadlineExceeded(KVGrpcError):
 
 
 class DataLoss(KVGrpcError):
-    """Bytes are not the ones that were sent (gRPC DATA_LOSS)."""
+    """The bytes that arrived are not the ones that were sent (gRPC DATA_LOSS)."""
 
     code = "DATA_LOSS"
 
 
 class Unimplemented(KVGrpcError):
-    """The schema has it, this server does not offer it (gRPC UNIMPLEMENTED)."""
+    """The schema declares what this server does not offer (gRPC UNIMPLEMENTED)."""
 
     code = "UNIMPLEMENTED"
 
@@ -299,15 +299,15 @@ class InternalError(KVGrpcError):
 
 
 BY_CODE: dict[str, type[KVGrpcError]] = {kind.code: kind for kind in KVGrpcError.__subclasses__()}
-"""The class of each gRPC status code."""
+"""Error classes by gRPC status code."""
 LATE_WRITE = "Internal error from Core"
-"""What grpc.aio says, with INTERNAL, of a stream that its other end had ended when it was written to: that sent no such
-thing, and what it did send is lost.
+"""Text of grpc.aio, with INTERNAL, for a write to a stream that its other end had ended. The other end did not send
+this text; the status that it did send is lost.
 """
 
 
 def invalid(field: str, description: str) -> InvalidRequest:
-    """The error for one wrong field: its path in the request, what is wrong with it and what would be right."""
+    """Returns the error for one wrong field: its path in the request, what is wrong with it and what would be right."""
     return InvalidRequest(
         Reason.INVALID_FIELD, "the request has a wrong field", violations=(FieldViolation(field, description),)
     )

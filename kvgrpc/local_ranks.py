@@ -1,8 +1,8 @@
-"""The ranks of a server, in its own process: of memory that it shares with a worker, and of its own pool.
+"""The ranks of a server in its own process: with memory that it shares with a worker, or of its own pool.
 
-The server's own pool may lie on a device. NIXL moves it from there where it can register that memory, which it refuses
-where its UCX knows no such device, and `cuda_vmm` to and from other GPUs of this host; checksums need host memory. Else
-the rank keeps a mirror, as an engine's does.
+The server's own pool may lie on a device. NIXL moves it from there if it can register that memory; it refuses if its
+UCX does not know the device. `cuda_vmm` moves it to and from other GPUs of this host. Checksums need host memory.
+Otherwise the rank keeps a mirror, as an engine's does.
 """
 
 import asyncio
@@ -28,16 +28,16 @@ from kvgrpc.service.session.ranks import Rank
 _log = logging.getLogger(__name__)
 VMM, NIXL = "cuda_vmm", "nixl"
 DIRECT = (VMM, NIXL)
-"""The data paths that reach devices."""
+"""Data paths that reach devices."""
 ALONE = "only engines on GPUs of this host would reach the pool by it: who wants that puts it first in data_paths"
 
 _KEPT: list[DeviceMemory] = []
-"""What a copy or a data path may still use although its rank was closed."""
+"""Memory of closed ranks that a copy or a data path may still use."""
 
 
 class SharedRank(LocalRank):
-    """A rank that moves bytes for a worker. The worker hears who may write into the memory that they share: should this
-    process end, only its ranks know.
+    """A rank that moves bytes for a worker. The worker hears who may write into their shared memory, and still knows it
+    after this process has ended.
     """
 
     worker: Rank | None = None
@@ -45,8 +45,8 @@ class SharedRank(LocalRank):
 
     def expect(self, access: str, open_: bool, operation: Operation = Operation.READ) -> None:
         if operation is Operation.READ:
-            # Once the peer's answer is on its way: the mover takes the interpreter from who is about to send it. Only
-            # turns depend on it.
+            # Deferred until the peer's answer is on its way: the mover would take the interpreter from the task that
+            # sends it. Only turns depend on this.
             asyncio.get_running_loop().call_soon(self._expect_read, access, open_)
             return
         super().expect(access, open_, operation)
@@ -54,18 +54,18 @@ class SharedRank(LocalRank):
             self.worker.expect(access, open_, operation)
 
     def _expect_read(self, access: str, open_: bool) -> None:
-        with contextlib.suppress(Unavailable):  # it was closed meanwhile
+        with contextlib.suppress(Unavailable):  # the rank was closed meanwhile
             super().expect(access, open_)
 
     async def read_runs(self, runs: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Bytes of the rank's memory, by offset and length, for debugging."""
+        """Returns bytes of the rank's memory, by (offset, length), for debugging."""
         assert isinstance(self.memory, SharedMemory)
         pool = self.memory.as_numpy()
         return [pool[offset : offset + nbytes].tobytes() for offset, nbytes in runs]
 
 
 class DeviceRank(SharedRank):
-    """The rank of a pool on a device. `memory` is what data paths know: the device's own, or a mirror of it."""
+    """The rank of a pool on a device. `memory`, for the data paths, is the device's own or a mirror of it."""
 
     def __init__(
         self, pool: DeviceMemory, memory: SharedMemory | PrivateMemory, device: Device | None, *rest: Any
@@ -75,7 +75,7 @@ class DeviceRank(SharedRank):
         self._pool = pool
 
     async def read_runs(self, runs: Sequence[tuple[int, int]]) -> list[bytes]:
-        """As of host memory, but waits for the device beside the event loop."""
+        """Returns bytes of the device's memory, read in a thread, off the event loop."""
         return await asyncio.to_thread(self._pool.read, runs)
 
     def close(self, deadline_s: float) -> bool:
@@ -88,8 +88,8 @@ class DeviceRank(SharedRank):
 
 
 class RankMaker:
-    """Makes ranks as the configuration says; `address` is the one that peers dial. Its functions wait for memory: not
-    for an event loop's thread.
+    """Makes ranks as configured. `address` returns the address that peers dial. Its methods wait for memory, so the
+    event loop's thread must not call them.
     """
 
     def __init__(
@@ -101,8 +101,8 @@ class RankMaker:
         self._device_memory = device_memory
 
     def shared(self, rank: int, nbytes: int, fd: int | None) -> tuple[SharedRank, list[DataPathStatus]]:
-        """With shared memory, new or known by its descriptor. Raises Exhausted, and PreconditionFailed where it is not
-        what it should be.
+        """Makes a rank with shared memory, new or known by its descriptor. Raises Exhausted, and PreconditionFailed if
+        the memory is not of this size.
         """
         memory = SharedMemory.create(nbytes) if fd is None else SharedMemory.attach(fd)
         if memory.nbytes != nbytes:
@@ -115,7 +115,7 @@ class RankMaker:
         return self._wired(SharedRank(rank, memory, *self._rest(paths))), status
 
     def of_own_pool(self, nbytes: int) -> tuple[SharedRank, list[DataPathStatus]]:
-        """Of the server's own pool. Raises as `shared` does, and as `MakeDeviceMemory` says."""
+        """Makes the rank of the server's own pool. Raises the errors of `shared`, and those of `MakeDeviceMemory`."""
         assert self._config.pool is not None
         if self._config.pool.device == HOST:
             rank, status = self.shared(0, nbytes, None)
@@ -154,7 +154,7 @@ class RankMaker:
         return self._wired(rank), [said[VMM] if row[0] == VMM and VMM in said else row for row in of_mirror]
 
     def _direct(self, pool: DeviceMemory) -> tuple[list[DataPath], list[DataPathStatus], str]:
-        """The data paths that reach the device and what is to be said of them, or why none may."""
+        """Returns the data paths that reach the device and their status, or why none may be used."""
         names = tuple(name for name in self._config.data_paths if name in DIRECT)
         if self._config.checksums:
             return [], [], "checksums are of host memory"
@@ -181,7 +181,7 @@ class RankMaker:
 
 
 def make_device_memory(device: str, nbytes: int, *, exported: bool) -> DeviceMemory:
-    """Of a CUDA device, with torch. See `MakeDeviceMemory`."""
+    """Makes memory of a CUDA device, with torch. See `MakeDeviceMemory`."""
     from kvgrpc.engine.cuda_memory import CudaMemory
 
     return CudaMemory(device, nbytes, exported=exported)

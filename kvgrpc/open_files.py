@@ -1,7 +1,7 @@
-"""The system's limit of open files, and the reserve below it that nobody gets who only connects.
+"""The system's limit of open files, and a reserve below it that connecting processes cannot take.
 
-A process that has no descriptor left can neither dial a peer nor take a worker's memory, and libraries in it end it. So
-sockets at which strangers connect are doors: they let in as many as leave the reserve free, and the others wait.
+A process without a free descriptor can neither dial a peer nor take a worker's memory, and libraries in it end it. So
+sockets at which strangers connect are doors: they let in only as many as leave the reserve free, and the others wait.
 """
 
 import errno
@@ -16,50 +16,50 @@ from pathlib import Path
 _log = logging.getLogger(__name__)
 
 RESERVE = 64
-"""Descriptors; of a limit that is lower than four times that, a quarter of it."""
+"""Number of descriptors in reserve; a quarter of a limit that is lower than four times this."""
 PAUSE_S = 0.1
-"""How long a door that is full stays closed."""
+"""Time that a full door stays closed, in seconds."""
 SAY_AGAIN_S = 60.0
 _NONE_LEFT = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
 
 
 def limit() -> int:
-    """How many descriptors this process may have."""
+    """Returns the maximum number of descriptors of this process."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
 def raise_limit() -> None:
-    """To the highest that the system allows this process."""
+    """Raises the limit to the highest that the system allows this process."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def unreserved() -> int:
-    """How many descriptors this process may have without those of the reserve."""
+    """Returns the maximum number of descriptors of this process without the reserve."""
     most = limit()
     return most - min(RESERVE, most // 4)
 
 
 def spare(count: int) -> bool:
-    """Whether there are so many without those of the reserve."""
+    """Returns whether `count` descriptors are free without the reserve."""
     return len(list(Path("/proc/self/fd").iterdir())) + count <= unreserved()
 
 
 class Door:
-    """A listening socket that does not block. `who` connects there, for the log."""
+    """A listening socket that does not block. `who` names the connecting processes, for the log."""
 
     def __init__(self, listener: socket.socket, who: str) -> None:
         self._listener = listener
         self._who = who
         self._say_at = 0.0
         self.full = False
-        """There was no descriptor for the next one: who waits may be let in after PAUSE_S."""
+        """True when the next connection had no descriptor: accept again after PAUSE_S."""
 
     def accept(self) -> socket.socket | None:
-        """The next one; None: nobody is there, or it is full."""
+        """Returns the next connection; None if nobody waits or the door is full."""
         try:
-            next_number = os.dup(self._listener.fileno())  # the lowest that is free, as the next one will have
+            next_number = os.dup(self._listener.fileno())  # the lowest free number, which the next connection gets
             os.close(next_number)
             self.full = next_number >= unreserved()
             if not self.full:

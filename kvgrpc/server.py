@@ -1,7 +1,7 @@
-"""A server: joins the service (the lead) and the data paths (its local ranks), and is their life cycle.
+"""A server: joins the service (the lead) and the data paths (its local ranks), and runs their life cycle.
 
-One gRPC event loop per process. `Server.start` binds, makes the embedded pool and begins the first incarnation; from
-then on everything happens through the runner. `stop` is orderly in any state.
+Each process has one gRPC event loop. `Server.start` binds, makes the embedded pool and begins the first incarnation.
+From then on everything happens through the runner. `stop` is orderly in any state.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ from kvgrpc.wire.description import pool_from_proto, pool_kind_from_proto
 
 _log = logging.getLogger(__name__)
 FEATURES = ("push", "layerwise", CHECKSUMS, KEY_COLUMNS)
-"""What every server can do beyond what every version can."""
+"""Features of every server of this version beyond those of every version."""
 DRAIN_POLL_S = 0.05
 MOVER_CLOSE_S = 2.0
 
@@ -78,9 +78,9 @@ class Server:
         self._runner.on_defect.append(self._fail_closed)
         self._recovery = Recovery(self._runner, self._end_last, self._begin_next)
         self._lives = asyncio.Lock()
-        """Held while a life begins or ends: memory is made and given back meanwhile."""
+        """Held while a life begins or ends: memory is made and given back then."""
         self._kept = False
-        """Some memory of a life that is over is not proved to be at rest."""
+        """True when some memory of a life that is over is not proved to be at rest."""
         self._ranks = Ranks(UNAIDED)
         self._sessions: Sessions | None = None
         self._local: list[SharedRank] = []
@@ -98,9 +98,9 @@ class Server:
         self._health: Health | None = None
 
     async def start(self) -> None:
-        """Serves. Raises Exhausted when the pool or the spill does not fit, AddressInUse when the address is taken,
-        InvalidRequest for a session socket or a device that cannot be, PreconditionFailed where the pool cannot be on
-        that device. Then nothing of it is left.
+        """Serves. Raises Exhausted if the pool or the spill does not fit, AddressInUse if the address is taken,
+        InvalidRequest for an unusable session socket or device, PreconditionFailed if the pool cannot be on that
+        device. Then nothing is left of the server.
         """
         try:
             await self._start()
@@ -110,7 +110,7 @@ class Server:
 
     async def _start(self) -> None:
         self._check_spill()
-        self._ready.remove()  # of a process that was killed
+        self._ready.remove()  # a killed process may have left it
         if self.config.session_socket:
             self._sessions = Sessions(self._lead, self, self.config.session_socket)
         self._runner.start(self._channels, self._ranks, self._sessions or self)
@@ -148,11 +148,11 @@ class Server:
         await self._sessions.over.wait()
 
     async def stop(self, drain_s: float = 0.0) -> None:
-        """Takes no new work, lets go on what is going on for `drain_s`, then ends everything in order."""
+        """Takes no new work, lets work in progress go on for `drain_s` seconds, then ends everything in order."""
         self._node.state.draining = self._node.state.stopping = True
         self._lead.engine_watchers.changed()
         if self._grpc is None or self._health is None:
-            return  # it has not begun
+            return  # not started
         await self._health.look()
         loop = asyncio.get_running_loop()
         until = loop.time() + drain_s
@@ -177,13 +177,13 @@ class Server:
         return self._runner.node
 
     def tell(self, news: EngineNews) -> None:
-        """News for an engine: no engine is attached to an embedded pool."""
+        """Drops news for an engine: none is attached to an embedded pool."""
 
     def voided(self) -> tuple[str, ...]:
-        """Leases of an engine that took their blocks back: none."""
+        """Returns the leases whose blocks an engine took back: none."""
         return ()
 
-    # -- lives: with the embedded pool, with an engine, with nothing
+    # -- lives: with the embedded pool, with an engine, with neither
 
     async def begin_engine(
         self,
@@ -192,8 +192,8 @@ class Server:
         worker: Callable[[int], Rank],
         memory: Mapping[int, int],
     ) -> None:
-        """An engine attached: a new life with its pool. Raises InvalidRequest or Exhausted, for `memory` that is not
-        the pool's PreconditionFailed; the old life goes on.
+        """Begins a new life for an attached engine, with its pool. Raises InvalidRequest or Exhausted, and
+        PreconditionFailed for `memory` that does not fit the pool; the old life goes on then.
         """
         engine = self._attaching(request)
         async with self._lives:
@@ -207,22 +207,22 @@ class Server:
             await self._begin(engine, secret, dict(enumerate(local)), local, request)
 
     async def end_engine(self) -> None:
-        """The engine is gone: its life ends at once, its memory goes, and the server waits for the next one."""
+        """Ends an engine's life at once. Its memory goes, and the server waits for the next engine."""
         async with self._lives:
             await self._begin(None, b"", {}, [])
             if self.config.layout() is not None:
                 await self._begin_idle()
 
     def shared_memory(self, rank: int) -> tuple[int, int]:
-        """The pool of a rank of the attached engine, for its worker."""
+        """Returns (descriptor, bytes) of the attached engine's pool at a rank, for its worker."""
         if rank >= len(self._local):
             raise NotFound(Reason.NO_POOL, f"this engine has no rank {rank} with shared memory")
         memory = self._local[rank].memory
-        assert isinstance(memory, SharedMemory)  # an engine's
+        assert isinstance(memory, SharedMemory)  # an engine's memory here is shared
         return memory.fd, memory.nbytes
 
     async def _begin_idle(self) -> None:
-        """The life without an engine: the embedded pool, managed by us, or nothing."""
+        """Begins the life without an engine: with the embedded pool, which the server manages, or with nothing."""
         layout = self.config.layout()
         if layout is None:
             await self._begin(None, b"", {}, [])
@@ -255,8 +255,8 @@ class Server:
     # -- a life that a defect ended, and the one after it
 
     def _fail_closed(self) -> None:
-        """The node is another one, without an engine: what is of the last life is heard no more. The end of an engine's
-        session begins the next one.
+        """Forgets the last life after a defect: the new node has no engine, and nothing of the old life is heard. The
+        end of an engine's session begins the next life; without a session the recovery does.
         """
         self._recovery.noted()
         for rank in self._local:
@@ -280,7 +280,7 @@ class Server:
                 await self._begin_idle()
 
     def _attaching(self, request: session_pb2.AttachRequest) -> EngineDescription:
-        """What the attaching engine is. Raises InvalidRequest."""
+        """Returns the description of the attaching engine. Raises InvalidRequest."""
         if request.HasField("pool"):
             layout = pool_from_proto(request.pool, "pool")
         elif (configured := self.config.layout()) is not None:
@@ -297,8 +297,8 @@ class Server:
         )
 
     async def _make_ranks(self, count: int, nbytes: int, known: Mapping[int, int]) -> list[SharedRank]:
-        """Ranks with shared memory in this process, new or `known` by its descriptors. Raises Exhausted when it does
-        not fit, PreconditionFailed when it is not what it should be; none is left then.
+        """Makes ranks with shared memory in this process, new or `known` by its descriptors. Raises Exhausted if it
+        does not fit, PreconditionFailed if it is of another size; no rank is left then.
         """
         made: list[SharedRank] = []
         try:
@@ -314,7 +314,7 @@ class Server:
     def _describe(
         self, layout: PoolLayout, kind: PoolKind, world_size: int, *, reads_pushes: bool
     ) -> EngineDescription:
-        """This engine, in a new life."""
+        """Returns the description of this engine in a new life."""
         return EngineDescription(
             engine_id=self.config.engine_id,
             incarnation=secrets.randbelow(INCARNATION_MAX) + 1,
@@ -333,7 +333,7 @@ class Server:
         )
 
     def _advertised(self, host: str, bound: str) -> str:
-        """The address that peers dial: set, or the bound one where that means one machine to every peer."""
+        """Returns the address that peers dial: the set one, or the bound one if it means one machine to every peer."""
         if self.config.advertise:
             advertised_host, port = split_address(self.config.advertise, "advertise")
             if is_loopback(advertised_host) and not is_loopback(host):
@@ -351,7 +351,7 @@ class Server:
     def _progress_age_s(self) -> float:
         if self._local:
             return max(rank.progress_age_s() for rank in self._local)
-        # Workers move the bytes: what is known of them is what they have not reported yet.
+        # Workers move the bytes: only the postings they have not reported yet are known.
         oldest = self._node.oldest_posting()
         return 0.0 if oldest is None else self._runner.now - oldest
 
@@ -364,7 +364,7 @@ class Server:
         return await self._local[rank].read_runs(runs)
 
     def _pool_memory(self) -> NDArray[np.uint8] | None:
-        """The pool of an engine of one rank, where this process has it."""
+        """Returns the pool of an engine of one rank, if this process has it."""
         only = self._local[0] if len(self._local) == 1 and not self._local[0].mirrored else None
         memory = only.memory if only is not None else None
         return memory.as_numpy() if isinstance(memory, SharedMemory) else None
@@ -379,7 +379,7 @@ class Server:
 
 
 def _within_open_files(limits: Limits) -> Limits:
-    """With connections to the gRPC port that leave half of the open files to all else: gRPC knows no reserve."""
+    """Returns limits whose connections leave half of the open files to all else: gRPC knows no reserve."""
     most = open_files.unreserved() // 2
     if limits.connections <= most:
         return limits

@@ -1,19 +1,19 @@
-"""Routers that nobody here wrote, and ours, before two vLLM servers on a tiny model.
+"""Third-party routers, and ours, before two vLLM servers on a tiny model.
 
     make router-test                                          # each router, with engines of each mode
-    make router-test ARGS="--json"                            # one JSON object on stdout; how it goes is on stderr
+    make router-test ARGS="--json"                            # one JSON object on stdout; progress goes to stderr
     make router-test ARGS="--routers vllm-router --modes auto push"
     make router-test ARGS="--llm-d PROGRAM --production-stack 'PYTHON -m vllm_router.app'"
 
-Each router is asked for completions, chats, streams, several answers (n) and lists of prompts; it gets requests that no
-engine serves, and clients that hang up; then it is asked once more. Every answer is compared with that of an engine
-that is alone and has no connector. That the KV came is read from decode's own counters, request by request.
+Each router is asked for completions, chats, streams, several answers (n) and lists of prompts. It also gets requests
+that no engine serves, and clients that hang up; then it is asked once more. Every answer is compared with that of an
+engine that is alone and has no connector. Decode's own counters show, request by request, that the KV came.
 
-vLLM's own proxies come out of its source distribution, by the make target. llm-d's sidecar and production-stack's
-router are in no registry: name the command that starts yours.
+The make target gets vLLM's own proxies from vLLM's source distribution. llm-d's sidecar and production-stack's router
+are in no registry: name the command that starts yours.
 
     make router-test ARGS="--json" > a.json
-    make router-test ARGS="--results a.json b.json --docs docs/routers.md"    # the matrix of what these runs found
+    make router-test ARGS="--results a.json b.json --docs docs/routers.md"    # the matrix of these runs' results
 """
 
 import argparse
@@ -35,7 +35,7 @@ from kvgrpc.bench.machine import machine, versions
 def main() -> None:
     """Runs, and prints."""
     options = parsed(__doc__ or "", sys.argv[1:])
-    # Ended from outside, it still ends what it started.
+    # A run that is ended from outside still ends what it started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if options.results:
         _say(options, merged(json.loads(path.read_text()) for path in options.results))

@@ -1,7 +1,7 @@
-"""What each router is asked, and what of it is compared: pure data from a seed.
+"""The requests to each router, and what of the answers is compared: pure data from a seed.
 
-Prompts are text of a tokenizer whose every token is a word of its own, so that equal texts are equal tokens, whatever a
-router leaves out of an answer.
+Prompts are text for a tokenizer whose every token is a word of its own. So equal texts are equal tokens, whatever a
+router omits from an answer.
 """
 
 from collections.abc import Sequence
@@ -15,10 +15,12 @@ COMPLETIONS, CHAT, STREAMS, SEVERAL, PROMPTS, REFUSED, HANG_UPS, AFTERWARDS = KI
     "completions", "chat", "streams", "several answers", "lists of prompts", "refused", "hang-ups", "afterwards",
 )  # fmt: skip
 AT_ONCE, AFTER_A_PIECE = LEAVES = ("at once", "after a piece")
-"""When a client hangs up: when its request is sent, or when some of the answer has come."""
+"""When a client hangs up: after sending its request, or after some of the answer."""
 COMPLETE, TALK = "/v1/completions", "/v1/chat/completions"
 SEEDS = 40
-"""Of one router's cases: more than there are prompts, and so few that all routers have other ones."""
+"""Number of seeds for one router's cases: more than it has prompts, and small enough that all routers get different
+ones.
+"""
 ANSWERS = 2
 LONG_ANSWER = 400
 
@@ -31,12 +33,12 @@ class Case:
     path: str
     prompts: tuple[str, ...]
     more: tuple[tuple[str, Any], ...] = ()
-    """Fields of its body beside the usual ones."""
+    """Additional fields of its body."""
     leaves: str = ""
 
     @property
     def body(self) -> dict[str, Any]:
-        """What a client sends."""
+        """The request body that a client sends."""
         asked: dict[str, Any] = {"model": MODEL, "max_tokens": MAX_TOKENS, "temperature": 0, "ignore_eos": True}
         if self.path == TALK:
             asked["messages"] = [{"role": "user", "content": self.prompts[0]}]
@@ -46,7 +48,7 @@ class Case:
 
     @property
     def streams(self) -> bool:
-        """Whether the answer comes in pieces."""
+        """True if the answer comes in pieces."""
         return bool(self.body.get("stream"))
 
     @property
@@ -57,17 +59,17 @@ class Case:
 
 
 def words(tokens: Sequence[int]) -> str:
-    """The text of these tokens."""
+    """Returns the text of these tokens."""
     return " ".join(map(word, tokens))
 
 
 def word(token: int) -> str:
-    """The text of one token."""
+    """Returns the text of one token."""
     return f"w{token}"
 
 
 def cases(number: int) -> list[Case]:
-    """All that one router is asked, in order; `number`: of the router, so that no two share a prompt."""
+    """Returns all requests to one router, in order. `number` is the router's, so that no two share a prompt."""
     seeds = iter(range(number * SEEDS, (number + 1) * SEEDS))
 
     def text(length: int) -> str:

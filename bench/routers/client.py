@@ -1,4 +1,4 @@
-"""A client of a router: it asks, reads whatever comes, or hangs up."""
+"""A client of a router: it asks and reads whatever comes, or hangs up."""
 
 import http.client
 import json
@@ -14,12 +14,12 @@ from bench.routers.cases import AT_ONCE, Case
 ANSWER_S = 60.0
 OK = "200"
 CUT, UNREACHED, NO_ANSWER = "cut", "unreached", "200, no answer"
-"""In place of an HTTP status: the answer ended too early; nobody answered; what came is no answer."""
+"""Values in place of an HTTP status: the answer ended too early, nobody answered, or what came is no answer."""
 
 
 @dataclass(frozen=True)
 class Said:
-    """What came of a request."""
+    """The result of a request."""
 
     status: str
     texts: tuple[str, ...] = ()
@@ -27,7 +27,7 @@ class Said:
 
 
 def ask(url: str, case: Case, headers: Mapping[str, str]) -> Said:
-    """It always returns, with whatever came of it."""
+    """Makes a request. Always returns, with any result."""
     connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=ANSWER_S)
     try:
         answer = _sent(connection, case, headers)
@@ -44,7 +44,7 @@ def ask(url: str, case: Case, headers: Mapping[str, str]) -> Said:
 
 
 def hang_up(url: str, case: Case, headers: Mapping[str, str]) -> None:
-    """Sends a request, and leaves when its case says."""
+    """Sends a request, and hangs up as its case says."""
     connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=ANSWER_S)
     with suppress(OSError, http.client.HTTPException):
         if case.leaves == AT_ONCE:
@@ -68,14 +68,14 @@ def _with_type(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def _whole(answer: Any) -> list[str]:
-    """The texts of an answer, by their numbers; none, if it is no answer."""
+    """Returns the texts of an answer in order; none if it is no answer."""
     choices = answer.get("choices") if isinstance(answer, dict) else None
     by_index = {choice["index"]: choice for choice in choices or ()}
     return [_text(by_index[index], "message") for index in sorted(by_index)]
 
 
 def _streamed(answer: http.client.HTTPResponse) -> list[str]:
-    """The same of pieces. An answer is whole when each says why it ended."""
+    """Returns the texts of a streamed answer, if every text has a reason for its end; else none."""
     texts: defaultdict[int, str] = defaultdict(str)
     ended = set()
     for line in answer:

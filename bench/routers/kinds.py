@@ -1,4 +1,4 @@
-"""Which routers there are, and which modes of engines: pure."""
+"""The routers, and the modes of engines. This module is pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from bench.routers.cases import CHAT, PROMPTS, SEVERAL, TALK, Case
 
 AUTO, PULL, PUSH, TENSORS = MODES = ("auto", "pull", "push", "tensors")
-"""Of both engines."""
+"""Modes of both engines."""
 LATER, BOTH = "one after the other", "both at once"
 
 
@@ -17,10 +17,10 @@ class Router:
     name: str
     legs: str
     lacks: Mapping[str, str] = field(default_factory=dict)
-    """Kinds of requests that it does not serve with any engine, and why."""
+    """Kinds of requests that it does not serve with any engine, with the reason."""
 
     def serves(self, case: Case) -> bool:
-        """Whether it is asked this."""
+        """Returns True if the router gets this request."""
         return case.kind not in self.lacks and not (case.path == TALK and CHAT in self.lacks)
 
 

@@ -7,11 +7,11 @@ from tests.vllm.engines import VOCABULARY
 
 TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
 SPECIAL = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
-"""The first tokens. They are found within words, too, so that no word has one of them in it."""
+"""The first tokens. The tokenizer also finds them within words, so no word may contain one."""
 
 
 def write_tokenizer(folder: Path) -> None:
-    """Beside the weights, with a template for chats."""
+    """Writes the tokenizer beside the weights, with a template for chats."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import WhitespaceSplit

@@ -1,4 +1,4 @@
-"""What a run of `make router-test` may be told."""
+"""The options of `make router-test`."""
 
 import argparse
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ TOOLS = Path(".tools/routers")
 
 
 def parsed(description: str, arguments: Sequence[str]) -> argparse.Namespace:
-    """The options; exits where they make no run."""
+    """Returns the options. Exits if they make no run."""
     parser = argparse.ArgumentParser(
         prog="make router-test", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""What a run found: rows, a table of them for people, and the matrix in docs/routers.md. Pure."""
+"""The result of a run: rows, their table for people, and the matrix in docs/routers.md. This module is pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,14 +15,14 @@ BEGIN, END = "<!-- routers: begin -->", "<!-- routers: end -->"
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one request."""
+    """The outcome of one request."""
 
     kind: str
     status: str
     right: bool
-    """Every answer has the text of an engine that is alone."""
+    """True if every answer has the text of an engine that is alone."""
     came: bool
-    """Decode's leg got its KV, by decode's own counter."""
+    """True if decode's leg got its KV, by decode's own counter."""
 
 
 @dataclass(frozen=True)
@@ -32,29 +32,29 @@ class Row:
     router: str
     mode: str
     sent: int
-    """Requests that are to be answered."""
+    """Number of requests that must be answered."""
     answers: int
     wrong: int
     errors: int
     loaded: float
-    """Of the answers, the share whose KV came to decode."""
+    """Share of the answers whose KV came to decode."""
     refused: str
-    """Of the requests that no engine serves, those that were not answered."""
+    """Number of unservable requests that were not answered, "of" their total."""
     hang_ups: int
     held: Mapping[str, int]
-    """What either lead still holds when all is over; empty, if nothing."""
+    """Counts of what either lead still holds when all is over; empty if nothing."""
     by_kind: Mapping[str, Mapping[str, float]]
     statuses: Sequence[str]
-    """Of the errors."""
+    """Statuses of the errors."""
 
 
 def outcome(case: Case, said: Said, expected: Sequence[str], *, came: bool) -> Outcome:
-    """What it is worth; `expected`: the text of each of its answers."""
+    """Returns the outcome of a request. `expected` has the text of each of its answers."""
     return Outcome(case.kind, said.status, list(said.texts) == list(expected), came)
 
 
 def row(router: str, mode: str, outcomes: Sequence[Outcome], held: Mapping[str, int]) -> Row:
-    """The summary."""
+    """Returns the summary of a router's outcomes."""
     asked = [one for one in outcomes if one.kind not in {REFUSED, HANG_UPS}]
     bad = [one for one in outcomes if one.kind == REFUSED]
     by_kind = {kind: _counts([one for one in asked if one.kind == kind]) for kind in KINDS}
@@ -80,13 +80,13 @@ def _counts(outcomes: Sequence[Outcome]) -> dict[str, float]:
 
 
 def result_of(rows: Sequence[Row], missing: Mapping[tuple[str, str], str], ran: Mapping[str, Any]) -> dict[str, Any]:
-    """What `--json` prints: `rows`, the routers that could not be had, by router and mode, and what ran."""
+    """Returns what `--json` prints: `rows`, the routers that were not available, by router and mode, and what ran."""
     left = [{"router": router, "mode": mode, "why": why} for (router, mode), why in missing.items()]
     return {"rows": [asdict(one) for one in rows], "missing": left, **ran}
 
 
 def merged(results: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of several runs; a row of a later one goes first."""
+    """Returns the merged result of several runs. A later run's row wins."""
     rows: dict[tuple[str, str], Any] = {}
     missing: dict[tuple[str, str], Any] = {}
     edge_cases: dict[str, str] = {}
@@ -103,7 +103,7 @@ def merged(results: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def table(result: Mapping[str, Any]) -> list[str]:
-    """A line for each row, and for each router that could not be had, with the modes in which it could not."""
+    """Returns a line for each row, and for each router that was not available, with its modes."""
     lines = [f"{'router':<31}{'mode':<9}{'answers':>9}{'wrong':>7}{'errors':>8}{'loaded':>8}  refused  held"]
     for one in result["rows"]:
         held = sum(one["held"].values())
@@ -119,7 +119,7 @@ def table(result: Mapping[str, Any]) -> list[str]:
 
 
 def matrix(result: Mapping[str, Any]) -> list[str]:
-    """Router by mode, as Markdown."""
+    """Returns the matrix of routers and modes, as Markdown."""
     cells = {(one["router"], one["mode"]): _cell(one) for one in result["rows"]}
     lines = [
         f"| Router | Legs | {' | '.join(f'`{mode}`' for mode in MODES)} |",
@@ -148,7 +148,7 @@ def _cell(one: Mapping[str, Any]) -> str:
 
 
 def put(page: str, lines: Sequence[str]) -> str:
-    """The page with these lines between its marks."""
+    """Returns the page with these lines between its marks."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:

@@ -1,4 +1,4 @@
-"""A run: an engine that is alone, then two servers of each mode, and one router after the other before them."""
+"""Runs an engine that is alone, then two servers of each mode, with one router after the other before them."""
 
 import os
 import subprocess
@@ -20,25 +20,25 @@ from kvgrpc.client import connect_sync
 from tests.vllm.engines import BLOCK_TOKENS, START_S, Engines, free_port, wait_until, write_model
 from tests.vllm.servers import Server, healthy, new_server, ours
 
-# vLLM's answers to one prompt depend on what else is in the batch, in the last bits: with float32 no two tokens are
+# vLLM's answers to one prompt depend, in the last bits, on the rest of the batch. With float32 no two tokens are
 # equally likely.
 FLAGS = (
     "--max-model-len", "2048", "--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", "400",
     "--dtype", "float32", "--no-skip-tokenizer-init",
 )  # fmt: skip
 TTL_S = 10.0
-"""Of leases that nobody ends: most routers end nothing."""
+"""TTL of leases in seconds. Most routers end no lease."""
 ANNOUNCE_WAIT_S = "3"
-"""Decode's wait for a prefill that says nothing of the request."""
+"""Time that decode waits for a prefill that says nothing of the request, in seconds."""
 CAME_S, REST_S = 2.0, 60.0
-"""Until a counter shows what came before an answer; until nothing is held any more."""
+"""Timeouts in seconds: until a counter shows what came before an answer, and until nothing is held any more."""
 
 Expected = Mapping[Case, str]
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What of all is run."""
+    """The parts to run."""
 
     routers: Sequence[str]
     modes: Sequence[str]
@@ -47,17 +47,17 @@ class Wanted:
 
 @dataclass
 class Ran:
-    """What came of it, so far."""
+    """The results so far."""
 
     rows: list[Row] = field(default_factory=list)
     missing: dict[tuple[str, str], str] = field(default_factory=dict)
-    """By router and mode: why it could not be had."""
+    """Reason why a router was not available, by router and mode."""
     edge_cases: dict[str, str] = field(default_factory=dict)
-    """By mode, what vLLM's own test of edge cases said through its toy proxy."""
+    """Result of vLLM's own test of edge cases through its toy proxy, by mode."""
 
 
 def run(wanted: Wanted, folder: Path, ran: Ran) -> None:
-    """All that is wanted. What came of it is there also when it is ended in the middle."""
+    """Runs everything wanted. The results are in `ran` even if the run is ended in the middle."""
     write_model(folder / "model")
     write_tokenizer(folder / "model")
     asked = {router.name: [case for case in cases(NAMES.index(router.name)) if router.serves(case)]
@@ -82,12 +82,12 @@ def run(wanted: Wanted, folder: Path, ran: Ran) -> None:
 
 
 def say(text: str) -> None:
-    """How it goes, as text."""
+    """Prints progress to stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
 def _alone(engines: Engines, asked: Mapping[str, Sequence[Case]]) -> Expected:
-    """What an engine without any connector answers to each prompt, alone."""
+    """Returns the answers of an engine without a connector to each prompt, alone."""
     server, found = new_server("alone"), {}
     with forked(engines, server, 0, {}, {}, (*FLAGS, "--no-enable-prefix-caching")):
         wait_until(lambda: healthy(server.url), lambda: "the engine that is alone", START_S)
@@ -102,7 +102,7 @@ def _alone(engines: Engines, asked: Mapping[str, Sequence[Case]]) -> Expected:
 
 @contextmanager
 def _servers(engines: Engines, mode: str) -> Iterator[Site]:
-    """P and D, which register at a port where a router may listen."""
+    """Runs P and D, which register at a port where a router may listen."""
     discovery_port = free_port()
     with ExitStack() as stack:
         pair = []
@@ -120,7 +120,7 @@ def _servers(engines: Engines, mode: str) -> Iterator[Site]:
 
 
 def _one(router: str, mode: str, site: Site, front: Front, asked: Sequence[Case], expected: Expected) -> Row:
-    """All that one router is asked."""
+    """Sends all requests to one router."""
     outcomes = []
     for case in asked:
         if case.kind == HANG_UPS:
@@ -140,7 +140,7 @@ def _one(router: str, mode: str, site: Site, front: Front, asked: Sequence[Case]
 
 
 def _edge_cases(mode: str, site: Site, front: Front, programs: Programs) -> str:
-    """What vLLM's own test says."""
+    """Runs vLLM's own test, and returns its result."""
     ports = {"PREFILL": site.p.url, "DECODE": site.d.url, "PROXY": front.url}
     environment = {f"{name}_PORT": url.rpartition(":")[2] for name, url in ports.items()}
     environment |= {f"{name}_HOST": "127.0.0.1" for name in ports}
@@ -170,7 +170,7 @@ def _came(server: Server, before: float) -> bool:
 
 
 def _held(site: Site, mode: str) -> dict[str, int]:
-    """What is held by either when nothing more is let go."""
+    """Returns what either lead still holds once nothing more is released."""
 
     def now() -> dict[str, int]:
         found: dict[str, int] = {}

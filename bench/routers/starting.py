@@ -1,4 +1,4 @@
-"""How each router is started before two servers, and where its program comes from."""
+"""Starts each router before two servers, and finds its program."""
 
 import shlex
 import sys
@@ -16,9 +16,9 @@ from tests.vllm.servers import MODEL, Server, example_router, running, usual_rou
 PROXIES = "examples/disaggregated/disaggregated_serving"
 TOY = "tests/v1/kv_connector/nixl_integration/toy_proxy_server.py"
 EDGE_CASES = "tests/v1/kv_connector/nixl_integration/test_edge_cases.py"
-"""VLLM's own test of its NIXL connector, through that proxy."""
+"""vLLM's own test of its NIXL connector, through the toy proxy."""
 XPYD = "examples/online_serving/disaggregated_serving_p2p_nccl_xpyd/disagg_proxy_p2p_nccl_xpyd.py"
-# Its own main listens at fixed ports, on all addresses.
+# The proxy's own main listens at fixed ports, on all addresses.
 XPYD_MAIN = """
 import importlib.util, sys
 path, discovery_port, port = sys.argv[1:]
@@ -31,24 +31,24 @@ proxy.app.run("127.0.0.1", int(port))
 
 
 class Missing(Exception):
-    """A router could not be had: its program is not here, or it did not start; the message says why."""
+    """Raised when a router is not available: its program is not here, or it did not start. The message says why."""
 
 
 @dataclass(frozen=True)
 class Programs:
-    """Where routers that no package has as a program are."""
+    """Paths and commands of routers that no package has as a program."""
 
     vllm: Path
     """vLLM's source distribution, unpacked."""
     old_vllm: Path
-    """That of a version that had the XpYd proxy."""
+    """Source distribution of a vLLM version that had the XpYd proxy."""
     python: Path
-    """An interpreter with what the XpYd proxy imports."""
+    """Interpreter with the packages that the XpYd proxy imports."""
     llm_d: Sequence[str]
     production_stack: Sequence[str]
 
     def script(self, name: str, *, old: bool = False) -> str:
-        """The path of a file in a source distribution of vLLM."""
+        """Returns the path of a file in a source distribution of vLLM. Raises Missing if there is none."""
         path = (self.old_vllm if old else self.vllm) / name
         if not path.exists():
             raise Missing(f"vLLM's source distribution could not be had: there is no {path}")
@@ -57,7 +57,7 @@ class Programs:
 
 @dataclass(frozen=True)
 class Site:
-    """Two servers, and where they register."""
+    """Two servers, and the port at which they register."""
 
     p: Server
     d: Server
@@ -67,20 +67,20 @@ class Site:
 
 @dataclass(frozen=True)
 class Front:
-    """A router that runs."""
+    """A running router."""
 
     url: str
     headers: Mapping[str, str] = field(default_factory=dict)
-    """Of every request."""
+    """Headers of every request."""
 
 
 @contextmanager
 def start(name: str, site: Site, programs: Programs) -> Iterator[Front]:
-    """It answers requests. Raises Missing on entry, and only then."""
+    """Runs a router that answers requests. Raises Missing on entry, and only then."""
     with ExitStack() as stack:
         try:
             front = stack.enter_context(_STARTS[name](site, programs))
-        except AssertionError as why:  # it was waited for in vain
+        except AssertionError as why:  # the wait for the router timed out
             raise Missing(str(why)) from why
         yield front
 
@@ -152,7 +152,7 @@ def _production_stack(site: Site, programs: Programs) -> Iterator[Front]:
 
 @contextmanager
 def _llm_d(site: Site, programs: Programs) -> Iterator[Front]:
-    """It stands before decode, and clients, or a gateway before it, name prefill."""
+    """Runs the sidecar before decode. Clients, or a gateway before it, name prefill."""
     if not programs.llm_d:
         raise Missing("the Go module proxy does not serve it here, and --llm-d names no program")
     port = free_port()
@@ -185,14 +185,14 @@ def _go(mode: str) -> "Start":
 
 @contextmanager
 def _running(command: Sequence[str], site: Site, name: str) -> Iterator[Front]:
-    """A router that takes `--port`."""
+    """Runs a router that takes `--port`."""
     port = free_port()
     with running([*command, "--port", str(port)], site.folder / f"router-{name}.log"):
         yield _answering(Front(f"http://127.0.0.1:{port}"))
 
 
 def _answering(front: Front) -> Front:
-    """Waits until it answers. Not all have another way to say that they know both engines."""
+    """Waits until it answers. Not all routers have another way to tell that they know both engines."""
     case = Case(COMPLETIONS, COMPLETE, (words([5, 6, 7]),), (("max_tokens", 1),))
     wait_until(lambda: ask(front.url, case, front.headers).status == OK)
     return front
@@ -216,5 +216,5 @@ _STARTS: dict[str, Start] = {
 
 
 def command_of(text: str) -> list[str]:
-    """A command as a shell would read it."""
+    """Returns the words of a command, split like a shell does."""
     return shlex.split(text)

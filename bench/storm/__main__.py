@@ -2,20 +2,20 @@
 
     make storm                                         # 2,000 requests
     make storm ARGS="--connector both"                 # by kvgrpc's connector, then by NixlConnector
-    make storm ARGS="--json --requests 200 --seed 1"   # one JSON object on stdout; how it goes is on stderr
+    make storm ARGS="--json --requests 200 --seed 1"   # one JSON object on stdout; progress goes to stderr
     make storm ARGS="--mode push"
 
-P and D have few blocks and one processor each; a router is before them. Prompts share prefixes, and their lengths are
-around borders of blocks. Every answer, and every part of one, is compared token by token with that of a third engine,
-without connector and prefix cache, that was asked alone before the storm. Both connectors get the same prompts, pauses,
-hang-up times and deaths of D; where requests are slow, the next ones come later, since 16 are under way at most.
+P and D have few blocks and one processor each, and a router is before them. Prompts share prefixes, and their lengths
+are around borders of blocks. Every answer, and every partial answer, is compared token by token with that of a third
+engine, without connector and prefix cache, that was asked alone before the storm. Both connectors get the same prompts,
+pauses, hang-up times and deaths of D. If requests are slow, the next ones come later, since at most 16 are in flight.
 
-A pull goes through vllm-router, as its users have it. It cannot push: it asks P before D. A push goes through
+A pull goes through vllm-router, as its users run it. It cannot push, because it asks P before D. A push goes through
 examples/router, which asks both at once.
 
-Blocks count as held when they still are 90 s after the storm: three times what any lease lives. A D that is killed
-(SIGKILL, with all that belongs to it) starts again at the same addresses; ten requests find it dead, and the storm goes
-on once it serves. Only answers that are whole count for the times, from sending to the last token.
+Blocks count as held if they still are 90 s after the storm: three times what any lease lives. A D that is killed
+(SIGKILL, with all that belongs to it) starts again at the same addresses. Ten requests find it dead, and the storm goes
+on once it serves. Only whole answers count for the times, from sending to the last token.
 """
 
 import signal
@@ -32,7 +32,7 @@ from kvgrpc.bench.machine import machine, versions
 def main() -> None:
     """Storms, and prints."""
     options = parsed(__doc__ or "", sys.argv[1:])
-    # Ended from outside, it still ends what it started.
+    # A run that is ended from outside still ends what it started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     ran = {
         "seed": options.seed,

@@ -1,7 +1,7 @@
-"""What the right answers are: those of an engine without any connector, which computes every prompt whole.
+"""The right answers: those of an engine without any connector, which computes every prompt whole.
 
-It is another one than P and D, so that memory which was written wrongly cannot be right on both sides. It runs before
-the storm, and is gone when it begins.
+It is another engine than P and D, so that wrongly written memory cannot look right on both sides. It runs before the
+storm, and has ended when the storm begins.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ POOL = ("--num-gpu-blocks-override", "400", "--no-enable-prefix-caching")
 
 @contextmanager
 def alone(engines: Engines) -> Iterator[Server]:
-    """It is up."""
+    """Runs the engine, and yields it once it is up."""
     place = Place(new_server("alone"), engines, 0, {}, {}, (*FLAGS, *EXACT, *POOL))
     try:
         place.start()
@@ -34,7 +34,7 @@ def alone(engines: Engines) -> Iterator[Server]:
 
 
 async def right_answers(http: ClientSession, server: Server, plan: Schedule) -> Expected:
-    """Of each prompt, as long as any request with it wants. Raises RuntimeError where one fails."""
+    """Returns the answer to each prompt, as long as any of its requests wants. Raises RuntimeError if one fails."""
     longest: dict[tuple[int, ...], Request] = {}
     for request in plan.requests:
         known = longest.get(request.prompt)

@@ -1,4 +1,4 @@
-"""One request of a storm over HTTP, whose client may hang up."""
+"""Sends one request of a storm over HTTP, whose client may hang up."""
 
 import asyncio
 import json
@@ -13,18 +13,18 @@ from bench.storm.schedule import Request
 from tests.vllm.servers import MODEL
 
 REQUEST_S = 120.0
-"""Then a client gives up. Blocks of requests that nobody wants any more are held for 30 s at most."""
+"""Timeout of a client, in seconds. Blocks of requests that nobody wants any more are held for at most 30 s."""
 
 POKE_S = 20.0
 
 
 def session() -> ClientSession:
-    """A connection for each request: who hangs up closes it."""
+    """Returns a session with a connection for each request: a client that hangs up closes its connection."""
     return ClientSession(timeout=ClientTimeout(total=None), connector=TCPConnector(force_close=True, limit=0))
 
 
 class Answer:
-    """As much of it as came."""
+    """The received part of an answer."""
 
     def __init__(self) -> None:
         self.status = CUT
@@ -57,7 +57,7 @@ class Answer:
 
 
 async def send(http: ClientSession, url: str, request: Request, storm_began: float) -> Outcome:
-    """It always returns, with whatever came of it."""
+    """Sends a request. Always returns, with any outcome."""
     body = {
         "model": MODEL, "prompt": request.prompt, "max_tokens": request.answer_tokens, "temperature": 0,
         "ignore_eos": True, "return_token_ids": True, "stream": request.streams,
@@ -76,7 +76,7 @@ async def send(http: ClientSession, url: str, request: Request, storm_began: flo
 
 
 async def poke(http: ClientSession, url: str) -> bool:
-    """Whether a prompt of three tokens is answered."""
+    """Returns True if a prompt of three tokens is answered."""
     body = {"model": MODEL, "prompt": [5, 6, 7], "max_tokens": 1, "temperature": 0}
     with suppress(ClientError, TimeoutError):
         async with http.post(f"{url}/v1/completions", json=body, timeout=ClientTimeout(total=POKE_S)) as answer:

@@ -1,4 +1,4 @@
-"""What a run of `make storm` may be told."""
+"""The options of `make storm`."""
 
 import argparse
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ BOTH = "both"
 PULL, PUSH = MODES = ("pull", "push")
 KILLED_EVERY = 500
 BLOCKS_MIN = -(-(PROMPT_TOKENS_MAX + ANSWER_TOKENS_MAX) // BLOCK_TOKENS) + 1
-"""For the longest request, and the one that vLLM keeps."""
+"""Minimum number of blocks: for the longest request, and the one that vLLM keeps."""
 
 
 def parsed(description: str, arguments: Sequence[str]) -> argparse.Namespace:
-    """The options, with defaults that depend on others. Exits where they make no storm."""
+    """Returns the options, with defaults that depend on others. Exits if they make no storm."""
     parser = _parser(description)
     options = parser.parse_args(arguments)
     options.kills = options.requests // KILLED_EVERY if options.kills is None else options.kills
@@ -45,7 +45,7 @@ def _parser(description: str) -> argparse.ArgumentParser:
 
 
 def _wrong(options: argparse.Namespace) -> str:
-    """Why they make no storm, or nothing."""
+    """Returns why the options make no storm, or ""."""
     if options.requests < 1:
         return "--requests is at least 1"
     if not 0 <= options.hang_ups <= 1:

@@ -1,4 +1,4 @@
-"""What came of each request, and what is wrong with it: pure."""
+"""Outcomes of requests, and what is wrong with them. This module is pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,24 +7,24 @@ from bench.storm.schedule import Request
 
 ANSWERED = "200"
 HUNG_UP, TIMED_OUT, CUT, UNREACHED = "hung up", "timed out", "cut", "unreached"
-"""In place of an HTTP status: our client left, or gave up; the answer ended too early; nobody answered."""
+"""Values in place of an HTTP status: our client left, or gave up; the answer ended too early; nobody answered."""
 FAILED_STREAM = "200, then an error"
 
 Expected = Mapping[tuple[int, ...], Sequence[int]]
-"""By prompt, at least as many tokens as any request with it asks for."""
+"""Expected tokens by prompt, at least as many as any request with the prompt asks for."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one request."""
+    """The outcome of one request."""
 
     request: Request
     status: str
     tokens: tuple[int, ...]
-    """All that came, also of an answer that is not whole."""
+    """All tokens that came, also of an answer that is not whole."""
     seconds: float
     sent_s: float
-    """Since the storm began."""
+    """Time of sending in seconds, since the storm began."""
 
     @property
     def answered(self) -> bool:
@@ -32,8 +32,8 @@ class Outcome:
 
 
 def wrong_from(outcome: Outcome, expected: Expected) -> int | None:
-    """The first token that is not what an engine alone makes of the prompt; of a whole answer, one that is missing or
-    too many, too. None: nothing is wrong.
+    """Returns the position of the first wrong token, or None. In a whole answer, a missing or extra token is wrong,
+    too.
     """
     right = expected[outcome.request.prompt][: outcome.request.answer_tokens]
     for number, (token, wanted) in enumerate(zip(outcome.tokens, right, strict=False)):

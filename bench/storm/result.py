@@ -1,4 +1,4 @@
-"""What a storm found, as a table or as JSON."""
+"""The result of a storm, as a table or as JSON."""
 
 import json
 import statistics
@@ -12,37 +12,37 @@ from bench.storm.outcomes import Expected, Outcome, wrong_from
 
 @dataclass(frozen=True)
 class Left:
-    """What is there once the storm is over."""
+    """The state once the storm is over."""
 
     held: Mapping[str, int]
-    """Blocks of each engine that are not free."""
+    """Number of each engine's blocks that are not free."""
     settled_s: float | None
-    """Seconds until none was held; None: some are."""
+    """Seconds until none was held; None if some still are."""
     reclaimed: int | None
-    """Leases that P and D reclaimed; None: their connector does not. A D that was killed takes its count with it."""
+    """Number of leases that P and D reclaimed; None if their connector reclaims none. A killed D loses its count."""
     reclaimed_in_vain: int | None
-    """Those of them whose reader came later."""
+    """Number of reclaimed leases whose reader came later."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """Of one connector."""
+    """The result of one connector."""
 
     sent: int
     answers: int
-    """Whole ones."""
+    """Number of whole answers."""
     parts: int
-    """Answers of which some tokens came, and that ended early: their client hung up, or something failed."""
+    """Number of answers with some tokens that ended early: their client hung up, or something failed."""
     wrong: int
-    """Of both, those with a token that is not the right one."""
+    """Number of whole and partial answers with a wrong token."""
     wrong_at_first: int
-    """With their first token already."""
+    """Number of answers whose first token is already wrong."""
     wrong_from: tuple[int, ...]
-    """The first token that is not the right one, of each."""
+    """Position of the first wrong token of each."""
     wrong_requests: tuple[int, ...]
     statuses: Mapping[str, int]
     median_s: float | None
-    """Of whole answers, from sending to the last token. None: there is none."""
+    """Median time of whole answers in seconds, from sending to the last token. None if there is none."""
     p95_s: float | None
     slowest_s: float | None
     slowest_requests: tuple[int, ...]
@@ -56,7 +56,7 @@ class Found:
 
 
 def found(outcomes: Sequence[Outcome], expected: Expected, left: Left, *, kills: int, storm_s: float) -> Found:
-    """The summary. `kills`: of D, as many as there were."""
+    """Returns the summary of a storm. `kills` is the number of times that D was killed."""
     whole = sorted((outcome for outcome in outcomes if outcome.answered), key=lambda outcome: outcome.seconds)
     seconds = [outcome.seconds for outcome in whole]
     firsts = {one.request.number: at for one in outcomes if (at := wrong_from(one, expected)) is not None}
@@ -84,13 +84,13 @@ def found(outcomes: Sequence[Outcome], expected: Expected, left: Left, *, kills:
 
 
 def as_json(by_connector: Mapping[str, Found], ran: Mapping[str, Any]) -> str:
-    """One object: what the first connector did, each connector's under its name, and what ran."""
+    """Returns one object: the first connector's result, each connector's under its name, and what ran."""
     each = {name: asdict(one) for name, one in by_connector.items()}
     return json.dumps(next(iter(each.values())) | each | dict(ran))
 
 
 def table(by_connector: Mapping[str, Found], ran: Mapping[str, Any]) -> list[str]:
-    """A column for each connector."""
+    """Returns a table with a column for each connector."""
     rows = [asdict(one) for one in by_connector.values()]
     lines = [f"{'':<18}" + "".join(f"{name:>30}" for name in by_connector)]
     for field in rows[0]:

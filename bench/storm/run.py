@@ -1,4 +1,4 @@
-"""All storms of one run, one connector after the other."""
+"""Runs all storms of one run, one connector after the other."""
 
 import argparse
 import asyncio
@@ -21,7 +21,7 @@ from tests.vllm.engines import Engines, write_model
 
 
 def run(options: argparse.Namespace, folder: Path) -> dict[str, Found]:
-    """What was found, by connector."""
+    """Returns the results, by connector."""
     plan = schedule(options.seed, options.requests, options.hang_ups, options.kills)
     write_model(folder / "model")
     by_connector = {}
@@ -38,7 +38,7 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Found]:
 
 
 def say(text: str) -> None:
-    """How it goes, as text."""
+    """Prints progress to stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -59,7 +59,7 @@ async def _storm(engines: Engines, shape: Shape, plan: Schedule, expected: Expec
 
 
 def _keep(outcomes: Sequence[Outcome], path: Path) -> None:
-    """A line for each request, with the length of its prompt in place of it."""
+    """Writes a line for each request, with the length of its prompt in place of the prompt."""
     rows = [asdict(one) for one in outcomes]
     for row in rows:
         row["request"]["prompt"] = len(row["request"]["prompt"])

@@ -1,7 +1,7 @@
-"""What a storm asks, and when: pure data from a seed.
+"""The requests of a storm, and their times: pure data from a seed.
 
-Every request is drawn from a generator of its own, in the same order whatever the options are. So the prompts of a
-seed stay the same with other hang-ups, kills or connectors, and a longer storm begins like a shorter one.
+Every request is drawn from its own generator, in the same order for all options. So the prompts of a seed stay the same
+with other hang-ups, kills or connectors, and a longer storm begins like a shorter one.
 """
 
 import random
@@ -11,21 +11,21 @@ from dataclasses import dataclass
 from tests.vllm.engines import BLOCK_TOKENS, VOCABULARY
 
 PREFIXES = 8
-"""Prompts begin with one of these."""
+"""Number of prefixes; each prompt begins with one."""
 PREFIX_BLOCKS_MAX, TAIL_BLOCKS_MAX = 6, 4
 ANSWER_TOKENS_MAX = 24
 PROMPT_TOKENS_MAX = (PREFIX_BLOCKS_MAX + TAIL_BLOCKS_MAX) * BLOCK_TOKENS + 2
-"""A prefix and a tail, each one token past its last border."""
+"""Maximum prompt length: a prefix and a tail, each one token past its last border."""
 AGAIN = 0.15
-"""Of all prompts, those that came before."""
+"""Share of prompts that came before."""
 BURST_MAX = 10
 PAUSE_S_MAX = 0.8
-"""Between two bursts."""
+"""Maximum pause between two bursts, in seconds."""
 HANG_UP_S_MIN, HANG_UP_S_MAX = 0.001, 2.0
-"""After it is sent."""
+"""Range of the time from sending to hanging up, in seconds."""
 STREAMED = 0.5
 MISSED = 10
-"""So many requests find a D that is dead. Then the storm waits until it serves again."""
+"""Number of requests that find D dead. Then the storm waits until it serves again."""
 
 
 @dataclass(frozen=True)
@@ -37,22 +37,24 @@ class Request:
     answer_tokens: int
     streams: bool
     pause_s: float
-    """After the request before it; 0 within a burst."""
+    """Pause after the previous request, in seconds; 0 within a burst."""
     hang_up_s: float | None
-    """When its client hangs up, after it is sent. It may be answered by then."""
+    """Time from sending until its client hangs up, in seconds; None if it stays. The answer may come before."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """All of one storm."""
+    """All requests of one storm."""
 
     requests: tuple[Request, ...]
     kills: tuple[int, ...]
-    """D is killed once this request is sent."""
+    """Requests after whose sending D is killed."""
 
 
 def schedule(seed: int, requests: int, hang_ups: float, kills: int) -> Schedule:
-    """`hang_ups`: the share of requests whose clients hang up, 0 to 1; `kills`: spread evenly over the storm."""
+    """Returns a schedule. `hang_ups` is the share of requests whose clients hang up, 0 to 1. The `kills` are spread
+    evenly.
+    """
     prefixes = [_tokens(_of(seed, f"prefix {number}"), PREFIX_BLOCKS_MAX) for number in range(PREFIXES)]
     found: list[Request] = []
     for number, pause_s in zip(range(requests), _pauses(seed), strict=False):
@@ -72,7 +74,7 @@ def _of(seed: int, name: str) -> random.Random:
 
 
 def _tokens(draw: random.Random, blocks_max: int) -> tuple[int, ...]:
-    """Random ones: a token less than some blocks, exactly those, a token more, or any number up to that."""
+    """Returns random tokens: one less than some blocks, exactly those, one more, or any number up to that."""
     count = draw.randint(1, blocks_max) * BLOCK_TOKENS + draw.randint(-1, 1)
     if draw.random() < 0.25:
         count = draw.randint(1, count)
@@ -80,14 +82,16 @@ def _tokens(draw: random.Random, blocks_max: int) -> tuple[int, ...]:
 
 
 def _moment(draw: random.Random) -> float:
-    """Every order of magnitude as often as any other, for engines that idle; or every moment, for those in a crowd."""
+    """Returns a time to hang up: every order of magnitude equally often, for idle engines, or every moment, for busy
+    ones.
+    """
     if draw.random() < 0.5:
         return draw.uniform(HANG_UP_S_MIN, HANG_UP_S_MAX)
     return HANG_UP_S_MIN * float((HANG_UP_S_MAX / HANG_UP_S_MIN) ** draw.random())
 
 
 def _pauses(seed: int) -> Iterator[float]:
-    """Of all requests, one after the other."""
+    """Yields the pauses before the requests, one after the other."""
     draw = _of(seed, "bursts")
     while True:
         yield draw.uniform(0, PAUSE_S_MAX)

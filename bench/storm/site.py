@@ -19,26 +19,26 @@ FLAGS = (
     "--max-model-len", str(PROMPT_TOKENS_MAX + ANSWER_TOKENS_MAX), "--block-size", str(BLOCK_TOKENS),
     "--max-num-batched-tokens", str(CHUNK_TOKENS), "--max-num-seqs", str(SEQUENCES),
 )  # fmt: skip
-# vLLM's answers to one prompt depend on what else is in the batch, in the last bits. With bfloat16 two tokens are
-# equally likely so often that other ones would come; with float32 they are not.
+# vLLM's answers to one prompt depend, in the last bits, on the rest of the batch. With bfloat16 two tokens are so often
+# equally likely that other tokens would come; with float32 they are not.
 EXACT = ("--dtype", "float32")
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What a site is like."""
+    """The settings of a site."""
 
     connector: str
     mode: str
     policy: str
-    """vLLM's kv_load_failure_policy: what an engine does without the KV that it was to get."""
+    """vLLM's kv_load_failure_policy: what an engine does if its KV does not come."""
     blocks: int
-    """Of each pool."""
+    """Number of blocks in each pool."""
 
 
 @dataclass
 class Place:
-    """An engine that may die, and begins again at the same addresses."""
+    """An engine that may die, and starts again at the same addresses."""
 
     server: Server
     engines: Engines
@@ -50,18 +50,18 @@ class Place:
     _pid: int = 0
 
     def start(self) -> None:
-        """It is not up yet."""
+        """Starts the engine, without waiting until it is up."""
         one = forked(self.engines, self.server, self.core, self.transfer, self.environment, self.flags)
         self._pid = self._life.enter_context(one).pid
 
     def wait(self) -> None:
-        """Until it serves."""
+        """Waits until it serves."""
         wait_until(lambda: healthy(self.server.url), lambda: f"server {self.server.name}", START_S)
         if self.transfer.get("kv_connector") == "NixlConnector":
             bind(self._pid, self.core, self.core)
 
     def kill(self) -> None:
-        """At once, with everything that it started."""
+        """Kills the engine at once, with everything that it started."""
         tree = tree_of(self._pid)
         end(tree)
         wait_until(lambda: not any(map(runs, tree)))
@@ -83,11 +83,11 @@ class Site:
     shape: Shape
 
     def held(self) -> dict[str, int]:
-        """Blocks that are not free, by vLLM's last step or by kvgrpc's pins, whichever are more."""
+        """Returns the blocks that are not free, by vLLM's last step or by kvgrpc's pins, whichever are more."""
         return {name: self._held(place.server) for name, place in (("P", self.p), ("D", self.d))}
 
     def _held(self, server: Server) -> int:
-        # One block is none of the pool's: vLLM's own, which is never free.
+        # One block is not of the pool: vLLM's own, which is never free.
         in_use = round(server.counted("vllm:kv_cache_usage_perc") * (self.shape.blocks - 1))
         if self.shape.connector != KVGRPC:
             return in_use
@@ -95,7 +95,9 @@ class Site:
             return max(in_use, *(group.pinned_block_count for group in lead.pool_status().groups))
 
     def reclaimed(self) -> tuple[int, int] | None:
-        """Leases that were reclaimed since each lead began, and those of them whose reader came later."""
+        """Returns the leases reclaimed since each lead began, and those of them whose reader came later; None without
+        kvgrpc.
+        """
         if self.shape.connector != KVGRPC:
             return None
         found = [0, 0]
@@ -107,7 +109,7 @@ class Site:
         return found[0], found[1]
 
     def look(self) -> str:
-        """What is held now, as text; an engine that is dead or starts has nothing to say."""
+        """Returns what is held now, as text. An engine that is dead or starting says nothing."""
         found = []
         for name, place in (("P", self.p), ("D", self.d)):
             with suppress(OSError, KVGrpcError):
@@ -117,7 +119,9 @@ class Site:
 
 @contextmanager
 def site(engines: Engines, shape: Shape) -> Iterator[Site]:
-    """It is up. pull: vllm-router, as its users have it; push: examples/router, which sends both legs at once."""
+    """Runs a site, and yields it once it is up. A pull uses vllm-router as its users run it, a push examples/router,
+    which sends both legs at once.
+    """
     flags = (*FLAGS, *EXACT, "--num-gpu-blocks-override", str(shape.blocks))
     with ExitStack() as stack:
         places = []

@@ -15,18 +15,18 @@ from bench.storm.site import Site
 from kvgrpc.errors import KVGrpcError
 
 AT_ONCE = 16
-"""More requests wait at the client: an engine that stands still is not asked for ever more."""
+"""Maximum number of requests in flight. Others wait at the client, so that a stuck engine does not get ever more."""
 RETURN_S = 240.0
-"""For a D that was killed: it starts for half a minute, and the router asks it again after one more."""
+"""Timeout for a killed D, in seconds: it starts for half a minute, and the router asks it again after one more."""
 SETTLE_S = 90.0
-"""For blocks that are held; three times what any lease lives."""
+"""Timeout for held blocks, in seconds: three times what any lease lives."""
 LOOK_S = 5.0
 
 Say = Callable[[str], None]
 
 
 class Storm:
-    """One run. Each request is sent in its turn; none waits for an answer to another, up to AT_ONCE."""
+    """One run. Requests are sent in order, and none waits for another's answer, up to AT_ONCE."""
 
     def __init__(self, site: Site, http: ClientSession, expected: Expected, say: Say) -> None:
         self._site = site
@@ -40,7 +40,7 @@ class Storm:
         self._under_way = 0
 
     async def run(self, plan: Schedule, limit_s: float) -> Found:
-        """The storm, until it is over or `limit_s` are; then what is left."""
+        """Runs the storm until it is over, or for `limit_s` seconds, and returns the result with what is left."""
         looking = asyncio.create_task(self._look(len(plan.requests)))
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -88,7 +88,7 @@ class Storm:
             self._say(f"WRONG: request {request.number}, {outcome.status}, from token {at} on: {outcome.tokens}")
 
     async def _return_of_d(self) -> None:
-        """It starts, and the router asks it again: it does not at once."""
+        """Starts D, and waits until the router asks it again, which takes a while."""
         began = time.monotonic()
         self._site.d.start()
         await asyncio.to_thread(self._site.d.wait)
@@ -98,7 +98,7 @@ class Storm:
         self._say(f"D serves again after {time.monotonic() - began:.0f} s")
 
     async def _look(self, of: int) -> None:
-        """Says how it goes, until it is cancelled."""
+        """Reports progress until it is cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
             held = await asyncio.to_thread(self._site.look)
@@ -111,7 +111,7 @@ class Storm:
     async def _settle(self) -> Left:
         began, held = time.monotonic(), {"P": -1, "D": -1}
         while True:
-            # An idle vLLM hears of what came back with its next step, and counts anew with it.
+            # An idle vLLM learns of returned blocks in its next step, and then counts anew.
             servers = [place.server for place in (self._site.p, self._site.d)]
             await asyncio.gather(*(poke(self._http, server.url) for server in servers))
             with suppress(OSError, KVGrpcError):

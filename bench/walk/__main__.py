@@ -1,4 +1,4 @@
-"""Counts how far a reader walks: the calls and files of a request, and the size of the house.
+"""Counts how far a reader walks: the calls and files of a request, and the size of the code.
 
     make walk                  # a table
     make walk ARGS=--json      # one JSON object

@@ -1,4 +1,4 @@
-"""The size of the house: lines that were written by hand, and docstrings that begin with a dependent word."""
+"""The size of the code: lines that were written by hand, and docstrings that begin with a dependent word."""
 
 import ast
 from collections.abc import Iterator
@@ -7,29 +7,29 @@ from pathlib import Path
 DEPENDENT = frozenset({
     "What", "Of", "How", "Whether", "Those", "As", "By", "So", "That", "Who", "Whom", "Whose", "Where", "Which", "With",
 })  # fmt: skip
-"""A docstring that begins with one of these words has no subject, and is read twice."""
+"""Words that make a docstring's beginning depend on what follows: it has no subject, and must be read twice."""
 
 
 def sources(package: Path) -> Iterator[Path]:
-    """The files of a package that were written by hand."""
+    """Yields the files of a package that were written by hand."""
     for path in sorted(package.rglob("*.py")):
         if not path.name.endswith(("_pb2.py", "_pb2_grpc.py")):
             yield path
 
 
 def own_lines(package: Path) -> int:
-    """Lines of a package that were written by hand."""
+    """Returns the number of lines of a package that were written by hand."""
     return sum(len(path.read_text().splitlines()) for path in sources(package))
 
 
 def docstring_openings(package: Path) -> dict[str, int]:
-    """The number of all docstrings, and of those that begin with a dependent word."""
+    """Returns the number of all docstrings, and of those that begin with a dependent word."""
     texts = [text for path in sources(package) for text in _docstrings(ast.parse(path.read_text()))]
     return {"all": len(texts), "dependent": sum(text.split()[0].strip(":,") in DEPENDENT for text in texts)}
 
 
 def _docstrings(tree: ast.Module) -> Iterator[str]:
-    """Texts of modules, classes and functions, and of the names that they follow."""
+    """Yields the texts of modules, classes and functions, and of the names that they follow."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             for statement in node.body:

@@ -1,7 +1,7 @@
 """Walks: the Python calls of kvgrpc that one hand-over, one pull and one put tensor make in two servers.
 
-Both servers run in this process, over shm, and are called by plain stubs, so that no client is counted. Each request
-is counted the second time, when connections and caches are there.
+Both servers run in this process, over shm, and are called by plain stubs, so that no client is counted. Each request is
+counted the second time, when connections and caches exist.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from kvgrpc.v1.tensor_pb2_grpc import TensorServiceStub
 
 ROOT = Path(kvgrpc.__file__).parent
 NOT_WALKED = tuple(str(ROOT / name) + os.sep for name in ("client", "v1", "peer", "session"))
-"""The client, and generated code."""
+"""Paths that are not counted: the client, and generated code."""
 BLOCKS = 7
 TENSOR_BYTES = 10_000
 WAIT = Duration(seconds=20)
@@ -41,12 +41,12 @@ class Walk:
     by_file: dict[str, int]
 
     def to_json(self) -> dict[str, int]:
-        """The counts."""
+        """Returns the counts."""
         return {"calls": self.calls, "files": len(self.by_file)}
 
 
 async def walks() -> dict[str, Walk]:
-    """All three walks, by name. Raises AssertionError for a request that did not succeed."""
+    """Returns all three walks, by name. Raises AssertionError if a request did not succeed."""
     blocks = Config(listen="127.0.0.1:0", data_paths=("shm",))
     store = Config(listen="127.0.0.1:0", data_paths=("shm",), tensors=TensorsConfig(store_bytes=1 << 20))
     found: dict[str, Walk] = {}
@@ -63,7 +63,7 @@ async def walks() -> dict[str, Walk]:
 
 
 async def _counted(work: Awaitable[Any]) -> tuple[Any, Walk]:
-    """What the work answers, and its walk. Only the event loop's thread is counted: others move bytes."""
+    """Returns the result of the work, and its walk. Only the event loop's thread is counted: others move bytes."""
     files: Counter[str] = Counter()
 
     def count(frame: FrameType, event: str, _: object) -> None:
@@ -99,19 +99,19 @@ class _Pair:
             await server.stop()
 
     async def allocated(self, side: int, count: int) -> common_pb2.Blocks:
-        """Blocks of one server's pool."""
+        """Allocates blocks of one server's pool."""
         counts = [pool_pb2.GroupBlockCount(group=0, block_count=count)]
         request = pool_pb2.AllocateBlocksRequest(group_block_counts=counts)
         return (await PoolServiceStub(self._channels[side]).AllocateBlocks(request)).blocks
 
     async def hand_over(self, blocks: common_pb2.Blocks) -> common_pb2.Grant:
-        """FinishedBlocks."""
+        """Calls FinishedBlocks."""
         job = handoff_pb2.HandOver(blocks=blocks, content=_content())
         request = handoff_pb2.FinishedBlocksRequest(transfer_key=self._key(), for_readers=job)
         return (await HandoffServiceStub(self._channels[0]).FinishedBlocks(request)).grant
 
     async def pull(self, grant: common_pb2.Grant, blocks: common_pb2.Blocks) -> None:
-        """PullBlocks with a wait."""
+        """Calls PullBlocks with a wait."""
         request = handoff_pb2.PullBlocksRequest(
             grant=grant, content=_content(), wait=transfer_pb2.TransferWait(timeout=WAIT),
             destination=handoff_pb2.PullDestination(blocks=blocks),
@@ -120,7 +120,7 @@ class _Pair:
         assert ended.state == transfer_pb2.TRANSFER_STATE_SUCCEEDED, ended
 
     async def put(self, allocation_id: str) -> None:
-        """PutTensor to the other server."""
+        """Calls PutTensor to the other server."""
         request = tensor_pb2.PutTensorRequest(
             tensor=tensor_pb2.TensorName(transfer_key=self._key(), name="a"),
             description=tensor_pb2.TensorDescription(dtype="uint8", shape_sizes=[TENSOR_BYTES], nbytes=TENSOR_BYTES),
@@ -139,5 +139,5 @@ def _content() -> common_pb2.Content:
 
 
 def main() -> dict[str, Walk]:
-    """The walks, from outside an event loop."""
+    """Returns the walks, from outside an event loop."""
     return asyncio.run(walks())

@@ -2,6 +2,7 @@ package kvgrpc
 
 import (
 	"context"
+	"fmt"
 	"sync"
 
 	pb "kvgrpc.dev/kvgrpc/gen/kvgrpc/v1"
@@ -16,6 +17,14 @@ type Side struct {
 	TransferID string
 	// FreeAllocationIDs are the allocations to free as well.
 	FreeAllocationIDs []string
+}
+
+// String leaves the key out, which is a secret.
+func (s Side) String() string {
+	if s.TransferID != "" {
+		return fmt.Sprintf("{TransferID:%s FreeAllocationIDs:%v}", s.TransferID, s.FreeAllocationIDs)
+	}
+	return fmt.Sprintf("{TransferKey:[REDACTED] FreeAllocationIDs:%v}", s.FreeAllocationIDs)
 }
 
 // SideResult is what one side said.

@@ -3,6 +3,9 @@ package kvgrpc
 import (
 	"context"
 	"errors"
+	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc"
@@ -27,6 +30,11 @@ type Options struct {
 	Traceparent func(context.Context) string
 	// DialOptions are applied after the client's own.
 	DialOptions []grpc.DialOption
+}
+
+// String leaves out the values of the metadata, which may be secrets.
+func (o Options) String() string {
+	return fmt.Sprintf("{Timeout:%v Metadata:%v}", o.Timeout, slices.Sorted(maps.Keys(o.Metadata)))
 }
 
 // Client of one server, safe for concurrent use. Its fields are the generated stubs.

@@ -190,9 +190,18 @@ func broken(err error) bool {
 	}
 }
 
+// What gRPC itself says of a message that is longer than its reader takes: with the code of what passes, though the same
+// message comes again.
+const tooLarge = "larger than max"
+
 // brokenOrFull is broken, or refused because there are too many streams at the moment or this one was read too slowly.
 func brokenOrFull(err error) bool {
-	return broken(err) || status.Code(err) == codes.ResourceExhausted
+	if broken(err) {
+		return true
+	}
+	var failed *Error
+	return errors.As(err, &failed) && failed.Code == codes.ResourceExhausted &&
+		(failed.Reason != "" || !strings.Contains(failed.Message, tooLarge))
 }
 
 // retryDelay is what the server asked for, 0 where it asked for nothing.

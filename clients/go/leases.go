@@ -30,6 +30,8 @@ type Keeper struct {
 	news   chan struct{} // a lease was added
 	cancel context.CancelFunc
 	ended  chan struct{}
+	// Until then no stream is tried. The loop's own.
+	notBefore time.Time
 
 	mu   sync.Mutex // guards what follows, and the fields of the leases
 	held map[*KeptLease]struct{}
@@ -115,7 +117,7 @@ func (k *Keeper) run(ctx context.Context) {
 			pauses.longest = 0
 			k.answered(batch, reply.Leases, sent)
 		case brokenOrFull(err):
-			_ = pauses.take(ctx, retryDelay(err))
+			k.notBefore = time.Now().Add(pauses.next(retryDelay(err)))
 		default:
 			k.refused(batch, err)
 		}
@@ -123,8 +125,8 @@ func (k *Keeper) run(ctx context.Context) {
 }
 
 // due waits until a lease is to be renewed, and returns those that go together, with the time that their answer may
-// take: half of what is left to the first of them. Leases whose time is over are ended. Nothing is due when ctx ends or
-// a lease was added.
+// take: half of what is left to the first of them. Leases whose time is over are ended, also in a pause after a failure.
+// Nothing is due when ctx ends, a lease was added or one is over.
 func (k *Keeper) due(ctx context.Context) (batch []*KeptLease, limit time.Duration) {
 	k.mu.Lock()
 	now := time.Now()
@@ -136,8 +138,12 @@ func (k *Keeper) due(ctx context.Context) (batch []*KeptLease, limit time.Durati
 			lease.end(LeaseEnd{State: pb.LeaseState_LEASE_STATE_EXPIRED, Reason: pb.FailureReason_FAILURE_REASON_LEASE_EXPIRED})
 			continue
 		}
-		if lease.due.Before(next) {
-			next = lease.due
+		attempt := later(lease.due, k.notBefore)
+		if !lease.until.IsZero() && lease.until.Before(attempt) {
+			attempt = lease.until
+		}
+		if attempt.Before(next) {
+			next = attempt
 		}
 		if lease.due.Before(now.Add(renewTogether)) && len(batch) < renewBatch {
 			batch = append(batch, lease)
@@ -160,13 +166,20 @@ func (k *Keeper) due(ctx context.Context) (batch []*KeptLease, limit time.Durati
 	return nil, 0
 }
 
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
 func (k *Keeper) answered(batch []*KeptLease, rows []*pb.RenewedLease, sent time.Time) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for i, lease := range batch {
-		left := rows[i].GetRemaining().AsDuration()
-		if left <= 0 {
-			lease.end(LeaseEnd{State: rows[i].GetState(), Reason: rows[i].GetReason()})
+		left, reason := rows[i].GetRemaining().AsDuration(), rows[i].GetReason()
+		if left <= 0 || reason != pb.FailureReason_FAILURE_REASON_UNSPECIFIED {
+			lease.end(LeaseEnd{State: rows[i].GetState(), Reason: reason})
 			continue
 		}
 		// Counted from when it was sent: the holder never believes in a lease longer than the server does.

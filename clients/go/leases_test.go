@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -128,6 +129,37 @@ func TestALeaseThatIsOverIsToldAndNotRenewedAnyMore(t *testing.T) {
 	}
 	if kept.End().State != pb.LeaseState_LEASE_STATE_LIVE {
 		t.Errorf("the other lease ended: %+v", kept.End())
+	}
+}
+
+func TestALeaseThatCouldNotBeRenewedIsOverWhateverIsLeftOfIt(t *testing.T) {
+	for _, row := range []*pb.RenewedLease{
+		{State: pb.LeaseState_LEASE_STATE_RECLAIMED, Reason: pb.FailureReason_FAILURE_REASON_LEASE_RECLAIMED},
+		{State: 66, Reason: 977, Remaining: after(time.Minute)}, // of a newer server
+	} {
+		_, keeper := keeperOf(t, &renewals{rows: func(_ int, r *pb.KeepAliveRequest) ([]*pb.RenewedLease, error) {
+			return all(r, row), nil
+		}})
+		if end := over(t, keeper.Add(LeaseByID("a"))); end.State != row.State || end.Reason != row.Reason {
+			t.Errorf("%+v", end)
+		}
+	}
+}
+
+func TestALeaseExpiresInTimeThoughItsServerAsksForALongerPause(t *testing.T) {
+	fake := &renewals{rows: func(n int, r *pb.KeepAliveRequest) ([]*pb.RenewedLease, error) {
+		if n > 1 {
+			return nil, refusal(codes.ResourceExhausted, "LIMIT_EXCEEDED", "RETRY_HERE",
+				&errdetails.RetryInfo{RetryDelay: after(time.Hour)})
+		}
+		return all(r, live(600*time.Millisecond)), nil
+	}}
+	_, keeper := keeperOf(t, fake)
+	if end := over(t, keeper.Add(LeaseByID("a"))); end.State != pb.LeaseState_LEASE_STATE_EXPIRED {
+		t.Errorf("%+v", end)
+	}
+	if got := fake.requests.Load(); got != 2 {
+		t.Errorf("%d requests, though the server asked for a pause", got)
 	}
 }
 

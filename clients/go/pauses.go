@@ -14,11 +14,15 @@ const (
 // pauses between attempts grow, with jitter, so that clients of one server do not come back all at once.
 type pauses struct{ longest time.Duration }
 
-// take pauses, for no less than the server asked for. It fails when the context ends first.
-func (p *pauses) take(ctx context.Context, asked time.Duration) error {
+// next is the next pause: no less than the server asked for.
+func (p *pauses) next(asked time.Duration) time.Duration {
 	p.longest = min(max(2*p.longest, pauseMin), pauseMax)
-	jittered := p.longest/2 + rand.N(p.longest/2+1)
-	timer := time.NewTimer(max(jittered, asked))
+	return max(p.longest/2+rand.N(p.longest/2+1), asked)
+}
+
+// take sits the next pause out. It fails when the context ends first.
+func (p *pauses) take(ctx context.Context, asked time.Duration) error {
+	timer := time.NewTimer(p.next(asked))
 	defer timer.Stop()
 	select {
 	case <-ctx.Done():

@@ -1,8 +1,10 @@
 package kvgrpc
 
 import (
+	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -33,5 +35,19 @@ func TestWhatIsPrintedRedactedHasNoSecretAtAnyDepth(t *testing.T) {
 	}
 	if Redacted(nil) != "<nil>" || Redacted((*pb.Grant)(nil)) != "<nil>" {
 		t.Error("a message that is not there")
+	}
+}
+
+func TestNeitherOptionsNorSidesPrintSecrets(t *testing.T) {
+	options := Options{Timeout: time.Second, Metadata: map[string]string{"authorization": "Bearer open-sesame"}}
+	side := Side{TransferKey: []byte("open sesame"), FreeAllocationIDs: []string{"a"}}
+	texts := []string{fmt.Sprint(options), fmt.Sprintf("%+v", options), fmt.Sprintf("%+v", []Side{side})}
+	for _, text := range texts {
+		if strings.Contains(text, "sesame") || strings.Contains(text, "111 112 101") {
+			t.Error(text)
+		}
+	}
+	if want := "{Timeout:1s Metadata:[authorization]}"; texts[0] != want {
+		t.Errorf("%s, want %s", texts[0], want)
 	}
 }

@@ -171,6 +171,8 @@ func stepCall(request proto.Message) (*pb.ScheduleCall, error) {
 		return &pb.ScheduleCall{Call: &pb.ScheduleCall_RequestFinished{RequestFinished: request}}, nil
 	case *pb.AbortRequestRequest:
 		return &pb.ScheduleCall{Call: &pb.ScheduleCall_AbortRequest{AbortRequest: request}}, nil
+	case *pb.BlocksNeededRequest:
+		return &pb.ScheduleCall{Call: &pb.ScheduleCall_BlocksNeeded{BlocksNeeded: request}}, nil
 	default:
 		return nil, fmt.Errorf("kvgrpc: a step has requests of SchedulerService, not %T", request)
 	}

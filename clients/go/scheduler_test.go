@@ -199,6 +199,19 @@ func TestALateAnswerIsNotTakenForThatToTheNextStep(t *testing.T) {
 	}
 }
 
+func TestEveryCallOfTheSchemaMayBePartOfAStep(t *testing.T) {
+	fields := (&pb.ScheduleCall{}).ProtoReflect().Descriptor().Oneofs().ByName("call").Fields()
+	for i := range fields.Len() {
+		kind := (&pb.ScheduleCall{}).ProtoReflect().NewField(fields.Get(i)).Message()
+		made, err := stepCall(kind.Interface())
+		if err != nil {
+			t.Error(err)
+		} else if !made.ProtoReflect().Has(fields.Get(i)) {
+			t.Errorf("%s became %v", fields.Get(i).Name(), made)
+		}
+	}
+}
+
 func TestAStepHasOnlyRequestsOfItsService(t *testing.T) {
 	_, scheduler := schedulerOf(t, &policy{incarnation: 7})
 	if _, err := scheduler.Step(limited(t), &pb.GetTransferRequest{}); err == nil {

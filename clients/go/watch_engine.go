@@ -27,7 +27,8 @@ type EngineUpdate struct {
 
 // WatchEngine tells how the engine is, at once and whenever that has changed, at most once in each interval (0 means
 // 0.1 s). It connects again for ever, with pauses of 0.1 s to 2 s, and ends with its context. It ends by itself where no
-// other stream would be answered differently: with PERMISSION_DENIED, UNAUTHENTICATED and UNIMPLEMENTED.
+// other stream would be answered differently: with INVALID_ARGUMENT, PERMISSION_DENIED, UNAUTHENTICATED and
+// UNIMPLEMENTED.
 func (c *Client) WatchEngine(ctx context.Context, minInterval time.Duration) iter.Seq[EngineUpdate] {
 	return func(yield func(EngineUpdate) bool) {
 		ctx, cancel := c.bound(ctx)
@@ -49,7 +50,8 @@ func (c *Client) WatchEngine(ctx context.Context, minInterval time.Duration) ite
 					return
 				}
 			}
-			if told == codes.PermissionDenied || told == codes.Unauthenticated || told == codes.Unimplemented {
+			switch told {
+			case codes.InvalidArgument, codes.PermissionDenied, codes.Unauthenticated, codes.Unimplemented:
 				return
 			}
 			pauses.after(time.Since(opened))

@@ -95,7 +95,8 @@ func TestAWatchOfAnEngineThatIsRefusedIsToldAndTriedAgain(t *testing.T) {
 }
 
 func TestAWatchOfAnEngineEndsWithARefusalThatNoRepetitionChanges(t *testing.T) {
-	for _, code := range []codes.Code{codes.PermissionDenied, codes.Unauthenticated, codes.Unimplemented} {
+	final := []codes.Code{codes.InvalidArgument, codes.PermissionDenied, codes.Unauthenticated, codes.Unimplemented}
+	for _, code := range final {
 		var calls atomic.Int32
 		client := connect(t, serve(t, "", engine(func(*pb.WatchEngineRequest, engineStream) error {
 			calls.Add(1)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 
 	"google.golang.org/grpc"
@@ -157,5 +158,16 @@ func TestAWatchEndsWithItsContext(t *testing.T) {
 		if message != nil || !errors.Is(err, context.Canceled) {
 			t.Errorf("%v, %v", message, err)
 		}
+	}
+}
+
+func TestAWatchWhoseMessageIsTooLongEnds(t *testing.T) {
+	_, asked, err := watched(t, Point{}, func(_ int, stream watchStream) error {
+		long := change(1, 7)
+		long.Transfer.RequestId = strings.Repeat("x", 5<<20) // more than a client takes
+		return stream.Send(long)
+	})
+	if status.Code(err) != codes.ResourceExhausted || len(asked) != 1 {
+		t.Errorf("%d streams, %v", len(asked), err)
 	}
 }

@@ -24,6 +24,7 @@ from kvgrpc.client import (
     clean_up,
     connect,
     move,
+    name_of,
     redacted,
 )
 from kvgrpc.errors import Aborted, DeadlineExceeded, KVGrpcError, Reason
@@ -233,7 +234,7 @@ def lease_state(held: Any) -> str:
     """A LeaseState without its prefix."""
     state = getattr(held, "state", None)
     if state:
-        return str(lease_pb2.LeaseState.Name(state).removeprefix("LEASE_STATE_"))
+        return name_of(lease_pb2.LeaseState, state).upper()
     reason = held.reason
     return "LIVE" if reason is None else str(reason).removeprefix("LEASE_")
 

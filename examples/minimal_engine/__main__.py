@@ -11,7 +11,7 @@
 
 All but the last three have a "transfer_key", "request_id" and "traceparent". With "offer" (key and TTL), decode hands
 prompt and reply over, and answers with that "offer" and its "lease_id". With such an "offer", prefill takes the history
-from there, and tells in "history" what became of it.
+from there, and reports the result as "history".
 
 A line that fails is answered with {"error"}. The end of the input ends the process, and with it the session.
 """
@@ -34,12 +34,12 @@ Line = dict[str, Any]
 
 
 class Operations:
-    """One method for each operation."""
+    """The operations, one method each."""
 
     def __init__(self, engine: MinimalEngine) -> None:
         self.engine = engine
         self._reserved: dict[str, tuple[Request, Reservation]] = {}
-        """By transfer key, until they are decoded."""
+        """Requests and reservations by transfer key, until they are decoded."""
 
     def prefill(self, line: Line) -> Line:
         grant = from_json(line["push_to"]) if "push_to" in line else None
@@ -76,7 +76,7 @@ class Operations:
             raise
         told: Line = {"received_s": self.engine.received_s, "transfer_id": transfer_id}
         if line.get("corrupt"):
-            # Of the last block, which was received in any case: a comparison must notice.
+            # The last block was received in any case: a comparison must notice.
             self.engine.kv[0][request.table[-1]].mul_(-1.0)
             logits = None
         told["tokens"] = self.engine.decode(request, line["count"], logits)
@@ -100,7 +100,7 @@ class Operations:
         return {"used_blocks": self.engine.blocks.used_blocks}
 
     def _receive(self, request: Request, reservation: Reservation | None, line: Line) -> tuple[str, Tensor | None]:
-        """The transfer's id, and the logits of the prompt's end if they are known already."""
+        """Returns the transfer's id, and the logits of the prompt's end if they are already known."""
         if reservation is not None:
             return reservation.transfer_id, push.receive(self.engine, request, reservation)
         pull = self.engine.receive(request, from_json(line["kv_transfer_params"]), **_labels(line))
@@ -126,7 +126,7 @@ class Operations:
 
 
 def _labels(line: Line) -> Line:
-    """What a transfer is called, by the router."""
+    """Returns the router's names of a transfer."""
     labels = {name: line[name] for name in ("request_id", "traceparent") if name in line}
     return labels | {"transfer_key": bytes.fromhex(line["transfer_key"])}
 

@@ -1,7 +1,7 @@
-"""Conversations, on the demo's engine: the prefill side takes the KV of earlier turns back from the decode side.
+"""Conversations on the demo's engine: the prefill side takes the KV of earlier turns back from the decode side.
 
 After a turn the decode engine hands over what it has: the prompt and its own reply. The next turn's prefill engine has
-a part of that itself. It pulls the rest, unless that is so little that computing it takes no longer.
+a part of that itself. It pulls the rest, unless the rest is so little that computing it takes no longer.
 """
 
 from typing import Any
@@ -10,8 +10,8 @@ from examples.minimal_engine.engine import MinimalEngine, Request, TransferFaile
 from kvgrpc.engine import HandOver, content
 
 RECOMPUTE_TOKENS = 32
-"""From so many tokens on history is pulled. A pull costs some milliseconds however short it is, and so does a tile of
-16 tokens in this transformer.
+"""Minimum number of tokens for which history is pulled. A pull costs some milliseconds however short it is, and so does
+a tile of 16 tokens in this transformer.
 """
 
 
@@ -21,9 +21,10 @@ def offer(engine: MinimalEngine, request: Request, **labels: Any) -> HandOver:
 
 
 def take_history(engine: MinimalEngine, request: Request, grant: bytes, **labels: Any) -> int:
-    """Takes history from the engine that offers it; how many tokens came. The lease on it ends in any case.
+    """Takes history from the engine that offers it. Returns how many tokens came. The lease on it ends in any case.
 
-    Little or nothing is only released, and what does not come is computed like the rest of the prompt.
+    If little or nothing is missing, the offer is only released. What does not come is computed like the rest of the
+    prompt.
     """
     held = request.have_tokens
     offered = engine.engine.pull(grant, content(request.ids), **labels)

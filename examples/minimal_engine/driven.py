@@ -1,5 +1,5 @@
-"""The demo's model as an engine that only computes: its lead gives out the blocks, and a router says what to compute
-and in which of them. `examples/router-go` drives two of these.
+"""The demo's model as an engine that only computes: its lead gives out the blocks, and a router says what to compute in
+which of them. `examples/router-go` drives two of these.
 
     kvgrpc serve --no-pool --session-socket P.sock
     python -m examples.minimal_engine.driven --session-socket P.sock --port 8100
@@ -8,8 +8,9 @@ and in which of them. `examples/router-go` drives two of these.
 kvgrpc.v1.Blocks. It computes the KV of the tokens from `computed_tokens` on, in these blocks, and then `max_tokens`
 more. The answer has a line {"token_id"} for each of them as it comes, and a last line {"finish_reason"}.
 
-`DELETE /compute/{id}` ends a computation. The answer, 204, comes when it writes its blocks no more, and never will: one
-that has not come yet is refused when it comes. Before that answer, or the last line, nobody may free the blocks.
+`DELETE /compute/{id}` ends a computation. The answer, 204, comes when the computation no longer writes its blocks, and
+never will: one that has not arrived yet is refused on arrival. Nobody may free the blocks before that answer, or the
+last line.
 """
 
 import argparse
@@ -33,15 +34,15 @@ from kvgrpc.engine import Engine, Rank
 from kvgrpc.v1.common_pb2 import Blocks
 
 REMEMBERED = 10_000
-"""Computations that were stopped, and may come yet."""
+"""Number of stopped computations that are remembered, since they may still arrive."""
 
 
 class Stopped(Exception):
-    """The computation was stopped."""
+    """Raised when the computation was stopped."""
 
 
 class Computations:
-    """Which computations go on, and which must not."""
+    """The computations that run, and those that must not."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -50,7 +51,9 @@ class Computations:
 
     @contextmanager
     def running(self, name: str) -> Iterator[None]:
-        """While its blocks may be written. Raises Stopped when it was stopped before it came."""
+        """Marks a computation whose blocks may be written. Raises Stopped if the computation was stopped before it
+        came.
+        """
         with self._changed:
             if name in self._stopped:
                 raise Stopped
@@ -63,13 +66,13 @@ class Computations:
                 self._changed.notify_all()
 
     def check(self, name: str) -> None:
-        """Raises Stopped."""
+        """Raises Stopped if the computation was stopped."""
         with self._changed:
             if name in self._stopped:
                 raise Stopped
 
     def stop(self, name: str) -> None:
-        """Returns when it goes on no more."""
+        """Stops a computation. Returns when it no longer runs."""
         with self._changed:
             self._stopped[name] = None
             while len(self._stopped) > REMEMBERED:
@@ -78,7 +81,7 @@ class Computations:
 
 
 class AnotherLife(Exception):
-    """The blocks are of a life of the engine that is over."""
+    """Raised when the blocks belong to an ended life of the engine."""
 
 
 class DrivenEngine:
@@ -87,7 +90,7 @@ class DrivenEngine:
     def __init__(self, socket_path: str, blocks: int = 256, block_tokens: int = 16) -> None:
         self.model = MinimalModel()
         self._turn = threading.Lock()
-        """The model computes for one request at a time."""
+        """Lock of the model, which computes for one request at a time."""
         config = self.model.config
         group = Group(
             "full", GroupKind.FULL_ATTENTION, config.layers, block_tokens, blocks, config.kv_heads, config.head_dim,
@@ -104,15 +107,15 @@ class DrivenEngine:
     def compute(
         self, ids: list[int], computed_tokens: int, max_tokens: int, blocks: Blocks, check: Callable[[], None]
     ) -> Iterator[int]:
-        """Tokens as they come. Raises AnotherLife, and ValueError for what makes no sense, before the first; what
-        `check` raises before it writes anything.
+        """Yields tokens as they come. Before the first, raises AnotherLife, or ValueError for invalid arguments.
+        `check` is called before each write, and may raise.
         """
         if blocks.incarnation != self.engine.incarnation:
             raise AnotherLife(f"the blocks are of incarnation {blocks.incarnation}")
         if not ids or not 0 <= computed_tokens <= len(ids) or max(ids) >= VOCAB_TOKENS or min(ids) < 0:
             raise ValueError(f"token ids are below {VOCAB_TOKENS}, and no more are computed than there are")
         table = block_ids(blocks)
-        # The token that follows is known from the last one, which is computed again if its KV has come.
+        # The next token follows from the last one, which is computed again if its KV has come.
         start = min(computed_tokens, len(ids) - 1) if max_tokens else computed_tokens
         return self._generate(list(ids), start, max_tokens, table, check)
 
@@ -138,19 +141,19 @@ class Handler(BaseHTTPRequestHandler):
     computations = Computations()
 
     def do_POST(self) -> None:
-        """`/compute`."""
+        """Serves `/compute`."""
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         name = str(body.get("id", ""))
         try:
             with self.computations.running(name):
                 self._compute(body, lambda: self.computations.check(name))
         except Stopped:
-            self.close_connection = True  # whoever stopped it is answered, and reads this no more
+            self.close_connection = True  # the one that stopped it is answered, and no longer reads this
         except ConnectionError:
             self.close_connection = True
 
     def do_DELETE(self) -> None:
-        """`/compute/{id}`."""
+        """Serves `/compute/{id}`."""
         self.computations.stop(self.path.rpartition("/")[2])
         self.send_response(HTTPStatus.NO_CONTENT)
         self.end_headers()
@@ -175,7 +178,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(json.dumps(line).encode() + b"\n")
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - http.server's name
-        """Not a line for each request."""
+        """Logs nothing: a line for each request would be too much."""
 
 
 def main() -> None:

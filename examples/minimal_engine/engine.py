@@ -1,11 +1,11 @@
 """The demo's engine on kvgrpc: all that an engine adds to serve as prefill or decode side, or both.
 
-`MinimalEngine` is a scheduler and a worker in one process. Its paged pool is shared memory that the lead made; its own
-BlockManager gives out the blocks (an ENGINE_MANAGED pool). It keeps one reference per hand-over of a block, and gives
-it back when BlocksReturned says so.
+`MinimalEngine` is a scheduler and a worker in one process. Its paged pool is shared memory that the lead made, and its
+own BlockManager gives out the blocks (an ENGINE_MANAGED pool). It keeps one reference per hand-over of a block, and
+drops the reference on BlocksReturned.
 
-Blocks move by pull here. More files add what only some engines do: `push`, `chat` for conversations that come back,
-`ranks` for a pool that is split over several, and `windows` for layers that see the last tokens only.
+In this file blocks move by pull. Other files add what only some engines do: `push`, `chat` for conversations that come
+back, `ranks` for a pool that is split over several, and `windows` for layers that see the last tokens only.
 """
 
 import time
@@ -25,7 +25,7 @@ from kvgrpc.engine.transfers.handles import Handle
 
 
 class TransferFailed(Exception):
-    """The KV did not come; nothing of it was used."""
+    """Raised when the KV did not come; nothing of it was used."""
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Request:
     ids: list[int]
     table: list[int]
     have_tokens: int
-    """So many tokens have their KV in the table."""
+    """Number of tokens whose KV is in the table."""
 
 
 class MinimalEngine:
@@ -44,7 +44,7 @@ class MinimalEngine:
     def __init__(
         self, socket_path: str = "", blocks: int = 256, block_tokens: int = 16, ranks: int = 1, window_tokens: int = 0
     ) -> None:
-        """`ranks`: over so many its KV heads are split, which they divide. `window_tokens`: as in ModelConfig."""
+        """Splits the KV heads over `ranks` ranks, which divide their number. `window_tokens` is as in ModelConfig."""
         config = ModelConfig(window_tokens=window_tokens)
         self.model = MinimalModel(config)
         group = Group(
@@ -63,14 +63,16 @@ class MinimalEngine:
         self.given: dict[Handle, list[int]] = {}
         """References that belong to a hand-over, until its blocks are returned."""
         self.layers_here: WeakKeyDictionary[Handle, tuple[tuple[int, int], ...]] = WeakKeyDictionary()
-        """Of pushes on their way: (first, count) of the layers that are complete."""
+        """Ranges (first, count) of the complete layers of pushes in flight."""
         self.prefilled_s = self.received_s = 0.0
-        """When the last prefill, and the last transfer to this engine, was complete, on this host's CLOCK_MONOTONIC."""
+        """Time of the last complete prefill, and of the last transfer to this engine, on this host's
+        CLOCK_MONOTONIC.
+        """
         self._why: WeakKeyDictionary[Handle, str] = WeakKeyDictionary()
-        """Of transfers that failed."""
+        """Errors of failed transfers."""
 
     def begin(self, prompt: str) -> Request:
-        """Blocks for a prompt; the prefix that is cached here is in them."""
+        """Returns a request with blocks for a prompt, which include the cached prefix."""
         ids = encode(prompt)
         return Request(ids, *self.blocks.allocate(ids))
 
@@ -82,7 +84,7 @@ class MinimalEngine:
         return self.hand_over(request, **labels)
 
     def hand_over(self, request: Request, **labels: Any) -> HandOver:
-        """Hands the KV of all tokens of a request over. Its references are the hand-over's from now on."""
+        """Hands the KV of all tokens of a request over. Its references now belong to the hand-over."""
         blocks = self.blocks.cut(request.table, len(request.ids))
         handover = self.engine.finished_blocks(blocks, content(request.ids), **labels)
         self.engine.flush()
@@ -96,7 +98,9 @@ class MinimalEngine:
         return pull
 
     def fill(self, request: Request, pull: Pull) -> None:
-        """Gives a pull the request's blocks and waits. Raises TransferFailed; the blocks are the request's again."""
+        """Gives a pull the request's blocks and waits. Raises TransferFailed; the request then owns its blocks
+        again.
+        """
         missing = self.blocks.cut(request.table, pull.use_tokens, request.have_tokens)
         pull.start(missing, have_tokens=request.have_tokens)
         self.wait(pull)
@@ -104,9 +108,9 @@ class MinimalEngine:
         request.have_tokens = max(request.have_tokens, pull.use_tokens)
 
     def decode(self, request: Request, count: int, logits: torch.Tensor | None = None) -> list[int]:
-        """Greedy tokens that follow the prompt, whose KV is there; `logits` are those of its end, if they are known.
+        """Returns greedy tokens after the prompt, whose KV is there. `logits` are those of its end, if known.
 
-        The tokens join the request; all but the last have their KV then.
+        The tokens join the request; all but the last then have their KV.
         """
         ids, prompt_tokens = request.ids, len(request.ids)
         start = min(request.have_tokens, prompt_tokens - 1)
@@ -121,7 +125,7 @@ class MinimalEngine:
         return ids[prompt_tokens:]
 
     def release(self, request: Request) -> None:
-        """The request is over; its KV stays findable until its blocks are recycled."""
+        """Ends the request. Its KV stays findable until its blocks are recycled."""
         self.blocks.release(request.table)
 
     def step(self, timeout_s: float = 0.0) -> None:
@@ -138,7 +142,7 @@ class MinimalEngine:
                     self._why[transfer] = f"{reason}: {message}"
 
     def wait(self, transfer: Handle) -> None:
-        """Until a transfer to this engine is over. Raises TransferFailed."""
+        """Waits until a transfer to this engine is over. Raises TransferFailed."""
         while not transfer.over:
             self.step(timeout_s=1.0)
         if transfer.failed:

@@ -20,10 +20,10 @@ Same bits, by construction, on one kind of machine. All work is done in tiles of
 aligned to the position: the token at position p is row p % TILE_TOKENS of tile p // TILE_TOKENS. A
 full prefill runs all tiles, layer by layer; a chunk that starts late, or a decode step, runs the same
 tile with its other rows left empty. Rows see each other only through the KV. The context of a tile is
-padded to the tile's end and what a row must not see has weight exactly 0, so every shape follows
-from the position: not from the chunk, the block size, the physical blocks or what lies in slots
-that are not written yet. Each operand is freshly allocated and torch runs on one thread. The KV and
-logits of a position are therefore one function of the tokens up to it, on every engine.
+padded to the tile's end, and a position that a row must not see has weight exactly 0. Hence every
+shape follows from the position: not from the chunk, the block size, the physical blocks or the
+contents of slots that are not written yet. Each operand is freshly allocated, and torch runs on one
+thread. The KV and logits of a position are therefore one function of the tokens up to it, on every engine.
 
 Same tokens between machines whose CPU or torch build picks other kernels. The weights come from a
 hash, not from torch's generator. KV is stored in float32 but all arithmetic is float64, so another
@@ -52,27 +52,27 @@ BOS_ID = 256
 EOS_ID = 257
 VOCAB_TOKENS = 258
 
-# One row per token of a usual block. Fewer rows make a prefill slower, more a decode step.
+# One row per token of a usual block. Fewer rows make a prefill slower, more make a decode step slower.
 TILE_TOKENS = 16
 
-# Raise the number when the weights or the KV change their meaning and no field of ModelConfig does.
+# Raise the number when the meaning of the weights or the KV changes and no field of ModelConfig does.
 _REVISION_DOMAIN = "kvgrpc minimal engine weights 1"
 
 _NORM_EPSILON = 1e-6
 
 
 def encode(text: str) -> list[int]:
-    """Token ids of a prompt: BOS, then the UTF-8 bytes."""
+    """Returns the token ids of a prompt: BOS, then the UTF-8 bytes."""
     return [BOS_ID, *text.encode()]
 
 
 def decode(token_ids: Sequence[int]) -> str:
-    """Text of token ids; BOS and EOS have none, and bytes that are not UTF-8 are replaced."""
+    """Returns the text of token ids. BOS and EOS have none, and bytes that are not UTF-8 are replaced."""
     return bytes(token for token in token_ids if token < BOS_ID).decode(errors="replace")
 
 
 def greedy_token(logits: Tensor) -> int:
-    """The token id with the largest logit; `logits` is [VOCAB_TOKENS]."""
+    """Returns the token id with the largest logit; `logits` is [VOCAB_TOKENS]."""
     return int(logits.argmax())
 
 
@@ -87,11 +87,11 @@ class ModelConfig:
     head_dim: int = 32
     mlp_dim: int = 512
     rope_base: float = 10_000.0
-    # Standard deviation of attention scores. At 1 attention is nearly the mean of the prompt and
-    # decoding falls into a loop; at 4 it follows single tokens and no loop was seen.
+    # Standard deviation of attention scores. At 1, attention is nearly the mean of the prompt and decoding falls into a
+    # loop. At 4, it follows single tokens and no loop was seen.
     score_deviation: float = 4.0
     seed: int = 1
-    # Every second layer sees so many tokens, its own included; 0: all layers see all.
+    # Number of tokens that every second layer sees, its own included; 0 means that all layers see all.
     window_tokens: int = 0
 
     def __post_init__(self) -> None:
@@ -103,23 +103,23 @@ class ModelConfig:
             raise ValueError(f"every second of {self.layers} layers has a window of {self.window_tokens} tokens")
 
     def kv_shape(self, num_blocks: int, block_tokens: int) -> tuple[int, int, int, int, int]:
-        """Shape of one layer's KV: [num_blocks, 2 (K, V), block_tokens, kv_heads, head_dim]."""
+        """Returns the shape of one layer's KV: [num_blocks, 2 (K, V), block_tokens, kv_heads, head_dim]."""
         return (num_blocks, 2, block_tokens, self.kv_heads, self.head_dim)
 
     def block_bytes(self, block_tokens: int) -> int:
-        """Bytes of one block in one layer, K and V together."""
+        """Returns the bytes of one block in one layer, K and V together."""
         return math.prod(self.kv_shape(1, block_tokens)) * torch.float32.itemsize
 
     def window_of(self, layer: int) -> int:
-        """How many tokens a layer sees; 0: all."""
+        """Returns how many tokens a layer sees; 0 means all."""
         return self.window_tokens if layer % 2 else 0
 
     @property
     def weights_revision(self) -> str:
-        """Digest of all that the weights, and so the KV, depend on: 64 hex digits."""
+        """Digest of everything that determines the weights, and thus the KV: 64 hex digits."""
         fields = asdict(self)
         if not self.window_tokens:
-            # Such KV is that of engines that know of no windows.
+            # Without windows the KV equals that of engines that know no windows.
             del fields["window_tokens"]
         text = json.dumps(fields, sort_keys=True)
         return hashlib.sha256(f"{_REVISION_DOMAIN}\n{text}".encode()).hexdigest()
@@ -137,7 +137,7 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class _Tile:
-    """Where the tokens of one tile and their context lie; the same for all layers."""
+    """Positions of the tokens of one tile and of their context; the same for all layers."""
 
     rows: slice  # the rows that hold tokens to compute
     written_tokens: int  # tokens whose KV exists once this tile has written its own
@@ -179,10 +179,10 @@ class MinimalModel:
             for n in range(c.layers)
         ]
         self.head = self._weight("head", c.hidden_dim, VOCAB_TOKENS)
-        # Text is shown on a terminal, and random weights know no end: only printable ASCII.
+        # Text is shown on a terminal, and random weights never end it: only printable ASCII.
         self._never = torch.ones(VOCAB_TOKENS, dtype=torch.bool)
         self._never[ord(" ") : ord("~") + 1] = False
-        # A row must not see the rows after it; that is all a tile has to hide.
+        # A row must not see the rows after it; a tile hides nothing else.
         self._later = torch.ones(TILE_TOKENS, TILE_TOKENS, dtype=torch.bool).triu(1)
 
     @property
@@ -197,8 +197,8 @@ class MinimalModel:
         block_table: Sequence[int],
         kv: Sequence[Tensor],
     ) -> Tensor:
-        """Computes the tokens at positions start, start + 1, ... through all layers: `begin`, then every
-        `next_layer`, then `logits`.
+        """Computes the tokens at positions start, start + 1, ... through all layers: `begin`, then every `next_layer`,
+        then `logits`.
         """
         run = self.begin(token_ids, start, block_table, kv)
         for _ in self.layers:
@@ -214,13 +214,13 @@ class MinimalModel:
         *,
         writes: bool = True,
     ) -> ForwardPass:
-        """Begins with the tokens at positions start, start + 1, ...; each layer will write their KV.
+        """Starts with the tokens at positions start, start + 1, ...; each layer will write their KV.
 
-        `block_table` maps position // block_tokens to a physical block and reaches at least to the
-        last token; the KV of the positions before `start` must already be in its blocks. `kv` is
-        one float32 tensor per layer, of `ModelConfig.kv_shape`; any strides. Only the slots of
-        `token_ids` are written, so blocks before `start` may be shared. Without `writes` not even
-        those: their KV must be there too. No layer's KV is looked at before that layer's turn.
+        `block_table` maps position // block_tokens to a physical block and reaches at least to the last token. The KV
+        of the positions before `start` must already be in its blocks. `kv` is one float32 tensor per layer, of
+        `ModelConfig.kv_shape`, with any strides. Only the slots of `token_ids` are written, so blocks before `start`
+        may be shared. Without `writes` not even those are written: their KV must be there too. The KV of a layer is not
+        read before that layer's turn.
 
         Sets torch to one thread in the calling thread, and leaves it so.
         """
@@ -241,7 +241,7 @@ class MinimalModel:
         return run
 
     def next_layer(self, run: ForwardPass) -> None:
-        """Computes one layer more. Its KV is complete then, and is not written again."""
+        """Computes the next layer. Its KV is then complete, and is not written again."""
         weights = self.layers[run.layers_done]
         for i, (tile, hidden) in enumerate(zip(run.tiles, run.hidden, strict=True)):
             mixed = hidden + self._attention(run, _norm(hidden), tile)
@@ -250,8 +250,8 @@ class MinimalModel:
         run.layers_done += 1
 
     def logits(self, run: ForwardPass) -> Tensor:
-        """After the last layer: of the last position, [VOCAB_TOKENS], float64; -inf for tokens that are
-        never produced.
+        """Returns the logits of the last position after the last layer: [VOCAB_TOKENS], float64; -inf for tokens that
+        are never produced.
         """
         if run.layers_done < len(self.layers):
             raise ValueError(f"{run.layers_done} of {len(self.layers)} layers are computed")
@@ -284,7 +284,7 @@ class MinimalModel:
             )
 
     def _place(self, positions: range, table: Tensor, block_tokens: int) -> _Tile:
-        """Where `positions`, all in one tile, and their context lie."""
+        """Returns the tile of `positions`, which are all in one tile, with their context."""
         c = self.config
         tile_start = positions.start - positions.start % TILE_TOKENS
         written = torch.arange(positions.start, positions.stop)
@@ -302,8 +302,8 @@ class MinimalModel:
         )
 
     def _attention(self, run: ForwardPass, x: Tensor, tile: _Tile) -> Tensor:
-        """Writes the tile's K and V in the layer whose turn it is, then attends over the blocks;
-        [TILE_TOKENS, hidden_dim].
+        """Writes the tile's K and V in the current layer, then attends over the blocks. Returns [TILE_TOKENS,
+        hidden_dim].
         """
         c, layer = self.config, run.layers_done
         weights, layer_kv, window = self.layers[layer], run.kv[layer], self.config.window_of(layer)
@@ -330,9 +330,9 @@ class MinimalModel:
         return mixed.reshape(TILE_TOKENS, -1) @ weights.attention_out
 
     def _weight(self, name: str, inputs: int, outputs: int, deviation: float = 0.0) -> Tensor:
-        """A fixed random [inputs, outputs]; by default one that keeps the scale of its input.
+        """Returns a fixed random [inputs, outputs]; by default one that keeps the scale of its input.
 
-        Uniform draws of 16 bits from a hash stream named by seed and matrix.
+        Its values are uniform draws of 16 bits from a hash stream named by seed and matrix.
         """
         deviation = deviation or 1 / math.sqrt(inputs)
         stream = hashlib.shake_256(f"{self.config.seed}/{name}".encode())
@@ -341,11 +341,11 @@ class MinimalModel:
 
 
 def _gather(layer_kv: Tensor, tile: _Tile, first: int) -> tuple[Tensor, Tensor]:
-    """The context, read through the block table: keys [kv_heads, head_dim, padded_tokens] and
-    values [kv_heads, padded_tokens, head_dim], float64.
+    """Returns the context, read through the block table: keys [kv_heads, head_dim, padded_tokens] and values [kv_heads,
+    padded_tokens, head_dim], float64.
 
-    The padding is zeros, and so is what stands before the token `first`, which no row sees; never
-    what lies in the blocks: an unwritten slot may hold NaN, and its weight of 0 would not hide that.
+    The padding is zeros, and so are the tokens before `first`, which no row sees. Contents of the blocks must not stand
+    there: an unwritten slot may hold NaN, and its weight of 0 would not hide that.
     """
     _, _, _, kv_heads, head_dim = layer_kv.shape
     context = torch.zeros(2, tile.padded_tokens, kv_heads, head_dim, dtype=torch.float64)
@@ -356,12 +356,12 @@ def _gather(layer_kv: Tensor, tile: _Tile, first: int) -> tuple[Tensor, Tensor]:
 
 
 def _norm(x: Tensor) -> Tensor:
-    """RMSNorm over the last dimension, without a weight."""
+    """Returns the RMSNorm over the last dimension, without a weight."""
     return x * (x.square().mean(dim=-1, keepdim=True) + _NORM_EPSILON).rsqrt()
 
 
 def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotary positions on [TILE_TOKENS, heads, head_dim]; the two halves of a head are pairs."""
+    """Applies rotary positions to [TILE_TOKENS, heads, head_dim]; the two halves of a head are pairs."""
     cosines, sines = rotation
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cosines - b * sines, a * sines + b * cosines), dim=-1)

@@ -1,4 +1,4 @@
-"""Which physical blocks hold which tokens: references, a free list and a prefix cache.
+"""Tracks which physical blocks hold which tokens: references, a free list and a prefix cache.
 
 Standard library only: it hands out block numbers and never sees KV.
 
@@ -8,8 +8,8 @@ Standard library only: it hands out block numbers and never sees KV.
    hand-over, so that either may end first.
 3. Only full blocks are found, by a hash chain over all tokens up to the block's end, and only after
    `register`: blocks that a transfer is still filling, or that it failed to fill, are not found.
-4. A block that others may read is never written. So of a prompt that is cached as a whole, the last
-   block is not shared but computed anew: at least one token is needed for the logits.
+4. A block that others may read is never written. So the last block of a fully cached prompt is not
+   shared but computed anew: at least one token is needed for the logits.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from typing import NamedTuple
 
 
 class OutOfBlocks(RuntimeError):
-    """Too few free blocks; nothing was changed. Try again when a request has ended."""
+    """Raised when there are too few free blocks. Nothing was changed; try again when a request has ended."""
 
 
 class Allocation(NamedTuple):
-    """Blocks of one request: the table covers its tokens, of which the first are cached."""
+    """Blocks of one request. The table covers its tokens, of which the first `cached_tokens` are cached."""
 
     block_table: list[int]
     cached_tokens: int
 
 
 def block_keys(token_ids: Sequence[int], block_tokens: int) -> list[bytes]:
-    """The key of each full block: SHA-256 over the key before it and its own token ids."""
+    """Returns the key of each full block: SHA-256 over the key before it and its own token ids."""
     keys, key = [], b""
     for end in range(block_tokens, len(token_ids) + 1, block_tokens):
         tokens = struct.pack(f"<{block_tokens}I", *token_ids[end - block_tokens : end])
@@ -56,17 +56,17 @@ class BlockManager:
 
     @property
     def free_blocks(self) -> int:
-        """Blocks without references, cached or not."""
+        """Number of blocks without references, cached or not."""
         return len(self._free)
 
     @property
     def used_blocks(self) -> int:
-        """Blocks with at least one reference."""
+        """Number of blocks with at least one reference."""
         return sum(count > 0 for count in self._references)
 
     def allocate(self, token_ids: Sequence[int]) -> Allocation:
-        """Blocks for a prompt, one reference each; its KV is cached up to `cached_tokens`, which is
-        a multiple of block_tokens and less than the prompt's length.
+        """Returns blocks for a prompt, one reference each. Its KV is cached up to `cached_tokens`, a multiple of
+        block_tokens that is less than the prompt's length.
 
         Raises OutOfBlocks.
         """
@@ -83,7 +83,7 @@ class BlockManager:
         return Allocation(block_table, len(cached) * self.block_tokens)
 
     def find(self, token_ids: Sequence[int]) -> list[int]:
-        """The full blocks in which KV of these tokens is, from the first on."""
+        """Returns the full blocks that hold the KV of these tokens, from the first on."""
         found: list[int] = []
         for key in block_keys(token_ids, self.block_tokens):
             if key not in self._block_of:
@@ -106,8 +106,8 @@ class BlockManager:
             block_table.append(block)
 
     def register(self, block_table: Sequence[int], token_ids: Sequence[int]) -> None:
-        """Makes the full blocks of a table findable. `token_ids` are those whose KV is written; a
-        token that was decoded but not yet fed back has none.
+        """Makes the full blocks of a table findable. `token_ids` are those whose KV is written; a token that was
+        decoded but not yet fed back has none.
 
         Content that another block already has stays with that block.
         """
@@ -124,17 +124,15 @@ class BlockManager:
                 self._key_of[block] = key
 
     def hold(self, blocks: Sequence[int]) -> None:
-        """Adds one reference to each block. They have some already: of a free one it cannot be said
-        what is in it.
-        """
+        """Adds one reference to each block. Each must have one already: the content of a free block is unknown."""
         self._check_used(blocks)
         self._add_references(blocks)
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Drops one reference from each block; without any left, it becomes free.
+        """Drops one reference from each block. A block without references becomes free.
 
-        The end of a table is recycled before its start, which more prompts share. Blocks that
-        cannot be found go first of all.
+        The end of a table is recycled before its start, which more prompts share. Blocks that cannot be found are
+        recycled first of all.
         """
         self._check_used(blocks)
         if any(count > self._references[block] for block, count in Counter(blocks).items()):

@@ -1,8 +1,8 @@
-"""Pushes, on the demo's engine: the source moves blocks the moment they exist, whole or layer by layer.
+"""Pushes on the demo's engine: the source moves blocks the moment they exist, whole or layer by layer.
 
 The destination does the same in both cases. It waits for each layer, and computes what it can with the layers that are
-there; but they are provisional, so no token leaves it before the transfer has succeeded, and it writes nothing into the
-blocks, which are the transfer's until then.
+there. These are provisional, so no token leaves the destination before the transfer has succeeded. It writes nothing
+into the blocks, which belong to the transfer until then.
 """
 
 import time
@@ -46,9 +46,9 @@ def reserve(engine: MinimalEngine, request: Request, **labels: Any) -> Reservati
 
 
 def receive(engine: MinimalEngine, request: Request, reservation: Reservation) -> Tensor:
-    """Computes the prompt's last token with each layer that comes; the logits, once all of it is there and valid.
+    """Computes the prompt's last token with each layer that comes. Returns the logits once all KV is there and valid.
 
-    Raises TransferFailed; the blocks are the request's again then, and what was computed is nothing.
+    Raises TransferFailed: the request then owns its blocks again, and nothing that was computed counts.
     """
     last = len(request.ids) - 1
     run = engine.model.begin(request.ids[last:], last, request.table, engine.kv, writes=False)
@@ -62,7 +62,7 @@ def receive(engine: MinimalEngine, request: Request, reservation: Reservation) -
 
 
 def _wait_for(engine: MinimalEngine, reservation: Reservation, layer: int) -> None:
-    """Until the layer with that number within its group is there. Raises TransferFailed."""
+    """Waits until the layer with that number within its group is there. Raises TransferFailed."""
     while not reservation.over:
         ranges = engine.layers_here.get(reservation, ())
         if any(first <= layer < first + count for first, count in ranges):

@@ -1,8 +1,8 @@
-"""Tensor parallelism, on the demo's engine: each rank has the KV of its share of the heads, in memory of its own.
+"""Tensor parallelism on the demo's engine: each rank has the KV of its share of the heads, in memory of its own.
 
-A model that is split over workers attaches a Rank in each of them, and each writes its own heads there. This one
-computes all heads in one process, so that process has all ranks, and only the memory is split. Blocks, hand-overs and
-pulls are the same as with one rank: a block number means the same block on every rank.
+A model that is split over workers attaches a Rank in each of them, and each writes its own heads there. This engine
+computes all heads in one process, which has all ranks, so only the memory is split. Blocks, hand-overs and pulls are
+the same as with one rank: a block number means the same block on every rank.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class SplitLayer:
     """One layer's KV in the memory of all ranks: for the model a [blocks, 2, block_tokens, kv_heads, head_dim]."""
 
     def __init__(self, shares: Sequence[Tensor]) -> None:
-        """`shares`: each with its part of the heads, in the order of ranks."""
+        """Joins `shares`, each with its part of the heads, in the order of ranks."""
         self._shares = shares
         self.dtype = shares[0].dtype
         self.shape = torch.Size([*shares[0].shape[:-2], sum(share.shape[-2] for share in shares), shares[0].shape[-1]])
@@ -34,7 +34,7 @@ class SplitLayer:
 
 
 def layers_in(memories: Sequence[NDArray[np.uint8]], config: ModelConfig, blocks: int, block_tokens: int) -> list[Any]:
-    """The KV of each layer in the memory of one rank, or of several."""
+    """Returns the KV of each layer in the memory of one rank, or of several."""
     *shape, kv_heads, head_dim = config.kv_shape(blocks, block_tokens)
     shares = [
         memory.view(np.float32).reshape(config.layers, *shape, kv_heads // len(memories), head_dim)

@@ -3,12 +3,12 @@
     python examples/router/router.py --prefill http://127.0.0.1:8100 --prefill-lead 127.0.0.1:50051
         --decode http://127.0.0.1:8200 --decode-lead 127.0.0.1:50052 --port 8300 --mode pull
 
-Every request gets a transfer key of its own, which both engines are told in `kvgrpc_intent`. By pull the prefill leg
-comes first, and its `kv_transfer_params` go to the decode leg unread. By push both legs go at once, and the decode leg
-is told where the prefill engine is. A leg that fails, or a client that hangs up, ends the other leg, and whatever is
-under that key at either lead: one call to each, whatever state the transfer is in.
+Every request gets a transfer key of its own, which both engines are told in `kvgrpc_intent`. In a pull the prefill leg
+comes first, and its `kv_transfer_params` go to the decode leg unread. In a push both legs go at once, and the decode
+leg is told where the prefill engine is. If a leg fails, or the client hangs up, the router ends the other leg and
+everything under that key at either lead: one call to each, in any state of the transfer.
 
-Needs aiohttp, which comes with vLLM.
+It needs aiohttp, which comes with vLLM.
 """
 
 import argparse
@@ -40,7 +40,7 @@ class Router:
         self._leads = leads
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
-        """One request. It is cancelled when its client hangs up."""
+        """Serves one request. It is cancelled if its client hangs up."""
         body, key = await request.json(), os.urandom(16)
         try:
             if self._options.mode == "push":
@@ -50,7 +50,7 @@ class Router:
             await self._cancel(key, f"a leg failed: {error}")
             raise
         except asyncio.CancelledError:
-            # Not cancelled once more with the request itself.
+            # Shielded: the clean-up must not be cancelled with the request.
             await asyncio.shield(self._cancel(key, "the client hung up"))
             raise
 
@@ -74,7 +74,7 @@ class Router:
         return answer
 
     async def _prefill(self, request: web.Request, body: Body, params: Body) -> Body:
-        """The prefill leg: one token, which is thrown away."""
+        """Sends the prefill leg for one token, which is thrown away."""
         short = {name: value for name, value in body.items() if name not in LENGTHS}
         short |= {"max_tokens": 1, "stream": False, "kv_transfer_params": params}
         url = self._options.prefill + request.path
@@ -84,7 +84,7 @@ class Router:
             return found
 
     async def _decode(self, request: web.Request, body: Body, params: Body) -> web.StreamResponse:
-        """The decode leg, whose answer goes to the client as it comes."""
+        """Sends the decode leg, and streams its answer to the client."""
         whole = body | {"kv_transfer_params": params}
         url = self._options.decode + request.path
         async with self._session.post(url, json=whole, headers=trace_of(request)) as answer:
@@ -97,7 +97,7 @@ class Router:
             return relayed
 
     async def _cancel(self, key: bytes, message: str) -> None:
-        """Ends everything under a key, on both sides, and refuses what of it is still to come."""
+        """Ends everything under a key, on both sides, and refuses later calls under it."""
         said = await clean_up([CleanUp(lead, key) for lead in self._leads.values()], message=message)
         for name, outcome in zip(self._leads, said, strict=True):
             if isinstance(outcome, KVGrpcError):
@@ -105,17 +105,17 @@ class Router:
 
 
 def trace_of(request: web.Request) -> dict[str, str]:
-    """The headers by which both legs, and what the engines move, are a part of the client's trace."""
+    """Returns the headers that make both legs, and the engines' transfers, a part of the client's trace."""
     return {name: request.headers[name] for name in ("traceparent", "tracestate") if name in request.headers}
 
 
 def intent(key: bytes, mode: str, **more: Any) -> Body:
-    """What both engines are told about a request."""
+    """Returns what both engines are told about a request."""
     return {"kvgrpc_intent": {"transferKey": base64.b64encode(key).decode(), "mode": f"TRANSFER_MODE_{mode}", **more}}
 
 
 async def check(answer: Any, leg: str) -> None:
-    """Raises HTTPBadGateway for what is no success."""
+    """Raises HTTPBadGateway for an answer that is no success."""
     if answer.status != 200:
         raise web.HTTPBadGateway(text=f"the {leg} engine answered {answer.status}: {await answer.text()}")
 

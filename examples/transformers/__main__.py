@@ -1,4 +1,4 @@
-"""Runs it: prefill and decode as processes of their own, and both in one for comparison."""
+"""Runs prefill and decode as two processes, and both in one for comparison."""
 
 import multiprocessing
 import os
@@ -9,7 +9,7 @@ from examples.transformers.roles import PROMPT, TOKENS, decode_process, prefill_
 
 
 def main() -> int:
-    """0 when the tokens are the same."""
+    """Runs both, and compares. Returns 0 if the tokens are the same."""
     spawn = multiprocessing.get_context("spawn")
     pipes, processes = [], []
     for work in (prefill_process, decode_process):
@@ -20,7 +20,7 @@ def main() -> int:
     p, d = pipes
     p.recv()
     decode_address, key = d.recv(), os.urandom(16)
-    d.send(key)  # it waits for tensors that nobody has computed
+    d.send(key)  # it waits for tensors that nobody has computed yet
     p.send((key, decode_address))
     d.send(p.recv())
     two = d.recv()

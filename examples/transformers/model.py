@@ -10,7 +10,7 @@ VOCAB = 512
 
 
 def make_model(seed: int = 0) -> Any:
-    """The same weights in every process."""
+    """Returns a model with the same weights in every process."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=VOCAB, hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4,
@@ -20,19 +20,19 @@ def make_model(seed: int = 0) -> Any:
 
 
 def new_cache(model: Any) -> Any:
-    """An empty KV cache."""
+    """Returns an empty KV cache."""
     return DynamicCache(config=model.config)
 
 
 @torch.no_grad()
 def compute(model: Any, cache: Any, ids: list[int]) -> int:
-    """Computes these tokens after those in the cache; the most likely next token."""
+    """Computes these tokens after those in the cache. Returns the most likely next token."""
     logits = model(torch.tensor([ids]), past_key_values=cache, use_cache=True).logits
     return int(logits[0, -1].argmax())
 
 
 def decode(model: Any, cache: Any, first: int, count: int) -> list[int]:
-    """`count` greedy tokens, of which the first is known."""
+    """Returns `count` greedy tokens, of which the first is known."""
     tokens = [first]
     while len(tokens) < count:
         tokens.append(compute(model, cache, tokens[-1:]))

@@ -1,6 +1,6 @@
-"""What moves a cache: all that an engine on transformers adds to use kvgrpc.
+"""Moves a cache: all that an engine on transformers adds to use kvgrpc.
 
-Each layer's new keys and values are put when the layer has computed them, so that they travel while the next layers
+Each layer's new keys and values are put as soon as the layer has computed them, so that they move while the next layers
 compute. A prompt that is computed in chunks is moved in as many parts.
 """
 
@@ -15,19 +15,19 @@ from kvgrpc.engine.tensors import TensorStore
 
 
 def digest_of(prompt: Sequence[int]) -> bytes:
-    """Binds every tensor to the prompt that it was computed from."""
+    """Returns a digest that binds every tensor to the prompt that it was computed from."""
     return hashlib.sha256(repr(list(prompt)).encode()).digest()
 
 
 class Sender:
-    """Puts what each layer adds to a cache, when it has computed it."""
+    """Puts what each layer adds to a cache, as soon as it is computed."""
 
     def __init__(self, store: TensorStore, key: bytes, digest: bytes, to: str) -> None:
         self._store, self._key, self._digest, self._to = store, key, digest, to
         self.part = self.new_tokens = 0
 
     def layer_done(self, layer: int, cache: Any) -> None:
-        """Of the present part."""
+        """Puts a layer of the current part."""
         computed = cache.layers[layer]
         for name, tensor in (("k", computed.keys), ("v", computed.values)):
             new = tensor[:, :, -self.new_tokens :]
@@ -38,7 +38,7 @@ class Sender:
 
 
 def prefill(model: Any, prompt: list[int], chunk: int, sender: Sender) -> int:
-    """Computes a prompt and sends its cache, layer by layer and chunk by chunk; the first token."""
+    """Computes a prompt and sends its cache, layer by layer and chunk by chunk. Returns the first token."""
     cache = new_cache(model)
     hooks = [
         layer.register_forward_hook(lambda *_, number=number: sender.layer_done(number, cache))
@@ -55,7 +55,9 @@ def prefill(model: Any, prompt: list[int], chunk: int, sender: Sender) -> int:
 
 
 def receive(model: Any, store: TensorStore, key: bytes, prompt: list[int], chunk: int) -> Any:
-    """The cache of a prompt that is computed elsewhere, also while it is; then the request is over here."""
+    """Returns the cache of a prompt that is computed elsewhere, maybe still during that; then releases the request
+    here.
+    """
     cache, digest = new_cache(model), digest_of(prompt)
     for layer in range(len(model.model.layers)):
         found = {}

@@ -14,7 +14,7 @@ STORE_BYTES = 16 << 20
 
 
 def prefill_process(pipe: Connection) -> None:
-    """Is told key and address; tells the first token."""
+    """Runs the prefill side: receives key and address, and sends the first token."""
     with TensorStore.launch(store_bytes=STORE_BYTES) as store:
         model = make_model()
         pipe.send(store.address)
@@ -25,7 +25,7 @@ def prefill_process(pipe: Connection) -> None:
 
 
 def decode_process(pipe: Connection) -> None:
-    """Is told key and first token; tells all tokens."""
+    """Runs the decode side: receives key and first token, and sends all tokens."""
     with TensorStore.launch(store_bytes=STORE_BYTES) as store:
         model = make_model()
         pipe.send(store.address)

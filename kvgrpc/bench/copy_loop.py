@@ -1,7 +1,7 @@
 """The baseline of every copy: memcpy called for one run after the other, by several threads.
 
-The loop is compiled, since a loop in Python would lose so much between two short runs that any data path looked good
-beside it. Where nothing was compiled it is a loop in Python, and `LoopCopier.why` says so.
+The loop is compiled: a loop in Python would lose so much time between two short runs that any data path would look good
+beside it. Without a compiled loop it is a loop in Python, and `LoopCopier.why` says so.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +16,7 @@ from kvgrpc.datapath.copy.rows import row_function
 from kvgrpc.datapath.host import libc
 from kvgrpc.datapath.host.addresses import Rows, groups, to_rows
 
-_PIECE_BYTES = 4 << 20  # what a thread takes at a time, so that all end together
+_PIECE_BYTES = 4 << 20  # maximum piece of a thread, in bytes, so that all threads end together
 
 
 class LoopCopier:
@@ -32,7 +32,7 @@ class LoopCopier:
 
     @property
     def why(self) -> str:
-        """How it copies, as text."""
+        """The way of copying, as text."""
         return "a loop in Python" if self._copy is _in_python else "a native loop"
 
     def __enter__(self) -> Self:
@@ -47,7 +47,7 @@ class LoopCopier:
 
 
 def rows_of(runs: Runs, source: Memory, destination: Memory) -> Rows:
-    """The rows that a LoopCopier takes, to copy `runs` of `source` into `destination`."""
+    """Returns the rows that a LoopCopier needs to copy `runs` of `source` into `destination`."""
     return to_rows(runs, source.segments, destination.segments, _PIECE_BYTES)
 
 

@@ -1,4 +1,4 @@
-"""Pairs of engines that split and lay out the same KV in different ways: what `kvgrpc bench geometry` moves."""
+"""Pairs of engines that split and lay out the same KV in different ways, for `kvgrpc bench geometry`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ _TOKEN_BYTES = LAYERS * 2 * HEADS * HEAD_DIM * _ELEMENT_BYTES
 
 @dataclass(frozen=True)
 class Geometry:
-    """One pair. A list of tokens is in the blocks of all groups of each side."""
+    """One pair. All groups of each side hold the same tokens."""
 
     name: str
     source: Side
@@ -25,8 +25,8 @@ class Geometry:
     tokens: int
 
     def blocks(self, number: int) -> tuple[Ids, ...]:
-        """Scattered blocks of each group of the source (0) or the destination (1), in token order; groups that share a
-        space have none in common.
+        """Returns scattered blocks of each group of the source (0) or the destination (1), in token order. Groups that
+        share a space have no block in common.
         """
         groups = (self.source, self.destination)[number].pool.groups
         order = np.random.default_rng(number + 1).permutation(max(group.blocks for group in groups)).astype(np.int64)
@@ -38,7 +38,7 @@ class Geometry:
         return tuple(found)
 
     def chunk(self) -> Chunk:
-        """All of these blocks."""
+        """Returns the chunk of all these blocks."""
         source, destination = self.blocks(0), self.blocks(1)
         bridge = Bridge(self.source, self.destination)
         begins = tuple(bridge.begins(i, self.tokens, len(ids)) for i, ids in enumerate(destination))
@@ -47,17 +47,17 @@ class Geometry:
 
 @dataclass(frozen=True)
 class _Split:
-    """How one engine keeps the KV."""
+    """Split and layout of one engine's KV."""
 
     ranks: int = 1
     block_tokens: int = BLOCK_TOKENS
     order: str = "head_major"
     heads: int = HEADS
-    """Of the model."""
+    """Number of the model's heads."""
     kind: GroupKind = GroupKind.FULL_ATTENTION
 
     def side(self, tokens: int) -> Side:
-        """An engine with room for that many tokens, with a region for each layer."""
+        """Returns an engine with room for `tokens` tokens, with a region for each layer."""
         heads = max(self.heads // self.ranks, 1)
         window = tokens // 2 if self.kind is GroupKind.SLIDING_WINDOW else 0
         group = Group(
@@ -87,7 +87,7 @@ def _split(source: _Split, destination: _Split) -> Callable[[int], tuple[Side, S
 
 
 def _aliased(tokens: int) -> tuple[Side, Side]:
-    """Two groups of half the layers each in one space: their blocks lie over each other."""
+    """Returns two groups of half the layers each in one space: their blocks alias the same bytes."""
     (group,) = _PLAIN.side(tokens).pool.groups
     nbytes = BLOCK_TOKENS * 2 * HEADS * HEAD_DIM * _ELEMENT_BYTES
     layers = LAYERS // 2
@@ -111,12 +111,12 @@ NAMES = tuple(_MADE)
 
 
 def geometry(name: str, tokens: int) -> Geometry:
-    """The pair of that name, with so many tokens: a multiple of all their blocks'."""
+    """Returns the pair of that name with `tokens` tokens, a multiple of all its block sizes."""
     return Geometry(name, *_MADE[name](tokens), tokens)
 
 
 def geometry_moving(name: str, nbytes: int) -> Geometry:
-    """The pair of that name, with as many tokens as have so many bytes arrive; about as many, where these are few."""
+    """Returns the pair of that name in which about `nbytes` bytes arrive."""
     tokens = tokens_of(nbytes)
     some = geometry(name, tokens)
     arriving = Bridge(some.source, some.destination).bytes_of([some.chunk()])
@@ -124,5 +124,5 @@ def geometry_moving(name: str, nbytes: int) -> Geometry:
 
 
 def tokens_of(nbytes: int) -> int:
-    """How many tokens have about so many bytes of KV with all heads."""
+    """Returns the number of tokens that have about `nbytes` bytes of KV with all heads."""
     return max(nbytes // _TOKEN_BYTES // 64, 1) * 64

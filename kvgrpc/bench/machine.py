@@ -1,4 +1,4 @@
-"""What a run ran on: no figure means anything without it."""
+"""Describes the machine of a run, without which a figure means nothing."""
 
 import os
 import platform
@@ -12,7 +12,7 @@ _PACKAGES = ("grpcio", "protobuf", "numpy", "nixl-cu12", "nixl-cu13", "torch")
 
 
 def machine() -> dict[str, Any]:
-    """Processor, memory, kernel, and how busy others keep the machine."""
+    """Returns the processor, the memory, the kernel, and the load average of the machine."""
     load = os.getloadavg()
     return {
         "processor": _processor(),
@@ -25,7 +25,9 @@ def machine() -> dict[str, Any]:
 
 
 def versions(*more: str) -> dict[str, str]:
-    """Of Python, of kvgrpc and of what its speed depends on, and of `more` packages."""
+    """Returns the versions of Python, of kvgrpc, of packages that affect the speed of kvgrpc, and of `more`
+    packages.
+    """
     found = {"python": platform.python_version(), "kvgrpc": __version__}
     for package in (*_PACKAGES, *more):
         try:

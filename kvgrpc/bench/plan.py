@@ -1,4 +1,4 @@
-"""What a run measures, as data: pools, cases, repeats."""
+"""Plans of runs, as data: pools, cases, repeats."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,21 +14,21 @@ from kvgrpc.core.values.descriptors import Ids, Runs
 BLOCK_TOKENS = 16
 _HEAD_DIM = 64
 _DTYPE = "float16"
-_ELEMENT_BYTES = 2 * BLOCK_TOKENS * 2  # of K and V for all tokens of a block, two bytes each
+_ELEMENT_BYTES = 2 * BLOCK_TOKENS * 2  # bytes of K and V for all tokens of a block, two bytes each
 _HEAD_BYTES = _HEAD_DIM * _ELEMENT_BYTES
 COLLECTIVE = "collective"
 TCP = "-tcp"
-"""Ends the name of a data path whose processes run with UCX_TLS=tcp: what it is between two hosts."""
+"""Suffix of a data path whose processes run with UCX_TLS=tcp, as between two hosts."""
 OVER_TCP = {"UCX_TLS": "tcp"}
 WRITES = "-writes"
-"""Ends the name of a data path over which the source writes what it pushes (setting `source_writes`)."""
+"""Suffix of a data path over which the source writes what it pushes (setting `source_writes`)."""
 CUDA_VMM = "cuda_vmm"
 HOST_PATHS = tuple(name for name in DATA_PATHS if name != CUDA_VMM)
-"""Those by which pools in host memory move."""
+"""Data paths between pools in host memory."""
 PUSH_PATHS = (*HOST_PATHS, f"nixl{TCP}")
 WRITING_PATHS = tuple(f"{name}{WRITES}" for name in ("nixl", f"nixl{TCP}"))
 SOURCE_WRITES, YES = "KVGRPC_SOURCE_WRITES", "yes"
-"""The variable of that setting, and what it is over such a data path."""
+"""Environment variable of `source_writes`, and its value for such a data path."""
 _COPYING = ("shm", "cma")
 LAYERS = 32
 LAYOUTS = ("scattered", "contiguous")
@@ -53,23 +53,25 @@ class Case:
 
     @property
     def title(self) -> str:
-        """For people."""
+        """The case's name for people."""
         return f"{self.data_path} {self.blocks} x {self.block_bytes >> 10} KB {self.layout}"
 
     def ids(self, side: str) -> Ids:
-        """Block ids of a side, in token order: as they lie, or in an order of its own that is the same in every run."""
+        """Returns the block ids of a side in token order: contiguous, or in a random order that is the same in every
+        run.
+        """
         if self.layout == "contiguous":
             return np.arange(self.blocks, dtype=np.int64)
         return np.random.default_rng(_SEEDS[side]).permutation(self.blocks).astype(np.int64)
 
     def runs(self) -> Runs:
-        """What is copied, coalesced: the same for us and for every baseline."""
+        """Returns the coalesced runs to copy, which are the same for us and for every baseline."""
         side = Side(pool(self.block_bytes, self.blocks).layout(), 1)
         (planned,) = Bridge(side, side).plan([Chunk((self.ids("source"),), (self.ids("destination"),), None)])
         return planned.runs
 
     def block_runs(self) -> Runs:
-        """The same bytes with one run for each block."""
+        """Returns the same bytes with one run for each block."""
         source, destination = (self.ids(side) * self.block_bytes for side in _SEEDS)
         return Runs(source, destination, np.full(self.blocks, self.block_bytes, dtype=np.int64))
 
@@ -79,7 +81,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Plan:
-    """What every run has. `--quick` shrinks everything until it fits a test suite."""
+    """Settings of every run. `--quick` shrinks everything until it fits a test suite."""
 
     data_paths: tuple[str, ...] = HOST_PATHS
     block_bytes: tuple[int, ...] = BLOCK_BYTES
@@ -90,7 +92,7 @@ class Plan:
     quick: bool = False
 
     def cases(self, data_path: str, block_bytes: int) -> list[Case]:
-        """The cases of one pool over one data path."""
+        """Returns the cases of one pool over one data path."""
         threads = self.copy_threads if path_of(data_path) in _COPYING else 1
         blocks = self.pool_bytes // block_bytes
         return [Case(data_path, block_bytes, blocks, layout, threads) for layout in self.layouts]
@@ -102,20 +104,20 @@ class PullPlan(Plan):
 
     parts: tuple[str, ...] = PARTS
     pulls: int = 300
-    """Samples of the one-block pull and of empty calls."""
+    """Number of samples of the one-block pull and of empty calls."""
     renewals: int = 30
     lease_cycles: int = 400
     leases_few: int = 1_000
     leases_many: int = 100_000
     idle_s: float = 5.0
     rested_pulls: int = 100
-    """Samples of the one-block pull after a rest."""
+    """Number of samples of the one-block pull after a rest."""
     in_flight: int = 64
-    """Pulls of one block at a time, for their rate."""
+    """Number of one-block pulls in flight, for their rate."""
     rate_pulls: int = 640
-    """Pulls in a sample of the rate."""
+    """Number of pulls in a sample of the rate."""
     checksum: bool = False
-    """Whole pools are pulled with checksums, and without them right after it."""
+    """Pull whole pools with checksums, and right afterwards without them."""
 
 
 @dataclass(frozen=True)
@@ -125,14 +127,14 @@ class PushPlan(Plan):
     data_paths: tuple[str, ...] = PUSH_PATHS
     layouts: tuple[str, ...] = ("scattered",)
     pushes: int = 300
-    """Samples of the push of one block."""
+    """Number of samples of the push of one block."""
     control_blocks: int = 8_192
     handovers: int = 30
-    """Samples of the hand-over of so many blocks."""
+    """Number of samples of the hand-over of `control_blocks` blocks."""
     waiting_few: int = 100
     waiting_many: int = 10_000
     waiting_pushes: int = 400
-    """Pushes beside each of these numbers of registrations."""
+    """Number of pushes beside each of these numbers of registrations."""
 
 
 @dataclass(frozen=True)
@@ -144,13 +146,13 @@ class LayerwisePlan(Plan):
     layouts: tuple[str, ...] = ("scattered",)
     layers: int = LAYERS
     prefill_ratio: float = 1.5
-    """How much longer a prefill takes than moving all its blocks."""
+    """Duration of a prefill over that of moving all its blocks."""
 
 
 @dataclass(frozen=True)
 class GeometryPlan(Plan):
-    """A run of `kvgrpc bench geometry`. `pool_bytes` are about what each pull moves; blocks have the sizes that the
-    engines by these names give them.
+    """A run of `kvgrpc bench geometry`. `pool_bytes` is about what each pull moves. The blocks have the sizes that the
+    engines with these names give them.
     """
 
     data_paths: tuple[str, ...] = ("shm",)
@@ -160,14 +162,14 @@ class GeometryPlan(Plan):
 
 @dataclass(frozen=True)
 class TensorsPlan(Plan):
-    """A run of `kvgrpc bench tensors`. `block_bytes` are of one tensor; `pool_bytes` are of all that move at a time."""
+    """A run of `kvgrpc bench tensors`. `block_bytes` are of one tensor, `pool_bytes` of all that move at a time."""
 
     data_paths: tuple[str, ...] = (COLLECTIVE, "shm")
     block_bytes: tuple[int, ...] = (64 << 20, 16 << 20, 4 << 20, 1 << 20)
     gets_at_once: int = 8
-    """Threads of the consumer that fetch, and messages of raw Gloo that are under way."""
+    """Number of the consumer's threads that fetch, and of raw Gloo's messages in flight."""
     full_tensors: int = 8
-    """Tensors that a store has room for, where it is measured at its limit."""
+    """Number of tensors for which a store has room when it is measured at its limit."""
 
 
 _FEW: dict[str, Any] = {"block_bytes": (16 << 10,), "pool_bytes": 4 << 20, "repeats": 3, "quick": True}
@@ -191,18 +193,20 @@ TENSORS_QUICK = TensorsPlan(**_FEW | {"block_bytes": (256 << 10,)})
 
 
 def path_of(name: str) -> str:
-    """The data path that a name stands for, as servers know it."""
+    """Returns the data path's name without suffixes, as servers know the data path."""
     return name.removesuffix(WRITES).removesuffix(TCP)
 
 
 def environment_of(name: str) -> dict[str, str]:
-    """What the processes of a data path get beside our own environment, whatever that says of it."""
+    """Returns the environment variables that the processes of a data path get in addition to ours, which they
+    override.
+    """
     transport = OVER_TCP if TCP in name else {}
     return transport | {SOURCE_WRITES: YES if name.endswith(WRITES) else "no"}
 
 
 def pool(block_bytes: int, blocks: int, layers: int = 1) -> PoolConfig:
-    """A pool whose blocks have `block_bytes` in each layer: a multiple of 4 KiB, or of 64 bytes below that."""
+    """Returns a pool whose blocks have `block_bytes` in each layer: a multiple of 4 KiB, or of 64 bytes below that."""
     heads, dim = block_bytes // _HEAD_BYTES, _HEAD_DIM
     if not heads:
         heads, dim = 1, block_bytes // _ELEMENT_BYTES

@@ -1,4 +1,4 @@
-"""One run: starts the processes, measures what the plan says, ends them."""
+"""Runs a plan: starts the processes, measures, and ends them."""
 
 import asyncio
 
@@ -17,9 +17,9 @@ from kvgrpc.bench.stages.servers import Progress, Stage
 
 
 async def run_pull(plan: PullPlan, progress: Progress, *, profile: bool = False) -> PullResult:
-    """Measures. `progress` is told what is being measured; `profile`: where processor time goes, too.
+    """Measures pulls. `progress` is told what is being measured. `profile` adds a profile of processor time.
 
-    Raises KVGrpcError when something broke.
+    Raises KVGrpcError if a call fails.
     """
     found = PullResult(plan.quick, plan.repeats, machine(), versions(), BASELINES)
     if "leases" in plan.parts:
@@ -47,35 +47,35 @@ async def run_pull(plan: PullPlan, progress: Progress, *, profile: bool = False)
 async def run_devices(
     plan: PullPlan, device: str, progress: Progress, make: MakeDevices = devices.cuda
 ) -> DeviceResult:
-    """As `run_pull`, out of a device's memory and into it."""
+    """Measures pulls like `run_pull`, out of a device's memory and into it."""
     found = DeviceResult(plan.quick, plan.repeats, machine(), versions(), DEVICE_BASELINES, device)
     devices.measure(plan, found, make, progress)
     return found
 
 
 async def run_push(plan: PushPlan, progress: Progress, *, profile: bool = False) -> PushResult:
-    """As `run_pull`."""
+    """Measures pushes like `run_pull`."""
     found = PushResult(plan.quick, plan.repeats, machine(), versions(), PUSH_BASELINES)
     await push.measure(plan, found, progress, profile=profile)
     return found
 
 
 async def run_geometry(plan: GeometryPlan, progress: Progress) -> GeometryResult:
-    """As `run_pull`."""
+    """Measures geometries like `run_pull`."""
     found = GeometryResult(plan.quick, plan.repeats, machine(), versions(), GEOMETRY_BASELINES)
     geometries.measure(plan, found, progress)
     return found
 
 
 async def run_tensors(plan: TensorsPlan, progress: Progress) -> TensorResult:
-    """As `run_pull`."""
+    """Measures named tensors like `run_pull`."""
     found = TensorResult(plan.quick, plan.repeats, machine(), versions(), TENSOR_BASELINES)
     await asyncio.to_thread(tensors.measure, plan, found, progress)
     return found
 
 
 async def run_layerwise(plan: LayerwisePlan, progress: Progress) -> LayerwiseResult:
-    """As `run_pull`."""
+    """Measures layer-wise pushes like `run_pull`."""
     found = LayerwiseResult(plan.quick, plan.repeats, machine(), versions(), LAYERWISE_BASELINES)
     found.cases = layerwise.measure(plan, progress)
     found.visible_ratio = max(case.visible_ratio for case in found.cases)

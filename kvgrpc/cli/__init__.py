@@ -1,7 +1,7 @@
 """The command line: `kvgrpc serve | demo | status | drain | bench | sim`.
 
-One file a command. `main` is the console script; it also works where only the base package is installed, to say what
-is missing.
+Each command has one file. `main` is the console script. It also runs with the base package alone, to say what is
+missing.
 """
 
 import signal
@@ -9,12 +9,12 @@ import sys
 
 
 def main() -> None:
-    """Runs the command line; exits with its code. After SIGTERM, too, commands first end what they started."""
+    """Runs the command line and exits with its code. After SIGTERM, too, a command first ends what it started."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         from kvgrpc.cli.app import app
 
-        app()  # commands import what they need only when they run
+        app()  # each command imports its own needs when it runs
     except ModuleNotFoundError as error:
         missing = (error.name or "").split(".")[0]
         if missing in ("", "kvgrpc"):

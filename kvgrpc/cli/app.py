@@ -1,4 +1,4 @@
-"""The application object that the commands hang on."""
+"""The application object to which the commands are added."""
 
 import typer
 

@@ -36,7 +36,7 @@ Output = Annotated[Path | None, typer.Option(help="Write the result as JSON to a
 
 
 @bench.command()
-def pull(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
+def pull(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     data_paths: Annotated[
         str | None, typer.Option(help="Data paths to measure. Default shm,cma,nixl,collective; of cuda also cuda_vmm.")
     ] = None,
@@ -96,7 +96,7 @@ def pull(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
 
 
 @bench.command()
-def push(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
+def push(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     data_paths: DataPaths = "shm,cma,nixl,collective,nixl-tcp",
     sizes: Sizes = None,
     repeats: Repeats = None,
@@ -124,7 +124,7 @@ def push(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
 
 
 @bench.command()
-def layerwise(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
+def layerwise(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     data_paths: DataPaths = "shm,cma,nixl,collective,nixl-tcp",
     sizes: LayerSizes = None,
     repeats: Repeats = None,
@@ -150,7 +150,7 @@ def layerwise(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
 
 
 @bench.command()
-def geometry(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
+def geometry(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     data_paths: DataPaths = "shm",
     cases: Annotated[str | None, typer.Option(help="Pairs of engines to measure, by name; default all.")] = None,
     repeats: Repeats = None,
@@ -177,7 +177,7 @@ def geometry(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
 
 
 @bench.command()
-def tensors(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
+def tensors(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     data_paths: DataPaths = "collective,shm",
     sizes: Annotated[
         str | None, typer.Option(help="Sizes of a tensor, in KB. Default 65536,16384,4096,1024; with --quick 256.")
@@ -212,7 +212,7 @@ def _plan(  # noqa: PLR0913, PLR0917 - the options that all commands have
     copy_threads: int,
     layers: int = 1,
 ) -> "_Plan":
-    """The plan with what the options say. Ends the command for an option that is not usable."""
+    """Returns the plan that the options ask for. Ends the command for an unusable option."""
     pool_bytes = base.pool_bytes if pool_mb is None else pool_mb << 20
     block_bytes = base.block_bytes if sizes is None else _sizes(sizes, pool_bytes, layers)
     if pool_bytes <= 0 or any(pool_bytes % (size * layers) for size in block_bytes):
@@ -228,7 +228,7 @@ def _plan(  # noqa: PLR0913, PLR0917 - the options that all commands have
 
 
 def _measure(run: Coroutine[Any, Any, Any], *, json_: bool, output: Path | None) -> None:
-    """Runs it and shows what it found."""
+    """Runs a measurement and shows its result."""
     try:
         found = asyncio.run(run)
     except KVGrpcError as error:
@@ -260,7 +260,7 @@ def _choice(option: str, text: str, known: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _sizes(text: str, pool_bytes: int, layers: int) -> tuple[int, ...]:
-    """Block sizes in bytes: multiples of 4 KB that fill a pool."""
+    """Returns the block sizes in bytes: multiples of 4 KB that fill a pool."""
     sizes = [int(part) << 10 for part in text.split(",") if part.strip().isdigit()]
     if not sizes or any(size == 0 or size % 4096 or pool_bytes % (size * layers) for size in sizes):
         _fail("--sizes: multiples of 4 that divide the pool, such as 4096,64,16")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class DataPath(StrEnum):
-    """What may be asked for."""
+    """Data paths to choose from."""
 
     AUTO = "auto"
     SHM = "shm"
@@ -24,7 +24,7 @@ class DataPath(StrEnum):
 
 
 class Mode(StrEnum):
-    """Who begins."""
+    """The side that begins a transfer."""
 
     PULL = "pull"
     PUSH = "push"
@@ -49,8 +49,9 @@ def demo(
     """Split a small transformer across two engines and show that the tokens are those of one engine.
 
     Starts two servers (P prefills, D decodes) and three engine processes: one attached to each server, and one that
-    does both by itself. After the prompts comes a conversation, for which P takes D's replies back. Exit code 0 when
-    every token is equal and nothing is left behind, else 1.
+    does both by itself. After the prompts comes a conversation, for which P takes D's replies back. What is being done
+    goes to standard error, the result to standard output. Exit code 0 when every token is equal and nothing is left
+    behind, else 1.
     """
     from kvgrpc.demo.results import Options
     from kvgrpc.demo.run import run
@@ -59,7 +60,7 @@ def demo(
         raise typer.BadParameter("layers are pushed, not pulled: add --mode push", param_hint="--layerwise")
     options = Options(mode is Mode.PUSH, layerwise, corrupt_block, swap_grants)
     try:
-        result = run_stoppable(run(datapath.value, options))
+        result = run_stoppable(run(datapath.value, options, lambda line: typer.echo(line, err=True)))
     except (KVGrpcError, TimeoutError) as error:
         typer.echo(f"kvgrpc demo: {str(error) or 'a process did not answer in time'}", err=True)
         raise typer.Exit(1) from error
@@ -67,7 +68,7 @@ def demo(
 
 
 def report(result: "Result", as_json: bool) -> int:
-    """Says what came of it; the exit code."""
+    """Shows the result and returns the exit code."""
     if as_json:
         typer.echo(json.dumps(result.as_json()))
     else:

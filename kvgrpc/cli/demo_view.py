@@ -1,4 +1,4 @@
-"""What `kvgrpc demo` shows to people."""
+"""Output of `kvgrpc demo` for people."""
 
 from rich.console import Console
 from rich.table import Table
@@ -8,7 +8,7 @@ from kvgrpc.demo.results import PromptResult, Result
 from kvgrpc.demo.spans import Span
 
 LABELS = {"handshake": "shake", "rendezvous": "meet"}
-"""Shorter than the names of the phases, for columns."""
+"""Short names of phases, for columns."""
 
 
 def show(result: Result) -> None:
@@ -63,7 +63,7 @@ def _prompts(result: Result) -> Table:
 
 
 def _visible(result: Result) -> list[str]:
-    """What the times mean, and what layers gained."""
+    """Returns lines that explain the times and the gain by layers."""
     lines = ["visible: from the end of P's prefill until D may use the KV"]
     if result.visible_ratio is None:
         return lines

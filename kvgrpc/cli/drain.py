@@ -1,4 +1,4 @@
-"""`kvgrpc drain`: a server takes no new work any more, or takes it again."""
+"""`kvgrpc drain`: makes a server refuse new work, or take it again."""
 
 import asyncio
 from typing import TYPE_CHECKING, Annotated

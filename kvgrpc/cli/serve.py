@@ -23,7 +23,7 @@ EXIT_POOL = 4
 _STOPS = (signal.SIGTERM, signal.SIGINT)
 
 
-def serve(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
+def serve(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     config: Annotated[Path | None, typer.Option(help="TOML file with any of the settings below.")] = None,
     listen: Annotated[str | None, typer.Option(help="host:port to bind. Port 0 takes a free one.")] = None,
     port: Annotated[int | None, typer.Option(help="Short for --listen 127.0.0.1:PORT.")] = None,
@@ -95,7 +95,7 @@ _POOL = ("layers", "kv_heads", "head_dim", "block_tokens", "blocks", "dtype", "d
 
 
 def _limits(said: Sequence[str]) -> dict[str, str]:
-    """Flags of limits, as the variables that set the same. Raises InvalidRequest."""
+    """Returns limit flags as the variables that set the same limits. Raises InvalidRequest."""
     found = {}
     for word in said:
         name, equals, value = word.partition("=")
@@ -106,7 +106,7 @@ def _limits(said: Sequence[str]) -> dict[str, str]:
 
 
 def _with_pool(path: Path | None, flags: dict[str, Any], pool: dict[str, Any], *, no_pool: bool) -> dict[str, Any]:
-    """Flags of the embedded pool change what file and defaults say, field by field."""
+    """Returns the flags with the pool as file, variables and defaults state it, changed field by field by the flags."""
     if no_pool:
         return flags | {"pool": False}
     if not pool:
@@ -117,7 +117,7 @@ def _with_pool(path: Path | None, flags: dict[str, Any], pool: dict[str, Any], *
 
 
 def _serve_engine(settings: Config, launched: int) -> int:
-    """As a child of the engine's process, which waits at a pipe for the address, and made the socket's folder."""
+    """Serves as a child of the engine's process, which made the socket's folder and waits at a pipe for the address."""
     from kvgrpc.engine.session.socket_folder import remove_if_left
 
     os.set_inheritable(launched, False)
@@ -151,7 +151,7 @@ async def _serve(settings: Config, launched: int | None = None) -> int:
     if launched is not None:
         with suppress(BrokenPipeError):
             os.write(launched, server.address.encode())
-        # The engine has the other end for as long as it lives: one that never attached would not be missed otherwise.
+        # The engine holds the other end while it lives: without this, the end of one that never attached is unnoticed.
         loop.add_reader(launched, _gone, launched, stopping)
     ends = [stopping.wait(), *([server.engine_over()] if settings.exit_with_engine else [])]
     await asyncio.wait([asyncio.ensure_future(end) for end in ends], return_when=asyncio.FIRST_COMPLETED)

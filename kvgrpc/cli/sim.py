@@ -1,4 +1,4 @@
-"""`kvgrpc sim`: many engines in virtual time, from seeds, with everything going wrong that can; rules are checked."""
+"""`kvgrpc sim`: many engines in virtual time, from seeds, with every possible failure; all rules are checked."""
 
 import gc
 import json
@@ -23,14 +23,14 @@ STEPS = 5_000
 STOPS = (signal.SIGINT, signal.SIGTERM)
 PROGRESS_S = 30.0
 SHRINK_S = 60.0
-"""So long a world is made smaller before what was found by then is shown."""
+"""Maximum time to make a world smaller before the result is shown, in seconds."""
 WORKER_STEPS = 100_000
-"""Steps of one process before the next world begins in a new one: some 200 MB."""
+"""Number of steps of one process before the next world begins in a new one; about 200 MB."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """Which worlds are run."""
+    """The kind of worlds that are run."""
 
     steps: int
     liars: bool = False
@@ -49,7 +49,7 @@ class Kind:
             raise typer.BadParameter("goes alone", param_hint="--rings")
 
     def setup(self, seed: int) -> "Setup":
-        """The world of a seed."""
+        """Returns the world of a seed."""
         from kvgrpc.sim import drawn
 
         return drawn(
@@ -60,7 +60,7 @@ class Kind:
 
 @dataclass
 class Report:
-    """What came of many worlds."""
+    """The results of many worlds."""
 
     first_seed: int
     outcome: "Outcome"
@@ -70,11 +70,11 @@ class Report:
 
     @property
     def next_seed(self) -> int:
-        """The first one that was not run."""
+        """The first seed that was not run."""
         return next(seed for seed in count(self.first_seed) if seed not in self.done)
 
 
-def sim(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
+def sim(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     first_seed: Annotated[int, typer.Option(help="The first seed.")] = 0,
     seeds: Annotated[int, typer.Option(help="How many worlds; 0: as many as --seconds allows.")] = 20,
     steps: Annotated[int, typer.Option(help="Events in each world, before it comes to its end.")] = STEPS,
@@ -147,7 +147,7 @@ def sim(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
 
 
 def _replay_scenario(path: Path) -> int:
-    """Prints the file with what is seen of its commands now; 1 when that is not what it says."""
+    """Prints the file with the present results of its commands. Returns 1 if they differ from the file's, else 0."""
     from kvgrpc.sim.script import ScriptError, replay
 
     text = path.read_text()
@@ -165,8 +165,8 @@ def _replay_scenario(path: Path) -> int:
 class Worker:
     """A process that runs worlds one after another.
 
-    Its end frees them at once, of which a collection would visit every object; and not each has a process of its own,
-    since the first world copies most of the memory that it shares with its parent.
+    The end of the process frees them at once, while a garbage collection would visit every object. Not every world gets
+    a process of its own: the first world of a process copies most of the memory it shares with its parent.
     """
 
     def __init__(self, kind: Kind) -> None:
@@ -174,7 +174,7 @@ class Worker:
         self._process = multiprocessing.get_context("fork").Process(
             target=_work, args=(theirs, self.connection, kind), daemon=True
         )
-        # What is raised while a process is made is lost: functions that are called at a fork may not raise.
+        # An exception raised while a process is made is lost: functions called at a fork may not raise.
         signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
         try:
             self._process.start()
@@ -186,16 +186,16 @@ class Worker:
 
     @property
     def spent(self) -> bool:
-        """Its memory is worth a new process."""
+        """True when freeing its memory is worth a new process."""
         return self._steps >= WORKER_STEPS
 
     def begin(self, seed: int) -> None:
-        """Lets it run a world."""
+        """Makes it run a world."""
         self._seed = seed
         self.connection.send(seed)
 
     def result(self) -> tuple[int, "Outcome", float]:
-        """Waits for the world to end: its seed, what came of it, and the processor time that it took."""
+        """Waits for the world to end. Returns its seed, its outcome, and its processor time in seconds."""
         try:
             outcome, processor_s = self.connection.recv()
         except EOFError:
@@ -208,7 +208,7 @@ class Worker:
         return self._seed, outcome, processor_s
 
     def end(self) -> None:
-        """Between two worlds only."""
+        """Ends the process. Call it only between two worlds."""
         self.connection.send(None)
         self._process.join()
         self.connection.close()
@@ -217,7 +217,7 @@ class Worker:
 def _work(connection: Connection, parents: Connection, kind: Kind) -> None:
     from kvgrpc.sim import digested, run
 
-    parents.close()  # so that it ends when its parent does
+    parents.close()  # so that this process ends when its parent does
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends ^C to all of its processes
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
@@ -230,7 +230,7 @@ def _work(connection: Connection, parents: Connection, kind: Kind) -> None:
 
 
 def to_json(report: Report, kind: Kind) -> dict[str, Any]:
-    """The report as JSON."""
+    """Returns the report as JSON."""
     outcome = report.outcome
     return {
         "first_seed": report.first_seed,
@@ -253,7 +253,7 @@ def to_json(report: Report, kind: Kind) -> dict[str, Any]:
 
 
 def show(report: Report, kind: Kind) -> None:
-    """Prints it to be read, with the trace of the first violation."""
+    """Prints the report for people, with the trace of the first violation."""
     from rich.console import Console
     from rich.table import Table
 
@@ -308,7 +308,7 @@ def _run(first: int, most: int, kind: Kind, seconds: float, jobs: int) -> Report
 
 
 def _progress(report: Report, outcome: "Outcome") -> None:
-    """A long run says where it is, and at once what it found."""
+    """Prints the progress of a long run, and violations at once."""
     for violation in outcome.violations:
         typer.echo(f"seed {violation.seed}: {violation.rule}: {violation.message}", err=True)
     steps, violations = report.outcome.steps, len(report.outcome.violations)
@@ -316,7 +316,7 @@ def _progress(report: Report, outcome: "Outcome") -> None:
 
 
 def _worlds(seeds: Iterator[int], jobs: int, make: Callable[[], Worker]) -> Iterator[tuple[int, "Outcome", float]]:
-    """Worlds as they end, so many at once."""
+    """Yields worlds as they end; `jobs` run at once."""
     busy: list[Worker] = []
 
     def begin(worker: Worker, seed: int) -> None:
@@ -338,7 +338,7 @@ def _worlds(seeds: Iterator[int], jobs: int, make: Callable[[], Worker]) -> Iter
 
 
 def _fresh(worker: Worker, make: Callable[[], Worker]) -> Worker:
-    """This one, or when it is spent another."""
+    """Returns this worker, or a new one if it is spent."""
     if not worker.spent:
         return worker
     worker.end()
@@ -359,7 +359,7 @@ def _replay_command(violation: "Violation", kind: Kind) -> str:
 
 
 def _replay(seed: int, kind: Kind) -> int:
-    """Replays one world, makes it smaller, and prints what led to its violation; the exit code."""
+    """Replays one world, makes it smaller, and prints what led to its violation. Returns the exit code."""
     from kvgrpc.sim import run
     from kvgrpc.sim.seeds.shrink import shrink
     from kvgrpc.sim.world.trace import Trace

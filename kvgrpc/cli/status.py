@@ -1,4 +1,4 @@
-"""`kvgrpc status`: how a server is: pool map, leases, transfers, peers, and who pins what."""
+"""`kvgrpc status`: the state of a server: pool map, leases, transfers, peers, and the owners of pins."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What `kvgrpc status` shows, and how. Imported when the command runs: every start of a server would pay for it."""
+"""Output of `kvgrpc status`. Imported only when the command runs: otherwise each start of a server pays for it."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -21,11 +21,11 @@ _CELLS = {
     admin_pb2.PIN_KIND_QUARANTINE: "[red]Q[/]",
 }
 _STRONGER = list(_CELLS)
-"""A block with several pins shows the last of these."""
+"""Kinds of pins, weakest first: a block with several pins shows the last of these."""
 
 
 async def look(address: str, timeout_s: float) -> dict[str, Any]:
-    """Everything that is shown, asked once."""
+    """Asks the server once for everything that is shown."""
     async with client.connect(address, timeout_s=timeout_s) as server:
         seen: dict[str, Any] = {"status": await server.status(), "capabilities": await server.capabilities()}
         for name, ask in (
@@ -43,20 +43,20 @@ async def look(address: str, timeout_s: float) -> dict[str, Any]:
                 NotFound,
                 Unavailable,
                 Unimplemented,
-            ):  # no engine is attached, or the call is newer than the server
+            ):  # no engine is attached, or the server is older than the call
                 seen[name] = None
         return seen
 
 
 def as_json(value: Message | None) -> dict[str, Any] | None:
-    """A message with all of its fields; None for what the server has not."""
+    """Returns a message with all of its fields; None for what the server does not have."""
     if value is None:
         return None
     return MessageToDict(value, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
 
 
 def show(address: str, seen: dict[str, Any]) -> None:
-    """Tables on standard output, of what `look` has seen."""
+    """Prints what `look` has seen, as tables on standard output."""
     console = Console()
     state: admin_pb2.GetStatusResponse = seen["status"]
     admission = name_of(handshake_pb2.Admission, state.admission)
@@ -82,7 +82,7 @@ def show(address: str, seen: dict[str, Any]) -> None:
 
 
 def _show_kept(console: Console, kept: admin_pb2.Kept) -> None:
-    """What the server keeps beside its pools."""
+    """Prints what the server keeps beside its pools."""
     kinds = sorted(kept.bytes_by_kind.items(), key=lambda row: (-row[1], row[0]))
     console.print(
         f"kept: {kept.total_bytes:,} bytes; callers {kept.caller_bytes:,} of {kept.caller_bytes_max:,}, "
@@ -102,7 +102,7 @@ def _path(row: handshake_pb2.DataPathStatus) -> str:
 
 
 def _spaces(description: pool_pb2.DescribePoolsResponse | None, count: int) -> list[list[int]]:
-    """The groups of each block space, of `count` groups; where the pool is another one by now, each by itself."""
+    """Returns the groups of each block space; each group alone if the pool no longer has `count` groups."""
     groups = description.pools[0].groups if description is not None else []
     names = [group.space for group in groups] if len(groups) == count else [""] * count
     spaces: dict[str | int, list[int]] = {}
@@ -112,7 +112,7 @@ def _spaces(description: pool_pb2.DescribePoolsResponse | None, count: int) -> l
 
 
 def _show_load(console: Console, load: handshake_pb2.EngineStatus, spaces: list[list[int]]) -> None:
-    """What a router chooses an engine by."""
+    """Prints the load by which a router chooses an engine."""
     soft = sum(load.groups[groups[0]].soft_block_count for groups in spaces)
     console.print(
         f"load: {load.transfer_count} transfers, {load.waiting_turn_count} of them wait for their turn, "
@@ -138,7 +138,7 @@ def _show_pool(
 
 
 def _map(groups: list[int], blocks: int, pins: admin_pb2.ListPinsResponse) -> str:
-    """Of the blocks of a space one character each; a large pool is shown by its strongest pin per stretch of blocks."""
+    """Returns one character per block of a space; in a large pool one per stretch of blocks, its strongest pin."""
     per_cell = -(-blocks // (MAP_COLUMNS * 16))
     rank = [0] * -(-blocks // per_cell)
     for pin in pins.pins:
@@ -151,7 +151,7 @@ def _map(groups: list[int], blocks: int, pins: admin_pb2.ListPinsResponse) -> st
 
 
 def _show_waits(console: Console, state: admin_pb2.GetStatusResponse) -> None:
-    """Who waits for whom."""
+    """Prints the requests that lack blocks, and the readers that wait for blocks of their own."""
     lacking = Table("lacks blocks", "began", "blocks", "for", box=None)
     for request in state.lacking_requests:
         blocks = sum(row.block_count for row in request.group_block_counts)

@@ -1,4 +1,4 @@
-"""Runs what starts processes, so that a signal ends it where it waits, and nowhere else."""
+"""Runs code that starts processes, so that a signal ends it only where it waits."""
 
 import asyncio
 import signal
@@ -11,8 +11,8 @@ T = TypeVar("T")
 def run_stoppable(main: Coroutine[Any, Any, T]) -> T:
     """Runs a coroutine as `asyncio.run` does. SIGTERM cancels it, as SIGINT does, and the command exits with 143.
 
-    An exception that a handler raises may end asyncio's own work instead: between the start of a process and the
-    connection of its pipes, for example, after which nobody notices the end of that process.
+    An exception that a signal handler raises could end asyncio's own work instead: between the start of a process and
+    the connection of its pipes, for example, after which nothing notices the end of that process.
     """
     told = False
 

@@ -1,4 +1,4 @@
-"""The Python client of kvgrpc: drives and watches transfers. Needs the base install only.
+"""The Python client of kvgrpc: drives and watches transfers. It needs the base install only.
 
     from kvgrpc.client import connect
 

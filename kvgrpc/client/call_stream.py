@@ -1,8 +1,8 @@
-"""Calls over one stream (CallService.StreamCalls), for about half of what they cost by themselves.
+"""Sends unary calls over one stream (CallService.StreamCalls), for about half of what each costs by itself.
 
-A stream that cannot be used is no error: the call is then made by itself. So is one whose stream ended before its
-answer, or that was answered with UNAVAILABLE: by itself it is repeated as gRPC repeats all calls (`channel`), within
-what is left of its time. That acts once, by the call's idempotency key.
+A stream that cannot be used is no error: the call is then made as a unary RPC. The same holds if the stream ends before
+the answer, or if the answer is UNAVAILABLE: gRPC retries the unary RPC like any call (`channel`), within the time left.
+The call acts at most once, because it keeps its idempotency key.
 """
 
 import asyncio
@@ -30,19 +30,23 @@ OFTEN = frozenset(
         *("GrantLease", "RenewLeases", "ReleaseLease", "AllocateBlocks", "FreeBlocks"),
     }
 )
-"""What is called for every request. The long replies of others would keep the answers of these waiting."""
+"""Methods called for every request. The long replies of other methods would delay the answers of these."""
 IDLE_S = 20.0
-"""Two calls within so long open the stream, and no call for so long ends it: where a stream stands for nothing gRPC
-sends pings, which some servers and proxies take amiss.
+"""Idle time in seconds. Two calls closer together than this open the stream, and a gap this long ends it: gRPC pings an
+idle stream, and some servers and proxies reject that.
 """
 RETRY_S = 1.0
-"""From the end of a stream that broke to the next."""
+"""Pause between the end of a broken stream and the next attempt, in seconds."""
 UNKNOWN_RETRY_S = 60.0
-"""The same, where the server does not know the method: by then it may be another one."""
+"""Pause before the next attempt if the server does not know StreamCalls, in seconds: by then a newer server may run
+there.
+"""
 CALLS_MAX = 512
-"""Under way over the stream, half of what a server allows a connection; more are made by themselves."""
+"""Maximum number of calls in flight over the stream, half of what a server allows a connection. Others are unary
+RPCs.
+"""
 MESSAGE_BYTES = 1 << 20
-"""A longer request is made by itself, and so many bytes go out together."""
+"""Maximum size of a request that goes over the stream, and of the requests that one message carries, in bytes."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ _METHODS: Mapping[str, _Method] = {
     for method in service.methods
     if method.name in OFTEN
 }
-"""By the request, of which every method has its own."""
+"""Methods by the full name of their request message. Every method has a request message of its own."""
 
 
 class _BrokenError(Exception):
@@ -71,16 +75,18 @@ class _ClosedError(Exception):
 
 @dataclass(eq=False)
 class _Waiting:
-    """A call that is not answered."""
+    """A call in flight."""
 
     answer: "asyncio.Future[calls_pb2.UnaryAnswer | None]"
-    """None: its time is over."""
+    """The answer; None once the call's time is over."""
     received: int
-    """Messages that had come when it was made."""
+    """Number of messages that the stream had received when the call was made."""
 
 
 class CallStream:
-    """The stream to one server, in one event loop. `metadata` is the client's own: the stream's, and so each call's."""
+    """The stream to one server, in one event loop. `metadata` is the client's own, and holds for every call of the
+    stream.
+    """
 
     def __init__(self, channel: aio.Channel, address: str, metadata: tuple[tuple[str, str], ...]) -> None:
         self._channel, self._address, self._metadata = channel, address, metadata
@@ -97,7 +103,7 @@ class CallStream:
         self._wake: asyncio.Future[None] | None = None
 
     async def reply(self, request: Message, timeout_s: float, traceparent: str) -> Message | None:
-        """What the server replies, or None for a call that is to be made by itself. Raises KVGrpcError."""
+        """Returns the server's reply, or None if the caller must make the call as a unary RPC. Raises KVGrpcError."""
         method = _METHODS.get(request.DESCRIPTOR.full_name)
         if method is None or not self._ready():
             return None
@@ -126,7 +132,7 @@ class CallStream:
             raise self._error(grpc.StatusCode.INTERNAL, "the reply cannot be read", method) from None
 
     async def close(self) -> None:
-        """Ends the stream, and the calls under way."""
+        """Ends the stream and the calls in flight."""
         self._closed = True
         self._fail_all(_ClosedError())
         if self._task is not None:
@@ -139,7 +145,7 @@ class CallStream:
         return error_of(status, _name(method), self._address)
 
     def _ready(self) -> bool:
-        """Whether a call may go over the stream. Opens it for the calls after this one, where it is worth it."""
+        """Returns True if a call may go over the stream. Opens the stream for later calls if calls are frequent."""
         now = _now()
         often, self._called_at = now - self._called_at < IDLE_S, now
         if self._usable:
@@ -149,7 +155,7 @@ class CallStream:
         return False
 
     async def _answer(self, call: calls_pb2.UnaryCall, timeout_s: float) -> calls_pb2.UnaryAnswer | None:
-        """None once its time is over. Raises _BrokenError or _ClosedError."""
+        """Returns the answer, or None once the call's time is over. Raises _BrokenError or _ClosedError."""
         loop = asyncio.get_running_loop()
         self._last_id = call.call_id = self._last_id + 1
         waiting = self._waiting[call.call_id] = _Waiting(loop.create_future(), self._received)
@@ -170,22 +176,22 @@ class CallStream:
         if not waiting.answer.done():
             waiting.answer.set_result(None)
         if waiting.received == self._received and self._task is not None:
-            self._task.cancel()  # nothing came all the while: the other end may be gone
+            self._task.cancel()  # nothing came all the while: the server may be gone
         else:
             self._give_up(call_id)
 
     def _give_up(self, call_id: int) -> None:
-        """The server need not go on with a call."""
+        """Tells the server to drop a call."""
         self._given_up.append(call_id)
         self._wake_writer()
 
     async def _run(self) -> None:
-        """One stream, from its opening to its end."""
+        """Runs one stream from its opening to its end."""
         retry_s = RETRY_S
         writer = stream = None
         try:
             stream = CallServiceStub(self._channel).StreamCalls(metadata=self._metadata)
-            # Whether messages go both ways: what stands between may take them and hand none on.
+            # A proxy may accept messages and forward none: an empty exchange proves that both directions work.
             await stream.write(calls_pb2.StreamCallsRequest())
             if isinstance(await stream.read(), calls_pb2.StreamCallsResponse):
                 self._usable = True
@@ -198,7 +204,7 @@ class CallStream:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 retry_s = UNKNOWN_RETRY_S
         except (asyncio.InvalidStateError, aio.UsageError):
-            pass  # it was over before it began
+            pass  # the call was over before it began
         finally:
             self._usable, self._task = False, None
             self._retry_at = _now() + retry_s
@@ -222,7 +228,7 @@ class CallStream:
                 one.answer.set_exception(why)
 
     async def _write(self, stream: Any) -> None:
-        # What ends a write ends the read, too, which then says why.
+        # An error that ends a write ends the read, too, and the read reports it.
         with contextlib.suppress(aio.AioRpcError, asyncio.InvalidStateError):
             while self._usable:
                 if self._unsent or self._given_up:
@@ -232,7 +238,7 @@ class CallStream:
             await stream.done_writing()
 
     async def _wait_for_calls(self) -> None:
-        """Until there are calls to send, or there was none for long: then the stream is not usable any more."""
+        """Returns once there are calls to send. Makes the stream unusable if no call was made for IDLE_S."""
         loop = asyncio.get_running_loop()
         self._wake = loop.create_future()
         idle = loop.call_later(IDLE_S, self._wake_writer)
@@ -248,14 +254,14 @@ class CallStream:
             self._wake.set_result(None)
 
     def _next_message(self) -> calls_pb2.StreamCallsRequest:
-        """As many of the calls that are not sent as fit into one message, in their order."""
+        """Returns the next message: the first unsent calls, in order, up to MESSAGE_BYTES."""
         message, nbytes = calls_pb2.StreamCallsRequest(cancelled_call_ids=self._given_up), 0
         self._given_up.clear()
         for call in self._unsent:
             nbytes += len(call.request)
             if message.calls and nbytes > MESSAGE_BYTES:
                 break
-            message.calls.add().CopyFrom(call)  # append would write it out and read it again
+            message.calls.add().CopyFrom(call)  # append would serialize and parse it again
         del self._unsent[: len(message.calls)]
         return message
 

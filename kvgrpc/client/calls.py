@@ -1,7 +1,7 @@
-"""One call: its deadline, its trace context, its idempotency key, its typed error.
+"""Makes one call, with its deadline, trace context, idempotency key and typed error.
 
-Stubs are called here, in `call_stream`, `watch`, `renewals` and `step_stream`, and nowhere else, so that no call is
-without a deadline.
+Stubs are called only here and in `call_stream`, `watch`, `renewals` and `step_stream`, so that every call has a
+deadline.
 """
 
 import math
@@ -26,7 +26,7 @@ Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
 
 PAGE_ROWS = 1000
-"""The most that a server gives at once."""
+"""Maximum number of rows that a server returns at once."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class Caller:
 
     address: str
     timeout_s: float
-    """Deadline of a call that states none."""
+    """Deadline of a call that states none, in seconds."""
     metadata: Metadata = ()
-    """Sent with every call, for example an `authorization`."""
+    """Metadata sent with every call, for example an `authorization`."""
     stream: CallStream | None = None
-    """What carries calls that are made often; invisible but for what they cost."""
+    """Stream for frequent calls, or None. It changes only what a call costs."""
 
     def __post_init__(self) -> None:
         checked_timeout(self.timeout_s)
@@ -47,7 +47,7 @@ class Caller:
     async def read(
         self, method: "aio.UnaryUnaryMultiCallable[Request, Response]", request: Request, options: Options
     ) -> Response:
-        """A unary call. Of `options` only those of options.Call are read; the others are in the request already."""
+        """Makes a unary call. It reads only the `options` of options.Call; the request already holds the others."""
         for name in options:
             if name not in CALL_OPTIONS and field_of(name) not in request.DESCRIPTOR.fields_by_name:
                 raise TypeError(f"{_method(request)} has no option {name!r}")
@@ -67,7 +67,9 @@ class Caller:
     async def change(
         self, method: "aio.UnaryUnaryMultiCallable[Request, Response]", request: Request, options: Options
     ) -> Response:
-        """As `read`, with an idempotency key. An error's metadata names it, so that the caller can repeat the call."""
+        """Makes a call like `read`, with an idempotency key. An error's metadata holds the key, so that the caller can
+        retry.
+        """
         key = set_key(request, options)
         try:
             return await self.read(method, request, options)
@@ -78,10 +80,10 @@ class Caller:
     async def pages(
         self, method: "aio.UnaryUnaryMultiCallable[Request, Response]", request: Request, options: Options, rows: str
     ) -> Response:
-        """All pages as one reply, or as many as hold `limit` rows; `rows` is the repeated field.
+        """Returns all pages as one reply, or as many as hold `limit` rows; `rows` is the repeated field.
 
-        The reply has the header of the first page: what changed while the others were fetched comes after it, so a
-        watch from there misses nothing.
+        The reply has the header of the first page. Changes during the fetch come after that header, so a watch from
+        there misses nothing.
         """
         limit = checked_limit(options.get("limit"))
         asked: Any = request
@@ -100,7 +102,7 @@ class Caller:
         return whole  # type: ignore[no-any-return]
 
     def headers(self) -> Metadata:
-        """The metadata of one call: with the trace context where a span is current, else as it is."""
+        """Returns the metadata of one call, with the trace context if a span is current."""
         context = trace.get_current_span().get_span_context()
         if not context.is_valid:
             return self.metadata
@@ -109,16 +111,16 @@ class Caller:
         return (*self.metadata, ("traceparent", parent), *((("tracestate", state),) if state else ()))
 
     def error(self, failed: aio.AioRpcError, request: Message) -> KVGrpcError:
-        """The typed error of a failed call."""
+        """Returns the typed error of a failed call."""
         return to_error(failed, _method(request), self.address)
 
 
 class ServerCalls:
-    """The channel to one server, and what makes calls over it."""
+    """The channel to one server, and the caller that uses it."""
 
     def __init__(self, channel: aio.Channel, caller: Caller) -> None:
         self.channel = channel
-        """For calls that have no method here: `SomeServiceStub(client.channel)`, with a deadline of your own."""
+        """Channel for RPCs that have no method here: `SomeServiceStub(client.channel)`, with a deadline of your own."""
         self._call = caller
 
 
@@ -131,7 +133,7 @@ def _method(request: Message) -> str:
 
 
 def set_key(request: Message, options: Options) -> str:
-    """Gives a request its idempotency key: the caller's, or a fresh one."""
+    """Sets the request's idempotency key, the caller's or a fresh one, and returns it."""
     given = options.get("idempotency_key")
     key = str(uuid4()) if given is None else str(given)
     request.idempotency_key = key  # type: ignore[attr-defined]
@@ -139,14 +141,14 @@ def set_key(request: Message, options: Options) -> str:
 
 
 def checked_timeout(timeout_s: object) -> float:
-    """Raises ValueError unless it is a positive, finite number of seconds."""
+    """Returns the timeout. Raises ValueError unless it is a positive, finite number of seconds."""
     if isinstance(timeout_s, int | float) and math.isfinite(timeout_s) and timeout_s > 0:
         return timeout_s
     raise ValueError(f"every call has a deadline: a timeout is a positive number of seconds, not {timeout_s!r}")
 
 
 def checked_limit(limit: object) -> int:
-    """The number of rows to fetch; more than there can be for None."""
+    """Returns the maximum number of rows to fetch; for None a number larger than any table."""
     if limit is None:
         return 1 << 62
     if isinstance(limit, int) and limit > 0:
@@ -155,6 +157,6 @@ def checked_limit(limit: object) -> int:
 
 
 def as_metadata(pairs: Mapping[str, str] | Sequence[tuple[str, str]]) -> Metadata:
-    """Metadata with its keys in lower case, as HTTP/2 has them."""
+    """Returns metadata with its keys in lower case, as HTTP/2 requires."""
     items = pairs.items() if isinstance(pairs, Mapping) else pairs
     return tuple((key.lower(), value) for key, value in items)

@@ -1,12 +1,12 @@
-"""The channel of a client: which calls gRPC repeats by itself, how it reconnects, how it notices a dead connection.
+"""Opens a client's channel, and sets its retries, its reconnects and its detection of dead connections.
 
 Rules:
 * Only UNAVAILABLE is retried: it says that the server did not take the call. Every mutating request carries an
-  idempotency key, so that even a call whose answer was lost acts once.
-* ConnectPeer is not retried: its UNAVAILABLE is the other server's, after the whole time that a connection may take. A
-  second attempt would leave of it no more than that the call's own time was over.
-* Streams are not retried here. Their loops come back by themselves, because only they know where to go on.
-* `waitForReady` is off: a server that is away is an error after the retries, not a silent wait.
+  idempotency key, so that a call whose answer was lost still acts at most once.
+* ConnectPeer is not retried: its UNAVAILABLE is the other server's, after the whole connect timeout. A second attempt
+  would fail with DEADLINE_EXCEEDED, which hides the cause.
+* gRPC does not retry streams. Their own loops reconnect, because only they know where to resume.
+* `waitForReady` is off: an unreachable server is an error after the retries, not a silent wait.
 """
 
 import json
@@ -41,16 +41,16 @@ SERVICE_CONFIG = {
         },
     ]
 }
-"""For other languages the same stands in clients/go/service_config.json."""
+"""The service config of all channels. clients/go/service_config.json holds the same for other languages."""
 
 CHANNEL_OPTIONS: tuple[tuple[str, str | int], ...] = (
     ("grpc.service_config", json.dumps(SERVICE_CONFIG)),
-    # A connection whose other end is gone without a word is noticed in 40 s. Pings go out during calls only, and no
-    # call lives longer than a minute: too few for a server with gRPC's own limits (3 in a row) to object to.
+    # A connection whose other end vanished is noticed within 40 s. Pings go out during calls only, and no call lasts
+    # longer than a minute, so a server with gRPC's default limits (3 in a row) sees too few pings to object.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
-    # gRPC's own pause after a refused connection grows to two minutes, in which every call fails at once. A server
-    # that restarts is back in seconds.
+    # gRPC's own back-off after a refused connection grows to two minutes, during which every call fails at once. A
+    # server that restarts is back in seconds.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),
 )
@@ -59,7 +59,7 @@ CHANNEL_OPTIONS: tuple[tuple[str, str | int], ...] = (
 def open_channel(
     address: str, credentials: grpc.ChannelCredentials | None, options: Sequence[tuple[str, str | int]]
 ) -> aio.Channel:
-    """A channel in the running event loop; `options` go over CHANNEL_OPTIONS. Connects at the first call."""
+    """Returns a channel in the running event loop, connected at the first call. `options` override CHANNEL_OPTIONS."""
     merged = list(({**dict(CHANNEL_OPTIONS), **dict(options)}).items())
     if credentials is None:
         return aio.insecure_channel(address, options=merged)

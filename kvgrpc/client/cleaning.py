@@ -1,44 +1,46 @@
-"""Cleaning up after a request that failed: every server that has something of it is told, whatever the others say."""
+"""Cleans up after a failed request: tells every server that holds something of the request, even if others fail."""
 
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from grpc import aio
+
 from kvgrpc.client.client import Client
 from kvgrpc.client.options import Call
-from kvgrpc.errors import KVGrpcError
+from kvgrpc.errors import KVGrpcError, Reason, Unavailable
 from kvgrpc.v1.transfer_pb2 import CancelTransferResponse
 
 C = TypeVar("C")
 
 CleanedUp = CancelTransferResponse | KVGrpcError
-"""What one server said: its outcome, or why it did nothing."""
+"""Answer of one server: its outcome, or the error for which it did nothing."""
 
 
 @dataclass(frozen=True)
 class CleanUp(Generic[C]):
-    """What one server is to end and free."""
+    """The transfer to cancel and the allocations to free at one server."""
 
     client: C
     transfer: str | bytes
-    """Its transfer by id, or (bytes) all with this transfer key."""
+    """Id of the transfer (str), or the transfer key of all transfers to cancel (bytes)."""
     free_allocation_ids: Sequence[str] = ()
-    """Allocations of this server: those of `allocate(...).blocks.allocation_id`."""
+    """Allocations of this server to free: `allocate(...).blocks.allocation_id`."""
 
 
 async def clean_up(
     sides: Sequence[CleanUp[Client]], *, message: str = "", timeout_s: float | None = None
 ) -> list[CleanedUp]:
-    """Cancels and frees at all sides at once, and gives what each said, in their order. A side that cannot be reached,
-    or refuses, keeps no other from being told; its error is in its place. Nor does a caller that is cancelled: its
-    cancellation goes on once all have been told, or their deadlines are over.
+    """Cancels and frees at all sides at once, and returns each side's answer, in the order of `sides`. A side that
+    cannot be reached, refuses, or whose client is closed does not stop the others; its error is in its place. If the
+    caller is cancelled, its cancellation continues once all sides were told or their deadlines are over.
     """
     telling = asyncio.gather(*(_one(side, message, timeout_s) for side in sides))
     try:
         return list(await asyncio.shield(telling))
     except asyncio.CancelledError:
-        # Whoever cancels may close the clients next, and with them the calls.
+        # A cancelled caller may close the clients next, which would end these calls.
         await asyncio.wait([telling])
         raise
 
@@ -51,3 +53,11 @@ async def _one(side: CleanUp[Client], message: str, timeout_s: float | None) -> 
         )
     except KVGrpcError as error:
         return error
+    except aio.UsageError:
+        pass  # it was closed before the call
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        # Nobody cancelled this: the client was closed meanwhile, and with it the call.
+    return Unavailable(Reason.PEER_UNREACHABLE, "the client is closed")

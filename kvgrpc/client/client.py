@@ -1,7 +1,7 @@
-"""The client: one method for each thing that can be asked of a server. The schema's comments are the contract.
+"""The client: one method for each RPC of a server. The comments of the schema are the contract.
 
-What goes in are Python values: lists of block ids and token ids, seconds. What comes out are the messages of the
-schema, so that nothing is lost between them and this file. Errors are those of `kvgrpc.errors`.
+Arguments are Python values: lists of block ids and token ids, seconds. Results are the messages of the schema, so that
+nothing is lost. Errors are those of `kvgrpc.errors`.
 """
 
 import asyncio
@@ -49,9 +49,11 @@ from kvgrpc.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from kvgrpc.v1.tensor_pb2_grpc import TensorServiceStub
 
 TIMEOUT_S = 10.0
-"""Deadline of a call that states none, retries included."""
+"""Deadline of a call that states none, retries included, in seconds."""
 RELEASE_QUARANTINE_TIMEOUT_S = 60.0
-"""That of ReleaseQuarantine, which waits for the transfers in flight: their own limit is 30 s by default."""
+"""Deadline of ReleaseQuarantine, in seconds. The call waits for transfers in flight, which by default end within 30
+s.
+"""
 
 
 def connect(
@@ -62,21 +64,21 @@ def connect(
     metadata: Mapping[str, str] | Sequence[tuple[str, str]] = (),
     channel_options: Sequence[tuple[str, str | int]] = (),
 ) -> "Client":
-    """A client of the server at `address` (`host:port`), in the running event loop:
+    """Returns a client of the server at `address` (`host:port`), in the running event loop:
 
         async with connect("127.0.0.1:50051") as client:
             reply = await client.capabilities()
 
-    Nothing is sent before the first call. Without `credentials` the connection is not encrypted. `metadata` goes with
-    every call, for example {"authorization": "Bearer ..."}.
+    Nothing is sent before the first call. Without `credentials` the connection is not encrypted. Every call carries
+    `metadata`, for example {"authorization": "Bearer ..."}.
     """
-    asyncio.get_running_loop()  # a channel belongs to its loop: without one this raises, instead of hanging later
+    asyncio.get_running_loop()  # a channel belongs to its loop: raise now if there is none, instead of hanging later
     channel, pairs = open_channel(address, credentials, channel_options), as_metadata(metadata)
     return Client(channel, Caller(address, timeout_s, pairs, CallStream(channel, address, pairs)))
 
 
 class Client(HandoffCalls):
-    """One server, as seen from one event loop. Made by `connect`. Any number of its methods may run at once."""
+    """One server, as seen from one event loop; `connect` makes it. Any number of its methods may run at once."""
 
     def __init__(self, channel: aio.Channel, caller: Caller) -> None:
         super().__init__(channel, caller)
@@ -95,7 +97,7 @@ class Client(HandoffCalls):
         await self.close()
 
     async def close(self) -> None:
-        """Ends calls, watches and renewals. Transfers and leases live on at the server."""
+        """Ends calls, watches and renewals. Transfers and leases stay alive at the server."""
         try:
             await self._keeper.close()
             if self._call.stream is not None:
@@ -103,20 +105,20 @@ class Client(HandoffCalls):
         finally:
             await self.channel.close()
 
-    # ---- who is there
+    # ---- engines
 
     async def capabilities(self, **options: Unpack[opt.Call]) -> handshake_pb2.GetCapabilitiesResponse:
-        """What the engine is and offers."""
+        """Returns the engine's description and capabilities."""
         return await self._call.read(self._handshake.GetCapabilities, handshake_pb2.GetCapabilitiesRequest(), options)
 
     async def get_engine(self, **options: Unpack[opt.Call]) -> handshake_pb2.GetEngineResponse:
-        """How the engine is right now: whether it takes work, what is free, and what waits."""
+        """Returns the engine's current state: whether it takes work, what is free, and what waits."""
         return await self._call.read(self._handshake.GetEngine, handshake_pb2.GetEngineRequest(), options)
 
     def watch_engine(self, *, min_interval_s: float | None = None) -> AsyncGenerator[EngineEvent, None]:
-        """How the engine is now and whenever that changes, for as long as it is read. It survives lost connections and
-        restarts of the server; `EngineUnreachable` marks when the server cannot be reached, a reply of another
-        incarnation that all leases, grants and transfers of the one before are gone.
+        """Yields the engine's state now and after every change. The watch survives lost connections and restarts of the
+        server. `EngineUnreachable` marks that the server cannot be reached. A reply of another incarnation means that
+        all leases, grants and transfers of the one before are gone.
         """
         request = handshake_pb2.WatchEngineRequest()
         if min_interval_s is not None:
@@ -126,14 +128,16 @@ class Client(HandoffCalls):
     async def check_compatibility(
         self, engine: handshake_pb2.EngineDescription, **options: Unpack[opt.Call]
     ) -> handshake_pb2.CheckCompatibilityResponse:
-        """Whether this engine and another, as its capabilities describe it, could exchange blocks, and if not, why."""
+        """Returns whether this engine and another can exchange blocks, and if not, why. `engine` is the other's
+        description.
+        """
         request = handshake_pb2.CheckCompatibilityRequest(engine=engine)
         return await self._call.read(self._handshake.CheckCompatibility, request, options)
 
     async def connect_peer(
         self, address: str, *, engine_id: str = "", **options: Unpack[opt.Trial]
     ) -> handshake_pb2.ConnectPeerResponse:
-        """Lets this server do its handshake with another one now, so that the first transfer does not pay for it."""
+        """Makes this server do its handshake with another one now, so that the first transfer does not pay for it."""
         peer = PeerAddress(address=address, engine_id=engine_id)
         request = handshake_pb2.ConnectPeerRequest(peer=peer, **fields(options))
         return await self._call.read(self._handshake.ConnectPeer, request, options)
@@ -146,7 +150,7 @@ class Client(HandoffCalls):
         expected_engine_id: str = "",
         **options: Unpack[opt.Call],
     ) -> handshake_pb2.HandshakeResponse:
-        """Introduces an engine: for leads of other implementations. Routers want `connect_peer`."""
+        """Introduces an engine: meant for leads of other implementations. Routers use `connect_peer`."""
         request = handshake_pb2.HandshakeRequest(
             engine=engine, endpoints=endpoints, expected_engine_id=expected_engine_id
         )
@@ -155,21 +159,20 @@ class Client(HandoffCalls):
     # ---- the pool
 
     async def describe_pools(self, **options: Unpack[opt.Call]) -> pool_pb2.DescribePoolsResponse:
-        """Groups, regions and who manages the blocks."""
+        """Returns the groups, the regions, and who manages the blocks."""
         return await self._call.read(self._pool.DescribePools, pool_pb2.DescribePoolsRequest(), options)
 
     async def pool_status(self, **options: Unpack[opt.Call]) -> pool_pb2.GetPoolStatusResponse:
-        """Counts per group: free, allocated, pinned by what."""
+        """Returns counts per group: free, allocated, and pinned by each kind of pin."""
         return await self._call.read(self._pool.GetPoolStatus, pool_pb2.GetPoolStatusRequest(), options)
 
     async def allocate(
         self, counts: int | Mapping[int, int], **options: Unpack[opt.Allocation]
     ) -> pool_pb2.AllocateBlocksResponse:
-        """Takes free blocks, all or none: so many of the one group, or {group: count}. They are freed by themselves
-        after 10 minutes, or after `ttl_s`; with `no_expiry` by `free` alone. `request_id` and `label` say to those who
-        look (`allocations`) what they are for. With `reclaim` they are taken back from
-        soft leases where too few are free. Hand the reply on as it is: every method
-        that takes blocks takes it.
+        """Takes free blocks, all or none: a count of the only group, or {group: count}. An allocation is freed after 10
+        minutes, or after `ttl_s`; with `no_expiry` only by `free`. `request_id` and `label` appear in `allocations`.
+        With `reclaim`, missing blocks are taken back from soft leases. Every method that takes blocks accepts the reply
+        as it is.
         """
         request = pool_pb2.AllocateBlocksRequest(group_block_counts=block_counts(counts), **fields(options))
         return await self._call.change(self._pool.AllocateBlocks, request, options)
@@ -177,9 +180,9 @@ class Client(HandoffCalls):
     async def reclaim(
         self, counts: int | Mapping[int, int], **options: Unpack[opt.Reclaiming]
     ) -> pool_pb2.ReclaimBlocksResponse:
-        """Takes blocks back from hand-overs that nobody has claimed in their firm time, all or none: so many of the one
-        group, or {group: count}. With `request_time_us`, when the request that waits for them began, also from readers
-        that are younger and wait for blocks of their own.
+        """Takes blocks back from hand-overs that nobody claimed in their firm time, all or none: a count of the only
+        group, or {group: count}. `request_time_us` is when the request that needs them began: with it, blocks are also
+        taken from younger readers that wait for blocks of their own.
         """
         request = pool_pb2.ReclaimBlocksRequest(group_block_counts=block_counts(counts), **fields(options))
         return await self._call.change(self._pool.ReclaimBlocks, request, options)
@@ -200,13 +203,13 @@ class Client(HandoffCalls):
         label: str = "",
         **options: Unpack[opt.Rows],
     ) -> pool_pb2.ListAllocationsResponse:
-        """Who holds blocks, or one block, by AllocateBlocks; oldest first."""
+        """Returns the allocations, or those that hold one block; oldest first."""
         request = pool_pb2.ListAllocationsRequest(block=block, group=group, request_id=request_id, label=label)
         return await self._call.pages(self._pool.ListAllocations, request, options, "allocations")
 
     async def free(self, blocks: AnyBlocks | str, **options: Unpack[opt.OwnBlocks]) -> pool_pb2.FreeBlocksResponse:
-        """Gives blocks back: these, or (a string) all that is left of this allocation. Those that are pinned come free
-        at their last unpin.
+        """Frees blocks: those given, or (a string) all that is left of this allocation. Pinned blocks become free at
+        their last unpin.
         """
         which: dict[str, Any] = {"allocation_id": blocks} if isinstance(blocks, str) else own_blocks(blocks, options)
         request = pool_pb2.FreeBlocksRequest(**which, **other_fields(options))
@@ -215,7 +218,7 @@ class Client(HandoffCalls):
     async def read_blocks(
         self, blocks: AnyBlocks, *, rank: int = 0, **options: Unpack[opt.Reading]
     ) -> pool_pb2.ReadBlocksResponse:
-        """Bytes of blocks, for debugging, where the server allows it."""
+        """Returns the bytes of blocks, for debugging, if the server allows it."""
         request = pool_pb2.ReadBlocksRequest(rank=rank, **own_blocks(blocks, options), **other_fields(options))
         return await self._call.read(self._pool.ReadBlocks, request, call_options(options))
 
@@ -224,7 +227,7 @@ class Client(HandoffCalls):
     async def grant_lease(
         self, blocks: AnyBlocks, content: Tokens, **options: Unpack[opt.LeaseGrant]
     ) -> lease_pb2.GrantLeaseResponse:
-        """Pins blocks and mints a READ grant, as finished_blocks does, without a transfer to follow."""
+        """Pins blocks and mints a READ grant, like finished_blocks, but without a transfer."""
         request = lease_pb2.GrantLeaseRequest(
             content=as_content(content), **own_blocks(blocks, options), **other_fields(options)
         )
@@ -233,22 +236,22 @@ class Client(HandoffCalls):
     async def renew_leases(
         self, leases: Sequence[AnyLease], **options: Unpack[opt.Renewing]
     ) -> lease_pb2.RenewLeasesResponse:
-        """Extends leases. One that cannot be renewed is a row with a reason, not an error."""
+        """Extends leases. A lease that cannot be renewed is a row with a reason, not an error."""
         request = lease_pb2.RenewLeasesRequest(leases=[lease_ref(lease) for lease in leases], **fields(options))
         return await self._call.read(self._leases.RenewLeases, request, options)
 
     async def release_lease(self, lease: AnyLease, **options: Unpack[opt.Effect]) -> lease_pb2.ReleaseLeaseResponse:
-        """Ends a lease before its time and says what came free."""
+        """Ends a lease early and returns what came free."""
         request = lease_pb2.ReleaseLeaseRequest(lease=lease_ref(lease), **fields(options))
         return await self._call.change(self._leases.ReleaseLease, request, options)
 
     async def get_lease(self, lease: AnyLease, **options: Unpack[opt.Call]) -> lease_pb2.GetLeaseResponse:
-        """One lease."""
+        """Returns one lease."""
         request = lease_pb2.GetLeaseRequest(lease=lease_ref(lease))
         return await self._call.read(self._leases.GetLease, request, options)
 
     async def list_leases(self, *, request_id: str = "", **options: Unpack[opt.Rows]) -> lease_pb2.ListLeasesResponse:
-        """The live leases, oldest first."""
+        """Returns the live leases, oldest first."""
         request = lease_pb2.ListLeasesRequest(request_id=request_id)
         return await self._call.pages(self._leases.ListLeases, request, options, "leases")
 
@@ -256,7 +259,7 @@ class Client(HandoffCalls):
     async def lease(
         self, blocks: AnyBlocks, content: Tokens, **options: Unpack[opt.LeaseTerms]
     ) -> AsyncIterator[HeldLease]:
-        """A lease for the length of an `async with`: granted, renewed in time, released at the end."""
+        """Holds a lease during an `async with`: granted at its start, renewed in time, released at its end."""
         sent = time.monotonic()
         reply = await self.grant_lease(blocks, content, **options)
         renewal = Renewal(lease_ref(reply.lease), reply.lease.lease_id)
@@ -266,8 +269,8 @@ class Client(HandoffCalls):
 
     @asynccontextmanager
     async def keep_alive(self, lease: AnyLease, *, release: bool = True) -> AsyncIterator[HeldLease]:
-        """Renews a lease in time while the `async with` lasts; `release` says whether it ends with it. Raises if the
-        lease is over already. `check` and `wait_over` of what it gives tell when it is lost.
+        """Renews a lease in time during an `async with`, and with `release` releases it at the end. Raises if the lease
+        is already over. `check` and `wait_over` of the yielded HeldLease tell when the lease is lost.
         """
         renewal = Renewal(lease_ref(lease), lease if isinstance(lease, str) else lease.lease_id)
         grant = lease if isinstance(lease, Grant) else None
@@ -281,44 +284,44 @@ class Client(HandoffCalls):
             yield held
 
     async def _release(self, renewal: Renewal) -> None:
-        with suppress(NotFound, PreconditionFailed):  # it ended a moment ago, which is all that is wanted
+        with suppress(NotFound, PreconditionFailed):  # the lease ended a moment ago, which is what is wanted
             await self._call.change(self._leases.ReleaseLease, lease_pb2.ReleaseLeaseRequest(lease=renewal.ref), {})
 
-    # ---- for the engine's scheduler
+    # ---- for the scheduler of an engine
 
     def scheduler(self) -> Scheduler:
-        """The policy for the scheduler of this server's engine. An engine has one scheduler: news go to the caller that
-        asks first.
+        """Returns the policy for the scheduler of this server's engine. An engine has one: only the first caller gets
+        the news.
         """
         return Scheduler(self._call, SchedulerServiceStub(self.channel))
 
     # ---- for engines without blocks
 
     def tensors(self) -> Tensors:
-        """Named tensors, of a server whose pool is a staging store."""
+        """Returns the named tensors of a server whose pool is a staging store."""
         return Tensors(self._call, TensorServiceStub(self.channel))
 
     # ---- for operators
 
     async def status(self, **options: Unpack[opt.Call]) -> admin_pb2.GetStatusResponse:
-        """Whether the server takes work, and what it has done and has in flight."""
+        """Returns whether the server takes work, what it has done, and what is in flight."""
         return await self._call.read(self._admin.GetStatus, admin_pb2.GetStatusRequest(), options)
 
     async def drain(self, *, cancel: bool = False, **options: Unpack[opt.Effect]) -> admin_pb2.DrainResponse:
-        """The server takes no new work any more, or, with `cancel`, takes it again. The reply comes at once and says
-        what is still going on: ask again until nothing is, then stop the server.
+        """Stops the server from taking new work, or with `cancel` lets it take work again. The reply comes at once and
+        says what is still in flight. Call again until nothing is, then stop the server.
         """
         request = admin_pb2.DrainRequest(cancel=cancel, **fields(options))
         return await self._call.change(self._admin.Drain, request, options)
 
     async def peers(self, **options: Unpack[opt.Call]) -> admin_pb2.ListPeersResponse:
-        """The engines that this one knows, newest first."""
+        """Returns the engines that this one knows, newest first."""
         return await self._call.read(self._admin.ListPeers, admin_pb2.ListPeersRequest(), options)
 
     async def pins(
         self, block: int | None = None, *, group: int = 0, **options: Unpack[opt.Rows]
     ) -> admin_pb2.ListPinsResponse:
-        """Who pins which blocks, or one block, why and since when; oldest first."""
+        """Returns who pins which blocks, or one block, why and since when; oldest first."""
         request = admin_pb2.ListPinsRequest()
         if block is not None:
             request.block.CopyFrom(admin_pb2.BlockRef(group=group, block=block))
@@ -327,9 +330,9 @@ class Client(HandoffCalls):
     async def release_quarantine(
         self, *, force: bool = False, message: str = "", transfer_ids: Sequence[str] = (), **options: Unpack[opt.Effect]
     ) -> admin_pb2.ReleaseQuarantineResponse:
-        """Gets memory out of quarantine: by re-key, which takes as long as a transfer may (the deadline is a minute;
-        give it a `timeout_s` above that limit where it is longer), or with `force` at your word, which `message`
-        explains.
+        """Ends quarantines: by re-key, or with `force` on the caller's assurance, which `message` explains. A re-key
+        takes as long as a transfer may. The deadline is a minute; if transfers may take longer, give a larger
+        `timeout_s`.
         """
         options = {"timeout_s": RELEASE_QUARANTINE_TIMEOUT_S, **options}
         request = admin_pb2.ReleaseQuarantineRequest(

@@ -1,4 +1,4 @@
-"""HandoffService: blocks are handed over, pulled, reserved, pushed."""
+"""Calls of HandoffService: hand over, pull, reserve and push blocks."""
 
 import secrets
 from collections.abc import Mapping
@@ -25,11 +25,11 @@ from kvgrpc.v1.handoff_pb2_grpc import HandoffServiceStub
 from kvgrpc.v1.transfer_pb2 import Transfer
 
 _OF_FINISHED = frozenset({"request_id", "transfer_key", "validate_only"})
-"""Options of a hand-over or a part that are said beside it."""
+"""Options of a hand-over or a part that are fields of the request, not of its job."""
 
 
 class HandoffCalls(TransferCalls):
-    """A client's methods for hand-overs, and for the transfers that they make."""
+    """A client's methods for hand-overs, and for the transfers that they start."""
 
     def __init__(self, channel: aio.Channel, caller: Caller) -> None:
         super().__init__(channel, caller)
@@ -38,8 +38,8 @@ class HandoffCalls(TransferCalls):
     async def finished_blocks(
         self, blocks: AnyBlocks, content: Tokens, **options: Unpack[opt.HandOver]
     ) -> handoff_pb2.FinishedBlocksResponse:
-        """Hands the finished blocks of a whole prompt over: pins them under a lease and mints the READ grant that
-        consumers pull with. Until the transfer's memory is RETURNED the caller does not reuse the blocks.
+        """Hands over the finished blocks of a whole prompt: pins them under a lease and mints the READ grant that
+        consumers pull with. The caller must not reuse the blocks before the transfer's memory is RETURNED.
         """
         job = handoff_pb2.HandOver(
             content=as_content(content), **own_blocks(blocks, options), **other_fields(options, but=_OF_FINISHED)
@@ -55,9 +55,9 @@ class HandoffCalls(TransferCalls):
         content: Tokens | None = None,
         **options: Unpack[opt.Part],
     ) -> handoff_pb2.FinishedBlocksResponse:
-        """Hands one part of a push over, as soon as it is written: whole blocks that follow those of the same layers
-        in earlier parts. The first part says the `content` of all of them, the final one `last`; that one may be
-        without blocks.
+        """Hands over one part of a push as soon as it is written: whole blocks that follow those of the same layers in
+        earlier parts. The first part states the `content` of all parts. The final one sets `last`, and may have no
+        blocks.
         """
         job = handoff_pb2.PushPart(**other_fields(options, but=_OF_FINISHED))
         if blocks is not None:
@@ -70,7 +70,7 @@ class HandoffCalls(TransferCalls):
     async def source_failed(
         self, transfer_key: bytes, message: str = "", *, request_id: str = "", **options: Unpack[opt.Effect]
     ) -> handoff_pb2.FinishedBlocksResponse:
-        """The source cannot deliver: ends the push under this key at once, at both sides."""
+        """Tells that the source cannot deliver: ends the push under this key at once, at both sides."""
         job = handoff_pb2.SourceFailure(message=message)
         request = handoff_pb2.FinishedBlocksRequest(
             transfer_key=transfer_key, request_id=request_id, failure=job, **fields(options)
@@ -87,11 +87,11 @@ class HandoffCalls(TransferCalls):
         incarnation: int = 0,
         **options: Unpack[opt.Pull],
     ) -> handoff_pb2.PullBlocksResponse:
-        """Pulls what a grant offers, or gives an earlier pull, by its transfer id, the blocks that it waits for.
+        """Pulls what a grant offers, or gives an earlier pull, named by its transfer id, the blocks that it waits for.
 
-        `blocks` None: not known yet; empty: nowhere, all was found locally, which releases the source. `have_tokens`
-        are those whose KV is here already; `incarnation` is the life that bare ids in `blocks` are of. Returns at
-        once; `wait` and `watch` tell the end, and `pull` waits for it.
+        `blocks` None means not known yet. Empty `blocks` mean that all was found locally, which releases the source.
+        `have_tokens` counts the tokens whose KV is already here; `incarnation` is the life that bare ids in `blocks`
+        belong to. The call returns at once: `wait` and `watch` tell the end, and `pull` waits for it.
         """
         request = _pull_request(pull, content, options)
         if blocks is not None:
@@ -108,9 +108,10 @@ class HandoffCalls(TransferCalls):
         timeout_s: float = WAIT_S,
         **options: Unpack[opt.WaitedPull],
     ) -> Transfer:
-        """As `pull_blocks` and then `wait`, in one call where the server knows that: the transfer once it is over,
-        however it ended. DeadlineExceeded names its phase and, in `metadata`, its `transfer_id`: it goes on, as it does
-        when this coroutine is cancelled, until it is over or `cancel` ends it.
+        """Pulls and waits, like `pull_blocks` and then `wait`, in one RPC if the server supports that. Returns the
+        transfer once it is over, however it ended. DeadlineExceeded names the transfer's phase and, in `metadata`, its
+        `transfer_id`. After it, or if this coroutine is cancelled, the transfer goes on until it ends or `cancel` ends
+        it.
         """
         where = [options.pop("have_tokens", 0), options.pop("incarnation", 0)]
         request = _pull_request(pull, content, options)
@@ -120,7 +121,7 @@ class HandoffCalls(TransferCalls):
     async def reserve_blocks(
         self, transfer_key: bytes, blocks: AnyBlocks, content: Tokens, **options: Unpack[opt.Reservation]
     ) -> handoff_pb2.ReserveBlocksResponse:
-        """Reserves blocks that a push will fill, and mints the WRITE grant for it."""
+        """Reserves blocks that a push will fill, and mints the WRITE grant for them."""
         request = handoff_pb2.ReserveBlocksRequest(
             transfer_key=transfer_key,
             content=as_content(content),
@@ -140,8 +141,8 @@ class HandoffCalls(TransferCalls):
         timeout_s: float = WAIT_S,
         **options: Unpack[opt.WaitedReservation],
     ) -> Transfer:
-        """As `reserve_blocks` and then `wait`, in one call where the server knows that: the server registers the push
-        at its `source`, and this gives the transfer once it is over, as `pull` does.
+        """Reserves and waits, like `reserve_blocks` and then `wait`, in one RPC if the server supports that. The server
+        registers the push at its `source`. Returns the transfer once it is over, like `pull`.
         """
         request = handoff_pb2.ReserveBlocksRequest(
             transfer_key=transfer_key,
@@ -156,7 +157,7 @@ class HandoffCalls(TransferCalls):
     async def register_push(
         self, grant: Grant, *, request_id: str = "", **options: Unpack[opt.Effect]
     ) -> handoff_pb2.RegisterPushResponse:
-        """Tells the source of a push where its blocks are to go."""
+        """Tells the source of a push where to send its blocks."""
         request = handoff_pb2.RegisterPushRequest(grant=grant, request_id=request_id, **fields(options))
         return await self._call.change(self._handoff.RegisterPush, request, options)
 

@@ -1,11 +1,11 @@
-"""Leases that are kept alive: renewed in time, all in one batch; the holder of a lease learns when it is over.
+"""Keeps leases alive: renews them in time, in batches, and tells a lease's holder when it is over.
 
 Rules:
-* A lease is renewed when a third of what was left has passed, so that two renewals may fail.
-* What is left is counted from the moment a renewal was sent, by this process's own monotonic clock: the holder never
-  believes in a lease longer than its server does.
-* The end is final and has a reason. A lease that could not be renewed in time counts as expired, whatever the server
-  may know: on doubt the holder must not rely on it.
+* A lease is renewed when a third of its remaining time has passed, so that two renewals may fail.
+* The remaining time counts from the moment a renewal was sent, by this process's monotonic clock, so that the holder
+  never believes in a lease longer than its server does.
+* The end is final and has a reason. A lease that could not be renewed in time counts as expired, even if its server
+  still holds it: in doubt, the holder must not rely on it.
 """
 
 import asyncio
@@ -19,16 +19,16 @@ from kvgrpc.client.renewals import Renewals
 from kvgrpc.client.values import in_seconds, reason_of
 from kvgrpc.errors import Aborted, KVGrpcError, NotFound, PreconditionFailed, Reason
 from kvgrpc.v1.common_pb2 import Grant
-from kvgrpc.v1.lease_pb2 import LEASE_STATE_LIVE, LeaseRef, LeaseState, RenewedLease
+from kvgrpc.v1.lease_pb2 import LEASE_STATE_EXPIRED, LEASE_STATE_LIVE, LeaseRef, LeaseState, RenewedLease
 
 TOGETHER_S = 0.25
-"""Renewals that are due this soon go along with one that is due now."""
+"""Window in seconds: renewals due this soon go along with one that is due now."""
 PAUSE_MIN_S = 0.1
-"""Between two renewals of a lease, also when its cap leaves it little time."""
+"""Minimum time between two renewals of a lease, in seconds, also if its cap leaves little time."""
 PAUSE_AFTER_FAILURE_S = 1.0
 TIMEOUT_S = 10.0
 BATCH_MAX = 5_000
-"""Leases in one message. A server takes 10,000, but also no more than 4 MB, and a grant has up to 700 bytes."""
+"""Maximum number of leases in one message. A server takes 10,000, but at most 4 MB, and a grant has up to 700 bytes."""
 
 _ENDED: dict[Reason, type[KVGrpcError]] = {
     Reason.LEASE_NOT_FOUND: NotFound,
@@ -38,28 +38,28 @@ _ENDED: dict[Reason, type[KVGrpcError]] = {
 
 @dataclass(eq=False)
 class Renewal:
-    """What is known of one lease. Pure: every clock reading is an argument."""
+    """The known state of one lease. It is pure: every clock reading is an argument."""
 
     ref: LeaseRef
     lease_id: str
     left_until: float = 0.0
     due: float = 0.0
-    """When to renew it next."""
+    """Time of the next renewal."""
     error: KVGrpcError | None = None
-    """Why it is over; None while it lives."""
+    """Why the lease is over; None while it lives."""
     state: LeaseState.ValueType = LEASE_STATE_LIVE
-    """The last that the server said."""
+    """The state that the server named last."""
     on_end: Callable[[], None] = lambda: None
     _failure: KVGrpcError | None = None
 
     def granted(self, left_s: float, sent: float) -> None:
-        """`left_s` was left, counted from `sent`."""
+        """Records that `left_s` was left, counted from `sent`."""
         self.left_until = sent + left_s
         self.due = sent + max(left_s / 3, PAUSE_MIN_S)
         self._failure = None
 
     def answered(self, row: RenewedLease, sent: float) -> None:
-        """What the server said to a renewal sent at `sent`."""
+        """Records the server's answer to a renewal sent at `sent`."""
         left_s = in_seconds(row.remaining)
         self.state = row.state or self.state
         if not row.reason and left_s > 0:
@@ -70,13 +70,13 @@ class Renewal:
         self.end(kind(reason, f"lease {self.lease_id} is over and could not be renewed"))
 
     def not_answered(self, why: KVGrpcError, now: float) -> None:
-        """Again soon, as long as there is time."""
+        """Records a failed renewal, and schedules the next attempt within the time left."""
         self._failure = why
         pause_s = max(min((self.left_until - now) / 4, PAUSE_AFTER_FAILURE_S), PAUSE_MIN_S)
         self.due = min(now + max(pause_s, why.retry_delay_s or 0.0), self.left_until)
 
     def overdue(self, now: float) -> KVGrpcError | None:
-        """Why it is over at `now`."""
+        """Returns why the lease is over at `now`, or None."""
         if self.error is None and now >= self.left_until:
             last = f"; the last attempt: {self._failure}" if self._failure else ""
             error = PreconditionFailed(
@@ -87,7 +87,7 @@ class Renewal:
         return self.error
 
     def end(self, error: KVGrpcError) -> None:
-        """It is over. Only the first end counts."""
+        """Ends the lease. Only the first end counts."""
         if self.error is None:
             self.error = error
             self.on_end()
@@ -99,20 +99,27 @@ class HeldLease:
     def __init__(self, renewal: Renewal, grant: Grant | None) -> None:
         self.lease_id = renewal.lease_id
         self.grant = grant
-        """What a consumer pulls with; None for a lease that was named by its id."""
+        """Grant for consumers to pull with; None for a lease that was named by its id."""
         self._renewal = renewal
         self._over = asyncio.Event()
         renewal.on_end = self._over.set
 
     @property
     def reason(self) -> Reason | None:
-        """Why it is over; None while it lives. LEASE_RELEASED also means that its consumers are done: see `state`."""
+        """Why the lease is over; None while it lives. LEASE_RELEASED can also mean that its consumers are done: see
+        `state`.
+        """
         error = self._renewal.overdue(time.monotonic())
         return error.reason if error else None
 
     @property
     def state(self) -> LeaseState.ValueType:
-        """What the server said of it last; DONE tells that its consumers have their KV."""
+        """The state that the server named last; DONE means that the consumers have their KV. EXPIRED also if the lease
+        could not be renewed in time, whatever the server may know.
+        """
+        error = self._renewal.overdue(time.monotonic())
+        if error and error.reason is Reason.LEASE_EXPIRED and self._renewal.state == LEASE_STATE_LIVE:
+            return LEASE_STATE_EXPIRED
         return self._renewal.state
 
     def check(self) -> None:
@@ -129,7 +136,7 @@ class HeldLease:
 
 
 class Keeper:
-    """Renews the leases of one client: one task, which lives only while a lease is held."""
+    """Renews the leases of one client, in one task that lives only while a lease is held."""
 
     def __init__(self, renewals: Renewals) -> None:
         self._renewals = renewals
@@ -141,8 +148,8 @@ class Keeper:
     async def holding(
         self, renewal: Renewal, grant: Grant | None, release: Callable[[], Awaitable[None]] | None
     ) -> AsyncIterator[HeldLease]:
-        """Renews a lease meanwhile, then releases it unless it is over. A release that fails never hides an error of
-        the body, and alone it is one: the blocks stay pinned until the lease ends by itself.
+        """Renews a lease during the `async with`, then releases it unless it is over. A failed release never hides an
+        error of the body. Without such an error it is raised: the blocks stay pinned until the lease expires.
         """
         held = HeldLease(renewal, grant)
         self._hold(renewal)
@@ -159,7 +166,7 @@ class Keeper:
         await _release(renewal, release)
 
     async def close(self) -> None:
-        """Stops renewing. An unexpected error of the task is raised here."""
+        """Stops renewing. Raises an unexpected error of the task."""
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
@@ -170,7 +177,7 @@ class Keeper:
         self._held.add(renewal)
         self._news.set()
         if self._task is None or self._task.done():
-            # Without context: the span of the first caller is not the trace of all that follow.
+            # Empty context: the first caller's span must not be the trace of all later renewals.
             self._task = asyncio.get_running_loop().create_task(
                 self._run(), name="kvgrpc lease renewals", context=contextvars.Context()
             )
@@ -194,7 +201,7 @@ class Keeper:
                 elif self._held:
                     await self._pause(min(renewal.due for renewal in self._held) - now)
         finally:
-            # Also when this task fails: no holder shall believe in a lease that is not renewed.
+            # Also if this task fails: no holder may believe in a lease that is not renewed.
             for renewal in self._held:
                 renewal.end(PreconditionFailed(Reason.LEASE_EXPIRED, f"lease {renewal.lease_id} is no longer renewed"))
 

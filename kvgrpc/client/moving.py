@@ -1,4 +1,4 @@
-"""One call that moves the KV of a prompt from one server to another, and the error of a transfer that failed."""
+"""Moves the KV of a prompt from one server to another in one call, and defines the error of a failed transfer."""
 
 import secrets
 import time
@@ -15,7 +15,9 @@ from kvgrpc.v1.transfer_pb2 import TRANSFER_STATE_SUCCEEDED, Transfer
 
 
 class TransferFailed(Aborted):
-    """A transfer has ended without its KV: it failed or was cancelled. `reason` and `next` are those of its failure."""
+    """Raised when a transfer has ended without its KV: it failed or was cancelled. `reason` and `next` are its
+    failure's.
+    """
 
     def __init__(self, transfer: Transfer) -> None:
         failure = transfer.failure
@@ -31,9 +33,9 @@ class TransferFailed(Aborted):
 
 
 def check_transfer(transfer: Transfer) -> Transfer:
-    """The transfer, which has succeeded or is not over. Raises TransferFailed where it has ended in another way.
+    """Returns the transfer if it has succeeded or is not over. Raises TransferFailed if it has ended in another way.
 
-    To a server such an end is no error of a call: what waits for a transfer gives it however it ended.
+    For a server such an end is no error of a call: calls that wait for a transfer return it however it ended.
     """
     if is_over(transfer) and transfer.state != TRANSFER_STATE_SUCCEEDED:
         raise TransferFailed(transfer)
@@ -42,12 +44,12 @@ def check_transfer(transfer: Transfer) -> Transfer:
 
 @dataclass(frozen=True)
 class Moved:
-    """Where the KV is now."""
+    """Result of a move: where the KV is now."""
 
     transfer: Transfer
-    """The RECEIVE at the destination."""
+    """The RECEIVE transfer at the destination."""
     blocks: Blocks
-    """Those of the destination; what was allocated for the move is freed by `free`."""
+    """Blocks at the destination. Those that the move allocated are freed with `free`."""
 
 
 async def move(  # noqa: PLR0913 - by name, each with a default
@@ -60,12 +62,12 @@ async def move(  # noqa: PLR0913 - by name, each with a default
     request_id: str = "",
     timeout_s: float = WAIT_S,
 ) -> Moved:
-    """Copies the KV of a prompt from blocks of one server to another one, and waits until it is there: as many blocks
-    are allocated at the destination, unless `into` names some, those of the source are handed over to be read, and the
-    destination pulls. Both servers manage their pools; the source's blocks stay the caller's.
+    """Copies the KV of a prompt from blocks of one server to another, and waits until it is there. The move allocates
+    as many blocks at the destination unless `into` names some, hands over the source's blocks, and pulls. Both servers
+    manage their pools; the caller still owns the source's blocks.
 
-    A move that fails leaves nothing behind: it is cancelled at both sides, and what it allocated is freed. It raises
-    what refuses a call, TransferFailed, or DeadlineExceeded.
+    A move that fails leaves nothing behind: it is cancelled at both sides, and what it allocated is freed. Raises the
+    error of a refused call, TransferFailed, or DeadlineExceeded.
     """
     until, key, given = time.monotonic() + timeout_s, secrets.token_bytes(16), as_blocks(blocks)
     allocated = ""

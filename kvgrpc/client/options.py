@@ -1,8 +1,7 @@
 """Optional arguments of the client's methods, by name and type.
 
-Each is the field of the same name in the request message, where its comment is the contract; `_s` marks seconds where
-the field is a Duration, `consumers` is the field `consumer_count`. Left out means what the schema says for an unset
-field.
+Each is the request field of the same name, whose comment is the contract. `_s` marks seconds for a field of type
+Duration, and `consumers` is the field `consumer_count`. An omitted option is an unset field.
 """
 
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from kvgrpc.v1.transfer_pb2 import CancelScope, Direction, MemoryDisposition, Tr
 
 
 class Call(TypedDict, total=False):
-    """Of every call. There is always a deadline: `timeout_s` replaces the client's own for this call, retries
+    """Options of every call. Every call has a deadline: `timeout_s` replaces the client's own for this call, retries
     included.
     """
 
@@ -21,41 +20,41 @@ class Call(TypedDict, total=False):
 
 
 class Change(Call, total=False):
-    """Of every call that changes something. The default is a fresh key, so that retries act once. To repeat a call
-    yourself, give the same key and the same arguments again; empty switches deduplication off.
+    """Options of every call that changes something. The default key is fresh, so that retries act at most once. To
+    repeat a call yourself, give the same key and arguments again. An empty key turns deduplication off.
     """
 
     idempotency_key: str
 
 
 class Trial(Call, total=False):
-    """Of calls that can be tried: `validate_only` checks all that can be checked at the server and changes nothing. The
-    reply says what would come of the call, without ids and grants.
+    """Options of calls that can be tried: `validate_only` checks all that the server can check and changes nothing. The
+    reply says what the call would do, without ids and grants.
     """
 
     validate_only: bool
 
 
 class Effect(Change, Trial, total=False):
-    """Of calls that change something, and can be tried."""
+    """Options of calls that change something and can be tried."""
 
 
 class OwnBlocks(Effect, total=False):
-    """Of calls that name blocks of this engine. `incarnation` is the life that bare ids are of: the header's of the
-    reply that gave them out. A message of blocks says it by itself.
+    """Options of calls that name blocks of this engine. `incarnation` is the life that bare ids belong to, from the
+    header of the reply that gave them out. A message of blocks carries it itself.
     """
 
     incarnation: int
 
 
 class Renewal(Effect, total=False):
-    """Of renew_allocation."""
+    """Options of renew_allocation."""
 
     ttl_s: float
 
 
 class TensorPut(Call, total=False):
-    """Of Tensors.put."""
+    """Options of Tensors.put."""
 
     consumers: int
     ttl_s: float
@@ -64,7 +63,7 @@ class TensorPut(Call, total=False):
 
 
 class Allocation(Renewal, total=False):
-    """Of allocate."""
+    """Options of allocate."""
 
     no_expiry: bool
     reclaim: bool
@@ -74,20 +73,20 @@ class Allocation(Renewal, total=False):
 
 
 class Reclaiming(Effect, total=False):
-    """Of reclaim."""
+    """Options of reclaim."""
 
     request_time_us: int
     request_id: str
 
 
 class Renewing(Trial, total=False):
-    """Of renew_leases."""
+    """Options of renew_leases."""
 
     ttl_s: float
 
 
 class HandOver(OwnBlocks, total=False):
-    """Of finished_blocks. `transfer_key` is a fresh one unless given."""
+    """Options of finished_blocks. `transfer_key` is fresh unless given."""
 
     transfer_key: bytes
     request_id: str
@@ -102,7 +101,7 @@ class HandOver(OwnBlocks, total=False):
 
 
 class Part(OwnBlocks, total=False):
-    """Of push_part."""
+    """Options of push_part."""
 
     request_id: str
     layers: tuple[int, int]  # first layer, number of layers
@@ -118,7 +117,7 @@ class Part(OwnBlocks, total=False):
 
 
 class PullTerms(TypedDict, total=False):
-    """Of pull and pull_blocks."""
+    """Options of pull and pull_blocks."""
 
     use_tokens: int
     allow_prefix: bool
@@ -131,13 +130,15 @@ class PullTerms(TypedDict, total=False):
 
 
 class Pull(PullTerms, Effect, total=False):
-    """Of pull_blocks. With `wait` give it a `timeout_s` that is longer; `pull` does that by itself."""
+    """Options of pull_blocks. With `wait`, give a longer `timeout_s`; `pull` does that by itself."""
 
     wait: TransferWait
 
 
 class WaitedPull(PullTerms, total=False):
-    """Of pull: `idempotency_key` as in Change, `incarnation` as in OwnBlocks, `have_tokens` as in pull_blocks."""
+    """Options of pull: `idempotency_key` as in Change, `incarnation` as in OwnBlocks, `have_tokens` as in
+    pull_blocks.
+    """
 
     idempotency_key: str
     have_tokens: int
@@ -145,7 +146,7 @@ class WaitedPull(PullTerms, total=False):
 
 
 class ReservationTerms(TypedDict, total=False):
-    """Of receive and reserve_blocks. `incarnation` as in OwnBlocks."""
+    """Options of receive and reserve_blocks. `incarnation` as in OwnBlocks."""
 
     incarnation: int
     request_id: str
@@ -158,20 +159,20 @@ class ReservationTerms(TypedDict, total=False):
 
 
 class Reservation(ReservationTerms, Effect, total=False):
-    """Of reserve_blocks. With `wait` give it a `timeout_s` that is longer; `receive` does that by itself."""
+    """Options of reserve_blocks. With `wait`, give a longer `timeout_s`; `receive` does that by itself."""
 
     source: PeerAddress
     wait: TransferWait
 
 
 class WaitedReservation(ReservationTerms, total=False):
-    """Of receive. `idempotency_key` as in Change."""
+    """Options of receive. `idempotency_key` as in Change."""
 
     idempotency_key: str
 
 
 class LeaseTerms(Change, total=False):
-    """Of lease."""
+    """Options of lease."""
 
     incarnation: int
     ttl_s: float
@@ -184,18 +185,18 @@ class LeaseTerms(Change, total=False):
 
 
 class LeaseGrant(LeaseTerms, Effect, total=False):
-    """Of grant_lease."""
+    """Options of grant_lease."""
 
 
 class Cancelling(Effect, total=False):
-    """Of cancel."""
+    """Options of cancel."""
 
     scope: CancelScope.ValueType
     free_allocation_ids: Sequence[str]
 
 
 class Which(TypedDict, total=False):
-    """Which transfers: all that is given must match."""
+    """Filter of transfers: all given fields must match."""
 
     transfer_ids: Sequence[str]
     pair_id: str
@@ -210,17 +211,17 @@ class Which(TypedDict, total=False):
 
 
 class Rows(Call, total=False):
-    """Of calls that list. `limit` bounds the number of rows; without it all pages are fetched."""
+    """Options of calls that list. `limit` bounds the number of rows; without it all pages are fetched."""
 
     limit: int
 
 
 class Listing(Which, Rows, total=False):
-    """Of list_transfers."""
+    """Options of list_transfers."""
 
 
 class Arrival(Call, total=False):
-    """Of request_arrived. Without `incarnation` it is meant for the life that the scheduler knows."""
+    """Options of request_arrived. Without `incarnation` it is meant for the life that the scheduler knows."""
 
     target: Grant
     intent: Intent
@@ -230,8 +231,8 @@ class Arrival(Call, total=False):
 
 
 class Table(Call, total=False):
-    """Of calls that list the blocks of a request. `incarnation` is the life that they are of, where that is not the one
-    that the scheduler knows.
+    """Options of calls that list the blocks of a request. `incarnation` is the life that the ids belong to, if it is
+    not the one that the scheduler knows.
     """
 
     dropped_blocks: list[int]
@@ -239,7 +240,7 @@ class Table(Call, total=False):
 
 
 class Allocated(Table, total=False):
-    """Of blocks_allocated."""
+    """Options of blocks_allocated."""
 
     computed_tokens: int
     external_tokens: int
@@ -247,13 +248,13 @@ class Allocated(Table, total=False):
 
 
 class Computed(Table, total=False):
-    """Of tokens_computed and request_finished."""
+    """Options of tokens_computed and request_finished."""
 
     step: int
 
 
 class Reading(Call, total=False):
-    """Of read_blocks."""
+    """Options of read_blocks."""
 
     incarnation: int
     layers: tuple[int, int]  # first layer, number of layers

@@ -1,4 +1,4 @@
-"""Messages as text, for logs, without their secrets. Protobuf's own text, which `print` takes, shows them."""
+"""Formats messages for logs without their secrets. Protobuf's own text format, which `print` uses, shows secrets."""
 
 from google.protobuf import text_format
 from google.protobuf.message import Message
@@ -7,8 +7,8 @@ REDACTED = b"[REDACTED]"
 
 
 def redacted(message: Message) -> str:
-    """The message's text with [REDACTED] in place of what the schema marks with `debug_redact`: tokens of grants,
-    transfer keys, and others.
+    """Returns the message's text with [REDACTED] for fields that the schema marks `debug_redact`, like tokens of grants
+    and transfer keys.
     """
     copied = type(message)()
     copied.CopyFrom(message)

@@ -1,4 +1,4 @@
-"""Renewing leases in batches: over one KeepAlive stream, by RenewLeases where there is none."""
+"""Renews leases in batches: over one KeepAlive stream, or with RenewLeases if there is none."""
 
 import asyncio
 from collections.abc import Sequence
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from kvgrpc.v1.lease_pb2_grpc import LeaseServiceAsyncStub
 
 STREAM_S = 60.0
-"""Deadline of one stream; the next renewal opens another."""
+"""Deadline of one stream, in seconds. The next renewal opens another."""
 WITHOUT_STREAM_S = 30.0
-"""After a stream that did not even answer once, this long without trying another."""
+"""Time without another attempt after a stream that never answered, in seconds."""
 
 Stream = aio.StreamStreamCall[KeepAliveRequest, KeepAliveResponse]
 
 
 class Renewals:
-    """Renews; one call at a time."""
+    """Renews the leases of a client; one call at a time."""
 
     def __init__(self, caller: Caller, stub: "LeaseServiceAsyncStub") -> None:
         self._caller = caller
@@ -31,9 +31,10 @@ class Renewals:
         self._stream_after = 0.0
 
     async def renew(self, leases: Sequence[LeaseRef], timeout_s: float) -> Sequence[RenewedLease]:
-        """One row a lease, in order. A stream that fails costs at most half of `timeout_s`, the fallback has the rest.
+        """Returns one row for each lease, in order. A failed stream takes at most half of `timeout_s`; RenewLeases has
+        the rest.
 
-        Raises KVGrpcError when neither way got an answer.
+        Raises KVGrpcError if both fail.
         """
         clock = asyncio.get_running_loop().time
         until = clock() + timeout_s
@@ -49,14 +50,14 @@ class Renewals:
         return rows
 
     def close(self) -> None:
-        """Ends the stream; ends no lease."""
+        """Ends the stream, but no lease."""
         if self._stream is not None:
             self._stream.cancel()
             self._stream = None
 
     async def _over_stream(self, leases: Sequence[LeaseRef], timeout_s: float) -> Sequence[RenewedLease] | None:
-        """None when the stream gives no answer. A stream that had answered before may just have come to its end, so
-        only one that never did keeps the next renewals from trying again.
+        """Returns the rows, or None if the stream gives no answer. A stream that had answered before may just have
+        reached its deadline, so only one that never answered delays the next attempt.
         """
         fresh = self._stream is None
         if self._stream is None:

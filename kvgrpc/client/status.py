@@ -1,8 +1,8 @@
-"""gRPC statuses to the errors of kvgrpc.
+"""Converts gRPC statuses to the errors of kvgrpc.
 
 The details travel as google.rpc messages in trailing metadata. The base install has no classes for them, and a client
-must not answer differently when googleapis-common-protos happens to be installed. So the few fields are read by their
-numbers: those messages are frozen, and a message class that declares no field keeps every field as an unknown one.
+must not behave differently if googleapis-common-protos happens to be installed. Hence the few fields are read by their
+numbers: those messages are frozen, and a message class without fields keeps every field as an unknown one.
 """
 
 from collections import defaultdict
@@ -35,23 +35,23 @@ from kvgrpc.v1.calls_pb2 import CallStatus
 DETAILS_KEY = "grpc-status-details-bin"
 DOMAIN = "kvgrpc.dev"
 TOO_LARGE = "larger than max"
-"""What gRPC itself says, in every language, of a message that is longer than its reader takes: with the code of what
-passes, though this does not.
+"""Part of gRPC's own error message, in every language, for a message larger than its reader's limit. Its code,
+RESOURCE_EXHAUSTED, is otherwise transient, but this error is not.
 """
 _LENGTH_DELIMITED = 2
 INCARNATION_DIGITS = 20
-"""Of the largest number of 64 bits."""
+"""Number of digits of the largest 64-bit number."""
 
-# Codes that kvgrpc itself never sends; proxies, servers in the middle of their end and gRPC do.
+# Codes that kvgrpc itself never sends, but that gRPC, proxies and ending servers do.
 _FOREIGN: dict[str, type[KVGrpcError]] = {
-    "CANCELLED": Unavailable,  # not by us: then the call raises asyncio.CancelledError
+    "CANCELLED": Unavailable,  # not cancelled by us: then the call raises asyncio.CancelledError
     "UNAUTHENTICATED": PermissionDenied,
     "UNKNOWN": InternalError,
 }
 
 _BY_NUMBER = {grpc.StatusCode[name].value[0]: kind for name, kind in BY_CODE.items()}
 
-# The reason of a status that names none: it was not made by a kvgrpc server.
+# Reasons for statuses that name none, because no kvgrpc server made them.
 _REASONS = {
     "CANCELLED": Reason.PEER_UNREACHABLE,
     "DEADLINE_EXCEEDED": Reason.DEADLINE,
@@ -63,7 +63,7 @@ _REASONS = {
 
 
 def kind_of(number: int) -> type[KVGrpcError]:
-    """The class of a gRPC status code that a message names by its number."""
+    """Returns the error class of a gRPC status code that a message names by its number."""
     return _BY_NUMBER.get(number, InternalError)
 
 
@@ -71,7 +71,7 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 def to_error(failed: aio.AioRpcError, method: str, address: str) -> KVGrpcError:
-    """The typed error of a failed call. `metadata` of the error always names the method and the address."""
+    """Returns the typed error of a failed call. The error's `metadata` always names the method and the address."""
     code, message = failed.code(), failed.details()
     if code is grpc.StatusCode.INTERNAL and message == LATE_WRITE:
         code, message = grpc.StatusCode.UNAVAILABLE, "the server had ended the stream"
@@ -79,7 +79,7 @@ def to_error(failed: aio.AioRpcError, method: str, address: str) -> KVGrpcError:
 
 
 def error_of(status: CallStatus, method: str, address: str) -> KVGrpcError:
-    """The same, of a call over a stream of calls."""
+    """Returns the typed error of a call over a stream of calls."""
     details = {detail.type_url.rpartition("/")[2]: detail.value for detail in status.details}
     return _error(_CODES.get(status.code, grpc.StatusCode.UNKNOWN), status.message, details, method, address)
 
@@ -105,7 +105,7 @@ def _error(
         metadata=metadata,
     )
     if _text(info, 2) == DOMAIN:
-        # A step after a reason that this version does not know is not to be taken, whatever it is.
+        # If the reason is unknown to this version, the next step must not be taken, whatever it is.
         error.next = _next(metadata.get("next", "")) if _text(info, 1) in Reason.__members__ else None
         error.engine_id = metadata.get("engine_id", "")
         error.incarnation = _incarnation(metadata.get("incarnation", ""))
@@ -113,8 +113,8 @@ def _error(
 
 
 def passes(error: KVGrpcError) -> bool:
-    """Whether a wait or a watch goes on after an error: its server is away, silent or full, or something between failed
-    that is no server of kvgrpc and says nothing of the transfer.
+    """Returns True if a wait or a watch goes on after an error: its server is unreachable, silent or full, or an
+    intermediary that is no kvgrpc server failed, which says nothing of the transfer.
     """
     if isinstance(error, Exhausted):
         return TOO_LARGE not in error.message
@@ -124,7 +124,7 @@ def passes(error: KVGrpcError) -> bool:
 
 
 def _details(failed: aio.AioRpcError) -> Iterator[tuple[str, bytes]]:
-    """(type, bytes) of each detail; nothing when there are none or they cannot be read."""
+    """Yields (type, bytes) of each detail; nothing if there are none or they cannot be read."""
     for key, value in failed.trailing_metadata() or ():
         if key != DETAILS_KEY or not isinstance(value, bytes):
             continue
@@ -143,7 +143,7 @@ def _metadata(info: dict[int, list[bytes]]) -> Iterator[tuple[str, str]]:
 
 
 def _reason(code: grpc.StatusCode, info: dict[int, list[bytes]], metadata: dict[str, str]) -> Reason:
-    """A reason that this version does not know reads as INTERNAL, and its name stays in `metadata`."""
+    """Returns the reason. One that this version does not know is INTERNAL, with its name in `metadata`."""
     if not info:
         return _REASONS.get(code.name, Reason.INTERNAL)
     name, domain = _text(info, 1), _text(info, 2)
@@ -154,7 +154,7 @@ def _reason(code: grpc.StatusCode, info: dict[int, list[bytes]], metadata: dict[
 
 
 def _next(name: str) -> NextStep | None:
-    """One that this version does not know is None: it is not retried by machine."""
+    """Returns the next step. One that this version does not know is None: it must not be retried by machine."""
     return NextStep[name] if name in NextStep.__members__ else None
 
 
@@ -182,7 +182,7 @@ def _text(fields: dict[int, list[bytes]], number: int) -> str:
 
 
 def _fields(data: bytes) -> dict[int, list[bytes]]:
-    """The strings, bytes and messages of an encoded message, by field number; empty when it is malformed."""
+    """Returns the strings, bytes and messages of an encoded message, by field number; empty if it is malformed."""
     found: defaultdict[int, list[bytes]] = defaultdict(list)
     try:
         message = Empty.FromString(data)

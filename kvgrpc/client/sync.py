@@ -1,9 +1,9 @@
 """The same client for code without an event loop: every method blocks until its coroutine is done.
 
-Nothing is written twice. A method here is made from the coroutine of the same name and has its signature; the
-coroutines of all synchronous clients of a process run in one event loop, in one thread of their own. One client serves
-any number of threads. Not for use inside a coroutine: it would block that loop. Nor in a process that was forked while
-a client was open: there everything raises RuntimeError.
+A method here is made from the coroutine of the same name and has its signature. The coroutines of all synchronous
+clients of a process run in one event loop, in a thread of its own. Any number of threads may share one client. It must
+not be used inside a coroutine, because it would block that loop. In a process that was forked while a client was open,
+everything raises RuntimeError.
 """
 
 import asyncio
@@ -44,12 +44,12 @@ LEFT_BEHIND = (
 
 
 class _LoopThread:
-    """The event loop of all synchronous clients: there from the first one's start to the last one's end."""
+    """The event loop of all synchronous clients. It lives from the start of the first to the end of the last."""
 
     _lock = threading.Lock()
     _shared: "_LoopThread | None" = None
     _left_behind = False
-    """This process was forked from one with such a thread."""
+    """True if this process was forked from one that had such a thread."""
 
     def __init__(self) -> None:
         self.users = 0
@@ -71,8 +71,8 @@ class _LoopThread:
 
     @classmethod
     def forked(cls) -> None:
-        """In a child that this process forked: the thread is not there, and gRPC's own ones are not either. What gRPC
-        does then without them is to hang, or to crash.
+        """Resets the state in a forked child, where the threads of this class and of gRPC are gone. gRPC then hangs or
+        crashes.
         """
         cls._lock = threading.Lock()
         if cls._shared is not None:
@@ -88,8 +88,8 @@ class _LoopThread:
         self._thread.join()
 
     def end(self, coroutine: Coroutine[Any, Any, T]) -> T | None:
-        """As `run`, for what an iterator or a context does in the end. The garbage collector may end one in the loop's
-        own thread, which must not wait for itself: there it returns None at once.
+        """Runs a coroutine that ends an iterator or a context, like `run`. The garbage collector may end one in the
+        loop's own thread, which must not wait for itself: there it returns None at once.
         """
         if threading.current_thread() is not self._thread:
             return self.run(coroutine)
@@ -104,7 +104,7 @@ class _LoopThread:
             task.exception()  # no caller is left to be told
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """The result of a coroutine. It has a deadline of its own; an interrupt of the caller cancels it."""
+        """Returns the result of a coroutine, which has a deadline of its own. An interrupt of the caller cancels it."""
         if not self.alive:
             coroutine.close()
             raise RuntimeError(LEFT_BEHIND if self._left_behind else "this client is closed")
@@ -196,17 +196,21 @@ class SyncHeldLease(_Twin[HeldLease]):
 
     @property
     def grant(self) -> Grant | None:
-        """What a consumer pulls with; None for a lease that was named by its id."""
+        """Grant for consumers to pull with; None for a lease that was named by its id."""
         return self._target.grant
 
     @property
     def reason(self) -> Reason | None:
-        """Why it is over; None while it lives. LEASE_RELEASED also means that its consumers are done: see `state`."""
+        """Why the lease is over; None while it lives. LEASE_RELEASED can also mean that its consumers are done: see
+        `state`.
+        """
         return self._target.reason
 
     @property
     def state(self) -> LeaseState.ValueType:
-        """What the server said of it last; DONE tells that its consumers have their KV."""
+        """The state that the server named last; DONE means that the consumers have their KV. EXPIRED also if the lease
+        could not be renewed in time, whatever the server may know.
+        """
         return self._target.state
 
     def check(self) -> None:
@@ -217,7 +221,7 @@ class SyncHeldLease(_Twin[HeldLease]):
 
 
 class SyncStep(Protocol):
-    """Makes one step: all its calls in their order, and the news."""
+    """Makes one step: sends all its calls in order, and returns their answers and the news."""
 
     def __call__(self, calls: Iterable[StepCall] = (), *, timeout_s: float | None = None) -> ScheduleResponse: ...
 
@@ -231,11 +235,11 @@ class SyncScheduler(_Twin[Scheduler]):
 
     @property
     def incarnation(self) -> int:
-        """The life of the engine that its requests and blocks are of; 0: no reply has said that yet."""
+        """Life of the engine that the requests and blocks belong to; 0 before the first reply."""
         return self._target.incarnation
 
     def start_over(self) -> None:
-        """The engine lives anew, and knows no request. So does this: blocks that were kept are gone."""
+        """Starts over in the engine's new life, which knows no request. Blocks kept for the last life are gone."""
         self._target.start_over()
 
     abort_request = _blocking(Scheduler.abort_request)
@@ -263,7 +267,7 @@ class SyncTensors(_Twin[Tensors]):
 
 
 class SyncClient(_Twin[Client]):
-    """One server, as seen from any number of threads. Made by `connect_sync`; the methods are those of `Client`."""
+    """One server, as seen from any number of threads; `connect_sync` makes it. The methods are those of `Client`."""
 
     def __enter__(self) -> Self:
         return self
@@ -274,7 +278,7 @@ class SyncClient(_Twin[Client]):
         self.close()
 
     def close(self) -> None:
-        """Ends calls, watches and renewals. Transfers and leases live on at the server."""
+        """Ends calls, watches and renewals. Transfers and leases stay alive at the server."""
         if not self._closed:
             self._closed = True
             if self._thread.alive:  # not in a child that was forked
@@ -282,13 +286,13 @@ class SyncClient(_Twin[Client]):
                 self._thread.leave()
 
     def scheduler(self) -> SyncScheduler:
-        """The policy for the scheduler of this server's engine. An engine has one scheduler: news go to the caller that
-        asks first.
+        """Returns the policy for the scheduler of this server's engine. An engine has one: only the first caller gets
+        the news.
         """
         return SyncScheduler(self._target.scheduler(), self._thread)
 
     def tensors(self) -> SyncTensors:
-        """Named tensors, of a server whose pool is a staging store."""
+        """Returns the named tensors of a server whose pool is a staging store."""
         return SyncTensors(self._target.tensors(), self._thread)
 
     acknowledge = _blocking(Client.acknowledge)
@@ -352,23 +356,26 @@ def _connecting(make: Callable[P, Client]) -> Callable[P, SyncClient]:
 
 
 connect_sync = _connecting(connect)
-"""As `connect`, for a SyncClient: `with connect_sync("127.0.0.1:50051") as client: ...`"""
+"""Returns a SyncClient, like `connect`: `with connect_sync("127.0.0.1:50051") as client: ...`"""
 
 
 def clean_up_sync(
     sides: Sequence[CleanUp[SyncClient]], *, message: str = "", timeout_s: float | None = None
 ) -> list[CleanedUp]:
-    """As `clean_up`, for synchronous clients."""
+    """Cleans up like `clean_up`, for synchronous clients."""
     clients = [side.client for side in sides]
     told = [CleanUp(side.client._target, side.transfer, side.free_allocation_ids) for side in sides]  # noqa: SLF001
-    return clients[0]._run(clean_up(told, message=message, timeout_s=timeout_s)) if clients else []  # noqa: SLF001
+    if not clients:
+        return []
+    one = next((client for client in clients if not client._closed), clients[0])  # noqa: SLF001 - all have one loop
+    return one._run(clean_up(told, message=message, timeout_s=timeout_s))  # noqa: SLF001
 
 
 def move_sync(  # noqa: PLR0913 - by name, each with a default
     source: SyncClient, destination: SyncClient, blocks: AnyBlocks, content: Tokens, *,
     into: AnyBlocks | None = None, request_id: str = "", timeout_s: float = WAIT_S,
 ) -> Moved:  # fmt: skip
-    """As `move`, for synchronous clients."""
+    """Moves KV like `move`, for synchronous clients."""
     sides = source._target, destination._target  # noqa: SLF001
     moving = move(*sides, blocks, content, into=into, request_id=request_id, timeout_s=timeout_s)
     return source._run(moving)  # noqa: SLF001

@@ -5,7 +5,7 @@
     found = await tensors.get(key, "layers.0.k", within_s=5.0)     # its pages, held until they are released
     await tensors.release(key)
 
-Only descriptions travel here: the bytes lie in the store, which an engine's own process maps. Calls may be repeated: a
+Only descriptions travel here: the bytes are in the store, which an engine's own process maps. Calls may be repeated: a
 name stands for one tensor.
 """
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from kvgrpc.v1.tensor_pb2_grpc import TensorServiceAsyncStub
 
 MARGIN_S = 5.0
-"""A server says that a time is over; the call lasts so much longer."""
+"""Extra time that a call gets beyond its own timeout, in seconds, so that the server can report the timeout."""
 
 
 class Tensors:
-    """Of one server. Made by `Client.tensors`."""
+    """The calls for named tensors at one server; `Client.tensors` makes it."""
 
     def __init__(self, caller: Caller, stub: "TensorServiceAsyncStub") -> None:
         self._call = caller
@@ -45,8 +45,8 @@ class Tensors:
         within_s: float = 60.0,
         **options: Unpack[opt.TensorPut],
     ) -> pb.PutTensorResponse:
-        """Puts a tensor that lies in an allocation of this server's store to the leads at `to`, or keeps it for others;
-        or, with the `grant` of its source, into this server's store.
+        """Puts a tensor from an allocation of this server's store to the leads at `to`, or keeps it for others if `to`
+        is empty. With the `grant` of its source, puts the tensor into this server's store.
         """
         request = pb.PutTensorRequest(
             tensor=_named(transfer_key, name, part),
@@ -77,7 +77,9 @@ class Tensors:
         within_s: float = 30.0,
         **options: Unpack[opt.Call],
     ) -> pb.GetTensorResponse:
-        """The pages of a tensor, once it is there, or, `as_offer`, the grant of one that is kept for others."""
+        """Returns the pages of a tensor once it is there, or with `as_offer` the grant of one that is kept for
+        others.
+        """
         request = pb.GetTensorRequest(
             tensor=_named(transfer_key, name, part), expected=expected, as_offer=as_offer, timeout=duration(within_s)
         )
@@ -88,8 +90,8 @@ class Tensors:
     async def release(
         self, transfer_key: bytes, names: Sequence[str] = (), *, source: str = "", **options: Unpack[opt.Call]
     ) -> pb.ReleaseTensorsResponse:
-        """These tensors, part 0 of each, or the whole request, are wanted no more; also at the lead at `source`, which
-        keeps them for this one.
+        """Releases these tensors, part 0 of each, or the whole request; also at the lead at `source`, which keeps them
+        for this one.
         """
         rows = [pb.TensorName(name=name) for name in names]
         request = pb.ReleaseTensorsRequest(transfer_key=transfer_key, names=rows)
@@ -104,12 +106,12 @@ class Tensors:
         states: Sequence["pb.TensorState.ValueType"] = (),
         **options: Unpack[opt.Rows],
     ) -> pb.ListTensorsResponse:
-        """Who holds what, oldest first."""
+        """Returns who holds which tensors, oldest first."""
         request = pb.ListTensorsRequest(transfer_key=transfer_key, states=states)
         return await self._call.pages(self._stub.ListTensors, request, options, "tensors")
 
     async def status(self, **options: Unpack[opt.Call]) -> pb.GetStagingStatusResponse:
-        """How full the store is."""
+        """Returns how full the store is."""
         return await self._call.read(self._stub.GetStagingStatus, pb.GetStagingStatusRequest(), options)
 
 

@@ -1,4 +1,4 @@
-"""Python values to messages of the schema, and back: block ids, content, durations, references to leases."""
+"""Converts Python values to messages of the schema, and back: block ids, content, durations, references to leases."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -25,18 +25,18 @@ from kvgrpc.v1.pool_pb2 import AllocateBlocksResponse, GroupBlockCount
 V = TypeVar("V", bound=int)
 
 AnyBlocks = Blocks | AllocateBlocksResponse | Sequence[int] | Mapping[int, Sequence[int]] | Sequence[GroupBlocks]
-"""Block ids in token order: what `allocate` replied, its `blocks`, those of any other reply, or `some_of` them; else a
-list for a pool with one group, {group: ids} for several, or rows of an earlier reply.
+"""Block ids in token order: the reply of `allocate`, the blocks of any reply, or `some_of` them; else a list for a pool
+with one group, {group: ids} for several, or rows of an earlier reply.
 
-Only the whole message says of which life of the engine the ids are, and of which allocation. Of bare ids `incarnation`
-says the life: without it they are refused, since after a restart they are another request's.
+Only a whole message carries the life and the allocation of its ids. The life of bare ids is given as `incarnation`.
+Bare ids without it are refused, because after a restart they may belong to another request.
 """
 
 Tokens = Sequence[int] | Content
 """Token ids in order, or a content made by `content` or `opaque_content`."""
 
 AnyLease = str | Lease | Grant
-"""A lease: by its id, as a reply gave it, or by a grant that stands on it."""
+"""A lease: by its id, as a message of a reply, or by a grant of the lease."""
 
 CALL_OPTIONS = frozenset({"idempotency_key", "limit", "timeout_s"})
 """Options that are not fields of a request."""
@@ -46,7 +46,7 @@ _FIELDS = {
     "dropped_blocks": "dropped_block_counts",
     "memory": "memory_dispositions",
 }
-"""Options whose fields have another name."""
+"""Fields of options whose names differ."""
 
 _OVER = {
     transfer_pb2.TRANSFER_STATE_SUCCEEDED,
@@ -63,7 +63,7 @@ def content(
     weights_revision: str = "",
     multimodal_items: Iterable[MultimodalItem] = (),
 ) -> Content:
-    """What KV is of: these tokens, under this adapter, salt and revision of the weights. All are part of what is
+    """Returns the content of KV: these tokens, under this adapter, salt and revision of the weights. All of them are
     compared, so both sides of a transfer must state the same.
     """
     return Content(
@@ -78,12 +78,14 @@ def content(
 
 
 def opaque_content(identifier: bytes, tokens: int) -> Content:
-    """For engines without token ids: any id of at most 64 bytes, compared whole, that stands for so many tokens."""
+    """Returns the content for an engine without token ids: an id of at most 64 bytes, compared whole, for `tokens`
+    tokens.
+    """
     return Content(opaque_id=identifier, opaque_tokens=tokens)
 
 
 def block_runs(ids: Iterable[int]) -> BlockRuns:
-    """Block ids as maximal runs, in their order."""
+    """Returns block ids as maximal runs, in their order."""
     starts, counts = list[int](), list[int]()
     expected = None
     for block in ids:
@@ -97,7 +99,7 @@ def block_runs(ids: Iterable[int]) -> BlockRuns:
 
 
 def block_ids(blocks: BlockRuns | GroupBlocks | Blocks | AllocateBlocksResponse, group: int = 0) -> list[int]:
-    """The block ids of runs, in their order; of blocks of several groups, those of `group`."""
+    """Returns the block ids of runs, in their order; of blocks with several groups, those of `group`."""
     if isinstance(blocks, AllocateBlocksResponse):
         blocks = blocks.blocks
     if isinstance(blocks, Blocks):
@@ -107,7 +109,7 @@ def block_ids(blocks: BlockRuns | GroupBlocks | Blocks | AllocateBlocksResponse,
 
 
 def as_blocks(blocks: AnyBlocks, incarnation: int = 0) -> Blocks:
-    """The message for a request: as it was given, or made of ids, which are of the life `incarnation`."""
+    """Returns the message for a request: the given one, or one made of ids of the life `incarnation`."""
     if isinstance(blocks, AllocateBlocksResponse):
         return blocks.blocks
     if isinstance(blocks, Blocks):
@@ -116,25 +118,27 @@ def as_blocks(blocks: AnyBlocks, incarnation: int = 0) -> Blocks:
 
 
 def some_of(taken: Blocks | AllocateBlocksResponse, ids: Sequence[int] | Mapping[int, Sequence[int]]) -> Blocks:
-    """Some blocks of an allocation, for example those of one part of a push: of its life, and checked against it."""
+    """Returns some blocks of an allocation, for example one part of a push, with its life and allocation id for the
+    server's checks.
+    """
     whole = as_blocks(taken)
     return Blocks(incarnation=whole.incarnation, allocation_id=whole.allocation_id, groups=_rows(ids))
 
 
 def as_content(tokens: Tokens) -> Content:
-    """Token ids mean: no adapter, no salt, the weights that the engine stated."""
+    """Returns the content. Bare token ids mean no adapter, no salt, and the weights that the engine stated."""
     return tokens if isinstance(tokens, Content) else content(tokens)
 
 
 def lease_ref(lease: AnyLease) -> LeaseRef:
-    """What the lease calls name a lease by."""
+    """Returns the reference by which the lease calls name a lease."""
     if isinstance(lease, Grant):
         return LeaseRef(grant=lease)
     return LeaseRef(lease_id=lease.lease_id if isinstance(lease, Lease) else lease)
 
 
 def duration(seconds: float) -> Duration:
-    """Seconds as a Duration. Its sign is the server's to judge; that it is a number is not."""
+    """Returns seconds as a Duration. The server judges the sign; this raises ValueError unless the number is finite."""
     if not math.isfinite(seconds):
         raise ValueError(f"a duration is a finite number of seconds, not {seconds}")
     made = Duration()
@@ -143,12 +147,12 @@ def duration(seconds: float) -> Duration:
 
 
 def in_seconds(value: Duration) -> float:
-    """A Duration in seconds."""
+    """Returns a Duration in seconds."""
     return value.ToNanoseconds() / 1e9
 
 
 def fields(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a call as fields of its request: `ttl_s=30.0` is the field `ttl`, `layers=(0, 8)` a range.
+    """Returns options of a call as fields of its request: `ttl_s=30.0` is the field `ttl`, `layers=(0, 8)` a range.
 
     The request class refuses names that it does not have.
     """
@@ -156,28 +160,28 @@ def fields(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def call_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the call itself, for a request whose fields are set already."""
+    """Returns the options of the call itself, for a request whose fields are already set."""
     return {name: value for name, value in options.items() if name in CALL_OPTIONS}
 
 
 def block_counts(counts: int | Mapping[int, int]) -> list[GroupBlockCount]:
-    """So many blocks of the one group, or {group: count}, as rows of a request."""
+    """Returns rows of a request for a count of the only group, or {group: count}."""
     by_group = {0: counts} if isinstance(counts, int) else counts
     return [GroupBlockCount(group=group, block_count=count) for group, count in by_group.items()]
 
 
 def own_blocks(blocks: AnyBlocks, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Blocks of the engine that is called, of the life that they or the options say."""
+    """Returns the field for blocks of the called engine, with the life that the blocks or the options state."""
     return {"blocks": as_blocks(blocks, options.get("incarnation", 0))}
 
 
 def other_fields(options: Mapping[str, Any], but: Collection[str] = ()) -> dict[str, Any]:
-    """The options of a call that takes blocks, without what `own_blocks` reads."""
+    """Returns the fields of a call that takes blocks, except the option that `own_blocks` reads."""
     return fields({name: value for name, value in options.items() if name != "incarnation" and name not in but})
 
 
 def field_of(option: str) -> str:
-    """The field of a request that an option is."""
+    """Returns the name of an option's field in the request."""
     return _FIELDS.get(option, option.removesuffix("_s"))
 
 
@@ -190,8 +194,8 @@ class Enumeration(Protocol[V]):
 
 
 def name_of(enum: Enumeration[V], value: V) -> str:
-    """A value as it is shown: its name without prefix, in lower case. "" for UNSPECIFIED; of one that this version does
-    not know, its number.
+    """Returns a value's display name: without prefix, in lower case. UNSPECIFIED is "", and a value that this version
+    does not know is its number.
     """
     if not value:
         return ""
@@ -200,23 +204,23 @@ def name_of(enum: Enumeration[V], value: V) -> str:
 
 
 def reason_of(value: FailureReason.ValueType) -> Reason:
-    """A reason that this version does not know reads as INTERNAL."""
+    """Returns the reason. One that this version does not know is INTERNAL."""
     name = FailureReason.Name(value).removeprefix("FAILURE_REASON_") if value in FailureReason.values() else ""
     return Reason[name] if name in Reason.__members__ else Reason.INTERNAL
 
 
 def is_over(transfer: transfer_pb2.Transfer) -> bool:
-    """Whether the transfer has ended, one way or another. A state that this version does not know is not an end."""
+    """Returns True if the transfer has ended in any way. A state that this version does not know is not an end."""
     return transfer.state in _OVER
 
 
 def is_returned(transfer: transfer_pb2.Transfer) -> bool:
-    """Whether it has ended and its blocks may be reused."""
+    """Returns True if the transfer has ended and its blocks may be reused."""
     return is_over(transfer) and transfer.memory == transfer_pb2.MEMORY_DISPOSITION_RETURNED
 
 
 def _rows(ids: Sequence[int] | Mapping[int, Sequence[int]] | Sequence[GroupBlocks]) -> list[GroupBlocks]:
-    """One a group."""
+    """Returns one row for each group."""
     if isinstance(ids, Mapping):
         return [GroupBlocks(group=group, runs=block_runs(of_group)) for group, of_group in ids.items()]
     rows = [row for row in ids if isinstance(row, GroupBlocks)]

@@ -1,4 +1,4 @@
-"""Waiting for transfers, longer than one call may take, also while the server cannot be reached for a moment."""
+"""Waits for transfers, longer than one call may take, also while the server cannot be reached for a moment."""
 
 import asyncio
 import time
@@ -32,9 +32,11 @@ if TYPE_CHECKING:
     from kvgrpc.v1.transfer_pb2_grpc import TransferServiceAsyncStub
 
 ONE_WAIT_S = 30.0
-"""Of one call; half of what a server allows, so that proxies with a limit of a minute let it pass."""
+"""Maximum wait of one call, in seconds: half of what a server allows, so that it fits the one-minute limit of some
+proxies.
+"""
 ANSWER_S = 5.0
-"""How long the answer may take after the server's own timer."""
+"""Maximum time for an answer after the server's own timer, in seconds."""
 
 Asked = TypeVar("Asked", WaitTransferRequest, WaitTransfersRequest)
 Answered = TypeVar("Answered", WaitTransferResponse, WaitTransfersResponse)
@@ -44,7 +46,7 @@ Made = TypeVar("Made", PullBlocksResponse, ReserveBlocksResponse)
 
 @dataclass(frozen=True)
 class Wait:
-    """One wait of a caller: until when, for what."""
+    """One wait of a caller: its condition and its timeout."""
 
     caller: Caller
     stub: "TransferServiceAsyncStub"
@@ -55,14 +57,14 @@ class Wait:
         checked_timeout(self.timeout_s)
 
     async def one(self, transfer_id: str) -> Transfer:
-        """The transfer once it meets the condition. Raises DeadlineExceeded with its phase."""
+        """Returns the transfer once it meets the condition. Raises DeadlineExceeded with its phase."""
         return await self._one(transfer_id, time.monotonic() + self.timeout_s)
 
     async def begun(
         self, method: "aio.UnaryUnaryMultiCallable[Making, Made]", request: Making, options: Options
     ) -> Transfer:
-        """The transfer that a call makes, once it meets the condition: the call itself waits, and where its server
-        answers sooner, further calls do. Raises what refuses the call, and as `one`.
+        """Returns the transfer that a call starts, once it meets the condition. The call itself waits; if it returns
+        too early, further calls wait. Raises the error of a refused call, and the errors of `one`.
         """
         until, once_s = time.monotonic() + self.timeout_s, min(self.timeout_s, ONE_WAIT_S)
         request.wait.CopyFrom(TransferWait(until=self.until, timeout=duration(once_s)))
@@ -72,7 +74,7 @@ class Wait:
         return await self._one(reply.transfer.transfer_id, until)
 
     async def many(self, transfer_ids: Sequence[str], any_of: bool) -> WaitTransfersResponse:
-        """All of them, once as many as are asked for meet the condition, or the time is over."""
+        """Returns all transfers once enough of them meet the condition, or at the timeout."""
         wait_for = WAIT_FOR_ANY if any_of else WAIT_FOR_ALL
         request = WaitTransfersRequest(transfer_ids=transfer_ids, until=self.until, wait_for=wait_for)
         return await self._asked(self.stub.WaitTransfers, request, time.monotonic() + self.timeout_s)
@@ -87,13 +89,13 @@ class Wait:
     async def _asked(
         self, method: "aio.UnaryUnaryMultiCallable[Asked, Answered]", request: Asked, until: float
     ) -> Answered:
-        """The last answer before `until`. Raises what the server refuses the wait with; what passes only when it lasts
-        to the end.
+        """Returns the last answer before `until`. Raises the error of a refused wait at once, and a transient error
+        only if it lasts to the end.
         """
         failures = 0
         while True:
             begun = time.monotonic()
-            once_s = min(max(until - begun, 0.0), ONE_WAIT_S)  # of zero the answer comes at once: a last look
+            once_s = min(max(until - begun, 0.0), ONE_WAIT_S)  # a timeout of 0 is answered at once: a last look
             request.timeout.CopyFrom(duration(once_s))
             asked_s = None
             try:
@@ -106,10 +108,10 @@ class Wait:
                 now = time.monotonic()
                 if reply.condition_met or now >= until:
                     return reply
-                if now - begun >= max(once_s / 2, pauses.FIRST_S):  # it waited; a slow answer alone takes less
+                if now - begun >= max(once_s / 2, pauses.FIRST_S):  # it waited: a slow answer takes less
                     failures = 0
                     continue
-            # The server is away, or does not wait: no loop without a pause.
+            # The server is unreachable, or answers without waiting: pause, so that the loop does not spin.
             failures += 1
             await asyncio.sleep(max(min(pauses.growing(failures, asked_s), until - time.monotonic()), 0.0))
 

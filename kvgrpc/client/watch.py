@@ -1,12 +1,12 @@
-"""Watching transfers for as long as one likes, over streams that end: what is read is neither repeated nor lost.
+"""Watches transfers for any length of time, over streams that end, without repeating or losing an event.
 
 Rules:
-* A stream is opened after the last message that was read, in the life that it belongs to; one without a transfer counts
-  too: it says how far the server is while nothing matches. Where events may be missing, or the engine has started over,
-  the reader gets a marker in their place and lists; it is never left to guess.
-* Each stream has a deadline like any call. That it ends then is no news: the next one goes on where it stopped.
-* Between streams that failed there is a growing, jittered pause. A server that cannot be reached for `give_up_s` is
-  the reader's problem: the last error is raised.
+* A stream is opened after the last message read, in that message's incarnation. A message without a transfer counts,
+  too: it says how far the server is while nothing matches. If events may be missing, or the engine has restarted, the
+  reader gets a marker in their place and must list.
+* Each stream has a deadline like any call. Its expiry is not reported: the next stream continues from there.
+* There is a growing, jittered pause between failed streams. If a server cannot be reached for `give_up_s`, the last
+  error is raised.
 """
 
 import asyncio
@@ -27,15 +27,15 @@ from kvgrpc.v1.transfer_pb2 import Transfer, TransferFilter, WatchTransfersReque
 
 @dataclass(frozen=True)
 class HistoryLost:
-    """Changes up to `header.event_seq` may be missing: list the transfers. The watch goes on with later ones."""
+    """Changes up to `header.event_seq` may be missing: list the transfers. The watch goes on with later changes."""
 
     header: ResponseHeader
 
 
 @dataclass(frozen=True)
 class IncarnationChanged:
-    """The engine has started over: what was known of the `previous` incarnation (leases, grants, transfers) is gone.
-    The watch goes on with the transfers of the new one; list those that are there already.
+    """The engine has restarted: the leases, grants and transfers of the `previous` incarnation are gone. The watch goes
+    on with the transfers of the new one; list those that exist already.
     """
 
     previous: int
@@ -54,8 +54,8 @@ class Reply(Protocol):
 
 
 def point_of(after: Reply | ResponseHeader | None) -> tuple[int, int]:
-    """Incarnation and number to watch after. A reply with one transfer counts as old as the transfer in it, so that no
-    change of that one is missed.
+    """Returns the incarnation and the event number to watch after. A reply with one transfer counts as old as that
+    transfer, so that no change of it is missed.
     """
     if after is None:
         return 0, 0
@@ -71,46 +71,48 @@ Method = aio.UnaryStreamMultiCallable[WatchTransfersRequest, WatchTransfersRespo
 
 @dataclass(frozen=True)
 class Pace:
-    """How patient a watch is."""
+    """Patience of a watch."""
 
     give_up_s: float = 60.0
-    """How long no stream may stand before the last error is raised."""
+    """Maximum time without a stream before the last error is raised, in seconds."""
     stream_s: float = 60.0
-    """Deadline of one stream, and so the longest that a connection which died silently goes unnoticed."""
+    """Deadline of one stream, in seconds. It bounds how long a dead connection goes unnoticed."""
     pause_first_s: float = 0.1
     pause_max_s: float = 5.0
 
     @property
     def lasting_s(self) -> float:
-        """A stream that stood this long was a good one."""
+        """Minimum life of a stream that counts as a recovery, in seconds."""
         return min(self.pause_max_s, 0.9 * self.stream_s)
 
     def pause_s(self, failures: int, asked_s: float | None) -> float:
-        """Before the next stream, after so many failures in a row. A server's wish counts when it is longer."""
+        """Returns the pause before the next stream, in seconds. A longer pause that the server asks for wins."""
         return pauses.growing(failures, asked_s, first_s=self.pause_first_s, max_s=self.pause_max_s)
 
 
 @dataclass
 class Cursor:
-    """What has been read, and so where the next stream starts."""
+    """Position of a watch: the last event read, after which the next stream starts."""
 
     wanted: TransferFilter
     incarnation: int = 0
-    """0: nothing is known yet, the watch starts with the present."""
+    """Incarnation of the last event; 0 before the first: the watch starts with the present."""
     seq: int = 0
 
     def request(self) -> WatchTransfersRequest:
-        """Asks for what comes after the cursor."""
+        """Returns a request for the events after the cursor."""
         return WatchTransfersRequest(
             filter=self.wanted, after_event_seq=self.seq, incarnation=self.incarnation if self.seq else 0
         )
 
     def start_over(self) -> None:
-        """The server cannot go on from there: the next stream starts with the present, and its header tells why."""
+        """Starts with the present, if the server cannot resume from the cursor. The header of the next stream tells
+        why.
+        """
         self.seq = 0
 
     def take(self, message: WatchTransfersResponse, *, first: bool) -> Iterator[WatchEvent]:
-        """The events that a message means to the reader; `first` of its stream or not."""
+        """Yields the reader's events for a message; `first` marks the first message of its stream."""
         header, previous = message.header, self.incarnation
         if previous not in (0, header.incarnation):
             self.incarnation, self.seq = header.incarnation, 0
@@ -121,7 +123,7 @@ class Cursor:
             if header.event_seq <= self.seq:
                 return
         elif first and previous and not self.seq and header.event_seq:
-            # Nothing can be asked for after the number 0 of a life, so what happened since is missing.
+            # A stream cannot be opened after number 0 of a life, so the events since then are missing.
             yield HistoryLost(header)
         self.incarnation, self.seq = header.incarnation, max(self.seq, header.event_seq)
         if message.HasField("transfer"):
@@ -130,7 +132,7 @@ class Cursor:
 
 @dataclass
 class Watch:
-    """One reader's watch."""
+    """The watch of one reader."""
 
     caller: Caller
     method: Method
@@ -138,7 +140,7 @@ class Watch:
     pace: Pace = field(default_factory=Pace)
 
     async def events(self) -> AsyncGenerator[WatchEvent, None]:
-        """Ends by an error only, or when its reader stops."""
+        """Yields events until an error, or until its reader stops."""
         clock = asyncio.get_running_loop().time
         failures, away_since = 0, clock()
         while True:
@@ -155,7 +157,7 @@ class Watch:
             lived_s = clock() - opened
             if stood:
                 away_since = clock()
-                # A stream that stood only for a moment does not count as a recovery: no loop without a pause.
+                # A short stream does not count as a recovery: otherwise the loop could spin without a pause.
                 failures = 0 if lived_s >= self.pace.lasting_s else failures
             if stood and isinstance(ended, DeadlineExceeded) and lived_s >= self.pace.lasting_s:
                 continue
@@ -175,7 +177,7 @@ class Watch:
             call.cancel()
 
     def _check(self, ended: KVGrpcError, away_s: float) -> None:
-        """Raises when there is no use in another stream."""
+        """Raises `ended` if another stream would not help."""
         if isinstance(ended, DeadlineExceeded):
             ended.metadata["phase"] = "watch"
         unknown = ended.reason in (Reason.INCARNATION_CHANGED, Reason.HISTORY_LOST)

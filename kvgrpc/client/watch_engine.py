@@ -1,11 +1,12 @@
-"""Watching an engine for as long as one likes: how it is, and when its server cannot be reached.
+"""Watches an engine for any length of time: its state, and the moments when its server cannot be reached.
 
 Rules:
-* Each stream has a deadline like any call; the next one follows at once. A server says something at least every 5
-  seconds, so one that is silent for longer counts as unreachable, though its connection stands.
-* Between streams that failed there is a growing, jittered pause, and there is no last one: a router wants to know when
-  the engine is back. The reader is told once an outage, when it begins.
-* What asking again cannot help is raised: the server does not have the call, or refuses the caller or the interval.
+* Each stream has a deadline like any call; the next one follows at once. A server sends something at least every 5
+  seconds, so one that is silent for longer than `SILENCE_S` counts as unreachable, even if its connection stands.
+* There is a growing, jittered pause between failed streams, and no limit on attempts: a router wants to know when the
+  engine is back. The reader is told once per outage, when it begins.
+* An error that another attempt cannot fix is raised: the server does not have the call, or refuses the caller or the
+  interval.
 """
 
 import asyncio
@@ -21,22 +22,22 @@ from kvgrpc.errors import DeadlineExceeded, Exhausted, InternalError, KVGrpcErro
 from kvgrpc.v1.handshake_pb2 import WatchEngineRequest, WatchEngineResponse
 
 STREAM_S = 60.0
-"""Deadline of one stream."""
+"""Deadline of one stream, in seconds."""
 SILENCE_S = 15.0
-"""Three times what a server lets pass at most."""
+"""Silence after which a server counts as unreachable, in seconds: three times the longest gap that a server leaves."""
 
 _PASSING = Unavailable | Exhausted | DeadlineExceeded | InternalError
 
 
 @dataclass(frozen=True)
 class EngineUnreachable:
-    """The server cannot be reached: what was known of its engine may be out of date. The watch goes on."""
+    """The server cannot be reached: the known state of its engine may be out of date. The watch goes on."""
 
     error: KVGrpcError
 
 
 EngineEvent = WatchEngineResponse | EngineUnreachable
-"""How the engine is now, or a marker."""
+"""The engine's current state, or a marker."""
 
 Method = aio.UnaryStreamMultiCallable[WatchEngineRequest, WatchEngineResponse]
 
@@ -44,7 +45,7 @@ Method = aio.UnaryStreamMultiCallable[WatchEngineRequest, WatchEngineResponse]
 async def watch_engine(
     caller: Caller, method: Method, request: WatchEngineRequest
 ) -> AsyncGenerator[EngineEvent, None]:
-    """Ends by an error that asking again cannot help, or when its reader stops."""
+    """Yields events until an error that another attempt cannot fix, or until its reader stops."""
     clock = asyncio.get_running_loop().time
     failures = 0
     while True:
@@ -70,7 +71,7 @@ async def watch_engine(
 async def _stream(
     caller: Caller, method: Method, request: WatchEngineRequest
 ) -> AsyncGenerator[WatchEngineResponse, None]:
-    """The replies of one stream."""
+    """Yields the replies of one stream."""
     call = method(request, timeout=STREAM_S, metadata=caller.headers())
     replies = aiter(call)
     try:

@@ -1,7 +1,7 @@
 """Idempotency keys: same caller, method, key and body, same answer.
 
-A call still running is joined. Refusals are not kept: nothing changed, so asking again is safe and may now succeed.
-A full table refuses new keys rather than forget old ones, because a forgotten key would let a retry act twice.
+A retry of a call that still runs joins it. Refusals are not kept: they changed nothing, so a retry is safe and may
+succeed. A full table refuses new keys rather than forget old ones, because a forgotten key would let a retry act twice.
 """
 
 from collections.abc import Hashable
@@ -32,18 +32,18 @@ from kvgrpc.errors import AlreadyExists, Exhausted, Reason
 
 Scope = tuple[str, str, str]
 KEY_BYTES = 1_100
-"""Of a key, without its texts and its reply: with its deadline, and its row in the ledger."""
+"""Kept bytes of a key without its texts and its reply, but with its deadline and its row in the ledger."""
 REPLY_BYTES = 1_400
-"""Of a reply with a transfer as it was, without what of it is larger."""
+"""Kept bytes of a reply with a transfer, without its variable parts."""
 
 
 class Begun(Enum):
-    """What to do with a call that was not answered before."""
+    """The course of a call that was not answered before."""
 
     NEW = "new"
-    """Go on."""
+    """The call goes on."""
     JOINED = "joined"
-    """The same call is running: its answer goes to this one too."""
+    """The same call is running: its answer goes to this call too."""
 
 
 @dataclass(eq=False)
@@ -59,7 +59,7 @@ class _Entry:
 
 
 class IdempotencyKeys:
-    """The keys of one incarnation. A key that is kept has a name, for its deadline."""
+    """The keys of one incarnation. A kept key has a name, for its deadline."""
 
     def __init__(self, capacity: int, ledger: Ledger | None = None) -> None:
         self._ledger = ledger or Ledger()
@@ -70,7 +70,7 @@ class IdempotencyKeys:
         self._capacity = capacity
 
     def begin(self, call: Call) -> Reply | Begun:
-        """What to do with a call, or the reply that was given before.
+        """Begins a call. Returns whether it is new or joined, or the reply that was given before.
 
         Raises AlreadyExists (IDEMPOTENCY_KEY_REUSED) or Exhausted (LIMIT_EXCEEDED).
         """
@@ -100,7 +100,7 @@ class IdempotencyKeys:
         return entry.reply
 
     def finish(self, call_id: int, reply: Reply | None) -> tuple[list[int], str]:
-        """The calls that this reply goes to, and the key's name if it is kept. None: a refusal, which is not."""
+        """Returns the calls that get this reply, and the name of the kept key. None: a refusal, which is not kept."""
         entry = self._running.pop(call_id, None)
         if entry is None:
             return [call_id], ""
@@ -116,18 +116,18 @@ class IdempotencyKeys:
         return waiting, name
 
     def reply(self, name: str) -> Reply:
-        """What a kept key was answered."""
+        """Returns the reply of a kept key."""
         reply = self._kept[name].reply
         assert reply is not None, "a key is kept once it is answered"
         return reply
 
     def forget(self, name: str) -> None:
-        """Its time is over."""
+        """Forgets a kept key whose time is over."""
         self._drop(self._kept.pop(name).scope)
 
     @property
     def kept_bytes(self) -> dict[Hashable, int]:
-        """What each key weighs."""
+        """Kept bytes of each key."""
         return {scope: entry.kept_bytes for scope, entry in self._entries.items()}
 
     def _drop(self, scope: Scope) -> None:
@@ -139,7 +139,7 @@ class IdempotencyKeys:
 
 
 def lives(answer: Answer, leases: LeaseTable, transfers: TransferTable, allocator: Allocator) -> bool:
-    """Whether what an answer gave still lives."""
+    """Returns whether what an answer gave still lives."""
     if isinstance(answer, Allocated):
         return allocator.known(answer.allocation_id)
     if isinstance(answer, HandedOver):
@@ -153,7 +153,7 @@ def lives(answer: Answer, leases: LeaseTable, transfers: TransferTable, allocato
 
 
 def _answer_bytes(answer: Answer) -> int:
-    """What a reply weighs with what it holds."""
+    """Returns the kept bytes of a reply with its contents."""
     match answer:
         case HandedOver(lease=lease) | Released(lease=lease):
             labels = texts_bytes(*[side for pair in lease.labels for side in pair])

@@ -3,8 +3,8 @@
     actions = node.handle(event, now)
     when = node.next_deadline()
 
-`handle` first fires every deadline that is due at `now`, in order, then the event: a lease that ends this very moment
-has ended before the event is looked at. A call that is refused changes nothing. Same events, same times, same actions.
+`handle` first fires every deadline that is due at `now`, in order, and then handles the event: a lease that ends at
+this very moment has ended before the event. A refused call changes nothing. Same events, same times, same actions.
 """
 
 from collections.abc import Callable, MutableMapping
@@ -71,8 +71,8 @@ __all__ = ["ALREADY_ENDED", "CANCELLED_BEFORE_ACCESS", "CANCELLED_IN_FLIGHT", "T
 class Node:
     """Everything a lead decides. `state` may be read between events; only the node changes it.
 
-    `writers` are the data paths over which it writes what it pushes; over all others the destination reads. With
-    `checksums` every block that it reads is compared with its source's before it counts.
+    `writers`: the data paths over which it writes what it pushes; over all others the destination reads. With
+    `checksums` it compares every block that it receives with the source's before the block counts.
     """
 
     def __init__(
@@ -137,46 +137,46 @@ class Node:
         return self._take_actions()
 
     def successor(self, incarnation: int, now: float) -> "tuple[Node, list[Transfer]]":
-        """After `handle` has raised, or what it decided could not be performed: a node like this one, in a life of that
-        name without an engine, and the transfers that ended with this life. `state.actions` has what was decided.
+        """Returns a node like this one, in a life of that name without an engine, and the transfers that ended with
+        this life. Call it after `handle` raised or its actions failed: `state.actions` has the decided ones.
         """
         state = self.state
         node = type(self)(state.limits, state.writers, checksums=state.checksums)
         return node, take_over(node.state, state, incarnation, now)
 
     def unclosed(self) -> list[SendClose]:
-        """After `handle` has raised: what closes the accesses of this node's pushes at destinations."""
+        """Returns the closings of this node's pushes at destinations. Call it after `handle` raised."""
         moves = [move for push in self.state.pushes for move in push.registrations.values()]
         return closings([move for move in moves if move.access_id and move.peer], self.state.incarnation)
 
     def next_deadline(self) -> float | None:
-        """When `handle(Tick(), now)` has something to do, or None."""
+        """Returns when `handle(Tick(), now)` has something to do, or None."""
         return self.state.timers.next_deadline()
 
     def peers(self) -> list[PeerView]:
-        """All lives of other engines that are known, oldest first."""
+        """Returns all known lives of other engines, oldest first."""
         return [self.peer(peer) for peer in self.state.peers.values()]
 
     def peer(self, peer: Peer) -> PeerView:
-        """A life of another engine as it is now."""
+        """Returns a life of another engine as it is now."""
         return self._handshakes.view(peer)
 
     def find_lease(self, ref: events.LeaseRef) -> Lease:
-        """A lease, live or ended. Raises NotFound, or the grant's errors."""
+        """Returns a lease, live or ended. Raises NotFound, or the grant's errors."""
         return self._hand_overs.find(ref)
 
     def lease(self, lease: Lease) -> LeaseView:
-        """A lease as it is now."""
+        """Returns a lease as it is now."""
         return self._hand_overs.view(lease)
 
     def oldest_posting(self) -> float | None:
-        """When what its ranks are at for the longest time began, a posting or a copy; None while there is nothing."""
+        """Returns when the oldest posting or copy in flight at its ranks began; None if there is none."""
         move, copies = self.state.moves.oldest_in_flight(), self.state.mirrors.running.values()
         began = [portion.since for portion in copies] if move is None else [move.posted_at, *(p.since for p in copies)]
         return min(began, default=None)
 
     def missing_proof(self, transfer_id: str) -> str:
-        """What would prove the blocks of an ended transfer to be at rest; empty when they are, or it is not over."""
+        """Returns the proof that an ended transfer's blocks lack; empty if they are at rest, or it is not over."""
         push = self.state.pushes.find(transfer_id)
         if push is not None:
             moves = push.registrations.values() if push.over else ()
@@ -189,7 +189,7 @@ class Node:
         check(self.state)
 
     def _reactions(self) -> Reactions:
-        """What a decision of one room means for the others, in this order."""
+        """Returns the reactions of the parts to each other's decisions, in this order."""
         access, closes, moves, asking = self._serving, self._closes, self._moves, self._asking
         ends = access.peer_dead, closes.peer_dead, moves.peer_dead
         return Reactions(
@@ -210,7 +210,7 @@ class Node:
         )
 
     def _make_handlers(self) -> dict[type, tuple[Handler, ...]]:
-        """Which rooms hear an event, in this order."""
+        """Returns the parts that hear each event, in this order."""
         return {
             events.FinishedBlocks: (self._finish,),
             events.PullBlocks: (self._pulls.start,),
@@ -270,7 +270,7 @@ class Node:
         }  # fmt: skip
 
     def _make_deadlines(self) -> dict[Timer, Callable[[str], None]]:
-        """Which room acts on a deadline; those that are missing are deadlines of moves."""
+        """Returns the part that acts on each deadline; missing ones are deadlines of moves."""
         return {
             Timer.LEASE: self._hand_overs.due,
             Timer.SOFTEN: self._firmness.due,
@@ -326,7 +326,7 @@ class Node:
             self._hand_overs.finish(event)
 
     def _step_done(self, event: events.StepDone) -> None:
-        """A step is done; only some of its layers, if they are named: parts of a push may wait for no more."""
+        """Takes a finished step, or some layers of it if they are named: parts of a push may wait for no more."""
         state = self.state
         if state.description is None:
             return
@@ -339,7 +339,7 @@ class Node:
         self._moves.step_done(event)
 
     def _cancel(self, event: events.CancelTransfer) -> None:
-        """CancelTransfer, and FreeBlocks of what it frees as well."""
+        """Handles CancelTransfer, and frees the allocations that it names."""
         if event.free_allocation_ids:
             self._pool.check_kind()
         self._cancels.cancel(event)
@@ -351,7 +351,7 @@ class Node:
         self.state.reply(event.call.id, Acknowledged(count))
 
     def _drain(self, event: events.Drain) -> None:
-        """Drain: new work is refused from now on, or taken again. A server that was told to end goes on with that."""
+        """Handles Drain: refuses new work, or takes it again. A server that was told to end keeps refusing."""
         state = self.state
         if not event.validate_only and not state.stopping:
             state.draining = not event.cancel
@@ -363,14 +363,14 @@ class Node:
         del table[bytes.fromhex(name)]
 
     def _memory_gone(self, _: events.MemoryGone) -> None:
-        """The memory of earlier lives is gone, and with it what they left in quarantine."""
+        """Takes the end of earlier lives' memory, and with it of what they left in quarantine."""
         for transfer in self.state.transfers.memory_gone():
             self.state.emit(TransferChanged(transfer))
 
     def _begin(self, event: events.LifeBegan) -> None:
         """Ends everything of the present incarnation, then starts the next with empty tables.
 
-        The engine of the old one is gone and is told nothing; watchers of transfers are.
+        The old engine is gone and is told nothing. Watchers of transfers hear the end.
         """
         state = self.state
         state.attached = False

@@ -1,3 +1,3 @@
-"""The demo: the whole job on real input. Two servers, a small transformer split across two engines, the same tokens as
-one engine that does both, a conversation whose history goes back, and the trace of one request.
+"""The demo: the whole job on real input. It runs two servers and a small transformer split across two engines, compares
+the tokens with those of one engine, returns a conversation's history to P, and shows the trace of one request.
 """

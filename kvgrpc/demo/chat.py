@@ -1,7 +1,7 @@
-"""The demo's conversation: what D made of one turn goes back to P for the next.
+"""The demo's conversation: KV that D made in one turn goes back to P for the next.
 
-D offers prompt and reply after each turn, under a lease that the router keeps alive while the user writes. P takes what
-it lacks if it is worth it: after a long reply it pulls, after a short one it computes those few tokens again.
+D offers prompt and reply after each turn, under a lease that the router renews while the user writes. P takes the
+missing KV if it is worth it: after a long reply it pulls, after a short one it recomputes those few tokens.
 """
 
 import os
@@ -16,12 +16,12 @@ TURNS = (
     (" And my second: who says when?", 8),
     (" Then thank you.", 24),
 )
-"""What the user says, and how many tokens long the reply is."""
+"""The user's message of each turn, and the length of the reply in tokens."""
 OFFER_TTL_S = 20.0
 
 
 async def converse(router: Router, decode_server: client.Client) -> list[ChatTurn]:
-    """The whole conversation. It ends early when a turn fails."""
+    """Runs the whole conversation. It ends early if a turn fails."""
     turns: list[ChatTurn] = []
     said, offered = "", Answer()
     for number, (text, count) in enumerate(TURNS, 1):
@@ -40,7 +40,9 @@ async def converse(router: Router, decode_server: client.Client) -> list[ChatTur
 async def _turn(
     router: Router, decode_server: client.Client, request: Request, offered: Answer
 ) -> tuple[ChatTurn, Answer]:
-    """One turn, and D's answer. While `offered`, that of the turn before, waits for P its lease is renewed."""
+    """Runs one turn, and returns D's answer. The lease of `offered`, the previous answer, is renewed until P comes for
+    it.
+    """
     if not offered:
         served = await router.serve(request)
         return ChatTurn(served.result), served.decode

@@ -1,4 +1,4 @@
-"""Processes of the demo: servers and engines, started together and ended in any case."""
+"""Runs the demo's processes, servers and engines: starts them, and ends them in any case."""
 
 import asyncio
 import contextlib
@@ -15,15 +15,15 @@ from kvgrpc.engine.session.exits import UNPREPARED, ended_with
 from kvgrpc.errors import InternalError, Reason
 
 START_TIMEOUT_S = 60.0
-"""Importing torch on a busy machine takes seconds."""
+"""Maximum time for a process to start, in seconds. Importing torch on a busy machine takes seconds."""
 REPLY_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 20.0
 ROOT = Path(__file__).resolve().parents[2]
-"""The checkout: the engines are in its examples folder."""
+"""Root of the checkout; the engines are in its examples folder."""
 
 
 class DemoFailed(InternalError):
-    """A process of the demo did not do its part."""
+    """Raised when a process of the demo fails to do its part."""
 
     def __init__(self, message: str) -> None:
         super().__init__(Reason.INTERNAL, message)
@@ -31,7 +31,7 @@ class DemoFailed(InternalError):
 
 @asynccontextmanager
 async def server(folder: Path, name: str, data_path: str, environment: dict[str, str]) -> AsyncIterator[str]:
-    """A `kvgrpc serve` that waits for its engine at `folder/name.sock`; gives its address."""
+    """Runs `kvgrpc serve`, which waits for its engine at `folder/name.sock`. Yields the server's address."""
     ready = folder / f"{name}.json"
     paths = ["--data-paths", data_path] if data_path != "auto" else []
     process = await _start(
@@ -48,7 +48,7 @@ async def server(folder: Path, name: str, data_path: str, environment: dict[str,
 
 
 class EngineProcess:
-    """An engine of the demo, asked by JSON lines."""
+    """An engine of the demo that answers JSON lines."""
 
     def __init__(self, name: str, process: Process) -> None:
         self._name = name
@@ -56,18 +56,18 @@ class EngineProcess:
         self._turn = asyncio.Lock()
 
     async def ask(self, **request: Any) -> dict[str, Any]:
-        """One request and its reply; `error` in it is the engine's, not ours."""
+        """Sends one request and returns its reply. An `error` in the reply is the engine's, not raised here."""
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None
         async with self._turn, asyncio.timeout(REPLY_TIMEOUT_S):
             stdin.write(json.dumps(request).encode() + b"\n")
-            with contextlib.suppress(ConnectionError):  # it has ended, and there is no reply
+            with contextlib.suppress(ConnectionError):  # the engine has ended, and reply() raises
                 await stdin.drain()
             return await self.reply()
 
     async def reply(self) -> dict[str, Any]:
-        """The next line of the engine."""
+        """Returns the engine's next line."""
         assert self._process.stdout is not None
         line = await self._process.stdout.readline()
         if not line:
@@ -78,7 +78,7 @@ class EngineProcess:
 
 @asynccontextmanager
 async def engine(name: str, socket: Path | None) -> AsyncIterator[EngineProcess]:
-    """An engine process, attached at `socket`, or alone."""
+    """Runs an engine process, attached at `socket`, or alone."""
     if not (ROOT / "examples" / "minimal_engine").is_dir():
         raise DemoFailed(f"the demo runs in a checkout of the repository; there is no examples folder in {ROOT}")
     attach = ["--session-socket", str(socket)] if socket else []
@@ -98,7 +98,7 @@ async def _start(arguments: list[str], environment: dict[str, str], stdin: int |
 
 @asynccontextmanager
 async def _running(name: str, process: Process) -> AsyncIterator[None]:
-    """Ends it in any case. Raises DemoFailed when it did not end in order, whatever else went wrong by then."""
+    """Ends the process in any case. Raises DemoFailed if it did not end in order, even if another error came first."""
     try:
         yield
     except Exception as error:
@@ -107,7 +107,7 @@ async def _running(name: str, process: Process) -> AsyncIterator[None]:
         raise
     except BaseException:
         if process.returncode is None:
-            process.terminate()  # an engine that is told to stop need not read on
+            process.terminate()  # an engine that must stop does not have to read its input to the end
         await _stop(process)
         raise
     if how := await _stop(process):
@@ -115,9 +115,9 @@ async def _running(name: str, process: Process) -> AsyncIterator[None]:
 
 
 async def _stop(process: Process) -> str:
-    """Asks a process to end: by the end of its input if it reads, else by SIGTERM; then makes it.
+    """Asks a process to end, by closing its input if it has one, else by SIGTERM; then kills it.
 
-    Returns how it ended, if not in order.
+    Returns how the process ended, or "" if it ended in order.
     """
     asked = process.returncode is None
     if asked:

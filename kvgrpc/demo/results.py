@@ -1,20 +1,28 @@
-"""What the demo is asked to do, and what came of it."""
+"""Options and results of the demo."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
 from kvgrpc.demo.spans import Span
 
+Say = Callable[[str], None]
+"""Takes a line about what the demo does now."""
+
+
+def silent(_: str) -> None:
+    """Says nothing."""
+
 
 @dataclass(frozen=True)
 class Options:
-    """What the demo is asked to do."""
+    """Options of the demo."""
 
     push: bool = False
-    """P pushes into blocks that D reserved; else D pulls."""
+    """P pushes into blocks that D reserved; otherwise D pulls."""
     layerwise: bool = False
-    """Each layer is pushed as soon as it is computed; and all prompts are pushed whole, too, to compare."""
+    """Push each layer as soon as it is computed. To compare, all prompts are also pushed whole."""
     corrupt: bool = False
     """Change a received block before decoding: the comparison must notice."""
     swap_grants: bool = False
@@ -22,9 +30,7 @@ class Options:
 
     @property
     def phases(self) -> tuple[str, ...]:
-        """The phases of a transfer at D that are worth showing. Where layers follow each other, only the first round
-        has phases.
-        """
+        """Phases of a transfer at D that are worth showing. A layer-wise push has phases only in its first round."""
         if self.layerwise:
             return ("rendezvous",)
         if self.push:
@@ -34,7 +40,7 @@ class Options:
 
 @dataclass(frozen=True)
 class PromptResult:
-    """One prompt, both ways."""
+    """Result of one prompt: the tokens of both engines and of the single one."""
 
     name: str
     prompt_tokens: int
@@ -46,13 +52,21 @@ class PromptResult:
     data_path: str = ""
     ms: dict[str, float] = field(default_factory=dict)
     visible_ms: float = 0.0
-    """From the end of P's prefill until D may use the KV."""
+    """Time from the end of P's prefill until D may use the KV, in milliseconds."""
     whole_visible_ms: float | None = None
-    """The same when the prompt was pushed whole, to compare."""
+    """The value of `visible_ms` if the prompt was pushed whole, for comparison."""
     error: str = ""
 
+    def as_line(self) -> str:
+        """One line of progress."""
+        if self.error:
+            return f"{self.name}: {self.prompt_tokens} tokens, failed: {self.error}"
+        equal = "the same tokens as one engine" if self.tokens_equal else "NOT the tokens of one engine"
+        moved = f"{self.blocks} block{'' if self.blocks == 1 else 's'} moved over {self.data_path}"
+        return f"{self.name}: {self.prompt_tokens} tokens, {moved}, {equal}"
+
     def as_json(self) -> dict[str, Any]:
-        """For `--json`."""
+        """Returns the row for `--json`."""
         return {
             "name": self.name,
             "tokens_equal": self.tokens_equal,
@@ -69,7 +83,7 @@ class PromptResult:
 
 @dataclass(frozen=True)
 class ChatTurn:
-    """One turn of the conversation."""
+    """Result of one turn of the conversation."""
 
     served: PromptResult
     held_tokens: int = 0
@@ -77,13 +91,13 @@ class ChatTurn:
     offered_tokens: int = 0
     """Tokens that D offered: the last prompt and its reply."""
     pulled_tokens: int = 0
-    """Tokens that P took from D: all that it lacked, or none where they are fewer than `recompute_tokens`."""
+    """Tokens that P took from D: all that it lacked, or none if they are fewer than `recompute_tokens`."""
     recompute_tokens: int = 0
     renewals: int = 0
-    """How often the lease on D's offer was renewed before P came for it."""
+    """Number of renewals of the lease on D's offer before P came for it."""
 
     def as_json(self) -> dict[str, Any]:
-        """For `--json`."""
+        """Returns the row for `--json`."""
         return self.served.as_json() | {
             "held_tokens": self.held_tokens,
             "offered_tokens": self.offered_tokens,
@@ -95,7 +109,7 @@ class ChatTurn:
 
 @dataclass(frozen=True)
 class Left:
-    """What is left at P and D together when nothing is under way."""
+    """Leftovers at P and D together when nothing is in flight."""
 
     leases: int
     pinned_blocks: int
@@ -105,12 +119,12 @@ class Left:
 
 @dataclass(frozen=True)
 class Result:
-    """The whole demo."""
+    """Result of the whole demo."""
 
     options: Options
     prompts: list[PromptResult]
     chat: list[ChatTurn]
-    """Empty where only prompts were run."""
+    """Turns of the conversation; empty if only prompts were run."""
     left: Left
     trace_id: str
     trace: list[Span]
@@ -122,7 +136,7 @@ class Result:
 
     @property
     def visible_ratio(self) -> float | None:
-        """Median of `visible_ms` layer by layer over that of whole prompts: below 1, layers were sooner. None where
+        """Median of `visible_ms` layer by layer over that of whole prompts: below 1, layers were sooner. None if
         nothing was compared.
         """
         whole = [prompt.whole_visible_ms for prompt in self.prompts if prompt.whole_visible_ms is not None]
@@ -131,7 +145,7 @@ class Result:
         return round(median(prompt.visible_ms for prompt in self.prompts) / median(whole), 3)
 
     def as_json(self) -> dict[str, Any]:
-        """For `--json`."""
+        """Returns the object for `--json`."""
         return {
             "identical": self.identical,
             "mode": "push" if self.options.push else "pull",

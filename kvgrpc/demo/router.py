@@ -10,7 +10,7 @@ from typing import Any
 from kvgrpc import client
 from kvgrpc.client import name_of
 from kvgrpc.demo.processes import EngineProcess
-from kvgrpc.demo.results import Left, Options, PromptResult
+from kvgrpc.demo.results import Left, Options, PromptResult, Say, silent
 from kvgrpc.demo.spans import Span
 from kvgrpc.v1 import transfer_pb2
 from kvgrpc.v1.common_pb2 import DataPath, TransferPhase
@@ -23,12 +23,12 @@ Answer = dict[str, Any]
 
 @dataclass
 class Request:
-    """One request on its way."""
+    """One request to serve."""
 
     name: str
     prompt: str
     count: int = TOKENS
-    """Tokens to decode."""
+    """Number of tokens to decode."""
     prefill: Answer = field(default_factory=dict)
     """Further fields for P."""
     decode: Answer = field(default_factory=dict)
@@ -37,7 +37,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Handed:
-    """What the first engine answered, for the second: P's grant for a pull, D's for a push."""
+    """Answer of the first engine for the second: P's grant for a pull, D's for a push."""
 
     transfer_key: str
     answer: Answer
@@ -55,23 +55,30 @@ class Served:
 class Router:
     """Serves requests, and compares each with one engine that does both."""
 
-    def __init__(self, options: Options, engines: Sequence[EngineProcess], clients: Sequence[client.Client]) -> None:
+    def __init__(
+        self,
+        options: Options,
+        engines: Sequence[EngineProcess],
+        clients: Sequence[client.Client],
+        say: Say = silent,
+    ) -> None:
         self.options = options
+        self._say = say
         self._prefill, self._decode, self._reference = engines
         self._clients = clients
         self._spans: dict[str, Span] = {}
         """The router's own span of each request: the root of its trace."""
         self._expected: dict[str, list[int]] = {}
-        """What the one engine made of each prompt."""
+        """Tokens that the single engine made of each prompt."""
 
     async def serve(self, request: Request) -> Served:
-        """One request, from prompt to tokens."""
+        """Serves one request, from prompt to tokens."""
         return await self.finish(request, await self.begin(request))
 
     async def begin(self, request: Request) -> Handed:
-        """Pull: P computes and hands over. Push: D reserves blocks."""
+        """Starts a request. Pull: P computes and hands over. Push: D reserves blocks."""
         if request.prompt not in self._expected:
-            # Before, because what the one engine takes is no part of the way from P to D.
+            # Asked first, so that the single engine's time is not part of the way from P to D.
             alone = await self._reference.ask(op="generate", prompt=request.prompt, count=request.count)
             self._expected[request.prompt] = alone["tokens"]
         key = os.urandom(16).hex()
@@ -85,7 +92,9 @@ class Router:
         return Handed(key, answer)
 
     async def finish(self, request: Request, handed: Handed, *, layerwise: bool | None = None) -> Served:
-        """Pull: D decodes from what it pulls. Push: P computes and pushes, and D decodes from what comes."""
+        """Finishes a request. Pull: D decodes from what it pulls. Push: P computes and pushes, and D decodes from what
+        arrives.
+        """
         labels = self._labels(request) | {"transfer_key": handed.transfer_key}
         decode = {"op": "decode", "prompt": request.prompt, "count": request.count, **request.decode, **labels}
         if "error" in handed.answer:
@@ -99,10 +108,12 @@ class Router:
             relayed = handed.answer["kv_transfer_params"]
             computed, decoded = handed.answer, await self._decode.ask(kv_transfer_params=relayed, **decode)
         self._spans[request.name].end_ns = time.time_ns()
-        return Served(await self._result(request, handed, computed, decoded), computed, decoded)
+        result = await self._result(request, handed, computed, decoded)
+        self._say(result.as_line())
+        return Served(result, computed, decoded)
 
     async def leftovers(self) -> Left:
-        """What is left, once everything that is on its way back has come."""
+        """Returns the leftovers, once all memory has been returned."""
         async with asyncio.timeout(RETURNED_TIMEOUT_S):
             for server_client in self._clients:
                 for transfer in (await server_client.list_transfers()).transfers:
@@ -112,7 +123,7 @@ class Router:
         return Left(sum(c.lease_count for c in counts), sum(c.pinned_block_count for c in counts), sum(used))
 
     async def forget(self) -> None:
-        """Empties the prefix caches of P and D, so that what follows moves the same blocks each time."""
+        """Empties the prefix caches of P and D, so that later requests move the same blocks each time."""
         for engine in (self._prefill, self._decode):
             await engine.ask(op="forget")
 
@@ -122,7 +133,7 @@ class Router:
         return list(self._spans.values())[-1]
 
     async def _push(self, request: Request, handed: Handed, *, layerwise: bool, labels: Answer) -> Answer:
-        """P's part of a push. D waits for it already, so it must learn when nothing comes."""
+        """Does P's part of a push. D already waits for it, so D must learn if nothing comes."""
         grant = handed.answer["kv_transfer_params"]
         answer = await self._prefill.ask(
             op="prefill", prompt=request.prompt, push_to=grant, layerwise=layerwise, **request.prefill, **labels
@@ -142,7 +153,7 @@ class Router:
         visible_ms = round((decoded["received_s"] - computed["prefilled_s"]) * 1e3, 3)
         transfer = (await self._clients[1].get_transfer(decoded["transfer_id"])).transfer
         paths = transfer.paths
-        if not paths:  # P moved the bytes, so P says how
+        if not paths:  # P moved the bytes, so P knows the data path
             paths = (await self._clients[0].get_transfer(transfer.peer.transfer_id)).transfer.paths
         result = replace(
             result, visible_ms=visible_ms, data_path=name_of(DataPath, paths[0].data_path) if paths else ""
@@ -150,7 +161,9 @@ class Router:
         return _with_transfer(result, transfer, self.options.phases)
 
     def _labels(self, request: Request) -> dict[str, str]:
-        """Request id and trace context. Every request has a trace of its own, with the router's span as its root."""
+        """Returns the request id and the trace context. Every request has its own trace, with the router's span as its
+        root.
+        """
         span = self._spans.get(request.name)
         if span is None:
             started = time.time_ns()

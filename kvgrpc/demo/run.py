@@ -1,4 +1,4 @@
-"""The demo's run: every prompt through both engines, then a conversation; all compared with one engine alone."""
+"""Runs the demo: every prompt through both engines, then a conversation; all compared with one engine alone."""
 
 import asyncio
 import tempfile
@@ -10,7 +10,7 @@ from pathlib import Path
 from kvgrpc import client
 from kvgrpc.demo.chat import converse
 from kvgrpc.demo.processes import DemoFailed, EngineProcess, engine, server
-from kvgrpc.demo.results import Options, PromptResult, Result
+from kvgrpc.demo.results import Options, PromptResult, Result, Say, silent
 from kvgrpc.demo.router import Request, Router
 from kvgrpc.demo.spans import Receiver, Span, receiver
 
@@ -29,32 +29,37 @@ PROMPTS = (
 )
 WARM_UP = "Is anybody there?"
 PAGES = ("pages", "Once more. " + STORY * 3)
-"""Layers show their gain only where moving a prompt takes longer than the messages about it."""
+"""A long prompt. Layers gain only if moving a prompt takes longer than the messages about it."""
 SPANS_TIMEOUT_S = 5.0
 SPANS = frozenset({"kvgrpc.send", "kvgrpc.receive"})
-"""What the two servers say of each transfer."""
+"""Names of the spans that the two servers export for each transfer."""
 
 
-async def run(data_path: str, options: Options) -> Result:
-    """Starts everything, runs everything, ends everything. Raises DemoFailed when a process does not do its part."""
-    async with started(data_path) as stage:
-        return await stage.run(options)
+async def run(data_path: str, options: Options, say: Say = silent) -> Result:
+    """Starts, runs and ends everything. Raises DemoFailed if a process fails to do its part.
+
+    `say` gets a line for each step.
+    """
+    async with started(data_path, say) as stage:
+        result = await stage.run(options, say)
+        say("stopping all processes")
+    return result
 
 
 class Stage:
-    """Servers, engines and the receiver of spans, started."""
+    """The started servers, engines and receiver of spans."""
 
     def __init__(self, engines: Sequence[EngineProcess], clients: Sequence[client.Client], spans: Receiver) -> None:
         self._engines = engines
         self._clients = clients
         self._spans = spans
 
-    async def run(self, options: Options) -> Result:
-        """Runs every prompt, and the conversation. It begins with empty prefix caches."""
-        router = Router(options, self._engines, self._clients)
+    async def run(self, options: Options, say: Say = silent) -> Result:
+        """Runs every prompt and the conversation, starting with empty prefix caches."""
+        router = Router(options, self._engines, self._clients, say)
         await router.forget()
         if options.push:
-            # The first push between two servers also pays for what the later ones find made.
+            # The first push between two servers also pays for set-up that later ones reuse.
             await router.serve(Request("warm-up", WARM_UP))
         if options.swap_grants:
             prompts = await _swapped(router)
@@ -63,19 +68,23 @@ class Stage:
         span = router.last_span
         broken = options.corrupt or options.swap_grants
         chat = [] if broken else await converse(router, self._clients[1])
+        say("waiting until both servers have taken back what was lent, and for the trace")
         left = await router.leftovers()
         return Result(options, prompts, chat, left, span.trace_id, await _trace(self._spans, span))
 
 
 @asynccontextmanager
-async def started(data_path: str) -> AsyncIterator[Stage]:
+async def started(data_path: str, say: Say = silent) -> AsyncIterator[Stage]:
     """Starts everything, and ends it."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvgrpc-demo-")))
         spans, environment = await stack.enter_async_context(receiver())
+        say("starting two servers: P for prefill, D for decode")
         addresses = [
             await stack.enter_async_context(server(folder, name, data_path, environment)) for name in ("P", "D")
         ]
+        say(f"P serves at {addresses[0]}, D at {addresses[1]}")
+        say("starting three engines: P's, D's, and one that does both; each imports torch, which takes some seconds")
         engines = await asyncio.gather(
             *(
                 stack.enter_async_context(engine(name, folder / f"{name}.sock" if name != "reference" else None))
@@ -83,6 +92,7 @@ async def started(data_path: str) -> AsyncIterator[Stage]:
             )
         )
         clients = [await stack.enter_async_context(client.connect(address)) for address in addresses]
+        say("all engines are ready: each prompt is computed by one engine, and then by P and D together")
         yield Stage(engines, clients, spans)
 
 
@@ -91,7 +101,7 @@ async def _all(router: Router) -> list[PromptResult]:
 
 
 async def _compared(router: Router) -> list[PromptResult]:
-    """Every prompt whole and then, into caches that are as empty, layer by layer."""
+    """Runs every prompt whole, and then layer by layer, each time into empty caches."""
     requests = _requests(router.options, (*PROMPTS, PAGES))
     whole = [await router.finish(request, await router.begin(request), layerwise=False) for request in requests]
     await router.forget()
@@ -113,14 +123,16 @@ def _requests(options: Options, prompts: Sequence[tuple[str, str]]) -> list[Requ
 
 
 async def _swapped(router: Router) -> list[PromptResult]:
-    """Two requests, each with what was handed over for the other."""
+    """Runs two requests, each with the grant of the other."""
     first, second = (Request(name, prompt) for name, prompt in PROMPTS[2:4])
     one, two = await router.begin(first), await router.begin(second)
     return [(await router.finish(first, two)).result, (await router.finish(second, one)).result]
 
 
 async def _trace(spans: Receiver, root: Span) -> list[Span]:
-    """The tree under the router's span, once both servers have exported theirs. Raises DemoFailed if they do not."""
+    """Returns the tree under the router's span, once both servers have exported theirs. Raises DemoFailed if they do
+    not.
+    """
     spans.spans.append(root)
     try:
         async with asyncio.timeout(SPANS_TIMEOUT_S):

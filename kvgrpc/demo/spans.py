@@ -38,7 +38,7 @@ class Receiver(service_pb2_grpc.TraceServiceServicer):
         self.spans: list[Span] = []
 
     async def Export(self, request: service_pb2.ExportTraceServiceRequest, context: Any) -> Any:  # noqa: N802, ARG002
-        """OTLP's one method."""
+        """OTLP's only method."""
         for resource in request.resource_spans:
             names = {a.key: a.value.string_value for a in resource.resource.attributes}
             for scope in resource.scope_spans:
@@ -46,11 +46,13 @@ class Receiver(service_pb2_grpc.TraceServiceServicer):
         return service_pb2.ExportTraceServiceResponse()
 
     def names(self, trace_id: str) -> set[str]:
-        """Names of the spans of one trace that have come."""
+        """Returns the names of the spans of one trace that have arrived."""
         return {span.name for span in self.spans if span.trace_id == trace_id}
 
     def tree(self, trace_id: str) -> list[Span]:
-        """The roots of one trace, with children in order of time. Spans whose parent was not exported are roots."""
+        """Returns the roots of one trace, with children in order of time. A span whose parent was not exported is a
+        root.
+        """
         spans = {span.span_id: span for span in self.spans if span.trace_id == trace_id}
         roots: list[Span] = []
         for span in sorted(spans.values(), key=lambda s: s.start_ns):
@@ -61,7 +63,7 @@ class Receiver(service_pb2_grpc.TraceServiceServicer):
 
 @asynccontextmanager
 async def receiver() -> AsyncIterator[tuple[Receiver, dict[str, str]]]:
-    """A receiver on loopback, and the environment that makes a server export to it."""
+    """Runs a receiver on loopback. Yields the receiver, and the environment that makes a server export to it."""
     found = Receiver()
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     service_pb2_grpc.add_TraceServiceServicer_to_server(found, server)  # type: ignore[no-untyped-call]

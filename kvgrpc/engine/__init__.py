@@ -1,4 +1,4 @@
-"""What an integrator writes against: Engine in the scheduler's process, Rank in each worker's.
+"""The integrator's API: Engine in the scheduler's process, Rank in each worker's.
 
     engine = Engine.attach("/run/kvgrpc.sock", pool=layout)       # or Engine.launch(...): a lead that ends with it
     handover = engine.finished_blocks(blocks, content(ids), transfer_key=key)     # no round trip
@@ -8,10 +8,10 @@
 
     rank = Rank(ticket, rank=0)                                   # in the worker; rank.memory is the paged pool
 
-`scheduler` is a room of its own: its Scheduler decides what to take, give and keep. Below `engine` and `rank` lie
-`session`, the connection to the lead and to the next one, and `transfers`, the handles and events.
+`scheduler` is optional: its Scheduler decides what to take, give and keep. `session` connects to the lead, and to the
+next lead; `transfers` has the handles and events.
 
-No gRPC, no thread in the scheduler's process, and nothing here waits for a peer: a step costs one send and one read of
+The scheduler's process has no gRPC and no thread. Nothing here waits for a peer: a step costs one send and one read of
 what is there.
 """
 

@@ -1,7 +1,7 @@
-"""Torch tensors of one CUDA device behind a mirror in host memory: for GPUs whose memory no data path reaches.
+"""Torch tensors of one CUDA device behind a mirror in host memory, for GPUs whose memory no data path reaches.
 
-Copies go over two streams of their own, one for each direction, beside those that compute. What the engine's finished
-steps have written is there when they start: a rank reports a step once the device is past it.
+Copies run on two streams of their own, one per direction, beside the streams that compute. Copies see what the engine's
+finished steps have written: a rank reports a step once the device is past it.
 """
 
 import logging
@@ -22,12 +22,12 @@ _log = logging.getLogger(__name__)
 _cuda: Any = torch.cuda  # untyped in part
 _OK = 0
 _PORTABLE = 1
-"""Page-locked for every context of the process."""
+"""Flag of cudaHostRegister: memory is page-locked for every context of the process."""
 
 
 class CudaDevice:
-    """A `Device`. The tensors, in the order of the pool's linear offsets, are dense and of one device; they stay where
-    they are as long as it is used. Raises InvalidRequest for others.
+    """A `Device` of dense tensors on one CUDA device, in the order of the pool's linear offsets. The tensors must stay
+    where they are while it is used. Raises InvalidRequest for other tensors.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -45,7 +45,7 @@ class CudaDevice:
         self.nbytes = memory_bytes(segments)
 
     def open(self, mirror: NDArray[np.uint8]) -> None:
-        """Raises PreconditionFailed (FEATURE_UNAVAILABLE) where the mirror cannot be page-locked."""
+        """Page-locks the mirror. Raises PreconditionFailed (FEATURE_UNAVAILABLE) if that is not possible."""
         with torch.cuda.device(self._device):
             self._streams = _cuda.Stream(), _cuda.Stream()
             answer = int(_cuda.cudart().cudaHostRegister(mirror.ctypes.data, mirror.nbytes, _PORTABLE))
@@ -75,7 +75,7 @@ class CudaDevice:
         with torch.cuda.device(self._device), torch.cuda.stream(stream):
             for host, device in pairs(self._host, self._bytes, self._ends, offsets, nbytes):
                 (host if out else device).copy_(device if out else host, non_blocking=True)
-            done: torch.cuda.Event = _cuda.Event(blocking=True)  # waiting for it takes no processor
+            done: torch.cuda.Event = _cuda.Event(blocking=True)  # waiting for it takes no CPU time
             done.record(stream)
         return done
 
@@ -83,8 +83,8 @@ class CudaDevice:
 def pairs(
     host: torch.Tensor, tensors: Sequence[torch.Tensor], ends: Ids, offsets: Ids, nbytes: Ids
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Each run as bytes of the mirror and of the tensor that it lies in, which ends at one of `ends`; cut where it lies
-    in several.
+    """Returns each run as bytes of the mirror and of its tensor, which ends at one of `ends`. A run that lies in
+    several tensors is cut.
     """
     runs = cut_at_ends(Runs(offsets, offsets, nbytes), ends)
     index = np.searchsorted(ends, runs.src, side="right")
@@ -94,7 +94,7 @@ def pairs(
 
 
 def bytes_of(tensor: torch.Tensor, segment: Segment) -> torch.Tensor:
-    """A dense tensor as bytes, in the order of its memory, whatever that of its dimensions is."""
+    """Returns a dense tensor as bytes in memory order, whatever the order of its dimensions."""
     storage = tensor.untyped_storage()
     first = segment.address - storage.data_ptr()
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, first, (segment.nbytes,), (1,))

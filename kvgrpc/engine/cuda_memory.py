@@ -1,6 +1,6 @@
-"""Memory of a CUDA device: for a server's own pool, and for engines that want peers on their host to read theirs.
+"""Memory of a CUDA device: for a server's own pool, and for engines that let peers on their host read theirs.
 
-Made with torch, or by the driver so that descriptors of it can be given to peers (data path `cuda_vmm`).
+Torch makes the memory. The driver makes it if descriptors are to be given to peers (data path `cuda_vmm`).
 """
 
 import contextlib
@@ -28,20 +28,20 @@ _INSTEAD = "or set pool.device to host"
 
 class CudaMemory:
     """A `DeviceMemory`: one tensor of `nbytes` bytes on `device`, which is "cuda:" and a number. With `exported` it is
-    an allocation of its own, of which descriptors can be given to peers, where the driver makes such; what nobody
-    closed is given back with the last tensor of it.
+    an allocation of its own, whose descriptors can be given to peers, if the driver makes such memory. Memory that
+    nobody closed is freed with its last tensor.
 
     Raises PreconditionFailed (FEATURE_UNAVAILABLE) without torch or a driver that it can use, InvalidRequest for a
-    device that this machine lacks, Exhausted (POOL_EXHAUSTED) where the device has not so much memory left.
+    device that this machine lacks, Exhausted (POOL_EXHAUSTED) if the device has too little memory left.
     """
 
     tensor: "torch.Tensor"
-    """Shape [nbytes], uint8, zeros at first. Nothing may use it once this is closed."""
+    """The memory, shape [nbytes], uint8, zeros at first. Nothing may use it after `close`."""
 
     def __init__(self, device: str, nbytes: int, *, exported: bool = False) -> None:
         self.name = device
         self._torch = _torch(device)
-        self._lock = threading.Lock()  # who reads, or closes
+        self._lock = threading.Lock()  # serializes `read` and `close`
         self._closed = False
         self._give_back: weakref.finalize[..., VmmMemory] | None = None
         self._exported = self._export(nbytes) if exported else None
@@ -50,7 +50,7 @@ class CudaMemory:
                 undo.callback(self._give_back)
             try:
                 self.tensor = self._made(nbytes)
-                # Before any other stream, or NIXL, touches what this one fills.
+                # The memory must be filled before any other stream, or NIXL, touches it.
                 self._torch.cuda.synchronize(device)
             except self._torch.OutOfMemoryError as error:
                 raise Exhausted(
@@ -67,14 +67,14 @@ class CudaMemory:
         return self._torch.as_tensor(self._exported, device=self.name).zero_()  # type: ignore[no-any-return]
 
     def _export(self, nbytes: int) -> VmmMemory | None:
-        """None where the driver has no such memory; torch's answer counts then."""
+        """Makes memory whose descriptors peers can get. Returns None if the driver cannot: torch makes it then."""
         try:
             made = VmmMemory(libcuda.load(), int(self.name.removeprefix("cuda:")), nbytes)
         except (DriverError, DataPathUnavailable) as error:
             _log.warning("no descriptors of memory of %s can be given to peers: %s", self.name, error.message)
             return None
         self._give_back = weakref.finalize(made, _free, made.allocation, self._torch, self.name)
-        self._give_back.atexit = False  # the driver does it then, after all else that uses it
+        self._give_back.atexit = False  # at exit the driver frees it, after everything that uses it
         return made
 
     def use(self) -> None:
@@ -86,7 +86,7 @@ class CudaMemory:
         return CudaDevice([self.tensor])
 
     def read(self, runs: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Gathers on the device, and copies once."""
+        """Gathers the runs on the device, and copies them to the host once."""
         try:
             with self._lock, self._torch.cuda.device(self.name):
                 if self._closed:
@@ -109,13 +109,13 @@ class CudaMemory:
                 if self._give_back is not None:
                     self._give_back()
                     return
-                # Whoever still refers to the tensor: torch would keep its memory for itself.
+                # Something may still refer to the tensor, and torch would keep freed memory in its cache.
                 self.tensor.untyped_storage().resize_(0)
                 self._torch.cuda.empty_cache()
 
 
 def _free(allocation: Allocation, torch: Any, device: str) -> None:
-    """Once the device is past all that it does; what it may still use is kept for good."""
+    """Frees an allocation once the device is past all its work. Memory that it may still use is kept for good."""
     try:
         torch.cuda.synchronize(device)
         allocation.free()
@@ -124,7 +124,7 @@ def _free(allocation: Allocation, torch: Any, device: str) -> None:
 
 
 def _torch(device: str) -> Any:
-    """The library, if it finds that device. Raises as CudaMemory does."""
+    """Returns torch, if it finds the device. Raises as `CudaMemory` does."""
     try:
         import torch
     except ImportError as error:

@@ -1,21 +1,21 @@
 """Engine: the scheduler's view of its lead.
 
 Calls are queued and leave with the next `poll` or `flush`; answers and events come with `poll`. Lease ids and grants
-are minted here, from the session's secret, so that handing over waits for no answer.
+are minted here, from the session's secret, so that a hand-over waits for no answer.
 
 A lead that an engine started for itself (`launch`) is replaced when it dies, in steps within `poll`, which waits for
 none of them:
 
 * Every hand-over, pull, reservation and push fails at once: Failed, with ENGINE_LOST. Grants are void, and peers use
   nothing of what they read.
-* Their blocks come back, with BlocksReturned, when it is proved that nothing accesses them any more. Shared memory was
-  moved by the lead alone: the end of its process is the proof. Private memory is moved by the workers: each ends what
-  it has posted, and its data paths, before it attaches to the new lead.
-* What is in the pool stays there. `ticket`, `engine_id` and ranks stay; `incarnation` and `address` are new.
-* Meanwhile every call raises Unavailable (ENGINE_LOST). Handles of before take calls, which then do nothing.
-* Where that fails, or a worker is gone, too, calls raise LeadDied. So they do at once when a lead dies that the engine
-  did not launch (`attach`), or whose pool is SERVER_MANAGED: the lead alone knows its allocations. No event follows
-  then. What remains is `close` here and on every Rank, and new ones.
+* Blocks come back, with BlocksReturned, when it is proved that nothing accesses them any more. Only the lead moves
+  bytes of shared memory: the end of its process is the proof. Workers move bytes of private memory: each ends its
+  postings and its data paths before it attaches to the new lead.
+* The pool keeps its bytes. `ticket`, `engine_id` and ranks stay; `incarnation` and `address` are new.
+* Meanwhile every call to the lead raises Unavailable (ENGINE_LOST). Calls on lost handles do nothing.
+* If the replacement fails, or a worker is gone too, calls raise LeadDied, and no event follows. Calls do so at once
+  when the engine did not launch the lead (`attach`), or when the pool is SERVER_MANAGED: only the lead knows its
+  allocations. Then close the Engine and every Rank, and make new ones.
 """
 
 import time
@@ -48,11 +48,11 @@ from kvgrpc.wire.session import reclaimed_from_proto
 from kvgrpc.wire.values import ON_ABORT, duration
 
 RELAUNCHES = 3
-"""Leads that may be started anew within a minute."""
+"""Default maximum number of leads started anew within a minute."""
 
 
 class Engine(AbstractContextManager["Engine"]):
-    """One engine, attached to its lead. Use from one thread; `with` ends the session."""
+    """One engine, attached to its lead, for use by one thread; leaving `with` ends the session."""
 
     def __init__(self, socket_path: str, request: session_pb2.AttachRequest) -> None:
         """Use `attach` or `launch`."""
@@ -81,13 +81,13 @@ class Engine(AbstractContextManager["Engine"]):
         sets_aside: bool = True,
         expects_pushes: bool = False,
     ) -> Self:
-        """Attaches to a running lead. `pool` None takes the lead's configured one.
+        """Attaches to a running lead. `pool` None takes the lead's configured pool.
 
-        With `private_memory` the workers bring their own memory and move the bytes, and so they do when `mirrored`,
-        where each brings a Device, whose memory no data path reaches; else the lead makes shared memory for every rank.
-        Not `sets_aside`: the engine cannot wait for blocks in quarantine for long. Who `expects_pushes` takes
-        `take_pushes_wanted` after each poll. See the session's AttachRequest. Raises Unavailable when no lead answers,
-        AlreadyExists (ENGINE_ATTACHED), InvalidRequest for the pool, Exhausted (POOL_EXHAUSTED) when it does not fit.
+        With `private_memory` the workers bring their own memory and move the bytes. `mirrored` is the same with a
+        Device for each worker, whose memory no data path reaches. Otherwise the lead makes shared memory for every
+        rank. Without `sets_aside` the engine cannot wait long for quarantined blocks. With `expects_pushes` the engine
+        calls `take_pushes_wanted` after each poll. See AttachRequest. Raises Unavailable when no lead answers,
+        InvalidRequest for the pool, Exhausted (POOL_EXHAUSTED) when it does not fit, AlreadyExists (ENGINE_ATTACHED).
         """
         own = session_pb2.POOL_MEMORY_MIRRORED if mirrored else session_pb2.POOL_MEMORY_PRIVATE
         memory = own if private_memory or mirrored else session_pb2.POOL_MEMORY_SHARED
@@ -104,8 +104,8 @@ class Engine(AbstractContextManager["Engine"]):
     ) -> Self:
         """Starts a lead of this engine's own as a child process and attaches to it. The lead ends with the engine.
 
-        When it dies it is replaced, at most `relaunches` times within a minute; see above. `flags` are further flags of
-        `kvgrpc serve`; `attach` as in `attach`. Raises LeadDied when it does not start.
+        A lead that dies is replaced, at most `relaunches` times within a minute; see above. `flags`: further flags of
+        `kvgrpc serve`; `attach`: arguments of `attach`. Raises LeadDied when the lead does not start.
         """
         lead = LeadProcess(listen, flags)
         try:
@@ -118,36 +118,36 @@ class Engine(AbstractContextManager["Engine"]):
 
     @property
     def incarnation(self) -> int:
-        """Of this life: another one with every lead."""
+        """Incarnation of this life; every lead brings a new one."""
         return self._lives.incarnation
 
     @property
     def address(self) -> str:
-        """Where peers find the lead."""
+        """Address at which peers reach the lead."""
         return self._lives.address
 
     @property
     def remote_ticket(self) -> RankTicket:
-        """For workers on other hosts, whose memory is private: `ticket`, with the address of the lead of this moment.
+        """Ticket for workers on other hosts, whose memory is private: `ticket`, with the current lead's address.
 
-        The lead's address is one that their hosts reach: not loopback. Workers find the next lead only where it has the
-        same one: `listen` with a fixed port.
+        Their hosts must reach that address, so it cannot be loopback. Workers find the next lead only if it has the
+        same address: `listen` with a fixed port.
         """
         return replace(self.ticket, address=self.address)
 
     @property
     def lead_pid(self) -> int:
-        """The lead's process."""
+        """Process id of the lead."""
         return self._lives.lead_pid
 
     @property
     def lead_gone(self) -> bool:
-        """Whether the process of a lead of this engine's own has ended, so that no lead vouches for its blocks."""
+        """True if the process of a lead of this engine's own has ended: no lead vouches for its blocks any more."""
         return self._lead is not None and self._lead.gone()
 
     @property
     def limits(self) -> Limits:
-        """Those of the lead."""
+        """Limits of the lead."""
         return self._lives.limits
 
     # -- what a scheduler does
@@ -168,13 +168,13 @@ class Engine(AbstractContextManager["Engine"]):
         takes_registrations: bool = False,
         traceparent: str = "",
     ) -> HandOver:
-        """Hands finished blocks over to readers. No round trip: the grant is minted here.
+        """Hands finished blocks over to readers, without a round trip: the grant is minted here.
 
-        The blocks belong to the hand-over until BlocksReturned: until its readers are done, or `ttl_s` is over, or,
-        while none has come, `reclaim` takes them back, which it does not for `firm_ttl_s`. `request_time_us`: when the
-        request began, in microseconds since the Unix epoch; 0 is now. With `takes_registrations` they are pushed to a
-        destination that registers under the key before somebody reads them. What the lead refuses arrives as Failed and
-        BlocksReturned; what can be seen to be wrong here raises InvalidRequest or OutOfRange.
+        The blocks belong to the hand-over until BlocksReturned: until its readers are done, `ttl_s` is over, or
+        `reclaim` takes them back, which it does only after `firm_ttl_s` and if no reader has come. `request_time_us`:
+        when the request began, in microseconds since the Unix epoch; 0 is now. With `takes_registrations` the blocks
+        are pushed to a destination that registers under the key before a reader comes. Refusals by the lead arrive as
+        Failed and BlocksReturned; errors that can be seen here raise InvalidRequest or OutOfRange.
         """
         check_transfer_key(transfer_key)
         ttl_s = granted_ttl(ttl_s, self.limits)
@@ -213,12 +213,12 @@ class Engine(AbstractContextManager["Engine"]):
         allow_prefix: bool = False,
         traceparent: str = "",
     ) -> Pull:
-        """Pulls what a grant offers: holds and renews it from now on; `Pull.start` gives the blocks. `request_time_us`:
-        when the request that takes it began; 0: when the one began that handed over. `allow_prefix`: as the field of
-        PullBlocks; Received says how many tokens came. Until there are blocks the source may take the offer back for an
-        older request: Failed, with LEASE_RECLAIMED.
+        """Pulls what a grant offers: holds and renews its lease from now on; `Pull.start` gives the blocks.
+        `request_time_us`: when the request that takes the offer began; 0: when the request that handed over began.
+        `allow_prefix`: as the field of PullBlocks; Received says how many tokens came. Until the pull has blocks, the
+        source may take the offer back for an older request: Failed, with LEASE_RECLAIMED.
 
-        Raises InvalidRequest (GRANT_INVALID) for what is no grant; everything else arrives as Failed.
+        Raises InvalidRequest (GRANT_INVALID) for a token that is no grant; other refusals arrive as Failed.
         """
         offer_tokens = grants.read_claims(grant).token_count
         request = handoff_pb2.PullBlocksRequest(
@@ -247,11 +247,11 @@ class Engine(AbstractContextManager["Engine"]):
         allow_prefix: bool = False,
         traceparent: str = "",
     ) -> Reservation:
-        """Reserves blocks that a push will fill: from the first that is not wholly held (`have_tokens`), or that a
-        window begins in, to the one of the last of `use_tokens`.
+        """Reserves blocks that a push will fill: from the first one that is not wholly held (`have_tokens`), or in
+        which a window begins, to the one with the last of `use_tokens`.
 
-        With `source_address` the lead registers the push there by itself; else `Reservation.grant`, which Reserved
-        announces, must reach the source. What the lead refuses arrives as Failed and BlocksReturned.
+        With `source_address` the lead registers the push there by itself; otherwise `Reservation.grant`, which Reserved
+        announces, must reach the source. Refusals by the lead arrive as Failed and BlocksReturned.
         """
         check_transfer_key(transfer_key)
         request = handoff_pb2.ReserveBlocksRequest(
@@ -277,7 +277,7 @@ class Engine(AbstractContextManager["Engine"]):
         firm_ttl_s: float | None = None,
         traceparent: str = "",
     ) -> Push:
-        """The source's side of a push to `consumers` engines: `Push.finished` hands its parts over as they come."""
+        """Begins the source's side of a push to `consumers` engines; `Push.finished` hands its parts over."""
         check_transfer_key(transfer_key)
         granted_firm_ttl(firm_ttl_s, self.limits)
         return Push(
@@ -287,17 +287,17 @@ class Engine(AbstractContextManager["Engine"]):
         )  # fmt: skip
 
     def cancel(self, transfer_key: bytes, message: str = "") -> None:
-        """Cancels everything under a key, also what is still to come: for one transfer, use its handle's `cancel`."""
+        """Cancels everything under a key, now and later. For one transfer use its handle's `cancel`."""
         request = transfer_pb2.CancelTransferRequest(transfer_key=transfer_key, message=message)
         self._lives.ask(None, cancel_transfer=request)
 
     def renew_keys(self, address: str, keys: Sequence[bytes], engine_id: str = "") -> None:
-        """The lead at that address is asked, once, to keep what it pushes, or will, under these keys: say it again."""
+        """Asks the lead at `address`, once, to keep what it pushes or will push under these keys. Repeat it in time."""
         self._lives.ask(None, renew_leases=renewal(address, keys, engine_id))
 
     def step_done(self, step: int, layers: LayerRange | None = None) -> None:
-        """All work of steps up to `step` is done, or that of these layers; for engines whose only rank is in this
-        process, and reports none.
+        """Reports that all work of steps up to `step` is done, or their work on `layers`. For engines whose only rank
+        is in this process and does not report steps.
 
         Raises InvalidRequest for an engine with several ranks.
         """
@@ -306,7 +306,7 @@ class Engine(AbstractContextManager["Engine"]):
         self._lives.step_done(step, layers)
 
     def allocate(self, count: int, group: int = 0) -> list[int]:
-        """Takes blocks of a SERVER_MANAGED pool, for as long as the session; waits for the answer.
+        """Allocates blocks of a SERVER_MANAGED pool for the life of the session; waits for the answer.
 
         Raises Exhausted (POOL_EXHAUSTED) when there are too few, PreconditionFailed (POOL_KIND_MISMATCH).
         """
@@ -316,21 +316,21 @@ class Engine(AbstractContextManager["Engine"]):
         return [start + i for start, n in zip(runs.starts, runs.counts, strict=True) for i in range(n)]
 
     def free(self, blocks: AnyBlocks) -> None:
-        """Gives blocks of a SERVER_MANAGED pool back; waits for the answer. Pinned ones come free at their last unpin.
+        """Frees blocks of a SERVER_MANAGED pool; waits for the answer. Pinned blocks become free at their last unpin.
 
-        Raises PreconditionFailed (BLOCK_NOT_ALLOCATED), and then none is given back.
+        Raises PreconditionFailed (BLOCK_NOT_ALLOCATED), and then frees none.
         """
         self._lives.wait(free_blocks=pool_pb2.FreeBlocksRequest(blocks=named_blocks(blocks, self.incarnation)))
 
     def reclaim(self, count: int, group: int = 0, *, request_time_us: int = 0, request_id: str = "",
                 timeout_s: float | None = None) -> Reclaimed:  # fmt: skip
-        """Takes `count` blocks back from hand-overs that nobody has claimed in their firm time, all or none; waits for
-        the answer. Failed (LEASE_RECLAIMED) and BlocksReturned of what ended come with the next `poll`.
+        """Takes `count` blocks back, all or none, from hand-overs that nobody claimed in their firm time; waits for the
+        answer. Failed (LEASE_RECLAIMED) and BlocksReturned of these hand-overs come with the next `poll`.
 
-        `request_time_us`, `request_id`: the oldest request that waits for them, to which hand-overs yield whose readers
-        are younger and wait for blocks of their own; 0: none do. An engine that hands over and takes says it always:
-        else two of them may wait for each other until the leases end. `timeout_s`: see `Session.wait`. Raises
-        InvalidRequest, OutOfRange for more than the pool has, Unavailable between leads, DeadlineExceeded.
+        `request_time_us`, `request_id`: the oldest request that waits for blocks. Hand-overs whose readers are younger
+        and have no blocks yield to it; 0: none yield. An engine that hands over and takes always states both, or two of
+        them may wait for each other until the leases end. `timeout_s`: see `Session.wait`. Raises InvalidRequest,
+        OutOfRange for more than the pool has, Unavailable between leads, DeadlineExceeded.
         """
         request = pool_pb2.ReclaimBlocksRequest(request_time_us=request_time_us, request_id=request_id)
         request.group_block_counts.add(group=group, block_count=count)
@@ -338,41 +338,41 @@ class Engine(AbstractContextManager["Engine"]):
         return reclaimed_from_proto(answer.reclaimed, len(self.pool.groups))
 
     def call(self, traceparent: str = "", **request: Any) -> int:
-        """Queues any call of the session, by its field there; `poll` sends it, and brings the `answer` to that number.
-        For engines whose lead is not replaced: of SERVER_MANAGED pools, or attached.
+        """Queues any call of the session, by its field there, and returns its number. `poll` sends it, and brings its
+        `answer`. For engines whose lead is not replaced: with a SERVER_MANAGED pool, or attached.
         """
         return self._lives.begin(traceparent, **request)
 
     def answered(self, number: int) -> bool:
-        """Whether `call` has an answer."""
+        """Returns whether a call has an answer."""
         return self._lives.answered(number)
 
     def answer(self, number: int) -> session_pb2.CallAnswer:
-        """The answer to a call that has one. Raises what it was refused with."""
+        """Returns the answer to a call that has one, once. Raises the error that refused the call."""
         return self._lives.answer(number)
 
     def poll(self, timeout_s: float = 0.0) -> list[Event]:
-        """Sends what is queued and returns what happened, waiting up to `timeout_s` for the first event.
+        """Sends queued calls and returns events, waiting up to `timeout_s` for the first one.
 
-        What is sent next tells the lead that these events were read. While a lead is replaced it does what can be done
-        at once. Raises LeadDied when the lead is gone for good.
+        The next frame tells the lead that these events were read. While a lead is being replaced, `poll` does what can
+        be done at once. Raises LeadDied when the lead is gone for good.
         """
         return self._lives.poll(timeout_s)
 
     def take_pushes_wanted(self) -> list[bytes]:
-        """Keys, each once, under which a destination waits for what is not handed over yet; see `Push.expect`."""
+        """Returns keys, each once, under which destinations wait for parts still to come; see `Push.expect`."""
         return self._lives.take_pushes_wanted()
 
     def flush(self) -> None:
-        """Sends what is queued. Raises LeadDied."""
+        """Sends queued calls. Raises LeadDied."""
         self._lives.flush()
 
     def due(self) -> bool:
-        """Whether `poll` has something to do: it is news, or a lead is being replaced. It takes a microsecond."""
+        """Returns whether `poll` has something to do: news came, or a lead is being replaced. Takes a microsecond."""
         return self._lives.due()
 
     def fileno(self) -> int:
-        """Readable when `poll` has something; for an event loop of the engine's own. The same for all leads."""
+        """Returns a descriptor that is readable when `poll` has something to do. It is the same for all leads."""
         return self._lives.fileno()
 
     def close(self) -> None:
@@ -382,7 +382,7 @@ class Engine(AbstractContextManager["Engine"]):
             self._lead.stop()
 
     def abandon(self) -> None:
-        """As `close`, but at once: a lead of the engine's own is killed, and vouches for nothing when this returns."""
+        """Closes at once: a lead of the engine's own is killed, and vouches for nothing when this returns."""
         if self._lead is not None:
             self._lead.kill()
         self.close()
@@ -391,7 +391,7 @@ class Engine(AbstractContextManager["Engine"]):
         self.close()
 
     def _survive(self, lead: LeadProcess, relaunches: int) -> None:
-        """The lead is this engine's own, and replaced when it dies, unless it alone knows who has which blocks."""
+        """Has the engine's own lead replaced when it dies, unless it alone knows who has which blocks."""
         self._lead = lead
         relaunches *= self._request.kind != POOL_KINDS[PoolKind.SERVER_MANAGED]
         again = attach_again(self._request, self.engine_id, self.ticket, self.pool)

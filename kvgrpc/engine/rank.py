@@ -1,15 +1,15 @@
 """Rank: a worker's share of the pool.
 
-With shared memory the lead made the pool and moves the bytes; the worker maps it. With private memory the worker
-brings tensors of its own, and the mover runs here, in a thread that posts and polls with the interpreter lock
-released. With a device it does so in a mirror of the device's memory.
+With shared memory the lead makes the pool and moves the bytes; the worker maps it. With private memory the worker
+brings tensors of its own, and the mover runs here, in a thread that posts and polls with the interpreter lock released.
+With a device the mover works in a mirror of the device's memory.
 
-A lead that dies is replaced where the ticket says so. The rank then takes no command any more, drops what is not
-posted, and lets its postings end, or ends them with their data paths; only when its memory is proved to be at rest does
-it attach again. Memory and views of it stay what they are, and steps that were reported are reported again.
+A lead that dies is replaced if the ticket says so. The rank then takes no more commands, drops what is not posted, and
+lets its postings end, or ends them with their data paths. The rank attaches again only when its memory is proved to be
+at rest. Memory and views of it stay as they are, and reported steps are reported again.
 
-On another host than its lead a rank speaks to a process beside it, as to a lead, which hands all on over the network
-(`kvgrpc/engine/session/rank_link.py`).
+On another host than its lead, a rank speaks as to a lead to a process beside it, which passes everything on over the
+network (`kvgrpc/engine/session/rank_link.py`).
 """
 
 import logging
@@ -55,18 +55,18 @@ from kvgrpc.wire.frames import encode
 
 CLOSE_S = 2.0
 RETRY_S = 0.05
-"""Between attempts to reach a new lead: its process takes a second to start."""
+"""Delay between attempts to reach a new lead, in seconds: its process takes a second to start."""
 REMOTE_RETRY_S = 0.5
-"""The same over the network."""
+"""Delay between attempts to reach a new lead over the network, in seconds."""
 _NO_LEAD = (Unavailable, PermissionDenied, Exhausted)
-"""No lead yet, its engine is still to come, or peers still hold the mirror that was."""
+"""Errors that are retried: there is no lead yet, its engine is still to come, or peers still hold the old mirror."""
 _NO_STREAM = (*_NO_LEAD, AlreadyExists, DeadlineExceeded)
-"""Over the network also: a lead that takes a stream that broke for the worker still, or that heard nothing of it."""
+"""Errors that are retried over the network: also a broken stream that the lead takes for the worker's, or no answer."""
 _log = logging.getLogger(__name__)
 
 
 class Rank:
-    """One rank of an engine, attached to its lead. `with` detaches, which ends the engine's life."""
+    """One rank of an engine, attached to its lead. Leaving `with` detaches it, which ends the engine's life."""
 
     def __init__(  # noqa: PLR0913 - by name, each with a default
         self,
@@ -79,15 +79,15 @@ class Rank:
         copy_threads: int = 2,
         bandwidth_limit_bytes_per_s: float | None = None,
     ) -> None:
-        """Attaches. `tensors`: the worker's own memory, in the order of the pool's linear offsets. `device`: memory
-        that no data path reaches, of which the rank makes a mirror in host memory. Neither: shared, and then the lead's
-        own settings hold for what moves.
+        """Attaches the rank. `tensors`: the worker's own memory, in the order of the pool's linear offsets. `device`:
+        memory that no data path reaches, of which the rank makes a mirror in host memory. Without either the memory is
+        shared, and the lead's own settings hold for what moves.
 
-        Raises PreconditionFailed (POOL_KIND_MISMATCH) for memory of another size or kind than the engine attached
-        with, AlreadyExists (ENGINE_ATTACHED) when the rank has a worker, PermissionDenied (NOT_OWNER) for a ticket of
-        another engine, Unavailable when no lead answers, Exhausted (POOL_EXHAUSTED) where the host has no memory for a
-        mirror, and what `Device.open` raises, as PreconditionFailed (FEATURE_UNAVAILABLE) for a mirror that cannot be
-        page-locked. None of them ends the engine's life.
+        Raises PreconditionFailed (POOL_KIND_MISMATCH) for memory of another size or kind than the engine attached with,
+        AlreadyExists (ENGINE_ATTACHED) when the rank has a worker, PermissionDenied (NOT_OWNER) for a ticket of another
+        engine, Unavailable when no lead answers, Exhausted (POOL_EXHAUSTED) if the host has no memory for a mirror, and
+        what `Device.open` raises, such as PreconditionFailed (FEATURE_UNAVAILABLE) for a mirror that cannot be
+        page-locked. None of these errors ends the engine's life.
         """
         self.rank = rank
         self._ticket = ticket
@@ -109,19 +109,19 @@ class Rank:
             if self._link is not None:
                 self._link.close()
             raise
-        self._lock = threading.Lock()  # who sends
+        self._lock = threading.Lock()  # serializes sends
         self._closing = threading.Event()
         self._steps = Steps()
         self._thread: threading.Thread | None = None
         self._shared: SharedMemory | None = None
         self._mover: LocalRank | None = None
         self._next_memory: SharedMemory | PrivateMemory | None = None
-        """What the next lead's data paths are to know; a device is open with it."""
+        """Memory for the next lead's data paths; a device is open with it."""
         self._at_rest = True
         self._written: set[str] = set()
-        """What peers may write into shared memory, which only the lead's data paths could speak for."""
+        """Open accesses by which peers may write into shared memory; only the lead's data paths could prove an end."""
         self._over = False
-        """The engine's life is over, as far as this rank is concerned."""
+        """True once the engine's life is over for this rank."""
         try:
             self._attach(returns=False)
         except BaseException:
@@ -132,28 +132,28 @@ class Rank:
 
     @property
     def memory(self) -> NDArray[np.uint8]:
-        """The rank's shared pool, shape [total_bytes], writable. Views of it stay readable after the end."""
+        """The rank's shared pool, shape [total_bytes], writable. Views of it stay readable after `close`."""
         if self._shared is None:
             raise PreconditionFailed(Reason.POOL_KIND_MISMATCH, "this rank brought its own memory")
         return self._shared.as_numpy()
 
     def step_done(self, step: int) -> None:
-        """All work of the engine's steps up to `step` is done on this rank. Raises LeadDied when the session is over;
-        while a lead is replaced, the next one will hear it.
+        """Reports that all work of the engine's steps up to `step` is done on this rank. Raises LeadDied when the
+        session is over. While a lead is being replaced, the next lead gets the report.
 
-        What a later kernel must not overtake is the caller's to wait for first.
+        The caller waits first for all device work that a later kernel must not overtake.
         """
         self._report_step(step)
 
     def layers_done(self, step: int, first: int, count: int) -> None:
-        """As `step_done`, for some layers only: parts of a push that cover no others move from now on."""
+        """Reports like `step_done`, for some layers only: parts of a push that cover only these layers can move."""
         self._report_step(step, (first, count))
 
     def close(self) -> None:
-        """Detaches; memory of one's own is at rest when this returns. Idempotent.
+        """Detaches the rank; memory that the worker brought is at rest when this returns. Idempotent.
 
-        Raises InternalError (DATA_PATH_FAILED) when a data path may still use that memory, as often as it is called:
-        keep the memory as it is, and end the process.
+        Raises InternalError (DATA_PATH_FAILED), on every call, when a data path may still use that memory: keep the
+        memory as it is, and end the process.
         """
         self._closing.set()
         self._connection.shutdown()
@@ -182,8 +182,8 @@ class Rank:
     # -- attaching, for the first time and again
 
     def _attach(self, *, returns: bool, timeout_s: float | None = None) -> None:
-        """Attaches over the next connection, which is the rank's own from then on. A mirror is made first, since a
-        device may refuse it: the end of a worker that has attached ends its engine's life.
+        """Attaches over the next connection, which then becomes the rank's own. A mirror is made first, since a device
+        may refuse it: once a worker has attached, its end ends its engine's life.
         """
         connection = self._next
         not_at_rest = self._not_at_rest() if returns else ""
@@ -216,13 +216,13 @@ class Rank:
             self._at_rest = False
 
     def _make_memory(self) -> SharedMemory | PrivateMemory:
-        """What data paths are to know of the memory that this rank brings. Every lead has a mirror of its own: peers
-        may still have mapped that of the one before.
+        """Returns this rank's own memory as its data paths need it. Every lead gets a new mirror: peers may still have
+        mapped the last one.
         """
         return PrivateMemory.of(*self._tensors) if self._device is None else make_memory(self._device)
 
     def _drop_next_memory(self) -> None:
-        """No data path knows it."""
+        """Closes memory that no data path knows yet."""
         memory, self._next_memory = self._next_memory, None
         if memory is not None:
             if self._device is not None:
@@ -230,7 +230,7 @@ class Rank:
             memory.close()
 
     def _live(self) -> None:
-        """From session to session, until the engine's life is over."""
+        """Runs session after session, until the engine's life is over."""
         while True:
             last = self._obey()
             if self._mover is not None:
@@ -241,7 +241,7 @@ class Rank:
         self._drop_next_memory()
 
     def _obey(self) -> bool:
-        """Performs the lead's commands until the session ends; whether the engine's life ends with it.
+        """Performs the lead's commands until the session ends. Returns whether the engine's life ends with it.
 
         A command that cannot be performed ends the session: the lead would wait for its report for ever.
         """
@@ -262,8 +262,8 @@ class Rank:
         return False
 
     def _come_back(self) -> bool:
-        """Attaches to the next lead. False when none comes, since the engine gave up or was closed, when it is told
-        that this rank's memory is not at rest, and when a device does not take its new mirror.
+        """Attaches to the next lead. Returns False when none comes, since the engine gave up or was closed, when the
+        lead refuses because this rank's memory is not at rest, and when a device does not take its new mirror.
         """
         deadline = time.monotonic() + self._ticket.comes_back_s
         retry_s, waits = (RETRY_S, _NO_LEAD) if self._link is None else (REMOTE_RETRY_S, _NO_STREAM)
@@ -287,11 +287,11 @@ class Rank:
         return False
 
     def _may_come_back(self) -> bool:
-        """Whether the way to a lead is still there: the folder of its socket goes with its engine."""
+        """Returns whether a lead can still come: the folder of its socket goes with its engine."""
         return Path(self._ticket.socket_path).parent.exists() if self._link is None else self._link.alive
 
     def _not_at_rest(self) -> str:
-        """Why the memory may still be accessed, as text."""
+        """Returns why the memory may still be accessed; empty: it is at rest."""
         if not self._at_rest:
             return "a data path may still use it"
         return "a peer may still write into it" if self._written else ""
@@ -303,16 +303,16 @@ class Rank:
             (self._written.add if command.expect.open else self._written.discard)(command.expect.access)
 
     def _reach(self) -> None:
-        """Connects. Raises Unavailable."""
+        """Connects to the next lead. Raises Unavailable."""
         self._next = self._connect()
         if self._closing.is_set():
             self._next.shutdown()
 
     def _connect(self) -> Connection:
-        """Raises Unavailable."""
+        """Returns a new connection to the lead. Raises Unavailable."""
         return Connection(self._ticket.socket_path) if self._link is None else self._link.connect()
 
-    # -- what is said to the lead
+    # -- reports to the lead
 
     def _report_step(self, step: int, layers: tuple[int, int] | None = None) -> None:
         with self._lock:
@@ -324,7 +324,7 @@ class Rank:
                     raise
 
     def _report(self, event: events.Event) -> None:
-        """What the mover reports, in its thread. When the session is over it is dropped."""
+        """Sends a report of the mover, in the mover's thread, or drops it when the session is over."""
         try:
             with self._lock:
                 self._connection.send(self._frame(event))
@@ -333,9 +333,9 @@ class Rank:
         except OutOfRange as error:
             _log.error("rank %d cannot report %s: %s", self.rank, type(event).__name__, error)
             if isinstance(event, events.EndpointOffered) and event.endpoint != RankEndpoint(self.rank):
-                # One without data paths: a peer that wants to reach this rank fails at once, and no other.
+                # An endpoint without data paths: only peers that want to reach this rank fail, and they fail at once.
                 self._report(replace(event, endpoint=RankEndpoint(self.rank)))
-            else:  # as of a command that cannot be performed: the lead would wait for it for ever
+            else:  # like a command that cannot be performed: the lead would wait for the report for ever
                 self._connection.shutdown()
 
     def _frame(self, event: events.Event) -> bytes:

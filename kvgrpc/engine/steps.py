@@ -1,4 +1,4 @@
-"""What was reported of steps, as far as a new lead has to hear it again: its count of steps begins at 0."""
+"""Steps: the reports that a new lead must get again, since its count of steps begins at 0."""
 
 from collections.abc import Iterator
 
@@ -6,14 +6,14 @@ from kvgrpc.engine.transfers.pushes import LayerRange
 
 
 class Steps:
-    """The last whole step, and what is done of later ones."""
+    """The last whole step that was reported, and the reported layers of later steps."""
 
     def __init__(self) -> None:
         self._done = 0
         self._layers: list[tuple[int, LayerRange]] = []
 
     def done(self, step: int, layers: LayerRange | None = None) -> None:
-        """Something was reported."""
+        """Notes a report of a whole step, or of some layers."""
         if layers is not None:
             self._layers.append((step, layers))
         else:
@@ -21,7 +21,7 @@ class Steps:
         self._layers = [row for row in self._layers if row[0] > self._done]
 
     def __iter__(self) -> Iterator[tuple[int, LayerRange | None]]:
-        """(step, layers or None for all of them), in order."""
+        """Yields (step, layers or None for all of them), in order."""
         if self._done:
             yield self._done, None
         yield from self._layers

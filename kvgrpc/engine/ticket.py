@@ -1,4 +1,4 @@
-"""What a scheduler hands to its workers."""
+"""The ticket that a scheduler hands to its workers."""
 
 from dataclasses import dataclass, field
 
@@ -7,23 +7,23 @@ from kvgrpc.core.values.layout import PoolLayout
 
 @dataclass(frozen=True)
 class RankTicket:
-    """Lets a worker attach its rank to its engine's lead. Secret; send it over the engine's own channels."""
+    """The secret by which a worker attaches its rank to its engine's lead. Send it over the engine's own channels."""
 
     socket_path: str
     secret: bytes = field(repr=False)
     memory_bytes: int
-    """What every rank's memory has; with several pipeline stages, what none has more of."""
+    """Size of every rank's memory; with several pipeline stages, the largest size."""
     comes_back_s: float = 0.0
-    """How long a worker whose lead died waits for the next one; 0: not at all."""
+    """Time that a worker whose lead died waits for the next one, in seconds; 0: it does not wait."""
     address: str = ""
-    """Where a worker on another host finds the lead, host:port; empty: the worker is on the lead's host."""
+    """Address of the lead for a worker on another host, host:port; empty: the worker is on the lead's host."""
     stage_bytes: tuple[int, ...] = ()
-    """With several stages: how much the memory of each one's ranks has at least."""
+    """Smallest memory of the ranks of each pipeline stage, if there are several stages."""
     stage_ranks: int = 0
-    """Ranks of each of them."""
+    """Number of ranks of each stage, if there are several."""
 
     def fits(self, rank: int, nbytes: int) -> bool:
-        """Whether a rank's memory may have so many bytes."""
+        """Returns whether a rank's memory may have `nbytes` bytes."""
         if not self.stage_bytes:
             return nbytes == self.memory_bytes
         stage = rank // self.stage_ranks
@@ -31,7 +31,7 @@ class RankTicket:
 
 
 def ticket_of(socket_path: str, secret: bytes, pool: PoolLayout, world_size: int) -> RankTicket:
-    """The ticket of an engine with that pool and so many ranks (0: one)."""
+    """Returns the ticket of an engine with that pool and `world_size` ranks (0: one)."""
     if pool.stages <= 1:
         return RankTicket(socket_path, secret, pool.total_bytes)
     each = (world_size or 1) // pool.stages

@@ -1,1 +1,1 @@
-"""Adapters for engines that other people wrote. Each imports its engine only when it is used."""
+"""Adapters for engines of other projects. Each imports its engine only when it is used."""

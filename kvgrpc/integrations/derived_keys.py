@@ -1,6 +1,6 @@
-"""Transfer keys that two engines make of what both know of a request, where nobody names its transfer.
+"""Transfer keys that two engines derive from what both know of a request, if nobody names its transfer.
 
-Ids of requests are in lists, and prompts can be guessed: by a secret that both engines share nobody else makes the key.
+Request ids are in lists, and prompts can be guessed: with a secret that both engines share nobody else makes the key.
 """
 
 import hashlib
@@ -11,13 +11,13 @@ SECRET_BYTES_MIN = 16
 
 
 def derived_key(secret: bytes, said: bytes) -> bytes:
-    """What engines with this secret call the transfer of a request of which both know this."""
+    """Returns the transfer key that engines with this secret derive from what both know of a request."""
     return hmac.digest(secret, said, "sha256") if secret else hashlib.sha256(said).digest()
 
 
 def read_secret(path: str) -> bytes:
-    """What is in the file of `pairing_secret_file`, without white space round it; empty where there is no such setting.
-    Raises ValueError for a file that cannot be read, and a secret that is too short, of which it shows nothing.
+    """Returns the secret in the file of `pairing_secret_file`, stripped of white space; empty without that setting.
+    Raises ValueError for a file that cannot be read, or a secret that is too short, and shows nothing of it.
     """
     if not path:
         return b""

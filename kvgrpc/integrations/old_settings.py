@@ -1,8 +1,8 @@
-"""Settings of the connectors that come with vLLM, each with what does here what it did there.
+"""Settings of the connectors that come with vLLM, each with the setting that does the same here.
 
-What is stated is obeyed or refused, never ignored: an engine that would do something else than its configuration says
-does not start, and says what to set. Of variables of the environment, which engines with other connectors may share, it
-warns.
+A stated setting is obeyed or refused, never ignored: an engine that would do something else than its configuration says
+does not start, and says what to set. An engine only warns of environment variables, which engines with other connectors
+may share.
 """
 
 from collections.abc import Collection, Mapping
@@ -11,7 +11,7 @@ from enum import Enum
 
 
 class Place(Enum):
-    """Where a setting is stated."""
+    """The place in which a setting is stated."""
 
     KEY = "kv_connector_extra_config"
     FIELD = "--kv-transfer-config"
@@ -19,7 +19,7 @@ class Place(Enum):
 
 
 class Fate(Enum):
-    """What an engine does with a setting that is stated."""
+    """The reaction of an engine to a stated setting."""
 
     OBEYED = "obeys"
     REFUSED = "does not start"
@@ -28,25 +28,25 @@ class Fate(Enum):
 
 @dataclass(frozen=True)
 class OldSetting:
-    """One."""
+    """A setting of one of vLLM's connectors."""
 
     name: str
     place: Place
     fate: Fate
     ours: str
-    """What does it here."""
+    """The setting that does the same here, as text."""
     default: object = None
-    """Of a field: what vLLM has in it where nothing is stated."""
+    """Value that a field has in vLLM if it is not stated."""
     blocks_only: bool = False
-    """What does it here is no key where tensors are moved in place of blocks."""
+    """True if `ours` is no key of the mode that moves tensors in place of blocks."""
 
     def ours_in(self, mode: str) -> str:
-        """What does it in that mode."""
+        """Returns the setting that does the same in a mode."""
         return "nothing in this mode" if self.blocks_only and mode == TENSORS else self.ours
 
 
 TENSORS = "tensors"
-"""The mode that moves no blocks."""
+"""Name of the mode that moves no blocks."""
 _SPILL = "`KVGRPC_TENSORS_SPILL_BYTES` in the environment"
 _REGISTRATION = "`KVGRPC_LIMITS_REGISTRATION_TIMEOUT_S` in the environment"
 OLD_SETTINGS = (
@@ -95,7 +95,7 @@ OLD_SETTINGS = (
 
 
 def check_keys(unknown: Collection[str], mode: str) -> None:
-    """Raises ValueError where there are keys that this connector does not know in that mode."""
+    """Raises ValueError for keys that this connector does not know in that mode."""
     if not unknown:
         return
     old = {row.name: row for row in OLD_SETTINGS if row.place is Place.KEY and row.fate is Fate.REFUSED}
@@ -118,9 +118,9 @@ def check_fields(transfer: object) -> None:
 
 
 def passes_host(transfer: object, device: str, mirror: bool | None) -> bool:
-    """Whether what moves passes memory of the host, by `mirror` where that is stated, or since vLLM's configuration has
-    its buffer there. `device`: what vLLM computes on. Raises ValueError where the two differ, and for a buffer that is
-    neither there nor on the device.
+    """Returns whether bytes move through host memory: by `mirror` if that is stated, or because vLLM's configuration
+    has its buffer there. `device`: where vLLM computes. Raises ValueError if the two contradict each other, and for a
+    buffer that is neither in host memory nor on the device.
     """
     buffer = getattr(transfer, "kv_buffer_device", device)
     if buffer not in {device, "cpu"}:
@@ -137,11 +137,11 @@ def passes_host(transfer: object, device: str, mirror: bool | None) -> bool:
 
 
 _PREFIX = "VLLM_NIXL_"
-"""Of variables that only connectors before this one read."""
+"""Prefix of variables that only connectors of vLLM read."""
 
 
 def not_read(environment: Mapping[str, str]) -> list[str]:
-    """What to warn of: variables that are set."""
+    """Returns a warning for each variable that is set and not read."""
     known = {row.name: row for row in OLD_SETTINGS if row.place is Place.VARIABLE}
     found = []
     for name in environment:

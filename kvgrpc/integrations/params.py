@@ -1,13 +1,13 @@
 """`kv_transfer_params`, the object that routers relay between engines, as requests for a Scheduler.
 
-Read are the flags that routers set (`do_remote_decode`, `do_remote_prefill`), our grant (`kvgrpc_grant`), our intent
-(`kvgrpc_intent`), the other side's address where a router knows it (`remote_host`, `remote_port`, `remote_engine_id`),
-the name that newer routers give a push (`transfer_id`), and the trace (`traceparent`). All other fields are relayed and
-ignored.
+These fields are read: the flags that routers set (`do_remote_decode`, `do_remote_prefill`), our grant (`kvgrpc_grant`),
+our intent (`kvgrpc_intent`), the other side's address if a router knows it (`remote_host`, `remote_port`,
+`remote_engine_id`), the name that newer routers give a push (`transfer_id`), and the trace (`traceparent`). All other
+fields are relayed and ignored.
 
-A decode engine goes by what it is given, not by a mode: a READ grant is pulled, and by the address of a prefill engine
-alone it is pushed. Where nobody names the transfer, both engines name it alike: by the request id that the router gave
-both legs, and by the prompt.
+A decode engine goes by what it is given, not by a mode: it pulls a READ grant, and waits for a push if it has only the
+address of a prefill engine. If nobody names the transfer, both engines derive its name from the request id that the
+router gave both legs, and from the prompt.
 """
 
 import base64
@@ -41,39 +41,39 @@ from kvgrpc.wire.answers import readable_trace
 Params = Mapping[str, Any]
 FLAGS = {"do_remote_decode", "do_remote_prefill"}
 TRACEPARENT = "traceparent"
-"""The field of the trace, as W3C's Trace Context names the HTTP header."""
+"""Field of the trace, named like the HTTP header of W3C's Trace Context."""
 
 RECENT_KEYS = 16_384
-"""What an engine hands over in the two minutes for which a lead refuses a key that is over, and more."""
+"""Maximum number of recent keys; an engine uses fewer in the two minutes for which a lead refuses a used key."""
 _ADDED = re.compile(r"^[0-9]+_|-[0-9a-f]{8}$")
-"""What each of vLLM's engines adds to the id of a request: before it the number of one of several answers."""
+"""Additions of each vLLM engine to a request's id: the number of one of several answers, or random characters."""
 
 
 @dataclass(frozen=True)
 class Defaults:
-    """What an engine does where a router does not say."""
+    """The choices of an engine for what a router does not say."""
 
     mode: Mode = Mode.AUTO
-    """How a prefill hands over."""
+    """Mode in which a prefill hands over."""
     ttl_s: float | None = None
-    """Of hand-overs; None: the lead's default."""
+    """TTL of hand-overs, in seconds; None: the lead's default."""
     firm_ttl_s: float | None = None
-    """How long the blocks of a hand-over are kept though nobody has come for them; None: the lead's default."""
+    """Time that blocks are kept though nobody has come for them, in seconds; None: the lead's default."""
     offer_ttl_s: float = 0.0
-    """A decode engine offers what it has for the next turn, for so long; 0: it does not."""
+    """Time for which a decode engine offers its KV for the next turn, in seconds; 0: it does not."""
     pairing_secret: bytes = field(default=b"", repr=False)
-    """What both engines know and nobody else does: keys that they derive are made with it. Empty: without."""
+    """Secret that only the two engines know, for the keys that they derive; empty: keys are derived without one."""
 
 
 class RecentKeys:
-    """The transfer keys that an engine handed over under lately."""
+    """The transfer keys under which an engine handed over lately."""
 
     def __init__(self, most: int = RECENT_KEYS) -> None:
         self._most = most
         self._keys: dict[bytes, None] = {}
 
     def add(self, key: bytes) -> None:
-        """It was used now; with too many of them the oldest is forgotten."""
+        """Notes that a key was used now; with too many keys the oldest one is forgotten."""
         self._keys.pop(key, None)
         self._keys[key] = None
         if len(self._keys) > self._most:
@@ -87,13 +87,13 @@ def wanted(
     request_id: str, prompt: Sequence[int], params: Params, defaults: Defaults, *, arrived_us: int = 0,
     used_keys: Container[bytes] = (), **more: Any,
 ) -> ScheduledRequest | None:  # fmt: skip
-    """What a request with these params wants; None: nothing. One whose flags are both false takes and gives nothing,
-    and what it will have computed can be `offered`. `arrived_us`: when its engine heard of it, as by
-    time.time_ns() // 1000; 0 is now. `used_keys`: what this engine handed over under lately; a prefill
-    that comes again under the same name gets another key. `more` are further fields of it.
+    """Returns what a request with these params wants; None: nothing. A request whose flags are both false takes and
+    gives nothing; what it computes can be `offered`. `arrived_us`: when its engine heard of it, as by time.time_ns() //
+    1000; 0 is now. `used_keys`: keys under which this engine handed over lately; a prefill that comes again under such
+    a key gets another one. `more`: further fields of the request.
 
-    Raises InvalidRequest: GRANT_INVALID for what is no grant, and for a decode without a grant or an address;
-    INVALID_FIELD for an intent that is none, and for both flags at once.
+    Raises InvalidRequest: GRANT_INVALID for an invalid grant, and for a decode without a grant or an address;
+    INVALID_FIELD for an invalid intent, and for both flags at once.
     """
     prefills, decodes = _flags(params)
     if not prefills and not decodes and not (defaults.offer_ttl_s and FLAGS & params.keys()):
@@ -127,7 +127,7 @@ def wanted(
     key, shared = _key(intent, params), isinstance(fields.get("take"), Source) or (prefills and mode is not Mode.PULL)
     if not key and shared:
         key = _shared_key(request_id, prompt, more.get("cache_salt", ""), defaults.pairing_secret)
-    if prefills and key in used_keys:  # its lead refuses it: whoever comes by the answer is served
+    if prefills and key in used_keys:  # its lead refuses it; readers go by the grant in the answer
         key = b""
     fields["transfer_key"] = key or os.urandom(TRANSFER_KEY_BYTES_MIN)
     began_us = began_at(fields.get("take"), fields.get("give"), intent.request_time_us, arrived_us)
@@ -136,9 +136,9 @@ def wanted(
 
 
 def offered(found: ScheduledRequest, defaults: Defaults) -> ScheduledRequest | None:
-    """What a decode engine offers for the next turn, once it has answered; None: nothing.
+    """Returns what a decode engine offers for the next turn, once it has answered; None: nothing.
 
-    Under a key of its own: a cancel of the transfer that brought the prompt does not mean this one.
+    The offer has a key of its own: a cancel of the transfer that brought the prompt does not mean the offer.
     """
     if found.give is not None or not defaults.offer_ttl_s:
         return None
@@ -147,15 +147,15 @@ def offered(found: ScheduledRequest, defaults: Defaults) -> ScheduledRequest | N
 
 
 def answered(grant: bytes, *, prefilled: bool, traceparent: str = "") -> dict[str, Any]:
-    """The object for the engine that comes next: of a prefill for the decode engine, else of an answer for the next
-    prefill, which is a request of its own and does not join the trace of this one.
+    """Returns the object for the next engine: after a prefill the decode engine, after an answer the next prefill. That
+    prefill is a request of its own and does not join this trace.
     """
     flags = {"do_remote_prefill": prefilled, "do_remote_decode": not prefilled}
     return {**grants.to_json(grant), **flags, **(_traced(traceparent) if prefilled else {})}
 
 
 def traceparent_of(params: Params) -> str:
-    """The W3C trace context that a router, or the engine of the leg before, put beside the flags; empty: none."""
+    """Returns the W3C trace context that a router, or the engine before, put beside the flags; empty: none."""
     stated = params.get(TRACEPARENT)
     return readable_trace(stated) if isinstance(stated, str) else ""
 
@@ -165,8 +165,8 @@ def _traced(traceparent: str) -> dict[str, str]:
 
 
 def answered_push(key: bytes, engine_id: str, address: str, tokens: int, traceparent: str = "") -> dict[str, Any]:
-    """The object of a prefill that is pushed, for a decode engine that comes later: under which key, and whose it is.
-    The fields beside the intent have the names that routers look at.
+    """Returns the object of a prefill that is pushed, for a later decode engine: the push's key and its source. The
+    fields beside the intent have the names that routers look at.
     """
     intent = {
         "transferKey": base64.b64encode(key).decode(), "mode": "TRANSFER_MODE_PUSH",
@@ -180,7 +180,7 @@ def answered_push(key: bytes, engine_id: str, address: str, tokens: int, tracepa
 
 @dataclass(frozen=True)
 class Named:
-    """What a request wants of named tensors: to give those of its prompt, or to take them."""
+    """A request's wish for named tensors: to give those of its prompt, or to take them."""
 
     key: bytes
     gives: bool
@@ -189,17 +189,17 @@ class Named:
     ttl_s: float | None
     label: str
     puts: bool | None = None
-    """Whether the engine that gives puts them at the other one, or keeps them until that one fetches them. None: not
-    stated.
+    """True: the engine that gives puts the tensors at the other one. False: it keeps them until the other one fetches
+    them. None: not stated.
     """
     traceparent: str = ""
 
 
 def named(params: Params, ttl_s: float | None = None, traceparent: str = "") -> Named | None:
-    """What a request with these params wants of named tensors; None: nothing. `ttl_s`: where they do not say.
+    """Returns what a request with these params wants of named tensors; None: nothing. `ttl_s`: the default TTL, in
+    seconds.
 
-    Raises InvalidRequest (INVALID_FIELD) for an intent that is none, for both flags at once, and for tensors that are
-    to be taken under no name.
+    Raises InvalidRequest (INVALID_FIELD) for an invalid intent, for both flags at once, and for taking without a name.
     """
     prefills, decodes = _flags(params)
     if not prefills and not decodes:
@@ -216,8 +216,8 @@ def named(params: Params, ttl_s: float | None = None, traceparent: str = "") -> 
 
 
 def answered_named(key: bytes, address: str, *, puts: bool, traceparent: str = "") -> dict[str, Any]:
-    """The object of a prefill for the decode engine: under which key the tensors are, whose they are, and whether that
-    engine has put them or keeps them. The address stands there twice: some routers have an intent of their own.
+    """Returns the object of a prefill for the decode engine: the tensors' key, their engine's address, and whether that
+    engine has put them or keeps them. The address is there twice: some routers have an intent of their own.
     """
     mode = "TRANSFER_MODE_PUSH" if puts else "TRANSFER_MODE_PULL"
     intent = {"transferKey": base64.b64encode(key).decode(), "mode": mode, "peer": {"address": address}}
@@ -226,13 +226,13 @@ def answered_named(key: bytes, address: str, *, puts: bool, traceparent: str = "
 
 
 def _remote(address: str) -> dict[str, Any]:
-    """An address in the fields that routers look at; of IPv6 without the brackets."""
+    """Returns an address in the fields that routers look at; IPv6 without the brackets."""
     host, _, port = address.rpartition(":")
     return {"remote_host": host.removeprefix("[").removesuffix("]"), "remote_port": int(port)}
 
 
 def _flags(params: Params) -> tuple[bool, bool]:
-    """Whether it is to be prefilled for another engine, and whether it was, or is, by another one."""
+    """Returns whether the request is prefilled here for another engine, and whether another engine prefills it."""
     prefills, decodes = params.get("do_remote_decode") is True, params.get("do_remote_prefill") is True
     if prefills and decodes:
         raise _invalid("do_remote_decode and do_remote_prefill", "cannot both be set: where is it prefilled?")
@@ -246,7 +246,7 @@ def _mode(intent: Intent, defaults: Defaults, *, pushes: bool) -> Mode:
 
 
 def _key(intent: Intent, params: Params) -> bytes:
-    """What a router calls the transfer on both sides; empty: nothing."""
+    """Returns the key by which a router names the transfer on both sides; empty: none."""
     if intent.transfer_key:
         return intent.transfer_key
     name = params.get("transfer_id")
@@ -254,8 +254,8 @@ def _key(intent: Intent, params: Params) -> bytes:
 
 
 def _shared_key(request_id: str, prompt: Sequence[int], cache_salt: str, secret: bytes) -> bytes:
-    """What both engines call the transfer of a request that came to both under one id. An id may be any client's
-    choice: with the prompt in the key, requests of others that have the same id do not meet this one.
+    """Returns the key that both engines derive for a request that came to both under one id. Clients may choose ids:
+    with the prompt in the key, requests of others that have the same id do not meet this one.
     """
     texts = (_ADDED.sub("", request_id).encode(), cache_salt.encode())
     named = b"".join(len(text).to_bytes(4, "little") + text for text in texts)
@@ -275,7 +275,7 @@ def _source(params: Params, intent: Intent, token: bytes, mode: Mode) -> Offer |
 
 
 def _address(params: Params, intent: Intent) -> Source:
-    """Where the other engine serves; an empty address: not stated."""
+    """Returns where the other engine serves; an empty address: not stated."""
     peer, keep = intent.peer, intent.on_abort == ON_ABORT_KEEP
     if peer.address:
         return Source(peer.address, peer.engine_id, keep)
@@ -293,7 +293,7 @@ def _intent(params: Params) -> Intent:
         return Intent()
     if not isinstance(stated, Mapping):
         raise _invalid("kvgrpc_intent", "is an object")
-    # Not the parser's own way to ignore fields of later versions: it ignores unknown values of known fields, too.
+    # The parser's own way to ignore fields of later versions would also ignore unknown values of known fields.
     known = {name for field in Intent.DESCRIPTOR.fields for name in (field.name, field.json_name)}
     try:
         return ParseDict({name: value for name, value in stated.items() if name in known}, Intent())

@@ -1,4 +1,4 @@
-"""Connections of a worker, each a stream to the lead."""
+"""Connections of a worker: each becomes a stream to the lead."""
 
 import asyncio
 import contextlib
@@ -22,15 +22,15 @@ _log = logging.getLogger(__name__)
 Frames = AsyncIterator[session_pb2.ClientFrame]
 READ_BYTES = 256 * 1024
 BEAT_S = 1.0
-"""How long this end says nothing."""
+"""Maximum silence of this end, in seconds."""
 ANSWER_S = 10.0
-"""How long the lead may say nothing before it has told its grace."""
+"""Maximum silence of the lead before it has told its grace, in seconds."""
 END_S = 2.0
-"""How long the lead has for the end of a stream."""
+"""Maximum time for the lead to end a stream, in seconds."""
 OPTIONS = [
     ("grpc.max_receive_message_length", FRAME_BYTES_MAX),
     ("grpc.max_send_message_length", FRAME_BYTES_MAX),
-    # A lead that comes back is tried again soon, not after gRPC's two minutes.
+    # A lead that comes back is reached within about a second; gRPC's default backoff grows to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.enable_http_proxy", 0),
@@ -38,7 +38,7 @@ OPTIONS = [
 
 
 async def serve(control: socket.socket, address: str) -> None:
-    """Serves the connections that come over `control`, until that is closed."""
+    """Serves the connections that come over `control`, until it is closed."""
     loop = asyncio.get_running_loop()
     links: set[asyncio.Task[None]] = set()
     ended = asyncio.Event()
@@ -72,7 +72,7 @@ class Link:
         self._attached = False
 
     async def run(self) -> None:
-        """Until one of them ends."""
+        """Serves until the connection or the stream ends."""
         try:
             reader, self._writer = await asyncio.open_unix_connection(sock=self._worker)
         except OSError:
@@ -86,7 +86,7 @@ class Link:
                 await self._link(first.attach_rank, frames)
         except ConnectionError:
             _log.debug("the worker is gone")
-        except Exception as error:  # noqa: BLE001 - told to the worker
+        except Exception as error:  # noqa: BLE001 - the worker is told
             self._fail(failure_of(error, f"ConnectRank at {self._address}"))
         finally:
             with contextlib.suppress(ConnectionError):
@@ -107,7 +107,7 @@ class Link:
         try:
             await asyncio.wait({receiving, sending}, return_when=asyncio.FIRST_COMPLETED)
             if not _is_workers_fault(sending):
-                # The lead has the last word: also why it does not read any more.
+                # The lead has the last word: it may still say why it reads no more.
                 await asyncio.wait({receiving}, timeout=END_S)
             for task in (receiving, sending):
                 if task.done():
@@ -119,7 +119,7 @@ class Link:
             await asyncio.gather(receiving, sending, return_exceptions=True)
 
     async def _receive(self, call: Any) -> None:
-        """Hands on what the lead says, to its end. Raises what ended the stream."""
+        """Hands on the lead's messages until their end. Raises the error that ended the stream."""
         grace_s = ANSWER_S
         while True:
             try:
@@ -145,7 +145,7 @@ class Link:
         self._writer.write(encode(frame))
 
     def _fail(self, error: KVGrpcError) -> None:
-        """The worker learns why it is not attached; later the end of its connection says enough."""
+        """Tells the worker why it is not attached. Later the end of its connection says enough."""
         if self._attached:
             _log.warning("the stream of a rank to its lead has ended: %s", error)
             return
@@ -154,7 +154,7 @@ class Link:
 
 
 async def _send(call: Any, introduction: rank_pb2.ConnectRankRequest, frames: Frames) -> None:
-    """Hands on what the worker says, with beats between, until it ends its connection."""
+    """Hands on the worker's messages, with beats between, until the worker ends its connection."""
     next_frame: asyncio.Future[session_pb2.ClientFrame | None] = asyncio.ensure_future(anext(frames, None))
     try:
         message = introduction
@@ -175,7 +175,7 @@ async def _send(call: Any, introduction: rank_pb2.ConnectRankRequest, frames: Fr
 
 
 def _is_workers_fault(sending: asyncio.Task[None]) -> bool:
-    """Whether it ended since what the worker says is no frame, of which the lead knows nothing."""
+    """Returns whether the worker sent bytes that are no frame; the lead does not know about them."""
     return sending.done() and not sending.cancelled() and isinstance(sending.exception(), KVGrpcError)
 
 

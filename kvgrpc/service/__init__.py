@@ -1,4 +1,4 @@
-"""The lead's shell: gRPC and sessions on one side, the node on the other. Knows no data path.
+"""The lead's shell: gRPC and sessions on one side, the node on the other. The shell knows no data path.
 
-A method is convert, call, convert. Decisions are the node's; the only clock is read by `runner`.
+A method converts, calls, converts. Decisions are the node's. Only `runner` reads the clock.
 """

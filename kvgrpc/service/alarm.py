@@ -1,4 +1,4 @@
-"""One timer for many deadlines, of which most are taken back before they are due."""
+"""One timer for many deadlines, most of which are cancelled before they are due."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,9 +6,9 @@ from contextvars import Context
 
 
 class Alarm:
-    """Rings at the earliest time for which it was set, on the running loop. That may be early, since to follow every
-    deadline would cost every event: who hears it looks at what is due, and sets it again. It rings for all callers, and
-    in the name of none of them.
+    """Rings on the running loop, at or before the earliest time that was set. It may ring early: following every
+    deadline would cost every event. The listener checks what is due and sets the alarm again. It rings outside any
+    caller's context, because its deadlines belong to many callers.
     """
 
     def __init__(self, ring: Callable[[], None]) -> None:
@@ -16,7 +16,7 @@ class Alarm:
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self, when: float | None) -> None:
-        """At that time of the loop's clock, at the latest; None: there is no deadline."""
+        """Makes the alarm ring at the latest at `when` on the loop's clock; None: there is no deadline."""
         if when is None:
             return
         if self._timer is not None:
@@ -26,7 +26,7 @@ class Alarm:
         self._timer = asyncio.get_running_loop().call_at(when, self._rings, context=Context())
 
     def clear(self) -> None:
-        """It does not ring until it is set again."""
+        """Cancels the alarm until it is set again."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,4 +1,4 @@
-"""Who calls: the principal of a call by RPC."""
+"""Callers: the principal of an RPC."""
 
 import secrets
 from collections.abc import Iterable
@@ -9,17 +9,17 @@ from kvgrpc.errors import PermissionDenied, Reason
 from kvgrpc.service.places import CONNECTION
 
 TICKET = "kvgrpc-ticket"
-"""Metadata by which a caller shows that it speaks for the attached engine: the ticket of the engine's session, in hex
-digits.
+"""Metadata key by which a caller proves that it speaks for the attached engine. The value is the ticket of the engine's
+session, in hex digits.
 """
 PRINCIPAL: ContextVar[str] = ContextVar("principal", default=ANONYMOUS)
-"""That of the call that is served."""
+"""Principal of the call that is served."""
 
 Metadata = Iterable[tuple[str, str | bytes]]
 
 
 def ticket_of(metadata: Metadata | None) -> str:
-    """The ticket that a call shows; empty where it shows none."""
+    """Returns the ticket that a call shows; empty if it shows none."""
     for key, value in metadata or ():
         if key == TICKET and isinstance(value, str):
             return value
@@ -27,9 +27,9 @@ def ticket_of(metadata: Metadata | None) -> str:
 
 
 def principal_of(metadata: Metadata | None, ticket: bytes) -> str:
-    """The principal of a call. `ticket` is that of the attached engine; empty where none is attached.
+    """Returns the principal of a call. `ticket`: the attached engine's; empty if none is attached.
 
-    Raises PermissionDenied (NOT_OWNER) for a ticket of no engine that is attached here.
+    Raises PermissionDenied (NOT_OWNER) for a ticket that is not the attached engine's.
     """
     shown = ticket_of(metadata)
     if not shown:
@@ -40,8 +40,8 @@ def principal_of(metadata: Metadata | None, ticket: bytes) -> str:
 
 
 def payer() -> str:
-    """Whose share what the call that is served keeps is in: its principal's, or, of callers without credentials, its
-    connection's. Without a connection the engine asks.
+    """Returns the payer of what the served call keeps: its principal, or its connection for callers without
+    credentials. A call without a connection is the engine's.
     """
     principal = PRINCIPAL.get()
     return principal if principal != ANONYMOUS else CONNECTION.get() or ENGINE

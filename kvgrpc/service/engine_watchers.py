@@ -1,4 +1,4 @@
-"""Callers that watch how the engine is: woken by events, and told when something that they can see has changed."""
+"""Callers that watch the engine's state: events wake them, and they are told when anything visible has changed."""
 
 import asyncio
 from collections.abc import Iterator
@@ -8,30 +8,30 @@ from kvgrpc.service.places import Places
 from kvgrpc.service.runner import Runner
 
 INTERVAL_S = 0.1
-"""No watcher is told more often than that."""
+"""Minimum interval between two messages to a watcher, in seconds."""
 BEAT_S = 5.0
-"""Each is told so often though nothing has changed: then it knows that the server lives."""
+"""Maximum interval between two messages to a watcher, in seconds: they also show that the server lives."""
 ENGINE_WATCHES_MAX = 1_024
 ENGINE_WATCHES_OF_CONNECTION_MAX = 64
 
 
 class EngineWatchers:
-    """All of one server."""
+    """All watchers of one server."""
 
     def __init__(self, runner: Runner) -> None:
         self._asleep: set[asyncio.Event] = set()
-        """Of watchers that have seen all there was: an event of the node wakes each once, until it has looked."""
+        """Events of watchers that saw the present state: the node's next event wakes each once, until it has looked."""
         self._places = Places("watches of the engine", ENGINE_WATCHES_OF_CONNECTION_MAX, ENGINE_WATCHES_MAX, 1.0, own=0)
         runner.on_events.append(self.changed)
 
     def changed(self) -> None:
-        """Something may have changed that no event of the node tells, too."""
+        """Wakes the watchers. Call it also for changes that no event of the node tells."""
         while self._asleep:
             self._asleep.pop().set()
 
     @contextmanager
     def one(self) -> Iterator["EngineWatcher"]:
-        """A watcher, from now on. Raises Exhausted when too many watch."""
+        """Yields a new watcher. Raises Exhausted if too many watch."""
         with self._places.one():
             watcher = EngineWatcher(self._asleep)
             try:
@@ -41,7 +41,7 @@ class EngineWatchers:
 
 
 class EngineWatcher:
-    """When to look again."""
+    """One watcher: it tells when to look at the engine again."""
 
     def __init__(self, asleep: set[asyncio.Event]) -> None:
         self._asleep = asleep
@@ -50,11 +50,11 @@ class EngineWatcher:
         self._next_beat = 0.0
 
     def told(self) -> None:
-        """It was told how the engine is."""
+        """Notes that the watcher was told the engine's state."""
         self._next_beat = asyncio.get_running_loop().time() + BEAT_S
 
     async def wait(self, interval_s: float) -> bool:
-        """Until something may have changed, and at least for the interval. Whether it is to be told in any case."""
+        """Waits for the interval, then for a change or a beat. Returns whether to tell even if nothing changed."""
         await asyncio.sleep(interval_s)
         try:
             async with asyncio.timeout_at(self._next_beat):
@@ -63,9 +63,9 @@ class EngineWatcher:
             return True
         self._changed.clear()
         self._asleep.add(self._changed)
-        # An engine at work always has something that changed, and it may look the same each time.
+        # A busy engine always has a change to report, though its visible state may be the same each time.
         return asyncio.get_running_loop().time() >= self._next_beat
 
     def leave(self) -> None:
-        """It watches no more."""
+        """Ends the watch."""
         self._asleep.discard(self._changed)

@@ -1,8 +1,8 @@
-"""The heap of a process that serves: memory that a long message was read into is given back to the system when the
-message is over, and the garbage collector runs seldom.
+"""The heap of a server process: memory of a long message goes back to the system after the message, and the garbage
+collector runs seldom.
 
-What is read of a message of 4 MB may take 300 MB. The allocator keeps that for what comes next, as long as anything
-that was made meanwhile lies behind it.
+Parsing a message of 4 MB may take 300 MB. The allocator keeps that memory for later use while any later allocation lies
+behind it.
 """
 
 import asyncio
@@ -11,24 +11,24 @@ import gc
 from typing import Any
 
 LONG_BYTES = 1 << 20
-"""What messages usually have is far less, and costs nothing here."""
+"""Minimum size of a message that counts as long, in bytes. Usual messages are far shorter and cost nothing here."""
 DELAY_S = 1.0
-"""By then most of them are answered; and giving back is done once for many."""
+"""Delay until memory is given back, in seconds: most messages are answered by then, and one call serves many."""
 
 _trim: Any = getattr(ctypes.CDLL(None), "malloc_trim", None)
-"""Of glibc; others have none."""
+"""glibc's malloc_trim; None under other C libraries."""
 
 
 class _Pending:
-    """What is to be given back, and when."""
+    """State of the trimming: its timer, and the time of the last long message."""
 
     timer: asyncio.TimerHandle | None = None
     read: float = 0.0
-    """When the last long message was read."""
+    """Time of the last long message, in seconds on the loop's clock."""
 
 
 def read(nbytes: int) -> None:
-    """A message of that length was read, on the running loop."""
+    """Notes a message of that length that was read on the running loop."""
     if nbytes < LONG_BYTES or _trim is None:
         return
     loop = asyncio.get_running_loop()
@@ -38,16 +38,16 @@ def read(nbytes: int) -> None:
 
 
 def _give_back(loop: asyncio.AbstractEventLoop) -> None:
-    # In a thread: what a large heap takes would hold up the loop.
+    # In a thread: trimming a large heap would hold up the loop.
     loop.run_in_executor(None, _trim, 0)
-    if loop.time() < _Pending.read + DELAY_S:  # others came, which may not be over
+    if loop.time() < _Pending.read + DELAY_S:  # other long messages came and may not be over
         _Pending.timer = loop.call_later(DELAY_S, _give_back, loop)
 
 
 def calm_collector() -> None:
-    """Fewer runs of the garbage collector, for a process that is a server and nothing else, once it serves.
+    """Makes the garbage collector run seldom, in a process that is only a server, once it serves.
 
-    Hardly anything here is garbage that only the collector finds, and what the start made stays: a pull takes a
+    Hardly anything here is garbage that only the collector finds, and objects of the start stay: a pull takes a
     fifteenth less time.
     """
     gc.collect()

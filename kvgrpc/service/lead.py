@@ -1,4 +1,4 @@
-"""The lead: what the RPC services share. Holds no rules: those are the node's."""
+"""The lead: the objects that the RPC services share. The rules are in the node."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _Answer = TypeVar("_Answer", bound=Answer)
 DIAL_ANSWERS_KEPT = 1_024
-"""Addresses of which it is remembered whether they may be dialled: every pull asks."""
+"""Maximum number of addresses whose dial check is cached: every pull asks."""
 
 
 class Lead:
@@ -51,13 +51,13 @@ class Lead:
         self.standing = OpenStreams()
         self.data_paths = data_paths
         self.read_runs = read_runs
-        """Bytes of a rank's memory, by offset and length, for debugging."""
+        """Reads bytes of a rank's memory, by (offset, length), for debugging."""
         self.progress_age_s = progress_age_s
         self.version = version
         self.ticket = b""
         """The ticket of the attached engine; empty while none is attached."""
         self.tensors: Staging
-        """Set by whoever makes the lead: it asks the lead itself."""
+        """Set by the maker of the lead, because the staging needs the lead itself."""
 
     @property
     def node(self) -> Node:
@@ -71,29 +71,29 @@ class Lead:
 
     @property
     def block_limit(self) -> int:
-        """Blocks in one request."""
+        """Maximum number of blocks in one request."""
         return self.config.limits.blocks_per_request
 
     @property
     def renewal_limit(self) -> int:
-        """Leases in one call."""
+        """Maximum number of leases in one call."""
         return self.config.limits.renewals_per_call
 
     def check_dial(self, address: str, field: str = "address") -> None:
-        """Raises PermissionDenied for an address that this server may not dial, before anything is made that would."""
+        """Raises PermissionDenied for an address that this server may not dial. Call it before anything dials."""
         if not self._may_dial(text(field, address)):
             raise PermissionDenied(
                 Reason.DIAL_REFUSED, f"{address!r} is not on this server's dial list (setting dial_allow)"
             )
 
     def check_caller(self, caller: peer_pb2.Caller) -> None:
-        """Raises PreconditionFailed for a peer that is not known (NO_HANDSHAKE), and for a caller that does not show
-        that it speaks for it (NOT_PROVED), before its call is looked at.
+        """Raises PreconditionFailed for an unknown peer (NO_HANDSHAKE), and for a caller that does not prove that it
+        speaks for the peer (NOT_PROVED). Services check this before they read the call.
         """
         self.node.state.caller(caller.engine_id, caller.incarnation, caller.proof)
 
     def header(self) -> common_pb2.ResponseHeader:
-        """Who answers."""
+        """Returns the header that names this engine and its life."""
         state = self.node.state
         engine_id = state.description.engine_id if state.description else self.config.engine_id
         return common_pb2.ResponseHeader(
@@ -108,8 +108,8 @@ class Lead:
         trace: str,
         convert: Callable[[Call], Event],
     ) -> tuple[common_pb2.ResponseHeader, _Answer]:
-        """Converts a request, asks the node, and gives its answer with the header of that moment: until this task runs
-        again there may be later changes, or another life. Raises KVGrpcError.
+        """Converts a request, asks the node, and returns the answer with the header of that moment: before this task
+        runs again there may be later changes, or another life. Raises KVGrpcError.
         """
         call = make_call(self.runner.next_call_id(), PRINCIPAL.get(), trace, method, request, CONNECTION.get())
         call = replace(call, wall_us=wall_us())

@@ -1,5 +1,5 @@
-"""Streams of peers that stand as long as both leads do, and their end before the server's: gRPC, which would break
-them off after its grace, reports a call whose peer hangs up at that moment as a defect.
+"""Standing streams: they last as long as both ends do, and are ended before the server. Otherwise gRPC would break them
+off after its grace, and report a call whose peer hangs up at that moment as a defect.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from typing import TypeVar
 from kvgrpc.errors import Reason, Unavailable
 
 END_S = 1.0
-"""Far above what it takes to end them."""
+"""Maximum wait for the streams to end, in seconds; far above what it takes."""
 
 _Message = TypeVar("_Message")
 
@@ -18,27 +18,27 @@ _Message = TypeVar("_Message")
 class OpenStreams:
     """The streams that stand now.
 
-    They are ended where they wait for their peer and nowhere else: gRPC's Python layer forgets what it was sending when
-    the sender is cancelled, and then sends the call's head twice.
+    They are ended only where they wait for their peer: gRPC's Python layer forgets what it was sending when the sender
+    is cancelled, and then sends the call's head twice.
     """
 
     def __init__(self) -> None:
         self._streams: set[asyncio.Task[object]] = set()
         self._reading: set[asyncio.Task[object]] = set()
         self._of_life: set[asyncio.Task[object]] = set()
-        """Those that end with this engine's life."""
+        """Tasks of streams that end with this engine's life."""
         self._ended: set[asyncio.Task[object]] = set()
-        """Those whose life has ended, or that have been replaced."""
+        """Tasks of streams whose life has ended, or that were replaced."""
         self._named: dict[Hashable, asyncio.Task[object]] = {}
         self._names: dict[asyncio.Task[object], Hashable] = {}
         self._over = False
 
     @contextmanager
     def one(self, *, of_life: bool = False) -> Iterator[None]:
-        """A stream, served inside by the present task: it returns in order when all are ended, and one that is
-        `of_life` when this life of the engine is.
+        """Holds a stream that the current task serves inside. The context exits in order when all streams are ended,
+        and with `of_life` also when this life of the engine ends.
 
-        Raises Unavailable (ENGINE_LOST) after the end of all.
+        Raises Unavailable (ENGINE_LOST) after `end`.
         """
         if self._over:
             raise Unavailable(Reason.ENGINE_LOST, "the server is stopping")
@@ -58,7 +58,7 @@ class OpenStreams:
                 del self._named[name]
 
     def replace(self, name: Hashable) -> None:
-        """The present stream is the one of that name from now on: the one before it is ended."""
+        """Gives the current stream that name, and ends the stream that had it before."""
         task = _present()
         before = self._named.get(name, task)
         self._named[name], self._names[task] = task, name
@@ -68,7 +68,7 @@ class OpenStreams:
                 before.cancel()
 
     async def read(self, next_message: Callable[[], Awaitable[_Message]]) -> _Message:
-        """What the peer of a stream sends next; inside `one`, which this leaves when the streams are ended."""
+        """Returns the peer's next message. Call it inside `one`, which this leaves when the streams end."""
         task = _present()
         if self._has_ended(task):
             raise OverError
@@ -87,13 +87,13 @@ class OpenStreams:
         return self._over or task in self._ended
 
     def end_life(self) -> None:
-        """Ends those that end with the engine's life; others may begin at once."""
+        """Ends the streams of the engine's life. New streams may begin at once."""
         self._ended |= self._of_life
         for task in self._ended & self._reading:
             task.cancel()
 
     async def end(self) -> None:
-        """Ends all; none begins any more."""
+        """Ends all streams. No stream begins any more."""
         self._over = True
         for task in self._reading:
             task.cancel()
@@ -102,7 +102,7 @@ class OpenStreams:
 
 
 class OverError(Exception):
-    """The streams are ended: a stream that hears it where it reads may still say what it has to, and then returns."""
+    """The stream is ended. Its code may still send its last messages, and then returns."""
 
 
 def _present() -> asyncio.Task[object]:

@@ -1,7 +1,7 @@
-"""Places for what is open at this server at once: so many for each connection, and so many in all.
+"""Places for calls that are open at this server at once: limited for each connection, and for all together.
 
-A connection is named by gRPC's text for its other end. Those that a connection has first are its own, however many
-others have: a flood from elsewhere keeps no peer and no lease from living on.
+A connection is named by gRPC's text for its other end. The first places of a connection are its own, however many
+others have: a flood from elsewhere does not stop a peer or the renewal of a lease.
 """
 
 from collections.abc import Awaitable, Callable, Iterator
@@ -14,20 +14,20 @@ from kvgrpc.service import status
 from kvgrpc.v1 import common_pb2
 
 OWN = 4
-"""Places of a connection that also a full server has for it: a peer needs two streams to live."""
+"""Number of places that even a full server has for each connection: a peer needs two streams to live."""
 
 CONNECTION: ContextVar[str] = ContextVar("connection", default="")
-"""That of the call that is served."""
+"""Connection of the call that is served."""
 STANDING_BYTES = 16_384
-"""Of the request of a call that stands, for each of its places."""
+"""Bytes of a standing call's request for each place it takes."""
 WAITS_SHARE = 0.5
-"""Of the places of what stands that calls may move to: streams always find some."""
+"""Share of the standing places that calls may move to: the rest is left for streams."""
 Method = Callable[[Any, Any], Awaitable[object]]
 
 
 class Places:
-    """`each`: places of one connection; `most`: of all together, beside the first `own` of each connection. `what`
-    names their takers, as text.
+    """Places of one kind. `each`: limit of one connection. `most`: limit of all together, beside the first `own` of
+    each connection. `what` names the takers, as text.
     """
 
     def __init__(self, what: str, each: int, most: int, retry_delay_s: float, own: int = OWN) -> None:
@@ -38,7 +38,7 @@ class Places:
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """A place for the call that is served, while it is inside. Raises as `take`."""
+        """Holds a place for the call that is served. Raises the same errors as `take`."""
         connection = CONNECTION.get()
         self.take(connection)
         try:
@@ -47,7 +47,7 @@ class Places:
             self.give_back(connection)
 
     def take(self, connection: str, count: int = 1, share: float = 1.0) -> None:
-        """So many, of that share of all. Raises Exhausted (LIMIT_EXCEEDED); then no place is taken."""
+        """Takes places, up to `share` of the limits. Raises Exhausted (LIMIT_EXCEEDED); then no place is taken."""
         held = self._held.get(connection, 0)
         if held + count > self._each * share:
             self._refuse(f"this connection has {held} {self._what}, which is its limit: let some end first", self._each)
@@ -59,7 +59,7 @@ class Places:
         self._taken += count
 
     def give_back(self, connection: str, count: int = 1) -> None:
-        """So many that were taken."""
+        """Gives back `count` places."""
         self._taken -= count
         left = self._held[connection] - count
         if left:
@@ -74,8 +74,8 @@ class Places:
     def bounding(
         self, method: Method, who: Callable[[], common_pb2.ResponseHeader], standing: "Places | None" = None
     ) -> Method:
-        """A method of a service, which has a place while it is served, and may move to one of `standing`; else the lead
-        in `who` refuses it. How it ends leads back neither to the request nor to the context, which keeps it.
+        """Wraps a method: a call holds a place while it is served, and may move to one of `standing`; else the lead in
+        `who` refuses it. The error that ends a call, kept by its context, refers to neither context nor request.
         """
 
         async def call(request: Any, context: Any) -> object:
@@ -100,7 +100,7 @@ class Places:
 
 
 class _Place:
-    """The place of one call that is served. Raises as `Places.take`."""
+    """The place of one call that is served. Raises the same errors as `Places.take`."""
 
     def __init__(self, places: Places, connection: str, standing: Places | None) -> None:
         places.take(connection)
@@ -127,8 +127,8 @@ _PLACE: ContextVar[_Place | None] = ContextVar("place", default=None)
 
 
 def may_stand(nbytes: int) -> bool:
-    """Whether the call that is served may last as long as its caller likes from here on, though its request, which is
-    kept as long, has so many bytes. It has then left its place to others, for those of calls that stand.
+    """Returns whether the served call may last as long as its caller likes, although its request of `nbytes` is kept as
+    long. If so, the call has moved from its place to standing places.
     """
     place = _PLACE.get()
     return place is None or place.stand(nbytes)

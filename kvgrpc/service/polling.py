@@ -1,19 +1,19 @@
-"""How gRPC waits for its sockets in a process that is a server and nothing else.
+"""Setting for gRPC's wait on its sockets, in a process that is only a server.
 
-gRPC reads this when it is imported: nothing here imports it. A process that embeds a server is its owner's, who may
-call this first, or set the variable.
+gRPC reads the variable when it is imported, so nothing here imports gRPC. In a process that embeds a server, the owner
+may call this first, or set the variable.
 """
 
 from collections.abc import MutableMapping
 
 VARIABLE = "GRPC_EXPERIMENTS"
 IN_PLACE = "-event_engine_client,-event_engine_listener,-event_engine_for_all_other_endpoints"
-"""gRPC then reads a socket in the thread that waits for its news, and not in one of a pool that wakes that thread up.
-These are names of one version of gRPC: what they gain is shown by `kvgrpc bench pull --parts rate`, and a version that
-does not know one says so on standard error and goes on.
+"""Value that makes gRPC read a socket in the thread that waits for its events, not in a pool thread that it wakes. The
+names belong to one version of gRPC: `kvgrpc bench pull --parts rate` shows the gain. A version that does not know a
+name says so on standard error and goes on.
 """
 
 
 def poll_in_place(environment: MutableMapping[str, str]) -> None:
-    """Before gRPC is imported; what the operator has set stays, even if it is empty."""
+    """Sets the variable before gRPC is imported, unless the operator has set it, even to an empty value."""
     environment.setdefault(VARIABLE, IN_PLACE)

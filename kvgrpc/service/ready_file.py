@@ -1,4 +1,4 @@
-"""The file that says where a server serves, as long as it does."""
+"""The file that says where a server serves, for as long as it does."""
 
 import json
 import os
@@ -6,13 +6,13 @@ from pathlib import Path
 
 
 class ReadyFile:
-    """At `path`; empty: nowhere."""
+    """The ready file at `path`; an empty path means no file."""
 
     def __init__(self, path: str) -> None:
         self._path = path
 
     def write(self, address: str, engine_id: str) -> None:
-        """It serves there. A reader that sees the file sees all of it."""
+        """Writes the file. A reader that sees it sees all of it."""
         if not self._path:
             return
         path = Path(self._path)
@@ -21,6 +21,6 @@ class ReadyFile:
         partial.rename(path)
 
     def remove(self) -> None:
-        """It serves no longer. Idempotent."""
+        """Removes the file. Idempotent."""
         if self._path:
             Path(self._path).unlink(missing_ok=True)

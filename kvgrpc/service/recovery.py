@@ -1,8 +1,8 @@
-"""After a defect: the next life of a server without an engine begins by itself.
+"""Recovery after a defect: the next life of a server without an engine begins by itself.
 
-At once, the first time. Those that follow within a while each double the pause: a defect that recurs at once must not
-keep a server busy with beginning. An engine that was attached is not waited for here: the end of its session begins
-what comes next.
+It begins at once after a first defect. Each further defect within DEFECTS_S doubles the pause: a defect that recurs at
+once must not keep a server busy with beginning. An attached engine is not waited for here: the end of its session
+begins what comes next.
 """
 
 import asyncio
@@ -15,16 +15,16 @@ from kvgrpc.service.runner import Runner
 _log = logging.getLogger(__name__)
 
 DEFECTS_S = 60.0
-"""Those that are longer ago hold up nothing."""
+"""Age of a defect that no longer counts, in seconds."""
 PAUSE_MAX_S = 30.0
 DEFECTS_KEPT = 8
-"""As many as make the longest pause."""
+"""Number of defects remembered: enough for the longest pause."""
 
 Step = Callable[[], Awaitable[None]]
 
 
 class Recovery:
-    """`end` gives back the memory of the last life, `begin` begins the next one unless an engine did."""
+    """Begins lives after defects. `end` frees the last life's memory; `begin` begins the next unless an engine did."""
 
     def __init__(self, runner: Runner, end: Step, begin: Step) -> None:
         self._runner = runner
@@ -34,16 +34,16 @@ class Recovery:
         self._defects: deque[float] = deque(maxlen=DEFECTS_KEPT)
 
     def noted(self) -> None:
-        """There was a defect."""
+        """Notes a defect."""
         self._defects.append(self._runner.now)
 
     def start(self) -> None:
-        """Begins what is to come, unless that is under way."""
+        """Starts the recovery, unless it runs."""
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._recover())
 
     async def stop(self) -> None:
-        """Begins nothing any more."""
+        """Stops the recovery: no life begins any more."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -60,7 +60,7 @@ class Recovery:
                 await asyncio.sleep(PAUSE_MAX_S)
             else:
                 if seen == self._runner.defects:
-                    return  # a server without a pool waits for an engine
+                    return  # also when no life began: a server without a pool waits for an engine
 
     def _pause_s(self) -> float:
         recent = sum(when > self._runner.now - DEFECTS_S for when in self._defects)

@@ -1,13 +1,13 @@
 """The shell round the node: one mailbox, one timer, the only reader of the clock.
 
-Everything that happens enters through `feed`; everything the node asks for leaves through the ports. Nothing here
-decides. Actions are performed after the node returned and before the next event: a port that has news at once feeds
-it, and it waits its turn. Before each event the engine's void flags are read, so that the node vouches for nothing that
-was taken back by then.
+Every event enters through `feed`; every action of the node leaves through the ports. Nothing here decides. Actions are
+performed after the node returned and before the next event: a port that has news at once feeds it, and the news waits
+its turn. The engine's void flags are read before each event, so that the node never vouches for blocks already taken
+back.
 
-A node that raises, or whose decision a port fails to perform, is replaced. What it decided is performed; then its life
-is over (`kvgrpc.core.defects`): callers that wait are refused, watchers of a transfer hear its end, and `on_defect` is
-told, which begins the next life.
+A node that raises, or whose action a port fails to perform, is replaced. Its decided actions are performed; then its
+life is over (`kvgrpc.core.defects`): waiting callers are refused, watchers of a transfer hear its end, and `on_defect`
+is told, which begins the next life.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from kvgrpc.service.alarm import Alarm
 _log = logging.getLogger(__name__)
 
 RETRY_DELAY_S = 1.0
-"""About when the life after a defect has begun."""
+"""Retry delay told to callers after a defect, in seconds: about when the next life has begun."""
 
 
 class PeerPort(Protocol):
@@ -97,10 +97,10 @@ class EnginePort(Protocol):
 
 
 class Runner:
-    """Runs a node on the running event loop. `on_transfer` hears every change of a transfer, `on_life` that a new life
-    has begun, after all changes of the old one, and `on_defect` that a defect ended the old one: the new one has no
-    engine yet. `on_events` hears that events were handled, whatever came of them. `defects` counts defects; `unclosed`
-    is of the last one: what closes that life's accesses at its peers.
+    """Runs a node on the running event loop. `on_transfer` hears every change of a transfer. `on_life` hears that a new
+    life has begun, after all changes of the old one. `on_defect` hears that a defect ended the old life; the new one
+    has no engine yet. `on_events` hears that events were handled, whatever their result. `defects` counts defects.
+    `unclosed`: closings at destinations for the pushes of the life that the last defect ended.
     """
 
     def __init__(self, node: Node) -> None:
@@ -120,7 +120,7 @@ class Runner:
         self._voided: Callable[[], tuple[str, ...]] = tuple
 
     def start(self, peers: PeerPort, ranks: RankPort, engine: EnginePort) -> None:
-        """Connects the ports; once, on the loop that runs everything."""
+        """Connects the ports. Call it once, on the loop that runs everything."""
         self._loop = asyncio.get_running_loop()
         table: dict[type, Callable[..., None]] = {
             Reply: self._reply,
@@ -163,12 +163,12 @@ class Runner:
         return self._loop.time()
 
     def next_call_id(self) -> int:
-        """A fresh call id, for callers that make their event themselves."""
+        """Returns a fresh call id, for callers that make their event themselves."""
         self._last_call += 1
         return self._last_call
 
     async def ask(self, call_id: int, event: Event) -> Reply:
-        """Feeds an event whose call has this id; returns the node's reply or raises its refusal."""
+        """Feeds an event whose call has this id. Returns the node's reply, or raises its refusal."""
         future: asyncio.Future[Reply | KVGrpcError] = self._loop.create_future()
 
         def answered(reply: Reply | KVGrpcError) -> None:
@@ -185,17 +185,17 @@ class Runner:
         return reply
 
     def submit(self, call_id: int, event: Event, answered: Callable[[Reply | KVGrpcError], None]) -> None:
-        """Feeds an event whose call has this id; `answered` gets the node's reply, in order with all actions."""
+        """Feeds an event whose call has this id. `answered` gets the node's reply, in order with all actions."""
         self._calls[call_id] = answered
         self.feed(event)
 
     def abandon(self, call_id: int) -> None:
-        """The caller waits no more; without effect if the call is answered."""
+        """Ends the caller's wait; without effect if the call is answered."""
         if self._calls.pop(call_id, None) is not None:
             self.feed(CallAbandoned(call_id))
 
     def feed(self, event: Event) -> None:
-        """An event happened now. Never raises for what the event says."""
+        """Feeds an event that happened now. Never raises for what the event says."""
         self._mailbox.append(event)
         if self._busy:
             return
@@ -209,14 +209,14 @@ class Runner:
         self._hear(self.on_events)
 
     def feed_threadsafe(self, event: Event) -> None:
-        """As `feed`, from any thread. Dropped when the loop is closed."""
+        """Does the same as `feed`, from any thread. Drops the event if the loop is closed."""
         try:
             self._loop.call_soon_threadsafe(self.feed, event)
         except RuntimeError:
             _log.debug("the loop is closed; dropped %s", type(event).__name__)
 
     def advance(self) -> None:
-        """Fires what is due, and sets the node's clock, so that what is read next is the present."""
+        """Fires what is due and sets the node's clock, so that the next read sees the present."""
         self.feed(Tick())
 
     def stop(self) -> None:
@@ -233,14 +233,14 @@ class Runner:
             if voided := self._voided():
                 self._perform(self.node.handle(LeasesVoided(voided), self.now))
             self._perform(self.node.handle(event, self.now))
-        except Exception as error:  # noqa: BLE001 - a defect of ours: it ends this life, never the server
+        except Exception as error:  # noqa: BLE001 - a defect of ours ends this life, never the server
             self._end_life(error, event)
         else:
             if self.node.state.incarnation != life:
                 self._hear(self.on_life)
 
     def _perform(self, todo: list[Action]) -> None:
-        """Performs everything; raises then what was raised first. What a port refuses it has typed and said itself."""
+        """Performs all actions, then raises the first exception. A port's KVGrpcError is only logged."""
         defect: Exception | None = None
         for action in todo:
             try:
@@ -253,7 +253,7 @@ class Runner:
             raise defect
 
     def _end_life(self, defect: Exception, event: Event) -> None:
-        """Fails closed."""
+        """Ends the life after a defect: performs the decided actions, replaces the node, and refuses all that wait."""
         self.defects += 1
         _log.error("a defect on %s: %s, and a new one begins", type(event).__name__, MESSAGE, exc_info=defect)
         decided, self.node.state.actions = self.node.state.actions, []
@@ -272,7 +272,7 @@ class Runner:
         self._hear(self.on_defect)
 
     def _hear(self, listeners: list[Callable[[], None]]) -> None:
-        """Each hears it, whatever becomes of the others."""
+        """Calls each listener, whatever the others raise."""
         for listener in listeners:
             try:
                 listener()
@@ -290,7 +290,7 @@ class Runner:
             answered(action.error)
 
     def _transfer_changed(self, action: actions.TransferChanged) -> None:
-        """All hear it; raises then what was raised first."""
+        """Tells all listeners, then raises the first exception."""
         defect: Exception | None = None
         for listener in self.on_transfer:
             try:
@@ -309,7 +309,7 @@ class Runner:
 
 
 def copied(error: KVGrpcError) -> KVGrpcError:
-    """One refusal may answer several calls; each gets an exception object of its own."""
+    """Returns a copy of a refusal: one may answer several calls, and each raises an exception object of its own."""
     made = type(error)(
         error.reason,
         error.message,
@@ -322,12 +322,12 @@ def copied(error: KVGrpcError) -> KVGrpcError:
 
 
 def wall_us() -> int:
-    """The time of day, in microseconds since the Unix epoch. The node's own clock is another one."""
+    """Returns the time of day, in microseconds since the Unix epoch. The node's clock is a different one."""
     return time.time_ns() // 1000
 
 
 def _tell_lacking(action: actions.BlocksLacking) -> None:
-    """Who waits for whom."""
+    """Logs which readers hold blocks that a request lacks."""
     named = ", ".join(f"{request} of engine {engine} ({count} here)" for engine, request, count in action.readers)
     more = action.reader_count - len(action.readers)
     _log.warning(

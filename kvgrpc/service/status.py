@@ -1,4 +1,4 @@
-"""Errors to gRPC statuses with typed details, and back. The codes themselves stand with the classes in `errors`."""
+"""Errors to gRPC statuses with typed details, and back. The codes stand with the classes in `errors`."""
 
 from itertools import islice
 from typing import NoReturn, Protocol
@@ -28,8 +28,8 @@ from kvgrpc.v1 import common_pb2
 DOMAIN = "kvgrpc.dev"
 DETAILS_KEY = "grpc-status-details-bin"
 TOO_LARGE = "larger than max"
-"""What gRPC itself says, in every language, of a message that is longer than its reader takes: with the code of what
-passes, though this does not.
+"""gRPC's own text, in every language, for a message longer than its reader takes. Its status code is that of a passing
+failure, although a retry cannot help.
 """
 _BY_KIND = {
     "INVALID_ARGUMENT": NextStep.FIX_REQUEST,
@@ -73,15 +73,15 @@ _BY_REASON = {
     Reason.WRONG_ENGINE: NextStep.FIX_REQUEST,
 }
 RETRY_DELAY_MAX_S = 60.0
-"""Of a peer's error: it says when to come back, not that nobody is to."""
+"""Maximum retry delay taken from a peer's error, in seconds: a peer cannot make callers wait for ever."""
 METADATA_MAX = 16
-"""Entries of a peer's error that are kept."""
+"""Maximum number of metadata entries kept of a peer's error."""
 MESSAGE_CHARS_MAX = 2_000
-"""A status travels in headers, which proxies bound at 8 KiB."""
+"""Maximum length of a status message, in characters: a status travels in headers, which proxies bound at 8 KiB."""
 
 
 class Aborting(Protocol):
-    """What `abort` needs of a call's context."""
+    """The part of a call's context that `abort` needs."""
 
     async def abort(
         self, code: grpc.StatusCode, details: str = "", trailing_metadata: tuple[tuple[str, bytes], ...] = ()
@@ -89,13 +89,13 @@ class Aborting(Protocol):
 
 
 async def abort(context: Aborting, error: KVGrpcError, who: common_pb2.ResponseHeader) -> NoReturn:
-    """Ends a call with the status of `error`, refused by the engine in `who` unless another one is named."""
-    error.untraced()  # a frame that raised it may hold it, and those around that frame hold the request
+    """Ends a call with the status of `error`, refused by the engine in `who` unless the error names another one."""
+    error.untraced()  # a frame that raised it may hold it, and outer frames hold the request
     packed = packed_status(error, who)
     try:
         await context.abort(status_code(error), _said(error), trailing_metadata=((DETAILS_KEY, packed),))
     except BaseException as ended:
-        # The context keeps what ends its call: that must lead back neither to the context nor to the request.
+        # The context keeps the exception that ends its call: it must refer neither to the context nor to the request.
         ended.__context__ = None
         raise
     finally:
@@ -103,7 +103,7 @@ async def abort(context: Aborting, error: KVGrpcError, who: common_pb2.ResponseH
 
 
 def packed_status(error: KVGrpcError, who: common_pb2.ResponseHeader) -> bytes:
-    """The google.rpc.Status of `error`, refused by the engine in `who` unless another one is named."""
+    """Returns the google.rpc.Status of `error`, refused by the engine in `who` unless the error names another one."""
     code = status_code(error).value[0]
     status: Message = status_pb2.Status(code=code, message=_said(error), details=details(error, who))
     return status.SerializeToString()
@@ -114,13 +114,13 @@ def _said(error: KVGrpcError) -> str:
 
 
 def status_code(error: KVGrpcError) -> grpc.StatusCode:
-    """The gRPC code of an error."""
+    """Returns the gRPC code of an error."""
     return grpc.StatusCode[error.code]
 
 
 def next_step(error: KVGrpcError) -> NextStep:
-    """What helps after a refusal: what the error itself says; the same call, where it has a delay; else what its reason
-    says, else its class.
+    """Returns the next step after a refusal: the error's own; else to retry here if the error has a delay; else the
+    step of its reason, else of its class.
     """
     if error.next is not None:
         return error.next
@@ -130,7 +130,7 @@ def next_step(error: KVGrpcError) -> NextStep:
 
 
 def details(error: KVGrpcError, who: common_pb2.ResponseHeader) -> list[AnyMessage]:
-    """ErrorInfo always; BadRequest with violations; RetryInfo with a delay."""
+    """Returns the details of a status: ErrorInfo always, BadRequest with violations, RetryInfo with a delay."""
     said = {"next": next_step(error).value, "engine_id": who.engine_id, "incarnation": str(who.incarnation)}
     info = error_details_pb2.ErrorInfo(reason=error.reason.value, domain=DOMAIN, metadata={**said, **error.metadata})
     found: list[error_details_pb2.ErrorInfo | error_details_pb2.BadRequest | error_details_pb2.RetryInfo] = [info]
@@ -153,7 +153,7 @@ def details(error: KVGrpcError, who: common_pb2.ResponseHeader) -> list[AnyMessa
 
 
 def from_rpc_error(error: grpc.aio.AioRpcError) -> KVGrpcError:
-    """The typed error that a peer raised; for a status without our details, one of the code's class."""
+    """Returns the typed error that a peer raised; for a status without our details, an error of the code's class."""
     kind = BY_CODE.get(error.code().name, InternalError)
     fallback = _FALLBACK.get(error.code().name, Reason.PEER_FAILED)
     found = kind(fallback, error.details() or error.code().name)
@@ -169,7 +169,7 @@ _FALLBACK = {"UNAVAILABLE": Reason.PEER_UNREACHABLE, "DEADLINE_EXCEEDED": Reason
 
 
 def _add_details(error: KVGrpcError, packed: bytes) -> None:
-    """What a peer says beside the code, as far as it can be read."""
+    """Adds the readable details of a peer's status to the error."""
     try:
         status = status_pb2.Status.FromString(packed)
         for detail in status.details:

@@ -1,11 +1,11 @@
 """Traces: one per request, through every call, both leads and the data path.
 
 The W3C context of a call travels in gRPC metadata and session frames, is stored in lease and transfer, and goes on to
-peers. A server span is made only when an SDK is installed (`OTEL_*` variables; see `configure`); without one the
-caller's context is passed through, so that a lead without tracing never breaks a trace. Stock interceptors cost 40 to
-75 % of a unary call; here a call without context and SDK costs one look at its metadata.
+peers. A server span is made only when an SDK is installed (`OTEL_*` variables; see `configure`). Without an SDK the
+caller's context is passed on, so a lead without tracing never breaks a trace. Stock interceptors cost 40 to 75 % of a
+unary call; here a call without context and SDK costs one look at its metadata.
 
-A transfer's span and those of its phases are made at its end, from the times that the node recorded.
+The spans of a transfer and of its phases are made at its end, from the times that the node recorded.
 """
 
 import logging
@@ -26,15 +26,15 @@ _log = logging.getLogger(__name__)
 _propagator = TraceContextTextMapPropagator()
 _TRACEPARENT = "traceparent"
 _LOOK_S = 1.0
-"""Between two looks for an SDK: each reads the environment, which every call would pay for."""
+"""Interval between two looks for an SDK, in seconds: each reads the environment, and every call would pay for it."""
 
 Ended = Callable[[Exception | None], None]
-"""Ends a span; with what went wrong, if anything did."""
+"""Callback that ends a span, with the error if there was one."""
 
 
 def configure(service_name: str) -> bool:
-    """Installs the SDK with an OTLP exporter if OTEL_EXPORTER_OTLP_ENDPOINT names one; whether it did. Where the SDK is
-    not installed it says so in the log, and nothing is recorded.
+    """Installs the SDK with an OTLP exporter if OTEL_EXPORTER_OTLP_ENDPOINT names one. Returns whether it did. If the
+    SDK's packages are missing, it logs a warning and nothing is recorded.
 
     Everything else follows the standard OTEL_* variables.
     """
@@ -50,14 +50,14 @@ def configure(service_name: str) -> bool:
 
 
 def _install(service_name: str) -> None:
-    """Raises ImportError."""
+    """Installs the SDK. Raises ImportError if a package is missing."""
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 
     protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
     exporter: SpanExporter
-    if protocol == "http/protobuf":  # the extra has the other one; engines that speak HTTP bring this one
+    if protocol == "http/protobuf":  # the extra has the gRPC exporter only; engines that speak HTTP bring this one
         from opentelemetry.exporter.otlp.proto.http import trace_exporter  # type: ignore[import-not-found]
 
         exporter = trace_exporter.OTLPSpanExporter()
@@ -72,15 +72,15 @@ def _install(service_name: str) -> None:
 
 
 class _Sdk:
-    """Whether one is installed, as seen last; it stays."""
+    """State of the SDK, as last seen. An installed SDK stays installed."""
 
     installed = False
     look_at = 0.0
 
 
 def enabled() -> bool:
-    """Whether spans are wanted: an SDK is installed, by us or by the process that embeds this server, which is noticed
-    within a second.
+    """Returns whether spans are wanted: this server, or the process that embeds it, has installed an SDK. A new SDK is
+    noticed within a second.
     """
     if not _Sdk.installed and (now := time.monotonic()) >= _Sdk.look_at:
         _Sdk.installed = type(trace.get_tracer_provider()).__module__.startswith("opentelemetry.sdk")
@@ -89,14 +89,14 @@ def enabled() -> bool:
 
 
 def flush() -> None:
-    """Sends the spans that wait; at the end of a process."""
+    """Sends the waiting spans, at the end of a process."""
     shutdown = getattr(trace.get_tracer_provider(), "shutdown", None)
     if shutdown is not None:
         shutdown()
 
 
 def traceparent_of(metadata: Sequence[tuple[str, str | bytes]] | None) -> str:
-    """The caller's traceparent; empty where there is none that can be read."""
+    """Returns the caller's traceparent; empty if there is no readable one."""
     for key, value in metadata or ():
         if key == _TRACEPARENT and isinstance(value, str):
             return readable_trace(value)
@@ -105,7 +105,7 @@ def traceparent_of(metadata: Sequence[tuple[str, str | bytes]] | None) -> str:
 
 @contextmanager
 def server_span(method: str, traceparent: str) -> Iterator[str]:
-    """A span round a call that we serve; gives the traceparent that goes on from here. Only while `enabled`."""
+    """Opens a span round a call that we serve; yields the traceparent for inner calls. Needs `enabled`."""
     tracer = trace.get_tracer("kvgrpc")
     attributes = {"rpc.system.name": "grpc", "rpc.method": method.lstrip("/")}
     with tracer.start_as_current_span(
@@ -115,17 +115,17 @@ def server_span(method: str, traceparent: str) -> Iterator[str]:
 
 
 def metadata(traceparent: str) -> tuple[tuple[str, str], ...]:
-    """The metadata that carries a traceparent."""
+    """Returns the metadata that carries a traceparent."""
     return ((_TRACEPARENT, traceparent),) if traceparent else ()
 
 
 def client_call(method: str, traceparent: str, peer: str) -> tuple[str, Ended]:
-    """A span round a call that we make: the traceparent that goes with the call, and what ends the span."""
+    """Opens a span round a call that we make. Returns the traceparent for the call and the callback that ends it."""
     return _call(SpanKind.CLIENT, method, traceparent, {"kvgrpc.peer": peer})
 
 
 def server_call(method: str, traceparent: str) -> tuple[str, Ended]:
-    """As `server_span`, for a call whose answer comes from elsewhere."""
+    """Opens a span as `server_span` does, for a call whose answer comes from elsewhere."""
     return _call(SpanKind.SERVER, method, traceparent, {})
 
 
@@ -150,7 +150,7 @@ def _nothing(_: Exception | None) -> None:
 
 
 def transfer_ended(transfer: Transfer, now: float) -> None:
-    """The spans of a transfer that is over: one for it, one for each phase. `now` is on the node's clock."""
+    """Makes the spans of a transfer that is over: one for it, one for each phase. `now` is on the node's clock."""
     if not transfer.trace or not transfer.over or transfer.ended != now or not enabled():
         return
     to_wall_ns = time.time_ns() - int(now * 1e9)

@@ -1,4 +1,4 @@
-"""Waiters and watches on transfers: woken by changes, never by a timer of their own."""
+"""Waiters and watches on transfers: changes wake them, never a timer of their own."""
 
 import asyncio
 from collections import deque
@@ -15,26 +15,26 @@ from kvgrpc.service.runner import Runner
 WATCHES_MAX = 256
 WATCHES_OF_CONNECTION_MAX = 64
 WATCH_BACKLOG_MAX = 8_192
-"""Changes that a slow watcher may be behind; it resumes from the log afterwards."""
+"""Maximum number of changes that a slow watcher may be behind; it resumes from the log afterwards."""
 
 PROGRESS_SHARE = 4
-"""A watcher is told how far it is after this part of the history without news for it, so that it can always resume."""
+"""Divisor of the history's length: after so many unwanted changes a watcher gets a number to resume after."""
 
 WAITED_MAX = 512
-"""Transfers that one call or filter names: their ids fit into a request that may stand."""
+"""Maximum number of transfers in one call or filter: their ids fit into a request that may stand."""
 WAITED_OF_ALL_MAX = 65_536
-"""Transfers that all calls that wait for several wait for."""
+"""Maximum number of transfers that all calls of WaitTransfers wait for together."""
 
 Condition = Callable[[Transfer], bool]
 Waiter = tuple[Condition, Callable[[Transfer | None], None]]
-"""When to be called, and what; with None when the life of the transfer is over."""
+"""Condition and callback of a waiter. The callback gets None when the life of the transfer is over."""
 
 
 class News(NamedTuple):
-    """What a watcher is told: a change, or only how far it is when nothing of late was for it."""
+    """One message for a watcher: a change, or only how far it is if no recent change was for it."""
 
     seq: int
-    """Everything up to this number was told: the one to resume after."""
+    """Number to resume after: everything up to it was told."""
     transfer: Transfer | None
 
 
@@ -51,7 +51,7 @@ class Watchers:
         runner.on_life.append(self._life_over)
 
     async def wait(self, transfer_id: str, condition: Condition, timeout_s: float) -> Transfer:
-        """The transfer as it is when `condition` begins to hold, or when the time is over. Raises NotFound."""
+        """Returns the transfer when `condition` begins to hold, or when the time is over. Raises NotFound."""
         transfer = self._runner.node.state.transfers.get(transfer_id)
         if condition(transfer):
             return transfer
@@ -65,7 +65,7 @@ class Watchers:
         finally:
             timer.cancel()
             self._leave(transfer_id, entry)
-        if found is not None:  # not asked for again: its life may be over with it
+        if found is not None:  # not looked up again: its life may be over with it
             return found
         self._runner.advance()
         return self._runner.node.state.transfers.get(transfer_id)
@@ -73,8 +73,8 @@ class Watchers:
     async def wait_many(
         self, transfer_ids: Sequence[str], condition: Condition, least: int, timeout_s: float
     ) -> dict[str, Transfer | None]:
-        """The transfers as they are when `condition` holds of at least so many of them, or when the time is over. An
-        unknown one is None, and counts: nothing can become of it. Raises Exhausted when too many are waited for.
+        """Returns the transfers when `condition` holds for at least `least` of them, or when the time is over. An
+        unknown one is None, and counts: nothing can become of it. Raises Exhausted if too many are waited for.
         """
         found = {id_: self._runner.node.state.transfers.find(id_) for id_ in transfer_ids}
         pending = {id_ for id_, transfer in found.items() if transfer is not None and not condition(transfer)}
@@ -89,7 +89,7 @@ class Watchers:
         enough: asyncio.Future[Transfer | None] = loop.create_future()
 
         def met(transfer: Transfer | None) -> None:
-            if transfer is None:  # all of them are unknown now
+            if transfer is None:  # all transfers are unknown now
                 _wake(enough)
             elif transfer.id in pending:
                 pending.discard(transfer.id)
@@ -111,13 +111,13 @@ class Watchers:
             for id_ in waited:
                 self._leave(id_, entry)
         self._runner.advance()
-        # What met the condition did so, though its life may be over with it; what did not is what it is now.
+        # A transfer that met the condition is told as it was then, even if its life is over; others as they are now.
         transfers = self._runner.node.state.transfers
         return {id_: transfers.find(id_) or (None if id_ in pending else seen) for id_, seen in found.items()}
 
     @contextmanager
     def watch(self, wanted: Condition, backlog: list[Transfer]) -> Iterator["Watch"]:
-        """`backlog`, then every change from now on, as far as wanted. Raises Exhausted when too many watch."""
+        """Yields a watch of `backlog`, then of every wanted change from now on. Raises Exhausted if too many watch."""
         history = self._runner.node.state.limits.transfer_history
         watch = Watch(wanted, backlog, max(1, history // PROGRESS_SHARE))
         with self._places.one():
@@ -135,7 +135,7 @@ class Watchers:
             watch.add(transfer)
 
     def _life_over(self) -> None:
-        """The transfers that were waited for are unknown now."""
+        """Wakes all waiters: their transfers are unknown now."""
         for waiters in self._waiters.values():
             for _, wake in waiters:
                 wake(None)
@@ -155,8 +155,8 @@ def _wake(future: "asyncio.Future[Transfer | None]", transfer: Transfer | None =
 
 
 class Watch:
-    """What one watcher has not been told yet. It is told how far it is after `progress` changes that it did not want,
-    and when `backlog` is over.
+    """The news that one watcher has not been told yet. The watcher is told how far it is after `progress` unwanted
+    changes, and at the end of `backlog`.
     """
 
     def __init__(self, wanted: Condition, backlog: list[Transfer], progress: int) -> None:
@@ -171,26 +171,26 @@ class Watch:
         self._over = False
 
     def add(self, transfer: Transfer) -> None:
-        """A change, wanted or not."""
+        """Takes a change, wanted or not."""
         wanted = self._wanted(transfer)
         self._unwanted = 0 if wanted else self._unwanted + 1
         if self._overflow or self._over or not (wanted or self._unwanted >= self._progress):
             return
         if self._queue and self._queue[-1].transfer is None:
-            self._queue.pop()  # what comes now says more
+            self._queue.pop()  # the new entry says more
         self._overflow = len(self._queue) >= WATCH_BACKLOG_MAX
         self._queue.append(News(transfer.seq, transfer if wanted else None))
         self._unwanted = 0
         self._news.set()
 
     def end(self) -> None:
-        """The life whose changes it watches is over."""
+        """Ends the watch: the life whose changes it watches is over."""
         self._over = True
         self._news.set()
 
     async def next(self) -> News:
-        """The next news, in order. Raises Exhausted for a watcher that is too slow, and Aborted after the last change
-        of its life.
+        """Returns the next news, in order. Raises Exhausted for a watcher that is too slow, and Aborted after the last
+        change of its life.
         """
         while not self._queue:
             if self._over:

@@ -8,10 +8,10 @@
     world.run(30.0)
     world.finish()
 
-The nodes are the real core; everything around them (network, movers, memory, engines) is modelled, so that whatever
-the core allows to go wrong does go wrong here, and is found: `Audit` compares the node's tables with each other and
-with the world, `Memory` checks the use of blocks at every write, `Engine` the KV that it is given, `Ledger` the life of
-every transfer and the answer to every call. What does not hold is raised as `Violated`. Same seed, same run.
+The nodes are the real core. Everything around them (network, movers, memory, engines) is a model, so that whatever the
+core allows to go wrong does go wrong here, and is found. `Audit` compares the node's tables with each other and with
+the world. `Memory` checks the use of blocks at every write. `Engine` checks the KV that it gets. `Ledger` checks the
+life of every transfer and the answer to every call. A failed check raises `Violated`. The same seed gives the same run.
 """
 
 from kvgrpc.sim.hosts.world import World

@@ -1,18 +1,18 @@
-"""What must hold in every world, and how a world says that it does not.
+"""The rules that must hold in every world, and the error for a broken one.
 
-The rules are those of docs/reliability.md. A check that fails raises `Violated` with the rule and with the names
-(transfers, leases, accesses, requests) that it is about, so that a trace can be cut down to what led there.
+The rules are those of docs/reliability.md. A failed check raises `Violated` with the rule and with the names of the
+transfers, leases, accesses and requests that it is about, so that a trace can be cut down to what led there.
 """
 
 from enum import StrEnum
 from typing import NoReturn
 
 SLACK_S = 1e-6
-"""What a bound is passed by before it is broken: virtual time is rounded."""
+"""Time in seconds by which a bound may be passed, because virtual time is rounded."""
 
 
 class Rule(StrEnum):
-    """The rules, by number; `END` is what holds when nothing is left to do."""
+    """The rules, by number. `END` must hold when nothing is left to do."""
 
     R1 = "R1"
     """A block with a pin is never reused; a target is unpinned only when it is at rest."""
@@ -41,11 +41,11 @@ class Rule(StrEnum):
     R13 = "R13"
     """Among requests that wait for each other the oldest goes on."""
     END = "END"
-    """Everything comes to its end, and nothing is held then."""
+    """Everything ends, and nothing is held then."""
 
 
 class Violated(AssertionError):
-    """A rule does not hold."""
+    """Raised when a rule does not hold."""
 
     def __init__(self, rule: Rule, message: str, *about: str) -> None:
         super().__init__(message)
@@ -55,5 +55,5 @@ class Violated(AssertionError):
 
 
 def broken(rule: Rule, message: str, *about: str) -> NoReturn:
-    """Says that a rule does not hold."""
+    """Raises Violated for a rule."""
     raise Violated(rule, message, *about)

@@ -63,6 +63,22 @@ async def test_a_side_that_fails_keeps_no_other_from_being_told(
     assert refused.reason is Reason.TRANSFER_NOT_FOUND
 
 
+async def test_a_side_whose_client_is_closed_keeps_no_other_from_being_told(
+    server: FakeServer, other: FakeServer, client: Client
+) -> None:
+    closed = connect(other.address)
+
+    async def answer(request: CancelTransferRequest, context: Any) -> CancelTransferResponse:
+        await closed.close()
+        return DONE
+
+    server.answers["CancelTransfer"], other.answers["CancelTransfer"] = lambda *_: DONE, answer
+    for _ in ("closed while it is told", "closed before"):
+        gone, outcome = await clean_up([CleanUp(closed, KEY), CleanUp(client, KEY)], timeout_s=5.0)
+        assert outcome == DONE
+        assert isinstance(gone, Unavailable)
+
+
 async def test_a_caller_that_is_cancelled_tells_all_sides_first(
     server: FakeServer, other: FakeServer, client: Client
 ) -> None:
@@ -106,3 +122,19 @@ async def test_without_an_event_loop_it_is_the_same(server: FakeServer, other: F
     assert await asyncio.to_thread(work) == [DONE, DONE]
     assert list(server.requests("CancelTransfer")[0].free_allocation_ids) == ["a"]
     assert clean_up_sync([]) == []
+
+
+async def test_without_an_event_loop_a_closed_client_keeps_no_other_from_being_told(
+    server: FakeServer, other: FakeServer
+) -> None:
+    other.answers["CancelTransfer"] = lambda *_: DONE
+
+    def work() -> list[Any]:
+        with connect_sync(other.address) as second:
+            with connect_sync(server.address) as first:
+                pass
+            return clean_up_sync([CleanUp(first, KEY), CleanUp(second, KEY)])
+
+    gone, outcome = await asyncio.to_thread(work)
+    assert outcome == DONE
+    assert isinstance(gone, Unavailable)

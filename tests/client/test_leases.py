@@ -23,6 +23,8 @@ from kvgrpc.v1.common_pb2 import (
     Grant,
 )
 from kvgrpc.v1.lease_pb2 import (
+    LEASE_STATE_EXPIRED,
+    LEASE_STATE_LIVE,
     GrantLeaseResponse,
     KeepAliveResponse,
     Lease,
@@ -309,7 +311,9 @@ async def test_a_lease_that_cannot_be_renewed_in_time_is_over(client: Client, le
     ledger.ttl_s = 0.3
     async with asyncio.timeout(UNTIL_S), client.lease([1], [2], request_id="a") as held:
         await ledger.server.stop()
+        assert held.state == LEASE_STATE_LIVE
         assert await held.wait_over() is Reason.LEASE_EXPIRED
+        assert held.state == LEASE_STATE_EXPIRED
         with pytest.raises(PreconditionFailed, match="could not be renewed in time"):
             held.check()
 

@@ -181,6 +181,22 @@ async def test_requests_with_swapped_grants_fail_without_a_token(stage: Stage, p
 
 
 @on_stage
+async def test_a_line_says_what_was_done_when_it_was_done(stage: Stage) -> None:
+    said: list[str] = []
+    result = await stage.run(Options(), said.append)
+    served = [*result.prompts, *(turn.served for turn in result.chat)]
+    assert said[: len(served)] == [one.as_line() for one in served]
+    assert said[0] == "short: 11 tokens, 1 block moved over shm, the same tokens as one engine"
+    assert said[len(served)].startswith("waiting ")
+
+
+def test_a_line_says_what_went_wrong() -> None:
+    failed = PromptResult("p", 3, False, [], [], error="CONTENT_MISMATCH")
+    assert failed.as_line() == "p: 3 tokens, failed: CONTENT_MISMATCH"
+    assert PromptResult("p", 3, False, [1], [2]).as_line().endswith("NOT the tokens of one engine")
+
+
+@on_stage
 async def test_a_block_that_changed_on_its_way_shows_in_every_comparison(stage: Stage, capsys: Capture) -> None:
     code, said = reported(await stage.run(Options(corrupt=True)), capsys)
     assert (code, said["identical"]) == (1, False)
@@ -222,4 +238,6 @@ def test_every_data_path_gives_the_same_tokens(data_path: str, mode: list[str]) 
         cwd=ROOT, env=clean, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
     )  # fmt: skip
     assert done.stdout, done.stderr
+    assert done.stderr.startswith("starting two servers")
+    assert "stopping all processes\n" in done.stderr
     check_identical(json.loads(done.stdout), done.returncode, data_path)

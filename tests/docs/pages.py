@@ -5,6 +5,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
+HOUSE = (ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md")
 DOCS = ROOT / "docs"
 
 _CODE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -13,7 +14,7 @@ _RULE = re.compile(r"^\|(?:\s*:?-+:?\s*\|)+$")
 
 def pages() -> list[Path]:
     """Every page of the documentation."""
-    return [README, *sorted(DOCS.rglob("*.md"))]
+    return [README, *HOUSE, *sorted(DOCS.rglob("*.md"))]
 
 
 def section(page: Path, heading: str) -> str:

@@ -98,17 +98,3 @@ def names_of(node: ast.stmt) -> list[str]:
         case ast.AnnAssign(target=ast.Name(id=name)):
             return [name]
     return []
-
-
-def test_decisions_are_numbered_and_say_context_decision_why_and_consequence() -> None:
-    records = sorted((ROOT / "docs" / "decisions").glob("*.md"))
-    for number, record in enumerate(records, 1):
-        text = record.read_text()
-        assert record.name.startswith(f"{number:04}-")
-        assert text.startswith(f"# {number}. ")
-        assert re.findall(r"^\*\*(Context|Decision|Why|Consequence)", text, re.MULTILINE) == [
-            "Context",
-            "Decision",
-            "Why",
-            "Consequence",
-        ]

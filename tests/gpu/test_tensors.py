@@ -1,11 +1,13 @@
 """Named tensors of a GPU: what is put is what the device had computed, whatever is queued after it."""
 
 import os
+from contextlib import ExitStack
 
 import pytest
 import torch
 
 from kvgrpc.bench.measures.devices import missing
+from kvgrpc.engine.cuda_memory import CudaMemory
 from kvgrpc.engine.tensors import TensorStore
 
 WHY = missing("cuda")
@@ -26,3 +28,19 @@ def test_a_tensor_is_copied_when_what_computes_it_is_done_and_before_it_is_said_
         pending.result(60.0)
         with d.get(key, "a", dtype="float32", shape=(1024, 4096)) as got:
             assert torch.equal(got.torch(), expected.cpu())
+
+
+@pytest.mark.parametrize("put", [True, False], ids=["put", "fetched"])
+def test_tensors_go_from_device_to_device(put: bool) -> None:
+    key, sent = os.urandom(16), torch.randn(1024, 1024, device="cuda:0")
+    made = [CudaMemory("cuda:0", 64 << 20, exported=True) for _ in range(2)]
+    with ExitStack() as stack:
+        for memory in made:
+            stack.callback(memory.close)
+        p, d = (
+            stack.enter_context(TensorStore.launch(memory=memory.tensor, data_paths=("cuda_vmm",))) for memory in made
+        )
+        p.put(key, "a", sent, to=[d.address] if put else [])
+        with d.get(key, "a", **({} if put else {"source": p.address})) as got:
+            assert got.torch().device == sent.device
+            assert torch.equal(got.torch(), sent)

@@ -72,7 +72,7 @@ std::string error_json(const kvgrpc::Error& error) {
   fields["code"].set_string_value(kvgrpc::name_of(error.code()));
   fields["reason"].set_string_value(error.reason_name());
   fields["message"].set_string_value(error.message());
-  fields["next"].set_string_value(error.next_name());
+  fields["next"].set_string_value(kvgrpc::name_of(error.next()));
   fields["engineId"].set_string_value(error.engine_id());
   fields["incarnation"].set_string_value(error.incarnation() ? std::to_string(error.incarnation()) : "");
   auto& metadata = *fields["metadata"].mutable_struct_value()->mutable_fields();

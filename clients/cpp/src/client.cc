@@ -3,6 +3,9 @@
 #include <grpcpp/create_channel.h>
 #include <grpcpp/support/channel_arguments.h>
 
+#include <google/protobuf/descriptor.h>
+#include <google/protobuf/message.h>
+
 #include <algorithm>
 
 namespace kvgrpc {
@@ -128,6 +131,22 @@ void Client::prepare(grpc::ClientContext& context, const CallOptions& call,
   std::string trace = call.traceparent;
   if (trace.empty() && options().traceparent) trace = options().traceparent();
   if (!trace.empty()) context.AddMetadata("traceparent", trace);
+}
+
+Called Client::called(const google::protobuf::Message& request) const {
+  const auto* type = request.GetDescriptor();
+  Called made{type->name(), address(), ""};
+  const auto* file = type->file();
+  for (int i = 0; i < file->service_count(); ++i) {
+    const auto* service = file->service(i);
+    for (int k = 0; k < service->method_count(); ++k) {
+      // Every method has a request of its own.
+      if (service->method(k)->input_type() == type) made.method = service->name() + "/" + service->method(k)->name();
+    }
+  }
+  const auto* key = type->FindFieldByName("idempotency_key");
+  if (key) made.idempotency_key = request.GetReflection()->GetString(request, key);
+  return made;
 }
 
 Client connect(const std::string& address, Options options) {

@@ -37,9 +37,11 @@ struct Error::Parts {
   std::vector<FieldViolation> violations = {};
   std::optional<Nanoseconds> retry_delay = {};
   std::map<std::string, std::string> metadata = {};
+  Called called = {};
 
-  static Parts of(const grpc::Status& status) {
+  static Parts of(const grpc::Status& status, Called called) {
     Parts parts;
+    parts.called = std::move(called);
     parts.code = status.error_code();
     parts.message = status.error_message();
     client::Status details;
@@ -96,6 +98,7 @@ struct Error::Parts {
     for (const auto& violation : violations) {
       if (violation.description != message) text += "; " + violation.field + ": " + violation.description;
     }
+    if (!called.method.empty()) text += " (" + called.method + " at " + called.address + ")";
     return text;
   }
 
@@ -107,7 +110,8 @@ struct Error::Parts {
 
   v1::NextStep next() const {
     v1::NextStep value = v1::NEXT_STEP_UNSPECIFIED;
-    v1::NextStep_Parse("NEXT_STEP_" + next_name, &value);
+    // What would help against a reason that is unknown here is not to be done, whatever it is.
+    if (name_of(reason()) == reason_name) v1::NextStep_Parse("NEXT_STEP_" + next_name, &value);
     return value;
   }
 };
@@ -124,20 +128,21 @@ Error::Error(Parts parts)
       incarnation_(parts.incarnation),
       violations_(std::move(parts.violations)),
       retry_delay_(parts.retry_delay),
-      metadata_(std::move(parts.metadata)) {}
+      metadata_(std::move(parts.metadata)),
+      called_(std::move(parts.called)) {}
 
-Error::Error(const grpc::Status& status) : Error(Parts::of(status)) {}
+Error::Error(const grpc::Status& status, Called called) : Error(Parts::of(status, std::move(called))) {}
 
 Error::Error(grpc::StatusCode code, v1::FailureReason reason, const std::string& message, v1::NextStep next,
              std::map<std::string, std::string> metadata)
-    : Error(Parts{code, message, name_of(reason), name_of(next), {}, 0, {}, {}, std::move(metadata)}) {}
+    : Error(Parts{code, message, name_of(reason), name_of(next), {}, 0, {}, {}, std::move(metadata), {}}) {}
 
 bool Error::may_retry_here() const {
-  return next_ == v1::NEXT_STEP_RETRY_HERE && name_of(reason_) == reason_name_;
+  return next_ == v1::NEXT_STEP_RETRY_HERE;
 }
 
 bool Error::may_retry_elsewhere() const {
-  return next_ == v1::NEXT_STEP_RETRY_OTHER_CONSUMER && name_of(reason_) == reason_name_;
+  return next_ == v1::NEXT_STEP_RETRY_OTHER_CONSUMER;
 }
 
 std::string name_of(grpc::StatusCode code) {

@@ -226,7 +226,7 @@ class LeaseKeeper::State {
     if (is_stopped()) return;
     grpc::Status status(grpc::StatusCode::UNAVAILABLE, "the renewals have no answer");
     if (progress == detail::Progress::kEnded && !stream_->status().ok()) status = stream_->status();
-    const Error why(status);
+    const Error why(status, {"LeaseService/KeepAlive", client_.address(), ""});
     close();
     not_before_ = Clock::now() + pause_.next(why.retry_delay());
     {

@@ -97,7 +97,7 @@ Moved move(const Client& source, const Client& destination, const v1::Blocks& bl
     request.set_request_id(moving.request_id);
     const auto left = std::max<Nanoseconds>(end - Clock::now(), std::chrono::milliseconds(1));
     return {pull(destination, std::move(request), left), std::move(into)};
-  } catch (const Error&) {
+  } catch (...) {  // also what the options of a client throw
     clean_up({{source, key, "", {}}, {destination, key, "", allocated}}, "the move failed");
     throw;
   }

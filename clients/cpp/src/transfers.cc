@@ -1,7 +1,9 @@
 #include "kvgrpc/transfers.h"
 
 #include <algorithm>
+#include <exception>
 #include <future>
+#include <system_error>
 #include <thread>
 
 #include "passing.h"
@@ -26,6 +28,20 @@ CleanedUp clean_up_side(const CleanUpSide& side, const std::string& message, con
     return {side.client.call(&TransferStub::CancelTransfer, request, options), std::nullopt};
   } catch (const Error& error) {
     return {std::nullopt, error};
+  } catch (const std::exception& error) {  // what the client's own options throw, where they ask for a trace
+    return {std::nullopt, Error(grpc::StatusCode::UNKNOWN, v1::FAILURE_REASON_UNSPECIFIED, error.what())};
+  } catch (...) {
+    return {std::nullopt, Error(grpc::StatusCode::UNKNOWN, v1::FAILURE_REASON_UNSPECIFIED, "no call could be made")};
+  }
+}
+
+// A thread for a side; where there is none, the side is told when its row is asked for.
+template <class Tell>
+std::future<CleanedUp> begun(Tell tell) {
+  try {
+    return std::async(std::launch::async, tell);
+  } catch (const std::system_error&) {
+    return std::async(std::launch::deferred, tell);
   }
 }
 
@@ -68,7 +84,7 @@ std::vector<CleanedUp> clean_up(const std::vector<CleanUpSide>& sides, const std
                                 const CallOptions& options) {
   std::vector<std::future<CleanedUp>> calls;
   for (const auto& side : sides) {
-    calls.push_back(std::async(std::launch::async, clean_up_side, std::cref(side), message, options));
+    calls.push_back(begun([&] { return clean_up_side(side, message, options); }));
   }
   std::vector<CleanedUp> rows;
   for (auto& call : calls) rows.push_back(call.get());

@@ -73,8 +73,8 @@ class Reopened {
 };
 
 // What a stream ended with. That it ended at all is news to a watch, also without an error.
-Error end_of(const grpc::Status& status) {
-  if (!status.ok()) return Error(status);
+Error end_of(const grpc::Status& status, const std::string& method, const Client& client) {
+  if (!status.ok()) return Error(status, {method, client.address(), ""});
   return Error(StatusCode::UNAVAILABLE, v1::FAILURE_REASON_UNSPECIFIED, "the server ended the stream");
 }
 
@@ -113,7 +113,7 @@ class TransferWatch::State {
         case detail::Progress::kTimeout:
           return std::nullopt;
         case detail::Progress::kEnded:
-          ended(end_of(stream_.get()->status()));
+          ended(end_of(stream_.get()->status(), "TransferService/WatchTransfers", client_));
           break;
         case detail::Progress::kDone:
           if (take(message)) return message;
@@ -218,7 +218,9 @@ class EngineWatch::State {
         return EngineUpdate{std::move(message), std::nullopt};
       }
       if (progress == detail::Progress::kTimeout && silence_ < silence_max) return std::nullopt;
-      const auto update = lost(progress == detail::Progress::kEnded ? end_of(stream_.get()->status()) : silent());
+      const auto update = lost(progress == detail::Progress::kEnded
+                                   ? end_of(stream_.get()->status(), "HandshakeService/WatchEngine", client_)
+                                   : silent());
       if (update) return update;
     }
   }

@@ -50,7 +50,20 @@ TEST_F(Errors, AnErrorHasAllThatTheDetailsSay) {
   EXPECT_EQ(found.violations()[0].field, "group_block_counts[0]");
   EXPECT_EQ(found.retry_delay(), 1500ms);
   EXPECT_EQ(found.message(), "3 free");
-  EXPECT_STREQ(found.what(), "RESOURCE_EXHAUSTED POOL_EXHAUSTED: 3 free; group_block_counts[0]: too many");
+  EXPECT_EQ(found.what(), "RESOURCE_EXHAUSTED POOL_EXHAUSTED: 3 free; group_block_counts[0]: too many "
+                          "(PoolService/AllocateBlocks at " + server.address() + ")");
+}
+
+TEST_F(Errors, AnErrorTellsWhatWasCalledAndWhereAndTheKeyThatRepeatsTheCall) {
+  const auto made = error(Status(StatusCode::RESOURCE_EXHAUSTED, "full"));
+  EXPECT_EQ(made.method(), "PoolService/AllocateBlocks");
+  EXPECT_EQ(made.address(), server.address());
+  EXPECT_EQ(made.idempotency_key().size(), 32U);
+  v1::AllocateBlocksRequest request;
+  request.set_idempotency_key("mine");
+  EXPECT_EQ(error_of([&] { client().call(&PoolStub::AllocateBlocks, request); }).idempotency_key(), "mine");
+  TransferWatch watch(client());
+  EXPECT_EQ(error_of([&] { watch.next(kLong); }).method(), "TransferService/WatchTransfers");
 }
 
 TEST_F(Errors, AStatusWithoutDetailsHasItsCode) {
@@ -77,6 +90,8 @@ TEST_F(Errors, AnUnknownReasonReadsAsInternalAndIsNotRetried) {
   const auto found = error(refusal(StatusCode::ABORTED, "SUN_SET", {{"next", "RETRY_HERE"}}));
   EXPECT_EQ(found.reason(), v1::FAILURE_REASON_INTERNAL);
   EXPECT_EQ(found.reason_name(), "SUN_SET");
+  EXPECT_EQ(found.next(), v1::NEXT_STEP_UNSPECIFIED);
+  EXPECT_EQ(found.next_name(), "RETRY_HERE");
   EXPECT_FALSE(found.may_retry_here());
 }
 

@@ -51,6 +51,12 @@ TEST_F(Watch, ABrokenStreamIsResumedAfterTheLastMessage) {
   EXPECT_EQ(watch.position().event_seq, 10U);
 }
 
+TEST_F(Watch, AMessageThatIsTooLongEndsTheWatch) {
+  serve({tell({change(1, std::string(5 << 20, 'x'))})});  // more than a client takes
+  TransferWatch watch(client());
+  EXPECT_EQ(error_of([&] { watch.next(kLong); }).code(), StatusCode::RESOURCE_EXHAUSTED);
+}
+
 TEST_F(Watch, AStreamThatTheServerOrAProxyEndsIsResumedToo) {
   serve({tell({change(5)}, Status::OK), tell({change(6)}, Status::CANCELLED),
          tell({change(7)}, Status(StatusCode::INTERNAL, "reset")), tell({change(8)})});

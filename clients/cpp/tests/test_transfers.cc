@@ -160,5 +160,57 @@ TEST_F(CleanUp, ASideThatFailsKeepsNoOtherFromBeingTold) {
   EXPECT_FALSE(rows[1].error);
 }
 
+// Options whose function for a trace throws from its second call on.
+Options traced() {
+  Options options;
+  options.traceparent = [asked = std::make_shared<std::atomic<int>>(0)]() -> std::string {
+    if (++*asked > 1) throw std::runtime_error("no span");
+    return "";
+  };
+  return options;
+}
+
+TEST_F(CleanUp, ASideWhoseClientThrowsKeepsNoOtherFromBeingTold) {
+  server.transfers.cancel_transfer = other.transfers.cancel_transfer = [](auto*, const auto&, auto* reply) {
+    reply->set_outcome(v1::CANCEL_OUTCOME_CANCELLED_BEFORE_ACCESS);
+    return Status::OK;
+  };
+  const auto throwing = client(traced());
+  EXPECT_FALSE(clean_up({{throwing, "key", ""}}, "")[0].error);
+  const auto rows = clean_up({{throwing, "key", ""}, {connect(other.address()), "key", ""}}, "");
+  EXPECT_EQ(rows[0].error->message(), "no span");
+  EXPECT_TRUE(rows[1].reply);
+}
+
+struct Moves : CleanUp {
+  Mailbox<v1::CancelTransferRequest> told;
+  Moves() {
+    other.pools.allocate_blocks = [](auto*, const auto&, auto* reply) {
+      reply->mutable_blocks()->set_allocation_id("a-1");
+      return Status::OK;
+    };
+    other.transfers.cancel_transfer = [this](auto*, const auto& request, auto*) {
+      told.put(request);
+      return Status::OK;
+    };
+  }
+};
+
+TEST_F(Moves, AMoveTellsWhyItFailedAlsoWhereItsCleanUpFails) {
+  server.handoffs.finished_blocks = [](auto*, const auto&, auto*) {
+    return refusal(StatusCode::ABORTED, "INCARNATION_CHANGED");
+  };
+  const auto error = error_of([&] { move(client(traced()), connect(other.address()), {}, {}); });
+  EXPECT_TRUE(error.is(v1::FAILURE_REASON_INCARNATION_CHANGED));
+  EXPECT_EQ(told.take().free_allocation_ids(0), "a-1");
+}
+
+TEST_F(Moves, AMoveWhoseClientThrowsLeavesNothingBehindEither) {
+  const auto throwing = client(traced());
+  error_of([&] { throwing.call(&PoolStub::FreeBlocks, v1::FreeBlocksRequest()); });
+  EXPECT_THROW(move(throwing, connect(other.address()), {}, {}), std::runtime_error);
+  EXPECT_EQ(told.take().free_allocation_ids(0), "a-1");
+}
+
 }  // namespace
 }  // namespace kvgrpc::testing

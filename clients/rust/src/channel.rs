@@ -22,6 +22,7 @@ use tonic::codegen::{Service, StdError};
 use tonic::transport::{self, Endpoint};
 use tonic::{Code, Status, TimeoutExpired};
 
+use crate::error::Called;
 use crate::methods::{Method, is_repeated, time_at_server};
 use crate::options::Options;
 use crate::pauses::Pauses;
@@ -44,6 +45,7 @@ const FRAME_HEAD: usize = 5;
 #[derive(Clone, Debug)]
 pub struct Channel {
     inner: transport::Channel,
+    address: Arc<str>,
     deadline: Duration,
     metadata: Arc<HeaderMap>,
 }
@@ -71,9 +73,12 @@ impl Channel {
         let mut metadata = HeaderMap::new();
         for (key, value) in &options.metadata {
             let key = key.parse::<HeaderName>().map_err(|error| invalid(&error))?;
-            metadata.append(key, value.parse().map_err(|_| invalid(&"metadata with bytes that are no text"))?);
+            let mut value: HeaderValue = value.parse().map_err(|_| invalid(&"metadata with bytes that are no text"))?;
+            value.set_sensitive(true); // may be a secret: it is not printed
+            metadata.append(key, value);
         }
-        Ok(Self { inner: endpoint.connect_lazy(), deadline: options.deadline, metadata: Arc::new(metadata) })
+        let (inner, address) = (endpoint.connect_lazy(), Arc::from(address));
+        Ok(Self { inner, address, deadline: options.deadline, metadata: Arc::new(metadata) })
     }
 
     /// The same connection, with this in the metadata of every call.
@@ -113,7 +118,7 @@ impl Service<Request<Body>> for Channel {
         let (mut head, body) = request.into_parts();
         self.add_metadata(&mut head.headers);
         match Method::of(head.uri.path()) {
-            Some(method) if method.unary => Box::pin(unary(self.inner.clone(), head, body, method, self.deadline)),
+            Some(method) if method.unary => Box::pin(unary(self.clone(), head, body, method)),
             _ => Box::pin(stream(self.inner.clone(), Request::from_parts(head, body))),
         }
     }
@@ -125,14 +130,18 @@ async fn stream(mut inner: transport::Channel, request: Request<Body>) -> Result
 }
 
 async fn unary(
-    mut inner: transport::Channel,
+    Channel { mut inner, address, deadline, .. }: Channel,
     mut head: request::Parts,
     body: Body,
     method: Method,
-    deadline: Duration,
 ) -> Result<Response<Body>, Status> {
     let path = head.uri.path().to_owned();
     let frame = with_key(body.collect().await?.to_bytes(), method.key_field);
+    let called = Called {
+        method: path.trim_start_matches("/kvgrpc.v1.").to_owned(),
+        address,
+        idempotency_key: key_of(&frame, method.key_field),
+    };
     let allowed = stated_timeout(&head.headers)
         .unwrap_or_else(|| deadline + time_at_server(&path, frame.get(FRAME_HEAD..).unwrap_or_default()));
     let until = Instant::now() + allowed;
@@ -146,7 +155,7 @@ async fn unary(
         let pause = pauses.next();
         let code = answer.as_ref().map_or_else(Status::code, Answer::code);
         if code != Code::Unavailable || repetitions == 0 || Instant::now() + pause >= until {
-            return answer.map(Answer::into_response);
+            return answer.and_then(Answer::into_response).map_err(|status| called.note(status));
         }
         repetitions -= 1;
         sleep(pause).await;
@@ -170,9 +179,13 @@ impl Answer {
         Ok(Self { head, body: body.collect().await.map_err(broken)? })
     }
 
-    fn code(&self) -> Code {
+    fn status(&self) -> Option<Status> {
         let status = self.body.trailers().and_then(Status::from_header_map);
-        match status.or_else(|| Status::from_header_map(&self.head.headers)) {
+        status.or_else(|| Status::from_header_map(&self.head.headers))
+    }
+
+    fn code(&self) -> Code {
+        match self.status() {
             Some(status) => status.code(),
             // Not from a gRPC server: a proxy whose server is away.
             None if matches!(self.head.status.as_u16(), 429 | 502..=504) => Code::Unavailable,
@@ -180,8 +193,12 @@ impl Answer {
         }
     }
 
-    fn into_response(self) -> Response<Body> {
-        Response::from_parts(self.head, Body::new(self.body))
+    /// The response of a call that went well, or that no gRPC server answered; else its status.
+    fn into_response(self) -> Result<Response<Body>, Status> {
+        match self.status() {
+            Some(status) if status.code() != Code::Ok => Err(status),
+            _ => Ok(Response::from_parts(self.head, Body::new(self.body))),
+        }
     }
 }
 
@@ -225,6 +242,23 @@ fn with_key(frame: Bytes, field: Option<i32>) -> Bytes {
     made.put_u32(length);
     made.put(keyed);
     made.freeze()
+}
+
+/// The key of a frame; empty where it has none, or none that can be read.
+fn key_of(frame: &[u8], field: Option<i32>) -> String {
+    let field = field.and_then(|field| u32::try_from(field).ok());
+    let mut message = frame.get(FRAME_HEAD..).unwrap_or_default();
+    while let (Some(field), Ok((number, wire_type))) = (field, encoding::decode_key(&mut message)) {
+        let context = encoding::DecodeContext::default();
+        if number == field {
+            let mut key = String::new();
+            return encoding::string::merge(wire_type, &mut key, &mut message, context).map_or(String::new(), |()| key);
+        }
+        if encoding::skip_field(wire_type, number, &mut message, context).is_err() {
+            break;
+        }
+    }
+    String::new()
 }
 
 fn has_field(mut message: &[u8], field: u32) -> bool {
@@ -297,6 +331,10 @@ mod tests {
         assert_eq!(keyed.len(), FRAME_HEAD + 3 + 2 + 32);
         assert_eq!(keyed[..FRAME_HEAD], [0, 0, 0, 0, 37]);
         assert_eq!(with_key(keyed.clone(), Some(1)), keyed);
+        assert_eq!(
+            (key_of(&keyed, Some(1)).len(), key_of(&keyed, Some(3)), key_of(&[], Some(1))),
+            (32, "".into(), "".into())
+        );
         assert_eq!(with_key(frame(&[]), None), frame(&[]));
         let compressed = Bytes::from_static(&[1, 0, 0, 0, 0]);
         assert_eq!(with_key(compressed.clone(), Some(1)), compressed);

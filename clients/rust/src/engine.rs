@@ -53,7 +53,7 @@ async fn run(client: Client, request: WatchEngineRequest, sender: mpsc::Sender<E
             told = false;
             pauses.start_over();
         }
-        let refused = is_refusal(error.code());
+        let (refused, asked) = (is_refusal(error.code()), error.retry_delay());
         let silent = error.code() == Code::DeadlineExceeded;
         if refused || ((!heard || silent) && !told) {
             told = true;
@@ -61,7 +61,7 @@ async fn run(client: Client, request: WatchEngineRequest, sender: mpsc::Sender<E
                 return;
             }
         }
-        sleep(pauses.next()).await;
+        sleep(pauses.next().max(asked.unwrap_or_default())).await;
     }
 }
 

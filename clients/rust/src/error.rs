@@ -1,7 +1,9 @@
 //! The typed error of a call.
 
 use std::collections::HashMap;
+use std::error::Error as _;
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tonic::{Code, Status};
@@ -27,7 +29,32 @@ struct Said {
     violations: Vec<FieldViolation>,
     retry_delay: Option<Duration>,
     metadata: HashMap<String, String>,
+    called: Called,
 }
+
+/// Which call a status is of. It goes along as the source of the status, the only place in it that no server fills.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Called {
+    pub method: String,
+    pub address: Arc<str>,
+    pub idempotency_key: String,
+}
+
+impl Called {
+    /// The same status, which knows its call.
+    pub fn note(&self, mut status: Status) -> Status {
+        status.set_source(Arc::new(self.clone()));
+        status
+    }
+}
+
+impl fmt::Display for Called {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{} at {}", self.method, self.address)
+    }
+}
+
+impl std::error::Error for Called {}
 
 /// A field of the request that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,14 +113,14 @@ impl Error {
         &self.0.reason
     }
 
-    /// What would help; UNSPECIFIED when that is not known.
+    /// What would help; UNSPECIFIED when that is not known, or the reason is not: then it is not to be done.
     pub fn next(&self) -> NextStep {
-        self.0.next
+        if self.reason() == FailureReason::Unspecified { NextStep::Unspecified } else { self.0.next }
     }
 
     /// Whether the same call may succeed later, here or at another engine. Not known means no.
     pub fn may_retry(&self) -> bool {
-        is_retry(self.0.next) && self.reason() != FailureReason::Unspecified
+        is_retry(self.next())
     }
 
     /// One sentence, to be read.
@@ -124,6 +151,22 @@ impl Error {
     /// What the reason needs: `group`, `free_block_count`, `limit`, `phase` and others.
     pub fn metadata(&self) -> &HashMap<String, String> {
         &self.0.metadata
+    }
+
+    /// What was called, `PoolService/AllocateBlocks`; empty for an error that is no unary call's.
+    pub fn method(&self) -> &str {
+        &self.0.called.method
+    }
+
+    /// The server that it was called at.
+    pub fn address(&self) -> &str {
+        &self.0.called.address
+    }
+
+    /// Of the request, where it has one: the same request with this key repeats the call, instead of making a second
+    /// one.
+    pub fn idempotency_key(&self) -> &str {
+        &self.0.called.idempotency_key
     }
 
     /// Whether the same may work in a moment: the server did not answer, or has no room now, or something between
@@ -159,6 +202,7 @@ impl From<Status> for Error {
                 .collect(),
             retry_delay: details.retry_info().and_then(|info| info.retry_delay),
             metadata: HashMap::new(),
+            called: status.source().and_then(|source| source.downcast_ref::<Called>()).cloned().unwrap_or_default(),
         };
         // The reasons of others (proxies, say) are not ours, even where they have the same name.
         if let Some(info) = details.error_info().filter(|info| info.domain == DOMAIN) {
@@ -188,6 +232,9 @@ impl fmt::Display for Error {
         out.write_str(&self.0.message)?;
         for violation in self.0.violations.iter().filter(|violation| !same(violation)) {
             write!(out, "; {}: {}", violation.field, violation.description)?;
+        }
+        if !self.0.called.method.is_empty() {
+            write!(out, " ({})", self.0.called)?;
         }
         Ok(())
     }

@@ -181,10 +181,11 @@ impl Keeping {
                     renewal.refused(&error);
                 }
             }
-            Ok(Err(_)) | Err(_) => {
+            failed => {
                 // The answer to this request may still come: it must not be taken for that to the next one.
                 self.stream = None;
-                let next = Instant::now() + pauses.next();
+                let asked = failed.ok().and_then(Result::err).and_then(|error| error.retry_delay());
+                let next = Instant::now() + pauses.next().max(asked.unwrap_or_default());
                 for index in batch {
                     self.renewals[index].not_answered(next);
                 }

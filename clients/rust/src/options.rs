@@ -1,7 +1,8 @@
+use std::fmt;
 use std::time::Duration;
 
 /// How a [`Client`](crate::Client) behaves. `Options::default()` suits most.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Options {
     /// Deadline of a unary call that states none, repetitions included. A call that waits at the server gets its wait on
     /// top, ConnectPeer and ReleaseQuarantine the 50 s that another server or the ranks may take.
@@ -25,5 +26,18 @@ impl Default for Options {
             #[cfg(feature = "tls")]
             tls: None,
         }
+    }
+}
+
+impl fmt::Debug for Options {
+    /// Without the values of the metadata, which may be secrets.
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let metadata: Vec<_> = self.metadata.iter().map(|(key, _)| (key, "[REDACTED]")).collect();
+        formatter
+            .debug_struct("Options")
+            .field("deadline", &self.deadline)
+            .field("metadata", &metadata)
+            .field("watch_patience", &self.watch_patience)
+            .finish_non_exhaustive()
     }
 }

@@ -185,4 +185,5 @@ calls_of_a_step! {
     RequestPreempted(RequestPreemptedRequest),
     RequestFinished(RequestFinishedRequest),
     AbortRequest(AbortRequestRequest),
+    BlocksNeeded(BlocksNeededRequest),
 }

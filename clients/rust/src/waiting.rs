@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
+use crate::Error;
 use crate::client::Client;
 use crate::pauses::Pauses;
 use crate::v1::{Transfer, WaitCondition, WaitTransferRequest};
 use crate::values::proto_duration;
-use crate::{Error, v1};
 
 /// Of one call; half of what a server allows, so that proxies with a limit of a minute let it pass.
 const ONE_WAIT: Duration = Duration::from_secs(30);
@@ -49,9 +49,8 @@ impl Client {
             };
             let asked = Instant::now();
             match self.transfers().wait_transfer(request).await.map(tonic::Response::into_inner).map_err(Error::from) {
-                Ok(v1::WaitTransferResponse { transfer: Some(transfer), condition_met, .. })
-                    if condition_met || Instant::now() >= end =>
-                {
+                Ok(reply) if reply.condition_met || Instant::now() >= end => {
+                    let (transfer, condition_met) = (reply.transfer.unwrap_or_default(), reply.condition_met);
                     return Ok(Waited { transfer, condition_met });
                 }
                 // The server's own limit may be shorter than the wait that was asked for.

@@ -17,6 +17,7 @@ use kvgrpc::{EngineEvent, EngineWatch, proto_duration, std_duration};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Status, Streaming};
+use tonic_types::{ErrorDetails, StatusExt};
 
 /// A server whose n-th WatchEngine tells of the n-th life, and stays open.
 async fn living() -> Running {
@@ -93,6 +94,54 @@ async fn a_watch_of_an_engine_asks_for_the_interval_of_its_caller() {
         let _watch = client(server.address).watch_engine(interval);
         assert_eq!(soon(asked.recv()).await, Some(interval));
     }
+}
+
+/// A refusal that asks for a long pause.
+fn full() -> Status {
+    let mut details = ErrorDetails::new();
+    details.set_retry_info(Some(Duration::from_secs(3600)));
+    Status::with_error_details(Code::ResourceExhausted, "too many streams", details)
+}
+
+#[tokio::test]
+async fn a_watch_of_an_engine_pauses_for_as_long_as_its_server_asks() {
+    let calls = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&calls);
+    let watch_engine = on(move |_| {
+        counted.fetch_add(1, Ordering::SeqCst);
+        async { Err(full()) }
+    });
+    let handshakes = Handshakes { watch_engine, ..Default::default() };
+    let server = Server { handshakes, ..Default::default() }.start().await;
+    let mut watch = client(server.address).watch_engine(None);
+    let EngineEvent::Unreachable(error) = soon(watch.next()).await.unwrap() else { panic!("it was refused") };
+    assert_eq!(error.code(), Code::ResourceExhausted);
+    tokio::time::sleep(Duration::from_millis(500)).await; // in which it would come back some three times
+    assert_eq!(calls.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
+async fn a_keeper_pauses_for_as_long_as_its_server_asks_and_its_leases_expire_in_time() {
+    let calls = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&calls);
+    let keep_alive = on(move |request: Request<Streaming<KeepAliveRequest>>| {
+        let first = counted.fetch_add(1, Ordering::SeqCst) == 0;
+        let mut requests = request.into_inner();
+        async move {
+            if !first {
+                return Err(full());
+            }
+            requests.message().await?;
+            let leases = vec![live(Duration::from_millis(900))];
+            Ok(answers(vec![KeepAliveResponse { leases, ..Default::default() }], Some(Status::unavailable("over"))))
+        }
+    });
+    let leases = Leases { keep_alive, ..Default::default() };
+    let server = Server { leases, ..Default::default() }.start().await;
+    let keeper = client(server.address).keep_alive([by_id("a")], None);
+    let over = soon(keeper.over(0)).await;
+    assert_eq!(over.state, LeaseState::Expired);
+    assert!(calls.load(Ordering::SeqCst) <= 3, "{} streams", calls.load(Ordering::SeqCst));
 }
 
 fn by_id(id: &str) -> LeaseRef {

@@ -41,7 +41,8 @@ async fn the_details_of_a_status_become_fields() {
     assert_eq!(error.retry_delay(), Some(Duration::from_millis(500)));
     let violation = FieldViolation { field: "blocks.groups[0]".into(), description: "unknown".into() };
     assert_eq!(error.violations(), [violation]);
-    assert_eq!(error.to_string(), "RESOURCE_EXHAUSTED POOL_EXHAUSTED: no blocks");
+    let text = "RESOURCE_EXHAUSTED POOL_EXHAUSTED: no blocks; blocks.groups[0]: unknown";
+    assert_eq!(error.to_string(), format!("{text} (PoolService/FreeBlocks at {})", error.address()));
 }
 
 #[tokio::test]
@@ -50,7 +51,7 @@ async fn a_status_without_details_is_a_typed_error_too() {
     assert_eq!((error.code(), error.message()), (Code::PermissionDenied, "no"));
     assert_eq!((error.reason(), error.reason_name()), (FailureReason::Unspecified, ""));
     assert!(!error.may_retry() && error.violations().is_empty() && error.retry_delay().is_none());
-    assert_eq!(error.to_string(), "PERMISSION_DENIED: no");
+    assert!(error.to_string().starts_with("PERMISSION_DENIED: no ("));
 }
 
 #[tokio::test]
@@ -58,7 +59,8 @@ async fn a_reason_that_is_unknown_keeps_its_name_and_has_no_retry() {
     let details = details("MOON_FULL", DOMAIN);
     let error = refused_with(Status::with_error_details(Code::Internal, "later", details)).await;
     assert_eq!((error.reason(), error.reason_name()), (FailureReason::Unspecified, "MOON_FULL"));
-    assert!(!error.may_retry());
+    assert_eq!((error.next(), error.may_retry()), (NextStep::Unspecified, false));
+    assert_eq!(error.metadata()["next"], "RETRY_HERE");
 }
 
 #[tokio::test]
@@ -66,4 +68,21 @@ async fn the_reasons_of_others_are_not_ours() {
     let details = details("POOL_EXHAUSTED", "example.com");
     let error = refused_with(Status::with_error_details(Code::ResourceExhausted, "full", details)).await;
     assert_eq!((error.reason(), error.reason_name(), error.engine_id()), (FailureReason::Unspecified, "", ""));
+}
+
+#[tokio::test]
+async fn an_error_tells_what_was_called_and_where_and_the_key_that_repeats_the_call() {
+    let free_blocks = on(|_| async { Err(Status::not_found("no")) });
+    let server = Server { pool: Pool { free_blocks, ..Default::default() }, ..Default::default() }.start().await;
+    let request = FreeBlocksRequest { idempotency_key: "mine".into(), ..Default::default() };
+    let error: Error = soon(client(server.address).pool().free_blocks(request)).await.unwrap_err().into();
+    assert_eq!((error.method(), error.address()), ("PoolService/FreeBlocks", server.address.to_string().as_str()));
+    assert_eq!(error.idempotency_key(), "mine");
+    let made = soon(client(server.address).pool().free_blocks(FreeBlocksRequest::default())).await.unwrap_err();
+    assert_eq!(Error::from(made).idempotency_key().len(), 32);
+    let away: Error = soon(client("127.0.0.1:1".parse().unwrap()).pool().free_blocks(FreeBlocksRequest::default()))
+        .await
+        .unwrap_err()
+        .into();
+    assert_eq!((away.code(), away.method()), (Code::Unavailable, "PoolService/FreeBlocks"));
 }

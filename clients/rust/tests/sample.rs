@@ -73,7 +73,7 @@ async fn both(end: TransferState) -> (Running, mpsc::UnboundedReceiver<String>) 
             let Some(Pull::Grant(grant)) = request.into_inner().pull else { panic!("no grant") };
             pulling(format!("pull by {:?}", grant.token));
             let transfer = transfer("receive", TransferState::Pending);
-            async { Ok(PullBlocksResponse { header: header(1, 1), transfer }) }
+            async { Ok(PullBlocksResponse { header: header(1, 1), transfer, ..Default::default() }) }
         }),
         ..Default::default()
     };

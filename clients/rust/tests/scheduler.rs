@@ -10,8 +10,8 @@ use common::{Answers, Running, Scheduling, Server, client, header, on, soon};
 use kvgrpc::v1::schedule_answer::Answer;
 use kvgrpc::v1::schedule_call::Call;
 use kvgrpc::v1::{
-    AbortRequestRequest, Failure, FailureReason, MatchTokensRequest, MatchTokensResponse, NextStep,
-    PollSchedulerNewsRequest, PollSchedulerNewsResponse, ScheduleAnswer, ScheduleRequest, ScheduleResponse,
+    AbortRequestRequest, BlocksNeededRequest, Failure, FailureReason, MatchTokensRequest, MatchTokensResponse,
+    NextStep, PollSchedulerNewsRequest, PollSchedulerNewsResponse, ScheduleAnswer, ScheduleRequest, ScheduleResponse,
     SchedulerNews,
 };
 use tokio::sync::mpsc;
@@ -122,6 +122,18 @@ async fn a_call_that_is_refused_is_an_error_in_its_place_and_the_others_are_answ
     assert_eq!((refused.code(), refused.reason()), (Code::InvalidArgument, FailureReason::BlockDuplicate));
     assert_eq!((refused.next(), refused.message()), (NextStep::FixRequest, "twice"));
     assert!(matches!(step.answers[1], Ok(Answer::MatchTokens(MatchTokensResponse { external_tokens: 32, .. }))));
+}
+
+#[tokio::test]
+async fn a_step_may_say_that_blocks_are_needed() {
+    let (server, mut steps) = scheduled(|_, _| {
+        Ok(ScheduleResponse { header: header(7, 0), answers: vec![matched(0)], ..Default::default() })
+    })
+    .await;
+    let needed = BlocksNeededRequest { request_time_us: 5, ..Default::default() };
+    soon(client(server.address).scheduler().step([needed.clone().into()])).await.unwrap();
+    let (_, step) = soon(steps.recv()).await.unwrap();
+    assert_eq!(step.calls[0].call, Some(Call::BlocksNeeded(needed)));
 }
 
 #[tokio::test]

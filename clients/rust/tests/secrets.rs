@@ -1,4 +1,4 @@
-//! What is printed of a message.
+//! What is printed of a message, and of a client.
 
 use kvgrpc::v1::cancel_transfer_request::Target;
 use kvgrpc::v1::{
@@ -27,4 +27,18 @@ fn no_secret_is_printed_at_any_depth() {
         assert!(!text.contains("open sesame") && !text.contains(&bytes[1..12]), "{text}");
     }
     assert!(texts[0].contains("engine_id: \"P\""), "{}", texts[0]);
+}
+
+#[tokio::test]
+async fn the_metadata_of_a_client_is_not_printed() {
+    let metadata = vec![("authorization".to_owned(), "Bearer open-sesame".to_owned())];
+    let options = kvgrpc::Options { metadata, ..Default::default() };
+    let client = kvgrpc::connect("127.0.0.1:1", options.clone()).unwrap();
+    let target = Target::TransferId("t-1".into());
+    let side = kvgrpc::Side { client: client.clone(), target, free_allocation_ids: Vec::new() };
+    for text in
+        [format!("{options:?}"), format!("{client:?}"), format!("{:?}", client.scheduler()), format!("{side:?}")]
+    {
+        assert!(text.contains("authorization") && !text.contains("open-sesame"), "{text}");
+    }
 }

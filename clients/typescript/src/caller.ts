@@ -5,7 +5,7 @@ import { Metadata, type CallOptions as GrpcCallOptions, type Client as GrpcClien
 import type { Duration } from "../gen/google/protobuf/duration.js";
 import type { TransferWait } from "../gen/kvgrpc/v1/transfer.js";
 import { milliseconds } from "./durations.js";
-import { fromStatus } from "./errors.js";
+import { fromStatus, type Called } from "./errors.js";
 import { Stream } from "./stream.js";
 
 /** A method of the generated services. */
@@ -33,6 +33,8 @@ export interface CallOptions {
 
 /** Options of all calls of a client. */
 export interface CallDefaults {
+  /** Of the server, for errors. */
+  address: string;
   timeoutMs: number;
   metadata: Record<string, string>;
   /** Asked before every call that states no traceparent. */
@@ -82,14 +84,14 @@ export class Caller {
   ) {}
 
   /** A unary call. */
-  unary<Request, Response>(
+  async unary<Request, Response>(
     method: Method<Request, Response>,
     request: Request,
     options: CallOptions = {},
   ): Promise<Response> {
     const { signal } = options;
     this.check(signal);
-    setIdempotencyKey(request as Record<string, unknown>);
+    const idempotencyKey = setIdempotencyKey(request as Record<string, unknown>);
     const timeoutMs = options.timeoutMs ?? this.timeoutMs(method.path, request as object);
     return new Promise((resolve, reject) => {
       const abort = () => call.cancel();
@@ -103,7 +105,7 @@ export class Caller {
         (failed, response) => {
           signal?.removeEventListener("abort", abort);
           if (!failed) resolve(response!);
-          else reject(signal?.aborted ? signal.reason : fromStatus(failed));
+          else reject(signal?.aborted ? signal.reason : fromStatus(failed, { ...this.called(method), idempotencyKey }));
         },
       );
       signal?.addEventListener("abort", abort, { once: true });
@@ -122,7 +124,7 @@ export class Caller {
     const grpcOptions = options.timeoutMs === undefined ? {} : deadline(options.timeoutMs);
     if (method.requestStream) {
       const call = this.client.makeBidiStreamRequest(path, requestSerialize, responseDeserialize, metadata, grpcOptions);
-      return this.track(new Stream(call, options.signal));
+      return this.track(new Stream(call, this.called(method), options.signal));
     }
     if (request === undefined) throw new TypeError(`${path} takes one request`);
     const call = this.client.makeServerStreamRequest(
@@ -133,7 +135,7 @@ export class Caller {
       metadata,
       grpcOptions,
     );
-    return this.track(new Stream(call, options.signal));
+    return this.track(new Stream(call, this.called(method), options.signal));
   }
 
   /**
@@ -173,6 +175,10 @@ export class Caller {
     if (this.closed) throw closedError();
   }
 
+  private called({ path }: { path: string }): Called {
+    return { method: path.replace("/kvgrpc.v1.", ""), address: this.defaults.address };
+  }
+
   private timeoutMs(path: string, request: object): number {
     if (LONG_CALLS.has(path)) return Math.max(LONG_CALL_MS, this.defaults.timeoutMs);
     return this.defaults.timeoutMs + (WAITS[path]?.(request) ?? 0);
@@ -200,9 +206,10 @@ function deadline(timeoutMs: number): GrpcCallOptions {
   return { deadline: new Date(Date.now() + timeoutMs) };
 }
 
-/** Once for a call: gRPC's repetitions send the same bytes. */
-function setIdempotencyKey(request: Record<string, unknown>): void {
+/** The key of a request that has one; once for a call, since gRPC's repetitions send the same bytes. */
+function setIdempotencyKey(request: Record<string, unknown>): string | undefined {
   if (request.idempotencyKey === "") request.idempotencyKey = randomUUID();
+  return request.idempotencyKey as string | undefined;
 }
 
 function inCallMs(wait: TransferWait | undefined): number {

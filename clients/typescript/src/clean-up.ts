@@ -1,5 +1,6 @@
 // What a failed request leaves behind, cleaned up at both sides.
 
+import { status } from "@grpc/grpc-js";
 import { CancelOutcome, type CancelTransferResponse, type Transfer } from "../gen/kvgrpc/v1/transfer.js";
 import type { CallOptions } from "./caller.js";
 import type { Client } from "./client.js";
@@ -26,9 +27,16 @@ export type CleanedSide =
   | { outcome: CancelOutcome; transfers: Transfer[]; error?: undefined }
   | { outcome?: undefined; transfers: Transfer[]; error: KvGrpcError };
 
-/** Cancels and frees at all sides at once. A side that fails does not keep another from being told. */
-export function cleanUp(sides: readonly Side[], options: CleanUpOptions = {}): Promise<CleanedSide[]> {
-  return Promise.all(sides.map((side) => cleanUpSide(side, options)));
+/**
+ * Cancels and frees at all sides at once. A side that fails does not keep another from being told, nor does one whose
+ * client is closed. It throws only where `signal` aborts, once all sides have been told or given up.
+ */
+export async function cleanUp(sides: readonly Side[], options: CleanUpOptions = {}): Promise<CleanedSide[]> {
+  const told = await Promise.allSettled(sides.map((side) => cleanUpSide(side, options)));
+  return told.map((one) => {
+    if (one.status === "rejected") throw one.reason;
+    return one.value;
+  });
 }
 
 async function cleanUpSide(side: Side, { message, ...call }: CleanUpOptions): Promise<CleanedSide> {
@@ -38,8 +46,15 @@ async function cleanUpSide(side: Side, { message, ...call }: CleanUpOptions): Pr
   try {
     reply = await client.transfers.cancelTransfer({ ...target, message, freeAllocationIds }, call);
   } catch (error) {
-    if (error instanceof KvGrpcError) return { transfers: [], error };
-    throw error;
+    if (call.signal?.aborted) throw error;
+    return { transfers: [], error: asTyped(error) };
   }
   return { outcome: reply.outcome, transfers: reply.transfers };
+}
+
+/** Also where no call could be made: a client that is closed throws an error of its own. */
+function asTyped(error: unknown): KvGrpcError {
+  if (error instanceof KvGrpcError) return error;
+  const text = error instanceof Error ? error.message : String(error);
+  return new KvGrpcError(status.CANCELLED, text, {}, { cause: error });
 }

@@ -57,6 +57,7 @@ export class Client implements Services {
     const { credentials = grpcCredentials.createInsecure(), traceparent } = options;
     this.grpc = new GrpcClient(address, credentials, { ...CHANNEL_OPTIONS, ...options.channelOptions });
     this.caller = new Caller(this.grpc, {
+      address,
       timeoutMs: options.timeoutMs ?? TIMEOUT_MS,
       metadata: options.metadata ?? {},
       traceparent: typeof traceparent === "function" ? traceparent : () => traceparent,

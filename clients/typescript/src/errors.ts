@@ -3,7 +3,7 @@
 import { BinaryReader } from "@bufbuild/protobuf/wire";
 import { status, type Metadata, type ServiceError } from "@grpc/grpc-js";
 import { Duration } from "../gen/google/protobuf/duration.js";
-import type { FailureReason, NextStep } from "../gen/kvgrpc/v1/common.js";
+import { FailureReason, type NextStep } from "../gen/kvgrpc/v1/common.js";
 import { milliseconds } from "./durations.js";
 
 type WithoutPrefix<Name, Prefix extends string> = Name extends `${Prefix}${infer Rest}` ? Rest : never;
@@ -23,8 +23,18 @@ export interface Violation {
 const DOMAIN = "kvgrpc.dev";
 const DETAILS_KEY = "grpc-status-details-bin";
 
-/** What a server states beside code and message. */
-interface Details {
+/** Which call it was. */
+export interface Called {
+  /** What was called: `PoolService/AllocateBlocks`. */
+  method: string;
+  /** The server that it was called at. */
+  address: string;
+  /** Of the request; the same request with this key repeats the call, instead of making a second one. */
+  idempotencyKey?: string | undefined;
+}
+
+/** What a server states beside code and message, and which call it was. */
+interface Details extends Called {
   reason: Reason;
   next: Next;
   engineId: string;
@@ -33,6 +43,7 @@ interface Details {
   violations: Violation[];
   retryDelayMs: number | undefined;
   metadata: Record<string, string>;
+  idempotencyKey: string;
 }
 
 const NO_DETAILS: Details = {
@@ -43,6 +54,9 @@ const NO_DETAILS: Details = {
   violations: [],
   retryDelayMs: undefined,
   metadata: {},
+  method: "",
+  address: "",
+  idempotencyKey: "",
 };
 
 /**
@@ -59,6 +73,9 @@ export class KvGrpcError extends Error implements Details {
   readonly violations: Violation[];
   readonly retryDelayMs: number | undefined;
   readonly metadata: Record<string, string>;
+  readonly method: string;
+  readonly address: string;
+  readonly idempotencyKey: string;
 
   constructor(
     readonly code: status,
@@ -75,6 +92,9 @@ export class KvGrpcError extends Error implements Details {
     this.violations = all.violations;
     this.retryDelayMs = all.retryDelayMs;
     this.metadata = all.metadata;
+    this.method = all.method;
+    this.address = all.address;
+    this.idempotencyKey = all.idempotencyKey;
   }
 
   /** Name of the gRPC code. */
@@ -84,9 +104,12 @@ export class KvGrpcError extends Error implements Details {
 }
 
 /** The typed error of a failed call. */
-export function fromStatus(failed: Pick<ServiceError, "code" | "details" | "metadata">): KvGrpcError {
+export function fromStatus(
+  failed: Pick<ServiceError, "code" | "details" | "metadata">,
+  { method = "", address = "", idempotencyKey = "" }: Partial<Called> = {},
+): KvGrpcError {
   const message = failed.details || status[failed.code] || "unknown";
-  const details = detailsOf(failed.metadata);
+  const details = { ...detailsOf(failed.metadata), method, address, idempotencyKey };
   return new KvGrpcError(failed.code, saidOnce(message, details), details, { cause: failed });
 }
 
@@ -118,9 +141,11 @@ function errorInfo(encoded: Uint8Array): Partial<Details> {
     const entry = fields(row);
     metadata[text(entry[1])] = text(entry[2]);
   }
+  const reason = text(info[1]);
   return {
-    reason: text(info[1]),
-    next: metadata.next ?? NO_DETAILS.next,
+    reason,
+    // What would help against a reason that this library does not know is not to be done, whatever it is.
+    next: `FAILURE_REASON_${reason}` in FailureReason ? (metadata.next ?? NO_DETAILS.next) : NO_DETAILS.next,
     engineId: metadata.engine_id ?? "",
     incarnation: Number(metadata.incarnation ?? 0) || 0,
     metadata,

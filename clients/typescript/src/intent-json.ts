@@ -6,16 +6,33 @@ import { Intent } from "../gen/kvgrpc/v1/common.js";
 import { durationFromJson, durationToJson } from "./durations.js";
 import type { Partially } from "./services.js";
 
+/** Its Durations, by their names in JSON, which readers take in the schema's spelling, too. */
+const DURATIONS = [
+  ["ttl", "ttl"],
+  ["firmTtl", "firm_ttl"],
+] as const;
+
 export function intentToJson(intent: Partially<Intent>): Record<string, unknown> {
   const whole = Intent.fromPartial(intent);
   const json = Intent.toJSON(whole) as Record<string, unknown>;
-  if (whole.ttl) json.ttl = durationToJson(whole.ttl);
+  for (const [name] of DURATIONS) {
+    const value = whole[name];
+    if (value) json[name] = durationToJson(value);
+  }
   return json;
 }
 
 export function intentFromJson(json: object): Intent {
-  const { ttl, ...rest } = json as { ttl?: unknown };
+  const rest: Record<string, unknown> = { ...json };
+  const stated = DURATIONS.map(([name, spelled]) => {
+    const value = rest[name] ?? rest[spelled];
+    delete rest[name];
+    delete rest[spelled];
+    return [name, value] as const;
+  });
   const intent = Intent.fromJSON(rest);
-  if (ttl !== undefined && ttl !== null) intent.ttl = durationFromJson(ttl);
+  for (const [name, value] of stated) {
+    if (value !== undefined && value !== null) intent[name] = durationFromJson(value);
+  }
   return intent;
 }

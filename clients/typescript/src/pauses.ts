@@ -9,9 +9,9 @@ const LONGEST_MS = 2_000;
 export class Pauses {
   private ms = FIRST_MS;
 
-  /** Waits; at least as long as a server asked for. Throws the signal's reason when it aborts. */
-  async next(atLeastMs = 0, signal?: AbortSignal): Promise<void> {
-    const pause = Math.max(this.ms * (0.8 + 0.4 * Math.random()), atLeastMs);
+  /** Waits; at least as long as a server asked for, at most `mostMs`. Throws the signal's reason when it aborts. */
+  async next(atLeastMs = 0, signal?: AbortSignal, mostMs = Infinity): Promise<void> {
+    const pause = Math.min(Math.max(this.ms * (0.8 + 0.4 * Math.random()), atLeastMs), mostMs);
     this.ms = Math.min(this.ms * 2, LONGEST_MS);
     try {
       await sleep(pause, undefined, { signal });

@@ -7,7 +7,7 @@ import {
   type ClientReadableStream,
   type StatusObject,
 } from "@grpc/grpc-js";
-import { fromStatus, type KvGrpcError } from "./errors.js";
+import { fromStatus, type Called, type KvGrpcError } from "./errors.js";
 
 type Call<Request, Response> = ClientReadableStream<Response> | ClientDuplexStream<Request, Response>;
 
@@ -27,6 +27,7 @@ export class Stream<Request, Response> implements AsyncIterable<Response> {
 
   constructor(
     private readonly call: Call<Request, Response>,
+    private readonly called: Called,
     signal?: AbortSignal,
   ) {
     const onAbort = () => {
@@ -106,6 +107,6 @@ export class Stream<Request, Response> implements AsyncIterable<Response> {
   private failure(): KvGrpcError | Error | undefined {
     if (!this.status || this.status.code === status.OK) return undefined;
     if (this.aborted) return this.aborted.reason as Error;
-    return fromStatus(this.status);
+    return fromStatus(this.status, this.called);
   }
 }

@@ -59,15 +59,17 @@ async function waitUntil(caller: Caller, transferId: string, options: WaitOption
       reply = await caller.unary(TransferServiceService.waitTransfer, request, times);
     } catch (error) {
       const { retryDelayMs = 0 } = passing(error);
-      if (performance.now() + retryDelayMs >= end) throw error;
-      await pauses.next(retryDelayMs, call.signal);
+      const left = end - performance.now();
+      if (left <= 0) throw error;
+      // No longer than there is time: then comes a last look.
+      await pauses.next(retryDelayMs, call.signal, left);
       continue;
     }
     if (reply.conditionMet || performance.now() >= end) {
       return { transfer: reply.transfer!, conditionMet: reply.conditionMet };
     }
     // A server that answers before the time is over, and says no, must not be asked in a tight loop.
-    if (performance.now() - sentAt < onceMs / 2) await pauses.next(0, call.signal);
+    if (performance.now() - sentAt < onceMs / 2) await pauses.next(0, call.signal, end - performance.now());
     else pauses.reset();
   }
 }

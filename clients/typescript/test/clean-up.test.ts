@@ -62,3 +62,21 @@ test("a side that fails does not keep the other from being told", async (t) => {
   assert.equal(first!.error?.reason, "BLOCK_NOT_ALLOCATED");
   assert.equal(second!.outcome, outcome);
 });
+
+test("a side whose client is closed does not keep the other from being told", async (t) => {
+  const p = await side(t, () => ({ outcome }));
+  const d = await side(t, () => ({ outcome }));
+  p.client.close();
+  const transferKey = new Uint8Array(16);
+  const [first, second] = await cleanUp([{ client: p.client, transferKey }, { client: d.client, transferKey }]);
+  assert.equal(first!.error?.code, status.CANCELLED);
+  assert.match(first!.error!.message, /closed/);
+  assert.equal(second!.outcome, outcome);
+});
+
+test("a signal ends a clean-up once every side was told or given up", async (t) => {
+  const stop = new AbortController();
+  const p = await side(t, () => (stop.abort(new Error("enough")), new Promise(() => {})));
+  const transferKey = new Uint8Array(16);
+  await assert.rejects(cleanUp([{ client: p.client, transferKey }], { signal: stop.signal }), { message: "enough" });
+});

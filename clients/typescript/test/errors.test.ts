@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { status } from "@grpc/grpc-js";
 import { test, type TestContext } from "node:test";
 import { FailureReason, KvGrpcError, fromStatus } from "kvgrpc";
-import { client, refusal, serve } from "./server.js";
+import { client, fail, refusal, serve, type Writing } from "./server.js";
 
 async function failed(t: TestContext, error: object): Promise<KvGrpcError> {
   const server = await serve(t, { leases: { getLease: () => Promise.reject(error) } });
@@ -65,4 +65,26 @@ test("details that cannot be read do not hide the error", () => {
 test("every reason of the schema can be compared by its name", () => {
   const error = new KvGrpcError(status.ABORTED, "", { reason: "INCARNATION_CHANGED" });
   assert(`FAILURE_REASON_${error.reason}` in FailureReason);
+});
+
+test("an error of a reason that this library does not know has no step", async (t) => {
+  const error = await failed(t, refusal(status.ABORTED, "no", { reason: "SOMETHING_NEW", metadata: { next: "RETRY_HERE" } }));
+  assert.deepEqual([error.next, error.metadata.next], ["UNSPECIFIED", "RETRY_HERE"]);
+});
+
+test("an error tells what was called, and where, and the key that repeats the call", async (t) => {
+  const allocateBlocks = () => Promise.reject(refusal(status.RESOURCE_EXHAUSTED, "full"));
+  const watchTransfers = (call: Writing<unknown, unknown>) => fail(call, status.PERMISSION_DENIED);
+  const server = await serve(t, { pool: { allocateBlocks }, transfers: { watchTransfers } });
+  const engine = client(t, server);
+  await assert.rejects(engine.pool.allocateBlocks({ idempotencyKey: "mine" }), {
+    method: "PoolService/AllocateBlocks",
+    address: server.address,
+    idempotencyKey: "mine",
+  });
+  await assert.rejects(engine.watch().next(), {
+    method: "TransferService/WatchTransfers",
+    address: server.address,
+    idempotencyKey: "",
+  });
 });

@@ -2,6 +2,8 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { status } from "@grpc/grpc-js";
 import {
+  Blocks,
+  Content,
   FailureReason,
   Grant,
   HandshakeRequest,
@@ -14,8 +16,11 @@ import {
   TransferState,
   checkTransfer,
   isLeaseOver,
+  move,
   redacted,
+  type CancelTransferRequest,
 } from "kvgrpc";
+import { client, refusal, serve, type Call } from "./server.js";
 
 test("a transfer that ended without its KV is an error with what its failure says", () => {
   const failed = Transfer.fromPartial({
@@ -65,4 +70,21 @@ test("what is printed redacted has no secret at any depth", () => {
 
 test("a lease that was taken back is over", () => {
   assert(isLeaseOver({ state: LeaseState.LEASE_STATE_RECLAIMED }));
+});
+
+test("a move tells why it failed also when a client is closed before its clean-up", async (t) => {
+  const told: CancelTransferRequest[] = [];
+  const cancelTransfer = ({ request }: Call<CancelTransferRequest>) => (told.push(request), {});
+  const taken = { blocks: { incarnation: 7, allocationId: "a-1", groups: [] } };
+  const finishedBlocks = () => {
+    source.close();
+    throw refusal(status.ABORTED, "of an earlier life", { reason: "INCARNATION_CHANGED" });
+  };
+  const source = client(t, await serve(t, { handoff: { finishedBlocks }, transfers: { cancelTransfer } }));
+  const pool = { allocateBlocks: () => taken };
+  const destination = client(t, await serve(t, { pool, transfers: { cancelTransfer } }));
+  await assert.rejects(move(source, destination, Blocks.fromPartial({}), Content.fromPartial({})), {
+    reason: "INCARNATION_CHANGED",
+  });
+  assert.deepEqual(told.map((request) => request.freeAllocationIds), [["a-1"]], "the destination is told all the same");
 });

@@ -124,6 +124,8 @@ test("an intent has Protobuf's JSON form", () => {
     priority: -5,
     onAbort: OnAbort.ON_ABORT_KEEP,
     peer: { address: "10.0.0.7:50051", engineId: "prefill-0" },
+    firmTtl: duration(500),
+    requestTimeUs: 1_700_000_000_000_000,
   };
   const json = {
     transferKey: "ABEiM0RVZneImaq7zN3u/w==",
@@ -134,16 +136,20 @@ test("an intent has Protobuf's JSON form", () => {
     priority: -5,
     onAbort: "ON_ABORT_KEEP",
     peer: { address: "10.0.0.7:50051", engineId: "prefill-0" },
+    firmTtl: "0.500s",
+    requestTimeUs: 1_700_000_000_000_000,
   };
   assert.deepEqual(intentToJson(intent), json);
   const { transferKey: key, ...rest } = intentFromJson({ ...json, transferKey: "ABEiM0RVZneImaq7zN3u_w" });
   assert.equal(Buffer.from(key).toString("hex"), "00112233445566778899aabbccddeeff");
   assert.deepEqual(rest, (({ transferKey: _, ...others }) => others)(intent));
+  assert.deepEqual(intentFromJson({ firm_ttl: "3s" }).firmTtl, duration(3_000));
 });
 
 test("no stream is retried by gRPC, nor ConnectPeer", () => {
   const methods = SERVICE_CONFIG.methodConfig[1]!.name.map((name) => ("method" in name ? name.method : ""));
-  assert.deepEqual(methods.sort(), ["ConnectPeer", "KeepAlive", "Schedule", "WatchEngine", "WatchTransfers"]);
+  const streams = ["KeepAlive", "Schedule", "StreamCalls", "WatchEngine", "WatchTransfers"];
+  assert.deepEqual(methods.sort(), ["ConnectPeer", ...streams]);
 });
 
 test("the code generated for leads and ranks compiles", () => {

@@ -107,3 +107,12 @@ test("a signal ends a wait", async (t) => {
   const { engine } = await start(t, () => (stop.abort(new Error("enough")), unavailable()));
   await assert.rejects(engine.wait("t", { signal: stop.signal }), { message: "enough" });
 });
+
+test("a server that asks for a longer pause than there is time is asked once more at the end", async (t) => {
+  const full = () => {
+    throw refusal(status.RESOURCE_EXHAUSTED, "full", { reason: "LIMIT_EXCEEDED", retryDelay: { seconds: 60, nanos: 0 } });
+  };
+  const { requests, engine } = await start(t, full, () => ENDED);
+  assert.equal((await engine.wait("t", { timeoutMs: 200 })).conditionMet, true);
+  assert.equal(requests.length, 2);
+});

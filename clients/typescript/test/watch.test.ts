@@ -164,3 +164,11 @@ test("closing the client ends its watches", async (t) => {
   const { engine } = await start(t, () => engine.close());
   await assert.rejects(engine.watch().next(), /closed/);
 });
+
+test("a watch whose message is too long ends", async (t) => {
+  const { requests, engine } = await start(t, ...Array(3).fill((call: Watching) => {
+    call.write(message(1, { transfer: { transferId: "x".repeat(5 << 20), state: 1 } })); // more than a client takes
+  }));
+  await assert.rejects(take(engine.watch(), 1), { code: status.RESOURCE_EXHAUSTED });
+  assert.equal(requests.length, 1);
+});

@@ -1,1 +1,1 @@
-"""Measures: what is done on a stage, one after the other, and what comes of it."""
+"""Measures: the work that is done on a stage, step by step, and its results."""

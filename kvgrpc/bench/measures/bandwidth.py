@@ -1,4 +1,4 @@
-"""Bandwidth of pulls: whole pools moved by us and by the baselines, in turn, on the same memory."""
+"""Bandwidth of pulls: kvgrpc and the baselines move whole pools in turn, over the same memory."""
 
 import statistics
 from collections.abc import Callable
@@ -12,27 +12,29 @@ from kvgrpc.bench.stages.servers import Pools, Progress, Stage
 
 @dataclass(frozen=True)
 class Move:
-    """Seconds that one case took by one way, in one round."""
+    """Seconds that each way took for one case, in one round."""
 
     ours: float
     wire: float
-    """Of ours, the part in which postings were in flight."""
+    """The part of `ours` in which postings were in flight."""
     memcpy: float
     nixl: dict[str, float]
-    """By mode; empty without NIXL, and over collective: see `others`."""
+    """Seconds by mode; empty without NIXL, and over collective: see `others`."""
     others: Others
     at_once: float | None
-    """With checksums, right after the hand-over: the source sums up meanwhile. None without checksums."""
+    """Seconds with checksums, right after the hand-over, while the source still computes its sums. None without
+    checksums.
+    """
     without: float | None
-    """Without checksums; None where ours is."""
+    """Seconds without checksums; None if `ours` has none."""
     uncoalesced: dict[str, float]
-    """As `nixl`, with one descriptor a block, beside the cases over nixl; empty where that is the same, and with
+    """Seconds like `nixl`, with one descriptor a block, for cases over nixl; empty if that is the same, and with
     checksums.
     """
 
 
 class Bandwidth:
-    """Measures the cases of one pool size over one data path after the other."""
+    """Measures the cases of one pool size, one data path after the other."""
 
     def __init__(self, plan: PullPlan, stage: Stage, progress: Progress) -> None:
         self._plan = plan
@@ -42,11 +44,13 @@ class Bandwidth:
 
     @property
     def coalescing_ratio(self) -> float | None:
-        """Contiguous 16 KB blocks pulled over nixl, over raw NIXL with one descriptor a block; not with checksums."""
+        """Speed of pulls of contiguous 16 KB blocks over nixl, over that of raw NIXL with one descriptor a block; None
+        with checksums.
+        """
         return statistics.median(self._coalescing) if self._coalescing else None
 
     async def run(self) -> list[PullCase]:
-        """All cases of the plan."""
+        """Measures all cases of the plan."""
         found = []
         for block_bytes in self._plan.block_bytes:
             for data_path in self._plan.data_paths:
@@ -59,7 +63,7 @@ class Bandwidth:
         pools.fill()
         pulled = await pools.caller.pull(case.ids("source"), case.ids("destination"))
         pools.check(case, pulled)
-        # The first round of each way is slower by what it maps and connects, and is not counted.
+        # The first round is not counted: it also maps memory and connects.
         moves = [await self._round(case, pools) for _ in range(self._plan.repeats + 1)][1:]
         best = min(moves[0].nixl, key=lambda mode: statistics.median(move.nixl[mode] for move in moves), default="")
         if best and moves[0].uncoalesced:
@@ -67,7 +71,7 @@ class Bandwidth:
         return _result(case, moves, pulled.transfer.paths[0].descriptor_count, best)
 
     async def _round(self, case: Case, pools: Pools) -> Move:
-        """Each way once; ours between the baselines, so that what drifts favours no way."""
+        """Measures each way once; ours between the baselines, so that drift favours no way."""
         memcpy = pools.baseline.ask("copy", case=case.to_json(), threads=case.threads)["seconds"]
         ids = case.ids("source"), case.ids("destination")
         at_once = (await pools.caller.pull(*ids)).seconds if self._plan.checksum else None
@@ -120,7 +124,7 @@ def _result(case: Case, moves: list[Move], descriptors: int, mode: str) -> PullC
 def _ratio(
     moves: list[Move], baseline: Callable[[Move], float | None], measured: Callable[[Move], float | None]
 ) -> float | None:
-    """The median over the rounds; None where it was not measured."""
+    """Returns the median over the rounds; None if it was not measured."""
     pairs = [(baseline(move), measured(move)) for move in moves]
     found = [one / other for one, other in pairs if one is not None and other is not None]
     return statistics.median(found) if found else None

@@ -1,4 +1,4 @@
-"""Collective beside what else moves bytes between hosts without RDMA: raw Gloo, and raw NIXL over TCP."""
+"""Compares collective with the other ways between hosts without RDMA: raw Gloo, and raw NIXL over TCP."""
 
 import statistics
 from collections.abc import Sequence
@@ -12,15 +12,15 @@ from kvgrpc.bench.stages.servers import Pools
 
 @dataclass(frozen=True)
 class Others:
-    """Seconds that one case took by other ways, in one round; none of a case over another data path."""
+    """Seconds that other ways took for one case, in one round; all None for a case over another data path."""
 
     gloo: float | None = None
     nixl: dict[str, float] | None = None
-    """Over TCP, by operation and mode; empty without NIXL."""
+    """Seconds over TCP, by operation and mode; empty without NIXL."""
 
 
 def others(case: Case, pools: Pools) -> Others:
-    """Each way once."""
+    """Measures each way once."""
     if case.data_path != COLLECTIVE:
         return Others()
     nixl = {
@@ -32,7 +32,9 @@ def others(case: Case, pools: Pools) -> Others:
 
 
 def figures(case: Case, rounds: Sequence[tuple[float, Others]]) -> dict[str, Any]:
-    """The fields of BetweenHosts. `rounds`: our seconds, and those of the other ways right beside them."""
+    """Returns the fields of BetweenHosts. `rounds` holds our seconds, and those of the other ways measured beside
+    them.
+    """
     found: dict[str, Any] = {}
     gloo = [(ours, other.gloo) for ours, other in rounds if other.gloo is not None]
     if gloo:
@@ -48,6 +50,6 @@ def figures(case: Case, rounds: Sequence[tuple[float, Others]]) -> dict[str, Any
 
 
 def _compared(case: Case, pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Bytes a second of the other way, and how many of its times ours are."""
+    """Returns the other way's bandwidth in GB/s, and the ratio of its seconds to ours."""
     seconds = statistics.median(other for _, other in pairs)
     return case.nbytes / seconds / 1e9, statistics.median(other / ours for ours, other in pairs)

@@ -1,6 +1,6 @@
-"""What a push costs the leads themselves: processor time by the number of blocks, and by how many others wait.
+"""Measures what a push costs the leads: processor time by the number of blocks, and by the number of waiting pushes.
 
-Measured with `kvgrpc.bench.stages.leads`: both leads in this process, no sockets, no gRPC, no bytes.
+It uses `kvgrpc.bench.stages.leads`: both leads in this process, without sockets, gRPC and bytes.
 """
 
 import contextlib
@@ -29,17 +29,17 @@ class Pushing:
     def __init__(self, blocks: int) -> None:
         self._leads = Leads(blocks)
         self.spent_s = 0.0
-        """Processor time of both leads so far: what the engines' side of the calls costs is not in it."""
+        """Processor time of both leads in seconds, without the engines' side of the calls."""
         self.profile: cProfile.Profile | None = None
-        """Watches what is counted, if there is one."""
+        """Profile of the counted work, or None."""
 
     @property
     def core_s(self) -> float:
-        """Of that, the time in the cores."""
+        """The part of `spent_s` that was spent in the cores."""
         return self._leads.core_s
 
     def register(self, blocks: Ids, of: common_pb2.Content) -> tuple[bytes, str]:
-        """Reserves blocks at the destination and registers the push at the source. Gives key and transfer id."""
+        """Reserves blocks at the destination and registers the push at the source. Returns key and transfer id."""
         key = os.urandom(16)
         own = named_blocks(blocks, self._leads.destination.description.incarnation)
         request = handoff_pb2.ReserveBlocksRequest(transfer_key=key, blocks=own, content=of)
@@ -53,7 +53,7 @@ class Pushing:
         return key, reserved.transfer.transfer_id
 
     def push(self, source: Ids, destination: Ids, of: common_pb2.Content) -> None:
-        """One push from ReserveBlocks to the answer of WaitTransfer."""
+        """Makes one push, from ReserveBlocks to the answer of WaitTransfer."""
         key, transfer_id = self.register(destination, of)
         own = named_blocks(source, self._leads.source.description.incarnation)
         part = handoff_pb2.PushPart(blocks=own, content=of, last=True)
@@ -64,7 +64,7 @@ class Pushing:
             self._leads.ended(transfer_id)
 
     def forget(self) -> None:
-        """The engines acknowledge what is over."""
+        """Lets the engines acknowledge what is over."""
         self._leads.forget()
 
     @contextlib.contextmanager
@@ -79,9 +79,9 @@ class Pushing:
 
 
 def handover_ms(plan: PushPlan, layout: str, *, tokens: bool = False) -> float:
-    """Milliseconds of processor time that one push of the plan's many blocks costs both leads; the median.
+    """Returns the median processor time, in milliseconds, of both leads for one push of the plan's many blocks.
 
-    `tokens`: with the token ids of the prompt as its content, whose digests are made, instead of an opaque id.
+    With `tokens`, the content is the prompt's token ids, whose digests are computed, instead of an opaque id.
     """
     case = Case("", 0, plan.control_blocks, layout, 0)
     pushing, of = Pushing(plan.control_blocks), _content(plan.control_blocks, tokens=tokens)
@@ -96,7 +96,7 @@ def handover_ms(plan: PushPlan, layout: str, *, tokens: bool = False) -> float:
 
 
 def profile(plan: PushPlan) -> list[str]:
-    """Where that time goes."""
+    """Returns a profile, as lines, of both leads' processor time for one push."""
     case = Case("", 0, plan.control_blocks, "scattered", 0)
     pushing, of = Pushing(plan.control_blocks), _content(plan.control_blocks)
     pushing.push(case.ids("source"), case.ids("destination"), of)
@@ -108,8 +108,8 @@ def profile(plan: PushPlan) -> list[str]:
 
 
 def waiting_cost(plan: PushPlan) -> tuple[float, float]:
-    """(us, ratio): processor time of both cores for a push of one block beside few registrations that wait, and the
-    same beside many over that: the median of pairs of batches, one after the other.
+    """Returns (us, ratio): processor time of both cores for a push of one block beside few waiting registrations, and
+    its time beside many over that. The ratio is the median of pairs of batches, one after the other.
     """
     few, many = _beside(plan.waiting_few), _beside(plan.waiting_many)
     pairs = []
@@ -121,7 +121,7 @@ def waiting_cost(plan: PushPlan) -> tuple[float, float]:
 
 
 def _beside(waiting: int) -> Pushing:
-    """Leads at which so many registrations wait: reserved at the destination, registered at the source."""
+    """Returns leads with `waiting` registrations that wait: reserved at the destination, registered at the source."""
     pushing = Pushing(waiting + 1)
     for block in range(1, waiting + 1):
         pushing.register(np.array([block]), content(1))
@@ -129,7 +129,7 @@ def _beside(waiting: int) -> Pushing:
 
 
 def _batch_s(pushing: Pushing) -> float:
-    """Seconds of both cores for one push, over a batch."""
+    """Returns the seconds of both cores for one push, over a batch."""
     block, of = np.zeros(1, dtype=np.int64), content(1)
     before = pushing.core_s
     for _ in range(_BATCH):
@@ -147,7 +147,7 @@ def _content(blocks: int, *, tokens: bool = False) -> common_pb2.Content:
 
 @contextlib.contextmanager
 def _no_collector() -> Iterator[None]:
-    """Without runs of the garbage collector, which would look at everything that this process ever made."""
+    """Turns the garbage collector off: a run would visit everything that this process ever made."""
     gc.collect()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""Pulls out of a device's memory and into it, by way of its mirror, or between two engines on it, beside the copies
+"""Pulls out of a device's memory and into it by way of its mirror, or between two engines on it, beside the copies
 alone.
 """
 
@@ -19,7 +19,7 @@ DEVICES = ("host", "cuda")
 
 
 def missing(device: str) -> str:
-    """Why there is no such device, as text; empty: there is one."""
+    """Returns why there is no such device, or "" if there is one."""
     if device != "cuda":
         return ""
     try:
@@ -30,7 +30,7 @@ def missing(device: str) -> str:
 
 
 def cuda(nbytes: int) -> tuple[Device, Device]:
-    """Both views of as much memory of the first CUDA device."""
+    """Returns both views of `nbytes` of memory of the first CUDA device."""
     import torch
 
     from kvgrpc.engine.cuda import CudaDevice
@@ -40,7 +40,7 @@ def cuda(nbytes: int) -> tuple[Device, Device]:
 
 
 def cuda_pool(nbytes: int) -> CudaPool:
-    """As much memory of the first CUDA device, of which peers get descriptors."""
+    """Returns `nbytes` of memory of the first CUDA device, of which peers get descriptors."""
     return CudaPool(nbytes)
 
 
@@ -51,7 +51,7 @@ def measure(
     progress: Progress,
     make_pool: Callable[[int], GpuPool] = cuda_pool,
 ) -> None:
-    """All cases of the plan: in both directions by way of a mirror, and between two engines by cuda_vmm."""
+    """Measures all cases of the plan: in both directions by way of a mirror, and between two engines by cuda_vmm."""
     for data_path in plan.data_paths:
         for block_bytes in plan.block_bytes:
             for case in plan.cases(data_path, block_bytes):

@@ -18,7 +18,7 @@ _PLANNED = ("tp 2 to 2", "tp 1 to 2", "token-major tp 1 to 2")
 
 
 def measure(plan: GeometryPlan, found: GeometryResult, progress: Progress) -> None:
-    """All cases of the plan."""
+    """Measures all cases of the plan."""
     for data_path in plan.data_paths:
         for name in plan.names:
             progress(f"{data_path}: {name}")
@@ -52,7 +52,7 @@ def _case(plan: GeometryPlan, data_path: str, name: str) -> GeometryCase:
 
 
 def _two_to_one(plan: GeometryPlan) -> float:
-    """How much faster the same bytes come from two ranks to two than from one to one."""
+    """Returns how much faster the same bytes move from two ranks to two than from one to one."""
     one, two = (geometry(name, tokens_of(plan.pool_bytes)) for name in ("tp 1 to 1", "tp 2 to 2"))
     path, threads = plan.data_paths[0], plan.copy_threads
     with UnlikeEngines(path, one, threads) as alone, UnlikeEngines(path, two, threads) as together:
@@ -63,7 +63,7 @@ def _two_to_one(plan: GeometryPlan) -> float:
 
 
 def _planning_s(name: str) -> float:
-    """Processor time of a plan for all layers, between all pairs of ranks."""
+    """Returns the processor time, in seconds, of a plan for all layers, between all pairs of ranks."""
     pair = geometry(name, _PLANNED_BLOCKS * BLOCK_TOKENS)
     bridge, chunk = Bridge(pair.source, pair.destination), pair.chunk()
     times = []

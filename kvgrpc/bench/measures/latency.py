@@ -1,4 +1,4 @@
-"""Latency: what one small pull takes, what single calls cost, and what a server costs that does nothing."""
+"""Latency: the time of one small pull, the cost of single calls, and the cost of an idle server."""
 
 import asyncio
 import os
@@ -24,13 +24,14 @@ _REST_S = 0.03
 _SETTLE_DOWN_S = 0.5
 _AT_ONCE = 50
 SWITCH_S = 0.0002
-"""Switch interval of the interpreter for the busy figures. With Python's own 5 ms every thread of the server waits so
-long whenever it has something to do. Both are measured."""
+"""Switch interval of the interpreter for the busy figures, in seconds. With Python's own 5 ms, every thread of the
+server waits that long whenever it has something to do. Both are measured.
+"""
 LEASES_RENEWED = 1_000
 
 
 class Latency:
-    """Measures with two servers of small pools; the pulls take the best of the plan's data paths."""
+    """Measures with two servers of small pools; pulls take the best of the plan's data paths."""
 
     def __init__(self, plan: PullPlan, source: Host, destination: Host, baseline: Host, *, profile: bool) -> None:
         self._plan = plan
@@ -58,7 +59,7 @@ class Latency:
         return str(answer["address"])
 
     async def _pulls(self, caller: Caller, found: PullResult) -> None:
-        """Pulls of one block by a client in a process of its own."""
+        """Measures pulls of one block by a client in a process of its own."""
         await caller.one_block(_WARM)
         self._destination.ask("stamps")
         pulled: list[Moved] = []
@@ -75,7 +76,7 @@ class Latency:
             found.profile = await profiled(self._source, self._destination, self._plan.pulls, "one pull", pull)
 
     async def _rested(self, caller: Caller, found: PullResult) -> None:
-        """A pull after a rest, and the one right after it."""
+        """Measures a pull after a rest, and the one right after it."""
         pairs = []
         for _ in range(self._plan.rested_pulls):
             await asyncio.sleep(_REST_S)
@@ -85,7 +86,7 @@ class Latency:
         found.details["rested_pull_ms_p50"] = statistics.median(rested for rested, _ in pairs) * 1e3
 
     def _embedded(self, source: str, found: PullResult) -> None:
-        """Pulls by the destination's own process: alone, and beside a thread of it that runs pure Python."""
+        """Measures pulls by the destination's own process: alone, and beside a thread of it that runs pure Python."""
         alone = self._embedded_ms(source, busy=False)
         found.details |= {"embedded_one_block_pull_ms_p50": alone[0], "embedded_completion_to_waiter_ms_p50": alone[1]}
         busy = self._embedded_ms(source, busy=True, switch_s=SWITCH_S)
@@ -98,7 +99,7 @@ class Latency:
         return statistics.median(answer["total_ms"]), statistics.median(answer["tail_ms"])
 
     async def _calls(self, caller: Caller, found: PullResult) -> None:
-        """Our lightest call and an empty one, in turn."""
+        """Measures our lightest call and an empty one, in turn."""
         lightest = transfer_pb2_grpc.TransferServiceStub(caller.destination).AcknowledgeTransfers
         address = self._baseline.ask("empty_server")["address"]
         async with grpc.aio.insecure_channel(address) as channel:
@@ -118,12 +119,12 @@ class Latency:
         found.details |= {
             "empty_call_ms_p50": call_ms,
             "empty_stream_ms_p50": stream_ms,
-            # A pull is a call and two questions over a stream, one after the other.
+            # A pull is a call, and two questions over a stream, one after the other.
             "one_block_pull_empty_ms": call_ms + 2 * stream_ms,
         }
 
     async def _renewals(self, caller: Caller) -> float:
-        """Milliseconds of one RenewLeases of 1,000 leases."""
+        """Returns the milliseconds of one RenewLeases of 1,000 leases."""
         stub = lease_pb2_grpc.LeaseServiceStub(caller.source)
         block = np.zeros(1, dtype=np.int64)
         grant = lease_pb2.GrantLeaseRequest(blocks=caller.source_blocks(block), content=content(1))
@@ -138,7 +139,7 @@ class Latency:
         return statistics.median(seconds[1:]) * 1e3
 
     async def _idle(self) -> float:
-        """Percent of a core that a server takes while it has a peer and nothing to do."""
+        """Returns the percentage of a core that a server with a peer uses while it has nothing to do."""
         await asyncio.sleep(_SETTLE_DOWN_S)
         before, began = self._destination.ask("processor_s")["seconds"], time.monotonic()
         await asyncio.sleep(self._plan.idle_s)
@@ -152,7 +153,7 @@ async def _echo(stream: Any) -> None:
 
 
 async def _timed(call: Callable[[], Awaitable[object]]) -> float:
-    """Seconds that a call takes."""
+    """Returns the seconds that a call takes."""
     began = time.perf_counter()
     await call()
     return time.perf_counter() - began

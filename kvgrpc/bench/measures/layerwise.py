@@ -1,7 +1,7 @@
-"""Layer-wise pushes: how much of a transfer is left to wait for when a prefill ends, against a push of the whole.
+"""Layer-wise pushes: the time left to wait after the end of a prefill, against a push of the whole.
 
-The prefill is synthetic: it finishes one layer of all blocks after the other at a fixed pace, as a GPU does that needs
-no processor for it.
+The prefill is synthetic: it finishes one layer of all blocks after the other at a fixed pace, like a GPU, and uses no
+processor.
 """
 
 import statistics
@@ -20,17 +20,17 @@ _WARM = 3
 
 @dataclass(frozen=True)
 class Visible:
-    """Seconds from the end of one prefill to the event at the destination."""
+    """Figures of one push beside a prefill."""
 
     seconds: float
     early: int
-    """Layers that the destination's engine had before that end."""
+    """Number of layers that the destination's engine had before the end of the prefill."""
     processor_s: tuple[float, float]
-    """Of the servers at source and destination, from the beginning of the prefill."""
+    """Processor time of the servers at source and destination since the beginning of the prefill, in seconds."""
 
 
 def measure(plan: LayerwisePlan, progress: Progress) -> list[LayerwiseCase]:
-    """All cases of the plan."""
+    """Measures all cases of the plan."""
     found = []
     for block_bytes in plan.block_bytes:
         for data_path in plan.data_paths:
@@ -44,7 +44,7 @@ def measure(plan: LayerwisePlan, progress: Progress) -> list[LayerwiseCase]:
 
 
 class _Prefills:
-    """Prefills of one case."""
+    """The prefills of one case."""
 
     def __init__(self, plan: LayerwisePlan, case: Case, engines: Engines) -> None:
         self._plan = plan
@@ -79,11 +79,11 @@ class _Prefills:
         )
 
     def _push_s(self) -> float:
-        """A push of everything, without any prefill."""
+        """Returns the seconds of a push of everything, without a prefill."""
         return self._whole(0.0).seconds
 
     def _whole(self, layer_s: float) -> Visible:
-        """A prefill, and then one part with everything."""
+        """Runs a prefill, and then pushes one part with everything."""
         push, before = self._engines.register(self._destination), self._engines.processor_s()
         self._engines.run_until(time.monotonic() + layer_s * self._plan.layers)
         ended = time.monotonic()
@@ -91,7 +91,7 @@ class _Prefills:
         return self._seen(ended, 0, before)
 
     def _layerwise(self, layer_s: float) -> Visible:
-        """A prefill during which every layer is handed over when it is finished."""
+        """Runs a prefill during which every layer is handed over when it is finished."""
         engines, layers = self._engines, self._plan.layers
         push, before = engines.register(self._destination), engines.processor_s()
         began = time.monotonic()

@@ -1,4 +1,4 @@
-"""What a lease costs the lead: grant, renew and expire, in the core itself, with few and many other leases alive."""
+"""Measures what a lease costs the lead's core: grant, renew and expire, beside few and many live leases."""
 
 import secrets
 import statistics
@@ -23,16 +23,16 @@ _BATCH = 20
 
 @dataclass(frozen=True)
 class LeaseCost:
-    """Of one lease from grant to expiry."""
+    """Cost of one lease from grant to expiry."""
 
     few_us: float
-    """With few other leases alive."""
+    """Microseconds beside few live leases."""
     ratio: float
-    """With many alive, over the same with few."""
+    """Cost beside many live leases over that beside few."""
 
 
 def measure(plan: PullPlan) -> LeaseCost:
-    """Batches of cycles at either number of leases, one after the other; medians."""
+    """Measures batches of cycles beside few and many leases in turn. Returns medians."""
     few, many = _Lead(plan.leases_few), _Lead(plan.leases_many)
     pairs = []
     for _ in range(max(plan.lease_cycles // _BATCH, 1) + 1):
@@ -45,7 +45,7 @@ def measure(plan: PullPlan) -> LeaseCost:
 
 
 class _Lead:
-    """A node with `alive` leases that outlive the measurement, in a time of its own."""
+    """A node with `alive` leases that outlive the measurement, with a clock of its own."""
 
     def __init__(self, alive: int) -> None:
         self._node = Node(Limits(lease_cap_s=_LONG_S))
@@ -68,7 +68,7 @@ class _Lead:
             self._grant(_LONG_S)
 
     def cycles(self, count: int) -> float:
-        """Grants, renews and expires `count` leases. Returns seconds for each of them."""
+        """Grants, renews and expires `count` leases. Returns the seconds for each."""
         began = time.perf_counter()
         granted = [self._grant(_SHORT_S) for _ in range(count)]
         self._now += _SHORT_S / 1000

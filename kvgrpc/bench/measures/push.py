@@ -1,4 +1,6 @@
-"""Pushes: whole pools against a baseline in turn, one block to the woken consumer, and the work of the leads alone."""
+"""Pushes: whole pools against a baseline in turn, one block until the consumer wakes, and the work of the leads
+alone.
+"""
 
 import os
 import statistics
@@ -22,7 +24,7 @@ from kvgrpc.v1 import transfer_pb2
 _WARM = 20
 _SMALL = {"block_bytes": 16 << 10, "blocks": 64}
 _TINY_BYTES = 64
-"""A block of which 8,192 are half a megabyte: what moving them costs is next to nothing."""
+"""Block size in bytes with which 8,192 blocks are half a megabyte, so that moving them costs next to nothing."""
 _PULL = "pull"
 
 
@@ -32,9 +34,9 @@ class Move:
 
     ours: float
     wire: float
-    """Of ours, the part in which postings were in flight."""
+    """The part of `ours` in which postings were in flight."""
     base: dict[str, float]
-    """By way; empty where there is none."""
+    """Seconds by baseline; empty if there is none."""
     others: Others
 
 
@@ -47,7 +49,7 @@ class Bandwidth:
         self._progress = progress
 
     async def run(self) -> list[PushCase]:
-        """All cases of the plan."""
+        """Measures all cases of the plan."""
         found = []
         for block_bytes in self._plan.block_bytes:
             for data_path in self._plan.data_paths:
@@ -61,19 +63,19 @@ class Bandwidth:
         pools.fill()
         pushed = await self._push(case, pools)
         pools.check(case, pushed)
-        # The first round of each way is slower by what it maps and connects, and is not counted.
+        # The first round is not counted: it also maps memory and connects.
         moves = [await self._round(case, pools, first) for first in range(self._plan.repeats + 1)][1:]
         return _result(case, moves, pushed)
 
     async def _round(self, case: Case, pools: Pools, number: int) -> Move:
-        """Each way once; ours in turn before and after the base, so that what drifts favours no way."""
+        """Measures each way once; ours in turn before and after the base, so that drift favours no way."""
         base = {} if number % 2 else await self._base(case, pools)
         ours = await self._push(case, pools)
         base = base or await self._base(case, pools)
         return Move(ours.seconds, ours.phase_s("wire"), base, others(case, pools))
 
     async def _base(self, case: Case, pools: Pools) -> dict[str, float]:
-        """Seconds of each baseline, by its name."""
+        """Returns the seconds of each baseline, by its name."""
         if path_of(case.data_path) != "nixl":
             return {_PULL: (await pools.caller.pull(case.ids("source"), case.ids("destination"))).seconds}
         operations = (WRITE,) if case.data_path == "nixl" else (WRITE, READ)
@@ -115,7 +117,7 @@ def _result(case: Case, moves: list[Move], pushed: Moved) -> PushCase:
 
 
 class OneBlock:
-    """Pushes of one block, and what pushes of many cost real servers; over the first of the plan's data paths."""
+    """Pushes of one block, and the cost of pushing many to real servers, over the first of the plan's data paths."""
 
     def __init__(self, plan: PushPlan, stage: Stage, *, profile: bool) -> None:
         self._plan = plan
@@ -145,7 +147,7 @@ class OneBlock:
         return Caller(*addresses)
 
     async def _pushes(self, caller: Caller, found: PushResult) -> None:
-        """By a client in a process of its own; beside them pulls of one block, one after the other."""
+        """Measures pushes by a client in a process of its own, each beside a pull of one block."""
         pairs = []
         for _ in range(self._plan.pushes + _WARM):
             (pulled,) = await caller.one_block(1)
@@ -168,7 +170,7 @@ class OneBlock:
         return await caller.push(registered, self._block)
 
     def _sessions(self, found: PushResult) -> None:
-        """From one engine to another, over their sessions."""
+        """Measures pushes from one engine to another, over their sessions."""
         layout = pool(**_SMALL).layout()
         seconds = []
         with Engines(self._plan.data_paths[0], layout, self._plan.copy_threads) as engines:
@@ -180,7 +182,7 @@ class OneBlock:
         found.details["session_one_block_push_ms_p50"] = statistics.median(seconds[_WARM:]) * 1e3
 
     async def _servers_ms(self, caller: Caller, case: Case) -> float:
-        """Milliseconds of processor time that a push costs both servers together, registration and all."""
+        """Returns the milliseconds of processor time that a push costs both servers together, registration included."""
         source, destination = case.ids("source"), case.ids("destination")
 
         async def push(count: int = self._plan.handovers) -> None:
@@ -193,7 +195,7 @@ class OneBlock:
 
 
 async def measure(plan: PushPlan, found: PushResult, progress: Progress, *, profile: bool) -> None:
-    """Fills in what the plan says."""
+    """Fills in the figures of the plan."""
     progress(f"the leads alone: a hand-over of {plan.control_blocks} blocks")
     found.control_8192_ms = control.handover_ms(plan, "scattered")
     found.details["control_contiguous_ms"] = control.handover_ms(plan, "contiguous")
@@ -212,7 +214,7 @@ async def measure(plan: PushPlan, found: PushResult, progress: Progress, *, prof
 
 
 def _by_environment(data_paths: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """The data paths whose processes have the same environment, in order."""
+    """Returns the data paths grouped by the environment of their processes, in order."""
     found: dict[str, tuple[str, ...]] = {}
     for name in data_paths:
         key = str(environment_of(name))

@@ -1,7 +1,7 @@
-"""Rate: how many small pulls two servers get through when many are under way, and what each costs every process.
+"""Rate: the number of small pulls a second that two servers complete, and what each costs every process.
 
-Beside the servers that wait for their sockets as `kvgrpc serve` does stand two that wait as gRPC does by itself, and
-all is measured with either pair in turn: so a new version of gRPC shows whether that is still worth it.
+All is measured in turn with two servers that poll their sockets like `kvgrpc serve` and with two that use gRPC's own
+polling, so that a new version of gRPC shows whether that is still worth it.
 """
 
 import contextlib
@@ -26,13 +26,13 @@ _PULLS_ALONE = 10
 
 @dataclass(frozen=True)
 class _Sample:
-    """Of one pair of servers."""
+    """Figures of one pair of servers."""
 
     pulls_per_s: float
     processor_ms: dict[str, float]
-    """For one pull, of each process."""
+    """Processor time of one pull in milliseconds, by process."""
     alone_ms: float
-    """One pull while nothing else is under way, median."""
+    """Median time of one pull while nothing else is in flight, in milliseconds."""
 
     @property
     def total_ms(self) -> float:
@@ -67,7 +67,7 @@ class _Pair:
 
 
 async def measure(plan: PullPlan, found: PullResult) -> None:
-    """Fills in the figures. Raises KVGrpcError when something broke."""
+    """Fills in the figures. Raises KVGrpcError if a call fails."""
     usual = environment_of(plan.data_paths[0])
     async with _pair(plan, usual) as ours, _pair(plan, usual | {VARIABLE: ""}) as theirs:
         pairs = [(await ours.sample(), await theirs.sample()) for _ in range(plan.repeats + 1)][1:]
@@ -93,7 +93,7 @@ async def _pair(plan: PullPlan, environment: Mapping[str, str]) -> AsyncIterator
 
 
 def _start(host: Host, plan: PullPlan) -> str:
-    """Starts a server with a block for each pull. Gives its address."""
+    """Starts a server with a block for each pull. Returns its address."""
     arguments: dict[str, Any] = {"block_bytes": _BLOCK_BYTES, "blocks": plan.in_flight}
     arguments |= {"copy_threads": plan.copy_threads, "data_paths": list(plan.data_paths)}
     answer, fd = host.ask_fd("start", **arguments)

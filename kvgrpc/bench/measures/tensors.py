@@ -16,7 +16,7 @@ _WARM = 2
 
 
 def measure(plan: TensorsPlan, found: TensorResult, progress: Progress) -> None:
-    """All cases of the plan, and a store at its limit."""
+    """Measures all cases of the plan, and a store at its limit."""
     with RawStores(plan.pool_bytes) as raw:
         for data_path in plan.data_paths:
             for tensor_bytes in plan.block_bytes:
@@ -46,7 +46,7 @@ def _cases(plan: TensorsPlan, data_path: str, tensor_bytes: int, stores: Stores,
     ]
 
 
-def _case(  # noqa: PLR0913, PLR0917 - what one is of, and the two ways
+def _case(  # noqa: PLR0913, PLR0917 - what identifies the case, and the two ways
     plan: TensorsPlan,
     name: str,
     data_path: str,
@@ -71,12 +71,14 @@ def _case(  # noqa: PLR0913, PLR0917 - what one is of, and the two ways
 
 
 def _ample(count: int, tensor_bytes: int) -> int:
-    """Room for so many and for any bundle, beside the part of a store that is for what its engine waits for."""
+    """Returns the room for `count` tensors and for any bundle, beside the part of a store that is reserved for what its
+    engine waits for.
+    """
     return max(-(-count * RESERVED // (RESERVED - 1)), -(-BYTES_MAX * RESERVED // tensor_bytes))
 
 
 def _full(plan: TensorsPlan, data_path: str) -> float:
-    """How fast tensors go into a store that is full nearly all the time, over one that has room for all of them."""
+    """Returns how fast tensors go into a store that is nearly always full, over one with room for all of them."""
     tensor_bytes = plan.block_bytes[len(plan.block_bytes) // 2]
     count = plan.pool_bytes // tensor_bytes
     room = min(plan.full_tensors, max(count // 2, 1))

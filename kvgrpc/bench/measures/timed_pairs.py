@@ -1,4 +1,4 @@
-"""Two ways to do the same, measured side by side."""
+"""Measures two ways to do the same thing side by side."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -7,7 +7,7 @@ _Found = TypeVar("_Found")
 
 
 def timed_pairs(count: int, one: Callable[[], _Found], other: Callable[[], _Found]) -> list[tuple[_Found, _Found]]:
-    """What both say of themselves, in pairs, each in turn the first of a pair, so that what drifts favours none."""
+    """Returns the results of both ways in pairs. The ways take turns at being first, so that drift favours neither."""
     pairs = []
     for number in range(count):
         if number % 2:

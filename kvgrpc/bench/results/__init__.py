@@ -1,1 +1,1 @@
-"""Results: what runs found, what it is to reach, and the table of it."""
+"""Results: the findings of runs, their targets, and their table."""

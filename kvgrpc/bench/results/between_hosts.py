@@ -1,4 +1,4 @@
-"""What cases over collective are compared with, and what they are to reach: what else moves bytes without RDMA."""
+"""Baselines and targets of cases over collective: the other ways to move bytes between hosts without RDMA."""
 
 from dataclasses import dataclass
 
@@ -15,18 +15,20 @@ _LARGE_BYTES = 4 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class BetweenHosts:
-    """Part of a case. None: it is not over collective, or there is no such library here. Above 1 we are faster."""
+    """The part of a case over collective. None means that the case has another data path, or that the library is
+    missing. Above 1 we are faster.
+    """
 
     gloo_gbps: float | None = None
     ratio_gloo: float | None = None
     nixl_tcp_gbps: float | None = None
     ratio_nixl_tcp: float | None = None
     nixl_tcp_mode: str = ""
-    """Which was best: READ or WRITE, and how the other side made progress."""
+    """The best mode: READ or WRITE, and how the other side made progress."""
 
 
 def targets_of(case: BetweenHosts, block_bytes: int) -> list[Target]:
-    """Those of a case over collective."""
+    """Returns the targets of a case over collective."""
     bound = 0.9 if block_bytes >= _LARGE_BYTES else 0.7
     return [
         Target("ratio_gloo", case.ratio_gloo, bound, at_least=True),

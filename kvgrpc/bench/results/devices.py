@@ -1,4 +1,4 @@
-"""What a run of `kvgrpc bench pull --device` found."""
+"""Results of `kvgrpc bench pull --device`."""
 
 from dataclasses import dataclass, field
 
@@ -15,8 +15,8 @@ DEVICE_BASELINES = {
 
 @dataclass(frozen=True)
 class DeviceCase:
-    """Pulls out of a device, into one, or between two engines on one. The ratio is the median over pairs: how much of
-    the time the copies take.
+    """Pulls out of a device, into one, or between two engines on one. The ratio is the median, over pairs, of the time
+    of the copies over ours.
     """
 
     direction: str

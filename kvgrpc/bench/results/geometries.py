@@ -1,4 +1,4 @@
-"""What a run of `kvgrpc bench geometry` found, and what it is to reach."""
+"""Results of `kvgrpc bench geometry`, and their targets."""
 
 from dataclasses import dataclass, field
 
@@ -22,19 +22,19 @@ class GeometryCase:
     name: str
     datapath: str
     repack: bool
-    """The destination re-packs what it has read."""
+    """True if the destination re-packs what it has read."""
     pairs: int
-    """Of ranks."""
+    """Number of pairs of ranks."""
     nbytes: int
     runs: int
     run_bytes: int
-    """The shortest."""
+    """Length of the shortest run, in bytes."""
     gbps: float
     memcpy_gbps: float
     ratio_memcpy: float
 
     def targets(self) -> list[Target]:
-        """Its ratio, over shm."""
+        """Returns the case's ratio as a target, over shm."""
         if self.datapath != "shm":
             return []
         return [Target("ratio_memcpy", self.ratio_memcpy, 0.5 if self.repack else 0.9, at_least=True)]
@@ -47,7 +47,7 @@ class GeometryResult(Run):
     cases: list[GeometryCase] = field(default_factory=list)
     ratio_tp2_tp1: float | None = None
     planning_ms: dict[str, float] = field(default_factory=dict)
-    """By names of cases."""
+    """Planning time in milliseconds, by name of a case."""
 
     def targets(self) -> list[Target]:
         return [

@@ -1,4 +1,4 @@
-"""What a run found, and what it is to reach. `Run` is what all kinds have; the rest of this file is about pulls."""
+"""Results of pulls, and their targets. `Run` is the part that all kinds of runs share."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -35,7 +35,7 @@ _TO_RAW_NIXL = {"shm": 1.8, "cma": 1.3, "nixl": 0.95}
 
 @dataclass
 class Run:
-    """What every run says. What was not measured is None."""
+    """The part of a result that all runs have. A figure that was not measured is None."""
 
     quick: bool
     repeats: int
@@ -47,11 +47,11 @@ class Run:
         return asdict(self)
 
     def targets(self) -> list[Target]:
-        """The single figures with their targets."""
+        """Returns the single figures that have targets."""
         raise NotImplementedError
 
     def figures(self) -> dict[str, float | None]:
-        """Those without."""
+        """Returns the single figures without targets."""
         raise NotImplementedError
 
 
@@ -67,22 +67,22 @@ class PullCase(BetweenHosts):
     threads: int
     descriptors: int
     gbps: float
-    """10^9 bytes a second, from the call to the woken waiter."""
+    """Bandwidth in GB/s (10^9 bytes a second), from the call to the woken waiter."""
     control_ms: float
-    """Of one pull, all but the time in which postings were in flight."""
+    """Time of one pull in milliseconds, without the time in which postings were in flight."""
     memcpy_gbps: float
     ratio_memcpy: float
     raw_nixl_gbps: float | None = None
     ratio_raw_nixl: float | None = None
     raw_nixl_mode: str = ""
-    """Which of the two was better: progress_thread or target_polled."""
+    """The better of the two modes: progress_thread or target_polled."""
     ratio_without: float | None = None
-    """With checksums, which the source has of what it handed over: to the same pull without them."""
+    """Time of the same pull without checksums over that with them. The source already has its sums."""
     ratio_at_once: float | None = None
-    """The same for a pull right after the hand-over: the source sums up while it is read."""
+    """The same ratio for a pull right after the hand-over: the source computes its sums while it is read."""
 
     def targets(self) -> list[Target]:
-        """Its ratios with their targets, where there is one; the others are not for pulls with checksums."""
+        """Returns the case's ratios that have targets. A pull with checksums has targets of its own."""
         if self.ratio_without is not None:
             bound = 0.85 if self.datapath == "nixl" else 0.5
             ratios = {"ratio_without": self.ratio_without, "ratio_at_once": self.ratio_at_once}
@@ -110,7 +110,7 @@ class PullResult(Run):
     one_block_pull_ms_p50: float | None = None
     one_block_pull_ms_p50_busy: float | None = None
     rested_pull_ratio: float | None = None
-    """A pull after 30 ms without any, over the one right after it."""
+    """Time of a pull after 30 ms without any, over that of the one right after it."""
     completion_to_waiter_ms_p50: float | None = None
     completion_to_waiter_ms_p50_busy: float | None = None
     coalescing_ratio: float | None = None
@@ -120,11 +120,11 @@ class PullResult(Run):
     unary_ratio_empty: float | None = None
     idle_core_percent: float | None = None
     pulls_per_s: float | None = None
-    """Of one block, with 64 under way."""
+    """Pulls of one block a second, with 64 in flight."""
     details: dict[str, float] = field(default_factory=dict)
-    """Figures beside the main ones, such as what an empty call took in this run."""
+    """Figures beside the main ones, such as the time of an empty call in this run."""
     profile: list[str] = field(default_factory=list)
-    """Where the servers' processor time of a pull goes, if asked for."""
+    """Profile of the servers' processor time of a pull, if asked for."""
 
     def targets(self) -> list[Target]:
         return [

@@ -1,4 +1,4 @@
-"""What runs of `kvgrpc bench push` and `kvgrpc bench layerwise` found, and what it is to reach."""
+"""Results of `kvgrpc bench push` and `kvgrpc bench layerwise`, and their targets."""
 
 from dataclasses import dataclass, field
 
@@ -52,18 +52,18 @@ class PushCase(BetweenHosts):
     threads: int
     descriptors: int
     mover: str
-    """Which side moved the bytes: source or destination."""
+    """Side that moved the bytes: source or destination."""
     gbps: float
-    """10^9 bytes a second, from the call of FinishedBlocks to the woken waiter."""
+    """Bandwidth in GB/s (10^9 bytes a second), from the call of FinishedBlocks to the woken waiter."""
     control_ms: float
-    """Of one push, all but the time in which postings were in flight."""
+    """Time of one push in milliseconds, without the time in which postings were in flight."""
     base: str
-    """What `ratio_base` compares with, and how it was run; empty where there is no NIXL."""
+    """Baseline of `ratio_base`, and its mode; empty without NIXL."""
     base_gbps: float | None
     ratio_base: float | None
 
     def targets(self) -> list[Target]:
-        """Its ratios; the first is that to its base."""
+        """Returns the case's ratios as targets, first the ratio to its base."""
         base = Target("ratio_base", self.ratio_base, _BASE_BOUND, at_least=True)
         return [base, *(targets_of(self, self.block_bytes) if self.datapath == COLLECTIVE else ())]
 
@@ -79,7 +79,7 @@ class PushResult(Run):
     details: dict[str, float] = field(default_factory=dict)
     """Figures beside the main ones."""
     profile: list[str] = field(default_factory=list)
-    """Where the control work, and the servers' processor time of a push of one block, go, if asked for."""
+    """Profiles of the control work and of the servers' processor time of a push of one block, if asked for."""
 
     def targets(self) -> list[Target]:
         return [
@@ -99,26 +99,26 @@ class LayerwiseCase:
     datapath: str
     layers: int
     block_bytes: int
-    """Of one layer."""
+    """Block size of one layer, in bytes."""
     blocks: int
     layout: str
     layer_ms: float
-    """Of the prefill."""
+    """Time of one layer of the prefill, in milliseconds."""
     prefill_ms: float
     whole_ms: float
-    """Of a whole push, after a pause: what `layer_ms` is made from."""
+    """Time of a whole push without a prefill, in milliseconds. `layer_ms` is derived from it."""
     visible_whole_ms: float
     visible_layerwise_ms: float
     visible_ratio: float
     part_ms_source: float
-    """Processor time of the server at the source for each layer that is a part of its own."""
+    """Processor time of the server at the source for each part of one layer, in milliseconds."""
     part_ms_destination: float
-    """The same at the destination, copying included where it copies."""
+    """Processor time of the server at the destination for each such part, including its copies, in milliseconds."""
     layers_early: float
-    """Layers that the destination's engine had before the end of the prefill."""
+    """Number of layers that the destination's engine had before the end of the prefill."""
 
     def targets(self) -> list[Target]:
-        """Its ratio."""
+        """Returns the case's ratio as a target."""
         return [Target("visible_ratio", self.visible_ratio, _VISIBLE_BOUND)]
 
 

@@ -1,4 +1,4 @@
-"""A run's result as a table to read."""
+"""Shows a run's result as tables."""
 
 from collections.abc import Iterator, Sequence
 
@@ -16,7 +16,7 @@ from kvgrpc.bench.results.tensors import TensorCase, TensorResult
 
 
 def show(found: Run, console: Console) -> None:
-    """Prints what was measured, against what, and where."""
+    """Prints the figures, their baselines, and the machine."""
     for table in _tables(found):
         console.print(table)
     console.print(_figures(found))
@@ -37,7 +37,7 @@ def show(found: Run, console: Console) -> None:
 
 
 def _tables(found: Run) -> Iterator[Table]:
-    """Those of its cases."""
+    """Yields the tables of the run's cases."""
     if isinstance(found, PullResult) and found.cases:
         yield _pulls(found.cases)
     if isinstance(found, PushResult) and found.cases:

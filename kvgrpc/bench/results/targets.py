@@ -1,11 +1,11 @@
-"""What a figure is to reach."""
+"""Targets of figures."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Target:
-    """At least, or at most, a bound."""
+    """A figure and its bound, a maximum or with `at_least` a minimum."""
 
     name: str
     value: float | None

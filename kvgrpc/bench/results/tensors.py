@@ -1,4 +1,4 @@
-"""What a run of `kvgrpc bench tensors` found, and what it is to reach."""
+"""Results of `kvgrpc bench tensors`, and their targets."""
 
 from dataclasses import dataclass, field
 
@@ -26,12 +26,14 @@ class TensorCase:
     tensor_bytes: int
     tensors: int
     gbps: float
-    """10^9 bytes a second, until the other engine has had the last one."""
+    """Bandwidth in GB/s (10^9 bytes a second), until the other engine has had the last tensor."""
     gloo_gbps: float
     ratio_gloo: float
 
     def targets(self) -> list[Target]:
-        """Its ratio, where many tensors are under way; one that is waited for pays for its calls alone."""
+        """Returns the case's ratio as a target, if many tensors are in flight. A single `put` only pays for its
+        calls.
+        """
         if self.way == "put":
             return []
         return [Target("ratio_gloo", self.ratio_gloo, 0.8, at_least=True)]
@@ -43,7 +45,7 @@ class TensorResult(Run):
 
     cases: list[TensorCase] = field(default_factory=list)
     full_ratio: dict[str, float] = field(default_factory=dict)
-    """By data path."""
+    """Ratio by data path."""
 
     def targets(self) -> list[Target]:
         return [Target(f"full_ratio over {path}", ratio, 0.9, at_least=True) for path, ratio in self.full_ratio.items()]

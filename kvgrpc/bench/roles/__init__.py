@@ -1,1 +1,1 @@
-"""Roles: the child processes of a run, and what each can do. No other room imports from here."""
+"""Roles: the child processes of a run, and their commands. No other package imports from here."""

@@ -1,6 +1,6 @@
 """Role "baseline" of a child process: raw NIXL, raw Gloo, memcpy and an empty gRPC server, on the pools of the servers.
 
-The pools are those of the servers themselves, mapped here by the descriptors that the driver hands on.
+The driver passes on the descriptors of the servers' own pools, and this process maps them.
 """
 
 import base64
@@ -28,7 +28,7 @@ _CHUNK_WORDS = 1 << 20
 
 
 class Baseline:
-    """The commands of this role: its public methods."""
+    """The commands of this role are its public methods."""
 
     def __init__(self) -> None:
         self._own: SharedMemory | None = None
@@ -38,7 +38,7 @@ class Baseline:
         self._empty: grpc.aio.Server | None = None
 
     async def perform(self, command: str, arguments: dict[str, Any], fds: list[int]) -> Answer:
-        """Performs one command. They block: nothing else is to run here meanwhile."""
+        """Performs one command. A command blocks: nothing else may run here meanwhile."""
         if command == "empty_server":
             return await self.empty_server(), []
         if command == "attach":
@@ -56,14 +56,14 @@ class Baseline:
     # ---- the pools
 
     def attach(self, fds: list[int]) -> dict[str, Any]:
-        """Maps the pool to work on and, where there is one, the one to read from."""
+        """Maps the pool to work on and, if there are two, the one to read from."""
         self.detach()
         self._own = SharedMemory.attach(fds[0])
         self._peer = SharedMemory.attach(fds[1]) if len(fds) > 1 else None
         return {}
 
     def detach(self) -> dict[str, Any]:
-        """Lets go of the pools."""
+        """Releases the pools."""
         for memory in (self._own, self._peer):
             if memory is not None:
                 memory.close()
@@ -71,7 +71,7 @@ class Baseline:
         return {}
 
     def fill(self) -> dict[str, Any]:
-        """Gives every eight bytes of the source a value of their own, and clears the destination."""
+        """Gives every eight bytes of the source a distinct value, and clears the destination."""
         own, peer = self._pools()
         words = peer.as_numpy().view(np.uint64)
         for first in range(0, len(words), _CHUNK_WORDS):
@@ -81,7 +81,7 @@ class Baseline:
         return {}
 
     def check(self, case: dict[str, Any]) -> dict[str, Any]:
-        """Whether the destination holds what the case moves."""
+        """Returns whether the destination holds what the case moves."""
         own, peer = self._pools()
         moved = Case(**case)
         here, there = (memory.as_numpy().reshape(moved.blocks, -1) for memory in (own, peer))
@@ -91,7 +91,7 @@ class Baseline:
     # ---- memcpy
 
     def copy(self, case: dict[str, Any], threads: int) -> dict[str, Any]:
-        """One memcpy for each run. Gives seconds."""
+        """Makes one memcpy for each run. Returns seconds."""
         own, peer = self._pools()
         with LoopCopier(rows_of(Case(**case).runs(), peer, own), threads) as copier:
             began = time.monotonic()
@@ -99,7 +99,7 @@ class Baseline:
             return {"seconds": time.monotonic() - began, "why": copier.why}
 
     def copy_whole(self) -> dict[str, Any]:
-        """One memcpy of the whole pool, by one thread. Gives seconds."""
+        """Makes one memcpy of the whole pool, by one thread. Returns seconds."""
         own, peer = self._pools()
         to, start = own.segments[0], peer.segments[0]
         began = time.monotonic()
@@ -109,7 +109,7 @@ class Baseline:
     # ---- NIXL
 
     def nixl_start(self, progress_thread: bool) -> dict[str, Any]:
-        """An agent for the pool. Gives what a peer needs to reach it."""
+        """Starts an agent for the pool. Returns what a peer needs to reach it."""
         self.nixl_stop()
         if self._own is None:
             raise InternalError(Reason.INTERNAL, "attach comes first")
@@ -131,16 +131,16 @@ class Baseline:
         return {}
 
     def nixl_poll(self, on: bool) -> dict[str, Any]:
-        """Makes progress for the peer, or stops it."""
+        """Starts or stops making progress for the peer."""
         self._raw().poll(on)
         return {}
 
     def nixl_move(
         self, operation: str, case: dict[str, Any], address: int, nbytes: int, coalesced: bool
     ) -> dict[str, Any]:
-        """READs or WRITEs what the case moves, with its coalesced runs or with one descriptor a block. Gives seconds.
+        """READs or WRITEs what the case moves, with its coalesced runs or with one descriptor a block. Returns seconds.
 
-        `address` and `nbytes` say where the peer's pool lies in the peer.
+        `address` and `nbytes` are those of the peer's pool in the peer's process.
         """
         moved = Case(**case)
         runs = moved.runs() if coalesced else moved.block_runs()
@@ -149,7 +149,7 @@ class Baseline:
     # ---- Gloo
 
     def gloo_start(self, meeting: str, sends: bool) -> dict[str, Any]:
-        """Makes a process group with the process that is told the same `meeting`, a path."""
+        """Makes a process group with the process that gets the same `meeting`, a path."""
         from kvgrpc.bench.roles.raw_gloo import RawGloo  # imports torch, which takes seconds
 
         self.gloo_stop()
@@ -159,7 +159,9 @@ class Baseline:
         return {}
 
     def gloo_move(self, **messages: int) -> dict[str, Any]:
-        """Sends or receives the whole pool. Gives when it began and ended. `messages`: as RawGloo.move."""
+        """Sends or receives the whole pool. Returns when it began and ended. `messages` are arguments of
+        RawGloo.move.
+        """
         if self._gloo is None:
             raise InternalError(Reason.INTERNAL, "gloo_start comes first")
         began_ns, ended_ns = self._gloo.move(**messages)
@@ -175,7 +177,7 @@ class Baseline:
     # ---- gRPC
 
     async def empty_server(self) -> dict[str, Any]:
-        """A gRPC server of the same kind as ours, whose methods do nothing. Gives its address."""
+        """Starts a gRPC server of the same kind as ours, whose methods do nothing. Returns its address."""
 
         async def nothing(request: bytes, context: object) -> bytes:  # noqa: ARG001 - what gRPC calls
             return b""

@@ -1,7 +1,7 @@
 """The program of a run's child processes: `python -m kvgrpc.bench.roles.program ROLE FD`.
 
-It performs the commands that come over descriptor FD, one at a time, and ends when that is closed. What a role can do
-are the methods of its class: a command names the method, its arguments are those of the method.
+It performs the commands that come over descriptor FD, one at a time, and ends when FD is closed. A command names a
+public method of the role's class, and its arguments are those of the method.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 async def serve(role: Role, control: socket.socket) -> None:
-    """Performs commands until there is nobody to send any, or to hear an answer."""
+    """Performs commands until the driver is gone."""
     while True:
         data, fds, _, _ = await asyncio.to_thread(socket.recv_fds, control, MESSAGE_BYTES_MAX, 4)
         if not data:
@@ -34,7 +34,7 @@ async def serve(role: Role, control: socket.socket) -> None:
             answer: dict[str, Any] = {"result": result}
         except KVGrpcError as error:
             answer = {"error": str(error)}
-        except Exception as error:  # noqa: BLE001 - the driver is who reports it
+        except Exception as error:  # noqa: BLE001 - the driver reports the error
             _log.exception("%s failed", message["command"])
             answer = {"error": f"{type(error).__name__}: {error}"}
         try:
@@ -45,7 +45,7 @@ async def serve(role: Role, control: socket.socket) -> None:
 
 
 def make_role(name: str) -> Role:
-    """The role of that name."""
+    """Returns the role of that name."""
     if name == "server":
         poll_in_place(os.environ)
         from kvgrpc.bench.roles.serving import Serving
@@ -62,14 +62,14 @@ def make_role(name: str) -> Role:
 
 def main() -> None:
     """Runs until the driver closes its end."""
-    # A terminal sends ^C to all of its processes; ours end because their driver does.
+    # A terminal sends ^C to all its processes. Child processes end when their driver does.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.WARNING)
     logging.getLogger("nixl").setLevel(logging.ERROR)
     with socket.socket(fileno=int(sys.argv[2])) as control:
         asyncio.run(serve(make_role(sys.argv[1]), control))
     sys.stderr.flush()
-    os._exit(0)  # what libraries leave running must not keep the run waiting
+    os._exit(0)  # threads that libraries leave running must not keep the run waiting
 
 
 if __name__ == "__main__":

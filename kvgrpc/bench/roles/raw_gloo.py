@@ -1,7 +1,7 @@
-"""The baseline of the data path collective: Gloo as users of torch.distributed call it, without anything round it.
+"""The baseline of the data path collective: Gloo as users of torch.distributed call it, with nothing around it.
 
-A process group of two processes. One sends the whole memory in messages of one size, from where it lies to where it
-goes, with some of them under way; the other receives them.
+It is a process group of two processes. One sends the whole memory in messages of one size, several of them in flight;
+the other receives them in place.
 """
 
 import os
@@ -19,11 +19,13 @@ UNDER_WAY = 8
 _WAIT = timedelta(seconds=60)
 _SENDER, _RECEIVER = 0, 1
 _NETWORK = {"GLOO_SOCKET_IFNAME": "lo"}
-"""The network of our own servers, which run on this machine, too."""
+"""Network of our own servers, which also run on this machine."""
 
 
 class RawGloo:
-    """One side of a group. Both make it at once: each waits for the other one, whom it meets at a path of no file."""
+    """One side of a group. Both sides make it at the same time, and wait for each other at a path that has no file
+    yet.
+    """
 
     def __init__(self, memory: SharedMemory, meeting: str, *, sends: bool) -> None:
         for variable, value in _NETWORK.items():
@@ -35,7 +37,7 @@ class RawGloo:
         distributed.init_process_group("gloo", f"file://{meeting}", timeout=_WAIT, rank=rank, world_size=2)
 
     def move(self, message_bytes: int = MESSAGE_BYTES, under_way: int = UNDER_WAY) -> tuple[int, int]:
-        """When it began, and when all was sent or received: nanoseconds of the system's monotonic clock."""
+        """Returns the begin and the end of the move, in nanoseconds of the system's monotonic clock."""
         flying: deque[distributed.Work] = deque()
         began = time.monotonic_ns()
         for first in range(0, len(self._memory), message_bytes):

@@ -1,7 +1,7 @@
-"""The baseline of every transfer between two processes: NIXL as its users call it, without anything round it.
+"""The baseline of every transfer between two processes: NIXL as its users call it, with nothing around it.
 
-One agent per process. A read or write is what nobody can leave out: descriptor lists from arrays of addresses, one
-transfer made of them and posted, and its state asked for until it is DONE.
+There is one agent per process. A read or write is the minimum: descriptor lists from arrays of addresses, one transfer
+made of them and posted, and its state polled until it is DONE.
 """
 
 import secrets
@@ -22,7 +22,7 @@ POLL_S = 0.0001
 
 
 class RawNixl:
-    """An agent with `memory` registered; with NIXL's progress thread, or progressed by `poll`."""
+    """An agent with `memory` registered, progressed by NIXL's progress thread or by `poll`."""
 
     def __init__(self, memory: Memory, progress_thread: bool) -> None:
         api = load.nixl()
@@ -46,7 +46,7 @@ class RawNixl:
         self._peers.append(name.decode() if isinstance(name, bytes) else name)
 
     def move(self, operation: str, runs: Runs, there: tuple[Segment, ...]) -> float:
-        """Moves `runs` by READ out of the peer's memory, which lies there at `there`, or by WRITE into it.
+        """Moves `runs` by READ out of the peer's memory, which has the segments `there`, or by WRITE into it.
 
         Returns seconds.
         """
@@ -70,7 +70,7 @@ class RawNixl:
         return seconds
 
     def poll(self, on: bool) -> None:
-        """Makes progress for peers every 100 us, in a thread, or stops that."""
+        """Starts a thread that makes progress for peers every 100 us, or stops it."""
         if self._polling is not None and self._poller is not None:
             self._polling.set()
             self._poller.join()
@@ -81,7 +81,7 @@ class RawNixl:
             self._poller.start()
 
     def close(self) -> None:
-        """Ends all in the order that NIXL needs."""
+        """Ends everything in the order that NIXL needs."""
         self.poll(False)
         for peer in self._peers:
             self._agent.remove_remote_agent(peer)

@@ -1,17 +1,17 @@
-"""What a child process is: the commands that it performs."""
+"""Protocol of a child process: the commands that it performs."""
 
 from collections.abc import Awaitable
 from typing import Any, Protocol
 
 Answer = tuple[dict[str, Any], list[int]]
-"""What a command gives: values for JSON, and descriptors that go with them."""
+"""Result of a command: values for JSON, and file descriptors that go with them."""
 
 
 class Role(Protocol):
-    """What this process is."""
+    """The role of this process."""
 
     def perform(self, command: str, arguments: dict[str, Any], fds: list[int]) -> Awaitable[Answer]:
-        """Performs one command; the descriptors are its to close."""
+        """Performs one command, which takes ownership of the file descriptors."""
         ...
 
     async def close(self) -> None: ...

@@ -1,7 +1,8 @@
 """Role "server" of a child process: a kvgrpc server on the event loop of the process, stamped and measured.
 
-Its pool is that of an attached engine, because the baselines write into it too: the server's own takes no writers.
-The same process may call its own server, beside a thread that runs pure Python: a server that is embedded in an engine.
+Its pool is that of an attached engine, because the baselines also write into it, and a server's own pool takes no
+writers. The process may also call its own server beside a thread that runs pure Python, like a server embedded in an
+engine.
 """
 
 import asyncio
@@ -33,7 +34,7 @@ _LOOK_S = 0.001
 
 
 class Serving:
-    """The commands of this role: its public coroutine methods."""
+    """The commands of this role are its public coroutine methods."""
 
     def __init__(self) -> None:
         self._server: Server | None = None
@@ -59,7 +60,9 @@ class Serving:
         stamped: bool = False,
         checksums: bool = False,
     ) -> Answer:
-        """A server with a pool. Gives its address and the pool's descriptor. `stamped`: for `stamps`."""
+        """Starts a server with a pool. Returns its address and the pool's file descriptor. `stamped` enables
+        `stamps`.
+        """
         await self.stop()
         self._stamps.on = stamped
         with tempfile.TemporaryDirectory(prefix="kvgrpc-bench-") as folder:
@@ -84,13 +87,13 @@ class Serving:
         return {"address": self._server.address, "nbytes": nbytes}, [fd]
 
     async def compare(self, on: bool) -> Answer:
-        """Whether what arrives is compared by checksums: the same server on the same memory with and without."""
+        """Turns checksums on or off, for the same server on the same memory."""
         assert self._server is not None
         self._server._node.state.checksums = on  # noqa: SLF001 - no setting changes while a server runs
         return {}, []
 
     async def prefetched(self) -> Answer:
-        """Waits until what was handed over is summed up, if it is to be."""
+        """Waits until the source has computed the checksums of handed-over blocks, if checksums are on."""
         assert self._server is not None
         while not self._server._node.state.prefetch.idle:  # noqa: ASYNC110, SLF001 - nobody else needs to know
             await asyncio.sleep(_LOOK_S)
@@ -107,30 +110,30 @@ class Serving:
         return {}, []
 
     async def stamps(self) -> Answer:
-        """When the last byte of each read landed, since this was asked last; nanoseconds. For a stamped server."""
+        """Returns when the last byte of each read landed since the last call, in nanoseconds, on a stamped server."""
         return {"ended_ns": self._stamps.take()}, []
 
     async def processor_s(self) -> Answer:
-        """Processor time of this process so far, in seconds, and what of it was the kernel's."""
+        """Returns this process's processor time so far, in seconds, and the kernel's part of it."""
         return {"seconds": time.process_time(), "kernel_s": resource.getrusage(resource.RUSAGE_SELF).ru_stime}, []
 
     async def profile(self) -> Answer:
-        """From now on the event loop's thread is profiled."""
+        """Starts a profile of the event loop's thread."""
         self._profile = new_profile()
         self._profile.enable()
         return {}, []
 
     async def profiled(self, what: str, count: int) -> Answer:
-        """Ends that. Gives lines for people, about one of `count` things that were done meanwhile."""
+        """Ends the profile. Returns lines for people, about one of `count` repetitions."""
         assert self._profile is not None
         self._profile.disable()
         return {"lines": describe(self._profile, what, count)}, []
 
     async def embedded_pulls(self, source: str, count: int, busy: bool, switch_s: float | None = None) -> Answer:
-        """Pulls one block `count` times, called from this very process. Gives milliseconds for each pull.
+        """Pulls one block `count` times, called from this very process. Returns the milliseconds of each pull.
 
-        `busy`: beside a thread that runs pure Python. `switch_s`: after so many seconds a thread that waits for the
-        interpreter gets it; None leaves Python's own 5 ms.
+        `busy` adds a thread that runs pure Python. `switch_s` is the interpreter's switch interval; None keeps Python's
+        own 5 ms.
         """
         if self._server is None:
             raise InternalError(Reason.INTERNAL, "start comes first")
@@ -152,7 +155,7 @@ class Serving:
 
 @contextlib.contextmanager
 def running_python() -> Iterator[None]:
-    """A thread that runs pure Python all the time and never lets go of the interpreter by itself."""
+    """Runs a thread of pure Python that never releases the interpreter by itself."""
     ended = threading.Event()
 
     def compute() -> None:

@@ -1,7 +1,8 @@
-"""When the last byte of each read landed, seen at the data path itself: before mover, event loop and RPC know of it.
+"""Records when the last byte of each read landed, at the data path itself: before mover, event loop and RPC learn of
+it.
 
-Wraps every data path of the servers that this process starts while it is on. A path that calls `wake` is stamped at its
-last call, one that is polled when it first answers that it is DONE. Nothing is written over a path that is wrapped.
+It wraps every data path of the servers that this process starts while it is on. A path that calls `wake` is stamped at
+its last call; a polled path when it first answers DONE. Wrapped paths only read.
 """
 
 import importlib
@@ -23,7 +24,7 @@ class Stamps:
         self._reads: list[_Read] = []
 
     def install(self) -> None:
-        """Servers that are started while `on` are watched."""
+        """Watches the servers that are started while `on` is set."""
         ranks: Any = importlib.import_module("kvgrpc.local_ranks")
         make_paths = ranks.make_paths
 
@@ -34,7 +35,7 @@ class Stamps:
         ranks.make_paths = make_stamped
 
     def take(self) -> list[int]:
-        """The end of every read since the last call, oldest first."""
+        """Returns the end of every read since the last call, oldest first."""
         ends = [read.ended_ns for read in self._reads]
         self._reads.clear()
         return ends
@@ -83,7 +84,7 @@ class _Remote:
 
     def read(self, runs: Runs, wake: Callable[[], None]) -> _Read:
         read = _Read(wake)
-        # A path that is polled calls `wake` between slices, not at its end.
+        # A polled path calls `wake` between slices, not at its end.
         read.posting = self._remote.read(runs, wake if self._polled else read.wake)
         self._began(read)
         return read

@@ -19,7 +19,7 @@ from kvgrpc.errors import InternalError, Reason
 
 
 class Storing:
-    """The commands of this role: its public methods. Tensors are named by their number."""
+    """The commands of this role are its public methods. Tensors are named by their number."""
 
     def __init__(self) -> None:
         self._store: TensorStore | None = None
@@ -34,7 +34,7 @@ class Storing:
         self.stop()
 
     def start(self, data_path: str, store_bytes: int, tensor_bytes: int, count: int) -> dict[str, Any]:
-        """A store, and tensors to put. Gives the address of its lead."""
+        """Starts a store, and makes tensors to put. Returns the address of its lead."""
         self.stop()
         flags = ["--data-paths", path_of(data_path)]
         self._store = TensorStore.launch(store_bytes=store_bytes, flags=flags, weights_revision="bench")
@@ -44,15 +44,15 @@ class Storing:
         return {"address": self._store.address}
 
     def stop(self) -> dict[str, Any]:
-        """Ends it."""
+        """Ends the store."""
         store, self._store = self._store, None
         if store is not None:
             store.close()
         return {}
 
     def put(self, key: str, to: str, at_once: bool, in_place: bool) -> dict[str, Any]:
-        """Puts all of them, one after the other or `at_once`. `in_place`: they were computed in the store. Gives when
-        the first one was put.
+        """Puts all tensors, one after the other or `at_once`. With `in_place` they are computed in the store first.
+        Returns when the first was put.
         """
         store = self._started()
         tensors = [self._computed(tensor) for tensor in self._tensors] if in_place else self._tensors
@@ -69,15 +69,15 @@ class Storing:
         return {"began_ns": began_ns}
 
     def keep(self, key: str) -> dict[str, Any]:
-        """Puts all of them, for one consumer to fetch."""
+        """Puts all tensors, for one consumer to fetch."""
         store = self._started()
         for put in [store.put_async(bytes.fromhex(key), number, tensor) for number, tensor in enumerate(self._tensors)]:
             put.result()
         return {}
 
     def get(self, key: str, source: str, at_once: int) -> dict[str, Any]:
-        """Gets all of them in order, of which it asks for so many at a time, and gives each back when it has it. Gives
-        when it began, and when it had the last one.
+        """Gets all tensors in order, `at_once` at a time, and releases each when it has arrived. Returns when it began,
+        and when the last had arrived.
         """
         store, began_ns = self._started(), time.monotonic_ns()
         asked: deque[Future[StoredTensor]] = deque()
@@ -92,7 +92,7 @@ class Storing:
                     raise InternalError(Reason.INTERNAL, f"another tensor came for {found.id.name}")
 
     def check(self, key: str, source: str) -> dict[str, Any]:
-        """Whether what comes is what this process has itself: both fill alike."""
+        """Returns whether the tensors that arrive equal this process's own: both processes fill alike."""
         store = self._started()
         equal = True
         for number, tensor in enumerate(self._tensors):
@@ -101,7 +101,7 @@ class Storing:
         return {"equal": bool(equal)}
 
     def release(self, key: str) -> dict[str, Any]:
-        """The request is over."""
+        """Releases the tensors of a request."""
         self._started().release(bytes.fromhex(key))
         return {}
 

@@ -1,4 +1,4 @@
-"""Stages: what is measured on. Two servers with their baselines, two engines, or two leads without processes.
+"""Stages: what a run measures on. They are two servers with their baselines, two engines, or two leads in one process.
 
-`calls` and `hosts` are how a run reaches them, `processors` and `profiling` where their time goes.
+A run reaches them through `calls` and `hosts`. `processors` and `profiling` show where their time goes.
 """

@@ -1,6 +1,6 @@
-"""A client of two servers that has blocks pulled or pushed from one to the other, timed from call to woken waiter.
+"""A client of two servers that pulls or pushes blocks from one to the other, timed from call to woken waiter.
 
-It calls as the Python client does: a pull waits for its end in the call itself, and calls share a stream.
+It calls like the Python client: a pull waits for its end in the call itself, and calls share a stream.
 """
 
 import asyncio
@@ -33,27 +33,27 @@ class Moved:
     """One pull or push that succeeded."""
 
     seconds: float
-    """From the call of PullBlocks, or of FinishedBlocks for a push, until the waiter was back."""
+    """Seconds from the call of PullBlocks, or of FinishedBlocks for a push, until the waiter woke."""
     woken_ns: int
-    """When the waiter was back, on the system's monotonic clock."""
+    """Time at which the waiter woke, in nanoseconds of the system's monotonic clock."""
     transfer: transfer_pb2.Transfer
-    """Of the side that moved the bytes."""
+    """Transfer of the side that moved the bytes."""
 
     def phase_s(self, name: str) -> float:
-        """How long a phase of the transfer took; 0 where it had none of that name."""
+        """Returns the seconds of a phase of the transfer, or 0 if there was no such phase."""
         timed = (phase.duration for phase in self.transfer.phases if phase.phase == PHASES[name])
         return sum(duration.ToNanoseconds() for duration in timed) / 1e9
 
 
 @dataclass(frozen=True)
 class Registered:
-    """A push of which both servers know, before its first part."""
+    """A push that both servers know, before its first part."""
 
     key: bytes
     transfer_id: str
-    """At the destination."""
+    """Transfer id at the destination."""
     source_id: str
-    """Of the same push at the source."""
+    """Transfer id of the same push at the source."""
 
 
 class Caller:
@@ -69,7 +69,7 @@ class Caller:
         self._source_stream = CallStream(self.source, source, ())
         self._destination_stream = CallStream(self.destination, destination, ())
         self._incarnations = (0, 0)
-        """Of the source and of the destination."""
+        """Incarnations of source and destination."""
 
     async def __aenter__(self) -> Self:
         asked = handshake_pb2.GetCapabilitiesRequest()
@@ -87,22 +87,22 @@ class Caller:
         await asyncio.gather(self.source.close(), self.destination.close())
 
     async def allocate(self, blocks: int) -> None:
-        """Takes all blocks of both pools: which ids are used is then the caller's choice."""
+        """Takes all blocks of both pools, so that the caller chooses which ids to use."""
         counts = [pool_pb2.GroupBlockCount(group=0, block_count=blocks)]
         request = pool_pb2.AllocateBlocksRequest(group_block_counts=counts, no_expiry=True)
         for channel in (self.source, self.destination):
             await pool_pb2_grpc.PoolServiceStub(channel).AllocateBlocks(request, timeout=_CALL_S)
 
     def source_blocks(self, ids: Ids) -> common_pb2.Blocks:
-        """Blocks of the source."""
+        """Returns blocks of the source."""
         return named_blocks(ids, self._incarnations[0])
 
     def destination_blocks(self, ids: Ids) -> common_pb2.Blocks:
-        """Blocks of the destination."""
+        """Returns blocks of the destination."""
         return named_blocks(ids, self._incarnations[1])
 
     async def pull(self, source: Ids, destination: Ids, meanwhile: Callable[[], object] | None = None) -> Moved:
-        """Hands blocks over, does something else, and then pulls them; only that is timed.
+        """Hands blocks over, calls `meanwhile`, and then pulls them; only the pull is timed.
 
         Raises InternalError if it fails.
         """
@@ -122,7 +122,7 @@ class Caller:
         return Moved((woken - began) / 1e9, woken, _succeeded(ended.transfer))
 
     async def register(self, destination: Ids) -> Registered:
-        """Reserves blocks and tells the source where its blocks are to go."""
+        """Reserves blocks and registers the push at the source."""
         key = os.urandom(16)
         request = handoff_pb2.ReserveBlocksRequest(
             transfer_key=key, blocks=self.destination_blocks(destination), content=content(len(destination))
@@ -134,27 +134,27 @@ class Caller:
         return Registered(key, reserved.transfer.transfer_id, registered.transfer.transfer_id)
 
     async def push(self, registered: Registered, source: Ids) -> Moved:
-        """Hands the blocks of a registered push over, in one part, while a caller waits for its end at the destination.
+        """Hands over the blocks of a registered push in one part, while a caller waits for its end at the destination.
 
-        Raises InternalError if that fails.
+        Raises InternalError if the push fails.
         """
         part = handoff_pb2.PushPart(blocks=self.source_blocks(source), content=content(len(source)), last=True)
         request = handoff_pb2.FinishedBlocksRequest(transfer_key=registered.key, part=part)
         began = time.monotonic_ns()
         (ended, woken), _ = await asyncio.gather(self._ended(registered.transfer_id), self._finish(request))
         sent = await _call(self._source_stream, self._wait_at_source, _until_over(registered.source_id))
-        # Who moves the bytes is the servers' choice: the transfer of the other one has no paths.
+        # The servers choose who moves the bytes: the other side's transfer has no paths.
         moved = ended if ended.paths else sent.transfer
         _succeeded(ended)
         return Moved((woken - began) / 1e9, woken, _succeeded(moved))
 
     async def one_block(self, count: int) -> list[Moved]:
-        """`count` pulls of one block, one after the other."""
+        """Makes `count` pulls of one block, one after the other."""
         block = np.zeros(1, dtype=np.int64)
         return [await self.pull(block, block) for _ in range(count)]
 
     async def at_once(self, count: int, in_flight: int) -> None:
-        """`count` pulls of one block, always `in_flight` of them under way, each with a block of its own."""
+        """Makes `count` pulls of one block, always `in_flight` of them at once, each with a block of its own."""
         left = iter(range(count))
 
         async def one_after_the_other(number: int) -> None:
@@ -165,7 +165,7 @@ class Caller:
         await asyncio.gather(*(one_after_the_other(number) for number in range(in_flight)))
 
     async def one_block_pushed(self, count: int) -> list[Moved]:
-        """`count` pushes of one block, one after the other, each registered before it is timed."""
+        """Makes `count` pushes of one block, one after the other, each registered before it is timed."""
         block = np.zeros(1, dtype=np.int64)
         return [await self.push(await self.register(block), block) for _ in range(count)]
 
@@ -173,25 +173,25 @@ class Caller:
         await _call(self._source_stream, self._at_source.FinishedBlocks, request)
 
     async def _ended(self, transfer_id: str) -> tuple[transfer_pb2.Transfer, int]:
-        """A transfer of the destination once it is over, and when the waiting caller was back."""
+        """Returns a transfer of the destination once it is over, and when the waiting caller woke."""
         ended = await _call(self._destination_stream, self._wait, _until_over(transfer_id))
         return ended.transfer, time.monotonic_ns()
 
 
 async def _call(stream: CallStream, method: Any, request: Message) -> Any:
-    """Over the stream, once it is there. Raises KVGrpcError or AioRpcError."""
+    """Calls over the stream once the stream is usable, else as a unary RPC. Raises KVGrpcError or AioRpcError."""
     return await stream.reply(request, _CALL_S, "") or await method(request, timeout=_CALL_S)
 
 
 def named_blocks(ids: Ids, incarnation: int) -> common_pb2.Blocks:
-    """Blocks of the one group of the bench's pools."""
+    """Returns blocks of the only group of the bench's pools."""
     starts, counts = to_runs(ids)
     row = common_pb2.GroupBlocks(group=0, runs=common_pb2.BlockRuns(starts=starts, counts=counts))
     return common_pb2.Blocks(incarnation=incarnation, groups=[row])
 
 
 def content(blocks: int) -> common_pb2.Content:
-    """What the blocks hold, by an opaque id: what computing a digest chain costs is not a transfer's cost."""
+    """Returns the content of the blocks as an opaque id: computing a digest chain is no part of a transfer's cost."""
     return common_pb2.Content(opaque_id=b"kvgrpc bench", opaque_tokens=blocks * BLOCK_TOKENS)
 
 
@@ -200,7 +200,7 @@ def _until_over(transfer_id: str) -> transfer_pb2.WaitTransferRequest:
 
 
 def _succeeded(transfer: transfer_pb2.Transfer) -> transfer_pb2.Transfer:
-    """The transfer. Raises InternalError when it failed."""
+    """Returns the transfer. Raises InternalError if it failed."""
     if transfer.state != transfer_pb2.TRANSFER_STATE_SUCCEEDED:
         raise InternalError(Reason.INTERNAL, f"a transfer failed: {transfer.failure.message or transfer}")
     return transfer

@@ -23,11 +23,13 @@ from kvgrpc.errors import InternalError, Reason
 _COPY_S = 60.0
 _REST_S = 60.0
 MakeDevices = Callable[[int], tuple[Device, Device]]
-"""Two views of one device's memory, of so many bytes: one for the rank, and one for what is measured beside it."""
+"""Makes two views of one device's memory, of that many bytes: one for the rank, one for the copies beside it."""
 
 
 def pull_s(source: Engine, destination: Engine, blocks: tuple[Ids, Ids]) -> float:
-    """From the hand-over of these blocks of the source, into those of the destination, to the event Received."""
+    """Returns the seconds of a pull of source blocks into destination blocks, from the hand-over to the event
+    Received.
+    """
     given, taken = map(lists, blocks)
     what = content(opaque_id=b"kvgrpc bench", tokens=len(blocks[0]) * BLOCK_TOKENS)
     began = time.monotonic()
@@ -42,8 +44,8 @@ def pull_s(source: Engine, destination: Engine, blocks: tuple[Ids, Ids]) -> floa
 
 
 class DeviceEngines:
-    """The device is the source's (`out`) or the destination's; the other engine has shared memory. Use it as a context
-    manager.
+    """Two engines, one with a device, the source (`out`) or the destination; the other has shared memory. Use it as a
+    context manager.
     """
 
     def __init__(self, case: Case, make: MakeDevices, *, out: bool) -> None:
@@ -80,7 +82,7 @@ class DeviceEngines:
         self._ends.close()
 
     def check(self) -> None:
-        """A pull brings what the source has. Raises InternalError where it does not."""
+        """Checks that a pull brings what the source has. Raises InternalError if not."""
         fill(self._array if self._out else self._memory)
         if self._out:
             self.copy_s(out=False)
@@ -93,11 +95,13 @@ class DeviceEngines:
             raise InternalError(Reason.INTERNAL, "the destination has other bytes than were to move")
 
     def pull_s(self) -> float:
-        """From the hand-over to the event Received."""
+        """Returns the seconds from the hand-over to the event Received."""
         return pull_s(self._source, self._destination, self._blocks)
 
     def copy_s(self, *, out: bool | None = None) -> float:
-        """The copies between the device and host memory alone, in the direction of the pull unless another is named."""
+        """Returns the seconds of the copies between device and host memory alone, by default in the direction of the
+        pull.
+        """
         ended = threading.Event()
         out = self._out if out is None else out
         start = self._beside.to_host if out else self._beside.to_device
@@ -108,7 +112,7 @@ class DeviceEngines:
         return time.monotonic() - began
 
     def _close_beside(self) -> None:
-        """Lets go of the second view, once its copies are over. Raises InternalError where they do not end."""
+        """Releases the second view, once its copies are over. Raises InternalError if they do not end."""
         for lane in self._lanes.values():
             lane.stop()
         if not all(lane.at_rest(_REST_S) for lane in self._lanes.values()):

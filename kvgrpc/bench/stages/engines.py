@@ -1,4 +1,4 @@
-"""Two engines in this process, each attached to a server of its own: what schedulers see of a push, over sessions."""
+"""Two engines in this process, each attached to a server of its own: a push as schedulers see it, over sessions."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ from kvgrpc.engine.transfers.pushes import Push
 from kvgrpc.errors import InternalError, Reason
 
 _EVENT_S = 60.0
-"""More than any push of a run takes."""
+"""Timeout for an event, in seconds: longer than any push of a run takes."""
 _E = TypeVar("_E", bound=Event)
 
 
@@ -42,7 +42,7 @@ class Engines:
         )
         self._memory = source.memory, destination.memory
         self.layers_seen = 0
-        """Layers of the last push that the destination's engine was told to have, before its end."""
+        """Number of layers of the last push that the destination's engine was told of, before the push ended."""
 
     def __enter__(self) -> Self:
         return self
@@ -51,7 +51,7 @@ class Engines:
         self._ends.close()
 
     def register(self, blocks: Ids) -> Push:
-        """The source's side of a push of which both servers know."""
+        """Returns the source's side of a push that both servers know."""
         key, of = secrets.token_bytes(16), self._content(blocks)
         reservation = self.destination.reserve(lists(blocks), of, transfer_key=key)
         next_event(self.destination, Reserved)
@@ -61,21 +61,21 @@ class Engines:
         deadline = time.monotonic() + _EVENT_S
         answered = _waiting_for(self.source)
         while not push.transfer_id and time.monotonic() < deadline:
-            # The answer is no event, for which `poll` of the engine would go on waiting.
+            # The answer is no event, so the engine's own `poll` would go on waiting.
             answered.poll(_EVENT_S * 1e3)
             _check(self.source.poll())
         self.layers_seen = 0
         return push
 
     def finish(self, push: Push, blocks: Ids, layers: tuple[int, int] | None = None, *, last: bool = True) -> None:
-        """Hands a part over; waits for no answer."""
+        """Hands a part over, without waiting for an answer."""
         push.finished(lists(blocks), layers=layers, last=last)
         self.source.flush()
 
     def received(self) -> float:
-        """When the destination's engine had Received; at return the source has its blocks again.
+        """Returns when the destination's engine got Received, once the source has its blocks again.
 
-        Raises InternalError when the push failed.
+        Raises InternalError if the push failed.
         """
         next_event(self.destination, Received, self._note)
         woken = time.monotonic()
@@ -83,12 +83,12 @@ class Engines:
         return woken
 
     def processor_s(self) -> tuple[float, float]:
-        """Processor time of the two servers so far."""
+        """Returns the processor time of the two servers so far, in seconds."""
         source, destination = (_process_s(engine.lead_pid) for engine in (self.source, self.destination))
         return source, destination
 
     def run_until(self, when: float) -> None:
-        """Both engines take in what they are told until then."""
+        """Lets both engines take in their events until `when`."""
         engines = {engine.fileno(): engine for engine in (self.source, self.destination)}
         told = _waiting_for(*engines.values())
         while (left_s := when - time.monotonic()) > 0:
@@ -96,13 +96,13 @@ class Engines:
                 self._note(_check(engines[ready].poll()))
 
     def fill(self) -> None:
-        """Gives every eight bytes of the source a value of their own, and clears the destination."""
+        """Gives every eight bytes of the source a distinct value, and clears the destination."""
         source, destination = self._memory
         fill(source)
         destination[:] = 0
 
     def check(self, source: Ids, destination: Ids) -> None:
-        """Raises InternalError unless the destination's blocks hold what those of the source do, in every layer."""
+        """Raises InternalError unless the destination's blocks equal those of the source, in every layer."""
         for region in self._pool.regions:
             nbytes = region.stride_bytes * self._pool.groups[region.group].blocks
             rows = (memory[region.offset :][:nbytes].reshape(-1, region.stride_bytes) for memory in self._memory)
@@ -120,8 +120,8 @@ class Engines:
 
 
 def next_event(engine: Engine, kind: type[_E], hear: Callable[[list[Event]], None] = lambda _: None) -> _E:
-    """The next event of that kind; `hear` takes all that come until then. Raises InternalError for a failure, or when
-    none comes.
+    """Returns the next event of that kind; `hear` gets all events until then. Raises InternalError for a failure, or if
+    no such event comes.
     """
     deadline = time.monotonic() + _EVENT_S
     while time.monotonic() < deadline:
@@ -136,7 +136,7 @@ def next_event(engine: Engine, kind: type[_E], hear: Callable[[list[Event]], Non
 
 
 def _waiting_for(*engines: Engine) -> select.poll:
-    """Waits until one of them is told something. Not select: it takes no descriptor beyond 1,023."""
+    """Returns a poll that waits for news of any of the engines. select would take no descriptor beyond 1,023."""
     found = select.poll()
     for engine in engines:
         found.register(engine, select.POLLIN)
@@ -144,7 +144,7 @@ def _waiting_for(*engines: Engine) -> select.poll:
 
 
 def _check(events: list[Event]) -> list[Event]:
-    """The events. Raises InternalError for a failure among them."""
+    """Returns the events. Raises InternalError if there is a failure among them."""
     for event in events:
         if isinstance(event, Failed):
             raise InternalError(Reason.INTERNAL, f"a push failed: {event.message}")
@@ -152,16 +152,16 @@ def _check(events: list[Event]) -> list[Event]:
 
 
 def _process_s(pid: int) -> float:
-    """Processor time of a process.
+    """Returns the processor time of a process, in seconds.
 
-    How Linux writes the clock of a process that is not our own: clock_getcpuclockid(3), which Python lacks.
+    The expression is Linux's clock id of another process, as in clock_getcpuclockid(3), which Python lacks.
     """
     return time.clock_gettime(~pid << 3 | 2)
 
 
 @contextlib.contextmanager
 def environment(changes: dict[str, str]) -> Iterator[None]:
-    """What children of this process are started with."""
+    """Changes the environment in which children of this process are started."""
     before = {name: os.environ.get(name) for name in changes}
     os.environ.update(changes)
     try:

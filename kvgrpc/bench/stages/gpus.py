@@ -1,4 +1,4 @@
-"""Two engines in this process, each with memory of one GPU of its own, between which blocks are pulled by cuda_vmm."""
+"""Two engines in this process, each with its own memory of one GPU, between which blocks are pulled by cuda_vmm."""
 
 import contextlib
 import threading
@@ -34,7 +34,7 @@ class GpuPool(Protocol):
 
     @property
     def tensor(self) -> Any:
-        """Shape [nbytes], as an engine has it."""
+        """The memory as an engine has it, of shape [nbytes]."""
         ...
 
     def write(self, whole: NDArray[np.uint8]) -> None: ...
@@ -45,7 +45,9 @@ class GpuPool(Protocol):
 
 
 class CudaPool:
-    """Of the first GPU. Raises as CudaMemory does, and InternalError where the driver makes no such memory."""
+    """Memory of the first GPU. Raises the errors of CudaMemory, and InternalError if the driver makes no such
+    memory.
+    """
 
     def __init__(self, nbytes: int) -> None:
         from kvgrpc.engine.cuda_memory import CudaMemory
@@ -74,7 +76,7 @@ class CudaPool:
 
 
 class GpuEngines:
-    """Use it as a context manager."""
+    """Two engines with memory of one GPU. Use it as a context manager."""
 
     def __init__(self, case: Case, make: Callable[[int], GpuPool]) -> None:
         layout = pool(case.block_bytes, case.blocks).layout()
@@ -107,7 +109,7 @@ class GpuEngines:
         self._ends.close()
 
     def check(self) -> None:
-        """A pull brings what the source has. Raises InternalError where it does not."""
+        """Checks that a pull brings what the source has. Raises InternalError if not."""
         source, destination = self._pools
         written = source.read().copy()
         fill(written)
@@ -118,12 +120,12 @@ class GpuEngines:
             raise InternalError(Reason.INTERNAL, "the destination has other bytes than were to move")
 
     def pull_s(self) -> float:
-        """From the hand-over to the event Received."""
+        """Returns the seconds from the hand-over to the event Received."""
         source, destination = self._engines
         return pull_s(source, destination, self._blocks)
 
     def copy_s(self) -> float:
-        """The driver's copies of the same runs alone, as many at once."""
+        """Returns the seconds of the driver's copies of the same runs alone, in pieces like those of a posting."""
         ended = threading.Event()
         driver, began = self._pools[1].driver, time.monotonic()
         ranges = groups(self._rows[:, 2], lane.PIECE_BYTES, lane.PIECE_RUNS)

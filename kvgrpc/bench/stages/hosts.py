@@ -1,7 +1,7 @@
-"""The child processes of a run, as the process that drives it sees them.
+"""The child processes of a run, as their driver sees them.
 
-Each has one end of a socket pair: commands and answers are JSON, one datagram each, and may carry file descriptors.
-A child ends when its driver is gone, whatever became of it.
+Each has one end of a socket pair. Commands and answers are JSON, one datagram each, and may carry file descriptors. A
+child ends when its driver is gone, for whatever reason.
 """
 
 import contextlib
@@ -22,21 +22,23 @@ _log = logging.getLogger(__name__)
 
 MESSAGE_BYTES_MAX = 128 << 10
 ANSWER_S = 120.0
-"""More than any command takes on a busy machine; a child that needs longer is taken for broken."""
+"""Timeout of a command, in seconds: more than any takes on a busy machine. A child that needs longer is considered
+broken.
+"""
 _END_S = 10.0
 
 
 class HostFailed(InternalError):
-    """A child process could not do what it was told; the text is its own."""
+    """Raised when a child process could not perform its command; the text is the child's."""
 
     def __init__(self, message: str) -> None:
         super().__init__(Reason.INTERNAL, message)
 
 
 class Host:
-    """One child process, as `kvgrpc.bench.roles.program` makes them of a role by name. One command at a time.
+    """One child process of a role, run by `kvgrpc.bench.roles.program`. It takes one command at a time.
 
-    `environment` is what it gets beside our own.
+    `environment` is added to our own.
     """
 
     def __init__(self, role: str, environment: Mapping[str, str] | None = None) -> None:
@@ -44,7 +46,7 @@ class Host:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.settimeout(ANSWER_S)
         command = [sys.executable, "-m", "kvgrpc.bench.roles.program", role, str(theirs.fileno())]
-        # NIXL writes to standard output, which is ours for the result.
+        # NIXL writes to standard output, where our result goes.
         self._process = subprocess.Popen(  # noqa: S603 - our own program
             command,
             pass_fds=[theirs.fileno()],
@@ -66,13 +68,13 @@ class Host:
         return answer
 
     def ask_fd(self, command: str, **arguments: Any) -> tuple[dict[str, Any], int]:
-        """As `ask`, for an answer that carries one descriptor: the caller's to close."""
+        """Performs a command like `ask`, whose answer carries one file descriptor, which the caller must close."""
         answer, received = self._exchange(command, (), arguments)
         return answer, received[0]
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Lets a child that is stopped run, and stops it again."""
+        """Lets a stopped child run, and stops it again."""
         os.kill(self.pid, signal.SIGCONT)
         try:
             yield

@@ -1,7 +1,7 @@
 """Two leads without processes: their cores, and every message as their services would parse and answer it.
 
-Nothing is sent, no gRPC is involved, and a posting ends the moment it is posted: what is left is the work that a push
-costs the leads themselves. It is counted as processor time, that of the cores apart.
+Nothing is sent, gRPC is not involved, and a posting ends the moment it is posted. The rest is the work that a push
+costs the leads themselves. It is counted as processor time, the cores separately.
 """
 
 import secrets
@@ -33,14 +33,14 @@ from kvgrpc.wire.values import grant
 _LIMITS = Limits()
 _MOST = _LIMITS.blocks_per_request
 _STEP_S = 0.001
-"""What passes between two calls, on the clock of the cores."""
+"""Time between two calls on the clock of the cores, in seconds."""
 _IGNORED = (actions.TransferChanged, actions.TellEngine, actions.Expect)
-"""What goes to ranks, watchers and engines that are not there."""
+"""Actions for ranks, watchers and engines, which do not exist here."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """One RPC: its request, the core's event from it, and the reply from the core's answer."""
+    """One RPC: its request, the core's event for it, and the reply from the core's answer."""
 
     name: str
     request: type[Message]
@@ -101,10 +101,10 @@ class Lead:
     """One core with its engine."""
 
     def __init__(self, name: str, incarnation: int, blocks: int) -> None:
-        # As servers do: the destination of a push moves its bytes.
+        # Like in servers, the destination of a push moves its bytes.
         self.node = Node(_LIMITS, frozenset())
         self.asks = secrets.token_bytes(32)
-        """What the other lead is told to show it."""
+        """Proof that the other lead must show."""
         self.description = EngineDescription(
             engine_id=name,
             incarnation=incarnation,
@@ -133,7 +133,7 @@ class Leads:
     def __init__(self, blocks: int) -> None:
         self.source, self.destination = Lead("source", 1, blocks), Lead("destination", 2, blocks)
         self.core_s = 0.0
-        """Processor time of both cores so far."""
+        """Processor time of both cores so far, in seconds."""
         self._now = 0.0
         self._calls = 0
         self._replies: dict[int, actions.Reply] = {}
@@ -145,14 +145,16 @@ class Leads:
             assert call.id in self._replies, "the two leads do not find to each other"
 
     def ask(self, lead: Lead, method: Method, request: bytes) -> bytes:
-        """One call of an engine and all that follows from it at both leads. Raises KVGrpcError for what is refused."""
+        """Performs one call of an engine and all that follows from it at both leads. Raises KVGrpcError if it is
+        refused.
+        """
         self._now += _STEP_S
         reply = self._perform(lead, method, request)
         self._run()
         return reply
 
     def ended(self, transfer_id: str) -> bytes:
-        """The answer to a WaitTransfer for a push that is over, at the destination."""
+        """Returns the destination's answer to a WaitTransfer for a push that is over."""
         transfer = self.destination.node.state.transfers.get(transfer_id)
         assert transfer.state is State.SUCCEEDED, f"the push did not succeed: {transfer}"
         made = transfer_pb2.WaitTransferResponse(
@@ -161,7 +163,7 @@ class Leads:
         return made.SerializeToString()
 
     def forget(self) -> None:
-        """The engines acknowledge every transfer that is over."""
+        """Lets the engines acknowledge every transfer that is over."""
         for lead in (self.source, self.destination):
             over = tuple(transfer.id for transfer in lead.node.state.transfers if transfer.over)
             self._feed(lead, events.AcknowledgeTransfers(self._call(), over))
@@ -180,7 +182,9 @@ class Leads:
         )
 
     def _perform(self, lead: Lead, method: Method, data: bytes) -> bytes:
-        """What a service does with a request whose answer is known at once."""
+        """Parses a request, lets the core handle it, and serialises the answer, like a service with an immediate
+        answer.
+        """
         request = method.request.FromString(data)
         self._calls += 1
         call = replace(requests.make_call(self._calls, "engine", "", method.name, request), proof=lead.asks)
@@ -205,7 +209,7 @@ class Leads:
             self._carry(*self._todo.popleft())
 
     def _carry(self, lead: Lead, action: Action) -> None:
-        """What one lead asks of the other, or of its rank."""
+        """Performs a lead's action at the other lead, or at its own rank."""
         there = self._other(lead)
         match action:
             case actions.SendOpen(opening=opening):
@@ -226,7 +230,7 @@ class Leads:
                 self._meet(lead, there, action)
 
     def _meet(self, lead: Lead, there: Lead, action: Action) -> None:
-        """The steps of a handshake."""
+        """Performs the steps of a handshake."""
         match action:
             case actions.Dial(address=address, endpoints=endpoints):
                 call = self._call()

@@ -1,4 +1,4 @@
-"""Processor time of two servers and of the client that calls them: how much, and by which functions."""
+"""Measures the processor time of two servers and of the client that calls them: how much, and in which functions."""
 
 import time
 from collections.abc import Awaitable, Callable
@@ -9,8 +9,8 @@ from kvgrpc.bench.stages.hosts import Host
 async def spent_ms(
     source: Host, destination: Host, count: int, work: Callable[[], Awaitable[object]]
 ) -> dict[str, float]:
-    """Milliseconds of processor time that one of the `count` things that `work` does costs source, destination and this
-    process, and what of the servers' time was the kernel's.
+    """Returns the milliseconds of processor time that one of the `count` calls of `work` costs source, destination and
+    this process, and the kernel's part of the servers' time.
     """
     before = _seconds(source, destination)
     await work()
@@ -21,7 +21,7 @@ async def spent_ms(
 async def profiled(
     source: Host, destination: Host, count: int, what: str, work: Callable[[], Awaitable[object]]
 ) -> list[str]:
-    """Which functions of both servers spend it, a line each."""
+    """Returns a profile of both servers during `work`, a line for each function."""
     hosts = {"source": source, "destination": destination}
     for host in hosts.values():
         host.ask("profile")

@@ -1,4 +1,6 @@
-"""Where the processor time of one thread goes, by cProfile. It makes everything slower: shares, not times."""
+"""Profiles the processor time of one thread with cProfile. That slows everything down, so only shares are
+meaningful.
+"""
 
 import cProfile
 import os
@@ -14,12 +16,12 @@ _TOP = 16
 
 
 def new_profile() -> cProfile.Profile:
-    """A profile of processor time: a thread that waits spends none."""
+    """Returns a profile of processor time: a waiting thread spends none."""
     return cProfile.Profile(time.thread_time)
 
 
 def describe(profile: cProfile.Profile, what: str, count: int) -> list[str]:
-    """A title, the share of each package, and the functions that take most; all of one in `count`."""
+    """Returns a title, the share of each package, and the most expensive functions, for one of `count` repetitions."""
     stats: dict[tuple[str, int, str], tuple[int, int, float, float, object]]
     stats = pstats.Stats(profile).stats  # type: ignore[attr-defined]
     total_s = sum(row[2] for row in stats.values()) or 1.0
@@ -37,7 +39,7 @@ def describe(profile: cProfile.Profile, what: str, count: int) -> list[str]:
 
 
 def _package(file: str) -> str:
-    """What a function belongs to: a package of ours, another one, or what is not Python."""
+    """Returns the group of a function: a package of ours, another package, or "built-in" if it is not Python."""
     if file == "~":
         return "built-in"
     parts = Path(_short(file)).parts
@@ -45,7 +47,7 @@ def _package(file: str) -> str:
 
 
 def _short(file: str) -> str:
-    """A file as it is named below its package's folder."""
+    """Returns a file's name relative to its package's folder."""
     path = Path(file)
     for folder in (_ROOT, Path(os.__file__).parent / "site-packages", Path(os.__file__).parent):
         if path.is_relative_to(folder):

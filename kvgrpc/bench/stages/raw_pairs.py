@@ -1,4 +1,4 @@
-"""The baselines of every transfer between two processes, in pairs of processes on the memory of the servers' pools."""
+"""The baselines of every transfer between two processes: pairs of processes on the memory of the servers' pools."""
 
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +17,7 @@ MODES = (TARGET_POLLED, PROGRESS_THREAD)
 
 
 class _Pair:
-    """Two baseline processes, stopped but for their turns."""
+    """Two baseline processes, stopped except during their turns."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._source, self._destination = Host("baseline", environment), Host("baseline", environment)
@@ -34,7 +34,7 @@ class _Pair:
 
 
 class RawPair(_Pair):
-    """Raw NIXL: an agent in each process. They are stopped but for their turns, since one mode burns cores."""
+    """Raw NIXL: an agent in each process. They are stopped except during their turns, because one mode burns cores."""
 
     def __init__(self, mode: str, environment: Mapping[str, str]) -> None:
         super().__init__(environment)
@@ -55,7 +55,7 @@ class RawPair(_Pair):
             self._source_pool, self._destination_pool = made, mine
 
     def move(self, case: Case, operation: str = READ, *, coalesced: bool = True) -> float:
-        """Seconds that raw NIXL takes for the case: the destination READs it, or the source WRITEs it."""
+        """Returns the seconds that raw NIXL takes for the case: the destination READs it, or the source WRITEs it."""
         mover, target, there = self._destination, self._source, self._source_pool
         if operation == WRITE:
             mover, target, there = self._source, self._destination, self._destination_pool
@@ -70,7 +70,7 @@ class RawPair(_Pair):
         return float(answer["seconds"])
 
     def detach(self) -> None:
-        """Lets go of agents and pools."""
+        """Releases agents and pools."""
         with self._running():
             for host in (self._destination, self._source):
                 host.ask("nixl_stop")
@@ -78,7 +78,7 @@ class RawPair(_Pair):
 
 
 class GlooPair(_Pair):
-    """Raw Gloo: a process group of both, of which the source sends."""
+    """Raw Gloo: a process group of both, in which the source sends."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         super().__init__(environment)
@@ -95,15 +95,15 @@ class GlooPair(_Pair):
             self._both("gloo_start", *({"meeting": meeting, "sends": sends} for sends in (True, False)))
 
     def move(self, **messages: int) -> float:
-        """Seconds that raw Gloo takes for the whole pool: from when both are there until all has arrived. `messages`:
-        as RawGloo.move.
+        """Returns the seconds that raw Gloo takes for the whole pool, from when both sides have begun until all has
+        arrived. `messages` are arguments of RawGloo.move.
         """
         with self._running():
             sent, received = self._both("gloo_move", messages, messages)
         return float(received["ended_ns"] - max(sent["began_ns"], received["began_ns"])) / 1e9
 
     def detach(self) -> None:
-        """Lets go of the group and the pools."""
+        """Releases the group and the pools."""
         with self._running():
             self._both("gloo_stop")
             for host in (self._source, self._destination):
@@ -114,7 +114,7 @@ class GlooPair(_Pair):
         self._folder.cleanup()
 
     def _both(self, command: str, *arguments: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """At once, since each waits for the other one. `arguments`: of the source, and of the destination."""
+        """Asks both at once, since each waits for the other. `arguments` are the source's and the destination's."""
         source, destination = arguments or ({}, {})
         with ThreadPoolExecutor(2) as threads:
             sender = threads.submit(self._source.ask, command, **source)

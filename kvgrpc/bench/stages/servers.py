@@ -1,4 +1,4 @@
-"""What bandwidth is measured on: two servers with pools, and the baselines on the memory of these very pools."""
+"""The stage for bandwidth: two servers with pools, and the baselines on the memory of the same pools."""
 
 import os
 import statistics
@@ -24,34 +24,34 @@ class Pools:
     """Two servers whose pools have the same shape, over one data path."""
 
     caller: Caller
-    """All blocks of both pools are its own."""
+    """Client that holds all blocks of both pools."""
     baseline: Host
     source: Host
     destination: Host
     pairs: dict[str, RawPair]
-    """Raw NIXL on the same memory, by mode; what does not work here is left out. Beside collective it is over TCP."""
+    """Raw NIXL on the same memory, by mode, without modes that do not work here. Over collective it uses TCP."""
     gloo: GlooPair | None
     """Raw Gloo on the same memory; over collective only."""
 
     def fill(self) -> None:
-        """Gives every eight bytes of the source a value of their own, and clears the destination."""
+        """Gives every eight bytes of the source a distinct value, and clears the destination."""
         self.baseline.ask("fill")
 
     def check(self, case: Case, moved: Moved) -> None:
-        """Raises InternalError unless the case was moved over its data path and, since `fill`, its bytes are there."""
+        """Raises InternalError unless the case moved over its data path and the destination has the bytes of `fill`."""
         self.check_path(case, moved)
         if not self.baseline.ask("check", case=case.to_json())["equal"]:
             raise InternalError(Reason.INTERNAL, f"other bytes than were to move came over {case.data_path}")
 
     def check_path(self, case: Case, moved: Moved) -> None:
-        """Raises InternalError unless the case was moved over its data path."""
+        """Raises InternalError unless the case moved over its data path."""
         used = moved.transfer.paths[0].data_path
         if used != DATA_PATHS[path_of(case.data_path)]:
             raise InternalError(Reason.INTERNAL, f"the servers moved over {DataPath.Name(used)}, not {case.data_path}")
 
 
 class Stage:
-    """The processes for it. Use it as a context manager; `environment` is what all of them get beside our own."""
+    """The processes of the stage, which get `environment` in addition to ours. Use it as a context manager."""
 
     def __init__(self, plan: Plan, progress: Progress, environment: Mapping[str, str] | None = None) -> None:
         self._plan = plan
@@ -75,7 +75,7 @@ class Stage:
     async def pools(
         self, data_path: str, block_bytes: int, *, raw: bool = True, checksums: bool = False
     ) -> AsyncIterator[Pools]:
-        """Pools of the plan's size over one data path; `raw`: with raw NIXL beside them, as always over collective."""
+        """Yields pools of the plan's size over one data path. `raw` adds raw NIXL, which collective always gets."""
         blocks = self._plan.pool_bytes // block_bytes
         arguments: dict[str, Any] = {"block_bytes": block_bytes, "blocks": blocks}
         arguments |= {"copy_threads": self._plan.copy_threads, "data_paths": [path_of(data_path)]}
@@ -97,7 +97,7 @@ class Stage:
             os.close(destination_fd)
 
     def copy_whole(self) -> float:
-        """Bytes per second of one big memcpy between the pools of the last case."""
+        """Returns the bytes per second of one big memcpy between the pools of the last case."""
         seconds = [float(self.baseline.ask("copy_whole")["seconds"]) for _ in range(WHOLE_COPIES)]
         return self._plan.pool_bytes / statistics.median(seconds)
 
@@ -105,7 +105,7 @@ class Stage:
     def _raw(
         self, source_fd: int, destination_fd: int, modes: Sequence[str], *, tcp: bool
     ) -> Iterator[dict[str, RawPair]]:
-        """The pairs of these modes that work here, attached; `tcp`: of processes that have no other transport."""
+        """Yields the pairs of those modes that work here, attached. With `tcp`, TCP is their only transport."""
         attached: dict[str, RawPair] = {}
         for mode in modes:
             pair = self._pairs.get((mode, tcp))
@@ -126,7 +126,7 @@ class Stage:
 
     @contextmanager
     def _raw_gloo(self, source_fd: int, destination_fd: int, wanted: bool) -> Iterator[GlooPair | None]:
-        """Attached; None where it is not wanted, or does not work here."""
+        """Yields the pair, attached; None if it is not wanted, or does not work here."""
         if not wanted:
             yield None
             return

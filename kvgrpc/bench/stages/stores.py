@@ -17,7 +17,7 @@ class Stores:
     """Source and destination, each in a process with a lead of its own. Use it as a context manager."""
 
     def __init__(self, data_path: str, tensor_bytes: int, count: int, *, room: int) -> None:
-        """`room`: tensors that the destination's store has room for; the source's has it for all of them."""
+        """Starts both. The destination's store has room for `room` tensors, the source's for all."""
         self._tensor_bytes, self._count = tensor_bytes, count
         with ExitStack() as ends:
             environment = environment_of(data_path)
@@ -41,15 +41,15 @@ class Stores:
         self._ends.close()
 
     def check(self) -> None:
-        """Raises InternalError unless the bytes that come are those that were put."""
+        """Raises InternalError unless the bytes that arrive are those that were put."""
         with self._request() as key:
             self._source.ask("keep", key=key)
             if not self._destination.ask("check", key=key, source=self._source_address)["equal"]:
                 raise InternalError(Reason.INTERNAL, "other bytes than those that were put came")
 
     def put_s(self, gets_at_once: int, *, at_once: bool, in_place: bool = False) -> float:
-        """Seconds from the first put until the destination has had the last tensor; it gets them in order, so many at a
-        time. `in_place`: the source has computed them in its store.
+        """Returns the seconds from the first put until the destination has had the last tensor. The destination gets
+        tensors in order, `gets_at_once` at a time. With `in_place`, the source has computed them in its store.
         """
         with self._request() as key:
             put, got = self._both(
@@ -61,7 +61,7 @@ class Stores:
             return float(got["ended_ns"] - put["began_ns"]) / 1e9
 
     def fetch_s(self, gets_at_once: int) -> float:
-        """Seconds in which the destination fetches what the source keeps, so many at a time."""
+        """Returns the seconds that the destination takes to fetch what the source keeps, `gets_at_once` at a time."""
         with self._request() as key:
             self._source.ask("keep", key=key)
             got = self._destination.ask("get", key=key, source=self._source_address, at_once=gets_at_once)
@@ -77,7 +77,7 @@ class Stores:
 
 
 class _Request:
-    """One request of the two engines: its transfer key, which is over for both in the end."""
+    """One request of the two engines: its transfer key, which both release at the end."""
 
     def __init__(self, *hosts: Host) -> None:
         self._hosts, self._key = hosts, secrets.token_hex(16)
@@ -91,7 +91,7 @@ class _Request:
 
 
 class RawStores:
-    """Raw Gloo between two processes with memory for as many bytes. Use it as a context manager."""
+    """Raw Gloo between two processes with `nbytes` of memory each. Use it as a context manager."""
 
     def __init__(self, nbytes: int) -> None:
         with ExitStack() as ends:
@@ -107,5 +107,5 @@ class RawStores:
         self._ends.close()
 
     def move_s(self, tensor_bytes: int, under_way: int) -> float:
-        """Seconds for all of it, in messages of a tensor's size."""
+        """Returns the seconds for the whole memory, in messages of a tensor's size."""
         return self._pair.move(message_bytes=tensor_bytes, under_way=under_way)

@@ -1,4 +1,4 @@
-"""Two engines in this process, each with ranks of its own, between which one pulls over sessions."""
+"""Two engines in this process, each with its own ranks, of which one pulls from the other over sessions."""
 
 import contextlib
 import secrets
@@ -34,7 +34,7 @@ class UnlikeEngines:
         self._content = content(opaque_id=b"kvgrpc bench", tokens=geometry.tokens)
         self._blocks = [geometry.blocks(number) for number in (0, 1)]
         self.planned = Bridge(*sides, 1).plan([geometry.chunk()])
-        """What is to arrive, run by run."""
+        """The runs that must arrive."""
         flags = ["--data-paths", path_of(data_path), "--copy-threads", str(copy_threads)]
         with contextlib.ExitStack() as ends:
             with environment(environment_of(data_path)):
@@ -60,11 +60,11 @@ class UnlikeEngines:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that arrive, over all ranks."""
+        """Number of bytes that arrive, over all ranks."""
         return sum(some.total_bytes for some in self.planned)
 
     def check(self) -> None:
-        """A pull brings what copying run by run does. Raises InternalError where it does not."""
+        """Checks that a pull brings the same bytes as a copy run by run. Raises InternalError if not."""
         self._fill()
         self.copy_s()
         expected = [memory.copy() for memory in self._memories[1]]
@@ -76,7 +76,7 @@ class UnlikeEngines:
                 raise InternalError(Reason.INTERNAL, f"rank {rank} has other bytes than were to move")
 
     def pull_s(self) -> float:
-        """From the call of a pull to the event Received."""
+        """Returns the seconds from the call of a pull to the event Received."""
         here, there = (lists(*blocks) for blocks in self._blocks)
         handed = self._source.finished_blocks(here, self._content, transfer_key=secrets.token_bytes(16))
         self._source.flush()
@@ -89,7 +89,7 @@ class UnlikeEngines:
         return woken - began
 
     def copy_s(self) -> float:
-        """Memcpy for every run of every pair."""
+        """Returns the seconds of a memcpy of every run of every pair."""
         began = time.monotonic()
         self._copier.copy()
         return time.monotonic() - began
@@ -99,7 +99,7 @@ class UnlikeEngines:
         return rows_of(some.runs, PrivateMemory.of(source), PrivateMemory.of(destination))
 
     def _fill(self) -> None:
-        """Gives every eight bytes of the source a value of their own, and clears the destination."""
+        """Gives every eight bytes of the source a distinct value, and clears the destination."""
         for rank, memory in enumerate(self._memories[0]):
             fill(memory, rank * (len(memory) // 8))
         for memory in self._memories[1]:

@@ -1,4 +1,4 @@
-"""SchedulerService for an engine's scheduler: what happens to its requests goes out, news come in.
+"""SchedulerService for an engine's scheduler: tells the lead what happens to requests, and receives news.
 
     scheduler = client.scheduler()
     await scheduler.request_arrived("r1", token_ids, take=grant)
@@ -6,13 +6,13 @@
     await scheduler.blocks_allocated("r1", table, computed_tokens=hit, external_tokens=found.external_tokens)
     for news in await scheduler.poll(wait_s=1.0): ...
 
-or all that one step has to say in one message, with the requests of `kvgrpc.client.step_calls`:
+All calls of one step also fit into one message, made of the requests of `kvgrpc.client.step_calls`:
 
     reply = await scheduler.step([step_calls.match_tokens("r1", hit), ...])
     async with scheduler.steps() as step:  # over one stream, which costs less than a call for each
         reply = await step([...])
 
-Every call may be repeated. The first reply says which life of the engine this is; of another one every call is refused
+Every call may be repeated. The first reply names the life of the engine. In another life, every call is refused
 (Aborted, INCARNATION_CHANGED) until `start_over`.
 """
 
@@ -42,7 +42,7 @@ Response = TypeVar("Response", bound=Message)
 
 
 class Step(Protocol):
-    """Makes one step: all its calls in their order, and the news."""
+    """Makes one step: sends all its calls in order, and returns their answers and the news."""
 
     def __call__(
         self, calls: Iterable[StepCall] = (), *, timeout_s: float | None = None
@@ -50,17 +50,17 @@ class Step(Protocol):
 
 
 class Scheduler:
-    """Of one engine, which has one. Made by `Client.scheduler`."""
+    """The calls of one engine's scheduler. An engine has one scheduler; `Client.scheduler` makes this."""
 
     def __init__(self, caller: Caller, stub: "SchedulerServiceAsyncStub") -> None:
         self.incarnation = 0
-        """The life of the engine that its requests and blocks are of; 0: no reply has said that yet."""
+        """Life of the engine that the requests and blocks belong to; 0 before the first reply."""
         self._call = caller
         self._stub = stub
         self._seq = 0
 
     def start_over(self) -> None:
-        """The engine lives anew, and knows no request. So does this: blocks that were kept are gone."""
+        """Starts over in the engine's new life, which knows no request. Blocks kept for the last life are gone."""
         self.incarnation = self._seq = 0
 
     # ---- hooks
@@ -74,36 +74,36 @@ class Scheduler:
         give: pb.KvGift | None = None,
         **options: Unpack[opt.Arrival],
     ) -> pb.RequestArrivedResponse:
-        """A request is there. `take`: KV of it to pull, or that is pushed to here; `give`: its KV will be wanted."""
+        """Reports a new request. `take`: KV that it pulls, or that is pushed to it. `give`: others will want its KV."""
         request = step_calls.request_arrived(request_id, prompt, take=take, give=give, **options)
         return await self._ask(self._stub.RequestArrived, request, options)
 
     async def match_tokens(
         self, request_id: str, computed_tokens: int = 0, **options: Unpack[opt.Call]
     ) -> pb.MatchTokensResponse:
-        """How many tokens beyond those that are computed here can come from elsewhere. Changes nothing."""
+        """Returns how many tokens beyond those computed here can come from elsewhere. Changes nothing."""
         return await self._ask(self._stub.MatchTokens, step_calls.match_tokens(request_id, computed_tokens), options)
 
     async def blocks_allocated(
         self, request_id: str, blocks: AnyBlocks, **options: Unpack[opt.Allocated]
     ) -> pb.BlocksAllocatedResponse:
-        """The request has blocks, all of them listed: what is missing begins to come, or the source is let go."""
+        """Reports all blocks of a request. The missing tokens begin to move, or the source is released."""
         request = step_calls.blocks_allocated(request_id, blocks, **options)
         return await self._ask(self._stub.BlocksAllocated, request, options)
 
     async def tokens_computed(
         self, request_id: str, blocks: AnyBlocks, computed_tokens: int, **options: Unpack[opt.Computed]
     ) -> pb.TokensComputedResponse:
-        """A step was scheduled, after which so many tokens have KV."""
+        """Reports a scheduled step, after which `computed_tokens` tokens have KV."""
         request = step_calls.tokens_computed(request_id, blocks, computed_tokens, **options)
         return await self._ask(self._stub.TokensComputed, request, options)
 
     async def blocks_loaded(self, request_id: str, **options: Unpack[opt.Call]) -> pb.BlocksLoadedResponse:
-        """A staged engine has copied what came."""
+        """Reports that a staged engine has copied what arrived."""
         return await self._ask(self._stub.BlocksLoaded, step_calls.blocks_loaded(request_id), options)
 
     async def request_preempted(self, request_id: str, **options: Unpack[opt.Call]) -> pb.RequestPreemptedResponse:
-        """Its blocks may be reused when this returns."""
+        """Reports a preemption. The request's blocks may be reused when this returns."""
         return await self._ask(self._stub.RequestPreempted, step_calls.request_preempted(request_id), options)
 
     async def request_finished(
@@ -116,8 +116,8 @@ class Scheduler:
         content: Tokens | None = None,
         **options: Unpack[opt.Computed],
     ) -> pb.RequestFinishedResponse:
-        """The request left: whether its blocks are to be kept, and the grant for the engine that comes next. `content`:
-        the tokens of prompt and answer, of an engine that decodes and gives.
+        """Reports the end of a request. The reply says whether to keep its blocks, and holds the grant for the next
+        engine. `content` has the tokens of prompt and answer, for an engine that decodes and gives.
         """
         request = step_calls.request_finished(request_id, blocks, computed_tokens, outcome, content=content, **options)
         return await self._ask(self._stub.RequestFinished, request, options)
@@ -125,7 +125,7 @@ class Scheduler:
     async def abort_request(
         self, request_id: str, message: str = "", **options: Unpack[opt.Call]
     ) -> pb.AbortRequestResponse:
-        """The request is wanted no more, whatever became of it so far."""
+        """Reports that the request is no longer wanted, in any state."""
         return await self._ask(self._stub.AbortRequest, step_calls.abort_request(request_id, message), options)
 
     async def blocks_needed(
@@ -136,9 +136,9 @@ class Scheduler:
         request_id: str = "",
         **options: Unpack[opt.Call],
     ) -> pb.BlocksNeededResponse:
-        """The scheduler lacks so many blocks of the one group, or {group: count}: those of hand-overs that nobody has
-        claimed come back, all or none. `request_time_us`, `request_id`: the oldest request that waits for blocks; then
-        hand-overs yield, too, whose readers are younger and wait for blocks of their own.
+        """Asks for blocks that the scheduler lacks: a count of the only group, or {group: count}. Blocks of unclaimed
+        hand-overs come back, all or none. `request_time_us` and `request_id` name the oldest request that waits for
+        blocks; with them, hand-overs also yield if their readers are younger and wait for blocks of their own.
         """
         request = step_calls.blocks_needed(counts, request_time_us=request_time_us, request_id=request_id)
         return await self._ask(self._stub.BlocksNeeded, request, options)
@@ -146,8 +146,8 @@ class Scheduler:
     # ---- news, and steps
 
     async def poll(self, wait_s: float = 0.0, **options: Unpack[opt.Call]) -> Sequence[pb.SchedulerNews]:
-        """What is new, waiting so long for the first of it, at most 60 s. The next `poll` or `step` acknowledges what
-        this one told: a call that fails loses nothing.
+        """Returns the news, after waiting up to `wait_s` (at most 60 s) for the first. The next `poll` or `step`
+        acknowledges them, so a failed call loses nothing.
         """
         request = pb.PollSchedulerNewsRequest(after_seq=self._seq, wait=duration(wait_s))
         reply = await self._ask(
@@ -157,8 +157,8 @@ class Scheduler:
         return reply.news
 
     async def step(self, calls: Iterable[StepCall] = (), **options: Unpack[opt.Call]) -> pb.ScheduleStepResponse:
-        """All calls of one step in their order, in one message, and the news. One that is refused says so in its
-        answer: see `refusal`.
+        """Sends all calls of one step in order, in one message, and returns the answers and the news. A refused call
+        says so in its answer: see `refusal`.
         """
         request = pb.ScheduleStepRequest(calls=self._calls(calls), after_seq=self._seq)
         reply = await self._ask(self._stub.ScheduleStep, request, options)
@@ -167,7 +167,7 @@ class Scheduler:
 
     @asynccontextmanager
     async def steps(self) -> AsyncGenerator["Step", None]:
-        """Gives a function that makes steps as `step` does, one at a time, over one stream. A step that fails ends the
+        """Yields a function that makes steps like `step`, one at a time, over one stream. A failed step ends the
         stream, and the next one opens another.
         """
         stream = StepStream(self._call, self._stub)
@@ -203,7 +203,7 @@ class Scheduler:
             yield made
 
     def _of_this_life(self, request: Message) -> None:
-        """Bare block ids are of the life that this scheduler knows."""
+        """Marks bare block ids as ids of the life that this scheduler knows."""
         asked: Any = request
         if "blocks" in request.DESCRIPTOR.fields_by_name and not asked.blocks.incarnation:
             asked.blocks.incarnation = self.incarnation
@@ -213,7 +213,7 @@ class Scheduler:
 
 
 def refusal(answer: pb.ScheduleAnswer) -> KVGrpcError | None:
-    """Of one call of a step: the error that the same call alone would have raised; None where it was not refused."""
+    """Returns the error that the call would have raised alone, or None if it was not refused."""
     if not answer.HasField("failure"):
         return None
     return kind_of(answer.status_code)(reason_of(answer.failure.reason), answer.failure.message)

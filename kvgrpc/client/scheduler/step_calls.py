@@ -1,6 +1,6 @@
-"""What a scheduler has to say to SchedulerService, as requests: for `Scheduler.step`, which sends many in one message.
+"""Builds the requests of SchedulerService for `Scheduler.step`, which sends many in one message.
 
-Each is named after its RPC, and its optional arguments are the fields of that name.
+Each function is named after its RPC, and its optional arguments are fields of the same name.
 """
 
 from collections.abc import Mapping
@@ -46,7 +46,7 @@ def request_arrived(
     give: KvGift | None = None,
     **options: Unpack[opt.Arrival],
 ) -> RequestArrivedRequest:
-    """A request is there. `take`: KV of it to pull, or that is pushed to here; `give`: its KV will be wanted."""
+    """Reports a new request. `take`: KV that it pulls, or that is pushed to it. `give`: others will want its KV."""
     request = RequestArrivedRequest(request_id=request_id, give=give, **fields(options))
     if prompt is not None:
         request.prompt.CopyFrom(as_content(prompt))
@@ -58,29 +58,29 @@ def request_arrived(
 
 
 def match_tokens(request_id: str, computed_tokens: int = 0) -> MatchTokensRequest:
-    """How many tokens beyond those that are computed here can come."""
+    """Asks how many tokens beyond those computed here can come from elsewhere."""
     return MatchTokensRequest(request_id=request_id, computed_tokens=computed_tokens)
 
 
 def blocks_allocated(request_id: str, blocks: AnyBlocks, **options: Unpack[opt.Allocated]) -> BlocksAllocatedRequest:
-    """The request has blocks, all of them listed."""
+    """Reports all blocks of a request."""
     return BlocksAllocatedRequest(request_id=request_id, **_table(blocks, options))
 
 
 def tokens_computed(
     request_id: str, blocks: AnyBlocks, computed_tokens: int, **options: Unpack[opt.Computed]
 ) -> TokensComputedRequest:
-    """A step was scheduled, after which so many tokens have KV."""
+    """Reports a scheduled step, after which `computed_tokens` tokens have KV."""
     return TokensComputedRequest(request_id=request_id, computed_tokens=computed_tokens, **_table(blocks, options))
 
 
 def blocks_loaded(request_id: str) -> BlocksLoadedRequest:
-    """A staged engine has copied what came."""
+    """Reports that a staged engine has copied what arrived."""
     return BlocksLoadedRequest(request_id=request_id)
 
 
 def request_preempted(request_id: str) -> RequestPreemptedRequest:
-    """The scheduler gives its blocks to another request."""
+    """Reports that the scheduler gives the request's blocks to another request."""
     return RequestPreemptedRequest(request_id=request_id)
 
 
@@ -93,7 +93,9 @@ def request_finished(
     content: Tokens | None = None,
     **options: Unpack[opt.Computed],
 ) -> RequestFinishedRequest:
-    """The request left. `content`: the tokens of prompt and answer, of an engine that decodes and gives."""
+    """Reports the end of a request. `content` has the tokens of prompt and answer, for an engine that decodes and
+    gives.
+    """
     request = RequestFinishedRequest(
         request_id=request_id,
         computed_tokens=computed_tokens,
@@ -106,15 +108,15 @@ def request_finished(
 
 
 def abort_request(request_id: str, message: str = "") -> AbortRequestRequest:
-    """The request is wanted no more."""
+    """Reports that the request is no longer wanted."""
     return AbortRequestRequest(request_id=request_id, message=message)
 
 
 def blocks_needed(
     counts: int | Mapping[int, int], *, request_time_us: int = 0, request_id: str = ""
 ) -> BlocksNeededRequest:
-    """The scheduler lacks so many blocks of the one group, or {group: count}. `request_time_us`, `request_id`: the
-    oldest request that waits for blocks.
+    """Asks for blocks that the scheduler lacks: a count of the only group, or {group: count}. `request_time_us` and
+    `request_id` name the oldest request that waits for blocks.
     """
     return BlocksNeededRequest(
         group_block_counts=block_counts(counts), request_time_us=request_time_us, request_id=request_id
@@ -122,7 +124,7 @@ def blocks_needed(
 
 
 def in_step(call: StepCall) -> ScheduleCall:
-    """One call of a step. Raises TypeError for what is none."""
+    """Wraps a request as one call of a step. Raises TypeError for any other value."""
     field = _FIELDS.get(type(call))
     if field is None:
         raise TypeError(f"a step has calls of SchedulerService, not {type(call).__name__}")
@@ -144,6 +146,6 @@ _FIELDS: dict[type[StepCall], str] = {
 
 
 def _table(blocks: AnyBlocks, options: Mapping[str, Any]) -> dict[str, Any]:
-    """All blocks of a request, with the life that their ids are of, and the other options."""
+    """Returns the fields for all blocks of a request, with the life of their ids, and for the other options."""
     others = {name: value for name, value in options.items() if name != "incarnation"}
     return {"blocks": as_blocks(blocks, options.get("incarnation", 0)), **fields(others)}

@@ -1,4 +1,4 @@
-"""Steps of a scheduler over one stream: an answer for each, without the price of a call."""
+"""Sends a scheduler's steps over one stream: each gets an answer, without the price of a call."""
 
 import asyncio
 from typing import TYPE_CHECKING
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from kvgrpc.v1.scheduler_pb2_grpc import SchedulerServiceAsyncStub
 
 STREAM_S = 60.0
-"""A step after so long opens another stream."""
+"""Age of a stream, in seconds, after which the next step opens another."""
 
 Stream = aio.StreamStreamCall[ScheduleRequest, ScheduleResponse]
 
 
 class StepStream:
-    """One step at a time. A stream that failed is not used again: the next step opens another."""
+    """Sends one step at a time. A stream that failed is not used again: the next step opens another."""
 
     def __init__(self, caller: Caller, stub: "SchedulerServiceAsyncStub") -> None:
         self._caller = caller
@@ -29,7 +29,7 @@ class StepStream:
         self._turn = asyncio.Lock()
 
     async def ask(self, step: ScheduleRequest, timeout_s: float) -> ScheduleResponse:
-        """The answer to a step. Raises what it is refused with, DeadlineExceeded, Unavailable."""
+        """Returns the answer to a step. Raises the error of a refusal, DeadlineExceeded, or Unavailable."""
         try:
             async with asyncio.timeout(timeout_s), self._turn:
                 return await self._exchange(step, timeout_s)
@@ -57,12 +57,12 @@ class StepStream:
         except asyncio.InvalidStateError as ended:
             self.close()
             raise Unavailable(Reason.PEER_UNREACHABLE, f"{self._caller.address} ended the stream of steps") from ended
-        except BaseException:  # the answer to this step may still come: it is not to be taken for that to the next one
+        except BaseException:  # a late answer to this step must not be taken for the next one's
             self.close()
             raise
 
     def _standing(self, timeout_s: float) -> Stream:
-        """The stream, or a new one where it ended or would end within this step."""
+        """Returns the stream, or a new one if the old one has ended or would end within this step."""
         now_s = asyncio.get_running_loop().time()
         if self._stream is not None and (self._stream.done() or now_s - self._opened_s > STREAM_S):
             self.close()

@@ -4,6 +4,9 @@ from kvgrpc.core.tensors.values import TensorId
 from kvgrpc.core.tensors.waits import RETRY_DELAY_S
 from kvgrpc.errors import AlreadyExists, Exhausted, Reason
 
+OF_PAIR = frozenset({Reason.NO_DATA_PATH, Reason.INCOMPATIBLE_POOLS})
+"""Of two stores that do not fit together: no other try between them fares better."""
+
 
 def taken(id_: TensorId, why: str) -> AlreadyExists:
     """Returns the error for a name that another tensor has."""

@@ -17,7 +17,7 @@ from kvgrpc.core.tensors.bundles import check_bundle
 from kvgrpc.core.tensors.ended import Ended, too_late
 from kvgrpc.core.tensors.offers import Offers
 from kvgrpc.core.tensors.own_ends import OwnEnds
-from kvgrpc.core.tensors.refusals import full, taken
+from kvgrpc.core.tensors.refusals import OF_PAIR, full, taken
 from kvgrpc.core.tensors.requests import Requests
 from kvgrpc.core.tensors.rows import (
     TENSOR_BYTES,
@@ -115,15 +115,14 @@ class TensorTable:
 
     def failed(self, tensors: Sequence[Tensor], error: KVGrpcError, *, fetched: bool) -> None:
         """Gives puts the error of tensors that do not come now, and also calls that asked their source if they were
-        `fetched`. Other calls wait on, and those with a source ask it.
+        `fetched`. Other calls with a source ask it. Those without wait on, unless no later try can do better.
         """
-        for tensor in tensors:
-            if tensor.gone:
-                continue
+        final = not fetched and error.reason in OF_PAIR and len(tensors) == 1  # one of several is put by itself then
+        for tensor in [tensor for tensor in tensors if not tensor.gone]:
             if tensor.stage is Stage.ARRIVING:
                 self._drop(tensor)
             for wait in self.waits.of(tensor.id, _IN_STORE):
-                if wait.purpose is Purpose.STORED or (fetched and wait.fetches):
+                if wait.purpose is Purpose.STORED or (fetched if wait.fetches else final):
                     self._answer(wait, error)
                 elif wait.fetches:
                     self.effects.append(Fetch(wait.number))

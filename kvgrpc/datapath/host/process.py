@@ -38,6 +38,7 @@ _YAMA_RESTRICTED = "1"
 ADDRESS_MAX = 1 << 62
 _ADDRESSES = struct.Struct("<QQ")  # addresses of the proof and of the memory's nonce
 _PROOF_BYTES = 32
+_INSTEAD = "give each a process of its own, or allow nixl or collective"
 
 
 class OwnProcess:
@@ -140,7 +141,7 @@ def prove(answer: Answer | str, offered: bytes) -> HeldProcess:
     if isinstance(answer, str):
         raise DataPathUnavailable(answer)
     if answer.pid == os.getpid():
-        raise DataPathUnavailable(f"the peer names process {answer.pid}, which is this very one")
+        raise DataPathUnavailable(f"the peer names process {answer.pid}, which is this very one: {_INSTEAD}")
     if len(answer.payload) != _ADDRESSES.size:
         raise DataPathUnavailable("the peer's process proves nothing")
     proof_address, nonce_address = _ADDRESSES.unpack(answer.payload)

@@ -1,4 +1,4 @@
-"""Scheduler: what to take, give and keep, for an engine's scheduler in Python."""
+"""Scheduler: decides what to take, give and keep, for an engine's scheduler in Python."""
 
 from kvgrpc.core.policy.spec import Offer, Source
 from kvgrpc.engine.scheduler.request import ScheduledRequest

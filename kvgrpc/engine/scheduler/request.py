@@ -1,4 +1,4 @@
-"""A request as its scheduler knows it: a prompt of token ids."""
+"""A request as its scheduler knows it, with a prompt of token ids."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,19 +14,19 @@ from kvgrpc.engine.transfers.handles import Content, content
 
 @dataclass(frozen=True)
 class ScheduledRequest(RequestSpec[Sequence[int]]):
-    """A request with all that its transfers are called and made of."""
+    """A request with the names and the content of its transfers."""
 
     prompt: Sequence[int] = ()
-    """Token ids; empty where it has none. Kept as they are now: engines go on writing to theirs."""
+    """Token ids, copied since engines go on writing to their own lists; empty if the prompt has none."""
     adapter: str = ""
     cache_salt: str = ""
     items: tuple[Item, ...] = ()
-    """Multimodal items, at their places in the prompt."""
+    """Multimodal items, with their places in the prompt."""
 
     def __post_init__(self) -> None:
         ids = self.prompt
         if isinstance(ids, np.ndarray):
-            ids = ids.tolist()  # else they would be numpy's own integers
+            ids = ids.tolist()  # otherwise they would be numpy's own integers
         object.__setattr__(self, "prompt", tuple(ids))
 
     @property
@@ -37,12 +37,12 @@ class ScheduledRequest(RequestSpec[Sequence[int]]):
         return self.prompt[:tokens]
 
     def content(self, ids: Sequence[int]) -> Content:
-        """What the KV of these tokens is of."""
+        """Returns the content of these tokens' KV."""
         return content(ids, adapter=self.adapter, cache_salt=self.cache_salt, items=self.items)
 
     @property
     def taken_under(self) -> bytes:
-        """The key of what it takes; empty where it takes nothing. Raises InvalidRequest (GRANT_INVALID)."""
+        """Transfer key of what the request takes; empty if it takes nothing. Raises InvalidRequest (GRANT_INVALID)."""
         match self.take:
             case Offer(grant):
                 return read_claims(grant).transfer_key
@@ -52,5 +52,5 @@ class ScheduledRequest(RequestSpec[Sequence[int]]):
 
     @property
     def labels(self) -> dict[str, Any]:
-        """What its transfers are called."""
+        """Request id and trace context of its transfers."""
         return {"request_id": self.label or self.request_id, "traceparent": self.traceparent}

@@ -7,7 +7,7 @@
     for told in scheduler.step(): ...                                # each step: LoadEnded, SendEnded, ...
     finished = scheduler.finished("r1", ids, table, computed, Outcome.COMPLETE, step=n)
 
-All hooks are those of the policy; each sends what it leads to with the next `step`, and none waits.
+Hooks are those of the policy. The next `step` sends their calls; only `preempted` and `blocks_needed` may wait.
 """
 
 import time
@@ -48,27 +48,27 @@ from kvgrpc.engine.transfers.pushes import Push
 from kvgrpc.errors import DeadlineExceeded, InvalidRequest, Reason, Unavailable
 
 TAKEN_BACK_S = 5.0
-"""How long a preemption waits for blocks that cannot be taken back at once. A lead answers in a millisecond, unless its
-own postings still read them.
+"""Default time that a preemption waits for blocks that cannot be taken back at once, in seconds. A lead answers in a
+millisecond, unless its own postings still read them.
 """
 CANCEL_S = 0.05
-"""How long a step waits for the ids of transfers that are to be cancelled. A lead answers in a millisecond."""
+"""Maximum time that a step waits for the ids of transfers to cancel, in seconds. A lead answers in a millisecond."""
 AWAITED = 1024
-"""Keys that are remembered until their request arrives."""
+"""Maximum number of keys that are remembered until their request arrives."""
 _UNKNOWN = b"unknown"
-"""In place of the content of a prompt that is not known: nothing that a source has is of it."""
+"""Opaque id that stands for an unknown prompt; no source has KV of this content."""
 
 
 @dataclass(eq=False)
 class _Request(DrivenRequest[ScheduledRequest, Sequence[int], Handle]):
-    """`given` are token ids."""
+    """A request of a Scheduler, in which `given` are token ids."""
 
     withdrawn: Push | None = None
-    """What was cancelled so that its blocks come back: until then they may be read."""
+    """The push that was cancelled to get its blocks back; until they come they may be read."""
 
 
 class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
-    """The policy of one engine on its own session. Not for several threads at once."""
+    """The policy of one engine on its own session. Not thread-safe."""
 
     def __init__(
         self,
@@ -80,9 +80,9 @@ class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
         moved: Callable[[MoveTelemetry], None] = lambda _: None,
         takes_parts: bool = True,
     ) -> None:
-        """`rules`: the groups are the engine's own in any case. `moved` hears of what this engine's ranks moved, once
-        for each transfer, before the news of that. `takes_parts`: where a source has other tokens from somewhere on,
-        what is before them will do; else nothing of it comes.
+        """`rules`: the engine's own groups replace their groups. `moved` gets the telemetry of bytes that this engine's
+        ranks moved, before the news of that transfer. `takes_parts`: if a source's tokens differ from some point on,
+        the KV before that point is taken; otherwise nothing is.
         """
         self.engine = engine
         self._moved, self._takes_parts = moved, takes_parts
@@ -90,9 +90,9 @@ class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
         self._renew_s, self._renew_at = renew_s, 0.0
         self._news: list[News] = []
         self._awaited: dict[bytes, None] = {}
-        """Keys for which destinations have registered, of requests that have not arrived; the latest ones."""
+        """Keys under which destinations have registered and no request has arrived; only the latest are kept."""
         self._cancels: list[Handle] = []
-        """Transfers that are to be cancelled, and have no id yet."""
+        """Transfers to cancel that have no id yet."""
         super().__init__(replace(rules or Rules(()), groups=engine.pool.groups), self._news.append)
 
     # -- hooks: see Policy
@@ -105,26 +105,26 @@ class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
         return admitted
 
     def refused(self, wanted: ScheduledRequest, message: str) -> None:
-        """A request that this scheduler does not let in: the destination that waits for its push learns that none
-        comes. Under the key of a request that it has let in, one does.
+        """Refuses a request: the destination that waits for its push is told that none comes. Nothing is said if a
+        request that was let in has the same key, since its push does come.
         """
         gives = wanted.give is not None and wanted.give.mode is not Mode.PULL and wanted.give.prefill
         if gives and not self._knows(wanted.transfer_key):
-            with suppress(InvalidRequest):  # of a key that is too short: no destination waits under one
+            with suppress(InvalidRequest):  # the key is too short: no destination waits under it
                 self.engine.push(wanted.content(()), transfer_key=wanted.transfer_key, **wanted.labels).fail(message)
 
     def let_go(self, wanted: ScheduledRequest, message: str) -> None:
-        """A request that is over before its prompt is known here: what it could take is freed at its source, by its
-        grant or key alone, and the destination that waits for its push learns that none comes. By what a request that
-        was let in takes or gives, too, nothing is let go.
+        """Lets go of a request that ended before its prompt was known here. What it could take is freed at its source,
+        by grant or key alone, and the destination that waits for its push is told that none comes. Nothing is let go
+        that a request which was let in takes or gives too.
 
-        Raises InvalidRequest (GRANT_INVALID) for what is no grant.
+        Raises InvalidRequest (GRANT_INVALID) for a token that is no grant.
         """
         self.refused(wanted, message)
         key, engine = wanted.taken_under, self.engine
         if not key or self._knows(key):
             return
-        # Asked for and cancelled at once: what the source hears of is the cancel.
+        # Asked for and cancelled at once: the source hears only of the cancel.
         match wanted.take:
             case Offer(grant):
                 engine.pull(grant, content(opaque_id=_UNKNOWN, tokens=read_claims(grant).token_count), **wanted.labels)
@@ -134,14 +134,15 @@ class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
         engine.cancel(key, message)
 
     def _knows(self, key: bytes) -> bool:
-        """Whether a request that was let in takes or gives something under that key."""
+        """Returns whether a request that was let in takes or gives something under this key."""
         return any(key in (known.spec.transfer_key, known.spec.taken_under) for known in self._known.values())
 
     def preempted(self, request_id: str) -> None:
-        """The blocks are the scheduler's when this returns. Where they cannot be taken back at once, their push ends.
+        """Takes a preempted request's blocks back before it returns. Ends a push whose blocks cannot be taken back at
+        once.
 
-        Raises DeadlineExceeded when they may still be read after `taken_back_s`. They are not to be reused then, unless
-        a later call returns. Raises LeadDied.
+        Raises DeadlineExceeded when blocks may still be read after `taken_back_s`: do not reuse them unless a later
+        call returns. Raises LeadDied.
         """
         super().preempted(request_id)
         request = self._known.get(request_id)
@@ -153,9 +154,9 @@ class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
         self, count: int, group: int = 0, *, request_time_us: int = 0, request_id: str = "",
         timeout_s: float | None = None,
     ) -> Reclaimed:  # fmt: skip
-        """The scheduler lacks blocks, for a request that waits, or for one that it would have to preempt: see
-        `Engine.reclaim`, whose errors it raises. The next `step` tells SendEnded of the requests whose blocks are its
-        own again. Better than a preemption: nobody waits for what is lost, or only requests that are younger.
+        """Takes blocks back for a request that waits for blocks, or that would have to be preempted. Raises what
+        `Engine.reclaim` raises. The next `step` tells SendEnded of the requests whose blocks are the scheduler's again.
+        A preemption is worse: for the hand-overs that are lost here nobody waits, or only younger requests do.
         """
         return self.engine.reclaim(
             count, group, request_time_us=request_time_us, request_id=request_id, timeout_s=timeout_s
@@ -164,14 +165,14 @@ class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
     def finished(
         self, request_id: str, ids: Sequence[int], table: Table, computed_tokens: int, outcome: Outcome, step: int = 0
     ) -> Finished:
-        """`ids`: the tokens of prompt and answer; those that were computed name what is handed over. Without any the
-        prompt is all.
+        """Ends a request that left. `ids`: the tokens of prompt and answer, of which the computed ones name what is
+        handed over; empty: the prompt is all.
         """
         first = (lambda tokens: ids[:tokens]) if len(ids) else None
         return self._finish(request_id, first, table, computed_tokens, outcome, step)
 
     def step(self, timeout_s: float = 0.0) -> list[News]:
-        """Sends what is queued and tells what happened, waiting up to `timeout_s` for the first event.
+        """Sends queued calls and returns news, waiting up to `timeout_s` for the first event.
 
         Raises LeadDied.
         """
@@ -184,17 +185,17 @@ class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
 
     @property
     def busy(self) -> bool:
-        """Whether a step may tell or send something. Else all that it could hear of is that its lead is gone."""
+        """True if a step may tell or send something. Otherwise a step only hears of a lost lead or wanted pushes."""
         return bool(self._known or self._of or self._cancels or self._news)
 
     def grant(self, request_id: str) -> bytes:
-        """The READ grant of what was handed over; empty where there is none."""
+        """Returns the READ grant of what was handed over; empty if there is none."""
         request = self._known.get(request_id)
         handle = request.transfers.get(Side.GIVE) if request is not None else None
         return handle.grant if isinstance(handle, HandOverHandle) else b""
 
     def push_key(self, request_id: str) -> bytes:
-        """The key of the push that was begun; empty where there is none, or it is over."""
+        """Returns the key of the push that was begun; empty if there is none, or it failed."""
         request = self._known.get(request_id)
         handle = request.transfers.get(Side.GIVE) if request is not None else None
         return handle.transfer_key if isinstance(handle, Push) and not handle.failed else b""
@@ -236,14 +237,14 @@ class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
         )  # fmt: skip
 
     def _say(self, request: _Request, say: Callable[[Push], None]) -> Push:
-        """Says something of a request's push. One of which nothing could be said does not begin."""
+        """Calls `say` with the request's push, or with a new one, which begins only if `say` does not raise."""
         spec, ids = request.spec, () if request.given is None else request.given
         push = request.transfers.get(Side.GIVE) or self.engine.push(
             spec.content(ids), transfer_key=spec.transfer_key, consumers=spec.consumers,
             on_abort=spec.on_abort, priority=spec.priority, firm_ttl_s=spec.kept_s, **spec.labels,
         )  # fmt: skip
         assert isinstance(push, Push)
-        if not push.content.tokens:  # begun before it was known what goes
+        if not push.content.tokens:  # begun before its content was known
             push.content = spec.content(ids)
         say(push)
         return push
@@ -266,8 +267,8 @@ class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
     def _start_over(self, request: _Request, transfer: Handle) -> None:
         assert isinstance(transfer, Push), "parts of it were handed over"
         if not transfer.start_over():
-            # Without a void slot the lead alone says when nothing reads them, and of a push that goes on it says so
-            # only once the next prefill has a part.
+            # Without a void slot only the lead knows when nothing reads the blocks, and for a push that goes on it says
+            # so only once the next prefill has a part.
             transfer.cancel("its prefill was preempted, and its blocks could not be taken back at once")
             request.withdrawn = transfer
 
@@ -288,7 +289,7 @@ class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
             self._poll(left_s)
 
     def _finish_cancels(self) -> None:
-        """A cancel goes out once the lead has named its transfer. This may be an engine's last step for a long time."""
+        """Waits shortly for the ids that pending cancels need: this may be an engine's last step for a long time."""
         if not self._cancels:
             return
         deadline = time.monotonic() + CANCEL_S
@@ -305,14 +306,14 @@ class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
 
     def _renew(self, requests: list[_Request]) -> None:
         source, keys = requests[0].spec.source, [request.spec.transfer_key for request in requests]
-        with suppress(Unavailable):  # a lead that died takes nothing either
+        with suppress(Unavailable):  # a lead that died takes no push either
             self.engine.renew_keys(source.address, keys, source.engine_id)
 
     # -- destinations that come before there is anything for them
 
     def _destination_came(self, key: bytes) -> None:
-        """What it waits for goes there as it is computed; of what is not known here its lead tells it that it does not
-        come, unless it arrives in time.
+        """Begins to push to a destination that registered. The lead tells a destination whose request is not known here
+        that nothing comes, unless the request arrives in time.
         """
         self._awaited.pop(key, None)
         for request in self._known.values():
@@ -333,7 +334,7 @@ class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
         wanted = self.engine.take_pushes_wanted()
         for key in wanted:
             self._destination_came(key)
-        if wanted:  # the next step may be long in coming
+        if wanted:  # the next step may come late
             self.engine.flush()
 
     def _hear(self, event: Event) -> None:
@@ -361,7 +362,7 @@ class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
 
 
 def _unnamed(handle: Handle) -> bool:
-    """Whether the lead is still to name its transfer. One that died does not."""
+    """Returns whether the lead has yet to name the transfer. A lead that died names none."""
     return not (handle.transfer_id or handle.over or handle.lost)
 
 

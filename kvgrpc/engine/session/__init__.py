@@ -1,1 +1,1 @@
-"""Session: how a scheduler reaches its lead, and the next one when a lead dies."""
+"""Session: the connection of a scheduler to its lead, and to the next lead when that one dies."""

@@ -11,8 +11,8 @@ from kvgrpc.wire.endpoints import endpoint_from_proto
 
 
 def perform(rank: int, mover: LocalRank, command: rank_pb2.RankCommand) -> None:
-    """Performs one. Of a newer lead, which knows from the attach what this worker can, there may be some without
-    meaning here.
+    """Performs one command. Ignores an unknown command of a newer lead, which knows from the attach what this worker
+    can.
     """
     name = command.WhichOneof("command")
     if name in _COMMANDS:

@@ -1,7 +1,7 @@
 """The engine's end of a session socket: frames out, frames in, descriptors beside them.
 
-Every wait has a deadline. A child that this process forks lets go of the sockets it inherits: a copy in there would
-keep a session alive beyond the end of its engine.
+Every wait has a deadline, except `receive(None)`. A forked child closes the sockets that it inherits: a copy would keep
+a session alive beyond the end of its engine.
 """
 
 import math
@@ -19,28 +19,28 @@ from kvgrpc.wire.values import stated_error
 
 READ_BYTES = 256 * 1024
 ATTACH_TIMEOUT_S = 30.0
-"""Making and populating a large pool takes seconds."""
+"""Timeout for the answer to an attach, in seconds: making and populating a large pool takes several."""
 SEND_TIMEOUT_S = 10.0
-"""A lead reads at once; one that has not read for this long is stopped or dead."""
+"""Timeout for a send, in seconds. A lead reads at once: one that has not read for this long is stopped or dead."""
 
 
 class LeadDied(Unavailable):
-    """The session ended without being asked to, and no other lead takes over: the lead or a worker is gone, and every
-    lease and transfer with it.
+    """The session ended unasked, and no other lead takes over: the lead or a worker is gone, with every lease and
+    transfer.
 
     No event follows. See `Engine` for what becomes of the memory.
     """
 
 
 class SessionOver(LeadDied):
-    """The lead lives, and says that this engine's life is over: a worker is gone, or the scheduler."""
+    """The lead lives, and says that this engine's life is over: a worker or the scheduler is gone."""
 
 
 class Connection:
     """One connection to a lead. One thread may send while another receives."""
 
     def __init__(self, lead: str | socket.socket) -> None:
-        """`lead`: the path of its socket, or what is connected with it. Raises Unavailable when none listens there."""
+        """Connects to `lead`, a socket's path, or takes a connected socket. Raises Unavailable if none listens."""
         self._socket = _connected(lead) if isinstance(lead, str) else lead
         self._socket.settimeout(SEND_TIMEOUT_S)
         self._readable = select.poll()
@@ -48,16 +48,16 @@ class Connection:
         self._frames = FrameReader(session_pb2.ServerFrame)
         self._ready: list[session_pb2.ServerFrame] = []
         self._descriptors: list[int] = []
-        """Came with the answer to the attach."""
+        """Descriptors that came with the answer to the attach."""
         self.closed = False
         _open.add(self)
 
     def send(self, frame: bytes) -> None:
-        """Sends one frame; waits only while the lead does not read. Raises LeadDied when it is gone."""
+        """Sends one frame; waits only while the lead does not read. Raises LeadDied when the lead is gone."""
         try:
             self._socket.sendall(frame)
         except OSError as error:
-            # After a part of a frame nothing else can be sent.
+            # A part of the frame may be sent: no other frame can follow.
             self.shutdown()
             raise _lost() from error
 
@@ -66,8 +66,8 @@ class Connection:
     ) -> tuple[session_pb2.ServerFrame, int]:
         """Sends the first frame and waits for its answer: (frame, descriptor or -1).
 
-        `memory`: the descriptor of shared memory, for a worker that comes back. Raises the lead's refusal, and
-        Unavailable when it does not answer; the connection is closed then.
+        `memory`: descriptor of the shared memory of a worker that comes back. Raises the lead's refusal, and
+        Unavailable when the lead does not answer; the connection is closed then.
         """
         try:
             self.send(frame)
@@ -82,7 +82,7 @@ class Connection:
             raise
 
     def answer(self, timeout_s: float) -> tuple[session_pb2.ServerFrame, int] | None:
-        """What the lead says to the attach that was sent; None when that does not come in time. Raises its refusal."""
+        """Returns the lead's answer to the attach; None when it does not come in time. Raises the lead's refusal."""
         deadline = time.monotonic() + timeout_s
         while not self._ready:
             if not self._wait(deadline - time.monotonic()):
@@ -96,9 +96,9 @@ class Connection:
         return answer, self._descriptors.pop(0) if self._descriptors else -1
 
     def receive(self, timeout_s: float | None = 0.0) -> list[session_pb2.ServerFrame]:
-        """The frames that are there, waiting up to `timeout_s` for the first (None: as long as it takes).
+        """Returns the frames that are there, waiting up to `timeout_s` for the first (None: as long as it takes).
 
-        Raises LeadDied at the end, once everything before it was taken.
+        Raises LeadDied at the end of the session, once all frames before it were taken.
         """
         frames, self._ready = self._ready, []
         wait_s = 0.0 if frames else timeout_s
@@ -113,25 +113,25 @@ class Connection:
         return frames
 
     def fileno(self) -> int:
-        """For an event loop of the engine's own: readable when there is something to receive."""
+        """Returns a descriptor for an event loop, readable when there is something to receive."""
         return self._socket.fileno()
 
     @property
     def lead_pid(self) -> int:
-        """The process at the other end."""
+        """Id of the process at the other end."""
         credentials = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         pid: int = struct.unpack("3i", credentials)[0]
         return pid
 
     def close(self) -> None:
-        """Ends the connection: for a scheduler, the engine's life. Idempotent."""
+        """Ends the connection; for a scheduler this ends the engine's life. Idempotent."""
         self.closed = True
         self._socket.close()
         while self._descriptors:
             os.close(self._descriptors.pop())
 
     def shutdown(self) -> None:
-        """Ends the connection, and wakes a thread that waits in `receive`, which then raises. `close` follows."""
+        """Ends the connection, and wakes a thread that waits in `receive`, which then raises. `close` must follow."""
         self.closed = True
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -139,13 +139,13 @@ class Connection:
             return
 
     def _wait(self, timeout_s: float | None) -> bool:
-        """Whether there is something to read, or the end. Not select(): that takes no descriptor above 1023."""
+        """Waits for input or the end; returns whether it came. Not by select(): that takes no descriptor above 1023."""
         if self.fileno() < 0:
             raise _lost()
         return bool(self._readable.poll(None if timeout_s is None else math.ceil(max(timeout_s, 0.0) * 1000)))
 
     def _read(self, *, passing: bool = False) -> list[session_pb2.ServerFrame]:
-        """What one read gives; `passing`: a descriptor beside it, which no child inherits, is kept."""
+        """Returns the frames of one read. `passing`: keeps a descriptor beside them, which no child inherits."""
         try:
             if passing:
                 data, received, _, _ = socket.recv_fds(self._socket, READ_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
@@ -182,7 +182,7 @@ os.register_at_fork(after_in_child=_let_go)
 
 
 def _give(memory: int, to: int) -> None:
-    """Sends a descriptor into the socket that the lead gave for it."""
+    """Sends a descriptor into the socket that the lead passed for it."""
     if to < 0:
         raise _lost()
     with socket.socket(fileno=to) as lead:

@@ -1,13 +1,13 @@
-"""How a child process ended, in words: the parent says it of each that it did not ask to end like that."""
+"""The end of a child process, in words; its parent reports each end that it did not ask for."""
 
 import signal
 
 UNPREPARED = (-signal.SIGTERM, 128 + signal.SIGTERM)
-"""Exit codes of a `kvgrpc serve` that was told to stop when it had just begun, and was not yet prepared for that."""
+"""Exit codes of a `kvgrpc serve` that was told to stop before it was prepared for that."""
 
 
 def ended_with(code: int) -> str:
-    """What follows "ended with": "exit code 3", or "SIGSEGV" for a process that this signal ended."""
+    """Returns the words after "ended with": "exit code 3", or "SIGSEGV" for a process that this signal ended."""
     if code >= 0:
         return f"exit code {code}"
     try:

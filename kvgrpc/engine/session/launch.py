@@ -1,12 +1,12 @@
 """The lead as a child process: an engine's busy interpreter must not stall leases, streams or settles.
 
-It ends with the engine, however that ends: `--exit-with-engine` makes it watch its session, whose socket the kernel
-closes with the engine's process. (Not PR_SET_PDEATHSIG: that follows the thread that started the child.) It has a
-session of its own in the terminal's sense, so that Ctrl-C reaches the engine alone, which then ends it in order.
+The lead ends with the engine, however that ends: `--exit-with-engine` makes it watch its session, whose socket the
+kernel closes with the engine's process. (Not PR_SET_PDEATHSIG: that follows the thread that started the child.) A
+terminal session of the lead's own makes Ctrl-C reach only the engine, which then ends the lead in order.
 
-That it serves it says on a pipe of its own, whose other end the engine keeps: so it also misses an engine that ended
-before it attached. What it prints goes to a file: libraries log to the standard output, too, and a
-pipe that is not read would stop them, and the lead, once it is full.
+The lead says that it serves on a pipe whose other end the engine keeps: so it also notices an engine that ended before
+it attached. Output of the lead goes to a file: libraries log to the standard output too, and a pipe that nobody reads
+would stop the lead once it is full.
 """
 
 import logging
@@ -26,18 +26,18 @@ from kvgrpc.errors import Reason
 _log = logging.getLogger(__name__)
 
 READY_TIMEOUT_S = 60.0
-"""A second on an idle machine; many on one where a whole serving stack starts at once."""
+"""Timeout for the start of a lead, in seconds: one on an idle machine, many while a whole serving stack starts."""
 STOP_TIMEOUT_S = 15.0
 LAST_WORDS_BYTES = 2_000
 DIED_S = 1.0
-"""A lead whose socket has just closed takes a moment to end."""
+"""Time that a lead whose socket has just closed gets to end, in seconds."""
 
 
 class LeadProcess:
-    """A `kvgrpc serve` of this engine's own."""
+    """A `kvgrpc serve` process of this engine's own."""
 
     def __init__(self, listen: str, flags: Sequence[str]) -> None:
-        """Starts it and waits until it serves. Raises LeadDied with what it said when it does not."""
+        """Starts the lead and waits until it serves. Raises LeadDied with its output if it does not."""
         self._listen = listen
         self._home = Home()
         self.socket_path = str(self._home.path / "session.sock")
@@ -46,7 +46,7 @@ class LeadProcess:
             "--exit-with-engine", "--log-level", "warning", *flags,
         ]  # fmt: skip
         self.address = ""
-        """Where it serves, or last served."""
+        """Address at which the lead serves, or last served; empty until it serves."""
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop
         self._begin(listen)
         try:
@@ -60,16 +60,16 @@ class LeadProcess:
         return self._process.pid
 
     def last_words(self) -> str:
-        """What it printed last, if it has ended."""
+        """Returns how the lead ended and what it printed last; empty if the lead still runs."""
         try:
             code = self._process.wait(DIED_S)
         except subprocess.TimeoutExpired:
             return ""
-        self._expected.add(code)  # the caller says it
+        self._expected.add(code)  # the caller reports it
         return f"it ended with {ended_with(code)}. {self._printed()}".strip()
 
     def stop(self) -> None:
-        """Asks it to end, and ends it if it does not; it has ended then. Idempotent."""
+        """Asks the lead to end, and kills it if it does not; it has ended when this returns. Idempotent."""
         if self._process.poll() is None:
             self._expected.update(UNPREPARED)
             self._process.terminate()
@@ -85,21 +85,21 @@ class LeadProcess:
             self._home.remove()
         self._hear_no_more()
 
-    # -- the next one, in the place of one that died; nothing of this waits
+    # -- replacing a lead that died; nothing here waits
 
     def gone(self) -> bool:
-        """Whether its process has ended, with all its threads."""
+        """Returns whether the process has ended, with all its threads."""
         return self._process.poll() is not None
 
     def kill(self) -> None:
-        """Ends it at once."""
+        """Kills the process."""
         self.killed = True
         self._expected.add(-signal.SIGKILL)
         self._process.kill()
 
     def start_again(self) -> None:
-        """Starts another one at the same socket, with the same flags, and at the same address if that can be had. Only
-        when it is gone.
+        """Starts another process at the same socket, with the same flags, and at the same address if that can be had.
+        The last process must be gone.
         """
         assert self.gone()
         self._say_end()
@@ -108,17 +108,17 @@ class LeadProcess:
         self._said.truncate()
         same = self.address.rpartition(":")[0] == self._listen.rpartition(":")[0]
         self._begin(self.address if same else self._listen)
-        self.address = ""  # of one that does not come to serve
+        self.address = ""  # so that a start that fails does not choose it again
 
     def fileno(self) -> int:
-        """Readable when `serves` has news, or may have."""
+        """Returns a descriptor that is readable when `serves` may have news."""
         return self._news
 
     def serves(self) -> bool:
-        """Whether it serves. Raises LeadDied when it will not."""
+        """Returns whether the lead serves. Raises LeadDied when it never will."""
         if not _readable(self._news, 0.0):
             return False
-        address = os.read(self._news, select.PIPE_BUF)  # written at once
+        address = os.read(self._news, select.PIPE_BUF)  # written in one piece
         if not address:
             code = self._process.wait()
             self._expected.add(code)
@@ -144,7 +144,7 @@ class LeadProcess:
             os.close(there)
 
     def _wait_ready(self) -> None:
-        """It says its address when it serves; the end of the pipe is its own."""
+        """Waits until the lead says its address, or ends. Raises LeadDied if the lead ends, or takes too long."""
         _readable(self._news, READY_TIMEOUT_S)
         if not self.serves():
             raise self._did_not_start(f"no answer within {READY_TIMEOUT_S:g} s")
@@ -153,7 +153,7 @@ class LeadProcess:
         return LeadDied(Reason.PEER_LOST, f"the lead did not start ({why}): {self._printed()}")
 
     def _say_end(self) -> None:
-        """Logs how it ended, unless that was to be expected."""
+        """Logs how the lead ended, unless that was to be expected."""
         code = self._process.returncode
         if code not in self._expected:
             _log.warning("the lead, process %d, ended with %s. %s", self.pid, ended_with(code), self._printed())
@@ -164,7 +164,7 @@ class LeadProcess:
             self._news = -1
 
     def _printed(self) -> str:
-        """Not by seeking: the lead writes where this end stands."""
+        """Returns the end of the lead's output, without seeking: the lead writes at the position of this file."""
         if self._said.closed:
             return ""
         end = os.fstat(self._said.fileno()).st_size
@@ -173,7 +173,7 @@ class LeadProcess:
 
 
 def _readable(fd: int, timeout_s: float) -> bool:
-    """Not select(): that takes no descriptor above 1023."""
+    """Returns whether a descriptor becomes readable in time. Not select(): it takes no descriptor above 1023."""
     look = select.poll()
     look.register(fd, select.POLLIN)
     return bool(look.poll(timeout_s * 1000))

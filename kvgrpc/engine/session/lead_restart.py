@@ -1,8 +1,8 @@
-"""A new lead in the place of one that died, step by step: nothing here waits, but for the start of a process.
+"""LeadRestart: replaces a lead that died, step by step. No step waits, except for the start of a process.
 
-The steps: the old lead's process has ended, with all its threads (which proves that nothing in it writes into shared
-memory any more); a new one serves at the same socket; the engine is attached there, which it is when every worker is
-back, with its memory at rest.
+First the old lead's process ends, with all its threads, which proves that nothing in it writes into shared memory any
+more. Then a new lead serves at the same socket. Then the engine attaches there, once every worker is back with its
+memory at rest.
 """
 
 import logging
@@ -24,20 +24,20 @@ from kvgrpc.wire.frames import encode
 _log = logging.getLogger(__name__)
 
 WITHIN_S = 60.0
-"""Leads that died longer ago than that do not count."""
+"""Time for which the death of a lead counts, in seconds."""
 WORKERS_S = 30.0
-"""How long workers have to come back, once a new lead serves: what they had posted ends first."""
+"""Time that workers get to come back once a new lead serves, in seconds: first their postings end."""
 COMES_BACK_S = 2 * READY_TIMEOUT_S
-"""How long a worker waits for a new lead."""
+"""Time that a worker waits for a new lead, in seconds."""
 
 Attached = tuple[Connection, session_pb2.AttachResponse, int]
-"""With the descriptor of the void page."""
+"""A session: its connection, the answer to the attach, and the descriptor of the void page."""
 
 
 def attach_again(
     first: session_pb2.AttachRequest, engine_id: str, ticket: RankTicket, pool: PoolLayout
 ) -> session_pb2.AttachRequest:
-    """How an engine that attached by `first` attaches to its next lead: under the same name, with the same ranks."""
+    """Returns the request by which an engine attaches to its next lead: like `first`, with the same name and ranks."""
     again = session_pb2.AttachRequest()
     again.CopyFrom(first)
     again.engine_id, again.rank_ticket = engine_id, ticket.secret
@@ -51,7 +51,7 @@ class LeadRestart:
     def __init__(
         self, lead: LeadProcess, request: session_pb2.AttachRequest, limit: int, watch: Callable[[int], None]
     ) -> None:
-        """At most `limit` leads are started anew within WITHIN_S."""
+        """`limit`: maximum number of leads started anew within WITHIN_S."""
         self._lead = lead
         self._frame = encode(session_pb2.ClientFrame(attach=request))
         self._limit = limit
@@ -65,16 +65,16 @@ class LeadRestart:
 
     @property
     def under_way(self) -> bool:
-        """Whether there is no lead now, but may be one soon."""
+        """True while there is no lead, but may be one soon."""
         return self._step is not None
 
     def check(self) -> None:
-        """Raises LeadDied, as often as it is asked, when there will be no other lead."""
+        """Raises LeadDied, on every call, when there will be no other lead."""
         if self._why:
             raise LeadDied(Reason.PEER_LOST, self._why)
 
     def begin(self, error: LeadDied) -> None:
-        """A lead died. Raises LeadDied when that was one too many."""
+        """Begins to replace a lead that died. Raises LeadDied when too many died."""
         self.check()
         now = time.monotonic()
         while self._deaths and self._deaths[0] < now - WITHIN_S:
@@ -89,8 +89,8 @@ class LeadRestart:
         self._go(self._end, DIED_S, self._pidfd)
 
     def step(self) -> Attached | None:
-        """Does what can be done now: the new session, once the engine is attached. Raises LeadDied when there will be
-        none.
+        """Does what can be done now. Returns the new session once the engine is attached. Raises LeadDied when there
+        will be none.
         """
         self.check()
         step = None
@@ -109,18 +109,18 @@ class LeadRestart:
         return None
 
     def give_up(self, why: str) -> NoReturn:
-        """There will be no other lead. Raises LeadDied, as everything does from then on."""
+        """Gives up: there will be no other lead. Raises LeadDied, and so does every later `check`."""
         self._why = why
         self._step = None
         self._let_go()
         raise LeadDied(Reason.PEER_LOST, why)
 
     def left_s(self) -> float:
-        """How long until `step` has something to do in any case."""
+        """Returns the time until `step` has something to do in any case, in seconds."""
         return max(self._deadline - time.monotonic(), 0.0)
 
     def close(self) -> None:
-        """Ends the lead. Idempotent."""
+        """Ends the lead and the replacement. Idempotent."""
         self._let_go()
         self._step = None
         self._why = self._why or "the engine was closed"
@@ -129,7 +129,7 @@ class LeadRestart:
     # -- the steps
 
     def _end(self) -> None:
-        """The process of the last lead ends. It is our own: one that only looks dead is killed."""
+        """Ends the last lead's process, then starts the next one. A process that only looks dead is killed."""
         if not self._lead.gone():
             if self._late():
                 if self._lead.killed:
@@ -142,7 +142,7 @@ class LeadRestart:
         self._let_go()
 
     def _start(self) -> None:
-        """The next one starts."""
+        """Waits until the next lead serves, then sends the attach."""
         if not self._lead.serves():
             if self._late():
                 self._lead.kill()
@@ -153,7 +153,7 @@ class LeadRestart:
         self._go(self._attach, WORKERS_S, self._connection.fileno())
 
     def _attach(self) -> Attached | None:
-        """The engine attaches there."""
+        """Waits until the engine is attached there, with every worker."""
         assert self._connection is not None
         answer = self._connection.answer(0.0)
         if answer is not None:

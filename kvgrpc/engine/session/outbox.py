@@ -1,4 +1,4 @@
-"""Calls of a scheduler that wait to be sent: one frame for each step, however many they are."""
+"""The queue of a scheduler's calls: one frame for each step, however many calls there are."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -12,12 +12,12 @@ class Outbox:
     """Numbers calls and batches them, in order."""
 
     def __init__(self) -> None:
-        # Calls are made inside the frame that will be sent: a long prompt is copied as seldom as can be.
+        # Calls are made inside the frame that will be sent, which saves copies of long prompts.
         self._frame = session_pb2.ClientFrame()
         self._last_call = 0
 
     def add(self, traceparent: str = "", **request: Any) -> session_pb2.Call:
-        """Queues a call; until it is sent, its request may be changed. Its answer has its `call_id`."""
+        """Queues a call, whose request may be changed until it is sent. The answer has the same `call_id`."""
         self._last_call += 1
         return self._frame.calls.calls.add(call_id=self._last_call, traceparent=traceparent, **request)
 
@@ -29,8 +29,8 @@ class Outbox:
         return len(self._frame.calls.calls)
 
     def take(self, read_events: int, too_long: Callable[[session_pb2.Call, OutOfRange], None]) -> Iterator[bytes]:
-        """Frames with the calls queued so far, which are not queued any more; `too_long` hears of those that fit into
-        none.
+        """Yields frames with the calls queued so far, and empties the queue; `too_long` gets each call that fits into
+        no frame.
 
         `read_events`: number of the last event that was read.
         """

@@ -1,8 +1,8 @@
-"""The way from a worker to a lead on another host: a process beside the worker (`kvgrpc/rank_link`).
+"""RankLink: the way from a worker to a lead on another host, by a process beside the worker (`kvgrpc/rank_link`).
 
-The worker speaks to it as to a lead, over the frames of a session; it speaks gRPC. So no gRPC thread is in the engine's
-process, a busy interpreter there does not look like a dead host, and the kernel still tells the end of either process
-to the other one by the end of their connection.
+The worker speaks to the link process as to a lead, in frames of a session; the link process speaks gRPC. So the
+engine's process has no gRPC thread, and its busy interpreter does not look like a dead host. The kernel still tells the
+end of either process to the other one by the end of their connection.
 """
 
 import logging
@@ -22,13 +22,13 @@ END_S = 5.0
 
 
 class RankLink:
-    """The process, and connections through it. It ends with this one."""
+    """The link process, and connections through it. The link process ends with this process."""
 
     def __init__(self, address: str) -> None:
-        """`address`: the lead's, host:port."""
+        """Starts the link process. `address`: the lead's, host:port."""
         self._address = address
         self._control, there = socket.socketpair()
-        _all.add(self)  # before anything else: a fork of another thread may come at any time
+        _all.add(self)  # first, since another thread may fork at any time
         try:
             with there:
                 self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
@@ -42,7 +42,7 @@ class RankLink:
             raise
 
     def connect(self) -> Connection:
-        """A new connection. Raises Unavailable where the process has ended."""
+        """Returns a new connection. Raises Unavailable if the link process has ended."""
         here, there = socket.socketpair()
         with there:
             try:
@@ -55,16 +55,16 @@ class RankLink:
 
     @property
     def alive(self) -> bool:
-        """Whether the process runs."""
+        """True while the link process runs."""
         return self._process.poll() is None
 
     @property
     def pid(self) -> int:
-        """The process."""
+        """Id of the link process."""
         return self._process.pid
 
     def close(self) -> None:
-        """Ends the process. Idempotent."""
+        """Ends the link process. Idempotent."""
         if self._control.fileno() < 0:
             return
         self._control.close()
@@ -79,7 +79,7 @@ class RankLink:
                 _log.warning("the process that links this rank to its lead ended with %s", ended_with(code))
 
     def let_go(self) -> None:
-        """In a child of this process: the link is not the child's."""
+        """Closes the copy of a forked child: the link is not the child's."""
         self._control.close()
 
 
@@ -87,7 +87,7 @@ _all: "weakref.WeakSet[RankLink]" = weakref.WeakSet()
 
 
 def _let_go() -> None:
-    """A copy in a child would keep the process alive beyond the end of its worker."""
+    """Closes the copies of a forked child, which would keep a link process alive beyond the end of its worker."""
     for link in list(_all):
         link.let_go()
 

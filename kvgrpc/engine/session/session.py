@@ -1,4 +1,4 @@
-"""One session of an engine with its lead: calls out, answers and events in. It ends with its lead."""
+"""One session of an engine with its lead: calls out, answers and events in. A session ends with its lead."""
 
 import logging
 import time
@@ -22,13 +22,13 @@ _log = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 10.0
 UNSAID_MAX = 64
-"""Events of which the lead is not told that they were read, unless there is something else to say: it would wake up
-for nothing but that.
+"""Maximum number of events that are read but not acknowledged while nothing else is sent: an acknowledgement alone
+would wake the lead.
 """
 
 
 class Session:
-    """Everything that ends with a lead. What the engine is told joins `events`."""
+    """Everything that ends with a lead. Events for the engine join `events`."""
 
     def __init__(
         self, connection: Connection, attached: session_pb2.AttachResponse, page: VoidPage, events: list[Event]
@@ -42,24 +42,24 @@ class Session:
         self._transfers = Transfers(page)
         self._events = events
         self._answers: dict[int, session_pb2.CallAnswer | None] = {}
-        """Answers by call, for callers that wait."""
+        """Answers by call, for callers that want them; None: not answered yet."""
         self._abandoned: set[int] = set()
-        """Calls whose answer came too late for their callers."""
+        """Calls whose callers no longer wait for the answer."""
         self._unsent: list[Pull] = []
         self.pushes_wanted: list[bytes] = []
-        """Keys of PushWanted that nobody has taken yet."""
-        # Numbers of the last event that was read, that the engine was told, and that the lead knows it was told.
+        """Keys of PushWanted that are not taken yet."""
+        # Numbers of the last event that was read, that the engine was told, and that was acknowledged to the lead.
         self._read_event = self._told_event = self._acknowledged_event = 0
 
     def ask(self, handle: Handle | None, traceparent: str = "", **request: Any) -> session_pb2.Call:
-        """Queues a call; `handle` gets what comes of it."""
+        """Queues a call. Its answer and its events go to `handle`."""
         call = self._outbox.add(traceparent, **request)
         if handle is not None:
             self._transfers.asked(call.call_id, handle)
         return call
 
     def ask_for(self, pull: Pull, traceparent: str, **request: Any) -> None:
-        """Queues the call of a pull, which may still be changed until it is sent."""
+        """Queues the call of a pull, which can be changed until it is sent."""
         pull.unsent = self.ask(pull, traceparent, **request).pull_blocks
         self._unsent.append(pull)
 
@@ -68,13 +68,13 @@ class Session:
         self._outbox.add_silent(**request)
 
     def mint(self) -> str:
-        """A new lease id."""
+        """Returns a new lease id."""
         self._leases += 1
         return mint_lease_id(self._secret, self._incarnation, "engine", self._leases)
 
     def wait(self, timeout_s: float | None = None, **request: Any) -> session_pb2.CallAnswer:
-        """Makes one call and waits for its answer; events that come meanwhile are kept. `timeout_s`: no longer than
-        that, and a lead that has not answered an earlier call in time is not asked. Raises what it is refused with,
+        """Makes one call and returns its answer; events that come meanwhile are kept. With `timeout_s` it waits no
+        longer than that, and does not ask a lead that owes an earlier answer. Raises the refusal of the call,
         DeadlineExceeded, LeadDied.
         """
         if timeout_s is not None and self._abandoned:
@@ -96,23 +96,23 @@ class Session:
         return _unrefused(answer)
 
     def begin(self, traceparent: str = "", **request: Any) -> int:
-        """Queues a call of which `answer` tells the end; its number."""
+        """Queues a call for `answer`, and returns its number."""
         call_id = self.ask(None, traceparent, **request).call_id
         self._answers[call_id] = None
         return call_id
 
     def answered(self, call_id: int) -> bool:
-        """Whether the call has an answer by now."""
+        """Returns whether the call has an answer."""
         return self._answers[call_id] is not None
 
     def answer(self, call_id: int) -> session_pb2.CallAnswer:
-        """The answer to a call that has one, once. Raises what it is refused with."""
+        """Returns the answer to a call that has one, once. Raises the error that refused the call."""
         answer = self._answers.pop(call_id)
         assert answer is not None, "it was answered"
         return _unrefused(answer)
 
     def flush(self) -> None:
-        """Sends what is queued, and with it which events the engine was told. Raises LeadDied."""
+        """Sends queued calls, and acknowledges events that the engine was told. Raises LeadDied."""
         if not self._outbox and self._told_event - self._acknowledged_event < UNSAID_MAX:
             return
         for pull in self._unsent:
@@ -126,19 +126,19 @@ class Session:
             self._take_event(event)
 
     def read(self, timeout_s: float) -> bool:
-        """Takes in what is there and sends what was waiting for it; False when nothing came. Raises LeadDied."""
+        """Takes the frames that are there and sends calls that waited. Returns False if none came. Raises LeadDied."""
         frames = self.connection.receive(timeout_s)
         self._take(frames)
         self.flush()
         return bool(frames)
 
     def told(self) -> None:
-        """The engine was told everything that was read."""
+        """Notes that the engine was told every event that was read."""
         self._told_event = self._read_event
 
     def lose(self, message: str) -> list[Handle]:
-        """The lead died: takes in what it said before, and tells the engine that everything else has failed. The
-        transfers that are not over. Raises SessionOver when the last that it said is that the engine's life is over.
+        """Ends the session of a dead lead: takes its last frames, and fails everything else. Returns the transfers that
+        are not over. Raises SessionOver if the lead last said that the engine's life is over.
         """
         try:
             while frames := self.connection.receive(0.0):
@@ -146,7 +146,7 @@ class Session:
         except SessionOver:
             raise
         except LeadDied:
-            pass  # as expected
+            pass  # expected: the lead is gone
         self.connection.close()
         for pull in self._unsent:
             pull.unsent = None
@@ -193,6 +193,6 @@ def _unanswered(what: str) -> DeadlineExceeded:
 
 
 def _refusal(call: session_pb2.Call, error: KVGrpcError) -> session_pb2.Event:
-    """A call that was never sent is answered as the lead would refuse it."""
+    """Returns the event by which the lead would refuse a call that was never sent."""
     answer = session_pb2.CallAnswer(call_id=call.call_id, code=error.code, failure=error_row(error))
     return session_pb2.Event(answer=answer)

@@ -1,7 +1,7 @@
 """The lives of an engine: its sessions, one lead after the other.
 
-Where the lead is the engine's own, its death begins a succession (`LeadRestart`), of which every `flush` and `poll`
-does what can be done at once. Transfers of the life before fail at its beginning and come back at its end.
+The death of a lead that the engine launched begins a succession (`LeadRestart`), for which every `flush` and `poll`
+does what can be done at once. Transfers of the old life fail when a succession begins, and come back when it ends.
 """
 
 import math
@@ -24,17 +24,17 @@ from kvgrpc.wire.limits import limits_from_proto
 from kvgrpc.wire.session import step_report
 
 RETRY_DELAY_S = 1.0
-"""A new lead takes about as long to serve."""
+"""Retry delay for calls between leads, in seconds: about the time that a new lead takes to serve."""
 
 
 class Sessions:
-    """What an engine says to its lead, and is told by it."""
+    """The calls of an engine to its lead, and the events from its lead."""
 
     def __init__(self, attached: Attached) -> None:
         self.page = VoidPage()
         self._events: list[Event] = []
         self._lost: list[Handle] = []
-        """Transfers that ended with a lead, until their memory is proved to be at rest."""
+        """Transfers that failed with a lead, until their memory is proved to be at rest."""
         self._steps = Steps()
         self._succession: LeadRestart | None = None
         self._readable = select.epoll()
@@ -42,33 +42,33 @@ class Sessions:
         self._begin(attached)
 
     def survive(self, lead: LeadProcess, request: session_pb2.AttachRequest, relaunches: int) -> None:
-        """From now on the lead, which is the engine's own, is replaced when it dies."""
+        """Has the engine's own lead replaced, from now on, when it dies."""
         self._succession = LeadRestart(lead, request, relaunches, self._watch)
 
     def ask(self, handle: Handle | None, traceparent: str = "", **request: Any) -> session_pb2.Call:
-        """As `Session.ask`. Raises Unavailable (ENGINE_LOST) while there is no lead."""
+        """Calls `Session.ask`. Raises Unavailable (ENGINE_LOST) while there is no lead."""
         return self._now().ask(handle, traceparent, **request)
 
     def ask_for(self, pull: Pull, traceparent: str, **request: Any) -> None:
-        """As `Session.ask_for`. Raises Unavailable (ENGINE_LOST) while there is no lead."""
+        """Calls `Session.ask_for`. Raises Unavailable (ENGINE_LOST) while there is no lead."""
         self._now().ask_for(pull, traceparent, **request)
 
     def mint(self) -> str:
-        """A new lease id."""
+        """Returns a new lease id."""
         return self._session.mint()
 
     def sign_with(self) -> bytes:
-        """The key of grants. Raises Unavailable (ENGINE_LOST) while there is no lead to honour one."""
+        """Returns the key that signs grants. Raises Unavailable (ENGINE_LOST) while there is no lead to honour them."""
         return self._now().grant_key
 
     def step_done(self, step: int, layers: tuple[int, int] | None) -> None:
-        """For the lead, and for those after it."""
+        """Reports a step to the lead, and to later leads."""
         self._steps.done(step, layers)
         if not self._between():
             self._session.say(step_done=step_report(step, layers))
 
     def wait(self, timeout_s: float | None = None, **request: Any) -> session_pb2.CallAnswer:
-        """As `Session.wait`. Raises Unavailable (ENGINE_LOST) while there is no lead."""
+        """Calls `Session.wait`. Raises Unavailable (ENGINE_LOST) while there is no lead."""
         try:
             return self._now().wait(timeout_s, **request)
         except LeadDied as error:
@@ -76,19 +76,19 @@ class Sessions:
             raise _between_leads() from error
 
     def begin(self, traceparent: str = "", **request: Any) -> int:
-        """As `Session.begin`. Raises Unavailable (ENGINE_LOST) while there is no lead."""
+        """Calls `Session.begin`. Raises Unavailable (ENGINE_LOST) while there is no lead."""
         return self._now().begin(traceparent, **request)
 
     def answered(self, call_id: int) -> bool:
-        """As `Session.answered`, in the life in which the call was made."""
+        """Calls `Session.answered`, in the life in which the call was made."""
         return self._session.answered(call_id)
 
     def answer(self, call_id: int) -> session_pb2.CallAnswer:
-        """As `Session.answer`."""
+        """Calls `Session.answer`."""
         return self._session.answer(call_id)
 
     def poll(self, timeout_s: float) -> list[Event]:
-        """Sends what is queued; what happened, waiting so long for the first event. Raises LeadDied."""
+        """Sends queued calls and returns events, waiting up to `timeout_s` for the first one. Raises LeadDied."""
         deadline = time.monotonic() + timeout_s
         self.flush()
         while not (self._events or self._session.pushes_wanted) and self._read(deadline - time.monotonic()):
@@ -101,12 +101,12 @@ class Sessions:
         return events
 
     def take_pushes_wanted(self) -> list[bytes]:
-        """Keys of PushWanted that were read, once each."""
+        """Returns keys of PushWanted that were read, once each."""
         keys, self._session.pushes_wanted = self._session.pushes_wanted, []
         return keys
 
     def flush(self) -> None:
-        """Sends what is queued. Raises LeadDied."""
+        """Sends queued calls. Raises LeadDied."""
         if self._succession is not None:
             self._succession.check()
         if self._between():
@@ -118,11 +118,11 @@ class Sessions:
             self._lose(error)
 
     def fileno(self) -> int:
-        """Readable when `poll` has something to do."""
+        """Returns a descriptor that is readable when `poll` has something to do; -1 after `close`."""
         return -1 if self._readable.closed else self._readable.fileno()
 
     def due(self) -> bool:
-        """Whether `poll` has something to do."""
+        """Returns whether `poll` has something to do."""
         return bool(self._events) or self._between() or bool(not self._readable.closed and self._readable.poll(0))
 
     @property
@@ -130,7 +130,7 @@ class Sessions:
         return self._session.connection.lead_pid
 
     def close(self) -> None:
-        """Ends the session, and a lead that is replaced. Idempotent."""
+        """Ends the session, and a lead of the engine's own. Idempotent."""
         self._readable.close()
         self._session.connection.close()
         self.page.close()
@@ -151,7 +151,7 @@ class Sessions:
         self._watch(connection.fileno())
 
     def _read(self, timeout_s: float) -> bool:
-        """Takes in what comes; False when there is no time left."""
+        """Takes what comes. Returns False when there is no time left."""
         if self._between():
             assert self._succession is not None
             wait_s = max(min(timeout_s, self._succession.left_s()), 0.0)
@@ -165,7 +165,7 @@ class Sessions:
             return True
 
     def _lose(self, error: LeadDied) -> None:
-        """The lead died: the next one is on its way. Raises LeadDied where there will be none."""
+        """Begins to replace a lead that died. Raises LeadDied when there will be no other."""
         if self._succession is None or self.fileno() < 0:
             raise error
         try:
@@ -196,7 +196,7 @@ class Sessions:
         return self._session
 
     def _watch(self, fd: int) -> None:
-        """The one descriptor whose news matter now."""
+        """Watches this descriptor only."""
         with suppress(OSError, ValueError):
             self._readable.unregister(self._watched)
         self._watched = fd

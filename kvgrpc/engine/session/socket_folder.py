@@ -1,8 +1,8 @@
-"""The folder of a lead's session socket. It goes with the engine that made it, however that ends.
+"""The folder of a lead's session socket, which goes with the engine that made it, however that ends.
 
-The engine has a lock on its folder for as long as its process lives, and the kernel lets go of it then, so that a
-folder that can be locked has no owner any more. The lead removes its own one in the end, if that is so; where both were
-killed, the next engine of this user does, at its start.
+An engine has a lock on its folder while its process lives, and the kernel releases it then: a folder that can be locked
+has no owner any more. A lead that ends removes its own folder if it has no owner. If both were killed, the next engine
+of this user removes the folder at its start.
 """
 
 import fcntl
@@ -14,13 +14,13 @@ from pathlib import Path
 
 PREFIX = "kvgrpc-lead-"
 TRIES = 3
-"""Another engine may take a folder for one that was left, before it is locked. Where nothing can be locked, nothing is
-removed either.
+"""Maximum number of folders that are tried: another engine may take a new folder, before it is locked, for a left one.
+Folders that cannot be locked are not removed either.
 """
 
 
 class Home:
-    """A new folder of this process's, which no other user may enter."""
+    """A new folder of this process, which no other user may enter."""
 
     def __init__(self) -> None:
         for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
@@ -34,7 +34,7 @@ class Home:
         _all.add(self)
 
     def remove(self) -> None:
-        """Idempotent. In a child that this process forked it does nothing: the folder is not the child's."""
+        """Removes the folder. Idempotent. In a forked child it removes nothing: the folder is not the child's."""
         if self._maker == os.getpid():
             shutil.rmtree(self.path, ignore_errors=True)
         self.let_go()
@@ -47,7 +47,7 @@ class Home:
 
 
 def remove_if_left(path: Path) -> None:
-    """Removes such a folder of this user's whose engine has ended."""
+    """Removes a socket folder of this user whose engine has ended."""
     lock = _lock(path) if path.name.startswith(PREFIX) else -1
     if lock >= 0:
         shutil.rmtree(path, ignore_errors=True)
@@ -55,7 +55,7 @@ def remove_if_left(path: Path) -> None:
 
 
 def _lock(path: Path) -> int:
-    """The descriptor of a lock on a folder of this user's; -1 where another process has it, or it is gone."""
+    """Returns the descriptor of a lock on this user's folder; -1 if another process has it, or the folder is gone."""
     try:
         lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
@@ -74,7 +74,7 @@ _all: "weakref.WeakSet[Home]" = weakref.WeakSet()
 
 
 def _let_go() -> None:
-    """A copy in a child would keep the lock beyond the end of its engine."""
+    """Closes the locks of a forked child, which would outlive their engine."""
     for home in list(_all):
         home.let_go()
 

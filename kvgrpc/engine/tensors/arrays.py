@@ -1,4 +1,6 @@
-"""Tensors as bytes: numpy arrays, and torch tensors of any device, into pages of a store and out of them."""
+"""Tensors as bytes: numpy arrays, and torch tensors of any device, into pages of a store and out of them. The store's
+memory is an array of the host, or a torch tensor of bytes on any device.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,7 +13,7 @@ from numpy.typing import NDArray
 from kvgrpc.core.tensors.values import DTYPES, Description
 from kvgrpc.errors import invalid
 
-Bytes = NDArray[np.uint8]
+Bytes = NDArray[np.uint8] | torch.Tensor
 AnyTensor = Any
 """A numpy array or a torch tensor."""
 
@@ -44,17 +46,15 @@ def when_computed(tensor: AnyTensor) -> Callable[[], None]:
 
 
 def copy_in(tensor: AnyTensor, store: Bytes, pages: Sequence[int], page_bytes: int) -> None:
-    """Copies a tensor's elements, side by side, into these pages of the store."""
+    """Copies a tensor's elements, side by side, into these pages of the store. They are there when it returns."""
     nbytes = tensor.nbytes
     run = _run(store, pages, page_bytes, nbytes)
-    if run is not None:
-        _fill(run, tensor)
-        return
-    whole = np.empty(nbytes, dtype=np.uint8)
+    whole: Any = _new(store, nbytes) if run is None else run
     _fill(whole, tensor)
-    for page, start in zip(pages, range(0, nbytes, page_bytes), strict=True):
+    for page, start in zip(pages, range(0, nbytes, page_bytes), strict=True) if run is None else ():
         piece = whole[start : start + page_bytes]
         store[page * page_bytes : page * page_bytes + len(piece)] = piece
+    when_computed(store)()
 
 
 def read(store: Bytes, pages: Sequence[int], page_bytes: int, nbytes: int) -> tuple[Bytes, bool]:
@@ -64,9 +64,10 @@ def read(store: Bytes, pages: Sequence[int], page_bytes: int, nbytes: int) -> tu
     run = _run(store, pages, page_bytes, nbytes)
     if run is not None:
         return run, True
-    whole = np.empty(len(pages) * page_bytes, dtype=np.uint8)
+    whole: Any = _new(store, len(pages) * page_bytes)
     for row, page in zip(whole.reshape(-1, page_bytes), pages, strict=True):
         row[:] = store[page * page_bytes : (page + 1) * page_bytes]
+    when_computed(store)()
     return whole[:nbytes], False
 
 
@@ -75,7 +76,29 @@ def room(store: Bytes, pages: Sequence[int], page_bytes: int, nbytes: int) -> tu
     What was there before is still in it.
     """
     run = _run(store, pages, page_bytes, nbytes)
-    return (np.empty(nbytes, dtype=np.uint8), False) if run is None else (run, True)
+    return (_new(store, nbytes), False) if run is None else (run, True)
+
+
+def as_array(data: Bytes, what: Description) -> NDArray[Any]:
+    """These bytes, without a copy. Raises TypeError for those on a device, and an element type that numpy lacks."""
+    if isinstance(data, torch.Tensor):
+        if data.is_cuda:
+            raise TypeError("it lies on a device, where numpy reads nothing: use torch()")
+        data = data.numpy()
+    return data.view(np.dtype(what.dtype)).reshape(what.shape)
+
+
+def as_tensor(data: Bytes, what: Description) -> torch.Tensor:
+    """These bytes, without a copy."""
+    whole = data if isinstance(data, torch.Tensor) else torch.from_numpy(data)
+    return whole.view(getattr(torch, what.dtype)).view(what.shape)
+
+
+def _new(store: Bytes, nbytes: int) -> Bytes:
+    """Memory beside the store, of the same kind."""
+    if isinstance(store, torch.Tensor):
+        return store.new_empty(nbytes)
+    return np.empty(nbytes, dtype=np.uint8)
 
 
 def _run(store: Bytes, pages: Sequence[int], page_bytes: int, nbytes: int) -> Bytes | None:
@@ -87,7 +110,9 @@ def _run(store: Bytes, pages: Sequence[int], page_bytes: int, nbytes: int) -> By
 
 def _fill(into: Bytes, tensor: AnyTensor) -> None:
     if isinstance(tensor, torch.Tensor):
-        target = torch.from_numpy(into).view(tensor.dtype).view(tensor.shape)
-        target.copy_(tensor.detach())
+        whole = into if isinstance(into, torch.Tensor) else torch.from_numpy(into)
+        whole.view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
+    elif isinstance(into, torch.Tensor):
+        into.copy_(torch.from_numpy(np.array(tensor, order="C").reshape(-1).view(np.uint8)))
     else:
         np.copyto(into.view(tensor.dtype).reshape(tensor.shape), tensor)

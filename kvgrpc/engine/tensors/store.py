@@ -8,12 +8,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+import torch
+
 from kvgrpc.core.tensors.store import PAGE_BYTES, store_layout
 from kvgrpc.core.tensors.values import Description, TensorId
-from kvgrpc.core.values.layout import PoolKind
+from kvgrpc.core.values.layout import PoolKind, PoolLayout
 from kvgrpc.engine.engine import Engine
 from kvgrpc.engine.rank import Rank
-from kvgrpc.engine.tensors.arrays import AnyTensor, describe, described_as, read, when_computed
+from kvgrpc.engine.tensors.arrays import AnyTensor, Bytes, describe, described_as, read, when_computed
 from kvgrpc.engine.tensors.jobs import Call, Job, JobThread, PendingPut
 from kvgrpc.engine.tensors.saving import Put, Saving, pages_of
 from kvgrpc.engine.tensors.stored import NewTensor, StoredTensor
@@ -23,6 +25,10 @@ from kvgrpc.wire.tensors import described, description_to_proto, name_to_proto
 from kvgrpc.wire.values import duration
 
 TIMEOUT_S = 120.0
+DATA_PATHS = "shm", "cma", "nixl", "cuda_vmm", "collective"
+"""Of a store in memory of this process's. By the first one it reads stores in shared memory."""
+_REACH = {False: ("cma", "nixl", "collective"), True: ("nixl", "cuda_vmm", "collective")}
+"""By which others read such a store: in memory of the host, and on a GPU."""
 NAMES_MAX = 1_024
 """Of one ReleaseTensors."""
 
@@ -30,12 +36,16 @@ NAMES_MAX = 1_024
 class TensorStore:
     """Puts tensors into the stores of other engines, and gets those that come into its own. `with` closes."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, memory: torch.Tensor | None = None, **rank: Any) -> None:
         """Use `attach` or `launch`."""
         self._engine = engine
         self._page_bytes = engine.pool.block_bytes(0)
-        self._rank = Rank(engine.ticket)
-        self._memory = self._rank.memory
+        try:
+            self._rank = Rank(engine.ticket, tensors=[] if memory is None else [memory], **rank)
+        except BaseException:
+            engine.close()
+            raise
+        self._memory: Bytes = self._rank.memory if memory is None else memory
         self._thread = JobThread(engine)
         self._saving = Saving(engine, self._thread, self._memory)
         self._got: dict[TensorId, _Got] = {}
@@ -47,18 +57,30 @@ class TensorStore:
         """There is a job that tells it."""
 
     @classmethod
-    def attach(cls, socket_path: str, *, store_bytes: int, page_bytes: int = PAGE_BYTES, **attach: Any) -> Self:
-        """Attaches to a running lead with a store of so many bytes. `attach`: weights_revision and engine_id, as in
-        Engine.attach. Raises as that does.
+    def attach(
+        cls, socket_path: str, *, store_bytes: int = 0, page_bytes: int = PAGE_BYTES,
+        memory: torch.Tensor | None = None, data_paths: Sequence[str] = DATA_PATHS, **attach: Any,
+    ) -> Self:  # fmt: skip
+        """Attaches to a running lead with a store of so many bytes of shared memory, or with `memory`, a tensor of
+        bytes of the host or of a GPU, which stays where it is until `close`; then this process moves the bytes, by
+        `data_paths`, best first. `attach`: weights_revision and engine_id, as in Engine.attach. Raises as that does,
+        and InvalidRequest for memory that is no store, or that none of the data paths reaches.
         """
-        layout = store_layout(store_bytes, page_bytes)
-        return cls(Engine.attach(socket_path, pool=layout, kind=PoolKind.SERVER_MANAGED, **attach))
+        layout, kept = _layout_of(store_bytes, page_bytes, memory, data_paths)
+        engine = Engine.attach(
+            socket_path, pool=layout, kind=PoolKind.SERVER_MANAGED, private_memory=memory is not None, **attach
+        )
+        return cls(engine, kept, data_paths=tuple(data_paths))
 
     @classmethod
-    def launch(cls, *, store_bytes: int, page_bytes: int = PAGE_BYTES, **launch: Any) -> Self:
-        """Starts a lead of the engine's own, as Engine.launch does; it ends with the store."""
-        layout = store_layout(store_bytes, page_bytes)
-        return cls(Engine.launch(pool=layout, kind=PoolKind.SERVER_MANAGED, **launch))
+    def launch(
+        cls, *, store_bytes: int = 0, page_bytes: int = PAGE_BYTES, memory: torch.Tensor | None = None,
+        data_paths: Sequence[str] = DATA_PATHS, **launch: Any,
+    ) -> Self:  # fmt: skip
+        """Starts a lead of the engine's own, as Engine.launch does; it ends with the store. All else as in `attach`."""
+        layout, kept = _layout_of(store_bytes, page_bytes, memory, data_paths)
+        engine = Engine.launch(pool=layout, kind=PoolKind.SERVER_MANAGED, private_memory=memory is not None, **launch)
+        return cls(engine, kept, data_paths=tuple(data_paths))
 
     @property
     def address(self) -> str:
@@ -187,10 +209,14 @@ class TensorStore:
         return self._thread.run(self._release_all(key, ids, source))
 
     def close(self) -> None:
-        """Ends the session, and with it all tensors; what was got stays readable. Idempotent."""
+        """Ends the session, and with it all tensors; what was got stays readable, and memory of the process's own is at
+        rest. Idempotent. Raises InternalError (DATA_PATH_FAILED) where that is not proved: free nothing of it.
+        """
         self._thread.close()
-        self._rank.close()
-        self._engine.close()
+        try:
+            self._rank.close()
+        finally:
+            self._engine.close()
 
     def __enter__(self) -> Self:
         return self
@@ -315,6 +341,24 @@ class _Got:
     """Those that were answered, and not released."""
     released: bool = False
     """One was, which the lead is not told yet."""
+
+
+def _layout_of(
+    store_bytes: int, page_bytes: int, memory: torch.Tensor | None, data_paths: Sequence[str]
+) -> tuple[PoolLayout, torch.Tensor | None]:
+    """The pool of a store, and its whole pages of that memory. Raises InvalidRequest."""
+    if memory is None:
+        return store_layout(store_bytes, page_bytes), None
+    if store_bytes:
+        raise invalid("store_bytes", "is the size of shared memory: `memory` has its own")
+    if memory.dtype is not torch.uint8 or memory.dim() != 1 or memory.device.type not in ("cpu", "cuda"):
+        raise invalid("memory", "is a tensor of bytes, of one dimension, of the host or of a GPU of CUDA")
+    layout = store_layout(len(memory), page_bytes)
+    reach = _REACH[memory.is_cuda]
+    if not set(reach) & set(data_paths):
+        where = "of a GPU" if memory.is_cuda else "of this process alone"
+        raise invalid("data_paths", f"memory {where} is reached by {', '.join(reach)}: have one of them")
+    return layout, memory[: layout.total_bytes]
 
 
 def _named(name: str | int, layer: int | None) -> tuple[str, int | None]:

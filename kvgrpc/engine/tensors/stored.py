@@ -4,12 +4,11 @@ import threading
 from collections.abc import Callable
 from typing import Any, Self
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from kvgrpc.core.tensors.values import Description, TensorId
-from kvgrpc.engine.tensors.arrays import Bytes
+from kvgrpc.engine.tensors.arrays import Bytes, as_array, as_tensor, when_computed
 from kvgrpc.errors import invalid
 
 
@@ -25,19 +24,20 @@ class StoredTensor:
         self._release: Callable[[TensorId], None] | None = release
 
     def numpy(self) -> NDArray[Any]:
-        """As an array, read-only. Raises TypeError for an element type that numpy lacks: use `torch`."""
-        array = _array(self._data, self.description)
+        """As an array, read-only. Raises TypeError on a device, and for types that numpy lacks: use `torch`."""
+        array = as_array(self._data, self.description)
         array.flags.writeable = False
         return array
 
     def torch(self) -> torch.Tensor:
-        """As a torch tensor on the CPU. Nothing writes into it."""
-        return _tensor(self._data, self.description)
+        """As a torch tensor, where the store is. Nothing writes into it."""
+        return as_tensor(self._data, self.description)
 
     def release(self) -> None:
-        """The memory is the store's again. Idempotent."""
+        """The memory is the store's again, once a device is past what this thread has queued on it. Idempotent."""
         release, self._release = self._release, None
         if release is not None:
+            when_computed(self._data)()
             release(self.id)
 
     def __enter__(self) -> Self:
@@ -64,12 +64,12 @@ class NewTensor:
         self._lock = threading.Lock()
 
     def numpy(self) -> NDArray[Any]:
-        """As an array. Raises TypeError for an element type that numpy lacks: use `torch`."""
-        return _array(self._own(self._data), self.description)
+        """As an array. Raises TypeError for types that numpy lacks, and on a device: use `torch`."""
+        return as_array(self._own(self._data), self.description)
 
     def torch(self) -> torch.Tensor:
-        """As a torch tensor on the CPU."""
-        return _tensor(self._own(self._data), self.description)
+        """As a torch tensor, where the store is."""
+        return as_tensor(self._own(self._data), self.description)
 
     def take(self, release: Callable[[str], None]) -> Bytes:
         """Its bytes, to be put into the store with that `release`: from here on it is not the engine's. Raises
@@ -100,11 +100,3 @@ class NewTensor:
 
     def __exit__(self, *_: object) -> None:
         self.release()
-
-
-def _array(data: Bytes, what: Description) -> NDArray[Any]:
-    return data.view(np.dtype(what.dtype)).reshape(what.shape)
-
-
-def _tensor(data: Bytes, what: Description) -> torch.Tensor:
-    return torch.from_numpy(data).view(getattr(torch, what.dtype)).view(what.shape)

@@ -1,1 +1,1 @@
-"""Transfers: their handles, the events about them, and which row of a session is about which handle. No I/O."""
+"""Transfers: handles, their events, and the table that maps rows of a session to handles. No I/O."""

@@ -1,4 +1,4 @@
-"""What `Engine.poll` tells. `transfer` is the handle that the event is about."""
+"""Events of `Engine.poll`. `transfer` is the handle that an event is about."""
 
 from dataclasses import dataclass, field
 
@@ -11,8 +11,8 @@ from kvgrpc.errors import NextStep, Reason
 
 @dataclass(frozen=True)
 class PullOpened:
-    """The source said yes, and the pull waits for its blocks: `use_tokens` tokens of KV will come. One that had them by
-    then is not spoken of before its end.
+    """The source accepted the pull, which waits for its blocks: `use_tokens` tokens of KV will come. A pull that has
+    its blocks by then gets no such event.
     """
 
     transfer: Pull
@@ -29,13 +29,13 @@ class Reserved:
 @dataclass(frozen=True)
 class LayersReceived:
     """Every block of these layers is there, provisionally: nothing that is computed from them leaves the engine before
-    Received. Each replaces the last: one with fewer layers says that the prefill started over, and that what was
-    computed from the others is to be discarded. Failed discards all.
+    Received. Each event replaces the last one. Fewer layers mean that the prefill started over: discard what was
+    computed from the others. Failed discards all.
     """
 
     transfer: Reservation
     layers_done: tuple[tuple[int, int], ...]
-    """(first, count), in order."""
+    """Ranges of layers, each (first, count), in order."""
     part_epoch: int
 
 
@@ -46,12 +46,12 @@ class Received:
     transfer: Pull | Reservation
     use_tokens: int
     telemetry: MoveTelemetry | None = field(default=None, compare=False)
-    """What this engine's ranks moved for it; None: the source's did, or there was nothing to move."""
+    """Telemetry of this engine's ranks; None: the source's ranks moved the bytes, or there was nothing to move."""
 
 
 @dataclass(frozen=True)
 class Failed:
-    """It is over without success. Returns nothing: BlocksReturned follows."""
+    """The transfer is over without success. Returns no blocks: BlocksReturned follows."""
 
     transfer: Handle
     reason: Reason
@@ -60,7 +60,7 @@ class Failed:
     cancelled: bool = False
     phase: str = ""
     side: Side | None = None
-    """At which of the two engines."""
+    """Side of the transfer that failed."""
     rank: int | None = None
 
 
@@ -70,13 +70,13 @@ class BlocksReturned:
 
     transfer: Handle
     telemetries: tuple[MoveTelemetry, ...] = field(default=(), compare=False)
-    """Of a push whose bytes this engine's ranks moved: one for each consumer that has everything."""
+    """Telemetry of a push whose bytes this engine's ranks moved, one for each consumer that has everything."""
 
 
 @dataclass(frozen=True)
 class PartsReturned:
-    """The blocks of parts that were replaced are the engine's again; their push goes on. Not told of those that
-    `Push.start_over` took back by itself.
+    """The blocks of replaced parts are the engine's again; their push goes on. Parts that `Push.start_over` took back
+    at once get no such event.
     """
 
     transfer: Push

@@ -17,23 +17,23 @@ from kvgrpc.v1 import common_pb2, handoff_pb2, transfer_pb2
 from kvgrpc.wire.packed import put_runs
 
 BlockIds: TypeAlias = Sequence[int] | Sequence[Sequence[int]]
-"""Block ids of the one group, or one list for each group, in token order. Arrays of integers will do."""
+"""Block ids of the only group, or one list for each group, in token order. Integer arrays are accepted."""
 
 AnyBlocks: TypeAlias = BlockIds | common_pb2.Blocks
-"""Block ids of this life of the engine, or a message of blocks as a reply gave it: where that names an allocation, the
-lead compares.
+"""Block ids of this life of the engine, or the message of blocks from a reply. The lead checks a message that names an
+allocation.
 """
 
 ID_MAX = (1 << 32) - 1
-"""Of a block, as messages have it."""
+"""Largest block id in messages."""
 
 IDS_MAX = 1 << 22
-"""Tokens or blocks in one call: above any request, and few enough for one frame."""
+"""Maximum number of tokens or blocks in one call: above any request, and few enough for one frame."""
 
 
 @dataclass(frozen=True)
 class Content:
-    """What KV is of: token ids with everything else that it depends on."""
+    """The content of KV: token ids with everything else that the KV depends on."""
 
     message: common_pb2.Content
 
@@ -51,10 +51,10 @@ def content(
     opaque_id: bytes = b"",
     tokens: int = 0,
 ) -> Content:
-    """The content of `token_ids`, among which the placeholders of multimodal `items` are; or, for an engine that has
-    none, an opaque id for `tokens` tokens. Items beyond the last token do not count.
+    """Returns the content of `token_ids`, which contain the placeholders of multimodal `items`. An engine without token
+    ids gives an opaque id for `tokens` tokens. Items beyond the last token do not count.
 
-    Raises InvalidRequest or OutOfRange for what are no token ids, and for an opaque id with anything beside it.
+    Raises InvalidRequest or OutOfRange for invalid token ids, and for an opaque id with anything beside it.
     """
     if opaque_id:
         if len(token_ids) or adapter or cache_salt or items:
@@ -76,37 +76,37 @@ def content(
 
 
 class Ask(Protocol):
-    """Queues a call of an engine; `handle` gets what comes of it."""
+    """A function that queues a call of an engine, whose answer and events go to `handle`."""
 
     def __call__(self, handle: "Handle | None", traceparent: str = "", **request: Any) -> session_pb2.Call: ...
 
 
 @dataclass(eq=False, kw_only=True)
 class Handle:
-    """One transfer, from the asking to its end."""
+    """One transfer, from the first call about it to its end."""
 
     ask: Ask = field(repr=False)
     request_id: str = ""
     transfer_id: str = ""
-    """Known once the lead answered."""
+    """Transfer id; empty until the lead answered."""
     failed: bool = False
-    """The engine was told, or is about to be, that it failed."""
+    """True once the engine was told, or is about to be, that the transfer failed."""
     over: bool = False
-    """The engine was told the last event about it: nothing of it is with the lead any more."""
+    """True once the engine was told the last event: the lead has nothing of the transfer any more."""
     lost: bool = field(default=False, repr=False)
-    """The lead that knew it died: it failed, and its blocks come back when they are proved to be at rest."""
+    """True once the lead that knew the transfer died: it failed, and its blocks come back when proved at rest."""
     later: list[Callable[[], object]] = field(default_factory=list, repr=False)
-    """What waits for the transfer id."""
+    """Work that waits for the transfer id."""
 
     def cancel(self, message: str = "") -> None:
-        """Ends the transfer, if it is not over, and tells the other side. The source of one that cancels makes of
-        it what it said with `on_abort`. What comes of it are Failed and BlocksReturned, as for other ends.
+        """Ends the transfer, if it is not over, and tells the other side. A source applies its `on_abort` when a
+        destination cancels. Failed and BlocksReturned follow, as for other ends.
         """
         if not self.over and not self.lost:
             self.once_known(lambda: self.ask(None, cancel_transfer=_cancel(self.transfer_id, message)))
 
     def once_known(self, work: Callable[[], object]) -> None:
-        """Does it now if the lead knows the transfer, else when it does."""
+        """Does the work now if the lead knows the transfer, otherwise once it does."""
         if self.transfer_id:
             work()
         else:
@@ -115,10 +115,10 @@ class Handle:
 
 @dataclass(eq=False, kw_only=True)
 class HandOver(Handle):
-    """Blocks handed over. The grant is valid as soon as `finished_blocks` returned."""
+    """A hand-over of blocks. Its grant is valid as soon as `finished_blocks` returned."""
 
     grant: bytes = field(repr=False)
-    """The token, for the consumer."""
+    """Token of the READ grant, for the consumer."""
     lease_id: str
     page: VoidPage = field(repr=False)
 
@@ -128,11 +128,11 @@ class HandOver(Handle):
         return grants.to_json(self.grant)
 
     def take_back(self) -> bool:
-        """Preemption: from the return on the blocks are the engine's own, though they are read; readers are told, and
-        use nothing of them. Failed and BlocksReturned follow.
+        """Takes the blocks back at once, for a preemption: on return they are the engine's own, though they are read.
+        Readers are told, and use nothing of them. Failed and BlocksReturned follow.
 
-        False: that cannot be had, since the lead is not on this host or has no slot left; cancel, and wait for
-        BlocksReturned.
+        Returns False if that is not possible, since the lead is on another host or has no slot left: then cancel, and
+        wait for BlocksReturned.
         """
         return take_back(self, self.page, self.lease_id)
 
@@ -142,21 +142,21 @@ class Pull(Handle):
     """A pull under way."""
 
     use_tokens: int = 0
-    """Tokens of KV that will be usable, from the start of the prompt, if the source agrees."""
+    """Number of tokens, from the start of the prompt, whose KV will be usable if the source agrees."""
     incarnation: int = field(repr=False)
-    """The life that its block ids are of."""
+    """Incarnation that the block ids are of."""
     unsent: handoff_pb2.PullBlocksRequest | None = field(default=None, repr=False)
-    """The request, while it waits in this process."""
+    """The request, until it is sent."""
     started: bool = False
 
     def start(self, blocks: AnyBlocks = (), *, have_tokens: int = 0, after_step: int = 0) -> None:
-        """Gives the blocks that the KV goes into: from the first that is not wholly held, or that a window begins in,
-        to the one of the last of `use_tokens`. Once.
+        """Gives, once, the blocks for the KV: from the first one that is not wholly held, or in which a window begins,
+        to the one with the last of `use_tokens`.
 
-        No blocks says that everything was found locally: the source is released. The blocks belong to the transfer
-        until Received or BlocksReturned, also where the pull has failed and its engine does not know yet. Blocks that
-        the lead refuses end the pull: Failed says why. Raises PreconditionFailed for a pull that has its blocks
-        (TRANSFER_EXISTS) or is over (TRANSFER_ENDED), InvalidRequest for what are no block ids.
+        No blocks: everything was found locally, and the source is released. The blocks belong to the transfer until
+        Received or BlocksReturned, also if the pull has failed and its engine does not know yet. Blocks that the lead
+        refuses end the pull: Failed says why. Raises PreconditionFailed for a pull that has its blocks
+        (TRANSFER_EXISTS) or is over (TRANSFER_ENDED), InvalidRequest or OutOfRange for invalid block ids.
         """
         if self.over:
             raise PreconditionFailed(Reason.TRANSFER_ENDED, "this pull is over; pull again")
@@ -181,7 +181,7 @@ class Pull(Handle):
 
 
 def take_back(handle: Handle, page: VoidPage, lease_id: str) -> bool:
-    """Sets the void flag of a lease, and tells the lead to look. False: it has none, or is over."""
+    """Sets a lease's void flag, and tells the lead to look. Returns False without a flag, or after the end."""
     if handle.lost:
         return not handle.over  # no lead is left to vouch for them
     if handle.over or not page.void(lease_id):
@@ -191,8 +191,8 @@ def take_back(handle: Handle, page: VoidPage, lease_id: str) -> bool:
 
 
 def named_blocks(blocks: AnyBlocks, incarnation: int) -> common_pb2.Blocks:
-    """The message that names blocks: as it was given, or made of ids of this life, as runs, one entry for each group
-    that has blocks. Raises InvalidRequest or OutOfRange.
+    """Returns the message that names blocks: as it was given, or made of ids of this life, as runs, one entry for each
+    group that has blocks. Raises InvalidRequest or OutOfRange.
     """
     if isinstance(blocks, common_pb2.Blocks):
         return blocks
@@ -207,7 +207,7 @@ def named_blocks(blocks: AnyBlocks, incarnation: int) -> common_pb2.Blocks:
 
 
 def _runs(ids: Sequence[int]) -> common_pb2.BlockRuns:
-    """Ids as maximal runs of consecutive ones. Raises TypeError or ValueError for what is no id."""
+    """Returns ids as maximal runs of consecutive ids. Raises TypeError or ValueError for an invalid id."""
     if len(ids) > FEW_IDS:
         numbers = np.asarray(ids)
         if numbers.ndim == 1 and numbers.dtype.kind in "iu" and numbers.min() >= 0 and numbers.max() <= ID_MAX:

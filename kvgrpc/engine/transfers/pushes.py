@@ -1,4 +1,4 @@
-"""Handles of the two sides of a push: blocks that are reserved for one, and the parts that are handed over to one."""
+"""Handles of the two sides of a push: reserved blocks at the destination, and parts handed over at the source."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from kvgrpc.v1 import common_pb2, handoff_pb2, lease_pb2
 from kvgrpc.wire.values import ON_ABORT, duration
 
 LayerRange = tuple[int, int]
-"""(first, count) of layers."""
+"""A range of layers: (first, count)."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -20,9 +20,9 @@ class Reservation(Handle):
     """Blocks that a push will fill. They belong to the transfer until Received or BlocksReturned."""
 
     use_tokens: int = 0
-    """Tokens of KV that will be usable, from the start of the prompt."""
+    """Number of tokens, from the start of the prompt, whose KV will be usable."""
     grant: bytes = field(default=b"", repr=False)
-    """The WRITE grant's token, for the source; empty until Reserved."""
+    """Token of the WRITE grant, for the source; empty until Reserved."""
 
     @property
     def kv_transfer_params(self) -> dict[str, Any]:
@@ -34,9 +34,9 @@ class Reservation(Handle):
 
 @dataclass(eq=False, kw_only=True)
 class Push(Handle):
-    """What is handed over to the destination of a push, part by part, while prefill runs.
+    """The source's side of a push, which hands parts over while prefill runs.
 
-    The blocks of every part belong to the transfer until BlocksReturned. What the lead refuses ends the push: Failed
+    The blocks of every part belong to the transfer until BlocksReturned. A refusal by the lead ends the push: Failed
     says why.
     """
 
@@ -45,22 +45,22 @@ class Push(Handle):
     page: VoidPage = field(repr=False)
     mint: Callable[[], str] = field(repr=False)
     incarnation: int = field(repr=False)
-    """The life that its block ids are of."""
+    """Incarnation that the block ids are of."""
     consumers: int = 1
     on_abort: grants.OnAbort = grants.OnAbort.RELEASE
     priority: int = 0
     firm_ttl_s: float | None = None
-    """How long its blocks are kept after the last part though no destination has come; None: the lead's default."""
+    """Time that blocks are kept after the last part if no destination comes, in seconds; None: the lead's default."""
     traceparent: str = ""
     part_epoch: int = 0
-    """How often the prefill has started over."""
+    """Number of times that the prefill has started over."""
     lease_id: str = ""
-    """The lease of this epoch's parts; empty before the first."""
+    """Lease of this epoch's parts; empty before the first one."""
 
     def register(self, grant: bytes) -> None:
-        """Where the blocks go, if the destination's lead or a router does not say so by itself. At any time; once.
+        """Registers the destination, unless its lead or a router does so. At any time; once.
 
-        Raises InvalidRequest (GRANT_INVALID) for what is no grant.
+        Raises InvalidRequest (GRANT_INVALID) for a token that is no grant.
         """
         grants.read_claims(grant)
         request = handoff_pb2.RegisterPushRequest(grant=common_pb2.Grant(token=grant), request_id=self.request_id)
@@ -69,11 +69,11 @@ class Push(Handle):
     def finished(
         self, blocks: AnyBlocks, *, layers: LayerRange | None = None, last: bool = False, after_step: int = 0
     ) -> None:
-        """Hands one part over: whole blocks that follow those of the same layers handed over before. Of a window the
-        first one is that in which it begins at the prompt's end.
+        """Hands one part over: whole blocks that follow those of the same layers handed over before. In a group with a
+        window, the first block is the one in which the window of the prompt's end begins.
 
-        `layers` None: all. `last`: with it every block of the content was handed over, in all layers; only then may
-        the block that holds the prompt's end be partly filled. Without blocks only as the last one after others.
+        `layers` None: all. `last`: every block of the content is handed over with this part, in all layers; only then
+        may the block that holds the prompt's end be partly filled. Only a last part after others may have no blocks.
         """
         self.lease_id = self.lease_id or self.mint()
         own = named_blocks(blocks, self.incarnation)
@@ -98,16 +98,16 @@ class Push(Handle):
         self._ask(finished_blocks=request, void_slot=self.page.take(self.lease_id))
 
     def expect(self) -> None:
-        """Its request is known here, and parts will come: destinations that have registered for it wait for them."""
+        """Says that the request is known here and parts will come, so that registered destinations wait for them."""
         request = handoff_pb2.FinishedBlocksRequest(transfer_key=self.transfer_key, expected=handoff_pb2.PushExpected())
         self.ask(None, self.traceparent, finished_blocks=request)
 
     def start_over(self) -> bool:
-        """The prefill was preempted: the parts handed over so far count no more. `finished` hands over those of a new
-        prefill, from its beginning, in whatever blocks; or `fail` says that there will be none.
+        """Starts over after a preemption: the parts handed over so far count no more. Then `finished` hands over the
+        parts of a new prefill, from its beginning, in whatever blocks; or `fail` says that there will be none.
 
-        True: the old blocks are the engine's own from the return on. False: they are with PartsReturned, which comes
-        after the first part of the new prefill.
+        Returns True if the old blocks are the engine's own on return. Otherwise they are with PartsReturned, which
+        comes after the first part of the new prefill.
         """
         taken_back = not self.lease_id or take_back(self, self.page, self.lease_id)
         self.part_epoch += bool(self.lease_id)
@@ -115,7 +115,7 @@ class Push(Handle):
         return taken_back
 
     def fail(self, message: str) -> None:
-        """This side cannot deliver: the destination learns it at once."""
+        """Says that this side cannot deliver: the destination learns it at once."""
         failure = handoff_pb2.SourceFailure(message=message)
         request = handoff_pb2.FinishedBlocksRequest(transfer_key=self.transfer_key, failure=failure)
         self._ask(finished_blocks=request)
@@ -128,7 +128,7 @@ class Push(Handle):
 
 
 def renewal(address: str, keys: Sequence[bytes], engine_id: str) -> lease_pb2.RenewLeasesRequest:
-    """What has the lead of the requests that wait for these pushes ask their source to keep them."""
+    """Returns the request by which a lead whose engine waits for these pushes asks their source to keep them."""
     source = common_pb2.PeerAddress(address=address, engine_id=engine_id)
     rows = [lease_pb2.LeaseRef(transfer_key=key) for key in keys]
     return lease_pb2.RenewLeasesRequest(leases=rows, source=source)

@@ -1,7 +1,6 @@
-"""The transfers of an engine: which answer and which event is about which handle, and what the engine is told.
+"""The transfers of an engine: maps answers and events of a session to handles, and to the engine's events. No I/O.
 
-No I/O: rows of the session in, events of the engine out. Of every handle the engine is told one end: Received, or
-BlocksReturned; before the latter at most one Failed.
+The engine is told one end of every handle: Received, or BlocksReturned. At most one Failed comes before BlocksReturned.
 """
 
 from collections.abc import Iterable, Iterator
@@ -31,31 +30,31 @@ _NEXT = {
     common_pb2.NEXT_STEP_RETRY_OTHER_CONSUMER: NextStep.RETRY_OTHER_CONSUMER,
     common_pb2.NEXT_STEP_FIX_REQUEST: NextStep.FIX_REQUEST,
 }
-"""An unknown value reads as RECOMPUTE, which always helps."""
+"""Next steps by their value in the schema; an unknown value reads as RECOMPUTE, which always helps."""
 _SIDES = {value: side for side, value in SIDE.items()}
 _PHASES = {value: name for name, value in PHASES.items()}
 
 
 class Transfers:
-    """Every handle that is not over."""
+    """The handles that are not over."""
 
     def __init__(self, page: VoidPage) -> None:
         self._page = page
         self._asked: dict[int, Handle] = {}
-        """By call, until it is answered."""
+        """Handles by call, until it is answered."""
         self._known: dict[str, Handle] = {}
-        """By transfer id, until the end."""
+        """Handles by transfer id, until their end."""
         self._leases: dict[Handle, set[str]] = {}
-        """All that its calls have named, until the end."""
+        """Leases by handle: all that its calls have named, until its end."""
 
     def asked(self, call_id: int, handle: Handle) -> None:
-        """A call about a handle waits for its answer."""
+        """Notes a call about a handle, which waits for its answer."""
         self._asked[call_id] = handle
         if isinstance(handle, HandOver | Push) and handle.lease_id:
             self._leases.setdefault(handle, set()).add(handle.lease_id)
 
     def lose(self, message: str) -> tuple[list[Handle], list[Event]]:
-        """The lead died: the transfers that are not over, and what the engine is told of them now."""
+        """Forgets a dead lead's handles. Returns the transfers that are not over, and what the engine is told now."""
         handles = list(dict.fromkeys([*self._known.values(), *self._asked.values()]))
         self._known.clear()
         self._asked.clear()
@@ -70,18 +69,18 @@ class Transfers:
         return handles, told
 
     def take(self, event: session_pb2.Event) -> Iterator[Event]:
-        """What the engine is told of a row of the session."""
+        """Yields what the engine is told of a row of the session."""
         kind = event.WhichOneof("kind")
         match kind:
             case "answer":
                 yield from self._answered(event.answer)
             case str():
                 yield from self._about(kind, getattr(event, kind))
-            case None:  # of a newer lead
+            case None:  # only a newer lead knows this kind
                 pass
 
     def _about(self, kind: str, row: Any) -> Iterator[Event]:
-        """What the engine is told of a row about one transfer."""
+        """Yields what the engine is told of a row about one transfer."""
         handle = self._known.get(row.transfer_id)
         if handle is None:
             return
@@ -114,12 +113,12 @@ class Transfers:
             yield from _fail(handle, answer.failure)
             yield from self._did_not_begin(handle)
         elif handle.transfer_id in self._known and not handle.failed:
-            # Its blocks were refused: without them it would hold its source until the cap.
+            # The blocks were refused: without blocks the transfer would hold its source until the cap.
             yield from _fail(handle, answer.failure)
             handle.cancel(f"its blocks were refused: {answer.failure.message}")
 
     def _begin(self, handle: Handle, answer: session_pb2.CallAnswer) -> Iterator[Event]:
-        """The lead knows the transfer."""
+        """Takes the answer that names a new transfer, and yields what the engine is told of it."""
         response = getattr(answer, answer.WhichOneof("response") or "finished_blocks")
         handle.transfer_id = response.transfer.transfer_id
         if not handle.transfer_id and isinstance(handle, Push):
@@ -140,21 +139,21 @@ class Transfers:
             handle.cancel("an earlier part of it was refused")
 
     def _did_not_begin(self, handle: Handle) -> Iterator[Event]:
-        """An answer that brought no transfer. The lead has nothing of the handle once no other call about it waits for
-        its answer: each of them may still begin one, and then the blocks come back at that one's end.
+        """Takes an answer that brought no transfer. The lead has nothing of the handle once no other call about it
+        waits for its answer: such a call may still begin a transfer, whose end then brings the blocks back.
         """
         if handle not in self._asked.values():
             yield self._returned(handle)
 
     def _returned(self, handle: Handle, moved: Iterable[session_pb2.MoveTelemetry] = ()) -> Event:
-        """The end: slots of the void page can be others'."""
+        """Returns the handle's last event, and frees its slots of the void page."""
         for lease_id in self._leases.pop(handle, ()):
             self._page.ended(lease_id)
         return BlocksReturned(handle, tuple(map(telemetry_from_proto, moved)))
 
 
 def _fail(handle: Handle, failure: common_pb2.Failure, *, cancelled: bool = False) -> Iterator[Event]:
-    """Failed, once: what else goes wrong with a transfer that failed is no news."""
+    """Yields Failed, once: later failures of the same transfer are no news."""
     if handle.failed:
         return
     handle.failed = True

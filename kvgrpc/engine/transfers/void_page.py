@@ -1,11 +1,11 @@
-"""The engine's end of the void page: blocks that were handed over are taken back with one store."""
+"""The engine's end of the void page: one store takes handed-over blocks back."""
 
 import mmap
 import os
 
 
 class VoidPage:
-    """Slots of the page that the lead shares. Without a page there are none, and `take` gives 0."""
+    """Slots of the page that the lead shares. Without a page there are none, and `take` returns 0."""
 
     def __init__(self) -> None:
         self._map: mmap.mmap | None = None
@@ -13,7 +13,7 @@ class VoidPage:
         self._slots: dict[str, int] = {}
 
     def begin(self, fd: int, slots: int) -> None:
-        """The page of a lead, in the place of the last one's. Takes the descriptor over."""
+        """Maps the page of a new lead in place of the last one. Takes the descriptor over."""
         self.close()
         self._map = mmap.mmap(fd, slots) if slots else None
         if fd >= 0:
@@ -21,14 +21,14 @@ class VoidPage:
         self._free = list(range(slots, 0, -1))
 
     def take(self, lease_id: str) -> int:
-        """The slot of a lease, the same for all its parts; 0 when none is free."""
+        """Returns the slot of a lease, the same for all its parts; 0 when none is free."""
         slot = self._slots.get(lease_id, 0)
         if not slot and self._free:
             slot = self._slots[lease_id] = self._free.pop()
         return slot
 
     def void(self, lease_id: str) -> bool:
-        """From the return on the lead vouches for none of the lease's blocks; False for a lease without a slot."""
+        """Voids a lease: on return the lead vouches for none of its blocks. Returns False if it has no slot."""
         slot = self._slots.get(lease_id)
         if slot is None or self._map is None:
             return False
@@ -36,7 +36,7 @@ class VoidPage:
         return True
 
     def ended(self, lease_id: str) -> bool:
-        """The lead knows that the lease is over: its slot can be another's. Whether its blocks were taken back."""
+        """Frees the slot of a lease that is over for the lead. Returns whether its blocks were taken back."""
         slot = self._slots.pop(lease_id, None)
         if slot is None or self._map is None:
             return False
@@ -45,7 +45,7 @@ class VoidPage:
         return taken_back
 
     def close(self) -> None:
-        """Unmaps it: no lease has a slot any more. Idempotent."""
+        """Unmaps the page: no lease has a slot any more. Idempotent."""
         self._free, self._slots = [], {}
         if self._map is not None:
             self._map.close()

@@ -1,11 +1,11 @@
-"""What an adapter is called to peers: a digest of its files. Its name and its path mean other weights on another host,
+"""Names of adapters for peers: digests of their files. An adapter's name and path mean other weights on another host,
 and other weights here once they were pointed elsewhere; its number is an engine's own.
 
-vLLM keeps an adapter's weights under its number, reads its files when it likes (at the first request that needs it, and
-again when others took its place), and puts other weights under the number of requests that run: those go on with them,
-and the prefix cache keeps what they compute under the path that they came with. So from the moment on that files have
-changed, or that a number stands for another adapter, it is open which weights computed what. Such an adapter has no
-name: nothing of it is given or taken.
+vLLM keeps an adapter's weights under its number, and reads its files when it likes: at the first request that needs
+them, and again after others took its place. vLLM may put other weights under the number of running requests: these go
+on with the new weights, and the prefix cache keeps what they compute under their old path. So once files have changed,
+or a number stands for another adapter, it is open which weights computed what. Such an adapter has no name: nothing of
+it is given or taken.
 """
 
 import functools
@@ -21,27 +21,27 @@ if TYPE_CHECKING:
 
 CONFIG = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt")
-"""vLLM reads the first that is there."""
+"""Files of weights, of which vLLM reads the first that is there."""
 ELSEWHERE = "load changed weights under another name, and from another folder"
 
 Stamps = tuple[tuple[str, int, int, int, int], ...]
-"""Of each file: its name, and what changes when its bytes do."""
+"""Names of files, each with the attributes that change when its bytes do."""
 
 
 class Adapters:
-    """Of one engine: an entry for each number and each path that there ever was."""
+    """The adapters of one engine, with an entry for each number and each path that there ever was."""
 
     def __init__(self) -> None:
         self._paths: dict[int, str] = {}
-        """What each number stands for."""
+        """Paths by number."""
         self._forms: dict[str, tuple[bool, Stamps]] = {}
-        """What was at each path when it was first seen."""
+        """Form and stamps of the files at each path, as first seen."""
         self._digests: dict[str, str] = {}
         self._unclear: dict[int | str, str] = {}
-        """Numbers and paths that stood for unknown weights, and why."""
+        """Numbers and paths that stood for unknown weights -> reason."""
 
     def seen(self, adapter: "LoRARequest") -> None:
-        """Told before vLLM loads it, or computes with it, for whomever that is."""
+        """Notes an adapter before vLLM loads it, or computes with it, for any request."""
         number, path = adapter.lora_int_id, adapter.lora_path
         if adapter.load_inplace:
             self._unclear.setdefault(number, f"was loaded in place: {ELSEWHERE}")
@@ -54,9 +54,9 @@ class Adapters:
             self._unclear.setdefault(path, "has changed since it was loaded: put changed weights into another folder")
 
     def name(self, adapter: "LoRARequest | None") -> str:
-        """The same for the same weights, on every host; empty without an adapter. The first time the files are read.
+        """Returns the name, the same for the same weights on every host; empty without adapter. Reads files once.
 
-        Raises InvalidRequest (CONTENT_REQUIRED) for one that has none.
+        Raises InvalidRequest (CONTENT_REQUIRED) for an adapter that has no name.
         """
         if adapter is None:
             return ""
@@ -76,7 +76,7 @@ class Adapters:
 
 
 def tell_of_loads(tell: Callable[["LoRARequest"], None]) -> None:
-    """From now on the engine core of this process says which adapter it loads, before it does.
+    """Makes the engine core of this process call `tell` with each adapter before it loads it.
 
     vLLM's connectors hear of requests only, and not of adapters that are loaded before one, or in place of another.
     """
@@ -84,7 +84,7 @@ def tell_of_loads(tell: Callable[["LoRARequest"], None]) -> None:
 
     load = EngineCore.add_lora
 
-    @functools.wraps(load)  # vLLM reads from the signature what arguments are
+    @functools.wraps(load)  # vLLM reads the arguments from the signature
     def add_lora(core: Any, lora_request: "LoRARequest") -> Any:
         tell(lora_request)
         return load(core, lora_request)
@@ -93,7 +93,7 @@ def tell_of_loads(tell: Callable[["LoRARequest"], None]) -> None:
 
 
 def _stamps(path: str) -> Stamps:
-    """Empty where nothing is."""
+    """Returns the stamps of the files at a path; empty if there are none."""
     found = []
     for name in (CONFIG, *WEIGHTS):
         try:

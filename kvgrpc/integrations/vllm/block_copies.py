@@ -1,9 +1,9 @@
-"""A mirror's copies by whatever vLLM's platform copies blocks by: for devices that are no CUDA device.
+"""A mirror's copies by the function of vLLM's platform that copies blocks, for devices that are no CUDA device.
 
-vLLM gives its connectors one function for that, on every platform the same: whole blocks of some tensors, from the
-device to the host or back. So what is copied here are the blocks that lie in the asked-for bytes. Bytes beside these
-within a block are of the same transfer: on their way out they are the device's own, and on their way in they are copied
-again when their own have come.
+vLLM gives its connectors one function for that, the same on every platform: it copies whole blocks of some tensors from
+the device to the host or back. So the blocks that the asked-for bytes touch are copied whole. Other bytes of such a
+block are of the same transfer: on their way out they are the device's own, and on their way in they are copied again
+once their own have come.
 """
 
 from collections.abc import Callable
@@ -20,27 +20,27 @@ from kvgrpc.core.values.layout import PoolLayout
 CopyBlocks = Callable[
     [dict[str, torch.Tensor], dict[str, torch.Tensor], list[int], list[int], Literal["h2d", "d2h"]], None
 ]
-"""From the first tensors into the second ones of the same names: the blocks with the first numbers into those with the
+"""Copies from the first tensors into those of the same names: the blocks with the first numbers into those with the
 second.
 """
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """Blocks of one region, and of all that lie at its place."""
+    """The blocks of one region, and of all regions at its place."""
 
     offset: int
     stride: int
     nbytes: int
-    """Of each block."""
+    """Size of each block."""
     blocks: int
 
     def of(self, memory: torch.Tensor) -> torch.Tensor:
-        """Shape [blocks, bytes]."""
+        """Returns the blocks as a view, shape [blocks, bytes]."""
         return memory.as_strided((self.blocks, self.nbytes), (self.stride, 1), memory.storage_offset() + self.offset)
 
     def touched(self, offsets: Ids, nbytes: Ids) -> list[int]:
-        """The blocks of which some bytes lie in these runs."""
+        """Returns the blocks that have bytes in these runs."""
         first = np.maximum((offsets - self.offset - self.nbytes) // self.stride + 1, 0)
         end = np.minimum((offsets + nbytes - self.offset - 1) // self.stride + 1, self.blocks)
         here = first < end
@@ -52,13 +52,13 @@ class _Rows:
 
 
 class BlockCopies:
-    """A `Device`: the memory of a worker's cache, of which vLLM's platform copies blocks."""
+    """A `Device`: the memory of a worker's cache, whose blocks vLLM's platform copies."""
 
     def __init__(self, layout: PoolLayout, memory: torch.Tensor) -> None:
-        """`memory`: as bytes."""
+        """`memory`: the cache as bytes."""
         self.nbytes = layout.total_bytes
         self.copy: CopyBlocks | None = None
-        """Set before anything is copied."""
+        """The function that copies; set before anything is copied."""
         self._device = memory
         self._host: torch.Tensor | None = None
         longest: dict[tuple[int, int, int], int] = {}

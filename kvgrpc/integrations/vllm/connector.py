@@ -1,4 +1,4 @@
-"""The class that vLLM makes once in its engine core and once in its worker; each hook goes to its side."""
+"""The class that vLLM makes once in its engine core and once in each worker; each hook goes to its side."""
 
 import os
 from pathlib import Path
@@ -46,16 +46,16 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 _log = init_logger("vllm.kvgrpc")
-"""What operators compare: vLLM shows what its own loggers say."""
+"""Logger for what operators compare: vLLM shows what its own loggers say."""
 
 
 class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
-    """One side of it, as vLLM makes it in each of its processes."""
+    """One side of the connector, as vLLM makes it in each of its processes."""
 
     _cache_hit_source = CacheHitSource.P2P
 
     def __new__(cls, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> Any:
-        """The mode says which connector it is."""
+        """Makes the connector of the configured mode."""
         choose_policy(vllm_config.kv_transfer_config)
         export_traces(vllm_config)
         if (vllm_config.kv_transfer_config.kv_connector_extra_config or {}).get("mode") == TENSORS:
@@ -80,7 +80,7 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
-        """Layers are told of one by one only where vLLM comes by between them."""
+        """Returns whether layers are reported one by one: vLLM calls hooks between layers only in piecewise graphs."""
         return bool(extra_config.get("layers_per_part")) or extra_config.get("mode") == TENSORS
 
     # -- the scheduler's side
@@ -90,7 +90,7 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
         self._blocks = kv_cache_manager
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Met]) -> None:
-        """The last of the start: what only workers know of the KV is a part of what it is of."""
+        """Completes the start: the identity of the KV needs what only workers know."""
         config, parallel = self._vllm_config, self._vllm_config.parallel_config
         ranks, count = range(parallel.tensor_parallel_size), parallel.pipeline_parallel_size
         met = [of_ours(Met, [metadata[stage, rank] for rank in ranks]) for stage in range(count)]
@@ -100,7 +100,7 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
         identity = identity_of(factors)
         _log.info("kvgrpc: KV is exchanged with engines of %s, which is of %s", identity, factors)
         engine_id = config.kv_transfer_config.engine_id or ""
-        # On a device a step goes on after its hooks; with several in flight others begin meanwhile.
+        # On a device a step goes on after its hooks; with several steps in flight others begin meanwhile.
         overlap = not current_platform.is_cpu() or config.max_concurrent_batches > 1
         layouts = [first.layout for first in stages]
         self._scheduling = SchedulerSide(
@@ -138,12 +138,12 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
         return self._hooks.finished(request, block_ids)
 
     def request_finished(self, request: "Request", block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        """The same, as vLLM says it beside a connector that knows one group alone."""
+        """Does the same; vLLM calls this one beside a connector that knows one group alone."""
         return self.request_finished_all_groups(request, (block_ids,))
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """Always: which requests are handed over is said by each, not by the engine's `kv_role`."""
+        """Always true: each request says whether it is handed over, not the engine's `kv_role`."""
         return True
 
     def has_pending_push_work(self) -> bool:
@@ -153,7 +153,7 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
         return self._hooks.reset()
 
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
-        """Nothing: the worker only says what this side told it."""
+        """Does nothing: the worker only reports what this side told it."""
 
     # -- the worker's side
 
@@ -167,7 +167,7 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
         self._layout = told(self._vllm_config, self._layout, kv_caches, self._groups)
 
     def set_host_xfer_buffer_ops(self, copy_operation: CopyBlocks) -> None:
-        """By which a mirror's bytes go to the device and from there, where it is no CUDA device."""
+        """Takes the function that copies a mirror's blocks, for a device that is no CUDA device."""
         self._in.copy_by(copy_operation)
 
     def get_handshake_metadata(self) -> Met:
@@ -177,13 +177,13 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
         return Met(str(self._in.folder), kernels, self._layout, gethostname(), alone)
 
     def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:
-        """Nothing: loads run beside the steps."""
+        """Does nothing: loads run beside the steps."""
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Nothing: what a step reads was there before it began."""
+        """Does nothing: what a step reads was there before the step began."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
-        """What this layer computed may go."""
+        """Reports a computed layer, whose KV may go."""
         self._in.layer_done(layer_name, self._step())
 
     def wait_for_save(self) -> None:
@@ -216,5 +216,5 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
             self._registering.close()
         if self._working is not None:
             self._working.close()
-        elif self._scheduling is not None:  # else the start failed
+        elif self._scheduling is not None:  # otherwise the start failed
             self._hooks.close()

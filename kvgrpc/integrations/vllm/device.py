@@ -1,7 +1,7 @@
-"""Steps of a device go on after the hooks that belong to them: what they compute is told of once it is there.
+"""Reports of what a device computes: steps go on after their hooks, so a report waits until its results are there.
 
 A hook that waited would stop the engine in every step. Instead the device marks the place in its queue, and a thread
-waits for the mark, one after the other, in the order of the queue.
+waits for one mark after the other, in the order of the queue.
 """
 
 import logging
@@ -24,19 +24,19 @@ class Mark(Protocol):
     """A place in a device's queue of work."""
 
     def synchronize(self) -> None:
-        """Waits until the device is past it. Raises what became of the device, if that failed."""
+        """Waits until the device is past the mark. Raises the device's failure."""
 
 
 MarkNow = Callable[[], Mark]
-"""Marks what the caller's thread has queued so far."""
+"""A function that marks what the caller's thread has queued so far."""
 
 
 def marks_of(device: torch.device) -> MarkNow | None:
-    """None for a processor, whose work is done when a call returns."""
+    """Returns the function that makes marks; None for a CPU, whose work is done when a call returns."""
     if device.type == "cpu":
         return None
     of = torch.get_device_module(device)
-    # On CUDA devices waiting for it takes no processor then; events of others know no such thing.
+    # On CUDA devices a blocking wait takes no CPU time; events of other devices have no such option.
     how = {"blocking": True} if device.type == "cuda" else {}
 
     def mark() -> Mark:
@@ -48,8 +48,8 @@ def marks_of(device: torch.device) -> MarkNow | None:
 
 
 def device_of(layout: PoolLayout, memory: torch.Tensor) -> Device:
-    """What a mirror of the cache copies: on CUDA devices page-locked memory, on streams of its own; on all others what
-    vLLM's platform copies blocks by. Raises ValueError for a cache that needs no mirror.
+    """Returns the Device of a cache's mirror: on CUDA devices with page-locked memory and streams of its own, on all
+    others with the function by which vLLM's platform copies blocks. Raises ValueError for a cache that needs no mirror.
     """
     if memory.device.type == "cpu":
         raise unserved(
@@ -64,7 +64,7 @@ def device_of(layout: PoolLayout, memory: torch.Tensor) -> Device:
 
 
 class AfterDevice:
-    """Says things once a device is past what was queued before them."""
+    """Makes reports once a device is past what was queued before them."""
 
     def __init__(self, mark: MarkNow) -> None:
         self._mark = mark
@@ -73,11 +73,11 @@ class AfterDevice:
         self._thread.start()
 
     def say(self, what: Callable[[], None]) -> None:
-        """Calls it in another thread; it does not raise."""
+        """Calls `what` in another thread once the device is past what is queued; `what` must not raise."""
         self._waiting.put((self._mark(), what))
 
     def close(self) -> None:
-        """Says nothing that is not due yet. A device that hangs is not waited for."""
+        """Ends the thread after the reports that are queued. Does not wait: a device may hang."""
         self._waiting.put(None)
 
     def _say(self) -> None:

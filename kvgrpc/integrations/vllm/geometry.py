@@ -1,7 +1,7 @@
-"""What vLLM's KV cache looks like as a pool.
+"""vLLM's KV cache as a pool.
 
-vLLM has one storage a worker, and one range of block ids for all groups. Layers of different groups lie on the same
-bytes: a block belongs to one group at a time. Block 0 stands for blocks that are not there.
+vLLM has one storage for each worker, and one range of block ids for all groups. Layers of different groups lie on the
+same bytes: a block belongs to one group at a time. Block 0 stands for blocks that are not there.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
 
 REQUIRED_LAYOUT = "LBHNC"
-"""Asked of vLLM, so that engines agree: without, attention backends for devices would each choose their own."""
+"""Layout asked of vLLM, so that engines agree: otherwise attention backends for devices would each choose their own."""
 ORDERS = {REQUIRED_LAYOUT: "head_major", "LBNHC": "token_major", "BLHNC": "head_major", "BLNHC": "token_major"}
-"""Within a block, of the layouts of vLLM that are served: each block of a layer is whole, and stands beside others of
-the layer, or beside the same block of other layers.
+"""Order within a block, by the layouts of vLLM that are served. Each block of a layer is whole, and stands beside
+others of the layer, or beside the same block of other layers.
 """
 KINDS = {
     "FullAttentionSpec": GroupKind.FULL_ATTENTION,
@@ -30,8 +30,8 @@ KINDS = {
     "MLAAttentionSpec": GroupKind.MLA,
     "MambaSpec": GroupKind.STATE,
 }
-"""By vLLM's own names. Where its hybrid manager is off, layers with a window are full attention: blocks are there for
-all tokens, and all of them go. Gated delta nets and short convolutions are Mamba to it, too.
+"""Kinds of groups by vLLM's own names. With its hybrid manager off, layers with a window are full attention: blocks are
+there for all tokens, and all of them go. Gated delta nets and short convolutions are Mamba to vLLM too.
 """
 _BY_TOKENS = "ranks that have the KV of other tokens"
 _MORE_RANKS = "leave {} at 1, and split the model by --tensor-parallel-size or --pipeline-parallel-size"
@@ -43,7 +43,7 @@ SPLITS = {
         "leave {} at 1: one engine on each host, which all exchange KV, or --data-parallel-size with an engine each",
     ),
 }
-"""Ways to split an engine that are not served: what each of so many would be, and what would do."""
+"""Ways to split an engine that are not served -> the things that there would be several of, and the remedy."""
 OTHER_MODEL = (
     "serve this model without a connector, or another one whose layers have full attention, sliding windows, MLA or "
     "states"
@@ -51,17 +51,17 @@ OTHER_MODEL = (
 INSTEAD = {
     "ChunkedLocalAttentionSpec": "start both engines with --disable-hybrid-kv-cache-manager, which keeps all blocks"
 }
-"""Of layers whose blocks are those of the last chunk, what would do."""
+"""Remedies for layers whose blocks are those of the last chunk."""
 SPACE = "kv"
 RETAINED_TOKENS = 1
-"""vLLM frees a window's first block when the next token does not read it. An engine that takes the KV computes the last
-token once more, which does.
+"""Tokens that are kept before a window. vLLM frees a window's first block when the next token does not read it, but an
+engine that takes the KV computes the last token once more, which reads it.
 """
 
 
 def layout_of(config: "VllmConfig", cache: "KVCacheConfig") -> PoolLayout:
-    """The pool, as one pipeline stage sees it. Raises ValueError for one that this connector does not serve, with the
-    reason and what would do.
+    """Returns the pool, as one pipeline stage sees it. Raises ValueError for a pool that this connector does not serve,
+    with the reason and a remedy.
     """
     _check_engine(config, cache)
     groups: list[Group] = []
@@ -81,15 +81,15 @@ def layout_of(config: "VllmConfig", cache: "KVCacheConfig") -> PoolLayout:
 
 
 def fits_part(layout: PoolLayout) -> bool:
-    """Whether the beginning of what is loaded will do. Where groups have other types, vLLM zeroes blocks before use: in
-    another type their bytes may be no numbers. It does not zero those of a load, so that none may be left out.
+    """Returns whether a load may end early. If groups have different types, vLLM zeroes blocks before use, since bytes
+    of one type may be no numbers in another. vLLM does not zero the blocks of a load, so none of these may be left out.
     """
     return len({group.dtype for group in layout.groups if group.kind is not GroupKind.STATE}) <= 1
 
 
 def retain_windows(cache: "KVCacheConfig") -> None:
-    """Makes vLLM keep what the last token reads of each window, as it does for drafts that compute it once more. To be
-    called before it makes its block manager.
+    """Makes vLLM keep what the last token reads of each window, as for drafts that compute that token once more. Call
+    it before vLLM makes its block manager.
     """
     for group in cache.kv_cache_groups:
         spec = group.kv_cache_spec
@@ -99,7 +99,7 @@ def retain_windows(cache: "KVCacheConfig") -> None:
 
 
 def memory_of(layout: PoolLayout, caches: Mapping[str, torch.Tensor], layers: Sequence[Sequence[str]]) -> torch.Tensor:
-    """A worker's one storage, as bytes. `layers`: the names of each group's.
+    """Returns a worker's one storage, as bytes. `layers`: names of each group's layers.
 
     Raises ValueError for tensors that are not where the pool says.
     """
@@ -112,7 +112,7 @@ def memory_of(layout: PoolLayout, caches: Mapping[str, torch.Tensor], layers: Se
     first = caches[layers[0][0]]
     try:
         storage = first.untyped_storage()
-    except (AttributeError, RuntimeError) as error:  # of XLA's, or an array of another library
+    except (AttributeError, RuntimeError) as error:  # a tensor of XLA, or an array of another library
         raise unserved(
             f"caches that are torch tensors with memory of their own; this one is a {type(first).__name__}", OTHER_MODEL
         ) from error
@@ -134,9 +134,9 @@ def memory_of(layout: PoolLayout, caches: Mapping[str, torch.Tensor], layers: Se
 
 
 def strides_of(group: Group, item_bytes: int) -> Strides | None:
-    """A block of a layer holds one head after the other where heads come first. How a head's keys and values are
-    ordered is a matter of the attention backend's, which may interleave tokens to suit its processor. Latents lie
-    token by token.
+    """Returns the known strides of a block: one head after the other, where heads come first. The attention backend
+    orders a head's keys and values, and may interleave tokens to suit its processor. MLA has none: latents lie token by
+    token.
     """
     if group.kind is GroupKind.MLA:
         return None
@@ -145,14 +145,14 @@ def strides_of(group: Group, item_bytes: int) -> Strides | None:
 
 
 def _extent(tensor: torch.Tensor) -> list[tuple[int, int]]:
-    """(elements, bytes from one to the next) of each dimension that has more than one."""
+    """Returns (elements, bytes from one to the next) of each dimension that has more than one."""
     rows = zip(tensor.shape, tensor.stride(), strict=True)
     return [(count, stride * tensor.element_size()) for count, stride in rows if count > 1]
 
 
 def _expected(group: Group, region: Region, tensor: torch.Tensor) -> list[tuple[int, int]]:
-    """Of a layer as vLLM shows it: blocks, heads, tokens, keys and values; of states their bytes, one tensor after the
-    other.
+    """Returns the extent of a layer as vLLM shows it: blocks, heads, tokens, keys and values; for states their bytes,
+    one tensor after the other.
     """
     if group.kind is GroupKind.STATE:
         return [row for row in ((group.blocks, region.stride_bytes), (region.block_bytes, 1)) if row[0] > 1]
@@ -228,7 +228,7 @@ def _group(config: "VllmConfig", cache: "KVCacheConfig", number: int, of: "KVCac
 
 
 def _states(config: "VllmConfig", cache: "KVCacheConfig", number: int, of: "KVCacheGroupSpec") -> Group:
-    """Layers of which each has one state for all tokens of a request, as far as they were computed."""
+    """Returns the group of layers of which each has one state for all tokens of a request that were computed."""
     spec: Any = of.kv_cache_spec
     if spec.num_speculative_blocks:
         raise unserved(
@@ -243,16 +243,16 @@ def _states(config: "VllmConfig", cache: "KVCacheConfig", number: int, of: "KVCa
 
 
 def _total_heads(config: "VllmConfig", heads: int) -> int:
-    """Several heads of a rank are no other's; a lone one may be. Which layers a group has does not tell then how many
-    heads they have in all: where layers have other numbers of them, the most are stated, so that ranks with different
-    heads never count as having the same.
+    """Returns the number of heads over all ranks. Several heads of a rank are no other rank's; a lone one may be. Then
+    the layers of a group do not tell how many heads they have in all. The most of any layer are stated, so that ranks
+    with different heads never count as having the same.
     """
     ranks: int = config.parallel_config.tensor_parallel_size
     return heads * ranks if heads > 1 else min(ranks, max(_heads_of_layers(config)))
 
 
 def _heads_of_layers(config: "VllmConfig") -> Iterator[int]:
-    """The most of any layer of the model, and of its draft; vLLM's number leaves out layers with a window."""
+    """Yields numbers of heads of the model, and of its draft; vLLM's own number leaves out layers with a window."""
     draft = config.speculative_config and config.speculative_config.draft_model_config
     for model in filter(None, (config.model_config, draft)):
         yield model.get_total_num_kv_heads()
@@ -260,7 +260,7 @@ def _heads_of_layers(config: "VllmConfig") -> Iterator[int]:
 
 
 def _tensor(cache: "KVCacheConfig", of: "KVCacheGroupSpec") -> "KVCacheTensor":
-    """Where the layers of a group lie."""
+    """Returns the tensor in which the layers of a group lie."""
     for tensor in cache.kv_cache_tensors:
         if tensor.layers == of.layer_names:
             return tensor
@@ -268,5 +268,5 @@ def _tensor(cache: "KVCacheConfig", of: "KVCacheGroupSpec") -> "KVCacheTensor":
 
 
 def unserved(what: str, instead: str) -> ValueError:
-    """The error of an engine that this connector does not serve."""
+    """Returns the error of an engine that this connector does not serve."""
     return ValueError(f"KVGrpcConnector serves {what}. To do: {instead}")

@@ -1,13 +1,13 @@
-"""The scheduler's hooks as vLLM calls them: none raises, and whatever becomes of kvgrpc, every request that waits for
-KV hears of it exactly once, and every block that was handed over comes back exactly once.
+"""The scheduler's hooks as vLLM calls them. No hook raises, and whatever becomes of kvgrpc, every request that waits
+for KV hears of it exactly once, and every block that was handed over comes back exactly once.
 
-vLLM ends an engine whose hook raises, and waits for ever for what is not reported. So what fails here ends kvgrpc in
-this engine, never the engine: it goes on alone. The lead is ended then, so that peers use nothing of what they still
-read; blocks that were being filled stay out of use, since something may still write into them.
+vLLM ends an engine whose hook raises, and waits for ever for what is not reported. So a failure here ends kvgrpc in
+this engine, never the engine, which goes on alone. The lead is ended then, so that peers use nothing of what they still
+read. Blocks that were being filled stay out of use, since something may still write into them.
 
-Blocks that were handed over are held by a reference of our own, like those of a shared prefix, not by vLLM's delayed
-free: with that an engine makes 750 empty steps a second for as long as it may be read. An idle engine sleeps, and is
-woken for one step when its lead has news (`waking`).
+Handed-over blocks are held by a reference of our own, like those of a shared prefix, not by vLLM's delayed free: with
+that an engine makes 750 empty steps a second while a block may be read. An idle engine sleeps, and is woken for one
+step when its lead has news (`waking`).
 """
 
 import logging
@@ -34,10 +34,10 @@ T = TypeVar("T")
 
 
 class Hooks:
-    """Of one engine."""
+    """The hooks of one engine."""
 
     def __init__(self, side: SchedulerSide, on_loss: OnLoss, *, alone: bool = True) -> None:
-        """`alone`: it is the engine's one connector, which has told vLLM what becomes of loads that fail."""
+        """`alone`: this is the engine's one connector, which has told vLLM what becomes of loads that fail."""
         self._side = side
         self._on_loss = on_loss
         self._alone = alone
@@ -45,25 +45,25 @@ class Hooks:
         self._wanting: set[str] = set()
         """Requests that were prefilled elsewhere, until they have blocks."""
         self._unserved: set[str] = set()
-        """Of those, the ones for which nothing will come."""
+        """Requests of `_wanting` for which nothing will come."""
         self._loading: dict[str, tuple[Request, list[int]]] = {}
         """Requests that wait for KV, each with the blocks for it."""
         self._failed: set[str] = set()
-        """Of those, the ones that wait in vain."""
+        """Requests of `_loading` that wait in vain."""
         self._holding: dict[str, list[int]] = {}
-        """Blocks that we hold, of requests that left."""
+        """Blocks that are held, of requests that left."""
         self._asking: set[str] = set()
-        """Requests that ask for something, until vLLM says that they left."""
+        """Requests that ask for KV to move, until vLLM says that they left."""
         self._left: set[str] = set()
-        """Those of which it said so since the last step. Another one may have the id already."""
+        """Requests that left since the last step. Another request may have the id already."""
         self._bell = Bell(side.fileno())
 
     def adapter_loaded(self, adapter: "LoRARequest") -> None:
-        """An adapter is about to be loaded, or loaded anew."""
+        """Notes an adapter that is about to be loaded, or loaded anew."""
         self._do(lambda: self._side.adapters.seen(adapter), otherwise=None)
 
     def arrived(self, request: "Request") -> None:
-        """A request is there."""
+        """Takes a request that arrived."""
         if request.lora_request is not None:
             self.adapter_loaded(request.lora_request)
         self._side.pressure.arrived(request)
@@ -78,8 +78,8 @@ class Hooks:
             self._unserved |= self._wanting & {request.request_id}
 
     def match(self, request: "Request", computed_tokens: int) -> int | None:
-        """Tokens that come from elsewhere; None: it is asked again. What should come, and will not, is a load that
-        fails, if that is configured: the engine's own way to say so.
+        """Returns the tokens that come from elsewhere; None: vLLM asks again. KV that should come, and will not, is
+        announced as a load that fails, if that is configured: it is vLLM's own way to say so.
         """
         request_id = request.request_id
         nothing: int | None = 0
@@ -92,7 +92,7 @@ class Hooks:
         return tokens
 
     def allocated(self, request: "Request", table: tuple[list[int], ...], external_tokens: int) -> None:
-        """A request has blocks: the second time without tokens to come."""
+        """Takes a request's blocks. The second call for a request has no tokens to come."""
         request_id = request.request_id
         self._side.pressure.placed(request_id)
         self._wanting.discard(request_id)
@@ -107,7 +107,7 @@ class Hooks:
             self._failed.add(request_id)
 
     def step(self, output: "SchedulerOutput") -> Step:
-        """What the worker is to report."""
+        """Returns what the worker is to report."""
         self._hear_of(output)
         waiting = bool(self._loading)
         step = (
@@ -117,7 +117,7 @@ class Hooks:
         step.loaded |= self._failed
         step.failed |= self._failed
         self._failed.clear()
-        # Once each: a second report, or one of a request that does not wait, ends the engine.
+        # Each is reported once: a second report, or one of a request that does not wait, ends the engine.
         step.loaded &= self._loading.keys()
         step.failed &= step.loaded
         if self._on_loss is OnLoss.RECOMPUTE and not self._alone:
@@ -127,7 +127,7 @@ class Hooks:
         return step
 
     def _hear_of(self, output: "SchedulerOutput") -> None:
-        """VLLM ends requests, and computes others, without calling the hooks of this connector: they move nothing."""
+        """Finds requests that vLLM ended or computed without a call of this connector's hooks: they move nothing."""
         ended = self._asking & (set(output.finished_req_ids) - self._left)
         self._left.clear()
         for hook, request_ids in (
@@ -140,8 +140,8 @@ class Hooks:
                 self._do(lambda r=request_id, h=hook: self._side.unheard(r, h), otherwise=None)  # type: ignore[misc]
 
     def _begin_anew(self, step: Step) -> None:
-        """To vLLM these are loads that ended, of no tokens. What it does with one that failed is said by a key of its
-        own, for all connectors, which is out of reach where several share an engine.
+        """Turns failed loads into loads of no tokens, which vLLM computes. The fate of failed loads is set by a key of
+        vLLM's for all connectors, which is out of reach if several share an engine.
         """
         for request_id in list(step.failed):
             request, _ = self._loading[request_id]
@@ -153,23 +153,23 @@ class Hooks:
                 step.failed.discard(request_id)
 
     def _release(self, step: Step) -> None:
-        """A lead that lives may vouch for blocks that it has not returned, whatever became of this side."""
+        """Releases returned blocks, or all if their lead is gone: a lead that lives may vouch for other blocks."""
         gone = self._over and bool(self._holding) and self._side.lead_gone
         for request_id in self._holding.keys() & (self._holding.keys() if gone else step.sent):
             self._side.release(self._holding.pop(request_id))
 
     @property
     def has_news(self) -> bool:
-        """Whether an engine without requests has a step to make: blocks may have come back."""
+        """True if an engine without requests has a step to make: blocks may have come back."""
         return bool(self._holding) and (self._over or self._side.has_news)
 
     def sleeps(self, ring: Ring) -> None:
-        """The engine has nothing to do. What it holds may come back meanwhile."""
+        """Prepares to wake an engine that has nothing to do: blocks that it holds may come back meanwhile."""
         if self._holding and not self._over:
             self._bell.arm(ring)
 
     def finished(self, request: "Request", table: tuple[list[int], ...]) -> Answer:
-        """A request left. Blocks that are still being filled are kept by vLLM itself, until the load is reported."""
+        """Ends a request that left. vLLM keeps blocks that are still being filled until the load is reported."""
         request_id = request.request_id
         self._side.pressure.left(request_id)
         self._wanting.discard(request_id)
@@ -188,8 +188,8 @@ class Hooks:
         return False, params
 
     def reset(self) -> bool:
-        """What was computed here before counts no more, of new weights say: nothing of it is offered when this returns,
-        and nothing that was to come is used. False: it is, or its blocks are still being read or filled.
+        """Drops what was computed before, for example with old weights: on return nothing of it is offered, and nothing
+        that was to come is used. Returns False if some is, or if its blocks are still being read or filled.
         """
         self._unserved |= self._wanting
         step = Step()
@@ -199,7 +199,7 @@ class Hooks:
         return done
 
     def close(self) -> None:
-        """The engine ends."""
+        """Ends kvgrpc, as the engine ends."""
         self._over = True
         self._bell.close()
         self._side.close()

@@ -1,9 +1,9 @@
-"""What KV is of, beyond its tokens: whatever of vLLM's configuration changes the bytes that the same tokens lead to.
+"""The identity of KV beyond its tokens: all of vLLM's configuration that changes the bytes of the same tokens.
 
-Fields of vLLM's model and cache configurations are part of it unless they are listed here, so that one that a later
-vLLM has keeps engines apart until it is known to be harmless. Left out is what changes no byte (names, limits,
-sampling, memory), or only the last bit of a rounding (graphs, eager mode), and what the layout says of the pool by
-itself (sizes and order of blocks). The tensor- and pipeline-parallel sizes are not in it.
+Fields of vLLM's model and cache configurations count unless they are listed here: a field of a later vLLM keeps engines
+apart until it is known to be harmless. Fields do not count if they change no byte (names, limits, sampling, memory), or
+only the last bit of a rounding (graphs, eager mode), or if the layout states them (sizes and order of blocks). Nor do
+tensor- and pipeline-parallel sizes.
 """
 
 import dataclasses
@@ -36,8 +36,8 @@ MODEL_BESIDES = frozenset((
     "spec_target_max_model_len", "tokenizer", "tokenizer_mode", "tokenizer_revision", "trust_remote_code",
     "use_fp64_gumbel",
 ))  # fmt: skip
-"""Its weights are named by `Options.weights_revision`; the Hugging Face configuration counts as it is with all
-overrides. What makes other KV of the same images counts with `MULTIMODAL_BESIDES`.
+"""Fields of a model that do not count. `Options.weights_revision` names the weights; the Hugging Face configuration
+counts with all overrides. `multimodal_config` counts by its own fields, without `MULTIMODAL_BESIDES`.
 """
 MULTIMODAL_BESIDES = frozenset((
     "allow_missing_mm_embeddings", "enable_mm_embeds", "interleave_mm_strings", "language_model_only",
@@ -53,24 +53,25 @@ CACHE_BESIDES = frozenset((
     "mamba_page_size_padded", "num_cpu_blocks", "num_gpu_blocks", "num_gpu_blocks_override",
     "prefix_cache_retention_interval", "prefix_caching_hash_algo", "prefix_match_unit", "user_specified_block_size",
 ))  # fmt: skip
-"""Where states are cached, and in blocks of how many tokens, is a matter of each engine's: the state is the same."""
+"""Cache fields that do not count. Engines choose where they cache states, and in which blocks: states are the same."""
 HF_BESIDES = frozenset(("_name_or_path", "transformers_version"))
-"""Where it was read, and by which library."""
+"""Keys that do not count: where the configuration was read, and by which library."""
 
 Kernels = list[list[str]]
-"""Of runs of layers, first to last: what their attention is computed by, the order that it keeps within a block, the
-type of the KV, and its scales; of states their layout and types."""
+"""Attention backend, order within a block, type and scales of the KV, for runs of layers, first to last. States have
+their layout and types.
+"""
 
 
 def kernels_of(config: "VllmConfig", layers: list[str]) -> Kernels:
-    """In a worker whose model is loaded."""
+    """Returns the kernels of layers, in a worker whose model is loaded."""
     layer_type: Any = AttentionLayerBase  # abstract, which mypy takes no type of
     found = get_layers_from_vllm_config(config, layer_type, layers)
     return [of for of, _ in itertools.groupby(_kernel(found[name]) for name in layers if name in found)]
 
 
 def factors_of(config: "VllmConfig", weights_revision: str, kernels: Kernels) -> dict[str, object]:
-    """All that KV is of here, by name, for logs and for `identity_of`."""
+    """Returns all that KV is of here, by name, for logs and for `identity_of`."""
     speculative = config.speculative_config
     draft = speculative.draft_model_config if speculative and speculative.uses_draft_kv_cache() else None
     return {
@@ -89,7 +90,7 @@ def factors_of(config: "VllmConfig", weights_revision: str, kernels: Kernels) ->
 
 
 def identity_of(factors: Mapping[str, object]) -> str:
-    """Engines with different ones exchange nothing."""
+    """Returns the KV's identity. Engines with different ones exchange nothing."""
     digest = hashlib.sha256(json.dumps(factors, sort_keys=True).encode()).hexdigest()
     return f"{factors['weights']};{digest}"
 
@@ -100,7 +101,7 @@ def _model(model: "ModelConfig") -> dict[str, object]:
     if model.multimodal_config is not None:
         found |= _fields("multimodal", model.multimodal_config, MULTIMODAL_BESIDES)
     if "long_factor" in json.dumps(hugging_face):
-        found["max_model_len"] = model.max_model_len  # which of two RoPE scalings is taken
+        found["max_model_len"] = model.max_model_len  # chooses one of two RoPE scalings
     return found
 
 
@@ -118,7 +119,7 @@ def _without(value: Any) -> Any:
 
 
 def _plain(value: Any) -> object:
-    """As JSON has it. What vLLM itself cannot name stands for itself, and may keep engines apart that could pair."""
+    """Returns a value for JSON. One that vLLM cannot name becomes its repr, and may keep apart engines that fit."""
     try:
         return normalize_value(value)
     except TypeError:
@@ -126,14 +127,14 @@ def _plain(value: Any) -> object:
 
 
 def _kv_dtype(name: str) -> str:
-    """Empty where the KV is of the model's own type, which the layout says."""
+    """Returns the KV's type; empty for the model's own type, which the layout says."""
     if not is_quantized_kv_cache(name):
         return ""
     return f"{'fp8_e4m3' if name == 'fp8' else name}, {current_platform.fp8_dtype()}"
 
 
 def _lora_dtype(config: "VllmConfig") -> str:
-    """Empty where it is the model's, or there are no adapters."""
+    """Returns the adapters' type; empty if it is the model's, or there are no adapters."""
     lora, model = config.lora_config, config.model_config
     return str(lora.lora_dtype) if lora and lora.lora_dtype != model.dtype else ""
 
@@ -144,7 +145,7 @@ def _kernel(layer: Any) -> list[str]:
 
 def _details(layer: Any) -> Iterator[str]:
     if isinstance(layer, MambaBase):
-        yield get_conv_state_layout()  # which of its dimensions comes first
+        yield get_conv_state_layout()  # the dimension that comes first
         yield from map(str, layer.get_state_dtype())
         return
     yield str(getattr(layer, "isa", None) or "")

@@ -1,10 +1,9 @@
-"""Where the elements of keys and values stand within a block: looked at, not assumed.
+"""The places of keys and values within a block, which are looked at, not assumed.
 
 Each attention backend of vLLM stores keys and values by a kernel of its own, in an order that suits it: on a GPU token
 by token, on processors keys often in columns, or several tokens interleaved. So each worker has its kernel store
-numbers into a block of scratch memory, and reads where they are. Where that is the same for all tokens, bridges find
-each of them, and a peer may have blocks of other sizes, or in another order. Where it is not, blocks are known by heads
-only, as they were before.
+numbers into a block of scratch memory, and reads where they are. If the places are alike for all tokens, bridges find
+each token, and a peer may have blocks of other sizes, or in another order. Otherwise blocks are known by heads only.
 """
 
 import logging
@@ -29,8 +28,8 @@ ATTENTION = GroupKind.FULL_ATTENTION, GroupKind.SLIDING_WINDOW
 def told(
     config: "VllmConfig", layout: PoolLayout, caches: Mapping[str, torch.Tensor], layers: Sequence[Sequence[str]]
 ) -> PoolLayout:
-    """The pool, with what was found of the inside of its blocks. `layers`: the names of each group's. In a worker whose
-    model is loaded.
+    """Returns the pool with the strides that were found within its blocks. `layers`: names of each group's layers.
+    Works in a worker whose model is loaded.
     """
     layer_type: Any = AttentionLayerBase  # abstract, which mypy takes no type of
     found: dict[tuple[object, ...], Strides | None] = {}
@@ -48,7 +47,7 @@ def told(
 
 
 def _with(layout: PoolLayout, insides: Sequence[Sequence[Strides | None]]) -> PoolLayout:
-    """`insides`: of each layer of each group. A group is known as its least known layer."""
+    """Returns the pool with `insides`, by group and layer. A group with an unknown layer keeps its own strides."""
     regions = []
     for region in layout.regions:
         some = insides[region.group]
@@ -58,7 +57,7 @@ def _with(layout: PoolLayout, insides: Sequence[Sequence[Strides | None]]) -> Po
 
 
 def _found(module: Any, group: Group, cache: torch.Tensor, dtype: torch.dtype) -> Strides | None:
-    """Of one layer; None where there is no such thing, or it was not found."""
+    """Returns the strides of one layer; None if it has none, or they were not found."""
     if not hasattr(getattr(module, "impl", None), "do_kv_cache_update"):
         return None  # its kernel stores within the forward pass
     try:
@@ -74,10 +73,10 @@ def _found(module: Any, group: Group, cache: torch.Tensor, dtype: torch.dtype) -
 
 
 def _places(module: Any, group: Group, cache: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
-    """Of each key and value of a block, token, head and element: the item of the block where it was stored. Shape [2,
-    tokens, heads, elements]. None: some are not stored as they are.
+    """Returns for each key and value of a block the item of the block where it was stored, shape [2, tokens, heads,
+    elements]. None: some are not stored as they are.
 
-    Numbers go bit by bit, as zeros and ones: every type of a cache has these.
+    Numbers are stored bit by bit, as zeros and ones: every type of a cache has these.
     """
     tokens, heads, elements = group.block_tokens, group.kv_heads, group.head_dim
     numbers = torch.arange(1, 2 * tokens * heads * elements + 1).view(2, tokens, heads, elements)
@@ -96,7 +95,7 @@ def _places(module: Any, group: Group, cache: torch.Tensor, dtype: torch.dtype) 
 
 
 def strides_at(places: torch.Tensor, item_bytes: int) -> Strides | None:
-    """What leads to these places, in the form of `_places`; None: nothing that is the same for all tokens."""
+    """Returns the strides that lead to these places, in the form of `_places`; None: no strides do for all tokens."""
     _, tokens, heads, elements = places.shape
     key, value = places
     head = int(key[0, 1, 0] - key[0, 0, 0]) if heads > 1 else 0

@@ -1,4 +1,4 @@
-"""What the two sides of the connector tell each other, and how they meet."""
+"""The messages between the two sides of the connector, and their meeting at the start."""
 
 import itertools
 import json
@@ -18,49 +18,49 @@ from kvgrpc.integrations.vllm.geometry import unserved
 from kvgrpc.integrations.vllm.identity import Kernels
 
 MEET_S = 60.0
-"""So long worker and scheduler wait for each other at the start."""
+"""Maximum time that worker and scheduler wait for each other at the start, in seconds."""
 MIRROR_S = 600.0
-"""So long where a worker makes a mirror: host memory as large as its cache, all of which is page-locked."""
+"""Maximum time if workers make mirrors, in seconds: host memory as large as the cache, all of which is page-locked."""
 TICKET, ATTACHED = "ticket", "attached"
-"""Files in the folder where they meet. What a worker says when it is attached is why it could not, or nothing."""
+"""Files in the folder of the meeting. ATTACHED says why a worker could not attach, or nothing."""
 DIFFERENCES_MAX, VALUE_BYTES_MAX = 4, 200
-"""Of ranks that differ, so much is shown."""
+"""Maximum number of differences of ranks that are shown, and maximum size of each value."""
 T = TypeVar("T")
 
 
 @dataclass
 class Met(KVConnectorHandshakeMetadata):
-    """Where one worker waits for its ticket, and what only it knows of its KV."""
+    """A worker's message: the folder where it waits for its ticket, and what only it knows of its KV."""
 
     folder: str
     kernels: list[Kernels]
-    """For each group; see `kernels_of`."""
+    """Kernels of each group; see `kernels_of`."""
     layout: PoolLayout
-    """Of its pipeline stage."""
+    """Layout of its pipeline stage."""
     host: str = ""
-    """Its name, for people."""
+    """Name of the worker's host, for messages."""
     alone: bool = True
-    """Whether it is its engine's one connector: else it stands beside others, in a MultiConnector."""
+    """True if it is its engine's one connector; False in a MultiConnector, beside others."""
 
 
 @dataclass
 class Step(KVConnectorMetadata):
-    """What the scheduler's side tells the worker's in one step."""
+    """A message of the scheduler's side to the worker's, for one step."""
 
     number: int = 0
     report: bool = True
-    """Something may wait until it is done. What is not waited for is not said: a lead that shares the worker's
+    """True if something may wait for the end of the step. Other steps are not reported: a lead that shares the worker's
     processor takes half a millisecond of every step to hear it.
     """
     loaded: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
-    """Of those in `loaded`, the ones that vLLM is to fail, since nothing came."""
+    """Requests of `loaded` that vLLM is to fail, since nothing came."""
     sent: set[str] = field(default_factory=set)
-    """For the scheduler's side itself: what was handed over is done with."""
+    """Requests whose hand-overs are done with; for the scheduler's side itself."""
 
 
 def check_here(stages: Sequence[Sequence[Met]]) -> None:
-    """Raises ValueError where a worker is on another host: it reaches its lead by a socket."""
+    """Raises ValueError if a worker is on another host: it reaches its lead by a socket."""
     for stage, ranks in enumerate(stages):
         for rank, met in enumerate(ranks):
             if not Path(met.folder).is_dir():
@@ -73,8 +73,8 @@ def check_here(stages: Sequence[Sequence[Met]]) -> None:
 
 
 def of_ours(kind: type[T], met: Sequence[Any]) -> list[T]:
-    """What our workers said at the start. A MultiConnector hands on what the first of its connectors said that says
-    anything. Raises ValueError where that was another one.
+    """Returns the messages of our workers. A MultiConnector hands on the message of the first of its connectors that
+    has one. Raises ValueError if that is another connector.
     """
     if others := {type(of).__name__ for of in met if not isinstance(of, kind)}:
         raise unserved(
@@ -85,8 +85,8 @@ def of_ours(kind: type[T], met: Sequence[Any]) -> list[T]:
 
 
 def agreed(stages: Sequence[Sequence[Met]]) -> list[Met]:
-    """One rank of each pipeline stage: all compute and lay out their shares alike. Raises ValueError where one does
-    not.
+    """Returns one rank of each pipeline stage: all ranks of a stage compute and lay out their shares alike. Raises
+    ValueError if one does not.
     """
     for stage, (first, *others) in enumerate(stages):
         for rank, met in enumerate(others, 1):
@@ -103,7 +103,7 @@ def agreed(stages: Sequence[Sequence[Met]]) -> list[Met]:
 
 
 def _different(name: str, one: Any, other: Any) -> Iterator[str]:
-    """The innermost values that differ, by the way to them."""
+    """Yields the innermost values that differ, with the way to each."""
     if one == other:
         return
     if is_dataclass(one) and type(one) is type(other):
@@ -117,7 +117,7 @@ def _different(name: str, one: Any, other: Any) -> Iterator[str]:
 
 
 def kernels_of_groups(stages: Sequence[Met]) -> Kernels:
-    """Those of all layers, group by group, and within each stage by stage; each once where it follows itself."""
+    """Returns the kernels of all layers, by group and within a group by stage; equal neighbours count once."""
     found = [
         kernel
         for of_group in zip(*(met.kernels for met in stages), strict=True)
@@ -128,14 +128,14 @@ def kernels_of_groups(stages: Sequence[Met]) -> Kernels:
 
 
 def say(path: Path, what: str) -> None:
-    """The other side finds all of it, or nothing."""
+    """Writes a file for the other side, which finds all of it, or nothing."""
     made = path.with_suffix(".new")
     made.write_text(what)
     made.rename(path)
 
 
 def hear(path: Path, within_s: float = MEET_S) -> str:
-    """What the other side says there. Raises TimeoutError."""
+    """Waits for a file of the other side, and returns its text. Raises TimeoutError."""
     deadline = time.monotonic() + within_s
     while not path.exists():
         if time.monotonic() > deadline:
@@ -145,11 +145,11 @@ def hear(path: Path, within_s: float = MEET_S) -> str:
 
 
 def give_tickets(ticket: RankTicket, ranks: Sequence[tuple[Path, Sequence[int]]], within_s: float) -> None:
-    """Gives the worker of each rank its ticket, and waits until all of them are attached. `ranks`: where each one
-    waits, and the number of its first layer in each group.
+    """Gives the worker of each rank its ticket, and waits until all of them are attached. `ranks`: the folder where
+    each one waits, and the number of its first layer in each group.
 
-    Raises TimeoutError, RuntimeError for a worker that says that it could not, and ValueError for one that is another
-    connector's.
+    Raises TimeoutError, RuntimeError for a worker that could not attach, and ValueError for a worker that another such
+    connector has attached.
     """
     for rank, (folder, first_layers) in enumerate(ranks):
         if (folder / ATTACHED).exists():

@@ -1,4 +1,4 @@
-"""What vLLM is told about kvgrpc."""
+"""Options: what vLLM's configuration says about kvgrpc."""
 
 import logging
 import os
@@ -25,45 +25,45 @@ PORT_MAX = 65_535
 
 @dataclass(frozen=True)
 class Options:
-    """`kv_connector_extra_config`, with what vLLM itself is told."""
+    """The settings of `kv_connector_extra_config`, with related settings of vLLM itself."""
 
     defaults: Defaults
     on_loss: OnLoss = OnLoss.RECOMPUTE
     step_tokens: int = 2048
-    """Tokens that steps compute which are not over."""
+    """Maximum number of tokens that unfinished steps compute."""
     listen: str = "127.0.0.1:0"
-    """Where the lead serves peers and routers. Of each replica of a data-parallel engine, at the port after the last
-    one's.
+    """Address at which the lead serves peers and routers. Each replica of a data-parallel engine takes the port after
+    the last one's.
     """
     data_paths: tuple[str, ...] = ("cma", "nixl", "cuda_vmm", "collective")
     serve_flags: tuple[str, ...] = ()
     """More flags of `kvgrpc serve` for the lead: --advertise, --dial-allow, --config."""
     limits: Mapping[str, float] = field(default_factory=dict)
-    """Limits of the lead that are others than its defaults, by name."""
+    """Limits of the lead that differ from its defaults, by name."""
     recompute_threshold_tokens: int = 64
     layers_per_part: int = 0
-    """Pushes hand over so many layers at once, as soon as they are computed; 0: all."""
+    """Number of layers that pushes hand over at once, as soon as they are computed; 0: all."""
     mirror: bool = False
-    """No data path reaches the cache: each worker keeps a mirror of it in host memory."""
+    """True if no data path reaches the cache: each worker keeps a mirror of it in host memory."""
     copy_threads: int = 1
     weights_revision: str = ""
     pairing_secret_file: str = ""
-    """Where the secret is that both engines share: command lines are shown, and vLLM logs its own. Empty: nowhere."""
+    """File with the secret that both engines share: command lines are shown, and vLLM logs its own. Empty: none."""
     proxy_ip: str = ""
-    """With `proxy_port`: where a proxy listens for engines, with which this one registers. Empty: it does not."""
+    """IP address of the proxy with which this engine registers, at `proxy_port`; empty: it does not register."""
     proxy_port: int = 0
     http_port: int = 0
-    """Where vLLM serves: what the proxy is told."""
+    """Port at which vLLM serves, as the proxy is told."""
 
     @property
     def lead_flags(self) -> tuple[str, ...]:
-        """Of `kvgrpc serve`."""
+        """Flags of `kvgrpc serve` for the lead."""
         limits = [word for name, value in self.limits.items() for word in ("--limit", f"{name}={value}")]
         return ("--data-paths", ",".join(self.data_paths), *limits, *self.serve_flags)
 
     @classmethod
     def of(cls, config: "VllmConfig") -> "Options":
-        """Raises ValueError for what is unknown, or wrong."""
+        """Reads the options of an engine. Raises ValueError for unknown and invalid ones."""
         transfer = config.kv_transfer_config
         stated: dict[str, Any] = dict(transfer.kv_connector_extra_config or {})
         stated.pop("on_loss", None)  # `choose_policy` has told vLLM
@@ -91,16 +91,16 @@ class Options:
         return made if not replica else replace(made, listen=_listen_of(made, replica))
 
     def proxy_of(self, config: "VllmConfig") -> Proxy | None:
-        """With which this engine registers; None: with none. Raises ValueError."""
+        """Returns the proxy with which this engine registers; None: it does not register. Raises ValueError."""
         return Proxy.of(config.kv_transfer_config, self.proxy_ip, self.proxy_port, self.http_port)
 
 
 def choose_policy(transfer: "KVTransferConfig") -> None:
     """Tells vLLM what becomes of requests whose KV does not come: what `on_loss` says, and without it they are computed
-    here. VLLM's own key for that is `fail` unless it is set, and nothing says which of the two it was. VLLM reads it
-    once it has made its connector.
+    here. The key of vLLM itself is `fail` if it is not set, and nothing says whether it was. vLLM reads that key once
+    it has made its connector.
 
-    Raises ValueError for a policy that there is not, and where both keys are set and differ.
+    Raises ValueError for an unknown policy, and if both keys are set and differ.
     """
     stated, own = (transfer.kv_connector_extra_config or {}).get("on_loss"), OnLoss(transfer.kv_load_failure_policy)
     chosen = OnLoss(stated or OnLoss.RECOMPUTE)
@@ -114,8 +114,8 @@ def choose_policy(transfer: "KVTransferConfig") -> None:
 
 
 def _listen_of(options: Options, replica: int) -> str:
-    """Where the lead of another replica than the first serves: vLLM gives all of them one configuration. Raises
-    ValueError.
+    """Returns the address at which the lead of a later replica serves: vLLM gives all replicas one configuration.
+    Raises ValueError.
     """
     host, colon, port = options.listen.rpartition(":")
     first = int(port) if colon and port.isdecimal() else PORT_MAX
@@ -136,8 +136,8 @@ def _listen_of(options: Options, replica: int) -> str:
 
 
 def export_traces(config: "VllmConfig") -> None:
-    """Leads that this process starts export to where vLLM does, and as vLLM does: without TLS, unless the endpoint is
-    https or the environment says otherwise.
+    """Makes leads of this process export traces to where vLLM does, and as vLLM does: without TLS, unless the endpoint
+    is https or the environment says otherwise.
     """
     if endpoint := config.observability_config.otlp_traces_endpoint:
         os.environ.setdefault("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", endpoint)

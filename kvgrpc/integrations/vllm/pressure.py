@@ -1,13 +1,13 @@
-"""Blocks that vLLM lacks, and that hand-overs hold for which nobody has come.
+"""Pressure: takes back the blocks that vLLM lacks from hand-overs for which nobody has come.
 
-vLLM says to no connector that a request got no blocks: it asks what can be loaded for the first request that waits, and
+vLLM tells no connector that a request got no blocks: it asks what can be loaded for the first request that waits, and
 then allocates, or goes on without it. So a request that was asked for in a step and not allocated lacks blocks, unless
-there were enough. A request that computes and gets no block is preempted, without a word before; so blocks that the
-next step will need are looked for one step ahead.
+there were enough. A request that computes and gets no block is preempted without notice, so blocks that the next step
+needs are sought one step ahead.
 
-Blocks are asked for in the name of the oldest request that waits. It may stand behind the first one of vLLM's queue,
-which then gets them in its name: until that has blocks nobody behind it does. So engines that wait for each other's
-blocks give way to the oldest request of all, wherever it stands.
+Blocks are asked for in the name of the oldest request that waits. That request may stand behind the first one of vLLM's
+queue, which then gets the blocks in its name: nobody behind the first request gets blocks before it. So engines that
+wait for each other's blocks give way to the oldest request of all, wherever it stands.
 """
 
 import time
@@ -27,57 +27,57 @@ if TYPE_CHECKING:
     from kvgrpc.engine.scheduler import Scheduler
 
 AGAIN_S = 0.005
-"""After an answer that there is nothing to take back, the lead is not asked for so long, unless it said longer."""
+"""Minimum delay after an answer that nothing can be taken back, in seconds; longer if the lead said so."""
 LONGEST_S = 0.1
 ANSWER_S = 0.5
-"""A step waits so long for the answer, and once for a lead that hangs. One that does not answers in a millisecond."""
+"""Maximum time that a step waits for an answer, in seconds. A lead that hangs costs it once; others take 1 ms."""
 STATES = 3
-"""Where vLLM caches states, a request has the last one, the one that is computed from it, and one that is cached."""
+"""Most states of a request, where vLLM caches states: the last one, the one computed from it, and a cached one."""
 
 
 class Pressure:
-    """Of one engine."""
+    """The pressure on the blocks of one engine."""
 
     def __init__(self, scheduler: "Scheduler", groups: Sequence["Group"], step_tokens: int) -> None:
-        """`step_tokens`: so many of a request are in steps that are not over."""
+        """`step_tokens`: maximum number of a request's tokens in steps that are not over."""
         self._scheduler = scheduler
         self._groups = groups
         self._step_tokens = step_tokens
         self._unplaced: tuple[Request, int] | None = None
-        """The request that was asked for last and has no blocks, with the tokens of it that were found here."""
+        """The request that was asked for last and has no blocks, with the number of its tokens that were found here."""
         self._ask_at = 0.0
         self._began: dict[str, int] = {}
-        """When each request began that has not left."""
+        """Begin of each request that has not left, in microseconds since the Unix epoch."""
         self._waiting: set[str] = set()
-        """Those of them that have no blocks."""
+        """Requests of `_began` that have no blocks."""
 
     def arrived(self, request: "Request") -> None:
-        """A request is there."""
+        """Notes a request that arrived."""
         self._began[request.request_id] = arrived_us(request)
         self._waiting.add(request.request_id)
 
     def began(self, request_id: str, time_us: int) -> None:
-        """It began before its engine heard of it."""
+        """Notes that a request began before its engine heard of it."""
         self._began[request_id] = time_us
 
     def left(self, request_id: str) -> None:
-        """It is over."""
+        """Forgets a request that is over."""
         self._began.pop(request_id, None)
         self._waiting.discard(request_id)
 
     def asked_for(self, request: "Request", computed_tokens: int) -> None:
-        """VLLM is about to allocate blocks for it."""
+        """Notes a request for which vLLM is about to allocate blocks."""
         self._unplaced = request, computed_tokens
 
     def placed(self, request_id: str) -> None:
-        """It has blocks."""
+        """Notes that a request has blocks."""
         self._waiting.discard(request_id)
         if self._unplaced is not None and self._unplaced[0].request_id == request_id:
             self._unplaced = None
 
     def relieve(self, output: "SchedulerOutput", pool: Any) -> None:
-        """What was scheduled is `output`, and `pool` is vLLM's BlockPool: where it is short of blocks, they are taken
-        back. `Scheduler.step` tells which.
+        """Takes blocks back if `pool`, vLLM's BlockPool, is short of them after `output` was scheduled.
+        `Scheduler.step` tells whose.
         """
         free = pool.get_num_free_blocks()
         lacking = self._lacking(output, free)
@@ -99,14 +99,14 @@ class Pressure:
         self._ask_at = now + min(max(soon_s, AGAIN_S), LONGEST_S)
 
     def _oldest(self, computing: Collection[str]) -> tuple[str, int]:
-        """Of those that wait for blocks, or compute and lack one; without any: none."""
+        """Returns the oldest request that waits for blocks or is `computing`, and its begin; ("", 0): none."""
         known = self._began.keys() & (self._waiting | set(computing))
         oldest = min(known, key=lambda request_id: (self._began[request_id], request_id), default="")
         return oldest, self._began.get(oldest, 0)
 
     def _lacking(self, output: "SchedulerOutput", free: int) -> int:
-        """How many blocks vLLM lacks; of a request that waits it is only known that it lacks one, where what was found
-        here would be enough for the rest.
+        """Returns the number of blocks that vLLM lacks. A waiting request counts as lacking at least one, unless the
+        most that it can hold is free.
         """
         next_step = self._of_next_step(output)
         if self._unplaced is None:
@@ -117,7 +117,7 @@ class Pressure:
         return max(1, next_step + self._at_least(int(request.num_tokens), computed_tokens) - free)
 
     def _at_most(self, tokens: int) -> int:
-        """Blocks that a request holds while it computes so many: of a window also those of steps that are not over."""
+        """Returns the most blocks that a request holds for `tokens`; a window also has those of unfinished steps."""
         counts = [-(-tokens // group.block_tokens) for group in self._groups]
         for at, group in enumerate(self._groups):
             if group.kind is GroupKind.STATE:
@@ -127,11 +127,11 @@ class Pressure:
         return sum(counts)
 
     def _at_least(self, tokens: int, computed_tokens: int) -> int:
-        """Blocks that it lacks when it has these."""
+        """Returns the blocks for `tokens` that a request lacks when it has those for `computed_tokens`."""
         return sum(group.blocks_of(tokens) - group.held_of(tokens, computed_tokens) for group in self._groups)
 
     def _of_next_step(self, output: "SchedulerOutput") -> int:
-        """Requests that compute and whose last block is full after this step."""
+        """Returns the number of blocks that the next step needs, since the last ones are full after this step."""
         cached = output.scheduled_cached_reqs
         computed = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         computed |= {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}

@@ -1,5 +1,5 @@
 """The counts of `stats` as Prometheus metrics of vLLM: under kvgrpc's names, and under the names that dashboards for
-vLLM's NixlConnector chart, where these mean the same.
+vLLM's NixlConnector chart, if these mean the same.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ BUCKETS: dict[str, tuple[float, ...]] = {
     "transfer_descriptors": _COUNTS,
     "wait_time_seconds": (*_S, 10.0, 30.0, 60.0, 120.0),
 }
-"""Those of NixlConnector, where it has the metric."""
+"""Buckets by series; those of NixlConnector, if it has the metric."""
 NIXL_SERIES = {
     "transfer_time_seconds": "vllm:nixl_xfer_time_seconds",
     "post_time_seconds": "vllm:nixl_post_time_seconds",
@@ -34,13 +34,13 @@ ON_THE_WAY = frozenset({
     Reason.MEMORY_CHANGED, Reason.QUEUE_TIMEOUT, Reason.TRANSFER_TIMEOUT, Reason.SETTLE_TIMEOUT, Reason.DEADLINE,
     Reason.ENGINE_LOST, Reason.DATA_PATH_FAILED, Reason.CHECKSUM_MISMATCH, Reason.INTERNAL, Reason.INTERNAL_DEFECT,
 })  # fmt: skip
-"""What NixlConnector counts as failed transfers and handshakes: not what expired, was released or does not fit."""
+"""Reasons that NixlConnector counts as failed transfers and handshakes: not expiry, release or what does not fit."""
 
 _PerEngine = dict[int, Any]
 
 
 class PromMetrics(KVConnectorPromMetrics):
-    """One set for each engine."""
+    """The metrics, with one set for each engine."""
 
     def __init__(self, vllm_config: Any, metric_types: Any, labels: list[str], values: dict[int, list[object]]) -> None:
         super().__init__(vllm_config, metric_types, labels, values)

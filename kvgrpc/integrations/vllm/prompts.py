@@ -1,5 +1,5 @@
-"""What the KV of one of vLLM's requests is of, beside its adapter and salt; since when there is that request, and which
-trace it is a part of.
+"""Facts about vLLM's requests: the content of their KV beside adapter and salt, their begin and their trace; and
+changes to what vLLM computes of them.
 """
 
 import hashlib
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 COMPLETE = RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED
-"""How a request ends that has its prompt's KV as a whole."""
+"""Final states of a request that has its prompt's KV as a whole."""
 
 
 def arrived_us(request: "Request") -> int:
-    """When its engine heard of it, as by time.time_ns() // 1000."""
+    """Returns when the engine heard of a request, as by time.time_ns() // 1000."""
     return int(request.arrival_time * 1e6)
 
 
 def is_streamed(request: "Request") -> bool:
-    """Whether vLLM's own API answers bit by bit: then its answer has no `kv_transfer_params`."""
+    """Returns whether vLLM's own API answers bit by bit: then its answer has no `kv_transfer_params`."""
     sampling = request.sampling_params
     named = request.request_id.startswith(("cmpl-", "chatcmpl-"))
     return named and sampling is not None and sampling.output_kind is RequestOutputKind.DELTA
 
 
 def reached(request: "Request", here: int, tokens: int) -> None:
-    """The KV of so many tokens came for a request that waits for that of more, those that were `here` among them. VLLM
-    computes the rest in the blocks that it has.
+    """Notes that a request which waits for more KV has the KV of `tokens` tokens, with those that were `here`. The rest
+    is computed by vLLM in the blocks that the request has.
     """
     request.num_computed_tokens = tokens
     if request.prefill_stats is not None:
@@ -44,29 +44,29 @@ def reached(request: "Request", here: int, tokens: int) -> None:
 
 
 def begin_anew(request: "Request", manager: Any) -> None:
-    """Nothing came for a request that waits for its KV. VLLM looks for it once more, and gives it blocks, as its own
-    scheduler has it where a load fails and is to be computed. `manager`: its KVCacheManager, whose blocks are at rest.
+    """Begins a request anew for which no KV came: vLLM looks for KV once more, and gives blocks, as its own scheduler
+    does after a failed load. `manager`: vLLM's KVCacheManager; the blocks are at rest.
     """
     manager.free(request)
     request.num_computed_tokens = 0
 
 
 def trace_of(request: "Request", params: Mapping[str, Any]) -> str:
-    """The traceparent of its HTTP request, else the one in its params; empty: neither has one. vLLM passes headers on
-    only where it exports spans of its own (`--otlp-traces-endpoint`).
+    """Returns the traceparent of the request's HTTP headers, or of its params; empty: neither has one. vLLM passes
+    headers on only if it exports spans of its own (`--otlp-traces-endpoint`).
     """
     return traceparent_of(request.trace_headers or {}) or traceparent_of(params)
 
 
 def named_prompt(request: "Request") -> Sequence[int]:
-    """The token ids, where they are, with `items_of`, all that the KV is of. Embeddings stand behind placeholder ids,
-    which are the same for others.
+    """Returns the token ids if they are, with `items_of`, all that the KV is of; otherwise none. Embeddings stand
+    behind placeholder ids, which are the same for others.
     """
     return () if request.prompt_embeds is not None else request.prompt_token_ids or ()
 
 
 def items_of(request: "Request") -> tuple[Item, ...]:
-    """Images and the like, named by what vLLM's own prefix cache takes them for, at their placeholder ids."""
+    """Returns images and the like at their placeholder ids, named as vLLM's own prefix cache names them."""
     found = []
     for feature in request.mm_features:
         digest = hashlib.sha256(f"{feature.modality}\0{feature.identifier}".encode()).digest()
@@ -75,9 +75,9 @@ def items_of(request: "Request") -> tuple[Item, ...]:
 
 
 def shorten(request: "Request", tokens: int) -> None:
-    """VLLM computes no more of its prompt than these tokens, as its own connectors do it; 0: it has no token ids. Its
-    scheduler has not looked at the request yet, and nothing is cached under the name of a block that is not computed
-    to its end.
+    """Makes vLLM compute no more of a prompt than `tokens`, as its own connectors do; 0: it has no token ids. At this
+    point vLLM's scheduler has not looked at the request, and nothing is cached under the name of a block that is not
+    computed to its end.
     """
     if request.prompt_token_ids is not None and 0 < tokens < len(request.prompt_token_ids):
         request.prompt_token_ids = request.prompt_token_ids[:tokens]

@@ -1,5 +1,5 @@
-"""Engines make themselves known to a proxy for several prefill and decode engines, as vLLM's connector over NCCL did:
-by a message over ZeroMQ every 3 s, with where the engine serves HTTP, and where its lead is.
+"""Registering: makes an engine known to a proxy for several prefill and decode engines, as vLLM's connector over NCCL
+does. Every 3 s a message over ZeroMQ says where the engine serves HTTP, and where its lead is.
 """
 
 import threading
@@ -13,23 +13,23 @@ if TYPE_CHECKING:
     from vllm.config import KVTransferConfig
 
 EVERY_S = 3.0
-"""Proxies forget an engine that they did not hear of for 5 s."""
+"""Interval of messages, in seconds: proxies forget an engine that they did not hear of for 5 s."""
 KINDS = {"kv_producer": "P", "kv_consumer": "D"}
-"""What an engine registers as, by its `kv_role`."""
+"""Registered kinds of engines, by `kv_role`."""
 
 
 @dataclass(frozen=True)
 class Proxy:
-    """One that listens for engines."""
+    """A proxy that listens for engines."""
 
     address: str
     kind: str
-    """What this engine registers as: P or D."""
+    """Registered kind of this engine: P or D."""
     http_port: int
 
     @classmethod
     def of(cls, transfer: "KVTransferConfig", ip: str, port: int, http_port: int) -> "Proxy | None":
-        """By the keys of a configuration; None: there is none. Raises ValueError for a part of one."""
+        """Returns the proxy of a configuration; None: there is none. Raises ValueError for an incomplete one."""
         if not (ip or port or http_port):
             return None
         if not (ip and port and http_port):
@@ -46,10 +46,10 @@ class Proxy:
 
 
 class Registering:
-    """One engine's, until it is closed. It has a thread."""
+    """The registration of one engine, by a thread that runs until `close`."""
 
     def __init__(self, proxy: Proxy, lead: str) -> None:
-        """`lead`: where other engines reach that of this one, or of its rank 0."""
+        """`lead`: address at which other engines reach the lead of this engine, or of its rank 0."""
         self._proxy, self._lead = proxy, lead
         host = lead.rpartition(":")[0]
         said = {"type": proxy.kind, "http_address": f"{host}:{proxy.http_port}", "zmq_address": lead}
@@ -59,7 +59,7 @@ class Registering:
         self._thread.start()
 
     def close(self) -> None:
-        """The proxy hears nothing more. Idempotent."""
+        """Ends the messages to the proxy. Idempotent."""
         self._over.set()
         self._thread.join()
 
@@ -73,6 +73,6 @@ class Registering:
             socket.setsockopt(zmq.IPV6, 1)
             socket.connect(f"tcp://{self._proxy.address}")
             while not self._over.is_set():
-                with suppress(zmq.Again):  # the proxy is not there yet, or any more; it hears the next one
+                with suppress(zmq.Again):  # the proxy is not there; it gets the next message
                     socket.send(self._message, zmq.DONTWAIT)
                 self._over.wait(EVERY_S)

@@ -53,16 +53,15 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 IDLE_S = 0.002
-"""A step without tokens waits so long for news: vLLM makes one after the other while a request waits for its KV."""
+"""Time that a step without tokens waits for news, in seconds: vLLM steps on while a request waits for KV."""
 LOOK_S = 0.1
-"""While nothing is under way a step looks this often whether its lead is still there: it costs as much as all else."""
+"""Interval at which steps look for the death of an idle lead, in seconds: a look costs as much as all else."""
 RESET_S = 5.0
-"""A reset waits so long until what was there before is neither read nor filled. Without readers it takes a millisecond.
-"""
+"""Maximum time that a reset waits until old blocks are neither read nor filled, in seconds; without readers 1 ms."""
 
 
 class SchedulerSide:
-    """One engine's."""
+    """The scheduler's side of one engine's connector."""
 
     def __init__(
         self, engine_id: str, options: Options, layout: PoolLayout, revision: str, *, overlap: bool, ranks: int = 1
@@ -71,7 +70,7 @@ class SchedulerSide:
         self.stats = KVGrpcStats()
         self.adapters = Adapters()
         self.blocks: Any = None
-        """vLLM's KVCacheManager."""
+        """The KVCacheManager of vLLM."""
         self._options = options
         self._overlap = overlap
         self._number = 0
@@ -81,18 +80,18 @@ class SchedulerSide:
         self._unshown: set[str] = set()
         """Prefills that give nothing, since another one gives what they compute."""
         self._computed_tokens: dict[str, int] = {}
-        """Found here when `match` was asked last; vLLM's own count changes between that and `allocated`."""
+        """Tokens found here at the last `match`; vLLM's own count changes between that and `allocated`."""
         self._waiting: dict[str, tuple[Request, int]] = {}
-        """Requests that wait for their KV, with the same."""
+        """Requests that wait for their KV, with the number of their tokens found here."""
         self._known: set[str] = set()
         """Requests that are not over for kvgrpc."""
         self._serving: set[str] = set()
-        """Requests of vLLM that are served here. Of one that has left, another one may have the id already."""
+        """Requests of vLLM that are served here. Another request may already have the id of one that has left."""
         self._keys = RecentKeys()
         self._look_at = 0.0
-        """When a step looks whether there is still a lead, though nothing is under way."""
+        """Time at which a step looks whether an idle lead is still there."""
         self._offers: dict[str, ScheduledRequest] = {}
-        """What those offer for the next turn that decode here, once they have answered."""
+        """Offers for the next turn of requests that decode here, once they have answered."""
         count, layers = options.layers_per_part, max(group.layers for group in layout.groups)
         ranges = tuple((first, min(count, layers - first)) for first in range(0, layers, count)) if count else ()
         named = ("--engine-id", engine_id) if engine_id else ()  # from its start on, for its traces
@@ -116,7 +115,7 @@ class SchedulerSide:
 
     @property
     def has_news(self) -> bool:
-        """Whether a step would hear something."""
+        """True if a step would hear something."""
         return self._engine.due()
 
     def fileno(self) -> int:
@@ -130,7 +129,7 @@ class SchedulerSide:
 
     @property
     def address(self) -> str:
-        """Where its lead serves."""
+        """Address at which the lead serves."""
         return self._engine.address
 
     def meet(self, ranks: Sequence[tuple[Path, Sequence[int]]]) -> None:
@@ -138,7 +137,7 @@ class SchedulerSide:
         give_tickets(self._engine.ticket, ranks, MIRROR_S if self._options.mirror else MEET_S)
 
     def arrived(self, request: "Request", params: dict[str, Any]) -> bool:
-        """What its params ask for begins. False: they ask in vain."""
+        """Begins what a request's params ask for. Returns False if they ask in vain."""
         logprobs = request.sampling_params is not None and request.sampling_params.prompt_logprobs is not None
         try:
             found = wanted(
@@ -167,7 +166,7 @@ class SchedulerSide:
         if not is_streamed(request) and (offer := offered(found, self._options.defaults)) is not None:
             self._offers[request.request_id] = offer
         if self._overlap:
-            self._engine.flush()  # else the next step sends it at once, and a pull with its blocks in one call
+            self._engine.flush()  # otherwise the next step sends it, and a pull with its blocks in one call
         if found.give is not None and found.give.prefill:
             request.max_tokens = 1
             shorten(request, admitted.prompt_tokens)
@@ -176,8 +175,8 @@ class SchedulerSide:
         return True
 
     def _admit(self, request: "Request", found: ScheduledRequest) -> tuple[ScheduledRequest, Admitted]:
-        """It is let in, under its adapter's name; and how it is to be computed. Raises KVGrpcError for what has no
-        name, or is one too many: then the destination that waits for its push has been told.
+        """Lets a request in, under its adapter's name; returns it, and how it is computed. Raises KVGrpcError for a
+        request that has no name, or is one too many; then the destination that waits for its push has been told.
         """
         try:
             pushes = found.give is not None and found.give.mode is Mode.PUSH
@@ -201,17 +200,17 @@ class SchedulerSide:
         return named, admitted
 
     def _shared(self, found: ScheduledRequest) -> ScheduledRequest:
-        """What is left to it of what the request wants that vLLM made it of."""
+        """Returns what one sibling gives and takes of what the original request wants."""
         if found.give is not None and not self._siblings.gives(found.request_id):
             self._unshown.add(found.request_id)
-            # Under a key of its own: a destination of what the other one gives does not wait for this one.
+            # A key of its own: a destination of what the other one gives does not wait for this one.
             found = replace(found, give=Give(Mode.PULL), target=b"", transfer_key=os.urandom(TRANSFER_KEY_BYTES_MIN))
         if found.take is not None and not self._siblings.takes(found, cached=self.blocks.block_pool.enable_caching):
             found = replace(found, take=None)
         return found
 
     def match(self, request_id: str, computed_tokens: int) -> int | None:
-        """None: vLLM asks again in its next step."""
+        """Returns the tokens that come; None: vLLM asks again in its next step."""
         if request_id not in self._serving:
             return 0
         if self._siblings.waits(request_id):
@@ -220,7 +219,7 @@ class SchedulerSide:
         return self.scheduler.match(request_id, computed_tokens).tokens
 
     def allocated(self, request: "Request", table: tuple[list[int], ...], external_tokens: int) -> bool:
-        """False: nothing comes of it."""
+        """Takes a request's blocks. Returns False if nothing comes of it."""
         request_id = request.request_id
         if request_id not in self._serving:
             return False
@@ -238,8 +237,8 @@ class SchedulerSide:
         return known
 
     def step(self, output: "SchedulerOutput", *, waiting: bool, holding: bool) -> Step:
-        """What was scheduled may be sent when it is done, and the worker learns what came. `waiting`: for KV.
-        `holding`: blocks of requests that left.
+        """Lets what is scheduled go once it is computed. Returns the message to the worker, with what came. `waiting`:
+        requests wait for KV. `holding`: blocks of requests that left are held.
         """
         self._number += 1
         self._siblings.go_on(output.num_scheduled_tokens)
@@ -261,7 +260,7 @@ class SchedulerSide:
         return step
 
     def _hear(self, told: list[News], step: Step) -> None:
-        """What vLLM is to know of it."""
+        """Puts what vLLM is to know of the news into `step`."""
         for news in told:
             match news:
                 case LoadEnded():
@@ -280,14 +279,14 @@ class SchedulerSide:
                     step.sent.add(news.request_id)
                     self.stats.sent(news)
                 case TakeLost():
-                    if news.on_loss is OnLoss.RECOMPUTE:  # else a load fails, and is counted then
+                    if news.on_loss is OnLoss.RECOMPUTE:  # otherwise a load fails, and is counted then
                         self.stats.lost(news.loss)
                     _log.warning("request %s gets no KV: %s", news.request_id, _said(news.loss))
             self._forget(news.request_id)
 
     def reset(self, step: Step) -> bool:
-        """Ends all that is given, or comes, and puts into `step` what vLLM is to know. False: some blocks are still
-        being read or filled; then they come back later.
+        """Ends all that is given, or comes, and puts what vLLM is to know into `step`. Returns False if some blocks are
+        still being read or filled, and come back later.
         """
         for request_id in self._known:
             self.scheduler.aborted(request_id, "the engine's cache was reset")
@@ -305,7 +304,7 @@ class SchedulerSide:
             self._known.discard(request_id)
 
     def finished(self, request: "Request", table: tuple[list[int], ...]) -> tuple[bool, dict[str, Any] | None]:
-        """Whether the blocks are to be held for now, and what the router relays."""
+        """Ends a request that left. Returns whether its blocks are held for now, and what the router relays."""
         request_id = request.request_id
         self._computing.pop(request_id, None)
         self._computed_tokens.pop(request_id, None)
@@ -319,7 +318,7 @@ class SchedulerSide:
         return keep, answer
 
     def unheard(self, request_id: str, hook: str) -> None:
-        """VLLM did not call this hook for it: so nothing of it moves, and whoever waits for that hears it."""
+        """Ends a request for which vLLM did not call this hook: it moves nothing, and peers that wait are told."""
         why = f"vLLM does not call {hook} of this connector"
         self._serving.discard(request_id)
         self._computing.pop(request_id, None)
@@ -333,7 +332,7 @@ class SchedulerSide:
     def _left(
         self, request: "Request", table: tuple[list[int], ...], offer: ScheduledRequest | None
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Whether the blocks are to be held for now, and what the router relays of what was handed over."""
+        """Hands over what a request that left gives. Returns whether to hold blocks, and what the router relays."""
         request_id = request.request_id
         if request_id not in self._serving:
             return False, None
@@ -362,7 +361,7 @@ class SchedulerSide:
         return found.keep, self._answer(request) if found.handed_over else None
 
     def _answer(self, request: "Request") -> dict[str, Any] | None:
-        """What the router relays of a request that left; None: nothing was handed over."""
+        """Returns what the router relays of a request that left; None: nothing was handed over."""
         params = request.kv_transfer_params
         trace = trace_of(request, params)
         if grant := self.scheduler.grant(request.request_id):
@@ -373,16 +372,16 @@ class SchedulerSide:
         return None
 
     def _behind(self) -> int:
-        """The step behind which blocks move that vLLM allocated or finished with; 0: it runs no more."""
+        """Returns the step after which blocks move that vLLM allocated or finished with; 0: no step runs."""
         return self._number if self._overlap else 0
 
     def hold(self, blocks: Sequence[int]) -> None:
-        """Keeps these out of use, one reference for each time that they are listed."""
+        """Keeps blocks out of use, with one reference for each time that a block is listed."""
         pool = self.blocks.block_pool
         pool.touch([pool.blocks[block] for block in blocks])
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Drops a reference of each. The prompt's end is evicted first, as where vLLM frees."""
+        """Drops a reference of each block. The prompt's end is evicted first, as when vLLM frees."""
         pool = self.blocks.block_pool
         pool.free_blocks([pool.blocks[block] for block in reversed(blocks)])
 

@@ -1,7 +1,7 @@
-"""What says that nothing moves, although requests ask for it.
+"""Silence: warns that nothing moves, although requests ask for it.
 
-To clients an engine that computes everything by itself looks like one that is served, only slower. So an operator who
-has wired something wrong, a router that drops answers say, reads it in one line of the log.
+To clients an engine that computes everything by itself looks like one that is served, only slower. So one line of the
+log tells operators of an error in their setup, for example a router that drops answers.
 """
 
 import logging
@@ -11,26 +11,26 @@ from collections.abc import Callable
 _log = logging.getLogger(__name__)
 
 SILENT_S = 60.0
-"""So long nothing moves before it is said."""
+"""Time in which nothing moves before the warning, in seconds."""
 
 
 class Silence:
-    """Of one engine."""
+    """The silence of one engine."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._since: float | None = None
-        """When the first request got or gave nothing after something moved last; None: none has."""
+        """Time of the first request in vain after the last move; None: there was none."""
         self._requests = 0
-        """How many have, since then."""
+        """Number of requests in vain since then."""
         self._said = False
 
     def moved(self) -> None:
-        """KV came, or was taken."""
+        """Notes that KV came, or was taken."""
         self._since, self._requests, self._said = None, 0, False
 
     def in_vain(self, why: str) -> None:
-        """A request asked for KV to move, and none did."""
+        """Notes that a request asked for KV to move, and none did."""
         now = self._now()
         self._since = now if self._since is None else self._since
         self._requests += 1

@@ -1,4 +1,4 @@
-"""Pipeline stages of vLLM: each worker knows the layers of its own stage only, and the engine is all of them."""
+"""Pipeline stages of vLLM: each worker knows the layers of its own stage only, and the engine has all of them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,8 +7,8 @@ from kvgrpc.core.values.layout import PoolLayout
 
 
 def joined(stages: Sequence[PoolLayout]) -> PoolLayout:
-    """The pool of an engine of these stages, each as its own workers see it: with its layers numbered from 0. vLLM
-    gives all stages the same groups, with as many blocks of the same size.
+    """Returns the pool of an engine with these stages, each as its own workers see it: with layers numbered from 0.
+    vLLM gives all stages the same groups, with as many blocks of the same size.
     """
     regions = [
         replace(region, first_layer=region.first_layer + first_layers(stages, stage)[region.group], stage=stage)
@@ -23,5 +23,5 @@ def joined(stages: Sequence[PoolLayout]) -> PoolLayout:
 
 
 def first_layers(stages: Sequence[PoolLayout], stage: int) -> list[int]:
-    """For each group the number of the first layer that a stage has: how many are in those before it."""
+    """Returns the number of a stage's first layer, for each group: the number of layers in the stages before it."""
     return [sum(layout.groups[i].layers for layout in stages[:stage]) for i in range(len(stages[0].groups))]

@@ -1,7 +1,7 @@
-"""What a state of vLLM's consists of, and how ranks share it.
+"""Sections of vLLM's states, and how ranks share them.
 
-A state is a convolution's last inputs, and what the recurrence keeps. The inputs are of several projections, each of
-which every rank has its share of; so a rank's bytes are no slice of the model's, but slices of each section.
+A state is a convolution's last inputs, and what the recurrence keeps. The inputs are of several projections, and every
+rank has its share of each. So a rank's bytes are no slice of the model's, but slices of each section.
 """
 
 from math import prod
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 MAMBA2, GATED_DELTA = "MAMBA2", "GDN_ATTN"
-"""By vLLM's own names. Of others nothing is known."""
+"""Kinds of states whose sections are known, by vLLM's own names."""
 GROUPS = "mamba_n_groups", "n_groups", "mamba_ngroups"
-"""What models call the number of their groups of heads, which have the projections B and C in common."""
+"""Names that models give the number of their groups of heads; a group shares the projections B and C."""
 
 
 def sections_of(config: "VllmConfig", spec: Any) -> tuple[Section, ...]:
-    """Of a rank's state; empty where that is not known."""
+    """Returns the sections of a rank's state; empty if they are not known."""
     kind = getattr(spec.mamba_type, "name", "")
     if kind not in {MAMBA2, GATED_DELTA} or len(spec.shapes) != 2 or spec.tp_replicated:
         return ()
@@ -46,8 +46,8 @@ def sections_of(config: "VllmConfig", spec: Any) -> tuple[Section, ...]:
 
 
 def _copies(config: "VllmConfig", common: int, state_size: int, ranks: int) -> int:
-    """How many ranks have the same groups, which have `common` elements on each: a lone group of a model is on every
-    rank. 0: it is not known, since the model does not say how many it has, or there are no whole ones.
+    """Returns how many ranks have the same groups, with `common` elements on each: a lone group of a model is on every
+    rank. 0: not known, since the model does not say how many groups it has, or there are no whole ones.
     """
     groups, rest = divmod(common, state_size)
     if rest:

@@ -1,7 +1,7 @@
-"""What an engine counts of its transfers, for vLLM's log and its Prometheus metrics (`prometheus`).
+"""The counts of an engine's transfers, for vLLM's log and its Prometheus metrics (`prometheus`).
 
-vLLM asks the scheduler's side after each step, and adds up the answers of an interval. The lead has counted each
-transfer over all ranks, so that no worker is asked.
+vLLM asks the scheduler's side after each step, and adds up the answers of an interval. The lead counts each transfer
+over all ranks, so that no worker is asked.
 """
 
 import time
@@ -40,42 +40,42 @@ EXPIRED = frozenset({Reason.LEASE_EXPIRED, Reason.REGISTRATION_TIMEOUT})
 
 
 class KVGrpcStats(KVConnectorStats):
-    """Counts of one interval. `data`: each of COUNTERS; under "series" the values of each of SERIES; under "failures",
-    by direction and reason, how many requests failed.
+    """The counts of one interval. `data`: each of COUNTERS; under "series" the values of each of SERIES; under
+    "failures" the number of failed requests, by direction and reason.
     """
 
     def __init__(self, data: Mapping[str, Any] | None = None) -> None:
         super().__init__(data=_empty() | dict(data or {}))
         self._waiting: dict[str, float] = {}
-        """Since when requests wait for their KV, by the monotonic clock."""
+        """Time since which each request waits for its KV, by the monotonic clock."""
         self._silence = Silence()
 
     def waits(self, request_id: str) -> None:
-        """A request waits for its KV from now on, and for nothing else."""
+        """Notes that a request waits for its KV from now on, and for nothing else."""
         self._waiting.setdefault(request_id, time.monotonic())
 
     def waited(self, request_id: str) -> None:
-        """It waits no longer: its KV came, or will not."""
+        """Notes that a request waits no longer: its KV came, or will not."""
         if (since := self._waiting.pop(request_id, None)) is not None:
             self._add("wait_time_seconds", time.monotonic() - since)
 
     def left(self, request_id: str) -> None:
-        """It left before that."""
+        """Forgets a request that left while it waited."""
         self._waiting.pop(request_id, None)
 
     def received(self, tokens: int) -> None:
-        """The KV of so many tokens came."""
+        """Counts a request that received the KV of `tokens` tokens."""
         self.data["received"] += 1
         self.data["received_tokens"] += tokens
         self._silence.moved()
 
     def lost(self, loss: "Loss") -> None:
-        """The KV of a request did not come."""
+        """Counts a request whose KV did not come."""
         self.data["lost"] += 1
         self._failed(RECEIVE, loss)
 
     def sent(self, news: "SendEnded") -> None:
-        """Blocks came back."""
+        """Counts a hand-over whose blocks came back."""
         self.data["sent" if news.loss is None else "unsent"] += 1
         if news.loss is not None:
             self.data["reclaimed"] += news.loss.reason is Reason.LEASE_RECLAIMED
@@ -85,29 +85,29 @@ class KVGrpcStats(KVConnectorStats):
             self._silence.moved()
 
     def gave(self, *, complete: bool) -> None:
-        """Tensors of a prompt were put, or kept for others: all of them, or not."""
+        """Counts a prompt whose tensors were put, or kept for others: all of them, or not."""
         self.data["sent" if complete else "unsent"] += 1
         if complete:
             self._silence.moved()
 
     def moved(self, telemetry: "MoveTelemetry") -> None:
-        """This engine's ranks moved the bytes of a transfer."""
+        """Counts a transfer whose bytes this engine's ranks moved."""
         self._add("transfer_time_seconds", telemetry.wire_s)
         self._add("post_time_seconds", telemetry.post_s)
         self._add("transfer_bytes", telemetry.nbytes)
         self._add("transfer_descriptors", telemetry.descriptors)
 
     def refused(self, why: str) -> None:
-        """Params were of no use."""
+        """Counts params that were of no use."""
         self.data["refused"] += 1
         self._silence.in_vain(why)
 
     def unheard(self, why: str) -> None:
-        """VLLM does not say what becomes of requests that ask for something."""
+        """Notes that vLLM does not say what becomes of requests that ask for KV to move."""
         self._silence.in_vain(why)
 
     def take(self) -> "KVGrpcStats | None":
-        """The counts so far, which begin anew; None: nothing happened."""
+        """Returns the counts so far, and begins anew; None: nothing happened."""
         if self.is_empty():
             return None
         taken = KVGrpcStats(self.data)

@@ -1,8 +1,8 @@
-"""What wakes an idle engine when its lead has news: blocks that were handed over came back.
+"""Waking: wakes an idle engine when its lead has news: blocks that were handed over came back.
 
 vLLM's engine core sleeps until its input queue has something, and asks connectors nothing meanwhile. So a thread waits
-at the lead's socket while the engine sleeps, and puts vLLM's own wake-up into that queue. It costs nothing while there
-is no news, and nothing while the engine has steps to make, in which the connector hears of news by itself.
+at the lead's socket while the engine sleeps, and puts vLLM's own wake-up into that queue. The thread costs nothing
+while there is no news, and nothing while the engine has steps to make, in which the connector hears of news by itself.
 """
 
 import functools
@@ -19,19 +19,19 @@ Ring = Callable[[], None]
 
 
 class Bell:
-    """Rings once after each `arm`, when a descriptor is readable. Its thread starts with the first one."""
+    """A bell that rings once after each `arm`, when a descriptor is readable. The first `arm` starts its thread."""
 
     def __init__(self, news: int) -> None:
         """`news`: the descriptor."""
         self._news = news
         self._armed = os.eventfd(0, os.EFD_CLOEXEC)
         self._ring: Ring | None = None
-        """None: it has rung, or is not armed."""
+        """The function to ring with; None: the bell has rung, or is not armed."""
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="kvgrpc-bell", daemon=True)
 
     def arm(self, ring: Ring) -> None:
-        """From now on it waits for news. Without effect while it does already."""
+        """Begins to wait for news. Has no effect while the bell waits already."""
         if self._ring is not None or self._closed:
             return
         if self._thread.ident is None:
@@ -40,7 +40,7 @@ class Bell:
         os.eventfd_write(self._armed, 1)
 
     def close(self) -> None:
-        """It does not ring any more. Idempotent; the descriptor must be open until this returns."""
+        """Stops the bell. Idempotent; the descriptor must be open until this returns."""
         if self._closed:
             return
         self._closed = True
@@ -65,8 +65,8 @@ class Bell:
 
 
 def tell_of_sleep(tell: Callable[[Ring], None]) -> None:
-    """From now on the engine core of this process says when it is about to sleep, and what wakes it. One that runs in
-    its caller's loop does not sleep.
+    """Makes the engine core of this process call `tell` when it is about to sleep, with the function that wakes it. An
+    engine core that runs in its caller's loop does not sleep.
     """
     from vllm.v1.engine import EngineCoreRequestType
     from vllm.v1.engine.core import EngineCoreProc

@@ -26,12 +26,12 @@ Devices = Callable[[torch.Tensor], Device]
 
 
 class WorkerSide:
-    """One worker's: its rank attaches when it has a ticket."""
+    """The side of one worker: its rank attaches when it has a ticket."""
 
     def __init__(
         self, options: Options, layout: PoolLayout, marks: Marks = marks_of, devices: Devices | None = None
     ) -> None:
-        """`marks` and `devices`: of the memory that vLLM computes in; without `devices`, what is for that memory."""
+        """`marks` and `devices`: for the memory that vLLM computes in; without `devices`, `device_of` chooses."""
         self._home = tempfile.TemporaryDirectory(prefix="kvgrpc-vllm-")
         self.folder = Path(self._home.name)
         self._options = options
@@ -43,19 +43,19 @@ class WorkerSide:
         self._after: AfterDevice | None = None
         self._memory = torch.empty(0)
         self._device: Device | None = None
-        """What its mirror copies."""
+        """The Device that the mirror copies; None: there is no mirror."""
         self._names: Sequence[Sequence[str]] = ()
         self._number: dict[str, int] = {}
-        """Of each layer within its group, by its name. Those of earlier pipeline stages have the first numbers."""
+        """Number of each layer within its group, by name. Layers of earlier pipeline stages have the first numbers."""
         self._layers: dict[int, set[str]] = {}
-        """The layers of each number, one of a group at most."""
+        """The layers of each number, at most one of a group."""
         self._done: set[str] = set()
         """Layers that the step `_done_in` has computed."""
         self._done_in = 0
 
     def register(self, caches: Mapping[str, torch.Tensor], layers: Sequence[Sequence[str]]) -> None:
-        """`layers`: the names of each group's. Raises ValueError for tensors that are not where the pool says, and for
-        those that no mirror can be made of where there is to be one.
+        """Takes the caches. `layers`: names of each group's layers. Raises ValueError for tensors that are not where
+        the pool says, and for those that no mirror can be made of, if there is to be one.
         """
         self._memory = memory_of(self._layout, caches, layers)
         self._device = self._devices(self._memory) if self._options.mirror else None
@@ -65,20 +65,20 @@ class WorkerSide:
         self._after = AfterDevice(mark) if mark is not None else None
 
     def copy_by(self, copy: CopyBlocks) -> None:
-        """How vLLM copies blocks between this device and the host. Told after `register`."""
+        """Takes the function by which vLLM copies blocks between this device and the host. Called after `register`."""
         if isinstance(self._device, BlockCopies):
             self._device.copy = copy
 
     def attach(self) -> None:
-        """Takes the ticket when it comes, in a thread of its own. To be called when the scheduler is about to give it:
-        between this and `register` vLLM may compile for minutes.
+        """Takes the ticket when it comes, in a thread of its own. Call it when the scheduler is about to give the
+        ticket: after `register` vLLM may compile for minutes.
         """
         threading.Thread(target=self._attach, name="kvgrpc-attach", daemon=True).start()
 
     def _attach(self) -> None:
         try:
             row = json.loads(hear(self.folder / TICKET))
-            (self.folder / TICKET).unlink()  # it has a secret, and is for one
+            (self.folder / TICKET).unlink()  # it has a secret, and is for one worker
             rank, secret = row.pop("rank"), bytes.fromhex(row.pop("secret"))
             self._count(row.pop("first_layers"))
             self._rank = Rank(
@@ -88,11 +88,11 @@ class WorkerSide:
             say(self.folder / ATTACHED, "")
         except Exception as error:  # noqa: BLE001 - logged, and the scheduler says so
             _log.exception("kvgrpc: the worker could not attach")
-            with contextlib.suppress(OSError):  # it is closed
+            with contextlib.suppress(OSError):  # this side is closed
                 say(self.folder / ATTACHED, f"{type(error).__name__}: {error}")
 
     def _count(self, first_layers: Sequence[int]) -> None:
-        """Numbers the layers of each group from its first one here on."""
+        """Numbers the layers of each group, from its first number here on."""
         for first, names in zip(first_layers, self._names, strict=True):
             self._number |= {name: first + number for number, name in enumerate(names)}
         self._layers = {}
@@ -100,8 +100,8 @@ class WorkerSide:
             self._layers.setdefault(number, set()).add(name)
 
     def layer_done(self, layer: str, step: Step) -> None:
-        """A layer is computed, or computed on: that of a draft comes more than once. A number is done when it is in all
-        groups.
+        """Notes that a layer is computed; a draft's layer comes more than once. A number is reported once its layers in
+        all groups are computed.
         """
         if not (step.report and self._options.layers_per_part):
             return
@@ -118,14 +118,14 @@ class WorkerSide:
             self._say(step)
 
     def _say(self, step: Step, layer: int | None = None) -> None:
-        """Reports it when it is there: no hook waits for a device."""
+        """Reports a step or a layer when its results are there: no hook waits for a device."""
         if self._after is None:
             self._report(step, layer)
         else:
             self._after.say(partial(self._report, step, layer))
 
     def _report(self, step: Step, layer: int | None) -> None:
-        """Never raises: vLLM ends an engine whose worker does. Where its session is over, the scheduler knows."""
+        """Makes a report. Never raises, which would end the engine: the scheduler knows when a session is over."""
         if self._rank is None or self._over:
             return
         try:

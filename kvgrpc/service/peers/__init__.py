@@ -1,1 +1,1 @@
-"""Peers: the channels to other leads, and how their errors come back."""
+"""Peers: the channels to other leads, and the typed errors of their calls."""

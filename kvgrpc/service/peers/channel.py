@@ -1,4 +1,4 @@
-"""The connection to one other lead: its channel, its stream of calls, and the stream that tells that both live."""
+"""The connection to one other lead: its channel, its stream of calls, and its liveness stream."""
 
 import asyncio
 import contextlib
@@ -20,13 +20,13 @@ from kvgrpc.service.runner import Runner
 _log = logging.getLogger(__name__)
 
 FIRST_BEAT_S = 5.0
-"""Longest wait for the first beat of a peer; above any pause of a healthy lead."""
+"""Maximum wait for the first beat of a peer, in seconds; above any pause of a healthy lead."""
 RECONNECT_S = (0.05, 0.1, 0.2, 0.5, 1.0)
-"""Waits between tries to bring a liveness stream back; the last one repeats until the peer is dead."""
+"""Waits between tries to restore a liveness stream, in seconds; the last one repeats until the peer is dead."""
 
 
 class PeerChannel:
-    """Everything that is open towards one lead. `peer` is its key, once it is known."""
+    """Everything that is open towards one lead. `peer`: its key, once known."""
 
     def __init__(
         self, address: str, options: list[tuple[str, Any]], runner: Runner, limits: Limits, peer: str = ""
@@ -36,21 +36,21 @@ class PeerChannel:
         self.stub: Any = peer_pb2_grpc.PeerServiceStub(self.channel)
         self.peer = peer
         self.caller = peer_pb2.Caller()
-        """The life of ours whose channel it is, with what it shows there."""
+        """The life of ours that this channel speaks for, with the proof it shows there."""
         self.stream = PeerStream(self.stub, peer or address, self.caller)
         self._runner = runner
         self._limits = limits
         self._liveness: asyncio.Task[None] | None = None
 
     def speak_for(self, engine_id: str, incarnation: int, shows: bytes) -> None:
-        """All that is said over it is of that life, which shows this."""
+        """Makes all calls over this channel speak for that life, which shows this proof."""
         self.caller.CopyFrom(peer_pb2.Caller(engine_id=engine_id, incarnation=incarnation, proof=shows))
 
     async def start_liveness(self, asks: bytes) -> None:
-        """Opens the liveness stream and waits for the first beat, so that what follows finds us admitted. `asks`: what
-        this handshake told the peer to show.
+        """Opens the liveness stream and waits for the first beat: then the peer admits our calls. `asks`: the proof
+        that this handshake told the peer to show.
 
-        Raises TimeoutError, PreconditionFailed (PEER_FAILED) for who shows something else, or the stream's error.
+        Raises TimeoutError, PreconditionFailed (PEER_FAILED) for another proof, or the stream's error.
         """
         stream = self.stub.KeepLiveness()
         try:
@@ -65,12 +65,12 @@ class PeerChannel:
         self._liveness = asyncio.create_task(self._keep_liveness(stream, first.proof))
 
     def end_liveness(self) -> None:
-        """The peer is to hear at once that this life is over; calls go on."""
+        """Ends the liveness stream, so that the peer hears at once that this life is over. Calls go on."""
         if self._liveness is not None:
             self._liveness.cancel()
 
     async def close(self, grace_s: float) -> None:
-        """Lets calls under way finish for `grace_s`, then ends all."""
+        """Lets calls in flight finish for `grace_s` seconds, then ends everything."""
         self.end_liveness()
         if self._liveness is not None:
             with contextlib.suppress(asyncio.CancelledError):
@@ -95,12 +95,11 @@ class PeerChannel:
             stream, shown = self.stub.KeepLiveness(), b""
 
     async def _beat(self, stream: Any, shown: bytes) -> None:
-        """One stream: beats every fifth of the grace, and expects as many. `shown`: what the peer has shown on it.
-
-        Raises PreconditionFailed (PEER_FAILED) for who shows nothing that the peer was told.
+        """Serves one stream: sends a beat every fifth of the grace, and expects an answer to each. `shown`: the proof
+        that the peer has shown on it. Raises PreconditionFailed (PEER_FAILED) for a peer whose proof is wrong.
         """
         interval_s = self._limits.peer_grace_s / 5
-        over = asyncio.ensure_future(stream.code())  # between two beats the stream is not read
+        over = asyncio.ensure_future(stream.code())  # the stream is not read between two beats
         try:
             while (answer := await self._exchange(stream, interval_s * 2.5)) is not None:
                 shown = shown or answer.proof
@@ -118,11 +117,11 @@ class PeerChannel:
             raise PreconditionFailed(Reason.PEER_FAILED, why)
 
     async def _exchange(self, stream: Any, timeout_s: float) -> peer_pb2.KeepLivenessResponse | None:
-        """One beat and its answer; None: the stream is over. Raises TimeoutError, or the stream's error.
+        """Sends one beat and returns its answer; None: the stream is over. Raises TimeoutError, or the stream's error.
 
-        An error of a call that anything else holds on to, a future for one, keeps the connection beyond its channel.
+        Nothing else may hold the error of a call, not even a future: that would keep the connection beyond its channel.
         """
-        with contextlib.suppress(asyncio.InvalidStateError):  # the call is over: reading tells how it ended
+        with contextlib.suppress(asyncio.InvalidStateError):  # the call is over: the read below tells how it ended
             await stream.write(peer_pb2.KeepLivenessRequest(caller=self.caller))
         async with asyncio.timeout(timeout_s):
             answer = await stream.read()

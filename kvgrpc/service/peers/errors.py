@@ -1,4 +1,4 @@
-"""What came of a call to another lead where it brought no answer, or none that can be read: always a typed error."""
+"""Typed errors for calls to other leads that brought no answer, or an answer that cannot be read."""
 
 import logging
 from typing import Any
@@ -14,15 +14,15 @@ _log = logging.getLogger(__name__)
 
 
 def readable(reply: Any, who: str) -> Any:
-    """A reply. Raises InternalError (PEER_FAILED) for one that could not be parsed, which gRPC gives as None."""
+    """Returns a reply. Raises InternalError (PEER_FAILED) for an unparsable one, which gRPC gives as None."""
     if reply is None:
         raise InternalError(Reason.PEER_FAILED, f"{who} answered something that cannot be read")
     return reply
 
 
 def bounded(reply: Any, who: str) -> Any:
-    """A reply that can be read, and is looked into. Raises InternalError (PEER_FAILED) for one with more than it may
-    hold, too.
+    """Returns a reply whose fields are within their bounds. Raises InternalError (PEER_FAILED) for one that is not, or
+    that cannot be read.
     """
     try:
         fields.check(readable(reply, who))
@@ -32,7 +32,7 @@ def bounded(reply: Any, who: str) -> Any:
 
 
 def failure_of(error: Exception, what: str) -> KVGrpcError:
-    """The typed error of `what`, which leads back to no answer. An error that no peer sent is a defect of this lead."""
+    """Returns the typed error of `what`; it refers to no answer. Errors that no peer sent are defects of this lead."""
     match error:
         case KVGrpcError():
             return error.untraced()
@@ -50,13 +50,13 @@ def _call_failure(error: grpc.aio.AioRpcError, what: str) -> KVGrpcError:
     if _wrote_late(error):
         return Unavailable(Reason.PEER_UNREACHABLE, f"{what} was cut off: the peer ended it")
     typed = status.from_rpc_error(error)
-    if isinstance(typed, DeadlineExceeded) and typed.reason is Reason.PEER_UNREACHABLE:  # no peer says that
+    if isinstance(typed, DeadlineExceeded) and typed.reason is Reason.PEER_UNREACHABLE:  # gRPC's own: no peer says that
         return Unavailable(Reason.PEER_UNREACHABLE, f"{what} was not answered in time")
     return typed
 
 
 def dial_failure(address: str, error: Exception) -> KVGrpcError:
-    """The typed error of a handshake."""
+    """Returns the typed error of a failed handshake."""
     typed = failure_of(error, f"the handshake with {address}")
     refused = isinstance(error, grpc.aio.AioRpcError) and not _wrote_late(error)
     if refused and isinstance(typed, Unavailable) and typed.reason is Reason.PEER_UNREACHABLE:
@@ -69,5 +69,5 @@ def _wrote_late(error: grpc.aio.AioRpcError) -> bool:
 
 
 def wants_proof(result: object) -> bool:
-    """Whether a peer does not take what it was shown: another handshake settles that, and the call is made again."""
+    """Returns whether a peer refused the proof it was shown: after another handshake the call is made again."""
     return isinstance(result, KVGrpcError) and result.reason is Reason.NOT_PROVED

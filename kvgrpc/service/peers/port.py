@@ -1,6 +1,6 @@
 """Calls to other leads: the handshake, accesses, renewals, and the liveness stream of each pair.
 
-Every call has a deadline; every failure comes back to the node as a typed event. An address that is not on the dial
+Every call has a deadline. Every failure comes back to the node as a typed event. An address that is not on the dial
 list is never dialled.
 """
 
@@ -46,15 +46,15 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 POST_SEND_TIMEOUT_S = 20.0
-"""For one that the peer's rank answers, after it may have loaded a library; above what its lead waits for that."""
+"""Timeout of PostSend, in seconds; above the peer lead's timeout for its rank, which may first load a library."""
 CALL_TIMEOUT_S = 5.0
-"""For calls that the peer's lead answers by itself; above any pause of a healthy lead."""
+"""Timeout of calls that the peer's lead answers by itself, in seconds; above any pause of a healthy lead."""
 HANG_UP_GRACE_S = 2.0
-"""A channel that is given up lets calls under way finish: closings must not be lost."""
+"""Time a closed channel gives its calls in flight, in seconds: closings must not be lost."""
 ENVELOPE_BYTES = 1_024
-"""What a stream adds to a call."""
+"""Upper bound of what a stream adds to a call, in bytes."""
 STOP_GRACE_S = 0.1
-"""The same, when this server stops: its peers notice its end anyway."""
+"""The same time when this server stops, in seconds: its peers notice its end anyway."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ _FIELDS = {
     "ChecksumBlocks": "checksum_blocks",
     "PostSend": "post_send",
 }
-"""Where a call stands in a PeerCall."""
+"""Fields of PeerCall, by method."""
 
 
 class PeerChannels:
@@ -89,7 +89,7 @@ class PeerChannels:
         self._may_dial = may_dial
         self._options = channel_options
         self._channels: dict[str, PeerChannel] = {}
-        """By peer key."""
+        """Channels by peer key."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._hanging_up: set[asyncio.Task[None]] = set()
 
@@ -103,14 +103,14 @@ class PeerChannels:
             self._hanging_up.add(self._spawn(channel.close(HANG_UP_GRACE_S)))
 
     def end_life(self, kept: Collection[str]) -> None:
-        """This life is over, and peers learn it: liveness ends. `kept` peers are hung up by `close_last`."""
+        """Ends liveness: this life is over, and peers learn it. `kept` peers are hung up by `close_last`."""
         for peer, channel in list(self._channels.items()):
             channel.end_liveness()
             if peer not in kept:
                 self.hang_up(peer)
 
     async def close_last(self, kept: Collection[str], sends: Iterable[actions.SendClose]) -> None:
-        """Closes accesses of the life that is over, and hangs up; lets peers answer for the usual grace."""
+        """Closes accesses of the life that is over, hangs up, and waits for the peers' answers for HANG_UP_GRACE_S."""
         before = set(self._hanging_up)
         for send in sends:
             self.close_access(send)
@@ -141,7 +141,7 @@ class PeerChannels:
     # -- the handshake
 
     async def _dial(self, action: actions.Dial, life: int) -> None:
-        """`life`: ours, that wants to know the peer. With its end no handshake is waited for."""
+        """Dials a peer. `life`: our life that wants to know the peer; its end ends the wait for the handshake."""
         address, to = action.address, action.to or action.address
         if not self._may_dial(to):
             error = PermissionDenied(
@@ -155,7 +155,7 @@ class PeerChannels:
             channel.peer = peer_key(answered.peer.engine_id, answered.peer.incarnation)
             self._check_place(channel.peer, to, answered)
             await channel.start_liveness(answered.asks)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the node waits for the end of its dial
+        except Exception as error:  # noqa: BLE001 - the node waits for the end of its dial in any case
             await channel.channel.close()
             if self._runner.node.state.incarnation == life:
                 self._runner.feed(events.DialFailed(address, dial_failure(address, error)))
@@ -171,7 +171,7 @@ class PeerChannels:
         self._runner.feed(answered)
 
     def _check_place(self, key: str, at: str, answered: events.PeerAnswered) -> None:
-        """Raises PreconditionFailed (PEER_FAILED) for who answers as a life that is known elsewhere."""
+        """Raises PreconditionFailed (PEER_FAILED) for a peer that answers as a life known at another address."""
         if (known := self._runner.node.state.peers.get(key)) is not None:
             reached(known, answered, at)
 
@@ -188,7 +188,7 @@ class PeerChannels:
         trace, ended = telemetry.client_call("kvgrpc.v1.HandshakeService/Handshake", action.trace, channel.address)
         try:
             reply = bounded(
-                # The ranks of the peer have their part in it, as long as a handshake may take.
+                # The peer's ranks take part, so this call may last as long as a handshake may.
                 await stub.Handshake(
                     request, timeout=self._limits.connect_timeout_s, metadata=telemetry.metadata(trace)
                 ),
@@ -244,7 +244,7 @@ class PeerChannels:
         call = _Call("CloseAccess", action.peer, action.trace)
 
         def request(channel: PeerChannel) -> peer_pb2.CloseAccessRequest:
-            # A life that ends closes its accesses by the channels that it has.
+            # A life that ends closes its accesses over its old channels.
             caller = peer_pb2.Caller()
             caller.CopyFrom(channel.caller)
             caller.incarnation = action.incarnation
@@ -317,9 +317,9 @@ class PeerChannels:
         convert: Callable[[Any], _T],
         then: Callable[[_T | KVGrpcError], None],
     ) -> None:
-        """Makes a call of PeerService, over the stream to that peer if there is one. `then` gets what came of it.
+        """Makes a call of PeerService, over the stream to the peer if there is one. `then` gets the result.
 
-        By the channel that is there now: what comes next may be to hang up.
+        The channel is looked up at once: the next action may be to hang up.
         """
         try:
             channel = self._channel(call.peer)
@@ -334,7 +334,7 @@ class PeerChannels:
             result: _T | KVGrpcError
             try:
                 result = reply if isinstance(reply, KVGrpcError) else convert(bounded(reply, call.peer))
-            except Exception as error:  # noqa: BLE001 - whatever it is, the node waits for an answer
+            except Exception as error:  # noqa: BLE001 - the node waits for an answer in any case
                 result = failure_of(error, call.method)
             ended(result if isinstance(result, KVGrpcError) else None)
             if wants_proof(result):
@@ -350,7 +350,7 @@ class PeerChannels:
             self._spawn(self._call_alone(channel, call, message, trace, answered))
 
     def _check_size(self, call: "_Call", message: Any) -> None:
-        """Raises OutOfRange for a call that no lead takes: over a stream it would take all other calls with it."""
+        """Raises OutOfRange for a call that is too long for any lead: over a stream it would fail all other calls."""
         nbytes, most = message.ByteSize(), self._limits.message_bytes - ENVELOPE_BYTES
         if nbytes > most:
             raise OutOfRange(Reason.LIMIT_EXCEEDED, f"{call.method} would have {nbytes} bytes; the limit is {most}")
@@ -361,7 +361,7 @@ class PeerChannels:
         metadata = telemetry.metadata(trace)
         try:
             reply = await getattr(channel.stub, call.method)(message, timeout=call.timeout_s, metadata=metadata)
-        except Exception as error:  # noqa: BLE001 - as in _ask
+        except Exception as error:  # noqa: BLE001 - the node waits for an answer in any case
             answered(failure_of(error, call.method))
         else:
             answered(reply)
@@ -373,7 +373,7 @@ class PeerChannels:
     # -- channels
 
     def _channel(self, peer: str) -> PeerChannel:
-        """The channel to a peer; one that dialled us is dialled back at the address that it gave."""
+        """Returns the channel to a peer. A peer that dialled us is dialled back at the address it gave."""
         channel = self._channels.get(peer)
         if channel is not None:
             return channel

@@ -1,4 +1,4 @@
-"""Calls of one lead to another that routers and engines make, too: RegisterPush and RenewLeases."""
+"""Calls between leads that routers and engines make too: RegisterPush and RenewLeases."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ from kvgrpc.wire.values import core_reason, duration, grant
 async def register_push(
     channel: Callable[[str], PeerChannel], action: actions.SendRegister, timeout_s: float
 ) -> events.RegisterAnswered:
-    """RegisterPush at the source: a router may make it in our place."""
+    """Calls RegisterPush at the source; a router may make this call instead."""
     request = handoff_pb2.RegisterPushRequest(grant=grant(action.token), request_id=action.request_id)
     error: KVGrpcError | None = None
     trace, ended = telemetry.client_call("kvgrpc.v1.HandoffService/RegisterPush", action.trace, action.peer)
@@ -24,7 +24,7 @@ async def register_push(
         stub = handoff_pb2_grpc.HandoffServiceStub(channel(action.peer).channel)
         reply = await stub.RegisterPush(request, timeout=timeout_s, metadata=telemetry.metadata(trace))
         readable(reply, action.peer)
-    except Exception as failed:  # noqa: BLE001 - whatever it is, the transfer waits for it
+    except Exception as failed:  # noqa: BLE001 - the transfer waits for an answer in any case
         error = failure_of(failed, "RegisterPush")
     ended(error)
     return events.RegisterAnswered(action.transfer_id, error, isinstance(error, Unavailable | Exhausted))
@@ -33,8 +33,8 @@ async def register_push(
 async def renew_leases(
     channel: Callable[[str], PeerChannel], action: actions.SendRenew, timeout_s: float
 ) -> list[events.RenewAnswered]:
-    """RenewLeases at the issuer. No answer: the next third of the TTL asks again; liveness and settle notice what
-    matters.
+    """Calls RenewLeases at the issuer. A lost answer is not retried: the next third of the TTL asks again, and liveness
+    and settle notice what matters.
     """
     refs = [lease_pb2.LeaseRef(grant=common_pb2.Grant(token=token)) for _, token in action.rows]
     try:
@@ -53,7 +53,7 @@ async def renew_leases(
 async def renew_keys(
     channel: Callable[[str], PeerChannel], action: actions.SendRenewKeys, timeout_s: float
 ) -> list[events.KeysRenewed]:
-    """RenewLeases at a source, by transfer keys. No answer: an engine that still wants them says so again."""
+    """Calls RenewLeases at a source, by transfer keys. Not retried: an engine that wants the leases asks again."""
     request = lease_pb2.RenewLeasesRequest(leases=[lease_pb2.LeaseRef(transfer_key=key) for key in action.keys])
     if action.ttl_s is not None:
         request.ttl.CopyFrom(duration(action.ttl_s))

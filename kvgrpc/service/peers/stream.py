@@ -1,7 +1,7 @@
-"""Calls to another lead over one stream (PeerService.Converse), for about half of what they cost by themselves.
+"""Calls to another lead over one stream (PeerService.Converse), at about half the cost of unary calls.
 
-A stream that cannot be used is no error: a call is then made by itself. One that breaks answers every
-call that waits on it with Unavailable; all of these calls may be made again.
+A stream that cannot be used is no error: the call is then made as a unary one. A stream that breaks answers every call
+that waits on it with Unavailable; all of these calls may be retried.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ from kvgrpc.wire.values import stated_error
 _log = logging.getLogger(__name__)
 
 Answered = Callable[[Any | KVGrpcError], None]
-"""Gets the response message, or why there is none."""
+"""Callback that gets the response message, or the error."""
 RETRY_S = 1.0
-"""Between two tries to open the stream."""
+"""Wait between two tries to open the stream, in seconds."""
 SWEEP_S = 0.5
-"""How late the deadline of a call may be noticed."""
+"""Maximum delay until the deadline of a call is noticed, in seconds."""
 MESSAGE_BYTES = 1 << 20
-"""Calls that go out together, unless one alone is longer: a message that is too long ends the stream with all calls."""
+"""Maximum size of calls that go out together, in bytes. One call may be longer; too long a message ends the stream."""
 
 
 @dataclass(eq=False)
@@ -40,7 +40,7 @@ class _Waiting:
 
 
 class PeerStream:
-    """The stream to one lead. `peer` is for messages; `caller` is whose stream it is, and shows that."""
+    """The stream to one lead. `peer` names it in errors; `caller` is the calling life, with its proof."""
 
     def __init__(self, stub: Any, peer: str, caller: peer_pb2.Caller) -> None:
         self._stub = stub
@@ -58,12 +58,12 @@ class PeerStream:
         self.usable = False
 
     def start(self) -> None:
-        """Opens the stream, unless that is under way, failed just now, or the peer does not know it."""
+        """Opens the stream, unless it is opening, has just failed, or the peer does not know the method."""
         if self._task is None and self._retry_at is not None and self._loop.time() >= self._retry_at:
             self._task = asyncio.create_task(self._run())
 
     def call(self, call: peer_pb2.PeerCall, timeout_s: float, answered: Answered) -> None:
-        """Sends a call. Only while `usable`."""
+        """Sends a call. Call it only while `usable`."""
         self._last_id += 1
         call.call_id = self._last_id
         kind = call.WhichOneof("call")
@@ -76,7 +76,7 @@ class PeerStream:
             self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
 
     async def close(self, grace_s: float) -> None:
-        """Lets calls under way be answered for `grace_s`, then ends the stream."""
+        """Lets calls in flight be answered for `grace_s` seconds, then ends the stream."""
         self._retry_at = None
         if self._waiting:
             self._empty = self._loop.create_future()
@@ -101,11 +101,11 @@ class PeerStream:
                 for answer in rows:
                     self._answer(answer)
                     del answer
-                del message, rows  # the next one may be long in coming
+                del message, rows  # frees them now: the next message may come much later
             _log.debug("peer %s ended the conversation", self._peer)
             self._retry_at = self._after_end()
         except grpc.aio.AioRpcError as error:
-            # A peer of an earlier version: it is called as it knows it.
+            # A peer of an earlier version lacks this method: only unary calls reach it.
             known = error.code() is not grpc.StatusCode.UNIMPLEMENTED
             self._retry_at = self._after_end() if known else None
         except KVGrpcError as error:
@@ -122,7 +122,7 @@ class PeerStream:
         return None if self._retry_at is None else self._loop.time() + RETRY_S
 
     async def _write(self, stream: Any) -> None:
-        # What ends a write ends the read, too, which then says why.
+        # An error that ends a write ends the read too, and the read reports it.
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             await stream.write(peer_pb2.ConverseRequest(caller=self._caller))
             while True:
@@ -132,20 +132,20 @@ class PeerStream:
                 await stream.write(self._next_message())
 
     def _next_message(self) -> peer_pb2.ConverseRequest:
-        """As many of the calls that are not sent as fit into one message, in their order."""
+        """Returns the next message: unsent calls in their order, as many as fit."""
         message, nbytes = peer_pb2.ConverseRequest(), 0
         for call in self._unsent:
             nbytes += call.ByteSize()
             if message.calls and (nbytes > MESSAGE_BYTES or len(message.calls) == CALLS_MAX):
                 break
-            message.calls.add().CopyFrom(call)  # append would write it out and read it again
+            message.calls.add().CopyFrom(call)  # append would serialize it and parse it again
         del self._unsent[: len(message.calls)]
         return message
 
     def _answer(self, answer: peer_pb2.PeerAnswer) -> None:
         waiting = self._waiting.pop(answer.call_id, None)
         if waiting is None:
-            return  # too late
+            return  # answered too late
         kind = answer.WhichOneof("answer")
         if kind == "error":
             error = answer.error
@@ -158,7 +158,7 @@ class PeerStream:
         self._note_empty()
 
     def _sweep(self) -> None:
-        """Ends the calls whose time is over."""
+        """Ends the calls whose deadline has passed."""
         self._sweeper = None
         now = self._loop.time()
         for call_id in [id_ for id_, waiting in self._waiting.items() if waiting.deadline <= now]:

@@ -1,4 +1,4 @@
-"""RPCs: one file a service, and what all of them share (`method`, `pages`, `admission`, `health`).
+"""RPCs: one file for each service, and the code that all services share (`method`, `pages`, `admission`, `health`).
 
-A method reads its request, hands an event to the lead and turns the answer into a reply; it decides nothing.
+A method reads its request, hands an event to the lead, and turns the answer into a reply. It decides nothing.
 """

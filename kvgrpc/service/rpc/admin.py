@@ -1,4 +1,4 @@
-"""AdminService: how the server is, who its peers are, who pins what."""
+"""AdminService: the state of the server, its peers, and the owners of pins."""
 
 import logging
 
@@ -22,13 +22,13 @@ from kvgrpc.wire.description import peer_to_proto
 from kvgrpc.wire.values import duration, pool_blocks
 
 LARGEST_CALLERS = 8
-"""That GetStatus names."""
+"""Maximum number of callers that GetStatus names."""
 _log = logging.getLogger(__name__)
 READERS_SHOWN_MAX = 16
 
 
 class AdminService(admin_pb2_grpc.AdminServiceServicer):
-    """Reads the node's state, and gets memory out of quarantine."""
+    """Reads the node's state, drains the server, and releases quarantined memory."""
 
     def __init__(self, lead: Lead) -> None:
         self._lead = lead
@@ -196,7 +196,7 @@ def _waiting(node: Node, lease: Lease, access: Access, now: float) -> admin_pb2.
 
 
 def _pin(node: Node, pin: Pin, now: float) -> admin_pb2.Pin:
-    """A pin with what its owner knows of the request."""
+    """Returns a pin with what its owner knows of the request."""
     state = node.state
     request_id = peer = trace = missing = ""
     if pin.kind is PinKind.LEASE:
@@ -207,7 +207,7 @@ def _pin(node: Node, pin: Pin, now: float) -> admin_pb2.Pin:
         request_id, peer = access.opening.request_id, access.consumer
     elif transfer := state.transfers.find(pin.owner.partition("#")[0]):
         request_id, peer, trace = transfer.request_id, transfer.peer_engine_id, transfer.trace
-        # Not only of a QUARANTINE: an ACCESS keeps the blocks of a push that is over while our own posting reads them.
+        # Not only a QUARANTINE pin: an ACCESS pin keeps the blocks of an ended push while our own posting reads them.
         missing = node.missing_proof(transfer.id)
     return admin_pb2.Pin(
         kind=answers.PIN_KINDS[pin.kind],

@@ -1,19 +1,19 @@
-"""Whether a lead takes new work, and why not: for GetStatus and for health."""
+"""Admission: whether a lead takes new work, and why not, for GetStatus and for health."""
 
 from kvgrpc.service.lead import Lead
 from kvgrpc.v1 import handshake_pb2
 
 WEDGED_S = 30.0
-"""A mover without progress for this long, while something is in flight, is not slow but stuck."""
+"""Time without progress of a mover that has postings in flight, in seconds, after which it counts as stuck."""
 
 TAKES_WORK = (handshake_pb2.ADMISSION_OPEN, handshake_pb2.ADMISSION_OVERLOADED)
-"""Callers may come: where something is full they are told when to come back."""
+"""States in which callers may come: if something is full, they are told when to come back."""
 BROKEN = (handshake_pb2.ADMISSION_NO_ENGINE, handshake_pb2.ADMISSION_WEDGED)
-"""The server as a whole is of no use. A server that drains, or has too much in quarantine, still serves what it has."""
+"""States in which no call is of use. A server that drains, or has too much in quarantine, still serves its old work."""
 
 
 def admission(lead: Lead) -> tuple["handshake_pb2.Admission.ValueType", str]:
-    """The state of admission, and the reason as text; empty when it is open."""
+    """Returns the admission state and its reason as text; the reason is empty when admission is open."""
     state = lead.node.state
     if state.description is None:
         return handshake_pb2.ADMISSION_NO_ENGINE, state.defect or "no engine is attached"

@@ -11,11 +11,11 @@ from kvgrpc.v1 import pool_pb2
 from kvgrpc.wire.values import duration, pool_blocks
 
 Row = tuple[str, Terms]
-"""An allocation's id, and what was said of it when it was made."""
+"""An allocation's id, and the terms it was made on."""
 
 
 def holding(state: NodeState, group: int, block: int, where: str = "") -> list[Row]:
-    """The allocations that hold a block, as one of whichever group of its space. `where` stands before the two fields.
+    """Returns the allocations that hold a block of any group of its space. `where` prefixes the two fields in errors.
 
     Raises OutOfRange for a block that does not exist.
     """
@@ -27,7 +27,7 @@ def holding(state: NodeState, group: int, block: int, where: str = "") -> list[R
 
 
 def message(lead: Lead, row: Row) -> pool_pb2.Allocation:
-    """An allocation as it is now."""
+    """Returns the message for an allocation as it is now."""
     state, (allocation_id, terms) = lead.node.state, row
     due = state.timers.when(Timer.ALLOCATION, allocation_id)
     return pool_pb2.Allocation(

@@ -1,7 +1,7 @@
 """CallService: unary calls over one stream.
 
-A call is served by the very handler that serves it by itself, with all that is round that: its place, the check of its
-request, its span, its typed errors. Here calls are read, each has a task, and what they answer goes out.
+The handler that serves a call by itself also serves it here, with its place, the check of its request, its span and its
+typed errors. This file reads the calls, runs each in a task, and sends the answers.
 """
 
 import asyncio
@@ -35,15 +35,15 @@ from kvgrpc.wire.values import seconds
 _log = logging.getLogger(__name__)
 
 PACKAGE = "kvgrpc.v1."
-"""Whose methods can be called: those between leads have a stream of their own."""
+"""Package of the methods that a stream may call. Methods between leads have a stream of their own."""
 CALLS_A_TURN = 16
-"""Of the loop that handles everything: a message may have thousands."""
+"""Number of calls to begin before the event loop runs other work: a message may have thousands."""
 LAST_ANSWERS_S = 0.5
-"""When the server ends: for calls that are answered in a moment, since their transfers ended just now."""
+"""Maximum wait for open calls when the server ends, in seconds: their transfers have ended, so answers come soon."""
 
 
 class CallService(calls_pb2_grpc.CallServiceServicer):
-    """Streams of calls. `unary` are the handlers of all methods, by name."""
+    """Serves streams of calls. `unary`: the handlers of all unary methods, by name."""
 
     def __init__(self, lead: Lead, unary: Mapping[str, Any], message_bytes: int) -> None:
         self._lead = lead
@@ -51,14 +51,14 @@ class CallService(calls_pb2_grpc.CallServiceServicer):
         self._message_bytes = message_bytes
 
     async def StreamCalls(self, request_iterator: object, context: Any) -> None:  # type: ignore[override]
-        """Answers are written by the stream itself, when they are known."""
+        """Serves one stream, which writes each answer when it is known."""
         try:
             with self._lead.standing.one():
                 await CallStream(self._lead, self._unary, context, self._message_bytes).run()
         except KVGrpcError as error:
             await status.abort(context, error, self._lead.header())
         finally:
-            del context  # as in `rpc`
+            del context  # the context keeps the error that ends its call, and the error keeps this frame
 
 
 class CallStream:
@@ -73,7 +73,7 @@ class CallStream:
         self._last_id = 0
 
     async def run(self) -> None:
-        """Serves until the client ends the stream, and the last of its calls is answered. Raises InvalidRequest."""
+        """Serves until the client ends the stream and its last call is answered. Raises InvalidRequest."""
         await self._context.send_initial_metadata(())  # tells the client that this server knows the method
         try:
             await self._serve_all()
@@ -93,20 +93,20 @@ class CallStream:
             self._give_up(message.cancelled_call_ids)
             if not message.calls and not message.cancelled_call_ids:
                 self._outgoing.add_empty()
-            del message  # the next one may be long in coming
-            await asyncio.sleep(0)  # most calls are answered in one go
+            del message  # frees it now: the next message may come much later
+            await asyncio.sleep(0)  # lets the calls run: most are answered without a wait
             self._outgoing.more = False
             await self._outgoing.write()
         await standing.read(self._settle)
 
     async def _settle(self, timeout_s: float | None = None) -> None:
-        """Waits for the calls that are not answered, and sends what is known then."""
+        """Waits for the unanswered calls, at most `timeout_s`, and sends the answers known by then."""
         if self._served:
             await asyncio.wait(list(self._served.values()), timeout=timeout_s)
         await self._outgoing.write()
 
     async def _begin(self, calls: Iterable[calls_pb2.UnaryCall]) -> None:
-        """Each call has a task; they begin in their order, with room for others between them."""
+        """Starts a task for each call, in order, and lets other work run in between."""
         for count, call in enumerate(calls, 1):
             if call.call_id <= self._last_id:
                 raise invalid("calls.call_id", f"is greater than those before it: {call.call_id}, {self._last_id}")
@@ -124,7 +124,7 @@ class CallStream:
                 task.cancel()
 
     async def _serve(self, call: calls_pb2.UnaryCall) -> None:
-        """One call, up to its answer."""
+        """Serves one call up to its answer."""
         call_id, context = call.call_id, self._context_of(call)
         try:
             check_request(call)
@@ -148,7 +148,7 @@ class CallStream:
             self._refuse(call_id, InternalError(Reason.INTERNAL, f"a defect of kvgrpc: {error!r}"))
 
     def _context_of(self, call: calls_pb2.UnaryCall) -> "_Context":
-        """A call over a stream is the stream's caller's."""
+        """Returns the context of a call: the caller is the stream's caller."""
         ticket = ticket_of(self._context.invocation_metadata())
         shown = ((TICKET, ticket),) if ticket else ()
         return _Context(self._context.peer(), (*telemetry.metadata(readable_trace(call.traceparent)), *shown))
@@ -179,7 +179,7 @@ class CallStream:
 
 
 class _Context:
-    """What a method needs of its call; `status` is the google.rpc.Status of one that was ended with an error."""
+    """The context that a method gets for its call. `status`: the google.rpc.Status of a call that ended in an error."""
 
     def __init__(self, peer: str, metadata: tuple[tuple[str, str], ...]) -> None:
         self._peer = peer

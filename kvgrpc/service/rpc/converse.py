@@ -1,7 +1,7 @@
 """The answering side of a stream of calls between leads (PeerService.Converse).
 
-Calls are fed to the node in the order in which they come; most are answered before the next one is looked at, and one
-that has to wait does not hold up others. What is known at once goes out in one message.
+Calls are fed to the node in the order in which they come. Most are answered before the next one is read; a call that
+has to wait does not delay others. Answers known at the same time go out in one message.
 """
 
 import asyncio
@@ -28,14 +28,14 @@ from kvgrpc.wire.accesses import call_error
 _log = logging.getLogger(__name__)
 
 WAITING_MAX = 4_096
-"""Calls of one stream that may wait for their answer."""
+"""Maximum number of calls of one stream that wait for their answer."""
 TURN_S = 0.005
-"""Calls of one message are handled for so long without a pause: they may be thousands."""
+"""Time to handle calls of one message before other work runs, in seconds: a message may have thousands."""
 
 
 @dataclass(frozen=True)
 class _Method:
-    """One kind of call: to the core's event, and from its answer into the reply."""
+    """One kind of call: how to make the core's event from it, and how to put the answer into the reply."""
 
     name: str
     to_event: Callable[[Lead, Any, events.Call], events.Event]
@@ -43,60 +43,60 @@ class _Method:
 
 
 def put_openings(header: ResponseHeader, answer: actions.Openings, into: peer_pb2.OpenAccessResponse) -> None:
-    """OpenAccess."""
+    """Fills in the reply to OpenAccess."""
     into.header.CopyFrom(header)
     answers.openings(answer, into)
 
 
 def put_verdicts(header: ResponseHeader, answer: actions.Verdicts, into: peer_pb2.SettleAccessResponse) -> None:
-    """SettleAccess."""
+    """Fills in the reply to SettleAccess."""
     into.header.CopyFrom(header)
     into.results.extend(answers.verdicts(answer))
 
 
 def put_closings(header: ResponseHeader, answer: actions.Closings, into: peer_pb2.CloseAccessResponse) -> None:
-    """CloseAccess."""
+    """Fills in the reply to CloseAccess."""
     into.header.CopyFrom(header)
     into.results.extend([peer_pb2.ClosedAccess(was_open=was_open) for was_open in answer.rows])
 
 
 def put_widened(header: ResponseHeader, _: actions.Widened, into: peer_pb2.PartsReadyResponse) -> None:
-    """PartsReady."""
+    """Fills in the reply to PartsReady."""
     into.header.CopyFrom(header)
 
 
 def put_checksums(header: ResponseHeader, answer: actions.Checksums, into: peer_pb2.ChecksumBlocksResponse) -> None:
-    """ChecksumBlocks."""
+    """Fills in the reply to ChecksumBlocks."""
     into.header.CopyFrom(header)
     accesses.put_checksums(answer.by_rank, into)
 
 
 def open_access(lead: Lead, request: peer_pb2.OpenAccessRequest, call: events.Call) -> events.OpenAccess:
-    """OpenAccess, of a peer that has shown who it is: nothing is made of the blocks that another one names."""
+    """Makes the event of OpenAccess. Checks the caller first: blocks that an unproved peer names are not looked at."""
     lead.check_caller(request.caller)
     return peer_requests.open_access(request, call, lead.block_limit)
 
 
 def parts_ready(lead: Lead, request: peer_pb2.PartsReadyRequest, call: events.Call) -> events.PartsReady:
-    """PartsReady, likewise."""
+    """Makes the event of PartsReady, after the same check."""
     lead.check_caller(request.caller)
     return peer_requests.parts_ready(request, call, lead.block_limit)
 
 
 def checksum_blocks(lead: Lead, request: peer_pb2.ChecksumBlocksRequest, call: events.Call) -> events.ChecksumBlocks:
-    """ChecksumBlocks, likewise."""
+    """Makes the event of ChecksumBlocks, after the same check."""
     lead.check_caller(request.caller)
     return peer_requests.checksum_blocks(request, call, lead.block_limit)
 
 
 def put_send(header: ResponseHeader, answer: actions.SendUnderWay, into: peer_pb2.PostSendResponse) -> None:
-    """PostSend."""
+    """Fills in the reply to PostSend."""
     into.header.CopyFrom(header)
     sends.put_send_under_way(answer.values, into)
 
 
 def post_send(lead: Lead, request: peer_pb2.PostSendRequest, call: events.Call) -> events.PostSend:
-    """PostSend, likewise."""
+    """Makes the event of PostSend, after the same check."""
     lead.check_caller(request.caller)
     return sends.post_send(request, call)
 
@@ -119,9 +119,9 @@ class Conversation:
         self._context = context
         self._outgoing = Outgoing(context, peer_pb2.ConverseResponse, lead.config.limits.message_bytes)
         self._waiting: set[int] = set()
-        """Calls, as the node knows them."""
+        """Ids of the waiting calls at the node."""
         self._caller = peer_pb2.Caller()
-        """Whose stream it is, and what that has shown; empty: each call shows it by itself."""
+        """The caller of the whole stream, with its proof; empty: each call names its own."""
 
     async def run(self) -> None:
         """Serves until the caller ends the stream."""
@@ -135,14 +135,14 @@ class Conversation:
                 await self._take_all(message.calls)
                 self._outgoing.more = False
                 await self._outgoing.write()
-                del message  # the next one may be long in coming
+                del message  # frees it now: the next message may come much later
         finally:
             self._outgoing.close()
             for number in list(self._waiting):
                 self._lead.runner.abandon(number)
 
     async def _take_all(self, calls: Sequence[peer_pb2.PeerCall]) -> None:
-        """All calls of one message, with room for others between them."""
+        """Takes all calls of one message, and lets other work run in between."""
         began = time.monotonic()
         for call in calls:
             self._take(call)
@@ -151,7 +151,7 @@ class Conversation:
                 began = time.monotonic()
 
     def _take(self, call: peer_pb2.PeerCall) -> None:
-        """Feeds one call to the node; its answer comes now or later."""
+        """Feeds one call to the node. The answer comes now or later."""
         kind = call.WhichOneof("call")
         method = _METHODS.get(kind or "")
         if kind is None or method is None:
@@ -177,7 +177,7 @@ class Conversation:
             answer = self._outgoing.answer(call.call_id)
             method.put_reply(self._lead.header(), reply.answer, getattr(answer, kind))
             nbytes, most = answer.ByteSize(), self._outgoing.answer_bytes
-            if nbytes > most:  # it would take all other answers with it
+            if nbytes > most:  # otherwise the message is refused with all answers in it
                 what = f"the answer to {method.name} has {nbytes} bytes; the limit is {most}"
                 answer.error.CopyFrom(call_error(OutOfRange(Reason.LIMIT_EXCEEDED, what)))
                 answer.ClearField(kind)

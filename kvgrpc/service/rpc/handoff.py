@@ -1,4 +1,4 @@
-"""HandoffService: handing blocks over, and pulling them."""
+"""HandoffService: hands blocks over, pulls and pushes them."""
 
 from kvgrpc.core import actions
 from kvgrpc.service.lead import Lead
@@ -10,7 +10,7 @@ from kvgrpc.wire.values import claims_of, grant
 
 
 class HandoffService(handoff_pb2_grpc.HandoffServiceServicer):
-    """Convert, ask the node, convert."""
+    """Converts a request, asks the node, and converts its answer."""
 
     def __init__(self, lead: Lead) -> None:
         self._lead = lead

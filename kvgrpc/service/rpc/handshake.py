@@ -1,4 +1,4 @@
-"""HandshakeService: who is there, and whether two engines can exchange blocks."""
+"""HandshakeService: describes this engine, and tells whether two engines can exchange blocks."""
 
 from collections.abc import AsyncIterator
 
@@ -20,7 +20,7 @@ from kvgrpc.wire.values import data_path, seconds
 
 
 class HandshakeService(handshake_pb2_grpc.HandshakeServiceServicer):
-    """Convert, ask the node, convert."""
+    """Converts a request, asks the node, and converts its answer."""
 
     def __init__(self, lead: Lead) -> None:
         self._lead = lead
@@ -131,7 +131,7 @@ class HandshakeService(handshake_pb2_grpc.HandshakeServiceServicer):
 
 
 def _status(lead: Lead) -> handshake_pb2.EngineStatus:
-    """How the engine is now."""
+    """Returns the state of the engine now."""
     state = lead.node.state
     open_to, why = admission(lead)
     return description.status_to_proto(engine_status(state), open_to, why, attached=state.attached)

@@ -1,7 +1,7 @@
-"""Health of a lead's services: SERVING where calls are of use.
+"""Health of a lead's services: a service is SERVING if calls to it are of use.
 
-While a server drains, or has too much memory in quarantine, only HandoffService is NOT_SERVING: it starts new work.
-What goes on needs all others, to the end. Without an engine, or with a wedged data path, nothing is SERVING.
+While a server drains, or has too much in quarantine, only HandoffService is NOT_SERVING: it starts new work. Work in
+progress needs the others to its end. Without an engine, or with a wedged data path, no service is SERVING.
 """
 
 import asyncio
@@ -14,14 +14,14 @@ from kvgrpc.service.rpc.admission import BROKEN, TAKES_WORK, admission
 from kvgrpc.v1 import handoff_pb2
 
 LOOK_S = 1.0
-"""Nothing happens when a data path wedges: it is looked for."""
+"""Interval between looks at admission, in seconds: no event tells that a data path wedged."""
 
 _TAKES_WORK = handoff_pb2.DESCRIPTOR.services_by_name["HandoffService"].full_name
 _WHOLE = ""
 
 
-class _Servicer(health.aio.HealthServicer):  # type: ignore[misc]  # it ships no types
-    """The stock one for asyncio, with the call that it lacks: each such call would be a traceback in the log."""
+class _Servicer(health.aio.HealthServicer):  # type: ignore[misc]  # the package ships no types
+    """The stock asyncio servicer with the List call that it lacks: each such call would log a traceback."""
 
     async def List(self, request: health_pb2.HealthListRequest, context: Any) -> health_pb2.HealthListResponse:
         rows = {name: health_pb2.HealthCheckResponse(status=state) for name, state in self._server_status.items()}
@@ -29,7 +29,7 @@ class _Servicer(health.aio.HealthServicer):  # type: ignore[misc]  # it ships no
 
 
 class Health:
-    """Sets a health servicer as admission says. `services` are the names of the lead's own."""
+    """Sets a health servicer according to admission. `services`: the names of the lead's own services."""
 
     def __init__(self, lead: Lead, services: tuple[str, ...]) -> None:
         self.servicer = _Servicer()
@@ -39,18 +39,18 @@ class Health:
         self._watch: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Looks from now on."""
+        """Starts to look at admission regularly."""
         self._watch = asyncio.create_task(self._look_on())
 
     async def look(self) -> None:
-        """Sets what admission says now."""
+        """Sets the health that admission gives now."""
         now, _ = admission(self._lead)
         for name in self._services:
             serving = now in TAKES_WORK if name == _TAKES_WORK else now not in BROKEN
             await self._set(name, serving)
 
     async def stop(self) -> None:
-        """Nothing serves any more."""
+        """Sets every service to NOT_SERVING, for good."""
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.wait([self._watch])

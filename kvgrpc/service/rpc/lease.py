@@ -12,7 +12,7 @@ from kvgrpc.wire.values import grant, pool_blocks
 
 
 class LeaseService(lease_pb2_grpc.LeaseServiceServicer):
-    """Convert, ask the node, convert."""
+    """Converts a request, asks the node, and converts its answer."""
 
     def __init__(self, lead: Lead) -> None:
         self._lead = lead
@@ -80,7 +80,7 @@ class LeaseService(lease_pb2_grpc.LeaseServiceServicer):
         async for row in request:
             header, rows = await self._renew(row, trace)
             yield lease_pb2.KeepAliveResponse(header=header, leases=rows, sequence=row.sequence)
-            del row, rows  # the next one may be long in coming
+            del row, rows  # frees them now: the next message may come much later
 
     async def _renew(
         self, request: lease_pb2.RenewLeasesRequest | lease_pb2.KeepAliveRequest, trace: str

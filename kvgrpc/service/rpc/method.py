@@ -1,4 +1,4 @@
-"""What every RPC method shares: telemetry round it, and typed errors out of it, also for what cannot be parsed."""
+"""The frame of every RPC method: telemetry, and typed errors, also for requests that cannot be parsed."""
 
 import functools
 import inspect
@@ -20,15 +20,15 @@ from kvgrpc.wire import fields, paths
 
 _log = logging.getLogger(__name__)
 WAITS = frozenset({"WaitTransfer", "WaitTransfers", "PollSchedulerNews", "PutTensor", "GetTensor"})
-"""Unary methods that last as long as their caller likes: they count as streams."""
+"""Unary methods whose caller decides how long they last: they take standing places, as streams do."""
 BOUNDED_BY_ITSELF = frozenset({"ConnectRank"})
-"""Methods that bound what they write: commands to a rank are as long as over the session socket."""
+"""Methods that bound their own messages: a command to a rank may be as long as over the session socket."""
 STANDING_BYTES_MAX = STANDING_BYTES
-"""Of a request that is kept as long as its call stands: it has one place."""
+"""Maximum size of a request that is kept while its call stands, in bytes: the call has one place."""
 
 
 class Led(Protocol):
-    """What a service has: the lead whose name its errors carry."""
+    """A service, with the lead whose name its errors carry."""
 
     _lead: Lead
 
@@ -39,7 +39,7 @@ _Reply = TypeVar("_Reply")
 
 
 class Context(Protocol):
-    """What a method needs of its call."""
+    """The part of a call's context that a method needs."""
 
     def invocation_metadata(self) -> Any: ...
 
@@ -49,7 +49,7 @@ class Context(Protocol):
 def unary(
     method: Callable[[_Self, _Request, str], Awaitable[_Reply]],
 ) -> Callable[[_Self, _Request, Any], Awaitable[_Reply]]:
-    """A unary RPC from a method (self, request, traceparent)."""
+    """Makes a unary RPC of a method (self, request, traceparent)."""
     name = _name(method)
 
     @functools.wraps(method)
@@ -72,7 +72,7 @@ def unary(
             defect = InternalError(Reason.INTERNAL, f"a defect of kvgrpc: {error!r}")
             await status.abort(context, defect, self._lead.header())
         finally:
-            # gRPC's context keeps the error that ends a call, which keeps this frame.
+            # gRPC's context keeps the error that ends a call, and the error keeps this frame.
             del request, context
 
     return call
@@ -81,7 +81,7 @@ def unary(
 def streaming(
     method: Callable[[_Self, _Request, str], AsyncIterator[_Reply]],
 ) -> Callable[[_Self, _Request, Any], AsyncIterator[_Reply]]:
-    """A streaming RPC from a method (self, request or requests, traceparent)."""
+    """Makes a streaming RPC of a method (self, request or requests, traceparent)."""
     name = _name(method)
 
     @functools.wraps(method)
@@ -103,7 +103,7 @@ def streaming(
             defect = InternalError(Reason.INTERNAL, f"a defect of kvgrpc: {error!r}")
             await status.abort(context, defect, self._lead.header())
         finally:
-            # gRPC's context keeps the error that ends a call, which keeps this frame.
+            # gRPC's context keeps the error that ends a call, and the error keeps this frame.
             del request, requests, context
 
     return call
@@ -116,18 +116,18 @@ def _name(method: Callable[..., Any]) -> str:
 
 @dataclass(frozen=True)
 class _Unreadable:
-    """What a message reads as that cannot be parsed."""
+    """Stands for a message that cannot be parsed."""
 
     why: str
 
 
 class Registrar:
-    """Registers generated services at a server, so that all calls of it have their places: `standing` those that last
-    as long as their caller likes, `calls` all others; and so that no reply is longer than `message_bytes`. `ours` tell
-    by themselves what cannot be parsed, which gRPC would answer with UNKNOWN.
+    """Registers generated services at a server. Each call takes a place: of `standing` if its caller decides how long
+    it lasts, else of `calls`. No reply is longer than `message_bytes`. Services that are `ours` refuse unparsable
+    requests themselves; gRPC would answer UNKNOWN.
 
-    Methods are found by name when they are called. Those that gRPC knows before cost every call: its asyncio server
-    waits for the next call of each of them by itself, and walks over all of these waits whenever one of them is over.
+    Methods are found by name when they are called. Methods that gRPC knows in advance slow every call: its asyncio
+    server keeps a wait for the next call of each, and walks over all these waits whenever one of them ends.
     """
 
     def __init__(
@@ -143,10 +143,10 @@ class Registrar:
         self._server, self._who, self._standing, self._calls, self._ours = server, lead.header, standing, calls, ours
         self._message_bytes = message_bytes
         self.unary: dict[str, Any] = {}
-        """The handlers of all unary methods, with all that is round them, by "package.Service/Method"."""
+        """Framed handlers of all unary methods, by "package.Service/Method"."""
 
     def add_generic_rpc_handlers(self, handlers: object) -> None:
-        """Generated code registers every service in two ways; the other one is enough."""
+        """Does nothing: generated code registers every service in two ways, and the other way is enough."""
 
     def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
         bounded = {name: self._bounded(name, handler) for name, handler in handlers.items()}
@@ -171,7 +171,7 @@ class Registrar:
             method = _written(getattr(handler, kind))
             method = self._standing.bounding(method if self._ours else _checked(method), self._who)
             handler = handler._replace(**{kind: method})
-        # Of a stream of requests our services keep no request.
+        # Our services keep no request of a request stream.
         keeps = name in WAITS or (streams and not (self._ours and handler.request_streaming))
         if not self._ours and not keeps:
             return handler
@@ -179,7 +179,7 @@ class Registrar:
 
 
 def _reader(parse: Callable[[bytes], object], *, keeps: bool) -> Callable[[bytes], object]:
-    """Parses a request. One that is kept while its call stands is short."""
+    """Returns a parser of requests. Refuses a long request if it is kept while its call stands."""
 
     def read(data: bytes) -> object:
         heap.read(len(data))
@@ -194,7 +194,7 @@ def _reader(parse: Callable[[bytes], object], *, keeps: bool) -> Callable[[bytes
 
 
 def _writer(serialize: Callable[[Any], bytes], most: int) -> Callable[[Any], bytes]:
-    """Serializes a reply. Raises OutOfRange (LIMIT_EXCEEDED) for one that its caller need not take."""
+    """Returns a serializer of replies, which raises OutOfRange (LIMIT_EXCEEDED) for a reply that is too long."""
 
     def write(reply: Any) -> bytes:
         data = serialize(reply)
@@ -207,8 +207,8 @@ def _writer(serialize: Callable[[Any], bytes], most: int) -> Callable[[Any], byt
 
 
 def _writing(method: Method, write: Callable[[Any], bytes]) -> Method:
-    """A unary method whose reply is serialized within: an error of that is one of the method. One of the library's that
-    refuses a call has none.
+    """Returns a unary method that serializes its reply itself, so that an error in it is an error of the method. A
+    library's method that refuses a call returns no reply.
     """
 
     async def call(request: Any, context: Any) -> bytes | None:
@@ -222,8 +222,8 @@ def _writing(method: Method, write: Callable[[Any], bytes]) -> Method:
 
 
 def _written(method: Callable[[Any, Any], Any]) -> Method:
-    """A streaming method, of which some are generators, as one that writes its replies by itself. Its caller has the
-    initial metadata before the first reply: some libraries wait for it before they send anything.
+    """Returns a streaming method that writes its own replies; some methods are generators. A generator's caller gets
+    the initial metadata before the first reply: some libraries wait for it before they send anything.
     """
     if inspect.iscoroutinefunction(method):
         return method
@@ -234,7 +234,7 @@ def _written(method: Callable[[Any, Any], Any]) -> Method:
             async with aclosing(method(request, context)) as replies:
                 async for reply in replies:
                     await context.write(reply)
-                    del reply  # the next one may be long in coming
+                    del reply  # frees it now: the next reply may come much later
         finally:
             del request, context
 
@@ -242,7 +242,7 @@ def _written(method: Callable[[Any, Any], Any]) -> Method:
 
 
 def _checked(method: Method) -> Method:
-    """A streaming method that does not look for what cannot be parsed."""
+    """Returns a streaming method that refuses unparsable requests, for a method that does not check."""
 
     async def call(request: Any, context: Any) -> object:
         try:
@@ -260,7 +260,7 @@ async def _legible(context: Any) -> AsyncIterator[Any]:
     while (request := await context.read()) is not grpc.aio.EOF:
         _check_legible(request)
         yield request
-        del request  # the next one may be long in coming
+        del request  # frees it now: the next request may come much later
 
 
 def _check_legible(request: object) -> None:
@@ -270,15 +270,15 @@ def _check_legible(request: object) -> None:
 
 
 def check_request(request: object) -> None:
-    """Raises InvalidRequest for a message that could not be parsed, and what `fields.check` raises."""
+    """Raises InvalidRequest for a message that could not be parsed, and all that `fields.check` raises."""
     _check_legible(request)
     if isinstance(request, Message):
         fields.check(request)
 
 
 async def _readable(context: Any) -> AsyncIterator[Any]:
-    """The requests of a stream. gRPC's own iterator keeps the last one, and itself, when it is left before its end."""
+    """Yields the requests of a stream. gRPC's own iterator, left before its end, keeps itself and the last request."""
     while (request := await context.read()) is not grpc.aio.EOF:
         check_request(request)
         yield request
-        del request  # the next one may be long in coming
+        del request  # frees it now: the next request may come much later

@@ -1,4 +1,4 @@
-"""Answers that go out over a stream: what is known at once goes out in one message."""
+"""Answers that go out over a stream: answers known at the same time go out in one message."""
 
 import asyncio
 import logging
@@ -9,18 +9,18 @@ from google.protobuf.message import Message
 _log = logging.getLogger(__name__)
 
 MESSAGE_BYTES = 1 << 20
-"""Answers that go out together."""
+"""Maximum size of answers that go out together, in bytes."""
 SHARE = 4
-"""Of what a message may have, they take at most one part in so many: the last of them may be long."""
+"""Divisor of the message limit: answers together take at most 1/SHARE of it, because the last of them may be long."""
 ENVELOPE_BYTES = 1_024
-"""More than a message adds to the answer in it."""
+"""Upper bound of what a message adds to the answer in it, in bytes."""
 
 _M = TypeVar("_M", bound=Message)
 
 
 class Outgoing(Generic[_M]):
-    """The answers of one stream of calls, in messages of one kind, each of at most `most` bytes if no answer has more
-    than `answer_bytes`.
+    """The answers of one stream of calls, in messages of one kind. A message has at most `most` bytes if no answer in
+    it has more than `answer_bytes`.
     """
 
     def __init__(self, context: Any, kind: type[_M], most: int) -> None:
@@ -32,22 +32,22 @@ class Outgoing(Generic[_M]):
         self._sending = asyncio.Lock()
         self._writers: set[asyncio.Task[None]] = set()
         self._due = False
-        """A writer has yet to begin."""
+        """A writer is scheduled and has not begun."""
         self.more = False
-        """More is known in a moment, and who makes it known writes."""
+        """More answers follow at once, and their producer calls `write`."""
 
     def answer(self, call_id: int, nbytes: int = 0) -> Any:
-        """An answer in the message that goes out next, to be filled in place: putting it there later would copy it."""
+        """Adds an answer to the next message, for the caller to fill in place: a later insertion would copy it."""
         if not self._messages or self._messages[-1].ByteSize() + nbytes > self._together:
             self._messages.append(self._kind())
         return self._messages[-1].answers.add(call_id=call_id)
 
     def add_empty(self) -> None:
-        """A message without answers."""
+        """Adds a message without answers."""
         self._messages.append(self._kind())
 
     def see_to_write(self) -> None:
-        """Answers go out soon."""
+        """Schedules a write, unless a write is due or running, or `more` is set."""
         if not self.more and not self._due and not self._sending.locked():
             self._due = True
             writer = asyncio.create_task(self.write())
@@ -55,8 +55,8 @@ class Outgoing(Generic[_M]):
             writer.add_done_callback(self._written)
 
     async def write(self) -> None:
-        """Sends what is known; what comes meanwhile goes with the next message. Who reads waits until all is sent: a
-        caller that does not take its answers is to send no more calls.
+        """Sends the answers that are known. Later answers go with the next message. The stream's reader waits for the
+        write: a caller that does not take its answers must not send more calls.
         """
         self._due = False
         async with self._sending:
@@ -64,7 +64,7 @@ class Outgoing(Generic[_M]):
                 await self._context.write(self._messages.pop(0))
 
     def close(self) -> None:
-        """Nothing goes out any more."""
+        """Cancels the writers: nothing goes out any more."""
         for writer in self._writers:
             writer.cancel()
 

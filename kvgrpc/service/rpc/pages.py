@@ -1,8 +1,8 @@
 """Pages of a list, for every RPC that lists.
 
-A page begins after the last row of the one before, by that row's position in the list's order, which never changes
-while the row is there. So rows that come or go between two pages neither hide nor repeat another one. Every page has
-the event_seq of the first: what changed since then may be on a page or not, and a watch from there tells it.
+A page begins after the last row of the page before, by the row's position in the list's order. The position never
+changes while the row exists, so rows that come or go between two pages neither hide nor repeat another row. Every page
+has the event_seq of the first: later changes may be on a page or not, and a watch from there tells them.
 """
 
 import base64
@@ -21,7 +21,7 @@ from kvgrpc.v1.common_pb2 import ResponseHeader
 PAGE_SIZE = 100
 PAGE_SIZE_MAX = 1_000
 PAGE_BYTES_MAX = 1 << 20
-"""Of the rows of a page, but for the last of them: some rows are long, and a page is one message."""
+"""Maximum size of a page's rows except the last, in bytes: some rows are long, and a page is one message."""
 
 Position = tuple[float, str]
 """Seconds in the order of the list, then the row's own id."""
@@ -39,7 +39,7 @@ class Request(Protocol):
 
 @dataclass(frozen=True)
 class Page(Generic[_Made]):
-    """What one call lists. The token is empty on the last page."""
+    """One page of a list. The token is empty on the last page."""
 
     header: ResponseHeader
     rows: list[_Made]
@@ -48,7 +48,7 @@ class Page(Generic[_Made]):
 
 @dataclass(frozen=True)
 class _Token:
-    """Where a page ended: after which row of which list, in which life, listed since which event."""
+    """The end of a page: the list, the life, the event of the first page, and the last row with its position."""
 
     of: str
     incarnation: int
@@ -57,7 +57,7 @@ class _Token:
     row: str
 
     def text(self) -> str:
-        """As `_read` takes it."""
+        """Returns the token as text for `_read`."""
         parts = (self.of, str(self.incarnation), str(self.event_seq), self.at.hex(), self.row)
         return base64.urlsafe_b64encode(" ".join(parts).encode()).decode()
 
@@ -69,8 +69,8 @@ def page(
     position: Callable[[_Row], Position],
     make: Callable[[_Row], _Made],
 ) -> Page[_Made]:
-    """The rows that the request asks for, as messages. Raises InvalidRequest for a token that no reply of this list
-    gave, and Aborted (INCARNATION_CHANGED) for one of another life.
+    """Returns the rows that the request asks for, as messages. Raises InvalidRequest for a token that this list never
+    issued, and Aborted (INCARNATION_CHANGED) for a token of another life.
     """
     header, of = lead.header(), type(request).__name__
     ordered = sorted(rows, key=position)

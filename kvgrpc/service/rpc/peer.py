@@ -1,4 +1,4 @@
-"""PeerService: what other leads ask of this one."""
+"""PeerService: the calls of other leads to this one."""
 
 import asyncio
 from collections import Counter
@@ -19,12 +19,12 @@ from kvgrpc.wire import peer_requests
 
 
 class PeerService(peer_pb2_grpc.PeerServiceServicer):
-    """Convert, ask the node, convert."""
+    """Converts a request, asks the node, and converts its answer."""
 
     def __init__(self, lead: Lead) -> None:
         self._lead = lead
         self._streams: Counter[str] = Counter()
-        """Liveness streams that stand, by peer: more than one while a peer connects anew."""
+        """Number of open liveness streams by peer key: more than one while a peer reconnects."""
 
     @unary
     async def OpenAccess(self, request: peer_pb2.OpenAccessRequest, trace: str) -> peer_pb2.OpenAccessResponse:
@@ -91,22 +91,22 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
         return reply
 
     async def Converse(self, request_iterator: object, context: Any) -> None:  # type: ignore[override]
-        """Answers are written by the conversation itself, when they are known."""
+        """Serves one stream, whose conversation writes each answer when it is known."""
         try:
             with self._lead.standing.one():
                 await Conversation(self._lead, context).run()
         except KVGrpcError as error:
             await status.abort(context, error, self._lead.header())
         finally:
-            del context  # as in `rpc`
+            del context  # the context keeps the error that ends its call, and the error keeps this frame
 
     @streaming
     async def KeepLiveness(
         self, request: AsyncIterator[peer_pb2.KeepLivenessRequest], trace: str
     ) -> AsyncIterator[peer_pb2.KeepLivenessResponse]:
-        """Every beat is answered. Silence, or the end of the stream, makes the caller suspect. A second one of the same
-        life over the same connection takes the first one's place. It is the stream of the life whose proof its first
-        beat shows, for as long as that proof is good.
+        """Answers every beat. Silence, or the end of the stream, makes the caller suspect. A second stream of the same
+        life over the same connection replaces the first. A stream belongs to the life whose proof its first beat shows,
+        while that proof is valid.
         """
         lead = self._lead
         beats = aiter(request)
@@ -121,7 +121,7 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
                         return
                     if not key:
                         caller.CopyFrom(beat.caller)
-                    del beat  # the next one may be long in coming
+                    del beat  # frees it now: the next message may come much later
                     lead.check_caller(caller)
                     if not key:
                         key = peer_key(caller.engine_id, caller.incarnation)
@@ -136,7 +136,7 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
                 self._leave(key)
 
     def _leave(self, key: str) -> None:
-        """A stream of that peer is over, by its end or by silence. The last one makes the peer suspect."""
+        """Takes the end of a peer's stream, by close or silence. The end of the last one makes the peer suspect."""
         self._streams[key] -= 1
         if self._streams[key] <= 0:
             del self._streams[key]

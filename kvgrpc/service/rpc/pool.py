@@ -20,7 +20,7 @@ READ_BYTES_MAX = 1 << 20
 
 
 class PoolService(pool_pb2_grpc.PoolServiceServicer):
-    """Convert, ask the node, convert."""
+    """Converts a request, asks the node, and converts its answer."""
 
     def __init__(self, lead: Lead) -> None:
         self._lead = lead
@@ -157,7 +157,7 @@ class PoolService(pool_pb2_grpc.PoolServiceServicer):
         return reply
 
     def _regions(self, request: pool_pb2.ReadBlocksRequest, group: int) -> list[Region]:
-        """The rank's regions that hold the wanted layers of a group. Raises InvalidRequest for layers that it lacks."""
+        """Returns the rank's regions that hold the wanted layers. Raises InvalidRequest for layers past the group's."""
         engine = self._lead.node.state.pool
         layout, stage = engine.pool, request.rank // engine.stage_ranks
         layers = layer_range(request) or (0, layout.groups[group].layers)

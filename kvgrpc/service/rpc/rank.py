@@ -1,4 +1,4 @@
-"""RankService: workers on other hosts. Each is attached to its engine's session as one at the session socket is."""
+"""RankService: attaches workers on other hosts to their engine's session, as the session socket does for local ones."""
 
 import asyncio
 import logging
@@ -22,13 +22,13 @@ from kvgrpc.wire.values import duration
 _log = logging.getLogger(__name__)
 
 BEAT_S = 1.0
-"""How long this end says nothing."""
+"""Maximum silence of this end, in seconds."""
 GRACE_BEATS = 2
-"""How many the other end may leave out, however short the peer grace is."""
+"""Minimum grace for the worker, in beats, however short the peer grace is."""
 FRAME_ROUND_BYTES = 5
-"""By which a frame that the rank link hands to its worker is longer than its message was, where that is longest."""
+"""Maximum number of bytes by which the rank link's frame to its worker is longer than the message it came in."""
 LAST_WORDS_S = 1.0
-"""How long a worker has for reading what it is told last."""
+"""Maximum time to send the last messages to a worker, in seconds."""
 
 
 class Attaching(Protocol):
@@ -40,14 +40,14 @@ class Attaching(Protocol):
 
 
 class RankService(rank_pb2_grpc.RankServiceServicer):
-    """Attaches ranks. `sessions` None: no engine attaches to this server, and so no rank of one."""
+    """Attaches ranks. `sessions` is None if no engine attaches to this server: then no rank can."""
 
     def __init__(self, lead: Lead, sessions: Attaching | None) -> None:
         self._lead = lead
         self._sessions = sessions
 
     async def ConnectRank(self, request_iterator: object, context: Any) -> None:  # type: ignore[override]
-        """Commands are written by the stream itself, when they are known."""
+        """Serves one stream, which writes each command when it is known."""
         try:
             if self._sessions is None:
                 raise Unimplemented(Reason.FEATURE_UNAVAILABLE, "this server has no session socket: no engine attaches")
@@ -62,7 +62,7 @@ class RankService(rank_pb2_grpc.RankServiceServicer):
             defect = InternalError(Reason.INTERNAL, f"a defect of kvgrpc: {error!r}")
             await status.abort(context, defect, self._lead.header())
         finally:
-            del context  # as in `rpc`
+            del context  # the context keeps the error that ends its call, and the error keeps this frame
 
 
 async def _serve(lead: Lead, sessions: Attaching, context: Any) -> None:
@@ -96,21 +96,21 @@ class StreamEnd:
         self._context = context
         self._grace_s = max(lead.config.limits.peer_grace_s, GRACE_BEATS * BEAT_S)
         self._unsent: deque[tuple[stream_pb2.ConnectRankResponse, int]] = deque()
-        """With their bytes."""
+        """Messages to send, each with its size in bytes."""
         self._unsent_bytes = 0
-        """Of those, and of the one that is being written."""
+        """Bytes of `_unsent` and of the message that is being written."""
         self._due = asyncio.Event()
         self._writer: asyncio.Task[None] | None = None
         self._reading: asyncio.Timeout | None = None
         self._over = False
 
     def begin(self) -> None:
-        """From now on this end is heard at least every BEAT_S."""
+        """Starts the writer: from now on the worker hears this end at least every BEAT_S."""
         self._writer = asyncio.create_task(self._write())
 
     async def read(self, timeout_s: float, phase: str) -> stream_pb2.ConnectRankRequest | None:
-        """What the worker sends next; None at the end, of either side. Raises DeadlineExceeded (DEADLINE) for silence,
-        and what is wrong with a message.
+        """Returns the worker's next message; None when either side ends the stream. Raises DeadlineExceeded (DEADLINE)
+        for silence, and all that `check_request` raises.
         """
         if self._over:
             return None
@@ -131,10 +131,10 @@ class StreamEnd:
         return message
 
     async def reports(self) -> AsyncIterator[Reports]:
-        """All that the worker reports. Raises as `read`."""
+        """Yields all that the worker reports. Raises the same errors as `read`."""
         while (message := await self.read(self._grace_s, "rank")) is not None:
             reports = message.reports
-            del message  # the next one may be long in coming
+            del message  # frees it now: the next message may come much later
             yield reports
 
     def attached(self, reply: session_pb2.AttachRankResponse, memory: int) -> None:
@@ -159,7 +159,7 @@ class StreamEnd:
         raise AssertionError("a worker on another host has memory of its own")
 
     async def finish(self) -> None:
-        """Says what is still to be said, as far as it is read in time."""
+        """Sends the remaining messages, for at most LAST_WORDS_S."""
         self._end()
         if self._writer is not None:
             await asyncio.wait([self._writer], timeout=LAST_WORDS_S)
@@ -184,7 +184,7 @@ class StreamEnd:
             self._end()
 
     async def _write(self) -> None:
-        """The only one that writes: gRPC takes one message after the other."""
+        """Writes all messages: gRPC takes them one at a time, so nothing else may write."""
         try:
             while self._unsent or not self._over:
                 if not self._unsent and not await self._await_due() and not self._over:
@@ -198,7 +198,7 @@ class StreamEnd:
             self._end()
 
     async def _await_due(self) -> bool:
-        """Whether there is something to write, or the end, before a beat is due."""
+        """Returns whether there is something to write, or the end, before a beat is due."""
         self._due.clear()
         try:
             async with asyncio.timeout(BEAT_S):

@@ -1,4 +1,4 @@
-"""The schema that a server shows to tools, with its comments, which are the contract, and methods by their names."""
+"""The schema that a server shows to tools: comments, which are the contract, included, and methods by name."""
 
 from functools import cache
 from pathlib import Path
@@ -8,11 +8,11 @@ from google.protobuf import descriptor_pool
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet, SourceCodeInfo
 
 COMMENTS = Path(__file__).with_name("comments.binpb")
-"""Made by `make gen`: of each file of the schema its name and its comments, which generated code leaves out."""
+"""Made by `make gen`: name and comments of each file of the schema. Generated code leaves the comments out."""
 
 
 class Schema:
-    """A descriptor pool that finds methods too: `grpcurl describe Service.Method` asks for them by their name."""
+    """A descriptor pool that finds methods too: `grpcurl describe Service.Method` asks for a method by its name."""
 
     def __init__(self, pool: descriptor_pool.DescriptorPool) -> None:
         self._pool = pool
@@ -35,7 +35,7 @@ class Schema:
 
 
 class _Commented:
-    """A file's descriptor, as far as reflection looks at it."""
+    """The part of a file's descriptor that reflection uses."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -56,5 +56,5 @@ class _Commented:
 
 @cache
 def _comments() -> dict[str, SourceCodeInfo]:
-    """By file; read when somebody asks for the first time."""
+    """Returns the comments by file name; reads them on the first call."""
     return {file.name: file.source_code_info for file in FileDescriptorSet.FromString(COMMENTS.read_bytes()).file}

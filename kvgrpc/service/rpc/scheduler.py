@@ -26,9 +26,9 @@ from kvgrpc.wire.values import grant, lists_of, seconds
 
 _log = logging.getLogger(__name__)
 STEP_CALLS_MAX = 1_024
-"""The answer to a step is one message."""
+"""Maximum number of calls in a step: the answer to a step is one message."""
 TURN_S = 0.02
-"""Calls of a step are handled for so long before others have their turn: far longer than a scheduler's step takes."""
+"""Time to handle a step's calls before others have their turn, in seconds: far longer than a scheduler's step takes."""
 
 _Request = TypeVar("_Request", bound=Message)
 _Reply = TypeVar("_Reply", bound=Message)
@@ -37,7 +37,7 @@ _Stepped = scheduler_pb2.ScheduleStepResponse | scheduler_pb2.ScheduleResponse
 
 
 class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
-    """Convert, ask the policy, convert."""
+    """Converts a request, asks the policy, and converts its answer."""
 
     def __init__(self, lead: Lead) -> None:
         self._lead = lead
@@ -140,12 +140,12 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             reply = scheduler_pb2.ScheduleResponse()
             await self._step(step, reply, trace)
             yield reply
-            del step, reply  # the next one may be long in coming
+            del step, reply  # frees them now: the next step may come much later
 
     # -- steps
 
     async def _step(self, request: _Step, reply: _Stepped, trace: str) -> None:
-        """All calls, and the news; others are served between calls that take long. Raises before any is handled."""
+        """Handles all calls and adds the news. Serves others between long calls. Raises only before the first call."""
         self._check_caller()
         check_count("calls", len(request.calls), STEP_CALLS_MAX)
         self._lead.node.state.check_life(request.incarnation)
@@ -174,7 +174,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             getattr(into, kind).SetInParent()
         except KVGrpcError as error:
             _refuse(into, error)
-        except Exception as error:  # noqa: BLE001 - a defect of ours: the calls after it are not to suffer
+        except Exception as error:  # noqa: BLE001 - a defect of ours must not fail later calls
             _log.exception("%s failed", kind)
             _refuse(into, InternalError(Reason.INTERNAL, f"a defect of kvgrpc: {error!r}"))
 
@@ -185,12 +185,12 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._lead.node.state.check_pool(PRINCIPAL.get(), Verb.SCHEDULE)
 
     def _own(self, answer: Callable[[_Request, str], _Reply], request: _Request, trace: str) -> _Reply:
-        """The answer to a call about a request of its caller's. Raises PermissionDenied (NOT_OWNER) for another one."""
+        """Answers a call about the caller's own request. Raises PermissionDenied (NOT_OWNER) for another one."""
         self._scheduling.check_owner(getattr(request, "request_id", ""))
         return answer(request, trace)
 
     def _one(self, answer: Callable[[_Request, str], _Reply], request: _Request, trace: str) -> _Reply:
-        """A call by itself: its answer, with the header of this moment."""
+        """Answers a call outside a step, with the header of this moment."""
         self._check_caller()
         reply = self._own(answer, request, trace)
         header: common_pb2.ResponseHeader = reply.header  # type: ignore[attr-defined]
@@ -263,7 +263,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         | scheduler_pb2.TokensComputedRequest
         | scheduler_pb2.RequestFinishedRequest,
     ) -> Any:
-        """The blocks of a request, checked as those of any call."""
+        """Returns the blocks of a request, with the same checks as in any call."""
         self._scheduling.hear(wire.required_id(request.request_id))
         state, limit = self._lead.node.state, self._lead.block_limit
         state.check_life(request.blocks.incarnation)

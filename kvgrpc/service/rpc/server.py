@@ -1,4 +1,4 @@
-"""The gRPC server of a lead: our services, and those that every tool expects (health, reflection, channelz)."""
+"""The gRPC server of a lead: our services, and the services that every tool expects (health, reflection, channelz)."""
 
 import logging
 from typing import Any, cast
@@ -72,12 +72,12 @@ REFLECTION_V1ALPHA = "grpc.reflection.v1alpha.ServerReflection"
 
 
 def channel_options(limits: Limits) -> list[tuple[str, Any]]:
-    """Options of channels between leads."""
+    """Returns the options of channels between leads."""
     return [
         ("grpc.max_receive_message_length", limits.message_bytes),
         ("grpc.max_send_message_length", limits.message_bytes),
         ("grpc.use_local_subchannel_pool", 1),
-        # A lead that comes back is tried again soon, not after gRPC's two minutes.
+        # A lead that comes back is reached within about a second; gRPC's default backoff grows to two minutes.
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 1000),
         ("grpc.enable_http_proxy", 0),
@@ -85,8 +85,8 @@ def channel_options(limits: Limits) -> list[tuple[str, Any]]:
 
 
 class _OthersFaults(logging.Filter):
-    """gRPC logs as errors with a traceback: an answer whose caller leaves in that very moment, and bytes that are no
-    message, of a caller or of a peer that was called. Neither is a defect, or of use in a log.
+    """Logs two errors of gRPC at INFO, without their traceback: an answer whose caller has just left, and bytes from a
+    caller or a called peer that are no message. Neither is a defect.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -101,29 +101,29 @@ _OTHERS_FAULTS = _OthersFaults()
 
 
 def build(lead: Lead, limits: Limits, sessions: Attaching | None) -> tuple[grpc.aio.Server, Health]:
-    """A server with all services, not yet bound; and its health. Ranks on other hosts attach to `sessions`."""
+    """Returns a server with all services, not yet bound, and its health. Ranks on other hosts attach to `sessions`."""
     for name in ("grpc._cython.cygrpc", "grpc._common"):
         logging.getLogger(name).addFilter(_OTHERS_FAULTS)
     server = grpc.aio.server(
         options=[
             ("grpc.max_receive_message_length", limits.message_bytes),
-            # Commands to a rank are as long as over the session socket; all other replies the registrar bounds.
+            # Commands to a rank are as long as over the session socket. The registrar bounds all other replies.
             ("grpc.max_send_message_length", max(limits.message_bytes, FRAME_BYTES_MAX)),
             # gRPC's default lets two servers share a port, unnoticed.
             ("grpc.so_reuseport", 0),
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.min_ping_interval_without_data_ms", 1000),
-            # More than these a caller's library keeps back, without an error.
+            # A caller's library queues calls beyond this number, without an error.
             ("grpc.max_concurrent_streams", limits.standing_per_connection + limits.calls_per_connection),
             ("grpc.max_allowed_incoming_connections", limits.connections),
             ("grpc.server_handshake_timeout_ms", int(limits.connect_timeout_s * 1000)),
         ],
-        # Calls have places once their request is there; those whose request never comes end here.
+        # A call takes a place when its request has arrived. This limit bounds calls whose request never comes.
         maximum_concurrent_rpcs=limits.standing + limits.calls + 2 * OWN * limits.connections,
     )
     standing = Places("streams and calls that wait", limits.standing_per_connection, limits.standing, 1.0)
     calls = Places("calls under way", limits.calls_per_connection, limits.calls, 0.1)
-    # Servers, as far as generated code looks at them.
+    # Each stands for a server: generated code calls only the methods that `Registrar` has.
     most = limits.message_bytes
     registrar = Registrar(server, lead, standing, calls, most)
     ours = cast(grpc.aio.Server, registrar)
@@ -147,7 +147,7 @@ def build(lead: Lead, limits: Limits, sessions: Attaching | None) -> tuple[grpc.
 
 
 def _add_reflection(server: grpc.aio.Server) -> None:
-    """Reflection v1 has the messages of v1alpha under another service name, so one servicer answers both."""
+    """Adds reflection. v1 has the messages of v1alpha under another service name, so one servicer answers both."""
     names = (*SERVICES, "grpc.health.v1.Health", "grpc.channelz.v1.Channelz", REFLECTION_V1, REFLECTION_V1ALPHA)
     schema = Schema(descriptor_pool.Default())
     servicer = reflection.aio.ReflectionServicer(names, schema)

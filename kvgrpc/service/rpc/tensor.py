@@ -12,7 +12,7 @@ from kvgrpc.wire import tensors as wire
 
 
 class TensorService(tensor_pb2_grpc.TensorServiceServicer):
-    """Convert, ask the store, convert."""
+    """Converts a request, asks the store, and converts its answer."""
 
     def __init__(self, lead: Lead) -> None:
         self._lead = lead

@@ -1,4 +1,4 @@
-"""TransferService: following and ending transfers."""
+"""TransferService: follows and ends transfers."""
 
 from collections.abc import AsyncIterator, Callable
 
@@ -17,7 +17,7 @@ from kvgrpc.wire.values import seconds
 
 
 class TransferService(transfer_pb2_grpc.TransferServiceServicer):
-    """Convert, ask the node, convert."""
+    """Converts a request, asks the node, and converts its answer."""
 
     def __init__(self, lead: Lead) -> None:
         self._lead = lead
@@ -37,7 +37,7 @@ class TransferService(transfer_pb2_grpc.TransferServiceServicer):
     ) -> transfer_pb2.WaitTransferResponse:
         lead = self._lead
         wait = wait_of(request, lead)
-        header = lead.header()  # of the life that the transfer is of, whatever comes meanwhile
+        header = lead.header()  # before the wait: of the transfer's life, even if another begins meanwhile
         found, met = await wait.ended(lead, request.transfer_id, header)
         return transfer_pb2.WaitTransferResponse(
             header=header, transfer=answers.transfer(found, lead.runner.now), condition_met=met
@@ -54,7 +54,7 @@ class TransferService(transfer_pb2_grpc.TransferServiceServicer):
         wanted = list(dict.fromkeys(request.transfer_ids))
         least = 1 if request.wait_for == transfer_pb2.WAIT_FOR_ANY else len(wanted)
         done = condition(request.until)
-        header = lead.header()  # of the life that the transfers are of, whatever comes meanwhile
+        header = lead.header()  # before the wait: of the transfers' life, even if another begins meanwhile
         found = await lead.watchers.wait_many(wanted, done, least, timeout_s(request, lead.config.limits.wait_s))
         met = {id_: transfer is None or done(transfer) for id_, transfer in found.items()}
         reply = transfer_pb2.WaitTransfersResponse(header=header, condition_met=sum(met.values()) >= least)
@@ -107,7 +107,7 @@ class TransferService(transfer_pb2_grpc.TransferServiceServicer):
                 raise invalid("after_event_seq", f"has not been reached: the last change has {state.transfers.seq}")
             backlog = state.transfers.changes_after(request.after_event_seq)
         with lead.watchers.watch(_filter(request.filter, lambda: lead.runner.now), backlog or []) as watch:
-            # What is told is of this life, also after its end; and every number is one to resume after.
+            # Every message has this life's header, even after its end, and an event_seq that a watch can resume after.
             header = lead.header()
             if resumed and backlog is not None:
                 header.event_seq = min(request.after_event_seq, header.event_seq)
@@ -151,7 +151,7 @@ class TransferService(transfer_pb2_grpc.TransferServiceServicer):
 
 
 def _filter(wanted: transfer_pb2.TransferFilter, now: Callable[[], float]) -> Callable[[Transfer], bool]:
-    """All fields that are set must match."""
+    """Returns a check that a transfer matches all fields that are set."""
     check_count("filter.states", len(wanted.states), NAMES_MAX)
     check_count("filter.memory_dispositions", len(wanted.memory_dispositions), NAMES_MAX)
     check_count("filter.transfer_ids", len(wanted.transfer_ids), WAITED_MAX)

@@ -1,6 +1,4 @@
-"""Waiting for a transfer: one notion of a condition and a timeout, for WaitTransfer and for the calls that wait by
-themselves.
-"""
+"""Waits for a transfer: one condition and timeout for WaitTransfer and for calls that wait for their own transfer."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,14 +16,14 @@ Stated = transfer_pb2.WaitTransferRequest | transfer_pb2.TransferWait
 
 @dataclass(frozen=True)
 class Wait:
-    """Until when a transfer is waited for."""
+    """Condition and timeout of a wait for a transfer, in seconds."""
 
     met: Condition
     timeout_s: float
 
     async def ended(self, lead: Lead, transfer_id: str, header: common_pb2.ResponseHeader) -> tuple[Transfer, bool]:
-        """The transfer when the condition is met or the time is over, and whether it is met. `header` becomes that of a
-        reply that tells it. Raises NotFound.
+        """Returns the transfer when the condition is met or the time is over, and whether it is met. Moves the
+        event_seq of `header`, the reply's header, up to the transfer's. Raises NotFound.
         """
         found = await lead.watchers.wait(transfer_id, self.met, self.timeout_s)
         header.event_seq = max(header.event_seq, found.seq)
@@ -33,7 +31,7 @@ class Wait:
 
 
 def wait_of(stated: Stated, lead: Lead, field: str = "") -> Wait:
-    """What a message states. Raises InvalidRequest, which names its `field`."""
+    """Returns the wait that a message states. Raises InvalidRequest, with `field` before the name of the bad field."""
     layers = layer_range(stated)
     ended = condition(stated.until)
 
@@ -46,8 +44,8 @@ def wait_of(stated: Stated, lead: Lead, field: str = "") -> Wait:
 def wait_after(
     request: handoff_pb2.PullBlocksRequest | handoff_pb2.ReserveBlocksRequest, lead: Lead, needs: str
 ) -> Wait | None:
-    """How long the call that makes a transfer is to wait for it; None: it does not. Raises InvalidRequest, also where
-    the field `needs` is missing, without which nothing can become of the transfer before the call is answered.
+    """Returns the wait that a call asks for on the transfer it makes; None: it does not wait. Raises InvalidRequest,
+    also if the field `needs` is missing: without it the transfer cannot move before the call is answered.
     """
     if not request.HasField("wait"):
         return None
@@ -60,8 +58,8 @@ def wait_after(
 async def waited(
     wait: Wait | None, made: Transfer | None, nbytes: int, lead: Lead, header: common_pb2.ResponseHeader
 ) -> tuple[Transfer | None, bool]:
-    """The transfer that a call of `nbytes` made, once it was waited for, and whether the condition is met. Where too
-    many calls wait, at once. `header` as in `Wait.ended`. Raises NotFound.
+    """Waits for the transfer that a call of `nbytes` made. Returns it, and whether the condition is met; at once if too
+    many calls wait. `header` as in `Wait.ended`. Raises NotFound.
     """
     if wait is None or made is None or not may_stand(nbytes):
         return made, False
@@ -69,13 +67,13 @@ async def waited(
 
 
 def condition(until: int) -> Condition:
-    """When a transfer need not be waited for any more."""
+    """Returns the condition that ends a wait for a transfer."""
     returned = until == transfer_pb2.WAIT_CONDITION_RETURNED
     return lambda transfer: transfer.settled if returned else transfer.over
 
 
 def timeout_s(stated: Stated | transfer_pb2.WaitTransfersRequest, most_s: float, field: str = "") -> float:
-    """How long a wait may last, at most `most_s`. Raises InvalidRequest."""
+    """Returns the time a wait may last, in seconds: as asked, at most `most_s`. Raises InvalidRequest."""
     asked_s = seconds(stated, "timeout")
     if asked_s is not None and asked_s < 0:
         raise invalid(f"{field}timeout", "is not negative; leave it out for the longest")

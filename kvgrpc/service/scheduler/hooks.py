@@ -1,8 +1,8 @@
 """A scheduler's hooks at the lead: the policy's driver with the node's transfers.
 
-What the policy wants done is asked of the node with the events that HandoffService makes of its calls, as the same
-caller, so that transfers, leases and blocks are treated the same. How they fare is heard from the runner. The node
-answers before `Runner.submit` returns, because no hook is called while it is busy: a hook that returns has been done.
+The policy's tasks become the same events that HandoffService makes of its calls, for the same caller, so transfers,
+leases and blocks are treated alike. The runner tells how transfers change. The node answers before `Runner.submit`
+returns, because no hook is called while the runner is busy: when a hook returns, its work is done.
 """
 
 import os
@@ -55,10 +55,10 @@ from kvgrpc.service.status import next_step
 from kvgrpc.wire.scheduler import Named, NamedRequest, block_ids, prompt_bytes
 
 REQUEST_BYTES = 6_000
-"""Of a request without what its prompt is and its blocks: here, in the policy, and in the ledger."""
+"""Kept bytes of a request without its prompt's content and its blocks: here, in the policy, and in the ledger."""
 NEWS_BYTES = 1_000
 BLOCK_BYTES = 40
-"""Of a block in a list of the policy's."""
+"""Kept bytes of a block in a list of the policy's."""
 _Event = (
     events.PullBlocks | events.GiveDestination | events.ReserveBlocks | events.FinishedBlocks | events.RegisterPush
     | events.ReclaimBlocks | events.RenewLeases
@@ -67,24 +67,24 @@ _Event = (
 
 @dataclass(eq=False)
 class _Request(DrivenRequest[NamedRequest, Content, str]):
-    """`given` is a Content; transfers are named by their ids."""
+    """A request as the driver keeps it. `given` is a Content; transfers are named by their ids."""
 
     grant: bytes = b""
-    """The READ grant of what was handed over."""
+    """The READ grant of the hand-over."""
     lease_id: str = ""
     """The lease of a push's parts in this epoch."""
     part_epoch: int = 0
     provisional: Provisional | None = None
-    """The last one that was told."""
+    """The last news of this kind that was told."""
     principal: str = ANONYMOUS
-    """Whose it is."""
+    """The principal that owns the request."""
     caller: str = ""
-    """Who brought it, and pays for what it keeps."""
+    """The caller that brought the request; its share pays for the kept bytes."""
     prompt_bytes: int = 0
 
     @property
     def kept_bytes(self) -> int:
-        """What it weighs, without its blocks; what it gives has a name of its own, as long as that of its prompt."""
+        """Kept bytes without the blocks. The content it gives has its own name, as long as the prompt's."""
         return REQUEST_BYTES + self.prompt_bytes
 
 
@@ -105,7 +105,7 @@ class Scheduling(Driver[NamedRequest, _Request, str]):
     # -- hooks: see Driver
 
     def arrived(self, spec: NamedRequest) -> Admitted:
-        """Raises Exhausted (LIMIT_EXCEEDED) where there is no room for what it keeps, too."""
+        """Raises Exhausted (LIMIT_EXCEEDED) also if the kept bytes have no room."""
         known = self._known.get(spec.request_id)
         if known is None:
             nbytes = REQUEST_BYTES + prompt_bytes(spec)
@@ -122,7 +122,7 @@ class Scheduling(Driver[NamedRequest, _Request, str]):
     def allocated(
         self, request_id: str, table: Table, computed_tokens: int, external_tokens: int, after_step: int = 0
     ) -> None:
-        """Raises Exhausted (LIMIT_EXCEEDED) where there is no room for its blocks, too."""
+        """Raises Exhausted (LIMIT_EXCEEDED) also if the blocks' kept bytes have no room."""
         request, nbytes = self._known.get(request_id), BLOCK_BYTES * sum(map(len, table))
         if request is not None:
             self._ledger.check(request.caller, nbytes)
@@ -131,7 +131,7 @@ class Scheduling(Driver[NamedRequest, _Request, str]):
             self._ledger.weigh(RowKind.REQUEST, request_id, request.kept_bytes + nbytes)
 
     def hear(self, *request_ids: str) -> None:
-        """Their scheduler says something of these requests, or of none."""
+        """Notes that the scheduler was heard, and spoke of these requests, if any."""
         caller, now = CONNECTION.get(), self._runner.now
         self._heard.hear(caller, now)
         for request_id in request_ids:
@@ -140,7 +140,7 @@ class Scheduling(Driver[NamedRequest, _Request, str]):
         self._wait_for_silence()
 
     def computed(self, request_id: str, table: Table, computed_tokens: int, step: int) -> None:
-        """Raises Exhausted (LIMIT_EXCEEDED) where what is to be saved finds no place among the news."""
+        """Raises Exhausted (LIMIT_EXCEEDED) if the news of a save would have no place."""
         if self.policy.rules.staged:
             self._check_news()
         super().computed(request_id, table, computed_tokens, step)
@@ -148,20 +148,20 @@ class Scheduling(Driver[NamedRequest, _Request, str]):
     def finished(
         self, request_id: str, named: Named | None, table: Table, computed: int, outcome: Outcome, step: int
     ) -> tuple[Finished, bytes]:
-        """With the READ grant, if there is one. `named`: what prompt and answer are; None: the prompt is all.
+        """Returns also the READ grant, if any. `named`: the contents of prompt and answer; None: the prompt is all.
 
-        Raises OutOfRange (CONTENT_RANGE) when nothing names the tokens that are handed over.
+        Raises OutOfRange (CONTENT_RANGE) if nothing names the tokens that are handed over.
         """
         request = self._known.get(request_id)
         finished = self._finish(request_id, named.first if named else None, table, computed, outcome, step)
         if request is None:
             return finished, b""
-        handed_over = finished.handed_over and bool(request.grant or request.lease_id)  # it may have been refused
+        handed_over = finished.handed_over and bool(request.grant or request.lease_id)  # the node may have refused it
         return replace(finished, handed_over=handed_over), request.grant
 
     def blocks_needed(self, counts: tuple[tuple[int, int], ...], by: RequestTime | None = None) -> actions.Reclaimed:
-        """The scheduler lacks blocks (group, count) for that request: those of soft leases come back, and of
-        readers that wait and are younger. See `Reclaiming`.
+        """Reclaims blocks (group, count) that the scheduler lacks for that request: blocks of soft leases, and of
+        younger readers that wait. See `Reclaiming`.
 
         Raises InvalidRequest or OutOfRange.
         """
@@ -177,11 +177,11 @@ class Scheduling(Driver[NamedRequest, _Request, str]):
         if request is not None and not may(PRINCIPAL.get(), Verb.SCHEDULE, Thing(Kind.REQUEST, request.principal)):
             raise PermissionDenied(Reason.NOT_OWNER, "another caller schedules the request of that name")
 
-    # -- what is checked of a request before it is known
+    # -- checks of a request before it is known
 
     def _let_in(self, spec: NamedRequest, arrival: Arrival) -> _Request:
         state = self._lead.node.state
-        state.pool  # noqa: B018 - raises where there is none
+        state.pool  # noqa: B018 - raises if there is no pool
         for address in spec.addresses:
             self._lead.check_dial(address)
         granted_ttl(spec.ttl_s, state.limits)
@@ -196,14 +196,14 @@ class Scheduling(Driver[NamedRequest, _Request, str]):
             text = f"{len(self.news)} news were not read: say up to which number you have them"
             raise Exhausted(Reason.LIMIT_EXCEEDED, text, retry_delay_s=1.0, metadata={"limit": str(NEWS_MAX)})
 
-    # -- what is kept
+    # -- kept bytes
 
     @property
     def _ledger(self) -> Ledger:
         return self._lead.node.state.ledger
 
     def _keep_news(self, seq: int, news: News | None) -> None:
-        """What is told is kept until it was read; None: it was."""
+        """Keeps news until they are read; `news` is None when they were."""
         if news is None:
             self._ledger.drop(RowKind.NEWS, seq)
             return
@@ -223,7 +223,7 @@ class Scheduling(Driver[NamedRequest, _Request, str]):
     def _end_silent(self) -> None:
         ttl_s = self._lead.config.limits.request_ttl_s
         for request_id in self._heard.silent(self._runner.now - ttl_s):
-            self._heard.forget(request_id)  # its transfers may go on
+            self._heard.forget(request_id)  # before the abort: its transfers may go on
             self.aborted(request_id, f"its scheduler has said nothing for {ttl_s:g} s")
         self._wait_for_silence()
 
@@ -231,13 +231,13 @@ class Scheduling(Driver[NamedRequest, _Request, str]):
         self._renewing = self.renew_awaited()
         self._renewals.set(self._runner.now + RENEW_S if self._renewing else None)
 
-    # -- what is asked for
+    # -- requests to the node
 
     def _renew(self, requests: list[_Request]) -> None:
         first = requests[0]
         source = events.PushSource(first.spec.source.address, first.spec.source.engine_id)
         refs = tuple(events.LeaseRef(key=request.spec.transfer_key) for request in requests)
-        call = replace(self._call(first), connection=first.caller)  # its dials are counted
+        call = replace(self._call(first), connection=first.caller)  # the first request's caller pays for the dials
         with suppress(KVGrpcError):
             self._ask(events.RenewLeases(call, refs, source=source))
 
@@ -247,7 +247,7 @@ class Scheduling(Driver[NamedRequest, _Request, str]):
         )
 
     def _ask(self, event: _Event) -> Any:
-        """The node's answer. Raises its refusal."""
+        """Returns the node's answer. Raises its refusal."""
         replies: list[Reply | KVGrpcError] = []
         self._runner.submit(event.call.id, event, replies.append)
         (reply,) = replies
@@ -329,9 +329,7 @@ class Scheduling(Driver[NamedRequest, _Request, str]):
         return answer.transfer.id if answer.transfer else None
 
     def _start_over(self, request: _Request, _: str) -> None:
-        """Its blocks are taken back as an engine does it that has a void page: no read of them is vouched for from here
-        on.
-        """
+        """Takes the blocks back, as an engine with a void page does: reads of them settle STALE from now on."""
         if request.lease_id:
             self._runner.feed(events.LeasesVoided((request.lease_id,)))
             request.part_epoch += 1
@@ -345,16 +343,16 @@ class Scheduling(Driver[NamedRequest, _Request, str]):
             lambda _: None,
         )
 
-    # -- how transfers fare
+    # -- changes of transfers
 
     def _follow(self, request: _Request, side: Side, transfer: str | None) -> None:
-        """What became of it since it was made was not heard."""
+        """Applies the transfer's present state: changes before this call were not heard."""
         super()._follow(request, side, transfer)
         if transfer is None:
             return
         if (now := self._lead.node.state.transfers.find(transfer)) is not None:
             self._changed(now)
-        else:  # its life is over
+        else:  # the transfer's life is over
             self._returned(transfer)
 
     def _changed(self, transfer: Transfer) -> None:

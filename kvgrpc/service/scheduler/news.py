@@ -1,4 +1,4 @@
-"""News for a scheduler: kept until it says that it has them, told again until then."""
+"""News for a scheduler: kept, and told again, until the scheduler acknowledges them."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -7,14 +7,14 @@ from kvgrpc.core.policy.values import News, Provisional
 from kvgrpc.errors import Aborted, Reason, invalid
 
 NEWS_MAX = 65_536
-"""With so many that were not read no new requests are taken: those that are known may still come to their ends."""
+"""Maximum number of unread news before new requests are refused. Known requests may still finish."""
 
 
 class NewsLog:
-    """The news of one life of the engine; `begin` starts the next one."""
+    """The news of one life of the engine; `begin` starts the next life."""
 
     def __init__(self, kept: Callable[[int, News | None], None] = lambda *_: None) -> None:
-        """`kept` gets each news by its number, and None when it is kept no more."""
+        """`kept` gets each news with its number, and None when the news is dropped."""
         self._kept = kept
         self._rows: dict[int, News] = {}
         self._last = 0
@@ -27,7 +27,7 @@ class NewsLog:
         return len(self._rows)
 
     def add(self, news: News) -> None:
-        """Something happened now."""
+        """Adds news."""
         self._last += 1
         self._rows[self._last] = news
         self._kept(self._last, news)
@@ -39,7 +39,7 @@ class NewsLog:
         self._wake_all()
 
     def acknowledge(self, seq: int) -> None:
-        """All up to that number are known to the scheduler. Raises InvalidRequest for one that there was not yet."""
+        """Drops all news up to that number. Raises InvalidRequest for a number that was not given yet."""
         if seq > self._last:
             raise invalid("after_seq", f"is past the last news, which has number {self._last}")
         while self._rows and (first := next(iter(self._rows))) <= seq:
@@ -49,7 +49,7 @@ class NewsLog:
                 del self._provisional[news.request_id]
 
     def unread(self) -> Iterator[tuple[int, News]]:
-        """With their numbers, oldest first."""
+        """Returns the unread news with their numbers, oldest first."""
         return iter(self._rows.items())
 
     async def wait(self, timeout_s: float) -> None:
@@ -69,7 +69,7 @@ class NewsLog:
             raise Aborted(Reason.INCARNATION_CHANGED, "the life of the engine that was waited for is over: start over")
 
     def begin(self) -> None:
-        """A new life: nothing is known of the old one."""
+        """Starts a new life: all news of the old one are dropped."""
         self._rows.clear()
         self._provisional.clear()
         self._last = 0

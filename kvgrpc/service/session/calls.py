@@ -1,4 +1,4 @@
-"""Calls of a session: the requests of the public API to events, and the node's answers to CallAnswers."""
+"""Calls of a session: requests of the public API to events, and the node's answers to CallAnswers."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,13 +34,13 @@ _MAY_WAIT = ("pull_blocks", "reserve_blocks")
 
 
 def call_to_event(lead: Lead, call: session_pb2.Call, call_id: int) -> events.Event:
-    """The event of a call. Raises KVGrpcError."""
+    """Returns the event of a call. Raises KVGrpcError."""
     kind = call.WhichOneof("request")
     fields.check(call)
     if kind == "step_done":
         return _step_done(lead, call.step_done)
     if kind == "voided":
-        return events.Tick()  # the flags are read before every call
+        return events.Tick()  # the flags are read before every event
     if kind is None:
         raise InvalidRequest(Reason.INVALID_FIELD, "a call has a request that this server knows")
     request = getattr(call, kind)
@@ -65,21 +65,21 @@ def call_to_event(lead: Lead, call: session_pb2.Call, call_id: int) -> events.Ev
 
 
 def _step_done(lead: Lead, report: rank_pb2.StepReport) -> events.StepDone:
-    """The step of rank 0: the only rank that a scheduler can speak for, and only where there is no other."""
+    """Returns the step of rank 0. A scheduler can speak for no other rank, and only in an engine of one rank."""
     if lead.node.state.pool.world_size != 1:
         raise invalid("step_done", "is for engines with one rank: each worker reports the steps of its own")
     return wire.step_of(0, report)
 
 
 def promised_lease(request: handoff_pb2.FinishedBlocksRequest) -> str:
-    """The lease id that the engine minted for its hand-over; empty where it minted none."""
+    """Returns the lease id that the engine minted for its hand-over; empty if it minted none."""
     job = request.WhichOneof("job")
     return getattr(request, job).lease_id if job in ("part", "for_readers") else ""
 
 
 def refused_lease(call: session_pb2.Call, call_id: int) -> events.FinishedBlocks | None:
-    """For a hand-over that is refused before the node sees it: one that the node refuses in its place, so that an
-    opening that waits for its lease learns it. None for calls that promised no lease.
+    """Returns a hand-over for the node to refuse, for a call refused before the node sees it: an opening that waits for
+    the call's lease learns it. None for calls that promised no lease.
     """
     lease_id = promised_lease(call.finished_blocks) if call.HasField("finished_blocks") else ""
     if not lease_id or call.finished_blocks.validate_only:
@@ -91,7 +91,7 @@ def refused_lease(call: session_pb2.Call, call_id: int) -> events.FinishedBlocks
 def put_answer(
     lead: Lead, call: session_pb2.Call, answer: actions.Answer | KVGrpcError, made: session_pb2.CallAnswer
 ) -> None:
-    """The answer to a call; written in place, into a message that is empty."""
+    """Writes the answer to a call into `made`, which is empty."""
     made.call_id = call.call_id
     now, incarnation = lead.runner.now, lead.node.state.incarnation
     match answer:
@@ -140,7 +140,7 @@ def _handoff_answer(made: session_pb2.CallAnswer, answer: actions.Answer, now: f
         case actions.Registered():
             made.register_push.CopyFrom(handoff_pb2.RegisterPushResponse(transfer=_transfer(answer.transfer, now)))
         case actions.Pulling():
-            made.pull_blocks.SetInParent()  # of validate_only nothing else is said
+            made.pull_blocks.SetInParent()  # validate_only has no other answer
             if answer.transfer:
                 made.pull_blocks.transfer.CopyFrom(answers.transfer(answer.transfer, now))
 
@@ -150,7 +150,7 @@ def _transfer(value: Transfer | None, now: float) -> transfer_pb2.Transfer | Non
 
 
 def refusal(error: KVGrpcError) -> common_pb2.Failure:
-    """A refusal with all that a caller can know of it: the fields that are wrong, and what would help."""
+    """Returns a refusal with all its details: the fields that are wrong, and the next step."""
     row = error_row(error)
     row.next = common_pb2.NextStep.Value(f"NEXT_STEP_{next_step(error)}")
     return row

@@ -9,7 +9,7 @@ from kvgrpc.core.values.pieces import Pieces
 
 
 class Rank(Protocol):
-    """One rank. Every command returns at once; what comes of it is fed to the node as an event."""
+    """One rank. Every command returns at once; its result is fed to the node as an event."""
 
     def offer(self, key: str, peer: str) -> None: ...
 
@@ -35,9 +35,8 @@ class Rank(Protocol):
 
 
 class Ranks:
-    """The RankPort of a lead: hands each command to its rank. `ranks` is replaced with every incarnation.
-
-    `unaided` are the data paths over which peers read without any help of the ranks.
+    """The RankPort of a lead: hands each command to its rank. `ranks` is replaced with every incarnation. `unaided`:
+    the data paths over which peers read without help of the ranks.
     """
 
     def __init__(self, unaided: frozenset[str]) -> None:
@@ -60,7 +59,7 @@ class Ranks:
 
     def expect(self, action: actions.Expect) -> None:
         if action.paths and not action.writes and self._unaided.issuperset(action.paths):
-            return  # each rank would be woken twice in every read, and by one that also has other paths, poll for it
+            return  # each read would wake every rank twice, and make ranks with other paths poll for it
         operation = Operation.WRITE if action.writes else Operation.READ
         for rank in self.ranks.values():
             rank.expect(action.access, action.open, operation)

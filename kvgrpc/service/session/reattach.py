@@ -1,5 +1,5 @@
-"""An engine that comes back from a lead that died: the workers that it had attach again, with the memory that they had,
-and only then its new life begins.
+"""An engine that comes back after its lead died: its workers attach again with their old memory, and only then its new
+life begins.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ _T = TypeVar("_T")
 
 
 class Return:
-    """One engine that comes back, until every worker is here. Make it on the loop; `end` it in any case."""
+    """One engine that comes back, until every worker is here. Make it on the loop. Always `end` it."""
 
     def __init__(self, request: session_pb2.AttachRequest) -> None:
         """Raises InvalidRequest for a ticket that could be guessed."""
@@ -38,7 +38,7 @@ class Return:
         self._world_size = request.world_size or 1
         self._known: set[int] = set()
         self._here: set[int] = set()
-        """Of those that are known: whose memory is there, too."""
+        """Known ranks whose memory is here, too."""
         self._begins = False
         self._complete = asyncio.Event()
         self._begun = asyncio.Event()
@@ -47,15 +47,15 @@ class Return:
         """Descriptors of shared memory, by rank; closed by `end`."""
 
     def awaits(self, ticket: bytes) -> bool:
-        """Whether a worker with this ticket is one of the engine's."""
+        """Returns whether a worker with this ticket is one of the engine's."""
         return secrets.compare_digest(self._ticket, ticket)
 
     async def wait(self, frames: Frames) -> Frames:
-        """Until every worker is here; the scheduler's frames, of which none may come before. Raises Unavailable when
-        the scheduler has hung up, InternalError (DATA_PATH_FAILED) when some memory is not at rest.
+        """Waits until every worker is here. Returns the scheduler's frames, of which none may come before. Raises
+        Unavailable if the scheduler hung up, InternalError (DATA_PATH_FAILED) if some memory is not at rest.
         """
         ahead = _next(frames)
-        while not self._complete.is_set() and not ahead.done():  # a worker that is here may go again
+        while not self._complete.is_set() and not ahead.done():  # a worker that is here may leave again
             complete = asyncio.ensure_future(self._complete.wait())
             await asyncio.wait({ahead, complete}, return_when=asyncio.FIRST_COMPLETED)
             complete.cancel()
@@ -70,14 +70,14 @@ class Return:
 
     @property
     def whole(self) -> bool:
-        """Whether every worker is here."""
+        """True when every worker is here."""
         return len(self._here) == self._world_size
 
     async def take(
         self, request: session_pb2.AttachRankRequest, reports: AsyncIterator[Reports], worker: WorkerEnd
     ) -> AsyncIterator[Reports]:
-        """A worker is here: returns when the engine's life has begun, with its reports. Raises PermissionDenied when
-        it does not begin, what is wrong with the worker, and what its reports raise: it may come again then.
+        """Takes a worker, and returns its reports when the engine's life has begun. Raises PermissionDenied if it does
+        not begin, a refusal of the worker, and errors of its reports: the worker may come again then.
         """
         self._check(request)
         if request.not_at_rest:
@@ -98,14 +98,14 @@ class Return:
             raise
 
     def end(self) -> None:
-        """The engine's life has begun, or will not."""
+        """Ends the return: the engine's life has begun, or will not."""
         self._begun.set()
         for fd in self.memory.values():
             os.close(fd)
         self.memory.clear()
 
     async def _await_life(self, reports: AsyncIterator[Reports]) -> AsyncIterator[Reports]:
-        """Until the life has begun, as long as the worker is there and says nothing yet."""
+        """Waits for the life to begin, while the worker is connected and silent."""
         begun = asyncio.ensure_future(self._begun.wait())
         ahead = _next(reports)
         try:
@@ -126,7 +126,7 @@ class Return:
             begun.cancel()
 
     def _leave(self, rank: int) -> None:
-        """A worker is gone again; once the life begins, whoever begins it sees that it is not `whole`."""
+        """Removes a worker that left. Once the life begins, the session server sees this by `whole`."""
         self._known.discard(rank)
         self._here.discard(rank)
         if self._begins:
@@ -138,7 +138,7 @@ class Return:
             os.close(memory)
 
     def _keep(self, rank: int, memory: int) -> None:
-        """Raises PermissionDenied, and closes it, where the engine ended meanwhile and does not."""
+        """Keeps a worker's memory. Closes it and raises PermissionDenied if the engine's return is over."""
         if self._begun.is_set():
             os.close(memory)
             raise PermissionDenied(Reason.NOT_OWNER, "this engine is not back")
@@ -157,7 +157,7 @@ class Return:
 
 
 def _next(of: AsyncIterator[_T]) -> asyncio.Task[_T | None]:
-    """What comes next; None at the end. Nobody need hear what is wrong with it: its connection may be over."""
+    """Returns a task for the next item; None at the end. Its error may stay unread: the connection may be over."""
     found = asyncio.ensure_future(anext(of, None))
     found.add_done_callback(lambda done: done.cancelled() or done.exception())
     return found

@@ -1,4 +1,4 @@
-"""One attached engine, as its lead knows it while it is attached."""
+"""One attached engine, as its lead knows it."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 class Session:
-    """One attached engine: its scheduler's connection, its ticket, its workers, and what it was not told yet."""
+    """One attached engine: its scheduler's connection, its ticket, its workers, and the events it was not told yet."""
 
     def __init__(self, lead: Lead, writer: asyncio.StreamWriter, request: session_pb2.AttachRequest) -> None:
         self.writer = writer
@@ -27,13 +27,13 @@ class Session:
         self.over = asyncio.Event()
         self._event_id = 0
         self._unsent = session_pb2.ServerFrame()
-        """Events are made inside the frame that will be sent: a message that is put into another one is copied."""
+        """The next frame. Events are made inside it, because putting a message into another one copies it."""
         self._unread: dict[int, str] = {}
-        """Transfers whose end was told, by the event that told it, until the engine read on."""
+        """Ended transfers by the event that told the end, until the engine has read it."""
 
     def next_event(self, ended: str = "") -> session_pb2.Event:
-        """One more event, to be filled in now, and sent with all others of the same turn of the loop; `ended`: the
-        transfer whose end it is.
+        """Returns a new event, for the caller to fill in now. It is sent with all others of the same turn of the loop.
+        `ended`: the transfer whose end it tells.
         """
         self._event_id += 1
         if ended:
@@ -44,12 +44,12 @@ class Session:
         return unsent.add(event_id=self._event_id)
 
     def read(self, event_id: int) -> tuple[str, ...]:
-        """The engine has read all events up to this one: the transfers whose ends it knows now."""
+        """Notes that the engine has read all events up to this one. Returns the transfers whose ends it knows now."""
         found = [id_ for id_ in self._unread if id_ <= event_id]
         return tuple(self._unread.pop(id_) for id_ in found)
 
     def close(self, why: str) -> None:
-        """Ends its connections; `why` is told to processes that are still there, unless it is this lead's life that
+        """Closes its connections. `why` is told to processes that are still there; empty if it is this lead's life that
         ends.
         """
         for end in (SocketEnd(self.writer), *self.workers.ends):
@@ -66,7 +66,7 @@ class Session:
                 write(self.writer, part)
 
     def _cannot_tell(self, event: session_pb2.Event, error: OutOfRange) -> None:
-        """An engine that would wait for ever for what it cannot be told ends."""
+        """Ends the engine: it would wait for ever for an event that does not fit into a frame."""
         _log.error("event %d (%s) cannot be told: %s", event.event_id, event.WhichOneof("kind"), error)
         self.close(f"event {event.event_id} does not fit into a frame: {error.message}")
 

@@ -1,4 +1,4 @@
-"""The unix socket of the sessions: made, checked and removed, and the frames that come over its connections."""
+"""The unix socket of the sessions: made, checked and removed, and the frames of its connections."""
 
 import asyncio
 import contextlib
@@ -19,23 +19,23 @@ from kvgrpc.wire.frames import FrameReader
 READ_BYTES = 256 * 1024
 PROBE_TIMEOUT_S = 1.0
 BACKLOG = 128
-"""Connections that wait to be let in."""
+"""Maximum number of connections that wait to be accepted."""
 
 Frames = AsyncIterator[session_pb2.ClientFrame]
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 File = tuple[int, int]
-"""A socket's file: device and inode. Its path may be another server's by now."""
+"""Device and inode of a socket's file. Its path may be another server's by now."""
 
 
 class SessionSocket:
-    """Where processes of this user connect, each of which `serve` serves. Not asyncio's own server: that logs every
-    connection for which there is no descriptor, and removes a socket that another server has bound meanwhile.
+    """Socket for processes of this user; `serve` serves each connection. It replaces asyncio's own server, which logs
+    every connection for which there is no descriptor, and removes a socket that another server has bound meanwhile.
     """
 
     def __init__(self, path: str, serve: Serve) -> None:
-        """Listens; the socket is the user's alone. Raises InvalidRequest when the path cannot be used."""
+        """Listens; the socket is this user's alone. Raises InvalidRequest if the path cannot be used."""
         _make_room(path)
         self._path, self._serve = path, serve
         self._loop = asyncio.get_running_loop()
@@ -55,10 +55,10 @@ class SessionSocket:
         self._open()
 
     def close(self) -> None:
-        """Removes the socket, and lets nobody in any more. Idempotent."""
+        """Removes the socket and accepts nothing more. Idempotent."""
         if self._listener.fileno() < 0:
             return
-        remove(self._path, self._file)  # first: while it listens, no other file gets its number
+        remove(self._path, self._file)  # first: no other file gets its number while it listens
         if self._pause is not None:
             self._pause.cancel()
         self._loop.remove_reader(self._listener)
@@ -79,7 +79,7 @@ class SessionSocket:
             self._pause = self._loop.call_later(PAUSE_S, self._open)
 
     async def _connect(self, connection: socket.socket) -> None:
-        """Serves it in this task: one that asyncio's protocol made would log a traceback when it is cancelled."""
+        """Serves a connection in this task: a task of asyncio's protocol would log a traceback when cancelled."""
         reader = asyncio.StreamReader()
         protocol = asyncio.StreamReaderProtocol(reader)
         transport, _ = await self._loop.connect_accepted_socket(lambda: protocol, connection)
@@ -87,7 +87,7 @@ class SessionSocket:
 
 
 async def read_frames(reader: asyncio.StreamReader) -> Frames:
-    """The frames of a connection, until it ends. Raises KVGrpcError for what is none."""
+    """Yields the frames of a connection until it ends. Raises KVGrpcError for bytes that are no frame."""
     found = FrameReader(session_pb2.ClientFrame)
     while data := await reader.read(READ_BYTES):
         for frame in found.feed(data):
@@ -96,7 +96,7 @@ async def read_frames(reader: asyncio.StreamReader) -> Frames:
 
 
 def check_user(writer: asyncio.StreamWriter) -> None:
-    """Only this user's processes may attach. Raises PermissionDenied."""
+    """Raises PermissionDenied for a process of another user."""
     sock: socket.socket = writer.get_extra_info("socket")
     credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     _, uid, _ = struct.unpack("3i", credentials)
@@ -105,8 +105,8 @@ def check_user(writer: asyncio.StreamWriter) -> None:
 
 
 def hung_up(writer: asyncio.StreamWriter) -> bool:
-    """Whether the other end is closed, also while this end has not read all: an engine that restarts is not refused
-    because of itself.
+    """Returns whether the other end is closed, even if this end has not read all: an engine that restarts must not be
+    refused because of its old connection.
     """
     if writer.is_closing():
         return True
@@ -116,20 +116,20 @@ def hung_up(writer: asyncio.StreamWriter) -> bool:
 
 
 def remove(path: str, file: File) -> None:
-    """Removes the socket, unless the path is another one's by now."""
+    """Removes the socket, unless the path is another server's by now."""
     with contextlib.suppress(OSError):
         if _file(path) == file:
             Path(path).unlink()
 
 
 def _file(path: str) -> File:
-    """Raises OSError when there is none."""
+    """Returns the file's identity. Raises OSError if there is none."""
     status = os.lstat(path)
     return status.st_dev, status.st_ino
 
 
 def _make_room(path: str) -> None:
-    """Removes the socket of a server that is gone. Raises InvalidRequest for anything else that is there."""
+    """Removes the socket of a server that is gone. Raises InvalidRequest for anything else at the path."""
     try:
         status = os.lstat(path)
     except OSError:

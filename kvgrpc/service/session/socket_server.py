@@ -1,8 +1,8 @@
 """Sessions: the unix socket where an engine's scheduler and workers attach to their lead.
 
-One engine at a time. The scheduler's connection is the engine's life: its end, like that of a worker, ends the
-incarnation. Calls are fed to the node in the order in which they came; events leave in the order in which they
-happened. What a connection sends cannot stop the server: a bad frame ends that connection only.
+One engine is attached at a time. The scheduler's connection is the engine's life: its end, or a worker's, ends the
+incarnation. Calls are fed to the node in the order in which they came, and events leave in the order in which they
+happened. No connection can stop the server: a bad frame ends that connection only.
 """
 
 import asyncio
@@ -37,18 +37,18 @@ _log = logging.getLogger(__name__)
 
 ATTACH_TIMEOUT_S = 5.0
 FIRST_ENGINE_S = 60.0
-"""How long a server that exits with its engine waits for one: an engine that died at its start comes no more."""
+"""Maximum wait for a first engine, in seconds, if the server exits with it: one that died at start never comes."""
 STOP_TIMEOUT_S = 10.0
-"""How long `stop` waits for connections to end."""
+"""Maximum wait of `stop` for connections to end, in seconds."""
 TURN_S = 0.02
-"""How long the calls of a frame may keep others waiting; a step's calls take less."""
+"""Time to handle a frame's calls before others have their turn, in seconds; a step's calls take less."""
 WORLD_SIZE_MAX = 4096
 POOL_BLOCKS_MAX = 1 << 24
-"""Of one group: what the lead keeps for each block is made at attach, before anything else can say no."""
+"""Maximum number of blocks of one group: attach makes the lead's tables for all blocks before any other check."""
 
 
 class Host(Protocol):
-    """Who makes the memory and the ranks of an attached engine: the server."""
+    """Maker of the memory and the ranks of an attached engine: the server."""
 
     async def begin_engine(
         self,
@@ -57,22 +57,22 @@ class Host(Protocol):
         worker: Callable[[int], Rank],
         memory: Mapping[int, int],
     ) -> None:
-        """Starts a new incarnation for the engine. `worker` makes the rank that is commanded in a worker; `memory` has
+        """Starts a new incarnation for the engine. `worker` makes the rank that is commanded in a worker. `memory`:
         descriptors of the shared memory of an engine that comes back, by rank.
         """
         ...
 
     async def end_engine(self) -> None:
-        """The engine is gone."""
+        """Ends the engine's life."""
         ...
 
     def shared_memory(self, rank: int) -> tuple[int, int]:
-        """(descriptor, bytes) of a rank's shared memory. Raises NotFound."""
+        """Returns (descriptor, bytes) of a rank's shared memory. Raises NotFound."""
         ...
 
 
 class Sessions:
-    """The session socket of a lead, and the engine that is attached; an EnginePort.
+    """The session socket of a lead, and the attached engine; an EnginePort.
 
     `over` is set when an engine has ended, or none has come: for a server that exits with its engine.
     """
@@ -87,17 +87,17 @@ class Sessions:
         self._returning: Return | None = None
         """The engine that attaches, while its workers are still to come back."""
         self._life = asyncio.Lock()
-        """Held while an engine's life begins or ends: memory is made and given back meanwhile."""
+        """Held while an engine's life begins or ends: memory is made and given back then."""
         self._stopping = False
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
-        """By the task that serves it."""
+        """Connections by the task that serves them."""
         self._first: asyncio.TimerHandle | None = None
         self._losing: set[asyncio.Task[None]] = set()
-        """Ends of lives that are under way: nobody who leaves meanwhile stops them."""
+        """Ends of lives in progress: the end of a connection does not cancel them."""
         self.over = asyncio.Event()
 
     async def start(self) -> None:
-        """Listens. Raises InvalidRequest when the path cannot be used."""
+        """Listens. Raises InvalidRequest if the path cannot be used."""
         self._socket = SessionSocket(self._path, self._serve)
         self._first = asyncio.get_running_loop().call_later(FIRST_ENGINE_S, self.over.set)
 
@@ -112,13 +112,13 @@ class Sessions:
         for writer in self._connections.values():
             writer.close()
         if self._connections or self._losing:
-            # An engine's end may be under way: its memory is given back in there.
+            # An engine's end in progress gives its memory back.
             await asyncio.wait({*self._connections, *self._losing}, timeout=STOP_TIMEOUT_S)
         for writer in self._connections.values():
             writer.transport.abort()
 
     def tell(self, news: actions.EngineNews) -> None:
-        """News for the engine."""
+        """Sends news to the attached engine, if any."""
         if self._session is not None:
             ended = news.transfer_id if isinstance(news, actions.Received | actions.BlocksReturned) else ""
             if isinstance(news, actions.BlocksReturned | actions.PartsReturned):
@@ -126,8 +126,8 @@ class Sessions:
             wire.put_news(news, self._session.next_event(ended))
 
     def lose(self) -> bool:
-        """A defect ended the life of the engine that is attached, if one is. To the engine this is the death of its
-        lead: it hears what was decided, and then nothing, not even that its session is over.
+        """Ends the session after a defect ended the engine's life. Returns whether an engine was attached. To the
+        engine this is its lead's death: it hears what was decided, and then nothing, not even that its session is over.
         """
         session, self._session, self._lead.ticket = self._session, None, b""
         if session is None:
@@ -138,7 +138,7 @@ class Sessions:
         return True
 
     def voided(self) -> tuple[str, ...]:
-        """Leases whose blocks the engine took back, as far as the node does not know it."""
+        """Returns the leases whose blocks the engine took back, if the node does not know it yet."""
         return self._session.page.voided() if self._session is not None else ()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -191,7 +191,7 @@ class Sessions:
             if self._session is not session:
                 session.page.close()
                 if returning is not None:
-                    self.over.set()  # it had its chance, and what comes next is another engine
+                    self.over.set()  # its one chance is over: the next is another engine
         assert self._first is not None
         self._first.cancel()
         why = "the engine is gone"
@@ -207,7 +207,7 @@ class Sessions:
             await self._end(session, why)
 
     async def _end(self, session: Session, why: str) -> None:
-        """The scheduler's connection, or a worker's, ended: so did the engine. Once."""
+        """Ends the engine, once, after its scheduler's or a worker's connection ended."""
         session.close("" if self._stopping else why)
         if self._session is session:
             self._session, self._lead.ticket = None, b""
@@ -220,7 +220,7 @@ class Sessions:
         return losing
 
     async def _lost(self, session: Session, why: str) -> None:
-        """The engine's life ends here, too."""
+        """Ends the engine's life at the host, too."""
         session.over.set()
         _log.info("%s", why)
         try:
@@ -246,7 +246,7 @@ class Sessions:
         )
 
     async def _take_calls(self, session: Session, batch: session_pb2.CallBatch) -> None:
-        """All calls of one frame, with room for others between them."""
+        """Takes all calls of one frame, and lets other work run in between."""
         ended = session.read(batch.read_events)
         if ended and self._session is session:
             call = events.Call(self._lead.runner.next_call_id(), ENGINE)
@@ -254,7 +254,7 @@ class Sessions:
         began = time.monotonic()
         for row in batch.calls:
             if self._session is not session:
-                return  # what an engine says after its end is not for the next one's life
+                return  # calls after its end are not for the next engine's life
             self._take_call(session, row)
             if time.monotonic() - began > TURN_S:
                 await asyncio.sleep(0)
@@ -295,7 +295,7 @@ class Sessions:
     async def serve_worker(
         self, request: session_pb2.AttachRankRequest, reports: AsyncIterator[Reports], worker: WorkerEnd
     ) -> None:
-        """A worker, until it or its engine is gone. Raises what refuses it, and what its reports raise: that ends its
+        """Serves a worker until it or its engine is gone. Raises a refusal, and errors of its reports, which end the
         engine.
         """
         returning = self._returning
@@ -330,7 +330,7 @@ class Sessions:
             await self._end(session, why)
 
     async def _take_reports(self, session: Session, rank: int, batch: Reports) -> None:
-        """As `_take_calls`. Raises InvalidRequest for what a worker of this rank must not say."""
+        """Takes reports as `_take_calls` does calls. Raises InvalidRequest for a report this rank must not make."""
         began = time.monotonic()
         for report in batch:
             if self._session is not session:
@@ -357,8 +357,8 @@ async def _reports(frames: Frames) -> AsyncIterator[Reports]:
 
 
 def _check_attach(request: session_pb2.AttachRequest, config: Config) -> None:
-    """Raises InvalidRequest for numbers that would cost this process its memory, an id that fits no grant, and a kind
-    of memory that is unknown here.
+    """Raises InvalidRequest for numbers that would exhaust this process's memory, an id that fits no grant, and an
+    unknown kind of memory.
     """
     if request.memory not in session_pb2.PoolMemory.values():
         raise invalid("memory", f"is {request.memory}, which this lead does not know")

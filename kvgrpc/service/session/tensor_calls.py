@@ -1,4 +1,4 @@
-"""Calls of a session about tensors: those of TensorService, answered when they have ended, in any order."""
+"""Calls of a session about tensors: the calls of TensorService, answered when they end, in any order."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -17,7 +17,7 @@ _KINDS = frozenset({"put_tensor", "get_tensor", "release_tensors"})
 
 
 def takes_tensors(lead: Lead, call: session_pb2.Call, next_event: Callable[[], session_pb2.Event]) -> bool:
-    """Whether it is such a call, which is begun then. Events of a session that is over go nowhere."""
+    """Returns whether the call is about tensors; it has begun then. Events of a session that is over go nowhere."""
     kind = call.WhichOneof("request")
     if kind not in _KINDS:
         return False

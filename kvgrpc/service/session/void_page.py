@@ -1,7 +1,7 @@
-"""The void page: where an engine takes blocks back that it handed over, faster than any message.
+"""The void page: an engine takes handed-over blocks back in it, faster than any message could.
 
-One byte for each slot, in memory that engine and lead share. The engine sets it before it reuses the blocks of the
-slot's lease; the lead looks at it last before it vouches for them.
+It has one byte for each slot, in memory that engine and lead share. The engine sets the byte before it reuses the
+blocks of the slot's lease. The lead reads it last before it vouches for them.
 """
 
 import fcntl
@@ -24,7 +24,7 @@ class VoidPage:
     def __init__(self) -> None:
         self.fd = os.memfd_create("kvgrpc-void", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.fd, SLOTS)
-        # An engine that shrank it would kill its lead at the next look.
+        # An engine that shrank it would kill its lead at the next read.
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
         self._map = mmap.mmap(self.fd, SLOTS, prot=mmap.PROT_READ)
         self._flags: NDArray[np.uint8] = np.frombuffer(self._map, dtype=np.uint8)
@@ -32,7 +32,7 @@ class VoidPage:
         self._slots: dict[str, int] = {}
 
     def name(self, slot: int, lease_id: str) -> None:
-        """The slot, counted from 1, is that lease's only one. Raises InvalidRequest for one that cannot be."""
+        """Names the only lease of a slot, which counts from 1. Raises InvalidRequest for an impossible pair."""
         if not 0 < slot <= SLOTS:
             raise invalid("void_slot", f"is from 1 to {SLOTS}")
         if not lease_id:
@@ -44,30 +44,30 @@ class VoidPage:
         self._leases[slot], self._slots[lease_id] = lease_id, slot
 
     def ended(self, lease_id: str) -> None:
-        """The lease is over: its slot, if it has one, may be another's."""
+        """Frees the slot of a lease that is over, if it has one."""
         slot = self._slots.pop(lease_id, None)
         if slot is not None:
             del self._leases[slot]
 
     def refused(self, lease_id: str, leases: LeaseTable) -> None:
-        """A hand-over was refused: its slot is free, unless other parts stand on the lease."""
+        """Frees the slot of a refused hand-over, unless other parts stand on the lease."""
         lease = leases.find(lease_id)
         if lease is None or not lease.live:
             self.ended(lease_id)
 
     def voided(self) -> tuple[str, ...]:
-        """The leases whose flag is set, and that have not ended."""
+        """Returns the leases whose flag is set and that have not ended."""
         if not self._slots or not self._flags.any():
             return ()
-        # Of a copy: numpy raises where flags change while it counts them, and the engine may set one at any moment.
+        # Of a copy: numpy raises if flags change while it counts them, and the engine may set one at any moment.
         flags = self._flags.copy()
-        if np.count_nonzero(flags) > len(self._leases):  # an engine may set those of slots that it named for no lease
+        if np.count_nonzero(flags) > len(self._leases):  # an engine may also set flags of slots without a lease
             return tuple(lease_id for slot, lease_id in self._leases.items() if flags[slot - 1])
         found = (self._leases.get(slot, "") for slot in (np.flatnonzero(flags) + 1).tolist())
         return tuple(lease_id for lease_id in found if lease_id)
 
     def close(self) -> None:
-        """Unmaps it. Idempotent."""
+        """Unmaps the page. Idempotent."""
         if self.fd < 0:
             return
         self._slots.clear()

@@ -1,7 +1,7 @@
-"""Workers of a session: the ranks whose memory is private, and who is attached for which rank.
+"""Workers of a session: the ranks whose memory is private, and the worker attached for each rank.
 
-A worker is at the other end of the session socket, or, on another host, of a ConnectRank stream: `WorkerEnd` is what
-both have in common.
+A worker is at the other end of the session socket, or, on another host, of a ConnectRank stream. `WorkerEnd` is their
+common interface.
 """
 
 import asyncio
@@ -26,28 +26,28 @@ _log = logging.getLogger(__name__)
 
 Reports = Sequence[rank_pb2.RankReport]
 UNREAD_BYTES_MAX = 256 * 1024 * 1024
-"""What a connection may leave unread; one that is further behind is declared dead."""
+"""Maximum number of unread bytes of a connection; a process further behind is declared dead."""
 MEMORY_TIMEOUT_S = 5.0
-"""How long a worker has for giving its memory."""
+"""Maximum wait for a worker's memory, in seconds."""
 
 
 class WorkerEnd(Protocol):
-    """The lead's end of a worker's connection. Nothing here waits but `memory`."""
+    """The lead's end of a worker's connection. Only `memory` waits."""
 
     def attached(self, reply: session_pb2.AttachRankResponse, memory: int) -> None:
         """Says that the worker is attached; `memory`: the descriptor of its shared memory, or -1."""
         ...
 
     def command(self, command: rank_pb2.RankCommand) -> None:
-        """Sends a command. Raises OutOfRange (LIMIT_EXCEEDED) for one that no worker would read."""
+        """Sends a command. Raises OutOfRange (LIMIT_EXCEEDED) for one too long for any worker."""
         ...
 
     def close(self, why: str) -> None:
-        """Ends the connection. `why` is told to the worker, unless it is this lead's life that ends."""
+        """Ends the connection. `why` is told to the worker; empty if it is this lead's life that ends."""
         ...
 
     async def memory(self) -> int:
-        """The descriptor of shared memory that a worker has. Raises Unavailable when it gives none."""
+        """Returns the descriptor of the worker's shared memory. Raises Unavailable if it gives none."""
         ...
 
 
@@ -96,7 +96,7 @@ class SocketEnd:
 
 
 def in_workers(memory: "session_pb2.PoolMemory.ValueType") -> bool:
-    """Whether an engine with that memory has it in its workers, which move the bytes."""
+    """Returns whether an engine with that kind of memory has it in its workers, which move the bytes."""
     return memory in (session_pb2.POOL_MEMORY_PRIVATE, session_pb2.POOL_MEMORY_MIRRORED)
 
 
@@ -109,9 +109,8 @@ def check_memory(request: session_pb2.AttachRankRequest, memory: "session_pb2.Po
 
 
 class WorkerRank:
-    """A rank whose mover runs in a worker: commands go out over the worker's connection, or wait for it.
-
-    `report` hears in the worker's place of commands that are longer than a frame: they have failed.
+    """A rank whose mover runs in a worker. Commands go out over the worker's connection, or wait for it. `report`
+    takes, in the worker's place, failures of commands that are longer than a frame.
     """
 
     def __init__(self, rank: int, data_paths: Sequence[str], report: Callable[[events.Event], None]) -> None:
@@ -122,7 +121,7 @@ class WorkerRank:
         self._end: WorkerEnd | None = None
 
     def connected(self, end: WorkerEnd) -> None:
-        """The worker attached."""
+        """Takes the worker's connection and sends the waiting commands."""
         self._end = end
         waiting, self._waiting = self._waiting, []
         for command, refused in waiting:
@@ -169,7 +168,7 @@ class WorkerRank:
         self._send(sends.send_answer_command(action))
 
     def _send(self, command: rank_pb2.RankCommand, refused: Callable[[str], events.Event] | None = None) -> None:
-        """`refused`: what the worker would report of a command that fails; None for those of a few bytes."""
+        """Sends a command. `refused` makes the report of its failure; None for commands of a few bytes."""
         if self._end is None:
             self._waiting.append((command, refused))
             return
@@ -181,8 +180,8 @@ class WorkerRank:
 
 
 class Workers:
-    """The workers of one session. `data_paths` are those that the server allows, best first; `memory` says whose the
-    pool is, and who moves the bytes. `report` hears of commands that cannot be sent.
+    """The workers of one session. `data_paths`: those that the server allows, best first. `memory`: where the pool is,
+    and who moves the bytes. `report` takes failures of commands that cannot be sent.
     """
 
     def __init__(
@@ -197,14 +196,14 @@ class Workers:
         self._ranks: dict[int, WorkerRank] = {}
         self._attached: dict[int, WorkerEnd] = {}
         self.reports_steps = False
-        """Whether a worker reported a step: its scheduler cannot speak for it, whose queue it does not see."""
+        """True once a worker has reported a step: the scheduler does not see its queue, and cannot speak for it."""
 
     def make_rank(self, rank: int) -> Rank:
-        """A rank whose worker is still to come."""
+        """Returns a rank whose worker may still be to come."""
         return self._ranks.setdefault(rank, WorkerRank(rank, self._data_paths, self._report))
 
     def allowed(self, event: events.Event) -> events.Event:
-        """What a worker reports, without the endpoints of data paths that the server does not allow. Raises
+        """Returns a worker's event, without endpoints of data paths that the server does not allow. Raises
         InvalidRequest for an endpoint of another rank.
         """
         if isinstance(event, events.EndpointOffered):
@@ -215,7 +214,7 @@ class Workers:
         return event
 
     def check(self, request: session_pb2.AttachRankRequest) -> None:
-        """Raises unless a worker may attach so: AlreadyExists, or PreconditionFailed for the other kind of memory."""
+        """Raises PreconditionFailed for the wrong kind of memory or an unknown rank, AlreadyExists for a taken one."""
         check_memory(request, self._memory)
         if in_workers(self._memory) and request.rank not in self._ranks:
             raise PreconditionFailed(Reason.POOL_KIND_MISMATCH, f"this engine has no rank {request.rank}")
@@ -223,19 +222,19 @@ class Workers:
             raise AlreadyExists(Reason.ENGINE_ATTACHED, f"rank {request.rank} has a worker already")
 
     def attached(self, rank: int, end: WorkerEnd) -> None:
-        """A worker attached, and was told so."""
+        """Takes a worker that attached and was told so."""
         self._attached[rank] = end
         if rank in self._ranks:
             self._ranks[rank].connected(end)
 
     @property
     def ends(self) -> Iterable[WorkerEnd]:
-        """The connections of those that are attached."""
+        """Connections of the attached workers."""
         return self._attached.values()
 
 
 def write(writer: asyncio.StreamWriter, frame: bytes) -> None:
-    """Sends a frame, unless the connection is closing; ends a connection whose reader is too far behind."""
+    """Sends a frame, unless the connection is closing. Ends a connection whose reader is too far behind."""
     if writer.is_closing() or not frame:
         return
     writer.write(frame)
@@ -245,7 +244,7 @@ def write(writer: asyncio.StreamWriter, frame: bytes) -> None:
 
 
 def write_with_descriptor(writer: asyncio.StreamWriter, frame: bytes, fd: int) -> None:
-    """Sends a frame with a descriptor beside its first bytes; the connection has nothing else under way yet."""
+    """Sends a frame with a descriptor beside its first bytes. Nothing else may be in flight on the connection yet."""
     with socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno())) as sock:
         sent = socket.send_fds(sock, [frame], [fd])
     if sent < len(frame):

@@ -17,7 +17,7 @@ from kvgrpc.wire.values import grant, pool_blocks
 async def put(
     lead: Lead, request: tensor_pb2.PutTensorRequest, trace: str, caller: str
 ) -> tensor_pb2.PutTensorResponse:
-    """PutTensor."""
+    """Serves PutTensor."""
     found = await lead.tensors.put(wire.put(request, lead.config.limits), trace, caller)
     first, *bundled = [wire.row(tensor, lead.runner.now, lead.node.state.transfers) for tensor in found]
     return tensor_pb2.PutTensorResponse(header=lead.header(), tensor=first, bundled_tensors=bundled)
@@ -26,7 +26,7 @@ async def put(
 async def get(
     lead: Lead, request: tensor_pb2.GetTensorRequest, trace: str, caller: str
 ) -> tensor_pb2.GetTensorResponse:
-    """GetTensor."""
+    """Serves GetTensor."""
     got = await lead.tensors.get(wire.get(request), trace, caller)
     header = lead.header()
     first, *bundled = [wire.row(tensor, lead.runner.now, lead.node.state.transfers) for tensor in got.tensors]
@@ -42,7 +42,7 @@ async def get(
 async def release(
     lead: Lead, request: tensor_pb2.ReleaseTensorsRequest, trace: str, caller: str = ANONYMOUS
 ) -> tensor_pb2.ReleaseTensorsResponse:
-    """ReleaseTensors."""
+    """Serves ReleaseTensors."""
     asked = wire.release(request)
     here = lead.tensors.release(asked, caller)
     there = await lead.tensors.give_back(asked, trace) if asked.source is not None else 0
@@ -57,5 +57,5 @@ _OF_SESSION: dict[str, Callable[[Lead, Any, str, str], Awaitable[Message]]] = {
 
 
 def of_session(lead: Lead, kind: str, call: session_pb2.Call) -> Callable[[], Awaitable[Message]]:
-    """What answers a call of a session about tensors; `kind`: the field of its request."""
+    """Returns the function that serves a session's call about tensors. `kind`: the field of its request."""
     return lambda: _OF_SESSION[kind](lead, getattr(call, kind), readable_trace(call.traceparent), ENGINE)

@@ -1,4 +1,4 @@
-"""From store to store: what the lead of one engine says to that of another."""
+"""Store to store: the calls that the lead of one engine makes at another's."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -20,16 +20,16 @@ from kvgrpc.wire.tensors import (
 from kvgrpc.wire.values import claims_of, duration, grant
 
 TOGETHER_S = 5.0
-"""How long a source may take to say what it keeps of several tensors."""
+"""Timeout of a source's answer about several tensors, in seconds."""
 GIVE_BACK_S = 5.0
-"""How long a source may take to hear that its tensors are wanted no more."""
+"""Timeout of a source's answer that its tensors are released, in seconds."""
 
 
 async def deliver(
     remote: RemoteStores, put: Put, token: bytes, consumer: LeadAddress, left: Callable[[], float], trace: str
 ) -> KVGrpcError | None:
-    """Puts a tensor at one consumer, again and again while that has no room or cannot be reached, or a bundle, once;
-    why it is not there, if it is not. Never longer than what is `left`, in seconds.
+    """Puts a tensor at one consumer, again and again while the consumer has no room or cannot be reached; a bundle only
+    once. Returns the error if it is not there, else None. Takes at most `left` seconds.
     """
     refused: KVGrpcError | None = None
     while (left_s := left()) > 0:
@@ -60,7 +60,7 @@ async def deliver(
 
 
 async def fetch(remote: RemoteStores, get: Get, timeout_s: float, trace: str) -> Put:
-    """A tensor that is kept elsewhere, as what is to be received. Raises what the source refuses it with,
+    """Returns a tensor that is kept elsewhere, as a put to receive here. Raises the source's refusal,
     PreconditionFailed (PEER_FAILED) for an answer that is none, and DeadlineExceeded (DEADLINE).
     """
     assert get.source is not None, "it is fetched from somewhere"
@@ -81,8 +81,8 @@ async def fetch(remote: RemoteStores, get: Get, timeout_s: float, trace: str) ->
 
 
 async def fetch_together(remote: RemoteStores, gets: Sequence[Get], most_pages: int, trace: str) -> Put:
-    """Those of several tensors of a request that their source keeps and gives together, as what is to be received.
-    Raises as `fetch`.
+    """Returns several tensors of a request that their source keeps and gives together, as a put to receive here. They
+    may be fewer than asked. Raises the same errors as `fetch`.
     """
     first, source = gets[0], gets[0].source
     assert source is not None, "they are fetched from somewhere"
@@ -111,7 +111,7 @@ async def fetch_together(remote: RemoteStores, gets: Sequence[Get], most_pages: 
 
 
 async def give_back(remote: RemoteStores, release: Release, trace: str) -> int | KVGrpcError:
-    """Tells the source that its tensors are wanted no more: how many it kept, or why it was not told."""
+    """Tells the source that its tensors are wanted no more. Returns how many it kept, or why it was not told."""
     assert release.source is not None, "somebody keeps them"
     names = [name_to_proto(name) for name in release.names]
     request = tensor_pb2.ReleaseTensorsRequest(transfer_key=release.key, names=names)

@@ -1,7 +1,7 @@
-"""Tensors that calls here wait for and that are kept elsewhere: their sources are asked for them.
+"""Fetches of tensors that calls here wait for and that are kept elsewhere: their sources are asked for them.
 
-What is wanted of a source while other tensors are on their way from it waits a moment, and is asked for together with
-what else waits. What does not come so is asked for by itself.
+While tensors of a source are on their way, others wanted of it wait a moment and are asked for together. A tensor that
+does not come this way is asked for by itself.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from kvgrpc.service.tensors.remote import RemoteStores
 
 @dataclass(frozen=True)
 class _Route:
-    """What calls have in common whose tensors may be asked for together."""
+    """The values that calls must share for their tensors to be asked for together."""
 
     key: bytes
     source: LeadAddress
@@ -31,22 +31,22 @@ class _Route:
 
 @dataclass(eq=False)
 class _Call:
-    """A call that waits, and names a source."""
+    """A waiting call that names a source."""
 
     number: int
     get: Get
     until: float
     route: _Route
     asking: bool = False
-    """The source is being asked, or will be in a moment."""
+    """True while the source is being asked, or will be in a moment."""
     group: "set[_Call] | None" = None
-    """Those that were asked for with it and still wait. It is asked for by itself from then on."""
+    """Calls asked for together with this one that still wait. From then on each is asked for by itself."""
     task: "asyncio.Task[None] | None" = None
 
 
 @dataclass
 class Fetching:
-    """That of one life. `bring` begins to bring what a source gives, and raises what refuses it."""
+    """The fetches of one life. `bring` begins to bring what a source gives, and raises a refusal."""
 
     life: Life
     remote: RemoteStores
@@ -59,13 +59,13 @@ class Fetching:
         self._most_pages = min(pages_for(BYTES_MAX, self.life.table.page_bytes), self.life.table.store_pages // SHARE)
 
     def add(self, number: int, get: Get, until: float, trace: str) -> None:
-        """A call that waits until then: its source is asked, unless the tensor is on its way already."""
+        """Adds a call that waits until `until`. Its source is asked, unless the tensor is on its way already."""
         assert get.source is not None, "it is fetched from somewhere"
         self._calls[number] = _Call(number, get, until, _Route(get.id.key, get.source, get.request_id, trace))
         self.begin(number)
 
     def begin(self, number: int) -> None:
-        """Asks the source of this call, unless that is being asked, or the tensor is here or on its way."""
+        """Asks the source of this call, unless it is being asked, or the tensor is here or on its way."""
         call = self._calls.get(number)
         if call is None or call.asking or call.get.id in self.life.table.tensors:
             return
@@ -77,7 +77,7 @@ class Fetching:
             self._look(call.route)
 
     def end(self, number: int) -> None:
-        """The call waits no more."""
+        """Removes a call that waits no more."""
         call = self._calls.pop(number, None)
         if call is None:
             return
@@ -92,17 +92,17 @@ class Fetching:
                     self._look(call.route)
 
     def stop(self) -> None:
-        """The life is over."""
+        """Ends the fetches: the life is over."""
         self._alarm.clear()
 
     def _due(self) -> None:
         if not self.life.over:
             for route in self._gathering.due(self.life.now):
                 self._look(route)
-            self._alarm.set(self._gathering.next_deadline())  # it may have rung early
+            self._alarm.set(self._gathering.next_deadline())  # the alarm may have rung early
 
     def _look(self, route: _Route) -> None:
-        """Asks for those whose turn it is."""
+        """Asks the route's source for the tensors whose turn it is."""
         while calls := self._gathering.take(route, 0, self.life.now):
             group = set(calls)
             for call in calls:
@@ -117,7 +117,7 @@ class Fetching:
         call.task = self.life.spawn(self._ask_alone(call))
 
     async def _ask_alone(self, call: _Call) -> None:
-        """For as long as the call waits."""
+        """Asks the source for the call's tensor, for as long as the call waits."""
         try:
             self.bring(
                 await fetch(self.remote, call.get, call.until - self.life.now, call.route.trace), call.route.trace
@@ -128,9 +128,9 @@ class Fetching:
         self.life.perform()
 
     async def _ask_together(self, calls: Sequence[_Call]) -> None:
-        """For what is there by now of several tensors."""
+        """Asks the source for those of several tensors that it has by now."""
         trace, gets = calls[0].route.trace, [call.get for call in calls]
-        with suppress(KVGrpcError):  # whichever it is of, that one hears it when it is asked for by itself
+        with suppress(KVGrpcError):  # each call hears its error when its tensor is asked for by itself
             self.bring(await fetch_together(self.remote, gets, self._most_pages, trace), trace)
         for call in calls:
             call.asking = False

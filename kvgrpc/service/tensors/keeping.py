@@ -1,7 +1,7 @@
 """Tensors of this engine that are kept until their consumers fetch them.
 
-Each is under a lease of its own. Those of one consumer that wants several are lent to it together, as a bundle: by one
-more hand-over of their pages, which stands for their leases.
+Each is under a lease of its own. Several that one consumer wants are lent to it as a bundle: one more hand-over of
+their pages, which stands for their leases.
 """
 
 from collections.abc import Sequence
@@ -15,19 +15,19 @@ from kvgrpc.service.tensors.life import Life
 
 
 class Keeping:
-    """What is kept in one life."""
+    """The kept tensors of one life."""
 
     def __init__(self, life: Life) -> None:
         self._life = life
         self._kept: dict[str, Offer] = {}
-        """By transfer."""
+        """Offers by transfer."""
         self._lent: dict[str, Sequence[Offer]] = {}
-        """Those that go together, by the transfer of all of them."""
+        """Offers that are lent together, by the transfer of all of them."""
         self._ended: list[Offer] = []
-        """What is over, of which more is to be done when the node is not busy."""
+        """Offers that are over; the rest of their end waits until the node is not busy."""
 
     def keep(self, offer: Offer, put: Put, trace: str) -> None:
-        """Hands it over to whoever fetches it. Raises what refuses that."""
+        """Hands the tensor over to whoever fetches it. Raises the refusal."""
         life = self._life
         ttl_s = put.ttl_s or life.lead.config.limits.lease_ttl_s
         try:
@@ -39,13 +39,13 @@ class Keeping:
         if not offer.may_go_together:
             life.transfers.free(offer.allocation_id)
         self._kept[transfer_id] = offer
-        if (now := life.transfers.find(transfer_id)) is not None and now.over:  # its lease is, which was not heard
+        if (now := life.transfers.find(transfer_id)) is not None and now.over:  # the lease ended in the call, unheard
             self.over(transfer_id, succeeded=False)
             self.look()
 
     def lend(self, get: Get, trace: str) -> tuple[Sequence[Offer], bytes]:
-        """Those of the tensors that are kept here and go together, and their grant. Raises DeadlineExceeded (DEADLINE)
-        where there are none, and what refuses their hand-over.
+        """Returns those of the tensors that are kept here and may go together, and their grant. Raises DeadlineExceeded
+        (DEADLINE) if there is none, and the refusal of their hand-over.
         """
         life = self._life
         offers = life.table.kept.together(get.wanted, get.most_pages)
@@ -62,12 +62,12 @@ class Keeping:
         for offer in offers:
             offer.lent = transfer_id
         self._lent[transfer_id] = offers
-        if (now := life.transfers.find(transfer_id)) is not None and now.over:  # its lease is, which was not heard
+        if (now := life.transfers.find(transfer_id)) is not None and now.over:  # a lease ended in the call, unheard
             self.over(transfer_id, succeeded=False)
         return offers, token
 
     def over(self, transfer_id: str, *, succeeded: bool) -> None:
-        """That transfer is over. The node is busy."""
+        """Takes the end of a transfer. The node is busy."""
         for lent in self._lent.pop(transfer_id, ()):
             lent.lent = ""
         offer = self._kept.pop(transfer_id, None)
@@ -80,12 +80,12 @@ class Keeping:
         self._ended.append(offer)
 
     def look(self) -> None:
-        """The node is not busy."""
+        """Finishes what `over` left. The node is not busy."""
         while self._ended:
             self._let_go(self._ended.pop())
 
     def withdraw(self, offer: Offer) -> None:
-        """It is kept no more. What goes with it may be fetched by itself."""
+        """Takes a kept tensor back. Tensors lent with it may be fetched by themselves."""
         if self._kept.pop(offer.transfer_id, None) is not None:
             self._life.transfers.end(offer.transfer_id, "the tensor was taken back", CancelScope.BOTH)
             self._let_go(offer)

@@ -1,4 +1,4 @@
-"""What the parts of a staging store share in one life of its engine."""
+"""The common base of a staging store's parts, in one life of the engine."""
 
 import asyncio
 import logging
@@ -15,8 +15,8 @@ Work = Coroutine[Any, Any, Any]
 
 
 class Life:
-    """The table, what is asked of the node, and the tasks, which end with the life. `perform` does what the table wants
-    done; whoever changes the table calls it.
+    """The table, the calls to the node, and the tasks, which end with the life. `perform` does what the table wants
+    done: call it after every change of the table.
     """
 
     def __init__(self, lead: Lead, table: TensorTable, perform: Callable[[], None]) -> None:
@@ -40,7 +40,7 @@ class Life:
         return task
 
     def end(self) -> "set[asyncio.Task[Any]]":
-        """Its tasks are cancelled; those that were under way."""
+        """Cancels the life's tasks and returns them."""
         self.over = True
         for task in self._tasks:
             task.cancel()
@@ -53,7 +53,7 @@ class Life:
 
 
 def gone(lead: Lead) -> KVGrpcError:
-    """What the calls of a life that is over end with."""
+    """Returns the error for calls of a life that is over."""
     if lead.node.state.stopping:
         return Unavailable(Reason.ENGINE_LOST, "the server is stopping")
     return Aborted(Reason.INCARNATION_CHANGED, "the life of the engine whose tensors these were is over")

@@ -1,4 +1,4 @@
-"""Pages of the store: for whose turn it is, and how spilling makes room for it."""
+"""Pages of the store: given out in turn, with room made by spilling."""
 
 import asyncio
 import logging
@@ -17,12 +17,12 @@ from kvgrpc.service.tensors.spill import SpillMemory
 
 _log = logging.getLogger(__name__)
 HELD_S = 0.5
-"""How long a put waits here for pages before it is told to come again: long enough that a store whose tensors are used
-as they come is never short of puts that wait.
+"""Maximum time a put waits here for pages before it is told to come again, in seconds. It is long enough that a store
+whose tensors are used as they come always has waiting puts.
 """
 BUNDLE_HELD_S = 0.1
-"""How long a bundle does. Each of its tensors is put or fetched by itself then: there may be room for one that the
-engine waits for where there is none for all.
+"""Maximum time a bundle waits for pages, in seconds. Then each of its tensors is put or fetched by itself: there may be
+room for one that the engine waits for, though not for all.
 """
 Pages = tuple[str, Ids]
 """An allocation and its pages."""
@@ -38,31 +38,30 @@ class _Wanted:
 
     @property
     def gone(self) -> bool:
-        """All were dropped."""
+        """True when all tensors were dropped."""
         return all(tensor.gone for tensor in self.tensors)
 
 
 class StorePages:
-    """Who gets pages, by its place in the line."""
+    """Gives pages to tensors, by their places in the line."""
 
     def __init__(self, life: Life, spill: SpillMemory) -> None:
         self._life = life
         self._spill = spill
         self._may_spill = True
-        """No copy out of the store has failed."""
+        """False once a copy out of the store has failed."""
         self.line = Line(life.table.store_pages)
         self._wanted: dict[TensorId, _Wanted] = {}
-        """Of the tensors that wait here."""
+        """Requests by waiting tensor."""
         self._spilling = 0
-        """Pages that are being copied out."""
+        """Number of pages that are being copied out."""
         self._looking = False
         self._alarm = Alarm(self._look_again)
 
     async def take(self, tensors: Sequence[Tensor], trace: str, put_until: float | None = None) -> list[Pages]:
-        """The pages of each, of all at once, for which others may be spilled. A put, which is to be over by
-        `put_until`, waits a moment for them, and never so long that it cannot be told why, and a bundle does; else they
-        are waited for as long as a call waits for the tensor. Raises Exhausted (POOL_EXHAUSTED), and what refuses new
-        work.
+        """Returns the pages of each tensor, once all can have theirs; others may be spilled for them. A put, which must
+        end by `put_until`, waits only a moment, so that it can still be told why, and so does a bundle. Others wait as
+        long as a call waits for the tensor. Raises Exhausted (POOL_EXHAUSTED), and refusals of new work.
         """
         ids, count = [tensor.id for tensor in tensors], sum(tensor.pages for tensor in tensors)
         was_put = put_until is not None
@@ -99,7 +98,7 @@ class StorePages:
         )
 
     def hurry(self, tensor: Tensor) -> None:
-        """The engine waits for it."""
+        """Moves a tensor that the engine waits for to the front."""
         wanted = self._wanted.get(tensor.id)
         self.line.hurry(tensor.id if wanted is None else wanted.place.id)
         if wanted is not None:
@@ -107,16 +106,16 @@ class StorePages:
         self.look()
 
     def _awaited(self, tensors: Sequence[Tensor]) -> int:
-        """Of how many of them the engine waits for."""
+        """Returns the number of tensors that the engine waits for."""
         waits = self._life.table.waits
         return sum(bool(waits.of(tensor.id, (Purpose.GIVEN,))) for tensor in tensors)
 
     def _see_awaited(self, wanted: _Wanted) -> None:
-        """It may take what is for tensors which the engine waits for when it waits for all that come."""
+        """Bars a put from the reserved pages while the engine waits for only some of its tensors."""
         wanted.place.whole = self._awaited(wanted.tensors) in {0, len(wanted.tensors)} or not wanted.was_put
 
     def forget(self, tensor: Tensor) -> None:
-        """It was dropped, and wants no pages."""
+        """Ends the request of a dropped tensor, if all its tensors are gone."""
         wanted = self._wanted.get(tensor.id)
         if wanted is not None and wanted.gone and not wanted.future.done():
             self.line.leave(wanted.place)
@@ -124,7 +123,7 @@ class StorePages:
             self._look_at(self._life.now)
 
     def look(self) -> None:
-        """Gives out what is free by now, and spills where that makes room."""
+        """Gives out pages that are free by now, and spills if that makes room."""
         if self._looking:
             return
         self._looking = True
@@ -135,7 +134,7 @@ class StorePages:
             self._looking = False
 
     def _serve(self) -> bool:
-        """Whether whose turn it was is served, so that it is the turn of the next one."""
+        """Serves the head of the line. Returns whether it is served, and the next one has its turn."""
         life = self._life
         place = self.line.head(life.now)
         if place is None:
@@ -172,7 +171,7 @@ class StorePages:
         wanted.future.set_exception(error)
 
     async def bring_back(self, tensor: Tensor) -> None:
-        """A tensor outside of the store is wanted in it."""
+        """Brings a tensor from outside back into the store."""
         life, table = self._life, self._life.table
         try:
             ((allocation_id, pages),) = await self.take((tensor,), "")
@@ -198,7 +197,7 @@ class StorePages:
             self.look()
 
     def _make_room(self, pages: int) -> None:
-        """Begins to copy out what nobody has asked for, if that makes room for so many more."""
+        """Begins to copy unwanted tensors out, if that makes room for `pages` more pages."""
         if pages > 0 and self._may_spill and self._spill.usable:
             life = self._life
             for tensor in life.table.spill(pages, life.now):
@@ -214,10 +213,10 @@ class StorePages:
         self.look()
 
     async def _copy(self, tensor: Tensor, pages: Sequence[int], *, out: bool) -> KVGrpcError | None:
-        """Between its pages in the store and those outside; why it is not copied, if it is not."""
+        """Copies a tensor between the store and its pages outside. Returns the error, or None."""
         try:
             await asyncio.to_thread(self._spill.copier(pages, tensor.slots, out=out))
-        except Exception as error:  # noqa: BLE001 - the tensor must not be copied for ever
+        except Exception as error:  # noqa: BLE001 - an uncaught error would leave the tensor in copying for ever
             _log.exception("tensor %s part %d could not be copied", tensor.id.name, tensor.id.part)
             return InternalError(Reason.INTERNAL, f"a defect of kvgrpc: {error!r}")
         return None

@@ -12,9 +12,9 @@ from kvgrpc.service.peers.errors import bounded, failure_of
 from kvgrpc.v1 import tensor_pb2, tensor_pb2_grpc
 
 CHANNELS_MAX = 256
-"""That are kept open while no call uses them."""
+"""Maximum number of channels kept open while no call uses them."""
 GRACE_S = 2.0
-"""What the other lead needs to say that a time is over, beyond that time."""
+"""Time the other lead gets to report a timeout, beyond the timeout itself, in seconds."""
 
 
 class RemoteStores:
@@ -24,31 +24,31 @@ class RemoteStores:
         self._options = options
         self._channels: dict[str, tuple[grpc.aio.Channel, tensor_pb2_grpc.TensorServiceAsyncStub]] = {}
         self._calls: dict[str, int] = {}
-        """Under way, by address."""
+        """Number of calls in flight, by address."""
 
     async def put(
         self, at: LeadAddress, request: tensor_pb2.PutTensorRequest, timeout_s: float, trace: str
     ) -> tensor_pb2.PutTensorResponse:
-        """PutTensor at a consumer. Raises what it is refused with, or Unavailable (PEER_UNREACHABLE)."""
+        """Calls PutTensor at a consumer. Raises its refusal, or Unavailable (PEER_UNREACHABLE)."""
         reply: tensor_pb2.PutTensorResponse = await self._call(at, "PutTensor", request, timeout_s, trace)
         return reply
 
     async def get(
         self, at: LeadAddress, request: tensor_pb2.GetTensorRequest, timeout_s: float, trace: str
     ) -> tensor_pb2.GetTensorResponse:
-        """GetTensor at a source. Raises as `put`."""
+        """Calls GetTensor at a source. Raises the same errors as `put`."""
         reply: tensor_pb2.GetTensorResponse = await self._call(at, "GetTensor", request, timeout_s, trace)
         return reply
 
     async def release(
         self, at: LeadAddress, request: tensor_pb2.ReleaseTensorsRequest, timeout_s: float, trace: str
     ) -> tensor_pb2.ReleaseTensorsResponse:
-        """ReleaseTensors at a source. Raises as `put`."""
+        """Calls ReleaseTensors at a source. Raises the same errors as `put`."""
         reply: tensor_pb2.ReleaseTensorsResponse = await self._call(at, "ReleaseTensors", request, timeout_s, trace)
         return reply
 
     async def stop(self) -> None:
-        """Ends all channels, and what is under way."""
+        """Ends all channels and the calls in flight."""
         channels, self._channels = self._channels, {}
         for channel, _ in channels.values():
             await channel.close()
@@ -62,7 +62,7 @@ class RemoteStores:
             call: Callable[..., Awaitable[Any]] = getattr(self._stub(address), method)
             reply = await call(request, timeout=timeout_s + GRACE_S, metadata=telemetry.metadata(traceparent))
             return _checked(bounded(reply, address), at)
-        except Exception as failed:  # noqa: BLE001 - whatever it is, the caller hears a typed error
+        except Exception as failed:  # noqa: BLE001 - the caller hears a typed error in any case
             error = failure_of(failed, method)
         finally:
             self._done(address)
@@ -81,11 +81,11 @@ class RemoteStores:
         if not self._calls[address]:
             del self._calls[address]
             if len(self._channels) > CHANNELS_MAX:
-                self._channels.pop(address, None)  # closes with its last reference
+                self._channels.pop(address, None)  # it closes with its last reference
 
 
 def _checked(reply: Any, at: LeadAddress) -> Any:
-    """Raises PreconditionFailed (WRONG_ENGINE)."""
+    """Returns a reply. Raises PreconditionFailed (WRONG_ENGINE) for a reply of another engine."""
     if at.engine_id and reply.header.engine_id != at.engine_id:
         raise PreconditionFailed(
             Reason.WRONG_ENGINE, f"engine {reply.header.engine_id} answers at {at.address}, not {at.engine_id}"

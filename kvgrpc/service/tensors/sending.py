@@ -1,8 +1,8 @@
-"""Tensors of this engine that are put: handed over and sent to their consumers, or kept until these fetch them.
+"""Tensors that this engine puts: they are sent to their consumers, or kept until the consumers fetch them.
 
-What is put to the same consumers while others are on their way there waits a moment, and goes together with what else
-waits: as a bundle, one hand-over that a consumer reads at once. A bundle that a consumer does not take, for whatever
-reason, is tried no second time: each of its tensors is sent by itself then.
+While tensors are on their way to some consumers, later puts to the same ones wait a moment, and go together as a
+bundle: one hand-over that a consumer reads at once. A bundle that a consumer does not take, for whatever reason, is not
+retried: each of its tensors is then sent by itself.
 """
 
 import asyncio
@@ -33,16 +33,16 @@ from kvgrpc.service.tensors.remote import RemoteStores
 
 _log = logging.getLogger(__name__)
 LIMITS_MAX = 1_024
-"""Consumers that said how much a bundle may take there, of which that is remembered."""
+"""Maximum number of consumers whose stated limit of a bundle is remembered."""
 LIMIT_DIGITS_MAX = 9
-"""Of what a consumer says of its limit; what is longer says nothing."""
+"""Maximum number of digits of a limit that a consumer states; a longer one counts as 0, so nothing is bundled there."""
 _ENDED_HERE = frozenset({Reason.CANCELLED, Reason.LEASE_RELEASED, Reason.LEASE_VOIDED})
-"""What a consumer says of a hand-over that its source ended."""
+"""Reasons that a consumer gives for a hand-over that its source ended."""
 
 
 @dataclass(frozen=True)
 class _Route:
-    """What puts have in common that may go together."""
+    """The values that puts must share to go together."""
 
     key: bytes
     consumers: tuple[LeadAddress, ...]
@@ -53,23 +53,23 @@ class _Route:
 
 @dataclass(eq=False)
 class _Way:
-    """One put to consumers, until they have the tensor."""
+    """One put on its way to its consumers."""
 
     offer: Offer
     put: Put
     until: float
     route: _Route
     accepted: bool = False
-    """Its call was not refused at once: what it put is this lead's."""
+    """True when its call was not refused at once: from then on the allocation is this lead's."""
     bundle: str = ""
-    """The transfer of the bundle that it was of, while that may still be read."""
+    """The transfer of its bundle, while a consumer may still read it."""
     ended: bool = False
-    """Its hand-over ended before its consumers had it, not by a `withdraw`: it is not sent again."""
+    """True when its hand-over ended before all consumers had the tensor, not by a `withdraw`: it is not sent again."""
     done: "asyncio.Future[None]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
 class Sending:
-    """What is put in one life."""
+    """The puts of one life."""
 
     def __init__(self, life: Life, remote: RemoteStores, keeping: Keeping) -> None:
         self._life = life
@@ -77,16 +77,16 @@ class Sending:
         self._keeping = keeping
         self._ways: dict[Offer, _Way] = {}
         self._sent: dict[str, list[_Way]] = {}
-        """Those that are handed over, by transfer."""
+        """Ways that are handed over, by transfer."""
         self._gathering: Gathering[_Route, _Way] = Gathering()
         self._most_pages = pages_for(BYTES_MAX, life.table.page_bytes)
         self._limits: dict[tuple[LeadAddress, ...], int] = {}
-        """Pages that a bundle may take, of consumers that refused a larger one."""
+        """Pages that a bundle may take, by consumers that refused a larger one."""
         self._alarm = Alarm(self._due)
 
     async def put(self, put: Put, until: float, trace: str, caller: str) -> Offer:
-        """PutTensor at the source, for the first time or again. Raises what it, or the first consumer, refuses it with,
-        and DeadlineExceeded (DEADLINE) where it is put again and the first put takes longer.
+        """Serves PutTensor at the source, for the first time or again. Raises the refusal of this lead or of the first
+        consumer, and DeadlineExceeded (DEADLINE) if it is put again and the first put takes longer.
         """
         offer, again = self._offer(put, until, trace, caller)
         way = self._ways.get(offer)
@@ -102,13 +102,13 @@ class Sending:
         return offer
 
     def over(self, transfer_id: str, *, succeeded: bool) -> None:
-        """That transfer is over. The node is busy."""
+        """Takes the end of a transfer. The node is busy."""
         for way in self._sent.pop(transfer_id, ()):
             way.ended = not succeeded
             self._life.table.offer_sent(way.offer, self._life.now)
 
     def withdraw(self, offer: Offer) -> None:
-        """It is put no more. What was to go with it goes by itself."""
+        """Takes a put back. Others of its bundle go by themselves."""
         self._sent.pop(offer.transfer_id, None)
         way = self._ways.get(offer)
         if way is not None:
@@ -120,7 +120,7 @@ class Sending:
         self._life.transfers.end(offer.transfer_id, "the tensor was taken back", CancelScope.BOTH)
 
     def end(self) -> None:
-        """The life is over."""
+        """Ends the puts: the life is over."""
         self._alarm.clear()
         for way in self._ways.values():
             way.done.cancel()
@@ -128,7 +128,7 @@ class Sending:
     # -- puts
 
     def _offer(self, put: Put, until: float, trace: str, caller: str) -> tuple[Offer, bool]:
-        """What is kept; where that is new it is handed over, or begins its way. Whether it was put before. The
+        """Returns the offer, and whether it was put before. A new offer is handed over, or begins its way. The
         allocation of a put that is refused here stays its caller's.
         """
         life, table, lead = self._life, self._life.table, self._life.lead
@@ -161,7 +161,7 @@ class Sending:
     # -- ways to consumers
 
     def _begin(self, offer: Offer, put: Put, until: float, trace: str) -> None:
-        """It goes at once, or waits for its turn. Raises what refuses it at once."""
+        """Sends a new offer at once, or lets it wait for its turn. Raises a refusal at once."""
         way = _Way(offer, put, until, _Route(put.id.key, put.consumers, put.ttl_s, put.request_id, trace))
         self._ways[offer] = way
         self._gathering.add(way.route, way, offer.pages, self._life.now)
@@ -171,15 +171,15 @@ class Sending:
         way.accepted = True
 
     def _due(self) -> None:
-        """Some have waited long enough."""
+        """Sends what has waited long enough."""
         if not self._life.over:
             for route in self._gathering.due(self._life.now):
                 self._look(route)
-            self._alarm.set(self._gathering.next_deadline())  # it may have rung early
+            self._alarm.set(self._gathering.next_deadline())  # the alarm may have rung early
             self._life.perform()
 
     def _look(self, route: _Route) -> None:
-        """Sends those whose turn it is."""
+        """Sends the puts of a route whose turn it is."""
         most_pages = min(self._limits.get(route.consumers, self._most_pages), self._most_pages)
         while ways := self._gathering.take(route, most_pages, self._life.now):
             sent = self._hand_over(ways)
@@ -190,7 +190,7 @@ class Sending:
         self._alarm.set(self._gathering.next_deadline())
 
     async def _send_next(self, ways: list[_Way], sent: "_Sent | None") -> None:
-        """Sends what was taken from a route, and what waits there after it."""
+        """Sends what was taken from a route, then what waits there."""
         route = ways[0].route
         try:
             await self._send(ways, sent)
@@ -205,8 +205,8 @@ class Sending:
         self._life.perform()
 
     async def _send(self, ways: list[_Way], sent: "_Sent | None") -> None:
-        """To all consumers. The hand-over ends then, and also where a consumer had the tensor already and never came
-        for it.
+        """Sends puts to all consumers. The hand-over ends then, even if a consumer had the tensor already and never
+        came for it.
         """
         errors = [] if sent is None else await self._deliver(ways, sent)
         # A consumer that was not heard may be reading; one that refused a bundle is not.
@@ -232,8 +232,8 @@ class Sending:
         self._life.transfers.end(sent.transfer_id, "it was not read by all of its consumers", CancelScope.BOTH)
 
     async def _send_alone(self, way: _Way) -> None:
-        """One of a bundle that a consumer did not take. Where it joined what was left of that, which its source has
-        ended, it is sent once more.
+        """Sends one put of a bundle that a consumer did not take. The consumer may have joined it to the old hand-over,
+        which the source ended: then it is sent once more.
         """
         sent = self._hand_over([way])
         self._life.perform()
@@ -249,7 +249,7 @@ class Sending:
         self._end(sent)
 
     async def _deliver(self, ways: list[_Way], sent: "_Sent") -> list[KVGrpcError]:
-        """Why consumers are without it, of those that are."""
+        """Delivers to all consumers. Returns the errors of those without it."""
         life, put, until = self._life, _together(ways), min(way.until for way in ways)
 
         def left() -> float:
@@ -261,8 +261,8 @@ class Sending:
         return [error for error in await asyncio.gather(*sends) if error is not None]
 
     def _hand_over(self, ways: list[_Way]) -> "_Sent | None":
-        """The pages of all of them, for at least as long as their puts may take; None where that is refused, which one
-        by itself is over with, and may be put again.
+        """Hands the pages of all puts over, for at least as long as the puts may take. Returns None if that is refused;
+        a single put is over then, and may be put again.
         """
         life, limits, put = self._life, self._life.lead.config.limits, _together(ways)
         until = max(way.until for way in ways)
@@ -284,7 +284,7 @@ class Sending:
         return _Sent(token, transfer_id)
 
     def _learn(self, route: _Route, errors: list[KVGrpcError]) -> None:
-        """How much a bundle may take there."""
+        """Remembers the smallest limit of a bundle that these consumers stated."""
         most = [error.metadata.get("limit", "") for error in errors if isinstance(error, OutOfRange)]
         if most:
             known = [int(text) if text.isdecimal() and len(text) <= LIMIT_DIGITS_MAX else 0 for text in most]
@@ -293,15 +293,15 @@ class Sending:
                 del self._limits[next(iter(self._limits))]
 
     def _refuse(self, way: _Way, error: KVGrpcError) -> None:
-        """It is not at its consumers, for this reason, unless that is known."""
+        """Records why a tensor is not at its consumers, unless a reason is known."""
         id_ = way.offer.id
         if way.offer.refused is None:
             way.offer.refused = error.untraced()
             _log.info("tensor %s part %d was not put: %s", id_.name, id_.part, error)
 
     def _over(self, way: _Way) -> None:
-        """Its consumers have it, or one of them is without it; that is remembered, of what was handed over and not
-        taken back. Idempotent.
+        """Ends a way: all consumers have the tensor, or one is without it. The table remembers the end of an offer that
+        was handed over and not taken back. Idempotent.
         """
         if self._ways.pop(way.offer, None) is None:
             return
@@ -323,5 +323,5 @@ class _Sent:
 
 
 def _together(ways: list[_Way]) -> Put:
-    """The put of all of them."""
+    """Returns one put of all tensors of these ways."""
     return replace(ways[0].put, bundled=tuple(tensor for way in ways[1:] for tensor in way.put.tensors))

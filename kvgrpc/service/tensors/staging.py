@@ -1,8 +1,7 @@
-"""The staging store of a lead: what its table decides, done with the node's transfers.
+"""The staging store of a lead: its table decides, the node's transfers do the work.
 
-How these fare is heard from the runner. A life of the engine that has no store has no tensors; a new life knows none of
-the one before. The node is asked for something only when it is not busy: in a call, in a task, or when it has handled
-its events.
+The runner tells how transfers change. A life of the engine without a store has no tensors, and a new life knows none of
+the old. The node is asked only when it is not busy: in a call, in a task, or when it has handled its events.
 """
 
 import asyncio
@@ -38,7 +37,7 @@ from kvgrpc.service.tensors.transfers import error_of
 from kvgrpc.service.tensors.waiting import Result, Waiting
 
 TELLING_MAX = 1_024
-"""Calls that tell a source that its tensors are wanted no more."""
+"""Maximum number of calls in flight that tell a source that its tensors are wanted no more."""
 
 
 @dataclass(eq=False)
@@ -59,23 +58,23 @@ class _Store:
 
 @dataclass(frozen=True)
 class Got:
-    """What a GetTensor gave."""
+    """The result of a GetTensor."""
 
     tensors: Sequence[Result]
-    """One; of a source that was asked for several as many as go together."""
+    """One tensor; as many as go together if a source was asked for several."""
     pages: Pages | None = None
-    """Its allocation and pages; of what is kept for others None."""
+    """The tensor's allocation and pages; None for tensors kept for others."""
     token: bytes = b""
-    """The grant of what is kept for others."""
+    """The grant for tensors kept for others."""
 
 
 class Staging:
-    """Tensors of this server's engine. Its calls raise what they are refused with."""
+    """The tensors of this server's engine. Calls raise their refusals."""
 
     def __init__(self, lead: Lead, remote: RemoteStores, memory: Callable[[], Memory | None]) -> None:
         self._lead, self._remote, self._memory = lead, remote, memory
         self._arriving: dict[str, tuple[Sequence[Tensor], bool]] = {}
-        """By transfer; and whether they were fetched."""
+        """Tensors by transfer, and whether they were fetched."""
         self._alarm = Alarm(self._due)
         self._seen_cancels: tuple[int, bytes] = (0, b"")
         self._looking = False
@@ -91,12 +90,12 @@ class Staging:
 
     @property
     def store(self) -> _Store:
-        """Raises PreconditionFailed (POOL_KIND_MISMATCH) where the pool is no staging store, Unavailable (NO_POOL, or
-        ENGINE_LOST when the server stops).
+        """The store of this life. Raises PreconditionFailed (POOL_KIND_MISMATCH) if the pool is no staging store,
+        Unavailable (NO_POOL, or ENGINE_LOST when the server stops).
         """
         if self._store is None and self._lead.node.state.stopping:
             raise gone(self._lead)
-        self._lead.node.state.pool  # noqa: B018 - raises where there is none
+        self._lead.node.state.pool  # noqa: B018 - raises if there is no pool
         if self._store is None:
             raise PreconditionFailed(
                 Reason.POOL_KIND_MISMATCH,
@@ -106,7 +105,7 @@ class Staging:
         return self._store
 
     async def put(self, put: Put, trace: str, caller: str = ANONYMOUS) -> Sequence[Result]:
-        """PutTensor of that principal: the tensors as they are here."""
+        """Serves PutTensor of that principal. Returns the tensors as they are here."""
         store, limits = self.store, self._lead.config.limits
         self._lead.node.state.check_key(put.id.key)
         until = self._lead.runner.now + granted_timeout(put.timeout_s, limits.registration_timeout_s, limits)
@@ -115,7 +114,7 @@ class Staging:
         return [await store.sending.put(put, until, trace, caller)]
 
     async def get(self, get: Get, trace: str, caller: str = ANONYMOUS) -> Got:
-        """GetTensor of that principal."""
+        """Serves GetTensor of that principal."""
         store = self.store
         if get.source is not None:
             self._lead.check_dial(get.source.address, "source.address")
@@ -143,7 +142,7 @@ class Staging:
         return Got((found,), (found.allocation_id, store.life.transfers.pages_of(found.allocation_id)))
 
     def release(self, release: Release, caller: str = ANONYMOUS) -> int:
-        """ReleaseTensors of that principal: how many were here."""
+        """Serves ReleaseTensors of that principal. Returns how many were here."""
         store, source = self.store, release.source
         if source is not None:
             self._lead.check_dial(source.address, "source.address")
@@ -155,7 +154,7 @@ class Staging:
         return len(found)
 
     async def give_back(self, release: Release, trace: str) -> int:
-        """Tells the source of what was released here: how many it kept."""
+        """Tells the source what was released here. Returns how many tensors it kept."""
         told = self.store.life.spawn(give_back(self._remote, release, trace))
         self._telling.add(told)
         told.add_done_callback(self._telling.discard)
@@ -174,12 +173,12 @@ class Staging:
         task.add_done_callback(self._serving.discard)
 
     async def stop(self) -> None:
-        """Ends everything that is under way."""
+        """Ends the life's tasks, the answers in progress, and the channels."""
         self._end_life()
         await asyncio.gather(*self._ending, *self._serving, return_exceptions=True)
         await self._remote.stop()
 
-    # -- what comes
+    # -- arrivals
 
     async def _receive(self, store: _Store, put: Put, until: float, trace: str) -> Sequence[Tensor]:
         claims = read_claims(put.token)
@@ -210,7 +209,7 @@ class Staging:
         return await store.waiting.end_of_all(numbers)
 
     def _fetched(self, store: _Store, put: Put, trace: str) -> None:
-        """Begins to bring what its source gives. Raises what refuses it."""
+        """Begins to bring what a source gives. Raises a refusal."""
         source, ttl_s = read_claims(put.token).address, self._lead.config.limits.registration_timeout_s
         self._lead.check_dial(source, "grant")
         tensors = store.table.arrive(put.tensors, source, ttl_s, store.life.now, payer())
@@ -220,8 +219,8 @@ class Staging:
     async def _bring(
         self, store: _Store, tensors: Sequence[Tensor], put: Put, trace: str, put_until: float | None = None
     ) -> None:
-        """Gives them pages and begins their pull. They were put here, or, without a time for that, fetched. What is
-        fetched together and does not come is asked for again, by itself.
+        """Gives tensors pages and begins their pull. Without `put_until` they were fetched, else put. Tensors fetched
+        together that do not come are asked for again, each by itself.
         """
         transfers, fetched = store.life.transfers, put_until is None and not put.bundled
         taken: list[Pages] = []
@@ -237,24 +236,24 @@ class Staging:
                 tensor.transfer_id = transfer_id
             self._arriving[transfer_id] = tensors, fetched
             self._end_if_unwanted(store, transfer_id)
-            if (now := transfers.find(transfer_id)) is not None:  # what became of it by now was not heard
+            if (now := transfers.find(transfer_id)) is not None:  # changes in the call were not heard
                 self._changed(now)
         for tensor in tensors:
             if tensor.gone and tensor.allocation_id:
-                transfers.free(tensor.allocation_id)  # as it was dropped before it had its pages
+                transfers.free(tensor.allocation_id)  # dropped before it had its pages
         self._perform()
 
     def _end_if_unwanted(self, store: _Store, transfer_id: str) -> None:
-        """Nobody wants any of the tensors that it brings."""
+        """Ends a transfer if all its tensors are unwanted."""
         tensors, _ = self._arriving.get(transfer_id, ((), False))
         if tensors and _gone(tensors):
             del self._arriving[transfer_id]
             store.life.transfers.end(transfer_id, "the tensor is wanted no more", CancelScope.ON_ABORT)
 
-    # -- what the node says
+    # -- events of the node
 
     def _changed(self, transfer: Transfer) -> None:
-        """A transfer changed. The node is busy: what follows is done in `_look`."""
+        """Takes a change of a transfer. The node is busy: `_look` does the rest."""
         store = self._store
         if store is None or not transfer.over:
             return
@@ -269,7 +268,7 @@ class Staging:
             part.over(transfer.id, succeeded=transfer.state is State.SUCCEEDED)
 
     def _look(self) -> None:
-        """The node has handled its events."""
+        """Does what was left while the node was busy."""
         store = self._store
         if self._looking or store is None:
             return
@@ -283,7 +282,7 @@ class Staging:
         self._perform()
 
     def _see_cancels(self, store: _Store) -> None:
-        """Requests that were cancelled since it was looked last end here too."""
+        """Ends the tensors of requests cancelled since the last look."""
         stones = self._lead.node.state.tombstones
         newest = (len(stones), next(reversed(stones), b""))
         if newest == self._seen_cancels:
@@ -295,10 +294,10 @@ class Staging:
                 store.table.release(key, (), Reason.CANCELLED, store.life.now)
         self._seen_cancels = newest
 
-    # -- what the table wants done
+    # -- effects of the table
 
     def _perform(self) -> None:
-        """Everything, and sets the alarm. Raises the first error when all else is done."""
+        """Performs all effects and sets the alarm, then raises the first error."""
         store, failed = self._store, list[Exception]()
         if store is None:
             return
@@ -307,7 +306,7 @@ class Staging:
             for effect in effects:
                 try:
                     self._do(store, effect)
-                except Exception as error:  # noqa: BLE001 - calls wait for what is behind it
+                except Exception as error:  # noqa: BLE001 - calls wait for later effects
                     failed.append(error)
         self._alarm.set(store.table.next_deadline())
         if failed:
@@ -341,7 +340,7 @@ class Staging:
     # -- lives
 
     def _begin(self) -> None:
-        """A new life. The node is busy."""
+        """Begins a new life. The node is busy."""
         self._end_life()
         engine, config = self._lead.node.state.description, self._lead.config
         page_bytes = _page_bytes(engine)
@@ -359,7 +358,7 @@ class Staging:
         )  # fmt: skip
 
     def _end_life(self) -> None:
-        """Calls that wait are refused."""
+        """Ends the life: waiting calls are refused."""
         store, self._store = self._store, None
         if store is not None:
             store.waiting.stop()
@@ -372,12 +371,12 @@ class Staging:
 
 
 def _gone(tensors: Sequence[Tensor]) -> bool:
-    """All were dropped."""
+    """Returns whether all tensors were dropped."""
     return all(tensor.gone for tensor in tensors)
 
 
 def _page_bytes(engine: EngineDescription | None) -> int:
-    """Bytes of a page of this engine's store; 0 where it has none."""
+    """Returns the bytes of a page of this engine's store; 0 if it has none."""
     if engine is None or engine.pool_kind is not PoolKind.SERVER_MANAGED or engine.world_size > 1:
         return 0
     return page_bytes_of(engine.pool)

@@ -1,4 +1,4 @@
-"""What a store asks of the node: pages, hand-overs, pulls and their ends, as any caller asks for those of blocks."""
+"""Requests of a store to the node: pages, hand-overs, pulls and their ends, as any caller asks for blocks."""
 
 import os
 from collections.abc import Sequence
@@ -54,11 +54,11 @@ _BY_REASON: dict[Reason, type[KVGrpcError]] = {
     Reason.INTERNAL: InternalError,
     Reason.INTERNAL_DEFECT: InternalError,
 }
-"""The kinds of failures of a transfer; others say that the moment or the pair is wrong."""
+"""Error classes of a transfer's failure. Other reasons give PreconditionFailed: the moment or the pair is wrong."""
 
 
 def error_of(failure: Failure | None) -> KVGrpcError:
-    """A transfer's failure, as the error of the call that waits for it."""
+    """Returns a transfer's failure as the error of the waiting call."""
     if failure is None:
         return InternalError(Reason.INTERNAL, "the transfer ended without saying why")
     kind = _BY_REASON.get(failure.reason, PreconditionFailed)
@@ -67,25 +67,25 @@ def error_of(failure: Failure | None) -> KVGrpcError:
 
 
 class StoreTransfers:
-    """Each call is answered before it returns: none is made while the node is busy."""
+    """The store's calls to the node. Each is answered before it returns: none is made while the node is busy."""
 
     def __init__(self, lead: Lead) -> None:
         self._lead = lead
 
     def allocate(self, pages: int, trace: str) -> tuple[str, Ids]:
-        """So many pages. Raises Exhausted (POOL_EXHAUSTED), and what refuses new work."""
+        """Allocates `pages` pages. Raises Exhausted (POOL_EXHAUSTED), and refusals of new work."""
         call = self._call(trace)
         answer: actions.Allocated = self._ask(events.AllocateBlocks(call, ((0, pages),), no_expiry=True))
         return answer.allocation_id, answer.blocks[0]
 
     def free_pages(self) -> int:
-        """Pages that are neither given out nor pinned; none where the engine is gone."""
+        """Returns the number of pages neither given out nor pinned; 0 if the engine is gone."""
         state = self._lead.node.state
         return 0 if state.description is None else state.allocator.free_count(0)
 
     def take_over(self, allocation_id: str, caller: str) -> None:
-        """The store owns the allocation of that principal from now on. Raises NotFound (BLOCK_NOT_ALLOCATED), also for
-        an allocation that is another's.
+        """Makes the store the owner of that principal's allocation. Raises NotFound (BLOCK_NOT_ALLOCATED), also for an
+        allocation of another principal.
         """
         self._ask(events.GiveAllocation(self._call("", caller), allocation_id, STORE))
 
@@ -98,12 +98,12 @@ class StoreTransfers:
             )
 
     def return_to(self, allocation_id: str, caller: str) -> None:
-        """The allocation is that principal's again, if it still exists."""
+        """Gives the allocation back to that principal, if it still exists."""
         if self._lead.node.state.allocator.known(allocation_id):
             self._ask(events.GiveAllocation(self._call(""), allocation_id, caller))
 
     def pages_of(self, allocation_id: str) -> Ids:
-        """The pages of an allocation, in order. Raises NotFound (BLOCK_NOT_ALLOCATED)."""
+        """Returns the pages of an allocation, in order. Raises NotFound (BLOCK_NOT_ALLOCATED)."""
         blocks = self._lead.node.state.allocator.find(allocation_id)
         if blocks is None:
             raise NotFound(
@@ -112,15 +112,15 @@ class StoreTransfers:
         return blocks[0]
 
     def free(self, allocation_id: str) -> None:
-        """Its pages come free at their last unpin."""
+        """Frees an allocation: its pages come free at their last unpin."""
         if self._lead.node.state.allocator.known(allocation_id):
             self._ask(events.FreeBlocks(self._call(""), allocation_id=allocation_id))
 
     def hand_over(
         self, offers: Sequence[Offer], put: Put, ttl_s: float, trace: str, *, stands_for: bool = False
     ) -> tuple[bytes, str]:
-        """The pages of a tensor, or of a bundle, are for readers from now on: the grant and the transfer. `stands_for`:
-        each is under a lease already, and is read with this one.
+        """Hands the pages of a tensor, or of a bundle, over to readers. Returns the grant and the transfer's id.
+        `stands_for`: each offer has a lease already, and this hand-over stands for them.
         """
         found = (self.find(offer.transfer_id) for offer in offers) if stands_for else ()
         leases = tuple(transfer.lease_id for transfer in found if transfer is not None)
@@ -136,7 +136,7 @@ class StoreTransfers:
         return answer.token, answer.transfer.id
 
     def pull(self, pages: Sequence[Ids], put: Put, trace: str) -> str:
-        """Begins to bring a tensor, or a bundle, into the pages of each: the transfer."""
+        """Begins to pull a tensor, or a bundle, into the pages of each. Returns the transfer's id."""
         whole = np.concatenate(pages)
         answer: actions.Pulling = self._ask(
             events.PullBlocks(
@@ -149,7 +149,7 @@ class StoreTransfers:
         return answer.transfer.id
 
     def renew(self, offers: Sequence[Offer]) -> None:
-        """Those that are still kept are kept for their TTL from now on, up to the cap of leases."""
+        """Renews the leases of offers that are still kept, for their TTL from now on, up to the cap of leases."""
         by_ttl: dict[float | None, list[events.LeaseRef]] = {}
         for offer in offers:
             transfer = self.find(offer.transfer_id)
@@ -161,7 +161,7 @@ class StoreTransfers:
                 self._ask(events.RenewLeases(self._call(""), tuple(leases[at : at + most]), ttl_s))
 
     def find(self, transfer_id: str) -> Transfer | None:
-        """The transfer as it is now."""
+        """Returns the transfer as it is now."""
         return self._lead.node.state.transfers.find(transfer_id)
 
     def end(self, transfer_id: str, message: str, scope: events.CancelScope) -> None:
@@ -177,7 +177,7 @@ class StoreTransfers:
         return events.Call(number, principal, trace, connection=connection, on_behalf_of=payer())
 
     def _ask(self, event: Any) -> Any:
-        """The node's answer. Raises its refusal."""
+        """Returns the node's answer. Raises its refusal."""
         replies: list[Reply | KVGrpcError] = []
         self._lead.runner.submit(event.call.id, event, replies.append)
         (reply,) = replies

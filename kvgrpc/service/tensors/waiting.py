@@ -1,4 +1,4 @@
-"""Calls that wait for tensors, and what each is answered with."""
+"""Calls that wait for tensors, and their answers."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +16,7 @@ Result = Tensor | Offer
 
 
 class Waiting:
-    """Those of one life. `left` is told that one waits no more."""
+    """The waiting calls of one life. `left` is called when one waits no more."""
 
     def __init__(self, life: Life, left: Callable[[], None]) -> None:
         self._life = life
@@ -28,7 +28,7 @@ class Waiting:
         self, id_: TensorId, purpose: Purpose, until: float, expected: Expected = ANY, *, fetches: bool = False,
         caller: str = ANONYMOUS,
     ) -> int:  # fmt: skip
-        """A call that waits; its number. Raises what refuses it, and nothing is left of it then."""
+        """Adds a waiting call and returns its number. Raises a refusal; nothing is left of the call then."""
         number = next(self._numbers)
         self._answers[number] = asyncio.get_running_loop().create_future()
         try:
@@ -43,7 +43,7 @@ class Waiting:
         return number
 
     def begin_all(self, ids: Iterable[TensorId], purpose: Purpose, until: float) -> list[int]:
-        """As many calls. Raises what refuses one of them, and nothing is left of any then."""
+        """Adds a waiting call for each tensor. Raises a refusal of one; nothing is left of any then."""
         numbers: list[int] = []
         try:
             for id_ in ids:
@@ -55,20 +55,20 @@ class Waiting:
         return numbers
 
     def leave(self, number: int) -> None:
-        """The call waits no more, if it did, and takes nothing that it was given."""
+        """Ends a call, if it still waits. A tensor given to it is not taken."""
         answer = self._answers.get(number)
         if answer is not None:
             self._forget(number)
             self._not_taken(answer)
 
     def answer(self, number: int, result: Result | KVGrpcError) -> None:
-        """The call has it, if it still waits."""
+        """Answers a call, if it still waits."""
         future = self._answers.get(number)
         if future is not None and not future.done():
             future.set_result(result)
 
     async def end_of(self, number: int) -> Result:
-        """What the call has, when it has it. Raises what it is refused with. A caller that leaves in the moment of its
+        """Returns the call's result when it is there. Raises its refusal. A caller that leaves at the moment of its
         answer takes nothing.
         """
         answer = self._answers[number]
@@ -86,7 +86,7 @@ class Waiting:
         return result
 
     async def end_of_all(self, numbers: Sequence[int]) -> list[Tensor]:
-        """What calls have that wait until as many tensors are stored. Raises what the first is refused with."""
+        """Returns the tensors of several calls when all are stored. Raises the first refusal."""
         left, found = list(numbers), []
         try:
             while left:
@@ -99,7 +99,7 @@ class Waiting:
         return found
 
     def stop(self) -> None:
-        """The life is over: all are refused."""
+        """Refuses all calls: the life is over."""
         for future in self._answers.values():
             if not future.done():
                 future.set_result(gone(self._life.lead))

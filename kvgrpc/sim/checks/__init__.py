@@ -1,1 +1,1 @@
-"""Checks: what must hold in every world, known from outside the code under test."""
+"""Checks of what must hold in every world, from outside the code under test."""

@@ -1,7 +1,7 @@
-"""What is checked of one lead: the blocks and accesses that an event touches, and now and then everything.
+"""Audits one lead: the blocks and accesses that an event touches, and now and then everything.
 
-The lead is seen through what it says and through its tables; the world around it knows what is true. So what one lead
-believes is compared with what another one said, what movers do, and what engines use.
+The audit sees what the lead says and what is in its tables, while the world around the lead knows the truth. It
+compares what one lead believes with what another one said, what movers do, and what engines use.
 """
 
 from collections.abc import Callable
@@ -75,13 +75,12 @@ from kvgrpc.sim.rules import Rule, broken
 from kvgrpc.sim.world.memory import Memory
 
 UNKNOWN = (Reason.NO_HANDSHAKE, Reason.NOT_PROVED)
-"""What a lead says that shakes hands again before it hears anything."""
+"""Refusals of a lead that wants a new handshake first."""
 
 
 class Audit:
-    """One lead in one life of its process. Of the whole world: `opened` are the accesses that any issuer has granted,
-    `vouched` those of which it has said that all that was moved under them is valid, and `lies` knows whose word is
-    worth nothing.
+    """The audit of one lead in one life of its process. It shares with the whole world: `opened`, the accesses that any
+    issuer has granted; `vouched`, those whose issuer said that all bytes are valid; and `lies`, which knows the liars.
     """
 
     def __init__(self, node: Node, opened: set[bytes], vouched: set[bytes], lies: Lies = lambda _: False) -> None:
@@ -100,21 +99,21 @@ class Audit:
         self._overdue = QuarantineAudit(state)
         self._reclaims = ReclaimAudit(state)
         self._asked: dict[bytes, str] = {}
-        """Transfers of pulls, by the access that was asked for."""
+        """Pulls' transfers, by the access that was asked for."""
         self._access: dict[str, bytes] = {}
-        """The access under which a transfer's blocks move, by the transfer that they fill."""
+        """Access under which a transfer's blocks move, by the transfer that they fill."""
         self._consumer: dict[bytes, tuple[bytes, str]] = {}
-        """The transfer key of an access, and the engine that is to have what moves under it."""
+        """Transfer key of an access, and the engine that receives its blocks."""
         self._pushed: dict[bytes, bytes] = {}
-        """Accesses that were asked for to push, by their ids and by those under which the destination reads."""
+        """Accesses that were asked for to push, by their ids and by the ids under which the destination reads."""
         self._closing: set[bytes] = set()
-        """Accesses that were settled for the last time, whatever came of it."""
+        """Accesses that were settled for the last time, with any verdict."""
         self._fills: dict[str, str] = {}
-        """What a posting fills that writes at a peer, by its id."""
+        """Transfer that a writing posting fills at a peer, by posting id."""
         self._outlived: set[str] = set()
-        """What such postings fill that ended here, but may go on there."""
+        """Transfers filled by such postings that ended here but may go on there."""
         self._calls: dict[int, Event] = {}
-        """Calls that are not answered, by number."""
+        """Unanswered calls, by number."""
         self._silences = Silences(state)
         self._ears: dict[type[Event], Callable[[Any], None]] = {
             OpenAccess: self._opening,
@@ -135,7 +134,7 @@ class Audit:
         }
 
     def hears(self, event: Event, now: float) -> None:
-        """Before the node handles an event."""
+        """Takes note of an event before the node handles it."""
         self._beliefs.hears(event)
         self._cancels.hears(event, now)
         self._reclaims.hears(event, now)
@@ -151,7 +150,7 @@ class Audit:
             self._silences.begins(event.peer, now)
 
     def says(self, actions: list[Action]) -> None:
-        """After the node handled it, and before anything is done of what it asks for."""
+        """Checks the node's actions before any of them is performed."""
         self._overdue.look(actions)
         self._cancels.says(actions)
         self._reclaims.says(actions)
@@ -170,7 +169,7 @@ class Audit:
                 self._beliefs.compares(action)
 
     def asks(self, action: SendOpen) -> None:
-        """It asks a peer for an access."""
+        """Takes note that the lead asks a peer for an access."""
         opening = action.opening
         self._beliefs.asks(action)
         if opening.push_content is None:
@@ -179,7 +178,7 @@ class Audit:
             return
         claims = claims_of(opening.token)
         assert claims is not None
-        self._consumers.came(claims.transfer_key, action.peer)  # a later life of the engine that was named, maybe
+        self._consumers.came(claims.transfer_key, action.peer)  # maybe a later life of the engine that was named
         for access_id in filter(None, (opening.access_id, opening.reverse_access_id)):
             self._consumer[access_id] = claims.transfer_key, claims.engine_id
             self._pushed[access_id] = opening.access_id
@@ -188,21 +187,21 @@ class Audit:
         self._closes.asked(opening.access_id, opening.transfer_id, action.peer, opening.token)
 
     def settles(self, action: SendSettle) -> None:
-        """It asks a peer for its verdict."""
+        """Takes note that the lead asks a peer for its verdict."""
         self._beliefs.settles(action.settling)
         if action.settling.last:
             self._closing.add(action.settling.access_id)
 
     def closes(self, action: SendClose) -> None:
-        """It tells a peer that an access is over."""
+        """Takes note that the lead tells a peer that an access is over."""
         self._closes.over(action.closing.access_id)
 
     def hangs_up(self, action: HangUp) -> None:
-        """It has done with a life of a peer."""
+        """Takes note that the lead has given up a life of a peer."""
         self._consumers.hung_up(action.peer)
 
     def life_began(self) -> None:
-        """All of the last life is over."""
+        """Forgets the last life."""
         self._beliefs.life_began()
         self._closes.life_began()
         self.proven.life_began()
@@ -211,7 +210,7 @@ class Audit:
         self._waits.life_began()
 
     def posts(self, action: Post) -> None:
-        """It lets bytes move: the access is open, and what is written or read is pinned."""
+        """Checks that bytes may move: the access is open, and the blocks that are written or read are pinned."""
         self._beliefs.posts(action)
         pins = self._node.state.pins
         if action.operation is Operation.READ:
@@ -226,16 +225,16 @@ class Audit:
             broken(Rule.R1, f"{action.transfer_id} moves bytes of blocks that it does not pin", action.transfer_id)
 
     def expects(self, action: Expect) -> None:
-        """A source may write from now on, or is believed not to any more."""
+        """Takes note that the lead expects a source's writes, or no longer does."""
         self.proven.expects(action)
 
     def unmaps(self, action: UnmapPeer, open_writes: frozenset[str]) -> None:
-        """A rank forgets a peer."""
+        """Checks that a rank may forget a peer."""
         if not action.watch and self.proven.may_write(action.peer, open_writes):
             broken(Rule.END, f"rank {action.rank} forgets {action.peer}, which may write here", action.peer)
 
     def changed(self, action: TransferChanged) -> None:
-        """A transfer changed: who is done with it is, what it brought is vouched for, and it was not late."""
+        """Checks a changed transfer: its consumers are done, its bytes are vouched for, and it is not late."""
         transfer = action.transfer
         self._consumers.check(transfer)
         self._waits.changed(transfer, self._node.state.now)
@@ -247,16 +246,16 @@ class Audit:
             self._check_vouched(transfer)
 
     def check_quarantine(self, open_writes: frozenset[str]) -> None:
-        """See `WriterAudit.check`."""
+        """Checks the quarantine: see `WriterAudit.check`."""
         self.proven.check(self._node.state.transfers, open_writes)
 
     def saw_rest(self, transfer_id: str) -> bool:
-        """Whether nothing that fills that transfer of a peer ended in a way that leaves it open whether more lands."""
+        """Returns False if a posting for this transfer of a peer ended in a way after which bytes may still land."""
         return transfer_id not in self._outlived
 
     def everything(self, uses: Uses, memories: list[Memory], pool: PoolLayout, *, voided: bool) -> None:
-        """The tables agree with each other, with what the engine uses, and with the memory. `voided`: the engine has
-        taken blocks back of which the lead does not know yet.
+        """Checks that the tables agree with each other, with the engine's uses, and with the memory. `voided` means
+        that the engine has taken blocks back that the lead still counts.
         """
         self._leases.check()
         self.check_talk()
@@ -268,14 +267,14 @@ class Audit:
         check_free(self._node.state, pool)
 
     def check_talk(self) -> None:
-        """Nothing waits without an end: peers are told of what is over, silence comes to its end, and so do pulls."""
+        """Checks that nothing waits without end: peers are told of what is over, and silences and pulls end."""
         state = self._node.state
         self._waits.check(state.now)
         self._closes.check(state.now)
         self._silences.check()
 
     def check_arrived(self, transfer_id: str, blocks: Blocks, memories: list[Memory], layers: Layers) -> None:
-        """See `Beliefs.check_arrived`."""
+        """Checks arrived KV: see `Beliefs.check_arrived`."""
         self._beliefs.check_arrived(transfer_id, blocks, memories, layers)
 
     def _check_vouched(self, transfer: Transfer) -> None:
@@ -284,7 +283,7 @@ class Audit:
         elif self._access.get(transfer.id) not in self._vouched:
             broken(Rule.R2, f"{transfer.id} succeeds, and its source never said that it is valid", transfer.id)
 
-    # -- what it hears
+    # -- events
 
     def _asks(self, event: Any) -> None:
         self._calls[event.call.id] = event
@@ -348,19 +347,19 @@ class Audit:
         return claims
 
     def _refused(self, access_id: bytes, reason: Reason | None) -> None:
-        """The destination of a push says that it has given up for good."""
+        """Takes note that a push's destination has given up for good."""
         if reason is Reason.CANCELLED and access_id in self._consumer:
             self._consumers.closes(*self._consumer[access_id], CloseOutcome.CANCELLED)
 
     def _over(self, access_id: bytes, verdict: Verdict) -> None:
-        """The last verdict on an access is given."""
+        """Takes note of the last verdict on an access."""
         if verdict.valid and access_id in self._consumer:
             self._consumers.received(*self._consumer[access_id])
         self._closes.over(access_id)
         if verdict.valid:
             self._closes.over(self._pushed.get(access_id, b""))
 
-    # -- what it says
+    # -- answers
 
     def _replied(self, event: Event, answer: Answer) -> None:
         if isinstance(event, OpenAccess) and isinstance(answer, Openings):

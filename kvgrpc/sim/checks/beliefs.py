@@ -1,9 +1,9 @@
-"""What a lead may believe of its peers, of which some lie: whose an access is, and which of their answers make sense.
+"""Checks what a lead may believe of its peers, some of which lie: who owns an access, and which answers are plausible.
 
-What a liar vouches for may be wrong, and cannot be told apart. But nothing is offered that the lead's own checks could
-have refused: an answer that does not fit what was asked for, what no verdict came for, a delivery of other content, by
-another life, or of an earlier epoch than the last one. And no peer settles, closes, widens or asks checksums of what is
-another's, or uses a grant that this lead has not signed.
+A liar may vouch for wrong bytes, and that cannot be detected. But nothing may be accepted that the lead's own checks
+could have refused: an answer that does not fit the request, bytes without a verdict, and a delivery of other content,
+by another life, or of an epoch no later than the last one. No peer may settle, close, widen or ask checksums of an
+access that is not its own, or use a grant that this lead has not signed.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -55,40 +55,40 @@ from kvgrpc.sim.world.memory import Memory
 
 Layers = tuple[LayerRange, ...]
 Lies = Callable[[str], bool]
-"""Whether a life of a peer is a liar's."""
+"""Returns True if a life of a peer is a liar's."""
 PeerRequest = OpenAccess | SettleAccess | CloseAccess | PartsReady | ChecksumBlocks
 
 
 class Beliefs:
-    """Of one lead in one life of its process, seen through `state`."""
+    """The beliefs of one lead in one life of its process, seen through `state`."""
 
     def __init__(self, state: NodeState, lies: Lies) -> None:
         self._state = state
         self._lies = lies
         self._owner: dict[bytes, str] = {}
-        """By access, the life that opened it here, or for which it was opened."""
+        """Life that opened an access here, or for which it was opened, by access."""
         self._asked: dict[bytes, SendOpen] = {}
         self._reads: dict[str, bytes] = {}
-        """By transfer, the access under which its blocks are filled."""
+        """Access under which a transfer's blocks are filled, by transfer."""
         self._writes: dict[tuple[str, str], list[bytes]] = {}
-        """By transfer and destination, the accesses under which this side fills blocks there."""
+        """Accesses under which this side fills blocks at a destination, by transfer and destination."""
         self._opened: set[bytes] = set()
         self._unsound: dict[bytes, str] = {}
-        """Accesses whose issuer's answer does not make sense, and why."""
+        """Accesses whose issuer's answer is not plausible, with the reason."""
         self._concluded: set[bytes] = set()
         """Accesses that were settled for the last time."""
         self._vouched: set[bytes] = set()
-        """Those of which the issuer then said that all is valid; or this lead, where it is the issuer."""
+        """Concluded accesses that their issuer then called valid. This lead may be the issuer."""
         self._moves_itself: set[str] = set()
         """Transfers whose bytes this side reads."""
         self._delivered: dict[str, tuple[str, int, bytes]] = {}
-        """By transfer, the life, epoch and access of who delivers it."""
+        """Life, epoch and access of the current delivery, by transfer."""
         self._compared = Compared()
         self._wanted: dict[str, Claim] = {}
-        """What is wanted of who delivers."""
+        """Content wanted of a delivery, by transfer."""
 
     def asks(self, action: SendOpen) -> None:
-        """It asks a peer for an access."""
+        """Takes note that the lead asks a peer for an access."""
         opening = action.opening
         self._asked[opening.access_id] = action
         if opening.push_content is None:
@@ -100,7 +100,7 @@ class Beliefs:
             self._writes.setdefault((opening.transfer_id, action.peer), []).append(opening.access_id)
 
     def settles(self, settling: Settling) -> None:
-        """It asks a peer for a verdict."""
+        """Takes note that the lead asks a peer for a verdict."""
         if settling.last:
             self._concluded.add(settling.access_id)
         for transfer_id in self._compared.moving():
@@ -108,16 +108,16 @@ class Beliefs:
                 self._compared.settles(transfer_id)
 
     def compares(self, action: SendChecksums) -> None:
-        """It asks a peer for checksums."""
+        """Takes note that the lead asks a peer for checksums."""
         peer = self._state.peers.get(action.peer)
         if peer is not None:
             self._compared.asks(action, peer.description.pool)
 
     def hears(self, event: Event) -> None:
-        """What a peer asks for, or answers."""
+        """Takes note of a peer's request or answer."""
         if isinstance(event, OpenAccess):
             for opening in event.openings:
-                if opening.access_id not in self._state.accesses:  # an id that was forgotten may be used again
+                if opening.access_id not in self._state.accesses:  # a forgotten id may be used again
                     self._owner.pop(opening.access_id, None)
                     self._vouched.discard(opening.access_id)
         elif isinstance(event, AccessAnswered) and isinstance(event.result, Opened):
@@ -133,7 +133,7 @@ class Beliefs:
             self._vouched.update({event.access_id} & self._concluded)
 
     def posts(self, action: Post) -> None:
-        """It lets bytes move."""
+        """Checks that a posting's access has a plausible answer."""
         if action.operation is Operation.READ:
             if self._state.checksums and self._lies(action.peer):
                 self._compared.posts(action)
@@ -145,7 +145,7 @@ class Beliefs:
             broken(Rule.R2, f"{action.transfer_id} moves bytes although {flaws[0]}", action.transfer_id)
 
     def succeeds(self, transfer: Transfer, waiting: Iterable[Event]) -> None:
-        """What a liar has brought is good. `waiting`: calls that are not answered yet."""
+        """Checks a transfer from a liar that succeeds. `waiting` are unanswered calls."""
         access_id = self._reads.get(transfer.id, b"")
         if access_id in self._unsound:
             broken(Rule.R2, f"{transfer.id} succeeds although {self._unsound[access_id]}", transfer.id)
@@ -156,8 +156,8 @@ class Beliefs:
             broken(Rule.R2, f"{transfer.id} succeeds, and no side said that it is valid", transfer.id)
 
     def check_arrived(self, transfer_id: str, blocks: Blocks, memories: list[Memory], layers: Layers) -> None:
-        """The other side lies, and KV of some layers is used. What this side reads is there all the same; where it
-        compares checksums it is what the other side has summed up.
+        """Checks KV of some layers from a liar that is used. What this side reads must be there; if it compares
+        checksums, it must match the other side's sums.
         """
         if transfer_id in self._moves_itself:
             for memory in memories:
@@ -165,12 +165,12 @@ class Beliefs:
             self._compared.check(transfer_id, memories)
 
     def wants(self, transfer_id: str, event: ReserveBlocks) -> None:
-        """Blocks are reserved."""
+        """Takes note of the content of a reservation."""
         assert event.content is not None
         self._wanted.setdefault(transfer_id, claim(event.content, event.content.tokens, event.use_tokens))
 
     def replied(self, event: Event, answer: Answer) -> None:
-        """It answers a call, which was not refused."""
+        """Checks the lead's answer to a call that it did not refuse."""
         if isinstance(event, OpenAccess) and isinstance(answer, Openings):
             self._granted(event, answer)
         elif isinstance(event, SettleAccess) and isinstance(answer, Verdicts):
@@ -193,7 +193,7 @@ class Beliefs:
             self._check_signed(event.lease.token)
 
     def life_began(self) -> None:
-        """Another life, which has granted and asked for nothing yet."""
+        """Forgets the last life: the new one has granted and asked for nothing."""
         tables: Sequence[Any] = (
             self._owner, self._asked, self._reads, self._writes, self._opened, self._unsound, self._concluded,
             self._vouched, self._moves_itself, self._delivered, self._wanted,
@@ -203,7 +203,7 @@ class Beliefs:
         self._compared.life_began()
 
     def fills(self, event: AccessAnswered) -> str:
-        """The transfer that a destination says is filled; a liar names any."""
+        """Returns the transfer that a destination says is filled, or "" for a liar, which names any."""
         asked, opened = self._asked.get(event.access_id), event.result
         assert isinstance(opened, Opened)
         return "" if asked is None or self._lies(asked.peer) else opened.transfer_id
@@ -212,7 +212,7 @@ class Beliefs:
         life = peer_key(event.engine_id, event.incarnation)
         for opening, row in zip(event.openings, answer.rows, strict=True):
             if isinstance(row, Opened) or row.reason in (Reason.LEASE_NOT_FOUND, Reason.TRANSFER_ENDED):
-                self._check_signed(opening.token)  # it was looked up
+                self._check_signed(opening.token)  # the grant was looked up
             if not isinstance(row, Opened):
                 continue
             self._owner.setdefault(opening.access_id, life)
@@ -222,7 +222,9 @@ class Beliefs:
         self._check_owned(event, [row.access_id for row in event.openings], opened, "opens")
 
     def _check_delivery(self, transfer_id: str, life: str, access_id: bytes) -> None:
-        """A push is delivered by one life, each time it starts over in a higher epoch, and is of what was wanted."""
+        """Checks a push's delivery: it is by one life, in a higher epoch each time it starts over, and of the wanted
+        content.
+        """
         opening = self._state.accesses[access_id].opening
         known = self._delivered.get(transfer_id)
         if known is not None and known[2] == access_id:
@@ -251,7 +253,7 @@ class Beliefs:
             owner = self._owner.get(access_id, "" if known is None else known.peer)
             if owner != life:
                 broken(Rule.R2, f"{life} {what} {name}, which is of {owner}", name)
-            waited = isinstance(event, ChecksumBlocks)  # it may have died since it asked
+            waited = isinstance(event, ChecksumBlocks)  # the peer may have died since it asked
             if not waited and (peer is None or peer.state is PeerState.DEAD):
                 broken(Rule.R2, f"{life} {what} {name}, and was declared dead", name)
 
@@ -264,7 +266,7 @@ class Beliefs:
             broken(Rule.R2, f"a grant is taken for good, and is not: {error}")
 
     def _flaw(self, asked: SendOpen, opened: Opened) -> str:
-        """What of a peer's answer its asker can refuse by itself."""
+        """Returns the flaw of a peer's answer that its asker can detect by itself, or ""."""
         peer = self._state.peers.get(asked.peer)
         transfer = self._state.transfers.find(asked.opening.transfer_id)
         if peer is None or transfer is None:

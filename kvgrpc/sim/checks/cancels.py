@@ -1,6 +1,6 @@
-"""Whether a cancel ends both sides: it is said to the other side, and what hears it ends CANCELLED or was over before.
+"""Checks that a cancel ends both sides: the other side is told, and ends CANCELLED unless it was already over.
 
-Each lead is looked at by itself: what it says when it is cancelled, and what it does when it hears that its peer was.
+Each lead is checked by itself: what it says when it is cancelled, and what it does when it hears that its peer was.
 """
 
 from collections.abc import Iterator
@@ -23,14 +23,16 @@ class CancelAudit:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._to_tell: dict[bytes, tuple[str, str]] = {}
-        """Accesses whose other side is to be told now: their transfer here, and the peer."""
+        """Accesses whose other side must be told now: the transfer here, and the peer."""
         self._told: list[str] = []
-        """Transfers that have to end."""
+        """Transfers that must end."""
         self._one_less: list[tuple[Lease, str]] = []
-        """Leases, and the consumer that was cancelled."""
+        """Leases, with the consumer that was cancelled."""
 
     def hears(self, event: Event, now: float) -> None:
-        """Before the node handles an event. What is due at that moment comes first: then nothing is looked at."""
+        """Takes note of an event before the node handles it. The event is skipped if a timer is due, which acts
+        first.
+        """
         due = self._node.state.timers.next_deadline()
         if due is not None and due <= now:
             return
@@ -40,12 +42,12 @@ class CancelAudit:
             life = peer_key(event.engine_id, event.incarnation)
             row = (
                 event.closings[0] if len(event.closings) == 1 else None
-            )  # one of several may be over by an earlier one
+            )  # one of several may already be over by an earlier one
             if row is not None and row.outcome is CloseOutcome.CANCELLED and self._speaks(life, event):
                 self._heard(life, row)
 
     def says(self, actions: list[Action]) -> None:
-        """After the node handled it."""
+        """Checks the node's actions."""
         if not (self._to_tell or self._told or self._one_less):
             return
         said = {action.closing.access_id: action.closing.outcome for action in actions if isinstance(action, SendClose)}
@@ -67,7 +69,7 @@ class CancelAudit:
         self._one_less.clear()
 
     def _speaks(self, life: str, event: CloseAccess) -> bool:
-        """Whether that life is known, and its caller shows that it is that."""
+        """Returns True if that life is known, and its caller shows its proof."""
         state = self._node.state
         return state.lives_on(life) and state.peers[life].proves(event.call.proof)
 
@@ -76,13 +78,13 @@ class CancelAudit:
         found = transfers.find(event.transfer_id)
         for transfer in transfers.with_key(event.key) if event.key else [found] if found else []:
             aborted = event.scope is CancelScope.ON_ABORT and transfer.direction is Direction.RECEIVE
-            if not transfer.over and not aborted:  # what an abort means is for the source to say
+            if not transfer.over and not aborted:  # the source decides what an abort means
                 for access_id, peer in self._accesses(transfer):
                     if self._node.state.lives_on(peer):
                         self._to_tell[access_id] = transfer.id, peer
 
     def _accesses(self, transfer: Transfer) -> Iterator[tuple[bytes, str]]:
-        """Those that stand between both sides, and the peer of each."""
+        """Yields the accesses between both sides, with the peer of each."""
         state = self._node.state
         push = state.pushes.find(transfer.id)
         lease = state.leases.find(transfer.lease_id)
@@ -96,7 +98,7 @@ class CancelAudit:
             yield from ((access_id, state.accesses[access_id].peer) for access_id in lease.accesses)
 
     def _heard(self, life: str, row: Closing) -> None:
-        """A peer says that it was cancelled."""
+        """Takes note that a peer says that it was cancelled."""
         state = self._node.state
         move = state.moves.of_access(row.access_id)
         access = state.accesses.get(row.access_id)

@@ -1,7 +1,7 @@
-"""Whether a lead tells its peers of what is over: each access ends with a last settle, or with a CloseAccess.
+"""Checks that a lead tells its peers of what is over: each access ends with a last settle or with a CloseAccess.
 
-A peer that is dead cannot be told, and need not be as long as it is; one that this lead has forgotten never is. A lead
-that is reaching its peer anew tells it then, or when it has given that up.
+A dead peer cannot be told, and need not be while it is dead. A peer that this lead has forgotten never is. A lead that
+is connecting to its peer anew tells the peer when it is connected, or when it has given up.
 """
 
 from collections.abc import Mapping
@@ -17,19 +17,19 @@ class CloseAudit:
     def __init__(self, limits: Limits, peers: Mapping[str, Peer]) -> None:
         self._peers = peers
         self._patience_s = limits.connect_timeout_s + limits.settle_timeout_s
-        """So long a connection takes that is under way, for who opens; an issuer was reached by its opener."""
+        """Time that an opener's connection may take, in seconds. An issuer needs none: its opener has reached it."""
         self._open: dict[bytes, tuple[str, str, float]] = {}
-        """The transfer and the peer of every access that is open, or may be at its issuer, and its patience."""
+        """Transfer, peer and patience in seconds of every access that is open, or may be at its issuer."""
         self._of_transfer: dict[str, dict[bytes, None]] = {}
         self._due: dict[bytes, tuple[str, str, float, float]] = {}
-        """Those whose transfer is over: the same, and since when the peer could have been told."""
+        """Accesses whose transfer is over: the same, and the time since when the peer could have been told."""
         self._granted: set[bytes] = set()
-        """Accesses of sources: one that is asked for again, after its source was told of its end, is nothing new."""
+        """Accesses of sources. One that is asked for again after its source was told of its end is not new."""
         self._by_token: dict[bytes, bytes] = {}
-        """The access that was asked for last with a WRITE grant: it replaces the one before."""
+        """Last access that was asked for with a WRITE grant: it replaces the one before."""
 
     def asked(self, access_id: bytes, transfer_id: str, peer: str, push_token: bytes = b"") -> None:
-        """The lead asks for an access; `push_token`: of a WRITE grant."""
+        """Takes note that the lead asks for an access. `push_token` is a WRITE grant."""
         if push_token:
             before = self._by_token.get(push_token, access_id)
             if before != access_id:
@@ -38,7 +38,9 @@ class CloseAudit:
         self._add(access_id, transfer_id, peer, self._patience_s)
 
     def granted(self, access_id: bytes, transfer_id: str, peer: str) -> None:
-        """A source may deliver: it wants to know when this side has ended. It replaces what it opened before."""
+        """Takes note that a source may deliver. The source must be told when this side ends. The access replaces its
+        last one.
+        """
         if access_id in self._granted:
             return
         self._granted.add(access_id)
@@ -47,7 +49,7 @@ class CloseAudit:
         self._add(access_id, transfer_id, peer, 0.0)
 
     def over(self, access_id: bytes) -> None:
-        """Both sides know that an access is over, or are told now."""
+        """Takes note that both sides know that an access is over, or are told now."""
         self._due.pop(access_id, None)
         transfer_id, _, _ = self._open.pop(access_id, ("", "", 0.0))
         if transfer_id:
@@ -57,12 +59,12 @@ class CloseAudit:
                 del self._of_transfer[transfer_id]
 
     def ended(self, transfer_id: str, now: float) -> None:
-        """A transfer is over: so must be its accesses."""
+        """Takes note that a transfer is over: its accesses must end, too."""
         for access_id in self._of_transfer.get(transfer_id, ()):
             self._due[access_id] = (*self._open[access_id], now)
 
     def check(self, now: float) -> None:
-        """Every peer that lives was told of what is over."""
+        """Checks that every live peer was told of what is over."""
         for access_id, (transfer_id, life, patience_s, since) in list(self._due.items()):
             peer = self._peers.get(life)
             if peer is None:
@@ -74,7 +76,7 @@ class CloseAudit:
                 broken(Rule.R5, message, transfer_id, f"a-{access_id.hex()}")
 
     def life_began(self) -> None:
-        """What the last life left open its peers find out by themselves."""
+        """Forgets the last life, whose open accesses the peers detect by themselves."""
         for table in (self._open, self._of_transfer, self._due, self._granted, self._by_token):
             table.clear()
 

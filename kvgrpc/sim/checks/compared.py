@@ -1,9 +1,9 @@
-"""The checksums that a liar tells of what is read from it, and what has arrived.
+"""Compares a liar's checksums of what is read from it with what has arrived.
 
-What is promised where a destination compares checksums: of each block that was moved, and of each rank, the source has
-told a sum in that round, and what lies here has that sum. So nothing is used of which no sum came, or another one than
-that of what arrived. What the source itself has written only an honest one tells: there KV is looked at as it is
-(`Memory.check_holds`). A liar whose sums are those of what arrived is believed, whatever that is.
+If a destination compares checksums, every moved block of each rank must have a sum that the source told in that round,
+and the bytes here must have that sum. So nothing is used that has no sum or another sum. Only an honest source tells
+what it wrote itself: `Memory.check_holds` checks that KV directly. A liar whose sums match the arrived bytes is
+believed.
 """
 
 from collections import deque
@@ -24,19 +24,19 @@ SUM_BYTES = 4
 
 @dataclass
 class _Round:
-    """What moves until it is settled."""
+    """The moves between two settles."""
 
     moved: dict[int, dict[int, deque[int]]] = field(default_factory=dict)
-    """By rank, cells of the source, and the cells here into which they were read, in their order."""
+    """Cells here into which each cell of the source was read, in order; by rank and cell."""
     name: str = ""
     asked: dict[int, list[list[int]]] = field(default_factory=dict)
-    """By number of the call: the cells of each block at the source."""
+    """Cells of each block at the source, by number of the call."""
     told: dict[int, tuple[bytes, ...]] = field(default_factory=dict)
 
 
 @dataclass
 class _Block:
-    """A block that has moved, as one rank has it."""
+    """A block that has moved, in one rank."""
 
     rank: int
     cells: list[int]
@@ -49,12 +49,12 @@ class Compared:
     def __init__(self) -> None:
         self._rounds: dict[str, _Round] = {}
         self._blocks: dict[str, list[_Block]] = {}
-        """What was settled, by transfer."""
+        """Settled blocks, by transfer."""
         self._untold: dict[str, int] = {}
-        """How many cells were settled of which the source has told nothing."""
+        """Number of settled cells without a checksum, by transfer."""
 
     def posts(self, action: Post) -> None:
-        """A rank reads."""
+        """Takes note that a rank reads."""
         moved = self._rounds.setdefault(action.transfer_id, _Round()).moved.setdefault(action.rank, {})
         runs = action.runs
         for src, dst, nbytes in zip(runs.src.tolist(), runs.dst.tolist(), runs.nbytes.tolist(), strict=True):
@@ -62,7 +62,7 @@ class Compared:
                 moved.setdefault(src + i, deque()).append(dst + i)
 
     def asks(self, action: SendChecksums, source: PoolLayout) -> None:
-        """The source is asked for sums. `source`: its layout, as it is known."""
+        """Takes note that the source is asked for sums. `source` is its known layout."""
         round_ = self._rounds.get(action.name[1:].rpartition("/")[0])
         if round_ is None:
             return
@@ -73,17 +73,17 @@ class Compared:
         ]
 
     def hears(self, event: ChecksumsAnswered) -> None:
-        """It answers, or not."""
+        """Takes note of the source's answer."""
         round_ = self._rounds.get(event.name[1:].rpartition("/")[0])
         if round_ is not None and round_.name == event.name and not isinstance(event.result, KVGrpcError):
             round_.told.setdefault(event.number, event.result)
 
     def moving(self) -> list[str]:
-        """Transfers of which something has moved that is not settled."""
+        """Returns the transfers that have moved something since the last settle."""
         return list(self._rounds)
 
     def settles(self, transfer_id: str) -> None:
-        """The round is over for the lead: it asks whether the source's side held."""
+        """Ends the round: the lead asks the source for a verdict."""
         round_ = self._rounds.pop(transfer_id, None)
         if round_ is None:
             return
@@ -99,12 +99,12 @@ class Compared:
             self._untold[transfer_id] = self._untold.get(transfer_id, 0) + left
 
     def forget(self, transfer_id: str) -> None:
-        """It starts over: nothing of it counts."""
+        """Forgets a transfer that starts over."""
         for table in (self._rounds, self._blocks, self._untold):
             table.pop(transfer_id, None)
 
     def check(self, transfer_id: str, memories: Sequence[Memory]) -> None:
-        """What was settled is used."""
+        """Checks a transfer whose settled blocks are used."""
         if self._untold.get(transfer_id):
             message = f"{transfer_id} brought {self._untold[transfer_id]} cells of which its source told no checksum"
             broken(Rule.R2, message, transfer_id)
@@ -114,13 +114,13 @@ class Compared:
                 broken(Rule.R2, message, transfer_id)
 
     def life_began(self) -> None:
-        """Another memory."""
+        """Forgets the last life, whose memory is gone."""
         for table in (self._rounds, self._blocks, self._untold):
             table.clear()
 
 
 def _of(pool: PoolLayout, blocks: Blocks, layers: LayerRange | None) -> list[list[int]]:
-    """The cells of each block, one list for each sum."""
+    """Returns the cells of each block, one list for each sum."""
     first, count = layers or ALL_LAYERS
     found = []
     for group, ids in enumerate(blocks):
@@ -130,7 +130,7 @@ def _of(pool: PoolLayout, blocks: Blocks, layers: LayerRange | None) -> list[lis
 
 
 def _blocks(rank: int, moved: dict[int, deque[int]], asked: list[list[int]], sums: bytes) -> list[_Block]:
-    """What was told of what has moved; that is taken out of `moved`."""
+    """Returns the moved blocks that have sums, and takes them out of `moved`."""
     found = []
     for i, cells in enumerate(asked):
         if all(moved.get(cell) for cell in cells):

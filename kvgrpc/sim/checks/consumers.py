@@ -1,7 +1,7 @@
-"""Which engines are done with what a lead offers: by what they were told, by what they said, and by their deaths.
+"""Tracks which engines are done with what a lead offers: by what they were told, what they said, and their deaths.
 
-A consumer is done when it was told that all it moved is valid, or was cancelled; under a grant that says so (RELEASE)
-also when it gave up for good, or died. How often it came, and how often it failed, does not count.
+A consumer is done when it was told that all it moved is valid, or was cancelled. Under a grant with RELEASE it is also
+done when it gave up for good, or died. How often it came or failed does not count.
 """
 
 from collections import defaultdict
@@ -21,55 +21,59 @@ class Consumers:
     def __init__(self, peers: Mapping[str, Peer]) -> None:
         self._peers = peers
         self._came: defaultdict[bytes, set[str]] = defaultdict(set)
-        """Lives that had to do with a key."""
+        """Lives that used a key."""
         self._received: defaultdict[bytes, set[str]] = defaultdict(set)
         self._gave_up: defaultdict[bytes, set[str]] = defaultdict(set)
         self._cancelled: defaultdict[bytes, set[str]] = defaultdict(set)
         self._keys: defaultdict[str, set[bytes]] = defaultdict(set)
-        """Those keys, by engine."""
+        """The keys of `_came`, by engine."""
         self._died: defaultdict[bytes, set[str]] = defaultdict(set)
-        """Engines that had to do with a key when a life of theirs was declared dead: whichever answered for them."""
+        """Engines that used a key when one of their lives was declared dead. Any life may have answered for the
+        engine.
+        """
         self._dead: set[str] = set()
         """Lives that were declared dead."""
         self._kept: set[bytes] = set()
         """Keys under which a destination that gives up is not done (KEEP)."""
 
     def handed_over(self, key: bytes, on_abort: OnAbort) -> None:
-        """Blocks are handed over under that key."""
+        """Takes note that blocks are handed over under that key."""
         if on_abort is OnAbort.KEEP:
             self._kept.add(key)
 
     def came(self, key: bytes, life: str) -> None:
-        """A life asks for the blocks of a key, or is named as their destination."""
+        """Takes note that a life asks for the blocks of a key, or is named as their destination."""
         self._came[key].add(life)
         self._keys[_engine(life)].add(key)
 
     def received(self, key: bytes, engine_id: str) -> None:
-        """What an engine has is valid, and is all of it."""
+        """Takes note that an engine has valid KV, and all of it."""
         self._received[key].add(engine_id)
 
     def closes(self, key: bytes, engine_id: str, outcome: CloseOutcome) -> None:
-        """An engine has nothing more to do with a key."""
+        """Takes note that an engine has ended its use of a key."""
         if outcome is CloseOutcome.DROPPED:
             self._gave_up[key].add(engine_id)
         elif outcome is CloseOutcome.CANCELLED:
             self._cancelled[key].add(engine_id)
 
     def hung_up(self, life: str) -> None:
-        """The lead has done with that life."""
+        """Takes note that the lead has given up that life."""
         self._dead.add(life)
         for key in self._keys[_engine(life)]:
             self._died[key].add(_engine(life))
 
     def time_passes(self, timers: Timers, now: float) -> None:
-        """Whatever is due by then happens before the event of that moment, which may readmit a life that dies by it."""
+        """Takes note of deaths that are due by now. They precede the event of this moment, which may readmit the
+        life.
+        """
         due = timers.next_deadline()
         if due is not None and due <= now:
             graces = ((life, timers.when(Timer.PEER_GRACE, life)) for life in self._peers)
             self._dead.update(life for life, over in graces if over is not None and over <= now)
 
     def check(self, transfer: Transfer) -> None:
-        """No more consumers are counted as done than are."""
+        """Checks that no more consumers are counted as done than are done."""
         if transfer.direction is not Direction.SEND or not transfer.consumers_done:
             return
         done = self.done(transfer.key)
@@ -80,7 +84,7 @@ class Consumers:
             broken(Rule.R4, message, transfer.id, *sorted(done))
 
     def done(self, key: bytes) -> set[str]:
-        """The engines that are done with what a key stands for."""
+        """Returns the engines that are done with a key."""
         done = self._received[key] | self._cancelled[key]
         if key in self._kept:
             return done

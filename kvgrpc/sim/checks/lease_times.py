@@ -1,4 +1,4 @@
-"""How long leases live: renewals shorten and revive none and pass no cap, and none outlives its time."""
+"""Checks the life of leases: a renewal shortens none, revives none and passes no cap, and none outlives its time."""
 
 from functools import lru_cache
 
@@ -19,20 +19,22 @@ class LeaseTimes:
         self._state = state
         self._waits = waits
         self._asked: dict[int, tuple[tuple[str, float], ...]] = {}
-        """By RenewLeases that is not answered: its leases, and when each ended before; 0 for one that was over."""
+        """Leases of each unanswered RenewLeases, with their deadlines; 0 for a lease that was over."""
 
     def asks(self, event: RenewLeases) -> None:
-        """A renewal wants leases to live longer. One that is passed on says nothing of leases here."""
+        """Takes note of a renewal. One that is passed on says nothing of leases here."""
         if event.source is not None:
             return
         self._asked[event.call.id] = tuple(map(self._deadline, event.leases))
 
     def refused(self, call_id: int) -> None:
-        """A call is refused."""
+        """Takes note that a call is refused."""
         self._asked.pop(call_id, None)
 
     def renewed(self, call_id: int, answer: Renewed) -> None:
-        """A call is answered: what is renewed was live, and ends no earlier than before and no later than its cap."""
+        """Checks an answered renewal: each lease was live, and ends no earlier than before and no later than its
+        cap.
+        """
         now = self._state.now
         asked = self._asked.pop(call_id, ())
         for (lease_id, deadline), (left_s, refused, state) in zip(asked, answer.rows, strict=True):
@@ -49,20 +51,22 @@ class LeaseTimes:
                 broken(Rule.R8, f"{lease_id} is renewed past its cap", lease_id)
 
     def check(self) -> None:
-        """None lives after its time."""
+        """Checks that no lease lives after its time."""
         now = self._state.now
         for lease in self._state.leases:
             if not now < lease.deadline <= lease.cap:
                 broken(Rule.R8, f"{lease.id} lives after its time", lease.id)
 
     def touched(self, lease_id: str) -> None:
-        """Something happened to what stands on a lease: it is live, or over."""
+        """Checks a lease that is used: it is live, or over."""
         lease = self._state.leases.find(lease_id)
         if lease is not None and lease.live and self._state.now >= lease.deadline:
             broken(Rule.R8, f"{lease_id} is used after its time", lease_id)
 
     def _deadline(self, ref: LeaseRef) -> tuple[str, float]:
-        """A lease and when it ends; 0 for one that is over. Of a key without one, the push that waits for parts."""
+        """Returns a lease and its deadline, 0 if the lease is over. A key without a lease names the push that waits for
+        parts.
+        """
         lease_id = ref.lease_id
         if ref.key:
             sends = [found for found in self._state.transfers.with_key(ref.key) if found.direction is Direction.SEND]
@@ -78,7 +82,7 @@ class LeaseTimes:
 
 @lru_cache(maxsize=1024)
 def claims_of(token: bytes) -> grants.Claims | None:
-    """What a grant says, None where it is none."""
+    """Returns the claims of a grant, or None if the token is no grant."""
     try:
         return grants.read_claims(token)
     except KVGrpcError:

@@ -1,5 +1,5 @@
-"""What one lead has said, checked as it is said: each call answered once and in time, each transfer ended once and in
-time, and its engine told of every end and every return, once.
+"""Checks what one lead says: each call is answered once and in time, each transfer ends once and in time, and the
+engine is told of every end and every return, once.
 """
 
 from collections.abc import Callable
@@ -40,9 +40,9 @@ class Ledger:
             PostSend: POST_S,
             ReleaseQuarantine: limits.transfer_timeout_s + ANSWER_S,
         }
-        """How long calls may wait for their answer; all others are answered at once."""
+        """Maximum time until an answer, by kind of call, in seconds. All other calls are answered at once."""
         self._calls: dict[int, tuple[Give, float]] = {}
-        """What is done with the answer, and how long it is waited for."""
+        """Receiver of each call's answer, and the deadline for the answer."""
         self._last_call = 0
         self._transfers: dict[str, Transfer] = {}
         self._unfinished: dict[str, Transfer] = {}
@@ -51,14 +51,14 @@ class Ledger:
         self._expected: set[str] = set()
         """Accesses under which peers may read."""
         self._writes: set[str] = set()
-        """The same, to write."""
+        """Accesses under which peers may write."""
         self.ends: dict[tuple[Direction, State], int] = {}
-        """How many transfers ended how."""
+        """Number of transfers by direction and final state."""
         self.failures: dict[str, int] = {}
-        """How many failed for which reason."""
+        """Number of failures by reason."""
 
     def life_began(self) -> None:
-        """A new life: the old one has ended all that it had; what stays in quarantine is forgotten with it."""
+        """Starts a new life. The old one must have ended all transfers; its quarantine is forgotten with it."""
         if self._unfinished:
             broken(Rule.R3, "a transfer outlives its life", next(iter(self._unfinished)))
         if self._expected:
@@ -67,7 +67,7 @@ class Ledger:
         self._writes.clear()
 
     def crashed(self) -> None:
-        """No call is answered any more."""
+        """Forgets everything: a crashed lead answers no call any more."""
         self._calls.clear()
         self._transfers.clear()
         self._unfinished.clear()
@@ -77,40 +77,42 @@ class Ledger:
 
     @property
     def writes(self) -> frozenset[str]:
-        """Accesses under which peers may write, for all the lead knows."""
+        """Accesses under which peers may write, as far as the lead knows."""
         return frozenset(self._writes)
 
     def called(self, give: Give) -> int:
-        """A call that must be answered once; its number."""
+        """Registers a call that must be answered once, and returns its number."""
         self._last_call += 1
         self._calls[self._last_call] = give, NEVER
         return self._last_call
 
     def waits(self, call_id: int, kind: type[Event], now: float) -> None:
-        """What it asks for, and since when."""
+        """Sets the deadline of a call's answer by its kind."""
         give, _ = self._calls[call_id]
         self._calls[call_id] = give, now + self._answer_s.get(kind, 0.0) + SLACK_S
 
     def goes_on(self, now: float) -> None:
-        """The lead was stopped. It learns only now what its ranks have done, and asks them for the next step then."""
+        """Extends the deadlines of a lead that was stopped: only now does it learn what its ranks have done and ask for
+        more.
+        """
         soon = now + ANSWER_S + SLACK_S
         self._calls = {number: (give, max(until, soon)) for number, (give, until) in self._calls.items()}
 
     def answered(self, call_id: int, answer: Answer | KVGrpcError) -> None:
-        """Its answer."""
+        """Passes on the answer of a call. Raises Violated for a second one."""
         if call_id not in self._calls:
             broken(Rule.R5, f"call {call_id} is answered twice")
         self._calls.pop(call_id)[0](answer)
 
     def expected(self, action: Expect) -> None:
-        """Reads or writes of a peer begin or end. What it may write is not over with a life."""
+        """Takes note that a peer's reads or writes begin or end. Writes may outlast a life."""
         known = self._writes if action.writes else self._expected
         if action.open == (action.access in known):
             broken(Rule.R2, f"{action.access} is opened or closed twice", action.access)
         (known.add if action.open else known.discard)(action.access)
 
     def changed(self, new: Transfer, now: float, *, attached: bool = False) -> None:
-        """A transfer changed; `attached`: there is an engine to tell."""
+        """Checks a changed transfer. `attached` means that there is an engine to tell."""
         old = self._transfers.get(new.id)
         self._transfers[new.id] = new
         self._check_change(old, new)
@@ -127,7 +129,7 @@ class Ledger:
                 self._untold[f"end of {new.id}"] = new.id
 
     def told(self, news: EngineNews) -> None:
-        """The engine was told something."""
+        """Checks that the engine may be told this."""
         if isinstance(news, Received | Failed):
             what = f"end of {news.transfer_id}"
         elif isinstance(news, BlocksReturned) and news.transfer_id:
@@ -140,13 +142,13 @@ class Ledger:
             broken(Rule.R5, f"the engine is told of the {what}, which it was told before, or is none", news.transfer_id)
 
     def check_told(self) -> None:
-        """The engine was told of everything that happened in this event."""
+        """Checks that the engine was told of everything that happened in this event."""
         if self._untold:
             what, transfer_id = next(iter(self._untold.items()))
             broken(Rule.R5, f"the engine is not told of the {what}", transfer_id)
 
     def check_waits(self, now: float) -> None:
-        """Nothing waits longer than it may."""
+        """Checks that nothing waits longer than it may."""
         for number, (_, until) in self._calls.items():
             if now > until:
                 broken(Rule.R7, f"call {number} is not answered {now - until:.3f} s after it had to be")
@@ -155,7 +157,7 @@ class Ledger:
                 broken(Rule.R7, f"{transfer.id} has not ended for {now - transfer.created:.3f} s", transfer.id)
 
     def check_idle(self) -> None:
-        """Everything came to its end."""
+        """Checks that everything has ended."""
         if self._calls:
             broken(Rule.R7, f"{len(self._calls)} calls were never answered")
         for t in self._transfers.values():

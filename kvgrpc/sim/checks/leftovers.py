@@ -1,6 +1,6 @@
-"""What a lead must not keep once nothing is left to do: every table of what is under way is empty then.
+"""Checks what a lead must not keep once nothing is left to do: every table of things in flight is then empty.
 
-What is kept on purpose is not listed: history, dead lives of peers, and closes for those that may come back.
+History, dead lives of peers, and closes for lives that may come back are kept on purpose, and not listed.
 """
 
 from operator import attrgetter
@@ -37,12 +37,12 @@ TABLES = {
     "proofs.processes_ended": "ends of processes are still kept",
     "proofs.calls": "calls still wait for a re-key",
 }
-"""Tables of a node's state, and what it means when something is in one."""
+"""Tables of a node's state, with the meaning of rows that are left."""
 _FIND = {what: attrgetter(path) for path, what in TABLES.items()}
 
 
 def leftovers(node: Node) -> dict[str, int]:
-    """What is left, and how much of it."""
+    """Returns what is left, with its count."""
     state = node.state
     counts = {what: len(find(state)) for what, find in _FIND.items()}
     counts |= {f"moves are still listed {index}": count for index, count in state.moves.left().items()}
@@ -54,6 +54,6 @@ def leftovers(node: Node) -> dict[str, int]:
 
 
 def check_left(node: Node, address: str) -> None:
-    """Nothing is left at an address."""
+    """Checks that nothing is left at an address."""
     for what, count in leftovers(node).items():
         broken(Rule.END, f"{address}: {what}: {count}")

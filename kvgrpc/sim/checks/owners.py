@@ -1,4 +1,4 @@
-"""Whether a stranger is refused, and whether everything stays whose it is (R12)."""
+"""Checks that a stranger is refused, and that everything keeps its owner (R12)."""
 
 from kvgrpc.core.actions import Acknowledged, Answer, Cancelled, Reclaimed
 from kvgrpc.core.events import Call, Event
@@ -9,17 +9,17 @@ from kvgrpc.errors import KVGrpcError
 from kvgrpc.sim.rules import Rule, broken
 
 Things = dict[str, object]
-"""What there is at a lead that a request can name, by kind."""
+"""Everything at a lead that a request can name, by kind."""
 
 
 def of_stranger(event: Event) -> bool:
-    """Whether a caller without a ticket asks for it, by which nothing changes."""
+    """Returns True if a caller without a ticket sent the event, which must then change nothing."""
     call = getattr(event, "call", None)
     return isinstance(call, Call) and call.principal == ANONYMOUS
 
 
 def things(state: NodeState) -> Things:
-    """Equal as long as nothing that belongs to anybody changes."""
+    """Returns a snapshot that is equal while nothing that belongs to anybody changes."""
     allocator, transfers = state.allocator, state.transfers
     allocations = map(str, allocator.kept_bytes)
     return {
@@ -31,8 +31,8 @@ def things(state: NodeState) -> Things:
 
 
 def check_refused(event: Event, result: Answer | KVGrpcError, address: str) -> None:
-    """A stranger has named what is not its own."""
-    if isinstance(result, KVGrpcError | Cancelled):  # the key that it cancels is its own
+    """Checks the answer to a stranger that named what is not its own."""
+    if isinstance(result, KVGrpcError | Cancelled):  # the stranger owns the key that it cancels
         return
     nothing = (isinstance(result, Acknowledged) and not result.count) or (
         isinstance(result, Reclaimed) and not result.enough
@@ -42,7 +42,7 @@ def check_refused(event: Event, result: Answer | KVGrpcError, address: str) -> N
 
 
 def check_same(event: Event, before: Things, after: Things, address: str) -> None:
-    """A stranger has changed nothing."""
+    """Checks that a stranger has changed nothing."""
     for kind, of_before in before.items():
         if after[kind] != of_before:
             broken(Rule.R12, f"{type(event).__name__} of a stranger changes {kind} at {address}")

@@ -1,4 +1,4 @@
-"""Whether the pins of one lead are what its engine uses, what memory was given to transfers, and what is free."""
+"""Checks that the pins of one lead match the engine's use, the memory given to transfers, and the free blocks."""
 
 from collections.abc import Callable, Iterable
 
@@ -11,11 +11,11 @@ from kvgrpc.sim.rules import Rule, broken
 from kvgrpc.sim.world.memory import Memory
 
 Uses = Callable[[int, int], bool]
-"""Whether an engine has a use for a block of a group."""
+"""Returns True if an engine uses a block of a group."""
 
 
 def check_pins(pins: Iterable[Pin], uses: Uses, memories: list[Memory], *, voided: bool) -> None:
-    """`voided`: the engine has taken blocks back of which the lead does not know yet."""
+    """Checks the pins. `voided` means that the engine has taken blocks back that the lead still counts."""
     exclusive: list[Blocks] = []
     for pin in pins:
         if pin.kind in EXCLUSIVE:
@@ -33,7 +33,9 @@ def check_pins(pins: Iterable[Pin], uses: Uses, memories: list[Memory], *, voide
 
 
 def check_free(state: NodeState, pool: PoolLayout) -> None:
-    """What the lead says to be free for a group is what nothing pins and nobody got, in any group of its space."""
+    """Checks that the blocks a lead calls free for a group are neither pinned nor allocated in any group of its
+    space.
+    """
     held: dict[int, set[int]] = {space: set() for space in pool.spaces}
     for pin in state.pins:
         _add(held, pool, pin.blocks)

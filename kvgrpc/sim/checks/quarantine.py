@@ -1,8 +1,8 @@
-"""Whether a lead helps itself when too much of its memory is in quarantine, and whether what it begins then ends.
+"""Checks that a lead helps itself if too much of its memory is in quarantine, and that the re-key it starts ends.
 
-Too much is more than the budget, or anything where the engine cannot set blocks aside. It has the grace to come to rest
-by itself; then the lead registers its memory again, but not before the interval since the last time is over, and not
-for the sake of what that did not help.
+Too much is more than the budget, or anything if the engine cannot set blocks aside. The memory has the grace to come to
+rest by itself. Then the lead registers its memory again, but not before the interval since the last time is over, and
+not only for blocks that the last time did not help.
 """
 
 from kvgrpc.core.actions import Action, Rekey
@@ -20,16 +20,16 @@ class QuarantineAudit:
         self._state = state
         self._too_much_since = NEVER
         self._begun = NEVER
-        """When the re-key under way began."""
+        """Time at which the current re-key began."""
         self._told = False
-        """The ranks know of it."""
+        """True once the ranks know of the re-key."""
         self._next_at = 0.0
-        """When the interval since the last one is over."""
+        """End of the interval since the last re-key."""
         self._tried: frozenset[str] = frozenset()
-        """What was still in quarantine after it."""
+        """Owners of what was still in quarantine after the last re-key."""
 
     def look(self, actions: list[Action]) -> None:
-        """After an event."""
+        """Checks the quarantine after an event."""
         state = self._state
         if state.rekeying:
             self._goes_on(actions)
@@ -42,7 +42,7 @@ class QuarantineAudit:
         self._check_begun()
 
     def life_began(self) -> None:
-        """All memory is new."""
+        """Starts a new life, whose memory is all new."""
         self._too_much_since = self._begun = NEVER
         self._next_at = 0.0
         self._tried = frozenset()
@@ -81,7 +81,7 @@ class QuarantineAudit:
             return False
         pool = state.pool.pool
         counts = [0] * len(pool.groups)
-        """Of each space."""
+        """Number of quarantined blocks of each space."""
         for pin in state.pins:
             for space, ids in zip(pool.spaces, pin.blocks, strict=True):
                 counts[space] += len(ids) if pin.kind is PinKind.QUARANTINE else 0
@@ -89,5 +89,5 @@ class QuarantineAudit:
         return any(counts[space] > share * group.blocks for space, group in zip(pool.spaces, pool.groups, strict=True))
 
     def _owners(self) -> dict[str, float]:
-        """Whose blocks are in quarantine, and since when."""
+        """Returns the owners of blocks in quarantine, and since when."""
         return {pin.owner: pin.since for pin in self._state.pins if pin.kind is PinKind.QUARANTINE}

@@ -1,8 +1,8 @@
-"""Whether what is reclaimed may be: nobody has claimed it, or only younger requests that wait for blocks, its firm time
-is over, and its blocks are at rest.
+"""Checks that only reclaimable leases are reclaimed: unclaimed, or claimed only by younger requests that wait for
+blocks; with their firm time over, and their blocks at rest.
 
-Claims are counted here from the accesses and registrations that there are, and from what their readers said, not from
-what the lead thinks of them.
+Claims are counted here from the accesses and registrations that exist and from what their readers said, not from the
+lead's own view of them.
 """
 
 from kvgrpc.core.actions import Action, Openings, Reclaimed, Reply
@@ -23,24 +23,28 @@ class ReclaimAudit:
     def __init__(self, state: NodeState) -> None:
         self._state = state
         self._claimed: dict[str, str] | None = None
-        """While ReclaimBlocks is handled: leases that are claimed, and by whom; None: nothing is looked at."""
+        """While ReclaimBlocks is handled, claimed leases and who claims them; None means that the event is not
+        checked.
+        """
         self._closing: list[Lease] = []
-        """Leases of which an access is being closed."""
+        """Leases with an access that is being closed."""
         self._let_go: dict[str, float] = {}
-        """When the last access on a lease was closed."""
+        """Time at which the last access on a lease was closed."""
         self._reading: set[bytes] = set()
-        """Accesses of which calls have said that they are read."""
+        """Accesses that calls have said are being read."""
         self._opened_to_read: set[tuple[str, bytes]] = set()
-        """Lives, and accesses that each has opened with blocks to read into. One that lies names those of others."""
+        """Pairs (life, access that it has opened with blocks to read into). A liar names accesses of others."""
 
     def life_began(self) -> None:
-        """Leases of the last life are over."""
+        """Forgets the last life, whose leases are over."""
         self._let_go.clear()
         self._reading.clear()
         self._opened_to_read.clear()
 
     def hears(self, event: Event, now: float) -> None:
-        """Before the node handles an event. What is due at that moment comes first: then nothing is looked at."""
+        """Takes note of an event before the node handles it. The event is skipped if a timer is due, which acts
+        first.
+        """
         due = self._state.timers.next_deadline()
         quiet = due is None or due > now
         self._claimed = self._claims(event, now) if isinstance(event, ReclaimBlocks) and quiet else None
@@ -58,7 +62,7 @@ class ReclaimAudit:
             self._closing = [lease for lease in closing if lease is not None]
 
     def says(self, actions: list[Action]) -> None:
-        """After the node handled it."""
+        """Checks the node's actions."""
         for lease in self._closing:
             if lease.live and not any(_claims(access) for access in self._accesses_on(lease)):
                 self._let_go[lease.id] = self._state.now

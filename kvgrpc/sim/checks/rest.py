@@ -1,7 +1,7 @@
-"""By whose word one lead takes writes at its engine for over: by that of the life that was let write, or by a proof.
+"""Checks why a lead believes a peer has stopped writing to its engine: the peer said so, or it was proved.
 
-A life that writes says so when it settles for the last time, closes as `quiesced`, or opens anew for the same target;
-no other life can know it. Where it says so falsely that cannot be told: so nothing is asked here of what movers do.
+A life that writes says so when it settles for the last time, closes as `quiesced`, or opens anew for the same target.
+No other life can know it. A false statement cannot be detected, so this does not check what movers do.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,19 +19,19 @@ class Rest:
 
     def __init__(self) -> None:
         self._asked: dict[str, str] = {}
-        """By access, as ranks call it: the life that has asked to write."""
+        """Life that has asked to write, by access as ranks name it."""
         self._of_token: dict[bytes, list[str]] = {}
-        """Those accesses, by their grant."""
+        """The accesses of `_asked`, by grant."""
         self._writers: dict[str, str] = {}
-        """The life that may write, by access."""
+        """Life that may write, by access."""
         self._of_transfer: dict[str, list[str]] = {}
         self._said: set[str] = set()
-        """Accesses whose writer has said that nothing is written under them any more."""
+        """Accesses under which, as their writer said, nothing is written any more."""
         self._over: set[str] = set()
-        """Those of which the lead believes it, with reason."""
+        """Accesses of which the lead rightly believes that nothing is written under them any more."""
 
     def hears(self, event: Word, accesses: Mapping[bytes, Access]) -> None:
-        """What a life says. `accesses`: those that the lead knows before it hears it."""
+        """Takes note of what a life says. `accesses` are those that the lead knows before the event."""
         life = peer_key(event.engine_id, event.incarnation)
         if isinstance(event, OpenAccess):
             for row in event.openings:
@@ -45,16 +45,16 @@ class Rest:
             self._says(life, {_name(row.access_id) for row in rows} | self._under(known | {row.token for row in rows}))
 
     def expects(self, name: str) -> None:
-        """The lead lets a source write under that access."""
+        """Takes note that the lead lets a source write under that access."""
         self._writers[name] = self._asked[name]
 
     def granted(self, access_id: bytes, transfer_id: str) -> None:
-        """It has told the source so."""
+        """Takes note that the source was told that it may write."""
         self._of_transfer.setdefault(transfer_id, []).append(_name(access_id))
 
     def believed(self, name: str, *, proved: Callable[[str], bool]) -> None:
-        """The lead expects no writes under that access any more. `proved`: whether the lead knows of a life, whatever
-        that says, that it cannot write.
+        """Checks that the lead may stop expecting writes under that access. `proved` tells if the lead knows that a
+        life cannot write, whatever that life says.
         """
         life = self._writers[name]
         if name not in self._said and not proved(life):
@@ -62,7 +62,7 @@ class Rest:
         self._over.add(name)
 
     def returned(self, transfer_id: str) -> None:
-        """The blocks of a transfer are its engine's again, with or without the KV."""
+        """Checks a transfer whose blocks are its engine's again, with or without the KV."""
         for name in self._of_transfer.pop(transfer_id, ()):
             life = self._writers.pop(name, "")
             if life and name not in self._over:
@@ -70,7 +70,7 @@ class Rest:
                 broken(Rule.R1, message, transfer_id, name)
 
     def life_began(self) -> None:
-        """Another memory, which is not written yet."""
+        """Starts a new life, whose memory is not written yet."""
         self._asked.clear()
         self._of_token.clear()
         self._writers.clear()
@@ -79,14 +79,14 @@ class Rest:
         self._over.clear()
 
     def _opens(self, life: str, row: Opening, *, known: bool) -> None:
-        """It has nothing under way for what it opened before for the same target."""
+        """Takes note of an opening: the life has nothing in flight for its earlier accesses of the same target."""
         name = _name(row.access_id)
         self._says(life, self._under({row.token}) - {name})
         if row.reverse_access_id or known or name in self._writers:
-            return  # it wants this side to read, or asks again
+            return  # the life wants this side to read, or asks again
         self._asked[name] = life
         self._of_token.setdefault(row.token, []).append(name)
-        self._said.discard(name)  # an id that was forgotten may be used again
+        self._said.discard(name)  # a forgotten id may be used again
         self._over.discard(name)
 
     def _under(self, tokens: set[bytes]) -> set[str]:

@@ -1,4 +1,4 @@
-"""What is checked of sends: that they are of what their reader may read, and that both sides count them alike."""
+"""Checks sends: they are only of what their reader may read, and both sides number them alike."""
 
 from kvgrpc.core.actions import AnswerSend, Send
 from kvgrpc.core.state import NodeState
@@ -12,7 +12,7 @@ from kvgrpc.sim.world.wires import cells_in
 
 
 def check_sent(action: Send, state: NodeState) -> None:
-    """A rank sends cells of blocks only that this peer may read now."""
+    """Checks that a rank sends only cells of blocks that this peer may read now."""
     where = Cells(state.pool.pool, action.rank, state.pool.world_size)
     readable: set[int] = set()
     for access in state.accesses.values():
@@ -29,6 +29,8 @@ def _is_read(access: Access) -> bool:
 
 
 def check_number(action: AnswerSend) -> None:
-    """No source hears a number twice, or misses one: a rank that does not know what came of one begins anew."""
+    """Checks that no source sees a number twice or misses one. A rank that does not know a send's outcome starts
+    anew.
+    """
     if OUT_OF_TURN in action.answer.error:
         broken(Rule.R9, f"rank {action.rank} and its source {action.peer} count otherwise: {action.answer.error}")

@@ -1,4 +1,4 @@
-"""Whether a peer that is silent is declared dead in time."""
+"""Checks that a silent peer is declared dead in time."""
 
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.tables.peers import PeerState
@@ -11,16 +11,16 @@ class Silences:
     def __init__(self, state: NodeState) -> None:
         self._state = state
         self._since: dict[str, float] = {}
-        """By life."""
+        """Begin time of the silence, by life."""
 
     def begins(self, life: str, now: float) -> None:
-        """A peer is silent, before the lead knows it."""
+        """Takes note that a peer is silent, before the lead knows."""
         peer = self._state.peers.get(life)
         if peer is not None and peer.state is not PeerState.SUSPECT:
             self._since[life] = now
 
     def check(self) -> None:
-        """No silence lasts longer than the grace."""
+        """Checks that no silence lasts longer than the grace."""
         state = self._state
         for life, since in list(self._since.items()):
             peer = state.peers.get(life)

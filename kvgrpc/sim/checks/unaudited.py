@@ -1,4 +1,4 @@
-"""In place of the checks of one lead: for a liar, whose lead hears what it has brought upon itself."""
+"""Replaces the audit of a liar's lead, which hears the answers to its lies."""
 
 from typing import Any
 
@@ -6,10 +6,10 @@ from kvgrpc.sim.checks.audit import Audit
 
 
 class Unaudited(Audit):
-    """Whatever it hears and says is right."""
+    """An audit that accepts everything."""
 
     def __init__(self) -> None:
-        """There is nothing to look at."""
+        """Keeps nothing: there is nothing to check."""
 
     def __getattribute__(self, name: str) -> Any:
         return _nothing

@@ -1,9 +1,9 @@
-"""How long transfers may take in each of their phases: bounds far below those of whole ones, one for each deadline.
+"""Checks how long transfers take in each phase: bounds far below those of whole transfers, one for each deadline.
 
-The queue timeout is for handshake, access and queue together; with blocks that were not there from the start it begins
-anew when they are given, which is before the cap of a lease. Then come the transfer timeout, for the bytes and their
-checksums, and the settle timeout. What is pushed waits for the other side at most for the registration timeout: at the
-destination for a source that opens its access, at the source for a part; longer where renewals by key say so.
+The queue timeout covers handshake, access and queue together. If blocks are given later, the queue timeout starts anew
+at that time, which must be before the cap of a lease. Next come the transfer timeout, for the bytes and their
+checksums, and the settle timeout. A push waits for its other side for at most the registration timeout: at the
+destination for a source that opens its access, at the source for a part. Renewals by key extend that wait.
 """
 
 from math import isfinite
@@ -21,17 +21,17 @@ class Waits:
         self._limits = limits
         self._begun: set[str] = set()
         self._asked: dict[str, PullBlocks] = {}
-        """Calls of pulls that are not over."""
+        """Calls of unfinished pulls, by transfer."""
         self._due: dict[str, float] = {}
-        """By when each of them has left its phase."""
+        """Time by which each pull must have left its phase."""
         self._last: dict[str, Transfer] = {}
         self._meets: dict[str, float] = {}
-        """By when a push has met its other side."""
+        """Time by which a push must have met its other side."""
         self._keys: dict[str, Transfer] = {}
-        """Of those the ones that wait here for a source."""
+        """Reservations among them, which wait here for a source."""
 
     def begun(self, transfer: Transfer, event: PullBlocks) -> None:
-        """A call has begun a pull, or is answered again."""
+        """Takes note that a call has begun a pull. A repeated answer changes nothing."""
         if transfer.id in self._begun:
             return
         self._begun.add(transfer.id)
@@ -40,20 +40,20 @@ class Waits:
         self._last[transfer.id] = transfer
 
     def given(self, transfer_id: str, now: float) -> None:
-        """Blocks are given for it later than it was asked for."""
+        """Takes note that a pull gets blocks later than it was asked for."""
         event = self._asked.get(transfer_id)
         if event is not None:
             self._due[transfer_id] = now + (event.queue_timeout_s or self._limits.queue_timeout_s)
 
     def reserved(self, transfer: Transfer, timeout_s: float | None) -> None:
-        """Blocks are reserved for a push; also when the call is answered again."""
+        """Takes note that blocks are reserved for a push. A repeated answer may only extend its wait."""
         if _apart(transfer):
             wait_s = self._limits.registration_timeout_s if timeout_s is None else timeout_s
             self._meets[transfer.id] = max(transfer.created + wait_s, self._meets.get(transfer.id, 0.0))
             self._keys[transfer.id] = transfer
 
     def hears(self, event: Event, now: float) -> None:
-        """A source says how long it keeps, or expects, what is waited for here."""
+        """Takes note of how long a source keeps, or expects, what is waited for here."""
         if not isinstance(event, KeysRenewed):
             return
         for key, left_s in event.rows:
@@ -61,12 +61,12 @@ class Waits:
                 self.renewed(transfer.id, min(now + left_s, transfer.created + self._limits.lease_cap_s))
 
     def renewed(self, transfer_id: str, until: float) -> None:
-        """A push may wait for its other side until then."""
+        """Lets a push wait for its other side until then."""
         if transfer_id in self._meets:
             self._meets[transfer_id] = max(self._meets[transfer_id], until)
 
     def changed(self, new: Transfer, now: float) -> None:
-        """A transfer changed."""
+        """Takes note of a changed transfer."""
         if not _apart(new):
             self._meets.pop(new.id, None)
             self._keys.pop(new.id, None)
@@ -87,7 +87,7 @@ class Waits:
             self._entered(old, new, event)
 
     def check(self, now: float) -> None:
-        """None is in a phase for longer than it may be."""
+        """Checks that no transfer is in a phase for too long."""
         for transfer_id, due in self._due.items():
             if now > due + SLACK_S:
                 phase = self._last[transfer_id].phases[-1].name
@@ -97,7 +97,7 @@ class Waits:
                 broken(Rule.R7, f"{transfer_id} waits {now - due:.3f} s too long for its other side", transfer_id)
 
     def life_began(self) -> None:
-        """All transfers of the last life are over."""
+        """Forgets the last life, whose transfers are all over."""
         for table in (self._asked, self._due, self._last, self._meets, self._keys):
             table.clear()
 
@@ -116,7 +116,7 @@ class Waits:
 
 
 def _apart(transfer: Transfer) -> bool:
-    """Whether a push waits for its other side: at its destination for the source, at its source for a part."""
+    """Returns True if a push waits for its other side: at its destination for the source, at its source for a part."""
     if transfer.over or not transfer.phases or transfer.phases[0].name != "rendezvous":
         return False
     return not transfer.lease_id if transfer.direction is Direction.SEND else len(transfer.phases) == 1

@@ -1,4 +1,4 @@
-"""Who may write into the blocks of a lead's engine, and of whom the lead was told that they write no more."""
+"""Tracks who may write into the blocks of a lead's engine, and which writers the lead knows to have stopped."""
 
 from collections.abc import Callable, Iterable
 
@@ -10,7 +10,7 @@ from kvgrpc.sim.checks.rest import Rest, Word
 from kvgrpc.sim.rules import Rule, broken
 
 CanTell = Callable[[str, str], bool]
-"""Whether the life of a source lives, knows this lead, and saw that nothing of its own fills a transfer any more."""
+"""Returns True if the source's life lives, knows this lead, and saw that its postings no longer fill a transfer."""
 
 
 class WriterAudit:
@@ -18,18 +18,20 @@ class WriterAudit:
 
     def __init__(self) -> None:
         self._writers: dict[str, dict[str, str]] = {}
-        """By transfer: accesses under which a source may write, as ranks call them, and the source's life."""
+        """Accesses under which a source may write, as ranks name them, with the source's life; by transfer."""
         self._ended: dict[str, dict[tuple[int, int], bool]] = {}
-        """By life, the ranks that saw a process end, and whose, and whether nothing of it lands any more."""
+        """Pairs (rank, peer's rank) of which the rank saw the peer's process end, and if nothing of it lands; by
+        life.
+        """
         self._proved: set[str] = set()
-        """Accesses under which nothing is written any more: that was seen."""
+        """Accesses under which, as was seen, nothing is written any more."""
         self._gone: set[str] = set()
-        """Lives of which it was."""
+        """Lives that, as was seen, write nothing any more."""
         self._rest = Rest()
         self._heard: Event | None = None
 
     def hears(self, event: Event, state: NodeState) -> None:
-        """Before the lead handles an event."""
+        """Takes note of an event before the lead handles it."""
         self._heard = event
         if isinstance(event, Word):
             self._rest.hears(event, state.accesses)
@@ -37,7 +39,7 @@ class WriterAudit:
             self.process_ended(event, len(state.peers[event.peer].bridges.pairs))
 
     def expects(self, action: Expect) -> None:
-        """The lead expects writes under an access from now on, or no longer: then it has reason to."""
+        """Takes note that the lead expects writes under an access, or checks its reason for expecting no more."""
         if action.open:
             self._rest.expects(action.access)
         else:
@@ -45,17 +47,19 @@ class WriterAudit:
             self._rest.believed(action.access, proved=lambda life: of_all or life in self._gone)
 
     def changed(self, transfer: Transfer) -> None:
-        """A transfer changed. When its blocks come back they are not written."""
+        """Takes note of a changed transfer. Returned blocks must not be written any more."""
         if transfer.direction is Direction.RECEIVE and transfer.memory is Disposition.RETURNED:
             self._rest.returned(transfer.id)
 
     def granted(self, access_id: bytes, transfer_id: str, life: str) -> None:
-        """A source may write under an access from now on."""
+        """Takes note that a source may write under an access."""
         self._writers.setdefault(transfer_id, {})[f"w-{access_id.hex()}"] = life
         self._rest.granted(access_id, transfer_id)
 
     def process_ended(self, event: ProcessEnded, pairs: int) -> None:
-        """The lead is told that a process of a peer is gone, of those in so many pairs of ranks."""
+        """Takes note that a process of a peer has ended. The peer's processes form `pairs` pairs of ranks with this
+        engine.
+        """
         ended = self._ended.setdefault(event.peer, {})
         ended[event.rank, event.peer_rank] = event.drained
         if len(ended) == pairs and all(ended.values()):
@@ -64,14 +68,14 @@ class WriterAudit:
                 self._proved.update(name for name, life in writers.items() if life == event.peer)
 
     def check_heeded(self, open_writes: frozenset[str]) -> None:
-        """The lead expects no writes of which it knows that they cannot come."""
+        """Checks that the lead expects no writes of writers that it knows to be gone."""
         if not self._proved.isdisjoint(open_writes):
             name = min(self._proved & open_writes)
             broken(Rule.END, f"writes under {name} are expected, and their writers are known to be gone", name)
 
     def check(self, transfers: Iterable[Transfer], open_writes: frozenset[str]) -> None:
-        """Once no posting is in flight here, only blocks are in quarantine that may still be written, for all the
-        lead knows. `open_writes`: accesses under which it still expects writes.
+        """Checks the quarantine while no posting is in flight here: it holds only blocks that may still be written, as
+        far as the lead knows. `open_writes` are the accesses under which the lead still expects writes.
         """
         for transfer in transfers:
             if transfer.memory is not Disposition.QUARANTINED:
@@ -82,8 +86,8 @@ class WriterAudit:
         self.check_heeded(open_writes)
 
     def check_told(self, open_writes: frozenset[str], can_tell: CanTell, missed: Callable[[str], bool]) -> None:
-        """Once all leads have been reached again: no source keeps it to itself that it writes no more, and the end of
-        none was `missed` that could be seen.
+        """Checks after all leads have been reached again: every source has told that it writes no more, and no visible
+        end of a source was `missed`.
         """
         for transfer_id, writers in self._writers.items():
             for name in sorted(writers.keys() & open_writes):
@@ -95,13 +99,13 @@ class WriterAudit:
                     broken(Rule.END, message, transfer_id, name)
 
     def may_write(self, life: str, open_writes: frozenset[str]) -> bool:
-        """Whether writes of that life of a source are expected."""
+        """Returns True if writes of that life of a source are expected."""
         return any(
             of == life and name in open_writes for writers in self._writers.values() for name, of in writers.items()
         )
 
     def life_began(self) -> None:
-        """Another memory, which is not written yet."""
+        """Starts a new life, whose memory is not written yet."""
         self._writers.clear()
         self._ended.clear()
         self._proved.clear()

@@ -1,1 +1,1 @@
-"""Engine: a simulated engine and its worker: it computes, hands over, receives and checks KV."""
+"""A simulated engine and its worker: computes, hands over, receives and checks KV."""

@@ -1,7 +1,7 @@
-"""A modelled engine: computes KV into its blocks, hands them over, pulls, and recycles blocks the moment it may.
+"""A model of an engine: computes KV into its blocks, hands them over, pulls, and recycles blocks as early as it may.
 
-It trusts what its lead tells it, and nothing else, so a lead that returns a block too early, or offers KV that is not
-the one asked for, is found out here.
+It trusts what its lead tells it, and nothing else. So it detects a lead that returns a block too early, or that offers
+KV other than the one asked for.
 """
 
 from collections import Counter
@@ -39,11 +39,11 @@ from kvgrpc.sim.world.memory import Memory
 from kvgrpc.sim.world.network import Result
 
 REPLACE = 0.3
-"""How often a push that is preempted hands other blocks over before it takes back the first ones."""
+"""Probability that a preempted push hands over other blocks before it takes the first ones back."""
 START_OVER = 0.7
-"""How often one starts over whose blocks were taken back."""
+"""Probability that a push whose blocks were taken back starts over."""
 TOMBSTONES_SURE = 1_000
-"""With fewer tombstones than this a cancelled key may be forgotten for newer ones."""
+"""Number of tombstones below which a cancelled key may be forgotten for newer ones."""
 
 
 class Engine:
@@ -59,17 +59,17 @@ class Engine:
         plant = self._plant = Worker(lead, description, memories)
         self._minted = 0
         self._offers: dict[str, HandOver] = {}
-        """By their transfer."""
+        """Hand-overs, by transfer."""
         self._pushes = Pushes(plant, self._offers)
         self._fetches = Fetches(plant)
 
     @property
     def refused(self) -> Counter[str]:
-        """Calls that were refused, by reason."""
+        """Number of refused calls, by reason."""
         return self._plant.refused
 
     def begin(self) -> None:
-        """Where the server gives blocks out the engine takes all of them, and gives them to its requests itself."""
+        """Takes all blocks of a SERVER_MANAGED pool. The engine then gives them to its requests itself."""
         if self._description.pool_kind is PoolKind.ENGINE_MANAGED:
             return
         counts = tuple((i, group.blocks) for i, group in enumerate(self._description.pool.groups))
@@ -81,8 +81,8 @@ class Engine:
         self._lead.call(lambda call: AllocateBlocks(call, counts, no_expiry=True), ENGINE, give)
 
     def offer(self, offer: Offer) -> bytes | None:
-        """Computes a prompt and hands it over; the grant, or None without room. Equal prompts share their blocks, also
-        with a request that was received.
+        """Computes a prompt and hands it over. Returns the grant, or None without room. Equal prompts share their
+        blocks, also with a request that was received.
         """
         blocks = self._plant.blocks
         whole = (known for known in self._offers.values() if not known.taken_back)
@@ -104,7 +104,7 @@ class Engine:
         return token
 
     def compute(self, offer: Offer, for_s: float) -> bool:
-        """Computes a prompt by itself, and uses it for so long. False: without room."""
+        """Computes a prompt by itself, and uses it for `for_s` seconds. Returns False without room."""
         taken = self._plant.take(len(offer.prompt.tokens), offer.by, in_line=offer.in_line)
         if taken is None:
             return False
@@ -116,7 +116,7 @@ class Engine:
         self._plant.free(blocks)
 
     def pull(self, wish: Wish, token: bytes, ended: Callable[[Failed | None], None]) -> None:
-        """Pulls with a grant. `ended` is told the failure, or None for success; never for a refused call."""
+        """Pulls with a grant. `ended` gets the failure, or None for success; it is never called for a refused call."""
         self._fetches.pull(wish, token, ended)
 
     def push(self, offer: Offer, plans: Sequence[PartPlan]) -> None:
@@ -127,7 +127,7 @@ class Engine:
         self, wish: Wish, key: bytes, source: PushSource | None, relay: Callable[[bytes], None],
         ended: Callable[[Failed | None], None],
     ) -> None:  # fmt: skip
-        """Reserves blocks for a push; `relay` is given the grant, `ended` is as for `pull`."""
+        """Reserves blocks for a push. `relay` gets the grant; `ended` is as for `pull`."""
         self._fetches.reserve(wish, key, source, relay, ended)
 
     def cancel(self, key: bytes, scope: CancelScope) -> None:
@@ -149,7 +149,7 @@ class Engine:
         self._lead.call(lambda call: CancelTransfer(call, key=key, scope=scope), ENGINE, give)
 
     def preempt(self, number: int) -> None:
-        """Takes the blocks of one of its hand-overs back at once. A push may start over then."""
+        """Takes the blocks of one of its hand-overs back at once. A push may then start over."""
         offers = [made for made in self._offers.values() if not made.taken_back and not made.asking]
         if not offers:
             return
@@ -168,11 +168,11 @@ class Engine:
             self._lead.later(rng.expovariate(20.0), made.start_over)
 
     def void_known(self, lease_id: str) -> None:
-        """The lead knows that the blocks of a lease were taken back."""
+        """Takes note that the lead knows that the blocks of a lease were taken back."""
         self._plant.void_known(lease_id)
 
     def told(self, news: EngineNews) -> None:
-        """Something that the lead says."""
+        """Takes the lead's news."""
         if isinstance(news, Received):
             self._fetches.received(news)
         elif isinstance(news, Failed) and self._fetches.knows(news.transfer_id):
@@ -187,11 +187,11 @@ class Engine:
             self._fetches.layers(news)
 
     def uses(self, group: int, block: int) -> bool:
-        """Whether it has a use for a block."""
+        """Returns True if the engine uses a block."""
         return self._plant.blocks.in_use(group, block)
 
     def check_idle(self) -> None:
-        """Everything came back."""
+        """Checks that everything came back."""
         if self._offers:
             broken(Rule.END, "hand-overs were never returned", *self._offers)
         self._fetches.check_idle()
@@ -215,7 +215,7 @@ class Engine:
         return grants.mint(claims, grants.signing_key(self._secret))
 
     def _announce(self, offer: Offer, made: HandOver, token: bytes) -> None:
-        """FinishedBlocks; asked again under the same idempotency key, which must change nothing."""
+        """Calls FinishedBlocks, twice under the same idempotency key, which must change nothing."""
 
         def ask(call: Call) -> FinishedBlocks:
             return FinishedBlocks(
@@ -259,7 +259,7 @@ class Engine:
     def _returned(self, news: BlocksReturned) -> None:
         made = self._offers.get(news.transfer_id)
         if made is not None and made.asking:
-            # What it has said meanwhile is answered first: that may be about the same blocks.
+            # The answers to earlier calls come first: they may be about the same blocks.
             self._lead.later(AGAIN_S, lambda: self._returned(news))
             return
         self._plant.returned(news.lease_id)

@@ -1,4 +1,4 @@
-"""What a modelled engine keeps of its hand-overs, pulls and reservations, and what it knows of its lead."""
+"""Records that a modelled engine keeps of its hand-overs, pulls and reservations, and its view of its lead."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,16 +23,16 @@ class HandOver:
     blocks: Blocks
     lease_id: str
     step: int
-    """The step that computes it; 0 when that is over."""
+    """Step that computes the prompt; 0 once that step is over."""
     handed: bool = False
-    """The lead has, or had, a part of this epoch, or all of it."""
+    """True if the lead has, or had, a part of this epoch, or all of it."""
     taken_back: bool = False
-    """The engine preempted it: the blocks are its own again already."""
+    """True if the engine preempted the hand-over: the blocks are already its own again."""
     part_epoch: int = 0
     start_over: Callable[[], None] | None = None
-    """Of a push: its prefill begins anew."""
+    """For a push, starts its prefill over."""
     asking: int = 0
-    """Of a push: parts of which the lead has not said yet whether it takes them."""
+    """For a push, the number of parts that the lead has neither accepted nor refused yet."""
     over: bool = False
 
 
@@ -47,14 +47,14 @@ class Fetch:
     key: bytes
     transfer_id: str = ""
     blocks: Blocks | None = None
-    """All of the request's, those that it holds already included."""
+    """All blocks of the request, including those that already hold KV."""
     handed_in: bool = False
-    """The lead has them."""
+    """True once the lead has the blocks."""
     over: bool = False
 
 
 class Lead(Protocol):
-    """What an engine knows of its lead."""
+    """An engine's view of its lead."""
 
     def call(self, ask: Ask, principal: str, give: Give, **fields: str) -> None: ...
 
@@ -80,5 +80,5 @@ class Lead(Protocol):
 
 @lru_cache(maxsize=1024)
 def content_of(prompt: Prompt, also_at: int = 0) -> Content:
-    """What the KV of a prompt is of."""
+    """Returns the content of a prompt's KV."""
     return chain(prompt.tokens, cache_salt=prompt.salt, weights_revision="w1", also_at=also_at)

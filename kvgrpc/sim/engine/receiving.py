@@ -1,4 +1,4 @@
-"""What a modelled engine receives: pulls, and reservations for pushes."""
+"""The receiving side of a modelled engine: pulls, and reservations for pushes."""
 
 from collections.abc import Callable
 
@@ -28,11 +28,11 @@ from kvgrpc.sim.world.memory import ALL_LAYERS, Prompt
 from kvgrpc.sim.world.network import Result
 
 USE_S = 0.05
-"""How long an engine computes with blocks that it received before it frees them."""
+"""Time that an engine computes with received blocks before it frees them, in seconds."""
 ROOM_S = 0.1
-"""How often it looks for room."""
+"""Interval between two looks for room, in seconds."""
 RENEW_S = 1.0
-"""How often it has the source of a push renew what is to come."""
+"""Interval at which the engine lets the source of a push renew what will come, in seconds."""
 
 
 class Fetches:
@@ -41,12 +41,12 @@ class Fetches:
     def __init__(self, plant: Worker) -> None:
         self._plant = plant
         self._fetches: dict[str, Fetch] = {}
-        """By their transfer."""
+        """Pulls and reservations, by transfer."""
         self._used: list[Fetch] = []
-        """Those that brought KV with which the engine computes."""
+        """Fetches whose KV the engine computes with."""
 
     def pull(self, wish: Wish, token: bytes, ended: Callable[[Failed | None], None]) -> None:
-        """Pulls with a grant. `ended` is told the failure, or None for success; never for a refused call."""
+        """Pulls with a grant. `ended` gets the failure, or None for success; it is never called for a refused call."""
         try:
             claims = grants.read_claims(token)
             content = content_of(wish.prompt, claims.token_count)
@@ -83,7 +83,7 @@ class Fetches:
         self, wish: Wish, key: bytes, source: PushSource | None, relay: Callable[[bytes], None],
         ended: Callable[[Failed | None], None],
     ) -> None:  # fmt: skip
-        """Reserves blocks for a push; `relay` is given the grant, `ended` is as for `pull`."""
+        """Reserves blocks for a push. `relay` gets the grant; `ended` is as for `pull`."""
         tokens = len(wish.prompt.tokens)
         fetch = Fetch(wish, tokens, min(wish.have_tokens, tokens), ended, key)
         if not self._find_room(fetch):
@@ -106,7 +106,7 @@ class Fetches:
             self._renew(fetch, source)
 
     def _renew(self, fetch: Fetch, source: PushSource) -> None:
-        """Its source keeps what comes, for as long as it is waited for."""
+        """Renews what will come at its source, while the engine waits for it."""
         if fetch.over:
             return
         refs = (LeaseRef(key=fetch.key),)
@@ -114,14 +114,14 @@ class Fetches:
         self._plant.lead.later(RENEW_S, lambda: self._renew(fetch, source))
 
     def shares(self, prompt: Prompt) -> Blocks | None:
-        """The blocks of a request that was received and is still in use, for the very same prompt."""
+        """Returns the blocks of a received request that is still in use, for exactly that prompt."""
         for fetch in self._used:
             if fetch.wish.prompt == prompt and fetch.use_tokens == len(prompt.tokens):
                 return fetch.blocks
         return None
 
     def received(self, news: Received) -> None:
-        """The KV is there: it must be what was asked for."""
+        """Takes received KV, which must be what was asked for."""
         fetch = self._fetches.pop(news.transfer_id)
         if fetch.over or news.use_tokens != fetch.use_tokens:
             broken(Rule.R3, f"{news.transfer_id} brought other tokens, or succeeded after it failed", news.transfer_id)
@@ -136,7 +136,7 @@ class Fetches:
             self._check_filled(fetch)
         for memory in self._plant.memories:
             memory.take_back(self._targets(fetch), Rule.R9)
-            if lied_to:  # it is believed, and made good here: what follows from it is checked as ever
+            if lied_to:  # a lie is believed, and made good here: what follows from it is checked as usual
                 memory.compute(blocks, Prompt(prompt.tokens[: news.use_tokens], prompt.salt))
             memory.check_holds(blocks, prompt, news.use_tokens, rule=self._rule(fetch), about=news.transfer_id)
         self._used.append(fetch)
@@ -148,7 +148,7 @@ class Fetches:
         self._plant.lead.later(USE_S, free)
 
     def failed(self, news: Failed) -> None:
-        """It is over; its blocks come later."""
+        """Takes a failure. The blocks come back later."""
         fetch = self._fetches[news.transfer_id]
         if fetch.over:
             broken(Rule.R3, f"{news.transfer_id} failed twice", news.transfer_id)
@@ -156,7 +156,7 @@ class Fetches:
         self._plant.lead.soon(lambda: fetch.ended(news))
 
     def returned(self, news: BlocksReturned) -> None:
-        """The blocks are the engine's again."""
+        """Takes blocks back."""
         self._acknowledge(news.transfer_id)
         fetch = self._fetches.pop(news.transfer_id, None)
         if fetch is None:
@@ -169,7 +169,7 @@ class Fetches:
             self._plant.free(fetch.blocks)
 
     def layers(self, news: LayersReceived) -> None:
-        """Some layers may be used provisionally."""
+        """Takes layers that may be used provisionally."""
         fetch = self._fetches[news.transfer_id]
         assert fetch.blocks is not None
         most = max(group.layers for group in self._plant.description.pool.groups)
@@ -184,20 +184,22 @@ class Fetches:
             )
 
     def knows(self, transfer_id: str) -> bool:
-        """Whether that is one of these, and not over for good."""
+        """Returns True if the transfer is a pull or reservation of this engine that is not over for good."""
         return transfer_id in self._fetches
 
     def check_idle(self) -> None:
-        """All came to their ends."""
+        """Checks that all fetches have ended."""
         if self._fetches:
             broken(Rule.END, "pulls never ended", *self._fetches)
 
     def _check_filled(self, fetch: Fetch, layers: tuple[LayerRange, ...] = (ALL_LAYERS,)) -> None:
-        """The other side lies. What this side has moved by itself is there all the same."""
+        """Checks KV from a liar: what this side has moved by itself must be there."""
         self._plant.lead.audit.check_arrived(fetch.transfer_id, self._targets(fetch), self._plant.memories, layers)
 
     def _rule(self, fetch: Fetch) -> Rule:
-        """What wrong KV breaks: R11 where what the key stands for is another prompt, else it was torn or stale."""
+        """Returns the rule that wrong KV breaks: R11 if the key stands for another prompt, else R2: the KV was torn or
+        stale.
+        """
         offered = self._plant.lead.offered(fetch.key)
         asked = fetch.wish.prompt
         tokens = asked.tokens[: fetch.use_tokens]
@@ -205,7 +207,7 @@ class Fetches:
         return Rule.R2 if same else Rule.R11
 
     def _find_room(self, fetch: Fetch) -> bool:
-        """Takes blocks, and computes the KV that the engine is said to have."""
+        """Takes blocks, and computes the KV that the engine should already have."""
         blocks = self._plant.take(fetch.use_tokens, fetch.wish.by, in_line=fetch.wish.in_line)
         if blocks is None:
             return False
@@ -216,7 +218,7 @@ class Fetches:
         return True
 
     def _destination(self, fetch: Fetch) -> tuple[Destination, int]:
-        """The blocks to fill, and the step that still touches them."""
+        """Returns the blocks to fill, and the step that still touches them."""
         targets = self._targets(fetch)
         step = 0
         if fetch.wish.in_step:
@@ -255,7 +257,7 @@ class Fetches:
         def give(result: Result) -> None:
             if not isinstance(result, KVGrpcError):
                 self._hand_in(fetch)
-            elif not fetch.over:  # refused only because it ended in this very moment: its blocks have come back by then
+            elif not fetch.over:  # refused only if it ended at this very moment: its blocks have come back by then
                 broken(Rule.R5, f"{fetch.transfer_id} takes no blocks: {result}", fetch.transfer_id)
 
         self._plant.lead.call(lambda call: GiveDestination(call, fetch.transfer_id, destination, step), ENGINE, give)

@@ -1,4 +1,4 @@
-"""What a router asks of engines: to compute and hand over, and to pull."""
+"""Requests of a router to engines: to compute and hand over, and to pull."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from kvgrpc.sim.world.memory import Prompt
 
 @dataclass(frozen=True)
 class Offer:
-    """What an engine is asked to compute and to hand over."""
+    """A prompt that an engine must compute and hand over."""
 
     key: bytes
     request_id: str
@@ -20,51 +20,51 @@ class Offer:
     consumers: int = 1
     on_abort: OnAbort = OnAbort.RELEASE
     announce_after_s: float = 0.0
-    """FinishedBlocks reaches the lead this much later than the grant leaves."""
+    """Delay between the grant and FinishedBlocks, in seconds."""
     priority: int = 0
     in_step: bool = False
-    """It is handed over before the step that computes it is over."""
+    """True if the prompt is handed over before the step that computes its KV is over."""
     request_time_us: int = 0
     in_line: bool = False
-    """It waits for its turn to get blocks: the oldest of those in line is first."""
+    """True if the request waits in line for blocks: the oldest in line is served first."""
 
     @property
     def by(self) -> RequestTime | None:
-        """In whose name it asks for blocks."""
+        """Identity under which the engine asks for blocks."""
         return RequestTime(self.request_time_us, self.request_id) if self.request_time_us else None
 
 
 @dataclass(frozen=True)
 class Wish:
-    """What an engine is asked to pull."""
+    """A prompt that an engine must pull."""
 
     request_id: str
     prompt: Prompt
-    """Of its own request: shorter, longer or other than the one on offer."""
+    """Prompt of the engine's own request: shorter, longer or other than the one on offer."""
     access_id: bytes
     use_tokens: int = 0
     have_tokens: int = 0
-    """Tokens whose KV it has computed itself before."""
+    """Number of tokens whose KV the engine has computed itself before."""
     all_local: bool = False
-    """It has found everything locally."""
+    """True if the engine has found everything locally."""
     blocks_after_s: float = 0.0
-    """When it looks for room; 0 gives the blocks with the call, if there is room."""
+    """Delay before the engine looks for room, in seconds; 0 gives the blocks with the call, if there is room."""
     priority: int = 0
     in_step: bool = False
-    """A step that runs still touches the blocks."""
+    """True if a running step still touches the blocks."""
     request_time_us: int = 0
     in_line: bool = False
-    """As in Offer."""
+    """True if the request waits in line for blocks, as in Offer."""
 
     @property
     def by(self) -> RequestTime | None:
-        """As in Offer."""
+        """Identity under which the engine asks for blocks, as in Offer."""
         return RequestTime(self.request_time_us, self.request_id) if self.request_time_us else None
 
 
 @dataclass(frozen=True)
 class PartPlan:
-    """One part of a push: the blocks of the tokens from `first` to `end`, in some layers, handed over some time on."""
+    """One part of a push: the blocks of tokens [first, end) in some layers, handed over after a delay."""
 
     first: int
     end: int

@@ -12,7 +12,7 @@ from kvgrpc.sim.engine.worker import Worker
 from kvgrpc.sim.world.network import Result
 
 AGAIN_S = 0.05
-"""How soon a prefill that cannot start over yet tries again."""
+"""Delay before a prefill that cannot start over yet tries again, in seconds."""
 
 
 class Pushes:
@@ -38,7 +38,7 @@ class Pushes:
             self._plant.lead.later(at_s, lambda plan=plan: self._hand_over_part(offer, made, plan, epoch))  # type: ignore[misc]
 
     def _start_over(self, offer: Offer, made: HandOver, plans: Sequence[PartPlan]) -> None:
-        """The prefill of a push begins anew, in other blocks."""
+        """Starts the prefill of a push over, in other blocks."""
         if made.asking:
             self._plant.lead.later(AGAIN_S, lambda: self._start_over(offer, made, plans))
             return
@@ -85,7 +85,7 @@ class Pushes:
                 assert result.transfer is not None
                 self._offers[result.transfer.id] = made
                 if made.handed and made.lease_id != result.lease.id:
-                    # The push had ended, so this part is one of another push: each returns the blocks.
+                    # The push had ended, so this part belongs to another push: each returns the blocks.
                     self._plant.blocks.share(made.blocks)
                 made.handed, made.lease_id = True, result.lease.id
                 self._plant.lend(made.lease_id, made.blocks)

@@ -1,4 +1,4 @@
-"""The steps of a modelled engine: work that is queued now and done when its step is over, rank by rank."""
+"""The steps of a modelled engine: work is queued now and done when its step is over, rank by rank."""
 
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
@@ -12,22 +12,22 @@ from kvgrpc.sim.world.memory import ALL_LAYERS
 
 STEP_S = (0.005, 0.05)
 LAG_S = 0.01
-"""How much later, at most, one rank is over than another, or with one layer than with the one before."""
+"""Maximum delay between two ranks, or between one layer and the next, in seconds."""
 BY_LAYER = 0.5
-"""Of the steps say of each layer that it is done."""
+"""Share of the steps that report each layer."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a step does on every rank, in some layers at a time, and what may happen once all ranks have done it."""
+    """Work of a step: `do` runs on every rank for some layers at a time, `then` once all ranks are done."""
 
     do: Callable[[int, LayerRange], None]
     then: Callable[[], None]
 
 
 class Steps:
-    """Steps come one after another, and only while there is work. `layers` are those of each rank; `later` and `report`
-    those of the lead.
+    """Steps that run one after another, only while there is work. `layers` are those of each rank; `later` and `report`
+    are the lead's.
     """
 
     def __init__(
@@ -44,10 +44,10 @@ class Steps:
         self._number = 0
         self._works: list[Work] = []
         self._ends: list[deque[Callable[[], None]]] = [deque() for _ in layers]
-        """Of each rank: its steps are over in their order, however late each is."""
+        """Ends of each rank's steps. They come in order, with any delay."""
 
     def queue(self, work: Work) -> int:
-        """Does the work in the step that is being put together; its number."""
+        """Adds work to the next step. Returns the step's number."""
         if not self._works:
             self._number += 1
             self._later(self._rng.uniform(*STEP_S), self._run)

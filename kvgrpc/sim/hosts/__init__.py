@@ -1,1 +1,1 @@
-"""Hosts: simulated leads, honest ones and liars, around the real core."""
+"""Simulated leads around the real core, honest ones and liars."""

@@ -1,4 +1,4 @@
-"""Answers of a lead, made false."""
+"""Makes a lead's answers false."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -35,7 +35,7 @@ from kvgrpc.sim.world.surroundings import Surroundings
 
 
 class FalseAnswers:
-    """Of one liar. An answer is of the kind that was asked for, and has as many rows, or the edge refuses it."""
+    """The false answers of one liar. Each is of the expected kind and has as many rows, or the edge would refuse it."""
 
     def __init__(self, known: Known, world: Surroundings) -> None:
         self._known = known
@@ -54,7 +54,7 @@ class FalseAnswers:
         }
 
     def bend(self, asked: Event, result: Result) -> Result:
-        """Another answer."""
+        """Returns a false answer in place of `result`."""
         if not self._rng.randrange(8):
             return self._known.error()
         if isinstance(result, KVGrpcError):
@@ -63,7 +63,7 @@ class FalseAnswers:
         return result if bend is None else bend(result)
 
     def _made_up(self, asked: Event) -> Answer | None:
-        """An answer where its node has refused."""
+        """Returns an answer to a request that the node has refused, or None."""
         if isinstance(asked, OpenAccess):
             return Openings(tuple(self._invented(row.claim.tokens if row.claim else 0) for row in asked.openings))
         if isinstance(asked, SettleAccess):

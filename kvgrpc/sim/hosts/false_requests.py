@@ -1,4 +1,4 @@
-"""Requests of a lead, made false: what a liar alters of those that its node sends, and those that it invents."""
+"""False requests of a lead: a liar alters those that its node sends, and invents others."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,16 +31,16 @@ PeerRequest = (
     HandshakeReceived | OpenAccess | SettleAccess | CloseAccess | PartsReady | ChecksumBlocks | PostSend | RegisterPush
     | RenewLeases | ReleaseLease
 )  # fmt: skip
-"""What one lead asks of another."""
+"""Requests of one lead to another."""
 CALL = Call(0, "")
 SENDS = 3
-"""Where ranks send, it speaks of that as often as of so many other things: few such calls have the next number."""
+"""Weight of PostSend among requests about accesses, in a world where ranks send: few of them guess the next number."""
 OWN_CALLER = 0.8
-"""Of the requests that are made false are still said in the name of the life that asks."""
+"""Share of the false requests that still name the life that asks."""
 
 
 class FalseRequests:
-    """Of one liar."""
+    """The false requests of one liar."""
 
     def __init__(self, known: Known) -> None:
         self._known = known
@@ -78,23 +78,23 @@ class FalseRequests:
         )
 
     def bend(self, event: Event) -> Event:
-        """The same, but something of it."""
+        """Returns the request with something altered."""
         bend = self._bends.get(type(event))
         return event if bend is None else bend(event)
 
     def invent(self, me: HandshakeReceived) -> PeerRequest:
-        """An invented request. `me` is how its life introduces itself."""
+        """Returns an invented request. `me` is how the liar's life introduces itself."""
         return self._rng.choice(self._inventions)(me)
 
     def meddle(self, me: HandshakeReceived, access_id: bytes) -> PeerRequest:
-        """One about an access of another peer."""
+        """Returns a request about an access of another peer."""
         self._known.about = access_id
         made = self._rng.choice(self._about_accesses)(me)
         self._known.about = b""
         return made
 
     def anew(self, event: OpenAccess, address: str) -> OpenAccess:
-        """It asks again for what it has asked for, under other ids: for parts of any epoch, as another life."""
+        """Returns the request under other access ids, for parts of any epoch, as another life."""
         rng = self._rng
         rows = tuple(
             replace(
@@ -109,13 +109,13 @@ class FalseRequests:
         return replace(event, engine_id=engine_id, incarnation=incarnation, openings=rows)
 
     def _someone(self, me: HandshakeReceived) -> tuple[str, int]:
-        """Mostly itself."""
+        """Returns a life to speak for, mostly the liar's own."""
         return (me.peer.engine_id, me.peer.incarnation) if self._rng.randrange(3) else self._known.life()
 
     def _some(self, make: Callable[[], T]) -> tuple[T, ...]:
         return tuple(make() for _ in range(self._rng.choice((0, 1, 1, 1, 1, 3))))
 
-    # -- one kind each
+    # -- altered requests, by kind
 
     def _open(self, event: OpenAccess) -> OpenAccess:
         rng = self._rng
@@ -240,7 +240,7 @@ class FalseRequests:
         return self._says(replace(event, ask=self._known.ask(event.ask)))
 
     def _new_send(self, me: HandshakeReceived) -> PostSend:
-        """Mostly of the next number, as if it could be guessed."""
+        """Returns a send that mostly has the next number, as if that could be guessed."""
         return PostSend(CALL, *self._someone(me), self._known.access_id(), self._known.ask(None))
 
     def _renew(self, event: RenewLeases) -> RenewLeases:
@@ -259,13 +259,13 @@ class FalseRequests:
         return replace(event, peer=known.description(event.peer))
 
     def _changed(self, row: T, changes: dict[str, Callable[[], object]], name: str = "") -> T:
-        """The same, but for one field: that, or any."""
+        """Returns the row with one field changed: `name`, or any."""
         name = name or self._rng.choice(tuple(changes))
         made: T = replace(row, **{name: changes[name]()})  # type: ignore[type-var]
         return made
 
     def _says(self, event: T) -> T:
-        """Now and then in the name of another life."""
+        """Returns the request, now and then in the name of another life."""
         if self._rng.random() < OWN_CALLER:
             return event
         engine_id, incarnation = self._known.life()

@@ -1,4 +1,4 @@
-"""One lead on the simulated network: a node, its clock, its timer, and the performing of its actions."""
+"""One lead on the simulated network: runs a node with its clock and timer, and performs its actions."""
 
 from collections import deque
 from collections.abc import Callable
@@ -40,11 +40,11 @@ from kvgrpc.sim.world.network import Ask, Give
 from kvgrpc.sim.world.surroundings import Surroundings
 
 OPERATOR = "operator"
-"""Principal of people."""
+"""Principal of human operators."""
 
 
 class Host:
-    """One lead with its engine and movers. It crashes whole, or loses only its engine or a rank, or is stopped."""
+    """One lead with its engine and movers. It can crash whole, lose only its engine or a rank, or be stopped."""
 
     def __init__(self, address: str, world: Surroundings, rng: Random) -> None:
         self.address = address
@@ -53,30 +53,30 @@ class Host:
         self.node: Node
         self.audit: Audit
         self.tells = False
-        """The node tells its engine about what it handles now."""
+        """True if the node tells its engine about the current event."""
         self._world = world
         self._rng = rng
         self._life: Life
         self._attached = False
         self._movers: list[Mover] = []
-        """Those of this process: of its present life, and of lives that ended before a posting did."""
+        """Movers of this process: of its present life, and of lives that ended before one of their postings did."""
         self._flags: list[str] = []
-        """Leases whose void flags are set, and were not read yet."""
+        """Leases whose void flags are set but not yet read."""
         self._clock: Clock
         self._alarm: Alarm
         self._stopped = False
         self._waiting: deque[Callable[[], None]] = deque()
-        """What happened while it was stopped."""
+        """Events that came while the host was stopped."""
         self._doomed_in = -1
-        """Events until it crashes in the middle of what one asks for; negative: never."""
+        """Number of events until the host crashes while it performs an event's actions; negative means never."""
         self._fallen = False
-        """It has crashed, and is not cleared away."""
+        """True if the host has crashed but its state is not cleared yet."""
         self._performing = Performing(self, world)
         world.network.add(self)
 
     @property
     def description(self) -> EngineDescription:
-        """Of its present life, with the memory generation of now."""
+        """Description of its present life, with the current memory generation."""
         return self._life.description
 
     @property
@@ -89,12 +89,12 @@ class Host:
 
     @property
     def lies(self) -> bool:
-        """Between it and the network stands a liar."""
+        """True if a liar stands between the host and the network."""
         return self.address in self._world.liars
 
     @property
     def ready(self) -> bool:
-        """Its engine may be asked for something."""
+        """True if the host's engine takes requests."""
         return self.up and self._attached
 
     @property
@@ -103,7 +103,7 @@ class Host:
 
     @property
     def doomed(self) -> bool:
-        """It is going to crash in the middle of an event."""
+        """True if the host will crash in the middle of an event."""
         return self._doomed_in >= 0
 
     @property
@@ -111,7 +111,7 @@ class Host:
         return self._life.key
 
     def start(self) -> None:
-        """A lead starts, with its engine attached. Its clock has nothing to do with any other."""
+        """Starts a lead with its engine attached. The lead's clock is unrelated to any other."""
         world = self._world
         if self._fallen:
             self.crash()
@@ -124,7 +124,7 @@ class Host:
         self._attach()
 
     def crash(self) -> None:
-        """Lead, engine and movers are gone; the memory that peers still map is rubbish."""
+        """Ends lead, engine and movers. The memory that peers still map becomes garbage."""
         self._tell("crashes")
         self.up = self._fallen = self._stopped = False
         self._doomed_in = -1
@@ -141,27 +141,27 @@ class Host:
         self.ledger.crashed()
 
     def doom(self, events: int) -> None:
-        """It crashes after so many events more, when a part of what the last one asks for is done."""
+        """Plans a crash after `events` more events, halfway through the last one's actions."""
         self._doomed_in = events
 
     def release_quarantine(self, *, force: bool = False) -> None:
-        """An operator wants memory back that is in quarantine, or says that nothing writes it."""
+        """Calls ReleaseQuarantine as an operator: by re-key, or with `force` on the operator's assurance."""
         why = "nothing moves" if force else ""
         self.call(lambda call: ReleaseQuarantine(call, force, why=why), OPERATOR, lambda _: None)
 
     def spare(self) -> None:
-        """It does not crash after all."""
+        """Cancels a planned crash."""
         self._doomed_in = -1
 
     def reattach(self) -> None:
-        """The engine dies and another attaches to the same lead. Postings of the old one run to their end."""
+        """Ends the engine and attaches another one to the same lead. The old one's postings run to their end."""
         self._end_life()
         life, mover = self.life, self._life.mover
         self._attach()
         mover.retire(lambda: self._world.network.at_rest(life))
 
     def lose_rank(self, rank: int, back_after_s: float) -> None:
-        """The process of a rank dies, and with it the life of the engine; another attaches some time later."""
+        """Ends the process of a rank, and thus the engine's life. Another engine attaches some time later."""
         self._tell(f"loses rank {rank}")
         self._life.mover.stop_rank(rank)
         self._end_life()
@@ -176,7 +176,7 @@ class Host:
         self._world.agenda.after(back_after_s, attach)
 
     def stop(self, for_s: float, *, movers_s: float) -> None:
-        """Its lead is stopped for a while, and so are its movers. What happens meanwhile, it learns then."""
+        """Stops the lead and its movers for a while. The lead learns later what happens meanwhile."""
         if self._stopped or not self.up:
             return
         self._tell(f"is stopped for {for_s:.3f} s")
@@ -194,7 +194,7 @@ class Host:
         self._world.agenda.after(for_s, go_on)
 
     def call(self, ask: Ask, principal: str, give: Give, **fields: str) -> None:
-        """A call of this host's own engine, of a router or of a peer; `fields` are of its Call."""
+        """Takes a call of this host's own engine, of a router or of a peer. `fields` are fields of its Call."""
 
         def take() -> None:
             number = self.ledger.called(give)
@@ -207,37 +207,37 @@ class Host:
         self._when_running(take)
 
     def handle(self, event: Event) -> None:
-        """Gives the node an event, checks its invariants, and performs what it asks for."""
+        """Gives the node an event, checks its invariants, and performs its actions."""
         self._when_running(lambda: self._take(event))
 
     def void(self, lease_id: str) -> None:
-        """Its engine sets the void flag of a lease, which the lead reads before it vouches for anything."""
+        """Sets the void flag of a lease for its engine. The lead reads the flag before it vouches for anything."""
         self._flags.append(lease_id)
         self.later(self._rng.expovariate(50.0), lambda: self._when_running(self._read_flags))
 
     def at_rest(self, blocks: Blocks) -> bool:
-        """Whether nothing pins these blocks, or their engine has taken some back of which the lead does not know."""
+        """Returns True if nothing pins these blocks, or if void flags of the engine are not read yet."""
         pins = self.node.state.pins
         return bool(self._flags) or all(len(pins.unpinned(i, ids)) == len(ids) for i, ids in enumerate(blocks))
 
     def clock(self) -> float:
-        """What its clock shows. It never goes back, however it is rounded."""
+        """Returns the time of the lead's clock, which never goes back despite rounding."""
         return max(self._clock.now(), self.node.state.now)
 
     def offered(self, key: bytes) -> Prompt | None:
-        """What a transfer key stands for."""
+        """Returns the prompt of a transfer key."""
         return self._world.offered.get(key)
 
     def lied_to(self, transfer_id: str) -> bool:
-        """Whether the other side of a transfer is a liar."""
+        """Returns True if the other side of a transfer is a liar."""
         return self._world.lied_to(self.node.state.transfers.find(transfer_id))
 
     def door(self, rank: int) -> Door:
-        """The way into the memory of a rank that peers are offered now."""
+        """Returns the door to a rank's memory that peers are offered now."""
         return self._life.doors[rank]
 
     def rekey(self, rank: int) -> None:
-        """A rank's data path begins anew. Some prove by that that peers write no more, some do not."""
+        """Restarts a rank's data path. Some restarts prove that peers write no more, some do not."""
         life, luck = self._life, Luck(self._rng, self._world.network.faults, self._world.seen)
         self._world.seen["rekey_by_itself" if self.node.state.rekeying == TOO_MUCH else "rekey"] += 1
         proves = not luck.strikes("rekey_proves_nothing")
@@ -246,12 +246,12 @@ class Host:
         self.soon(lambda: self.handle(Rekeyed(rank, message)))
 
     def tell_engine(self, action: TellEngine) -> None:
-        """The lead tells its engine something."""
+        """Passes the lead's news to its engine."""
         self.ledger.told(action.news)
         self.engine.told(action.news)
 
     def knows(self, life: str, proof: bytes) -> bool:
-        """Whether that life of a peer has a handshake here, and shows that."""
+        """Returns True if that life of a peer has a handshake here, and shows its proof."""
         return any(p.key == life and p.state is not PeerState.DEAD and p.proves(proof) for p in self.peers)
 
     @property
@@ -259,11 +259,11 @@ class Host:
         return list(self.node.state.peers.values())
 
     def soon(self, do: Callable[[], None]) -> None:
-        """Does it in this very moment, but after what is being done; unless this life ends first."""
+        """Calls `do` at this very moment, but after the current work, unless this life ends first."""
         self.later(0.0, do)
 
     def later(self, delay_s: float, do: Callable[[], None]) -> None:
-        """Does it after a delay, unless this life ends first."""
+        """Calls `do` after a delay, unless this life ends first."""
         life = self._life
 
         def if_alive() -> None:
@@ -273,11 +273,11 @@ class Host:
         self._world.agenda.after(delay_s, if_alive)
 
     def uses(self, group: int, block: int) -> bool:
-        """Whether its engine has a use for a block."""
+        """Returns True if the host's engine uses a block."""
         return self.engine.uses(group, block)
 
     def check(self) -> None:
-        """Everything that can be seen between two events."""
+        """Checks everything that is visible between two events."""
         if not self.ready or self.lies:
             return
         self.ledger.check_waits(self.node.state.now)
@@ -286,14 +286,14 @@ class Host:
         self.audit.everything(self.uses, life.memories, life.description.pool, voided=bool(self._flags))
 
     def check_idle(self) -> None:
-        """Nothing is left of all that went on here."""
+        """Checks that nothing is left."""
         self.check()
         self.ledger.check_idle()
         self.engine.check_idle()
         check_left(self.node, self.address)
 
     def _attach(self) -> None:
-        """A new life, with new memory."""
+        """Starts a new life, with new memory."""
         world = self._world
         description, secret = self._describe(self._rng.getrandbits(64)), self._rng.randbytes(32)
         pool, ranks, honest = description.pool, description.world_size, not self.lies
@@ -326,7 +326,7 @@ class Host:
             do()
 
     def _go_on(self) -> None:
-        """In the order in which it happened; what follows from it comes last."""
+        """Handles what has come, in the order in which it came. Consequences come last."""
         self.ledger.goes_on(self.clock())
         while self._waiting and self.up:
             self._waiting.popleft()()
@@ -347,7 +347,7 @@ class Host:
                 self.engine.void_known(lease_id)
 
     def _feed(self, event: Event, not_before: float) -> None:
-        """`not_before`: a timer never fires before its time, however the two clocks are rounded."""
+        """Feeds an event to the node. A timer never fires before `not_before`, despite the rounding of both clocks."""
         world = self._world
         watcher = world.watcher
         world.steps += 1
@@ -379,11 +379,11 @@ class Host:
         self._alarm.set(self.node.next_deadline())
 
     def _fall(self, actions: list[Action]) -> None:
-        """It crashes in the middle of what an event asks for."""
+        """Crashes in the middle of an event's actions."""
         self.audit.says(actions)
         for action in actions[: self._rng.randrange(len(actions) + 1)]:
             self._performing.perform(action)
-        # What is being done at this moment finds it down, and ends before it is cleared away.
+        # The current work finds the host down, and ends before the host's state is cleared.
         self.up = False
         self._fallen = True
         self._world.agenda.after(0.0, lambda: self.crash() if self._fallen else None)

@@ -1,10 +1,10 @@
-"""What a liar knows and makes up: ids, grants, contents, blocks and descriptions that it has seen, and others.
+"""A liar's knowledge and inventions: ids, grants, contents, blocks and descriptions that it has seen, and others.
 
-All of it may pass the edge of a real lead (`kvgrpc/wire`), which guarantees no more than this: block ids, groups,
-layers, parts, epochs, counts of tokens and generations are uint32, lists of blocks together no longer than the limit of
-a request, ranges of layers not empty; bytes are uint64; durations are finite, of either sign; texts have at most 256
-bytes; incarnations are not 0, ranks of an engine 1 to 4096; layouts are what `PoolLayout` takes. Ids of accesses and
-tokens of grants are any bytes.
+All of it passes the edge of a real lead (`kvgrpc/wire`), which guarantees only this. Block ids, groups, layers, parts,
+epochs, token counts and generations are uint32. Block lists are together no longer than the limit of a request, and
+layer ranges are not empty. Bytes are uint64; durations are finite, of either sign; texts have at most 256 bytes.
+Incarnations are not 0, an engine has 1 to 4096 ranks, and layouts are valid for `PoolLayout`. Access ids and grant
+tokens are any bytes.
 """
 
 from collections import deque
@@ -39,47 +39,47 @@ NUMBERS = (0, 1, 2, 3, 7, 16, 1_000, UINT32)
 SECONDS = (0.0, -1.0, -3e11, 1e-9, 0.05, 1.0, 30.0, 3e11)
 NO_ENGINE = "engine-of-nobody"
 SHARED = 0.5
-"""So many of its false lists have a block in two groups, where groups share their blocks."""
+"""Share of false lists with a block in two groups, if groups share their blocks."""
 FORGED = 8
-"""Every so many grants that it shows it has made itself."""
+"""One in this many grants that a liar shows is forged."""
 NAME_CHARS = 64
-"""As long is the longest name that it puts into one."""
+"""Maximum length of a name in a forged grant."""
 KEPT = 64
-"""Things of each kind that a liar remembers."""
+"""Number of things of each kind that a liar remembers."""
 
 
 class Known:
-    """What one liar knows. `me` is its present life; `others` are the addresses of all others."""
+    """Knowledge of one liar, whose host is at `address`."""
 
     def __init__(self, address: str, world: Surroundings, rng: Random) -> None:
         self.rng = rng
         self._address = address
         self._world = world
         self.tokens: deque[bytes] = deque(maxlen=KEPT)
-        """Grants that it holds, and own ones that came back: a bearer's right."""
+        """Grants that the liar holds, and its own that came back. A grant is valid for any bearer."""
         self.texts: deque[str] = deque(("", "t-0", "x" * 256), maxlen=KEPT)
         """Ids of transfers and leases."""
         self.contents: deque[Content] = deque(maxlen=KEPT)
         self.openings: deque[Opening] = deque(maxlen=KEPT)
         self.lives: deque[tuple[str, int]] = deque(maxlen=KEPT)
-        """Its own ones, and those that it has made up."""
+        """The liar's own lives, and those that it has made up."""
         self.met: dict[str, deque[tuple[str, int]]] = {}
-        """Those of them that shook hands with the lead at an address."""
+        """Made-up lives that shook hands with the lead at an address."""
         self.proofs: dict[tuple[str, tuple[str, int]], bytes] = {}
-        """What the lead at an address has told them to show."""
+        """Proof that the lead at an address expects of each of these lives."""
         self.about = b""
-        """The access that it speaks of now; empty: of any."""
+        """The access that the liar currently speaks of; empty means any."""
 
     def is_honest(self, peer: Peer) -> bool:
-        """Whether another engine has that life."""
+        """Returns True if that life belongs to an honest engine."""
         return not self._world.lies(peer.key)
 
     def meets(self, address: str, life: tuple[str, int]) -> None:
-        """A life that it has made up is admitted there."""
+        """Takes note that a made-up life was admitted at an address."""
         self.met.setdefault(address, deque(maxlen=4)).append(life)
 
     def sees(self, event: object) -> None:
-        """A request that it sends or gets."""
+        """Remembers things of a request that the liar sends or gets."""
         if isinstance(event, OpenAccess):
             for opening in event.openings:
                 self.tokens.append(opening.token)
@@ -92,13 +92,13 @@ class Known:
         elif isinstance(event, RenewLeases):
             self.tokens.extend(ref.token for ref in event.leases if ref.token)
 
-    # -- things
+    # -- values
 
     def often(self, odds: float) -> bool:
         return self.rng.random() < odds
 
     def number(self, near: int) -> int:
-        """A uint32: one near another one, or any."""
+        """Returns a uint32: one near `near`, or any."""
         close = min(max(near + self.rng.choice((-1, 1, 2)), 0), UINT32)
         return self.rng.choice((close, close, self.rng.choice(NUMBERS)))
 
@@ -109,12 +109,12 @@ class Known:
         return self.rng.choice(self.texts)
 
     def name(self) -> str:
-        """Of a transfer, a lease or a target: of anybody's, as if it could be guessed."""
+        """Returns an id of a transfer, a lease or a target, of any engine, as if it could be guessed."""
         names = self._world.names
         return self.rng.choice(names) if names and self.rng.randrange(2) else self.text()
 
     def access_id(self) -> bytes:
-        """Mostly another peer's, as if it could be guessed."""
+        """Returns an access id, mostly another peer's, as if it could be guessed."""
         rng, seen = self.rng, self._world.access_ids
         if self.about:
             return self.about
@@ -123,7 +123,7 @@ class Known:
         return rng.choice((rng.randbytes(ACCESS_ID_BYTES), b"", b"\0", rng.randbytes(100)))
 
     def token(self) -> bytes:
-        """A grant: held, damaged, made by itself, or none at all."""
+        """Returns a grant: held, damaged, forged, or none at all."""
         if not self.tokens or not self.rng.randrange(8):
             return self.rng.choice((b"", self.rng.randbytes(40)))
         token = self.rng.choice(self.tokens)
@@ -135,7 +135,7 @@ class Known:
         return token
 
     def _forged(self, token: bytes) -> bytes:
-        """Like that one, but for a lease or a target of anybody's, and signed by a key of its own."""
+        """Returns a grant like that one, for any lease or target, signed with a key of the liar's own."""
         claims = claims_of(token)
         if claims is None:
             return b""
@@ -146,14 +146,14 @@ class Known:
         return LeaseRef(token=self.token()) if self.rng.randrange(4) else LeaseRef(self.name() or "l-0")
 
     def life(self) -> tuple[str, int]:
-        """One of its own lives, or one that it has made up, or is about to. Others' are in `StolenNames`."""
+        """Returns one of the liar's own or made-up lives, or makes one up. `StolenNames` uses the lives of others."""
         if self.lives and self.rng.randrange(4):
             return self.rng.choice(self.lives)
         return self.make_up()
 
     def make_up(self, name: str = "") -> tuple[str, int]:
-        """A life of an engine which there is not: of that name, or mostly of its own, or of none; its calls go
-        anywhere.
+        """Makes up a life of an engine that does not exist: with the name `name`, or mostly the liar's own name, or an
+        unused one. Calls to the life may go anywhere.
         """
         names = (self._address, self._address, NO_ENGINE, self.rng.choice(self._world.network.addresses))
         made = name or self.rng.choice(names), self.rng.getrandbits(63) | 1
@@ -163,7 +163,7 @@ class Known:
         return made
 
     def content(self, like: Content | None) -> Content | None:
-        """Of another prompt, of none, or damaged."""
+        """Returns the content of another prompt, a damaged one, or none."""
         rng = self.rng
         if like is not None and like.digests and rng.randrange(2):
             at = rng.randrange(len(like.digests))
@@ -174,13 +174,13 @@ class Known:
         return rng.choice(self.contents)
 
     def error(self) -> KVGrpcError:
-        """Any refusal."""
+        """Returns any refusal."""
         return self.rng.choice(ERRORS)(self.rng.choice(REASONS), "a lie")
 
     # -- blocks
 
     def ids(self, ids: Ids, blocks: int) -> Ids:
-        """Other blocks than these, of a pool of so many."""
+        """Returns other blocks than these, for a pool with `blocks` blocks."""
         rng, found = self.rng, ids.tolist()
         kind = rng.randrange(6)
         if kind == 0:
@@ -198,10 +198,10 @@ class Known:
         return np.array(found, dtype=np.int64)
 
     def lists(self, lists: BlockLists) -> BlockLists:
-        """Other lists of blocks."""
+        """Returns other lists of blocks."""
         rng, rows, groups = self.rng, list(lists), self._world.pool.groups
         if self._world.pool.shared_spaces and len(rows) > 1 and rng.random() < SHARED:
-            (group, ids), (_, others) = rng.sample(rows, 2)  # blocks of one group that another of its space has
+            (group, ids), (_, others) = rng.sample(rows, 2)  # blocks of one group that another group of its space has
             ids = np.concatenate((others, ids))[: len(ids)]
             return tuple((i, ids if i == group else listed) for i, listed in rows)
         kind = rng.randrange(8)
@@ -223,7 +223,7 @@ class Known:
         return self.rng.choice((None, (0, 1), (1, 1), (0, 2), (1, 2), (2, 1), (UINT32, 1), (0, UINT32)))
 
     def parts(self, parts: tuple[ReadyPart, ...]) -> tuple[ReadyPart, ...]:
-        """Other parts: of other numbers, blocks or layers; more, fewer, or in another order."""
+        """Returns other parts: with other numbers, blocks or layers; more, fewer, or in another order."""
         rng, rows = self.rng, list(parts)
         kind = rng.randrange(8)
         if not rows or kind == 0:
@@ -250,18 +250,18 @@ class Known:
         return tuple(rows)
 
     def _known(self, known: tuple[int, ...]) -> tuple[int, ...]:
-        """Other counts of blocks that earlier parts list."""
+        """Returns other counts of blocks that earlier parts list."""
         return self.rng.choice(((), *[(*known, self.number(0))] * 2, tuple(map(self.number, known))))
 
     # -- sends
 
     @property
     def sends(self) -> bool:
-        """Whether ranks send in this world."""
+        """True if ranks send in this world."""
         return bool(self._world.collective)
 
     def ask(self, like: SendAsk | None) -> SendAsk:
-        """Of other bytes, of another number or epoch, or between other ranks."""
+        """Returns a request for other bytes, another number or epoch, or between other ranks."""
         rng = self.rng
         like = like or SendAsk(0, 0, rng.choice((1, 1, 2, 3)), rng.choice((MEET, 1, 1, 2, 3)), *self._runs(1))
         changes: dict[str, Callable[[], object]] = {
@@ -278,7 +278,7 @@ class Known:
         return replace(like, offsets=offsets, nbytes=nbytes)
 
     def _runs(self, count: int) -> tuple[Ids, Ids]:
-        """Bytes near the begin of some memory, or anywhere."""
+        """Returns runs near the begin of some memory, or anywhere."""
         rng, total = self.rng, self._world.pool.total_bytes
         near = [(rng.randrange(total), rng.choice((1, 1, 2, total))) for _ in range(count)]
         rows = near if rng.randrange(4) else [(rng.choice((0, BYTES_MAX)), rng.choice((0, 1, BYTES_MAX)))] * count
@@ -288,7 +288,7 @@ class Known:
     # -- engines
 
     def description(self, me: EngineDescription) -> EngineDescription:
-        """Another engine than it is."""
+        """Returns a description of another engine than the liar's."""
         rng = self.rng
         kind = rng.randrange(8)
         if kind < 3:
@@ -310,7 +310,7 @@ class Known:
         return replace(me, pool=self.pool(me.pool))
 
     def pool(self, pool: PoolLayout) -> PoolLayout:
-        """Another layout, which is sound by itself."""
+        """Returns another layout, which is valid by itself."""
         rng, groups, regions = self.rng, list(pool.groups), list(pool.regions)
         kind, total_bytes = rng.randrange(6), 1 << 56
         if kind == 0:
@@ -336,8 +336,8 @@ class Known:
             return pool
 
     def endpoints(self, endpoints: tuple[RankEndpoint, ...]) -> tuple[RankEndpoint, ...]:
-        """Others: too few, too many, of other ranks, or leading nowhere. To whose memory they lead is for ranks to
-        find out (`kvgrpc/datapath`).
+        """Returns other endpoints: too few, too many, of other ranks, or leading nowhere. Ranks themselves must detect
+        whose memory an endpoint leads to (`kvgrpc/datapath`).
         """
         rng, rows = self.rng, list(endpoints)
         kind = rng.randrange(5)

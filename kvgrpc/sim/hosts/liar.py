@@ -1,9 +1,9 @@
-"""A liar: it stands between one lead and the network, and alters, makes up and repeats what that lead says to others.
+"""A liar: it stands between one lead and the network, and alters, makes up and repeats that lead's messages.
 
-The lead behind it is a real one, and believes what it hears: so what it is asked for, and asks for, has all the shapes
-that there are, and most of what is said is true. Every kind of false message is one that the edge of a real lead lets
-through (see `known`). Who lies about a write being over writes nothing after that (see `Mover`): a peer with a mapping
-can write whatever it likes (docs/security.md), which no message of the protocol can prevent.
+The lead behind it is a real one, and believes what it hears. So its requests and answers have every valid form, and
+most are true. Every false message passes the edge of a real lead (see `known`). A liar that falsely says that a write
+is over writes nothing afterwards (see `Mover`): a peer with a mapping can write anything (docs/security.md), and no
+message of the protocol can prevent that.
 """
 
 import math
@@ -40,31 +40,33 @@ from kvgrpc.sim.world.network import Ask, Give, Lead, Result
 from kvgrpc.sim.world.surroundings import Surroundings
 
 KEPT = 64
-"""Requests that it may say again."""
+"""Number of requests that a liar may repeat."""
 UNHEARD = 0.2
-"""Of the false answers are given without asking its lead."""
+"""Share of the false answers that a liar gives without asking its lead."""
 UNANSWERED = 0.2
-"""Of the checksums that it does not tell as they are it tells nothing at all."""
+"""Share of the calls for checksums with a false answer that get no answer at all."""
 AGAIN = 0.3
-"""Of what it says unasked was said before."""
+"""Share of the unasked messages that repeat an earlier one."""
 TIMES, SOON_S = 4, (0.001, 2.0)
-"""How often, and how soon, it speaks of an access that a peer has asked for."""
+"""Number and range of delays, in seconds, of a liar's messages about an access that a peer has asked for."""
 LONG_AGO = 0.1
-"""Of what it says unasked is about such an access of before, where it speaks of all."""
+"""Share of the unasked messages that are about an earlier access of the liar's pushes, if it speaks of all of them."""
 TAKEN_OVER = 0.3
-"""Of them another life goes on with the push that its own has begun; all others"""
+"""Probability that another life goes on with the push that the liar's own life has begun."""
 GIVES_UP = 0.7
-"""are said to be at rest: mostly when its own life has ended the push, and nothing but that is missing."""
+"""Probability, for other pushes, that its own life ends the push before another life says that it is at rest: then only
+the rest is missing.
+"""
 MIDST_S = (0.0005, 0.05)
-"""When bytes are likely to move under it."""
+"""Range of delays in seconds after which bytes are likely to move."""
 STOLEN, BEATS = 0.2, 0.2
-"""Of what it says unasked is said in the name of another engine's life; of that are beats of a liveness stream."""
+"""Share of the unasked messages in the name of another engine's life, and the share of liveness beats among them."""
 STREAMS = 0.5
-"""How often a life that it has made up brings up its liveness stream."""
+"""Probability that a made-up life opens its liveness stream."""
 
 
 class LyingLead(Lead, Protocol):
-    """The lead behind it."""
+    """The lead behind the liar."""
 
     @property
     def description(self) -> EngineDescription: ...
@@ -82,8 +84,9 @@ class LyingLead(Lead, Protocol):
 
 
 class Liar:
-    """`odds`: so many of its messages are false; `other_lives`: of so many accesses for its pushes it speaks in the
-    name of other lives; `false_checksums`: so many of its answers about checksums are false.
+    """The liar of one host. `odds` is the share of its messages that are false, `other_lives` the share of accesses for
+    its pushes of which it speaks in the name of other lives, `false_checksums` the share of false answers about
+    checksums.
     """
 
     def __init__(
@@ -105,7 +108,7 @@ class Liar:
         world.overhear.append(self.overhears)
 
     def keep_on(self, rate_per_s: float) -> None:
-        """Says so much unasked, for as long as its host lives."""
+        """Sends unasked messages at that rate while the host lives."""
         agenda, rng = self._world.agenda, self._rng
 
         def say() -> None:
@@ -116,7 +119,7 @@ class Liar:
         agenda.after(rng.expovariate(rate_per_s), say)
 
     def asks(self, address: str, ask: Ask, give: Give) -> tuple[Ask, Give]:
-        """A request of its lead."""
+        """Alters a request of the liar's lead, and the answer to it."""
 
         def asked(call: Call) -> Event:
             event = ask(call)
@@ -138,7 +141,7 @@ class Liar:
         return asked, given
 
     def hears(self, ask: Ask, principal: str, give: Give) -> None:
-        """A request to its lead, and the answer."""
+        """Passes a request on to the liar's lead, and alters the answer."""
         if self._rng.random() < self._odds * UNHEARD:
             event = ask(Call(0, principal))
             self._known.sees(event)
@@ -181,13 +184,13 @@ class Liar:
             self._known.lives.append(life)
 
     def overhears(self, access_id: bytes, address: str) -> None:
-        """A peer asks for an access at an address: the liar may speak of it while it is open."""
+        """Takes note that a peer asks for an access at an address: the liar may speak of it while it is open."""
         if self._rng.random() < self._odds and address != self._host.address:
             for _ in range(TIMES):
                 self._soon(lambda: self._meddle(access_id, address))
 
     def _speak_for_others(self, of: Granted) -> None:
-        """Its lead may deliver a push."""
+        """Speaks in the name of other lives about a push that the liar's lead may deliver."""
         others, rng = self._others, self._rng
         self._world.seen["other_life"] += 1
 
@@ -213,7 +216,7 @@ class Liar:
         self._say(self._requests.meddle(self._introduction(), access_id), address)
 
     def _invent(self) -> None:
-        """A message that is invented, or was sent before, to any lead."""
+        """Sends an invented or repeated message to any lead."""
         host, rng = self._host, self._rng
         if not self._can_speak:
             return
@@ -235,7 +238,7 @@ class Liar:
         self._say(said, address)
 
     def _steal(self, address: str) -> bool:
-        """Says something in the name of a life that the lead at an address has met; False where there is none."""
+        """Speaks in the name of a life that the lead at an address has met. Returns False if there is none."""
         lead = self._world.network.lead(address)
         victim = self._stolen.victim(lead) if lead.up and not lead.stopped else None
         if victim is None:
@@ -270,12 +273,12 @@ class Liar:
         return HandshakeReceived(CALL, me, endpoints, shows=self._rng.randbytes(32))
 
     def _say(self, said: PeerRequest, address: str, then: Callable[[], None] | None = None) -> None:
-        """`then`: what comes next when a handshake or a closing was answered."""
+        """Sends a request. `then` runs after the answer to a handshake or a closing."""
         rng = self._rng
         self._said.append(said)
 
         def ask(call: Call) -> Event:
-            if isinstance(said, RegisterPush):  # the ids are drawn where it is heard
+            if isinstance(said, RegisterPush):  # the receiver draws the ids
                 return replace(said, call=call, access_id=rng.randbytes(16), reverse_access_id=rng.randbytes(16))
             return self._shown(replace(said, call=call), address)
 
@@ -288,7 +291,7 @@ class Liar:
         self._world.network.rpc(self._host, address, ask, give, unaltered=True)
 
     def _shown(self, said: Event, address: str) -> Event:
-        """With what the life that says it was told to show there, if that is one of its own."""
+        """Adds the proof that the sending life was told to show there, if that life is the liar's own."""
         if not isinstance(said, PeerCall):
             return said
         life = said.engine_id, said.incarnation
@@ -299,7 +302,7 @@ class Liar:
         return replace(said, call=replace(said.call, proof=proof))
 
     def _introduced(self, life: EngineDescription, answer: Introduced, address: str) -> None:
-        """A life shook hands at an address."""
+        """Takes note that a life shook hands at an address."""
         network, there = self._world.network, answer.engine
         self._known.proofs[address, (life.engine_id, life.incarnation)] = answer.proof
         if (own := peer_key(life.engine_id, life.incarnation)) in network.personas:
@@ -309,7 +312,7 @@ class Liar:
 
 
 def _fit(asked: Event, result: Result) -> Result:
-    """An answer to what was asked for, not to what was made of it: else the edge refuses it."""
+    """Returns the answer if it fits the original request, else the error with which the edge refuses it."""
     rows = getattr(asked, "openings", None) or getattr(asked, "leases", None)
     if isinstance(result, Openings | Renewed) and rows is not None and len(result.rows) != len(rows):
         return InternalError(Reason.PEER_FAILED, "other rows than were asked for")

@@ -1,4 +1,6 @@
-"""One life of a modelled engine: what it is, its memory, its movers, and the ways by which peers reach its memory."""
+"""One life of a modelled engine: its description, its memory, its movers, and the doors by which peers reach its
+memory.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,7 +19,7 @@ from kvgrpc.sim.world.surroundings import Surroundings
 
 @dataclass(eq=False)
 class Life:
-    """From the attaching of an engine to its end."""
+    """The time from the attaching of an engine to its end."""
 
     key: str
     description: EngineDescription
@@ -26,21 +28,21 @@ class Life:
     memories: list[Memory]
     world: Surroundings
     doors: dict[int, Door] = field(default_factory=dict)
-    """By rank, those that are offered now."""
+    """Doors that are offered now, by rank."""
 
     def __post_init__(self) -> None:
         for rank in range(len(self.memories)):
             self._open_door(rank)
 
     def rekey(self, rank: int, *, proves: bool) -> None:
-        """A rank's data path begins anew; `proves`: nothing comes by the old one any more."""
+        """Restarts a rank's data path. `proves` means that nothing comes by the old one any more."""
         self.mover.end_all(rank)
         self.doors[rank].open = not proves
         self.doors[rank].renewed = True
         self._open_door(rank)
 
     def end(self) -> None:
-        """A read of its memory that goes on reads rubbish."""
+        """Burns the memory, so that a read that goes on gets garbage."""
         for memory in self.memories:
             memory.burn()
 
@@ -52,7 +54,7 @@ class Life:
 def make_mover(
     world: Surroundings, address: str, rng: Random, memories: list[Memory], report: Callable[[Event], None]
 ) -> Mover:
-    """The movers of a life of the engine at an address."""
+    """Returns the movers of a life of the engine at an address."""
     agenda, faults, seen, tame = world.agenda, world.network.faults, world.seen, address in world.liars
     if address in world.collective:
         return SendingMover(agenda, rng, faults, memories, report, seen, world.wires, tame=tame)
@@ -60,7 +62,7 @@ def make_mover(
 
 
 def describe(address: str, incarnation: int, world: Surroundings) -> EngineDescription:
-    """What an engine is. In the simulator its id is its address."""
+    """Returns an engine's description. In the simulator its id is its address."""
     return EngineDescription(
         engine_id=address,
         incarnation=incarnation,

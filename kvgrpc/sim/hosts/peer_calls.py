@@ -1,4 +1,4 @@
-"""Calls of one lead to others: a node's actions as messages, and the answers as events."""
+"""Calls of one lead to others: a node's actions become messages, and the answers become events."""
 
 from dataclasses import replace
 from random import Random
@@ -67,15 +67,17 @@ from kvgrpc.sim.world.faults import OPEN_TIMEOUT_S, RPC_TIMEOUT_S
 from kvgrpc.sim.world.network import Ask, Give, Lead, Network, Result
 
 BUSY = (Unavailable, Exhausted)
-"""After these a server asks again; what settles is asked again only where no answer came."""
+"""Errors after which a server retries. A settle is retried only without an answer, or to show its proof."""
 
 
 SEND_TIMEOUTS_S = (1.0, 20.0)
-"""A caller takes a send for lost: soon, or when the source's lead must have given up."""
+"""Timeouts after which a caller takes a send for lost, in seconds: early, or when the source's lead must have given
+up.
+"""
 
 
 class Caller(Lead, Protocol):
-    """What the channels know of their host."""
+    """The channels' view of their host."""
 
     node: Node
 
@@ -93,7 +95,7 @@ class PeerCalls:
         self._secrets = Random(f"{host.address}/told")  # noqa: S311 - as above
 
     def dial(self, action: Dial) -> None:
-        """Handshake, and the liveness stream after it."""
+        """Makes a handshake, and opens the liveness stream after it."""
         me, asks = self._host.description, action.asks or self._secrets.randbytes(32)
 
         def give(result: Result) -> None:
@@ -122,7 +124,7 @@ class PeerCalls:
         )
 
     def open(self, action: SendOpen) -> None:
-        """OpenAccess."""
+        """Calls OpenAccess."""
         me = self._host.description
 
         def give(result: Result) -> None:
@@ -140,7 +142,7 @@ class PeerCalls:
         self._ask(action.peer, ask, give, OPEN_TIMEOUT_S)
 
     def settle(self, action: SendSettle) -> None:
-        """SettleAccess."""
+        """Calls SettleAccess."""
         me = self._host.description
 
         def give(result: Result) -> None:
@@ -160,7 +162,7 @@ class PeerCalls:
         self._ask(action.peer, ask, give)
 
     def close(self, action: SendClose) -> None:
-        """CloseAccess."""
+        """Calls CloseAccess."""
         me = self._host.description
 
         def give(result: Result) -> None:
@@ -175,7 +177,7 @@ class PeerCalls:
         self._ask(action.peer, ask, give)
 
     def parts(self, action: SendParts) -> None:
-        """PartsReady."""
+        """Calls PartsReady."""
         me = self._host.description
 
         def give(result: Result) -> None:
@@ -188,7 +190,7 @@ class PeerCalls:
         self._ask(action.peer, ask, give)
 
     def checksums(self, action: SendChecksums) -> None:
-        """ChecksumBlocks."""
+        """Calls ChecksumBlocks."""
         me = self._host.description
 
         def give(result: Result) -> None:
@@ -205,7 +207,7 @@ class PeerCalls:
         self._ask(action.peer, ask, give)
 
     def post_send(self, action: SendPostSend) -> None:
-        """PostSend, which is made once."""
+        """Calls PostSend, without retries."""
         me, asked = self._host.description, action.ask
 
         def give(result: Result) -> None:
@@ -224,7 +226,7 @@ class PeerCalls:
         self._ask(action.peer, ask, give, timeout_s, once=True)
 
     def _ask(self, peer: str, ask: Ask, give: Give, timeout_s: float = RPC_TIMEOUT_S, *, once: bool = False) -> None:
-        """Calls a life, and shows it what it has told this one."""
+        """Calls a life, and shows it the proof that it has told this one."""
         known = self._host.node.state.peers.get(peer)
         proof = known.shows[0] if known is not None else b""
 
@@ -237,7 +239,7 @@ class PeerCalls:
         self._network.rpc(self._host, where, lambda call: ask(replace(call, proof=proof)), given, timeout_s, once=once)
 
     def register(self, action: SendRegister) -> None:
-        """RegisterPush."""
+        """Calls RegisterPush."""
 
         def give(result: Result) -> None:
             error = result if isinstance(result, KVGrpcError) else None
@@ -250,7 +252,7 @@ class PeerCalls:
         self._ask(action.peer, ask, give)
 
     def renew(self, action: SendRenew) -> None:
-        """RenewLeases."""
+        """Calls RenewLeases."""
 
         def give(result: Result) -> None:
             for i, (transfer_id, _) in enumerate(action.rows):
@@ -265,7 +267,7 @@ class PeerCalls:
         )
 
     def renew_keys(self, action: SendRenewKeys) -> None:
-        """RenewLeases by transfer keys."""
+        """Calls RenewLeases by transfer keys."""
 
         def give(result: Result) -> None:
             if isinstance(result, Renewed):
@@ -287,7 +289,7 @@ def _again(result: object) -> bool:
 
 
 def _is_of_the_lead(error: KVGrpcError) -> bool:
-    """Whether the source's lead has refused a send for sure, and its rank was not asked."""
+    """Returns True if the source's lead has certainly refused a send without asking its rank."""
     lost = isinstance(error, Unavailable | DeadlineExceeded | InternalError)
     return not lost and error.reason is not Reason.DATA_PATH_FAILED
 

@@ -1,4 +1,4 @@
-"""What a host does with the actions of its node, each of them checked as it is done."""
+"""Performs the actions of a host's node, and checks each of them."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -47,7 +47,7 @@ from kvgrpc.sim.world.surroundings import Surroundings
 
 
 class Lead(Caller, Protocol):
-    """What is known of the host. Its engine and mover are those of its present life."""
+    """View of the host. Its engine and mover are those of its present life."""
 
     ledger: Ledger
     node: Node
@@ -80,7 +80,7 @@ class Lead(Caller, Protocol):
 
 
 class Performing:
-    """Performs actions of one host."""
+    """Performs the actions of one host."""
 
     def __init__(self, host: Lead, world: Surroundings) -> None:
         self._host = host
@@ -117,7 +117,7 @@ class Performing:
         }
 
     def perform(self, action: Action) -> None:
-        """Does it."""
+        """Performs an action."""
         self._deeds[type(action)](action)
 
     def _offer(self, action: MakeOffer) -> None:
@@ -133,7 +133,7 @@ class Performing:
         self._host.mover.map(action, None if loopback is None else self._world.doors.get(loopback.key))
 
     def _unmap(self, action: UnmapPeer) -> None:
-        if self._host.tells:  # else its own life is over, and so is its memory
+        if self._host.tells:  # otherwise its own life is over, and so is its memory
             self._host.audit.unmaps(action, self._host.ledger.writes)
         self._host.mover.unmap(action)
 

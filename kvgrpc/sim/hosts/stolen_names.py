@@ -1,5 +1,5 @@
-"""What a liar says in the name of a life of another engine, which has met the lead that hears it: without its proof,
-and with all numbers that only grow at their largest. None of it is taken.
+"""A liar's messages in the name of another engine's life that has met the receiving lead: without its proof, and with
+the maximum of every number that only grows. All of them must be refused.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ from kvgrpc.sim.world.network import Lead, Result
 
 
 class StolenNames:
-    """Of one liar."""
+    """The stolen names of one liar."""
 
     def __init__(self, known: Known) -> None:
         self._known = known
@@ -53,12 +53,12 @@ class StolenNames:
         )
 
     def victim(self, lead: Lead) -> Peer | None:
-        """A life that has met a lead, as everybody can learn there."""
+        """Returns a life that has met a lead, as everybody can learn there."""
         met = [peer for peer in lead.peers if protected(peer) and self._known.is_honest(peer)]
         return self._rng.choice(met) if met else None
 
     def request(self, victim: Peer, me: HandshakeReceived) -> PeerRequest:
-        """Of any kind."""
+        """Returns a request of any kind."""
         life, proof = victim.description, self._proof()
         if self._rng.randrange(4):
             return self._rng.choice(self._kinds)(replace(CALL, proof=proof), life.engine_id, life.incarnation)
@@ -66,7 +66,7 @@ class StolenNames:
         return replace(me, peer=told, shows=self._rng.randbytes(32), proofs=(proof,) if proof else ())
 
     def beat(self, victim: Peer, lead: Lead) -> None:
-        """On a liveness stream of its own."""
+        """Sends a beat on a liveness stream of the liar's own."""
         heard, state = victim.heard, victim.state
         lead.handle(PeerAlive(victim.key, self._proof()))
         if (victim.heard, victim.state) != (heard, state):
@@ -84,11 +84,11 @@ class StolenNames:
 
 
 def protected(peer: Peer | None) -> bool:
-    """Whether a life has its name: nobody else speaks for it."""
+    """Returns True if a life owns its name, so that nobody else may speak for it."""
     return peer is not None and peer.met and peer.state is not PeerState.DEAD
 
 
 def check_refused(said: PeerRequest, victim: Peer, result: Result) -> None:
-    """What was said in its name."""
+    """Checks that a request in the victim's name was refused."""
     if not isinstance(result, KVGrpcError):
         broken(Rule.R2, f"a stranger has said {type(said).__name__} in the name of {victim.key}, and was heard")

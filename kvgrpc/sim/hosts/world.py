@@ -16,18 +16,18 @@ from kvgrpc.sim.world.network import Network
 from kvgrpc.sim.world.surroundings import Surroundings, Watcher
 
 IDLE_AFTER_S = 7_200.0
-"""By then every bound of the protocol is over."""
+"""Virtual time after which every bound of the protocol is over, in seconds."""
 EPOCH_US = 1_700_000_000 * 10**6
 AUDIT_STEPS = 100
-"""After so many events everything is compared with everything."""
+"""Number of events after which everything is compared with everything."""
 
 
 class World:
-    """`engines` hosts with `ranks` ranks each, of `blocks` blocks in each group; see `Node` for `writers`. So many
-    engines, `hoarders`, cannot set blocks aside, so many are `mirrored`, and of so many, `collective`, ranks send to
-    each other; so many hosts, `liars`, lie to the others. `aliased`: the groups of each engine share its blocks.
-    `given_out`: servers give out the blocks of their pools. `unlike`: the ranks of each engine, if they differ; then
-    heads have `head_dim` elements, and the ranks form so many `stages`.
+    """A world of `engines` hosts with `ranks` ranks each, and `blocks` blocks in each group; see `Node` for `writers`.
+    `hoarders` engines cannot set blocks aside, `mirrored` are mirrored, the ranks of `collective` send to each other,
+    and `liars` hosts lie to the others. With `aliased`, the groups of each engine share its blocks. With `given_out`,
+    servers give out the blocks of their pools. `unlike` has the ranks of each engine, if they differ; then heads have
+    `head_dim` elements, and the ranks form `stages` stages.
     """
 
     def __init__(  # noqa: PLR0913 - what a world is made of
@@ -41,7 +41,7 @@ class World:
         self.ranks = ranks
         self.agenda = Agenda()
         self.seen: Counter[str] = Counter()
-        """What went wrong, by kind."""
+        """Number of things that went wrong, by kind."""
         self._audited = 0
         self.network = Network(self.agenda, self.rng("network"), faults or Faults(), self.seen)
         around = self._around = Surroundings(
@@ -55,31 +55,31 @@ class World:
                     for i, count in enumerate(unlike)},
         )  # fmt: skip
         self.offered = around.offered
-        """What transfer keys stand for: wrong KV is told from KV that was asked for wrongly."""
+        """Prompt of each transfer key, to tell wrong KV from KV that was asked for wrongly."""
         self.ambushes = around.ambushes
-        """See `Surroundings`."""
+        """Callbacks for the next posting: see `Surroundings`."""
         self.hosts = [Host(f"engine-{i}", around, self.rng(f"engine-{i}")) for i in range(engines)]
         for host in self.hosts:
             host.start()
 
     @property
     def steps(self) -> int:
-        """Events that nodes handled."""
+        """Number of events that nodes have handled."""
         return self._around.steps
 
     @property
     def wall_us(self) -> int:
-        """The time of day at every engine."""
+        """Time of day at every engine, in microseconds since the Unix epoch."""
         return EPOCH_US + int(self.agenda.now * 1e6)
 
     @property
     def closing(self) -> bool:
-        """Nothing new begins."""
+        """True once nothing new begins."""
         return self._around.closing
 
     @property
     def limits(self) -> Limits:
-        """Of every lead."""
+        """Limits of every lead."""
         return self._around.limits
 
     @property
@@ -88,8 +88,9 @@ class World:
         return self._around.handled
 
     def lie(self, odds: float, rate_per_s: float, other_lives: float, false_checksums: float) -> None:
-        """So many messages of each liar are false, and it says so much unasked, until the world closes; of so many
-        accesses for its pushes it speaks in the name of other lives, and so many checksums are false.
+        """Starts the liars until the world closes. `odds` and `false_checksums` are shares of false messages and
+        checksums, `rate_per_s` is the rate of unasked messages, and `other_lives` the share of its pushes' accesses
+        about which a liar speaks in the name of other lives.
         """
         for host in self.hosts:
             if host.lies:
@@ -98,7 +99,7 @@ class World:
                     liar.keep_on(rate_per_s)
 
     def rng(self, part: str) -> Random:
-        """The source of randomness of one part: parts do not disturb each other."""
+        """Returns the source of randomness of one part, so that parts do not disturb each other."""
         return Random(f"{self.seed}/{part}")  # noqa: S311 - a simulation, no secrets
 
     def run(self, for_s: float) -> None:
@@ -108,11 +109,11 @@ class World:
         self.agenda.now = end
 
     def run_steps(self, steps: int) -> None:
-        """Lets time pass until nodes have handled so many events in all, or nothing is left to do."""
+        """Lets time pass until nodes have handled `steps` events in all, or nothing is left to do."""
         self._go(float("inf"), steps)
 
     def finish(self) -> None:
-        """Mends everything but liars, who are gone from now on, waits until nothing is left to do, and checks that
+        """Mends everything but liars, which are gone from now on, waits until nothing is left to do, and checks that
         nothing is left over.
         """
         self._around.closing = True
@@ -127,14 +128,14 @@ class World:
         for host in self._honest():
             host.audit.check_quarantine(host.ledger.writes)
             self._check_told(host)
-            # Two that declared each other dead may never speak again. Nothing moves by now, and a person says so.
+            # Two that declared each other dead may never speak again. Nothing moves by now, and the operator says so.
             host.release_quarantine(force=True)
         self._come_to_rest()
         for host in self._honest():
             host.check_idle()
 
     def ends(self) -> Counter[str]:
-        """How the transfers of all hosts ended."""
+        """Returns the number of transfers of all hosts by direction and final state."""
         total: Counter[str] = Counter()
         for host in self.hosts:
             for (direction, state), count in host.ledger.ends.items():
@@ -142,7 +143,7 @@ class World:
         return total
 
     def failures(self) -> Counter[str]:
-        """Why the transfers of all hosts failed."""
+        """Returns the number of failed transfers of all hosts by reason."""
         total: Counter[str] = Counter()
         for host in self.hosts:
             total.update(host.ledger.failures)
@@ -181,7 +182,7 @@ class World:
 
 
 def _admits(host: Host, life: str) -> bool:
-    """Whether a handshake with that life of a peer is not refused for want of room."""
+    """Returns True if a handshake with that life of a peer is not refused for lack of room."""
     state = host.node.state
     living = sum(peer.state is not PeerState.DEAD for peer in state.peers.values())
     return state.lives_on(life) or living < state.limits.peers

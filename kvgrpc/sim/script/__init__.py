@@ -1,4 +1,4 @@
-"""Scenarios as text: prose, commands, and what is seen of them, replayed in virtual time.
+"""Scenarios as text: prose, commands, and their outcome, replayed in virtual time.
 
     # Prose begins with a number sign.
 
@@ -13,9 +13,9 @@
     0.0s D r1: received 64 tokens, and they are right
     0.0s P r1: blocks 0-3 came back
 
-Commands end with a line `----`; what is seen of them follows, up to an empty line. Nothing happens by chance, so a text
-always gives the same. At its end everything is mended, time passes until nothing is left to do, and nothing may be
-left over: no lease, pin, access, transfer or call.
+Commands end with a line `----`. Their outcome follows, up to an empty line. Nothing is random, so a text always has the
+same outcome. At the end everything is mended, time passes until nothing is left to do, and no lease, pin, access,
+transfer or call may be left over.
 """
 
 from kvgrpc.sim.script.line import Line
@@ -29,21 +29,21 @@ NOTHING = "(nothing)"
 
 
 class ScriptError(ValueError):
-    """What is wrong with a text, and where."""
+    """Raised when a text is no valid script; names the line."""
 
 
 def replay(text: str) -> str:
-    """The text with what is seen of its commands now.
+    """Returns the text with the current outcome of its commands.
 
-    Raises ScriptError for a text that is no script, and AssertionError when a rule of the protocol is broken; each says
-    in which line.
+    Raises ScriptError for a text that is no script, and AssertionError if a rule of the protocol is broken; each names
+    the line.
     """
     stage = Stage()
     kept: list[str] = []
     lines = text.splitlines()
     at = 0
     seen: list[str] | None = None
-    """None: no command waits for its line."""
+    """Outcome so far; None if no command waits for its line."""
     while at < len(lines):
         line = lines[at]
         at += 1

@@ -1,7 +1,7 @@
-"""An engine that does what a script says, and tells what it sees.
+"""An engine that does what a script says, and reports what it sees.
 
-It knows nothing but what its lead tells it, so a lead that gives blocks back too early, or KV that is not the one asked
-for, is found out.
+It trusts only its lead, so it detects a lead that gives blocks back too early, or gives KV other than the one asked
+for.
 """
 
 from collections.abc import Callable
@@ -19,11 +19,11 @@ from kvgrpc.sim.world.network import Result
 
 
 class ScriptEngine:
-    """One life of an engine. `say` tells what is seen."""
+    """One life of an engine. Its reports go to `say`."""
 
     def __init__(self, host: HandHost, say: Callable[[str], None], weights: str) -> None:
         self.jobs: Named[Job] = Named()
-        """The last hand-over, pull or reservation of each request."""
+        """Last hand-over, pull or reservation of each request."""
         self._host = host
         self._tell = say
         self.shop = Workshop(host, weights, self._say)
@@ -40,7 +40,7 @@ class ScriptEngine:
         self._host.call(lambda call: CancelTransfer(call, key=key, scope=scope), ENGINE, give)
 
     def told(self, news: EngineNews) -> None:
-        """Something that the lead says."""
+        """Takes the lead's news."""
         if isinstance(news, Received):
             self.receiving.received(news)
             self._acknowledge(news.transfer_id)
@@ -48,7 +48,7 @@ class ScriptEngine:
             self._failed(news)
         elif isinstance(news, BlocksReturned):
             self._acknowledge(news.transfer_id)
-            # Neither: a registration that no part followed has no blocks.
+            # If neither knows it: a registration without parts has no blocks.
             _ = self.sending.returned(news.transfer_id) or self.receiving.returned(news.transfer_id)
         elif isinstance(news, PartsReturned):
             self.sending.parts_returned(news.request_id, news.lease_id)

@@ -1,6 +1,6 @@
-"""A world that a script operates by hand: nothing goes wrong, and nothing moves on, but what the script says.
+"""A world that a script operates: nothing goes wrong, and nothing moves on, unless the script says so.
 
-Hosts, network and memory are those of the random worlds, so everything that is checked there is checked here.
+Hosts, network and memory are those of the random worlds, so the same checks apply.
 """
 
 from collections.abc import Callable
@@ -20,9 +20,9 @@ from kvgrpc.sim.world.network import Ask, Give, Lead, Network
 from kvgrpc.sim.world.surroundings import Surroundings
 
 CALM = Faults(delay_s=(0.001, 0.001), silence_s=(0.5, 0.5))
-"""Every message takes a millisecond, and a broken stream is noticed after half a second."""
+"""Faults of a calm network: a message takes 1 ms, and a broken stream is noticed after 0.5 s."""
 LOSE, LOSE_REPLY, LATE, TWICE = "lose", "lose-reply", "late", "twice"
-"""What can befall a message."""
+"""Faults of a single message."""
 
 
 class HandNetwork(Network):
@@ -31,19 +31,19 @@ class HandNetwork(Network):
     def __init__(self, agenda: Agenda) -> None:
         super().__init__(agenda, Random(0), CALM)  # noqa: S311 - nothing is drawn
         self.unseen = False
-        """No rank sees lives end."""
+        """True if no rank sees lives end."""
         self._rules: dict[tuple[str, str], list[tuple[str, float]]] = {}
-        """What befalls the next messages, by who sends them and what they are."""
+        """Faults of the next messages, by sender and kind."""
 
     def befall(self, address: str, message: str, what: str, for_s: float) -> None:
-        """Something befalls the next message of that kind from an address."""
+        """Sets a fault for the next message of that kind from an address."""
         self._rules.setdefault((address, message), []).append((what, for_s))
 
     def rpc(  # noqa: PLR0913 - as in `Network`
         self, caller: Lead, address: str, ask: Ask, give: Give, timeout_s: float = RPC_TIMEOUT_S,
         *, unaltered: bool = False, once: bool = False,
     ) -> None:  # fmt: skip
-        """As in any network, but for what befalls this message."""
+        """Makes a call like any network, with this message's fault."""
         rules = self._rules.get((caller.address, type(ask(Call(0, ""))).__name__))
         what, for_s = rules.pop(0) if rules else ("", 0.0)
         lost = what in (LOSE, LOSE_REPLY, LATE)
@@ -54,13 +54,13 @@ class HandNetwork(Network):
             self._agenda.after(self._delay() + for_s, lambda: self._arrive(caller, address, ask, lambda _: None, []))
 
     def at_rest(self, life: str) -> None:
-        """The end of a life is seen by its peers, unless the script says that it is not."""
+        """Lets peers see the end of a life, unless `unseen` is set."""
         if not self.unseen:
             super().at_rest(life)
 
 
 class HandHost(Host):
-    """A host whose movers the script operates, and whose lead it can stop for a while."""
+    """A host whose movers the script operates, and whose lead the script can stop for a while."""
 
     def __init__(
         self, address: str, world: Surroundings, hand: Hand, told: Callable[[TellEngine], None],
@@ -68,9 +68,9 @@ class HandHost(Host):
     ) -> None:  # fmt: skip
         self.hand = hand
         self.lives = 0
-        """How many lives it has had."""
+        """Number of lives that the host has had."""
         self.used: Callable[[int, int], bool] = lambda *_: True
-        """What the scripted engine uses."""
+        """Returns True if the scripted engine uses a block of a group."""
         self._told = told
         self._change = describe
         self._agenda = world.agenda
@@ -83,16 +83,16 @@ class HandHost(Host):
 
     @property
     def memories(self) -> list[Memory]:
-        """Of its present life, by rank."""
+        """Memories of its present life, by rank."""
         return self._life.memories
 
     def tell_engine(self, action: TellEngine) -> None:
-        """The lead tells the scripted engine something."""
+        """Passes the lead's news to the scripted engine."""
         self.ledger.told(action.news)
         self._told(action)
 
     def rekey(self, rank: int) -> None:
-        """A rank's data path begins anew."""
+        """Restarts a rank's data path."""
         life, proves = self._life, self.hand.rekey_proves
 
         def begin_anew() -> None:
@@ -102,7 +102,7 @@ class HandHost(Host):
         self.soon(begin_anew)
 
     def uses(self, group: int, block: int) -> bool:
-        """Whether the scripted engine has a use for a block."""
+        """Returns True if the scripted engine uses a block."""
         return self.used(group, block)
 
     def _feed(self, event: Event, not_before: float) -> None:

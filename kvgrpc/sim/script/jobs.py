@@ -1,4 +1,4 @@
-"""What a scripted engine is asked for, and what it keeps of it."""
+"""Records of what a scripted engine is asked for."""
 
 from dataclasses import dataclass
 
@@ -15,9 +15,9 @@ class Job:
     name: str
     prompt: Prompt
     blocks: Blocks | None = None
-    """All of the request's."""
+    """All blocks of the request."""
     targets: Blocks | None = None
-    """Those that a transfer fills."""
+    """Blocks that a transfer fills."""
     use_tokens: int = 0
     have_tokens: int = 0
     transfer_id: str = ""
@@ -28,14 +28,14 @@ class Job:
 
 @dataclass(frozen=True)
 class Terms:
-    """What a hand-over states beside its blocks."""
+    """Terms of a hand-over, apart from its blocks."""
 
     ttl_s: float | None = None
     consumers: int = 1
     on_abort: OnAbort = OnAbort.RELEASE
     step: int = 0
     label: str = ""
-    """The request id; empty: the request's name."""
+    """Request id; empty means the request's name."""
     retry_key: str = ""
     """Idempotency key."""
     firm_ttl_s: float | None = None
@@ -43,7 +43,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class Part:
-    """One part of a push: the blocks of the tokens from `first` to `end`."""
+    """One part of a push: the blocks of tokens [first, end)."""
 
     first: int
     end: int
@@ -54,18 +54,18 @@ class Part:
 
 
 NOW, LATER, LOCAL = "now", "later", "local"
-"""When a pull gets blocks; LOCAL: it needs none, all is found here."""
+"""When a pull gets blocks. LOCAL means that it needs none: everything was found locally."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a pull or a reservation states beside its content."""
+    """Terms of a pull or a reservation, apart from its content."""
 
     use_tokens: int = 0
     have_tokens: int = 0
     step: int = 0
     blocks: str = NOW
-    """NOW, LATER, LOCAL, or ids that are listed whatever the engine's block manager says."""
+    """NOW, LATER, LOCAL, or block ids, which are used regardless of the engine's block manager."""
     key: bytes = b""
     queue_s: float | None = None
     bytes_s: float | None = None
@@ -75,5 +75,5 @@ class Wanted:
 
 
 def key_fields(method: str, key: str) -> dict[str, str]:
-    """The fields of a call that has an idempotency key."""
+    """Returns the fields of a call that has an idempotency key."""
     return {"key": key, "method": method} if key else {}

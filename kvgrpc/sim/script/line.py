@@ -7,14 +7,14 @@ UNITS = (("ms", 0.001), ("min", 60.0), ("s", 1.0))
 
 
 class Named(dict[str, V]):
-    """What a scenario names: hosts, requests, tables. Raises ValueError for a name that stands for nothing."""
+    """Things that a scenario names: hosts, requests, tables. Raises ValueError for an unknown name."""
 
     def __missing__(self, name: str) -> V:
         raise ValueError(f"there is no {name}")
 
 
 class Line:
-    """What is left of a command while it is read: whatever is not asked for was not understood."""
+    """The unread rest of a command. Whatever is left at the end was not understood."""
 
     def __init__(self, text: str) -> None:
         self.verb, *rest = text.split()
@@ -22,7 +22,7 @@ class Line:
         self._options = dict(word.split("=", 1) for word in rest if "=" in word)
 
     def word(self, default: str | None = None) -> str:
-        """The next word. Raises ValueError when there is none, and no default."""
+        """Returns the next word. Raises ValueError if there is none, and no default."""
         if self._words:
             return self._words.pop(0)
         if default is None:
@@ -30,39 +30,39 @@ class Line:
         return default
 
     def flag(self, name: str) -> bool:
-        """Whether that word is there."""
+        """Returns True if that word is there."""
         found = name in self._words
         if found:
             self._words.remove(name)
         return found
 
     def text(self, name: str, default: str = "") -> str:
-        """An option."""
+        """Returns an option."""
         return self._options.pop(name, default)
 
     def number(self, name: str, default: int = 0) -> int:
-        """An option that is a number."""
+        """Returns an option that is a number."""
         return int(self._options.pop(name, default))
 
     def seconds(self, name: str) -> float | None:
-        """An option that is a duration."""
+        """Returns an option that is a duration, in seconds, or None."""
         found = self._options.pop(name, None)
         return None if found is None else seconds(found)
 
     def options(self) -> dict[str, str]:
-        """All options that are left."""
+        """Returns all options that are left."""
         options, self._options = self._options, {}
         return options
 
     def check_used(self) -> None:
-        """Raises ValueError when something is left."""
+        """Raises ValueError if something is left."""
         left = [*self._words, *self._options]
         if left:
             raise ValueError(f"not understood: {' '.join(left)}")
 
 
 def seconds(text: str) -> float:
-    """A duration: 5s, 200ms, 2min. Raises ValueError."""
+    """Returns a duration such as 5s, 200ms or 2min, in seconds. Raises ValueError for any other text."""
     for unit, factor in UNITS:
         if text.endswith(unit):
             return float(text.removesuffix(unit)) * factor
@@ -70,6 +70,6 @@ def seconds(text: str) -> float:
 
 
 def pair(text: str) -> tuple[int, int]:
-    """Two numbers `a-b`: from a up to and without b."""
+    """Returns two numbers `a-b`: the range from a to b, without b."""
     first, _, end = text.partition("-")
     return int(first), int(end)

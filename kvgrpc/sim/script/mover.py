@@ -1,4 +1,4 @@
-"""Movers that a script operates by hand: a posting falls into two halves, and stops where the script says."""
+"""Movers that a script operates: a posting has two halves, and stops where the script says."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,9 +17,9 @@ from kvgrpc.sim.world.wires import Wire, Wires
 
 START, HALF, END = "start", "half", "end"
 STOPS = (START, HALF, END)
-"""Where a posting can be held: before its first byte, in the middle, and before its end is reported."""
+"""Stops of a posting: before its first byte, in the middle, and before its end is reported."""
 BREAK, CORRUPT, DOUBT = "break", "corrupt", "doubt"
-"""What can befall a posting in its middle: it ends there, its next cell arrives as something else, or it is reported as
+"""Faults in the middle of a posting: it ends there, its next cell arrives as something else, or it is reported as
 failed and goes on.
 """
 MAP_S = 0.001
@@ -27,27 +27,27 @@ MAP_S = 0.001
 
 @dataclass(eq=False)
 class Hand:
-    """What the script does to the movers of a host, whichever life they belong to."""
+    """The script's settings for the movers of a host, in all its lives."""
 
     bytes_s: float = 0.002
-    """How long a posting takes."""
+    """Duration of a posting, in seconds."""
     hold_at: str = ""
     hold_rank: int | None = None
-    """None: of every rank."""
+    """Rank whose postings are held; None means every rank."""
     fault: str = ""
-    """What befalls the next posting."""
+    """Fault of the next posting."""
     unmappable: bool = False
-    """No rank reaches a peer."""
+    """True if no rank can reach a peer."""
     rekey_proves: bool = True
-    """After a re-key nothing comes any more that peers had sent before."""
+    """True if a re-key proves that nothing arrives any more that peers had sent before."""
     waiting: list[Deed] = field(default_factory=list)
 
     def holds(self, stop: str, rank: int) -> bool:
-        """Whether a posting waits there."""
+        """Returns True if a posting waits at that stop."""
         return self.hold_at == stop and self.hold_rank in (None, rank)
 
     def resume(self) -> None:
-        """Whatever waits looks again whether it must."""
+        """Lets everything that waits check again if it must wait."""
         waiting, self.waiting = self.waiting, []
         for do in waiting:
             do()
@@ -57,29 +57,29 @@ class Hand:
 class _Posting:
     post: Post
     owner: str
-    """The transfer to which what it fills was given."""
+    """The transfer that owns the cells that the posting fills."""
     source: Memory
     sink: Memory
     door: Door
-    """Of its peer."""
+    """The peer's door."""
     cells: list[tuple[int, int]]
-    """What is left to copy, last first."""
+    """Cells that are left to copy, last first."""
     fills: list[int]
     bytes_s: float
     reads: list[int]
     can: Callable[[], bool]
-    """Whether it can still write."""
+    """Returns True if the posting can still write."""
     at: str = START
     corrupted: bool = False
-    """What it brings next arrives as something else."""
+    """True if the posting's next cell arrives as something else."""
     doubted: bool = False
     wire: Wire | None = None
     sent: dict[int, int] = field(default_factory=dict)
-    """These two: see `wires.Receive`."""
+    """Wire and moved cells: see `wires.Receive`."""
 
 
 class HandMover(Mover):
-    """The movers of one life. With `sends` its ranks send to those of others that do, each time they are asked to."""
+    """The movers of one life. With `sends`, its ranks send to other ranks that do, whenever they are asked to."""
 
     def __init__(
         self, agenda: Agenda, memories: list[Memory], report: Callable[[Event], None], hand: Hand, wires: Wires,
@@ -101,7 +101,7 @@ class HandMover(Mover):
         return sorted({peer for _, peer, _ in self._mapped})
 
     def map(self, action: MapPeer, door: Door | None) -> None:
-        """A rank reaches for its peer's memory; None when nothing is there."""
+        """Maps the memory of a rank's peer. `door` is None if nothing is there."""
         found = door is not None and door.open and not self._hand.unmappable
         path = "collective" if self._sends and action.endpoint.collective is not None else "loopback"
 
@@ -123,12 +123,12 @@ class HandMover(Mover):
         self._then(MAP_S, lambda: mapped("" if found else "the script breaks this one"))
 
     def unmap(self, action: UnmapPeer) -> None:
-        """A rank forgets all of a peer's."""
+        """Lets a rank forget a peer completely."""
         super().unmap(action)
         self._groups.unmap(action)
 
     def send(self, action: Send) -> None:
-        """A rank is to send, or to meet the peer's."""
+        """Lets a rank send, or meet the peer's rank."""
         self._groups.send(action)
 
     def answered(self, action: AnswerSend) -> bool:
@@ -156,28 +156,28 @@ class HandMover(Mover):
             self._turn(posting)
 
     def begin(self, posting: Any) -> None:
-        """What it asked for is sent."""
+        """Starts a read whose cells are sent."""
         posting.cells = [(posting.sent.get(src, src), dst) for src, dst in posting.cells]
         self._turn(posting)
 
     def fail(self, posting: Any) -> None:
-        """It ends, unless it has."""
+        """Ends a posting that has not ended."""
         if posting in self._open:
             self._finish(posting, done=False)
 
     @property
     def resumes_at(self) -> float:
-        """Until when its processes are stopped."""
+        """The time until which the movers' processes are stopped."""
         return self._paused_until
 
     def end_all(self, rank: int) -> None:
-        """The data path of a rank begins anew: its postings are over."""
+        """Restarts the data path of a rank, which ends its postings."""
         self._groups.end_all(rank)
         for posting in [posting for posting in self._open if posting.post.rank == rank]:
             self._finish(posting, done=False)
 
     def stop(self) -> None:
-        """The process is gone: nothing is written or reported any more."""
+        """Ends the process: nothing is written or reported any more."""
         self._over = True
         for rank in range(len(self._memories)):
             self._dead.add(rank)
@@ -188,17 +188,17 @@ class HandMover(Mover):
         self._look()
 
     def pause(self, for_s: float) -> None:
-        """Its processes are stopped: whatever they were about to do, they do afterwards."""
+        """Stops the processes: whatever they were about to do, they do afterwards."""
         self._paused_until = self._agenda.now + for_s
 
     def retire(self, at_rest: Deed) -> None:
-        """Its life is over: `at_rest` is called when its last posting has ended, in whatever way."""
+        """Ends the life. `at_rest` is called when the last posting has ended, in any way."""
         self._rested = at_rest
         self._groups.retire()
         self._look()
 
     def _turn(self, posting: _Posting) -> None:
-        """Goes from one stop to the next, unless it is held there."""
+        """Moves a posting from one stop to the next, unless it is held there."""
         hand = self._hand
         if posting not in self._open:
             return  # it was ended
@@ -216,7 +216,7 @@ class HandMover(Mover):
             self._then(posting.bytes_s / 2, lambda: self._move(posting))
 
     def _move(self, posting: _Posting) -> None:
-        """Half of its bytes."""
+        """Moves half of a posting's bytes."""
         if posting not in self._open or not posting.door.open:
             self._turn(posting)
             return

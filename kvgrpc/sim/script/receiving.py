@@ -1,4 +1,4 @@
-"""What a scripted engine receives: pulls, and reservations for a push."""
+"""The receiving side of a scripted engine: pulls, and reservations for a push."""
 
 from collections.abc import Callable
 from hashlib import sha256
@@ -30,7 +30,7 @@ class Receiving:
         self._jobs = jobs
         self._say = say
         self._live: dict[str, Job] = {}
-        """By transfer."""
+        """Jobs in flight, by transfer."""
         self._asked: set[str] = set()
         """All transfers ever."""
         self._drawn = 0
@@ -74,7 +74,7 @@ class Receiving:
         self._host.call(lambda call: GiveDestination(call, job.transfer_id, destination, wanted.step), ENGINE, done)
 
     def reserve(self, name: str, prompt: Prompt, key: bytes, source: str, wanted: Wanted) -> bytes:
-        """Reserves blocks for a push; the grant, empty when it was refused or there was no room."""
+        """Reserves blocks for a push. Returns the grant, empty if it was refused or there was no room."""
         job = self._job(name, prompt, len(prompt.tokens), wanted)
         destination = self._destination(job, wanted)
         if destination is None:
@@ -93,12 +93,12 @@ class Receiving:
         return given[0].token if isinstance(given[0], Reserved) else b""
 
     def name_of(self, transfer_id: str) -> str | None:
-        """The request of a pull or reservation."""
+        """Returns the request of a pull or reservation, or None."""
         job = self._live.get(transfer_id)
         return None if job is None else job.name
 
     def received(self, news: Received) -> None:
-        """The KV is there: it must be the one that was asked for."""
+        """Takes received KV, which must be what was asked for."""
         job = self._live.pop(news.transfer_id)
         if job.blocks is None:
             self._say(job.name, "done, nothing was to move")
@@ -110,7 +110,7 @@ class Receiving:
         self._shop.keep(job.name, job.blocks)
 
     def layers(self, news: LayersReceived) -> None:
-        """Layers may be used provisionally: they, too, must be those that were asked for."""
+        """Takes layers that may be used provisionally. They, too, must be what was asked for."""
         job = self._live[news.transfer_id]
         assert job.blocks is not None
         for memory in self._shop.memories:
@@ -120,7 +120,7 @@ class Receiving:
         self._say(job.name, f"here provisionally: {what}")
 
     def returned(self, transfer_id: str) -> bool:
-        """Blocks came back without KV; False: not those of a pull or reservation."""
+        """Takes blocks that came back without KV. Returns False if they belong to no pull or reservation."""
         job = self._live.pop(transfer_id, None)
         if job is None:
             return False
@@ -140,7 +140,7 @@ class Receiving:
         return Job(name, prompt, use_tokens=use, have_tokens=wanted.have_tokens)
 
     def _destination(self, job: Job, wanted: Wanted) -> Destination | None:
-        """The blocks to fill, after the KV that the engine is said to have was computed; None without room."""
+        """Returns the blocks to fill, after computing the KV that the engine should already have; None without room."""
         if wanted.blocks not in (NOW, LATER):
             job.targets = listed(wanted.blocks)
             return Destination(tuple(enumerate(job.targets)), job.have_tokens)
@@ -181,12 +181,12 @@ class Receiving:
 
 
 def listed(text: str) -> Blocks:
-    """Ids of blocks of the first group, as a script lists them."""
+    """Returns block ids of the first group from their list in a script."""
     return (np.array([int(id_) for id_ in text.split(",")], dtype=np.int64),)
 
 
 def _offered(token: bytes, prompt: Prompt) -> int:
-    """How many tokens a grant says are on offer."""
+    """Returns the number of tokens that a grant offers."""
     try:
         return grants.read_claims(token).token_count
     except KVGrpcError:

@@ -1,4 +1,4 @@
-"""The commands of scenarios by which engines and their router do something with requests; see `verbs`."""
+"""Commands of scenarios with which engines and their router act on requests; see `verbs`."""
 
 from kvgrpc.core.actions import Released, Renewed
 from kvgrpc.core.events import CancelScope, ConnectPeer, LeaseRef, RegisterPush, ReleaseLease, RenewLeases
@@ -13,7 +13,7 @@ from kvgrpc.sim.world.memory import Prompt
 
 REQUESTS = Verbs()
 
-# -- an engine's own work
+# -- work of an engine
 
 
 @REQUESTS.named
@@ -49,7 +49,7 @@ def step(stage: Stage, line: Line) -> None:
     stage.engines[address].shop.step(number, int(rank) if rank else None, _layers(line))
 
 
-# -- handing over and pulling
+# -- hand-overs and pulls
 
 
 @REQUESTS.named
@@ -149,7 +149,7 @@ def connect(stage: Stage, line: Line) -> None:
     route(stage, address, other, lambda call: ConnectPeer(call, other), lambda _: "connected")
 
 
-# -- pushing
+# -- pushes
 
 
 @REQUESTS.named
@@ -224,5 +224,5 @@ def _grant(stage: Stage, line: Line, name: str) -> bytes:
 
 
 def _forged(token: bytes) -> bytes:
-    """A grant that its issuer did not seal."""
+    """Returns a grant that its issuer did not seal."""
     return token[:-1] + bytes([token[-1] ^ 1]) if token else b""

@@ -1,4 +1,4 @@
-"""What a scripted engine hands over: whole prompts to readers, and parts of a push."""
+"""The sending side of a scripted engine: whole prompts for readers, and parts of a push."""
 
 from collections.abc import Callable
 
@@ -28,19 +28,19 @@ class Sending:
         self._jobs = jobs
         self._say = say
         self._live: dict[str, Job] = {}
-        """By transfer."""
+        """Hand-overs in flight, by transfer."""
         self._replaced: dict[str, Blocks] = {}
-        """Blocks of parts that were replaced, by their lease."""
+        """Blocks of parts that were replaced, by lease."""
         self._promised: dict[str, str] = {}
-        """Lease ids whose grants have left already."""
+        """Lease ids whose grants have already left."""
         self._minted = 0
 
     def promise(self, name: str, prompt: Prompt, key: bytes, terms: Terms) -> bytes:
-        """Mints the grant of a hand-over that is still to come."""
+        """Mints the grant of a later hand-over."""
         self._minted += 1
         me, state = self._host.description, self._host.node.state
         lease_id = self._promised[name] = mint_lease_id(state.secret, me.incarnation, "engine", self._minted)
-        # What is no time to live is the lead's to refuse.
+        # The lead refuses an invalid time to live.
         ttl_s = terms.ttl_s if terms.ttl_s is None or terms.ttl_s > 0 else None
         claims = grants.Claims(
             grants.Access.READ, me.engine_id, me.incarnation, me.address, lease_id, key,
@@ -50,9 +50,9 @@ class Sending:
         return grants.mint(claims, state.grant_key)
 
     def finish(self, name: str, prompt: Prompt, key: bytes, terms: Terms, listed: Blocks | None) -> bytes:
-        """Hands a prompt over to readers, in blocks that are lent, or in whichever are `listed`.
+        """Hands a prompt over to readers, in blocks that are lent, or in those of `listed`.
 
-        Returns the grant; empty when it was refused, or left before.
+        Returns the grant, empty if it was refused or had left before.
         """
         token = b"" if name in self._promised else self.promise(name, prompt, key, terms)
         job = Job(name, prompt, listed, lease_id=self._promised.pop(name))
@@ -82,7 +82,7 @@ class Sending:
         return token
 
     def part(self, name: str, prompt: Prompt, key: bytes, part: Part) -> None:
-        """Hands one part of a push over; the first one of an epoch takes the blocks for all."""
+        """Hands one part of a push over. The first part of an epoch takes the blocks for all."""
         job = self._of_epoch(name, prompt, part)
         if job is None:
             return
@@ -98,7 +98,7 @@ class Sending:
             )  # fmt: skip
 
         def answered(result: Result) -> None:
-            # With a destination that gave up before, the news that the push is over follows the answer at once.
+            # If a destination gave up before, the news that the push is over follows the answer at once.
             if isinstance(result, HandedOver):
                 self._begin(job, result)
                 self._say(name, f"part {self._shop.show(blocks)}")
@@ -111,7 +111,7 @@ class Sending:
         self._host.call(ask, ENGINE, answered)
 
     def give_up(self, name: str, key: bytes) -> None:
-        """The engine cannot deliver what it was to push."""
+        """Reports that the engine cannot deliver a push."""
 
         def ask(call: Call) -> FinishedBlocks:
             return FinishedBlocks(
@@ -131,7 +131,7 @@ class Sending:
         self._say(name, f"took {self._shop.show(job.blocks)} back")
 
     def reclaim(self, count: int) -> None:
-        """The engine needs so many blocks more than are free."""
+        """Asks for `count` more blocks than are free."""
         given: list[Result] = []
         self._host.call(lambda call: ReclaimBlocks(call, ((0, count),)), ENGINE, given.append)
         (result,) = given
@@ -144,12 +144,12 @@ class Sending:
         self._say("reclaiming", what + soon)
 
     def name_of(self, transfer_id: str) -> str | None:
-        """The request of a hand-over."""
+        """Returns the request of a hand-over, or None."""
         job = self._live.get(transfer_id)
         return None if job is None else job.name
 
     def returned(self, transfer_id: str) -> bool:
-        """Blocks came back; False: not those of a hand-over."""
+        """Takes blocks that came back. Returns False if they belong to no hand-over."""
         job = self._live.pop(transfer_id, None)
         if job is None:
             return False
@@ -161,7 +161,7 @@ class Sending:
         return True
 
     def parts_returned(self, name: str, lease_id: str) -> None:
-        """The blocks of parts that were replaced came back."""
+        """Takes the blocks of replaced parts back."""
         blocks = self._replaced.pop(lease_id, None)
         self._shop.release(blocks)
         what = f"{self._shop.show(blocks)} of parts that were replaced" if blocks else "nothing"
@@ -173,7 +173,7 @@ class Sending:
         assert not self._replaced, "parts that were replaced were never returned"
 
     def _of_epoch(self, name: str, prompt: Prompt, part: Part) -> Job | None:
-        """The push that this part belongs to; with a higher epoch it starts over, in other blocks."""
+        """Returns the push of this part. With a higher epoch it starts over, in other blocks."""
         job = self._jobs.get(name)
         if job is not None and job.part_epoch >= part.part_epoch and not job.taken_back:
             return job

@@ -1,4 +1,4 @@
-"""What a scenario may look at: tables of a lead, and what blocks hold, in words."""
+"""Views of a scenario, in words: a lead's tables, and the contents of blocks."""
 
 import re
 from collections.abc import Callable
@@ -17,35 +17,35 @@ Show = Callable[[Stage, str, Line], list[str]]
 
 
 def transfers(stage: Stage, name: str, _: Line) -> list[str]:
-    """All transfers, oldest first; those of one moment by their request."""
+    """Returns all transfers, oldest first; those of one moment are sorted by request."""
     known = sorted(stage.hosts[name].node.state.transfers, key=lambda one: (one.created, one.request_id))
     return [f"{name} {_transfer(transfer)}" for transfer in known]
 
 
 def leases(stage: Stage, name: str, _: Line) -> list[str]:
-    """Live leases, oldest first."""
+    """Returns the live leases, oldest first."""
     state = stage.hosts[name].node.state
     return [f"{name} {_lease(lease, state.now)}" for lease in state.leases]
 
 
 def pins(stage: Stage, name: str, _: Line) -> list[str]:
-    """Pins, oldest first; of a quarantine also what would end it."""
+    """Returns the pins, oldest first; for a quarantine also the proof that would end it."""
     return [f"{name} {_pin(stage, name, pin)}" for pin in stage.hosts[name].node.state.pins]
 
 
 def peers(stage: Stage, name: str, _: Line) -> list[str]:
-    """Lives of other engines."""
+    """Returns the lives of other engines."""
     state = stage.hosts[name].node.state
     return [f"{name} knows {stage.called(key)}: {peer.state.value}" for key, peer in state.peers.items()]
 
 
 def mapped(stage: Stage, name: str, _: Line) -> list[str]:
-    """Lives whose memory is mapped."""
+    """Returns the lives whose memory is mapped."""
     return [f"{name} maps {stage.called(life)}" for life in stage.hosts[name].mover.reaches]
 
 
 def tables(stage: Stage, name: str, _: Line) -> list[str]:
-    """How full the tables are that peers and clients could fill."""
+    """Returns the sizes of the tables that peers and clients could fill."""
     state = stage.hosts[name].node.state
     counts = {
         "leases": len(state.leases),
@@ -59,7 +59,7 @@ def tables(stage: Stage, name: str, _: Line) -> list[str]:
 
 
 def bytes_(stage: Stage, name: str, line: Line) -> list[str]:
-    """What the blocks of a request hold, also when they are another request's now."""
+    """Returns what the blocks of a request hold, also if they now belong to another request."""
     request = line.word()
     job = stage.engines[name].jobs[request]
     host = stage.hosts[name]
@@ -139,7 +139,7 @@ def _pin(stage: Stage, name: str, pin: Pin) -> str:
 
 
 def _proof(stage: Stage, proof: str) -> str:
-    """Without the numbers of accesses and lives, which no scenario can know."""
+    """Returns the proof without ids of accesses and lives, which no scenario can know."""
     for life in re.findall(r"[\w.:-]+@[0-9a-f]{16}", proof):
         proof = proof.replace(life, stage.called(life))
     return re.sub(r" under access [0-9a-f]+", "", proof)

@@ -1,4 +1,4 @@
-"""The stage of a scenario: its hosts and engines, what their router knows of requests, and what was seen."""
+"""The stage of a scenario: its hosts and engines, the router's knowledge of requests, and the outcome."""
 
 from dataclasses import replace
 from hashlib import sha256
@@ -16,16 +16,16 @@ from kvgrpc.sim.world.memory import Cell, KvStore, Memory, Prompt, layout
 from kvgrpc.sim.world.surroundings import Surroundings
 
 TOKENS = 1 << 20
-"""Between the first tokens of two prompts."""
+"""Distance between the first tokens of two prompts."""
 IDLE_AFTER_S = 7_200.0
-"""By then every bound of the protocol is over."""
+"""Virtual time after which every bound of the protocol is over, in seconds."""
 
 
 class NamedStore(KvStore):
-    """A store that also says what a number stands for."""
+    """A store that can also return the KV of a number."""
 
     def cell(self, number: int) -> Cell | None:
-        """The KV; None where nothing was written."""
+        """Returns the KV; None if nothing was written."""
         return self._cells[number]
 
 
@@ -39,7 +39,7 @@ class Stage:
         self.limits = Limits()
         self.hosts: Named[HandHost] = Named()
         self.engines: Named[ScriptEngine] = Named()
-        """The present life of each."""
+        """The present life of each engine."""
         self.prompts: Named[Prompt] = Named()
         self.grants: Named[bytes] = Named()
         """READ grants, by request."""
@@ -47,11 +47,11 @@ class Stage:
         """WRITE grants, by engine and request."""
         self._weights: dict[str, str] = {}
         self._lives: dict[str, str] = {}
-        """What each life is called."""
+        """Display name of each life."""
         self._around = Surroundings(self.agenda, self.network, self.limits, layout(8), 1, store=self.store)
         self._seen: list[str] = []
         self._passing = False
-        """Time passes."""
+        """True while time passes."""
         self._drawn = 0
 
     # -- hosts
@@ -60,7 +60,7 @@ class Stage:
         self, name: str, *, pool: PoolLayout, ranks: int, writes: bool, compares: bool, sets_aside: bool,
         collective: bool, weights: str, protocol: int,
     ) -> None:  # fmt: skip
-        """A lead with its engine starts."""
+        """Starts a lead with its engine."""
 
         def describe(description: EngineDescription) -> EngineDescription:
             lowest = protocol or description.protocol_min
@@ -77,54 +77,54 @@ class Stage:
         self.start(name)
 
     def start(self, name: str) -> None:
-        """A lead starts, again."""
+        """Starts a lead again."""
         self.hosts[name].start()
         self._born(name)
 
     def attach(self, name: str) -> None:
-        """The engine behind a lead is gone and another attaches."""
+        """Ends the engine behind a lead, and attaches another one."""
         self.hosts[name].reattach()
         self._born(name)
 
     def life(self, name: str) -> str:
-        """The present or last life of a host."""
+        """Returns the present or last life of a host."""
         return self.hosts[name].life
 
     def called(self, life: str) -> str:
-        """What a life is called: its engine, and the how manieth it is."""
+        """Returns the display name of a life: its engine, and its number."""
         return self._lives[life]
 
-    # -- what a router knows
+    # -- knowledge of a router
 
     def key(self, name: str) -> bytes:
-        """The transfer key of a request."""
+        """Returns the transfer key of a request."""
         return sha256(name.encode()).digest()[:16]
 
     def prompt(self, name: str, tokens: int = 64) -> Prompt:
-        """The prompt of a request; a new one when it is named first."""
+        """Returns the prompt of a request; a new one for a new name."""
         if name not in self.prompts:
             first = TOKENS * len(self.prompts)
             self.prompts[name] = Prompt(tuple(range(first, first + tokens)))
         return self.prompts[name]
 
     def random_id(self) -> bytes:
-        """16 bytes that were not drawn before."""
+        """Returns 16 bytes that were not drawn before."""
         self._drawn += 1
         return sha256(f"stage/{self._drawn}".encode()).digest()[:16]
 
-    # -- what is seen
+    # -- outcome
 
     def say(self, text: str) -> None:
-        """Something is seen now."""
+        """Adds a line to the outcome."""
         self._seen.append(f"{self.agenda.now:.1f}s {text}" if self._passing else text)
 
     def seen(self) -> list[str]:
-        """What was seen since this was asked last."""
+        """Returns the outcome since the last call."""
         seen, self._seen = self._seen, []
         return seen
 
     def advance(self, for_s: float) -> None:
-        """Time passes."""
+        """Lets time pass."""
         self._passing = True
         end = self.agenda.now + for_s
         self.agenda.run(end)
@@ -132,7 +132,7 @@ class Stage:
         self._passing = False
 
     def holds(self, memory: Memory, cell: int, wanted: Cell) -> str:
-        """What one cell holds, by the name of the prompt."""
+        """Returns what one cell holds, as the name of a prompt."""
         number = memory.cells[cell]
         found = self.store.cell(number)
         if found is None:
@@ -143,12 +143,12 @@ class Stage:
         return f"{name} (of another place)" if _begins(self.prompts.get(name), wanted.prompt) else name
 
     def check(self) -> None:
-        """Everything that can be seen between two commands."""
+        """Checks everything that is visible between two commands."""
         for host in self.hosts.values():
             if not host.stopped:
                 host.check()
 
-    # -- the end
+    # -- end
 
     def finish(self) -> None:
         """Mends everything, waits until nothing is left to do, and asserts that nothing is left over."""
@@ -161,7 +161,7 @@ class Stage:
         assert self.agenda.run(self.agenda.now + IDLE_AFTER_S), "something goes on for ever"
         for host in self.hosts.values():
             host.audit.check_quarantine(host.ledger.writes)
-            # Two that declared each other dead may never speak again. Nothing moves by now, and a person says so.
+            # Two that declared each other dead may never speak again. Nothing moves by now, and the operator says so.
             host.release_quarantine(force=True)
         assert self.agenda.run(self.agenda.now + IDLE_AFTER_S), "something goes on for ever"
         for name, host in self.hosts.items():
@@ -179,7 +179,7 @@ class Stage:
 
 
 def one_group(blocks: int, block_tokens: int = 16) -> PoolLayout:
-    """A pool with one group of two layers."""
+    """Returns a pool with one group of two layers."""
     group = Group("kv", GroupKind.FULL_ATTENTION, 2, block_tokens, blocks, 1, 1, "uint8")
     return PoolLayout((group,), (Region(0, 0, 1, 0, 1, 1), Region(0, 1, 1, blocks, 1, 1)), 2 * blocks)
 

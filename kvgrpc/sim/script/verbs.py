@@ -1,6 +1,6 @@
-"""The commands of scenarios, one function each. Its docstring is how it is written, and what it does.
+"""The commands of scenarios, one function each. A docstring states a command's form and its effect.
 
-Here are those that act on hosts, links and movers, and those that look; `requests` has the others.
+This module has the commands for hosts, links and movers, and those that show; `requests` has the others.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ class Verbs(Named[Verb]):
     """Commands by name."""
 
     def named(self, do: Verb) -> Verb:
-        """A command is named after its function."""
+        """Registers a command under its function's name."""
         self[do.__name__.strip("_").replace("_", "-")] = do
         return do
 
@@ -232,7 +232,7 @@ def show(stage: Stage, line: Line) -> None:
 def route(
     stage: Stage, address: str, name: str, ask: Callable[..., Event], told: Callable[..., str]
 ) -> None:  # fmt: skip
-    """A router's call."""
+    """Makes a call as a router."""
 
     def give(result: Result) -> None:
         said = f"refused with {result.reason.value}" if isinstance(result, KVGrpcError) else told(result)

@@ -1,4 +1,4 @@
-"""An engine's own blocks and steps: what it computes, keeps, and uses again as early as it may."""
+"""An engine's own blocks and steps: it computes, keeps, and reuses blocks as early as it may."""
 
 from collections.abc import Callable
 
@@ -14,17 +14,17 @@ from kvgrpc.sim.world.memory import ALL_LAYERS, Memory, Prompt
 
 
 class LowestFirst(BlockManager):
-    """Of the free blocks the lowest are given out first: what came back is used again at once."""
+    """A block manager that gives out the lowest free blocks first, so that returned blocks are reused at once."""
 
     def take(self, tokens: int) -> Blocks | None:
-        """Blocks for that many tokens, or None when there is no room."""
+        """Returns blocks for that many tokens, or None if there is no room."""
         for free in self._free:
             free.sort(reverse=True)
         return super().take(tokens)
 
 
 class Workshop:
-    """The blocks of one life of an engine. `say` tells what is seen of a request."""
+    """The blocks of one life of an engine. Reports about requests go to `say`."""
 
     def __init__(self, host: HandHost, weights: str, say: Callable[[str, str], None]) -> None:
         self.blocks = LowestFirst(host.description.pool)
@@ -32,22 +32,22 @@ class Workshop:
         self._weights = weights
         self._say = say
         self._kept: dict[str, Blocks] = {}
-        """One reference to the blocks of each request."""
+        """Blocks that are kept of each request, with one reference."""
         self._works: dict[int, list[Callable[[int, LayerRange], None]]] = {}
-        """By step; each is given the rank, and the layers that are done."""
+        """Work of each step, as functions of the rank and the layers that are done."""
         self._ends: dict[int, list[Callable[[], None]]] = {}
 
     @property
     def memories(self) -> list[Memory]:
-        """By rank."""
+        """Memories by rank."""
         return self._host.memories
 
     def content(self, prompt: Prompt) -> Content:
-        """What the KV of a prompt is of, here."""
+        """Returns the content of a prompt's KV on this engine."""
         return chain(prompt.tokens, cache_salt=prompt.salt, weights_revision=self._weights)
 
     def compute(self, name: str, prompt: Prompt, step: int = 0) -> Blocks | None:
-        """Computes a prompt and keeps it; the blocks, or None without room."""
+        """Computes a prompt and keeps it. Returns the blocks, or None without room."""
         blocks = self._kept.get(name)
         if blocks is None:
             blocks = self.take(name, len(prompt.tokens))
@@ -57,7 +57,9 @@ class Workshop:
         return blocks
 
     def lend(self, name: str, prompt: Prompt, step: int = 0) -> Blocks | None:
-        """Blocks that hold a prompt, with a reference for the borrower: what is kept of it, and the rest computed."""
+        """Returns blocks that hold a prompt, with a reference for the borrower: those that are kept, and newly computed
+        ones.
+        """
         kept = self._kept.get(name)
         if kept is None:
             blocks = self.take(name, len(prompt.tokens))
@@ -76,25 +78,25 @@ class Workshop:
         return blocks
 
     def keep(self, name: str, blocks: Blocks) -> None:
-        """Keeps blocks, and their reference, as those of a request."""
+        """Keeps blocks, with their reference, as those of a request."""
         self.release(self._kept.pop(name, None))
         self._kept[name] = blocks
 
     def free(self, name: str) -> None:
-        """Forgets what is kept. Raises ValueError when nothing is."""
+        """Forgets the kept blocks. Raises ValueError if there are none."""
         if name not in self._kept:
             raise ValueError(f"nothing of {name} is kept")
         self.release(self._kept.pop(name))
 
     def take(self, name: str, tokens: int) -> Blocks | None:
-        """New blocks, or None without room."""
+        """Returns new blocks, or None without room."""
         blocks = self.blocks.take(tokens)
         if blocks is None:
             self._say(name, "there is no room")
         return blocks
 
     def release(self, blocks: Blocks | None) -> None:
-        """One reference less. A block without references is used again at once."""
+        """Removes a reference. A block without references may be reused at once."""
         if blocks is not None:
             unused = self.blocks.free(blocks)
             assert self._host.at_rest(unused), "blocks are reused that are pinned"
@@ -102,20 +104,20 @@ class Workshop:
                 memory.check_freed(unused)
 
     def void(self, blocks: Blocks | None) -> None:
-        """Does what `release` does, though they may be read."""
+        """Releases blocks like `release`, though they may still be read."""
         if blocks is not None:
             for memory in self.memories:
                 memory.void(blocks)
         self.release(blocks)
 
     def queue(self, step: int, blocks: Blocks, do: Callable[[int, LayerRange], None]) -> None:
-        """Queues work on blocks, which are not used again before it is done."""
+        """Queues work on blocks, which are not reused before it is done."""
         self.blocks.share(blocks)
         self._works.setdefault(step, []).append(do)
         self._ends.setdefault(step, []).append(lambda: self.release(blocks))
 
     def step(self, number: int, rank: int | None, layers: LayerRange | None) -> None:
-        """A step is over, on one rank or on all; where layers are named, in these only."""
+        """Ends a step, on one rank or on all; with `layers`, in these layers only."""
         last = len(self.memories) - 1
         for each in range(last + 1) if rank is None else (rank,):
             for work in self._works.get(number, ()):
@@ -126,7 +128,7 @@ class Workshop:
                 end()
 
     def show(self, blocks: Blocks | None) -> str:
-        """Block ids as text."""
+        """Returns block ids as text."""
         groups = self._host.description.pool.groups
         if blocks is None or not any(len(ids) for ids in blocks):
             return "no blocks"
@@ -144,7 +146,7 @@ class Workshop:
 
 
 def runs(ids: Ids) -> str:
-    """Numbers as text, those in a row joined."""
+    """Returns numbers as text, with consecutive ones joined."""
     found: list[list[int]] = []
     for id_ in ids.tolist():
         if found and found[-1][-1] == id_ - 1:

@@ -1,1 +1,1 @@
-"""Seeds: from a number to a world with its traffic and faults, run, and shrunk when it fails."""
+"""Makes a world with its traffic and faults from a number, runs it, and shrinks it if it fails."""

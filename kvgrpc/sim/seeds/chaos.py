@@ -1,4 +1,4 @@
-"""What befalls whole hosts and links: crashes, lost engines and ranks, processes that are stopped, and cut links."""
+"""Mishaps of whole hosts and links: crashes, lost engines and ranks, stopped processes, and cut links."""
 
 import math
 from collections.abc import Callable
@@ -10,36 +10,36 @@ from kvgrpc.sim.hosts.world import World
 from kvgrpc.sim.world.faults import Range
 
 DOWN_S = (0.001, 20.0)
-"""From far below the grace of liveness to well above it."""
+"""Range of downtimes in seconds, from far below the grace of liveness to well above it."""
 CUT_S = (0.1, 20.0)
 STOP_S = (0.01, 15.0)
 RANK_DOWN_S = (0.001, 2.0)
 GRACES = (0.8, 1.6)
-"""Every other stop and cut lasts about as long as the grace of liveness: some are declared dead, and some hardly."""
+"""Durations of every other stop and cut, in graces of liveness, so that peers are declared dead, or nearly so."""
 LONGER = 1.3
-"""As many times as long as their lead some movers are stopped: its peers are heard again before their bytes move."""
+"""Factor by which some movers are stopped longer than their lead: peers hear the lead again before its bytes move."""
 MIDST_CELLS = 8
-"""As long as so many cells take at most a posting is likely to be under way."""
+"""Number of cells whose maximum copy time bounds the delay of a mishap, so that a posting is likely in flight."""
 PEER_STRUCK = 0.25
-"""How often it is not the side that moves them."""
+"""Probability that a mishap strikes the side that does not move the bytes."""
 DOOM_EVENTS = 40
-"""A lead that is doomed crashes in the middle of one of its next events."""
+"""Range of events within which a doomed lead crashes, in the middle of one of them."""
 
 
 def _lasts(rng: Random, span: Range) -> float:
-    """A duration; short ones are as likely as long ones, on a logarithmic scale."""
+    """Returns a duration on a logarithmic scale: short ones are as likely as long ones."""
     low, high = span
     return low * math.exp(rng.random() * math.log(high / low))
 
 
 @dataclass(frozen=True)
 class Mishaps:
-    """How often in 10 seconds each befalls a world. The default is a world that nothing befalls."""
+    """Expected number of each mishap in 10 seconds. By default there are none."""
 
     crash: float = 0.0
-    """A lead crashes, and with it its engine and ranks, between two events."""
+    """A lead crashes with its engine and ranks, between two events."""
     crash_in_event: float = 0.0
-    """It crashes when a part of what an event asks for is done."""
+    """A lead crashes halfway through the actions of an event."""
     lose_engine: float = 0.0
     """An engine dies; another attaches to the same lead at once."""
     lose_rank: float = 0.0
@@ -54,17 +54,17 @@ class Mishaps:
     """The processes of a host are stopped for a while; its movers may run on, or be stopped for longer."""
 
     def without(self, kind: str) -> "Mishaps":
-        """The same, but that never happens."""
+        """Returns the mishaps without that kind."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return Mishaps(**values | {kind: 0.0})
 
 
 KINDS = tuple(field.name for field in fields(Mishaps))
-"""What may befall, by name."""
+"""Names of the mishaps."""
 
 
 class Chaos:
-    """Mishaps, drawn from the world's seed. Each kind draws from a source of its own: none disturbs another."""
+    """Mishaps, drawn from the world's seed. Each kind draws from its own source, so that none disturbs another."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -82,14 +82,14 @@ class Chaos:
 
     def mishaps(self, over_s: float, *, crashes: float = 0.5, losses: float = 0.3, cuts: float = 0.5) -> None:
         """Puts crashes of leads, losses of engines and cuts of links on the agenda of the next `over_s` seconds. Each
-        is the expected number over the whole time.
+        argument is the expected number over the whole time.
         """
         scale = 10.0 / over_s
         end = self._world.agenda.now + over_s
         self.keep_on(Mishaps(crash=crashes * scale, lose_engine=losses * scale, cut=cuts * scale), until=end)
 
     def keep_on(self, mishaps: Mishaps, *, until: float = float("inf")) -> None:
-        """Lets things happen until then, or until the world closes."""
+        """Lets mishaps happen until then, or until the world closes."""
         for kind in KINDS:
             if getattr(mishaps, kind) > 0:
                 self._plan(kind, getattr(mishaps, kind) / 10.0, until)
@@ -179,13 +179,13 @@ class Chaos:
         self._strike(rng, stop)
 
     def _silent_s(self, rng: Random, span: Range) -> float:
-        """How long a host is not heard."""
+        """Returns the time that a host is not heard, in seconds."""
         if rng.random() < 0.5:
             return _lasts(rng, span)
         return self._world.network.faults.silence_s[1] + self._world.limits.peer_grace_s * rng.uniform(*GRACES)
 
     def _strike(self, rng: Random, befall: Callable[[Host], None]) -> None:
-        """Any host, now; every other time one of the next two between which bytes move, while they are on their way."""
+        """Strikes any host now, or every other time a side of the next posting while its bytes move."""
         world = self._world
         side = int(rng.random() < PEER_STRUCK)
         host, later_s = rng.choice(world.hosts), rng.uniform(0.0, MIDST_CELLS * world.network.faults.cell_s[1])

@@ -1,7 +1,7 @@
-"""Engines that wait for each other: each prefills for the next one in a ring, all at once, and their pools are small.
+"""Engines that wait for each other: each prefills for the next one in a ring, all at once, with small pools.
 
-Every request gets an answer: its KV comes, or is computed where it is needed. Blocks are given to the oldest request in
-line. The one that is the oldest of all goes on within a bounded time, whoever waits for whom (R13).
+Every request gets an answer: its KV arrives, or is computed where it is needed. Blocks go to the oldest request in
+line. The oldest request of all goes on within a bounded time, whoever waits for whom (R13).
 """
 
 from collections.abc import Callable
@@ -17,7 +17,9 @@ from kvgrpc.sim.seeds.story import tokens
 from kvgrpc.sim.world.memory import Prompt
 
 OLDEST_S = 30.0
-"""One request may be the oldest of all for no longer: some firm times and the computing of those before it in line."""
+"""Maximum time for which one request may be the oldest of all, in seconds: some firm times, and the computing of those
+before it in line.
+"""
 LOOK_S = 0.5
 AGAIN_S = 0.1
 USE_S = 0.05
@@ -31,31 +33,33 @@ class Ring:
     world: World
     requests: int
     turns: float
-    """So many have a next turn: what was received is offered back, and pulled where the first turn was prefilled."""
+    """Share of requests with a next turn: the received KV is offered back, and pulled where the first turn was
+    prefilled.
+    """
     made: int = 0
     _waiting: dict[int, float] = field(default_factory=dict)
-    """Requests without an answer, by number, and since when each is the oldest of all, or will be."""
+    """Unanswered requests by number, with the time since when each is the oldest of all, or will be."""
 
     def begin(self) -> None:
-        """All come within a moment."""
+        """Starts all requests within a moment."""
         for number in range(self.requests):
             _Request(self, number, self.world.rng(f"ring/{number}")).begin()
         self.world.agenda.after(LOOK_S, self._look)
 
     def came(self, number: int) -> None:
-        """A request, or the next turn of one, is there."""
+        """Takes note of a request, or of the next turn of one."""
         self.made += 1
         self._waiting[number] = self.world.agenda.now
 
     def answered(self, number: int) -> None:
-        """It has its answer. The next one is the oldest from now on."""
+        """Takes note of a request's answer. The next request is the oldest from now on."""
         del self._waiting[number]
         now = self.world.agenda.now
         self._waiting = {other: max(since, now) if other > number else since for other, since in self._waiting.items()}
 
     @property
     def done(self) -> bool:
-        """All have their answers."""
+        """True once all requests have their answers."""
         return not self._waiting
 
     def _look(self) -> None:
@@ -68,7 +72,7 @@ class Ring:
 
 
 class _Request:
-    """One request. Its number says how old it is among all of them."""
+    """One request. A lower number is an older request."""
 
     def __init__(self, ring: Ring, number: int, rng: Random) -> None:
         hosts = ring.world.hosts
@@ -117,7 +121,7 @@ class _Request:
                 self._again(lambda: self._compute(self._source))
 
     def _offer(self, firm_ttl_s: float | None) -> Offer:
-        """With a firm time of 0: for its next turn, of what is here already."""
+        """Returns an offer. A firm time of 0 is for the next turn, whose KV is already here."""
         return Offer(
             self._rng.randbytes(16), self._name, self._prompt, 600.0, firm_ttl_s, request_time_us=self._time_us,
             in_line=firm_ttl_s is None,
@@ -134,7 +138,7 @@ class _Request:
         return f"ring-{self._number}"
 
     def _again(self, do: Callable[[], bool]) -> None:
-        """Until it is done."""
+        """Repeats `do` until it succeeds."""
         if not do():
             self._after(AGAIN_S, lambda: self._again(do))
 

@@ -1,4 +1,4 @@
-"""Running a world from its setup to its end, and what came of it."""
+"""Runs a world from its setup to its end, and collects the outcome."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from kvgrpc.sim.world.surroundings import Watcher
 from kvgrpc.sim.world.trace import Digest, tell
 
 RING_BEGINS_S = 1.0
-"""By then all engines of a ring are up."""
+"""Time after which all engines of a ring are up, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -26,30 +26,30 @@ class Violation:
     rule: Rule
     message: str
     step: int
-    """After how many events."""
+    """Number of events before the violation."""
     about: tuple[str, ...] = ()
-    """What names what it is about."""
+    """Names of the things that the violation is about."""
 
 
 @dataclass
 class Outcome:
-    """What came of a world."""
+    """Outcome of one or more worlds."""
 
     steps: int = 0
-    """Events that nodes handled."""
+    """Number of events that nodes handled."""
     requests: int = 0
     virtual_s: float = 0.0
     faults: Counter[str] = field(default_factory=Counter)
     ends: Counter[str] = field(default_factory=Counter)
-    """How transfers ended."""
+    """Number of transfers by direction and final state."""
     reasons: Counter[str] = field(default_factory=Counter)
-    """Why they failed."""
+    """Number of failed transfers by reason."""
     violations: list[Violation] = field(default_factory=list)
     digests: dict[int, int] = field(default_factory=dict)
-    """Of the traces of worlds that were watched for it, by seed."""
+    """Digests of traces by seed, of worlds that were digested."""
 
     def add(self, other: "Outcome") -> None:
-        """Adds another one."""
+        """Adds another outcome."""
         self.steps += other.steps
         self.requests += other.requests
         self.virtual_s += other.virtual_s
@@ -61,7 +61,7 @@ class Outcome:
 
 
 def run(setup: Setup, watcher: Watcher | None = None) -> Outcome:
-    """One world, to its end or to the first rule that does not hold."""
+    """Runs one world, to its end or to the first broken rule."""
     world = World(
         setup.seed,
         engines=setup.engines,
@@ -111,7 +111,7 @@ def run(setup: Setup, watcher: Watcher | None = None) -> Outcome:
 
 
 def digested(setup: Setup) -> Outcome:
-    """As `run`, with the digest of all that happened: it is the same for as long as the same is decided."""
+    """Runs a world like `run`, with the digest of all that happened, which is equal while all decisions are."""
     seen = Digest()
     outcome = run(setup, seen)
     outcome.digests[setup.seed] = seen.value

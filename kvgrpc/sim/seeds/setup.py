@@ -1,4 +1,4 @@
-"""Which world a seed stands for. A setup is all that a run needs: the same setup runs the same way, anywhere."""
+"""Draws the world of a seed. A setup is all that a run needs: the same setup runs the same way anywhere."""
 
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -10,7 +10,7 @@ from kvgrpc.sim.world.faults import ROUGH, STORMY, Faults
 from kvgrpc.sim.world.memory import cell_bytes
 
 WRITES = frozenset({"loopback"})
-"""The source of a push writes; else its destination reads."""
+"""Data paths over which the source of a push writes; without them its destination reads."""
 
 TIGHT = Limits(
     lease_ttl_s=2.0,
@@ -36,126 +36,124 @@ TIGHT = Limits(
     ended_leases=3,
     rekey_interval_s=5.0,
 )
-"""Every table of a lead is full now and then, and every deadline is near."""
+"""Limits at which every table of a lead is full now and then, and every deadline is near."""
 
 UNLUCKY = Mishaps(
     crash=0.4, crash_in_event=0.3, lose_engine=0.4, lose_rank=0.2, cut=0.5, cut_one_way=0.3, isolate=0.2, stop=0.4
 )  # fmt: skip
-"""Every host has some trouble within a minute."""
+"""Mishaps with which every host has some trouble within a minute."""
 DOOMED = Mishaps(
     crash=1.5, crash_in_event=1.0, lose_engine=1.5, lose_rank=0.7, cut=2.0, cut_one_way=1.0, isolate=0.7, stop=1.5
 )  # fmt: skip
-"""Something happens every second."""
+"""Mishaps with which something happens every second."""
 
 HANG_UPS = (0.0, 0.1, 0.5)
-"""So many of the clients of a world leave between prefill and decode."""
+"""Possible shares of clients that leave between prefill and decode."""
 COMPARED = 0.25
-"""Of the worlds compare what arrives with its source,"""
+"""Share of the worlds that compare what arrives with its source."""
 CORRUPT = 0.03
-"""and so many of their postings bring a cell as something else."""
+"""Share of their postings that bring a cell as something else."""
 
 ALIASED = 0.25
-"""Of the worlds have engines whose groups share their blocks."""
+"""Share of the worlds whose engines have groups that share their blocks."""
 
 RANKS = (1, 2, 4)
-"""What engines have that are not alike."""
+"""Possible numbers of ranks of unlike engines."""
 STAGED = 0.4
-"""Of the worlds of unlike engines have some whose ranks are in two stages."""
+"""Share of the worlds of unlike engines in which some have ranks in two stages."""
 HEAD_DIMS = (1, 32)
-"""Their heads: of so many elements they are re-packed, or moved run by run."""
+"""Possible head dimensions of unlike engines: with the one they are re-packed, with the other moved run by run."""
 
 IMPATIENT = 0.25
-"""Of the worlds take little memory in quarantine for too much:"""
+"""Share of the worlds in which a little memory in quarantine is already too much."""
 BUDGETS = (0.0, 0.05, 0.1)
-"""at most so much of each group,"""
+"""Possible budgets of quarantine, as a share of each group."""
 GRACES_S = (0.5, 1.5, 3.0)
-"""after so long;"""
+"""Possible graces before a re-key, in seconds."""
 INTERVALS_S = (2.0, 5.0, 20.0)
-"""and so long is between two re-keys."""
+"""Possible intervals between two re-keys, in seconds."""
 
 HONEST_AND_ONE = 3
-"""Engines of a world with a liar, at least."""
+"""Minimum number of engines of a world with a liar."""
 CALM = 0.5
 CALM_RATE_PER_S = 10.0
 LIES = (0.05, 0.2, 0.5)
-"""So many of its messages are false: one that lies all the time is soon left alone."""
+"""Possible shares of a liar's false messages. A liar that lied all the time would soon be left alone."""
 INVENTIONS_PER_S = (0.5, 2.0, 10.0)
 
 FOCUSED = 0.25
-"""Of the worlds with a liar are about pushes that their source writes, and about who may say what of them:"""
+"""Share of the worlds with a liar that are about pushes whose source writes, and about who may speak of them."""
 OTHER_LIVES = 0.5
-"""of so many of its accesses the liar speaks in the name of other lives."""
+"""Share of accesses in such a world of which the liar speaks in the name of other lives."""
 SUMMED = 0.2
-"""Of them are about checksums, of whose answers"""
+"""Share of the worlds with a liar that are about checksums."""
 FALSE_CHECKSUMS = 0.3
-"""so many are false, or never come."""
+"""Share of the answers about checksums in such a world that are false, or never come."""
 
 TRESPASSES_PER_S = (5.0, 20.0)
-"""So often a stranger calls, where there is one."""
+"""Possible rates of a stranger's calls, per second."""
 GIVEN_OUT = 0.5
-"""Of the worlds with a stranger have pools of which the servers give blocks out."""
+"""Share of the worlds with a stranger in which servers give out the blocks of their pools."""
 
 QUICK_S = (0.0001, 0.002)
 SLOW_S = (0.002, 0.05)
-"""How long a mover takes for a cell: a posting is over in some hundredths of a second, or takes a second."""
+"""Ranges of a mover's time for a cell, in seconds: a posting takes some hundredths of a second, or a second."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """One world, and how much of it is seen."""
+    """One world, and its length."""
 
     seed: int
     steps: int
-    """Requests stop when nodes have handled so many events; what is under way then comes to its end."""
+    """Number of handled events after which requests stop; what is in flight then goes on to its end."""
     engines: int = 3
     ranks: int = 1
     blocks: int = 24
-    """Of each group, on each engine."""
+    """Number of blocks of each group, on each engine."""
     faults: Faults = field(default_factory=Faults)
     mishaps: Mishaps = field(default_factory=Mishaps)
     habits: Habits = field(default_factory=Habits)
     limits: Limits = field(default_factory=Limits)
     writers: frozenset[str] = frozenset()
     aliased: bool = False
-    """The groups of each engine share its blocks, and lie on the same memory."""
+    """True if the groups of each engine share its blocks, and thus alias the same memory."""
     unlike: tuple[int, ...] = ()
-    """How many ranks each engine has, where they differ; then heads have `head_dim` elements."""
+    """Number of ranks of each engine, if they differ; heads then have `head_dim` elements."""
     head_dim: int = 1
     stages: tuple[int, ...] = ()
-    """How many pipeline stages the ranks of each of these engines form."""
+    """Number of pipeline stages that the ranks of each of these engines form."""
     checksums: bool = False
-    """What arrives is compared with its source; only then anything is corrupted on its way."""
+    """True if what arrives is compared with its source. Only then is anything corrupted on its way."""
     hoarders: int = 0
-    """Engines that cannot set blocks aside: the first ones."""
+    """Number of engines that cannot set blocks aside: the first ones."""
     mirrored: int = 0
-    """Engines whose memory no data path reaches: the first ones, but no liar."""
+    """Number of engines whose memory no data path reaches: the first ones, but no liar."""
     collective: int = 0
-    """Engines whose ranks send to each other, where both can: the last ones."""
+    """Number of engines whose ranks send to each other, if both can: the last ones."""
     liars: int = 0
-    """Hosts that lie to the others: the last ones."""
+    """Number of hosts that lie to the others: the last ones."""
     lies: float = 0.0
-    """So many of their messages are false,"""
+    """Share of the liars' messages that are false."""
     inventions_per_s: float = 0.0
-    """and so much they say unasked;"""
+    """Rate of the liars' unasked messages, per second."""
     other_lives: float = 0.0
-    """of so many accesses for their pushes they speak in the name of other lives;"""
+    """Share of accesses for the liars' pushes of which they speak in the name of other lives."""
     false_checksums: float = 0.0
-    """so many of their answers to who asks for checksums are false, or never come."""
+    """Share of the liars' answers about checksums that are false, or never come."""
     given_out: bool = False
-    """Servers give out the blocks of their pools, and each engine takes all of its own as its life begins."""
+    """True if servers give out the blocks of their pools. Each engine takes all of its own when its life begins."""
     trespasses_per_s: float = 0.0
-    """How often a stranger names what is not its own; see `strangers`."""
+    """Rate of calls in which a stranger names what is not its own, per second; see `strangers`."""
     rate_per_s: float = 5.0
-    """How often requests come."""
+    """Rate of requests, per second."""
     left_out: frozenset[int] = frozenset()
     """Requests that are not made, by number."""
     ring: int = 0
-    """So many requests come at once, each for an engine and the next one of a ring, in place of all others; see
-    `rings`.
-    """
+    """Number of requests of a ring, which replace all others: each is for an engine and the next one; see `rings`."""
 
     def describe(self) -> str:
-        """For people."""
+        """Returns the setup as text for people."""
         if self.ring:
             return f"{self.engines} engines in a ring, of {self.blocks} blocks, {self.ring} requests at once"
         moves = "the source" if self.writers else "the destination"
@@ -181,11 +179,11 @@ def drawn(  # noqa: PLR0913 - each by name, and off
     seed: int, steps: int, *, liars: bool = False, unlike: bool = False, mirrors: bool = False,
     collective: bool = False, strangers: bool = False, rings: bool = False,
 ) -> Setup:  # fmt: skip
-    """The world of a seed; with `liars` the same one, in which one lead lies to the others; with `unlike` the same one,
-    whose engines have other numbers of ranks; with `mirrors` the same one, in which no data path reaches the memory of
-    some engines; with `collective` the same one, in which bytes move between all engines, or all but one, only if the
-    ranks of both act; with `strangers` the same one, with a caller without a ticket. With `rings` another one, whose
-    engines prefill for each other and have too few blocks.
+    """Returns the world of a seed. Each option but `rings` changes the same world. With `liars` one lead lies to the
+    others. With `unlike` engines have other numbers of ranks. With `mirrors` no data path reaches the memory of some
+    engines. With `collective` bytes move between all engines, or all but one, only if the ranks of both act. With
+    `strangers` there is a caller without a ticket. `rings` gives another world, whose engines prefill for each other
+    with too few blocks.
     """
     if rings:
         return _ring(seed, steps)
@@ -212,30 +210,32 @@ def _ring(seed: int, steps: int) -> Setup:
 
 
 def _mirrored(setup: Setup, rng: Random) -> Setup:
-    """The same world, in which some engines have mirrors."""
+    """Returns the same world, in which some engines have mirrors."""
     return replace(setup, mirrored=rng.randint(1, setup.engines))
 
 
 def _collective(setup: Setup, rng: Random) -> Setup:
-    """The same world, in which ranks of all engines, or of all but one, move bytes only if both act."""
+    """Returns the same world, in which ranks of all engines, or of all but one, move bytes only if both act."""
     return replace(setup, collective=max(setup.engines - rng.choice((0, 0, 0, 1)), 2))
 
 
 def _visited(setup: Setup, rng: Random) -> Setup:
-    """The same world, with a stranger. A server gives a block out to one group only, so that none is shared."""
+    """Returns the same world, with a stranger. A server gives a block to one group only, so it gives out no aliased
+    blocks.
+    """
     given_out = rng.random() < GIVEN_OUT and not setup.aliased
     return replace(setup, given_out=given_out, trespasses_per_s=rng.choice(TRESPASSES_PER_S))
 
 
 def _split(setup: Setup, seed: int) -> Setup:
-    """The same world, whose engines have other numbers of ranks, and stages in some worlds."""
+    """Returns the same world, whose engines have other numbers of ranks, and in some worlds stages."""
     split = _unlike(setup, Random(f"{seed}/unlike"))  # noqa: S311 - a simulation, no secrets
     rng = Random(f"{seed}/stages")  # noqa: S311 - a simulation, no secrets
     return _staged(split, rng) if rng.random() < STAGED else split
 
 
 def _with_liar(setup: Setup, seed: int) -> Setup:
-    """The same world, in which one lead lies, about one thing in some worlds."""
+    """Returns the same world, in which one lead lies, in some worlds about one thing."""
     setup = _lying(setup, Random(f"{seed}/liars"))  # noqa: S311 - a simulation, no secrets
     about = Random(f"{seed}/other lives").random()  # noqa: S311 - a simulation, no secrets
     if about < FOCUSED:
@@ -244,8 +244,8 @@ def _with_liar(setup: Setup, seed: int) -> Setup:
 
 
 def _lying(setup: Setup, rng: Random) -> Setup:
-    """The same world with a liar, and at least two others. Half of them have no other trouble: more that is said is
-    heard.
+    """Returns the same world with a liar, and at least two others. Half of these worlds have no other trouble, so that
+    more of the lies are heard.
     """
     if rng.random() < CALM:
         setup = replace(setup, faults=Faults(cell_s=setup.faults.cell_s), mishaps=Mishaps(), rate_per_s=CALM_RATE_PER_S)
@@ -259,7 +259,7 @@ def _lying(setup: Setup, rng: Random) -> Setup:
 
 
 def _focused(setup: Setup) -> Setup:
-    """The same world, in which everything is pushed, and every source writes."""
+    """Returns the same world, in which everything is pushed, and every source writes."""
     faults, habits = replace(setup.faults, corrupt=0.0), replace(setup.habits, pushes=1.0)
     return replace(
         setup, faults=faults, habits=habits, writers=WRITES, checksums=False, hoarders=0, other_lives=OTHER_LIVES
@@ -267,7 +267,7 @@ def _focused(setup: Setup) -> Setup:
 
 
 def _summed(setup: Setup) -> Setup:
-    """The same world, in which what arrives is compared with its source."""
+    """Returns the same world, in which what arrives is compared with its source."""
     return replace(
         setup, checksums=True, faults=replace(setup.faults, corrupt=CORRUPT), false_checksums=FALSE_CHECKSUMS
     )
@@ -285,10 +285,10 @@ def _honest(seed: int, steps: int) -> Setup:
 
 
 def _unlike(setup: Setup, rng: Random) -> Setup:
-    """The same world, whose engines split their heads over other numbers of ranks, and compare and share nothing."""
+    """Returns the same world, without checksums and aliasing, whose engines split heads over other numbers of ranks."""
     ranks = tuple(rng.choice(RANKS) for _ in range(setup.engines))
     head_dim, faults = rng.choice(HEAD_DIMS), replace(setup.faults, corrupt=0.0)
-    # What moves at once is whole cells, also of each of several pairs.
+    # Whole cells move at once, also for each of several pairs.
     limits = replace(setup.limits, in_flight_bytes=setup.limits.in_flight_bytes * max(RANKS) * cell_bytes(head_dim))
     return replace(
         setup, unlike=ranks, ranks=max(ranks), head_dim=head_dim, faults=faults, limits=limits, checksums=False,
@@ -297,8 +297,8 @@ def _unlike(setup: Setup, rng: Random) -> Setup:
 
 
 def _staged(setup: Setup, rng: Random) -> Setup:
-    """The same world, in which some of the engines have two stages, of one or two ranks each. Pairs of their ranks move
-    unequal shares, which no limit on what is in flight cuts into whole cells: it is left out.
+    """Returns the same world, in which some engines have two stages of one or two ranks each. The pairs of their ranks
+    move unequal shares, which no limit on bytes in flight cuts into whole cells, so the limit is left out.
     """
     stages = tuple(rng.choice((1, 2)) for _ in setup.unlike)
     ranks = tuple(min(count, 2) * some if some > 1 else count for count, some in zip(setup.unlike, stages, strict=True))
@@ -307,7 +307,7 @@ def _staged(setup: Setup, rng: Random) -> Setup:
 
 
 def _impatient(setup: Setup, rng: Random) -> Setup:
-    """The same world, whose leads re-key by themselves."""
+    """Returns the same world, whose leads re-key by themselves."""
     limits = replace(
         setup.limits,
         quarantine_share=rng.choice(BUDGETS),
@@ -335,7 +335,7 @@ def _drawn(seed: int, steps: int) -> Setup:
         rate_per_s=rng.choice((2.0, 5.0, 10.0)),
     )
     if setup.writers and not setup.habits.pushes:
-        setup = replace(setup, habits=replace(setup.habits, pushes=0.5))  # else no source would write
+        setup = replace(setup, habits=replace(setup.habits, pushes=0.5))  # otherwise no source would write
     cell_s = rng.choice((QUICK_S, QUICK_S, SLOW_S))
     weather = rng.randrange(8)
     if weather == 0:

@@ -1,4 +1,4 @@
-"""A smaller world that breaks the same rule: fewer events, troubles, engines and requests, as long as it still does."""
+"""Searches a smaller world that breaks the same rule, with fewer events, troubles, engines and requests."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -10,20 +10,20 @@ from kvgrpc.sim.seeds.setup import Setup
 from kvgrpc.sim.world import faults
 
 RUNS = 120
-"""Worlds that are tried. A smaller one than is found with these is hardly easier to read."""
+"""Maximum number of worlds to try. More rarely give one that is easier to read."""
 
 
 Enough = Callable[[], bool]
 
 
 def never() -> bool:
-    """The time that is left."""
+    """Returns False: the search is never cut short."""
     return False
 
 
 class Shrinking:
-    """One search. `setup` and `violation` are the smallest that were found so far; it ends early when there is enough
-    of it.
+    """One search. `setup` and `violation` are the smallest found so far. The search stops early once `enough` returns
+    True.
     """
 
     def __init__(self, setup: Setup, violation: Violation, runs: int = RUNS, enough: Enough = never) -> None:
@@ -34,11 +34,11 @@ class Shrinking:
 
     @property
     def over(self) -> bool:
-        """Nothing more is tried."""
+        """True once nothing more is tried."""
         return self._left <= 0 or self._enough()
 
     def run(self) -> None:
-        """Tries what makes most of a difference first."""
+        """Tries what makes the largest difference first."""
         self._shorten()
         for smaller in (*_simpler(), *_fewer()):
             self._try(smaller(self.setup))
@@ -57,7 +57,7 @@ class Shrinking:
         return True
 
     def _shorten(self) -> None:
-        """Bisects the number of events. Where the rule breaks in the middle, what comes later is not needed at all."""
+        """Bisects the number of events. If the rule breaks in the middle, later events are not needed."""
         low, high = 0, min(self.setup.steps, self.violation.step)
         self._try(replace(self.setup, steps=high))
         while high - low > max(high // 16, 1) and not self.over:
@@ -81,7 +81,7 @@ class Shrinking:
 
 
 def _simpler() -> Iterator[Callable[[Setup], Setup]]:
-    """Each kind of trouble by itself."""
+    """Yields setups without each kind of trouble."""
     for kind in chaos.KINDS:
         yield lambda setup, kind=kind: replace(setup, mishaps=setup.mishaps.without(kind))  # type: ignore[misc]
     for kind in faults.KINDS:
@@ -91,7 +91,7 @@ def _simpler() -> Iterator[Callable[[Setup], Setup]]:
 
 
 def _fewer() -> Iterator[Callable[[Setup], Setup]]:
-    """A smaller world."""
+    """Yields smaller worlds."""
     yield lambda setup: replace(setup, engines=2)
     yield lambda setup: replace(setup, engines=min(setup.engines, 3))
     yield lambda setup: replace(setup, ranks=1)
@@ -113,7 +113,7 @@ def _fewer() -> Iterator[Callable[[Setup], Setup]]:
 
 
 def shrink(setup: Setup, violation: Violation, runs: int = RUNS, enough: Enough = never) -> tuple[Setup, Violation]:
-    """The smallest setup that was found to break the same rule, and how it does."""
+    """Returns the smallest setup that was found to break the same rule, and its violation."""
     search = Shrinking(setup, violation, runs, enough)
     search.run()
     return search.setup, search.violation

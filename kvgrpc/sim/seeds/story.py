@@ -1,4 +1,4 @@
-"""What becomes of one request: who hands over and who fetches, what is tried again, and who meddles."""
+"""The course of one request: who hands over and who fetches, what is retried, and who interferes."""
 
 from collections import deque
 from collections.abc import Callable
@@ -33,13 +33,13 @@ TOKENS = 1000
 """Size of the vocabulary."""
 PRIORITIES = (0, 0, -1, 7)
 OLD_GRANTS = 16
-"""Grants that a confused router still has."""
+"""Number of grants that a confused router still has."""
 LATE_S = (5.0, 60.0)
-"""How long after its time a grant may come."""
+"""Range of delays of a late grant, in seconds."""
 
 
 class Habits(Protocol):
-    """How often what is done; see `traffic.Habits`."""
+    """Probabilities of actions; see `traffic.Habits`."""
 
     @property
     def pushes(self) -> float: ...
@@ -59,7 +59,7 @@ class Habits(Protocol):
 
 @dataclass
 class Counts:
-    """How requests ended."""
+    """Number of requests by their end."""
 
     received: int = 0
     pushed: int = 0
@@ -75,7 +75,7 @@ class Library:
 
 
 def tokens(rng: Random, count: int) -> tuple[int, ...]:
-    """So many tokens."""
+    """Returns that many random tokens."""
     return tuple(rng.choices(range(TOKENS), k=count))
 
 
@@ -91,7 +91,7 @@ class Story:
         self._rng = world.rng(f"request/{number}")
 
     def begin(self) -> None:
-        """The request comes."""
+        """Starts the request."""
         if self._often(self._habits.pushes):
             self._push()
         else:
@@ -127,7 +127,7 @@ class Story:
                 self._after(rng.expovariate(10.0), self._meddle(source, host, offer, token))
 
     def _pull(self, source: Host, host: Host, offer: Offer, token: bytes, retries: int) -> Callable[[], None]:
-        """A pull by one consumer, tried again while that may help."""
+        """Returns a pull by one consumer, which is retried while that may help."""
         wish = self._wish(offer)
 
         def ended(failed: Failed | None) -> None:
@@ -147,12 +147,12 @@ class Story:
         return start
 
     def _turn_back(self, source: Host, host: Host, wish: Wish) -> None:
-        """The next turn: D hands over what it received, and P pulls it."""
+        """Makes the next turn: D hands over what it received, and P pulls it."""
         if not self._world.closing and source is not host:
             self._hand_over(host, [source], wish.prompt)
 
     def _relayed(self, token: bytes) -> bytes:
-        """What a router makes of a grant: mostly the same; else another one, one with damage, or nothing good."""
+        """Returns the grant that a router relays: mostly the same; else another one, or a damaged one."""
         if not self._mistaken():
             return token
         if self._rng.randrange(2):
@@ -163,7 +163,7 @@ class Story:
     # -- pushes
 
     def _push(self) -> None:
-        """A push to one or two engines: reservations, registrations and parts in any order."""
+        """Pushes to one or two engines: reservations, registrations and parts come in any order."""
         rng = self._rng
         source, hosts = self._cast()
         offer = self._offer(self._prompt(), hosts)
@@ -179,7 +179,7 @@ class Story:
                 self._after(rng.expovariate(10.0), self._meddle(source, lead, offer, b""))
 
     def _reserve(self, source: Host, host: Host, offer: Offer, retries: int) -> Callable[[], None]:
-        """A reservation at one destination; after a failure another engine takes its place."""
+        """Returns a reservation at one destination. After a failure another engine takes its place."""
         rng = self._rng
         wish = replace(self._wish(offer), prompt=offer.prompt if rng.randrange(10) else self._prompt())
         known = PushSource(source.address) if rng.randrange(2) else None
@@ -216,7 +216,9 @@ class Story:
         return register
 
     def _plans(self, count: int) -> list[PartPlan]:
-        """The whole prompt, chunks of it, or layer by layer; now and then it fails in the middle."""
+        """Returns the parts of a push: the whole prompt, chunks of it, or single layers. Sometimes the last one
+        fails.
+        """
         rng = self._rng
         cuts = [0, *sorted({rng.randrange(0, count, 32) for _ in range(rng.choice((0, 0, 1, 3)))} - {0}), count]
         ranges: list[LayerRange | None] = [None] if rng.randrange(3) else [(0, 1), (1, 1)]
@@ -229,7 +231,7 @@ class Story:
     # -- both
 
     def _cast(self) -> tuple[Host, list[Host]]:
-        """A source, and one or two consumers."""
+        """Returns a source, and one or two consumers."""
         hosts = self._world.hosts
         source, *consumers = self._rng.sample(hosts, min(len(hosts), self._rng.choice((2, 2, 3))))
         return source, consumers
@@ -251,7 +253,7 @@ class Story:
         return offer
 
     def _meddle(self, source: Host, host: Host, offer: Offer, token: bytes) -> Callable[[], None]:
-        """Something that a router, a peer or an operator may do at any time."""
+        """Returns an action that a router, a peer or an operator may take at any time."""
         number = self._rng.randrange(100)
         ref = LeaseRef(token=token)
 
@@ -270,7 +272,7 @@ class Story:
         return self._rng.choice(deeds)
 
     def _cancel(self, source: Host, host: Host, offer: Offer, token: bytes) -> None:
-        """Cancels at one of the sides; what is pulled may be tried again under the same key."""
+        """Cancels at one of the sides. A pull may be retried under the same key."""
         rng = self._rng
         if not host.ready:
             return
@@ -285,14 +287,14 @@ class Story:
             self._after(self._relay_s(), self._pull(source, host, offer, again, 0))
 
     def _operate(self, host: Host) -> None:
-        """An operator wants memory back, where some is in quarantine."""
+        """Lets an operator demand memory back, preferably where some is in quarantine."""
         quarantined = (other for other in self._world.hosts if other.up and any(other.node.state.pins.quarantined))
         chosen = next(quarantined, host)
         if chosen.up:
             chosen.release_quarantine()
 
     def _wish(self, offer: Offer) -> Wish:
-        """Mostly the prompt on offer; else a longer or shorter one, or one that diverges from it somewhere."""
+        """Returns a wish: mostly for the prompt on offer, else for a longer, shorter or diverging one."""
         rng = self._rng
         wanted = offer.prompt.tokens
         use_tokens = 0

@@ -1,7 +1,7 @@
-"""A stranger: a caller without the ticket of any engine. It names what belongs to engines, by the very ids.
+"""A stranger: a caller without the ticket of any engine, which names things of engines by their real ids.
 
-It calls any lead at any time, by every call that takes a name. Each call is refused, and changes nothing (R12). Calls
-for which knowing an id or a key is enough are left out: renewals and releases of leases, and cancels of transfers.
+It calls any lead at any time, by every call that takes a name. Each call must be refused and change nothing (R12).
+Calls for which an id or a key is enough are left out: renewals and releases of leases, and cancels of transfers.
 """
 
 from collections.abc import Callable
@@ -42,7 +42,7 @@ TOKENS = (16, 32, 48)
 
 
 class Stranger:
-    """One of a world."""
+    """The stranger of a world."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -54,7 +54,7 @@ class Stranger:
         )  # fmt: skip
 
     def keep_on(self, rate_per_s: float) -> None:
-        """Calls so often, until the world closes."""
+        """Calls at that rate until the world closes."""
 
         def speak() -> None:
             if not self._world.closing:
@@ -78,7 +78,7 @@ class Stranger:
         def ask(call: Call) -> Event:
             state = host.node.state
             due = state.timers.next_deadline()
-            # What is due at that moment comes first: then nothing is looked at.
+            # The call is not compared if a timer is due, which acts first.
             before[:] = [things(state)] if due is None or due > host.clock() else []
             made: Event = replace(said, call=call)
             return made
@@ -93,7 +93,7 @@ class Stranger:
     # -- blocks
 
     def _hand_over(self, state: NodeState) -> FinishedBlocks:
-        """For others to read, as FinishedBlocks or as GrantLease."""
+        """Hands over blocks for others to read, as FinishedBlocks or as GrantLease."""
         content = self._content()
         blocks, transfer = self._blocks(state, content.tokens), self._rng.random() < 0.5
         return FinishedBlocks(
@@ -106,7 +106,7 @@ class Stranger:
         return ReserveBlocks(CALL, self._key(), blocks, content, allocation_id=self._stated(state))
 
     def _pull(self, state: NodeState) -> PullBlocks | None:
-        """With a grant of any other lead, which is its bearer's."""
+        """Pulls with a grant of any other lead, which any bearer may use."""
         sources = [host.node.state for host in self._world.hosts if host.ready and host.node.state is not state]
         source = self._rng.choice(sources) if sources else None
         leases = [lease for lease in source.leases if lease.live] if source else []
@@ -122,7 +122,7 @@ class Stranger:
         return PullBlocks(CALL, token, lease.content, self._rng.randbytes(16), destination=destination)
 
     def _give_blocks(self, state: NodeState) -> GiveDestination | None:
-        """To a pull that waits for some: the engine's, or none, as if all tokens were there."""
+        """Gives blocks of the engine to a pull that waits for some, or none, as if all tokens were there."""
         pulls = [pull for pull in state.receives.values() if pull.destination is None]
         if not pulls:
             return None
@@ -133,7 +133,7 @@ class Stranger:
         return GiveDestination(CALL, pull.name, destination)
 
     def _add_part(self, state: NodeState) -> FinishedBlocks | None:
-        """To a push; or the end of its parts."""
+        """Adds a part to a push, or ends it."""
         pushes = list(state.pushes)
         if not pushes:
             return None
@@ -147,7 +147,7 @@ class Stranger:
         )  # fmt: skip
 
     def _free(self, state: NodeState) -> FreeBlocks:
-        """By numbers."""
+        """Frees blocks by number."""
         return FreeBlocks(CALL, self._blocks(state, self._rng.choice(TOKENS)), self._stated(state))
 
     # -- allocations
@@ -160,24 +160,24 @@ class Stranger:
         return AllocateBlocks(CALL, ((0, 1),), reclaim=self._rng.random() < 0.5)
 
     def _renew(self, state: NodeState) -> AllocateBlocks | None:
-        """So that it ends."""
+        """Renews an allocation, so that it ends soon."""
         named = self._allocation(state)
         return AllocateBlocks(CALL, (), ttl_s=1.0, allocation_id=named) if named else None
 
     def _give_allocation(self, state: NodeState) -> GiveAllocation | None:
-        """To itself."""
+        """Gives an allocation to itself."""
         named = self._allocation(state)
         return GiveAllocation(CALL, named, ANONYMOUS) if named else None
 
     def _cancel(self, state: NodeState) -> CancelTransfer | None:
-        """Nothing, and frees an allocation with it."""
+        """Cancels nothing, and frees an allocation with it."""
         named = self._allocation(state)
         return CancelTransfer(CALL, key=self._key(), free_allocation_ids=(named,)) if named else None
 
     # -- others
 
     def _acknowledge(self, state: NodeState) -> AcknowledgeTransfers | None:
-        """Transfers of which their engine may not know that they are over."""
+        """Acknowledges transfers whose end their engine may not know yet."""
         ids = [transfer.id for transfer in state.transfers if transfer.settled]
         return AcknowledgeTransfers(CALL, tuple(ids)) if ids else None
 
@@ -191,7 +191,9 @@ class Stranger:
         return Content(self._rng.choice(TOKENS), opaque=b"a stranger's")
 
     def _blocks(self, state: NodeState, tokens: int) -> BlockLists:
-        """As many of each group as tokens take, whoever uses them; groups of one space get others."""
+        """Returns random blocks of each group for that many tokens, used or not. Groups of one space get different
+        ones.
+        """
         pool = state.pool.pool
         left = {s: self._rng.sample(range(g.blocks), g.blocks) for s, g in zip(pool.spaces, pool.groups, strict=True)}
         rows: list[tuple[int, Ids]] = []
@@ -202,10 +204,10 @@ class Stranger:
         return tuple(rows)
 
     def _allocation(self, state: NodeState) -> str:
-        """Of the engine, where it has one; else empty."""
+        """Returns an allocation of the engine, or "" if it has none."""
         found = list(state.allocator.kept_bytes)
         return str(self._rng.choice(found)) if found else ""
 
     def _stated(self, state: NodeState) -> str:
-        """The allocation that it says blocks are of, or none."""
+        """Returns the allocation that it claims for blocks, or ""."""
         return self._allocation(state) if self._rng.random() < 0.5 else ""

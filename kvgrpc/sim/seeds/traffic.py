@@ -1,4 +1,4 @@
-"""A seeded workload: requests of all shapes, one after another. What becomes of one is its `Story`."""
+"""A seeded workload: requests of all shapes, one after another. Each has a `Story`."""
 
 from dataclasses import dataclass, field, fields
 
@@ -8,32 +8,32 @@ from kvgrpc.sim.seeds.story import Counts, Library, Story
 
 @dataclass(frozen=True)
 class Habits:
-    """What schedulers and routers do, and how often; probabilities are per request, or per engine of one."""
+    """Probabilities of what schedulers and routers do, per request, or per engine of a request."""
 
     pushes: float = 0.0
-    """It is pushed instead of pulled."""
+    """A request is pushed instead of pulled."""
     meddling: float = 0.1
     """A router or engine cancels, preempts, renews or releases in the middle."""
     mistakes: float = 0.0
     """A grant is sent twice, swapped with another, sent to the wrong place, long after its time, or damaged."""
     turns: float = 0.0
-    """The next turn follows: what D received is handed over there, and pulled back."""
+    """A next turn follows: what D received is handed over there, and pulled back."""
     hang_ups: float = 0.0
-    """The client is gone when its request was handed over: nobody comes, and nobody says so."""
+    """The client leaves after the hand-over: nobody comes, and nobody says so."""
 
     def without(self, kind: str) -> "Habits":
-        """The same without that."""
+        """Returns the habits without that kind."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return Habits(**values | {kind: 0.0})
 
 
 KINDS = tuple(field.name for field in fields(Habits))
-"""What may be done, by name."""
+"""Names of the habits."""
 
 
 @dataclass
 class Traffic:
-    """All requests of a world. Each draws from a source of its own, so that leaving one out changes no other."""
+    """All requests of a world. Each draws from its own source, so that leaving one out changes no other."""
 
     world: World
     meddling: float = 0.1
@@ -50,21 +50,21 @@ class Traffic:
         self._library = Library(self.world.rng("library"))
         self._habits = Habits(self.pushes, self.meddling, self.mistakes, self.turns, self.hang_ups)
         self.made = 0
-        """Requests so far, with those that were left out."""
+        """Number of requests so far, including those that were left out."""
 
     @property
     def received(self) -> int:
-        """Pulls that brought their KV."""
+        """Number of pulls that brought their KV."""
         return self.counts.received
 
     @property
     def pushed(self) -> int:
-        """Pushes that brought theirs."""
+        """Number of pushes that brought their KV."""
         return self.counts.pushed
 
     @property
     def given_up(self) -> int:
-        """Pulls and pushes that failed for good."""
+        """Number of pulls and pushes that failed for good."""
         return self.counts.given_up
 
     def requests(self, count: int, over_s: float) -> None:
@@ -73,7 +73,7 @@ class Traffic:
             self.world.agenda.after(self._rng.uniform(0, over_s), self._request)
 
     def keep_on(self, rate_per_s: float) -> None:
-        """Lets requests come until the world closes."""
+        """Lets requests come at that rate until the world closes."""
 
         def next_one() -> None:
             if not self.world.closing:

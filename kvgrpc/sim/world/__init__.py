@@ -1,1 +1,1 @@
-"""World: what simulated hosts stand on: time, memory, network, movers and their faults."""
+"""The surroundings of simulated hosts: time, memory, network, movers and their faults."""

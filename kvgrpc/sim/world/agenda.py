@@ -1,4 +1,4 @@
-"""Virtual time: what happens next, in the order of (time, sequence)."""
+"""Virtual time: runs deeds in the order of (time, sequence)."""
 
 import heapq
 from collections.abc import Callable
@@ -8,30 +8,32 @@ Deed = Callable[[], None]
 
 
 class Agenda:
-    """All that is going to happen. Nothing takes time but what says so."""
+    """All deeds that are still to come. Virtual time passes only between deeds."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self.events = 0
-        """Deeds done so far."""
+        """Number of deeds done so far."""
         self._queue: list[tuple[float, int, Deed]] = []
         self._order = count()
 
     @property
     def idle(self) -> bool:
-        """Nothing is left to do."""
+        """True if nothing is left to do."""
         return not self._queue
 
     def at(self, when: float, do: Deed) -> None:
-        """Does it at `when`, after all that was put there before; now, if that is past."""
+        """Schedules `do` at `when`, after all deeds scheduled earlier for that time; now, if `when` is past."""
         heapq.heappush(self._queue, (max(when, self.now), next(self._order), do))
 
     def after(self, delay_s: float, do: Deed) -> None:
-        """Does it after a delay."""
+        """Schedules `do` after a delay."""
         self.at(self.now + delay_s, do)
 
     def run(self, until: float, go_on: Callable[[], bool] = lambda: True) -> bool:
-        """Does all that is due up to `until`, while `go_on` says so after each; True when nothing is left at all."""
+        """Runs all deeds that are due up to `until`, while `go_on` returns True after each. Returns True if nothing is
+        left at all.
+        """
         queue = self._queue
         while queue and queue[0][0] <= until:
             self.now, _, do = heapq.heappop(queue)

@@ -1,4 +1,4 @@
-"""The clock of one lead: it has nothing to do with any other, and may run faster or slower."""
+"""The clock of one lead: it is unrelated to any other, and may run faster or slower."""
 
 from collections.abc import Callable
 
@@ -7,11 +7,11 @@ from kvgrpc.sim.world.faults import Luck
 
 NEVER = float("inf")
 SKEW_S = (0.0, 1e6)
-"""What it shows when the world begins."""
+"""Range of its time when the world begins, in seconds."""
 
 
 class Clock:
-    """Of one life of a lead's process."""
+    """The clock of one life of a lead's process."""
 
     def __init__(self, agenda: Agenda, luck: Luck) -> None:
         self._agenda = agenda
@@ -19,16 +19,16 @@ class Clock:
         self._pace = 1.0 + luck.deviates("drift")
 
     def now(self) -> float:
-        """What it shows."""
+        """Returns the time that the clock shows."""
         return self._agenda.now * self._pace + self._skew_s
 
     def when(self, shown: float) -> float:
-        """The time of the world at which it shows that."""
+        """Returns the time of the world at which the clock shows `shown`."""
         return (shown - self._skew_s) / self._pace
 
 
 class Alarm:
-    """Of one life of a lead's process: `ring` is called when its clock shows the earliest time that was set."""
+    """The alarm of one life of a lead's process: calls `ring` when its clock shows the earliest time that was set."""
 
     def __init__(self, agenda: Agenda, clock: Clock, ring: Callable[[float], None]) -> None:
         self._agenda = agenda
@@ -37,7 +37,7 @@ class Alarm:
         self._at = NEVER
 
     def set(self, deadline: float | None) -> None:
-        """It is to ring by then."""
+        """Makes the alarm ring at `deadline`, unless an earlier time is set."""
         if deadline is None or deadline >= self._at:
             return
         self._at = deadline

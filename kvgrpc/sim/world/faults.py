@@ -1,4 +1,4 @@
-"""What goes wrong, how often, and how long things take. Everything else is drawn from the seed."""
+"""Faults of a world: their probabilities, and how long things take. Everything else is drawn from the seed."""
 
 from collections import Counter
 from dataclasses import dataclass, fields
@@ -9,35 +9,37 @@ Range = tuple[float, float]
 
 @dataclass(frozen=True)
 class Faults:
-    """Probabilities are per message, posting or mapping; durations in seconds. The default is a healthy world."""
+    """Probabilities per message, posting or mapping; durations in seconds. The default is a healthy world."""
 
     delay_s: Range = (0.0001, 0.002)
-    """One message, one way."""
+    """Time of one message, one way."""
     slow: float = 0.0
-    """A message takes `slow_s` instead: this is what reorders."""
+    """A message takes `slow_s` instead, which reorders messages."""
     slow_s: Range = (0.05, 2.0)
     lose_request: float = 0.0
     lose_reply: float = 0.0
     duplicate: float = 0.0
     """A request arrives twice."""
     silence_s: Range = (0.5, 2.0)
-    """How long a cut link or a crashed peer goes unnoticed by liveness."""
+    """Time for which a cut link or a crashed peer goes unnoticed by liveness."""
 
     cell_s: Range = (0.0001, 0.002)
-    """A mover copies one cell."""
+    """Time in which a mover copies one cell."""
     stall: float = 0.0
     """A posting stops in the middle for `stall_s`."""
     stall_s: Range = (1.0, 60.0)
     break_posting: float = 0.0
     """A posting ends with an error in the middle."""
     lose_posting: float = 0.0
-    """A posting is reported as failed in the middle while it goes on writing; that it is at rest is proved later."""
+    """A posting is reported as failed in the middle while it goes on writing; the proof that it is at rest comes
+    later.
+    """
     report_late: float = 0.0
-    """The end of a posting is reported `slow_s` after it."""
+    """The end of a posting is reported `slow_s` late."""
     corrupt: float = 0.0
     """One cell of a posting arrives as something else, without an error."""
     mute: float = 0.0
-    """A rank answers what it is asked for (an endpoint, a mapping, checksums) only `stall_s` later."""
+    """A rank answers a request (an endpoint, a mapping, checksums) only after `stall_s`."""
     break_mapping: float = 0.0
     """A rank does not reach its peer."""
     break_copy: float = 0.0
@@ -46,30 +48,30 @@ class Faults:
     land_late: float = 0.0
     """Some of what a process wrote into a peer's memory lands `slow_s` after the process is gone."""
     undrained: float = 0.0
-    """A rank that sees a process gone cannot tell whether all that it had sent has arrived."""
+    """A rank that sees a process end cannot tell if all that the process had sent has arrived."""
     rekey_proves_nothing: float = 0.0
-    """A peer may go on writing although the data path began anew."""
+    """A peer may go on writing although the data path was restarted."""
 
     drift: float = 0.0
-    """The clock of a lead is up to so much faster or slower than the others."""
+    """Maximum relative deviation of a lead's clock, faster or slower than the others."""
 
     def draw(self, rng: Random, span: Range) -> float:
-        """A duration between the two ends of `span`."""
+        """Returns a duration between the two ends of `span`, in seconds."""
         low, high = span
         return low + (high - low) * rng.random()
 
     def without(self, kind: str) -> "Faults":
-        """The same, but that never happens."""
+        """Returns the faults without that kind."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return Faults(**values | {kind: 0.0})
 
 
 KINDS = tuple(field.name for field in fields(Faults) if isinstance(field.default, float))
-"""What may go wrong, by name."""
+"""Names of the faults."""
 
 
 class Luck:
-    """Draws what goes wrong in one part of a world. `seen` counts it; a fault that never happens draws nothing."""
+    """Draws the faults of one part of a world. `seen` counts them; a fault that never happens draws nothing."""
 
     def __init__(self, rng: Random, faults: Faults, seen: Counter[str] | None = None) -> None:
         self.rng = rng
@@ -77,7 +79,7 @@ class Luck:
         self._seen = Counter() if seen is None else seen
 
     def strikes(self, kind: str) -> bool:
-        """Whether it goes wrong this time."""
+        """Returns True if that fault happens this time."""
         odds: float = getattr(self.faults, kind)
         if odds <= 0 or self.rng.random() >= odds:
             return False
@@ -85,14 +87,14 @@ class Luck:
         return True
 
     def deviates(self, kind: str) -> float:
-        """By how much something is off: at most by the size of that fault, to either side."""
+        """Returns a random deviation, at most the size of that fault, to either side."""
         size: float = getattr(self.faults, kind)
         if size:
             self._seen[kind] += 1
         return self.rng.uniform(-size, size)
 
     def draw(self, span: Range) -> float:
-        """A duration between the two ends of `span`."""
+        """Returns a duration between the two ends of `span`, in seconds."""
         return self.faults.draw(self.rng, span)
 
 
@@ -113,7 +115,7 @@ ROUGH = Faults(
     rekey_proves_nothing=0.3,
     drift=0.01,
 )
-"""A bad day: most requests still succeed."""
+"""Faults of a bad day: most requests still succeed."""
 
 STORMY = Faults(
     slow=0.1,
@@ -134,9 +136,11 @@ STORMY = Faults(
     silence_s=(0.1, 1.0),
     drift=0.05,
 )
-"""A day on which little succeeds."""
+"""Faults of a day on which little succeeds."""
 
 RPC_TIMEOUT_S = 1.0
-"""A caller takes a call for lost."""
+"""Time after which a caller takes a call for lost, in seconds."""
 OPEN_TIMEOUT_S = 8.0
-"""The same for OpenAccess, which may wait for its lease at the issuer."""
+"""Time after which a caller takes an OpenAccess for lost, in seconds. An OpenAccess may wait for its lease at the
+issuer.
+"""

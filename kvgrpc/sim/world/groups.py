@@ -1,8 +1,8 @@
-"""Data paths by which both ranks act, as the ranks of one life of an engine know them: they ask, send, and receive.
+"""Data paths on which both ranks act, as the ranks of one life of an engine know them: they ask, send, and receive.
 
-A destination's rank makes a wire for each epoch and asks the source's rank to come; then it asks for one send after the
-other, under dense numbers, and receives once it has heard that the send is under way. After an answer that leaves it
-open whether the source sends, or a failure, the wire is broken and the next read makes another one, of the next epoch.
+A destination's rank makes a wire for each epoch and asks the source's rank to come. Then it asks for one send after the
+other, under dense numbers, and receives once it has heard that the send is in flight. After a failure, or an answer
+that leaves open whether the source sends, the wire is broken. The next read then makes another wire, of the next epoch.
 """
 
 from collections import deque
@@ -19,33 +19,33 @@ from kvgrpc.sim.world.memory import Memory
 from kvgrpc.sim.world.wires import STALL_S, Receive, Wire, Wires, cells_in
 
 Name = tuple[int, str, int]
-"""A rank, a life of a peer, and a rank of that."""
+"""A rank, a life of a peer, and a rank of that life."""
 OUT_OF_TURN = "is not the next send"
-"""What a source says of a number that it does not expect."""
+"""Part of a source's error for a number that it does not expect."""
 
 
 class Refused(Exception):
-    """A rank does not send."""
+    """Raised when a rank does not send."""
 
 
 class Ranks(Protocol):
     """The ranks of the life, and what they do with a posting."""
 
     def later(self, rank: int, delay_s: float, do: Callable[[], None]) -> None:
-        """Unless the rank is dead by then; not while its processes are stopped."""
+        """Calls `do` after a delay, not while the rank's processes are stopped, and never once the rank is dead."""
 
     def answer(self, rank: int, do: Callable[[], None], after_s: float = 0.0) -> None:
         """Does what the rank is asked for, sooner or later."""
 
     def begin(self, posting: Receive) -> None:
-        """Its bytes begin to come."""
+        """Starts a posting whose bytes begin to arrive."""
 
     def fail(self, posting: Receive) -> None:
-        """Ends it, if it is not over."""
+        """Ends a posting that is not over."""
 
     @property
     def resumes_at(self) -> float:
-        """Until when the processes are stopped."""
+        """The time until which the processes are stopped."""
 
 
 @dataclass(eq=False)
@@ -54,17 +54,17 @@ class _Source:
 
     name: Name
     mapped: Callable[[str], None] | None
-    """Hears once whether it was reached: why not, or nothing."""
+    """Callback that is called once: with "" if the rank was reached, else with the reason."""
     epoch: int = 0
     sequence: int = MEET
     asked: bool = False
-    """The answer is still to come."""
+    """True while the answer to the last ask is missing."""
     built: bool = False
     wire: Wire | None = None
     waiting: deque[Receive] = field(default_factory=deque)
-    """Postings for which nobody was asked yet, or only the first one."""
+    """Postings that were not asked for yet, except perhaps the first."""
     closing: bool = False
-    """It is let go once its last posting has ended."""
+    """True if the rank is let go once its last posting has ended."""
 
     @property
     def idle(self) -> bool:
@@ -81,7 +81,7 @@ class _Destination:
 
 
 class Groups:
-    """Of one life. `wires` are those of the whole world."""
+    """The process groups of one life. `wires` are those of the whole world."""
 
     def __init__(
         self, ranks: Ranks, wires: Wires, memories: list[Memory], luck: Luck,
@@ -93,16 +93,16 @@ class Groups:
         self._luck = luck
         self._report = report
         self._sources: list[_Source] = []
-        """All that are reached, or are let go."""
+        """All ranks that are reached, or are being let go."""
         self._destinations: dict[Name, _Destination] = {}
         self._epochs: dict[Name, int] = {}
-        """The last one of each pair, also of one that was forgotten since: the peer may know it."""
+        """Last epoch of each pair, also of a forgotten one, since the peer may know it."""
         self._retired = False
 
-    # -- as the destination
+    # -- destination
 
     def reaches(self, name: Name) -> bool:
-        """Whether it is reached, or about to be."""
+        """Returns True if the rank is reached, or about to be."""
         return self._find(name) is not None
 
     def map(self, action: MapPeer, mapped: Callable[[str], None]) -> None:
@@ -112,7 +112,7 @@ class Groups:
         self._meet(source)
 
     def unmap(self, action: UnmapPeer) -> None:
-        """A peer's ranks are let go, each when its last posting has ended; with `gone` nothing is sent to them."""
+        """Lets a peer's ranks go, each when its last posting has ended. With `gone`, nothing more is sent to them."""
         for source in [source for source in self._sources if source.name[:2] == (action.rank, action.peer)]:
             source.closing, source.mapped = True, None
             self._close_if_idle(source)
@@ -120,14 +120,14 @@ class Groups:
             self._destinations.pop(name).wire.break_("the peer is gone")
 
     def read(self, name: Name, posting: Receive) -> None:
-        """A posting reads from a rank that is reached."""
+        """Queues a posting that reads from a rank that is reached."""
         source = self._find(name)
         assert source is not None, "a lead posts where its rank has reached nothing"
         source.waiting.append(posting)
         self._go_on(source)
 
     def answered(self, action: AnswerSend) -> bool:
-        """What came of an ask; whether it was still waited for."""
+        """Takes the answer to an ask. Returns True if it was still waited for."""
         answer, rank = action.answer, action.rank
         asked = (rank, action.peer, answer.source_rank), answer.epoch, answer.sequence
         source = next((s for s in self._sources if s.asked and (s.name, s.epoch, s.sequence) == asked), None)
@@ -142,7 +142,7 @@ class Groups:
             self._receive(source, source.wire, posting)
         else:
             if answer.known:
-                source.sequence -= 1  # what is refused takes no number
+                source.sequence -= 1  # a refused ask takes no number
             else:
                 source.wire.break_(answer.error)
             self._fail(rank, posting)
@@ -150,7 +150,7 @@ class Groups:
         return True
 
     def ended(self, posting: Receive, *, done: bool) -> None:
-        """A posting is over, in whatever way."""
+        """Takes note that a posting is over, in any way."""
         if posting.wire is not None:
             posting.wire.ended(posting, done=done)
         for source in list(self._sources):
@@ -161,17 +161,17 @@ class Groups:
             self._go_on(source)
             self._close_if_idle(source)
 
-    # -- as the source
+    # -- source
 
     def send(self, action: Send) -> None:
-        """A rank is to send, or to come."""
+        """Lets a rank send, or come."""
         delay_s = self._luck.draw(self._luck.faults.cell_s)
         self._ranks.answer(action.rank, lambda: self._report(self._sent(action)), delay_s)
 
     # -- both
 
     def end_all(self, rank: int) -> None:
-        """The data path of a rank begins anew, or its process is gone: so do all of its wires."""
+        """Ends all wires of a rank whose data path restarts, or whose process is gone."""
         for source in [source for source in self._sources if source.name[0] == rank]:
             self._sources.remove(source)
             self._break(source, "the data path began anew")
@@ -179,7 +179,7 @@ class Groups:
             self._destinations.pop(name).wire.break_("the source's rank is gone")
 
     def retire(self) -> None:
-        """The life is over: what was not begun never begins."""
+        """Ends the life: what was not begun never begins."""
         self._retired = True
         for source in self._sources:
             self._fail_waiting(source)
@@ -230,7 +230,7 @@ class Groups:
         destination.wire.send(cells)
 
     def _go_on(self, source: _Source) -> None:
-        """Asks for the next posting, one at a time: so the numbers reach the source in their order."""
+        """Asks for the next posting, one at a time, so that the numbers reach the source in order."""
         if self._retired or source.asked or not source.waiting:
             return
         if source.wire is None or source.wire.broken:
@@ -243,7 +243,7 @@ class Groups:
             self._want(source, source.wire)
 
     def _meet(self, source: _Source) -> None:
-        """A wire of the next epoch."""
+        """Makes a wire of the next epoch."""
         name, rank = source.name, source.name[0]
         source.epoch = self._epochs[name] = self._epochs.get(name, 0) + 1
         source.sequence, source.asked, source.built = MEET, True, False
@@ -252,7 +252,7 @@ class Groups:
         self._want(source, wire, (("wire", self._wires.add(wire)),))
 
     def _want(self, source: _Source, wire: Wire, values: Values = ()) -> None:
-        """Asks for the next number: that the source's rank comes, or sends what the first posting reads."""
+        """Asks under the next number that the source's rank comes, or sends what the first posting reads."""
         rank, peer, peer_rank = source.name
         ask = SendAsk(peer_rank, rank, source.epoch, source.sequence, values=values)
 
@@ -268,7 +268,7 @@ class Groups:
         self._ranks.later(rank, 0.0, want)
 
     def _met(self, source: _Source, error: str) -> None:
-        """The source's rank has come, or does not."""
+        """Takes the answer of a source's rank that was asked to come."""
         mapped, source.mapped = source.mapped, None
         if error:
             self._break(source, error)

@@ -1,9 +1,8 @@
-"""Modelled memory: one number for each layer of each block, so that a stale or torn read is seen.
+"""Modelled memory: one number for each layer of each block, so that a stale or torn read is visible.
 
-Memory is cells of one number each; `KvStore` knows which KV the number stands for: of which tokens, salt, layer and
-share. Where all engines are alike a block has one cell, of one byte, in each layer, and a share is what one rank has.
-Where they are not, a cell has as many bytes as 16 tokens of a head take, and a share is a head of the model, or of
-longer blocks a part of one.
+Memory is cells of one number each. `KvStore` knows the KV of each number: its tokens, salt, layer and share. If all
+engines are alike, a block has one cell of one byte in each layer, and a share is what one rank has. Otherwise a cell
+has the bytes of 16 tokens of a head, and a share is a head of the model, or of longer blocks a part of a head.
 """
 
 from collections import Counter
@@ -21,7 +20,7 @@ UNWRITTEN = 0
 
 @dataclass(frozen=True)
 class Prompt:
-    """What KV is computed from."""
+    """The input from which KV is computed."""
 
     tokens: tuple[int, ...]
     salt: str = ""
@@ -29,7 +28,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Cell:
-    """What one cell holds: the KV of the last tokens of `prompt`, for one layer of one share."""
+    """Content of one cell: the KV of the last tokens of `prompt`, for one layer of one share."""
 
     prompt: Prompt
     region: int
@@ -40,8 +39,8 @@ ALL_LAYERS: LayerRange = (0, 1 << 16)
 
 
 def layout(blocks: int, *, aliased: bool = False) -> PoolLayout:
-    """A pool with two groups of different block sizes, of `blocks` blocks each. `aliased`: they share these blocks, and
-    the coarser group lies on the first layer of the finer one.
+    """Returns a pool with two groups of different block sizes, of `blocks` blocks each. With `aliased` they share these
+    blocks, and the coarser group lies on the first layer of the finer one.
     """
     space = "both" if aliased else ""
     fine = Group("fine", GroupKind.FULL_ATTENTION, 2, 16, blocks, 1, 1, "uint8", space=space)
@@ -55,17 +54,17 @@ def layout(blocks: int, *, aliased: bool = False) -> PoolLayout:
 
 
 HEADS = 2
-"""Of the models of engines that are not alike."""
+"""Number of heads of the models of unlike engines."""
 
 
 def cell_bytes(head_dim: int) -> int:
-    """Of a cell that has keys and values of 16 tokens of a head."""
+    """Returns the bytes of a cell that has keys and values of 16 tokens of a head."""
     return 2 * 16 * head_dim
 
 
 def split_layout(blocks: int, ranks: int, head_dim: int, stages: int = 1) -> PoolLayout:
-    """The same groups for one of so many ranks of an engine, with its heads one after the other in each block. Of two
-    stages the second has the last layer of the finer group.
+    """Returns the same groups for one of the engine's `ranks` ranks, with its heads one after the other in each block.
+    If there are two stages, the second has the last layer of the finer group.
     """
     heads = max(HEADS // (ranks // stages), 1)
     groups, regions, ends = [], [], [0] * stages
@@ -82,7 +81,7 @@ def split_layout(blocks: int, ranks: int, head_dim: int, stages: int = 1) -> Poo
 
 
 class Cells:
-    """Where the cells of blocks are in the memory of one rank."""
+    """Positions of the cells of blocks in the memory of one rank."""
 
     def __init__(self, pool: PoolLayout, rank: int = 0, ranks: int = 1) -> None:
         strides = [region.strides.head for region in pool.regions if region.strides is not None]
@@ -90,18 +89,18 @@ class Cells:
         """Bytes of one cell."""
         self.stage, number = divmod(rank, ranks // pool.stages)
         self.regions = [row for row in enumerate(pool.regions) if row[1].stage == self.stage]
-        """Those that are there, with their numbers."""
+        """Regions of this rank's stage, with their numbers."""
         self._rank = rank
         self._first_head = number * HEADS * pool.stages // ranks if strides else 0
         self.count = pool.stage_bytes[self.stage] // self.cell_bytes
 
     def of_block(self, region: Region, block: int) -> range:
-        """Those of a block in one region."""
+        """Returns the cells of a block in one region."""
         first = (region.offset + block * region.stride_bytes) // self.cell_bytes
         return range(first, first + region.block_bytes // self.cell_bytes)
 
     def shares(self, region: Region) -> range:
-        """What each of them is of."""
+        """Returns the share of each of these cells."""
         if region.strides is None:
             return range(self._rank, self._rank + 1)
         parts = region.strides.head // self.cell_bytes
@@ -109,7 +108,7 @@ class Cells:
         return range(first, first + region.block_bytes // self.cell_bytes)
 
     def of(self, blocks: Blocks) -> list[int]:
-        """Those of blocks in all layers."""
+        """Returns the cells of blocks in all layers."""
         return [
             cell
             for _, region in self.regions
@@ -119,12 +118,12 @@ class Cells:
 
 
 def sum_of(cells: Sequence[int], which: Sequence[int]) -> int:
-    """The checksum of some cells, in that order."""
+    """Returns the checksum of some cells, in that order."""
     return crc32(repr([cells[cell] for cell in which]).encode())
 
 
 class KvStore:
-    """Which number stands for which KV, in the whole world."""
+    """The KV of each number, in the whole world."""
 
     def __init__(self) -> None:
         self._numbers: dict[Cell, int] = {}
@@ -132,7 +131,7 @@ class KvStore:
         self._rows: dict[tuple[Prompt, int, int, int], list[int]] = {}
 
     def number(self, cell: Cell) -> int:
-        """The number of that KV, the same every time."""
+        """Returns the number of that KV, the same every time."""
         number = self._numbers.get(cell)
         if number is None:
             number = self._numbers[cell] = len(self._cells)
@@ -140,26 +139,26 @@ class KvStore:
         return number
 
     def row(self, prompt: Prompt, region: int, share: int, size: int) -> list[int]:
-        """The numbers of a prompt's blocks of `size` tokens."""
+        """Returns the numbers of a prompt's blocks of `size` tokens."""
         key = prompt, region, share, size
         row = self._rows.get(key)
         if row is None:
             first, count = len(self._cells), len(prompt.tokens)
-            # Equal KV may have several numbers: looking for one costs more than another cell.
+            # Equal KV may have several numbers: a search would cost more than another cell.
             for end in range(size, count + size, size):
                 self._cells.append(Cell(Prompt(prompt.tokens[:end], prompt.salt), region, share))
             row = self._rows[key] = list(range(first, len(self._cells)))
         return row
 
     def tells(self, number: int) -> str:
-        """What a number stands for, as text."""
+        """Returns the KV of a number, as text."""
         cell = self._cells[number]
         if cell is None:
             return "nothing"
         return f"region {cell.region} of share {cell.share} for {len(cell.prompt.tokens)} tokens of another prompt"
 
     def holds(self, number: int, wanted: Cell) -> bool:
-        """Whether it is the KV of the wanted tokens; more tokens after them do no harm."""
+        """Returns True if `number` is the KV of the wanted tokens. More tokens after them do no harm."""
         found = self._cells[number]
         count = len(wanted.prompt.tokens)
         return (
@@ -170,7 +169,7 @@ class KvStore:
 
 
 class Memory:
-    """The cells of one rank in one life of its engine. Not `checked`: a liar about its own memory hurts itself only."""
+    """The cells of one rank in one life of its engine. They are not `checked` for a liar, which hurts only itself."""
 
     mirrored = False
 
@@ -181,20 +180,20 @@ class Memory:
         self._pool = pool
         self._store = store
         self._targets: dict[int, str] = {}
-        """Cells that were given to a transfer to be filled, and to which."""
+        """Cells that were given to a transfer to be filled, with that transfer."""
         self._filling: dict[int, Callable[[], bool]] = {}
-        """Cells into which a posting writes, and whether it still can."""
+        """Cells into which a posting writes, with a function that tells if it still can."""
         self._reading: dict[int, set[str]] = {}
-        """Cells out of which postings of this engine's own push, and which."""
+        """Cells out of which this engine's own postings push, with those postings."""
         self._voided: Counter[int] = Counter()
-        """Cells that the engine has taken back, as long as its lead may not know it."""
+        """Number of times that the engine has taken a cell back before its lead knows."""
         self._burnt = False
         self._checked = checked
         self._missing: set[int] = set()
-        """Cells that were given to a transfer to be filled, and were not written since."""
+        """Cells that were given to a transfer to be filled, and not written since."""
 
     def compute(self, blocks: Blocks, prompt: Prompt, layers: LayerRange = ALL_LAYERS) -> None:
-        """The engine's own work: writes the KV of a prompt, of which these are the first blocks."""
+        """Writes the KV of a prompt as the engine. The blocks are the prompt's first."""
         first, count = layers
         for number, region in self._where.regions:
             if not first <= region.first_layer < first + count:
@@ -207,7 +206,7 @@ class Memory:
                     self.cells[cell] = value
 
     def give(self, blocks: Blocks, transfer_id: str) -> None:
-        """The engine gives blocks to a transfer: only its postings touch them until `take_back`."""
+        """Gives blocks to a transfer: only its postings touch them until `take_back`."""
         for cell in self.cells_of(blocks):
             if cell in self._targets:
                 self._in_use(f"given to {transfer_id}", cell)
@@ -216,12 +215,12 @@ class Memory:
             self.cells[cell] = UNWRITTEN
 
     def soil(self, blocks: Blocks) -> None:
-        """Work of the engine that was queued before it gave the blocks away: a posting must have waited for it."""
+        """Does work that the engine queued before it gave the blocks away: a posting must have waited for it."""
         for cell in self.cells_of(blocks):
             self.cells[cell] = UNWRITTEN
 
     def take_back(self, blocks: Blocks, rule: Rule = Rule.R1) -> None:
-        """The blocks are the engine's own again; `rule` is broken where a posting still writes into them."""
+        """Takes the blocks back for the engine. `rule` is broken if a posting still writes into them."""
         for cell in self.cells_of(blocks):
             owner = self._targets.pop(cell)
             self._missing.discard(cell)
@@ -229,23 +228,23 @@ class Memory:
                 self._broken(rule, f"{owner} is over while a posting writes into its cell {cell}", owner)
 
     def scrub(self, blocks: Blocks) -> None:
-        """The engine recycles blocks: what they held is gone."""
+        """Recycles blocks for the engine: their contents are gone."""
         self.check_freed(blocks)
         for cell in self.cells_of(blocks):
             self.cells[cell] = UNWRITTEN
 
     def check_freed(self, blocks: Blocks) -> None:
-        """Only peers that read access blocks which the engine is about to recycle."""
+        """Checks that only peers that read access blocks which the engine is about to recycle."""
         for cell in self.cells_of(blocks):
             self._check_unused("freed", cell)
 
     def read(self, cells: Sequence[int], posting_id: str) -> None:
-        """A posting of this engine's own reads there until `let_go`: what peers read hurts themselves only."""
+        """Takes note that this engine's own posting reads until `let_go`. Reads of peers can only hurt the peers."""
         for cell in cells:
             self._reading.setdefault(cell, set()).add(posting_id)
 
     def let_go(self, cells: Sequence[int], posting_id: str) -> None:
-        """It has ended."""
+        """Takes note that a reading posting has ended."""
         for cell in cells:
             readers = self._reading.get(cell, set())
             readers.discard(posting_id)
@@ -253,17 +252,17 @@ class Memory:
                 self._reading.pop(cell, None)
 
     def void(self, blocks: Blocks) -> None:
-        """The engine takes blocks back at once, though they are read, or begins to before its lead knows it."""
+        """Takes note that the engine takes blocks back at once, though they may be read, before its lead knows."""
         self._voided.update(self.cells_of(blocks))
 
     def void_known(self, blocks: Blocks) -> None:
-        """Its lead knows it: peers that still read them are told that it is in vain."""
+        """Takes note that the lead knows: peers that still read the blocks will settle STALE."""
         for cell in self.cells_of(blocks):
             self._reading.pop(cell, None)
             self._voided[cell] -= 1
 
     def fill(self, cells: Sequence[int], transfer_id: str, can: Callable[[], bool] = lambda: True) -> None:
-        """A posting is about to write there: no other may before it has ended, or `can` not any more."""
+        """Takes note that a posting will write here. No other may, before that posting ended or can no longer write."""
         twice = sorted(filter(self._written, cells))
         if twice:
             self._broken(Rule.R1, f"two postings write into cells {twice}", transfer_id)
@@ -273,17 +272,17 @@ class Memory:
         self._filling |= dict.fromkeys(cells, can)
 
     def filled(self, cells: Sequence[int], can: Callable[[], bool] | None = None) -> None:
-        """The posting has ended; with `can`, that one only: where it could not write any more, another may by now."""
+        """Takes note that a posting has ended. With `can`, only cells that are still that posting's are released."""
         for cell in cells:
             if can is None or self._filling.get(cell) is can:
                 self._filling.pop(cell, None)
 
     def left_on_wire(self, cells: Sequence[int], can: Callable[[], bool]) -> None:
-        """The process that writes there is gone; what it had sent comes as long as it `can`."""
+        """Takes note that a writing process is gone. Its sent bytes may arrive while `can` returns True."""
         self._filling |= dict.fromkeys(cells, can)
 
     def arrive(self, cell: int, number: int, transfer_id: str) -> None:
-        """A mover's write. What is written after the life ended goes nowhere."""
+        """Writes a cell for a mover. A write after the end of the life goes nowhere."""
         if self._burnt:
             return
         self.check_given(cell, transfer_id)
@@ -291,37 +290,39 @@ class Memory:
         self.cells[cell] = number
 
     def check_given(self, cell: int, transfer_id: str) -> None:
-        """A mover writes there for that transfer."""
+        """Checks that a mover may write there for that transfer."""
         if not self._burnt and self._targets.get(cell) != transfer_id:
             self._trespass(cell, transfer_id)
 
     @property
     def outside(self) -> list[int]:
-        """What peers read, and postings write."""
+        """Cells that peers read and postings write."""
         return self.cells
 
     @property
     def given(self) -> dict[int, str]:
-        """Cells that belong to transfers, and to which; to be read only."""
+        """Cells that belong to transfers, with those transfers. Read only."""
         return self._targets
 
     def check_holds(
         self, blocks: Blocks, prompt: Prompt, use_tokens: int, layers: tuple[LayerRange, ...] = (ALL_LAYERS,),
         rule: Rule = Rule.R2, about: str = "",
     ) -> None:  # fmt: skip
-        """Blocks hold the KV of the first `use_tokens` tokens of a prompt, and of nothing else, or `rule` is broken."""
+        """Checks that blocks hold the KV of a prompt's first `use_tokens` tokens, and nothing else, or `rule` is
+        broken.
+        """
         for cell, wanted in self._expected(blocks, prompt, use_tokens):
             layer = self._pool.regions[wanted.region].first_layer
             if not any(first <= layer < first + count for first, count in layers):
                 continue
             if not self._store.holds(self.cells[cell], wanted):
                 found = self._store.tells(self.cells[cell])
-                # What is still on its way was taken for done.
+                # A transfer in flight was taken for done.
                 rule = Rule.R9 if self._written(cell) else rule
                 self._broken(rule, f"cell {cell} holds other KV than was asked for: {found}", about)
 
     def check_filled(self, blocks: Blocks, transfer_id: str, layers: tuple[LayerRange, ...] = (ALL_LAYERS,)) -> None:
-        """Something has arrived in all of a transfer's blocks, whatever it is: their source lies."""
+        """Checks that something has arrived in all of a transfer's blocks, whatever it is: their source lies."""
         for _, region in self._where.regions:
             if not any(first <= region.first_layer < first + count for first, count in layers):
                 continue
@@ -331,7 +332,7 @@ class Memory:
                 self._broken(Rule.R2, what, transfer_id)
 
     def burn(self) -> None:
-        """The life is over: a read that goes on reads rubbish."""
+        """Ends the life: a read that goes on gets garbage."""
         self.cells = [UNWRITTEN] * len(self.cells)
         self._burnt = True
 
@@ -371,21 +372,21 @@ class Memory:
 
     @property
     def stage(self) -> int:
-        """The pipeline stage of its rank."""
+        """Pipeline stage of its rank."""
         return self._where.stage
 
     def cells_of(self, blocks: Blocks) -> Sequence[int]:
-        """Those of blocks in all layers that are here."""
+        """Returns the cells of blocks in all layers that are here."""
         return self._where.of(blocks)
 
 
 @dataclass(eq=False)
 class Door:
-    """A way for peers into the memory of a rank: what an endpoint names, until the data path begins anew."""
+    """A way for peers into the memory of a rank, named by an endpoint, until the data path restarts."""
 
     key: str
     memory: Memory
     open: bool = True
-    """A rank that has mapped it may still read and write."""
+    """True while ranks that have mapped the door may read and write."""
     renewed: bool = False
-    """The data path began anew: what a dead process had sent is not taken from the wire any more."""
+    """True once the data path restarted: what a dead process had sent is no longer taken from the wire."""

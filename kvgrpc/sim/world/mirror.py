@@ -7,7 +7,7 @@ from kvgrpc.sim.world.memory import UNWRITTEN, Memory
 
 
 class MirroredMemory(Memory):
-    """What the engine computes and looks at are its `cells`; a posting has filled them once it has landed."""
+    """The engine computes and reads `cells`. A posting fills them only when it lands from the mirror."""
 
     mirrored = True
 
@@ -24,11 +24,11 @@ class MirroredMemory(Memory):
         self._mirror[cell] = number
 
     def land(self, cells: Sequence[int], transfer_id: str) -> None:
-        """What a posting has brought into the mirror is copied on."""
+        """Copies on what a posting has brought into the mirror."""
         for cell in cells:
             super().arrive(cell, self._mirror[cell], transfer_id)
 
     def copy_out(self, cells: Sequence[int]) -> None:
-        """Cells are copied into the mirror, as they are now."""
+        """Copies cells into the mirror, as they are now."""
         for cell in cells:
             self._mirror[cell] = self.cells[cell]

@@ -1,4 +1,4 @@
-"""Modelled movers: a posting copies cell by cell over virtual time, whatever happens to the source meanwhile."""
+"""Modelled movers: a posting copies cell by cell over virtual time, even if the source changes meanwhile."""
 
 from collections import Counter, deque
 from collections.abc import Callable
@@ -22,50 +22,50 @@ from kvgrpc.sim.world.process_ends import Ends
 from kvgrpc.sim.world.wires import Wire
 
 CHUNKS = 6
-"""Into how many steps a posting falls at most: enough for a source to change under it."""
+"""Maximum number of steps of a posting: enough for a source to change during it."""
 NEVER = -1
 SUMMED_FIRST = 0.5
-"""Of the postings that are summed up: the sums are there before the end of the posting is told."""
+"""Share of the postings with checksums whose sums are reported before their end."""
 OWN_AT_REST = 0.5
-"""Of the writes that are lost: what left their source goes on to the peer."""
+"""Share of the lost writes that have left their source and go on to the peer."""
 
 
 @dataclass(eq=False)
 class Posting:
-    """One that is not over, or was just begun."""
+    """A posting that is not over, or was just begun."""
 
     post: Post
     owner: str
-    """The transfer to which what it fills was given."""
+    """The transfer that owns the cells that the posting fills."""
     source: Memory
     sink: Memory
     door: Door
-    """Of its peer."""
+    """The peer's door."""
     cells: list[tuple[int, int]] = field(default_factory=list)
-    """What is left to copy, last first."""
+    """Cells that are left to copy, last first."""
     filled: list[int] = field(default_factory=list)
     read: list[int] = field(default_factory=list)
-    """Cells of its own engine that it reads."""
+    """Cells of the mover's own engine that the posting reads."""
     can: Callable[[], bool] = lambda: True
-    """Whether it can still write."""
+    """Returns True if the posting can still write."""
     breaks_at: int = NEVER
-    """Cells left when it ends with an error."""
+    """Number of cells left when the posting ends with an error."""
     lost_at: int = NEVER
-    """Cells left when it is reported as failed, and goes on."""
+    """Number of cells left when the posting is reported as failed, and goes on."""
     stalls_at: int = NEVER
     corrupt_at: int = NEVER
-    """Cells left when one arrives as something else."""
+    """Number of cells left when one arrives as something else."""
     sums: ComputeChecksums | None = None
-    """What is still to be summed up when it is over."""
+    """Checksums to compute when the posting is over."""
     wire: Wire | None = None
     sent: dict[int, int] = field(default_factory=dict)
-    """These two: see `wires.Receive`."""
+    """Wire and moved cells: see `wires.Receive`."""
 
 
 class Mover:
-    """The movers of all ranks of one life of an engine. `memories[rank]` is what they write into.
+    """The movers of all ranks of one life of an engine. They write into `memories[rank]`.
 
-    Those of a liar are `tame`: they write into a peer's cell only as long as that is given to what they fill.
+    Movers of a liar are `tame`: they write into a peer's cell only while that is given to what they fill.
     """
 
     def __init__(  # noqa: PLR0913 - what a mover is made of
@@ -85,28 +85,28 @@ class Mover:
         self._memories = memories
         self._report = report
         self._mapped: dict[tuple[int, str, int], Door] = {}
-        """By rank, peer and rank of the peer."""
+        """Doors by rank, peer and rank of the peer."""
         self._dead: set[int] = set()
         """Ranks whose process is gone."""
         self._tame = tame
         self._paused_until = 0.0
         self._postings: dict[Posting, None] = {}
-        """Those that are not over."""
+        """Postings that are not over."""
         self._corrupted: set[str] = set()
         """Transfers of which something arrived as something else."""
         self._copies_out: dict[int, deque[CopyOut]] = {}
-        """What each rank is to copy into its mirror, in order."""
+        """Copies that each rank must make into its mirror, in order."""
         self._held: list[Posting] = []
-        """Those that wait for such copies."""
+        """Postings that wait for such copies."""
         self._landing = 0
-        """Writes of dead processes of which something is still on the wire."""
+        """Number of dead processes' writes of which something is still on the wire."""
         self._at_rest: Callable[[], None] | None = None
-        # What a rank sees comes as a message of its own, after all that is being done.
+        # What a rank sees is a message of its own, after all current work.
         self.ends = Ends(len(memories), self._reached, lambda seen: agenda.after(0.0, lambda: report(seen)))
-        """What its ranks see of the ends of peers' processes."""
+        """Ends of peers' processes, as the ranks of this life see them."""
 
     def map(self, action: MapPeer, door: Door | None) -> None:
-        """A rank reaches for its peer's memory; None when nothing is there. Refused while it reaches it already."""
+        """Maps the memory of a rank's peer. `door` is None if nothing is there. Refused if it is mapped already."""
         name = action.rank, action.peer, action.endpoint.rank
         twice = name in self._mapped
         broken = door is None or not door.open or self._luck.strikes("break_mapping") or twice
@@ -124,7 +124,7 @@ class Mover:
         self.answer(action.rank, lambda: self._report(report), self._luck.draw(self._luck.faults.delay_s))
 
     def unmap(self, action: UnmapPeer) -> None:
-        """New postings from that peer are impossible; those in flight go on."""
+        """Makes new postings from that peer impossible. Those in flight go on."""
         self.ends.unmap(action)
         for peer_rank in self._reached(action.rank, action.peer):
             del self._mapped[action.rank, action.peer, peer_rank]
@@ -161,44 +161,44 @@ class Mover:
         self._start(posting)
 
     def send(self, action: Send) -> None:
-        """A rank is to send: it has no data path by which it does."""
+        """Refuses a send: the rank has no data path that sends."""
         refused = SendPosted(action.rank, action.name, message="this rank sends nothing")
         self.answer(action.rank, lambda: self._report(refused))
 
     def answered(self, _: AnswerSend) -> bool:
-        """What came of what a rank has asked for; whether it still waited for that."""
+        """Takes the answer to a rank's ask. Returns True if it was still waited for."""
         return False
 
     def copy_out(self, action: CopyOut) -> None:
-        """A rank copies into its mirror, after all that it was asked to copy before."""
+        """Lets a rank copy into its mirror, after all earlier copies."""
         queue = self._copies_out.setdefault(action.rank, deque())
         queue.append(action)
         if len(queue) == 1:
             self._begin_copy(action.rank)
 
     def sum(self, action: ComputeChecksums) -> None:
-        """A rank sums up blocks as they are in a moment."""
+        """Lets a rank compute checksums of blocks as they are in a moment."""
         delay_s = self._luck.draw(self._luck.faults.cell_s)
         self.answer(action.rank, lambda: self._report(self._summed(action)), delay_s)
 
     def answer(self, rank: int, do: Callable[[], None], after_s: float = 0.0) -> None:
-        """A rank does what it is asked for, sooner or later."""
+        """Lets a rank do what it is asked for, sooner or later."""
         if self._luck.strikes("mute"):
             after_s += self._luck.draw(self._luck.faults.stall_s)
         self.later(rank, after_s, do)
 
     def end_all(self, rank: int) -> None:
-        """The data path of a rank begins anew: its postings are over, also those that were lost."""
+        """Restarts the data path of a rank, which ends its postings, also lost ones."""
         for posting in [posting for posting in self._postings if posting.post.rank == rank]:
             self._end(posting, done=False, may_be_late=False)
 
     def stop(self) -> None:
-        """The processes are gone: nothing is written or reported any more."""
+        """Ends the processes: nothing is written or reported any more."""
         for rank in range(len(self._memories)):
             self.stop_rank(rank)
 
     def stop_rank(self, rank: int) -> None:
-        """The process of one rank is gone."""
+        """Ends the process of one rank."""
         self._dead.add(rank)
         for posting in [posting for posting in self._postings if posting.post.rank == rank]:
             del self._postings[posting]
@@ -210,27 +210,27 @@ class Mover:
         self._check_at_rest()
 
     def check_blamed(self, transfer: Transfer) -> None:
-        """What differs from its source's has arrived as something else."""
+        """Checks that a transfer that failed by checksums had a corrupted cell."""
         failure = transfer.failure
         if failure and failure.reason is Reason.CHECKSUM_MISMATCH and transfer.id not in self._corrupted:
             broken(Rule.R2, f"{transfer.id} failed by checksums, and all arrived as it was", transfer.id)
 
     @property
     def busy(self) -> bool:
-        """Postings are in flight."""
+        """True if postings are in flight."""
         return bool(self._postings)
 
     @property
     def landing(self) -> bool:
-        """What dead processes sent is still on the wire."""
+        """True if something that dead processes sent is still on the wire."""
         return self._landing > 0
 
     def pause(self, for_s: float) -> None:
-        """Its processes are stopped: whatever they were about to do, they do afterwards."""
+        """Stops the processes: whatever they were about to do, they do afterwards."""
         self._paused_until = max(self._paused_until, self._agenda.now + for_s)
 
     def retire(self, at_rest: Callable[[], None]) -> None:
-        """Its life is over: `at_rest` is called when its last posting has ended, in whatever way, and has landed."""
+        """Ends the life. `at_rest` is called when the last posting has ended, in any way, and has landed."""
         self._at_rest = at_rest
         self._check_at_rest()
 
@@ -243,7 +243,7 @@ class Mover:
             at_rest()
 
     def _leave_on_wire(self, posting: Posting) -> None:
-        """Its process is gone, but what that had sent lands, unless the peer's data path begins anew before."""
+        """Lets a dead process's last sends land, unless the peer's data path restarts before."""
         sent = [(dst, posting.source.outside[src]) for src, dst in posting.cells[-CHUNKS:]]
         can = posting.can = lambda: posting.door.open and not posting.door.renewed
         self._landing += 1
@@ -259,7 +259,7 @@ class Mover:
         self._agenda.after(self._luck.draw(self._luck.faults.slow_s), land)
 
     def _summed(self, action: ComputeChecksums) -> ChecksumsComputed:
-        """Of the blocks as they are now."""
+        """Returns the checksums of the blocks as they are now."""
         cells, pieces, at = self._memories[action.rank].outside, action.pieces, 0
         found = []
         for count in pieces.counts.tolist():
@@ -268,7 +268,7 @@ class Mover:
         return ChecksumsComputed(action.rank, action.name, np.array(found, dtype="<u4").tobytes())
 
     def _somewhere(self, posting: Posting, kind: str) -> int:
-        """Before which cell, by how many are left: the last one of them is 1."""
+        """Returns a random number of cells left, from 1, at which a fault happens, or NEVER."""
         return 1 + self._rng.randrange(len(posting.cells)) if self._luck.strikes(kind) else NEVER
 
     def _step(self, posting: Posting, chunk: int) -> None:
@@ -289,7 +289,7 @@ class Mover:
             if left == posting.lost_at:
                 self._tell(posting, done=False, quiesced=False)
             if posting not in self._postings:
-                return  # its process died of what it told
+                return  # its process died of this report
             if left == posting.breaks_at:
                 self._end(posting, done=False)
                 return
@@ -306,7 +306,7 @@ class Mover:
             self._arrived(posting)
 
     def _arrived(self, posting: Posting) -> None:
-        """All of it is there, or in the mirror of its rank."""
+        """Ends a posting whose bytes are all there, or are in its rank's mirror and must land."""
         rank, sink = posting.post.rank, posting.sink
         if isinstance(sink, MirroredMemory) and sink is self._memories[rank]:
             self.later(rank, self._luck.draw(self._luck.faults.cell_s), partial(self._land, posting, sink))
@@ -314,7 +314,7 @@ class Mover:
             self._end(posting, done=posting.lost_at == NEVER)
 
     def _land(self, posting: Posting, memory: MirroredMemory) -> None:
-        """The rank's device has what the posting has brought, and with that it ends."""
+        """Copies a posting's bytes to the rank's device, and ends the posting."""
         if posting not in self._postings:
             return  # it was ended
         broken = self._luck.strikes("break_copy")
@@ -323,7 +323,7 @@ class Mover:
         self._end(posting, done=posting.lost_at == NEVER and not broken)
 
     def _start(self, posting: Posting) -> None:
-        """Nothing comes into a mirror over which a copy is still to come: that is of a hand-over that has ended."""
+        """Starts a posting. A read waits for copies into its mirror cells, which are of a hand-over that has ended."""
         copies = self._copies_out.get(posting.post.rank, ())
         coming = {cell for action in copies for cell in self._cells_of(action)}
         if posting.post.operation is Operation.READ and not coming.isdisjoint(posting.filled):
@@ -361,7 +361,7 @@ class Mover:
             sums, posting.sums = posting.sums, None
             self._report(self._summed(sums))
             if posting.post.rank in self._dead:
-                return  # its process died of what it told
+                return  # its process died of this report
         if may_be_late and self._luck.strikes("report_late"):
             delay_s = self._luck.draw(self._luck.faults.slow_s)
             self.later(posting.post.rank, delay_s, lambda: self._tell(posting, done=done))
@@ -381,7 +381,7 @@ class Mover:
             self.sum(posting.sums)
 
     def later(self, rank: int, delay_s: float, do: Callable[[], None]) -> None:
-        """Does it after a delay, and not while the processes are stopped; never once that rank's is gone."""
+        """Calls `do` after a delay, not while the processes are stopped, and never once the rank's process is gone."""
 
         def if_alive() -> None:
             if rank in self._dead:

@@ -1,4 +1,4 @@
-"""The network between leads: calls that are late, lost, doubled or cut off, and the liveness streams beside them."""
+"""The network between leads: calls that are late, lost, doubled or cut off, and liveness streams."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -20,26 +20,26 @@ Give = Callable[[Result], None]
 
 
 class Lead(Protocol):
-    """What the network knows of a host."""
+    """The network's view of a host."""
 
     address: str
     up: bool
 
     @property
     def stopped(self) -> bool:
-        """Its processes are stopped."""
+        """True if the host's processes are stopped."""
 
     @property
     def node(self) -> object:
-        """What its process has in mind; another one after a crash."""
+        """State of the host's process; another object after a crash."""
 
     @property
     def life(self) -> str:
-        """Key of the present life of its engine."""
+        """Key of the present life of the host's engine."""
 
     @property
     def mover(self) -> Mover:
-        """Of that life."""
+        """Mover of that life."""
 
     def call(self, ask: Ask, principal: str, give: Give) -> None: ...
 
@@ -49,17 +49,17 @@ class Lead(Protocol):
 
     @property
     def peers(self) -> list[Peer]:
-        """Lives that its node knows."""
+        """Lives that the host's node knows."""
 
 
 class Between(Protocol):
-    """Who stands between a host and the network, and may alter whatever the host says."""
+    """An interceptor between a host and the network, which may alter all messages of the host."""
 
     def asks(self, address: str, ask: Ask, give: Give) -> tuple[Ask, Give]:
-        """A request of the host to an address."""
+        """Alters a request of the host to an address."""
 
     def hears(self, ask: Ask, principal: str, give: Give) -> None:
-        """A request to the host, which is answered by `give`."""
+        """Alters a request to the host, which is answered by `give`."""
 
 
 class Persona(NamedTuple):
@@ -68,7 +68,7 @@ class Persona(NamedTuple):
     home: str
     """Address of that host."""
     where: str
-    """Address at which it says that it can be called."""
+    """Address at which, as the life says, it can be called."""
 
 
 class Network:
@@ -79,41 +79,41 @@ class Network:
         self._luck = Luck(rng, faults, seen)
         self._leads: dict[str, Lead] = {}
         self._cut: set[tuple[str, str]] = set()
-        """From where to where nothing passes."""
+        """Pairs (from, to) of addresses between which nothing passes."""
         self._silent: set[str] = set()
         """Lives that neither hear nor say anything."""
         self._streams: dict[tuple[str, str], tuple[Lead, Lead]] = {}
         """Liveness streams by the two lives, the dialling one first."""
         self._shown: dict[tuple[str, str], tuple[bytes, bytes]] = {}
-        """What the two lives show on them."""
+        """Proofs that the two lives show on them."""
         self._secrets = Random("secrets")  # noqa: S311 - a simulation, no secrets
         self.between: dict[str, Between] = {}
-        """By the address of the host that lies."""
+        """Interceptors by the address of the host that lies."""
         self.personas: dict[str, Persona] = {}
-        """By life."""
+        """Made-up lives by key."""
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Of all hosts."""
+        """Addresses of all hosts."""
         return tuple(self._leads)
 
     def home(self, life: str) -> str:
-        """The address of the host behind a life. In the simulator an engine's id is its address."""
+        """Returns the address of the host behind a life. In the simulator an engine's id is its address."""
         persona = self.personas.get(life)
         return life.rpartition("@")[0] if persona is None else persona.home
 
     def lead(self, address: str) -> Lead:
-        """The host there."""
+        """Returns the host at an address."""
         return self._leads[address]
 
     def where(self, life: str) -> str:
-        """The address at which a life is called."""
+        """Returns the address at which a life is called."""
         persona = self.personas.get(life)
         return life.rpartition("@")[0] if persona is None else persona.where
 
     @property
     def faults(self) -> Faults:
-        """What goes wrong with messages from now on."""
+        """Faults of messages from now on."""
         return self._luck.faults
 
     @faults.setter
@@ -129,8 +129,8 @@ class Network:
         *, unaltered: bool = False, once: bool = False,
     ) -> None:  # fmt: skip
         """Calls the lead at an address. `give` gets the answer, or Unavailable, exactly once while the caller's process
-        lives: an answer to a call of an engine that is gone comes to its lead, too. `unaltered`: by who stands between.
-        `once`: nobody repeats it.
+        lives, even after the engine that called is gone. `unaltered` bypasses the interceptor. `once` means that nobody
+        repeats the call.
         """
         node = caller.node
         between = self.between.get(caller.address)
@@ -156,8 +156,8 @@ class Network:
                 self._agenda.after(self._delay(), lambda: self._arrive(caller, address, ask, answer, asked))
 
     def stream(self, dialler: Lead, life: str, shown: tuple[bytes, bytes], own: str = "") -> bool:
-        """Makes a liveness stream between the dialler and the life that it shook hands with; False if it cannot. `own`:
-        a life that the dialler has made up. `shown`: what either of them shows.
+        """Makes a liveness stream between the dialler and the life that it shook hands with. Returns False if that is
+        impossible. `own` is a life that the dialler has made up; `shown` has the proofs of both.
         """
         own = own or dialler.life
         for lead in self._leads.values():
@@ -172,7 +172,7 @@ class Network:
         return True
 
     def takes_another(self, own: str, life: str, proof: bytes) -> bool:
-        """Whether a life knows another one, and not by this proof."""
+        """Returns True if a life knows another one, but not by this proof."""
         return any(
             peer.key == own and peer.state is not PeerState.DEAD and not peer.proves(proof)
             for lead in self._leads.values() if lead.up and lead.life == life
@@ -180,15 +180,17 @@ class Network:
         )  # fmt: skip
 
     def gone(self, life: str) -> None:
-        """The processes of a life are gone: who hears of it does not know whether all that they sent has landed."""
+        """Tells hosts that the processes of a life are gone, but not that all their sends have landed."""
         self._tell_ended(life, lambda: False)
 
     def at_rest(self, life: str) -> None:
-        """No mover of that life moves anything any more: who hears of it has a proof, where that can be seen."""
+        """Tells hosts that no mover of that life moves anything any more, which is a proof for those that can see
+        it.
+        """
         self._tell_ended(life, lambda: not self._luck.strikes("undrained"))
 
     def _tell_ended(self, life: str, drained: Callable[[], bool]) -> None:
-        """Every host can see it, sooner or later."""
+        """Lets every host see the end, sooner or later."""
         for lead in self._leads.values():
 
             def tell(lead: Lead = lead, drained: bool = drained()) -> None:
@@ -198,47 +200,47 @@ class Network:
             self._agenda.after(self._luck.draw(self.faults.silence_s), tell)
 
     def hang_up(self, lead: Lead, life: str) -> None:
-        """A lead closes its channel to a life of a peer: the stream ends at both."""
+        """Closes a lead's channel to a life of a peer: the stream ends at both."""
         for pair in ((lead.life, life), (life, lead.life)):
             if pair in self._streams:
                 self._break(pair)
                 del self._streams[pair]
 
     def cut(self, a: str, b: str, *, one_way: bool = False) -> None:
-        """Nothing passes between two addresses until `mend`; one way, nothing passes from `a` to `b`."""
+        """Cuts the link between two addresses until `mend`; one way, nothing passes from `a` to `b`."""
         self._cut.update([(a, b)] if one_way else [(a, b), (b, a)])
         self._break_between(a, b)
 
     def mend(self, a: str, b: str) -> None:
-        """Messages pass again, and streams of lives that still live are made again."""
+        """Lets messages pass again, and restores the streams of lives that still live."""
         self._cut -= {(a, b), (b, a)}
         self._reconnect_where(lambda one, other: {one.address, other.address} == {a, b})
 
     def silence(self, life: str) -> None:
-        """The processes of a life are stopped: its streams fall silent until `resume`."""
+        """Stops the processes of a life: its streams fall silent until `resume`."""
         self._silent.add(life)
         for pair in [pair for pair in self._streams if life in pair]:
             self._break(pair)
 
     def resume(self, life: str) -> None:
-        """They go on."""
+        """Resumes the processes of a life."""
         self._silent.discard(life)
         self._reconnect_where(lambda one, other: life in (one.life, other.life))
 
     def mend_all(self) -> None:
-        """All links work again."""
+        """Mends all links."""
         for link in sorted(self._cut):
             self.mend(*link)
 
     def ended(self, life: str) -> None:
-        """A life ended: its streams break."""
+        """Breaks the streams of a life that ended."""
         lives = {life, *(name for name, persona in self.personas.items() if persona.home == self.home(life))}
         for pair in [pair for pair in self._streams if not lives.isdisjoint(pair)]:
             self._break(pair)
             del self._streams[pair]
 
     def _arrive(self, caller: Lead, address: str, ask: Ask, answer: Give, asked: list[tuple[Lead, int]]) -> None:
-        """`asked` gets who was asked, by which call of its own."""
+        """Delivers a call. `asked` gets the lead, and the number of the call there."""
         lead = self._leads.get(address)
         if lead is None or not lead.up:
             refused = Unavailable(Reason.PEER_UNREACHABLE, f"no lead listens at {address}")
@@ -265,7 +267,7 @@ class Network:
                 self._break(pair)
 
     def _break(self, pair: tuple[str, str]) -> None:
-        """Both ends notice, each in its own time, unless the stream stands again by then."""
+        """Lets both ends notice a broken stream, each after its own delay, unless the stream stands again by then."""
         dialler, other = self._streams[pair]
         for lead, own, peer in ((dialler, *pair), (other, *reversed(pair))):
             delay_s = self._luck.draw(self.faults.silence_s)
@@ -293,7 +295,7 @@ class Network:
                 lead.handle(PeerAlive(peer, proof))
 
     def _connected(self, a: Lead, b: Lead) -> bool:
-        """Whether messages pass both ways."""
+        """Returns True if messages pass both ways."""
         cut = (a.address, b.address) in self._cut or (b.address, a.address) in self._cut
         return not cut and not self._silent & {a.life, b.life}
 

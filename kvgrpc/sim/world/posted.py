@@ -1,11 +1,11 @@
-"""Which cells of modelled memory a posting copies."""
+"""The cells of modelled memory that a posting copies."""
 
 from kvgrpc.core.actions import Post
 from kvgrpc.core.values.descriptors import Runs
 
 
 def cells_of(post: Post, cell_bytes: int) -> list[tuple[int, int]]:
-    """The cells of its source that a posting copies, and of its destination into which: run by run."""
+    """Returns the pairs (source cell, destination cell) that a posting copies, run by run."""
     moved = _pairs(post.runs, cell_bytes)
     if post.repack is None:
         return moved

@@ -1,4 +1,4 @@
-"""Movers of ranks that also know a data path by which the source's rank has to send (`groups`)."""
+"""Movers of ranks that also know a data path on which the source's rank sends (`groups`)."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -18,7 +18,7 @@ COLLECTIVE = "collective"
 
 
 class SendingMover(Mover):
-    """What is read from a rank that offers it comes by a wire, one posting after the other; all else as in `Mover`."""
+    """A mover that reads from ranks that offer it over a wire, one posting after the other; all else as in `Mover`."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - as in `Mover`
         self,
@@ -35,16 +35,16 @@ class SendingMover(Mover):
         super().__init__(agenda, rng, faults, memories, report, seen, tame=tame)
         self._groups = Groups(self, wires, memories, self._luck, report)
         self._wired: set[Name] = set()
-        """Ranks of peers from which it reads so."""
+        """Ranks of peers from which it reads over a wire."""
         self._begun: set[Posting] = set()
 
     @property
     def resumes_at(self) -> float:
-        """Until when its processes are stopped."""
+        """The time until which the movers' processes are stopped."""
         return self._paused_until
 
     def map(self, action: MapPeer, door: Door | None) -> None:
-        """A rank reaches for its peer's: both have to come, where both can."""
+        """Maps the memory of a rank's peer. If both ranks can send, both must come."""
         name = action.rank, action.peer, action.endpoint.rank
         usable = door is not None and door.open and name not in self._mapped and not self._groups.reaches(name)
         if action.endpoint.collective is None or not usable or self._luck.strikes("break_mapping"):
@@ -62,41 +62,41 @@ class SendingMover(Mover):
         self._groups.map(action, mapped)
 
     def unmap(self, action: UnmapPeer) -> None:
-        """As in `Mover`; what is asked for at the peer may still come."""
+        """Unmaps like `Mover`. What was asked for at the peer may still arrive."""
         super().unmap(action)
         self._wired = {name for name in self._wired if name in self._mapped}
         self._groups.unmap(action)
 
     def send(self, action: Send) -> None:
-        """A rank is to send, or to meet the peer's."""
+        """Lets a rank send, or meet the peer's rank."""
         self._groups.send(action)
 
     def answered(self, action: AnswerSend) -> bool:
         return self._groups.answered(action)
 
     def end_all(self, rank: int) -> None:
-        """As in `Mover`, with all that the rank sends and is sent."""
+        """Ends like `Mover`, including all that the rank sends and receives."""
         self._groups.end_all(rank)
         super().end_all(rank)
 
     def stop_rank(self, rank: int) -> None:
-        """The process of one rank is gone, and with it what it was sending."""
+        """Ends the process of one rank, and its sends."""
         self._groups.end_all(rank)
         super().stop_rank(rank)
 
     def retire(self, at_rest: Callable[[], None]) -> None:
-        """As in `Mover`; what was not begun never is."""
+        """Ends the life like `Mover`. What was not begun never is."""
         self._groups.retire()
         super().retire(at_rest)
 
     def begin(self, posting: Any) -> None:
-        """What it asked for is sent."""
+        """Starts a read whose cells are sent."""
         posting.cells = [(posting.sent.get(src, src), dst) for src, dst in posting.cells]
         self._begun.add(posting)
         self._start(posting)
 
     def fail(self, posting: Any) -> None:
-        """It ends, unless it has."""
+        """Ends a posting that has not ended."""
         if posting in self._postings:
             self._end(posting, done=False)
 
@@ -106,10 +106,10 @@ class SendingMover(Mover):
             super()._start(posting)
             return
         if posting.post.operation is not Operation.READ:
-            # The peer was reached by another data path when the push began. By this one nobody writes.
+            # The push began over another data path. Nobody writes over this one.
             self.later(posting.post.rank, 0.0, lambda: self.fail(posting))
             return
-        posting.lost_at = NEVER  # the rank knows when its wire accesses memory no more
+        posting.lost_at = NEVER  # the rank knows when its wire no longer accesses memory
         self._groups.read(name, posting)
 
     def _copy(self, posting: Posting, chunk: int) -> None:

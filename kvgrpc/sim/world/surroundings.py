@@ -1,4 +1,4 @@
-"""What all hosts of a world share, and who watches them."""
+"""State that all hosts of a world share, and the protocol of a watcher."""
 
 from collections import Counter, deque
 from collections.abc import Callable
@@ -17,11 +17,11 @@ from kvgrpc.sim.world.network import Network
 from kvgrpc.sim.world.wires import Wires
 
 KEPT = 256
-"""Accesses whose ids can be guessed."""
+"""Number of accesses whose ids can be guessed."""
 
 
 class Watcher(Protocol):
-    """Who is told of everything that happens; times are those of the world."""
+    """Observer of everything that happens; times are those of the world."""
 
     def event(self, address: str, now: float, event: Event) -> None: ...
 
@@ -42,68 +42,68 @@ class Surroundings:
     writers: frozenset[str] = frozenset()
     """Data paths over which the source of a push writes."""
     checksums: bool = False
-    """What arrives is compared with its source."""
+    """True if what arrives is compared with its source."""
     cannot_set_aside: frozenset[str] = frozenset()
     """Addresses of engines that do not wait for blocks in quarantine."""
     mirrored: frozenset[str] = frozenset()
     """Addresses of engines whose memory no data path reaches."""
     collective: frozenset[str] = frozenset()
-    """Addresses of engines whose ranks send to each other, where both are asked to."""
+    """Addresses of engines whose ranks send to each other, if both are asked to."""
     given_out: bool = False
-    """Servers give out the blocks of their pools, and each engine takes all of its own as its life begins."""
+    """True if servers give out the blocks of their pools. Each engine takes all of its own when its life begins."""
     liars: frozenset[str] = frozenset()
     """Addresses of hosts that lie to others."""
     splits: dict[str, tuple[PoolLayout, int]] = field(default_factory=dict)
-    """Of engines that are not alike: by address, the pool of each of their ranks, and how many these are."""
+    """Unlike engines by address: the pool of each rank, and the number of ranks."""
     closing: bool = False
-    """Nothing new begins."""
+    """True once nothing new begins."""
     access_ids: deque[bytes] = field(default_factory=lambda: deque(maxlen=KEPT))
-    """The last accesses that any lead has asked for."""
+    """Last accesses that any lead has asked for."""
     names: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT))
-    """Of which they were: transfers, leases and targets."""
+    """Names of their transfers, leases and targets."""
     overhear: list[Callable[[bytes, str], None]] = field(default_factory=list)
-    """Who guesses such an id as it is drawn, and learns at which address the access is."""
+    """Callbacks that guess such an id as it is drawn, and learn the access's address."""
     store: KvStore = field(default_factory=KvStore)
     doors: dict[str, Door] = field(default_factory=dict)
-    """Into the memory of all lives, by the key in their endpoints."""
+    """Doors into the memory of all lives, by the key in their endpoints."""
     wires: Wires = field(default_factory=Wires)
-    """To which the ranks of sources are asked to come."""
+    """Wires that the ranks of sources are asked to join."""
     seen: Counter[str] = field(default_factory=Counter)
-    """What went wrong, by kind."""
+    """Number of things that went wrong, by kind."""
     opened: set[bytes] = field(default_factory=set)
     """Accesses that an issuer has granted."""
     vouched: set[bytes] = field(default_factory=set)
-    """Accesses of which an issuer has said, at their end, that all that was moved under them is valid."""
+    """Accesses whose issuer said, at their end, that all bytes moved under them are valid."""
     ambushes: list[Callable[[str, str], None]] = field(default_factory=list)
-    """What is going to happen when bytes move next; each is told the addresses of who moves them and of its peer."""
+    """Callbacks for the next posting. Each gets the addresses of the mover and of its peer."""
     offered: dict[bytes, Prompt] = field(default_factory=dict)
-    """What transfer keys stand for."""
+    """Prompts by transfer key."""
     steps: int = 0
-    """Events that nodes handled."""
+    """Number of events that nodes have handled."""
     handled: Event | None = None
-    """The one that a node handled last."""
+    """The event that a node handled last."""
     watcher: Watcher | None = None
 
     def pool_of(self, address: str) -> PoolLayout:
-        """What one rank of an engine has."""
+        """Returns the pool of one rank of an engine."""
         return self.splits.get(address, (self.pool, self.ranks))[0]
 
     def ranks_of(self, address: str) -> int:
-        """How many ranks an engine has."""
+        """Returns the number of ranks of an engine."""
         return self.splits.get(address, (self.pool, self.ranks))[1]
 
     def lies(self, life: str) -> bool:
-        """Whether a life is one of a liar, or made up by one."""
+        """Returns True if a life is one of a liar, or made up by one."""
         return self.network.home(life) in self.liars
 
     def lied_to(self, transfer: Transfer | None) -> bool:
-        """Whether the other side of a transfer is a liar."""
+        """Returns True if the other side of a transfer is a liar."""
         if transfer is None:
             return False
         return self.lies(peer_key(transfer.peer_engine_id or transfer.peer_address, transfer.peer_incarnation))
 
     def asked(self, access_id: bytes, address: str) -> None:
-        """A lead asks for an access at an address."""
+        """Takes note that a lead asks for an access at an address."""
         self.access_ids.append(access_id)
         for overhear in self.overhear:
             overhear(access_id, address)

@@ -1,7 +1,7 @@
-"""A readable trace of a world: what happened, and of that what led to a violation.
+"""A readable trace of a world: all that happened, and the part that led to a violation.
 
-Names of one request (its key, transfers, leases, accesses) are tied together where one line shows them together, so
-that from the names in a violation everything about its request is found, on all hosts.
+Names of one request (its key, transfers, leases, accesses) are tied together if one line shows them together. So the
+names in a violation lead to everything about its request, on all hosts.
 """
 
 import re
@@ -21,7 +21,7 @@ from kvgrpc.errors import KVGrpcError
 _NAME = re.compile(r"[tla]-[0-9a-f]{16,}(?:-[0-9a-f]+)?|\br\d+\b")
 _LONG = re.compile(r"([tla]-|@)([0-9a-f]{16,32})")
 _TIES = (TransferChanged, SendOpen, OpenAccess, Post)
-"""What shows the names of one request together."""
+"""Events and actions that show the names of one request together."""
 _SILENT = frozenset({
     "call", "content", "claim", "token", "trace", "endpoints", "endpoint", "description", "phases", "paths", "created",
     "seq", "owner", "peer_address", "peer_engine_id", "engine_id", "incarnation", "secret", "push_content", "labels",
@@ -31,16 +31,16 @@ _SILENT = frozenset({
 """Fields that say little about what went wrong."""
 LINES = 60
 EVENT, ACTION = "<", "    >"
-"""What marks the lines of a trace."""
+"""Marks of the lines of a trace."""
 
 
 @dataclass(frozen=True)
 class _Line:
     text: str
     names: frozenset[str]
-    """In it; empty where it is told with everything."""
+    """Names in it; empty if it is shown with everything."""
     event: int
-    """The line of the event that led to it, or its own."""
+    """Line of the event that led to it, or its own."""
 
 
 class Digest:
@@ -50,63 +50,65 @@ class Digest:
         self.value = 0
 
     def event(self, address: str, now: float, event: Event) -> None:
-        """A node is about to handle that."""
+        """Adds an event that a node is about to handle."""
         self.add(_line(address, now, EVENT, event))
 
     def actions(self, address: str, now: float, actions: list[Action]) -> None:
-        """It asks for that."""
+        """Adds the node's actions."""
         for action in actions:
             self.add(_line(address, now, ACTION, action))
 
     def note(self, address: str, now: float, what: str) -> None:
-        """Something befell a host."""
+        """Adds a mishap of a host."""
         self.add(_note(address, now, what))
 
     def add(self, line: str) -> None:
-        """One more line of the trace."""
+        """Adds one line of the trace."""
         self.value = crc32(line.encode(), self.value)
 
 
 class Trace:
-    """Records what happens; see `surroundings.Watcher`. The times are those of the world, in seconds."""
+    """Records what happens; see `surroundings.Watcher`. Times are those of the world, in seconds."""
 
     def __init__(self) -> None:
         self._lines: list[_Line] = []
         self._digest = Digest()
         self._event = 0
-        """Where the event stands that is being handled."""
+        """Line of the event that is being handled."""
         self._tied: dict[str, str] = {}
-        """Each name's next one on the way to the one that stands for its request."""
+        """Next name on the way to the one that stands for the request, by name."""
 
     @property
     def digest(self) -> int:
-        """Of everything that happened: equal for equal runs."""
+        """Digest of everything that happened, equal for equal runs."""
         return self._digest.value
 
     def event(self, address: str, now: float, event: Event) -> None:
-        """A node is about to handle that."""
+        """Records an event that a node is about to handle."""
         self._event = len(self._lines)
         self._add(_line(address, now, EVENT, event), event)
 
     def actions(self, address: str, now: float, actions: list[Action]) -> None:
-        """It asks for that."""
+        """Records the node's actions."""
         for action in actions:
             self._add(_line(address, now, ACTION, action), action)
 
     def note(self, address: str, now: float, what: str) -> None:
-        """Something befell a host."""
+        """Records a mishap of a host."""
         self._event = len(self._lines)
         self._keep(_note(address, now, what), frozenset())
 
     def lines(self, about: tuple[str, ...], most: int = LINES) -> list[str]:
-        """The last lines about the requests of these names, with what befell hosts; all where no name is known."""
+        """Returns the last lines about the requests with these names, with mishaps of hosts; all lines if no name is
+        known.
+        """
         roots = {self._root(name) for text in about for name in _NAME.findall(text) if name in self._tied}
         if not roots:
             return [_short(line.text) for line in self._lines[-most:]]
         shown: dict[int, None] = {}
         for i, line in enumerate(self._lines):
             if not line.names or any(self._root(name) in roots for name in line.names):
-                # What was asked for is told with what it was asked for at.
+                # An action is shown with the event that led to it.
                 shown |= {line.event: None, i: None}
         return [_short(self._lines[i].text) for i in list(shown)[-most:]]
 
@@ -116,7 +118,7 @@ class Trace:
             self._tied.setdefault(name, name)
         if isinstance(what, _TIES):
             self._tie(names)
-        # A line without a name is about a host, and not told where requests are asked for.
+        # A line without a name is about a host, and is not shown for requests.
         self._keep(text, names or frozenset({""}))
 
     def _keep(self, text: str, names: frozenset[str]) -> None:
@@ -144,7 +146,7 @@ def _note(address: str, now: float, what: str) -> str:
 
 
 def tell(what: Any) -> str:
-    """An event or action in one line, without what says little."""
+    """Returns an event or action as one line, without fields that say little."""
     if isinstance(what, bytes):
         return f"a-{what.hex()}" if len(what) == ACCESS_ID_BYTES else f"{len(what)} bytes"
     if isinstance(what, tuple | list):

@@ -1,7 +1,7 @@
 """Modelled process groups of two ranks and one direction: what one rank sends the other one receives, in order.
 
-The k-th send meets the k-th receive, whatever either was meant for: only numbers that both sides agree about tell one
-from another. Nothing comes before both were posted.
+The k-th send meets the k-th receive, whatever either was meant for. Only numbers that both sides agree on tell sends
+apart. Nothing arrives before both were posted.
 """
 
 from collections import deque
@@ -13,48 +13,48 @@ from kvgrpc.core.actions import Post
 from kvgrpc.core.values.descriptors import Ids
 
 STALL_S = 10.0
-"""How long a receive may find nothing to receive."""
+"""Maximum time for which a receive may find nothing to receive, in seconds."""
 
 
 class Receive(Protocol):
-    """A posting that reads by a wire."""
+    """A posting that reads over a wire."""
 
     post: Post
     wire: "Wire | None"
-    """By which it comes, once it was heard that it is sent."""
+    """Wire of the posting, once the rank has heard that it is sent."""
     sent: dict[int, int]
-    """Where what comes differs from what it asked for: the cells that were sent, by those that it takes them for."""
+    """Cells that were sent, by the cells that the posting takes them for, if they differ."""
 
 
 def cells_in(offsets: Ids, nbytes: Ids, cell_bytes: int) -> list[int]:
-    """The cells of which these runs have bytes, run by run."""
+    """Returns the cells of which these runs have bytes, run by run."""
     rows = zip(offsets.tolist(), nbytes.tolist(), strict=True)
     return [cell for at, count in rows for cell in range(at // cell_bytes, -(-(at + count) // cell_bytes))]
 
 
 @dataclass(eq=False)
 class Wire:
-    """One of them. `begin` has a posting take its cells, one after the other, and `fail` ends it: at the receiver."""
+    """One wire. `begin` lets a posting take its cells, one after the other, and `fail` ends it, at the receiver."""
 
     begin: Callable[[Receive], None]
     fail: Callable[[Receive], None]
     cell_bytes: int
     broken: str = ""
-    """Why nothing moves by it any more."""
+    """Why nothing moves over the wire any more."""
     resumes_at: Callable[[], float] = lambda: 0.0
-    """Until when the processes of its source are stopped."""
+    """Returns the time until which the processes of the wire's source are stopped."""
     sends: deque[list[int]] = field(default_factory=deque)
-    """The cells of each that nobody receives yet, in their order."""
+    """Cells of each send that nobody receives yet, in order."""
     receives: deque[Receive] = field(default_factory=deque)
     _begun: Receive | None = None
 
     def send(self, cells: list[int]) -> None:
-        """The source's rank sends, after what it sent before."""
+        """Lets the source's rank send, after its earlier sends."""
         self.sends.append(cells)
         self._turn()
 
     def receive(self, posting: Receive) -> None:
-        """The destination's rank receives, after what it received before."""
+        """Lets the destination's rank receive, after its earlier receives."""
         posting.wire = self
         self.receives.append(posting)
         if self.broken:
@@ -63,11 +63,11 @@ class Wire:
             self._turn()
 
     def starves(self, posting: Receive) -> bool:
-        """Whether nothing was sent for it yet, though it is the next one."""
+        """Returns True if nothing was sent for the next receive yet, and `posting` is that."""
         return self._begun is None and bool(self.receives) and self.receives[0] is posting
 
     def ended(self, posting: Receive, *, done: bool) -> None:
-        """A receive is over: the next one begins, unless it failed."""
+        """Takes note that a receive is over. The next one begins, unless it failed."""
         self.receives.remove(posting)
         if self._begun is posting:
             self._begun = None
@@ -77,7 +77,7 @@ class Wire:
             self.break_("what came before it failed")
 
     def break_(self, why: str) -> None:
-        """Nothing moves by it any more: what is on it fails."""
+        """Breaks the wire: nothing moves over it any more, and what is on it fails."""
         if self.broken:
             return
         self.broken = why
@@ -99,20 +99,20 @@ class Wire:
 
 
 class Wires:
-    """Those of a world that a source's rank may come to, by what its peer tells it."""
+    """The wires of a world that a source's rank may join, by the name that its peer tells."""
 
     def __init__(self) -> None:
         self._made = 0
         self._open: dict[bytes, Wire] = {}
 
     def add(self, wire: Wire) -> bytes:
-        """What names it."""
+        """Adds a wire. Returns its name."""
         self._made += 1
         name = f"wire-{self._made}".encode()
         self._open[name] = wire
         return name
 
     def take(self, name: bytes) -> Wire | None:
-        """That wire, once; None where nobody waits."""
+        """Returns that wire, once; None if nobody waits."""
         wire = self._open.pop(name, None)
         return None if wire is None or wire.broken else wire

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kvgrpc.core.tables.timers import STALE_MIN
-from kvgrpc.core.tensors.rows import Fetch, Purpose, Stage
+from kvgrpc.core.tensors.rows import Purpose, Stage
 from kvgrpc.core.tensors.values import Expected, Named
 from kvgrpc.core.values.owners import ENGINE, SCHEDULER
 from kvgrpc.errors import (
@@ -230,61 +230,6 @@ def test_a_call_that_left_is_not_answered() -> None:
     made.store("a")
     made.pass_time(1000.0)
     assert made.answers == {}
-
-
-def test_one_that_failed_is_forgotten_and_may_be_put_again_while_who_asked_waits_on() -> None:
-    made = store()
-    asked = made.ask("a")
-    lost = made.arrive("a")
-    put = made.ask("a", Purpose.STORED)
-    made.table.failed([lost], LOST, fetched=False)
-    made.take()
-    assert (made.answers, made.dropped) == ({put: LOST}, [named("a")])
-    tensor = made.arrive("a")
-    made.table.stored(tensor, made.now)
-    made.take()
-    assert made.answers[asked] is tensor
-
-
-def test_of_one_that_was_put_and_failed_the_source_of_who_has_one_is_asked() -> None:
-    made = store()
-    asked, _ = made.ask("a", fetches=True), made.ask("a")
-    made.table.failed([made.arrive("a")], LOST, fetched=False)
-    assert [effect.wait for effect in made.table.effects if isinstance(effect, Fetch)] == [asked]
-
-
-def test_one_that_was_fetched_and_failed_is_a_failure_to_who_asked_its_source_and_to_no_other() -> None:
-    made = store()
-    fetching, also, waiting = made.ask("a", fetches=True), made.ask("a", fetches=True), made.ask("a")
-    made.table.failed([made.arrive("a")], LOST, fetched=True)
-    made.take()
-    assert made.answers == {fetching: LOST, also: LOST}
-    tensor = made.arrive("a")
-    made.table.stored(tensor, made.now)
-    made.take()
-    assert made.answers[waiting] is tensor
-
-
-@pytest.mark.parametrize("comes", [False, True])
-def test_a_source_that_refuses_ends_the_wait_of_that_call_unless_the_tensor_comes_from_elsewhere(comes: bool) -> None:
-    made = store()
-    asked, other, _ = made.ask("a", fetches=True), made.ask("a", fetches=True), made.ask("a")
-    if comes:
-        made.arrive("a")
-    made.table.not_fetched(asked, LOST)
-    made.take()
-    assert made.answers == ({} if comes else {asked: LOST})
-    made.table.waits.forget(other)
-    made.table.not_fetched(other, LOST)
-    made.take()
-    assert other not in made.answers, "it has left"
-
-
-def test_a_failure_that_comes_late_changes_nothing() -> None:
-    made = store()
-    made.table.failed(made.store("a"), LOST, fetched=True)
-    made.take()
-    assert made.stages() == {"a": "stored"}
 
 
 def test_what_nobody_asks_for_ends_with_its_time_and_what_the_engine_holds_never() -> None:

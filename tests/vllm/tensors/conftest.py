@@ -20,13 +20,21 @@ SETTINGS: dict[str, dict[str, Any]] = {
 """Of both engines, for each way to send."""
 LAYERS = {"put": 1, "put_async": 3, "get": 4}
 """The engines have four."""
+ON_DEVICE = {"put_async"}
+"""Whose stores are memory of the engines' own."""
 
 
 @pytest.fixture(scope="session", params=SETTINGS)
 def shared_tensor_pair(request: pytest.FixtureRequest, engines: Engines) -> Iterator[TensorPair]:
     """Engines that send in one of the three ways. One D fails what does not come, the others compute it."""
     with closing(
-        TensorPair(engines, request.param, more=SETTINGS[request.param], layers_per_tensor=LAYERS[request.param])
+        TensorPair(
+            engines,
+            request.param,
+            more=SETTINGS[request.param],
+            layers_per_tensor=LAYERS[request.param],
+            store_on_device=request.param in ON_DEVICE,
+        )
     ) as pair:
         pair.on_loss["D"] = "fail" if request.param == "put" else "recompute"
         yield pair

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.platforms import current_platform
 
 from kvgrpc.core.policy.values import OnLoss
 from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, uniform_layout
@@ -38,9 +39,9 @@ def test_every_option_is_documented_with_its_default() -> None:
     defaults = {field.name: field.default for field in dataclasses.fields(TensorOptions)}
     said = {
         "send": "put_async", "ttl_s": "the lead's", "serve_flags": "none", "weights_revision": "model and revision",
-        "data_paths": '["shm", "cma", "nixl", "collective"]', "store_bytes": "1 GiB", "waiting_bytes": "4 GiB",
-        "timeout_s": "30", "queued_bytes": "256 MiB", "when_full": "give_up", "peers": "none", "proxy_ip": "none",
-        "proxy_port": "none", "http_port": "none", "pairing_secret_file": "none",
+        "data_paths": '["shm", "cma", "nixl", "cuda_vmm", "collective"]', "store_bytes": "1 GiB",
+        "waiting_bytes": "4 GiB", "timeout_s": "30", "queued_bytes": "256 MiB", "when_full": "give_up",
+        "peers": "none", "proxy_ip": "none", "proxy_port": "none", "http_port": "none", "pairing_secret_file": "none",
     }  # fmt: skip
     assert rows == {name: said.get(name, str(default)) for name, default in defaults.items() if name != "on_loss"}
 
@@ -117,6 +118,18 @@ def test_several_ranks_with_a_fixed_port_start() -> None:
     config = config_of(listen="127.0.0.1:50051")
     config.parallel_config.tensor_parallel_size = 2
     check(config, TensorOptions.of(config), FULL)
+
+
+def test_a_buffer_on_the_host_and_a_store_on_the_device_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(current_platform, "device_type", "cuda")
+    config = config_of(store_on_device=True)
+    config.kv_transfer_config.kv_buffer_device = "cuda"
+    assert TensorOptions.of(config).store_on_device
+    config.kv_transfer_config.kv_buffer_device = "cpu"
+    with pytest.raises(ValueError, match="set one of them"):
+        TensorOptions.of(config)
+    config.kv_transfer_config.kv_connector_extra_config["store_on_device"] = False
+    assert not TensorOptions.of(config).store_on_device
 
 
 def test_vllm_is_asked_to_come_by_between_layers() -> None:

@@ -13,12 +13,13 @@ from tests.vllm.engines import wait_until
 from tests.vllm.tensors.workers import PAGE, PARTS, Worker, put_of
 
 
+@pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize("layers_per_tensor", [1, 2, 3])
 @pytest.mark.parametrize("send", [Send.PUT_ASYNC, Send.GET])
 def test_layers_that_vllm_does_not_come_by_between_are_moved_all_the_same(
-    worker: Callable[..., Worker], send: Send, layers_per_tensor: int
+    worker: Callable[..., Worker], send: Send, layers_per_tensor: int, on_device: bool
 ) -> None:
-    p, d = (worker(send=send, layers_per_tensor=layers_per_tensor) for _ in "pd")
+    p, d = (worker(send=send, layers_per_tensor=layers_per_tensor, store_on_device=on_device) for _ in "pd")
     key = os.urandom(16)
     for number, cache in enumerate(p.caches.values()):
         cache.copy_(torch.arange(cache.numel()).reshape(cache.shape) % 1000 + number)
@@ -75,11 +76,12 @@ def test_a_load_begins_within_a_part_of_several_layers(worker: Callable[..., Wor
 
 
 def test_a_source_whose_store_stays_full_goes_on_in_time_and_its_consumer_hears_of_it(
-    worker: Callable[..., Worker]
-) -> None:  # fmt: skip
+    worker: Callable[..., Worker], caplog: pytest.LogCaptureFixture
+) -> None:
     p, d, key = worker(send=Send.GET, store_bytes=PAGE, timeout_s=1.0), worker(send=Send.GET), os.urandom(16)
     began = time.monotonic()
     p.step(puts=[put_of(key, PARTS[0], [4, 7])])
+    wait_until(lambda: "gives no KV" in caplog.text)  # before anybody fetches the layer that keeps the other one out
     assert time.monotonic() - began < 20.0, "a lease's time, or a registration's"
     d.step(expects=[Expect("a", key, p.address, PARTS[:1])])
     assert d.loses(key).startswith("TRANSFER_ENDED")

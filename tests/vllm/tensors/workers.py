@@ -13,6 +13,8 @@ from tests.vllm.engines import wait_until
 
 PARTS = [Prompt(Cut(BLOCK_TOKENS, 2 * BLOCK_TOKENS, 1), PROMPT).part(number) for number in (0, 1)]
 PAGE = 1 << 16
+STORE_BYTES = 512 * PAGE
+"""Of which all has memory from the start, in each of a test's workers."""
 
 
 def prompt_of_blocks(blocks: int) -> Prompt:
@@ -27,7 +29,8 @@ class Worker:
         self._fetches = options.get("send") is Send.GET
         layout, memory = pool_of(states=False)
         self.caches = {"0": memory[0], "1": memory[1]}
-        self.side = TensorWorking(TensorOptions(**{"timeout_s": 30.0, "layers_per_tensor": 1, **options}), layout)
+        small = {"timeout_s": 30.0, "layers_per_tensor": 1, "store_bytes": STORE_BYTES}
+        self.side = TensorWorking(TensorOptions(**small | options), layout)
         self.side.register(self.caches, ["0", "1"])
         self.address = self.side.attach("", rank, "weights")
         self.heard = Heard()

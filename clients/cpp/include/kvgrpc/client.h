@@ -115,7 +115,7 @@ class Client {
     prepare(context, options, detail::timeout_of(request, this->options()));
     Response response;
     const grpc::Status status = (stub<Stub>().*method)(&context, request, &response);
-    if (!status.ok()) throw Error(status);
+    if (!status.ok()) throw Error(status, called(request));
     return response;
   }
 
@@ -144,6 +144,8 @@ class Client {
     std::shared_ptr<grpc::Channel> channel;
     Stubs stubs;
   };
+  // Which call a request makes, for its error.
+  Called called(const google::protobuf::Message& request) const;
   explicit Client(std::shared_ptr<const Shared> shared) : shared_(std::move(shared)) {}
 
   std::shared_ptr<const Shared> shared_;

@@ -21,11 +21,21 @@ struct FieldViolation {
   std::string description;
 };
 
+// Which call an error is of.
+struct Called {
+  // What was called: "PoolService/AllocateBlocks".
+  std::string method = {};
+  // The server that it was called at.
+  std::string address = {};
+  // Of the request, where it has one: the same request with this key repeats the call, instead of making a second one.
+  std::string idempotency_key = {};
+};
+
 // A call that ended with another status than OK. Made from the status and its google.rpc details; a status without
 // details, of a proxy or of gRPC itself, has a code and a message only.
 class Error : public std::runtime_error {
  public:
-  explicit Error(const grpc::Status& status);
+  explicit Error(const grpc::Status& status, Called called = {});
   // An error that this side finds by itself.
   Error(grpc::StatusCode code, v1::FailureReason reason, const std::string& message,
         v1::NextStep next = v1::NEXT_STEP_UNSPECIFIED, std::map<std::string, std::string> metadata = {});
@@ -35,10 +45,10 @@ class Error : public std::runtime_error {
   v1::FailureReason reason() const { return reason_; }
   // The name as it came, also an unknown one: "BLOCK_OUT_OF_RANGE". Empty where there is none.
   const std::string& reason_name() const { return reason_name_; }
-  // What would help. UNSPECIFIED, where it is unknown, means: do not retry by machine.
+  // What would help. UNSPECIFIED, where it or the reason is unknown, means: do not retry by machine.
   v1::NextStep next() const { return next_; }
   const std::string& next_name() const { return next_name_; }
-  // One sentence, to be read. what() is code, reason and this.
+  // One sentence, to be read. what() is code, reason, this, the wrong fields and the call.
   const std::string& message() const { return message_; }
   // Who refused, and in which life; empty and 0 where nobody said.
   const std::string& engine_id() const { return engine_id_; }
@@ -48,6 +58,11 @@ class Error : public std::runtime_error {
   std::optional<Nanoseconds> retry_delay() const { return retry_delay_; }
   // What else the reason needs: `phase`, `limit`, `group`, ...
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
+
+  // Which call it was; empty for an error that is no call's.
+  const std::string& method() const { return called_.method; }
+  const std::string& address() const { return called_.address; }
+  const std::string& idempotency_key() const { return called_.idempotency_key; }
 
   bool is(v1::FailureReason reason) const { return reason_ == reason; }
   // Whether the same call may be made again at the same engine, or with another engine in its place.
@@ -69,6 +84,7 @@ class Error : public std::runtime_error {
   std::vector<FieldViolation> violations_;
   std::optional<Nanoseconds> retry_delay_;
   std::map<std::string, std::string> metadata_;
+  Called called_;
 };
 
 // "UNAVAILABLE", as the specification of gRPC writes it.

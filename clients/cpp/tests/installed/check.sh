@@ -3,7 +3,8 @@
 set -eu
 build=$1 cmake=$2 compiler=$3
 here=$(cd "$(dirname "$0")" && pwd)
-folder=$(mktemp -d)
+# Where gRPC's packages are unpacked (packages.sh), pkg-config takes every path to be below that folder.
+folder=$(mktemp -d -p "${PKG_CONFIG_SYSROOT_DIR:-${TMPDIR:-/tmp}}")
 trap 'rm -rf "$folder"' EXIT
 
 "$cmake" --install "$build" --prefix "$folder/prefix" >"$folder/install.log"
@@ -14,7 +15,7 @@ trap 'rm -rf "$folder"' EXIT
 
 # The prefix in the file is that of the configuration; pkg-config takes the one that the file lies in.
 pc=$(find "$folder/prefix" -name kvgrpc.pc)
-export PKG_CONFIG_PATH="$(dirname "$pc")"
+export PKG_CONFIG_PATH="$(dirname "$pc")${PKG_CONFIG_PATH:+:$PKG_CONFIG_PATH}"
 flags=$(pkg-config --define-prefix --cflags --libs kvgrpc)
 # shellcheck disable=SC2086
 "$compiler" -std=c++17 "$here/consumer.cc" -o "$folder/by-pkg-config" $flags

@@ -220,7 +220,8 @@ func describe(err error) answer {
 		return answer{"code": "EXECUTOR", "message": err.Error()}
 	}
 	told := answer{
-		"code": code.Code(failed.Code).String(), "reason": failed.Reason, "message": failed.Message, "next": failed.Next,
+		"code": code.Code(failed.Code).String(), "reason": failed.Reason, "message": failed.Message,
+		"next":     strings.TrimPrefix(failed.NextStep().String(), "NEXT_STEP_"),
 		"engineId": failed.EngineID, "incarnation": fmt.Sprint(failed.Incarnation), "metadata": failed.Metadata,
 	}
 	if failed.Metadata == nil {

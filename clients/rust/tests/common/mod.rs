@@ -141,6 +141,8 @@ fake_service! {
     unary free_blocks(FreeBlocksRequest) -> FreeBlocksResponse;
     unary get_pool_status(GetPoolStatusRequest) -> GetPoolStatusResponse;
     unary read_blocks(ReadBlocksRequest) -> ReadBlocksResponse;
+    unary list_allocations(ListAllocationsRequest) -> ListAllocationsResponse;
+    unary reclaim_blocks(ReclaimBlocksRequest) -> ReclaimBlocksResponse;
 }
 
 fake_service! {
@@ -153,6 +155,7 @@ fake_service! {
     unary request_preempted(RequestPreemptedRequest) -> RequestPreemptedResponse;
     unary request_finished(RequestFinishedRequest) -> RequestFinishedResponse;
     unary abort_request(AbortRequestRequest) -> AbortRequestResponse;
+    unary blocks_needed(BlocksNeededRequest) -> BlocksNeededResponse;
     unary poll_scheduler_news(PollSchedulerNewsRequest) -> PollSchedulerNewsResponse;
     unary schedule_step(ScheduleStepRequest) -> ScheduleStepResponse;
     bidi schedule(ScheduleRequest) -> ScheduleResponse, ScheduleStream;

@@ -14,7 +14,7 @@ from kvgrpc.core.values.content import UNIT_TOKENS
 from kvgrpc.core.values.layout import GroupKind, PoolLayout
 from kvgrpc.errors import KVGrpcError
 from kvgrpc.integrations.derived_keys import read_secret
-from kvgrpc.integrations.old_settings import TENSORS, check_fields, check_keys, passes_host
+from kvgrpc.integrations.old_settings import TENSORS, Place, check_fields, check_keys, passes_host
 from kvgrpc.integrations.vllm.geometry import unserved
 from kvgrpc.integrations.vllm.registering import Proxy
 
@@ -61,6 +61,8 @@ class TensorOptions:
     """Where the lead of rank 0 serves peers and routers; that of rank n at the port plus n."""
     store_bytes: int = 1 << 30
     page_bytes: int = PAGE_BYTES
+    store_on_device: bool = False
+    """The store lies in the memory that the engine computes in, beside its cache; else in host memory."""
     queued_bytes: int = 256 << 20
     """Of copies that wait for room in a prefill engine's store, in the memory that it computes in."""
     when_full: WhenFull = WhenFull.GIVE_UP
@@ -81,7 +83,7 @@ class TensorOptions:
     proxy_port: int = 0
     http_port: int = 0
     """Where vLLM serves: what the proxy is told."""
-    data_paths: tuple[str, ...] = ("shm", "cma", "nixl", "collective")
+    data_paths: tuple[str, ...] = ("shm", "cma", "nixl", "cuda_vmm", "collective")
     serve_flags: tuple[str, ...] = ()
     weights_revision: str = ""
     pairing_secret_file: str = ""
@@ -96,7 +98,11 @@ class TensorOptions:
             stated.pop(key, None)
         check_keys(stated.keys() - {field.name for field in fields(cls)}, MODE)
         check_fields(transfer)
-        passes_host(transfer, current_platform.device_type, mirror=True)  # as all tensors do
+        if passes_host(transfer, current_platform.device_type, mirror=None) and stated.get("store_on_device"):
+            raise ValueError(
+                f"{Place.FIELD.value}: kv_buffer_device is 'cpu', and `store_on_device` in {Place.KEY.value} true: set "
+                "one of them"
+            )
         stated["send"] = Send(stated.get("send", cls.send.value))
         stated["when_full"] = WhenFull(stated.get("when_full", cls.when_full.value))
         stated |= {name: int(stated[name]) for name in ("proxy_port", "http_port") if name in stated}

@@ -13,6 +13,7 @@ from kvgrpc.integrations.vllm.tensors.messages import Heard, Load, TensorStep
 from kvgrpc.integrations.vllm.tensors.options import TensorOptions, address_of
 from kvgrpc.integrations.vllm.tensors.receiving import Receiving
 from kvgrpc.integrations.vllm.tensors.sending import Sending
+from kvgrpc.integrations.vllm.tensors.store_memory import StoreMemory
 
 _log = logging.getLogger(__name__)
 
@@ -24,6 +25,8 @@ class TensorWorking:
         self._options, self._layout = options, layout
         self._caches: dict[str, torch.Tensor] = {}
         self._store: TensorStore | None = None
+        self._memory: StoreMemory | None = None
+        """Of the store, where that is the engine's."""
         self._sides: tuple[Sending, Receiving] | None = None
         """None: there is no store yet, or none any more."""
         self._rank = 0
@@ -42,8 +45,11 @@ class TensorWorking:
         """Starts its store, once; where that serves."""
         if self._store is None:
             options, self._rank = self._options, rank
+            if options.store_on_device:
+                self._memory = StoreMemory(next(iter(self._caches.values())).device, options.store_bytes)
+            own = {"store_bytes": options.store_bytes} if self._memory is None else {"memory": self._memory.tensor}
             self._store = TensorStore.launch(
-                store_bytes=options.store_bytes, page_bytes=options.page_bytes, listen=options.listen_of(rank),
+                **own, page_bytes=options.page_bytes, listen=options.listen_of(rank), data_paths=options.data_paths,
                 flags=("--data-paths", ",".join(options.data_paths), *options.serve_flags),
                 engine_id=f"{engine_id}-{rank}" if engine_id and rank else engine_id, weights_revision=identity,
             )  # fmt: skip
@@ -89,6 +95,8 @@ class TensorWorking:
             sides[1].close()
         if self._store is not None:
             self._store.close()
+        if self._memory is not None:
+            self._memory.close()
 
     def _load(self, receiving: Receiving, load: Load) -> None:
         try:

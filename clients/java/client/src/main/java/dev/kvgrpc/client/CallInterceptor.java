@@ -17,6 +17,7 @@ import io.grpc.Channel;
 import io.grpc.ClientCall;
 import io.grpc.ClientInterceptor;
 import io.grpc.ForwardingClientCall.SimpleForwardingClientCall;
+import io.grpc.ForwardingClientCallListener.SimpleForwardingClientCallListener;
 import io.grpc.Metadata;
 import io.grpc.MethodDescriptor;
 import io.grpc.MethodDescriptor.MethodType;
@@ -63,7 +64,7 @@ final class CallInterceptor implements ClientInterceptor {
     return new SimpleForwardingClientCall<>(next.newCall(method, call)) {
       @Override
       public void start(Listener<R> listener, Metadata headers) {
-        super.start(listener, withMetadata(headers));
+        super.start(new Noting<>(listener, called(method, next, "")), withMetadata(headers));
       }
     };
   }
@@ -123,6 +124,35 @@ final class CallInterceptor implements ClientInterceptor {
     return (Q) message.toBuilder().setField(key, UUID.randomUUID().toString()).build();
   }
 
+  private static String keyOf(Object request) {
+    FieldDescriptor key = request instanceof Message message
+        ? message.getDescriptorForType().findFieldByName("idempotency_key")
+        : null;
+    return key == null ? "" : ((Message) request).getField(key).toString();
+  }
+
+  private static Called called(MethodDescriptor<?, ?> method, Channel channel, String key) {
+    return new Called(method.getFullMethodName().replace("kvgrpc.v1.", ""), channel.authority(), key);
+  }
+
+  /** Notes the call in the trailers of one that failed. */
+  private static final class Noting<R> extends SimpleForwardingClientCallListener<R> {
+    private final Called called;
+
+    Noting(ClientCall.Listener<R> listener, Called called) {
+      super(listener);
+      this.called = called;
+    }
+
+    @Override
+    public void onClose(Status status, Metadata trailers) {
+      if (!status.isOk()) {
+        called.noteIn(trailers);
+      }
+      super.onClose(status, trailers);
+    }
+  }
+
   private Metadata withMetadata(Metadata headers) {
     options.metadata().forEach((name, value) -> putIfAbsent(headers, name, value));
     String traceparent = options.traceparent().get();
@@ -167,11 +197,12 @@ final class CallInterceptor implements ClientInterceptor {
       CallOptions timed = call.getDeadline() != null
           ? call
           : call.withDeadlineAfter(timeout(method, message).toNanos(), TimeUnit.NANOSECONDS);
+      Q keyed = withKey(message);
       begun = next.newCall(method, timed);
-      begun.start(listener, headers);
+      begun.start(new Noting<>(listener, called(method, next, keyOf(keyed))), headers);
       begun.setMessageCompression(compressed);
       begun.request(requested);
-      begun.sendMessage(withKey(message));
+      begun.sendMessage(keyed);
     }
 
     @Override

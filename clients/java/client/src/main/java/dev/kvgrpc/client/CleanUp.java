@@ -5,9 +5,9 @@ import dev.kvgrpc.v1.CancelTransferRequest;
 import dev.kvgrpc.v1.CancelTransferResponse;
 import dev.kvgrpc.v1.TransferServiceGrpc;
 import io.grpc.Context;
-import java.util.ArrayList;
 import java.util.List;
 import java.util.Optional;
+import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.Future;
 
@@ -29,6 +29,13 @@ public final class CleanUp {
       return new Side(client, ByteString.EMPTY, transferId, List.of(freeAllocationIds));
     }
 
+    /** Without the key, which is a secret. */
+    @Override
+    public String toString() {
+      String target = transferId.isEmpty() ? "transferKey=[REDACTED]" : "transferId=" + transferId;
+      return "Side[" + target + ", freeAllocationIds=" + freeAllocationIds + "]";
+    }
+
     private CancelTransferRequest request(String message) {
       CancelTransferRequest.Builder request =
           CancelTransferRequest.newBuilder().setMessage(message).addAllFreeAllocationIds(freeAllocationIds);
@@ -42,24 +49,40 @@ public final class CleanUp {
   /**
    * Tells every side, whatever the others say, and returns what each said, in the same order. Never throws because a
    * side failed: what it holds ends by itself then, with the lease and the TTL of the allocation. Goes on when the caller's
-   * own call is over, which is often why there is something to clean up: each side has the default deadline.
+   * own call is over, which is often why there is something to clean up: each side has the default deadline. Likewise when
+   * the thread is interrupted, which it still is afterwards.
    */
   public static List<Outcome> run(List<Side> sides, String message) {
-    List<Future<CancelTransferResponse>> calls = new ArrayList<>();
-    for (Side side : sides) {
+    return sides.stream().map(side -> begun(side, message)).toList().stream().map(CleanUp::outcome).toList();
+  }
+
+  private static Future<CancelTransferResponse> begun(Side side, String message) {
+    try {
       var transfers = TransferServiceGrpc.newFutureStub(side.client().channel());
-      Context.ROOT.run(() -> calls.add(transfers.cancelTransfer(side.request(message))));
+      return Context.ROOT.call(() -> transfers.cancelTransfer(side.request(message)));
+    } catch (Exception failed) {
+      // What the client's own options throw, where they ask for a trace.
+      return CompletableFuture.failedFuture(failed);
     }
-    return calls.stream().map(CleanUp::outcome).toList();
   }
 
   private static Outcome outcome(Future<CancelTransferResponse> call) {
+    boolean interrupted = false;
     try {
-      return new Outcome(Optional.of(call.get()), Optional.empty());
-    } catch (ExecutionException failed) {
-      return new Outcome(Optional.empty(), Optional.of(KvgrpcException.of(failed)));
-    } catch (InterruptedException interrupted) {
-      throw Pauses.interrupted(interrupted);
+      while (true) {
+        try {
+          return new Outcome(Optional.of(call.get()), Optional.empty());
+        } catch (ExecutionException failed) {
+          return new Outcome(Optional.empty(), Optional.of(KvgrpcException.of(failed)));
+        } catch (InterruptedException meanwhile) {
+          // Whoever interrupts may close the clients next, and with them the calls.
+          interrupted = true;
+        }
+      }
+    } finally {
+      if (interrupted) {
+        Thread.currentThread().interrupt();
+      }
     }
   }
 }

@@ -4,6 +4,7 @@ import io.grpc.ChannelCredentials;
 import io.grpc.InsecureChannelCredentials;
 import java.time.Duration;
 import java.util.Map;
+import java.util.TreeSet;
 import java.util.function.Supplier;
 
 /**
@@ -29,6 +30,12 @@ public record ClientOptions(
   /** 10 s, not encrypted, no metadata, no trace. */
   public static ClientOptions defaults() {
     return new ClientOptions(Duration.ofSeconds(10), InsecureChannelCredentials.create(), Map.of(), () -> "");
+  }
+
+  /** Without the values of the metadata, which may be secrets. */
+  @Override
+  public String toString() {
+    return "ClientOptions[timeout=" + timeout + ", metadata=" + new TreeSet<>(metadata.keySet()) + "]";
   }
 
   /** With another deadline. */

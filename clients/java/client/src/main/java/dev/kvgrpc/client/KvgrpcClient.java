@@ -29,6 +29,8 @@ import io.grpc.MethodDescriptor;
 import io.grpc.StatusRuntimeException;
 import java.time.Duration;
 import java.util.List;
+import java.util.Set;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.TimeUnit;
 import java.util.function.Function;
 
@@ -45,9 +47,11 @@ public final class KvgrpcClient implements AutoCloseable {
   private final ManagedChannel connection;
   private final ClientOptions options;
   private final Channel channel;
+  private final Set<LeaseKeeper> keepers;
 
-  private KvgrpcClient(ManagedChannel connection, ClientOptions options) {
+  private KvgrpcClient(ManagedChannel connection, ClientOptions options, Set<LeaseKeeper> keepers) {
     this.connection = connection;
+    this.keepers = keepers;
     this.options = options;
     this.channel = ClientInterceptors.intercept(
         connection, new CallInterceptor(options), new Reconnection(connection));
@@ -67,12 +71,12 @@ public final class KvgrpcClient implements AutoCloseable {
         .keepAliveTime(30, TimeUnit.SECONDS)
         .keepAliveTimeout(10, TimeUnit.SECONDS)
         .build();
-    return new KvgrpcClient(connection, options);
+    return new KvgrpcClient(connection, options, ConcurrentHashMap.newKeySet());
   }
 
   /** The same connection, for calls that belong to the trace of this W3C context. Closing either closes both. */
   public KvgrpcClient withTraceparent(String traceparent) {
-    return new KvgrpcClient(connection, options.withTraceparent(() -> traceparent));
+    return new KvgrpcClient(connection, options.withTraceparent(() -> traceparent), keepers);
   }
 
   /** For stubs of other kinds: future, asynchronous. Deadlines, keys and metadata are seen to. */
@@ -173,6 +177,7 @@ public final class KvgrpcClient implements AutoCloseable {
   public LeaseKeeper keepAlive(List<LeaseRef> leases, Duration ttl) {
     LeaseKeeper keeper = new LeaseKeeper(this, ttl);
     leases.forEach(keeper::keep);
+    keepers.add(keeper);
     return keeper.start();
   }
 
@@ -180,11 +185,17 @@ public final class KvgrpcClient implements AutoCloseable {
   @Override
   public void close() {
     connection.shutdownNow();
+    // After that: a keeper that is made meanwhile sees for itself that there is no connection.
+    keepers.forEach(LeaseKeeper::close);
     try {
       connection.awaitTermination(5, TimeUnit.SECONDS);
     } catch (InterruptedException interrupted) {
       Thread.currentThread().interrupt();
     }
+  }
+
+  void forget(LeaseKeeper keeper) {
+    keepers.remove(keeper);
   }
 
   boolean isClosed() {

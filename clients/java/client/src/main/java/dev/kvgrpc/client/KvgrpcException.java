@@ -42,8 +42,17 @@ public final class KvgrpcException extends RuntimeException {
   public record Violation(String field, String description) {}
 
   private record Details(
-      String reason, Map<String, String> metadata, List<Violation> violations, Optional<Duration> retryDelay) {
-    static final Details NONE = new Details("", Map.of(), List.of(), Optional.empty());
+      String reason,
+      Map<String, String> metadata,
+      List<Violation> violations,
+      Optional<Duration> retryDelay,
+      Called called) {
+    static final Details NONE = ofThisSide("", Map.of());
+
+    /** Of an error that no server made. */
+    static Details ofThisSide(String reason, Map<String, String> metadata) {
+      return new Details(reason, metadata, List.of(), Optional.empty(), Called.NONE);
+    }
   }
 
   private KvgrpcException(Status status, Details details, Throwable cause) {
@@ -85,7 +94,7 @@ public final class KvgrpcException extends RuntimeException {
         "next", "RECOMPUTE",
         "engine_id", header.getEngineId(),
         "incarnation", Long.toString(header.getIncarnation()));
-    Details details = new Details("INCARNATION_CHANGED", metadata, List.of(), Optional.empty());
+    Details details = Details.ofThisSide("INCARNATION_CHANGED", metadata);
     return new KvgrpcException(Status.ABORTED.withDescription("the engine has begun another life"), details, null);
   }
 
@@ -100,7 +109,7 @@ public final class KvgrpcException extends RuntimeException {
     String reason = stated ? States.reason(failure).name().replace(REASON_PREFIX, "") : "CANCELLED";
     String message =
         failure.getMessage().isEmpty() ? "the transfer has ended without its KV" : failure.getMessage();
-    Details details = new Details(reason, metadata, List.of(), Optional.empty());
+    Details details = Details.ofThisSide(reason, metadata);
     return new KvgrpcException(Status.ABORTED.withDescription(message), details, null);
   }
 
@@ -108,7 +117,7 @@ public final class KvgrpcException extends RuntimeException {
   static KvgrpcException late(Transfer transfer) {
     Map<String, String> metadata =
         Map.of("transfer_id", transfer.getTransferId(), "phase", States.phase(transfer));
-    Details details = new Details("DEADLINE", metadata, List.of(), Optional.empty());
+    Details details = Details.ofThisSide("DEADLINE", metadata);
     return new KvgrpcException(
         Status.DEADLINE_EXCEEDED.withDescription("the transfer is not done in its time"), details, null);
   }
@@ -143,7 +152,7 @@ public final class KvgrpcException extends RuntimeException {
     return next() == NextStep.NEXT_STEP_RETRY_HERE;
   }
 
-  /** The server's sentence, without the reason. {@link #getMessage} has code and reason as well. */
+  /** The server's sentence. {@link #getMessage} has code, reason, the wrong fields and the call as well. */
   public String description() {
     return description;
   }
@@ -177,6 +186,26 @@ public final class KvgrpcException extends RuntimeException {
     return details.metadata();
   }
 
+  /** What was called, {@code PoolService/AllocateBlocks}; empty for an error that is no call's. */
+  public String method() {
+    return details.called().method();
+  }
+
+  /** The server that it was called at. */
+  public String address() {
+    return details.called().address();
+  }
+
+  /** Of the request, where it has one: the same request with this key repeats the call, instead of making a second one. */
+  public String idempotencyKey() {
+    return details.called().idempotencyKey();
+  }
+
+  /** gRPC itself refused a message that is longer than its reader takes: the same message would come again. */
+  boolean isTooLarge() {
+    return !isServers() && (description.contains("exceeds maximum size") || description.contains("larger than max"));
+  }
+
   /** A kvgrpc server made this status: it has a reason. */
   boolean isServers() {
     return !reason().isEmpty();
@@ -207,12 +236,33 @@ public final class KvgrpcException extends RuntimeException {
     } catch (InvalidProtocolBufferException | IllegalArgumentException | ArithmeticException malformed) {
       // Details that cannot be read are as good as none: the code still counts.
     }
-    return new Details(reason, metadata, violations, retryDelay);
+    return new Details(reason, metadata, violations, retryDelay, Called.in(trailers));
   }
 
+  /** Code and reason, what is wrong, and the fields that are. */
   private static String sentence(Status status, Details details) {
-    String reason = details.reason().isEmpty() ? "" : " " + details.reason();
-    return status.getCode() + reason + ": " + withoutRepetition(status.getDescription(), details);
+    String said = withoutRepetition(status.getDescription(), details);
+    StringBuilder text = new StringBuilder(status.getCode().name());
+    if (!details.reason().isEmpty()) {
+      text.append(' ').append(details.reason());
+    }
+    text.append(": ");
+    for (Violation violation : details.violations()) {
+      if (violation.description().equals(said)) {
+        text.append(violation.field()).append(": ");
+        break;
+      }
+    }
+    text.append(said);
+    for (Violation violation : details.violations()) {
+      if (!violation.description().equals(said)) {
+        text.append("; ").append(violation.field()).append(": ").append(violation.description());
+      }
+    }
+    if (!details.called().method().isEmpty()) {
+      text.append(" (").append(details.called().method()).append(" at ").append(details.called().address()).append(')');
+    }
+    return text.toString();
   }
 
   /** A server writes reason and violations into the sentence, too, for tools that show no more. */
@@ -224,16 +274,11 @@ public final class KvgrpcException extends RuntimeException {
     }
     for (Violation violation : details.violations()) {
       if (sentence.startsWith(violation.field() + ": " + violation.description())) {
-        return sentence;
+        return violation.description();
       }
     }
-    StringBuilder suffix = new StringBuilder();
-    for (Violation violation : details.violations()) {
-      suffix.append("; ").append(violation.field()).append(": ").append(violation.description());
-    }
-    return !suffix.isEmpty() && sentence.endsWith(suffix.toString())
-        ? sentence.substring(0, sentence.length() - suffix.length())
-        : sentence;
+    int listed = details.violations().isEmpty() ? -1 : sentence.indexOf("; " + details.violations().get(0).field() + ": ");
+    return listed < 0 ? sentence : sentence.substring(0, listed);
   }
 
   private static <E extends Enum<E>> boolean isNamed(Class<E> type, String name) {

@@ -13,7 +13,7 @@ import java.util.Optional;
 import java.util.concurrent.TimeoutException;
 
 /**
- * Renews leases over one KeepAlive stream, in one thread, until it is closed.
+ * Renews leases over one KeepAlive stream, in one thread, until it or its client is closed.
  *
  * <p>Rules:
  *
@@ -81,6 +81,7 @@ public final class LeaseKeeper implements AutoCloseable {
   public synchronized void close() {
     closed = true;
     notifyAll();
+    client.forget(this);
     if (stream != null) {
       stream.close();
     }

@@ -118,7 +118,7 @@ public final class Moves {
           .setRequestId(options.requestId())
           .build();
       return new Moved(pull(destination, request, left(end)), into);
-    } catch (RuntimeException failed) {
+    } catch (RuntimeException | Error failed) {
       String[] allocations = options.into().isPresent() ? new String[0] : new String[] {into.getAllocationId()};
       CleanUp.run(
           List.of(

@@ -91,7 +91,8 @@ public final class TransferWatch extends ReconnectingStream<WatchTransfersReques
   @Override
   boolean isPassing(KvgrpcException error) {
     return switch (error.code()) {
-      case UNAVAILABLE, RESOURCE_EXHAUSTED, DEADLINE_EXCEEDED -> true;
+      case UNAVAILABLE, DEADLINE_EXCEEDED -> true;
+      case RESOURCE_EXHAUSTED -> !error.isTooLarge();
       // Of a connection that was cut, or a proxy that reset the stream.
       case CANCELLED, INTERNAL, UNKNOWN -> !error.isServers();
       default -> false;

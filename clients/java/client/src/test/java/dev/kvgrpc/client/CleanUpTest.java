@@ -4,20 +4,30 @@ import static dev.kvgrpc.client.FakeServer.take;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertNotEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import com.google.protobuf.ByteString;
 import dev.kvgrpc.client.CleanUp.Side;
+import dev.kvgrpc.v1.Blocks;
 import dev.kvgrpc.v1.CancelOutcome;
 import dev.kvgrpc.v1.CancelTransferRequest;
 import dev.kvgrpc.v1.CancelTransferResponse;
+import dev.kvgrpc.v1.Content;
+import dev.kvgrpc.v1.FinishedBlocksRequest;
+import dev.kvgrpc.v1.FinishedBlocksResponse;
+import dev.kvgrpc.v1.HandoffServiceGrpc;
 import dev.kvgrpc.v1.TransferServiceGrpc.TransferServiceImplBase;
 import io.grpc.Context;
 import io.grpc.Status;
 import io.grpc.stub.StreamObserver;
+import java.time.Duration;
 import java.util.List;
+import java.util.Map;
+import java.util.Optional;
 import java.util.concurrent.BlockingQueue;
 import java.util.concurrent.LinkedBlockingQueue;
+import java.util.concurrent.atomic.AtomicInteger;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.Test;
 
@@ -82,6 +92,48 @@ class CleanUpTest {
         assertTrue(outcome.reply().isPresent(), outcome::toString);
       }
     });
+  }
+
+  @Test
+  void aThreadThatIsInterruptedTellsEverySideAndStaysInterrupted() {
+    Thread.currentThread().interrupt();
+    var outcomes = CleanUp.run(List.of(Side.ofKey(p, KEY), Side.ofKey(d, KEY)), "hung up");
+    assertTrue(Thread.interrupted());
+    outcomes.forEach(outcome -> assertTrue(outcome.reply().isPresent(), outcome::toString));
+  }
+
+  @Test
+  void aMoveTellsWhyItFailedAlsoWhereItsCleanUpFails() {
+    var handoff = new HandoffServiceGrpc.HandoffServiceImplBase() {
+      @Override
+      public void finishedBlocks(FinishedBlocksRequest request, StreamObserver<FinishedBlocksResponse> caller) {
+        caller.onError(FakeServer.refusal(Status.Code.ABORTED, "INCARNATION_CHANGED", "RECOMPUTE"));
+      }
+    };
+    AtomicInteger asked = new AtomicInteger();
+    ClientOptions traced = ClientOptions.defaults().withTraceparent(() -> {
+      if (asked.incrementAndGet() > 1) {
+        throw new IllegalStateException("no span");
+      }
+      return "";
+    });
+    Moves.Options into = new Moves.Options("r", Optional.of(Blocks.getDefaultInstance()), Duration.ofSeconds(9));
+    try (FakeServer server = new FakeServer(handoff);
+        KvgrpcClient from = KvgrpcClient.connect(server.address(), traced)) {
+      var error = assertThrows(
+          KvgrpcException.class,
+          () -> Moves.move(from, d, Blocks.getDefaultInstance(), Content.getDefaultInstance(), into));
+      assertEquals("INCARNATION_CHANGED", error.reason());
+    }
+    assertEquals("the move failed", take(destination.requests).getMessage());
+  }
+
+  @Test
+  void nothingThatIsPrintedHasASecret() {
+    ClientOptions options = ClientOptions.defaults().withMetadata(Map.of("authorization", "Bearer open-sesame"));
+    assertEquals("ClientOptions[timeout=PT10S, metadata=[authorization]]", options.toString());
+    assertEquals("Side[transferKey=[REDACTED], freeAllocationIds=[a1]]", Side.ofKey(p, KEY, "a1").toString());
+    assertEquals("Side[transferId=t1, freeAllocationIds=[]]", Side.ofId(p, "t1").toString());
   }
 
   private static final class Transfers extends TransferServiceImplBase {

@@ -2,6 +2,7 @@ package dev.kvgrpc.client;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import com.google.protobuf.Any;
@@ -9,11 +10,16 @@ import com.google.rpc.BadRequest;
 import com.google.rpc.ErrorInfo;
 import com.google.rpc.RetryInfo;
 import dev.kvgrpc.client.KvgrpcException.Violation;
+import dev.kvgrpc.v1.AllocateBlocksRequest;
+import dev.kvgrpc.v1.AllocateBlocksResponse;
 import dev.kvgrpc.v1.FailureReason;
 import dev.kvgrpc.v1.NextStep;
+import dev.kvgrpc.v1.PoolServiceGrpc;
+import dev.kvgrpc.v1.TransferFilter;
 import io.grpc.Metadata;
 import io.grpc.Status;
 import io.grpc.protobuf.StatusProto;
+import io.grpc.stub.StreamObserver;
 import java.time.Duration;
 import java.util.List;
 import java.util.Map;
@@ -37,12 +43,46 @@ class KvgrpcExceptionTest {
     assertEquals(FailureReason.FAILURE_REASON_BLOCK_OUT_OF_RANGE, error.failureReason());
     assertEquals(NextStep.NEXT_STEP_FIX_REQUEST, error.next());
     assertEquals("it was refused", error.description());
-    assertEquals("OUT_OF_RANGE BLOCK_OUT_OF_RANGE: it was refused", error.getMessage());
+    assertEquals(
+        "OUT_OF_RANGE BLOCK_OUT_OF_RANGE: it was refused; blocks.groups[0]: no such block", error.getMessage());
     assertEquals("P", error.engineId());
     assertEquals(77, error.incarnation());
     assertEquals("0", error.metadata().get("group"));
     assertEquals(List.of(new Violation("blocks.groups[0]", "no such block")), error.violations());
     assertEquals(Optional.of(Duration.ofMillis(500)), error.retryDelay());
+  }
+
+  @Test
+  void aViolationThatIsTheSentenceIsSaidOnce() {
+    BadRequest wrong = BadRequest.newBuilder()
+        .addFieldViolations(BadRequest.FieldViolation.newBuilder().setField("ttl").setDescription("it was refused"))
+        .build();
+    var error = KvgrpcException.of(
+        FakeServer.refusal(Status.Code.INVALID_ARGUMENT, "TTL_INVALID", "FIX_REQUEST", wrong));
+    assertEquals("INVALID_ARGUMENT TTL_INVALID: ttl: it was refused", error.getMessage());
+  }
+
+  @Test
+  void anErrorTellsWhatWasCalledAndWhereAndTheKeyThatRepeatsTheCall() {
+    var pool = new PoolServiceGrpc.PoolServiceImplBase() {
+      @Override
+      public void allocateBlocks(AllocateBlocksRequest request, StreamObserver<AllocateBlocksResponse> caller) {
+        caller.onError(FakeServer.refusal(Status.Code.RESOURCE_EXHAUSTED, "POOL_EXHAUSTED", "RETRY_HERE"));
+      }
+    };
+    try (FakeServer server = new FakeServer(pool);
+        KvgrpcClient client = server.client()) {
+      AllocateBlocksRequest request = AllocateBlocksRequest.newBuilder().setIdempotencyKey("mine").build();
+      var error = assertThrows(
+          KvgrpcException.class, () -> KvgrpcClient.call(client.pool()::allocateBlocks, request));
+      assertEquals("PoolService/AllocateBlocks", error.method());
+      assertEquals(server.address(), error.address());
+      assertEquals("mine", error.idempotencyKey());
+      assertTrue(error.getMessage().endsWith("(PoolService/AllocateBlocks at " + server.address() + ")"));
+      var watch = client.watch(TransferFilter.getDefaultInstance(), TransferWatch.After.PRESENT);
+      var ended = assertThrows(KvgrpcException.class, watch::next);
+      assertEquals("TransferService/WatchTransfers", ended.method());
+    }
   }
 
   @Test

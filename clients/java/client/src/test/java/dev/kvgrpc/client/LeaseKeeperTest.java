@@ -181,6 +181,25 @@ class LeaseKeeperTest {
     assertThrows(CancellationException.class, () -> a.over().get(20, TimeUnit.SECONDS));
   }
 
+  @Test
+  void aKeeperEndsWithItsClientAlsoWithOneForATrace() {
+    for (KvgrpcClient closed : List.of(server.client(), server.client().withTraceparent("00-1-2-01"))) {
+      LeaseKeeper keeper = closed.keepAlive(List.of(ref("a")));
+      KeptLease a = keeper.leases().get(0);
+      take(asked).answer(live(600_000));
+      closed.close();
+      assertThrows(CancellationException.class, () -> a.over().get(20, TimeUnit.SECONDS));
+      assertThrows(IllegalStateException.class, () -> keeper.keep(ref("b")));
+    }
+  }
+
+  @Test
+  void aKeeperWithoutLeasesEndsWithItsClient() {
+    LeaseKeeper keeper = client.keepAlive(List.of());
+    client.close();
+    assertThrows(IllegalStateException.class, () -> keeper.keep(ref("a")));
+  }
+
   private static LeaseRef ref(String id) {
     return LeaseRef.newBuilder().setLeaseId(id).build();
   }

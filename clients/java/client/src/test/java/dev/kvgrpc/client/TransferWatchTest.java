@@ -19,6 +19,7 @@ import io.grpc.stub.StreamObserver;
 import java.time.Duration;
 import java.util.concurrent.BlockingQueue;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ExecutionException;
 import java.util.concurrent.LinkedBlockingQueue;
 import java.util.concurrent.TimeUnit;
 import org.junit.jupiter.api.AfterEach;
@@ -50,6 +51,17 @@ class TransferWatchTest {
       assertEquals(WatchTransfersRequest.newBuilder().setFilter(FILTER).build(), stream.request());
       stream.caller().onNext(position(4));
       assertEquals(4, next.get(20, TimeUnit.SECONDS).getHeader().getEventSeq());
+    }
+  }
+
+  @Test
+  void aMessageThatIsTooLongEndsTheWatch() throws Exception {
+    try (TransferWatch watch = client.watch(FILTER, After.PRESENT)) {
+      var next = CompletableFuture.supplyAsync(watch::next);
+      Transfer transfer = Transfer.newBuilder().setRequestId("x".repeat(5 << 20)).build(); // more than a client takes
+      take(streams).caller().onNext(change(1).toBuilder().setTransfer(transfer).build());
+      var failed = assertThrows(ExecutionException.class, () -> next.get(20, TimeUnit.SECONDS));
+      assertEquals(Status.Code.RESOURCE_EXHAUSTED, KvgrpcException.of(failed).code());
     }
   }
 

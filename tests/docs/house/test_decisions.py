@@ -1,0 +1,61 @@
+"""docs/decisions: records in one form, each with a status, and an index that has them all."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import DOCS, section, tables
+
+FOLDER = DOCS / "decisions"
+INDEX = FOLDER / "README.md"
+RECORDS = sorted(FOLDER.glob("[0-9]*.md"))
+TEMPLATE = FOLDER / "template.md"
+_STATUS = re.compile(
+    r"^\*\*Status\.\*\* (?P<said>Accepted|(?:Superseded|Partly superseded) by \[\d+\]\(\S+\)(?: and \[\d+\]\(\S+\))*)"
+    r"(?P<why>: .+)?\.$",
+    re.DOTALL,
+)
+
+
+def status(record: Path) -> tuple[str, str]:
+    """What the status line of a record says, and why."""
+    line = record.read_text().split("\n\n")[1].replace("\n", " ")
+    found = _STATUS.match(line)
+    assert found, f"{record.name}: {line}"
+    return found["said"], found["why"] or ""
+
+
+@pytest.mark.parametrize("record", [*RECORDS, TEMPLATE], ids=lambda record: record.name)
+def test_a_record_says_status_context_decision_why_and_consequence(record: Path) -> None:
+    assert re.findall(r"^\*\*(Status|Context|Decision|Why|Consequence)", record.read_text(), re.MULTILINE) == [
+        "Status",
+        "Context",
+        "Decision",
+        "Why",
+        "Consequence",
+    ]
+
+
+def test_records_are_numbered_without_a_gap() -> None:
+    for number, record in enumerate(RECORDS, 1):
+        assert record.name.startswith(f"{number:04}-")
+        assert record.read_text().startswith(f"# {number}. ")
+
+
+@pytest.mark.parametrize("record", [*RECORDS, TEMPLATE], ids=lambda record: record.name)
+def test_a_status_has_one_of_three_forms_and_names_what_came_later(record: Path) -> None:
+    said, why = status(record)
+    for number, link in re.findall(r"\[(\d+)\]\((\S+)\)", said):
+        later = FOLDER / link
+        assert later in RECORDS
+        assert int(number) == int(later.name[:4]) > int(record.name[:4])
+    assert bool(why) == said.startswith("Partly"), "what no longer holds is said where a part no longer holds"
+
+
+def test_every_record_is_in_the_index_with_its_title_and_status() -> None:
+    (rows,) = tables(section(INDEX, "## Records"))
+    titles = {record: record.read_text().splitlines()[0].removeprefix("# ").partition(". ") for record in RECORDS}
+    assert rows == [
+        [number, f"[{title}]({record.name})", status(record)[0]] for record, (number, _, title) in titles.items()
+    ]
