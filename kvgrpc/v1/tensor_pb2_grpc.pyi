@@ -82,6 +82,7 @@ class TensorServiceStub:
     * FAILED_PRECONDITION WEIGHTS_MISMATCH: the two engines run different weights.
     * FAILED_PRECONDITION TRANSFER_ENDED, CANCELLED: the request, or the tensor, has ended here or at the consumer.
     * FAILED_PRECONDITION INCOMPATIBLE_POOLS: the two stores have pages of different sizes.
+    * FAILED_PRECONDITION NO_DATA_PATH: no data path leads from one store to the other.
     * FAILED_PRECONDITION LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, LEASE_NOT_FOUND: at a consumer: the source no
       longer keeps the tensor.
     * ALREADY_EXISTS TRANSFER_EXISTS: another tensor has that name, or this one is being put to other consumers; at a
@@ -216,6 +217,7 @@ class TensorServiceAsyncStub(TensorServiceStub):
     * FAILED_PRECONDITION WEIGHTS_MISMATCH: the two engines run different weights.
     * FAILED_PRECONDITION TRANSFER_ENDED, CANCELLED: the request, or the tensor, has ended here or at the consumer.
     * FAILED_PRECONDITION INCOMPATIBLE_POOLS: the two stores have pages of different sizes.
+    * FAILED_PRECONDITION NO_DATA_PATH: no data path leads from one store to the other.
     * FAILED_PRECONDITION LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, LEASE_NOT_FOUND: at a consumer: the source no
       longer keeps the tensor.
     * ALREADY_EXISTS TRANSFER_EXISTS: another tensor has that name, or this one is being put to other consumers; at a
@@ -353,6 +355,7 @@ class TensorServiceServicer(metaclass=_abc_1.ABCMeta):
         * FAILED_PRECONDITION WEIGHTS_MISMATCH: the two engines run different weights.
         * FAILED_PRECONDITION TRANSFER_ENDED, CANCELLED: the request, or the tensor, has ended here or at the consumer.
         * FAILED_PRECONDITION INCOMPATIBLE_POOLS: the two stores have pages of different sizes.
+        * FAILED_PRECONDITION NO_DATA_PATH: no data path leads from one store to the other.
         * FAILED_PRECONDITION LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, LEASE_NOT_FOUND: at a consumer: the source no
           longer keeps the tensor.
         * ALREADY_EXISTS TRANSFER_EXISTS: another tensor has that name, or this one is being put to other consumers; at a
