@@ -238,7 +238,7 @@ slowtest: venv ## Run the tests that take long
 
 .PHONY: gpu-test
 gpu-test: venv ## Run the tests that need a GPU; where there is none, say so
-	@why=$$($(BIN)/python -c 'from kvgrpc.bench.measures.devices import missing; print(missing("cuda"))'); \
+	@why=$$($(BIN)/python -c 'from bench.measures.devices import missing; print(missing("cuda"))'); \
 	if [ -n "$$why" ]; then echo "SKIP: $$why"; else $(BIN)/pytest -q tests/gpu $(ARGS); fi
 
 .PHONY: chaos
@@ -320,7 +320,7 @@ SIM_STEPS ?= 20000
 
 .PHONY: sim-long
 sim-long: venv ## Run simulated worlds on all processors (SIM_SEED=0 SIM_SECONDS=3600 SIM_STEPS=20000 in each)
-	@$(BIN)/kvgrpc sim --first-seed $(SIM_SEED) --seeds 0 --seconds $(SIM_SECONDS) --steps $(SIM_STEPS) --jobs 0 $(ARGS)
+	@$(BIN)/python -m sim --first-seed $(SIM_SEED) --seeds 0 --seconds $(SIM_SECONDS) --steps $(SIM_STEPS) --jobs 0 $(ARGS)
 
 .PHONY: sim-mutants
 sim-mutants: venv ## Plant bugs in the core, one at a time, and show how soon the simulator finds each
@@ -386,4 +386,4 @@ endif
 
 .PHONY: bench
 bench: venv ## Measure pulls on this machine (BENCH=push, layerwise, geometry or tensors for those, ARGS="--help" for choices)
-	@$(BIN)/kvgrpc bench $(BENCH) $(ARGS)
+	@$(BIN)/python -m bench $(BENCH) $(ARGS)

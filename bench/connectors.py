@@ -28,9 +28,9 @@ from typing import Any
 from aiohttp import ClientSession, ClientTimeout, TCPConnector
 
 from bench.legs import MEASURES, Legs, Pair, Prompt
+from bench.machine import machine
 from bench.pairs import OWN, SPINNING, pairs, side_channel
 from bench.result import KVGRPC, NIXL, Case, line, show
-from kvgrpc.bench.machine import machine
 from tests.vllm.engines import ROOT, START_S, VOCABULARY, write_model
 from tests.vllm.servers import bound_to, new_server, ours
 

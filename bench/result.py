@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Any
 
-from kvgrpc.bench.machine import versions
+from bench.machine import versions
 
 KVGRPC, NIXL = "kvgrpc", "nixl_connector"
 RATIO_MAX, WORST_MAX, HOOKS_US_MAX = 0.9, 2.0, 100.0

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from bench.machine import machine
 from examples.transformers.moving import Sender, digest_of, prefill, receive
-from kvgrpc.bench.machine import machine
 from kvgrpc.engine.tensors import TensorStore
 
 VISIBLE_RATIO_MAX = 0.35

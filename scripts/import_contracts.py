@@ -14,7 +14,8 @@ from importlinter import Contract, ContractCheck, fields, output
 
 
 class OnlyContract(Contract):
-    """`package` imports only itself, `may_import` and the standard library without `but_not`.
+    """`package` imports only itself, `may_import` and the standard library without `but_not`; `free` modules of it are
+    not bound.
 
     A name stands for the module and all below it; `*` in a name stands for any characters.
     """
@@ -24,13 +25,14 @@ class OnlyContract(Contract):
     package = fields.StringField()
     may_import = fields.ListField(subfield=fields.StringField(), required=False, default=[])
     but_not = fields.ListField(subfield=fields.StringField(), required=False, default=[])
+    free = fields.ListField(subfield=fields.StringField(), required=False, default=[])
 
     def check(self, graph: ImportGraph, verbose: bool) -> ContractCheck:  # noqa: ARG002
         """Collects the imports that are not on the list."""
         found = [
             (importer, imported)
             for importer in graph.modules
-            if _is_in(importer, self.package)
+            if _is_in(importer, self.package) and not any(_is_in(importer, name) for name in self.free)
             for imported in graph.find_modules_directly_imported_by(importer)
             if not self._allows(imported)
         ]
@@ -59,7 +61,7 @@ class HomeContract(Contract):
     type_name = "home"
 
     library = fields.StringField()
-    home = fields.StringField()
+    home = fields.ListField(subfield=fields.StringField())
 
     def check(self, graph: ImportGraph, verbose: bool) -> ContractCheck:  # noqa: ARG002
         """Collects the imports of the library from elsewhere."""
@@ -68,14 +70,14 @@ class HomeContract(Contract):
             for imported in graph.modules
             if _is_in(imported, self.library)
             for importer in graph.find_modules_that_directly_import(imported)
-            if not _is_in(importer, self.home)
+            if not any(_is_in(importer, name) for name in self.home)
         ]
         return _result(graph, found)
 
     def render_broken_contract(self, check: ContractCheck) -> None:
         """Says each import that broke the contract, and where it would be right."""
         _print_imports(check)
-        output.print_error(f"{self.library} may be imported in {self.home} only", bold=False)
+        output.print_error(f"{self.library} may be imported in {', '.join(self.home)} only", bold=False)
         output.new_line()
 
 

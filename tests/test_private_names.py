@@ -5,10 +5,15 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parent.parent / "kvgrpc"
-FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if not path.name.endswith(("_pb2.py", "_pb2_grpc.py"))]
+ROOT = Path(__file__).parent.parent
+FILES = [
+    path
+    for package in ("bench", "kvgrpc", "sim")
+    for path in sorted((ROOT / package).rglob("*.py"))
+    if not path.name.endswith(("_pb2.py", "_pb2_grpc.py"))
+]
 EXCEPTIONS = {
-    "kvgrpc/bench/roles/serving.py": "a measurement looks into the server that it runs itself",
+    "bench/roles/serving.py": "a measurement looks into the server that it runs itself",
     "kvgrpc/datapath/collective/gloo.py": "options of the library, which has no public name for them",
     "kvgrpc/datapath/collective/nccl.py": "groups of calls, for which the library has no public name",
     "kvgrpc/datapath/nixl/agent.py": "a handle of the library, which has no public name for it",
@@ -42,10 +47,10 @@ def foreign(source: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_file_reads_no_private_name_of_another(path: Path) -> None:
     found = foreign(path.read_text())
-    assert bool(found) is (str(path.relative_to(PACKAGE.parent)) in EXCEPTIONS), found
+    assert bool(found) is (str(path.relative_to(ROOT)) in EXCEPTIONS), found
 
 
 def test_a_private_name_of_another_file_is_found() -> None:

@@ -33,7 +33,7 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
 PRINTERS = {
     "kvgrpc/cli": "what a command says goes to its standard output",
     "kvgrpc/demo": "the demo shows what happens by printing it",
-    "kvgrpc/bench": "a benchmark prints its table",
+    "bench": "a benchmark prints its table",
 }
 
 # Called as, and what to do instead.
@@ -54,7 +54,7 @@ class Finding:
 
 
 def hand_written() -> list[Path]:
-    paths = sorted((ROOT / "kvgrpc").rglob("*.py"))
+    paths = sorted(path for package in ("bench", "kvgrpc", "sim") for path in (ROOT / package).rglob("*.py"))
     return [path for path in paths if not path.stem.endswith(("_pb2", "_pb2_grpc"))]
 
 

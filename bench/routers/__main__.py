@@ -25,11 +25,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from bench.machine import machine, versions
 from bench.routers.options import parsed
 from bench.routers.result import matrix, merged, put, result_of, table
 from bench.routers.run import Ran, Wanted, run
 from bench.routers.starting import Programs, command_of
-from kvgrpc.bench.machine import machine, versions
 
 
 def main() -> None:

@@ -23,10 +23,10 @@ import sys
 import tempfile
 from pathlib import Path
 
+from bench.machine import machine, versions
 from bench.storm.options import parsed
 from bench.storm.result import as_json, table
 from bench.storm.run import run
-from kvgrpc.bench.machine import machine, versions
 
 
 def main() -> None:

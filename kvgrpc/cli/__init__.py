@@ -1,4 +1,4 @@
-"""The command line: `kvgrpc serve | demo | status | drain | bench | sim`.
+"""The command line: `kvgrpc serve | demo | status | drain`.
 
 Each command has one file. `main` is the console script. It also runs with the base package alone, to say what is
 missing.

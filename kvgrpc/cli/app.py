@@ -3,11 +3,9 @@
 import typer
 
 from kvgrpc import __version__
-from kvgrpc.cli.bench import bench
 from kvgrpc.cli.demo import demo
 from kvgrpc.cli.drain import drain
 from kvgrpc.cli.serve import serve
-from kvgrpc.cli.sim import sim
 from kvgrpc.cli.status import status
 
 app = typer.Typer(
@@ -23,8 +21,6 @@ app.command()(serve)
 app.command()(demo)
 app.command()(status)
 app.command()(drain)
-app.command()(sim)
-app.add_typer(bench)
 
 
 def _version(wanted: bool) -> None:

@@ -9,7 +9,7 @@ from collections.abc import MutableMapping
 VARIABLE = "GRPC_EXPERIMENTS"
 IN_PLACE = "-event_engine_client,-event_engine_listener,-event_engine_for_all_other_endpoints"
 """Value that makes gRPC read a socket in the thread that waits for its events, not in a pool thread that it wakes. The
-names belong to one version of gRPC: `kvgrpc bench pull --parts rate` shows the gain. A version that does not know a
+names belong to one version of gRPC: `python -m bench pull --parts rate` shows the gain. A version that does not know a
 name says so on standard error and goes on.
 """
 

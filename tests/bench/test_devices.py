@@ -1,4 +1,4 @@
-"""`kvgrpc bench pull --device`: it measures both directions with a device that is none, and skips without a GPU."""
+"""`python -m bench pull --device`: it measures both directions with a device that is none, and skips without a GPU."""
 
 import asyncio
 import sys
@@ -13,12 +13,12 @@ import torch
 from numpy.typing import NDArray
 from typer.testing import CliRunner
 
-from kvgrpc.bench.measures import devices
-from kvgrpc.bench.plan import PULL_QUICK
-from kvgrpc.bench.results.devices import DEVICE_BASELINES, DeviceResult
-from kvgrpc.bench.run import run_devices
-from kvgrpc.bench.stages import devices as stage
-from kvgrpc.bench.stages.devices import DeviceEngines
+from bench.measures import devices
+from bench.plan import PULL_QUICK
+from bench.results.devices import DEVICE_BASELINES, DeviceResult
+from bench.run import run_devices
+from bench.stages import devices as stage
+from bench.stages.devices import DeviceEngines
 from kvgrpc.cli.app import app
 from kvgrpc.core.values.descriptors import Ids
 from kvgrpc.datapath.cuda_vmm import libcuda

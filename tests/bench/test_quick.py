@@ -1,4 +1,4 @@
-"""`kvgrpc bench ... --quick`: that it runs and what it says, not how fast anything is."""
+"""`python -m bench ... --quick`: that it runs and what it says, not how fast anything is."""
 
 import json
 import subprocess
@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from kvgrpc.bench.geometries import NAMES as GEOMETRIES, geometry
-from kvgrpc.bench.plan import PUSH_PATHS, SOURCE_WRITES, WRITING_PATHS, YES, environment_of
-from kvgrpc.bench.results.between_hosts import BetweenHosts, targets_of
-from kvgrpc.cli.app import app
+from bench.command import bench
+from bench.geometries import NAMES as GEOMETRIES, geometry
+from bench.plan import PUSH_PATHS, SOURCE_WRITES, WRITING_PATHS, YES, environment_of
+from bench.results.between_hosts import BetweenHosts, targets_of
 from kvgrpc.core.values.bridge import Bridge
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -136,9 +136,9 @@ def check_details(found: dict[str, Any]) -> None:
 
 
 def measure(command: str, *flags: str) -> Any:
-    """What `kvgrpc bench` says as JSON."""
+    """What `python -m bench` says as JSON."""
     done = subprocess.run(
-        [sys.executable, "-m", "kvgrpc", "bench", command, "--quick", "--json", "--repeats", "1", *flags],
+        [sys.executable, "-m", "bench", command, "--quick", "--json", "--repeats", "1", *flags],
         cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -266,7 +266,7 @@ def test_engines_of_every_geometry_that_the_measure_wants_are_there() -> None:
     ],
 )
 def test_a_choice_that_is_none_is_refused_before_anything_starts(command: str, flags: tuple[str, ...]) -> None:
-    result = CliRunner().invoke(app, ["bench", command, "--quick", *flags])
+    result = CliRunner().invoke(bench, [command, "--quick", *flags])
     assert result.exit_code == 2
     assert flags[0] in result.stderr
     assert result.stdout == ""

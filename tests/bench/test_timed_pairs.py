@@ -1,6 +1,6 @@
 """Pairs of measurements favour neither of the two."""
 
-from kvgrpc.bench.measures.timed_pairs import timed_pairs
+from bench.measures.timed_pairs import timed_pairs
 
 
 def test_each_of_the_two_is_in_turn_the_first_of_a_pair() -> None:

@@ -1,4 +1,4 @@
-"""`kvgrpc sim`: what it prints, how it exits, and that a seed is the same world every time."""
+"""`python -m sim`: what it prints, how it exits, and that a seed is the same world every time."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from kvgrpc.cli.app import app
+from sim.__main__ import app
 from tests.docs.pages import ROOT
 from tests.sim.mutants import named, planted
 
@@ -15,7 +15,7 @@ BUG = "two postings write into one block"
 
 
 def sim(*args: str) -> Result:
-    return CliRunner().invoke(app, ["sim", *args])
+    return CliRunner().invoke(app, [*args])
 
 
 def as_json(*args: str) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def test_worlds_with_a_liar_are_others_and_are_replayed_as_such() -> None:
         done = sim("--seeds", "10", "--steps", "3000", "--liars", "--json")
     assert done.exit_code == 1
     violation = json.loads(done.stdout)["violations"][0]
-    assert violation["replay"] == f"kvgrpc sim --seed {violation['seed']} --steps 3000 --liars --trace"
+    assert violation["replay"] == f"python -m sim --seed {violation['seed']} --steps 3000 --liars --trace"
 
 
 def test_people_get_a_table() -> None:
@@ -86,7 +86,7 @@ def test_a_violation_exits_with_1_and_says_how_to_replay_it() -> None:
     (violation,) = json.loads(done.stdout)["violations"]
     assert (violation["seed"], violation["rule"]) == (0, "R1")
     assert violation["message"].startswith("two postings write into cells")
-    assert violation["replay"] == "kvgrpc sim --seed 0 --steps 3000 --trace"
+    assert violation["replay"] == "python -m sim --seed 0 --steps 3000 --trace"
 
 
 def test_a_violation_is_shown_with_a_trace_and_replays_exactly() -> None:

@@ -1,7 +1,7 @@
 """What the core costs, counted in steps of the interpreter, which are the same on every machine and in every run.
 
 A step is one call of a Python or built-in function. It does not see what numpy does inside, nor the collector of
-garbage; `kvgrpc bench` measures the seconds.
+garbage; `python -m bench` measures the seconds.
 """
 
 from dataclasses import replace

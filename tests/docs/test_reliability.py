@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 
-from kvgrpc.sim import Rule
+from sim import Rule
 from tests.docs.pages import DOCS, section, tables
 from tests.scenarios.update import files, prose
 from tests.sim.mutants import MUTANTS

@@ -22,7 +22,7 @@ def known() -> set[str]:
     for path in (ROOT / "proto").rglob("*.proto"):
         lines = (line.partition("//")[0] for line in path.read_text().splitlines())
         found |= set(re.findall(r"\w+", re.sub(r'"[^"]*"', "", "\n".join(lines))))
-    for path in (ROOT / "kvgrpc").rglob("*.py"):
+    for path in [*(ROOT / "kvgrpc").rglob("*.py"), *(ROOT / "sim").rglob("*.py")]:
         if "_pb2" not in path.name:
             found |= _defined(ast.parse(path.read_text()))
     return found
@@ -42,7 +42,7 @@ def _defined(tree: ast.Module) -> set[str]:
 @cache
 def texts() -> str:
     """All that uses the words: the schema, the code and the pages about both."""
-    folders = [*(ROOT / "proto").rglob("*.proto"), *(ROOT / "kvgrpc").rglob("*.py")]
+    folders = [*(ROOT / "proto").rglob("*.proto"), *(ROOT / "kvgrpc").rglob("*.py"), *(ROOT / "sim").rglob("*.py")]
     pages = [DOCS / page for page in (*PAGES, "reliability.md")]
     return "\n".join(path.read_text() for path in [*folders, *pages]).lower()
 

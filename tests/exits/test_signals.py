@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kvgrpc.bench.stages.hosts import Host
+from bench.stages.hosts import Host
 from kvgrpc.engine import Engine, LeadDied, Rank
 from kvgrpc.engine.session.rank_link import RankLink
 from tests.docs.pages import ROOT

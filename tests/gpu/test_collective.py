@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from kvgrpc.bench.measures.devices import missing
+from bench.measures.devices import missing
 from kvgrpc.datapath.base import PostingState
 from kvgrpc.datapath.collective.nccl import NcclGroup
 from kvgrpc.datapath.collective.rendezvous import Rendezvous

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from kvgrpc.bench.measures.devices import missing
-from kvgrpc.bench.plan import PULL_QUICK
-from kvgrpc.bench.run import run_devices
+from bench.measures.devices import missing
+from bench.plan import PULL_QUICK
+from bench.run import run_devices
 from kvgrpc.core.values.descriptors import Ids
 from kvgrpc.datapath.host.memory import PrivateMemory, use_device
 from kvgrpc.engine import CopyFailed

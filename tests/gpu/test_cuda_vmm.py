@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 import torch
 
-from kvgrpc.bench.measures.devices import cuda_pool, missing
-from kvgrpc.bench.plan import PULL_QUICK
-from kvgrpc.bench.stages.gpus import GpuEngines
+from bench.measures.devices import cuda_pool, missing
+from bench.plan import PULL_QUICK
+from bench.stages.gpus import GpuEngines
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.datapath.base import DataPathUnavailable, PostingState
 from kvgrpc.datapath.cuda_vmm import libcuda

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 import pytest
 import torch
 
-from kvgrpc.bench.measures.devices import missing
+from bench.measures.devices import missing
 from kvgrpc.engine.cuda_memory import CudaMemory
 from kvgrpc.engine.tensors import TensorStore
 

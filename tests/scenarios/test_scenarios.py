@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvgrpc.sim.script import replay
+from sim.script import replay
 from tests.scenarios.update import INDEX, files, fresh, prose
 from tests.sim.mutants import MUTANTS, Mutant, planted
 

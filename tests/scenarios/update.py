@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from kvgrpc.sim.script import VERBS, replay
+from sim.script import VERBS, replay
 
 HERE = Path(__file__).parent
 INDEX = HERE.parent.parent / "docs" / "scenarios.md"
@@ -49,7 +49,7 @@ def language() -> Iterator[str]:
 
 def fresh(page: str) -> str:
     """The page with the tables of now."""
-    for source, rows in (("tests/scenarios", index()), ("kvgrpc.sim.script", language())):
+    for source, rows in (("tests/scenarios", index()), ("sim.script", language())):
         head, begin, rest = page.partition(f"<!-- from {source} -->")
         page = "\n".join([head + begin, *rows, "<!-- end -->"]) + rest.partition("<!-- end -->")[2]
     return page

@@ -3,7 +3,7 @@
     python -m tests.sim.mutants             # the table; `make sim-mutants`
     python -m tests.sim.mutants NAME        # one of them, with the trace that shows it
 
-Each is planted in one place by overriding one function; the worlds are those of `kvgrpc sim`. A mutant that is not
+Each is planted in one place by overriding one function; the worlds are those of `python -m sim`. A mutant that is not
 found within its stated number of seeds fails the command: then the simulator has become blind to something.
 """
 
@@ -43,8 +43,8 @@ from kvgrpc.core.tables import allocator, leases, pins, steps, timers, transfer_
 from kvgrpc.core.tables.accesses import Verdict
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.values import bridge, content
-from kvgrpc.sim import Rule, Setup, Violation, drawn, run
-from kvgrpc.sim.world.trace import Trace
+from sim import Rule, Setup, Violation, drawn, run
+from sim.world.trace import Trace
 from tests.sim import bridged, bugs, mirror_bugs, owner_bugs, send_bugs, trusting
 
 STEPS = 3_000

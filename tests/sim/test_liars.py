@@ -1,12 +1,12 @@
 """Worlds in which one lead lies to the others: no lead raises, and every rule holds for all who tell the truth.
 
-For many more: `kvgrpc sim --liars`. What is found when a lead trusts its peers: `test_mutants`.
+For many more: `python -m sim --liars`. What is found when a lead trusts its peers: `test_mutants`.
 """
 
 import pytest
 
-from kvgrpc.sim import Outcome, drawn, run
-from kvgrpc.sim.world.trace import Digest
+from sim import Outcome, drawn, run
+from sim.world.trace import Digest
 
 FIRST = 5_000
 SEEDS = 32

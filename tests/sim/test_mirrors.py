@@ -1,13 +1,13 @@
 """Worlds with engines whose memory no data path reaches: every rule holds.
 
-For many more: `kvgrpc sim --mirrors`. What is found when the order of copies is wrong: `test_mutants`.
+For many more: `python -m sim --mirrors`. What is found when the order of copies is wrong: `test_mutants`.
 """
 
 from typing import Any
 
 import pytest
 
-from kvgrpc.sim import Outcome, drawn, run
+from sim import Outcome, drawn, run
 
 FIRST = 9_500
 SEEDS = 10

@@ -5,7 +5,7 @@
 
 import pytest
 
-from kvgrpc.sim import drawn, run
+from sim import drawn, run
 from tests.sim.mutants import MUTANTS, STEPS, Mutant, hunt, planted
 
 SOUND = 30

@@ -12,11 +12,11 @@ from kvgrpc.core.events import Event, PeerMapped, PostingEnded
 from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.core.values.strips import Repack, Strip
-from kvgrpc.sim.engine.blocks import BlockManager
-from kvgrpc.sim.world.agenda import Agenda
-from kvgrpc.sim.world.faults import Faults, Luck
-from kvgrpc.sim.world.memory import UNWRITTEN, Cell, Door, KvStore, Memory, Prompt, layout
-from kvgrpc.sim.world.mover import Mover
+from sim.engine.blocks import BlockManager
+from sim.world.agenda import Agenda
+from sim.world.faults import Faults, Luck
+from sim.world.memory import UNWRITTEN, Cell, Door, KvStore, Memory, Prompt, layout
+from sim.world.mover import Mover
 from tests.core.nodes import endpoint, ids
 
 POOL = layout(8)

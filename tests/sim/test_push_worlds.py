@@ -4,8 +4,8 @@ from collections import Counter
 
 import pytest
 
-from kvgrpc.sim import Traffic, World
-from kvgrpc.sim.seeds.setup import WRITES
+from sim import Traffic, World
+from sim.seeds.setup import WRITES
 
 
 @pytest.mark.parametrize("writers", [frozenset[str](), WRITES], ids=["destination moves", "source moves"])

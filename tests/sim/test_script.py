@@ -4,7 +4,7 @@ import pytest
 
 from kvgrpc.core.access import serving
 from kvgrpc.core.tables.accesses import Verdict
-from kvgrpc.sim.script import ScriptError, replay
+from sim.script import ScriptError, replay
 
 ONE_PULL = """\
 # Prose stays.

@@ -1,6 +1,6 @@
 """Worlds in which bytes move only if both ranks act, and the wires by which they do.
 
-For many more worlds: `kvgrpc sim --collective`. What is found when a lead takes a send for more than it is:
+For many more worlds: `python -m sim --collective`. What is found when a lead takes a send for more than it is:
 `test_mutants`.
 """
 
@@ -13,10 +13,10 @@ import pytest
 from kvgrpc.core.actions import Failed, Post
 from kvgrpc.core.events import Event, PeerMapped, PostSendAnswered
 from kvgrpc.core.values.descriptors import Runs
-from kvgrpc.sim import Outcome, World, drawn, run
-from kvgrpc.sim.engine.requests import Offer, Wish
-from kvgrpc.sim.world.memory import Prompt
-from kvgrpc.sim.world.wires import Receive, Wire, Wires, cells_in
+from sim import Outcome, World, drawn, run
+from sim.engine.requests import Offer, Wish
+from sim.world.memory import Prompt
+from sim.world.wires import Receive, Wire, Wires, cells_in
 from tests.core.nodes import ids
 
 FIRST = 9_700

@@ -2,9 +2,9 @@
 
 from random import Random
 
-from kvgrpc.sim.engine.steps import Steps, Work
-from kvgrpc.sim.world.agenda import Agenda
-from kvgrpc.sim.world.memory import ALL_LAYERS
+from sim.engine.steps import Steps, Work
+from sim.world.agenda import Agenda
+from sim.world.memory import ALL_LAYERS
 
 
 def test_steps_of_a_rank_are_over_in_their_order_each_with_what_it_does() -> None:

@@ -1,6 +1,6 @@
 """Worlds with a caller that has no ticket, and names what belongs to engines: it is refused, and nothing changes.
 
-For many more: `kvgrpc sim --strangers`. What is found when a lead takes it for the engine: `test_mutants`.
+For many more: `python -m sim --strangers`. What is found when a lead takes it for the engine: `test_mutants`.
 """
 
 from collections import Counter
@@ -12,9 +12,9 @@ from kvgrpc.core.actions import Acknowledged, Action
 from kvgrpc.core.events import AcknowledgeTransfers, Call, Event, WaitsFor
 from kvgrpc.core.values.owners import ANONYMOUS
 from kvgrpc.errors import NotFound, Reason
-from kvgrpc.sim import Outcome, Rule, Violated, drawn, run
-from kvgrpc.sim.checks.owners import check_refused, check_same, of_stranger
-from kvgrpc.sim.world.trace import Digest
+from sim import Outcome, Rule, Violated, drawn, run
+from sim.checks.owners import check_refused, check_same, of_stranger
+from sim.world.trace import Digest
 
 FIRST = 6_000
 SEEDS = 16

@@ -1,11 +1,11 @@
 """Worlds whose engines have other numbers of ranks each, with shares of one model's heads: every rule holds.
 
-For many more: `kvgrpc sim --unlike`. What is found when a bridge is wrong: `test_mutants`.
+For many more: `python -m sim --unlike`. What is found when a bridge is wrong: `test_mutants`.
 """
 
 import pytest
 
-from kvgrpc.sim import Outcome, drawn, run
+from sim import Outcome, drawn, run
 
 FIRST = 9_000
 SEEDS = 16

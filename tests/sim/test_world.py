@@ -8,10 +8,10 @@ import pytest
 from kvgrpc.core.actions import Failed
 from kvgrpc.core.values.content import chain
 from kvgrpc.errors import Reason
-from kvgrpc.sim import Traffic, Violated, World
-from kvgrpc.sim.engine.requests import Offer, Wish
-from kvgrpc.sim.hosts.host import Host
-from kvgrpc.sim.world.memory import Prompt
+from sim import Traffic, Violated, World
+from sim.engine.requests import Offer, Wish
+from sim.hosts.host import Host
+from sim.world.memory import Prompt
 
 
 def test_one_pull_between_two_engines() -> None:

@@ -7,7 +7,7 @@ import pytest
 from kvgrpc.core.state.move import Stage
 from kvgrpc.core.tables.transfer_table import TransferTable
 from kvgrpc.core.tables.transfers import PHASES, WAITS, Transfer
-from kvgrpc.sim import drawn, run
+from sim import drawn, run
 from tests.core.cancels.pulled import at_stage
 
 SEEDS = range(12)

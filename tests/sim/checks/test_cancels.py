@@ -9,8 +9,8 @@ from kvgrpc.core.actions import Action, SendClose
 from kvgrpc.core.events import CancelScope, CloseOutcome, Event
 from kvgrpc.core.tables.leases import LeaseState
 from kvgrpc.core.tables.transfers import State
-from kvgrpc.sim import Violated
-from kvgrpc.sim.checks.cancels import CancelAudit
+from sim import Violated
+from sim.checks.cancels import CancelAudit
 from tests.core.cancels.pulled import at_stage, hand_over, newest, pull
 from tests.core.nodes import KEY, Lead, access_id
 from tests.core.pairs import MODES, Pair, Writers

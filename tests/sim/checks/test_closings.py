@@ -6,8 +6,8 @@ from kvgrpc.core.tables.peers import Peer, PeerState
 from kvgrpc.core.values.bridge import bridges
 from kvgrpc.core.values.compatibility import side_of
 from kvgrpc.core.values.limits import Limits
-from kvgrpc.sim import Violated
-from kvgrpc.sim.checks.closings import CloseAudit
+from sim import Violated
+from sim.checks.closings import CloseAudit
 from tests.core.nodes import describe, endpoints, key_of
 
 SOURCE = describe("p", 1)

@@ -7,9 +7,9 @@ from kvgrpc.core.actions import Operation, Post, SendChecksums
 from kvgrpc.core.events import ChecksumsAnswered
 from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.errors import InternalError, KVGrpcError, Reason
-from kvgrpc.sim import Violated
-from kvgrpc.sim.checks.compared import Compared
-from kvgrpc.sim.world.memory import KvStore, Memory, layout, sum_of
+from sim import Violated
+from sim.checks.compared import Compared
+from sim.world.memory import KvStore, Memory, layout, sum_of
 
 LIAR = "liar@0000000000000001"
 POOL = layout(4)

@@ -10,10 +10,10 @@ from kvgrpc.core.tables.timers import Timer, Timers
 from kvgrpc.core.values.bridge import bridges
 from kvgrpc.core.values.compatibility import side_of
 from kvgrpc.core.values.grants import OnAbort
-from kvgrpc.sim import Violated, World
-from kvgrpc.sim.checks.audit import Audit
-from kvgrpc.sim.checks.closings import CloseAudit
-from kvgrpc.sim.checks.consumers import Consumers
+from sim import Violated, World
+from sim.checks.audit import Audit
+from sim.checks.closings import CloseAudit
+from sim.checks.consumers import Consumers
 from tests.core.nodes import Lead, claim, describe, endpoints, key_of
 from tests.sim.checks.waiting_pulls import LIMITS, send
 

@@ -11,8 +11,8 @@ from kvgrpc.core.tables.transfers import Direction, Disposition, Failure, State,
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.core.values.owners import ENGINE
 from kvgrpc.errors import Reason
-from kvgrpc.sim.checks.ledger import Ledger
-from kvgrpc.sim.rules import Rule, Violated
+from sim.checks.ledger import Ledger
+from sim.rules import Rule, Violated
 
 
 def transfer(**changes: Any) -> Transfer:

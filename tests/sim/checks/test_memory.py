@@ -9,10 +9,10 @@ from kvgrpc.core.actions import AwaitEnd, UnmapPeer
 from kvgrpc.core.events import Event, ProcessEnded
 from kvgrpc.core.tables.transfers import Direction, Disposition, State, Transfer
 from kvgrpc.core.values.descriptors import Blocks
-from kvgrpc.sim import Violated
-from kvgrpc.sim.checks.writers import WriterAudit
-from kvgrpc.sim.world.memory import KvStore, Memory, Prompt, layout
-from kvgrpc.sim.world.process_ends import Ends
+from sim import Violated
+from sim.checks.writers import WriterAudit
+from sim.world.memory import KvStore, Memory, Prompt, layout
+from sim.world.process_ends import Ends
 from tests.sim.checks.waiting_pulls import HANDSHAKE, receive
 
 ACCESS = b"a" * 16

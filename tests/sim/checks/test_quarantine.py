@@ -6,8 +6,8 @@ from kvgrpc.core.actions import Rekey
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.values.limits import Limits
-from kvgrpc.sim import Violated
-from kvgrpc.sim.checks.quarantine import QuarantineAudit
+from sim import Violated
+from sim.checks.quarantine import QuarantineAudit
 from tests.core.nodes import describe, ids
 
 LIMITS = Limits(quarantine_share=0.5, peer_grace_s=10.0, rekey_interval_s=60.0)

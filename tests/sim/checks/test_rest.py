@@ -21,9 +21,9 @@ from kvgrpc.core.tables.accesses import Access, Opening
 from kvgrpc.core.tables.transfers import Direction, Disposition, State, Transfer
 from kvgrpc.core.values import grants
 from kvgrpc.core.values.content import chain
-from kvgrpc.sim import Violated
-from kvgrpc.sim.checks.rest import Rest, Word
-from kvgrpc.sim.checks.writers import WriterAudit
+from sim import Violated
+from sim.checks.rest import Rest, Word
+from sim.checks.writers import WriterAudit
 from tests.core.nodes import Lead, describe
 
 ACCESS, LATER = b"a" * 16, b"b" * 16

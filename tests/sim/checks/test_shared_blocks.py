@@ -5,11 +5,11 @@ import pytest
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.tables.pins import PinKind, PinTable
 from kvgrpc.core.values.limits import Limits
-from kvgrpc.sim import Violated, World, drawn
-from kvgrpc.sim.checks.pinned import check_free
-from kvgrpc.sim.checks.quarantine import QuarantineAudit
-from kvgrpc.sim.engine.blocks import BlockManager
-from kvgrpc.sim.world.memory import layout
+from sim import Violated, World, drawn
+from sim.checks.pinned import check_free
+from sim.checks.quarantine import QuarantineAudit
+from sim.engine.blocks import BlockManager
+from sim.world.memory import layout
 from tests.core.nodes import describe, ids
 
 POOL = layout(8, aliased=True)

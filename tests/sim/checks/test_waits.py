@@ -12,11 +12,11 @@ from kvgrpc.core.tables.timers import Timer, Timers
 from kvgrpc.core.tables.transfers import Phase, State
 from kvgrpc.core.values.content import chain
 from kvgrpc.errors import Reason
-from kvgrpc.sim import TIGHT, Violated, World
-from kvgrpc.sim.checks.leftovers import leftovers
-from kvgrpc.sim.checks.waits import Waits
-from kvgrpc.sim.engine.requests import Offer, Wish
-from kvgrpc.sim.world.memory import Prompt
+from sim import TIGHT, Violated, World
+from sim.checks.leftovers import leftovers
+from sim.checks.waits import Waits
+from sim.engine.requests import Offer, Wish
+from sim.world.memory import Prompt
 from tests.sim.bugs import never
 from tests.sim.checks.waiting_pulls import HANDSHAKE, LIMITS, receive, send
 

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from kvgrpc.sim import drawn, run
-from kvgrpc.sim.world.trace import Trace
+from sim import drawn, run
+from sim.world.trace import Trace
 
 
 def digest(seed: int, steps: int = 500, **changes: object) -> int:

@@ -1,8 +1,8 @@
-"""Two minutes of `kvgrpc sim` in every run of all tests: a million steps. For hours of it: `make sim-long`."""
+"""Two minutes of `python -m sim` in every run of all tests: a million steps. For hours of it: `make sim-long`."""
 
 import pytest
 
-from kvgrpc.sim import Outcome, drawn, run
+from sim import Outcome, drawn, run
 
 FIRST = 2_000
 SHARES = 8

@@ -1,4 +1,4 @@
-"""Worlds from seeds, as `kvgrpc sim` runs them: every rule holds in them, and much goes wrong in them.
+"""Worlds from seeds, as `python -m sim` runs them: every rule holds in them, and much goes wrong in them.
 
 For many more: `make sim-long`.
 """
@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from kvgrpc.sim import Outcome, drawn, run
-from kvgrpc.sim.seeds import chaos
-from kvgrpc.sim.world import faults
-from kvgrpc.sim.world.trace import Trace
+from sim import Outcome, drawn, run
+from sim.seeds import chaos
+from sim.world import faults
+from sim.world.trace import Trace
 from tests.sim.seeds.digests import digest
 
 ROOT = Path(__file__).parents[3]

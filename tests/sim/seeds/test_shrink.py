@@ -2,10 +2,10 @@
 
 import pytest
 
-from kvgrpc.sim import Outcome, Rule, drawn, run
-from kvgrpc.sim.seeds.setup import Setup
-from kvgrpc.sim.seeds.shrink import shrink
-from kvgrpc.sim.world.trace import Trace
+from sim import Outcome, Rule, drawn, run
+from sim.seeds.setup import Setup
+from sim.seeds.shrink import shrink
+from sim.world.trace import Trace
 from tests.sim.mutants import STEPS, named, planted
 
 SEVERAL = 3
@@ -46,7 +46,7 @@ def test_a_search_without_time_left_gives_the_smallest_found_by_then(monkeypatch
         tried.append(setup)
         return run(setup)
 
-    monkeypatch.setattr("kvgrpc.sim.seeds.shrink.run", tries)
+    monkeypatch.setattr("sim.seeds.shrink.run", tries)
     with planted(named("two postings write into one block")):
         setup = drawn(0, STEPS)
         (violation,) = run(setup).violations

@@ -1,0 +1,244 @@
+"""Shows a run's result as tables."""
+
+from collections.abc import Iterator, Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from bench.plan import COLLECTIVE
+from bench.results.devices import DeviceResult
+from bench.results.geometries import GeometryCase, GeometryResult
+from bench.results.pulls import PullCase, PullResult, Run
+from bench.results.pushes import LayerwiseCase, LayerwiseResult, PushCase, PushResult
+from bench.results.targets import Target
+from bench.results.tensors import TensorCase, TensorResult
+
+
+def show(found: Run, console: Console) -> None:
+    """Prints the figures, their baselines, and the machine."""
+    for table in _tables(found):
+        console.print(table)
+    console.print(_figures(found))
+    if isinstance(found, PullResult | PushResult):
+        for line in found.profile:
+            console.print(line, highlight=False, markup=False, no_wrap=True, overflow="ellipsis")
+    for name, what in found.baselines.items():
+        console.print(f"[bold]{name}[/bold]: {what}", highlight=False)
+    place = found.machine
+    console.print(
+        f"{place['processor']}, {place['cores']} cores, {place['memory_bytes'] / 2**30:.0f} GiB, Linux "
+        f"{place['kernel']}, load {place['load_1min']} before the run; {found.repeats} repeats; "
+        + ", ".join(f"{name} {version}" for name, version in found.versions.items()),
+        highlight=False,
+    )
+    if found.quick:
+        console.print("[yellow]--quick: too little data for figures to quote[/yellow]")
+
+
+def _tables(found: Run) -> Iterator[Table]:
+    """Yields the tables of the run's cases."""
+    if isinstance(found, PullResult) and found.cases:
+        yield _pulls(found.cases)
+    if isinstance(found, PushResult) and found.cases:
+        yield _pushes(found.cases)
+    if isinstance(found, PullResult | PushResult):
+        over_collective = [case for case in found.cases if case.datapath == COLLECTIVE]
+        if over_collective:
+            yield _between_hosts(over_collective)
+    if isinstance(found, LayerwiseResult):
+        yield _layerwise(found.cases)
+    if isinstance(found, GeometryResult):
+        yield _geometries(found.cases)
+    if isinstance(found, TensorResult):
+        yield _tensors(found.cases)
+    if isinstance(found, DeviceResult):
+        yield _devices(found)
+
+
+def _pulls(cases: Sequence[PullCase]) -> Table:
+    checksums = ("without", "at once") if any(case.ratio_without is not None for case in cases) else ()
+    table = _table(
+        "Pulls, from the call to the woken waiter; GB/s are 10^9 bytes a second; red: short of the target",
+        ("path", "blocks", "layout"),
+        ("threads", "runs", "GB/s", "control ms", "memcpy", "ratio", "raw NIXL", "ratio", *checksums),
+    )
+    for case in cases:
+        targets = {target.name: target for target in case.targets()}
+        summed = {"ratio_without": case.ratio_without, "ratio_at_once": case.ratio_at_once}
+        table.add_row(
+            case.datapath,
+            f"{case.blocks} x {_size(case.block_bytes)}",
+            case.layout,
+            str(case.threads),
+            str(case.descriptors),
+            f"{case.gbps:.1f}",
+            f"{case.control_ms:.1f}",
+            f"{case.memcpy_gbps:.1f}",
+            _ratio(case.ratio_memcpy, targets.get("ratio_memcpy")),
+            "-" if case.raw_nixl_gbps is None else f"{case.raw_nixl_gbps:.1f}",
+            _ratio(case.ratio_raw_nixl, targets.get("ratio_raw_nixl")),
+            *([_ratio(ratio, targets.get(name)) for name, ratio in summed.items()] if checksums else ()),
+        )
+    return table
+
+
+def _pushes(cases: Sequence[PushCase]) -> Table:
+    table = _table(
+        "Pushes, from the call to the woken waiter; GB/s are 10^9 bytes a second; red: short of the target",
+        ("path", "blocks", "mover", "base"),
+        ("runs", "GB/s", "control ms", "base", "ratio"),
+    )
+    for case in cases:
+        table.add_row(
+            case.datapath,
+            f"{case.blocks} x {_size(case.block_bytes)}",
+            case.mover,
+            case.base or "-",
+            str(case.descriptors),
+            f"{case.gbps:.1f}",
+            f"{case.control_ms:.1f}",
+            "-" if case.base_gbps is None else f"{case.base_gbps:.1f}",
+            _ratio(case.ratio_base, case.targets()[0]),
+        )
+    return table
+
+
+def _between_hosts(cases: Sequence[PullCase | PushCase]) -> Table:
+    table = _table(
+        "Collective beside what else moves bytes between hosts without RDMA; red: short of the target",
+        ("case", "NIXL over TCP"),
+        ("GB/s", "Gloo", "ratio", "NIXL over TCP", "ratio"),
+    )
+    for case in cases:
+        targets = {target.name: target for target in case.targets()}
+        table.add_row(
+            case.name,
+            case.nixl_tcp_mode or "-",
+            f"{case.gbps:.1f}",
+            "-" if case.gloo_gbps is None else f"{case.gloo_gbps:.1f}",
+            _ratio(case.ratio_gloo, targets.get("ratio_gloo")),
+            "-" if case.nixl_tcp_gbps is None else f"{case.nixl_tcp_gbps:.1f}",
+            _ratio(case.ratio_nixl_tcp, targets.get("ratio_nixl_tcp")),
+        )
+    return table
+
+
+def _layerwise(cases: Sequence[LayerwiseCase]) -> Table:
+    table = _table(
+        "Visible time of a push, from the end of the prefill; ms; red: short of the target",
+        ("path", "blocks in a layer"),
+        ("layers", "layer", "prefill", "whole", "visible", "layer-wise", "ratio", "early", "P", "D"),
+    )
+    for case in cases:
+        times = (case.layer_ms, case.prefill_ms, case.whole_ms, case.visible_whole_ms, case.visible_layerwise_ms)
+        table.add_row(
+            case.datapath,
+            f"{case.blocks} x {_size(case.block_bytes)}",
+            str(case.layers),
+            *(f"{ms:.1f}" for ms in times),
+            _ratio(case.visible_ratio, case.targets()[0]),
+            f"{case.layers_early:.0f}",
+            f"{case.part_ms_source:.2f}",
+            f"{case.part_ms_destination:.2f}",
+        )
+    return table
+
+
+def _geometries(cases: Sequence[GeometryCase]) -> Table:
+    table = _table(
+        "Pulls between unlike engines, from the call to the event Received; red: short of the target",
+        ("path", "engines", "moved"),
+        ("pairs", "MB", "runs", "bytes each", "GB/s", "memcpy", "ratio"),
+    )
+    for case in cases:
+        targets = {target.name: target for target in case.targets()}
+        table.add_row(
+            case.datapath,
+            case.name,
+            "re-packed" if case.repack else "by runs",
+            str(case.pairs),
+            f"{case.nbytes / 2**20:.0f}",
+            str(case.runs),
+            str(case.run_bytes),
+            f"{case.gbps:.1f}",
+            f"{case.memcpy_gbps:.1f}",
+            _ratio(case.ratio_memcpy, targets.get("ratio_memcpy")),
+        )
+    return table
+
+
+def _tensors(cases: Sequence[TensorCase]) -> Table:
+    table = _table(
+        "Named tensors, until the other engine has had the last one; red: short of the target",
+        ("path", "tensors", "way"),
+        ("GB/s", "Gloo", "ratio"),
+    )
+    for case in cases:
+        targets = {target.name: target for target in case.targets()}
+        table.add_row(
+            case.datapath,
+            f"{case.tensors} x {_size(case.tensor_bytes)}",
+            case.way,
+            f"{case.gbps:.2f}",
+            f"{case.gloo_gbps:.2f}",
+            _ratio(case.ratio_gloo, targets.get("ratio_gloo")),
+        )
+    return table
+
+
+def _devices(found: DeviceResult) -> Table:
+    table = _table(
+        f"Pulls out of a device ({found.device}) and into it, by way of its mirror; or between engines on it",
+        ("path", "blocks", "layout", "direction"),
+        ("GB/s", "copies", "ratio"),
+    )
+    for case in found.cases:
+        table.add_row(
+            case.datapath,
+            f"{case.blocks} x {_size(case.block_bytes)}",
+            case.layout,
+            case.direction,
+            f"{case.gbps:.1f}",
+            f"{case.copy_gbps:.1f}",
+            f"{case.ratio_copies:.2f}",
+        )
+    return table
+
+
+def _figures(found: Run) -> Table:
+    table = Table(title="Single figures")
+    for column, justify in (("figure", "left"), ("value", "right"), ("target", "right")):
+        table.add_column(column, justify=justify)  # type: ignore[arg-type]
+    for target in found.targets():
+        if target.value is not None:
+            sign = ">=" if target.at_least else "<="
+            table.add_row(target.name, _colour(f"{target.value:.3g}", target), f"{sign} {target.bound:g}")
+    for name, value in found.figures().items():
+        if value is not None:
+            table.add_row(name, f"{value:.3g}", "")
+    return table
+
+
+def _table(title: str, texts: Sequence[str], numbers: Sequence[str]) -> Table:
+    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for column in texts:
+        table.add_column(column, no_wrap=True)
+    for column in numbers:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
+def _ratio(value: float | None, target: Target | None) -> str:
+    if value is None:
+        return "-"
+    text = f"{value:.2f}"
+    return text if target is None else _colour(text, target)
+
+
+def _colour(text: str, target: Target) -> str:
+    return f"[green]{text}[/green]" if target.met else f"[red]{text}[/red]"
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes >> 20} MB" if nbytes >= 1 << 20 else f"{nbytes >> 10} KB"
