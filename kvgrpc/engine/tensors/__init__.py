@@ -1,4 +1,4 @@
-"""Named tensors for engines without blocks: a staging store, and tensors put into others and got from it.
+"""Named tensors for engines without blocks: an engine puts them into stores of others, and gets them from its own.
 
     store = TensorStore.launch(store_bytes=1 << 30)            # in the process that has the tensors
     store.put(key, "layers.0.k", tensor, to=[address])         # returns when the other engine has it
@@ -8,8 +8,8 @@
     store.put(key, "layers.2.k", new, to=[address])
     with store.get(key, "layers.0.k") as there: use(there.torch())     # at the other engine, in any order
 
-Each store has one thread, which speaks to the lead and copies tensors into the store; its methods may be called from
-any thread.
+Each store has one thread, which speaks to the lead and copies tensors into the store. The methods of a store may be
+called from any thread.
 """
 
 from kvgrpc.engine.tensors.jobs import PendingPut

@@ -1,5 +1,5 @@
-"""Tensors as bytes: numpy arrays, and torch tensors of any device, into pages of a store and out of them. The store's
-memory is an array of the host, or a torch tensor of bytes on any device.
+"""Copies between tensors and pages of a store. A tensor is a numpy array, or a torch tensor on any device. The store's
+memory is a numpy array, or a torch tensor of bytes on any device.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,15 +19,15 @@ AnyTensor = Any
 
 
 def describe(tensor: AnyTensor, layer: int | None, content_digest: bytes) -> Description:
-    """Raises InvalidRequest for what is no tensor, or one that cannot be moved."""
+    """Returns the description of a tensor. Raises InvalidRequest if it is no tensor, or cannot be moved."""
     if not isinstance(tensor, np.ndarray | torch.Tensor):
         raise invalid("tensor", "is a numpy array or a torch tensor")
     return replace(described_as(tensor.shape, tensor.dtype), layer=layer, content_digest=content_digest)
 
 
 def described_as(shape: Sequence[int], dtype: Any) -> Description:
-    """A tensor of this element type: numpy's or torch's, or its name. Raises InvalidRequest for one that cannot be
-    moved.
+    """Returns the description of a tensor. `dtype`: an element type of numpy or torch, or its name. Raises
+    InvalidRequest for a tensor that cannot be moved.
     """
     name = dtype if isinstance(dtype, str) else str(np.dtype(dtype) if isinstance(dtype, type) else dtype)
     name, sizes = name.removeprefix("torch."), tuple(int(size) for size in shape)
@@ -35,7 +35,7 @@ def described_as(shape: Sequence[int], dtype: Any) -> Description:
 
 
 def when_computed(tensor: AnyTensor) -> Callable[[], None]:
-    """What waits until all that is queued by now for a tensor's device has been done."""
+    """Returns a function that waits for what is queued by now on this thread's current stream of a tensor's device."""
     if isinstance(tensor, torch.Tensor) and tensor.is_cuda:
         cuda: Any = torch.cuda  # untyped in part
         event = cuda.Event()
@@ -46,7 +46,7 @@ def when_computed(tensor: AnyTensor) -> Callable[[], None]:
 
 
 def copy_in(tensor: AnyTensor, store: Bytes, pages: Sequence[int], page_bytes: int) -> None:
-    """Copies a tensor's elements, side by side, into these pages of the store. They are there when it returns."""
+    """Copies a tensor's elements, side by side, into these pages of the store. Returns when the copy is done."""
     nbytes = tensor.nbytes
     run = _run(store, pages, page_bytes, nbytes)
     whole: Any = _new(store, nbytes) if run is None else run
@@ -58,8 +58,8 @@ def copy_in(tensor: AnyTensor, store: Bytes, pages: Sequence[int], page_bytes: i
 
 
 def read(store: Bytes, pages: Sequence[int], page_bytes: int, nbytes: int) -> tuple[Bytes, bool]:
-    """The bytes of these pages, and whether they are a view of the store: where the pages do not lie side by side, they
-    are a copy.
+    """Returns the bytes of these pages, and whether they are a view of the store. They are a copy if the pages do not
+    lie side by side.
     """
     run = _run(store, pages, page_bytes, nbytes)
     if run is not None:
@@ -72,15 +72,15 @@ def read(store: Bytes, pages: Sequence[int], page_bytes: int, nbytes: int) -> tu
 
 
 def room(store: Bytes, pages: Sequence[int], page_bytes: int, nbytes: int) -> tuple[Bytes, bool]:
-    """Memory for so many bytes, and whether it is these pages: where they do not lie side by side, it is other memory.
-    What was there before is still in it.
+    """Returns memory for `nbytes` bytes, and whether it is these pages. It is other memory if the pages do not lie side
+    by side. The memory is not cleared.
     """
     run = _run(store, pages, page_bytes, nbytes)
     return (_new(store, nbytes), False) if run is None else (run, True)
 
 
 def as_array(data: Bytes, what: Description) -> NDArray[Any]:
-    """These bytes, without a copy. Raises TypeError for those on a device, and an element type that numpy lacks."""
+    """Returns these bytes as an array, without a copy. Raises TypeError on a device, and for types that numpy lacks."""
     if isinstance(data, torch.Tensor):
         if data.is_cuda:
             raise TypeError("it lies on a device, where numpy reads nothing: use torch()")
@@ -89,13 +89,13 @@ def as_array(data: Bytes, what: Description) -> NDArray[Any]:
 
 
 def as_tensor(data: Bytes, what: Description) -> torch.Tensor:
-    """These bytes, without a copy."""
+    """Returns these bytes as a tensor, without a copy."""
     whole = data if isinstance(data, torch.Tensor) else torch.from_numpy(data)
     return whole.view(getattr(torch, what.dtype)).view(what.shape)
 
 
 def _new(store: Bytes, nbytes: int) -> Bytes:
-    """Memory beside the store, of the same kind."""
+    """Returns memory outside the store, on the same device."""
     if isinstance(store, torch.Tensor):
         return store.new_empty(nbytes)
     return np.empty(nbytes, dtype=np.uint8)

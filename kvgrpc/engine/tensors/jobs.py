@@ -1,8 +1,8 @@
-"""The thread of a store: it speaks to the lead, copies tensors into the store in the order in which they were put, and
-has any number of calls under way.
+"""The thread of a store: it speaks to the lead, and copies tensors into the store in the order of their puts. It has
+any number of calls in flight.
 
-A job is a generator. It yields a call, to go on with its answer, or a number of seconds, to go on when another job has
-ended or they are over; what it returns, or raises, is its caller's.
+A job is a generator. It yields a call, and goes on with the answer. Or it yields a number of seconds, and goes on when
+they are over or another job has ended. The caller gets what the job returns or raises.
 """
 
 import logging
@@ -23,13 +23,13 @@ from kvgrpc.session.v1 import session_pb2
 
 _log = logging.getLogger(__name__)
 Call = dict[str, Any]
-"""One field of a session's Call, by its name."""
+"""Fields of a session's Call by their names: the request, and with some its `traceparent`."""
 Job = Generator[Call | float, session_pb2.CallAnswer, Any]
 Begin = Callable[[], Job]
 
 
 def begun() -> "Future[Any]":
-    """A future that cannot be cancelled: what it stands for is under way, and its end is told in any case."""
+    """Returns a future that cannot be cancelled: its work is in flight, and ends with a result or an error."""
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()
     return future
@@ -37,8 +37,8 @@ def begun() -> "Future[Any]":
 
 @dataclass(eq=False)
 class PendingPut:
-    """A tensor that is being put: `full` once it waits for room in the store of its source, `saved` when it is there,
-    done when its consumers have it.
+    """A tensor that is being put. `full` is done once it waits for room in its source's store, `saved` once it is
+    copied there or never will be, and `future` once its consumers have it or the put failed.
     """
 
     future: "Future[None]" = field(default_factory=begun)
@@ -46,8 +46,8 @@ class PendingPut:
     full: "Future[None]" = field(default_factory=begun)
 
     def result(self, timeout_s: float | None = None) -> None:
-        """Returns when the tensor is stored at its consumers, or kept for them. Raises what it was refused with, and
-        DeadlineExceeded (DEADLINE) after `timeout_s`: the put goes on then.
+        """Returns when the tensor is stored at its consumers, or kept for them. Raises the error of a refused put, and
+        DeadlineExceeded (DEADLINE) after `timeout_s`, though the put goes on.
         """
         try:
             self.future.result(timeout_s)
@@ -55,7 +55,7 @@ class PendingPut:
             raise too_late("the tensor is not stored yet") from None
 
     def done(self) -> bool:
-        """Whether `result` has something to say."""
+        """Returns whether `result` returns or raises at once."""
         return self.future.done()
 
 
@@ -66,26 +66,26 @@ class _Running:
 
 
 class JobThread:
-    """Runs jobs. It alone uses the engine's session."""
+    """The thread that runs jobs. Nothing else uses the engine's session."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._lock = threading.Lock()
         self._new: deque[_Running] = deque()
         self._over: KVGrpcError | None = None
-        """Why no job runs any more."""
+        """Error with which all jobs ended. None while the thread runs."""
         self._closing = False
         self._calls: dict[int, _Running] = {}
         self._paused: list[tuple[float, _Running]] = []
         self._ended = False
-        """A job has, since paused ones were looked at last."""
+        """True if a job has ended since paused jobs were last resumed."""
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._live, name="kvgrpc-tensors", daemon=True)
         self._thread.start()
 
     def run(self, job: Job, future: "Future[Any] | None" = None) -> "Future[Any]":
-        """Begins a job, after those that were begun before; its result comes by the future, which is one that `begun`
-        makes. From any thread. Raises Unavailable when the store is closed, or its lead gone.
+        """Queues a job, from any thread. Jobs begin in the order of these calls. Returns the future of the result:
+        `future`, which `begun` made, or a new one. Raises Unavailable if the store is closed or its lead is gone.
         """
         future = begun() if future is None else future
         with self._lock:
@@ -96,7 +96,7 @@ class JobThread:
         return future
 
     def close(self) -> None:
-        """Ends the thread; what is under way fails."""
+        """Ends the thread. Jobs in flight fail."""
         with self._lock:
             if self._closing:
                 return
@@ -112,7 +112,7 @@ class JobThread:
                 self._turn()
         except KVGrpcError as gone:
             error = gone.untraced()
-        except Exception as defect:  # noqa: BLE001 - the jobs must end in any case
+        except Exception as defect:  # noqa: BLE001 - all jobs must end
             _log.exception("the thread of a store failed")
             error = Unavailable(Reason.INTERNAL, f"a defect of kvgrpc: {defect!r}")
         with self._lock:
@@ -124,7 +124,7 @@ class JobThread:
             _fail(running.future, error)
 
     def _turn(self) -> None:
-        """Begins what is new, takes answers in, and waits for more."""
+        """Takes answers in, resumes paused jobs, and begins new ones. Waits if there was nothing to do."""
         self._engine.poll(0.0)
         answered = [id_ for id_ in self._calls if self._engine.answered(id_)]
         for call_id in answered:
@@ -170,14 +170,14 @@ class JobThread:
         except StopIteration as end:
             running.future.set_result(end.value)
             self._ended = True
-        except Exception as error:  # noqa: BLE001 - it is the caller's, also where what it calls cannot be said
+        except Exception as error:  # noqa: BLE001 - the caller gets it, also for an invalid call
             running.job.close()
             _fail(running.future, error)
             self._ended = True
 
 
 def too_late(what: str) -> DeadlineExceeded:
-    """A wait of the caller's own is over."""
+    """Returns the error of a caller whose own wait timed out."""
     return DeadlineExceeded(Reason.DEADLINE, what, metadata={"phase": "tensor"})
 
 

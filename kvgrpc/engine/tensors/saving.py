@@ -1,4 +1,4 @@
-"""What a store puts: copied into its pages in the order in which it was put, each sent as soon as it is there."""
+"""The puts of a store: tensors are copied into its pages in the order of their puts, and each is sent once copied."""
 
 import threading
 import time
@@ -20,21 +20,21 @@ from kvgrpc.v1 import common_pb2, pool_pb2, tensor_pb2
 from kvgrpc.wire.values import duration
 
 RETRY_S = 0.02
-"""Between two tries to get pages, unless a job ends earlier: pages come free with the end of a put, or without any job,
-as of a tensor that its consumer fetched.
+"""Delay between tries to get pages, in seconds. The end of a job shortens it, since the end of a put frees pages. Pages
+also come free without a job, when a consumer has fetched a tensor.
 """
 QUEUED_MAX = 4_096
-"""Tensors that wait to be copied into the store."""
+"""Maximum number of tensors that wait to be copied into the store."""
 
 
 @dataclass(eq=False)
 class Put:
-    """A tensor that is put."""
+    """A tensor that is being put."""
 
     tensor: AnyTensor | NewTensor | None
-    """None: it is copied, or never will be."""
+    """None once it is copied, or never will be."""
     computed: Callable[[], None]
-    """Waits until its device has computed it."""
+    """Function that waits until its device has computed it."""
     request: tensor_pb2.PutTensorRequest
     nbytes: int
     deadline: float
@@ -43,7 +43,7 @@ class Put:
 
 
 class Saving:
-    """That of one store."""
+    """The puts of one store."""
 
     def __init__(self, engine: Engine, thread: JobThread, memory: Bytes) -> None:
         self._engine, self._thread, self._memory = engine, thread, memory
@@ -52,12 +52,12 @@ class Saving:
         self._queue: deque[Put] = deque()
         """Tensors that are not copied yet, oldest first."""
         self._saving = False
-        """There is a job that copies them."""
+        """True while a job copies them."""
 
     def put(self, put: Put) -> None:
-        """Queues it; one that lies in the store is sent at once, and waits for none that has no room yet. Raises
-        Exhausted (QUEUE_FULL), Unavailable, and InvalidRequest for a new tensor that is of another store, or was put
-        before.
+        """Queues a put. A tensor that lies in the store is sent at once, and does not wait for others without room.
+        Raises Exhausted (QUEUE_FULL), Unavailable, and InvalidRequest for a NewTensor of another store, or one that was
+        put before or released.
         """
         if isinstance(put.tensor, NewTensor):
             data = put.tensor.take(self._give_back)
@@ -77,7 +77,7 @@ class Saving:
                 raise
 
     def wait(self, timeout_s: float | None) -> None:
-        """Returns when all that was put before is copied, or never will be. Raises DeadlineExceeded (DEADLINE)."""
+        """Returns when all tensors put before are copied, or never will be. Raises DeadlineExceeded (DEADLINE)."""
         with self._lock:
             before = list(self._queue)
         _, left = wait([put.pending.saved for put in before], timeout_s)
@@ -85,7 +85,7 @@ class Saving:
             raise too_late(f"{len(left)} tensors are not copied yet: this store is full, or waits for the device")
 
     def new(self, what: Description, deadline: float) -> Generator[Call | float, Any, NewTensor]:
-        """Pages for a tensor that is to be computed in them, when there are some. Raises Exhausted (POOL_EXHAUSTED)."""
+        """Waits for pages, and returns a tensor to compute in them. Raises Exhausted (POOL_EXHAUSTED), OutOfRange."""
         allocation_id, pages = yield from self._allocate(what.nbytes, deadline)
         with self._kept(allocation_id):
             data, is_view = room(self._memory, pages, self._page_bytes, what.nbytes)
@@ -94,7 +94,7 @@ class Saving:
     # -- jobs
 
     def _save_all(self) -> Job:
-        """Copies what is queued into the store, in order, and begins to send each."""
+        """Copies the queued tensors into the store, in order, and begins to send each."""
         while True:
             with self._lock:
                 if not self._queue:
@@ -107,21 +107,21 @@ class Saving:
                     put.computed()
                     copy_in(put.tensor, self._memory, pages, self._page_bytes)
                 self._thread.run(self._send(put, allocation_id), put.pending.future)
-            except Exception as error:  # noqa: BLE001 - it is the caller's
+            except Exception as error:  # noqa: BLE001 - the caller gets it
                 put.pending.future.set_exception(error)
             with self._lock:
                 self._queue.popleft()
-            put.tensor = None  # whoever sends it keeps no memory of the engine's
+            put.tensor = None  # the job that sends it must not keep memory of the engine
             put.pending.saved.set_result(None)
 
     def _saved_all(self, saver: "Future[None]") -> None:
-        """The job that copies is over; what is queued then, because the store is, never will be copied."""
+        """Fails the queued tensors if the job that copies them failed: the store is closed, or its lead gone."""
         error = saver.exception()
         if error is not None:
             self._fail_all(error)
 
     def _fail_all(self, error: BaseException) -> None:
-        """What is queued, by whatever thread, never will be copied."""
+        """Fails all queued tensors: they never will be copied."""
         with self._lock:
             left, self._queue, self._saving = self._queue, deque(), False
         for put in left:
@@ -162,7 +162,7 @@ class Saving:
             raise
 
     def _send_new(self, new: NewTensor, data: Bytes, put: Put) -> Job:
-        """One that lies in the store, or in memory of its own beside pages that do not lie side by side."""
+        """Sends a tensor that lies in the store. It is copied there first if its pages do not lie side by side."""
         if not new.is_view:
             with self._kept(new.allocation_id):
                 copy_in(data, self._memory, new.pages, self._page_bytes)
@@ -170,7 +170,7 @@ class Saving:
 
     @contextmanager
     def _kept(self, allocation_id: str) -> Iterator[None]:
-        """What fails within gives the pages back."""
+        """Frees the allocation if the body fails."""
         try:
             yield
         except BaseException:
@@ -178,16 +178,16 @@ class Saving:
             raise
 
     def _give_back(self, allocation_id: str) -> None:
-        with suppress(Unavailable):  # of a store that is over nothing is held any more
+        with suppress(Unavailable):  # a closed or lost store holds no pages
             self._thread.run(self._free(allocation_id))
 
     @staticmethod
     def _free(allocation_id: str) -> Job:
-        with suppress(NotFound):  # it belongs to a hand-over already
+        with suppress(NotFound):  # the hand-over owns it and frees it
             yield {"free_blocks": pool_pb2.FreeBlocksRequest(allocation_id=allocation_id)}
 
 
 def pages_of(blocks: common_pb2.Blocks) -> list[int]:
-    """The pages of an allocation, in order."""
+    """Returns the pages of an allocation, in order."""
     runs = blocks.groups[0].runs
     return [start + i for start, count in zip(runs.starts, runs.counts, strict=True) for i in range(count)]

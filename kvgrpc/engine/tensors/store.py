@@ -26,15 +26,15 @@ from kvgrpc.wire.values import duration
 
 TIMEOUT_S = 120.0
 DATA_PATHS = "shm", "cma", "nixl", "cuda_vmm", "collective"
-"""Of a store in memory of this process's. By the first one it reads stores in shared memory."""
+"""Default data paths of a store in memory of this process, best first. `shm` reads stores in shared memory."""
 _REACH = {False: ("cma", "nixl", "collective"), True: ("nixl", "cuda_vmm", "collective")}
-"""By which others read such a store: in memory of the host, and on a GPU."""
+"""Data paths over which others read such a store: False -> in host memory, True -> on a GPU."""
 NAMES_MAX = 1_024
-"""Of one ReleaseTensors."""
+"""Maximum number of names in one ReleaseTensors."""
 
 
 class TensorStore:
-    """Puts tensors into the stores of other engines, and gets those that come into its own. `with` closes."""
+    """A staging store: puts tensors into other engines' stores, and gets what comes here. Leaving `with` closes it."""
 
     def __init__(self, engine: Engine, memory: torch.Tensor | None = None, **rank: Any) -> None:
         """Use `attach` or `launch`."""
@@ -49,22 +49,22 @@ class TensorStore:
         self._thread = JobThread(engine)
         self._saving = Saving(engine, self._thread, self._memory)
         self._got: dict[TensorId, _Got] = {}
-        """What is asked for, or was got and not released."""
+        """Gets in flight and unreleased tensors, by name."""
         self._lock = threading.Lock()
         self._released: list[TensorId] = []
-        """What was got and is released, of which nobody has been told."""
+        """Released tensors of which the lead has not been told."""
         self._telling = False
-        """There is a job that tells it."""
+        """True while a job tells the lead."""
 
     @classmethod
     def attach(
         cls, socket_path: str, *, store_bytes: int = 0, page_bytes: int = PAGE_BYTES,
         memory: torch.Tensor | None = None, data_paths: Sequence[str] = DATA_PATHS, **attach: Any,
     ) -> Self:  # fmt: skip
-        """Attaches to a running lead with a store of so many bytes of shared memory, or with `memory`, a tensor of
-        bytes of the host or of a GPU, which stays where it is until `close`; then this process moves the bytes, by
-        `data_paths`, best first. `attach`: weights_revision and engine_id, as in Engine.attach. Raises as that does,
-        and InvalidRequest for memory that is no store, or that none of the data paths reaches.
+        """Attaches to a running lead with a store of `store_bytes` bytes of shared memory, or with `memory`: a tensor
+        of bytes of the host or of a GPU, which must stay in place until `close`. This process moves the bytes of
+        `memory`, over `data_paths`, best first. `attach`: weights_revision and engine_id, as in Engine.attach. Raises
+        its errors, and InvalidRequest for memory that is no store, or that none of the data paths reaches.
         """
         layout, kept = _layout_of(store_bytes, page_bytes, memory, data_paths)
         engine = Engine.attach(
@@ -77,21 +77,21 @@ class TensorStore:
         cls, *, store_bytes: int = 0, page_bytes: int = PAGE_BYTES, memory: torch.Tensor | None = None,
         data_paths: Sequence[str] = DATA_PATHS, **launch: Any,
     ) -> Self:  # fmt: skip
-        """Starts a lead of the engine's own, as Engine.launch does; it ends with the store. All else as in `attach`."""
+        """Starts a lead for this store, as Engine.launch does, and ends it with the store. All else as in `attach`."""
         layout, kept = _layout_of(store_bytes, page_bytes, memory, data_paths)
         engine = Engine.launch(pool=layout, kind=PoolKind.SERVER_MANAGED, private_memory=memory is not None, **launch)
         return cls(engine, kept, data_paths=tuple(data_paths))
 
     @property
     def address(self) -> str:
-        """Where other engines put tensors, and fetch them."""
+        """Address at which other engines put tensors, and fetch them."""
         return self._engine.address
 
     def empty(self, shape: Sequence[int], dtype: Any, *, timeout_s: float = TIMEOUT_S) -> NewTensor:
-        """Memory of this store for a tensor that is to be computed there, and put without a copy; what was there before
-        is still in it. `dtype`: numpy's or torch's, or its name. Where the store is full it waits. Raises Exhausted
-        (POOL_EXHAUSTED) when it stays so for `timeout_s`, OutOfRange (LIMIT_EXCEEDED), InvalidRequest for what is no
-        tensor that can be moved, and Unavailable.
+        """Returns memory of this store, not cleared, for a tensor that is computed there and put without a copy.
+        `dtype`: a type of numpy or torch, or its name. Waits for room if the store is full. Raises Exhausted
+        (POOL_EXHAUSTED) after `timeout_s` without room, OutOfRange (LIMIT_EXCEEDED) if the store is too small,
+        InvalidRequest for a tensor that cannot be moved, and Unavailable.
         """
         made: Future[NewTensor] = self._thread.run(
             self._saving.new(described_as(shape, dtype), time.monotonic() + timeout_s)
@@ -99,14 +99,14 @@ class TensorStore:
         try:
             return made.result()
         except BaseException:
-            made.add_done_callback(_unwanted)  # it may still come
+            made.add_done_callback(_unwanted)  # the pages may still come
             raise
 
     def put(
         self, key: bytes, name: str | int, tensor: AnyTensor | NewTensor, to: Sequence[str] = (), **options: Any
     ) -> None:
-        """Returns when all consumers have the tensor, or, without any, when it is kept for those that fetch it. As
-        `put_async`; raises what it is refused with.
+        """Puts a tensor as `put_async` does. Returns when all consumers have it, or, without consumers, when it is kept
+        for those that fetch it. Raises the error of a refused put.
         """
         self.put_async(key, name, tensor, to, **options).result()
 
@@ -126,13 +126,13 @@ class TensorStore:
         request_id: str = "",
         traceparent: str = "",
     ) -> PendingPut:
-        """Puts a tensor, and returns when that is queued. It must not be changed before `wait_for_saved`; and one that
-        `empty` made, not any more.
+        """Queues a put and returns. The tensor must not be changed before `wait_for_saved` returns. A tensor that
+        `empty` made belongs to the store from now on.
 
-        `key`: the request's transfer key. `name`: unique in the request, with `part`; a number is that of a layer.
-        `to`: addresses of the consumers' leads; none: `consumers` engines will fetch it, within `ttl_s`. Where this
-        store or that of a consumer is full the put waits, `timeout_s` at most. Raises InvalidRequest for what is no
-        tensor that can be moved, or was put before, Exhausted where too many are queued, Unavailable.
+        `key`: the request's transfer key. `name`: unique in the request together with `part`; a number names a layer.
+        `to`: addresses of the consumers' leads; none: `consumers` engines fetch the tensor within `ttl_s`. The put
+        waits up to `timeout_s` if this store or a consumer's is full. Raises InvalidRequest for an invalid name, a
+        tensor that cannot be moved, or a NewTensor that was put or released; Exhausted (QUEUE_FULL); Unavailable.
         """
         _check_trace(traceparent)
         text, layer = _named(name, layer)
@@ -149,13 +149,13 @@ class TensorStore:
         return put.pending
 
     def wait_for_saved(self, timeout_s: float | None = None) -> None:
-        """Returns when all tensors that were put before may be changed: they are copied, or never will be. Raises
-        DeadlineExceeded (DEADLINE).
+        """Returns when all tensors put before may be changed: they are copied, or never will be. Raises
+        DeadlineExceeded (DEADLINE) after `timeout_s`.
         """
         self._saving.wait(timeout_s)
 
     def get(self, key: bytes, name: str | int, **options: Any) -> StoredTensor:
-        """As `get_async`, and waits for it; raises what it ends with."""
+        """Returns the tensor that `get_async` brings. Raises the error that its future ends with."""
         return self.get_async(key, name, **options).result()
 
     def get_async(  # noqa: PLR0913 - by name, each with a default
@@ -173,13 +173,14 @@ class TensorStore:
         request_id: str = "",
         traceparent: str = "",
     ) -> "Future[StoredTensor]":
-        """A tensor that was put here, or will be within `timeout_s`; with `source`, an address, it is fetched from
-        there. `dtype`, `shape`, `layer` and `content_digest`: what it must be, as far as they are stated.
+        """Returns the future of a tensor that was put here, or is put within `timeout_s`. With `source`, the address of
+        a lead, the tensor is fetched from there. `dtype`, `shape`, `layer` and `content_digest`: expected values; those
+        left out are not compared.
 
-        Ends with PreconditionFailed (CONTENT_MISMATCH) for another one, (TRANSFER_ENDED, CANCELLED) where the request
-        has ended, DeadlineExceeded (DEADLINE) for one that does not come, and what fails to bring it. Raises
-        InvalidRequest for an `expected` that none can be, and Unavailable. What is done with the future is done in the
-        thread of the store, which it must not hold up.
+        The future ends with PreconditionFailed: CONTENT_MISMATCH for another tensor, TRANSFER_ENDED or CANCELLED if the
+        request has ended; with DeadlineExceeded (DEADLINE) for a tensor that does not come; or with another error of
+        the lead. Raises InvalidRequest for an invalid name, and Unavailable. Callbacks of the future run in the store's
+        thread and must not block it.
         """
         _check_trace(traceparent)
         text, layer = _named(name, layer)
@@ -194,23 +195,23 @@ class TensorStore:
         return self._thread.run(self._get(id_, request, time.monotonic() + timeout_s, traceparent))
 
     def release(self, key: bytes) -> int:
-        """A request is over: its tensors are gone, also those that were got and those to come. How many were here."""
+        """Frees a request's tensors, also those that were got, and refuses later ones. Returns how many were freed."""
         return self.release_async(key).result()
 
     def release_async(
         self, key: bytes, names: Sequence[tuple[str | int, int]] = (), *, source: str = ""
     ) -> "Future[int]":
-        """As `release`, without waiting. What is put or got under the key from now on is refused all the same.
-        `names`: only these tensors, by name and part; the request goes on. `source`: the address of a lead that keeps
-        them for this store, and gives them up, too; the result counts those, and is what that lead refuses, or
-        Unavailable (PEER_UNREACHABLE) where it cannot be told. Raises InvalidRequest for what is no name.
+        """Ends a request as `release` does, without waiting: later puts and gets under the key are refused at once.
+        `names`: release only these tensors, by name and part; the request goes on. `source`: address of a lead that
+        keeps them for this store, and also gives them up. The result counts these too. The future ends with that lead's
+        error, or with Unavailable (PEER_UNREACHABLE) if the lead is not reached. Raises InvalidRequest for a bad name.
         """
         ids = [TensorId(key, _named(name, None)[0], part) for name, part in names]
         return self._thread.run(self._release_all(key, ids, source))
 
     def close(self) -> None:
-        """Ends the session, and with it all tensors; what was got stays readable, and memory of the process's own is at
-        rest. Idempotent. Raises InternalError (DATA_PATH_FAILED) where that is not proved: free nothing of it.
+        """Ends the session, and with it all tensors. Tensors that were got stay readable. Memory of this process is at
+        rest. Idempotent. Raises InternalError (DATA_PATH_FAILED) if that is not proved: do not free the memory then.
         """
         self._thread.close()
         try:
@@ -227,7 +228,7 @@ class TensorStore:
     # -- jobs
 
     def _get(self, id_: TensorId, request: tensor_pb2.GetTensorRequest, deadline: float, trace: str) -> Job:
-        """Its lead waits for as long as it may at a time."""
+        """Gets a tensor. A failed get tells the lead of a release that was held back while the get was in flight."""
         got = self._got.setdefault(id_, _Got())
         got.asked += 1
         try:
@@ -242,6 +243,7 @@ class TensorStore:
     def _ask(
         self, request: tensor_pb2.GetTensorRequest, deadline: float, trace: str
     ) -> Generator[Call | float, Any, tensor_pb2.GetTensorResponse]:
+        """Asks the lead again until the deadline: one call waits there for `limits.wait_s` at most."""
         while True:
             left_s = max(deadline - time.monotonic(), 1e-3)
             request.timeout.CopyFrom(duration(left_s))
@@ -265,11 +267,11 @@ class TensorStore:
             self._released.append(id_)
             idle, self._telling = not self._telling, True
         if idle:
-            with suppress(Unavailable):  # of a store that is over nothing is held any more
+            with suppress(Unavailable):  # a closed or lost store holds no tensors
                 self._thread.run(self._release())
 
     def _release(self) -> Job:
-        """Those that were got and are released by now, and meanwhile, as many as there are at a time."""
+        """Tells the lead of all released tensors, and then of those released meanwhile."""
         try:
             while True:
                 with self._lock:
@@ -288,9 +290,9 @@ class TensorStore:
             raise
 
     def _is_over(self, id_: TensorId) -> bool:
-        """Whether its lead is to be told at once: the row is gone then. The last release of a tensor is the one that
-        counts, and none while somebody asks for it: the lead may have given it by now, in the pages that a release
-        would free.
+        """Returns whether the lead is to be told of a tensor's release now. Forgets a tensor that no get asks for or
+        holds. Only the last release counts. No release counts while a get is in flight: the lead may have answered that
+        get already, with the pages that the release would free.
         """
         got = self._got.get(id_)
         if got is None or got.asked or got.held:
@@ -299,7 +301,7 @@ class TensorStore:
         return got.released
 
     def _tell_released(self, ids: Sequence[TensorId]) -> Job:
-        """Of these their lead, if they are over when it is their turn: who asks for one meanwhile has it."""
+        """Tells the lead of released tensors. Each is checked just before its call: a get may have begun meanwhile."""
         of: dict[bytes, list[TensorId]] = {}
         for id_ in ids:
             of.setdefault(id_.key, []).append(id_)
@@ -307,11 +309,11 @@ class TensorStore:
             for start in range(0, len(rows), NAMES_MAX):
                 names = [name_to_proto(id_) for id_ in rows[start : start + NAMES_MAX] if self._is_over(id_)]
                 if names:
-                    with suppress(KVGrpcError):  # the lead's life is over, and with it what was held
+                    with suppress(KVGrpcError):  # a lead that is gone holds no tensors
                         yield {"release_tensors": tensor_pb2.ReleaseTensorsRequest(transfer_key=key, names=names)}
 
     def _release_all(self, key: bytes, ids: Sequence[TensorId], source: str) -> Job:
-        """All of a request; or, of it, these: also where the source refuses some of them."""
+        """Releases all tensors of a request, or only `ids`. All batches are sent, also after one that is refused."""
         for id_ in ids or [id_ for id_ in self._got if id_.key == key]:
             self._got.pop(id_, None)
         count, refused = 0, None
@@ -333,20 +335,20 @@ class TensorStore:
 
 @dataclass(eq=False)
 class _Got:
-    """Gets of one tensor."""
+    """The gets of one tensor."""
 
     asked: int = 0
-    """Those that are not answered."""
+    """Number of gets in flight."""
     held: int = 0
-    """Those that were answered, and not released."""
+    """Number of results that are not released."""
     released: bool = False
-    """One was, which the lead is not told yet."""
+    """True after a release of which the lead has not been told."""
 
 
 def _layout_of(
     store_bytes: int, page_bytes: int, memory: torch.Tensor | None, data_paths: Sequence[str]
 ) -> tuple[PoolLayout, torch.Tensor | None]:
-    """The pool of a store, and its whole pages of that memory. Raises InvalidRequest."""
+    """Returns the pool of a store, and the whole pages of `memory`. Raises InvalidRequest."""
     if memory is None:
         return store_layout(store_bytes, page_bytes), None
     if store_bytes:
@@ -362,12 +364,12 @@ def _layout_of(
 
 
 def _named(name: str | int, layer: int | None) -> tuple[str, int | None]:
-    """A tensor's name and layer: a number is both."""
+    """Returns a tensor's name and layer. A number gives both."""
     return (name, layer) if isinstance(name, str) else (f"layers.{name}", name if layer is None else layer)
 
 
 def _check_trace(traceparent: str) -> None:
-    """Raises InvalidRequest for one that no message can have."""
+    """Raises InvalidRequest for a trace context that no message can carry."""
     if not traceparent.isascii():
         raise invalid("traceparent", "is ASCII, as W3C's Trace Context says")
 

@@ -1,9 +1,10 @@
-"""A worker's calls for tensors. A lead lets a bounded number of calls wait, those that put tensors among them; so a
-worker has a bounded number under way.
+"""A worker's calls for tensors. A lead lets a bounded number of calls wait, puts among them. So a worker has a bounded
+number in flight.
 
 Rules:
-* A call lasts a while, then it is the turn of another key. One that brings its tensor is followed by one of its key.
-* Who is refused for being one too many asks again later, and until then has half as many calls under way.
+* A call ends after a while, and another key has its turn. A call that brings its tensor is followed by one of its key.
+* A call for which the lead has no room is retried later, with half as many calls in flight at most. Each tensor that
+  comes adds one to that limit.
 """
 
 import logging
@@ -23,60 +24,60 @@ from kvgrpc.errors import DeadlineExceeded, Exhausted, InternalError, KVGrpcErro
 
 _log = logging.getLogger(__name__)
 CALLS_MAX = 1_024
-"""Under way: a quarter of what a lead lets wait."""
+"""Maximum number of calls in flight: a quarter of those that a lead lets wait."""
 CALL_S = 3.0
-"""So long a call waits."""
+"""Maximum time that a call waits, in seconds."""
 AGAIN_S = 0.1
-"""After a refusal."""
+"""Delay after a refusal, in seconds."""
 
 
 @dataclass(eq=False)
 class Ask:
-    """One tensor."""
+    """A request for one tensor."""
 
     key: bytes
     name: str
     over: Callable[[torch.Tensor | None, KVGrpcError | None], None]
-    """Hears of the tensor, copied out of the store, or why it does not come; in the thread of Asking."""
+    """Called with the tensor, copied out of the store, or with the error; in the thread of Asking."""
     wanted: Callable[[], bool]
-    """Whether anybody still takes it; else nothing is heard of it."""
+    """False if nobody takes the tensor any more. It is dropped before its next call then, without a call of `over`."""
     until: float = math.inf
-    """When it must be here, by the monotonic clock."""
+    """Deadline, by the monotonic clock."""
     more: dict[str, Any] = field(default_factory=dict)
-    """Of `TensorStore.get_async`."""
+    """Further options of `TensorStore.get_async`, for the first call."""
     later: dict[str, Any] = field(default_factory=dict)
-    """The same, of the calls after the first one."""
+    """Further options of later calls."""
 
 
 class Asking:
-    """One worker's. It has a thread, which makes the calls, and copies what they bring."""
+    """The calls of one worker. Its thread makes them, and copies the tensors that come."""
 
     def __init__(self, store: TensorStore, calls_max: int = CALLS_MAX) -> None:
         self._store, self._calls_max = store, calls_max
         self._thread = ThreadPoolExecutor(1, "kvgrpc-take")
         self._queues: dict[bytes, deque[Ask]] = {}
-        """By key, in turn."""
+        """Tensors to ask for, by key; the first key has its turn next."""
         self._under_way, self._most = 0, calls_max
-        """`_most`: may be, at present."""
+        """`_most`: maximum number of calls in flight at present."""
         self._again_at = 0.0
-        """When to call again after a refusal; 0: there was none."""
+        """Time of the next try after a refusal, by the monotonic clock; 0: there was none."""
 
     def ask(self, asks: Iterable[Ask]) -> None:
-        """For all of these, those of a key in this order."""
+        """Asks for all of these. Those of a key are asked for in this order."""
         self._do(self._add, list(asks))
 
     def turn(self) -> None:
-        """Calls for what was refused. To be called in every step."""
+        """Retries after a refusal. To be called in every step."""
         if self._again_at and self._again_at <= time.monotonic():
             self._again_at = 0.0
             self._do(self._call)
 
     def close(self) -> None:
-        """Nothing is heard of any tensor from here on."""
+        """Ends the thread after its current task, without waiting. No tensor is reported after that."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _do(self, what: Callable[..., None], *of: Any) -> None:
-        with suppress(RuntimeError):  # nobody takes anything any more
+        with suppress(RuntimeError):  # `close` was called
             self._thread.submit(what, *of)
 
     # -- in its thread
@@ -87,7 +88,7 @@ class Asking:
         self._call()
 
     def _next(self, key: bytes) -> Ask:
-        """Of this key, if there is one; else of the key whose turn it is, which is the last one then."""
+        """Returns the next tensor of this key, or else of the key whose turn it is, which becomes the last key."""
         queue = self._queues.get(key)
         if queue is None:
             key, queue = next(iter(self._queues.items()))
@@ -98,7 +99,7 @@ class Asking:
         return ask
 
     def _call(self, key: bytes = b"") -> None:
-        """As many as may be under way, first those of this key."""
+        """Makes as many calls as may be in flight, those of this key first."""
         while self._queues and self._under_way < self._most:
             ask = self._next(key)
             if not ask.wanted():
@@ -131,7 +132,7 @@ class Asking:
                 self._queues.setdefault(ask.key, deque()).append(ask)
             else:
                 ask.over(None, error)
-        except Exception as defect:  # noqa: BLE001 - it is the request's
+        except Exception as defect:  # noqa: BLE001 - only this request fails
             _log.exception("a tensor could not be taken")
             ask.over(None, InternalError(Reason.INTERNAL, f"a defect of kvgrpc: {defect!r}"))
         else:

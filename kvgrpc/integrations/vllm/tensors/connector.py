@@ -1,4 +1,4 @@
-"""What KVGrpcConnector is in this mode: each hook goes to its side, and none raises but at the start."""
+"""KVGrpcConnector in this mode. Each hook goes to its side. No hook raises, except at the start."""
 
 import logging
 import os
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 class TensorConnector(KVConnectorBase_V1, SupportsHMA):
-    """One side of it, as vLLM makes it in each of its processes."""
+    """One side of the connector, as vLLM makes it in each of its processes."""
 
     _cache_hit_source = CacheHitSource.P2P
 
@@ -65,7 +65,7 @@ class TensorConnector(KVConnectorBase_V1, SupportsHMA):
     # -- the scheduler's side
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], MetStore]) -> None:
-        """The last of the start: where the stores are."""
+        """Completes the start with the addresses of the stores. Raises ValueError if the ranks compute differently."""
         met = of_ours(MetStore, [metadata[0, rank] for rank in range(len(metadata))])
         if len({of.identity for of in met}) > 1:
             raise unserved("ranks that compute alike", "run all workers of this engine on the same kind of processor")
@@ -108,16 +108,16 @@ class TensorConnector(KVConnectorBase_V1, SupportsHMA):
     def request_finished_all_groups(
         self, request: "Request", block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:  # fmt: skip
-        """The blocks are never kept: what was put of them are copies."""
+        """Returns False, as blocks are never kept: tensors are copies. Adds what the router relays; None: nothing."""
         return False, self._do(lambda side: side.finished(request), otherwise=None)
 
     def request_finished(self, request: "Request", block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        """The same, as vLLM says it beside a connector that knows one group alone."""
+        """Does the same; vLLM calls this one beside a connector that knows one group alone."""
         return self.request_finished_all_groups(request, (block_ids,))
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """Always: which requests are handed over is said by each, not by the engine's `kv_role`."""
+        """Always true: each request says whether it is handed over, not the engine's `kv_role`."""
         return True
 
     def has_pending_push_work(self) -> bool:
@@ -154,14 +154,14 @@ class TensorConnector(KVConnectorBase_V1, SupportsHMA):
         return MetStore(self._in.attach(engine_id, get_tensor_model_parallel_rank(), identity), identity)
 
     def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:
-        """What this step computes on is there when this returns."""
+        """Loads the KV that this step computes on, before it returns."""
         self._in.begin(self._step())
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Nothing: all layers are loaded before the first one is computed."""
+        """Does nothing: all layers are loaded before the first one is computed."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
-        """What this layer computed goes."""
+        """Reports a computed layer. A tensor is put once its last layer is computed."""
         self._in.layer_done(layer_name, self._step())
 
     def wait_for_save(self) -> None:
@@ -195,4 +195,4 @@ class TensorConnector(KVConnectorBase_V1, SupportsHMA):
 
 
 TensorConnector.__name__ = "KVGrpcConnector"
-"""What a MultiConnector calls its counts by: its configuration has no other name for it."""
+"""Name of this connector's counts in a MultiConnector, whose configuration has no other name for it."""

@@ -1,4 +1,4 @@
-"""What the two sides of the connector tell each other in a step, and at the start."""
+"""Messages between the two sides of the connector, in each step and at the start."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -20,17 +20,17 @@ class MetStore(KVConnectorHandshakeMetadata):
 
     address: str
     identity: str
-    """What its KV is of: see `identity_of`."""
+    """Identity of the KV, from `identity_of`."""
 
 
 @dataclass(frozen=True)
 class Put:
-    """A part that is computed when this step is done."""
+    """A part to put. It is computed when this step is done."""
 
     request_id: str
     key: bytes
     to: str
-    """Address of the consumer's rank 0; empty: it is kept."""
+    """Address of the consumer's rank 0; empty: the part is kept here."""
     part: Part
     blocks: list[int]
     ttl_s: float | None
@@ -39,7 +39,7 @@ class Put:
 
 @dataclass(frozen=True)
 class Expect:
-    """Parts that a request takes, beside those that it was told to take before."""
+    """Parts that a request takes, in addition to earlier ones."""
 
     request_id: str
     key: bytes
@@ -47,61 +47,61 @@ class Expect:
     """Address of the source's rank 0; empty: not known."""
     parts: list[Part]
     let_go: int = 0
-    """So many parts, the first ones of the prompt, are refused from now on: nobody here takes them."""
+    """Number of leading parts of the prompt that are refused from now on: nobody here takes them."""
     fetches: bool = False
-    """The source keeps them; else it puts them here."""
+    """True if the source keeps the tensors. False if it puts them here."""
     label: str = ""
-    """What its transfers are called; empty: as the request is."""
+    """Label of the transfers; empty: the request's id."""
     traceparent: str = ""
 
 
 @dataclass(frozen=True)
 class Load:
-    """A request has blocks for what it took."""
+    """Blocks of a request, to be filled with what it took."""
 
     request_id: str
     first_block: int
-    """The first of them, of the blocks of the prompt."""
+    """Index of the first one among the blocks of the prompt."""
     blocks: list[int]
 
 
 @dataclass
 class TensorStep(KVConnectorMetadata):
-    """From the scheduler's side."""
+    """The tasks of the workers in one step, from the scheduler's side."""
 
     number: int = 0
     puts: list[Put] = field(default_factory=list)
     watches: list[Expect] = field(default_factory=list)
-    """Requests that will take something, and wait in vLLM's queue."""
+    """Requests that will take tensors, and wait in vLLM's queue."""
     expects: list[Expect] = field(default_factory=list)
     loads: list[Load] = field(default_factory=list)
-    """Before the step computes."""
+    """Loads to do before the step computes."""
     left: list[str] = field(default_factory=list)
     """Requests that take nothing any more."""
     ended: list[bytes] = field(default_factory=list)
     """Keys under which nothing is put or taken any more."""
     given_back: dict[bytes, str] = field(default_factory=dict)
-    """Of some of these keys: the address of the source's rank 0, which keeps tensors that nobody here takes."""
+    """Some of the `ended` keys -> address of the source's rank 0. The source keeps tensors that nobody here takes."""
     failed: set[str] = field(default_factory=set)
-    """Requests that wait for blocks to be filled, which will not be."""
+    """Requests that wait for their blocks to be filled, in vain."""
     forget: bool = False
-    """All that was put before ends."""
+    """True if all that was put before this step is to end."""
     idle: bool = False
-    """Nothing is computed, and somebody waits."""
+    """True if nothing is computed and a request waits for tensors."""
 
 
 @dataclass
 class Heard(KVConnectorWorkerMetadata):
-    """From the workers: summed over them."""
+    """News from the workers, summed over them."""
 
     held: Counter[tuple[str, bytes, int]] = field(default_factory=Counter)
-    """By request, transfer key and number of parts: how many workers have all these."""
+    """Request, transfer key and number of parts -> number of workers that hold all these parts."""
     lost: dict[tuple[str, bytes], Loss] = field(default_factory=dict)
-    """Requests and their transfer keys of which something will not come, and why."""
+    """Requests with their transfer keys -> reason why a tensor will not come."""
     forgot: Counter[int] = field(default_factory=Counter)
-    """By step: how many workers have ended what was put before."""
+    """Step -> number of workers that have ended what was put before it."""
     over: str = ""
-    """Why a worker has no store any more."""
+    """Reason why a worker has no store any more; empty: all have one."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "Heard":
         assert isinstance(other, Heard)
@@ -116,5 +116,5 @@ class Heard(KVConnectorWorkerMetadata):
 
 
 def loss_of(error: KVGrpcError) -> Loss:
-    """Why something does not come that this ended."""
+    """Returns the loss of a request whose tensor ended with this error."""
     return Loss(error.reason, error.sentence, error.next or NextStep.RECOMPUTE)

@@ -1,4 +1,4 @@
-"""What vLLM is told about kvgrpc in this mode, and which engines it serves."""
+"""The options of this mode, and the engines that it serves."""
 
 import logging
 from dataclasses import dataclass, fields
@@ -30,71 +30,71 @@ SPLITS = {"pipeline_parallel_size": "pipeline stages", "data_parallel_size": "re
 
 
 class Send(Enum):
-    """How a tensor gets from the store of the prefill engine into that of the decode engine."""
+    """The way of a tensor from the prefill engine's store into the decode engine's."""
 
     PUT = "put"
-    """A step of prefill ends when decode has what it computed."""
+    """A prefill step ends when the decode engine has what it computed."""
     PUT_ASYNC = "put_async"
-    """It ends when what it computed is copied."""
+    """A prefill step ends when what it computed is copied."""
     GET = "get"
-    """The same, and it is kept until decode fetches it."""
+    """Like `PUT_ASYNC`, but the tensors are kept until the decode engine fetches them."""
 
 
 class WhenFull(Enum):
-    """What becomes of a tensor for which a prefill engine has no room: neither in its store nor among the copies that
-    wait for room there.
+    """The fate of a tensor for which a prefill engine has no room: neither in its store nor among the copies that wait
+    for room there.
     """
 
     GIVE_UP = "give_up"
-    """Its request gives no KV: decode computes it, or fails it. No step waits."""
+    """The request gives no KV: the decode engine computes or fails it. No step waits for room in the store."""
     WAIT = "wait"
-    """The step waits for room, and with it all requests of that engine."""
+    """The step waits for room, and so do all requests of that engine."""
 
 
 @dataclass(frozen=True)
 class TensorOptions:
-    """`kv_connector_extra_config`, with what vLLM itself is told."""
+    """The settings of `kv_connector_extra_config`, with related settings of vLLM itself."""
 
     on_loss: OnLoss = OnLoss.RECOMPUTE
     send: Send = Send.PUT_ASYNC
     listen: str = "127.0.0.1:0"
-    """Where the lead of rank 0 serves peers and routers; that of rank n at the port plus n."""
+    """Address at which the lead of rank 0 serves peers and routers. The lead of rank n has that port plus n."""
     store_bytes: int = 1 << 30
     page_bytes: int = PAGE_BYTES
     store_on_device: bool = False
-    """The store lies in the memory that the engine computes in, beside its cache; else in host memory."""
+    """True if the store lies in the memory that the engine computes in, beside its cache. False: in host memory."""
     queued_bytes: int = 256 << 20
-    """Of copies that wait for room in a prefill engine's store, in the memory that it computes in."""
+    """Maximum bytes of copies that wait for room in a prefill engine's store, in the memory that it computes in."""
     when_full: WhenFull = WhenFull.GIVE_UP
     waiting_bytes: int = 4 << 30
-    """A decode engine waits for no more requests at a time than have so many bytes of KV on a rank, but for one."""
+    """Maximum bytes of KV, on a rank, that a decode engine waits for at a time. One request is always asked for."""
     part_tokens: int = 1024
     layers_per_tensor: int = 4
     timeout_s: float = 30.0
-    """So long a decode engine waits for what it takes, and what a prefill engine gives for room in its store."""
+    """Time, in seconds, that a decode engine waits for tensors, and that a prefill engine's tensors wait for room."""
     ttl_s: float | None = None
-    """How long what nobody fetches is kept; None: the lead's default."""
+    """Time, in seconds, that a tensor is kept which nobody has fetched; None: the lead's default."""
     peers: tuple[str, ...] = ()
-    """Stores that tensors are exchanged with, by the address of their rank 0, and no others; empty: any that the lead
-    may dial. Where there is one, tensors are put there, unless a request says otherwise.
+    """Addresses of rank 0 of all stores that tensors may be exchanged with; empty: all that the lead may dial. A single
+    one is the default store for tensors that are put.
     """
     proxy_ip: str = ""
-    """With `proxy_port`: where a proxy listens for engines, with which this one registers. Empty: it does not."""
+    """IP address of the proxy with which this engine registers, at `proxy_port`; empty: it does not register."""
     proxy_port: int = 0
     http_port: int = 0
-    """Where vLLM serves: what the proxy is told."""
+    """Port at which vLLM serves, as the proxy is told."""
     data_paths: tuple[str, ...] = ("shm", "cma", "nixl", "cuda_vmm", "collective")
     serve_flags: tuple[str, ...] = ()
     weights_revision: str = ""
     pairing_secret_file: str = ""
-    """Where the secret is that both engines share, for keys that are made of ids. Empty: nowhere."""
+    """File with the secret that both engines share, for keys that are derived from request ids; empty: none."""
 
     @classmethod
     def of(cls, config: "VllmConfig") -> "TensorOptions":
-        """Raises ValueError for what is unknown, or wrong."""
+        """Reads the options of an engine. Raises ValueError for unknown and invalid ones."""
         transfer, model = config.kv_transfer_config, config.model_config
         stated: dict[str, Any] = dict(transfer.kv_connector_extra_config or {})
-        for key in ("mode", "on_loss"):  # `choose_policy` has told vLLM of the latter
+        for key in ("mode", "on_loss"):  # `choose_policy` has told vLLM of `on_loss`
             stated.pop(key, None)
         check_keys(stated.keys() - {field.name for field in fields(cls)}, MODE)
         check_fields(transfer)
@@ -127,16 +127,16 @@ class TensorOptions:
         return made
 
     def proxy_of(self, config: "VllmConfig") -> Proxy | None:
-        """With which this engine registers; None: with none. Raises ValueError."""
+        """Returns the proxy with which this engine registers; None: it does not register. Raises ValueError."""
         return Proxy.of(config.kv_transfer_config, self.proxy_ip, self.proxy_port, self.http_port)
 
     def listen_of(self, rank: int) -> str:
-        """Where the lead of a rank serves."""
+        """Returns the address at which the lead of a rank serves."""
         return address_of(self.listen, rank)
 
 
 def address_of(first: str, rank: int) -> str:
-    """Where the store of a rank is, by that of rank 0; port 0 is any. Raises ValueError for what is no address."""
+    """Returns the address of a rank's store, given that of rank 0. Port 0 is any. Raises ValueError for no address."""
     host, colon, port = first.rpartition(":")
     if not colon or not port.isdecimal():
         raise ValueError(f"{first!r} is no address: write host:port")
@@ -144,8 +144,8 @@ def address_of(first: str, rank: int) -> str:
 
 
 def check(config: "VllmConfig", options: TensorOptions, layout: PoolLayout) -> None:
-    """Raises ValueError for an engine that is not served in this mode, with the reason and what would do. Its layout is
-    one that is served in other modes.
+    """Raises ValueError for an engine that this mode does not serve, with the reason and a remedy. `layout`: one that
+    other modes serve.
     """
     parallel = config.parallel_config
     for split, what in SPLITS.items():
@@ -169,7 +169,7 @@ def check(config: "VllmConfig", options: TensorOptions, layout: PoolLayout) -> N
 
 
 def _check_tensors(options: TensorOptions, layout: PoolLayout) -> None:
-    """Raises ValueError for tensors that are none, or that the store has no room for."""
+    """Raises ValueError for an invalid size of tensors, or one that the store has no room for."""
     block_tokens = layout.groups[0].block_tokens
     if options.part_tokens < 1 or options.part_tokens % block_tokens or options.part_tokens % UNIT_TOKENS:
         raise unserved(

@@ -1,7 +1,7 @@
-"""How a request finds the other engine, and how its tensors get from the one to the other.
+"""The pairing of a request with the other engine, and the way of its tensors between the two.
 
-Who gives puts its tensors where it is told to: by the router, by the request's id, or by the configuration, which names
-one decode engine. Where nobody says it, it keeps them, and its answer says so: the decode engine fetches them.
+A prefill engine puts the tensors where the router, the request's id, or a configuration with one decode engine says.
+If none of them says it, the prefill engine keeps the tensors and says so in its answer: the decode engine fetches them.
 """
 
 from dataclasses import replace
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 
 class Pairing:
-    """One engine's."""
+    """The pairing of one engine's requests."""
 
     def __init__(self, options: TensorOptions, address: str, ranks: int) -> None:
-        """`address`: of the store of rank 0."""
+        """`address`: address of the store of rank 0."""
         self._options, self._address, self._ranks = options, address, ranks
         self._reads_ids = bool(options.proxy_ip or options.peers)
-        """Whoever may send a request chooses its id: so an operator says that ids are a proxy's."""
+        """True if the configuration says that proxies make the ids: any client of an engine can choose an id."""
         self._secret = read_secret(options.pairing_secret_file)
 
     def wanted(self, request: "Request") -> Named | None:
-        """What a request wants; None: nothing. What its params say goes before what its id says. Raises InvalidRequest
-        as `named` does.
+        """Returns what a request wants; None: nothing. Its params take precedence over its id. Raises InvalidRequest as
+        `named` does.
         """
         own = self._address if self._reads_ids else ""
         params = request.kv_transfer_params if isinstance(request.kv_transfer_params, dict) else {}
@@ -45,7 +45,7 @@ class Pairing:
         return wants
 
     def check(self, wants: Named) -> None:
-        """Raises KVGrpcError for what no request may want. What else may be dialled is its lead's to say."""
+        """Raises KVGrpcError for what no request may want. The lead checks which addresses may be dialled."""
         check_transfer_key(wants.key)
         if wants.ttl_s is not None and wants.ttl_s <= 0:
             raise InvalidRequest(Reason.TTL_INVALID, f"kv_transfer_params: a ttl of {wants.ttl_s} s keeps nothing")
@@ -62,23 +62,23 @@ class Pairing:
             raise InvalidRequest(Reason.INVALID_FIELD, text)
 
     def consumer(self, wants: Named) -> str:
-        """Where the tensors of this request are put; empty: they are kept."""
+        """Returns the address at which the tensors of this request are put; empty: they are kept."""
         puts = self._options.send is not Send.GET if wants.puts is None else wants.puts
         sole = self._options.peers[0] if len(self._options.peers) == 1 else ""
         return (wants.peer or sole) if puts else ""
 
     def fetches(self, wants: Named) -> bool:
-        """Whether the tensors of this request are fetched."""
+        """Returns whether the tensors of this request are fetched."""
         return self._options.send is Send.GET if wants.puts is None else not wants.puts
 
 
 def takes_by_params(request: "Request") -> bool:
-    """Whether a request's params say that its prompt was, or is, computed elsewhere."""
+    """Returns whether a request's params say that its prompt is computed elsewhere."""
     params = request.kv_transfer_params
     return isinstance(params, dict) and params.get("do_remote_prefill") is True
 
 
 def said_by_params(request: "Request") -> bool:
-    """Whether a request's params say what it wants; else its id does."""
+    """Returns whether a request's params say what it wants; otherwise its id does."""
     params = request.kv_transfer_params
     return takes_by_params(request) or (isinstance(params, dict) and params.get("do_remote_decode") is True)

@@ -1,11 +1,11 @@
-"""What a worker takes. It asks its store for all tensors of a request, and copies each out of the store as it comes: so
-the store has room for the next one, whatever else is in it, and may be smaller than a prompt. When the request has
-blocks, they are copied into these.
+"""The tensors that a worker takes. The worker asks its store for all tensors of a request, and copies each out of the
+store as it comes. So the store has room for the next tensor, and may be smaller than a prompt. Once the request has
+blocks, the copies are copied into the blocks.
 
-A tensor may never come. So from when its request arrives the worker asks the source for one that is never put: this
-call ends when the source gives the request up, or dies. While somebody waits so, what lies in both stores of that
-request lasts, however long it is in vLLM's queue. And what was to be put here, and has not come when its first call is
-over, is asked of the source, which may keep it: a prefill that was told of no consumer does.
+A tensor may never come. So when a request arrives, the worker asks the source for a tensor that is never put. This call
+ends when the source gives the request up, or dies. Until then both leads renew the request's tensors, within their
+limits, while it is in vLLM's queue. A tensor that is to be put here, and does not come within the first call, is asked
+of the source: a prefill engine that was told of no consumer keeps it.
 """
 
 import math
@@ -27,72 +27,72 @@ from kvgrpc.integrations.vllm.tensors.parts import Part
 from kvgrpc.integrations.vllm.tensors.stacks import Stack, stacks
 
 IDLE_S = 0.005
-"""A step without tokens waits so long for news: vLLM makes one after the other while a request waits for its KV."""
+"""Maximum time that a step without tokens waits for news, in seconds: vLLM repeats such steps while a request waits."""
 NEVER = "never put"
 WATCHES_MAX = 256
-"""Sources that are asked at a time for what is never put. Of more requests each has its turn."""
+"""Maximum number of calls for `NEVER` in flight. With more keys each has its turn."""
 
 
 @dataclass(eq=False)
 class _Coming:
-    """A part on its way."""
+    """A part that is coming."""
 
     tensors: list[torch.Tensor | None]
-    """That of each stack, in memory of this worker; None: it is not here yet."""
+    """The tensor of each stack, in memory of this worker. None: it is not here yet."""
     lacks: int
-    """So many of them are not here."""
+    """Number of tensors that are not here yet."""
     error: KVGrpcError | None = None
-    """Why one will not be."""
+    """Error of a tensor that will not come."""
 
 
 @dataclass(eq=False)
 class _Request:
-    """One that takes."""
+    """A request that takes."""
 
     parts: dict[Part, None] = field(default_factory=dict)
-    """All that it takes."""
+    """Parts that it takes, in order."""
     told: int = 0
-    """So many parts were here when the scheduler's side was told last."""
+    """Number of parts that were here when the scheduler's side was last told."""
 
 
 @dataclass(eq=False)
 class _Taken:
-    """Under one key: for one request, or for several answers to one prompt."""
+    """The parts taken under one key, for one request or for several answers to one prompt."""
 
     key: bytes
     source: str
-    """Address of this rank's source; empty: not known."""
+    """Address of this rank's source; empty: unknown."""
     fetches: bool
-    """The source keeps them; else it puts them here."""
+    """True if the source keeps the tensors. False if it puts them here."""
     parts: dict[Part, _Coming] = field(default_factory=dict)
     requests: dict[str, _Request] = field(default_factory=dict)
     let_go: int = 0
-    """So many parts, the first ones, are refused."""
+    """Number of leading parts that are refused."""
     gone: KVGrpcError | None = None
-    """Why the source will not put anything more."""
+    """Reason why the source puts nothing more. None while it may."""
     ended: bool = False
 
 
 class Receiving:
-    """One worker's."""
+    """The taking side of one worker."""
 
     def __init__(
         self, store: TensorStore, options: TensorOptions, rank: int, caches: Mapping[str, torch.Tensor]
     ) -> None:
-        """`caches`: as in Sending."""
+        """`caches`: see Sending."""
         self._store, self._options, self._rank = store, options, rank
         self._caches, self._stacks = caches, stacks(caches, options.layers_per_tensor)
         self._taken: dict[bytes, _Taken] = {}
         self._key_of: dict[str, bytes] = {}
         self._changed: deque[_Taken] = deque()
-        """Something came for these, or will not, that the scheduler's side does not know of."""
+        """Keys with news of which the scheduler's side does not know: something came, or will not."""
         self._news = threading.Event()
-        """There are such."""
+        """Set while there is news."""
         self._asking, self._watching = Asking(store), Asking(store, WATCHES_MAX)
 
     def expect(self, expect: Expect) -> None:
-        """A request takes these parts, from now on and for `timeout_s` at most; none: it will take some, later. Raises
-        Unavailable.
+        """Asks for the parts of a request, for `timeout_s` at most. Without parts the request will take some later, and
+        only the source is watched. Raises Unavailable.
         """
         source = address_of(expect.source, self._rank) if expect.source else ""
         taken = self._taken.get(expect.key)
@@ -111,10 +111,10 @@ class Receiving:
                 coming = taken.parts[part] = _Coming([None] * len(self._stacks), len(self._stacks))
                 asks += [self._ask(taken, part, coming, stack, until, expect) for stack in enumerate(self._stacks)]
         self._asking.ask(asks)
-        self._change(taken)  # it may be here already
+        self._change(taken)  # its parts may be here already
 
     def _let_go(self, taken: _Taken, parts: int) -> None:
-        """What comes of the first parts of the prompt is refused: nobody is to wait for room for it."""
+        """Refuses the leading parts of the prompt, so that no put waits for room for them."""
         names = [(s.name(self._rank), part) for part in range(taken.let_go, parts) for s in self._stacks]
         taken.let_go = max(taken.let_go, parts)
         if names:
@@ -123,7 +123,7 @@ class Receiving:
     def _ask(
         self, taken: _Taken, part: Part, coming: _Coming, numbered: tuple[int, Stack], until: float, expect: Expect
     ) -> Ask:
-        """For the tensor of one stack, which has this number among them."""
+        """Returns the request for the tensor of one stack. `numbered`: the stack with its index in `_stacks`."""
         number, stack = numbered
         cache = self._caches[stack.layers[0]]
         more = {
@@ -134,7 +134,7 @@ class Receiving:
         source = {"source": taken.source} if taken.source else {}
 
         def over(tensor: torch.Tensor | None, error: KVGrpcError | None) -> None:
-            """In the thread of Asking."""
+            """Runs in the thread of Asking."""
             if tensor is not None:
                 coming.tensors[number] = tensor
                 coming.lacks -= 1
@@ -147,7 +147,7 @@ class Receiving:
 
     def _ask_for_never(self, taken: _Taken) -> Ask:
         def over(_: torch.Tensor | None, error: KVGrpcError | None) -> None:
-            """In the thread of Asking."""
+            """Runs in the thread of Asking."""
             taken.gone = error
             self._change(taken)
 
@@ -159,8 +159,8 @@ class Receiving:
         self._news.set()
 
     def load(self, load: Load) -> None:
-        """Copies into these blocks. Raises what a tensor did not come with, and NotFound (TRANSFER_NOT_FOUND) where one
-        of them was not taken: then none is filled.
+        """Copies what was taken into the blocks of a load. Raises the error of a tensor that did not come, or NotFound
+        (TRANSFER_NOT_FOUND) for a block that was not taken or is not here: then no block is filled.
         """
         whole = list(self._found(load))
         if missing := len(load.blocks) - sum(len(blocks) for blocks, _, _ in whole):
@@ -171,7 +171,7 @@ class Receiving:
                 stack.scatter(self._caches, blocks, tensor[:, skip : skip + len(blocks)])
 
     def _found(self, load: Load) -> Iterator[tuple[list[int], _Coming, int]]:
-        """Its blocks by parts, what came for these, and after so many blocks of a part they begin."""
+        """Yields for each part of a load: the blocks to fill, what came, and the part's first block to copy."""
         taken = self._taken.get(self._key_of.get(load.request_id, b""))
         if taken is None:
             raise NotFound(Reason.TRANSFER_NOT_FOUND, "nothing was taken for it")
@@ -188,23 +188,23 @@ class Receiving:
             yield load.blocks[first - load.first_block : last - load.first_block], coming, first - part.first_block
 
     def left(self, request_id: str) -> None:
-        """A request takes nothing any more."""
+        """Notes that a request takes nothing any more."""
         key = self._key_of.pop(request_id, None)
         if key is not None and key in self._taken:
             self._taken[key].requests.pop(request_id, None)
 
     def ended(self, key: bytes) -> None:
-        """Nothing is taken under this key any more."""
+        """Notes that nothing is taken under this key any more."""
         taken = self._taken.pop(key, None)
         if taken is not None:
             taken.ended = True
 
     def wait(self) -> None:
-        """Returns when there is news, and after IDLE_S in any case."""
+        """Returns when there is news, or after `IDLE_S`."""
         self._news.wait(IDLE_S)
 
     def hear(self, heard: Heard) -> None:
-        """Tells what is here by now, and what will not come: of keys for which something changed."""
+        """Reports, for keys that changed, what is here and what will not come."""
         self._asking.turn()
         self._watching.turn()
         self._news.clear()
@@ -226,6 +226,6 @@ class Receiving:
             heard.lost[request_id, taken.key] = loss_of(error)
 
     def close(self) -> None:
-        """Takes nothing any more."""
+        """Ends all calls; nothing is taken any more."""
         self._asking.close()
         self._watching.close()

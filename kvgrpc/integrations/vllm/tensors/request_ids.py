@@ -1,8 +1,8 @@
-"""Requests whose id says which two engines they are for.
+"""Request ids that name the two engines of a request.
 
-Proxies for several prefill and decode engines (XpYd) take two engines that have registered with them. They give both
-legs of a request one id, with the addresses of both stores in it, and say nothing else. vLLM puts before it what it is
-an answer to, and behind it the number of the prompt, where a request may have several, and eight characters of its own.
+Proxies for several prefill and decode engines (XpYd) choose two engines that have registered with them. They give both
+legs of a request one id with the addresses of both stores, and say nothing else. vLLM puts the kind of answer before
+it, and the number of the prompt, if a request may have several, and eight random characters behind it.
 """
 
 import re
@@ -20,8 +20,8 @@ _ID = re.compile(
 
 
 def named_by_id(request_id: str, own: str, ttl_s: float | None = None, secret: bytes = b"") -> Named | None:
-    """What a request with this id wants of the engine whose store is at `own`; None: nothing, as the id is no such one,
-    or is one for other engines, or has this engine on both sides. `secret`: what both engines share.
+    """Returns what a request with this id wants of the engine whose store is at `own`. Returns None if the id has no
+    addresses, names other engines, or names this engine on both sides. `secret`: the secret that both engines share.
     """
     found = _ID.search(request_id)
     if found is None or found.end() != len(request_id):

@@ -1,4 +1,4 @@
-"""What the scheduler's side knows of a request."""
+"""Requests as the scheduler's side knows them."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -20,9 +20,9 @@ class Giving:
     wants: Named
     prompt: Prompt
     to: str
-    """Where they are put: address of the consumer's rank 0; empty: they are kept."""
+    """Address of the consumer's rank 0, where the tensors are put; empty: they are kept."""
     put: int = 0
-    """So many parts, the first ones, are put. They stay good when the request is preempted."""
+    """Number of leading parts that are put. They stay valid when the request is preempted."""
 
 
 @dataclass(eq=False)
@@ -33,20 +33,20 @@ class Taking:
     wants: Named | None = None
     prompt: Prompt | None = None
     asked: range = range(0)
-    """Parts that the workers were told of."""
+    """Parts that the workers were told to ask for."""
     nbytes: int = 0
     """Bytes of KV of these parts, on a rank."""
     held: bool = False
-    """All workers hold what was asked for."""
+    """True if all workers hold what was asked for."""
     lost: Loss | None = None
-    """Why it does not come."""
+    """Reason why the KV does not come. None while it may come."""
     refused: bool = False
-    """It was lost when it arrived, since it asks for nothing that can be done."""
+    """True if the request was lost on arrival, because it asks for something impossible."""
     computed_here: bool = False
-    """It is lost by what happened in this engine, which computes it, whatever is configured for what does not come."""
+    """True if this engine itself lost the KV. It computes the prompt then, whatever `on_loss` says."""
     workers: Counter[int] = field(default_factory=Counter)
-    """By number of parts: how many workers hold so many."""
+    """Number of parts -> number of workers that hold so many."""
 
     def takes(self, key: bytes) -> bool:
-        """Whether it is under this key: a request that left may have had the same id."""
+        """Returns whether it takes under this key: a request that left may have had the same id."""
         return self.wants is not None and self.wants.key == key

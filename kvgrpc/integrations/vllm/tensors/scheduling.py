@@ -1,9 +1,8 @@
-"""The scheduler's side: what is put, asked for and loaded.
+"""The scheduler's side: it decides what is put, asked for and loaded.
 
-A request that takes tensors is asked for by vLLM in every step, and answers that it needs more time until all workers
-hold what it lacks: until then it has no blocks, and nothing waits for it. Then it has blocks, and its tensors are
-copied into them at the beginning of the same step. So a prefill engine that dies, or is slow, costs this request time,
-and no other one.
+In every step vLLM asks about each request that takes tensors, and learns that it needs more time until all workers hold
+what it lacks. Until then the request has no blocks, and nothing waits for it. Then it gets blocks, and its tensors are
+copied into them at the beginning of the same step. So a slow or dead prefill engine delays this request, and no other.
 """
 
 import logging
@@ -34,10 +33,10 @@ _log = logging.getLogger(__name__)
 
 
 class TensorScheduling:
-    """One engine's."""
+    """The decisions of one engine."""
 
     def __init__(self, options: TensorOptions, layout: "PoolLayout", ranks: int, address: str) -> None:
-        """`layout`: of the cache of one of the `ranks`. `address`: of the store of rank 0."""
+        """`layout`: layout of one rank's cache. `ranks`: number of ranks. `address`: address of the store of rank 0."""
         self.stats = KVGrpcStats()
         self.adapters = Adapters()
         self.blocks: Any = None
@@ -48,38 +47,38 @@ class TensorScheduling:
         self._block_bytes = [region.block_bytes for region in layout.regions]
         n = options.layers_per_tensor
         self._tensors = [sum(self._block_bytes[i : i + n]) for i in range(0, len(self._block_bytes), n)]
-        """Bytes of a block in each tensor of a part."""
+        """Bytes of one block in each tensor of a part."""
         self._pages = options.store_bytes // options.page_bytes
         self._giving: dict[str, Giving] = {}
         self._siblings = Siblings()
         self._unshown: set[str] = set()
-        """Prefills that give nothing, since another one gives what they compute."""
+        """Prefills that give nothing: a sibling gives in their place, or their prompt is not the first of its list."""
         self._taking: dict[str, Taking] = {}
         self._users: Counter[bytes] = Counter()
-        """Requests that take under each key: the answers of one prompt take the same tensors."""
+        """Key -> number of requests that take under it: the answers of one prompt take the same tensors."""
         self._kept: dict[bytes, str] = {}
-        """By key: the address of a source that keeps tensors of which not all were fetched."""
+        """Key -> address of a source that keeps tensors of which not all were fetched."""
         self._asked_from: dict[bytes, int] = {}
-        """By key: the first part that was asked for. What is put, and comes before it, is refused."""
+        """Key -> the first part that was asked for. Puts of earlier parts are refused."""
         self._waiting_bytes = 0
-        """Bytes of KV, on a rank, of all parts that are asked for at present."""
+        """Bytes of KV, on a rank, of all parts that requests wait for."""
         self._first = ""
-        """The first request for which there was no room; empty: there is none. None is asked for before it."""
+        """The first request for which there was no room; empty: none. No other one is asked for before it."""
         self._next = TensorStep()
-        """What is to be said in the next step."""
+        """Tasks for the next step."""
         self._number = 0
         self._given = False
-        """Something was put since the last reset."""
+        """True if something was put since the last reset."""
         self._resets_in = 0
-        """The step that says so to the workers, until they have done it; 0: none."""
+        """Number of the step that told the workers of a reset, until all have done it; 0: none."""
         self._forgot = 0
-        """Workers that have done it."""
+        """Number of workers that have done it."""
         self._over = ""
 
     # -- requests
 
     def arrived(self, request: "Request") -> None:
-        """A request came. What is wrong with its params is logged, and makes it one that gives or gets no KV."""
+        """Takes in a request. One that cannot be served is logged, and gives or gets no KV."""
         wants, takes = None, takes_by_params(request)
         try:
             wants = self._pairing.wanted(request)
@@ -100,8 +99,8 @@ class TensorScheduling:
                 taking.lost, taking.refused = loss_of(error), True
 
     def _is_anothers(self, request: "Request", wants: Named) -> bool:
-        """Whether another one of those that vLLM made of one request gives or takes in its place: where params say what
-        is wanted, which all of them have.
+        """Returns whether this request is to give or take nothing because a sibling does. That holds only for what
+        params ask for: all siblings have the same params.
         """
         request_id = request.request_id
         if not said_by_params(request):
@@ -115,7 +114,7 @@ class TensorScheduling:
         return True
 
     def _admit(self, request: "Request", wants: Named) -> None:
-        """Raises KVGrpcError."""
+        """Begins to give or take for a request. Raises KVGrpcError if it cannot."""
         taking = Taking(request.num_tokens, wants)
         if not wants.gives:
             self._users[wants.key] += 1
@@ -154,12 +153,12 @@ class TensorScheduling:
         return any(giving.wants.key == key for giving in self._giving.values())
 
     def _not_given(self, key: bytes) -> None:
-        """The decode engine may wait for it already."""
+        """Ends a key under which nothing is given: a decode engine may wait for it already."""
         if not self._gives(key):
             self._next.ended.append(key)
 
     def _check_room(self, prompt: Prompt) -> None:
-        """All of it is kept in this engine's stores."""
+        """Raises OutOfRange (LIMIT_EXCEEDED) if a store cannot keep all tensors of a prompt."""
         counts, page_bytes = [len(prompt.blocks(number)) for number in range(prompt.parts)], self._options.page_bytes
         pages = sum(pages_for(count * nbytes, page_bytes) for count in counts for nbytes in self._tensors)
         if pages > self._pages:
@@ -169,8 +168,8 @@ class TensorScheduling:
             )
 
     def match(self, request: "Request", computed_tokens: int) -> tuple[int | None, bool]:
-        """As vLLM's hook: how many tokens come from elsewhere, and whether the request waits for them; None: ask again.
-        What should come, and will not, is a load that fails, if that is configured: the engine's own way to say so.
+        """Returns how many tokens come from elsewhere, and whether the request waits for them; None: ask again. If
+        `on_loss` is FAIL, lost tokens count as a load that will fail, which is vLLM's own way to fail a request.
         """
         taking = self._taking.get(request.request_id)
         if taking is None:
@@ -185,7 +184,7 @@ class TensorScheduling:
         return (external, False) if taking.held or not external else (None, False)
 
     def _ask(self, request: "Request", taking: Taking, computed_tokens: int) -> None:
-        """For what it lacks, and was not asked for before."""
+        """Asks for what a request lacks, and was not asked for before."""
         assert taking.prompt is not None
         assert taking.wants is not None
         needed, key = taking.prompt.needed(computed_tokens), taking.wants.key
@@ -213,7 +212,7 @@ class TensorScheduling:
         self._waiting_bytes += nbytes
 
     def _has_turn(self, request_id: str, nbytes: int) -> bool:
-        """Whether a request is asked for: there is room for it, and no other one waits for that."""
+        """Returns whether a request may be asked for: there is room for it, and no other one waits for room."""
         if self._first not in self._taking:
             self._first = ""
         full = self._waiting_bytes and self._waiting_bytes + nbytes > self._options.waiting_bytes
@@ -224,8 +223,8 @@ class TensorScheduling:
         return True
 
     def allocated(self, request: "Request", blocks: list[int], external_tokens: int) -> bool:
-        """A request has blocks, so many of its tokens come from elsewhere, and it takes nothing more after this step.
-        False: nothing is known of it.
+        """Has a request's new blocks filled with `external_tokens` tokens, or the request failed. It takes nothing
+        after this step. Returns False for an unknown request.
         """
         taking = self._taking.pop(request.request_id, None)
         if taking is None:
@@ -244,11 +243,11 @@ class TensorScheduling:
         return True
 
     def cannot_load(self, request_id: str, blocks: list[int]) -> None:
-        """The step that computes on these blocks must not: the workers say so to vLLM, since they know no such load."""
+        """Keeps vLLM from computing on these blocks: workers know no such load, and report its blocks as bad."""
         self._next.loads.append(Load(f"{request_id}, which failed", 0, blocks))
 
     def finished(self, request: "Request") -> dict[str, Any] | None:
-        """A request left. What the router relays to the decode engine; None: nothing."""
+        """Ends a request that left. Returns what the router relays to the decode engine; None: nothing."""
         request_id = request.request_id
         answer = self._left(request)
         if answer:
@@ -260,7 +259,7 @@ class TensorScheduling:
         return shared if request.status in COMPLETE else None
 
     def _left(self, request: "Request") -> dict[str, Any] | None:
-        """What it gave as a whole."""
+        """Forgets a request. Returns the answer of one that gave its whole prompt; None: nothing."""
         taking = self._taking.pop(request.request_id, None)
         if taking is not None:
             self._leave(request.request_id, taking)
@@ -297,7 +296,7 @@ class TensorScheduling:
     # -- steps
 
     def step(self, output: "SchedulerOutput") -> TensorStep:
-        """What the workers are to do in it."""
+        """Returns the tasks of the workers in this step."""
         self._number += 1
         step, self._next = self._next, TensorStep()
         step.number = self._number
@@ -306,7 +305,7 @@ class TensorScheduling:
                 giving = self._giving.get(request_id)
                 if giving is not None:
                     self._put(step, giving, giving.request.num_computed_tokens + count)
-        except Exception as defect:  # noqa: BLE001 - what is to be loaded must reach the workers
+        except Exception as defect:  # noqa: BLE001 - loads must reach the workers
             _log.exception("kvgrpc is over in this engine")
             self.end(f"a defect of kvgrpc: {defect!r}")
         step.idle = bool(self._taking) and not output.total_num_scheduled_tokens
@@ -315,7 +314,7 @@ class TensorScheduling:
         return step
 
     def _put(self, step: TensorStep, giving: Giving, computed_tokens: int) -> None:
-        """Has the workers put the parts that are whole when so many tokens are computed."""
+        """Has the workers put the parts that are whole once `computed_tokens` tokens are computed."""
         request, wants = giving.request, giving.wants
         done = giving.prompt.computed(computed_tokens)
         if done <= giving.put:
@@ -335,7 +334,7 @@ class TensorScheduling:
         giving.put, self._given = done, True
 
     def hear(self, heard: Heard) -> None:
-        """What the workers say of a step."""
+        """Takes in the news of the workers from a step."""
         if heard.over:
             self.end(heard.over)
         for (request_id, key, parts), workers in heard.held.items():
@@ -360,29 +359,29 @@ class TensorScheduling:
 
     @property
     def speaks(self) -> bool:
-        """Whether the workers are to be told something, though no request is there."""
+        """True if the workers must be told something, even without any request."""
         return self._resets or bool(self._next.ended)
 
     @property
     def _resets(self) -> bool:
-        """What was put before a reset is not ended at all workers yet."""
+        """True until all workers have ended what was put before a reset."""
         return self._next.forget or bool(self._resets_in)
 
     def reset(self) -> bool:
-        """Ends all that is given, or comes. False: not yet; the next step does it."""
+        """Ends all that is given or taken. Returns False until all workers have ended it; the next step tells them."""
         self._end_all(Loss(Reason.CANCELLED, "the engine's cache was reset", NextStep.RECOMPUTE))
         self._next.forget = self._next.forget or self._given
         return not self._resets
 
     def end(self, why: str) -> None:
-        """Nothing is given or taken any more, for this reason. Idempotent."""
+        """Ends kvgrpc in this engine for a reason: nothing is given or taken any more. Idempotent."""
         if not self._over:
             self._over = why
             _log.error("kvgrpc is over in this engine, which goes on alone: %s", why)
         self._end_all(Loss(Reason.ENGINE_LOST, why, NextStep.RECOMPUTE))
 
     def _end_all(self, loss: Loss) -> None:
-        """All that is given or comes ends. Decode engines hear it, also of what was not put yet."""
+        """Ends all that is given or taken. Decode engines learn of it, also for parts that were not put yet."""
         self._next.ended += [giving.wants.key for giving in self._giving.values()]
         self._giving.clear()
         for request_id, taking in self._taking.items():

@@ -1,7 +1,7 @@
-"""What a worker puts: some layers of what is computed, as soon as the last of them is queued on the device.
+"""The tensors that a worker puts: a stack of layers goes as soon as its last layer is queued on the device.
 
-A step ends with copies, in the memory of the engine; in the store these are when there is room. A store that is full is
-no reason for a step to wait: where the copies that wait for room take too much, the next one's request gives no KV.
+A step makes copies in the memory of the engine. They go into the store when there is room. A step does not wait for a
+full store: if the waiting copies take too much memory, the request of the next one gives no KV.
 """
 
 import logging
@@ -22,38 +22,38 @@ from kvgrpc.integrations.vllm.tensors.stacks import Stack, stacks
 
 _log = logging.getLogger(__name__)
 KEPT_S = 600.0
-"""A key under which something was put is remembered so long, and as long as a put may take, for a reset: with the
-limits that leads have by default nothing is kept longer.
+"""Time after a put's timeout, in seconds, for which its key is remembered for a reset: by default the maximum age of a
+tensor that nobody asks for. A longer TTL, or a consumer that waits for kept tensors, can make a tensor outlast it.
 """
 
 
 class Sending:
-    """One worker's."""
+    """The putting side of one worker."""
 
     def __init__(
         self, store: TensorStore, options: TensorOptions, rank: int, caches: Mapping[str, torch.Tensor]
     ) -> None:
-        """`caches`: of each layer by its name, blocks first."""
+        """`caches`: cache of each layer, by name. Its first dimension is blocks."""
         self._store, self._options, self._rank = store, options, rank
         self._caches = caches
         self._stack_of = {name: stack for stack in stacks(caches, options.layers_per_tensor) for name in stack.layers}
         self._done: set[str] = set()
-        """Layers of this step that are computed, or queued to be."""
+        """Layers of this step that are computed, or queued on the device."""
         self._until: float | None = None
-        """When this step waits no longer, by the monotonic clock; None: it had not to wait."""
+        """Deadline of this step's waits, by the monotonic clock. None: it has not waited."""
         self._pending: list[tuple[Put, PendingPut]] = []
-        """Of this step, that it waits for."""
+        """Puts for which this step waits at its end."""
         self._queued: deque[tuple[int, PendingPut]] = deque()
-        """Copies that were not in the store when it was looked last, with their bytes; oldest first."""
+        """Copies that were not in the store at the last check, with their bytes; the oldest first."""
         self.queued_bytes = 0
-        """Of these."""
+        """Bytes of the copies in `_queued`."""
         self._lost: set[bytes] = set()
-        """Keys of which something could not be put."""
+        """Keys under which a put failed."""
         self._keys: dict[bytes, tuple[float, str]] = {}
-        """Under which something was put, until when that is remembered, and the consumer's address; oldest first."""
+        """Keys with puts -> time until which they are remembered, and the consumer's address; the oldest first."""
 
     def layer_done(self, name: str, step: TensorStep) -> None:
-        """This layer's part of the step is computed, or queued to be."""
+        """Notes that a layer is computed, or queued on the device. Puts the stack that is complete with it."""
         if not step.puts or name in self._done:
             return
         self._done.add(name)
@@ -79,7 +79,7 @@ class Sending:
             self._pending.append((put, pending))
 
     def _begin(self, stack: Stack, put: Put) -> PendingPut:
-        """Raises what it is refused with, also where there is no room for its copy."""
+        """Copies the blocks and begins their put. Raises the error of a refused put, or of no room for the copy."""
         nbytes = len(put.blocks) * sum(self._caches[name][0].nbytes for name in stack.layers)
         self._await_room(nbytes)
         name, rows = stack.name(self._rank), stack.gather(self._caches, put.blocks)
@@ -90,7 +90,7 @@ class Sending:
         }  # fmt: skip
         try:
             pending = self._store.put_async(put.key, name, rows, **options)
-        except Exhausted:  # too many wait to be copied
+        except Exhausted:  # the store's queue of copies is full
             self._await_room(self._options.queued_bytes + 1)
             pending = self._store.put_async(put.key, name, rows, **options)
         self._queued.append((nbytes, pending))
@@ -98,9 +98,9 @@ class Sending:
         return pending
 
     def _await_room(self, nbytes: int) -> None:
-        """For a copy of so many bytes: there is some for one in any case, when those before it are copied. Raises
-        Exhausted (POOL_EXHAUSTED) where these wait for room in the store, unless the step is to wait with them, and
-        DeadlineExceeded (DEADLINE).
+        """Waits until a copy of `nbytes` bytes may be made. Any copy may be made once all others are in the store.
+        Raises DeadlineExceeded (DEADLINE), and with `WhenFull.GIVE_UP` Exhausted (POOL_EXHAUSTED) if the oldest copy
+        waits for room in the store.
         """
         gives_up = self._options.when_full is WhenFull.GIVE_UP
         while self._queued:
@@ -118,20 +118,20 @@ class Sending:
             self.queued_bytes -= size
 
     def _left_s(self) -> float:
-        """So long this step may still wait, in all."""
+        """Returns the seconds that this step may still wait, in all. The first call sets the deadline."""
         now = time.monotonic()
         self._until = self._until or now + self._options.timeout_s
         return max(self._until - now, 0.0)
 
     def _consumer_of(self, put: Put) -> str:
-        """Its store's address; empty: it is kept."""
+        """Returns the address of the consumer's store; empty: the part is kept."""
         return address_of(put.to, self._rank) if put.to else ""
 
     def step_done(self, step: TensorStep) -> None:
-        """All layers are computed, or queued to be. With `send` put it returns when they are at the consumers, or will
-        not be.
+        """Notes that all layers are computed, or queued on the device. With `Send.PUT` returns when their tensors
+        are at the consumers, or never will be.
         """
-        for name in self._caches if step.puts else ():  # where vLLM does not come by between layers
+        for name in self._caches if step.puts else ():  # vLLM may call no hook between layers
             self.layer_done(name, step)
         self._done.clear()
         for put, pending in self._pending:
@@ -140,20 +140,20 @@ class Sending:
             except TimeoutError:
                 self._lose(put, DeadlineExceeded(Reason.DEADLINE, "it did not get there in time"))
             except KVGrpcError:
-                continue  # `_over` hears of it
+                continue  # `_over` handles it
         self._pending.clear()
         self._until = None
         self._forget_old()
 
     def _over(self, put: Put, error: BaseException | None) -> None:
-        """In the store's thread."""
+        """Runs in the store's thread."""
         if isinstance(error, KVGrpcError):
-            with suppress(Unavailable):  # the store itself is over
+            with suppress(Unavailable):  # the store is closed or lost
                 self._lose(put, error)
 
     def _lose(self, put: Put, error: KVGrpcError) -> None:
-        """A part was refused, so nothing more of its request is put. The store ends the request, by which the consumer
-        hears of it. What the consumer let go ends nothing, nor does a name that another request has: the key is its.
+        """Ends the key of a failed put: nothing more is put under it, and the store tells the consumer. A put that its
+        consumer let go changes nothing. A key whose name is taken does not end at the store: another request has it.
         """
         if error.reason is Reason.TRANSFER_ENDED or put.key in self._lost or put.key not in self._keys:
             return
@@ -163,14 +163,14 @@ class Sending:
             self._store.release_async(put.key)
 
     def ended(self, key: bytes) -> None:
-        """The request under this key is over, and is ended at the store by the caller."""
+        """Forgets a key whose request is over. The caller ends it at the store."""
         self._lost.discard(key)
         self._keys.pop(key, None)
 
     def forget(self) -> None:
-        """Ends all requests for which something was put, here and at their consumers, where it may lie and nobody has
-        taken it; and returns when the store has ended them. Raises Unavailable, and DeadlineExceeded (DEADLINE) after
-        `timeout_s`. A consumer that does not hear of it is logged.
+        """Ends all remembered keys here, and then at their consumers, where tensors may lie that nobody has taken.
+        Raises Unavailable, and DeadlineExceeded (DEADLINE) if this store has not ended them in `timeout_s`. Consumers
+        that could not be told in `timeout_s` are logged.
         """
         ended = [self._store.release_async(key) for key in self._keys]
         done, late = wait(ended, self._options.timeout_s)
@@ -183,7 +183,7 @@ class Sending:
         self._lost.clear()
 
     def _tell_consumers(self) -> None:
-        """That what was put there has ended."""
+        """Tells the consumers that the keys have ended, and logs those that could not be told."""
         told = {self._store.release_async(key, source=at): at for key, (_, at) in self._keys.items() if at}
         done, _ = wait(told, self._options.timeout_s)
         unheard: dict[str, object] = {}

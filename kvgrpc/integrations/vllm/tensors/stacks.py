@@ -1,4 +1,4 @@
-"""Layers that go as one tensor: each tensor has a price, whatever its size."""
+"""Stacks of layers. A stack moves as one tensor, since each tensor has a cost, whatever its size."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,20 +9,20 @@ import torch
 
 @dataclass(frozen=True)
 class Stack:
-    """Layers that follow each other, and whose blocks are alike. Its tensors have a row for each of them."""
+    """Consecutive layers whose blocks are alike. The stack's tensors have a row for each layer."""
 
     number: int
-    """Of its first layer."""
+    """Number of the first layer."""
     layers: tuple[str, ...]
 
     def name(self, rank: int) -> str:
-        """What a rank's tensors of it are called. A rank that is asked in place of another one has none of that name:
-        its share of the heads is never taken for the other's. Of how many layers it is their shape says.
+        """Returns the name of a rank's tensors of this stack. The rank is in it, so that one rank's share of the heads
+        is never taken for another's. The number of layers is in the tensors' shape.
         """
         return f"{self.layers[0]} of rank {rank}"
 
     def gather(self, caches: Mapping[str, torch.Tensor], blocks: Sequence[int]) -> torch.Tensor:
-        """A copy of these blocks of all its layers."""
+        """Returns a copy of these blocks of all layers of the stack."""
         first = caches[self.layers[0]]
         rows = torch.tensor(blocks, device=first.device)
         made = first.new_empty((len(self.layers), len(blocks), *first.shape[1:]))
@@ -31,7 +31,7 @@ class Stack:
         return made
 
     def scatter(self, caches: Mapping[str, torch.Tensor], blocks: Sequence[int], made: torch.Tensor) -> None:
-        """Fills these blocks of all its layers with what `gather` made at another engine."""
+        """Fills these blocks of all layers with what `gather` made at another engine."""
         first = caches[self.layers[0]]
         rows = torch.tensor(blocks, device=first.device)
         for layer, some in zip(self.layers, made.to(first.device), strict=True):
@@ -39,7 +39,7 @@ class Stack:
 
 
 def stacks(caches: Mapping[str, torch.Tensor], layers: int) -> list[Stack]:
-    """All layers, in their order, at most so many in each."""
+    """Returns the stacks of all layers in order, each with at most `layers` layers."""
     found: list[Stack] = []
     number = 0
     for _, alike in groupby(caches, lambda name: (caches[name].shape[1:], caches[name].dtype)):

@@ -1,4 +1,4 @@
-"""Memory for a store where the engine computes: of a GPU, so that tensors go from device to device."""
+"""Memory for a store on the device where the engine computes. On GPUs tensors move from device to device."""
 
 import torch
 
@@ -7,10 +7,10 @@ from kvgrpc.integrations.vllm.geometry import unserved
 
 
 class StoreMemory:
-    """`nbytes` bytes of a device, in `tensor`, until it is closed. Of a GPU it is memory that peers on its host read by
-    descriptors, where the driver has such.
+    """The memory of one store: `nbytes` bytes of a device, in `tensor`, until `close`. Peers on the same host read a
+    GPU's memory by descriptors, if the driver can make them.
 
-    Raises ValueError for a device that is neither the host nor a GPU of CUDA, and what CudaMemory raises.
+    Raises ValueError for a device that is neither the host nor a CUDA GPU, and the errors of CudaMemory.
     """
 
     tensor: torch.Tensor
@@ -22,6 +22,6 @@ class StoreMemory:
         self.tensor = torch.zeros(nbytes, dtype=torch.uint8) if self._made is None else self._made.tensor
 
     def close(self) -> None:
-        """Nothing uses it any more. Idempotent."""
+        """Frees memory of a GPU. Nothing may use `tensor` any more. Idempotent."""
         if self._made is not None:
             self._made.close()

@@ -1,4 +1,4 @@
-"""The worker's side: its store, and what it does in a step. No hook raises: vLLM ends an engine whose hook does."""
+"""The worker's side: its store, and its tasks in a step. No hook raises, as vLLM ends an engine whose hook does."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -19,30 +19,30 @@ _log = logging.getLogger(__name__)
 
 
 class TensorWorking:
-    """One worker's: it has a store from `attach` on."""
+    """The side of one worker. It has a store from `attach` on."""
 
     def __init__(self, options: TensorOptions, layout: PoolLayout) -> None:
         self._options, self._layout = options, layout
         self._caches: dict[str, torch.Tensor] = {}
         self._store: TensorStore | None = None
         self._memory: StoreMemory | None = None
-        """Of the store, where that is the engine's."""
+        """Memory of the store with `store_on_device`. None: shared memory."""
         self._sides: tuple[Sending, Receiving] | None = None
-        """None: there is no store yet, or none any more."""
+        """None without a store: before `attach`, and after `close`."""
         self._rank = 0
         self._over = ""
         self._forgot_in = 0
-        """The number of the last step that said to end what was put before."""
+        """Number of the last step for which the end of earlier puts was reported."""
         self._heard = Heard()
         self._bad_blocks: set[int] = set()
 
     def register(self, caches: Mapping[str, torch.Tensor], layers: Sequence[str]) -> None:
-        """`layers`: their names, in order. Raises ValueError for tensors that are not where the pool says."""
+        """Takes the caches. `layers`: names in order. Raises ValueError for a cache that is not where the pool says."""
         memory_of(self._layout, caches, [layers])
         self._caches = {name: _plain(caches[name]) for name in layers}
 
     def attach(self, engine_id: str, rank: int, identity: str) -> str:
-        """Starts its store, once; where that serves."""
+        """Starts the store on the first call. Returns its address."""
         if self._store is None:
             options, self._rank = self._options, rank
             if options.store_on_device:
@@ -59,24 +59,24 @@ class TensorWorking:
         return self._store.address
 
     def begin(self, step: TensorStep) -> None:
-        """Loads first: where there are any, vLLM computes after this."""
+        """Begins a step. Loads come first: their requests are in `left` of the same step."""
         for load in step.loads:
             if not self._do(lambda sides, load=load: self._load(sides[1], load)):  # type: ignore[misc]
                 self._bad_blocks |= set(load.blocks)
         if not self._do(lambda sides: self._take(sides, step)):
-            self._forgotten(step)  # with its store
+            self._forgotten(step)  # it ended with the store
 
     def layer_done(self, name: str, step: TensorStep) -> None:
-        """A layer is computed, or queued to be."""
+        """Puts what is complete now that a layer is computed, or queued on the device."""
         if step.puts:
             self._do(lambda sides: self._layer_done(sides, name, step))
 
     def end(self, step: TensorStep) -> None:
-        """All is computed, or queued to be."""
+        """Ends a step: all layers are computed, or queued on the device."""
         self._do(lambda sides: self._end(sides, step))
 
     def heard(self) -> Heard:
-        """What the scheduler's side is to know."""
+        """Returns the news for the scheduler's side since the last call."""
         if self._sides is not None:
             self._do(lambda sides: sides[1].hear(self._heard))
         heard, self._heard = self._heard, Heard()
@@ -84,12 +84,12 @@ class TensorWorking:
         return heard
 
     def bad_blocks(self) -> set[int]:
-        """Those of this step that were to be filled, and are not."""
+        """Returns the blocks that were to be filled since the last call, and are not."""
         found, self._bad_blocks = self._bad_blocks, set()
         return found
 
     def close(self) -> None:
-        """Ends the store. Idempotent."""
+        """Closes the store. Idempotent."""
         sides, self._sides = self._sides, None
         if sides is not None:
             sides[1].close()
@@ -110,13 +110,13 @@ class TensorWorking:
         sides[0].layer_done(name, step)
 
     def _forget(self, sending: Sending, step: TensorStep) -> None:
-        """Before anything is put in this step."""
+        """Ends earlier puts, before anything is put in this step."""
         if step.forget and self._forgot_in != step.number:
             sending.forget()
             self._forgotten(step)
 
     def _forgotten(self, step: TensorStep) -> None:
-        """What was put before is ended. Said once for each step."""
+        """Reports, once for each step, that earlier puts are ended."""
         if step.forget and self._forgot_in != step.number:
             self._forgot_in = step.number
             self._heard.forgot[step.number] += 1
@@ -129,7 +129,7 @@ class TensorWorking:
         for key in step.ended:
             sending.ended(key)
             receiving.ended(key)
-            self._store.release_async(key)  # whatever becomes of what the source is told
+            self._store.release_async(key)  # also if the source cannot be told
         for key, source in step.given_back.items():
             self._store.release_async(key, source=address_of(source, self._rank))
         self._forget(sending, step)
@@ -142,8 +142,8 @@ class TensorWorking:
             sides[1].wait()
 
     def _do(self, what: Callable[[tuple[Sending, Receiving]], None]) -> bool:
-        """False: it was not done, and kvgrpc is over in this worker, whose store ends: who waits for its tensors hears
-        of it.
+        """Runs a task. Returns False without a store, or if the task fails: then kvgrpc is over in this worker, and its
+        store is closed, so that engines that wait for its tensors learn of it.
         """
         if self._sides is None:
             return False
@@ -154,12 +154,12 @@ class TensorWorking:
             self._over = f"a worker lost its store: {error}"
             try:
                 self.close()
-            except Exception:  # noqa: BLE001 - it is gone in any case
+            except Exception:  # noqa: BLE001 - logged: the store is gone anyway
                 _log.exception("the store did not close")
             return False
         return True
 
 
 def _plain(cache: torch.Tensor) -> torch.Tensor:
-    """Elements of a byte as such: nothing computes with those of fp8."""
+    """Returns a cache. Elements of one byte become uint8, because torch lacks operations on fp8."""
     return cache.view(torch.uint8) if cache.element_size() == 1 else cache
