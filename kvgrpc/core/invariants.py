@@ -1,4 +1,4 @@
-"""What ties the tables of a node together."""
+"""Invariants that tie the tables of a node together."""
 
 from collections.abc import Hashable
 

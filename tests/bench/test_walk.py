@@ -8,7 +8,7 @@ from bench.walk.walks import ROOT, Walk, main
 CALLS = {"hand_over": 320, "pull": 1_400, "put_tensor": 2_500}
 FILES = {"hand_over": 66, "pull": 100, "put_tensor": 138}
 OWN_LINES = 60_500
-DEPENDENT_OPENINGS = 101
+DEPENDENT_OPENINGS = 0
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from kvgrpc.core.tensors.waits import RETRY_DELAY_S
 from kvgrpc.errors import AlreadyExists, Exhausted, Reason
 
 OF_PAIR = frozenset({Reason.NO_DATA_PATH, Reason.INCOMPATIBLE_POOLS})
-"""Of two stores that do not fit together: no other try between them fares better."""
+"""Reasons for which two stores cannot exchange a tensor: another try between them ends the same way."""
 
 
 def taken(id_: TensorId, why: str) -> AlreadyExists:
