@@ -1,4 +1,4 @@
-"""A fake server and a client of it, for the tests of the client."""
+"""Fixtures for the client tests: a fake server and a client connected to it."""
 
 from collections.abc import AsyncIterator
 

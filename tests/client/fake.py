@@ -1,7 +1,7 @@
-"""A server that answers as a test says, over a real socket.
+"""A server on a real socket that answers as a test says.
 
-It offers every RPC of kvgrpc.v1 and answers an empty reply until a test puts a function into `answers`. It remembers
-what came in: request, metadata, and how much time the caller gave.
+It offers every RPC of kvgrpc.v1 and returns an empty reply until a test puts a function into `answers`. It records each
+call's request, metadata and remaining time.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -41,7 +41,7 @@ Answer = Callable[[Any, Any], Message | Awaitable[Message] | AsyncIterator[Messa
 
 @dataclass(frozen=True)
 class Seen:
-    """One call that came in."""
+    """One call that the server received."""
 
     method: str
     request: Any
@@ -61,7 +61,7 @@ class FakeServer:
         return f"127.0.0.1:{self.port}"
 
     async def start(self, credentials: grpc.ServerCredentials | None = None) -> None:
-        """Starts, on the same port as before if it ran before."""
+        """Starts the server, on the same port as before if it ran before."""
         self._server = aio.server(options=[("grpc.so_reuseport", 0)])
         self._add_more(self._server)
         for file in FILES:
@@ -76,7 +76,7 @@ class FakeServer:
         await self._server.start()
 
     def _add_more(self, server: aio.Server) -> None:
-        """What a kind of fake offers beside."""
+        """Registers the additional services of a subclass."""
 
     async def stop(self) -> None:
         if self._server is not None:
@@ -118,7 +118,7 @@ class FakeServer:
 
 
 def failing(code: grpc.StatusCode, reason: str = "", **how: Any) -> Answer:
-    """An answer that is an error."""
+    """Returns an answer that fails with this status."""
 
     async def answer(request: Any, context: Any) -> Message:
         await fail(context, code, reason, **how)
@@ -135,7 +135,7 @@ async def fail(
     details: tuple[Message, ...] = (),
     metadata: Mapping[str, str] | None = None,
 ) -> NoReturn:
-    """Ends a call as a kvgrpc server does; without a reason as anything else would."""
+    """Ends a call like a kvgrpc server, or without a reason with a plain gRPC status."""
     trailing: tuple[tuple[str, bytes], ...] = ()
     if reason:
         info = error_details_pb2.ErrorInfo(reason=reason, domain="kvgrpc.dev", metadata=metadata)
@@ -145,7 +145,7 @@ async def fail(
 
 
 def encoded(code: grpc.StatusCode, message: str, *details: Message) -> bytes:
-    """A google.rpc.Status, made by the classes that its owners publish."""
+    """Returns a google.rpc.Status, built with the published google.rpc classes."""
     rows = []
     for detail in details:
         row = AnyMessage()

@@ -1,4 +1,4 @@
-"""Servers in processes of their own: `kvgrpc serve`, as users start it."""
+"""Runs servers in processes of their own with `kvgrpc serve`, as users do."""
 
 import signal
 import subprocess
@@ -25,13 +25,13 @@ class Served:
 
 @contextmanager
 def served(*arguments: str, port: int = 0) -> Iterator[Served]:
-    """`kvgrpc serve` with a small pool, from its first line to its end."""
+    """Runs `kvgrpc serve` with a small pool, and ends the process on exit."""
     command = [sys.executable, "-m", "kvgrpc", "serve", "--port", str(port), "--log-level", "warning"]
     pool = ["--blocks", "64", "--layers", "2", "--kv-heads", "2", "--head-dim", "16", "--data-paths", "shm"]
     process = subprocess.Popen([*command, *pool, *arguments], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
-        line = process.stdout.readline()  # kvgrpc serving ADDRESS engine ID; nothing if it could not start
+        line = process.stdout.readline()  # "kvgrpc serving ADDRESS engine ID", or empty if the start failed
         yield Served(line.split()[2], process)
     finally:
         process.send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""What holds for every call: a deadline, retries of UNAVAILABLE only, one key over retries, trace context on demand."""
+"""Rules for every call: a deadline, retries of UNAVAILABLE only, one key over retries, trace context for spans only."""
 
 import asyncio
 import inspect
@@ -41,7 +41,7 @@ from tests.client.fake import METHODS, FakeServer, fail, failing
 GRANT = Grant(token=b"t", lease_id="l")
 Invoke = Callable[..., Awaitable[Any]]
 
-# method of the client -> how to call it, with options passed on.
+# Method of the client -> function that calls it and passes options on.
 READS: dict[str, Callable[[Client], Invoke]] = {
     "capabilities": lambda c: c.capabilities,
     "get_engine": lambda c: c.get_engine,
@@ -114,7 +114,7 @@ CHANGES: dict[str, Callable[[Client], Invoke]] = {
     "grant_lease": lambda c: lambda **o: c.grant_lease([1], [2], **o),
     "release_lease": lambda c: lambda **o: c.release_lease("l", **o),
 }
-# Those that make calls of their own kind; each has its own tests.
+# Methods that make other kinds of calls; each has tests of its own.
 LONGER = {"pull", "receive", "wait", "wait_transfers", "watch", "watch_engine", "lease", "keep_alive"}
 ALL = {**READS, **CHANGES}
 
@@ -146,7 +146,7 @@ async def test_every_call_has_a_deadline(server: FakeServer, client: Client, nam
     await ALL[name](client)()
     await ALL[name](client)(timeout_s=3.0)
     usual, chosen = (seen.time_s for seen in server.seen)
-    # gRPC rounds up what it sends, by at most a hundredth.
+    # gRPC rounds the timeout that it sends up, by at most 1 %.
     most_s = {"release_quarantine": 60.1, "tensors().put": 60.7 + MARGIN_S, "tensors().get": 30.4 + MARGIN_S}.get(
         name, 10.1
     )
@@ -217,7 +217,7 @@ async def test_no_other_status_is_retried(server: FakeServer, client: Client, co
 
 async def test_a_server_that_is_away_is_an_error_not_a_wait() -> None:
     with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))  # bound, never listening: nobody else gets this port
+        unused.bind(("127.0.0.1", 0))  # bound but not listening: no other process gets this port
         address = f"127.0.0.1:{unused.getsockname()[1]}"
         async with connect(address, timeout_s=30) as client:
             started = time.monotonic()

@@ -1,4 +1,4 @@
-"""How a client's channel is set up."""
+"""Settings of a client's channel."""
 
 import asyncio
 import json
@@ -47,7 +47,7 @@ async def test_with_credentials_the_connection_is_encrypted() -> None:
         async with connect(server.address, credentials=trusting) as client:
             await client.status()
         async with connect(server.address, credentials=grpc.ssl_channel_credentials()) as client:
-            with pytest.raises(Unavailable):  # an authority that nobody knows
+            with pytest.raises(Unavailable):  # the default authorities do not include this one
                 await client.status()
         async with connect(server.address) as client:
             with pytest.raises(Unavailable):

@@ -1,4 +1,4 @@
-"""Cleaning up: every side is told at once, whatever the others say."""
+"""Clean-up tells every side at the same time, whatever the other sides answer."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -94,7 +94,7 @@ async def test_a_caller_that_is_cancelled_tells_all_sides_first(
         return answer
 
     async def request() -> None:
-        async with connect(other.address) as second:  # closed as soon as the cancellation gets here
+        async with connect(other.address) as second:  # closed as soon as the cancellation arrives here
             await clean_up([CleanUp(client, KEY), CleanUp(second, KEY)])
 
     for fake in (server, other):
@@ -103,7 +103,7 @@ async def test_a_caller_that_is_cancelled_tells_all_sides_first(
         task = asyncio.ensure_future(request())
         await asked.wait()
         task.cancel()
-        for _ in range(10):  # turns of the loop, in which the cancellation gets to all that waits
+        for _ in range(10):  # turns of the loop, so that the cancellation reaches every waiting task
             await asyncio.sleep(0)
         go_on.set()
         with pytest.raises(asyncio.CancelledError):

@@ -1,4 +1,4 @@
-"""The Go sample drives a real pull: a scheduler in another language needs nothing but the schema."""
+"""The Go sample drives a real pull: a scheduler in another language needs only the schema."""
 
 import asyncio
 import re
@@ -18,7 +18,7 @@ from tests.client.serving import served
 GO = shutil.which("go")
 HERE = Path(__file__).parent.parent.parent / "clients" / "go"
 UNTIL_S = 60
-# Building from an empty cache takes a minute or two.
+# A build with an empty cache takes one to two minutes.
 pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.skipif(GO is None, reason="go is not on the PATH"),
@@ -42,7 +42,7 @@ async def run(demo: Path, *arguments: str) -> tuple[int, str]:
 
 @asynccontextmanager
 async def proxy(port: int) -> AsyncIterator[tuple[int, set[asyncio.StreamWriter]]]:
-    """A port that forwards to another, and its connections, to cut them."""
+    """Forwards a port to another one. Yields the port and the open connections, which a test may cut."""
     open_: set[asyncio.StreamWriter] = set()
 
     async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -96,7 +96,7 @@ def test_vet_finds_nothing() -> None:
 
 @pytest.mark.slow
 async def test_the_sample_resumes_a_watch_that_breaks(demo: Path) -> None:
-    """The connection is cut while the bytes move; the pull takes two seconds, so that there is such a while."""
+    """The connection is cut while bytes move. The bandwidth limit makes the pull take two seconds."""
     slow = ("--bandwidth-limit-bytes-per-s", "65536")
     with served("--engine-id", "P") as source, served("--engine-id", "D", *slow) as destination:
         async with proxy(destination.port) as (port, connections), connect(destination.address) as client:

@@ -1,4 +1,4 @@
-"""A held lease is renewed in time, all leases of a client in one batch, and its holder learns when it is over."""
+"""A held lease is renewed in time, with all leases of a client in one batch, and its holder learns of its end."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -41,17 +41,17 @@ MISSING = RenewedLease(reason=FAILURE_REASON_LEASE_NOT_FOUND)
 
 @dataclass
 class Ledger:
-    """The leases of a fake server, and what was asked about them."""
+    """The leases of a fake server, and the renewals that it received."""
 
     server: FakeServer
     ttl_s: float = 1.2
-    """Long enough that a busy machine loses no lease and finds no stream slow; short ones are for leases that end."""
+    """TTL of the leases, in seconds. No busy machine loses a lease with it; tests of lease ends set less."""
     reason: FailureReason.ValueType = 0  # type: ignore[assignment]
-    """Why no lease is renewed any more."""
+    """The reason with which every renewal is refused, or 0."""
     renewed: asyncio.Queue[list[str]] = field(default_factory=asyncio.Queue)
-    """The lease ids of each batch."""
+    """Lease ids of each renewal batch."""
     over: list[str] = field(default_factory=list)
-    """Which way each batch came."""
+    """The way each batch came: "stream" or "unary"."""
     streams: int = 0
 
     def serve(self, *, stream: bool = True) -> None:
@@ -270,7 +270,7 @@ async def test_the_holder_hears_of_the_end(client: Client, ledger: Ledger, reaso
         with pytest.raises((PreconditionFailed, Aborted)) as raised:
             held.check()
         assert raised.value.reason is reason
-    assert ledger.released == []  # there is nothing to release
+    assert ledger.released == []  # a lease that is over needs no release
 
 
 async def test_renewals_do_not_join_the_trace_of_the_first_holder(client: Client, ledger: Ledger) -> None:

@@ -1,4 +1,4 @@
-"""Pauses grow to a bound, with jitter, and follow a server's wish."""
+"""Pauses grow up to a bound, with jitter, and follow the server's retry hint."""
 
 from hypothesis import given, strategies as st
 

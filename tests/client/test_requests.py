@@ -1,4 +1,4 @@
-"""What the methods make of their arguments."""
+"""Client methods turn their arguments into the right requests."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The client of SchedulerService: what it says, what it hears, and a request that goes from server to server."""
+"""The client of SchedulerService: requests, replies, and a request that moves from server to server."""
 
 import asyncio
 import time
@@ -53,7 +53,7 @@ def news_from(first: int, count: int) -> list[SchedulerNews]:
     return [SchedulerNews(seq=first + i, request_id=R) for i in range(count)]
 
 
-# ---- what is said
+# ---- requests that are sent
 
 
 async def test_a_request_says_what_it_takes_and_gives(server: FakeServer, client: Client) -> None:
@@ -134,7 +134,7 @@ async def test_a_step_has_its_calls_in_their_order(server: FakeServer, client: C
         await client.scheduler().step([GetTransferRequest()])  # type: ignore[list-item]
 
 
-# ---- what is heard
+# ---- replies that are received
 
 
 async def test_news_are_acknowledged_by_the_next_question(server: FakeServer, client: Client) -> None:
@@ -158,7 +158,7 @@ async def test_who_waits_for_news_has_the_time_for_an_answer_on_top(server: Fake
     await client.scheduler().poll(30.0)
     left = server.seen[-1].time_s
     assert left is not None
-    assert 30.0 < left < 41.0  # gRPC rounds a deadline up, by a tenth of a second at this length
+    assert 30.0 < left < 41.0  # gRPC rounds a deadline of this length up, to a tenth of a second
     await client.scheduler().poll(30.0, timeout_s=5.0)
     assert (server.seen[-1].time_s or 99.0) < 30.0
 
@@ -179,7 +179,7 @@ def answering(*news: SchedulerNews) -> Any:
 
 
 SAID: list[ScheduleRequest] = []
-"""Steps that came over streams."""
+"""Steps that the server received over streams."""
 
 
 async def test_steps_over_a_stream_say_and_hear_what_single_ones_do(server: FakeServer, client: Client) -> None:
@@ -199,7 +199,7 @@ async def test_steps_over_a_stream_say_and_hear_what_single_ones_do(server: Fake
 async def test_a_stream_of_steps_that_ended_is_opened_anew(server: FakeServer, client: Client) -> None:
     async with client.scheduler().steps() as step:
         with pytest.raises(Unavailable):
-            await step(timeout_s=5.0)  # the server ended it without an answer
+            await step(timeout_s=5.0)  # the server ended the stream without an answer
         server.answers["Schedule"] = failing_stream
         with pytest.raises(Aborted) as caught:
             await step()
@@ -209,7 +209,7 @@ async def test_a_stream_of_steps_that_ended_is_opened_anew(server: FakeServer, c
 
 
 async def test_a_step_that_meets_the_end_of_its_stream_is_unavailable(server: FakeServer, client: Client) -> None:
-    """Whatever gRPC has been told of the end when the step is written."""
+    """Varies how much gRPC knows of the stream's end when the step is written."""
     for turns in range(20):
         end = asyncio.Event()
 
@@ -227,7 +227,7 @@ async def test_a_step_that_meets_the_end_of_its_stream_is_unavailable(server: Fa
             end.set()
             for _ in range(turns):
                 await asyncio.sleep(0)
-            time.sleep(0.02)  # noqa: ASYNC251 - gRPC's own threads go on, and this one hears nothing of it
+            time.sleep(0.02)  # noqa: ASYNC251 - gRPC's threads go on while this one learns nothing of it
             with suppress(Unavailable):
                 assert (await step()).header == LIFE
 
@@ -341,7 +341,7 @@ async def test_a_request_goes_from_server_to_server_by_steps_over_streams(pair: 
     taken, target = await pair[0].allocate(4), await pair[1].allocate(4)
     async with p.steps() as at_p, d.steps() as at_d:
         for step in (at_p, at_d):
-            while (await step()).news:  # those of other tests
+            while (await step()).news:  # skips news of other tests
                 pass
         prefilled = await at_p(
             [

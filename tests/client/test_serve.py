@@ -50,7 +50,7 @@ TOKENS = list(range(100, 100 + 4 * 16))
 
 @dataclass(frozen=True)
 class Pair:
-    """A source and a destination, and a client of each."""
+    """A source and a destination, with a client for each."""
 
     source: Client
     destination: Client
@@ -66,7 +66,7 @@ def servers() -> Iterator[tuple[Served, Served]]:
 async def pair(servers: tuple[Served, Served]) -> AsyncIterator[Pair]:
     async with connect(servers[0].address) as source, connect(servers[1].address) as destination:
         yield Pair(source, destination)
-        for client in (source, destination):  # a test that leaves something pinned has a name
+        for client in (source, destination):  # a failure here names the test that left something pinned
             assert (await client.pool_status()).groups[0].allocated_block_count == 0
             assert not (await client.pins()).pins
 
@@ -91,7 +91,7 @@ async def test_a_pull_between_two_servers(pair: Pair, servers: tuple[Served, Ser
     there = await source.read_blocks(taken)
     assert [row.data for row in here.blocks] == [row.data for row in there.blocks]
     acknowledged = await destination.acknowledge([got.transfer_id])
-    assert acknowledged.acknowledged_count <= 1  # a server without an engine has acknowledged it itself
+    assert acknowledged.acknowledged_count <= 1  # a server without an engine acknowledges it itself
     listed = await destination.list_transfers(request_id="r-1")
     assert [row.transfer_id for row in listed.transfers] == [got.transfer_id]
     await source.free(taken)
@@ -99,7 +99,7 @@ async def test_a_pull_between_two_servers(pair: Pair, servers: tuple[Served, Ser
 
 
 async def test_pulls_and_pushes_that_wait_take_one_call_each(pair: Pair, servers: tuple[Served, Served]) -> None:
-    """Often enough that they share a stream with the calls before and after them."""
+    """Repeated often enough that the calls share a stream with the calls around them."""
     taken, target = await pair.source.allocate(4), await pair.destination.allocate(4)
     for _ in range(3):
         handed_over = await pair.source.finished_blocks(taken, TOKENS)
@@ -119,7 +119,7 @@ async def test_pulls_and_pushes_that_wait_take_one_call_each(pair: Pair, servers
 
 
 async def test_a_server_that_restarts_is_called_as_before() -> None:
-    """The stream ends with the server; calls in between fail as calls do, until the channel has connected again."""
+    """The stream ends with its server. Calls fail with Unavailable until the channel has connected again."""
     with served() as first:
         port = first.port
         async with connect(first.address) as client:
@@ -266,7 +266,7 @@ async def test_a_call_that_is_tried_changes_nothing(pair: Pair) -> None:
 
 
 async def test_a_watch_sees_every_change_from_a_reply_on(pair: Pair) -> None:
-    """Streams that last a moment only, so that most changes fall between two of them."""
+    """Each stream lasts only a moment, so that most changes happen between two streams."""
     start = await pair.destination.list_transfers()
     pace = Pace(stream_s=0.02, pause_first_s=0.001, pause_max_s=0.001)
     taken = await pair.source.allocate(4)

@@ -1,6 +1,6 @@
-"""Statuses become typed errors, and nothing that a server sends can break the decoding.
+"""Statuses become typed errors, and nothing that a server sends breaks the decoding.
 
-The statuses here are made with the published google.rpc classes, which the client itself does without.
+The tests build statuses with the published google.rpc classes, which the client itself does not use.
 """
 
 import grpc

@@ -1,4 +1,4 @@
-"""The synchronous client is the asynchronous one, method by method."""
+"""The synchronous client has the methods of the asynchronous one, with the same behaviour."""
 
 import asyncio
 import contextlib
@@ -53,7 +53,7 @@ def parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 )
 def test_the_twin_has_the_same_methods_with_the_same_parameters_and_words(twin: type, original: type) -> None:
     methods, originals = public(twin), public(original)
-    # Plain attributes of the one are properties of the other.
+    # Plain attributes of the original are properties of its twin.
     attributes = {HeldLease: {"lease_id", "grant"}, Scheduler: {"incarnation"}}.get(original, set())
     assert set(methods) - attributes == set(originals)
     for name in set(originals):
@@ -67,7 +67,7 @@ def test_connect_is_the_same_too() -> None:
 
 
 async def in_thread(work: Callable[[str], T], server: FakeServer) -> T:
-    """What a program without an event loop does, beside the loop that the fake server needs."""
+    """Runs work like a program without an event loop, in a thread beside the loop of the fake server."""
     async with asyncio.timeout(30):
         return await asyncio.to_thread(work, server.address)
 
@@ -130,7 +130,7 @@ async def test_a_watch_that_ends_in_the_loops_own_thread_does_not_stop_it(server
         client = connect_sync(address)
         last = [client.watch()]
         next(last[0])
-        # As the garbage collector does that runs there.
+        # Drops the watch in the loop's thread, as its garbage collector can.
         client._thread._loop.result().call_soon_threadsafe(last.clear)
         client.status()
         client.close()

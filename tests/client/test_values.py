@@ -1,4 +1,4 @@
-"""Python values in, messages out, without loss."""
+"""Python values become messages without loss."""
 
 import pytest
 from hypothesis import given, strategies as st

@@ -1,4 +1,4 @@
-"""`pull` and `receive`: the call waits where its server can, and further calls do where it cannot."""
+"""`pull` and `receive` wait within their call where the server can, and with further calls where it cannot."""
 
 import asyncio
 from collections.abc import Callable
@@ -52,7 +52,7 @@ async def test_one_call_waits_and_gives_the_transfer(server: FakeServer, client:
     (first, second) = [seen.time_s for seen in server.seen]
     assert first is not None
     assert second is not None
-    assert 20 < first <= 20.1 + waiting.ANSWER_S  # the answer has time to come
+    assert 20 < first <= 20.1 + waiting.ANSWER_S  # leaves time for the answer to arrive
     assert waiting.ONE_WAIT_S < second <= waiting.ONE_WAIT_S + 0.1 + waiting.ANSWER_S
 
 
@@ -60,7 +60,7 @@ async def test_one_call_waits_and_gives_the_transfer(server: FakeServer, client:
 async def test_an_answer_before_the_end_is_waited_on(
     server: FakeServer, client: Client, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of an older server, or of one where too many calls wait."""
+    """Older servers answer early, and so do servers on which too many calls wait."""
     monkeypatch.setattr(pauses, "FIRST_S", 0.01)
     rpc, response, make = CALLS[name]
     server.answers[rpc] = lambda request, context: response(transfer=PENDING)

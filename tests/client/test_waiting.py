@@ -1,4 +1,4 @@
-"""Waiting is one call after another up to a total, and says in which phase the time ran out."""
+"""A wait makes one call after another up to a total time, and names the phase in which the time ran out."""
 
 import asyncio
 from typing import Any
@@ -35,7 +35,7 @@ MOVING = [PhaseTiming(phase=phase) for phase in (TRANSFER_PHASE_OPEN, TRANSFER_P
 
 
 class Waited:
-    """Answers a wait as a server does: when its time is over, with the next of these transfers; the last stays."""
+    """Answers waits like a server, each with the next transfer and finally with the last one repeated."""
 
     def __init__(self, *transfers: Transfer) -> None:
         self.transfers = list(transfers)
@@ -99,7 +99,7 @@ async def test_a_wait_outlasts_a_server_that_is_away(
     monkeypatch.setattr(pauses, "FIRST_S", 0.01)
     server.answers["WaitTransfer"] = failing(grpc.StatusCode.UNAVAILABLE, "PEER_UNREACHABLE")
     waited = asyncio.ensure_future(client.wait("t", timeout_s=60))
-    while len(server.seen) < 5:  # noqa: ASYNC110 - more often than gRPC repeats one call
+    while len(server.seen) < 5:  # noqa: ASYNC110 - more calls than gRPC's own retries of one call
         await asyncio.sleep(0.01)
     assert not waited.done()
     done = Transfer(state=TRANSFER_STATE_SUCCEEDED)
@@ -184,7 +184,7 @@ async def test_a_wait_ends_with_what_asking_again_cannot_help(
 
 
 def check_one_pause(server: FakeServer, timeout_s: float) -> None:
-    """It lasts to the end, where a last look follows, unless the first answer came later still."""
+    """Checks that one pause lasted to the end. A last look follows it unless the first answer came too late."""
     first, *later = [request.timeout.ToTimedelta().total_seconds() for request in server.requests("WaitTransfer")]
     assert 0.0 < first <= timeout_s
     assert later in ([0.0], [])

@@ -1,4 +1,4 @@
-"""A watch neither repeats nor loses a change, however its streams end, and says so where it cannot know."""
+"""A watch neither repeats nor loses a change, however its streams end, and reports where it cannot know."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -41,18 +41,18 @@ def stands(seq: int, incarnation: int = 7, *, lost: bool = False) -> WatchTransf
 
 @dataclass
 class Log:
-    """The changes of one life, as a server keeps them, and how it ends each stream."""
+    """The changes of one life as a server keeps them, and the way each stream ends."""
 
     incarnation: int = 7
     seq: int = 0
     oldest: int = 1
     ends: list[tuple[int, grpc.StatusCode, str]] = field(default_factory=list)
-    """For each stream in turn: after so many messages, this status."""
+    """For each stream in turn: the number of messages before it ends, then status code and reason."""
     grows_by: int = 0
-    """Changes that happen while no stream stands."""
+    """Number of changes that happen before each stream starts."""
     requests: list[WatchTransfersRequest] = field(default_factory=list)
     arrivals: asyncio.Queue[float] = field(default_factory=asyncio.Queue)
-    """When each stream was opened."""
+    """Opening time of each stream."""
 
     async def watch(self, request: WatchTransfersRequest, context: Any) -> AsyncIterator[WatchTransfersResponse]:
         self.requests.append(request)
@@ -78,7 +78,7 @@ class Log:
 
 
 async def read(events: AsyncGenerator[WatchEvent, None], last_seq: int) -> list[WatchEvent]:
-    """Events up to the change number `last_seq`."""
+    """Returns the events up to the change with number `last_seq`."""
     found = []
     async with asyncio.timeout(UNTIL_S), aclosing(events) as stream:
         async for event in stream:
@@ -96,7 +96,7 @@ def after(seq: int, incarnation: int = 7) -> ResponseHeader:
     return ResponseHeader(incarnation=incarnation, event_seq=seq)
 
 
-# ---- what is read is neither repeated nor lost
+# ---- nothing is repeated and nothing is lost
 
 
 @given(
@@ -104,8 +104,8 @@ def after(seq: int, incarnation: int = 7) -> ResponseHeader:
     st.sampled_from([None, 1, 3]),
 )
 def test_a_cursor_reads_every_change_once(streams: list[tuple[int, int]], rarely: int | None) -> None:
-    """Streams that break after any number of messages, while changes go on; some servers send only what matches and
-    otherwise just say how far they are.
+    """Streams break after any number of messages while changes go on. Some servers send only matching changes, and
+    otherwise just their position.
     """
     log = Log(seq=3)
     cursor = Cursor(TransferFilter(), 7, 3)
@@ -128,7 +128,7 @@ def test_a_change_that_comes_twice_is_read_once() -> None:
 
 
 def test_nothing_is_missed_after_the_number_zero_of_a_life() -> None:
-    """After 0 a watch starts with the present, so a life's first changes may be gone when the stream comes back."""
+    """A watch after number 0 starts with the present, so changes may be lost between a life's first streams."""
     cursor = Cursor(TransferFilter())
     assert list(cursor.take(stands(0), first=True)) == []
     assert list(cursor.take(stands(0), first=True)) == []
@@ -174,7 +174,7 @@ async def test_a_watch_survives_a_lost_connection(server: FakeServer) -> None:
 async def test_a_watch_survives_what_no_server_of_kvgrpc_says(
     server: FakeServer, client: Client, code: grpc.StatusCode
 ) -> None:
-    """A stream that a proxy resets, say."""
+    """A proxy that resets the stream, for example, causes these statuses."""
     log = Log(seq=9, ends=[(2, code, "")])
     server.answers["WatchTransfers"] = log.watch
     assert seqs(await read(client.watch(after=after(5), pace=BRISK), 9)) == [6, 7, 8, 9]
@@ -195,17 +195,17 @@ async def test_a_slow_reader_that_the_server_drops_resumes(server: FakeServer, c
 
 
 async def test_a_watch_after_a_reply_misses_no_change_of_the_transfer_in_it(server: FakeServer, client: Client) -> None:
-    """Even if the header of the reply is younger than the transfer."""
+    """This also holds where the reply's header is younger than the transfer."""
     log = Log(seq=9)
     server.answers["WatchTransfers"] = log.watch
     pull = PullBlocksResponse(header=after(6), transfer=Transfer(event_seq=4))
     assert seqs(await read(client.watch(after=pull, pace=BRISK), 9)) == [5, 6, 7, 8, 9]
     assert seqs(await read(client.watch(after=ListTransfersResponse(header=after(7)), pace=BRISK), 9)) == [8, 9]
-    dry = PullBlocksResponse(header=after(8))  # of a validate_only
+    dry = PullBlocksResponse(header=after(8))  # the reply to a validate_only call
     assert seqs(await read(client.watch(after=dry, pace=BRISK), 9)) == [9]
 
 
-# ---- where it cannot know
+# ---- the watch cannot know
 
 
 async def test_a_marker_says_that_history_was_lost(server: FakeServer, client: Client) -> None:
@@ -254,7 +254,7 @@ def test_a_new_life_in_the_first_message_is_enough() -> None:
     assert told == change(4, 9)
 
 
-# ---- patience
+# ---- waiting for a server
 
 
 async def test_every_stream_has_a_deadline_and_its_end_is_no_news(server: FakeServer, client: Client) -> None:
@@ -309,7 +309,7 @@ async def test_a_server_that_never_answers_is_given_up_with_a_phase(server: Fake
 
 
 async def test_streams_that_break_at_once_do_not_make_a_busy_loop(server: FakeServer, client: Client) -> None:
-    """They stand, so the watch is never given up; but the pauses between them grow all the same."""
+    """Each stream opens, so the watch is never given up, but the pauses between streams still grow."""
     log = Log(seq=1, ends=[(1, grpc.StatusCode.UNAVAILABLE, "")] * 1000)
     server.answers["WatchTransfers"] = log.watch
     pace = Pace(pause_first_s=0.02, pause_max_s=10.0)
@@ -319,7 +319,7 @@ async def test_streams_that_break_at_once_do_not_make_a_busy_loop(server: FakeSe
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert last - first >= (0.02 + 0.04 + 0.08 + 0.16 + 0.32) / 2  # jitter takes half of a pause at most
+    assert last - first >= (0.02 + 0.04 + 0.08 + 0.16 + 0.32) / 2  # jitter shortens a pause to half at most
 
 
 @given(st.integers(1, 100), st.none() | st.floats(0, 60))

@@ -1,4 +1,4 @@
-"""A watch of an engine outlasts streams and servers, and tells when the server cannot be reached."""
+"""A watch of an engine outlasts streams and servers, and reports when the server cannot be reached."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -29,7 +29,7 @@ def reply(incarnation: int) -> WatchEngineResponse:
 
 
 def told(*incarnations: int, ends: bool = True) -> Any:
-    """A stream of replies, which then ends or stands silently."""
+    """Returns an answer that streams replies, and then ends or stays silent."""
 
     async def answer(request: Any, context: Any) -> AsyncIterator[WatchEngineResponse]:
         for incarnation in incarnations:

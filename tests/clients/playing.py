@@ -13,11 +13,11 @@ COMMON = next(case.group for case in SUITE if not case.own and case.servers == {
 SHARED = [case for case in SUITE if case.group == COMMON and not case.own]
 """Cases that all share two servers."""
 OTHERS = sorted((case for case in SUITE if case not in SHARED), key=lambda case: (case.group, case.own))
-"""Cases with servers of their own, or of other settings."""
+"""Cases with servers of their own, or with other settings."""
 
 
 def played(cases: Sequence[Case], folder: Path) -> dict[str, Outcome]:
-    """What came of each, by name."""
+    """Plays the cases and returns the outcomes by case name."""
     (run,) = asyncio.run(Run(cases, folder).languages([languages.load()[0]]))
     assert not run.why
     return {outcome.case.name: outcome for outcome in run.outcomes}

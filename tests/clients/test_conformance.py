@@ -1,4 +1,4 @@
-"""The conformance suite: its cases are well formed and complete, and its judge judges."""
+"""The conformance suite: its cases are well formed and complete, and its judge finds every mistake."""
 
 import asyncio
 import json
@@ -25,13 +25,13 @@ UNTIL_S = 60
 
 
 def excepted() -> set[str]:
-    """Reasons that the README says no case brings about."""
+    """Returns the reasons that the README lists as not covered by any case."""
     section = README.read_text().partition("## What no case brings about")[2]
     return set(re.findall(r"^\| ([A-Z_]+) \|", section, re.MULTILINE))
 
 
 async def is_over(reader: asyncio.StreamReader) -> bool:
-    """Whether the other end has closed the connection, in whatever way."""
+    """Waits for data or an end, and returns whether the other end has closed or reset the connection."""
     try:
         return await reader.read(1) == b""
     except ConnectionError:
@@ -87,7 +87,7 @@ def test_what_a_case_cannot_say_is_found(step: dict[str, Any], fault: str) -> No
 
 @pytest.mark.parametrize("case", SUITE, ids=lambda case: case.name)
 def test_a_request_without_variables_is_one_of_its_method(case: Case) -> None:
-    """What a case sends as it stands parses; what is filled in is parsed when it is played."""
+    """Requests without variables parse as they stand. Requests with variables are parsed when they are played."""
     for step in case.steps:
         for op in ("call", "open"):
             if op not in step:

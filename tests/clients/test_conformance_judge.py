@@ -1,4 +1,4 @@
-"""The runner fails a client or a server that a case is there to find. Each is played here by answers made up for it."""
+"""The runner fails each client or server whose fault a case is meant to find. Made-up answers play the faults."""
 
 from collections.abc import AsyncIterator
 from typing import Any, cast
@@ -21,7 +21,7 @@ SUITE = {case.name: case for case in cases.load()}
 
 
 class Answers:
-    """An executor and its servers: the next answer of each method or op, the last one for ever."""
+    """An executor and its servers. Each method or op gives its next answer; the last answer repeats forever."""
 
     def __init__(self, **answers: list[Json]) -> None:
         self._answers = answers
@@ -123,7 +123,7 @@ async def test_a_watch_that_tells_something_else_after_a_cut_fails(told: Json, p
         next=[
             {"message": {"transfer": PENDING}},
             silence,
-            {"message": {}},  # without a transfer: how far the server is
+            {"message": {}},  # no transfer: the server reports its position
             {"message": {"transfer": told}},
             silence,
             {"message": {"transfer": {"transferId": "t-3"}}},

@@ -1,7 +1,7 @@
-"""The clients in other languages are built, and pass a short form of the suite: one case of each area that needs no
-servers of its own. `make conformance` plays all.
+"""The clients in other languages build, and pass a short suite: one case of each area that needs no servers of its own.
+`make conformance` plays all cases.
 
-A language is skipped where its toolchain or its packages are missing.
+A language is skipped where its toolchain or packages are missing.
 """
 
 from pathlib import Path
@@ -12,7 +12,7 @@ from clients.conformance.kvgrpc_conformance import languages
 from clients.conformance.kvgrpc_conformance.run import Run
 from tests.clients.playing import SHARED
 
-# Most of it is the compilers of the languages, which give way to other tests.
+# Compilers use most of the time, and run at a lower priority than other tests.
 pytestmark = pytest.mark.timeout(1_800)
 SHORT = list({case.area: case for case in reversed(SHARED)}.values())
 OTHERS = [language for language in languages.load() if language.name != "python"]

@@ -6,7 +6,7 @@ from clients.conformance.kvgrpc_conformance.cases import Case
 from clients.conformance.kvgrpc_conformance.run import Outcome
 from tests.clients.playing import SHARED, played
 
-# The first test waits for all of them: they are played together.
+# All cases are played together, so the first test waits for all of them.
 pytestmark = pytest.mark.timeout(600)
 
 

@@ -1,4 +1,4 @@
-"""One call that moves the KV of a prompt, and transfers that failed as errors: against real servers."""
+"""One call moves the KV of a prompt between real servers, and failed transfers raise errors."""
 
 from collections.abc import AsyncIterator, Iterator
 

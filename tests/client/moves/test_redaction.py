@@ -1,4 +1,4 @@
-"""What is printed of a message."""
+"""Printed messages show no secret."""
 
 import pytest
 from google.protobuf.message import Message

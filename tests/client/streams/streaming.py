@@ -1,4 +1,4 @@
-"""A fake server that offers CallService too. What a test says of a method holds for calls over the stream as well."""
+"""A fake server that also offers CallService. The answers that a test sets also hold for streamed calls."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -17,7 +17,7 @@ Rude = Callable[[StreamCallsRequest, Any], Awaitable[None]]
 
 
 class StreamingServer(FakeServer):
-    """`streamed` are the calls that came over a stream, in their order; `given_up` the ids that clients gave up."""
+    """Holds the calls received over streams in `streamed`, in order, and the ids of abandoned calls in `given_up`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,20 +25,20 @@ class StreamingServer(FakeServer):
         self.streamed: list[UnaryCall] = []
         self.given_up: list[int] = []
         self.rude: Rude | None = None
-        """What becomes of each message in place of an answer; it gets the stream's context."""
+        """Called with each message and the stream's context, in place of an answer."""
         self._open: set[asyncio.Task[Any]] = set()
 
     def cut(self) -> None:
-        """Every stream ends, with UNAVAILABLE."""
+        """Ends every stream with UNAVAILABLE."""
         for task in self._open:
             task.cancel()
 
     def names(self) -> list[str]:
-        """Of the methods that were called over a stream."""
+        """Returns the names of the methods that were called over a stream."""
         return [call.method.rpartition("/")[2] for call in self.streamed]
 
     def alone(self, method: str) -> list[Any]:
-        """Requests that came by themselves."""
+        """Returns the requests of a method that came as single calls."""
         over = [call.request for call in self.streamed if call.method.endswith(f"/{method}")]
         return [request for request in self.requests(method) if request.SerializeToString() not in over]
 
@@ -105,7 +105,7 @@ class _Aborted(Exception):
 
 
 class _Context:
-    """What an answer of a fake sees of its call."""
+    """The part of a call's context that a fake's answers use."""
 
     def __init__(self, call: UnaryCall) -> None:
         self._call = call
@@ -123,7 +123,7 @@ class _Context:
 
 
 async def warm(client: Client, server: StreamingServer) -> None:
-    """Until calls go over the stream; forgets those so far."""
+    """Makes calls until one goes over the stream, then forgets the calls so far."""
     server.streamed.clear()
     while not server.streamed:
         await client.get_transfer("warm")
@@ -132,6 +132,6 @@ async def warm(client: Client, server: StreamingServer) -> None:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """What comes by itself."""
-    while not condition():  # noqa: ASYNC110 - nobody tells a test
+    """Waits until the condition holds."""
+    while not condition():  # noqa: ASYNC110 - no event announces the condition
         await asyncio.sleep(0.01)

@@ -1,4 +1,4 @@
-"""Calls that are made often share a stream, and nobody can tell but by what they cost."""
+"""Frequent calls share a stream, and behave exactly like single calls."""
 
 import asyncio
 from collections.abc import AsyncIterator
