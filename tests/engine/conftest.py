@@ -1,6 +1,6 @@
-"""Two leads that all tests of a worker process share; engines come and go on them.
+"""Two leads that all tests of a worker process share. Engines attach to them and leave.
 
-Their time limits are short where a test waits for one to pass, and long where it must not pass by accident.
+Time limits are short where a test waits for one to pass, and long where it must not pass by accident.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,12 +24,12 @@ settle_timeout_s = 2.0
 
 Attach = Callable[..., Side]
 Leads = tuple[Lead, Lead]
-"""P and D."""
+"""The leads of P and D."""
 
 
 @pytest.fixture(scope="session")
 def leads(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Leads]:
-    """P and D."""
+    """Runs the leads of P and D."""
     folder = tmp_path_factory.mktemp("leads")
     with ExitStack() as stack:
         p, d = (Lead(folder, name, settings=SETTINGS) for name in ("P", "D"))
@@ -40,7 +40,7 @@ def leads(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Leads]:
 
 @pytest.fixture
 def attach() -> Iterator[Attach]:
-    """Attaches engines; they end with the test."""
+    """Attaches engines, and closes them at the end of the test."""
     with ExitStack() as stack:
 
         def begin(lead: Lead, **options: Any) -> Side:
@@ -53,7 +53,7 @@ def attach() -> Iterator[Attach]:
 
 @pytest.fixture
 def pair(leads: Leads, attach: Attach) -> tuple[Side, Side]:
-    """An engine on each lead: the first has the KV, the second wants it."""
+    """Returns an engine on each lead. The first one has the KV, and the second one wants it."""
     return attach(leads[0]), attach(leads[1])
 
 
@@ -66,5 +66,5 @@ def workers() -> Iterator[Workers]:
 
 @pytest.fixture(scope="module")
 def teams(workers: Workers) -> Teams:
-    """Two workers for P, two for D."""
+    """Returns two workers for P and two for D."""
     return [workers.make(), workers.make()], [workers.make(), workers.make()]

@@ -1,11 +1,11 @@
-"""An engine as a process, to be killed: attached to a lead, or with a lead of its own; driven by JSON lines.
+"""An engine in a process that a test kills. It attaches to a lead or launches its own, and is driven by JSON lines.
 
-engine_process FD SOCKET_PATH      attaches; says {"incarnation", "lead": 0}
-engine_process FD launch           starts its own lead; says {"incarnation", "lead": its pid}
-{"op": "hand_over", "blocks", "tokens"}    the grant, as kv_transfer_params
-{"op": "pull", "grant", "tokens", "blocks"}    the transfer's id, once it is open; no blocks: it waits for them
-{"op": "poll"}                             the pid of its own lead, after a look
-{"op": "fork"}                             the pid of a child that outlives it, until the test kills that, too
+engine_process FD SOCKET_PATH      attaches; first line: {"incarnation", "lead": 0}
+engine_process FD launch           launches its own lead; first line: {"incarnation", "lead": PID}
+{"op": "hand_over", "blocks", "tokens"}    answers the grant, as kv_transfer_params
+{"op": "pull", "grant", "tokens", "blocks"}    answers the open transfer's id; without blocks it waits for them
+{"op": "poll"}                             polls once, then answers the PID of its own lead
+{"op": "fork"}                             answers the PID of a child that lives on until the test kills it
 """
 
 import json
@@ -21,7 +21,7 @@ from tests.engine.made import layout
 
 
 class Process:
-    """The engine and its one rank."""
+    """The engine and its only rank."""
 
     def __init__(self, where: str) -> None:
         self.engine = (

@@ -1,4 +1,4 @@
-"""A process that has imported what others need, and forks one of them for every descriptor that it is sent."""
+"""A process that imports everything once, then forks a child for every descriptor that it receives."""
 
 import faulthandler
 import os
@@ -10,14 +10,14 @@ import time
 from collections.abc import Callable
 
 END_S = 10.0
-"""For what was hung up on to end; shorter than a test waits for all of this."""
+"""Time for all children to end after the sender hung up, in seconds; shorter than a test waits for this process."""
 SAY_S = 0.5
 
 
 def fork_for_each(serve: Callable[[int], None]) -> None:
-    """Serves each descriptor in a process of its own, until whoever sends them hangs up; fails if one of them did.
+    """Serves each descriptor in a forked child until the sender hangs up. Exits with 1 if a child failed.
 
-    One that does not end after that says where its threads are, and is killed.
+    A child that does not end after the hang-up prints where its threads are, and is killed.
     """
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     pids = []
@@ -49,7 +49,7 @@ def fork_for_each(serve: Callable[[int], None]) -> None:
 
 
 def _ends(pid: int, within_s: float) -> bool:
-    """Whether a child ends in time. It is not reaped."""
+    """Returns whether a child ends in time. The child is not reaped."""
     ending = select.poll()
     ending.register(pidfd := os.pidfd_open(pid), select.POLLIN)
     try:

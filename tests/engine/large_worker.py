@@ -1,8 +1,8 @@
-"""Workers of engines whose pool has very many, very small blocks: see `tests/engine/workers.py`.
+"""Workers of engines whose pool has many small blocks: see `tests/engine/workers.py`.
 
 {"op": "attach", "socket_path", "secret", "memory_bytes"}
-{"op": "fill", "seed"}     the whole memory
-{"op": "read"}             SHA-256 of every even, and of every odd, block of 8 bytes
+{"op": "fill", "seed"}     fills the whole memory
+{"op": "read"}             answers the SHA-256 of all even, and of all odd, blocks of 8 bytes
 {"op": "detach"}
 """
 
@@ -17,7 +17,7 @@ from tests.engine.workers import serve_lines
 
 
 class LargeWorker:
-    """One worker, with one tensor."""
+    """A worker with one tensor."""
 
     def __init__(self) -> None:
         self.memory = np.zeros(0, dtype=np.uint64)

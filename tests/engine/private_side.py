@@ -1,4 +1,4 @@
-"""Engines of two ranks, whose workers bring their own memory: torch tensors in processes."""
+"""Engines of two ranks, whose worker processes bring their own memory: torch tensors."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -24,8 +24,8 @@ class PrivateSide(Side):
         limits: Sequence[float | None] = (None, None),
         remote: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
-        """`limits`: bytes that each worker moves in a second. `remote`: ranks that attach over the network, with the
-        address where they do; empty: the lead's.
+        """Attaches an engine and its workers. `limits` holds each worker's bandwidth limit in bytes per second.
+        `remote` maps ranks that attach over the network to the address to use; "" means the lead's address.
         """
         self.lead = lead
         self.engine = Engine.attach(lead.socket_path, pool=layout(), private_memory=True, world_size=2)
@@ -41,7 +41,7 @@ class PrivateSide(Side):
         assert [worker.answer() for worker in self.workers] == ["attached"] * 2
 
     def fill_all(self, blocks: Sequence[int], seed: int) -> list[str]:
-        """Fills the blocks of each rank differently; returns what `read_all` says where they arrived."""
+        """Fills each rank's blocks with different bytes. Returns what `read_all` returns where they arrive."""
         for rank, worker in enumerate(self.workers):
             assert worker.ask(op="fill", blocks=blocks, seed=seed + rank) == "filled"
         return [hashlib.sha256(made_bytes(blocks, seed + r).tobytes()).hexdigest() for r in range(2)]
@@ -50,7 +50,7 @@ class PrivateSide(Side):
         return [worker.ask(op="read", blocks=blocks) for worker in self.workers]
 
     def close(self) -> None:
-        """Of a worker that was killed there is nothing to close."""
+        """Closes the engine and its workers. Killed workers are skipped."""
         self.engine.close()
         for worker in self.workers:
             answer = None

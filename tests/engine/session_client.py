@@ -19,7 +19,7 @@ ATTACH = session_pb2.ClientFrame(
 
 
 class Client:
-    """A connection that speaks frames, or what it likes."""
+    """A connection that sends frames or arbitrary bytes."""
 
     def __init__(self, path: str) -> None:
         self.socket = socket.socket(socket.AF_UNIX)
@@ -29,7 +29,7 @@ class Client:
         self._frames: list[session_pb2.ServerFrame] = []
 
     def receive(self) -> session_pb2.ServerFrame:
-        """The next frame. Fails when the connection ends instead."""
+        """Returns the next frame. Fails if the connection ends instead."""
         while not self._frames:
             data = self.socket.recv(1 << 16)
             assert data, "the connection ended"
@@ -37,8 +37,8 @@ class Client:
         return self._frames.pop(0)
 
     def rest(self) -> list[session_pb2.ServerFrame]:
-        """What the server still says; fails unless it ends the connection."""
-        # Reset: the server had something of ours unread.
+        """Returns the server's remaining frames. Fails unless the server ends the connection."""
+        # A reset means that the server left some of our bytes unread.
         with suppress(ConnectionResetError):
             while data := self.socket.recv(1 << 16):
                 self._frames += self._reader.feed(data)

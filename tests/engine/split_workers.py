@@ -2,7 +2,7 @@
 
 {"op": "attach", "ticket", "rank", "data_paths", "split"}   `split`: arguments of `made_split`
 {"op": "fill", "blocks", "begin"}
-{"op": "check", "blocks", "begin", "tokens"}    "" or what is wrong
+{"op": "check", "blocks", "begin", "tokens"}    answers "" or an error text
 {"op": "step_done", "step"}
 {"op": "clear"}
 {"op": "detach"}
@@ -17,7 +17,7 @@ from tests.engine.workers import serve_lines
 
 
 class SplitWorker:
-    """One worker: a rank with memory of its own."""
+    """A worker: one rank with memory of its own."""
 
     def __init__(self) -> None:
         self.rank: Rank | None = None

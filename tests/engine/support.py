@@ -1,6 +1,6 @@
-"""Leads as processes, and engines on their sessions: in the test's own process, where a test looks inside.
+"""Leads as processes, and engines on their sessions, in the test's own process where a test can look inside.
 
-Bytes are written and read as a worker does it, in `Rank.memory`.
+Bytes are written and read like a worker does it, in `Rank.memory`.
 """
 
 import json
@@ -31,11 +31,11 @@ from tests.service.engines import HOME, ServeProcess, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_S = 15.0
-"""For what comes at once on an idle machine."""
+"""Timeout for things that happen at once on an idle machine, in seconds."""
 START_S = 45.0
-"""For a process that imports torch on a busy machine."""
+"""Timeout for a process that imports torch on a busy machine, in seconds."""
 QUIET_S = 0.25
-"""For what must not come: long against the milliseconds that it would take."""
+"""Time in which something must not happen, in seconds. It would take milliseconds."""
 _T = TypeVar("_T")
 
 
@@ -44,7 +44,7 @@ def new_key() -> bytes:
 
 
 def tokens(count: int, seed: int = 0) -> list[int]:
-    """Token ids that prompts of different seeds do not share."""
+    """Returns token ids that prompts with other seeds do not share."""
     return [seed * 100_000 + i for i in range(count)]
 
 
@@ -76,30 +76,30 @@ class Lead:
         return self.api.transfers.GetTransfer(request).transfer
 
     def at_rest(self) -> bool:
-        """Whether nothing is under way, and no memory is held for anybody."""
+        """Returns whether no work is in flight and no block is pinned."""
         found = self.status().counts
         transfers = found.pending_transfer_count + found.active_transfer_count
         under_way = transfers + found.lease_count + found.open_access_count
         return not under_way + found.pinned_block_count + found.quarantined_block_count
 
     def waits_for(self, transfer_id: str) -> str:
-        """What a transfer says that it waits for."""
+        """Returns what a transfer waits for, by its own account."""
         return name_of(transfer_pb2.WaitingFor, self.transfer(transfer_id).waiting_for)
 
     def wait_for(self, transfer_id: str, waiting_for: str) -> None:
-        """Until a transfer says that it waits for that."""
+        """Waits until a transfer reports this `waiting_for`."""
         wait_until(
             lambda: self.waits_for(transfer_id) == waiting_for,
             what=lambda: self.transfer(transfer_id),
         )
 
     def knows(self, transfer_id: str) -> bool:
-        """Whether it has a transfer still, be it in its history."""
+        """Returns whether the lead still lists a transfer, its history included."""
         request = transfer_pb2.ListTransfersRequest(filter=transfer_pb2.TransferFilter(transfer_ids=[transfer_id]))
         return bool(self.api.transfers.ListTransfers(request).transfers)
 
     def wait_no_engine(self) -> None:
-        """Until the lead has noticed that its engine is gone."""
+        """Waits until the lead has noticed that its engine is gone."""
         wait_until(lambda: not self.has_engine())
 
     def has_engine(self) -> bool:
@@ -127,15 +127,15 @@ class Side:
 
     @cached_property
     def api(self) -> Api:
-        """Calls by RPC that speak for the engine."""
+        """Makes RPC calls that speak for the engine."""
         return Api(self.engine.address, self.engine.ticket.secret)
 
     def view(self, rank: int = 0) -> NDArray[np.uint8]:
-        """A rank's pool, shape [layers, blocks, bytes]."""
+        """Returns a rank's pool, shape [layers, blocks, bytes]."""
         return self.ranks[rank].memory.reshape(LAYERS, -1, LAYER_BYTES)
 
     def fill(self, blocks: Sequence[int], seed: int, rank: int = 0) -> NDArray[np.uint8]:
-        """Puts bytes that follow from the seed into blocks; returns them."""
+        """Puts bytes that follow from the seed into blocks, and returns them."""
         made = made_bytes(blocks, seed)
         self.view(rank)[:, list(blocks)] = made
         return made
@@ -144,13 +144,13 @@ class Side:
         return self.view(rank)[:, list(blocks)].copy()
 
     def hand_over(self, blocks: AnyBlocks, prompt: Sequence[int], **fields: Any) -> HandOver:
-        """Hands over and sends it."""
+        """Hands blocks over and sends the call."""
         handover = self.engine.finished_blocks(blocks, content(prompt), **{"transfer_key": new_key(), **fields})
         self.engine.flush()
         return handover
 
     def poll_until(self, done: Callable[[list[Event]], bool]) -> list[Event]:
-        """Every event until `done` says that they are enough."""
+        """Polls until `done` accepts the events, and returns all of them."""
         events: list[Event] = []
 
         def look() -> bool:
@@ -161,25 +161,25 @@ class Side:
         return events
 
     def finish(self, handle: HandOver | Pull) -> list[Event]:
-        """All events about a transfer, to its end. Fails when others come."""
+        """Returns all events of a transfer up to its end. Fails if another transfer has an event."""
         events = self.poll_until(lambda _: handle.over)
         assert [event for event in events if event.transfer is not handle] == []
         return events
 
     def known(self, handle: HandOver | Pull) -> str:
-        """The id of a transfer, once the lead has answered. Fails when the transfer is over."""
+        """Returns a transfer's id after the lead's answer. Fails if the transfer is over."""
         self.round_trip()
         assert handle.transfer_id
         assert not handle.over
         return handle.transfer_id
 
     def round_trip(self) -> None:
-        """Until the lead has taken everything that was sent, by a call that it refuses."""
+        """Waits until the lead has handled everything that was sent, with a call that it refuses."""
         with suppress(PreconditionFailed, OutOfRange):
             self.engine.free([BLOCKS])
 
     def close(self) -> None:
-        """The scheduler first: the end of its connection is the engine's."""
+        """Closes the scheduler's connection first, because its end ends the engine."""
         if "api" in vars(self):
             self.api.close()
         self.engine.close()
@@ -196,7 +196,7 @@ class Asked:
         self._lines = connection.makefile("r")
 
     def ask(self, **request: Any) -> Any:
-        """One request and its answer."""
+        """Sends a request and returns its answer."""
         self.send(**request)
         return self.answer()
 
@@ -204,21 +204,21 @@ class Asked:
         self._connection.sendall(json.dumps(request).encode() + b"\n")
 
     def answer(self) -> Any:
-        """The next answer. Fails when the process says nothing for long, or has ended."""
+        """Returns the next answer. Fails if the process stays silent for `START_S` or has ended."""
         self._connection.settimeout(START_S)
         line = self._lines.readline()
         assert line, "the process has ended"
         return json.loads(line)
 
     def kill(self) -> None:
-        """kill -9; it has ended then."""
+        """Kills the process with SIGKILL and waits for its end."""
         pidfd = os.pidfd_open(self.pid)
         os.kill(self.pid, signal.SIGKILL)
         assert ended(pidfd)
         os.close(pidfd)
 
     def close(self) -> None:
-        """Hangs up, which ends it. Idempotent."""
+        """Hangs up, which ends the process. Idempotent."""
         self._lines.close()
         self._connection.close()
 
@@ -240,8 +240,8 @@ class EngineProcess(Asked):
 
 
 class Workers:
-    """Makes processes that answer JSON lines; unless another module says how, workers with private memory. `within`:
-    the command that starts them elsewhere.
+    """Makes processes that answer JSON lines: workers with private memory, unless another module is given. `within` is
+    a command that starts them elsewhere.
     """
 
     def __init__(self, module: str = "tests.engine.workers", within: Sequence[str] = ()) -> None:
@@ -252,7 +252,7 @@ class Workers:
         self._made: list[Asked] = []
 
     def make(self) -> Asked:
-        """A new one."""
+        """Makes a new process."""
         here, there = socket.socketpair()
         with there:
             socket.send_fds(self._control, [b"."], [there.fileno()])
@@ -263,7 +263,7 @@ class Workers:
         return made
 
     def close(self) -> None:
-        """Ends all of them."""
+        """Ends all processes."""
         for made in self._made:
             made.close()
         self._control.close()
@@ -272,7 +272,7 @@ class Workers:
 
 @contextmanager
 def refused(reason: Reason, kind: type[KVGrpcError]) -> Iterator[None]:
-    """What happens inside is refused with that reason, by an error of that kind."""
+    """Checks that the body raises an error of that kind, with that reason."""
     with pytest.raises(kind) as caught:
         yield
     assert caught.value.reason is reason, caught.value
@@ -283,7 +283,7 @@ def kinds(events: Sequence[Event]) -> list[str]:
 
 
 def failure(events: Sequence[Event]) -> Failed:
-    """The one Failed of a transfer, which BlocksReturned must follow."""
+    """Returns the only Failed of a transfer, which BlocksReturned must follow."""
     failed, returned = events[-2:]
     assert isinstance(failed, Failed), events
     assert isinstance(returned, BlocksReturned), events
@@ -292,7 +292,7 @@ def failure(events: Sequence[Event]) -> Failed:
 
 
 def received(events: Sequence[Event]) -> Received:
-    """The one Received of a transfer, which ended it."""
+    """Returns the only Received of a transfer, which ended it."""
     last = events[-1]
     assert isinstance(last, Received), events
     assert sum(isinstance(event, Failed | BlocksReturned | Received) for event in events) == 1, events
@@ -300,7 +300,7 @@ def received(events: Sequence[Event]) -> Received:
 
 
 def lead_died(side: Side) -> LeadDied:
-    """What the engine is told when its session has ended."""
+    """Polls until the session has ended, and returns the error."""
     try:
         side.poll_until(lambda _: False)
     except LeadDied as error:
@@ -309,13 +309,13 @@ def lead_died(side: Side) -> LeadDied:
 
 
 def ended(pidfd: int, timeout_s: float = WAIT_S) -> bool:
-    """Whether a process has ended, within that time. Of a child of somebody else, too."""
+    """Returns whether a process ends within that time. Also works for children of another process."""
     return readable(timeout_s, pidfd)
 
 
 def readable(timeout_s: float, *what: int | Engine) -> bool:
-    """Whether one of them is readable within that time. By poll: select takes no descriptor beyond 1,023, and a process
-    that runs many tests comes near.
+    """Returns whether one of them is readable within that time. Uses poll: select takes no descriptor beyond 1,023, and
+    a process that runs many tests comes near that.
     """
     waiting = select.poll()
     for one in what:

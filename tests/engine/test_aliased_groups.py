@@ -1,5 +1,5 @@
-"""Engines whose two groups, one with a window, lie on the same bytes and share block ids: what moves is exact, nothing
-else changes, and no block is had by both groups.
+"""Engines whose two groups, one with a window, lie on the same bytes and share block ids. The right bytes move, no
+other byte changes, and no block belongs to both groups.
 """
 
 from collections.abc import Sequence
@@ -22,14 +22,14 @@ from tests.engine.support import Side, failure, new_key, refused, tokens
 from tests.service.values import ids_of
 
 PROMPT = tokens(70)
-"""Five blocks; its last 32 tokens lie in the last three of them."""
+"""Five blocks. The last 32 tokens lie in the last three blocks."""
 SOURCE = [[1, 2, 9, 12, 4], [5, 6, 20]]
 TARGET = [[30, 31, 5, 8, 9], [40, 4, 42]]
 Blocks = Sequence[Sequence[int]]
 
 
 def aliased() -> PoolLayout:
-    """The pool of all engines here: full attention, and on the same bytes a window of two blocks."""
+    """Returns the pool of all engines here: full attention, and a window of two blocks on the same bytes."""
     dense = layout()
     full = replace(dense.groups[0], space="kv")
     window = replace(full, name="window", kind=GroupKind.SLIDING_WINDOW, window_tokens=32)
@@ -39,7 +39,7 @@ def aliased() -> PoolLayout:
 
 @pytest.fixture
 def pair(leads: Leads, attach: Attach) -> tuple[Side, Side]:
-    """An engine on each lead, each with bytes of its own in all of its memory."""
+    """Returns an engine on each lead, with different bytes in all of their memory."""
     p, d = (attach(lead, pool=aliased()) for lead in leads)
     for seed, side in enumerate((p, d), 1):
         side.fill(range(BLOCKS), seed)
@@ -47,7 +47,7 @@ def pair(leads: Leads, attach: Attach) -> tuple[Side, Side]:
 
 
 def filled(source: Side, destination: Side, given: Blocks, taken: Blocks) -> NDArray[np.uint8]:
-    """The whole memory of the destination once it has these blocks of the source, and nothing else has changed."""
+    """Returns the destination's expected memory after it got these blocks of the source, with all else unchanged."""
     expected = destination.view().copy()
     for theirs, ours in zip(given, taken, strict=True):
         expected[:, list(ours)] = source.view()[:, list(theirs)]
@@ -89,7 +89,7 @@ def test_a_pull_after_a_cached_prefix_fills_what_each_group_lacks(
 
 
 def test_the_next_turn_goes_back_into_blocks_of_either_group(pair: tuple[Side, Side]) -> None:
-    """Blocks that were the full group's are the window's now, and the other way round."""
+    """Blocks of the full group become blocks of the window, and vice versa."""
     p, d = pair
     first = p.hand_over(SOURCE, PROMPT)
     pull = d.engine.pull(first.grant, content(PROMPT))

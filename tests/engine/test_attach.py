@@ -1,4 +1,4 @@
-"""Attaching: one engine at a time, one worker a rank, and a refusal ends nobody's life but the refused attempt."""
+"""Attaching: one engine at a time, one worker per rank, and a refusal ends only the refused attempt."""
 
 import asyncio
 import os
@@ -42,7 +42,7 @@ UNFIT = (Reason.INVALID_FIELD, InvalidRequest)
 
 @pytest.fixture
 def side(leads: Leads, attach: Attach) -> Iterator[Side]:
-    """An engine that must still be attached, in the same life, when the test is over."""
+    """Yields an engine that must still be attached, in the same life, at the end of the test."""
     side = attach(leads[0])
     yield side
     side.round_trip()
@@ -142,7 +142,7 @@ def test_a_device_and_tensors_are_refused_unless_they_are_what_the_engine_said(l
                 rank.step_done(1)
                 assert engine.poll() == []
     assert device.opened == 2, "also for the engine that refused it, which is asked afterwards"
-    device.open(np.zeros(device.nbytes, dtype=np.uint8))  # nobody has it open
+    device.open(np.zeros(device.nbytes, dtype=np.uint8))  # the device has no mirror open
 
 
 def _attach(**options: object) -> Attempt:
@@ -212,7 +212,7 @@ def test_blocks_of_a_server_managed_pool_are_taken_and_given_back(leads: Leads, 
         destination.engine.allocate(1)
     destination.engine.free(others)
     into = destination.engine.allocate(2)
-    source.engine.free(taken)  # pinned: free when the reader is done
+    source.engine.free(taken)  # still pinned: the blocks are free once the reader is done
     assert taken[0] not in source.engine.allocate(62)
     pull.start(into)
     received(destination.poll_until(lambda _: pull.over))
@@ -225,7 +225,7 @@ def test_blocks_of_a_server_managed_pool_are_taken_and_given_back(leads: Leads, 
 
 
 async def test_an_engine_may_take_the_pool_that_the_server_has(tmp_path: Path) -> None:
-    """Over the pool and back: while no engine is attached, the embedded pool serves."""
+    """The engine takes the pool over and gives it back. The embedded pool serves while no engine is attached."""
     path = str(tmp_path / "session.sock")
     pool = PoolConfig(layers=2, kv_heads=2, head_dim=8, blocks=32)
     server = Server(Config(listen="127.0.0.1:0", pool=pool, session_socket=path, data_paths=("shm",)))

@@ -1,4 +1,4 @@
-"""Memory of a GPU that cannot be had is refused with what to do. With a GPU: tests/gpu."""
+"""GPU memory that cannot be had is refused with advice. tests/gpu has the tests that need a GPU."""
 
 import ctypes
 import gc
@@ -20,7 +20,7 @@ from tests.engine.torch_of_the_host import OfTheHost
 
 
 class Full:
-    """A torch with two devices whose memory is taken, or that the driver refuses."""
+    """A fake torch with two devices that give no memory: it is all taken, or the driver refuses."""
 
     __version__ = "0"
     OutOfMemoryError = torch.OutOfMemoryError
@@ -124,7 +124,7 @@ def test_where_the_driver_has_no_such_memory_it_is_torchs_and_the_log_says_so(
 
 
 class Failing(OfTheHost):
-    """Its waits fail from the `number`th on, with `error`."""
+    """Waits fail from the `number`th one on, with `error`."""
 
     def __init__(self, error: Exception, number: int) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class Failing(OfTheHost):
 
 
 class Refusing(OfTheHost):
-    """It makes no tensor of memory."""
+    """Refuses to make a tensor of memory."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__()

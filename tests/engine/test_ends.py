@@ -1,4 +1,4 @@
-"""Ends that nobody asked for: engines and leads that are killed, and what the others make of it."""
+"""Engines and leads that are killed, and how the other processes react."""
 
 import os
 import signal
@@ -23,12 +23,12 @@ from tests.service.engines import wait_until
 
 PROMPT = tokens(40)
 AT_ONCE_S = 5.0
-"""Milliseconds, on a machine that does nothing else; below the grace and any TTL here."""
+"""Time limit in seconds: far above the milliseconds of an idle machine, below the grace and every TTL here."""
 
 
 @pytest.fixture
 def victim(leads: Leads) -> Iterator[EngineProcess]:
-    """An engine in a process of its own, on the first lead."""
+    """Yields an engine in a process of its own, on the first lead."""
     process = EngineProcess(leads[0].socket_path)
     process.answer()
     yield process
@@ -48,16 +48,16 @@ def test_a_killed_engine_ends_at_once_and_another_attaches(leads: Leads, attach:
     grants = [from_json(victim.ask(op="hand_over", blocks=[i, i + 1, i + 2], tokens=PROMPT)) for i in (0, 3)]
     assert len(lead.leases()) == 2
     pull = destination.engine.pull(grants[0], content(PROMPT))
-    destination.poll_until(lambda events: len(events) == 1)  # it is open, and waits for blocks
+    destination.poll_until(lambda events: len(events) == 1)  # the pull is open and waits for blocks
     before = destination.view().copy()
-    # A child that it forked lives on, and must not keep its session alive.
+    # A forked child outlives the engine, and must not keep its session alive.
     child = victim.ask(op="fork")
     try:
         victim.kill()
         _dies_at_once(lead, incarnation)
     finally:
         os.kill(child, signal.SIGKILL)
-    # The bytes are still there to read: who asks whether they are valid is told that they are not.
+    # The bytes are still readable, but the source's lead no longer vouches for them.
     pull.start([10, 11, 12])
     started = time.monotonic()
     assert failure(destination.finish(pull)).reason in (Reason.INCARNATION_CHANGED, Reason.PEER_LOST)
@@ -84,7 +84,7 @@ def test_a_killed_destination_returns_blocks_of_its_source(leads: Leads, attach:
 
 
 def test_an_engine_that_is_stopped_keeps_what_it_has(leads: Leads, victim: EngineProcess) -> None:
-    """Its leases run on by the lead's clock: nothing of the engine is needed to serve them."""
+    """Its leases run by the lead's clock, and serving them needs nothing of the engine."""
     victim.ask(op="hand_over", blocks=[1, 2, 3], tokens=PROMPT)
     os.kill(victim.pid, signal.SIGSTOP)
     try:
@@ -105,7 +105,7 @@ def test_a_stopped_lead_does_not_delay_an_engine(leads: Leads, attach: Attach, m
         with refused(Reason.DEADLINE, DeadlineExceeded):
             side.engine.allocate(BLOCKS)
     monkeypatch.undo()
-    # What came too late was given back.
+    # The late allocation was given back.
     side.poll_until(lambda events: len(events) == 2)
     assert len(side.engine.allocate(BLOCKS)) == BLOCKS
 
@@ -133,19 +133,19 @@ def test_an_engine_and_its_workers_notice_a_killed_lead(tmp_path: Path, leads: L
         handover = engine.finished_blocks([1, 2, 3], content(PROMPT), transfer_key=new_key())
         engine.flush()
         pull = destination.engine.pull(handover.grant, content(PROMPT))
-        destination.poll_until(lambda events: len(events) == 1)  # it is open, and waits for blocks
+        destination.poll_until(lambda events: len(events) == 1)  # the pull is open and waits for blocks
         own.process.kill()
         started = time.monotonic()
         with pytest.raises(LeadDied) as died:
             _poll_on(engine)
         assert died.value.reason is Reason.PEER_LOST
-        # The worker's mover ends by itself: nothing is to be moved any more.
+        # The worker's mover ends by itself, because there is nothing left to move.
         assert rank._thread is not None
         rank._thread.join(WAIT_S)
         assert not rank._thread.is_alive()
         with pytest.raises(LeadDied):
             rank.step_done(1)
-        with pytest.raises(LeadDied):  # it says so as often as it is asked
+        with pytest.raises(LeadDied):  # every further call repeats the error
             engine.allocate(1)
         assert time.monotonic() - started < AT_ONCE_S
         pull.start([1, 2, 3])
@@ -170,7 +170,7 @@ def test_a_launched_lead_has_ended_in_order_when_its_engine_is_closed() -> None:
     with Engine.launch(pool=layout(), flags=["--data-paths", "shm"]) as engine:
         lead = engine._lead
         assert lead is not None
-        assert os.getsid(lead.pid) != os.getsid(0)  # Ctrl-C is for the engine
+        assert os.getsid(lead.pid) != os.getsid(0)  # Ctrl-C must reach the engine only
         rank = Rank(engine.ticket)
     engine.close()
     rank.close()
@@ -191,10 +191,10 @@ def test_a_lead_that_does_not_start_says_why() -> None:
 
 
 def test_a_lead_may_print_as_much_as_it_likes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UCX_LOG_LEVEL", "debug")  # to the standard output, some hundred kilobytes
+    monkeypatch.setenv("UCX_LOG_LEVEL", "debug")  # prints some hundred kilobytes to the standard output
     with Engine.launch(pool=layout(), flags=["--data-paths", "nixl"]) as engine:
         rank = Rank(engine.ticket)
-        with pytest.raises(PreconditionFailed):  # an answer
+        with pytest.raises(PreconditionFailed):  # the refusal shows that the lead answers
             engine.free([1])
         rank.close()
 

@@ -1,4 +1,4 @@
-"""What would be longer than a frame goes in several, and what cannot be sent fails at once, by a typed error."""
+"""Commands longer than a frame go in several frames. Those that cannot be sent fail at once with a typed error."""
 
 import os
 from collections.abc import Iterator
@@ -18,15 +18,15 @@ from tests.service.engines import SUCCEEDED, wait_until
 from tests.service.values import named_blocks
 
 BLOCKS = 65_536
-"""As many as one request may name."""
+"""The maximum number of blocks that one request may name."""
 LAYERS = 128
 SMALL = 3_000
-"""Bytes of a frame of the lead that has short ones: enough for 300 blocks, not for 600 runs."""
+"""Frame size of the lead with short frames, in bytes. A frame fits 300 blocks, but not 600 runs."""
 
 
 def deep(layers: int = LAYERS, blocks: int = BLOCKS) -> PoolLayout:
-    """Twice as many blocks, of 1 token, and of 8 bytes in each layer: neighbours that are both moved are too far apart
-    to be moved as one.
+    """Returns a pool of twice as many blocks, of 1 token and 8 bytes per layer. Every second block moves, and such
+    neighbours are too far apart to move as one run.
     """
     return uniform_layout(Group("full", GroupKind.FULL_ATTENTION, layers, 1, 2 * blocks, 1, 1, "float32"), 8)
 
@@ -40,7 +40,7 @@ def workers() -> Iterator[Workers]:
 
 @pytest.fixture(scope="module")
 def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Leads]:
-    """P and D for a transfer that takes seconds, and on a busy machine many."""
+    """Runs P and D for a transfer that takes seconds, or much longer on a busy machine."""
     folder = tmp_path_factory.mktemp("patient")
     settings = f"{SETTINGS}\ntransfer_timeout_s = 200.0\n"
     with ExitStack() as stack:
@@ -52,7 +52,7 @@ def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Leads]:
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lead]:
-    """A lead whose frames are short."""
+    """Yields a lead whose frames are short."""
     folder = tmp_path_factory.mktemp("small")
     (folder / "sitecustomize.py").write_text(f"from kvgrpc.wire import frames\nframes.FRAME_BYTES_MAX = {SMALL}\n")
     lead = Lead(folder, "S", settings=SETTINGS, PYTHONPATH=f"{folder}{os.pathsep}{ROOT}")
@@ -123,13 +123,13 @@ def test_events_too_many_for_a_frame_come_in_several(small: Lead, monkeypatch: p
     with closing(Side(small, pool=deep(2, 300))) as side:
         made = [side.engine.finished_blocks([i], content(tokens(1)), transfer_key=new_key()) for i in range(60)]
         monkeypatch.setattr(frames, "FRAME_BYTES_MAX", SMALL)
-        side.engine.flush()  # all at once, in frames that are as short as the lead's own
+        side.engine.flush()  # all at once, in frames as short as the lead's own
         side.poll_until(lambda _: all(handover.transfer_id for handover in made))
         assert len({handover.transfer_id for handover in made}) == len(made)
 
 
 def test_an_engine_hears_why_it_ends_for_an_event_that_fits_into_no_frame(small: Lead) -> None:
-    """Here the answer to a call, which is a little longer than the call."""
+    """The answer to a call, slightly longer than the call, is such an event."""
     runs = common_pb2.BlockRuns(starts=range(0, 1900, 2), counts=[1] * 950)
     held = common_pb2.Content(opaque_id=b"o" * 16, opaque_tokens=950)
     why = f"does not fit into a frame.* the limit is {SMALL}"
@@ -143,12 +143,12 @@ def test_an_engine_hears_why_it_ends_for_an_event_that_fits_into_no_frame(small:
 
 
 class InPieces(Side):
-    """An engine whose one worker, in this process, has many tensors, and so a long endpoint."""
+    """An engine whose only worker, in this process, has many tensors, and so a long endpoint."""
 
     def __init__(self, lead: Lead, pool: PoolLayout) -> None:
         self.lead, self.ranks = lead, []
         self.engine = Engine.attach(lead.socket_path, pool=pool, private_memory=True)
-        tensors = list(np.zeros((800, pool.total_bytes // 400), dtype=np.uint8)[::2])  # no neighbours
+        tensors = list(np.zeros((800, pool.total_bytes // 400), dtype=np.uint8)[::2])  # not contiguous
         self.ranks.append(Rank(self.engine.ticket, 0, tensors, data_paths=("cma",)))
 
 
@@ -165,7 +165,7 @@ def test_an_endpoint_too_long_for_a_frame_fails_its_pulls(leads: Leads, monkeypa
 
 
 def sides(stack: ExitStack, leads: Leads, workers: Workers, pool: PoolLayout) -> tuple[LargeSide, LargeSide]:
-    """Source and destination; they end with the stack."""
+    """Returns source and destination, which the stack closes."""
     source, destination = (LargeSide(lead, workers.make(), pool) for lead in leads)
     stack.callback(source.close)
     stack.callback(destination.close)

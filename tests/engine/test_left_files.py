@@ -1,4 +1,4 @@
-"""What an engine with a lead of its own leaves in the file system when processes are killed: nothing for long."""
+"""Files that an engine with a lead of its own leaves behind when processes are killed: none for long."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ Launch = Callable[[], tuple[EngineProcess, int]]
 
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """For temporary files; its path is short, as those of sockets have to be."""
+    """Yields a folder for temporary files. Its path is short, because socket paths have to be."""
     with tempfile.TemporaryDirectory() as made:
         monkeypatch.setenv("TMPDIR", made)
         yield Path(made)
@@ -28,7 +28,7 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def launch(folder: Path) -> Iterator[Launch]:
-    """Starts an engine with a lead of its own; that one's pid."""
+    """Starts an engine with a lead of its own. Returns the engine and the lead's PID."""
     with ExitStack() as stack:
 
         def begin() -> tuple[EngineProcess, int]:
@@ -40,7 +40,7 @@ def launch(folder: Path) -> Iterator[Launch]:
 
 
 def kill(pid: int) -> None:
-    """kill -9; it has ended then."""
+    """Kills a process with SIGKILL and waits for its end."""
     pidfd = os.pidfd_open(pid)
     os.kill(pid, signal.SIGKILL)
     assert ended(pidfd)
@@ -57,7 +57,7 @@ def test_an_engine_that_ends_takes_its_folder_along(folder: Path, launch: Launch
 def test_a_lead_whose_engine_was_killed_removes_their_folder(folder: Path, launch: Launch) -> None:
     engine, lead = launch()
     lead_ends = os.pidfd_open(lead)
-    forked = engine.ask(op="fork")  # outlives it, and must not stand for it
+    forked = engine.ask(op="fork")  # the child outlives the engine, and must not count as the engine
     engine.kill()
     assert ended(lead_ends, READY_S)
     os.close(lead_ends)

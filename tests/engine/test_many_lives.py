@@ -1,4 +1,4 @@
-"""Engines that come and go at one lead: afterwards it and its peer hold no more of the machine than before."""
+"""Engines come and go at one lead, and afterwards it and its peer hold no more resources than before."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -16,7 +16,7 @@ from tests.service.footprint import footprint
 
 PROMPT = tokens(40)
 LIVES = 12
-"""Each would leave a connection: far more than the few that may be about to be closed."""
+"""Number of lives. Leaving one connection each would exceed the few that may be about to close."""
 SETTINGS = """
 [limits]
 peer_grace_s = 0.5
@@ -25,7 +25,7 @@ peer_grace_s = 0.5
 
 @pytest.fixture
 def short_leads(tmp_path: Path) -> Iterator[Leads]:
-    """Leads that soon notice that a life is over."""
+    """Yields leads that soon notice the end of a life."""
     with ExitStack() as stack:
         leads = [Lead(tmp_path, name, "--data-paths", "shm", settings=SETTINGS) for name in ("P", "D")]
         for lead in leads:
@@ -34,13 +34,13 @@ def short_leads(tmp_path: Path) -> Iterator[Leads]:
 
 
 def _lives(lead: Lead) -> int:
-    """Peers that this lead does not take for dead."""
+    """Returns the number of peers that this lead does not consider dead."""
     peers = lead.api.admin.ListPeers(admin_pb2.ListPeersRequest()).peers
     return sum(peer.state != handshake_pb2.PEER_STATE_DEAD for peer in peers)
 
 
 def _one_life(lead: Lead, other: Side, seed: int) -> None:
-    """An engine comes, each pulls from the other, and it goes; the other lead has noticed."""
+    """Attaches an engine, pulls in both directions, and ends it. Waits until the lead has noticed."""
     side = Side(lead)
     try:
         for source, destination in ((side, other), (other, side)):

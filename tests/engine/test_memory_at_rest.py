@@ -1,4 +1,4 @@
-"""What `Rank.close` says about memory of one's own, with data paths that end as a test decides."""
+"""Results of `Rank.close` for a worker's own memory, with data paths that end as a test decides."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ from tests.engine.support import refused
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Held:
-    """The only data path that ranks find."""
+    """Replaces all data paths of ranks with one that the test controls."""
     path = Held()
     monkeypatch.setattr(rank_module, "make_paths", lambda *_: ([path], []))
     return path
@@ -25,7 +25,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Held:
 
 @pytest.fixture
 def rank(leads: Leads, held: Held) -> Iterator[Rank]:
-    """A worker with memory of its own."""
+    """Yields a worker with memory of its own."""
     with Engine.attach(leads[0].socket_path, pool=layout(), private_memory=True) as engine:
         yield Rank(engine.ticket, 0, [np.zeros(engine.pool.total_bytes, dtype=np.uint8)])
 

@@ -1,4 +1,4 @@
-"""Block ids as an engine gives them, as the message that its lead gets."""
+"""An engine's block ids become the message that its lead receives."""
 
 from collections.abc import Callable
 from typing import Any

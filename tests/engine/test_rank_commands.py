@@ -1,5 +1,5 @@
-"""What a worker does with its lead's commands; for one that it cannot perform it ends its connection, which no lead
-overlooks.
+"""Commands of a lead, and a worker that performs them. For a command that it cannot perform, the worker ends its
+connection, which every lead notices.
 """
 
 import socket
@@ -58,7 +58,7 @@ def test_a_command_that_a_worker_cannot_do_ends_the_session(tmp_path: Path, comm
 
 
 class Lead:
-    """A lead of one worker, so far as a test of commands needs one."""
+    """The parts of a lead that tests of commands need, with one worker."""
 
     def __init__(self, folder: Path, memory: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> None:
         path = str(folder / f"lead-{id(self)}.sock")
@@ -84,7 +84,7 @@ class Lead:
         self._worker.sendall(encode(session_pb2.ServerFrame(commands=batch)))
 
     def report(self) -> events.Event:
-        """The next one."""
+        """Returns the worker's next report."""
         while not self._reports:
             received = self._worker.recv(1 << 16)
             assert received, "the worker ended its connection"
@@ -190,7 +190,7 @@ def test_an_unknown_writer_holds_memory(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def _play(lead: socket.socket, said: bytes) -> None:
-    """A lead that says so much, and listens until the worker ends the connection."""
+    """Plays a lead that sends these bytes, then reads until the worker ends the connection."""
     worker, _ = lead.accept()
     with worker:
         worker.settimeout(WAIT_S)

@@ -1,4 +1,4 @@
-"""ReadBlocks of an attached engine: what the server cannot read, and what has no parts, is refused."""
+"""ReadBlocks of an attached engine: blocks that the server cannot read, or that have no parts, are refused."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -17,7 +17,7 @@ from tests.service.values import group, named_blocks
 
 @pytest.fixture(scope="module")
 def lead(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lead]:
-    """A lead that hands out bytes."""
+    """Yields a lead that hands out bytes."""
     made = Lead(tmp_path_factory.mktemp("lead"), "R", "--read-blocks", "--data-paths", "shm", settings=SETTINGS)
     yield made.wait_ready()
     made.close()

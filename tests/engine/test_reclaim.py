@@ -1,4 +1,4 @@
-"""An engine takes back what nobody has come for."""
+"""An engine takes back blocks that no reader has claimed."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The session socket against connections that are no engines, or bad ones: they end, and nothing else does."""
+"""Connections to the session socket that are no engines, or faulty ones, end alone."""
 
 import asyncio
 import os
@@ -123,7 +123,7 @@ def test_a_call_that_the_lead_does_not_know_is_refused_alone(leads: Leads, call:
 
 
 def many_leases(count: int, incarnation: int) -> bytes:
-    """A frame of so many calls."""
+    """Returns a frame with that many calls."""
     blocks = named_blocks(incarnation, group([1, 2]))
     request = lease_pb2.GrantLeaseRequest(blocks=blocks, content=content(PROMPT).message)
     call = session_pb2.Call(call_id=1, grant_lease=request)
@@ -195,7 +195,7 @@ async def test_an_engine_that_never_reads_is_declared_dead(tmp_path: Path, monke
     server = Server(Config(listen="127.0.0.1:0", pool=None, session_socket=path, data_paths=("shm",)))
     await server.start()
     try:
-        for _ in range(2):  # the second finds the place free
+        for _ in range(2):  # the first engine has left its place
             with pytest.raises(ConnectionError):
                 await asyncio.wait_for(_call_without_reading(path), WAIT_S)
     finally:
@@ -203,7 +203,7 @@ async def test_an_engine_that_never_reads_is_declared_dead(tmp_path: Path, monke
 
 
 async def _call_without_reading(path: str) -> None:
-    """Attaches, then makes calls with long answers and reads none. Raises ConnectionError once the server ends it."""
+    """Attaches, then makes calls with long answers and reads none. Raises ConnectionError once the server hangs up."""
     leases = [lease_pb2.LeaseRef(lease_id=f"{i:064}") for i in range(5_000)]
     call = session_pb2.Call(call_id=1, renew_leases=lease_pb2.RenewLeasesRequest(leases=leases))
     frame = encode(session_pb2.ClientFrame(calls=session_pb2.CallBatch(calls=[call])))
@@ -265,7 +265,7 @@ async def test_a_start_that_fails_in_its_last_step_leaves_no_port_thread_or_memo
 
 
 def _held() -> tuple[int, int]:
-    """Shared memories and movers of this process."""
+    """Returns the number of shared memories and of movers in this process."""
     files = [str(link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
     return sum("memfd:" in file for file in files), sum("kvgrpc" in thread.name for thread in threading.enumerate())
 
@@ -331,7 +331,7 @@ STRANGERS = LIMIT
 
 @pytest.fixture
 def poor_lead(tmp_path: Path) -> Iterator[Lead]:
-    """It may have few open files."""
+    """Yields a lead that may have few open files."""
     made = Lead(tmp_path, "P", within=WITHIN)
     yield made.wait_ready()
     made.close()
@@ -343,7 +343,7 @@ def test_processes_that_only_connect_leave_descriptors_to_all_others_and_one_lin
         for stranger in strangers:
             stranger.connect(poor_lead.socket_path)
         wait_until(lambda: "wait: this process may have" in poor_lead.process.log)
-        api = Api(poor_lead.process.wait_ready()["address"])  # by a connection of its own
+        api = Api(poor_lead.process.wait_ready()["address"])  # over a new connection
         stack.callback(api.close)
         assert api.admin.GetStatus(admin_pb2.GetStatusRequest()).header.engine_id == "P"
         assert strangers[0].recv(1_024) == b"", "it was let in, and sent away when it said nothing"

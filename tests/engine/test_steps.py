@@ -1,4 +1,4 @@
-"""Order with the engine's own work: nothing is read or written before the step that a call named is done everywhere."""
+"""Order with the engine's own work: no byte is read or written before every rank is done with the named step."""
 
 from itertools import count
 
@@ -17,7 +17,7 @@ SOURCE, TARGET = [1, 2, 3], [7, 8, 9]
 
 @pytest.fixture
 def pair(leads: Leads, attach: Attach) -> tuple[Side, Side]:
-    """Two engines with two ranks each."""
+    """Returns two engines with two ranks each."""
     return attach(leads[0], world_size=2), attach(leads[1], world_size=2)
 
 
@@ -34,7 +34,7 @@ def test_a_grant_is_not_opened_before_every_rank_of_the_source_has_done_its_step
     pull = destination.engine.pull(handover.grant, content(PROMPT))
     pull.start(TARGET)
     _nothing_comes(destination, pull, "access")
-    # What a step writes before it is done is what arrives.
+    # The bytes that arrive are those written before the step is done.
     made = [source.fill(SOURCE, seed=rank, rank=rank) for rank in range(2)]
     source.ranks[0].step_done(5)
     source.ranks[1].step_done(4)
@@ -104,7 +104,7 @@ def test_a_scheduler_speaks_for_no_rank_of_several(pair: tuple[Side, Side]) -> N
     source, _ = pair
     with pytest.raises(InvalidRequest):
         source.engine.step_done(1)
-    # What another library sends all the same is refused by the lead.
+    # The lead also refuses it, in case another library sends it.
     with pytest.raises(InvalidRequest) as refused:
         source.engine._lives.wait(step_done=rank_pb2.StepReport(step=1))
     assert refused.value.reason is Reason.INVALID_FIELD
@@ -154,7 +154,7 @@ def test_steps_of_workers_of_an_earlier_engine_are_not_steps_of_this_one(leads: 
 
 
 def _report_on(rank: Rank, first_step: int) -> None:
-    """Reports steps until there is nobody to report to."""
+    """Reports steps until the lead is gone."""
     for step in count(first_step):
         rank.step_done(step)
 
@@ -169,5 +169,5 @@ def test_a_rank_says_that_its_session_is_over(leads: Leads, attach: Attach) -> N
     side.ranks[1].close()
     with pytest.raises(LeadDied):
         side.ranks[1].step_done(1)
-    assert view.sum() == 0  # still there
+    assert view.sum() == 0  # the memory is still mapped
     assert isinstance(side.ranks[1], Rank)

@@ -1,4 +1,4 @@
-"""Keys and values in arrays of their own arrive where their kind lies, wherever that is at the source."""
+"""Keys and values in separate arrays arrive in the array of their kind, wherever they lie at the source."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ KEYS_FIRST, VALUES_FIRST = (TensorKind.K, TensorKind.V), (TensorKind.V, TensorKi
 
 
 def apart(tensors: tuple[TensorKind, TensorKind]) -> PoolLayout:
-    """The usual pool with two arrays for each layer, in that order."""
+    """Returns the usual pool with two arrays for each layer, in that order."""
     whole = layout()
     regions = [
         Region(0, layer, 1, (2 * layer + i) * BLOCKS * HALF, HALF, HALF, tensor)
@@ -28,7 +28,7 @@ def apart(tensors: tuple[TensorKind, TensorKind]) -> PoolLayout:
 
 
 def arrays(side: Side) -> NDArray[np.uint8]:
-    """The arrays of an engine, shape [layers * 2, blocks, bytes]."""
+    """Returns the arrays of an engine, shape [layers * 2, blocks, bytes]."""
     return side.ranks[0].memory.reshape(2 * LAYERS, BLOCKS, HALF)
 
 

@@ -1,4 +1,4 @@
-"""Hand-overs and pulls as an engine sees them: which events come, in which order, and when blocks are whose."""
+"""Hand-overs and pulls as an engine sees them: events, their order, and the ownership of blocks."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -36,7 +36,7 @@ PROMPT = tokens(40)
 SOURCE, TARGET = [1, 2, 9], [30, 31, 5]
 Pair = tuple[Side, Side]
 
-# What an engine can do between a call and the end of its transfer.
+# Engine actions between a call and the end of its transfer.
 MOMENTS: dict[str, Callable[[Side, Pull], object]] = {
     "before it is sent": lambda side, pull: None,
     "before it is answered": lambda side, pull: side.engine.flush(),
@@ -108,7 +108,7 @@ def test_a_cancel_at_any_moment_ends_the_pull_at_both(pair: Pair, moment: Callab
 
 def test_a_pull_that_was_started_and_cancelled_ends_once(pair: Pair) -> None:
     source, destination = pair
-    for _ in range(5):  # the two race: either may win, and the end is one
+    for _ in range(5):  # cancel and completion race: either may win, but there is one end
         handover = source.hand_over(SOURCE, PROMPT)
         pull = destination.engine.pull(handover.grant, content(PROMPT))
         pull.start(TARGET)
@@ -224,7 +224,7 @@ def test_blocks_given_to_a_pull_that_has_just_failed_come_back_once(pair: Pair) 
     wanted = transfer_pb2.WaitTransferRequest(
         transfer_id=destination.known(pull), until=transfer_pb2.WAIT_CONDITION_RETURNED, timeout=dur(5.0)
     )
-    destination.lead.api.transfers.WaitTransfer(wanted)  # its end has come, and the engine has not polled
+    destination.lead.api.transfers.WaitTransfer(wanted)  # the pull has ended, but the engine has not polled
     pull.start(TARGET)
     assert failure(destination.finish(pull)).reason is Reason.CONTENT_MISMATCH
     destination.round_trip()
@@ -245,7 +245,7 @@ def test_a_pull_gets_its_blocks_once(pair: Pair) -> None:
 
 
 def test_a_prompt_is_taken_with_the_items_that_stand_at_its_placeholders_only(pair: Pair) -> None:
-    """An engine that takes a part of it says so, too; items beyond that part are of no matter."""
+    """An engine that takes only a part may name items beyond that part; they do not matter."""
     source, destination = pair
     cat, later = Item(b"cat", offset=2, length=9), Item(b"bird", offset=32, length=4)
     handover = source.engine.finished_blocks(SOURCE, content(PROMPT, items=[cat, later]), transfer_key=new_key())
@@ -312,7 +312,7 @@ def test_numpy_block_ids_will_do(pair: Pair) -> None:
 
 @pytest.fixture
 def forgetful(tmp_path: Path) -> Iterator[Side]:
-    """An engine whose lead remembers one acknowledged transfer: the next one that is acknowledged ends it."""
+    """Yields an engine whose lead remembers one acknowledged transfer. The next acknowledged one replaces it."""
     lead = Lead(tmp_path, "P", settings=f"{SETTINGS}transfer_history = 1\n")
     try:
         with closing(Side(lead.wait_ready())) as side:
@@ -322,7 +322,7 @@ def forgetful(tmp_path: Path) -> Iterator[Side]:
 
 
 def ended(side: Side, count: int) -> list[str]:
-    """Hand-overs that ran out one after the other."""
+    """Makes hand-overs that expire one after the other. Returns their ids."""
     made: list[HandOver] = []
     for _ in range(count):
         made.append(side.hand_over(SOURCE, PROMPT, ttl_s=0.1))
@@ -333,7 +333,7 @@ def ended(side: Side, count: int) -> list[str]:
 def test_events_that_poll_returned_are_acknowledged_by_the_next_poll(forgetful: Side) -> None:
     first, second, third = ended(forgetful, 3)
     assert [forgetful.lead.knows(one) for one in (first, second, third)] == [False, True, True]
-    assert forgetful.engine.poll() == []  # with nothing else to say
+    assert forgetful.engine.poll() == []  # poll acknowledges even without other calls
     forgetful.round_trip()
     assert [forgetful.lead.knows(one) for one in (second, third)] == [False, True]
 

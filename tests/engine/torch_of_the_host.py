@@ -1,4 +1,4 @@
-"""A torch whose device is the host's memory."""
+"""A fake torch whose device is the host's memory."""
 
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ from kvgrpc.datapath.cuda_vmm.memory import VmmMemory
 
 
 class OfTheHost:
-    """A torch whose device is the host's memory. With a GPU: tests/gpu."""
+    """A fake torch whose device is the host's memory. tests/gpu has the tests that need a GPU."""
 
     __version__ = "0"
     OutOfMemoryError, uint8, cat = torch.OutOfMemoryError, torch.uint8, staticmethod(torch.cat)
@@ -27,7 +27,7 @@ class OfTheHost:
         return torch.zeros(nbytes, dtype=dtype)
 
     def as_tensor(self, memory: VmmMemory, *, device: str) -> torch.Tensor:
-        """Keeps the memory, as torch does."""
+        """Returns a tensor that keeps the memory alive, like torch does."""
         return torch.from_numpy(
             np.asarray(SimpleNamespace(__array_interface__=memory.__cuda_array_interface__, of=memory))
         )

@@ -1,12 +1,12 @@
-"""Workers of engines as processes: ranks with private memory, torch CPU tensors, driven by JSON lines.
+"""Worker processes with private memory (torch CPU tensors), driven by JSON lines.
 
     {"op": "attach", "socket_path", "secret", "memory_bytes", "rank", "data_paths", "limit", "address"}
     {"op": "fill", "blocks", "seed"}     made_bytes(blocks, seed), as the test can compute them too
-    {"op": "read", "blocks"}             SHA-256 of the blocks
+    {"op": "read", "blocks"}             answers the SHA-256 of the blocks
     {"op": "step_done", "step"}
     {"op": "layers_done", "step", "first", "count"}
-    {"op": "link_pid"}   of a rank that attached over the network: the process that links it to its lead
-    {"op": "detach"}     "detached", or "not at rest": something may still use its memory
+    {"op": "link_pid"}   answers the PID of the rank link, for a rank that attached over the network
+    {"op": "detach"}     answers "detached", or "not at rest" if its memory may still be accessed
 
 One process imports torch, which takes seconds, and forks a worker for every descriptor that it is sent.
 """
@@ -25,7 +25,7 @@ from tests.engine.made import BLOCKS, LAYER_BYTES, LAYERS, made_bytes
 
 
 class Worker:
-    """One worker; a tensor a layer."""
+    """A worker with one tensor per layer."""
 
     def __init__(self) -> None:
         self.layers = [torch.zeros(BLOCKS, LAYER_BYTES, dtype=torch.uint8) for _ in range(LAYERS)]
@@ -81,7 +81,7 @@ def serve(fd: int) -> None:
 
 
 def serve_lines(worker: Any, fd: int) -> None:
-    """A worker answers one test's lines until it hangs up."""
+    """Answers one test's lines until the test hangs up, then detaches the worker."""
     with socket.socket(fileno=fd) as test, test.makefile("r") as lines:
         for text in lines:
             line = json.loads(text)

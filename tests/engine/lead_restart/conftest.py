@@ -1,4 +1,4 @@
-"""Engines with leads of their own, and peers whose leads live on."""
+"""Engines with leads of their own, and peers whose leads stay alive."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -13,7 +13,7 @@ from tests.engine.support import Lead
 
 @pytest.fixture(scope="module")
 def peer(leads: Leads) -> Iterator[Side]:
-    """An engine that lives on, whose lead allows all data paths."""
+    """Yields an engine that stays alive. Its lead allows all data paths."""
     side = shared(Engine.attach(leads[0].socket_path, pool=LAYOUT))
     yield side
     side.close()
@@ -21,7 +21,7 @@ def peer(leads: Leads) -> Iterator[Side]:
 
 @pytest.fixture(scope="module")
 def slow_peer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Side]:
-    """One that reads so slowly that it is still at it when a lead is killed."""
+    """Yields an engine that reads so slowly that its reads are still in flight when a lead is killed."""
     lead = Lead(tmp_path_factory.mktemp("slow"), "S", *SLOW, settings=SETTINGS).wait_ready()
     side = shared(Engine.attach(lead.socket_path, pool=LAYOUT))
     yield side
@@ -31,7 +31,7 @@ def slow_peer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Side]:
 
 @pytest.fixture(scope="module")
 def sides() -> Iterator[Sides]:
-    """Engines with leads of their own, made when they are first wanted; they outlive every kill."""
+    """Yields a maker of engines with leads of their own. Each is launched at first use, and outlives every kill."""
     made: dict[tuple[str, ...], Side] = {}
     with ExitStack() as stack:
 

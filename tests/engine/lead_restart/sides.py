@@ -1,4 +1,4 @@
-"""An engine with one rank and a lead of its own, whose lead is killed; and what it is told of what was under way."""
+"""An engine with one rank and a lead of its own, and helpers that kill the lead and check the engine's events."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ from tests.engine.support import WAIT_S, ended, new_key, tokens
 from tests.service.engines import READY_S, wait_until
 
 LAYERS, BLOCKS, LAYER_BYTES = 2, 128, 1 << 19
-"""A MiB for each block: all of them take long enough for a kill in their middle."""
+"""Shape of the pool. Each block has 1 MiB, so that a transfer of all blocks can be killed in its middle."""
 LAYOUT = uniform_layout(Group("full", GroupKind.FULL_ATTENTION, LAYERS, 16, BLOCKS, 64, 128, "float16"), LAYER_BYTES)
 PROMPT = tokens(40)
 SOURCE, TARGET = [1, 2, 9], [30, 31, 5]
@@ -26,11 +26,11 @@ SLOW_BYTES_PER_S = 4e6
 SLOW = ("--bandwidth-limit-bytes-per-s", str(SLOW_BYTES_PER_S))
 MODES = ("shm", "cma", "nixl")
 Sides = Callable[..., "Side"]
-"""Gives the engine with a lead of its own that was launched with these arguments, made when it is first wanted."""
+"""Returns the engine that was launched with these arguments, and launches it at first use."""
 
 
 def slow(mode: str) -> Any:
-    """A mode that runs with the slow tests."""
+    """Returns a parameter for a mode that runs with the slow tests only."""
     return pytest.param(mode, marks=pytest.mark.slow)
 
 
@@ -59,7 +59,7 @@ class Side:
         return events
 
     def until_it_lives_after(self, incarnation: int) -> list[Event]:
-        """To its next life, for which a process starts."""
+        """Polls until the engine begins its next life, for which a lead process starts."""
         return self.until(lambda _: self.engine.incarnation != incarnation, READY_S)
 
     def close(self) -> None:
@@ -73,7 +73,7 @@ def shared(engine: Engine) -> Side:
 
 
 def launched(mode: str, *flags: str, private: bool | None = None, relaunches: int = 100) -> Side:
-    """An engine with a lead of its own, whose bytes move by one data path: shm with shared memory, else private."""
+    """Launches an engine with a lead of its own and one data path. Memory is shared for shm, else private."""
     flags = ("--data-paths", mode, *flags)
     private = mode != "shm" if private is None else private
     engine = Engine.launch(pool=LAYOUT, private_memory=private, flags=flags, relaunches=relaunches)
@@ -86,7 +86,7 @@ def launched(mode: str, *flags: str, private: bool | None = None, relaunches: in
 
 
 def kill(side: Side) -> None:
-    """kill -9 of the lead; it has ended then, and nobody but the kernel knows."""
+    """Kills the lead with SIGKILL and waits for its end."""
     assert side.engine._lead is not None
     pidfd = os.pidfd_open(side.engine._lead.pid)
     os.kill(side.engine._lead.pid, signal.SIGKILL)
@@ -95,8 +95,8 @@ def kill(side: Side) -> None:
 
 
 def replaced(side: Side, *handles: Handle) -> list[Event]:
-    """What the engine is told from a kill of its lead to its next life, in which all handles are over: of each one
-    Failed, and then one BlocksReturned.
+    """Kills the lead and returns the events up to the engine's next life. Each handle is over by then: it has one
+    Failed followed by one BlocksReturned.
     """
     before = side.engine.incarnation
     kill(side)
@@ -106,13 +106,13 @@ def replaced(side: Side, *handles: Handle) -> list[Event]:
 
 
 def poll_on(engine: Engine, events: list[Event]) -> None:
-    """Until it raises."""
+    """Polls until poll raises."""
     while True:
         events += engine.poll(WAIT_S)
 
 
 def check_ends(events: Sequence[Event], handles: Sequence[Handle]) -> None:
-    """Of each one Failed, then BlocksReturned, and nothing about any other."""
+    """Checks that each handle has one Failed, then one BlocksReturned, and that no other handle has an event."""
     for handle in handles:
         assert handle.over
         told = [event for event in events if event.transfer is handle]
@@ -125,7 +125,7 @@ def check_ends(events: Sequence[Event], handles: Sequence[Handle]) -> None:
 
 
 def move(source: Side, destination: Side, blocks: Sequence[int], into: Sequence[int]) -> None:
-    """A pull, to its end, on both sides; the bytes are exact."""
+    """Pulls blocks until both sides are over, and checks that the bytes are exact."""
     handover = source.engine.finished_blocks(blocks, content(PROMPT), transfer_key=new_key())
     source.engine.flush()
     pull = destination.engine.pull(handover.grant, content(PROMPT))
@@ -137,7 +137,7 @@ def move(source: Side, destination: Side, blocks: Sequence[int], into: Sequence[
 
 
 def check_serves(side: Side, peer: Side) -> None:
-    """The engine gives and takes in its new life; nothing of before is left at either lead."""
+    """Checks that the engine serves and pulls in its new life."""
     side.fill([40, 41, 42], seed=40)
     move(side, peer, [40, 41, 42], [40, 41, 42])
     peer.fill([50, 51, 52], seed=50)
@@ -145,7 +145,7 @@ def check_serves(side: Side, peer: Side) -> None:
 
 
 def begun(source: Side, destination: Side, blocks: list[int], prompt: list[int]) -> tuple[Push, Reservation]:
-    """A push into these blocks whose two sides know each other."""
+    """Returns both ends of a push into these blocks, after registering its destination."""
     key = new_key()
     target = destination.engine.reserve(blocks, content(prompt), transfer_key=key)
     destination.until(lambda events: Reserved(target) in events)

@@ -1,5 +1,5 @@
-"""A defect of its lead is to an engine what its death is: all transfers fail, blocks come back at rest, and a lead that
-the engine launched is replaced.
+"""A defect of its lead affects an engine like the lead's death: all transfers fail, blocks come back at rest, and a
+lead that the engine launched is replaced.
 """
 
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.timeout(TEST_S)
 
 @pytest.fixture
 def peer(leads: Leads) -> Iterator[Side]:
-    """An engine whose lead has no defect."""
+    """Yields an engine whose lead has no defect."""
     side = shared(Engine.attach(leads[0].socket_path, pool=LAYOUT))
     yield side
     side.close()

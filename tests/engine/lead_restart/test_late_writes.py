@@ -1,4 +1,4 @@
-"""No byte lands after a restart in blocks that came back, and a write that may still land keeps its engine from one."""
+"""No byte lands after a restart in blocks that came back. An engine stays away while a write may still land."""
 
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
@@ -45,7 +45,7 @@ def _is_over(handle: Handle) -> Callable[[list[Event]], bool]:
 
 
 def in_flight(source: Side, destination: Side, blocks: list[int], prompt: list[int]) -> tuple[HandOver, Pull]:
-    """A pull whose first bytes have come, and whose last ones, as far as anybody knows, have not."""
+    """Returns both ends of a pull whose first bytes have arrived, and whose last ones may still be in flight."""
     while True:
         destination.view[:, blocks] = 0
         handover = source.engine.finished_blocks(blocks, content(prompt), transfer_key=new_key())
@@ -60,7 +60,7 @@ def in_flight(source: Side, destination: Side, blocks: list[int], prompt: list[i
 
 
 def push_in_flight(source: Side, destination: Side, blocks: list[int], prompt: list[int]) -> tuple[Push, Reservation]:
-    """As `in_flight`, of a push, which the destination moves, too."""
+    """Returns both ends of a push whose bytes are in flight, as in `in_flight`. The destination moves it, too."""
     while True:
         destination.view[:, blocks] = 0
         push, target = begun(source, destination, blocks, prompt)
@@ -95,7 +95,7 @@ def test_no_late_byte_lands_in_blocks_that_came_back(sides: Sides, peer: Side, m
 
 @pytest.fixture(scope="module")
 def writer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Side]:
-    """A peer that writes what it pushes, slowly."""
+    """Yields a peer that writes what it pushes, slowly."""
     flags = ("--data-paths", "nixl", "--source-writes", *SLOW)
     lead = Lead(tmp_path_factory.mktemp("writer"), "W", *flags, settings=SETTINGS).wait_ready()
     side = shared(Engine.attach(lead.socket_path, pool=LAYOUT))
@@ -108,7 +108,7 @@ def writer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Side]:
     "private", [pytest.param(False, id="shared"), pytest.param(True, id="private", marks=pytest.mark.slow)]
 )
 def test_memory_that_a_peer_may_still_write_keeps_its_engine_from_coming_back(writer: Side, private: bool) -> None:
-    """By CMA the peer's process writes, and needs nothing of this one: a death here proves nothing."""
+    """The peer's process writes by CMA and needs nothing of this process, so a death here proves nothing."""
     side = launched("nixl", private=private)
     try:
         push, target = begun(writer, side, TARGET, PROMPT)
@@ -117,7 +117,7 @@ def test_memory_that_a_peer_may_still_write_keeps_its_engine_from_coming_back(wr
         events = side.until(lambda _: target.over)
         assert isinstance(events[-1], Received)
         writer.until(lambda _: push.over)
-        replaced(side)  # what was written is over
+        replaced(side)  # proves that the earlier writes are over
         writer.fill(SOURCE, seed=10)
         side.view[:, TARGET] = 0
         push, target = begun(writer, side, TARGET, PROMPT)
@@ -139,8 +139,8 @@ def test_memory_that_a_peer_may_still_write_keeps_its_engine_from_coming_back(wr
 
 @pytest.mark.slow
 def test_what_an_engine_writes_itself_is_its_own_again_only_when_no_posting_reads_it_any_more(peer: Side) -> None:
-    """Its lead dies in the middle of its write. Its destination has its blocks back at an operator's word: by CMA
-    nothing else than the end of this process proves to it that nothing follows.
+    """The lead dies during the engine's write. Over CMA, only the end of the writing process proves to the destination
+    that no write follows, so an operator releases the destination's blocks.
     """
     side = launched("nixl", "--source-writes", *SLOW)
     try:
@@ -154,7 +154,7 @@ def test_what_an_engine_writes_itself_is_its_own_again_only_when_no_posting_read
         assert not peer.view[:, blocks].all(), "most of it is to come"
         replaced(side, push)
         side.view[:, blocks] = 0x55
-        move(side, peer, spare, spare)  # another life: the last one is over
+        move(side, peer, spare, spare)  # the transfer belongs to a new life, so the last life is over
         peer.until(lambda _: target.failed)
         assert not target.over
         word = admin_pb2.ReleaseQuarantineRequest(force=True, message="its worker has closed its data paths")

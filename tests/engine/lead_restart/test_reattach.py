@@ -1,4 +1,4 @@
-"""An engine that comes back, as its new lead sees it: who may come with it, and what memory is taken."""
+"""An engine that comes back, as its new lead sees it: which workers may come along, and which memory is accepted."""
 
 import os
 import socket
@@ -23,7 +23,7 @@ Fields = dict[str, object]
 
 @pytest.fixture
 def connect(leads: Leads) -> Iterator[Connect]:
-    """Connections to one lead; they end with the test."""
+    """Opens connections to one lead, and closes them at the end of the test."""
     with ExitStack() as stack:
 
         def begin() -> Client:
@@ -36,7 +36,7 @@ def connect(leads: Leads) -> Iterator[Connect]:
 
 
 def back(connect: Connect, **fields: object) -> Client:
-    """A scheduler that comes back."""
+    """Attaches a scheduler that comes back."""
     frame = session_pb2.ClientFrame()
     frame.CopyFrom(ATTACH)
     frame.attach.MergeFrom(session_pb2.AttachRequest(**{"rank_ticket": TICKET, **fields}))  # type: ignore[arg-type]
@@ -46,7 +46,7 @@ def back(connect: Connect, **fields: object) -> Client:
 
 
 def worker(connect: Connect, **fields: object) -> Client:
-    """A worker, which comes back where nothing else is said."""
+    """Attaches a worker, which comes back unless the fields say otherwise."""
     request = session_pb2.AttachRankRequest(**{"ticket": TICKET, "returns": True, **fields})  # type: ignore[arg-type]
     client = connect()
     client.socket.sendall(encode(session_pb2.ClientFrame(attach_rank=request)))
@@ -54,7 +54,7 @@ def worker(connect: Connect, **fields: object) -> Client:
 
 
 def give(client: Client, *descriptors: int) -> None:
-    """Answers the lead that asks for memory."""
+    """Sends memory to the lead that asks for it."""
     data, found, _, _ = socket.recv_fds(client.socket, 1 << 16, 1)
     (frame,) = client._reader.feed(data)
     assert frame.HasField("memory_wanted"), frame
@@ -63,7 +63,7 @@ def give(client: Client, *descriptors: int) -> None:
 
 
 def refusal(client: Client) -> str:
-    """The reason of the refusal that ends a connection."""
+    """Returns the reason of the refusal that ends a connection."""
     frame = client.receive()
     assert frame.HasField("refused"), frame
     return common_pb2.FailureReason.Name(frame.refused.reason).removeprefix("FAILURE_REASON_")

@@ -1,5 +1,5 @@
-"""The death of a lead that an engine started for itself: everything of before fails once and comes back when it is at
-rest, the pool keeps what it holds, and the engine goes on with the next lead.
+"""The death of a lead that an engine launched: every earlier transfer fails once and comes back at rest, the pool keeps
+its bytes, and the engine goes on with the next lead.
 
 The lead is a process that is killed. Memory is shared (the lead moved the bytes) or private (a rank in the test's own
 process moves them).
@@ -61,7 +61,7 @@ def test_while_a_lead_is_replaced_nothing_waits_and_calls_are_refused(sides: Sid
     side = sides("shm")
     descriptor, before = side.engine.fileno(), side.engine.incarnation
     handover = side.engine.finished_blocks(SOURCE, content(PROMPT), transfer_key=new_key())
-    push = side.engine.push(content(PROMPT), transfer_key=new_key())  # its lead never hears of it
+    push = side.engine.push(content(PROMPT), transfer_key=new_key())  # never sent to its lead
     kill(side)
     begun = time.monotonic()
     events, polls = list[Event](), list[float]()
@@ -134,7 +134,7 @@ def test_a_stopped_lead_is_ended_and_replaced(sides: Sides, peer: Side) -> None:
     assert side.engine._lead is not None
     before, stopped = side.engine.incarnation, side.engine._lead.pid
     os.kill(stopped, signal.SIGSTOP)
-    side.engine._lives._session.connection.shutdown()  # as after a send that nobody read
+    side.engine._lives._session.connection.shutdown()  # acts like a send that was not read in time
     side.until_it_lives_after(before)
     assert side.engine._lead.pid != stopped
     check_serves(side, peer)

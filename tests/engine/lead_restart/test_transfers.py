@@ -1,4 +1,4 @@
-"""Transfers that are under way when a lead dies fail once and come back, and peers use nothing of them."""
+"""Transfers in flight when a lead dies fail once and come back, and peers use nothing that they read of them."""
 
 import numpy as np
 import pytest
@@ -21,14 +21,14 @@ def test_hand_overs_fail_and_come_back_also_those_never_sent(sides: Sides, peer:
     offer = peer.engine.finished_blocks(SOURCE, content(PROMPT), transfer_key=new_key())
     peer.engine.flush()
     pull = side.engine.pull(offer.grant, content(PROMPT))
-    side.until(lambda events: any(isinstance(event, PullOpened) for event in events))  # it waits for blocks
+    side.until(lambda events: any(isinstance(event, PullOpened) for event in events))  # the pull waits for blocks
     unsent = side.engine.finished_blocks([3, 4, 5], content(PROMPT), transfer_key=new_key())
     replaced(side, known, unsent, pull)
     with refused(Reason.TRANSFER_ENDED, PreconditionFailed):
         pull.start(TARGET)
     assert np.array_equal(side.read(SOURCE), made)
     offer.cancel()
-    late = peer.engine.pull(known.grant, content(PROMPT))  # of a lead that is no more
+    late = peer.engine.pull(known.grant, content(PROMPT))  # the grant's lead is dead
     check_serves(side, peer)
     late.cancel()
     peer.until(lambda _: late.over)
@@ -46,7 +46,7 @@ def test_a_peer_uses_nothing_that_it_read_of_a_dead_lead(sides: Sides, peer: Sid
     slow_peer.engine.flush()
     wait_until(lambda: bool(slow_peer.view[:, TARGET].any()))
     replaced(side, handover)
-    side.fill(SOURCE, seed=4)  # they are its own
+    side.fill(SOURCE, seed=4)  # the blocks are the engine's own again
     check_serves(side, peer)
     events = slow_peer.until(lambda _: pull.over)
     assert [type(event) for event in events if event.transfer is pull][-2:] == [Failed, BlocksReturned]

@@ -1,4 +1,4 @@
-"""A worker that dies ends its engine, with its lead or without it."""
+"""A worker's death ends its engine, whether or not the lead dies too."""
 
 import os
 import signal

@@ -11,7 +11,7 @@ from tests.engine.support import Asked, Side, Workers
 
 @pytest.fixture
 def source(leads: Leads) -> Iterator[MirroredSide]:
-    """The engine of P, with a device."""
+    """Yields the engine of P, with a device."""
     side = MirroredSide(leads[0])
     yield side
     for way in ("out", "in"):
@@ -21,7 +21,7 @@ def source(leads: Leads) -> Iterator[MirroredSide]:
 
 @pytest.fixture
 def destination(leads: Leads) -> Iterator[MirroredSide]:
-    """The engine of D, with a device."""
+    """Yields the engine of D, with a device."""
     side = MirroredSide(leads[1])
     yield side
     for way in ("out", "in"):
@@ -31,13 +31,13 @@ def destination(leads: Leads) -> Iterator[MirroredSide]:
 
 @pytest.fixture
 def reader(leads: Leads, attach: Attach) -> Side:
-    """The engine of D, with shared memory."""
+    """Attaches the engine of D, with shared memory."""
     return attach(leads[1])
 
 
 @pytest.fixture
 def giver(leads: Leads, attach: Attach) -> Side:
-    """The engine of P, with shared memory."""
+    """Attaches the engine of P, with shared memory."""
     return attach(leads[0])
 
 

@@ -1,7 +1,7 @@
-"""A device that is none: its memory is a file that nobody maps, which is read and written by its copies only.
+"""A fake device. Its memory is a file that is not mapped; only the device's copies read and write it.
 
-Copies are done by a thread of the device's own, in the order in which they were started and as slowly as a test wants:
-what they take they take at that moment.
+One thread per direction runs the copies in their start order, as slowly as a test wants. A copy reads its bytes when it
+runs, not when it starts.
 """
 
 import os
@@ -22,7 +22,7 @@ WAIT_S = 30.0
 
 @dataclass(eq=False)
 class FakeCopy:
-    """Copies of one call."""
+    """The copies of one call."""
 
     way: str
     offsets: Ids
@@ -37,8 +37,8 @@ class FakeCopy:
 
 
 class FakeDevice:
-    """Of the tests' pool, or of `nbytes` bytes; `delay_s` before every copy. `copied` counts bytes each way, `errors`
-    are what copies end with, by way, `refusals` what the next calls of `open` do.
+    """A fake device of `nbytes` bytes, whose copies take `delay_s` seconds each. `copied` counts bytes by direction,
+    and copies end with `errors` by direction. The next calls of `open` raise `refusals`.
     """
 
     def __init__(self, delay_s: float = 0.0, nbytes: int = LAYERS * BLOCKS * LAYER_BYTES) -> None:
@@ -81,7 +81,7 @@ class FakeDevice:
 
     @property
     def fd(self) -> int:
-        """The file that is its memory."""
+        """File descriptor of the device's memory."""
         return self._fd
 
     @property
@@ -91,7 +91,7 @@ class FakeDevice:
     # -- what the engine's kernels do
 
     def fill(self, blocks: list[int], seed: int) -> NDArray[np.uint8]:
-        """Puts bytes that follow from the seed into blocks; returns them."""
+        """Puts bytes that follow from the seed into blocks, and returns them."""
         made = made_bytes(blocks, seed)
         for layer in range(LAYERS):
             self.fill_layer(layer, blocks, made[layer])
@@ -114,7 +114,7 @@ class FakeDevice:
     # -- what a test does
 
     def hold(self, way: str) -> None:
-        """Copies that way are started, and go no further."""
+        """Holds copies in this direction: they start, but make no progress."""
         self._runs[way].clear()
         self._started[way].clear()
 

@@ -1,4 +1,4 @@
-"""Engines whose memory no data path reaches: one in the test's process, and one whose worker is a process."""
+"""Engines whose memory no data path reaches. One runs in the test's process, the other has worker processes."""
 
 import hashlib
 import os
@@ -17,7 +17,7 @@ from tests.engine.support import Asked, Lead, Side, refused
 
 
 class MirroredSide(Side):
-    """An engine of one rank with a device, in this process."""
+    """An engine in this process with one rank and a device."""
 
     def __init__(self, lead: Lead, **options: Any) -> None:
         self.lead = lead
@@ -49,7 +49,7 @@ class MirroredWorkers(Side):
         assert [worker.answer() for worker in workers] == ["attached"] * len(workers)
 
     def fill_all(self, blocks: Sequence[int], seed: int) -> list[str]:
-        """Fills the blocks of each rank differently; returns what `read_all` says where they arrived."""
+        """Fills each rank's blocks with different bytes. Returns what `read_all` returns where they arrive."""
         for rank, worker in enumerate(self.workers):
             assert worker.ask(op="fill", blocks=blocks, seed=seed + rank) == "filled"
         made = [made_bytes(blocks, seed + rank) for rank in range(len(self.workers))]
@@ -65,14 +65,14 @@ class MirroredWorkers(Side):
 
 
 def check_not_at_rest(side: MirroredSide) -> None:
-    """The rank says that its memory may still be accessed, and does not give it back."""
+    """Checks that the rank reports possible accesses to its memory, and does not give it back."""
     side.engine.close()
     with refused(Reason.DATA_PATH_FAILED, InternalError):
         side.ranks.pop().close()
 
 
 def mirrors() -> dict[int, int]:
-    """The mirrors that this process has open: descriptors by the number of their file, which no other one ever has."""
+    """Returns the mirrors that this process has open: inode number -> descriptor. Inode numbers are never reused."""
     found = [int(fd.name) for fd in Path("/proc/self/fd").iterdir() if "memfd:kvgrpc-pool" in _target(fd)]
     return {os.fstat(fd).st_ino: fd for fd in found}
 
@@ -81,4 +81,4 @@ def _target(fd: Path) -> str:
     try:
         return str(fd.readlink())
     except FileNotFoundError:
-        return ""  # the folder that was listed
+        return ""  # the listed folder's own descriptor

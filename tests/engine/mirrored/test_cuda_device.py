@@ -1,4 +1,4 @@
-"""Which bytes of the tensors of a CUDA device a copy is of. With a GPU: tests/gpu."""
+"""Copies of a CUDA device's tensors cover the right bytes. tests/gpu has the tests that need a GPU."""
 
 import numpy as np
 import torch

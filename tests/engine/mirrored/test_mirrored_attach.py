@@ -20,7 +20,7 @@ REFUSALS: list[Callable[[], Exception]] = [
     lambda: PreconditionFailed(Reason.FEATURE_UNAVAILABLE, "could not be page-locked"),
     lambda: RuntimeError("no such device"),
 ]
-"""Made anew for each test: what was raised keeps the mirror that it was raised for."""
+"""Makers of exceptions. Each test needs a new one, because a raised exception keeps its mirror alive."""
 F_SEAL_FUTURE_WRITE = 0x10
 
 
@@ -48,7 +48,7 @@ def test_an_attach_that_is_refused_leaves_no_mirror(source: MirroredSide) -> Non
         Rank(source.engine.ticket, 0, device=device)
     assert not mirrors().keys() - held
     assert not set(threading.enumerate()) - threads
-    device.open(np.zeros(device.nbytes, dtype=np.uint8))  # nobody else has it open
+    device.open(np.zeros(device.nbytes, dtype=np.uint8))  # the device has no mirror open
     source.round_trip()
 
 

@@ -1,4 +1,4 @@
-"""What an engine with a device receives is in the device before the transfer has succeeded."""
+"""Received KV is in the device before the transfer has succeeded."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ BYTES = len(SOURCE) * 2048
 
 
 def pulling(giver: Side, destination: MirroredSide, seed: int = 1) -> tuple[NDArray[np.uint8], HandOver, Pull]:
-    """A pull that has blocks, and what should arrive there."""
+    """Returns the expected bytes and both ends of a pull that has its blocks."""
     made = giver.fill(SOURCE, seed)
     handover = giver.hand_over(SOURCE, PROMPT)
     pull = destination.engine.pull(handover.grant, content(PROMPT))

@@ -39,7 +39,7 @@ def launched() -> Iterator[Launched]:
 
 
 def pulled(source: MirroredSide, reader: Side, seed: int) -> None:
-    """What the device has now arrives."""
+    """Checks that new bytes of the device arrive at a reader."""
     made = source.fill(SOURCE, seed)
     handover = source.hand_over(SOURCE, PROMPT)
     pull = reader.engine.pull(handover.grant, content(PROMPT))
@@ -50,7 +50,7 @@ def pulled(source: MirroredSide, reader: Side, seed: int) -> None:
 
 
 def lives_again(launched: Launched, before: int) -> list[Any]:
-    """The engine's events until it has another incarnation."""
+    """Returns the engine's events until it has another incarnation."""
     events = []
 
     def lives() -> bool:
@@ -120,4 +120,4 @@ def test_a_device_that_breaks_on_the_way_back_ends_the_life_of_its_rank(
         wait_until(told, READY_S)
     assert "cannot come back" in caplog.text
     assert "fell off the bus" in caplog.text
-    launched.device.open(np.zeros(launched.device.nbytes, dtype=np.uint8))  # nobody has it open
+    launched.device.open(np.zeros(launched.device.nbytes, dtype=np.uint8))  # the device has no mirror open

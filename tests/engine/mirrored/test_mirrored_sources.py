@@ -1,4 +1,4 @@
-"""What an engine with a device hands over is read by nobody before it has been copied into its mirror."""
+"""Blocks of an engine with a device are read only after they were copied into its mirror."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def test_nothing_is_read_before_the_copies_are_done(source: MirroredSide, reader
     source.device.wait_started("out")
     assert before.take_back()
     source.finish(before)
-    wait_until(lambda: source.device.copied == {"out": BYTES})  # else it would be held, too
+    wait_until(lambda: source.device.copied == {"out": BYTES})  # else this copy would be held, too
     made = source.fill(SOURCE, seed=2)
     source.device.hold("out")
     handover = source.hand_over(SOURCE, PROMPT)
@@ -137,7 +137,7 @@ def test_blocks_that_were_handed_over_before_are_copied_again(source: MirroredSi
 
 
 def test_blocks_come_back_though_a_copy_of_them_goes_on(source: MirroredSide, reader: Side) -> None:
-    """What is copied late is overwritten by the next copy."""
+    """A late copy is overwritten by the next one."""
     source.device.hold("out")
     source.fill(SOURCE, seed=7)
     first = source.hand_over(SOURCE, PROMPT)

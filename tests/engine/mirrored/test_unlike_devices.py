@@ -1,4 +1,4 @@
-"""Engines that lay their KV out in other ways: what is re-packed into a mirror goes on to the device, and no more."""
+"""Engines with different KV layouts: re-packed bytes go from the mirror to the device, and no other bytes do."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -24,7 +24,7 @@ PROMPT = tokens(90)
 
 
 class SplitSide(Side):
-    """An engine whose ranks, in this process, have devices; or shared memory."""
+    """An engine whose ranks run in this process, with devices or with shared memory."""
 
     def __init__(self, lead: Lead, split: dict[str, Any], *, mirrored: bool) -> None:
         self.lead, self.kv, self.ranks = lead, made_split(**split, dim=16), []

@@ -1,4 +1,4 @@
-"""Workers as processes whose memory is a fake device's, driven by JSON lines as those of tests/engine/workers.py."""
+"""Workers as processes whose memory is a fake device's, driven by JSON lines like those of tests/engine/workers.py."""
 
 import hashlib
 from typing import Any
@@ -12,7 +12,7 @@ DELAY_S = 0.01
 
 
 class Worker:
-    """One worker."""
+    """A worker with a fake device."""
 
     def __init__(self) -> None:
         self.device = FakeDevice(DELAY_S)

@@ -1,6 +1,6 @@
-"""Fields of requests that name a thing, with whose word is asked; and fields that name nothing.
+"""Fields of requests that name a thing, each with the caller who may use the thing, and fields that name nothing.
 
-The walk of `test_names` holds both against the schema: a new field is on one of the lists, or the walk fails.
+`test_names` compares both lists with the schema and fails if a field is on neither list.
 """
 
 OWNER = "its owner"
@@ -81,28 +81,28 @@ NAMES = {
         "ReserveBlocks",
     )
 }  # fmt: skip
-"""By message and field: whose word is asked before what is named is touched."""
+"""Message and field -> who may use the named thing. The server checks this before it touches the thing."""
 
 LABELS = frozenset(
     {
-        # What a caller says of itself or of another lead, and is not believed for it.
+        # A caller's statements about itself or another lead, which prove nothing.
         "peer.v1.Caller.engine_id", "v1.EngineDescription.engine_id", "v1.EngineDescription.address",
         "v1.EngineDescription.weights_revision", "v1.HandshakeRequest.expected_engine_id", "v1.PeerAddress.address",
         "v1.PeerAddress.engine_id", "v1.Grant.engine_id", "v1.Grant.address", "v1.Grant.lease_id",
         "v1.PoolDescription.fingerprint", "v1.Group.name", "v1.Group.dtype", "v1.Group.space",
-        # How a peer's own memory is reached.
+        # Ways to reach a peer's own memory.
         "v1.CollectiveEndpoint.backend", "v1.CudaVmmEndpoint.socket_path", "v1.CudaVmmEndpoint.token",
         "v1.CudaVmmEndpoint.device_uuid", "v1.CudaVmmEndpoint.nonce", "v1.CudaVmmEndpoint.unavailable_reason",
         "v1.LoopbackEndpoint.key", "v1.NixlEndpoint.agent", "v1.NixlEndpoint.metadata", "v1.NixlEndpoint.backend",
         "v1.ProcessEndpoint.socket_path", "v1.ProcessEndpoint.token", "v1.ShmEndpoint.socket_path",
         "v1.ShmEndpoint.token", "v1.ShmEndpoint.nonce", "peer.v1.GroupValue.key", "peer.v1.GroupValue.value",
-        # What the KV or a tensor is of: compared, never looked up.
+        # Content of the KV or of a tensor: compared, never looked up.
         "v1.Content.opaque_id", "v1.ContentChain.digests", "v1.MultimodalItem.digest", "v1.TokenContent.adapter",
         "v1.TokenContent.cache_salt", "v1.TokenContent.weights_revision", "peer.v1.ContentClaim.digest",
         "peer.v1.ContentClaim.opaque_id", "peer.v1.ContentClaim.prefix_digests", "v1.TensorDescription.dtype",
         "v1.TensorDescription.content_digest",
         "v1.ExpectedTensor.dtype", "v1.ExpectedTensor.content_digest",
-        # Labels to search by, and words for people.
+        # Labels to search by, and texts for people.
         "v1.FinishedBlocksRequest.request_id", "v1.GetTensorRequest.request_id", "v1.GrantLeaseRequest.request_id",
         "v1.GrantLeaseRequest.LabelsEntry.key", "v1.GrantLeaseRequest.LabelsEntry.value", "v1.Intent.request_id",
         "v1.PullBlocksRequest.request_id", "v1.PutTensorRequest.request_id", "v1.RegisterPushRequest.request_id",
@@ -111,22 +111,22 @@ LABELS = frozenset(
         "v1.ReclaimBlocksRequest.request_id", "v1.AllocateBlocksRequest.label",
         "v1.AbortRequestRequest.message", "v1.CancelTransferRequest.message", "v1.ReleaseQuarantineRequest.message",
         "v1.SourceFailure.message", "peer.v1.AccessClosing.message",
-        # Filters and places of lists, which show only what is there.
+        # Filters and positions of lists, which show only what is there.
         "v1.ListAllocationsRequest.request_id", "v1.ListAllocationsRequest.label",
         "v1.ListAllocationsRequest.page_token",
         "v1.ListLeasesRequest.request_id", "v1.ListLeasesRequest.page_token", "v1.ListPeersRequest.page_token",
         "v1.ListPinsRequest.page_token", "v1.ListTensorsRequest.page_token", "v1.ListTransfersRequest.page_token",
         "v1.TransferFilter.request_id", "v1.TransferFilter.trace_id", "v1.TransferFilter.peer_engine_id",
         "v1.TransferFilter.transfer_ids", "v1.TransferFilter.pair_id", "v1.TransferFilter.lease_id",
-        # Traces, and calls within a stream, which are numbered by their own caller.
+        # Traces, and calls within a stream, which their own caller numbers.
         "v1.RequestArrivedRequest.traceparent", "v1.UnaryCall.traceparent", "peer.v1.PeerCall.traceparent",
         "v1.UnaryCall.method", "v1.UnaryCall.request",
     }
 )  # fmt: skip
-"""By message and field: what names nothing of this server's."""
+"""Message and field of each value that names nothing of this server."""
 
 NUMBERS = frozenset({"starts", "part", "after_seq", "epoch", "sequence"})
-"""Fields that are numbers, and may name a thing: a block, a part, a place in a sequence."""
+"""Number fields that may name a thing: a block, a part, a position in a sequence."""
 
 RANK_REPORTS = "session.v1."
-"""Packages whose messages come from a worker, by the ticket: what they name is of its own rank's commands."""
+"""Package whose messages come from a worker with the ticket. They name only its own rank's commands."""

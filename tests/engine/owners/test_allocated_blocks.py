@@ -1,4 +1,4 @@
-"""Blocks that an attached engine allocated: no other caller uses them, by their numbers or by their allocation's id."""
+"""Blocks that an attached engine allocated: no other caller uses them by their numbers or by their allocation's id."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,7 +22,7 @@ from tests.engine.owners.victims import (
 
 @pytest.fixture(scope="module")
 def managed(leads: Leads) -> Iterator[Victim]:
-    """An engine whose server gives out the blocks of its pool."""
+    """Yields an engine whose server gives out the blocks of its pool."""
     yield from attached(leads, PoolKind.SERVER_MANAGED)
 
 

@@ -1,4 +1,4 @@
-"""A pool whose blocks the server gives out, to its attached engine and to others: each has its own."""
+"""A server gives blocks of its pool to its attached engine and to other callers. Each uses its own blocks only."""
 
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.engine import content as content_of

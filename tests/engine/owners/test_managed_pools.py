@@ -1,4 +1,4 @@
-"""The pool of an engine whose own block manager gives out its blocks: the engine alone names them."""
+"""The pool of an engine whose own block manager gives out the blocks: only the engine may name them."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from tests.engine.owners.victims import NAMING_BLOCKS, REASONS, SCHEDULING, Vict
 
 @pytest.fixture(scope="module")
 def managing(leads: Leads) -> Iterator[Victim]:
-    """An engine that manages its pool itself."""
+    """Yields an engine that manages its pool itself."""
     yield from attached(leads, PoolKind.ENGINE_MANAGED)
 
 

@@ -1,4 +1,4 @@
-"""Every field of a request that names a thing has a row that says whose word is asked, and is tried by a stranger."""
+"""Every request field that names a thing has a row with who may use the thing, and a stranger tries it."""
 
 import importlib
 import pkgutil
@@ -16,11 +16,11 @@ from tests.engine.owners import names
 from tests.engine.owners.victims import EVERY_ATTACK, Victim
 
 STREAMED = frozenset({"v1.KeepAliveRequest.sequence"})
-"""Counted by their own caller, and told back to it."""
+"""Fields that their own caller counts, and that are only returned to it."""
 
 
 def fields_of(found: Descriptor, seen: set[Descriptor]) -> Iterator[str]:
-    """Fields that may name something, of a message and of those in it."""
+    """Yields the fields of a message and its submessages that may name something."""
     if found in seen or found.full_name.startswith("google."):
         return
     seen.add(found)
@@ -32,7 +32,7 @@ def fields_of(found: Descriptor, seen: set[Descriptor]) -> Iterator[str]:
 
 
 def named_in_requests() -> set[str]:
-    """Those of all requests of all services."""
+    """Returns the fields that may name something, of all requests of all services."""
     seen: set[Descriptor] = set()
     found: set[str] = set()
     for package in (kvgrpc.v1, kvgrpc.peer.v1):
@@ -50,7 +50,7 @@ def test_every_field_that_may_name_a_thing_has_a_row() -> None:
 
 
 class Recorder:
-    """Takes the place of a stub: keeps the requests."""
+    """Takes the place of a stub, and records the requests."""
 
     def __init__(self) -> None:
         self.fields: set[str] = set()

@@ -30,7 +30,7 @@ def test_who_shows_the_ticket_uses_what_the_engine_owns(leads: Leads, attach: At
     handed = for_readers(transfer_key=new_key(), content=content(PROMPT), blocks=named)
     assert handoff.FinishedBlocks(handed, metadata=ticket).lease.lease_id
     freed = pool.FreeBlocks(pool_pb2.FreeBlocksRequest(allocation_id=allocation_id), metadata=ticket)
-    assert not freed.freed_blocks.groups  # the lease holds them
+    assert not freed.freed_blocks.groups  # the lease still pins them
 
 
 def test_the_end_of_a_transfer_is_acknowledged_by_its_owner_alone(leads: Leads, attach: Attach) -> None:

@@ -1,6 +1,6 @@
-"""An attached engine that owns things, and the calls of a caller by RPC that names them.
+"""An attached engine that owns things, and RPC calls that name them without the engine's ticket.
 
-The caller knows all that lists show: ids, numbers of blocks, transfer keys. It does not have the engine's ticket.
+The caller knows everything that lists show: ids, block numbers, transfer keys.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,32 +26,32 @@ PASSING = ("event_seq", "age", "remaining", "soft_in", "cap_remaining", "uptime"
 
 @dataclass(frozen=True)
 class Victim:
-    """An attached engine, what it owns, and a stranger's stubs."""
+    """An attached engine, the things it owns, and a stranger's stubs."""
 
     api: Api
     incarnation: int
     allocation_id: str
-    """Holds `blocks`; empty where the engine manages its pool."""
+    """Id of the allocation of `blocks`; empty where the engine manages its pool."""
     blocks: tuple[int, ...]
     pull_id: str
-    """Waits for its blocks."""
+    """Id of a pull that waits for its blocks."""
     grant: common_pb2.Grant
-    """Of a lease that somebody else keeps."""
+    """Grant of a lease that another engine keeps."""
     push_key: bytes
-    """Of a push that has its first part."""
+    """Transfer key of a push that has its first part."""
 
     def named(self, **fields: Any) -> common_pb2.Blocks:
         return named_blocks(self.incarnation, group(self.blocks[:2]), **fields)
 
     def guessed(self, kind: str) -> str:
-        """An id as this life of the engine makes them."""
+        """Returns an id in the format of this life of the engine, with a wrong random part."""
         return f"{kind}-{self.incarnation:016x}-{GUESSED}"
 
     def guessed_lease(self) -> lease_pb2.LeaseRef:
         return lease_pb2.LeaseRef(lease_id=self.guessed("l"))
 
     def state(self) -> str:
-        """Everything that lists show, but for what time changes."""
+        """Returns everything that lists show, without the fields that change with time."""
         api = self.api
         lists = (
             api.leases.ListLeases(lease_pb2.ListLeasesRequest()),
@@ -104,7 +104,7 @@ NAMING_BLOCKS: dict[str, Attack] = {
     "gives to the engine's pull": _give,
     "adds to the engine's push": _add_part,
 }
-"""By their numbers alone."""
+"""Calls that name blocks by their numbers alone."""
 NAMING_AN_ALLOCATION: dict[str, Attack] = {
     "hands over": lambda v: v.api.handoff.FinishedBlocks(_handed(v, allocation_id=v.allocation_id)),
     "grants a lease on": lambda v: v.api.leases.GrantLease(_grant(v, allocation_id=v.allocation_id)),
@@ -150,7 +150,7 @@ SCHEDULING: dict[str, Attack] = {
 
 
 GUESSED = "0" * 32
-"""In place of the random part of an id."""
+"""Takes the place of an id's random part."""
 GUESSING: dict[str, Attack] = {
     "looks at a lease": lambda v: v.api.leases.GetLease(lease_pb2.GetLeaseRequest(lease=v.guessed_lease())),
     "releases a lease": lambda v: v.api.leases.ReleaseLease(lease_pb2.ReleaseLeaseRequest(lease=v.guessed_lease())),
@@ -178,15 +178,15 @@ PASSED_OVER: dict[str, Attack] = {
         transfer_pb2.WaitTransfersRequest(transfer_ids=[v.guessed("t")])
     ),
 }
-"""Calls that take several names, and pass over those that are not the caller's."""
+"""Calls that take several names, and skip those that belong to another caller."""
 
 
 REASONS = {"gives to the engine's pull": "TRANSFER_NOT_FOUND", "adds to the engine's push": "TRANSFER_EXISTS"}
-"""What a caller hears that names a transfer as well."""
+"""Refusal reasons of calls that also name a transfer."""
 
 
 def refusal(victim: Victim, attack: Attack) -> Refusal:
-    """How a call is refused that leaves everything as it was."""
+    """Makes a call that must be refused and change nothing. Returns the refusal."""
     before = victim.state()
     try:
         answer = attack(victim)
@@ -222,7 +222,7 @@ def attached(leads: Leads, kind: PoolKind) -> Iterator[Victim]:
 
 
 def allocated(side: Side, count: int) -> tuple[str, list[int]]:
-    """Blocks that the engine allocates by its session."""
+    """Allocates blocks over the engine's session. Returns the allocation's id and the block ids."""
     counts = [pool_pb2.GroupBlockCount(block_count=count)]
     number = side.engine.call(allocate_blocks=pool_pb2.AllocateBlocksRequest(group_block_counts=counts))
     side.poll_until(lambda _: side.engine.answered(number))
@@ -231,7 +231,7 @@ def allocated(side: Side, count: int) -> tuple[str, list[int]]:
 
 
 def put(api: Api, allocation_id: str, key: bytes = b"", **options: Any) -> object:
-    """A tensor of one page, in the pages of an allocation."""
+    """Puts a tensor of one page, in the pages of an allocation."""
     return api.tensors.PutTensor(
         tensor_pb2.PutTensorRequest(
             tensor=tensor_pb2.TensorName(transfer_key=key or new_key(), name="mine"),

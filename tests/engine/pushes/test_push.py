@@ -1,4 +1,4 @@
-"""Pushes as engines see them: parts as they are computed, layers before the end, and whose the blocks are."""
+"""Pushes as engines see them: parts as they are computed, layers before the end, and ownership of blocks."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ Pair = tuple[Side, Side]
 
 
 def reserved(destination: Side, key: bytes) -> Reservation:
-    """Blocks for a push of the prompt, and the grant for them."""
+    """Reserves blocks for a push of the prompt, and waits for the grant."""
     reservation = destination.engine.reserve(TARGET, content(PROMPT), transfer_key=key, request_id="r-1")
     with pytest.raises(PreconditionFailed):
         _ = reservation.kv_transfer_params
@@ -37,7 +37,7 @@ def reserved(destination: Side, key: bytes) -> Reservation:
 
 
 def begun(pair: Pair) -> tuple[Push, Reservation]:
-    """A push whose two sides know each other."""
+    """Returns both ends of a push after registering its destination."""
     source, destination = pair
     key = new_key()
     reservation = reserved(destination, key)
@@ -200,7 +200,7 @@ def test_a_part_that_comes_after_the_end_of_its_push_pins_nothing(pair: Pair) ->
 
 
 def test_what_was_read_of_blocks_that_were_taken_back_is_never_received(pair: Pair) -> None:
-    """The flag alone is enough: nothing is said to the lead before it has to vouch."""
+    """The void flag alone is enough: the lead is told nothing before it settles the read."""
     source, destination = pair
     source.fill(SOURCE, seed=9)
     handover = source.hand_over(SOURCE, PROMPT, after_step=1)

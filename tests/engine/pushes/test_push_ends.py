@@ -1,5 +1,5 @@
-"""The ends of pushes that hardly began: nothing was handed over yet, or the first that was is refused. An engine hears
-of them like of any other, and its blocks are its own when it is told so.
+"""Pushes that end before or with their first part. An engine gets the same events as for any other push, and owns its
+blocks again once it is told so.
 """
 
 import pytest
@@ -18,7 +18,7 @@ Pair = tuple[Side, Side]
 
 
 def registered_by(who: str, pair: Pair) -> tuple[Push, Reservation]:
-    """A push without parts, and blocks that are reserved for it."""
+    """Returns a push without parts, and blocks that are reserved for it."""
     source, destination = pair
     key = new_key()
     reservation = destination.engine.reserve(TARGET, content(PROMPT), transfer_key=key)
@@ -38,7 +38,7 @@ def test_a_source_that_gives_up_before_the_first_part_hears_the_end_of_it(pair: 
     source, destination = pair
     push, reservation = registered_by(who, pair)
     push.fail("the prefill was aborted")
-    source.round_trip()  # by now it was told all of it
+    source.round_trip()  # by now the lead has sent every event
     assert kinds(source.engine.poll())[-1:] == ["BlocksReturned"]
     assert push.over
     if who != "nobody":
@@ -46,7 +46,7 @@ def test_a_source_that_gives_up_before_the_first_part_hears_the_end_of_it(pair: 
 
 
 def calls(first: str, push: Push, grant: bytes) -> None:
-    """Calls of one batch, of which the first one is refused."""
+    """Sends calls in one batch whose first call is refused."""
     match first:
         case "a part, and parts follow":
             push.finished([1, 10_000], layers=(0, 1))
@@ -85,7 +85,7 @@ def test_blocks_come_back_when_later_calls_end_though_the_first_was_refused(pair
     events = source.poll_until(lambda _: push.over)
     assert kinds(events) == ["Failed", "BlocksReturned"]
     assert source.lead.at_rest()
-    # The blocks, and the slot of the void page, are free for others.
+    # The blocks and the void page's slot can be reused.
     again = [source.engine.finished_blocks([20 + i], content(tokens(16, i)), transfer_key=new_key()) for i in range(3)]
     reuse = source.engine.reserve(SOURCE, content(PROMPT), transfer_key=new_key())
     assert kinds(source.poll_until(lambda _: bool(reuse.grant or reuse.over))) == ["Reserved"]

@@ -30,7 +30,7 @@ def stack() -> Iterator[ExitStack]:
 
 @pytest.fixture(scope="module")
 def writer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lead]:
-    """A source's lead, whose ranks write what is pushed."""
+    """Yields a source's lead whose ranks write what is pushed."""
     lead = Lead(tmp_path_factory.mktemp("lead"), "W", "--source-writes", settings=SETTINGS)
     yield lead.wait_ready()
     lead.close()
@@ -38,7 +38,7 @@ def writer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lead]:
 
 @pytest.fixture(scope="module")
 def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lead]:
-    """A lead that takes a rank soon for dead."""
+    """Yields a lead that soon declares a silent rank dead."""
     settings = SETTINGS.replace("peer_grace_s = 30.0", f"peer_grace_s = {GRACE_S}")
     settings = settings.replace("connect_timeout_s = 20.0", f"connect_timeout_s = {CONNECT_S}")
     lead = Lead(tmp_path_factory.mktemp("lead"), "I", settings=settings)
@@ -48,7 +48,7 @@ def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lead]:
 
 @pytest.fixture
 def engine(impatient: Lead) -> Iterator[Engine]:
-    """Of two ranks that bring their own memory."""
+    """Yields an engine of two ranks that bring their own memory."""
     with Engine.attach(impatient.socket_path, pool=layout(), private_memory=True, world_size=2) as made:
         yield made
     impatient.wait_no_engine()
@@ -56,7 +56,7 @@ def engine(impatient: Lead) -> Iterator[Engine]:
 
 @pytest.fixture
 def connect(impatient: Lead, stack: ExitStack) -> Connect:
-    """A stream with its first message."""
+    """Opens streams, each with its first message."""
 
     def begin(**introduction: Any) -> RankStream:
         made = stream_to(impatient)
@@ -69,7 +69,7 @@ def connect(impatient: Lead, stack: ExitStack) -> Connect:
 
 @pytest.fixture
 def scheduler(impatient: Lead, stack: ExitStack) -> Client:
-    """Of an engine of two ranks that comes back, with `TICKET`."""
+    """Attaches the scheduler of an engine of two ranks that comes back, with `TICKET`."""
     client = Client(impatient.socket_path)
     stack.callback(client.socket.close)
     frame = session_pb2.ClientFrame()

@@ -1,8 +1,8 @@
 """Two hosts, which are network namespaces, with a link between them that can be cut.
 
-This host has a way to each of them, but no device with an address. UCX would find one: an agent of NIXL offers all
-addresses that its host has when it begins, and takes the fastest device, so tests beside these would move bytes over a
-network that is soon gone.
+This host has a route to each of them, but no device with an address. A NIXL agent offers all addresses that its host
+has at start, and UCX picks the fastest device. With an address here, parallel tests would move bytes over a network
+that soon disappears.
 """
 
 import os
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 NETWORK = f"10.{200 + (os.getpid() >> 16) % 50}.{os.getpid() >> 8 & 255}"
 _OUTSIDE = f"{NETWORK}.254"
-"""From where this host calls both. It belongs to no device."""
+"""This host's source address for calls to both hosts. It belongs to no device."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,12 @@ class Host:
 
     @property
     def device(self) -> str:
-        """Its end of the link to the other one; the only device with an address, but for its loopback."""
+        """The host's end of the link to the other host. Beside its loopback, no other device has an address."""
         return f"kv{os.getpid()}n{self.number}"
 
     @property
     def way(self) -> str:
-        """The device on this host that leads to it."""
+        """The device on this host that leads to the other host."""
         return f"kv{os.getpid()}w{self.number}"
 
     @property
@@ -40,7 +40,7 @@ class Host:
 
     @property
     def within(self) -> tuple[str, ...]:
-        """The command that starts a process there."""
+        """The command that starts a process on this host."""
         return "ip", "netns", "exec", self.name
 
 
@@ -48,12 +48,12 @@ FIRST, SECOND = BOTH = Host(1), Host(2)
 
 
 def ip(*words: str) -> str:
-    """Raises OSError or CalledProcessError, with what it said."""
+    """Runs `ip` and returns its output. Raises OSError or CalledProcessError, with its error output."""
     return subprocess.run(["ip", *words], check=True, capture_output=True, text=True).stdout
 
 
 def cut() -> None:
-    """The link is down: nothing is said to either end."""
+    """Takes the link down. Neither end is notified."""
     ip("-n", FIRST.name, "link", "set", FIRST.device, "down")
 
 
@@ -63,7 +63,7 @@ def mend() -> None:
 
 @contextmanager
 def two_hosts() -> Iterator[str]:
-    """While they are there; gives why there are none, if so."""
+    """Makes the hosts for the duration of the context. Yields the reason if that is impossible, else ""."""
     with ExitStack() as stack:
         try:
             for host in BOTH:
@@ -81,12 +81,12 @@ def two_hosts() -> Iterator[str]:
             for device in (host.device, "lo"):
                 ip("-n", host.name, "link", "set", device, "up")
             _lay_way(host)
-            stack.callback(ip, "link", "delete", host.way)  # a namespace goes some time after its name
+            stack.callback(ip, "link", "delete", host.way)  # a namespace outlives its name for a while
         yield ""
 
 
 def _lay_way(host: Host) -> None:
-    """By routes alone."""
+    """Connects this host and another one by routes, without an address."""
     ip("link", "add", host.way, "type", "veth", "peer", "name", host.way, "netns", host.name)
     for within in ((), ("-n", host.name)):
         ip(*within, "link", "set", host.way, "addrgenmode", "none", "up")

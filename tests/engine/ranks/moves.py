@@ -15,17 +15,17 @@ from tests.service.engines import wait_until
 PROMPT, SOURCE, TARGET = tokens(40), [1, 2, 9], [30, 31, 5]
 OTHERS = [block for block in range(BLOCKS) if block not in TARGET]
 GRACE_S = 2.0
-"""After which an impatient lead takes a rank for dead."""
+"""Grace after which an impatient lead declares a rank dead, in seconds."""
 LONG, MANY = tokens(16 * (BLOCKS - 4), seed=1), list(range(BLOCKS - 4))
-"""Long enough to be in the middle of."""
+"""A prompt and blocks whose move is long enough to be interrupted."""
 SLOW_BYTES_PER_S = 40e3
-"""Of what is long, every rank moves 120 kB, 4 kB at a time."""
+"""Limit of a slow rank, in bytes per second. A rank's part of a long move has 120 kB, moved 4 kB at a time."""
 LOST = {Reason.DATA_PATH_FAILED, Reason.INCARNATION_CHANGED, Reason.PEER_LOST, Reason.SOURCE_FAILED}
 
 
 @dataclass(frozen=True)
 class Way:
-    """How bytes move."""
+    """A data path, and which side writes."""
 
     path: str
     source_writes: bool = False
@@ -38,7 +38,7 @@ NAMES = ["cma", "nixl", "nixl-writes", "collective"]
 def begun(
     source: PrivateSide, destination: PrivateSide, target: list[int], prompt: list[int]
 ) -> tuple[Push, Reservation]:
-    """A push whose two sides know each other."""
+    """Returns both ends of a push after registering its destination."""
     key = new_key()
     reservation = destination.engine.reserve(target, content(prompt), transfer_key=key)
     assert destination.poll_until(bool) == [Reserved(reservation)]
@@ -48,13 +48,13 @@ def begun(
 
 
 def moved_by(side: PrivateSide, handle: Handle) -> list[tuple[int, str]]:
-    """Its ranks that moved bytes of a transfer, and over which path."""
+    """Returns (rank, data path) for each rank that moved bytes of a transfer."""
     paths = side.lead.transfer(handle.transfer_id).paths
     return [(row.rank, name_of(common_pb2.DataPath, row.data_path)) for row in paths]
 
 
 def pulled(source: PrivateSide, destination: PrivateSide) -> tuple[Handle, Handle]:
-    """Both ends of a long pull."""
+    """Starts a long pull and returns its two ends."""
     handover = source.hand_over(MANY, LONG, ttl_s=300.0)
     pull = destination.engine.pull(handover.grant, content(LONG))
     pull.start(MANY)
@@ -62,7 +62,7 @@ def pulled(source: PrivateSide, destination: PrivateSide) -> tuple[Handle, Handl
 
 
 def pushed(source: PrivateSide, destination: PrivateSide) -> tuple[Handle, Handle]:
-    """Both ends of a long push."""
+    """Starts a long push and returns its two ends."""
     push, reservation = begun(source, destination, MANY, LONG)
     push.finished(MANY, last=True)
     source.engine.flush()
@@ -70,7 +70,7 @@ def pushed(source: PrivateSide, destination: PrivateSide) -> tuple[Handle, Handl
 
 
 def in_the_middle(source: PrivateSide, destination: PrivateSide, way: Way) -> tuple[Handle, Handle]:
-    """Both ends of a move of which rank 0 has moved all, and rank 1, which is slow at the side that moves, a part."""
+    """Returns both ends of a move of which rank 0 has moved all bytes, and the slow rank 1 only some."""
     expected, before = source.fill_all(MANY, 800), destination.read_all(MANY)
     given, taken = (pushed if way.source_writes else pulled)(source, destination)
 
@@ -85,7 +85,7 @@ def in_the_middle(source: PrivateSide, destination: PrivateSide, way: Way) -> tu
 
 
 def check_pull(source: PrivateSide, destination: PrivateSide, way: Way, seed: int) -> None:
-    """A pull fills the blocks of each rank, and no others."""
+    """Checks that a pull fills the target blocks of each rank, and no others."""
     untouched, expected = destination.fill_all(OTHERS, seed + 50), source.fill_all(SOURCE, seed)
     handover = source.hand_over(SOURCE, PROMPT)
     pull = destination.engine.pull(handover.grant, content(PROMPT))
@@ -97,7 +97,7 @@ def check_pull(source: PrivateSide, destination: PrivateSide, way: Way, seed: in
 
 
 def check_push(source: PrivateSide, destination: PrivateSide, way: Way, seed: int) -> None:
-    """A push does."""
+    """Checks that a push fills the target blocks of each rank, and no others."""
     untouched, expected = destination.fill_all(OTHERS, seed + 50), source.fill_all(SOURCE, seed)
     push, reservation = begun(source, destination, TARGET, PROMPT)
     push.finished(SOURCE, last=True)

@@ -1,4 +1,4 @@
-"""ConnectRank as a stranger speaks it: any messages, in any order."""
+"""ConnectRank as a stranger uses it: any messages, in any order."""
 
 import queue
 from typing import Any
@@ -14,7 +14,7 @@ METHOD = "/kvgrpc.peer.v1.RankService/ConnectRank"
 
 
 class RankStream:
-    """One stream. It sends no beats: what the lead says of silence is said of it."""
+    """A ConnectRank stream that sends no beats, so that the lead's limit on silence applies to it."""
 
     def __init__(self, channel: grpc.Channel) -> None:
         self._unsent: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -29,7 +29,7 @@ class RankStream:
         self._unsent.put(rank_pb2.ConnectRankRequest(**fields).SerializeToString() if message is None else message)
 
     def hear(self) -> rank_pb2.ConnectRankResponse:
-        """The next message that says something. Raises the refusal."""
+        """Returns the next message that is not empty. Raises the stream's error."""
         while True:
             message = next(self.call)
             assert isinstance(message, rank_pb2.ConnectRankResponse)
@@ -37,7 +37,7 @@ class RankStream:
                 return message
 
     def last(self) -> Refusal | None:
-        """Hears all to the end; why it is refused, which the schema lists, if it is."""
+        """Reads the stream to its end. Returns its refusal, which the schema must list, or None."""
         try:
             while True:
                 self.hear()
@@ -49,17 +49,17 @@ class RankStream:
             return None
 
     def refusal(self) -> Refusal:
-        """Why the stream ended. Fails where it ended in order."""
+        """Returns the refusal that ended the stream. Fails if it ended in order."""
         found = self.last()
         assert found is not None, "the stream ended in order"
         return found
 
     def end(self) -> None:
-        """Ends it in order."""
+        """Ends the stream in order."""
         self._unsent.put(None)
 
     def cut(self) -> None:
-        """Ends it at once. Idempotent."""
+        """Cancels the stream at once. Idempotent."""
         self.call.cancel()
         self._unsent.put(None)
 

@@ -1,4 +1,4 @@
-"""Who may connect a rank, and what becomes of one that says what it must not, or nothing."""
+"""Rules for connecting ranks, and the end of a rank that sends invalid messages or nothing."""
 
 from dataclasses import replace
 from typing import Any
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.timeout(TEST_S)
 
 
 def over(engine: Engine) -> str:
-    """Why the engine's life ended."""
+    """Returns why the engine's life ended."""
     with pytest.raises(LeadDied) as caught:
         wait_until(lambda: engine.poll(0.1) is None)
     return caught.value.message
@@ -92,7 +92,7 @@ def test_a_rank_connects_once(engine: Engine, connect: Connect) -> None:
     found = connect(ticket=engine.ticket.secret, rank=1).refusal()
     assert (found.code, found.reason) == ("ALREADY_EXISTS", "ENGINE_ATTACHED")
     with Rank(engine.ticket, 0, [np.zeros(layout().total_bytes, np.uint8)], data_paths=("nixl",)):
-        found = connect(ticket=engine.ticket.secret, rank=0).refusal()  # one here, the other one from elsewhere
+        found = connect(ticket=engine.ticket.secret, rank=0).refusal()  # rank 0 has a local worker
         assert (found.code, found.reason) == ("ALREADY_EXISTS", "ENGINE_ATTACHED")
     first.end()
 
@@ -209,7 +209,7 @@ def test_a_rank_that_never_comes_fails_who_would_read_it_and_not_its_engine(engi
     over(engine)
 
 
-# -- the same, as a worker is told it
+# -- the same refusals, as a worker sees them
 
 
 def test_a_worker_learns_why_it_is_refused(engine: Engine, leads: Leads, impatient: Lead) -> None:

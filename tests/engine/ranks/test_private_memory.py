@@ -1,6 +1,6 @@
-"""Engines whose workers bring their own memory: torch tensors in worker processes, two ranks on each side.
+"""Engines whose worker processes bring their own memory: torch tensors, two ranks on each side.
 
-The leads move nothing here: the destination's workers read the source's workers, rank by rank.
+The leads move no bytes: the destination's workers read from the source's workers, rank by rank.
 """
 
 import os
@@ -29,7 +29,7 @@ DATA_PATHS = ("cma", "nixl")
 
 @pytest.fixture(scope="module")
 def nixl_lead(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lead]:
-    """A lead that allows nixl only."""
+    """Yields a lead that allows nixl only."""
     lead = Lead(tmp_path_factory.mktemp("lead"), "N", "--data-paths", "nixl", settings=SETTINGS)
     yield lead.wait_ready()
     lead.close()
@@ -47,7 +47,7 @@ def pair(leads: Leads, teams: Teams, request: pytest.FixtureRequest) -> Iterator
 
 def test_each_rank_gets_the_bytes_of_its_own_peer(pair: Pair, request: pytest.FixtureRequest) -> None:
     source, destination = pair
-    for seed in (100, 200):  # the second over the connection that the first made
+    for seed in (100, 200):  # the second transfer reuses the first one's connection
         expected = source.fill_all(SOURCE, seed)
         untouched = destination.read_all([29, 32, 4])
         handover = source.hand_over(SOURCE, PROMPT)
@@ -82,7 +82,7 @@ def test_a_worker_stopped_while_bytes_move_is_seen_in_the_status(pair: Pair) -> 
     assert seconds(destination.lead.status().progress_age) == 0.0
     handover = source.hand_over(SOURCE, PROMPT)
     pull = destination.engine.pull(handover.grant, content(PROMPT))
-    destination.poll_until(lambda events: len(events) == 1)  # it is open, and waits for blocks
+    destination.poll_until(lambda events: len(events) == 1)  # the pull is open and waits for blocks
     stopped = destination.workers[1].pid
     os.kill(stopped, signal.SIGSTOP)
     stat = Path(f"/proc/{stopped}/stat")
@@ -100,7 +100,7 @@ def test_a_worker_stopped_while_bytes_move_is_seen_in_the_status(pair: Pair) -> 
 
 @pytest.mark.parametrize("restricted", ["source", "destination"])
 def test_workers_use_only_allowed_data_paths(leads: Leads, nixl_lead: Lead, teams: Teams, restricted: str) -> None:
-    """They could all use cma, which is the better one."""
+    """All workers could use cma, which is the better path."""
     ends = (nixl_lead, leads[1]) if restricted == "source" else (leads[0], nixl_lead)
     with ExitStack() as stack:
         sides = []
@@ -139,7 +139,7 @@ def test_a_killed_worker_ends_its_engine(leads: Leads, workers: Workers, teams: 
         before = source.lead.status().header.incarnation
         handover = source.hand_over(SOURCE, PROMPT, ttl_s=300.0)
         pull = destination.engine.pull(handover.grant, content(PROMPT))
-        destination.poll_until(lambda events: len(events) == 1)  # it is open, and waits for blocks
+        destination.poll_until(lambda events: len(events) == 1)  # the pull is open and waits for blocks
         teams[0][1].kill()
         teams[0][1] = workers.make()
         lead_died(source)
@@ -147,7 +147,7 @@ def test_a_killed_worker_ends_its_engine(leads: Leads, workers: Workers, teams: 
         assert source.lead.status().header.incarnation != before
         assert not source.lead.leases()
         pull.start(TARGET)
-        # Rank 0 lives, and its bytes were there to read; nobody vouches for them.
+        # Rank 0 lives and its bytes are readable, but no lead vouches for them.
         assert failure(destination.finish(pull)).reason in (
             Reason.DATA_PATH_FAILED,
             Reason.INCARNATION_CHANGED,

@@ -1,4 +1,4 @@
-"""The process beside a worker whose lead is on another host: it ends with the worker, and says what went wrong."""
+"""The process beside a worker whose lead is on another host: it ends with the worker, and reports what went wrong."""
 
 import errno
 import os
@@ -29,7 +29,7 @@ NOBODY = "127.0.0.1:1"
 
 
 def sockets() -> set[str]:
-    """Those that this process has open."""
+    """Returns the sockets that this process has open."""
     links = [str(link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
     return {name for name in links if name.startswith("socket:")}
 
@@ -37,7 +37,7 @@ def sockets() -> set[str]:
 def test_a_child_that_is_forked_while_a_link_is_made_does_not_keep_it(
     monkeypatch: pytest.MonkeyPatch, stack: ExitStack
 ) -> None:
-    """As another thread may do at that moment."""
+    """Another thread may fork at that moment."""
     ours, childs = socket.socketpair()
     stack.enter_context(ours)
 
@@ -46,7 +46,7 @@ def test_a_child_that_is_forked_while_a_link_is_made_does_not_keep_it(
             self.child = os.fork()
             if not self.child:
                 ours.close()
-                childs.recv(1)  # until the test is over
+                childs.recv(1)  # returns at the end of the test
                 os._exit(0)
             childs.close()
             super().__init__(*arguments, **named)
@@ -81,7 +81,7 @@ def test_a_rank_that_cannot_connect_leaves_no_process(monkeypatch: pytest.Monkey
     pairs = [socket.socketpair()]
 
     def socketpair() -> tuple[socket.socket, socket.socket]:
-        """For the process, and none for a connection."""
+        """Returns the prepared pair for the process, then fails for the connection."""
         if not pairs:
             raise OSError(errno.EMFILE, "too many open files")
         return pairs.pop()
@@ -96,7 +96,7 @@ def test_a_rank_that_cannot_connect_leaves_no_process(monkeypatch: pytest.Monkey
 
 @pytest.mark.usefixtures("scheduler")
 def test_a_worker_that_sends_what_is_no_frame_is_told_so(impatient: Lead, stack: ExitStack) -> None:
-    """While its engine comes back, and the lead has nothing to say."""
+    """Its engine is coming back, and the lead has nothing to send."""
     link = RankLink(impatient.process.wait_ready()["address"])
     stack.callback(link.close)
     connection = link.connect()

@@ -1,4 +1,4 @@
-"""Engines of two ranks, of which the second connects to its lead over the network; what becomes of their moves."""
+"""Moves of engines with two ranks, of which the second one connects to its lead over the network."""
 
 import os
 import signal
@@ -40,7 +40,7 @@ REMOTE = {1: ""}
 def attach(
     stack: ExitStack, leads: Sequence[Lead], teams: Teams, way: Way, slow: str = ""
 ) -> tuple[PrivateSide, PrivateSide]:
-    """Source and destination. Rank 1 of the one in `slow` moves slowly."""
+    """Attaches source and destination. Rank 1 moves slowly on the side named in `slow`."""
     sides = []
     for lead, own, name in zip(leads, teams, ("source", "destination"), strict=True):
         limits = (None, SLOW_BYTES_PER_S if name == slow else None)
@@ -58,7 +58,7 @@ def test_what_is_pulled_and_pushed_fills_the_blocks_of_each_rank_and_no_others(
     stack: ExitStack, leads: Leads, writer: Lead, teams: Teams, way: Way
 ) -> None:
     source, destination = attach(stack, leads_for(leads, writer, way), teams, way)
-    for seed in (100, 200):  # the second over the connection that the first made
+    for seed in (100, 200):  # the second transfer reuses the first one's connection
         check_pull(source, destination, way, seed)
         check_push(source, destination, way, seed + 10)
 
@@ -79,7 +79,7 @@ def test_steps_of_a_rank_elsewhere_hold_its_engines_blocks_back(stack: ExitStack
 def begin_slow(
     stack: ExitStack, leads: Leads, writer: Lead, teams: Teams, way: Way
 ) -> tuple[PrivateSide, PrivateSide, Handle, Handle]:
-    """Both sides, and both ends of a move of which the rank elsewhere has moved a part."""
+    """Returns both sides, and both ends of a move of which the remote rank has moved a part."""
     slow = "source" if way.source_writes else "destination"
     source, destination = attach(stack, leads_for(leads, writer, way), teams, way, slow)
     return source, destination, *in_the_middle(source, destination, way)
@@ -105,7 +105,7 @@ def test_a_rank_elsewhere_that_is_killed_within_a_read_ends_its_engine_and_frees
 def test_a_source_that_loses_a_rank_elsewhere_leaves_what_it_may_still_write_in_quarantine(
     stack: ExitStack, leads: Leads, writer: Lead, teams: Teams, workers: Workers
 ) -> None:
-    """The link is cut, and the worker writes on. Its lead lives, begins the next life, and can prove nothing."""
+    """The link dies, but the worker may write on. The source's lead begins its next life, and can prove nothing."""
     source, destination, _, taken = begin_slow(stack, leads, writer, teams, Way("nixl", source_writes=True))
     worker = source.workers[1]
     link = worker.ask(op="link_pid")
@@ -117,7 +117,7 @@ def test_a_source_that_loses_a_rank_elsewhere_leaves_what_it_may_still_write_in_
     memory = destination.lead.transfer(taken.transfer_id).memory
     assert memory == transfer_pb2.MEMORY_DISPOSITION_QUARANTINED
     source.lead.wait_no_engine()
-    # The source's next life shakes hands with the destination, which is no proof either.
+    # A handshake of the source's next life with the destination is no proof either.
     with Engine.attach(source.lead.socket_path, pool=layout(), world_size=2) as again:
         known = common_pb2.PeerAddress(address=again.address)
         peer = destination.lead.api.handshake.ConnectPeer(handshake_pb2.ConnectPeerRequest(peer=known)).peer
@@ -133,7 +133,7 @@ def test_a_source_that_loses_a_rank_elsewhere_leaves_what_it_may_still_write_in_
 
 
 def cut_engine(stack: ExitStack, lead: Lead, workers: Workers) -> tuple[PrivateSide, Proxy]:
-    """An engine whose rank 1 is behind a network that can be cut."""
+    """Returns an engine whose rank 1 is behind a network that can be cut."""
     proxy = Proxy()
     stack.callback(proxy.close)
     host, _, port = lead.process.wait_ready()["address"].rpartition(":")
@@ -149,12 +149,12 @@ def test_a_network_that_swallows_everything_is_a_death_within_the_grace(
     side, proxy = cut_engine(stack, impatient, workers)
     link = os.pidfd_open(side.workers[1].ask(op="link_pid"))
     stack.callback(os.close, link)
-    side.engine.poll(2 * GRACE_S)  # an idle rank is heard, and lives
+    side.engine.poll(2 * GRACE_S)  # an idle rank sends beats, so it lives
     proxy.cut()
     error = lead_died(side)
     assert f"said nothing for {GRACE_S:g} s" in error.message
     assert "rank 1" in error.message
-    # The other end finds out by itself, and its memory comes to rest.
+    # The worker notices by itself, and its memory comes to rest.
     wait_until(lambda: side.workers[1].ask(op="step_done", step=1) == "LeadDied")
     proxy.mend()
     impatient.wait_no_engine()

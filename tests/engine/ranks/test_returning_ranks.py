@@ -1,4 +1,4 @@
-"""A rank elsewhere whose lead died: it comes back to the next one, also where its first attempts fail."""
+"""A remote rank whose lead died returns to the next lead, even if its first attempts fail."""
 
 import hashlib
 import logging
@@ -32,7 +32,7 @@ Begin = Callable[[], RankStream]
 
 
 class Launched:
-    """An engine with a lead of its own, and some of its two ranks. The second reaches the lead through a proxy."""
+    """An engine with a lead of its own, and some of its two ranks. The second rank reaches the lead through a proxy."""
 
     def __init__(self, stack: ExitStack, *numbers: int) -> None:
         self.engine = stack.enter_context(Engine.launch(pool=layout(), private_memory=True, world_size=2))
@@ -52,7 +52,7 @@ class Launched:
         self.proxy.target = self.lead[0], int(self.lead[2])
 
     def kill_lead(self) -> Callable[[], bool]:
-        """Gives whether the engine has begun its next life."""
+        """Kills the lead. Returns a check whether the engine has begun its next life."""
         first = self.engine.incarnation
         os.kill(self.engine.lead_pid, signal.SIGKILL)
 
@@ -63,14 +63,14 @@ class Launched:
         return back
 
     def poll(self) -> list[Event]:
-        """All events so far."""
+        """Polls, and returns all events so far."""
         self.events += self.engine.poll(0.05)
         return self.events
 
 
 def taken(begin: Begin, turn: Callable[[], object] = lambda: None) -> RankStream:
-    """A stream that has its rank's place in an engine that comes back: another one is told so. `turn` comes between
-    looks.
+    """Returns the stream that holds a returning rank's place, once the lead refuses a second stream. `turn` runs before
+    each look.
     """
     streams: list[RankStream] = []
 
@@ -83,7 +83,7 @@ def taken(begin: Begin, turn: Callable[[], object] = lambda: None) -> RankStream
         while len(streams) < 2:
             streams.append(begin())
         for stream in streams:
-            stream.say()  # it lives
+            stream.say()  # keeps the stream alive
         return False
 
     wait_until(found, READY_S)
@@ -126,7 +126,7 @@ def test_a_rank_elsewhere_comes_back_and_gives_and_takes(stack: ExitStack, leads
 def test_a_rank_whose_lead_takes_another_stream_for_it_waits_until_that_is_gone(
     stack: ExitStack, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As of its own first attempt, if that is lost in the network."""
+    """The other stream stands for the rank's own first attempt, lost in the network."""
     caplog.set_level(logging.DEBUG, "kvgrpc.engine.rank")
     side = Launched(stack, 1)
     side.proxy.target = ("127.0.0.1", 1)
@@ -157,7 +157,7 @@ def test_a_rank_whose_lead_takes_another_stream_for_it_waits_until_that_is_gone(
 
     wait_until(complete)
     assert zero.hear().HasField("attached")
-    side.ranks[0].step_done(1)  # it did not give up
+    side.ranks[0].step_done(1)  # the rank did not give up
 
 
 @pytest.mark.parametrize(

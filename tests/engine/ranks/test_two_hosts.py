@@ -33,7 +33,7 @@ def two_hosts() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def leads(two_hosts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Lead, Lead]]:
-    """Both are on the first host."""
+    """Yields two leads, both on the first host."""
     folder = tmp_path_factory.mktemp("leads")
     settings = SETTINGS.replace("peer_grace_s = 30.0", f"peer_grace_s = {GRACE_S}")
     with ExitStack() as stack:
@@ -45,7 +45,7 @@ def leads(two_hosts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture(scope="module")
 def makers(two_hosts: None) -> Iterator[tuple[Workers, Workers]]:
-    """Of workers on each host. Each host has one network."""
+    """Yields makers of workers, one for each host. Each host has one network."""
     with pytest.MonkeyPatch.context() as environment, ExitStack() as stack:
         environment.setenv("UCX_TLS", "tcp")
         made = []
@@ -65,7 +65,7 @@ def stack() -> Iterator[ExitStack]:
 def engine(
     stack: ExitStack, lead: Lead, makers: tuple[Workers, Workers], places: tuple[int, int], slow: bool = False
 ) -> PrivateSide:
-    """`places`: where its ranks are, 0 with the leads, 1 on the second host."""
+    """Attaches an engine. `places` gives each rank's host: 0 is the leads' host, 1 is the second one."""
     workers: list[Asked] = [makers[place].make() for place in places]
     remote = {rank: "" for rank, place in enumerate(places) if place}
     limits = tuple(SLOW_BYTES_PER_S if slow and place else None for place in places)
@@ -76,7 +76,7 @@ def engine(
 
 @pytest.mark.usefixtures("two_hosts")
 def test_no_test_beside_these_finds_their_network() -> None:
-    """UCX reads the devices of its host that have an address when an agent begins, and connects by the fastest."""
+    """A UCX agent finds the devices of its host that have an address when it begins, and connects over the fastest."""
     assert hosts.NETWORK not in hosts.ip("-o", "address")
     for host in hosts.BOTH:
         assert hosts.ip("-o", "address", "show", "dev", host.way) == ""
@@ -133,9 +133,9 @@ def test_a_rank_on_another_host_that_is_lost_within_a_read_ends_its_engine_and_f
     else:
         hosts.cut()
         stack.callback(hosts.mend)
-        # The kernel may find out before the grace is over that there is no way.
+        # The kernel may report before the end of the grace that there is no route.
         assert "worker of rank 1" in lead_died(destination).message
-        lead_died(source)  # its rank there is cut off, too
+        lead_died(source)  # its rank on the second host is cut off, too
         hosts.mend()
         for worker in (source.workers[1], destination.workers[1]):
             wait_until(lambda worker=worker: worker.ask(op="step_done", step=1) == "LeadDied")  # type: ignore[misc]

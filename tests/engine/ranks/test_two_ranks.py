@@ -1,4 +1,4 @@
-"""Two ranks on each side, each a process with memory of its own: pushes, layers, and workers that die within a move."""
+"""Two ranks on each side, each a process with its own memory: pushes, layers, and workers that die during a move."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -35,7 +35,7 @@ Kill = Callable[[PrivateSide, int], None]
 
 @pytest.fixture
 def sides(leads: Leads, writer: Lead, teams: Teams) -> Iterator[Attach]:
-    """Attaches the source, or the destination."""
+    """Attaches the source or the destination."""
     with ExitStack() as stack:
 
         def begin(way: Way, who: str, limits: Sequence[float | None] = (None, None)) -> PrivateSide:
@@ -50,7 +50,7 @@ def sides(leads: Leads, writer: Lead, teams: Teams) -> Iterator[Attach]:
 
 @pytest.fixture
 def kill(workers: Workers, teams: Teams) -> Kill:
-    """kill -9 of a worker; the next engine has another one."""
+    """Kills a worker with SIGKILL, and makes another one for the next engine."""
 
     def end(side: PrivateSide, rank: int) -> None:
         dead = side.workers[rank]
@@ -64,7 +64,7 @@ def kill(workers: Workers, teams: Teams) -> Kill:
 @pytest.mark.parametrize("way", WAYS, ids=NAMES)
 def test_a_push_fills_the_blocks_of_each_rank_and_no_others(sides: Attach, way: Way) -> None:
     source, destination = sides(way, "source"), sides(way, "destination")
-    for seed in (500, 600):  # the second over the connection that the first made
+    for seed in (500, 600):  # the second push reuses the first one's connection
         check_push(source, destination, way, seed)
 
 
@@ -98,7 +98,7 @@ def test_layers_move_when_every_rank_has_written_them_and_not_before(sides: Atta
 
 
 def begin_slow(sides: Attach, way: Way) -> tuple[PrivateSide, PrivateSide, Handle, Handle]:
-    """Both sides, and both ends of a move in its middle."""
+    """Returns both sides, and both ends of a move in its middle."""
     limits = None, SLOW_BYTES_PER_S
     source = sides(way, "source", limits if way.source_writes else (None, None))
     destination = sides(way, "destination", (None, None) if way.source_writes else limits)
@@ -106,7 +106,7 @@ def begin_slow(sides: Attach, way: Way) -> tuple[PrivateSide, PrivateSide, Handl
 
 
 def other_worker(side: PrivateSide) -> str:
-    """What becomes of the other rank of a worker that died: its engine is over, and it says so at once."""
+    """Checks that the other rank's worker is told LeadDied at once. Returns its answer to a detach."""
     assert side.workers[0].ask(op="step_done", step=1) == "LeadDied"
     return str(side.workers[0].ask(op="detach"))
 
@@ -116,13 +116,13 @@ def test_a_destination_whose_worker_dies_within_a_move_frees_its_source(sides: A
     source, destination, given, _ = begin_slow(sides, way)
     kill(destination, 1)
     lead_died(destination)
-    # A peer that writes may have more under way, by all that anybody can know: then the memory is kept, unless its
-    # write has failed before.
+    # A peer that writes may have more writes in flight, as far as the rank knows. The memory is then kept, unless the
+    # peer's write has failed before.
     assert other_worker(destination) in (("not at rest", "detached") if way.source_writes else ("detached",))
     if way.source_writes:
         kill(destination, 0)
     wait_until(destination.lead.at_rest, what=destination.lead.status)
-    if way.source_writes:  # whose own write may fail first; then another destination may come
+    if way.source_writes:  # the source's own write may fail first, after which another destination may register
         wait_until(lambda: source.engine.poll() != [] or source.lead.waits_for(given.transfer_id) == "registration")
         given.cancel()
     source.poll_until(lambda _: given.over)
@@ -140,7 +140,7 @@ def test_a_source_whose_worker_dies_within_a_move_fails_its_destination(sides: A
     over = destination.lead.transfer(taken.transfer_id)
     assert over.state == transfer_pb2.TRANSFER_STATE_FAILED
     if way.source_writes:
-        # The rank that lives may go on writing by itself, and what the dead one sent may land until a re-key.
+        # The live rank may write on, and writes of the dead one may land until a re-key.
         assert over.memory == transfer_pb2.MEMORY_DISPOSITION_QUARANTINED
         kill(source, 0)
         destination.lead.api.admin.ReleaseQuarantine(admin_pb2.ReleaseQuarantineRequest())

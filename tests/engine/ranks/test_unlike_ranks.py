@@ -115,13 +115,13 @@ def private(leads: Leads, kinds: Any, split_workers: list[Asked], request: pytes
 
 
 def blocks_of(kv: SplitKV, count: int, have: int = 0) -> list[int]:
-    """Scattered blocks for the tokens that are not there."""
+    """Returns scattered blocks for the tokens that are missing."""
     each = kv.group.block_tokens
     return [(7 * i + 5) % kv.group.blocks for i in range(-(-count // each) - have // each)]
 
 
 def pulled(both: Both, have: int = 0) -> transfer_pb2.Transfer:
-    """Pulls, and looks at every byte of every rank of the destination; the transfer there."""
+    """Pulls, and checks every byte of every rank of the destination. Returns the destination's transfer."""
     source, destination = both
     given, taken = blocks_of(source.kv, len(PROMPT)), blocks_of(destination.kv, len(PROMPT), have)
     source.fill_kv(given)

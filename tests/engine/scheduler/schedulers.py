@@ -1,4 +1,4 @@
-"""Schedulers of engines: what requests go through, and what is told of them."""
+"""Schedulers of engines, with helpers for the life of a request."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -37,7 +37,7 @@ class At:
         wait_until(look, WAIT_S, lambda: self.news)
 
     def told(self, kind: type[Any]) -> Any:
-        """The next one of a kind; all others stay."""
+        """Waits for the next news of a kind and removes it. Other news stay."""
         found: list[News] = []
 
         def look() -> bool:
@@ -49,7 +49,7 @@ class At:
         return found[0]
 
     def prefilled(self, wanted: ScheduledRequest, *, seed: int = 1, step: int = 0) -> bytes:
-        """Computes a prompt and hands it over; the grant, if there is one."""
+        """Computes a prompt and hands it over. Returns the grant, or b"" without one."""
         self.scheduler.arrived(wanted)
         self.scheduler.allocated(wanted.request_id, TABLE, 0, 0)
         self.side.fill(TABLE[0], seed)
@@ -59,7 +59,7 @@ class At:
         return self.scheduler.grant(wanted.request_id)
 
     def load(self, computed: int = 0) -> int:
-        """Allocates blocks for all that comes."""
+        """Allocates blocks for all tokens that match. Returns their number."""
         found = self.scheduler.match(R, computed).tokens
         self.scheduler.allocated(R, TARGET, computed, found)
         return found

@@ -1,4 +1,4 @@
-"""Prefills of mode AUTO on two real engines: whichever side comes first, the KV gets there."""
+"""Prefills of mode AUTO on two real engines: the KV arrives whichever side comes first."""
 
 import pytest
 
@@ -15,12 +15,12 @@ Sides = tuple[At, At]
 
 @pytest.fixture
 def sides(leads: Leads, attach: Attach) -> Sides:
-    """P, which expects pushes, and D."""
+    """Returns P, which expects pushes, and D."""
     return At(attach(leads[0], expects_pushes=True)), At(attach(leads[1]))
 
 
 def waiting(d: At, p: At, key: bytes) -> None:
-    """A request whose KV is pushed, once P's lead knows of it."""
+    """Sends a request that waits for KV to be pushed."""
     d.scheduler.arrived(ScheduledRequest(R, PROMPT, transfer_key=key, take=Source(p.side.engine.address)))
     assert d.load() == len(PROMPT)
     d.scheduler.step()
@@ -71,7 +71,7 @@ def test_a_prefill_goes_part_by_part_from_when_its_destination_has_come(sides: S
 
 
 def test_a_destination_waits_for_a_request_that_is_computed_for_long(sides: Sides) -> None:
-    """Longer than for one of which the source's engine knows nothing."""
+    """Its reservation outlasts that of a request which the source's engine does not know."""
     p, d = sides
     wanted = give(Mode.AUTO)
     p.scheduler.arrived(wanted)

@@ -1,4 +1,4 @@
-"""A scheduler whose lead dies: hooks change nothing where they raise, and no step waits for what cannot come."""
+"""A scheduler whose lead dies: a hook that raises changes nothing, and no step waits for an answer that cannot come."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ SOURCE, TARGET = [1, 2, 9], [30, 31, 5]
 
 @pytest.fixture
 def engine() -> Iterator[Engine]:
-    """With a lead of its own."""
+    """Yields an engine with a lead of its own."""
     with Engine.launch(pool=layout(), flags=("--data-paths", "shm")) as made:
         rank = Rank(made.ticket)
         yield made
@@ -33,12 +33,12 @@ def engine() -> Iterator[Engine]:
 
 @pytest.fixture
 def peer(leads: Leads, attach: Attach) -> Side:
-    """An engine that lives on."""
+    """Attaches an engine that stays alive."""
     return attach(leads[1])
 
 
 def kill(engine: Engine) -> None:
-    """kill -9 of the lead; it has ended then."""
+    """Kills the lead with SIGKILL and waits for its end."""
     pidfd = os.pidfd_open(engine.lead_pid)
     os.kill(engine.lead_pid, signal.SIGKILL)
     assert ended(pidfd)
@@ -74,7 +74,7 @@ def test_a_request_refused_between_two_leads_can_be_tried_again_unchanged(engine
 def test_no_step_waits_for_a_dead_leads_transfer(engine: Engine, peer: Side, monkeypatch: pytest.MonkeyPatch) -> None:
     handover = peer.hand_over(SOURCE, PROMPT)
     at = Scheduler(engine)
-    os.kill(engine.lead_pid, signal.SIGSTOP)  # it dies before it answers
+    os.kill(engine.lead_pid, signal.SIGSTOP)  # the lead dies before it answers
     at.arrived(ScheduledRequest("r1", PROMPT, take=Offer(handover.grant)))
     at.step()
     before = engine.incarnation

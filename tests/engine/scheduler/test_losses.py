@@ -1,4 +1,4 @@
-"""KV that does not come: the wait for it ends, the request goes on as its engine was told, and its blocks are free."""
+"""KV that does not come: the wait ends, the request goes on as its engine was told, and its blocks are free."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,12 +16,12 @@ from tests.engine.support import Lead, new_key, tokens
 from tests.service.engines import wait_until
 
 GONE = {Reason.NO_POOL, Reason.INCARNATION_CHANGED}
-"""Of a lead whose engine is gone; the latter while it remembers that engine."""
+"""Reasons of a lead whose engine is gone. It gives the latter as long as it remembers the engine."""
 
 
 @pytest.fixture(scope="module")
 def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lead]:
-    """A lead on which the other side of a push has to come soon."""
+    """Yields a lead on which the other side of a push must come soon."""
     lead = Lead(tmp_path_factory.mktemp("hasty"), "H", settings=f"{SETTINGS}registration_timeout_s = 0.4\n")
     try:
         yield lead.wait_ready()

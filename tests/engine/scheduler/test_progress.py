@@ -1,4 +1,4 @@
-"""Engines that hand over to each other, all at once and with too few blocks: every request gets its answer."""
+"""Engines hand over to each other, all at once and with too few blocks, and every request gets its answer."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -20,29 +20,29 @@ firm_ttl_s = 0.2
 """
 BLOCKS = 12
 NEEDED = 3
-"""Blocks of a request: four of them fill a pool."""
+"""Blocks of a request. Four requests fill a pool."""
 PROMPT = 40
 REQUESTS = 6
-"""Of each engine."""
+"""Number of requests of each engine."""
 WITHIN_S = 60.0
-"""It takes a second; the lease of a request that waits for ever lasts ten minutes."""
+"""Time limit, in seconds. All answers take about one second; the lease of a stuck request lasts 300 s or longer."""
 
 
 @dataclass(eq=False)
 class Request:
-    """Prefilled at one engine, answered by the next one."""
+    """A request that is prefilled at one engine and answered by the next one."""
 
     number: int
     source: "Scheduler"
     destination: "Scheduler"
     began_us: int = 0
     took: Pull | None = None
-    """What comes from its source, while it does."""
+    """The pull from its source, if one is in flight."""
     blocks: list[int] = field(default_factory=list)
-    """Of its destination."""
+    """Its blocks at the destination."""
     answered: bool = False
     computed: bool = False
-    """Its destination did it all."""
+    """True if the destination computed the KV itself."""
 
     @property
     def name(self) -> str:
@@ -54,10 +54,10 @@ class Request:
 
 
 class Scheduler:
-    """An engine that serves its queue in the order of coming, and knows who is the oldest in it."""
+    """An engine that serves its queue in order of arrival, and knows the oldest request in it."""
 
     def __init__(self, side: Side, *, orders: bool = True) -> None:
-        """`orders`: it says for whom it needs blocks."""
+        """Makes a scheduler of an engine. With `orders`, its reclaims give the time of its oldest request."""
         self.side = side
         self.free = list(range(BLOCKS))
         self.queue: list[Request] = []
@@ -95,7 +95,7 @@ class Scheduler:
         request.destination.take(request, made.grant)
 
     def take(self, request: Request, grant: bytes) -> None:
-        """It is prefilled; blocks are given when it is its turn."""
+        """Queues a prefilled request. It gets its blocks in its turn."""
         request.took = self.side.engine.pull(grant, content(request.prompt), request_id=request.name)
         self._taking[request.took] = request
         self.queue.append(request)
@@ -146,7 +146,7 @@ def ring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Lead]]:
 def play(
     leads: list[Lead], within_s: float, *, orders: bool = True, then: Callable[[list[Scheduler]], object] = len
 ) -> list[Request]:
-    """All requests at once, from each engine to the next one; `then` looks at what is left."""
+    """Plays all requests at once, from each engine to the next one. `then` inspects the end state."""
     with ExitStack() as stack:
         engines = []
         for lead in leads:

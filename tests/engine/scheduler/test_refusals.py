@@ -23,7 +23,7 @@ ELSEWHERE = grants.Claims(
 
 @pytest.fixture
 def sides(pair: tuple[Side, Side]) -> tuple[At, At]:
-    """P and D."""
+    """Returns P and D."""
     return At(pair[0]), At(pair[1])
 
 

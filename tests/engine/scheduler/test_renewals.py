@@ -1,4 +1,4 @@
-"""What a scheduler's requests wait for lasts, however long they wait for blocks, or for their prefill to begin."""
+"""Leases for a scheduler's requests last while the requests wait for blocks, or for the start of their prefill."""
 
 from collections.abc import Iterator
 
@@ -12,12 +12,12 @@ from tests.engine.scheduler.schedulers import PROMPT, TARGET, At, R, give, same
 from tests.engine.support import Lead
 
 LIFE_S = 0.5
-"""Of what nobody renews, at the source."""
+"""Life of an unrenewed lease at the source, in seconds."""
 
 
 @pytest.fixture(scope="module")
 def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lead]:
-    """A lead on which the other side of a push has to come soon."""
+    """Yields a lead on which the other side of a push must come soon."""
     settings = f"{SETTINGS}registration_timeout_s = {LIFE_S}\n"
     lead = Lead(tmp_path_factory.mktemp("hasty"), "H", settings=settings)
     try:
@@ -27,7 +27,7 @@ def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lead]:
 
 
 def waiting(p: At, d: At, *, keep: bool = False) -> ScheduledRequest:
-    """A request that waits at `d` for blocks, for what `p` will push; and the other leg of it."""
+    """Sends `d` a request for KV that `p` will push, and returns the other leg of the request."""
     prefill = give(Mode.PUSH)
     take = Source(p.side.engine.address, keep=keep)
     d.scheduler.arrived(ScheduledRequest(R, PROMPT, transfer_key=prefill.transfer_key, take=take))
@@ -35,7 +35,7 @@ def waiting(p: At, d: At, *, keep: bool = False) -> ScheduledRequest:
 
 
 def outlives(d: At, hasty: Lead) -> None:
-    """The one lease at the source gets older than it would without renewals."""
+    """Checks that a lease at the source gets four times as old as without renewals."""
     d.until(lambda: any(lease.age.ToNanoseconds() > 4e9 * LIFE_S for lease in hasty.leases()) or not hasty.leases())
     assert hasty.leases()
 

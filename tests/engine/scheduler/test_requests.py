@@ -32,7 +32,7 @@ from tests.service.engines import wait_until
 
 @pytest.fixture
 def sides(pair: tuple[Side, Side]) -> tuple[At, At]:
-    """P and D."""
+    """Returns P and D."""
     return At(pair[0]), At(pair[1])
 
 
@@ -106,7 +106,7 @@ def test_a_push_goes_while_the_prefill_runs_and_starts_over_when_it_is_preempted
     p.scheduler.step()
     d.until(lambda: np.array_equal(p.side.read([20, 21]), d.side.read(TARGET[0][:2])))
     p.scheduler.preempted(R)
-    p.side.fill([20, 21], seed=9)  # they are somebody else's now
+    p.side.fill([20, 21], seed=9)  # the blocks belong to another request now
     p.scheduler.allocated(R, TABLE, 0, 0)
     p.side.fill(TABLE[0], seed=1)
     assert p.scheduler.finished(R, PROMPT, TABLE, 40, COMPLETE, step=1).handed_over
@@ -119,7 +119,7 @@ def test_a_push_goes_while_the_prefill_runs_and_starts_over_when_it_is_preempted
 
 
 def preempted_without_a_slot(p: At, d: At) -> None:
-    """A push whose parts have no void slot, as when all are in use, up to its preemption."""
+    """Starts a push without void slots, as if all were in use, up to its preemption."""
     key = new_key()
     d.scheduler.arrived(ScheduledRequest(R, PROMPT, transfer_key=key, take=Source(p.side.engine.address)))
     d.load()
@@ -257,7 +257,7 @@ def test_a_push_is_named_without_tokens_that_its_destination_computes(leads: Lea
 WINDOW = replace(layout().groups[0], kind=GroupKind.SLIDING_WINDOW, window_tokens=20)
 STATE = replace(layout().groups[0], kind=GroupKind.STATE)
 Case = tuple[Group, list[int], tuple[int, ...]]
-"""A group, the blocks that its engine gives, and which of them go."""
+"""A group, the blocks that its engine gives, and the positions of the blocks that move."""
 
 
 @pytest.mark.parametrize("mode", Mode)

@@ -1,4 +1,4 @@
-"""SchedulerService beside attached engines: the blocks are theirs, the scheduler is another process."""
+"""SchedulerService beside attached engines: the engines own the blocks, and the scheduler is another process."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +28,7 @@ def news(api: Api, wait_s: float = WAIT_S, incarnation: int = 0) -> list[schedul
 
 
 def prefilled(api: Api) -> common_pb2.Grant:
-    """A request that was computed in SOURCE, and handed over."""
+    """Hands over a request that was computed in SOURCE. Returns its grant."""
     gift, intent = scheduler_pb2.KvGift(), common_pb2.Intent(transfer_key=new_key())
     arrived = api.scheduler.RequestArrived(
         scheduler_pb2.RequestArrivedRequest(request_id=R, prompt=content(PROMPT), give=gift, intent=intent)
@@ -127,7 +127,7 @@ def test_what_a_scheduler_knew_ends_with_the_life_of_its_engine(leads: Leads, at
     prefilled(p.api)
     request = scheduler_pb2.PollSchedulerNewsRequest(wait=dur(WAIT_S), incarnation=lead.status().header.incarnation)
     waiting = p.api.scheduler.PollSchedulerNews.future(request)
-    p.api.scheduler.MatchTokens(scheduler_pb2.MatchTokensRequest(request_id=R))  # after it, over the same connection
+    p.api.scheduler.MatchTokens(scheduler_pb2.MatchTokensRequest(request_id=R))  # behind it, on the same connection
     p.engine.close()
     with pytest.raises(grpc.RpcError) as caught:
         waiting.result()

@@ -1,4 +1,4 @@
-"""Stores of engines, each with a lead of its own as a process."""
+"""Tensor stores of engines. Each store has a lead process of its own."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -17,13 +17,13 @@ Pair = tuple[TensorStore, TensorStore]
 
 @pytest.fixture
 def key() -> bytes:
-    """Of a request that no other test knows."""
+    """Returns the transfer key of a request that no other test knows."""
     return os.urandom(16)
 
 
 @pytest.fixture
 def launch() -> Iterator[Launch]:
-    """Launches stores of 64 pages; they end with the test."""
+    """Launches stores of 64 pages, and closes them at the end of the test."""
     with ExitStack() as stack:
 
         def begin(*flags: str, **options: Any) -> TensorStore:
@@ -35,7 +35,7 @@ def launch() -> Iterator[Launch]:
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[tuple[TensorStore, TensorStore]]:
-    """A source and a consumer, shared by the tests of a file."""
+    """Yields a source and a consumer that the tests of a file share."""
     with ExitStack() as stack:
         made = [
             stack.enter_context(TensorStore.launch(store_bytes=PAGES * PAGE, page_bytes=PAGE, flags=["--drain-s", "0"]))

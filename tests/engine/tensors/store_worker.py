@@ -1,4 +1,4 @@
-"""Stores in memory of processes of their own, driven by JSON lines as the workers of tests/engine/workers.py."""
+"""Stores in memory of processes of their own, driven by JSON lines like the workers of tests/engine/workers.py."""
 
 from typing import Any
 
@@ -11,13 +11,13 @@ from tests.engine.workers import serve_lines
 
 
 class Worker:
-    """One store."""
+    """A worker with one store."""
 
     def __init__(self) -> None:
         self.store: TensorStore | None = None
 
     def launch(self, line: dict[str, Any]) -> str:
-        """Its address."""
+        """Launches the store and returns its address."""
         memory = torch.zeros(PAGES * PAGE, dtype=torch.uint8)
         self.store = TensorStore.launch(
             memory=memory, page_bytes=PAGE, data_paths=(line["data_path"],), flags=["--drain-s", "0"]
@@ -25,7 +25,7 @@ class Worker:
         return self.store.address
 
     def put(self, line: dict[str, Any]) -> str:
-        """So many tensors, each by its number and with other elements."""
+        """Puts `parts` tensors, each named by its number and with different elements."""
         assert self.store is not None
         key, to = bytes.fromhex(line["key"]), line["to"]
         putting = [self.store.put_async(key, part, torch.arange(900) + part, to=to) for part in range(line["parts"])]

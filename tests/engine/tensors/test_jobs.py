@@ -1,4 +1,4 @@
-"""The thread of a store: what one job does wrong, or waits for, costs no other one."""
+"""The thread of a store: a job that fails or waits affects no other job."""
 
 import gc
 import time

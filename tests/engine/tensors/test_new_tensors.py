@@ -1,4 +1,4 @@
-"""Tensors that an engine computes in its store: what is computed there is what is got, and no page is lost."""
+"""Tensors that an engine computes in its store: a get returns what was computed, and no page is lost."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -142,7 +142,7 @@ def test_whoever_waits_for_memory_hears_that_the_store_is_closed(launch: Launch)
 
 @pytest.mark.parametrize("scattered", [False, True])
 def test_it_is_put_by_its_own_store_alone(launch: Launch, key: bytes, scattered: bool) -> None:
-    """In another one the same pages are somebody else's."""
+    """In another store, the same pages belong to other tensors."""
     a, b = launch(), launch()
     before = [a.empty((PAGE,), "uint8") for _ in range(PAGES)]
     for one in before[:: 2 if scattered else 1]:

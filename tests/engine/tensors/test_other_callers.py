@@ -1,4 +1,4 @@
-"""A store and callers by RPC that know the key of a request, as its source and its router do."""
+"""A store, and callers by RPC that know the key of a request, like its source and its router do."""
 
 import os
 
@@ -26,7 +26,7 @@ def test_what_the_engine_reads_is_freed_by_no_other_caller_that_knows_its_key(pa
         release = tensor_pb2_grpc.TensorServiceStub(channel).ReleaseTensors
         assert release(tensor_pb2.ReleaseTensorsRequest(transfer_key=key)).released_count == 0
     other = os.urandom(16)
-    with pytest.raises(Exhausted):  # all that is free is another request's now
+    with pytest.raises(Exhausted):  # another request has all free pages now
         fill(pair, other)
     assert (got.numpy() == np.arange(PAGE)).all()
     with pytest.raises(PreconditionFailed):

@@ -1,5 +1,5 @@
-"""Stores in memory that their process brings: of the host, and of a GPU that is none. Tensors go from the one store to
-the other, and no byte passes any other memory. With a GPU: tests/gpu.
+"""Stores in memory that their process brings, of the host or of a fake GPU. Tensors go directly from store to store.
+tests/gpu has the tests that need a GPU.
 """
 
 from collections.abc import Iterator
@@ -23,19 +23,19 @@ from tests.engine.tensors.conftest import PAGE, PAGES, Launch
 
 
 class DeviceTensor(torch.Tensor):
-    """Memory of a GPU that is none: its kernels run on the host, at once."""
+    """Memory of a fake GPU, whose kernels run on the host at once."""
 
     is_cuda = True
     device: Any = SimpleNamespace(type="cuda", index=0)
 
 
 class Event:
-    """What was queued on the device before it is done."""
+    """A CUDA event whose work is already done. `waits` counts the waits for it."""
 
     waits = 0
 
     def record(self, _: object) -> None:
-        """All is done already."""
+        """Does nothing, because all work is already done."""
 
     def synchronize(self) -> None:
         Event.waits += 1
@@ -43,7 +43,7 @@ class Event:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[VmmMemory]]:
-    """Allocations of it that there are; all are freed after the test."""
+    """Installs a fake GPU. Yields its allocations, which are freed after the test."""
     monkeypatch.setattr(libcuda, "load", lambda: DRIVER)
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     monkeypatch.setattr(torch.cuda, "Event", Event)
@@ -56,7 +56,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[VmmMemory]]:
 
 
 def of_gpu(made: list[VmmMemory]) -> torch.Tensor:
-    """Memory for a store."""
+    """Returns memory of the fake GPU for a store."""
     made.append(VmmMemory(DRIVER, 0, PAGES * PAGE))
     whole = torch.from_numpy(view(made[-1].segments[0].address, PAGES * PAGE)).zero_()
     return whole.as_subclass(DeviceTensor)
@@ -68,7 +68,7 @@ def of_host() -> torch.Tensor:
 
 @pytest.fixture
 def other() -> Iterator[Asked]:
-    """Another process, which has no store yet."""
+    """Yields another process, which has no store yet."""
     workers = Workers("tests.engine.tensors.store_worker")
     yield workers.make()
     workers.close()
@@ -79,7 +79,7 @@ def begun(launch: Launch, memory: torch.Tensor, *data_paths: str) -> TensorStore
 
 
 def paths(store: TensorStore) -> set[str]:
-    """How its bytes moved."""
+    """Returns the data paths of a store's transfers."""
     with connect_sync(store.address) as lead:
         rows = [path for transfer in lead.list_transfers().transfers for path in transfer.paths]
     return {common_pb2.DataPath.Name(row.data_path).removeprefix("DATA_PATH_") for row in rows}
@@ -139,7 +139,7 @@ def test_stores_in_shared_memory_and_in_memory_of_a_process_exchange_tensors(lau
 
 
 def test_who_waits_for_a_put_that_no_data_path_brings_hears_it_as_its_source_does(launch: Launch, key: bytes) -> None:
-    """Of two stores in one process: cma reads other processes only."""
+    """Both stores are in one process, and cma reads other processes only."""
     p, d = (begun(launch, of_host(), "cma") for _ in "pd")
     getting = [d.get_async(key, name) for name in "abc"]
     putting = [p.put_async(key, name, torch.zeros(9), to=[d.address]) for name in "abc"]

@@ -1,4 +1,4 @@
-"""The library: what is put is what is got, in every element type and shape, from any thread."""
+"""The library: a get returns what was put, in every element type and shape, from any thread."""
 
 import os
 import signal
@@ -145,14 +145,14 @@ def test_a_tensor_in_scattered_pages_comes_whole(launch: Launch, key: bytes) -> 
     d.get(key, "rest", source=p.address)
     for i in range(0, room, 2):
         d.get(key, f"s{i}").release()
-    p.put(key, "done", np.arange(3 * PAGE, dtype=np.uint8), to=[d.address])  # waits until releases made room
+    p.put(key, "done", np.arange(3 * PAGE, dtype=np.uint8), to=[d.address])  # waits until releases have made room
     with d.get(key, "done") as got:
         assert not got.is_view
         assert (got.numpy() == np.arange(3 * PAGE, dtype=np.uint8)).all()
 
 
 def test_memory_may_be_reused_when_it_is_saved_though_no_consumer_has_it(launch: Launch, key: bytes) -> None:
-    """What waits for a slow, here a dead, consumer is saved; and what is not copied yet is not."""
+    """Tensors for a slow or dead consumer count as saved. Tensors that were not copied yet do not."""
     p, d = launch(), launch()
     d.close()
     tensor = torch.full((PAGE,), 7, dtype=torch.uint8)
@@ -337,7 +337,7 @@ def test_a_store_that_leaves_gives_back_what_is_kept_for_it(launch: Launch, key:
 
 def test_all_names_are_released_though_their_source_cannot_be_told(launch: Launch, key: bytes) -> None:
     p, d = launch(), launch()
-    last = NAMES_MAX  # in the second of two calls
+    last = NAMES_MAX  # sent in the second of two calls
     p.put(key, last, np.arange(9), to=[d.address])
     address = p.address
     p.close()
