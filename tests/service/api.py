@@ -1,7 +1,7 @@
-"""The whole API of one server, as plain generated stubs, and how a refusal looks to a client.
+"""The whole API of one server as plain generated stubs, and refusals as a client sees them.
 
 Every unary call has a deadline. A refusal is read by the rules that the schema states for all clients: code, ErrorInfo,
-BadRequest, RetryInfo. `refused` also holds each refusal against the "Errors:" list of its RPC in proto/.
+BadRequest, RetryInfo. `refused` also checks each refusal against the "Errors:" list of its RPC in proto/.
 """
 
 from collections.abc import Callable, Iterator
@@ -34,7 +34,7 @@ from kvgrpc.wire.paths import ABOUT_ENGINES, is_field
 from tests.service.contract import errors_of
 
 CALL_S = 60.0
-"""Deadline of a call that states none: far above what any call may take, below the limit of a test."""
+"""Default deadline of a call, in seconds: far above what any call may take, below the limit of a test."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Refusal:
     method: str
     code: str
     reason: str
-    """ErrorInfo.reason; empty when the status has no details of ours."""
+    """ErrorInfo.reason, or "" if the status has no details of a kvgrpc server."""
     message: str
     fields: tuple[str, ...] = ()
     """Fields of BadRequest."""
@@ -53,7 +53,7 @@ class Refusal:
 
 
 class Api:
-    """Stubs of every service of the server at `address`. With a `ticket` unary calls speak for the attached engine."""
+    """Stubs of every service of the server at `address`. With a `ticket`, unary calls speak for the attached engine."""
 
     def __init__(self, address: str, ticket: bytes = b"") -> None:
         self._deadlines = _Deadlines((("kvgrpc-ticket", ticket.hex()),) if ticket else ())
@@ -81,7 +81,7 @@ class Api:
         return self._deadlines.last_method
 
     def refusal(self, call: Callable[[], object]) -> Refusal:
-        """Makes the call; its refusal. Fails when the call is not refused."""
+        """Makes the call and returns its refusal. Fails if the call succeeds."""
         try:
             answer = call()
         except grpc.RpcError as error:
@@ -93,7 +93,7 @@ class Api:
 
 
 def read_refusal(method: str, error: grpc.RpcError) -> Refusal:
-    """What a client learns from a failed call."""
+    """Returns what a client learns from a failed call."""
     code, message = error.code().name, error.details() or ""
     metadata: Any = error.trailing_metadata() or ()
     trailers: dict[str, Any] = dict(metadata)
@@ -121,11 +121,11 @@ def read_refusal(method: str, error: grpc.RpcError) -> Refusal:
 
 
 ASKED_BY_ANOTHER = ("expected.",)
-"""Fields of a request that another caller made: a consumer's GetTensor, of which PutTensor tells."""
+"""Prefixes of field paths from another caller's request: PutTensor reports what a consumer's GetTensor expects."""
 
 
 def check_paths(method: str, reason: str, fields: tuple[str, ...]) -> None:
-    """Each path of a refusal is one of the request, by the schema's names."""
+    """Checks that each path of a refusal is a field of the request, by the schema's names."""
     service, _, name = method.strip("/").partition("/")
     if not service.startswith("kvgrpc."):
         return
@@ -139,7 +139,7 @@ def check_paths(method: str, reason: str, fields: tuple[str, ...]) -> None:
 
 @contextmanager
 def refused(api: Api, code: str, reason: str) -> Iterator[None]:
-    """The call inside is refused with that code and reason, which the schema lists for it."""
+    """Checks that the call in the body is refused with that code and reason, which the schema must list."""
     try:
         yield
     except grpc.RpcError as error:
@@ -153,7 +153,7 @@ def refused(api: Api, code: str, reason: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Details:
-    """grpc.ClientCallDetails with another timeout."""
+    """A grpc.ClientCallDetails with another timeout."""
 
     method: str
     timeout: float | None
@@ -182,7 +182,7 @@ class _Deadlines(grpc.UnaryUnaryClientInterceptor):
 
 
 def without(message: Message, *names: str) -> str:
-    """The text of a message without fields that change by themselves, at any depth."""
+    """Returns the text of a message without these fields, at any depth, because they change by themselves."""
     copy = type(message)()
     copy.CopyFrom(message)
     _clear(copy, names)

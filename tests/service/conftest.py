@@ -1,6 +1,6 @@
-"""Two engines that every test of this folder may use, and a maker of others.
+"""Two engines that every test of this folder may use, and a maker of other engines.
 
-The pair is shared by all tests of a worker process: a test leaves nothing behind, which `reset` checks.
+All tests of a worker process share the pair, so a test must leave nothing behind. `reset` checks that.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,11 +12,11 @@ import pytest
 
 from tests.service.engines import HOME, SMALL_POOL, Engine, ServeProcess
 
-# A lease of another test must not run out in the middle of this one. All other limits are the defaults: a test whose
-# rule is about a limit starts an engine of its own with a short one.
+# Leases must not expire during a later test. All other limits are the defaults: a test of a limit starts its own engine
+# with a short one.
 SETTINGS = "[limits]\nlease_ttl_s = 300.0\n"
 TEST_S = 240
-"""Most of a test that starts processes is waiting for them on a busy machine."""
+"""Time limit of tests that start processes, in seconds. On a busy machine they mostly wait for them."""
 SHARED = ("--listen", f"{HOME}:0", "--read-blocks", "--drain-s", "0", "--data-paths", "shm", *SMALL_POOL)
 
 Start = Callable[..., list[Engine]]
@@ -40,28 +40,28 @@ def shared_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engi
 
 @pytest.fixture
 def source(shared_pair: tuple[Engine, Engine]) -> Iterator[Engine]:
-    """The engine whose blocks are read."""
+    """Yields the engine whose blocks are read."""
     yield shared_pair[0]
     shared_pair[0].reset()
 
 
 @pytest.fixture
 def destination(shared_pair: tuple[Engine, Engine], source: Engine) -> Iterator[Engine]:
-    """The engine whose blocks are filled. It is reset first: a pull that it ends closes its access at the source."""
+    """Yields the engine whose blocks are filled. It is reset first: its pulls close their accesses at the source."""
     yield shared_pair[1]
     shared_pair[1].reset()
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts engines of its own for a test, all at once: one for each tuple of flags."""
+    """Starts a test's own engines, all at once: one for each tuple of flags."""
     with starting(tmp_path) as begin:
         yield begin
 
 
 @contextmanager
 def starting(folder: Path) -> Iterator[Start]:
-    """As `start`, for as long as the context lasts."""
+    """Starts engines like `start`, for the duration of the context."""
     numbers = count()
     with ExitStack() as stack:
 

@@ -1,4 +1,4 @@
-"""A consumer that is no kvgrpc server: it speaks HandshakeService and PeerService by itself, also wrongly."""
+"""A consumer that is no kvgrpc server. It calls HandshakeService and PeerService itself, also with faulty messages."""
 
 import secrets
 import threading
@@ -12,7 +12,7 @@ from tests.service.values import new_key
 
 
 class Consumer:
-    """Another engine, as far as `issuer` can tell: it has an id, a life, and a pool like the issuer's own."""
+    """Another engine from the view of `issuer`, with an id, a life, and a pool like the issuer's own."""
 
     def __init__(self, issuer: Engine) -> None:
         self._issuer = issuer
@@ -22,7 +22,7 @@ class Consumer:
         described.address = ""
         self.engine = described
         self.told, self.shows = secrets.token_bytes(32), b""
-        """What the issuer was told to show, and what it told this life to show."""
+        """Proof that this life gave to the issuer, and proof that the issuer gave to this life."""
         self._beats = threading.Event()
 
     @property
@@ -30,7 +30,7 @@ class Consumer:
         return peer_pb2.Caller(engine_id=self.engine.engine_id, incarnation=self.engine.incarnation, proof=self.shows)
 
     def handshake(self) -> handshake_pb2.HandshakeResponse:
-        """Introduces this life of the consumer."""
+        """Introduces this life of the consumer, and keeps the issuer's proof."""
         reply = self._issuer.api.handshake.Handshake(self.introduction())
         self.shows = reply.proof
         return reply
@@ -42,7 +42,7 @@ class Consumer:
         )  # fmt: skip
 
     def restarted(self) -> "Consumer":
-        """The same engine in its next life."""
+        """Returns the same engine in its next life."""
         other = Consumer(self._issuer)
         other.engine.engine_id = self.engine.engine_id
         return other
@@ -50,7 +50,7 @@ class Consumer:
     def open(
         self, grant: common_pb2.Grant, token_ids: Sequence[int], access_id: bytes = b"", *, use_tokens: int = 0
     ) -> peer_pb2.OpenAccessResponse:
-        """OpenAccess for a prefix of a prompt."""
+        """Calls OpenAccess for a prefix of a prompt."""
         return self.open_row(opening(grant.token, token_ids, access_id or new_key(), use_tokens=use_tokens))
 
     def open_row(self, *rows: peer_pb2.AccessOpening) -> peer_pb2.OpenAccessResponse:
@@ -64,20 +64,20 @@ class Consumer:
         return result
 
     def close(self, access_id: bytes, outcome: int, token: bytes = b"") -> bool:
-        """CloseAccess; whether it was open."""
+        """Calls CloseAccess, and returns whether the access was open."""
         row = peer_pb2.AccessClosing(access_id=access_id, outcome=outcome, quiesced=True, token=token)  # type: ignore[arg-type]
         request = peer_pb2.CloseAccessRequest(caller=self.caller, closings=[row])
         (result,) = self._issuer.api.peer.CloseAccess(request).results
         return result.was_open
 
     def beats(self, count: int = 1) -> Iterator[peer_pb2.KeepLivenessResponse]:
-        """Sends that many beats on a liveness stream; gives the answers."""
+        """Sends that many beats on a liveness stream, and returns the answers."""
         rows = [peer_pb2.KeepLivenessRequest(caller=self.caller)] * count
         return self._issuer.api.peer.KeepLiveness(iter(rows), timeout=10)
 
 
 def opening(token: bytes, token_ids: Sequence[int], access_id: bytes, *, use_tokens: int = 0) -> peer_pb2.AccessOpening:
-    """A row of OpenAccess that claims the first `use_tokens` of a prompt; 0: all."""
+    """Returns a row of OpenAccess that claims the first `use_tokens` tokens of a prompt; 0 means all."""
     count = use_tokens or len(token_ids)
     digest = chain(token_ids[:count]).digest(count)
     claim = peer_pb2.ContentClaim(token_count=count, digest=digest)

@@ -1,4 +1,4 @@
-"""What the comments in proto/ promise: for each RPC, which codes and reasons it may be refused with."""
+"""Error lists of the schema: the codes and reasons with which proto/ says that each RPC may be refused."""
 
 import functools
 import re
@@ -7,11 +7,11 @@ from pathlib import Path
 PROTO = Path(__file__).parent.parent.parent / "proto"
 _RPC = re.compile(r"^\s*rpc (\w+)\(")
 _SERVICE = re.compile(r"^service (\w+) ")
-# "CODE REASON, REASON: why" or "CODE: as elsewhere, and REASON with its why".
+# Matches "CODE REASON, REASON: why" and "CODE: as elsewhere, and REASON with its why".
 _PART = re.compile(r"(?P<code>[A-Z_]{4,})(?P<named>[^:]*):?(?P<rest>.*)")
 _REASON = re.compile(r"\b[A-Z][A-Z_]{3,}\b")
 
-# What any call may answer: common.proto lists it.
+# Errors of any call, which common.proto lists.
 ANY_CALL = {
     ("ALREADY_EXISTS", "IDEMPOTENCY_KEY_REUSED"),
     ("RESOURCE_EXHAUSTED", "LIMIT_EXCEEDED"),
@@ -28,19 +28,19 @@ ANY_CALL = {
 
 
 def errors_of(method: str) -> frozenset[tuple[str, str]]:
-    """(code, reason) pairs that the schema lists for /package.Service/Method."""
+    """Returns the (code, reason) pairs that the schema lists for /package.Service/Method."""
     return frozenset(listed()[method.rpartition("/")[2]] | ANY_CALL)
 
 
 @functools.cache
 def listed() -> dict[str, set[tuple[str, str]]]:
-    """By the RPC's name: those are unique over all services."""
+    """Returns RPC name -> (code, reason) pairs. RPC names are unique over all services."""
     comments = {name: text for path in PROTO.rglob("*.proto") for name, text in _comments(path.read_text())}
     return {name: _pairs(name, comments) for name in comments}
 
 
 def _comments(source: str) -> list[tuple[str, str]]:
-    """(RPC, the comment above it, and what its service says of every call)."""
+    """Returns (RPC, its comment with the service's errors of every call) for each RPC of a file."""
     found = []
     comment: list[str] = []
     shared = ""

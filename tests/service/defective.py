@@ -1,4 +1,4 @@
-"""Servers with a defect planted into their node: a cancel that says so raises, half way through a change."""
+"""Servers with a planted defect in their node: a cancel with a certain message raises halfway through a change."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ ONCE_MORE = "cancel me, raise, and raise when the next life begins"
 
 
 class Defective(Node):
-    """Raises on such a cancel."""
+    """A node that raises on a cancel with a certain message."""
 
     begins_badly = 0
 
@@ -41,19 +41,19 @@ class Defective(Node):
 
 
 def plant() -> None:
-    """Every server of this process has the defect from now on."""
+    """Gives every later server of this process the defect."""
     Server.__init__.__defaults__ = (Defective,)
 
 
 def python_path(folder: Path) -> str:
-    """The PYTHONPATH with which a new interpreter has the defect."""
+    """Returns the PYTHONPATH with which a new interpreter has the defect."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "sitecustomize.py").write_text("from tests.service.defective import plant\n\nplant()\n")
     return f"{folder}:{ROOT}"
 
 
 class DefectiveProcess(ServeProcess):
-    """`kvgrpc serve` with the defect. `defects`: as many as it is expected to log when it ends."""
+    """A `kvgrpc serve` with the defect. `defects` is the number that it must have logged at its end."""
 
     defects = 1
 
@@ -62,6 +62,6 @@ class DefectiveProcess(ServeProcess):
         super().__init__(folder, *flags, settings=settings, environment=environment | planted)
 
     def check_log(self) -> None:
-        """One line, with one traceback, for each defect, and nothing else that is wrong."""
+        """Checks that the log has one line with one traceback for each defect, and no other failure."""
         assert self.log.count("Traceback") == self.log.count("a defect on ") == self.defects, self.log
         assert "could not" not in self.log, self.log

@@ -1,4 +1,4 @@
-"""Descriptions of engines, changed in one field."""
+"""Descriptions of engines, and checks of their compatibility."""
 
 from kvgrpc.v1 import handshake_pb2
 from tests.service.engines import Engine

@@ -1,4 +1,4 @@
-"""Servers whose own pool lies on a device that is none: its memory is a file, which a test reads and writes, too."""
+"""Servers whose own pool lies on a fake device. The device's memory is a file, which a test also reads and writes."""
 
 import mmap
 import os
@@ -24,7 +24,7 @@ REACHED = "TESTS_DEVICE_IS_REACHED"
 
 
 class UnreachedMemory:
-    """No data path reaches it: the real NIXL refuses memory of a GPU where its UCX knows none."""
+    """Memory that no data path reaches: the real NIXL refuses GPU memory where its UCX knows no GPU."""
 
     def __init__(self, device: str, nbytes: int, *, exported: bool = False) -> None:
         self.name = device
@@ -33,13 +33,13 @@ class UnreachedMemory:
         self.closed = False
 
     def _as_known(self) -> PrivateMemory:
-        """What data paths are told of it."""
+        """Returns the memory as data paths see it."""
         nowhere = np.zeros(self._device.nbytes, dtype=np.uint8)
         segment = Segment(nowhere.ctypes.data, nowhere.nbytes, MemoryKind.CUDA, int(self.name.removeprefix("cuda:")))
         return PrivateMemory([segment], owners=nowhere)
 
     def use(self) -> None:
-        """Nothing works on it."""
+        """Does nothing: there is no device to select."""
 
     def device(self) -> FakeDevice:
         return self._device
@@ -49,7 +49,7 @@ class UnreachedMemory:
         self.closed = True
 
     def put(self, device: FakeDevice) -> None:
-        """In the place of its own."""
+        """Replaces the memory's device."""
         self._device = device
 
     def read(self, runs: Sequence[tuple[int, int]]) -> list[bytes]:
@@ -58,14 +58,14 @@ class UnreachedMemory:
 
 
 class ReachedMemory(UnreachedMemory):
-    """The real NIXL reaches it, since it is the host's."""
+    """Memory that the real NIXL reaches, because it is host memory."""
 
     def _as_known(self) -> PrivateMemory:
         return PrivateMemory.of(np.frombuffer(mmap.mmap(self._device.fd, self._device.nbytes), dtype=np.uint8))
 
 
 class ExportedPool:
-    """Made by a driver of GPUs that are none, of which peers get descriptors. No mirror can be made of it."""
+    """Memory of a fake GPU driver, whose descriptors peers get. It has no mirror."""
 
     def __init__(self, device: str, nbytes: int, *, exported: bool) -> None:
         assert exported, "the configuration has the data path"
@@ -75,7 +75,7 @@ class ExportedPool:
         self._bytes = view(segment.address, segment.nbytes)
 
     def use(self) -> None:
-        """Nothing works on it."""
+        """Does nothing: there is no device to select."""
 
     def device(self) -> NoReturn:
         raise AssertionError("its data path reaches it")
@@ -88,30 +88,30 @@ class ExportedPool:
 
 
 POOLS: dict[str, MakeDeviceMemory] = {"": UnreachedMemory, "reached": ReachedMemory, "exported": ExportedPool}
-"""By what REACHED says."""
+"""Value of the variable `REACHED` -> maker of memory."""
 
 
 def install() -> None:
-    """Every server of this process has such devices from now on."""
+    """Gives every later server of this process such memory."""
     defaults: dict[str, Any] = Server.__init__.__kwdefaults__ or {}
     assert "device_memory" in defaults
     kind = os.environ.get(REACHED, "")
     defaults["device_memory"] = POOLS[kind]
-    if kind == "exported":  # threads are set to the device of their memory with torch, which finds none here
+    if kind == "exported":  # torch sets each thread's device, and no GPU exists here
         sys.modules["torch"] = ModuleType("torch")
         sys.modules["torch"].cuda = SimpleNamespace(set_device=lambda _: None)  # type: ignore[attr-defined]
 
 
 def environment(reached: str) -> dict[str, str]:
-    """Of a server that has those: see POOLS."""
+    """Returns the environment of a server with such memory: see `POOLS`."""
     return {INSIDE: __name__, REACHED: reached}
 
 
 class DeviceEngine(Engine):
-    """An engine whose blocks a test writes, and looks at, in the device's memory."""
+    """An engine whose blocks a test reads and writes in the device's memory."""
 
     def on_device(self, ids: Sequence[int], layers: int) -> list[bytes]:
-        """The bytes of blocks, layer after layer."""
+        """Returns the bytes of each block, layer after layer."""
         found: list[bytes] = []
 
         def look(fd: int, at: int) -> None:
@@ -125,7 +125,7 @@ class DeviceEngine(Engine):
     def _memory(self, layer: int, block: int, use: Callable[[int, int], object]) -> None:
         folder = Path(f"/proc/{self.process.pid}/fd")
         paths = [link for link in folder.iterdir() if "memfd:device" in str(link.readlink())]
-        fd = os.open(paths[0], os.O_RDWR)  # a mapping has another descriptor of the same file
+        fd = os.open(paths[0], os.O_RDWR)  # a mapping's descriptor opens the same file, so any one will do
         try:
             use(fd, (layer * self._blocks + block) * LAYER_BYTES)
         finally:

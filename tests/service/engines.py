@@ -1,7 +1,7 @@
-"""Engines for tests: `kvgrpc serve` processes with a tiny embedded pool, driven over gRPC like any client would.
+"""Engines for tests: `kvgrpc serve` processes with a tiny embedded pool, driven over gRPC like by any client.
 
-A test writes KV the way an engine does, into the memory that the server shares, and reads it back through ReadBlocks or
-from that memory. Every process must end in order, and none may have logged a defect.
+A test writes KV like an engine, into the memory that the server shares. It reads KV back through ReadBlocks or from
+that memory. Every process must end in order, without a logged defect.
 """
 
 import contextlib
@@ -26,17 +26,17 @@ from tests.service.forks import Forked, Forker
 from tests.service.values import content, dur, for_readers, group, ids_of, named_blocks, new_key
 
 READY_S = 90.0
-"""Until a process serves: half a second, and on a machine that does ten other things ten or twenty."""
+"""Timeout until a process serves, in seconds. That takes half a second, or 20 seconds on a very busy machine."""
 EXIT_S = 60.0
 WAIT_S = 45.0
-"""For whatever comes by itself. Nothing is expected to take so long: it is when a test gives up."""
+"""Timeout for things that happen by themselves, in seconds; far above what any of them takes."""
 HOME = f"127.{1 + (os.getpid() >> 16) % 254}.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"
-"""The address of this process's servers on the loopback device. Outgoing connections and others' servers have ports of
-another one: a server that was killed finds its port free when it comes back."""
+"""Loopback address of this process's servers. Outgoing connections and other processes' servers use other addresses, so
+that a killed server finds its port free when it restarts."""
 BLOCK_TOKENS = 16
 LAYERS = 2
 LAYER_BYTES = 2 * BLOCK_TOKENS * 2 * 8 * 2
-"""K and V, tokens, heads, elements, bytes of a float16."""
+"""Bytes of a block in one layer: K and V, tokens, heads, elements, bytes of a float16."""
 BLOCK_BYTES = LAYERS * LAYER_BYTES
 SMALL_POOL = ("--layers", "2", "--kv-heads", "2", "--head-dim", "8", "--blocks", "520")
 
@@ -49,10 +49,10 @@ _DEFECT = re.compile(r"Traceback|a defect of kvgrpc|could not perform|Segmentati
 
 
 class ServeProcess:
-    """A `kvgrpc serve` process. `settings` is the TOML file's text; `flags` come after it.
+    """A `kvgrpc serve` process. `settings` is the text of the TOML file, and `flags` override it.
 
-    `fresh`: an interpreter of its own, as users start it; else forked from one that has imported everything. `within`:
-    the command that starts it elsewhere, and becomes it.
+    With `fresh` it has an interpreter of its own, as users start it; else it is forked from one that has imported
+    everything. `within` is a command that starts it elsewhere, and becomes it.
     """
 
     def __init__(
@@ -91,10 +91,10 @@ class ServeProcess:
 
     @property
     def log(self) -> str:
-        return self._log.read_text(errors="replace")  # gRPC logs bytes that it was sent
+        return self._log.read_text(errors="replace")  # gRPC logs bytes that it received
 
     def wait_ready(self) -> dict[str, Any]:
-        """What the readiness file says. Fails when the process ends instead."""
+        """Waits for the readiness file and returns its content. Fails if the process ends instead."""
         wait_until(lambda: self.ready_file.exists() or self.popen.poll() is not None, READY_S, self._log.read_text)
         assert self.popen.poll() is None, f"ended with {self.popen.returncode}:\n{self.log}"
         found: dict[str, Any] = json.loads(self.ready_file.read_text())
@@ -108,7 +108,7 @@ class ServeProcess:
 
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
-        """The whole process stands still inside, as behind a network that swallows everything."""
+        """Stops the process inside the context, so that it acts like a network that drops everything."""
         self.signal(signal.SIGSTOP)
         try:
             yield
@@ -116,12 +116,12 @@ class ServeProcess:
             self.signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """Dies at once, with all that it had."""
+        """Kills the process with SIGKILL."""
         self.signal(signal.SIGKILL)
         self.wait_exit()
 
     def end(self) -> None:
-        """Ends it if it runs; then it must have ended in order, unless a test killed it."""
+        """Ends the process if it runs. Checks that it ended in order, unless a test killed it."""
         if self.popen.poll() is None:
             self.signal(signal.SIGCONT)
             self.signal(signal.SIGTERM)
@@ -134,7 +134,7 @@ class ServeProcess:
         self.check_log()
 
     def check_log(self) -> None:
-        """It has logged no defect so far."""
+        """Checks that the process has logged no defect so far."""
         assert not _DEFECT.search(self.log), self.log
 
 
@@ -144,7 +144,7 @@ def _forker() -> Forker:
 
 
 class Engine:
-    """A server that serves, and what a test needs of it."""
+    """A server that serves, with helpers for tests."""
 
     def __init__(self, process: ServeProcess) -> None:
         self.process = process
@@ -157,7 +157,7 @@ class Engine:
     # -- blocks
 
     def allocate(self, count: int = 1) -> list[int]:
-        """Blocks of group 0, given back by `reset`."""
+        """Allocates blocks of group 0, which `reset` gives back."""
         counts = [pool_pb2.GroupBlockCount(group=0, block_count=count)]
         request = pool_pb2.AllocateBlocksRequest(group_block_counts=counts)
         ids = ids_of(self.api.pool.AllocateBlocks(request).blocks)
@@ -165,19 +165,19 @@ class Engine:
         return ids
 
     def free(self, ids: Sequence[int]) -> list[int]:
-        """Gives blocks back; returns those that are free now."""
+        """Gives blocks back, and returns those that are free now."""
         return ids_of(self.api.pool.FreeBlocks(pool_pb2.FreeBlocksRequest(blocks=self.blocks(ids))).freed_blocks)
 
     def blocks(self, ids: Iterable[int], index: int = 0) -> common_pb2.Blocks:
-        """Blocks of a group, in this life."""
+        """Names blocks of a group, in this life."""
         return self.named(group(ids, index))
 
     def named(self, *groups: common_pb2.GroupBlocks) -> common_pb2.Blocks:
-        """Any rows, in this life."""
+        """Names any rows, in this life."""
         return named_blocks(self.incarnation(), *groups)
 
     def of_this_life(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Fields of a request with its blocks, listed as rows, named in this life, or in the one of "incarnation"."""
+        """Returns a request's fields. Blocks listed as rows are named in this life, or in that of "incarnation"."""
         made = dict(fields)
         life = made.pop("incarnation", None)
         if isinstance(made.get("blocks"), list):
@@ -187,11 +187,11 @@ class Engine:
         return made
 
     def counts(self) -> pool_pb2.GroupStatus:
-        """The counts of group 0."""
+        """Returns the counts of group 0."""
         return self.api.pool.GetPoolStatus(pool_pb2.GetPoolStatusRequest()).groups[0]
 
     def write(self, ids: Sequence[int], seed: int) -> list[bytes]:
-        """Fills blocks with bytes that follow from the seed; returns them block by block, layer after layer."""
+        """Fills blocks with bytes that follow from the seed. Returns them block by block, layer after layer."""
         random = np.random.default_rng(seed)
         written = [random.bytes(BLOCK_BYTES) for _ in ids]
         for block, data in zip(ids, written, strict=True):
@@ -201,12 +201,12 @@ class Engine:
         return written
 
     def read(self, ids: Sequence[int]) -> list[bytes]:
-        """The bytes of blocks as ReadBlocks tells them."""
+        """Returns the bytes of blocks, read with ReadBlocks."""
         request = pool_pb2.ReadBlocksRequest(blocks=self.blocks(ids))
         return [row.data for row in self.api.pool.ReadBlocks(request).blocks]
 
     def _memory(self, layer: int, block: int, use: Callable[[int, int], object]) -> None:
-        """A layer of a block, in the memory that this engine shares."""
+        """Calls `use` with the place of a layer of a block in this engine's shared memory."""
         maps = Path(f"/proc/{self.process.pid}/maps").read_text()
         # Pools of peers are mapped too, but never writable.
         pool = next(line for line in maps.splitlines() if "memfd:kvgrpc-pool" in line and " rw-s " in line)
@@ -227,7 +227,7 @@ class Engine:
     def hand_over(
         self, token_ids: Sequence[int], ids: Sequence[int] | None = None, **fields: Any
     ) -> handoff_pb2.FinishedBlocksResponse:
-        """FinishedBlocks for readers, of freshly allocated blocks unless `ids` says which."""
+        """Calls FinishedBlocks for readers, with newly allocated blocks unless `ids` names some."""
         if ids is None:
             ids = self.allocate(blocks_for(len(token_ids)))
         usual = {"transfer_key": new_key(), "content": content(token_ids), "blocks": self.blocks(ids)}
@@ -236,7 +236,7 @@ class Engine:
     def pull(
         self, grant: common_pb2.Grant, token_ids: Sequence[int], blocks: Sequence[int] | None, **fields: Any
     ) -> transfer_pb2.Transfer:
-        """PullBlocks into `blocks`; None: they are not known yet."""
+        """Calls PullBlocks into `blocks`; None means that they are not known yet."""
         chosen = {"content": content(token_ids), **fields}
         request = handoff_pb2.PullBlocksRequest(grant=grant, **chosen)
         if blocks is not None:
@@ -244,11 +244,11 @@ class Engine:
         return self.api.handoff.PullBlocks(request).transfer
 
     def into(self, ids: Sequence[int], have_tokens: int = 0) -> handoff_pb2.PullDestination:
-        """Where a pull goes; no blocks: nowhere."""
+        """Returns the destination of a pull. Without blocks, nothing is pulled."""
         return handoff_pb2.PullDestination(blocks=self.blocks(ids) if ids else None, have_tokens=have_tokens)
 
     def give(self, transfer_id: str, blocks: Sequence[int]) -> transfer_pb2.Transfer:
-        """PullBlocks by transfer id."""
+        """Gives blocks to an earlier pull, by its transfer id."""
         request = handoff_pb2.PullBlocksRequest(transfer_id=transfer_id, destination=self.into(blocks))
         return self.api.handoff.PullBlocks(request).transfer
 
@@ -256,7 +256,7 @@ class Engine:
         return self.api.transfers.GetTransfer(transfer_pb2.GetTransferRequest(transfer_id=transfer_id)).transfer
 
     def wait(self, transfer_id: str, *, returned: bool = True, timeout_s: float = WAIT_S) -> transfer_pb2.Transfer:
-        """The transfer once it is over (and its memory returned); fails when that does not come."""
+        """Waits until a transfer is over (and its memory returned), and returns it. Fails at the timeout."""
         until = transfer_pb2.WAIT_CONDITION_RETURNED if returned else transfer_pb2.WAIT_CONDITION_ENDED
         request = transfer_pb2.WaitTransferRequest(transfer_id=transfer_id, until=until, timeout=dur(timeout_s))
         found = self.api.transfers.WaitTransfer(request).transfer
@@ -286,7 +286,7 @@ class Engine:
     # -- what there is
 
     def memory_state(self) -> list[str]:
-        """Who holds which blocks: counts, leases, pins. Without what passes by itself."""
+        """Returns the holders of blocks: counts, leases, pins. Fields that change with time are left out."""
         leases = self.api.leases.ListLeases(lease_pb2.ListLeasesRequest(page_size=1000)).leases
         pool = self.api.pool.GetPoolStatus(pool_pb2.GetPoolStatusRequest())
         for counts in pool.groups:
@@ -298,17 +298,17 @@ class Engine:
         ]
 
     def transfers_state(self) -> list[str]:
-        """All transfers, newest first."""
+        """Returns all transfers, newest first."""
         request = transfer_pb2.ListTransfersRequest(page_size=1000)
         return [without(t, "age", "duration") for t in self.api.transfers.ListTransfers(request).transfers]
 
     def check_alive(self) -> None:
-        """It answers, and takes work."""
+        """Checks that the engine answers and takes work."""
         status = self.api.admin.GetStatus(admin_pb2.GetStatusRequest())
         assert status.admission == handshake_pb2.ADMISSION_OPEN, status
 
     def reset(self) -> None:
-        """Ends all that a test left behind."""
+        """Ends everything that a test left behind."""
         wanted = transfer_pb2.TransferFilter(
             states=[transfer_pb2.TRANSFER_STATE_PENDING, transfer_pb2.TRANSFER_STATE_ACTIVE]
         )
@@ -318,7 +318,7 @@ class Engine:
                 self.cancel(transfer.transfer_id)
                 self.wait(transfer.transfer_id)
             except grpc.RpcError as error:
-                # It was over, and has left a short history since.
+                # The transfer had ended, and is no longer in a short history.
                 if error.code() is not grpc.StatusCode.NOT_FOUND:
                     raise
         for lease in self.api.leases.ListLeases(lease_pb2.ListLeasesRequest(page_size=1000)).leases:
@@ -329,7 +329,7 @@ class Engine:
         assert counts.free_block_count == counts.block_count, f"blocks were lost: {counts} {self.pins()}"
 
     def _free_all(self, ids: Sequence[int]) -> None:
-        """Those of them that the test has not freed, in few calls: all or none are freed by one."""
+        """Frees those blocks that the test has not freed, in few calls. A call frees all or none."""
         try:
             self.free(ids)
         except grpc.RpcError:
@@ -347,7 +347,7 @@ def blocks_for(tokens: int) -> int:
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = WAIT_S, what: Callable[[], object] = str) -> None:
-    """Asks again until it holds, for what no call waits for. Fails at the deadline and says `what` is there."""
+    """Polls a condition that no call waits for. Fails at the deadline with the result of `what`."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"did not come within {timeout_s} s: {what()}"
@@ -355,7 +355,7 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = WAIT_S, what: C
 
 
 def meet(one: Engine, other: Engine) -> None:
-    """Connects two engines, each to the other, though a busy machine answers no handshake within their timeouts."""
+    """Connects two engines to each other. Tries again, because a busy machine may miss a handshake's timeout."""
 
     def connected(engine: Engine, peer: Engine) -> bool:
         request = handshake_pb2.ConnectPeerRequest(peer=common_pb2.PeerAddress(address=peer.address))
@@ -372,7 +372,7 @@ def meet(one: Engine, other: Engine) -> None:
 
 @contextlib.contextmanager
 def unchanged(*engines: Engine) -> Iterator[None]:
-    """What happens inside changes nothing on these engines, and they go on serving."""
+    """Checks that the body changes nothing on these engines, and that they go on serving."""
     before = [engine.memory_state() + engine.transfers_state() for engine in engines]
     yield
     assert [engine.memory_state() + engine.transfers_state() for engine in engines] == before
@@ -382,7 +382,7 @@ def unchanged(*engines: Engine) -> Iterator[None]:
 
 @contextlib.contextmanager
 def memory_unchanged(*engines: Engine) -> Iterator[None]:
-    """As `unchanged`, where a transfer that failed may stay in the history."""
+    """Checks the same as `unchanged`, but lets a failed transfer stay in the history."""
     before = [engine.memory_state() for engine in engines]
     yield
     assert [engine.memory_state() for engine in engines] == before

@@ -1,4 +1,4 @@
-"""What a process holds of the machine: threads, descriptors, memory. After all work it is as before."""
+"""System resources that a process holds: threads, descriptors, memory. After all work they must be as before."""
 
 import os
 from collections import Counter
@@ -7,32 +7,32 @@ from dataclasses import dataclass
 from pathlib import Path
 
 POOL_THREADS_MAX = (os.cpu_count() or 1) + 4
-"""What asyncio makes for calls that block, as it needs them; they stay."""
+"""Maximum number of threads that asyncio starts for blocking calls. They stay."""
 
 IDLE_SOCKETS_MAX = 4
-"""Connections of peers, which they close when they like: not one for each of hundreds of lives."""
+"""Maximum number of idle connections of peers, which close at any time. Hundreds of lives must not leave one each."""
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """What of a process must be as before."""
+    """The resources of a process that must return to their earlier values."""
 
     threads: int
     descriptors: Counter[str]
-    """By kind."""
+    """Number of descriptors by kind."""
 
     def same(self, before: "Footprint") -> bool:
-        """Whether no descriptor is left, no thread is gone, and none is left but those of a pool."""
+        """Returns whether no descriptor is left, no thread is gone, and no more threads are left than a pool's."""
         return self.no_more_than(before) and self.threads >= before.threads
 
     def no_more_than(self, before: "Footprint") -> bool:
-        """The same where threads may have gone, as those of a peer that was there before do."""
+        """Returns the same as `same`, but threads may have gone, like those of an earlier peer."""
         left = self.descriptors - before.descriptors - Counter({"socket:": IDLE_SOCKETS_MAX})
         return not left and self.threads - before.threads <= POOL_THREADS_MAX
 
 
 def footprint(pid: int) -> Footprint:
-    """Of a process as it is now."""
+    """Returns a process's footprint now."""
     kinds: Counter[str] = Counter()
     for link in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(FileNotFoundError):  # closed meanwhile
@@ -41,6 +41,6 @@ def footprint(pid: int) -> Footprint:
 
 
 def resident_bytes(pid: int) -> int:
-    """Memory of a process's own: without the pool, which it shares."""
+    """Returns the resident memory of a process in bytes, without the pool, which it shares."""
     status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return int(status["RssAnon"].split()[0]) * 1024

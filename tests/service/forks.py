@@ -1,7 +1,7 @@
-"""Servers forked from one process that has imported everything: a start costs milliseconds, not a second of imports.
+"""Servers forked from one process that has imported everything: a start takes milliseconds, not a second of imports.
 
-The forked process is `kvgrpc serve` in every other respect: its own process, arguments, environment and end. The
-process of the tests adopts it (PR_SET_CHILD_SUBREAPER), and so can wait for it as for a child of its own.
+The forked process is `kvgrpc serve` in every other respect: its own process, arguments, environment and end. The tests'
+process adopts it (PR_SET_CHILD_SUBREAPER), and so can wait for it like for a child of its own.
 """
 
 import atexit
@@ -23,12 +23,12 @@ from kvgrpc.service.polling import poll_in_place
 MESSAGE_BYTES_MAX = 64 * 1024
 START_S = 90.0
 INSIDE = "TESTS_INSIDE"
-"""In a server's environment: a module of the tests whose `install` it calls before it is a server."""
+"""Environment variable of a server: a tests' module whose `install` it calls before it starts."""
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 class Forked:
-    """What tests use of subprocess.Popen, for a process that was forked for us."""
+    """The part of subprocess.Popen that tests use, for a forked process."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -42,7 +42,7 @@ class Forked:
         return self.returncode
 
     def wait(self, timeout: float) -> int:
-        """Its exit code. Raises subprocess.TimeoutExpired."""
+        """Waits for the process and returns its exit code. Raises subprocess.TimeoutExpired."""
         until = time.monotonic() + timeout
         pidfd = -1 if self.poll() is not None else os.pidfd_open(self.pid)
         try:
@@ -65,7 +65,7 @@ class Forked:
 
 
 class Forker:
-    """The process that has imported everything; ends with this one."""
+    """The process that has imported everything. It ends with this process."""
 
     def __init__(self) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -78,7 +78,7 @@ class Forker:
         atexit.register(self.close)
 
     def start(self, arguments: Sequence[str], environment: Mapping[str, str], output: int) -> Forked:
-        """`kvgrpc` with these arguments in exactly this environment; its output goes to that descriptor."""
+        """Forks `kvgrpc` with these arguments, in exactly this environment. Its output goes to the descriptor."""
         message = json.dumps({"arguments": list(arguments), "environment": dict(environment)}).encode()
         socket.send_fds(self._control, [message], [output])
         return Forked(int(self._control.recv(32)))
@@ -95,7 +95,7 @@ def _readable(fd: int, timeout_s: float) -> None:
 
 
 def _serve(line: dict[str, object], output: int) -> NoReturn:
-    """Becomes the server."""
+    """Turns this process into the server."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
@@ -114,9 +114,9 @@ def _serve(line: dict[str, object], output: int) -> NoReturn:
 
 
 def _main() -> None:
-    poll_in_place(os.environ)  # in this process gRPC is imported before any server could say so
+    poll_in_place(os.environ)  # before the import of gRPC, which comes before any server can set it
     import kvgrpc.cli.app
-    import kvgrpc.server  # noqa: F401 - what every server imports
+    import kvgrpc.server  # noqa: F401 - every server imports it
 
     control = socket.socket(fileno=int(sys.argv[1]))
     told, tell = os.pipe()
@@ -133,7 +133,7 @@ def _main() -> None:
                 os.close(tell)
                 _serve(json.loads(message), fds[0])
             os.write(tell, str(pid).encode())
-            os._exit(0)  # which leaves the server to the process of the tests
+            os._exit(0)  # orphans the server, so that the tests' process adopts it
         os.waitpid(between, 0)
         control.sendall(os.read(told, 32))
         os.close(fds[0])

@@ -11,7 +11,7 @@ EMPTY_SETTINGS = b"\0\0\0\4\0\0\0\0\0"
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes, length: int | None = None) -> bytes:
-    """An HTTP/2 frame, whose length may lie."""
+    """Returns an HTTP/2 frame, whose length may be false."""
     said = len(payload) if length is None else length
     return said.to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
 
@@ -24,7 +24,7 @@ def connected(engine: Engine) -> Iterator[socket.socket]:
 
 
 def send(connection: socket.socket, data: bytes) -> None:
-    """All of it, or as much as the server wanted, until it hangs up."""
+    """Sends the data, or as much as the server takes, and waits until the server hangs up."""
     try:
         connection.sendall(data)
         connection.shutdown(socket.SHUT_WR)
@@ -32,5 +32,5 @@ def send(connection: socket.socket, data: bytes) -> None:
             pass
     except TimeoutError:
         raise
-    except OSError:  # it did not wait for the end
+    except OSError:  # the server hung up before the end
         pass

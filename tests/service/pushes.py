@@ -1,4 +1,4 @@
-"""Short ways to make the calls of a push, and to say what became of it."""
+"""Short ways to make the calls of a push, and to read its result."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from tests.service.values import content, new_key, prompt, push_part
 def reserve(
     engine: Engine, key: bytes, tokens: Sequence[int], blocks: Sequence[int], /, **fields: Any
 ) -> handoff_pb2.ReserveBlocksResponse:
-    """Blocks for a push of the whole prompt."""
+    """Reserves blocks for a push of the whole prompt."""
     usual = {"transfer_key": key, "blocks": engine.blocks(blocks), "content": content(tokens)}
     return engine.api.handoff.ReserveBlocks(
         handoff_pb2.ReserveBlocksRequest(**engine.of_this_life({**usual, **fields}))
@@ -21,7 +21,7 @@ def reserve(
 def finish(
     engine: Engine, key: bytes, tokens: Sequence[int], blocks: Sequence[int], /, **fields: Any
 ) -> handoff_pb2.FinishedBlocksResponse:
-    """One part of a push; by default the whole prompt."""
+    """Hands over one part of a push, by default the whole prompt."""
     usual = {
         "transfer_key": key,
         "blocks": engine.blocks(blocks) if blocks else None,
@@ -32,7 +32,7 @@ def finish(
 
 
 def fail(engine: Engine, key: bytes, message: str = "") -> handoff_pb2.FinishedBlocksResponse:
-    """The source cannot deliver."""
+    """Reports that the source cannot deliver."""
     failure = handoff_pb2.SourceFailure(message=message)
     request = handoff_pb2.FinishedBlocksRequest(transfer_key=key, failure=failure)
     return engine.api.handoff.FinishedBlocks(request)
@@ -48,18 +48,18 @@ def cancel_key(engine: Engine, key: bytes, message: str = "") -> transfer_pb2.Ca
 
 
 def reason_of(transfer: transfer_pb2.Transfer) -> str:
-    """Why a transfer failed, as errors of calls name it."""
+    """Returns why a transfer failed, as errors of calls name it."""
     return common_pb2.FailureReason.Name(transfer.failure.reason).removeprefix("FAILURE_REASON_")
 
 
 def wait_active(engine: Engine, transfer_id: str) -> None:
-    """Until bytes may move."""
+    """Waits until bytes may move."""
     active = transfer_pb2.TRANSFER_STATE_ACTIVE
     wait_until(lambda: engine.get(transfer_id).state == active, what=lambda: engine.get(transfer_id))
 
 
 def check_a_good_push(source: Engine, destination: Engine, seed: int = 99) -> None:
-    """A push of a prompt of its own brings its bytes, on any two engines that are sound; it leaves nothing behind."""
+    """Checks that a push of a new prompt between two working engines brings its bytes and leaves nothing behind."""
     tokens, key = prompt(40, seed), new_key()
     blocks, target = source.allocate(blocks_for(40)), destination.allocate(blocks_for(40))
     written = source.write(blocks, seed)

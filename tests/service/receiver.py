@@ -27,7 +27,7 @@ def post_send(consumer: Consumer, access: bytes, sequence: int, **fields: Any) -
 
 
 class Receiver:
-    """A rank of a consumer that receives."""
+    """A consumer's rank that receives."""
 
     def __init__(self, engine: Engine, consumer: Consumer) -> None:
         self.memory = np.zeros(4 * BLOCK_BYTES, dtype=np.uint8)
@@ -49,7 +49,7 @@ class Receiver:
         self._group.learn(tuple((row.key, row.value) for row in reply.values))
 
     def receive(self, number: int, nbytes: list[int]) -> None:
-        """The send of that number, of so many bytes each, one after the other, into its memory."""
+        """Receives send `number`, of these numbers of bytes, one after the other into its memory."""
         lengths, done = np.array(nbytes, dtype=np.int64), threading.Event()
         runs = Runs(np.cumsum(lengths) - lengths, np.cumsum(lengths) - lengths, lengths)
         own = (Segment(self.memory.ctypes.data, len(self.memory)),)

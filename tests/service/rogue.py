@@ -1,4 +1,4 @@
-"""A source that is no kvgrpc server: a real gRPC server with real shared memory that answers whatever a test wants."""
+"""A source that is no kvgrpc server: a real gRPC server with real shared memory, whose answers a test chooses."""
 
 import secrets
 import time
@@ -28,9 +28,9 @@ _M = TypeVar("_M")
 class Rogue(
     handshake_pb2_grpc.HandshakeServiceServicer, peer_pb2_grpc.PeerServiceServicer, lease_pb2_grpc.LeaseServiceServicer
 ):
-    """Answers like a good source, but for the changes that a test asked for, by the name of the RPC.
+    """Answers like a good source, except for a test's changes by RPC name.
 
-    A change gets the reply and may alter it, return another or bytes that are none, raise `Abort`, or wait.
+    A change gets the reply. It may alter it, return another one or bytes that are no message, raise `Abort`, or wait.
     """
 
     def __init__(self, like: Engine) -> None:
@@ -39,11 +39,11 @@ class Rogue(
         self.engine.engine_id = f"rogue-{secrets.token_hex(4)}"
         self.engine.incarnation = secrets.randbits(52) + 1
         self.told = b""
-        """What it shows on its liveness streams."""
+        """Proof that the rogue shows on its liveness streams."""
         self.changes: dict[str, Change] = {}
         self.calls: dict[str, int] = {}
         self.traceparents: dict[str, str] = {}
-        """Of the last call of each RPC."""
+        """Trace context of the last call of each RPC."""
         self._memory = SharedMemory.create(described.engine.pool.total_bytes)
         self._path = ShmPath(self._memory)
         self._server = grpc.server(ThreadPoolExecutor(8))
@@ -61,7 +61,7 @@ class Rogue(
         self._memory.close()
 
     def grant(self, tokens: int, ttl_s: float = 30.0) -> common_pb2.Grant:
-        """A grant of blocks that this source may or may not have."""
+        """Returns a grant of blocks that this source may or may not have."""
         claims = grants.Claims(
             grants.Access.READ, self.engine.engine_id, self.engine.incarnation, self.engine.address, "l-rogue",
             secrets.token_bytes(16), ttl_s, len(BLOCKS), tokens,
@@ -128,7 +128,7 @@ class _Loose:
         self._server = server
 
     def add_generic_rpc_handlers(self, handlers: object) -> None:
-        """Generated code registers every service in two ways; the other one is enough."""
+        """Does nothing, because generated code also registers every service in the other way."""
 
     def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
         loose = {name: handler._replace(response_serializer=_serialized) for name, handler in handlers.items()}
@@ -150,7 +150,7 @@ class Abort(Exception):
 
 
 def abort(code: grpc.StatusCode, *trailers: tuple[str, bytes]) -> Change:
-    """A change that ends the call."""
+    """Returns a change that ends the call."""
 
     def change(_: Any) -> NoReturn:
         raise Abort(code, "no", trailers)
@@ -159,10 +159,10 @@ def abort(code: grpc.StatusCode, *trailers: tuple[str, bytes]) -> Change:
 
 
 def garbage(_: Any) -> bytes:
-    """A change that answers what is no message."""
+    """Answers bytes that are no message."""
     return b"\xff\xff\xff"
 
 
 def too_late(_: Any) -> None:
-    """A change that answers when nobody waits any more."""
+    """Answers after the caller has given up."""
     time.sleep(3.0)

@@ -1,4 +1,4 @@
-"""The services that every server has: as the generated code describes them, and as a client names them."""
+"""The services of every server, as the generated code describes them and as a client names them."""
 
 from google.protobuf.descriptor import ServiceDescriptor
 

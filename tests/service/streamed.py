@@ -25,7 +25,7 @@ _METHODS = {
 
 @dataclass
 class Streamed:
-    """One stream. Answers are kept until they are asked for."""
+    """One stream. It keeps answers until a test asks for them."""
 
     stream: Any
     sent: "queue.Queue[calls_pb2.StreamCallsRequest | None]"
@@ -33,7 +33,7 @@ class Streamed:
     answers: list[calls_pb2.UnaryAnswer] = field(default_factory=list)
 
     def send(self, *messages: Message, **fields: Any) -> list[int]:
-        """Sends one message with these calls; `fields` are those of each. Gives their ids."""
+        """Sends one message with these calls, each with these fields. Returns their ids."""
         calls = [self.call(message, **fields) for message in messages]
         self.sent.put(calls_pb2.StreamCallsRequest(calls=calls))
         return [call.call_id for call in calls]
@@ -49,13 +49,13 @@ class Streamed:
         self.sent.put(calls_pb2.StreamCallsRequest(cancelled_call_ids=call_ids))
 
     def next(self) -> calls_pb2.UnaryAnswer:
-        """The next answer, of whatever call."""
+        """Returns the next answer, to any call."""
         while not self.answers:
             self.answers.extend(next(self.stream).answers)
         return self.answers.pop(0)
 
     def reply(self, message: Message, **fields: Any) -> Any:
-        """The reply to one call, which is the next answer."""
+        """Makes a call and returns its reply, which must be the next answer."""
         (call_id,) = self.send(message, **fields)
         answer = self.next()
         assert answer.call_id == call_id, answer
@@ -66,17 +66,17 @@ class Streamed:
         return GetMessageClass(self.methods[answer.call_id].output_type).FromString(answer.reply)
 
     def refusal(self, message: Message, **fields: Any) -> tuple[int, str]:
-        """Code and reason with which one call is refused."""
+        """Makes a call that must be refused. Returns the refusal's code and reason."""
         self.send(message, **fields)
         return refused(self.next())
 
     def finish(self) -> None:
-        """No more calls."""
+        """Sends no more calls."""
         self.sent.put(None)
 
 
 def refused(answer: calls_pb2.UnaryAnswer) -> tuple[int, str]:
-    """Code and reason of an answer that is an error."""
+    """Returns the code and reason of an answer that is an error."""
     assert answer.WhichOneof("answer") == "error", answer
     return answer.error.code, info_of(answer.error.details).reason
 
@@ -90,7 +90,7 @@ def info_of(details: Any) -> error_details_pb2.ErrorInfo:
 
 @contextmanager
 def streaming(api: Api, **call: Any) -> Iterator[Streamed]:
-    """A stream, from its first message to its end."""
+    """Opens a stream for the duration of the context."""
     sent: queue.Queue[calls_pb2.StreamCallsRequest | None] = queue.Queue()
     stream = api.calls.StreamCalls(iter(sent.get, None), timeout=STREAM_S, **call)
     made = Streamed(stream, sent)

@@ -1,4 +1,4 @@
-"""An alarm is one timer, which rings for the earliest deadline."""
+"""An alarm is one timer, which rings at the earliest deadline."""
 
 import asyncio
 

@@ -1,5 +1,5 @@
-"""A defect of ours fails closed: nothing of the life that it ended is vouched for, everybody learns it, and a new life
-begins by itself.
+"""A defect of the server fails closed: nobody vouches for the life that it ended, every caller learns of it, and a new
+life begins by itself.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ def defective(tmp_path: Path) -> Iterator[Engine]:
 
 
 def fail(engine: Engine, message: str = MESSAGE) -> None:
-    """The defect, by a call that is refused for it."""
+    """Triggers the defect by a call, which is refused."""
     refusal = engine.api.refusal(lambda: engine.cancel("t-any", message))
     assert (refusal.code, refusal.reason) == ("INTERNAL", "INTERNAL_DEFECT")
     assert refusal.retry_delay_s
@@ -58,7 +58,7 @@ def serving(engine: Engine) -> bool:
 
 
 def move(source: Engine, destination: Engine) -> None:
-    """A pull, whole."""
+    """Pulls blocks to the end, and checks their bytes."""
     blocks = source.allocate(2)
     made = source.write(blocks, seed=3)
     target = destination.allocate(2)
@@ -125,7 +125,7 @@ def test_who_waits_for_a_transfer_learns_its_end(defective: Engine, source: Engi
 
 
 def test_a_server_that_fails_again_and_again_serves_in_the_end(defective: Engine, destination: Engine) -> None:
-    """A second and a third defect, as the next life begins: each is paused for twice as long as the last one."""
+    """A second and a third defect occur as the next life begins. Each pause is twice as long as the one before."""
     assert isinstance(defective.process, DefectiveProcess)
     defective.process.defects = 3
     watch = defective.api.health.Watch(health_pb2.HealthCheckRequest(service=""), timeout=60)
@@ -136,7 +136,7 @@ def test_a_server_that_fails_again_and_again_serves_in_the_end(defective: Engine
     now = status(defective)
     assert now.admission == handshake_pb2.ADMISSION_NO_ENGINE
     assert "defect" in now.admission_reason
-    # A call that names no life: the next one may begin, and fail, at any moment.
+    # The call names no life, because the next life may begin, and fail, at any moment.
     refusal = defective.api.refusal(lambda: defective.allocate(1))
     assert (refusal.code, refusal.reason) == ("UNAVAILABLE", "INTERNAL_DEFECT")
     lives_again(defective)
@@ -156,14 +156,14 @@ def test_a_watch_of_the_engine_outlasts_its_lives(defective: Engine) -> None:
 
 
 def peer_state(engine: Engine, life: int) -> int:
-    """What an engine holds of a life of a peer."""
+    """Returns the state in which an engine lists a life of a peer."""
     peers = engine.api.admin.ListPeers(admin_pb2.ListPeersRequest()).peers
     return next((peer.state for peer in peers if peer.incarnation == life), handshake_pb2.PEER_STATE_UNSPECIFIED)
 
 
 @pytest.mark.parametrize("dialled", [True, False], ids=["a peer that dialled it", "a peer that it dialled"])
 def test_peers_learn_at_once_that_the_life_is_over(start: Start, tmp_path: Path, dialled: bool) -> None:
-    """A beat comes every twelve minutes, so none is waited for."""
+    """A beat comes every twelve minutes, so the test does not wait for one."""
     patient = SETTINGS + "peer_grace_s = 3600.0\n"
     (peer,) = start((), settings=patient)
     engine = Engine(DefectiveProcess(tmp_path / "defective", *SHARED, settings=patient))
@@ -216,10 +216,10 @@ async def calls() -> Any:
 
 
 async def test_what_was_decided_before_it_raised_is_performed_also_for_others(calls: Calls) -> None:
-    """Deadlines that are due in the same moment come first, whatever then becomes of the event."""
+    """Deadlines that are due at the same moment are handled first, whatever happens to the event."""
     expires, lives = await calls.hand_over(ttl_s=0.05), await calls.hand_over()
     calls.told.clear()
-    time.sleep(0.1)  # noqa: ASYNC251 - the loop stands still: timer and event are due together
+    time.sleep(0.1)  # noqa: ASYNC251 - stops the loop, so that timer and event are due together
     reply = await calls.submit(lambda c: events.CancelTransfer(c, lives.id, message=MESSAGE))
     assert isinstance(reply, InternalError)
     assert reply.reason is Reason.INTERNAL_DEFECT
@@ -231,7 +231,7 @@ async def test_what_was_decided_before_it_raised_is_performed_also_for_others(ca
 
 
 async def test_a_decision_that_cannot_be_performed_ends_the_life_after_all_others_are(calls: Calls) -> None:
-    """It would be waited for until a deadline, and its posting for ever."""
+    """Else a caller would wait for it until a deadline, and a posting forever."""
     transfer = await calls.hand_over()
     calls.runner.on_transfer.insert(0, raise_once)
     Raised.left = 1

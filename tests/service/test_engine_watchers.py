@@ -1,4 +1,4 @@
-"""When a watcher of the engine looks again, and when it is told though nothing looks different."""
+"""A watcher of the engine: when it looks again, and when it gets a beat though nothing has changed."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Streams of peers that stand, and their end."""
+"""Open streams of peers, and their end."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""What stands at a server at once: so much for each connection, so much in all, and something for each of them."""
+"""Open calls of a server are bounded for each connection and in total, and each connection keeps a minimum."""
 
 import socket
 import threading
@@ -36,7 +36,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 @contextmanager
 def caller(engine: Engine) -> Iterator[Api]:
-    """A connection of its own."""
+    """Yields a new connection."""
     with closing(Api(engine.address)) as api:
         yield api
 
@@ -49,7 +49,7 @@ class Held:
         self.calls: list[Any] = []
 
     def requests(self, *first: Message) -> Iterator[Any]:
-        """Those, and then nothing until the test is over."""
+        """Yields these requests, then waits until the end of the test."""
         yield from first
         self._over.wait()
 
@@ -104,14 +104,14 @@ KINDS: dict[str, Callable[[Api, Held, str], Any]] = {
 
 
 def fill(api: Api, held: Held, count: int) -> None:
-    """Opens streams that stand."""
+    """Opens streams that stay open."""
     for _ in range(count):
         stream = held.add(api.leases.KeepAlive(held.requests(lease_pb2.KeepAliveRequest()), timeout=OPEN_S))
         next(stream)
 
 
 def refusal_of(call: Any) -> tuple[str, str]:
-    """Code and reason with which a call ends; it says when to come back, and what to do."""
+    """Waits for a call's refusal, and returns its code and reason. It must say when to come back and how to proceed."""
     wait_until(call.done)
     found = read_refusal("", call.exception() if call.exception() is not None else call)
     assert found.retry_delay_s
@@ -133,9 +133,9 @@ def test_a_connection_has_so_many_open_calls_and_one_more_is_refused(engine: Eng
         calls.remove(over)
         calls.pop().cancel()
 
-        def taken() -> bool:  # the place of the one that has ended
+        def taken() -> bool:  # retries until the ended call's place is free
             again = held.add(KINDS[kind](api, held, transfer_id))
-            settled = held.add(KINDS[kind](api, held, transfer_id))  # of both together one is refused, at last
+            settled = held.add(KINDS[kind](api, held, transfer_id))  # one of the two is always refused in the end
             wait_until(lambda: again.done() or settled.done())
             return not (again.done() and settled.done())
 
@@ -188,7 +188,7 @@ def test_one_life_over_one_connection_has_one_liveness_stream_the_last(engine: E
         next(last)
         assert list(first) == []
         first = last
-    with caller(engine) as api:  # of another connection it is another one's
+    with caller(engine) as api:  # a stream on another connection does not replace it
         next(held.add(api.peer.KeepLiveness(held.requests(beat), timeout=OPEN_S)))
         assert not last.done()
 
@@ -240,13 +240,13 @@ def test_watches_are_shared_by_connections(start: Start, held: Held) -> None:
 
 @pytest.fixture
 def silent() -> Iterator[str]:
-    """An address that nobody answers at: calls that dial it wait."""
+    """Yields an address that never answers. Calls that dial it wait."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 
 def waiting(api: Api, held: Held, address: str) -> Any:
-    """A call that is under way until the test ends."""
+    """Starts a call that is in flight until the test ends."""
     return held.add(api.handshake.ConnectPeer.future(_to(address), timeout=OPEN_S))
 
 
@@ -350,5 +350,5 @@ def test_handshakes_that_callers_cause_by_the_addresses_they_name_are_bounded(st
         assert refusal_of(waiting(flooding, held, peer.address)) == FULL
         assert engine.transfers_state() == before
         honest.handshake.ConnectPeer(_to(peer.address))
-        flooding.handoff.PullBlocks(pull)  # the peer is connected now
+        flooding.handoff.PullBlocks(pull)  # succeeds, because the peer is connected now
         engine.reset()

@@ -1,4 +1,4 @@
-"""How gRPC waits for its sockets: a server reads them where it waits, unless its operator chose otherwise."""
+"""gRPC's wait for its sockets: a server reads them in the waiting thread, unless its operator chose otherwise."""
 
 import contextlib
 import os
@@ -12,11 +12,11 @@ from kvgrpc.service.polling import VARIABLE
 from tests.service.engines import HOME, SMALL_POOL, Engine, ServeProcess
 
 TRACE = {"GRPC_TRACE": "event_engine_endpoint", "GRPC_VERBOSITY": "debug"}
-"""gRPC then logs what is done by its event engine, which has threads of its own for that."""
+"""Makes gRPC log the work of its event engine, which has threads of its own for that."""
 
 
 def reads_by_engine(folder: Path, environment: dict[str, str]) -> bool:
-    """Whether a server with this environment reads its callers' sockets in its event engine."""
+    """Returns whether a server with this environment reads its callers' sockets in its event engine."""
     process = ServeProcess(folder, "--listen", f"{HOME}:0", *SMALL_POOL, environment=TRACE | environment, fresh=True)
     with contextlib.closing(Engine(process)) as engine:
         engine.check_alive()

@@ -1,4 +1,4 @@
-"""`kvgrpc serve` as a process: how it begins, how it ends, and what it says when it cannot."""
+"""`kvgrpc serve` as a process: its start, its end, and its errors."""
 
 import json
 import mmap
@@ -30,7 +30,7 @@ TOKENS = prompt(16)
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Serve]:
-    """Begins a process that may end by itself."""
+    """Starts processes that may end by themselves."""
     numbers = count()
     with ExitStack() as stack:
 
@@ -48,7 +48,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 
 @pytest.fixture
 def taken() -> Iterator[str]:
-    """An address that somebody else listens at."""
+    """Yields an address on which another socket listens."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"127.0.0.1:{server.getsockname()[1]}"
 
@@ -66,7 +66,7 @@ def test_two_servers_never_share_a_port(source: Engine, serve: Serve) -> None:
     source.check_alive()
 
 
-# One for each way that a wrong value takes; tests/test_config.py has the values.
+# One case for each way that a wrong value takes; tests/test_config.py has the values.
 BAD_CONFIGURATIONS = {
     "no TOML": ((), "listen = \n", "config"),
     "in the file": ((), "engine_id = 5\n", "engine_id"),
@@ -109,7 +109,7 @@ def test_port_0_takes_a_free_port_and_says_which(source: Engine, destination: En
     assert source.address != destination.address
     for engine in (source, destination):
         assert not engine.address.endswith(":0")
-        wait_until(partial(says_where_it_serves, engine))  # after it has written its readiness file
+        wait_until(partial(says_where_it_serves, engine))  # written after the readiness file
 
 
 def test_a_signal_ends_it_in_order_though_clients_watch_and_wait(start: Start) -> None:
@@ -193,7 +193,7 @@ def test_it_leaves_no_file_behind_when_it_is_killed(start: Start, tmp_path: Path
 
 
 def hidden_nixl(tmp_path: Path) -> str:
-    """A PYTHONPATH under which no variant of NIXL can be imported."""
+    """Returns a PYTHONPATH under which no variant of NIXL can be imported."""
     for name in ("nixl", "nixl_cu12", "nixl_cu13"):
         package = tmp_path / "hidden" / name
         package.mkdir(parents=True)
@@ -224,7 +224,7 @@ def processor_s(pid: int) -> float:
 
 
 def test_an_idle_server_costs_nothing_and_does_without_torch(start: Start) -> None:
-    """Two percent of a core is what it may take, also with a peer; what burns one takes a hundred."""
+    """An idle server, also one with a peer, may use 10 % of a core. A busy loop would use 100 %."""
     source, destination = start(("--data-paths", "nixl,shm,cma"), ("--data-paths", "nixl"))
     pulled = destination.pull(source.hand_over(TOKENS).grant, TOKENS, destination.allocate(1))
     destination.wait(pulled.transfer_id)
@@ -237,10 +237,10 @@ def test_an_idle_server_costs_nothing_and_does_without_torch(start: Start) -> No
 
 
 def test_no_process_maps_the_pool_of_a_server_anew_to_write_into_it(source: Engine) -> None:
-    """Not even a process of the same user, which may open every descriptor of the server and change its mode."""
+    """This includes processes of the same user, which may open every descriptor of the server and change its mode."""
     folder = Path(f"/proc/{source.process.pid}/fd")
     pools = [fd for fd in folder.iterdir() if "memfd:kvgrpc-pool" in str(fd.readlink())]
-    pool = next(fd for fd in pools if fd.lstat().st_mode & 0o200)  # those of peers are open for reading only
+    pool = next(fd for fd in pools if fd.lstat().st_mode & 0o200)  # descriptors of peers' pools are read-only
     mode = pool.stat().st_mode
     pool.chmod(0o600)
     try:

@@ -1,4 +1,4 @@
-"""`kvgrpc status`: one server for people, and the same as JSON."""
+"""`kvgrpc status` shows one server for people, and the same as JSON."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from tests.service.values import prompt
 
 TOKENS = prompt(32)
 COLUMNS = 250
-"""Wide enough that no table wraps."""
+"""Width of the output in columns, so that no table wraps."""
 
 
 def status(address: str, *flags: str) -> Result:
@@ -23,14 +23,14 @@ def status(address: str, *flags: str) -> Result:
 
 
 def shown(engine: Engine) -> str:
-    """What people see. Fails unless the exit code is 0."""
+    """Returns the output for people. Fails unless the exit code is 0."""
     result = status(engine.address)
     assert result.exit_code == 0, result.output
     return result.stdout
 
 
 def said(engine: Engine) -> dict[str, Any]:
-    """What programs see."""
+    """Returns the output for programs."""
     result = status(engine.address, "--json")
     assert result.exit_code == 0, result.output
     found: dict[str, Any] = json.loads(result.stdout)
@@ -38,12 +38,12 @@ def said(engine: Engine) -> dict[str, Any]:
 
 
 def pool_map(text: str) -> str:
-    """One character for each block."""
+    """Returns the pool map, with one character for each block."""
     return "".join(re.findall(r"^[.LATQ]+$", text, re.MULTILINE))
 
 
 def row(text: str, first: str) -> list[str]:
-    """The cells of the table row that begins so."""
+    """Returns the cells of the table row that begins with `first`."""
     (line,) = (line for line in text.splitlines() if line.strip().startswith(first))
     return re.split(r"\s{2,}", line.strip())
 
@@ -61,7 +61,7 @@ def test_an_idle_server_has_a_map_of_free_blocks_and_nothing_else(source: Engine
 
 @pytest.fixture
 def waiting(source: Engine, destination: Engine) -> tuple[str, str]:
-    """A lease that is read, another that is not, and a pull that has its blocks and waits for a step; their ids."""
+    """Makes a lease that is read, an unread one, and a pull that waits for a step. Returns the first and last id."""
     handed = source.hand_over(TOKENS, request_id="chat-7")
     source.hand_over(TOKENS, request_id="chat-8")
     pulled = destination.pull(

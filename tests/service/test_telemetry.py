@@ -1,4 +1,4 @@
-"""Whether spans are wanted."""
+"""Spans are recorded only with an SDK. An endpoint without one is reported, and ends nothing."""
 
 import os
 import subprocess

@@ -12,7 +12,7 @@ _ANY_JOB = frozenset({"idempotency_key", "transfer_key", "request_id", "validate
 
 
 def dur(seconds: float) -> Duration:
-    """A Duration, of any sign."""
+    """Returns a Duration, of any sign."""
     made = Duration()
     made.FromNanoseconds(round(seconds * 1e9))
     return made
@@ -23,42 +23,42 @@ def seconds(value: Duration) -> float:
 
 
 def new_key() -> bytes:
-    """A transfer key or access id that nobody used before."""
+    """Returns a new transfer key or access id."""
     return secrets.token_bytes(16)
 
 
 def group(ids: Iterable[int], index: int = 0) -> common_pb2.GroupBlocks:
-    """One row, every block a run of its own: the server may not rely on maximal runs."""
+    """Returns one row with a run for each block, because servers must not rely on maximal runs."""
     starts = list(ids)
     return common_pb2.GroupBlocks(group=index, runs=common_pb2.BlockRuns(starts=starts, counts=[1] * len(starts)))
 
 
 def named_blocks(incarnation: int, *groups: common_pb2.GroupBlocks, allocation_id: str = "") -> common_pb2.Blocks:
-    """Blocks of one life of an engine."""
+    """Names blocks of one life of an engine."""
     return common_pb2.Blocks(incarnation=incarnation, groups=groups, allocation_id=allocation_id)
 
 
 def for_readers(**fields: Any) -> handoff_pb2.FinishedBlocksRequest:
-    """FinishedBlocks of a whole prompt: fields of the request, and of its hand-over."""
+    """Returns a FinishedBlocks of a whole prompt, from fields of the request and of its hand-over."""
     top = {name: fields.pop(name) for name in _ANY_JOB & fields.keys()}
     return handoff_pb2.FinishedBlocksRequest(for_readers=handoff_pb2.HandOver(**fields), **top)
 
 
 def push_part(**fields: Any) -> handoff_pb2.FinishedBlocksRequest:
-    """FinishedBlocks of a part of a push: fields of the request, and of the part."""
+    """Returns a FinishedBlocks of a part of a push, from fields of the request and of the part."""
     top = {name: fields.pop(name) for name in _ANY_JOB & fields.keys()}
     return handoff_pb2.FinishedBlocksRequest(part=handoff_pb2.PushPart(**fields), **top)
 
 
 def phase_name(value: int) -> str:
-    """As people call a phase of a transfer."""
+    """Returns the name of a transfer's phase, in lower case."""
     return (
         common_pb2.TransferPhase.Name(common_pb2.TransferPhase.ValueType(value)).removeprefix("TRANSFER_PHASE_").lower()
     )
 
 
 def ids_of(rows: common_pb2.Blocks | Sequence[common_pb2.GroupBlocks]) -> list[int]:
-    """The block ids of a reply about a pool with one group."""
+    """Returns the block ids of a reply about a pool with one group."""
     if isinstance(rows, common_pb2.Blocks):
         rows = rows.groups
     return [
@@ -70,7 +70,7 @@ def ids_of(rows: common_pb2.Blocks | Sequence[common_pb2.GroupBlocks]) -> list[i
 
 
 def prompt(tokens: int, seed: int = 0) -> list[int]:
-    """Token ids that two prompts of different seeds do not share anywhere."""
+    """Returns token ids that prompts with other seeds do not share."""
     return [seed * 100_000 + i for i in range(tokens)]
 
 

@@ -8,7 +8,7 @@ from tests.service.values import content, dur, new_key, prompt
 
 TOKENS = prompt(16)
 LONG_S = 30.0
-"""More than any of these tests takes: a wait of it ends by its condition."""
+"""Timeout in seconds, longer than any of these tests takes: each wait ends by its condition."""
 PENDING = transfer_pb2.TRANSFER_STATE_PENDING
 
 
@@ -17,7 +17,7 @@ def waiting(timeout_s: float | None = LONG_S, **fields: Any) -> transfer_pb2.Tra
 
 
 def pulling(source: Engine, destination: Engine, **fields: Any) -> handoff_pb2.PullBlocksRequest:
-    """A pull that waits for its end. With `after_step` it stays as it is until it is cancelled."""
+    """Returns a pull that waits for its end. With `after_step` it does not move until it is cancelled."""
     usual = {
         "grant": source.hand_over(TOKENS).grant,
         "content": content(TOKENS),
@@ -28,7 +28,7 @@ def pulling(source: Engine, destination: Engine, **fields: Any) -> handoff_pb2.P
 
 
 def reserving(source: Engine, destination: Engine, **fields: Any) -> handoff_pb2.ReserveBlocksRequest:
-    """A reservation that waits for the end of its push."""
+    """Returns a reservation that waits for the end of its push."""
     usual = {
         "transfer_key": new_key(),
         "content": content(TOKENS),
@@ -45,6 +45,6 @@ def receives(engine: Engine) -> list[transfer_pb2.Transfer]:
 
 
 def begun(engine: Engine) -> transfer_pb2.Transfer:
-    """The one transfer that the engine receives, once it is there."""
+    """Waits for the only transfer that the engine receives, and returns it."""
     wait_until(lambda: len(receives(engine)) == 1)
     return receives(engine)[0]

@@ -1,4 +1,4 @@
-"""A server that a rogue is let loose on."""
+"""A server that a rogue attacks."""
 
 from collections.abc import Iterator
 
@@ -11,13 +11,13 @@ from tests.service.rogue import Rogue
 
 @pytest.fixture(scope="module")
 def victim_flags() -> tuple[str, ...]:
-    """For files that want others."""
+    """Returns the victim's flags. A file overrides this fixture for others."""
     return SHARED
 
 
 @pytest.fixture(scope="module")
 def victim_settings() -> str:
-    """Likewise."""
+    """Returns the victim's settings. A file overrides this fixture for others."""
     return SETTINGS
 
 
@@ -25,7 +25,7 @@ def victim_settings() -> str:
 def victim(
     tmp_path_factory: pytest.TempPathFactory, victim_flags: tuple[str, ...], victim_settings: str
 ) -> Iterator[Engine]:
-    """The engine of a file that a rogue is let loose on."""
+    """Yields the engine that a file's rogues attack."""
     engine = Engine(ServeProcess(tmp_path_factory.mktemp("victim"), *victim_flags, settings=victim_settings))
     yield engine
     engine.close()
@@ -33,7 +33,7 @@ def victim(
 
 @pytest.fixture
 def rogue(victim: Engine) -> Iterator[Rogue]:
-    """A peer of the victim's."""
+    """Yields a rogue that is the victim's peer."""
     rogue = Rogue(victim)  # type: ignore[abstract]  # a rogue serves what its tests need
     yield rogue
     rogue.close()

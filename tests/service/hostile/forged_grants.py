@@ -1,4 +1,4 @@
-"""Grants that an issuer did not make: forged, truncated, or no grants at all."""
+"""Grants that their issuer did not make: forged, truncated, or no grants at all."""
 
 import base64
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from kvgrpc.v1 import common_pb2
 
 
 def forge(grant: common_pb2.Grant, **claims: Any) -> common_pb2.Grant:
-    """A grant that claims something else, signed with a key that is not the issuer's."""
+    """Returns a grant with changed claims, signed with a key that is not the issuer's."""
     said = {**vars(grants.read_claims(grant.token)), **claims}
     return common_pb2.Grant(token=grants.mint(grants.Claims(**said), b"not the issuer's key"))
 

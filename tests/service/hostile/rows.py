@@ -1,4 +1,4 @@
-"""Bodies of requests with millions of rows, each of which is empty."""
+"""Bodies of requests with millions of empty rows."""
 
 
 def rows_of(kind: type, field: str, count: int = 2_000_000) -> bytes:

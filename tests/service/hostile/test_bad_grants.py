@@ -1,4 +1,4 @@
-"""The sweep of grants and contents that cannot be: each a typed error, nothing changed, and the server goes on."""
+"""Invalid grants and contents: each causes a typed error and changes nothing, and the server goes on."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from tests.service.values import content, dur, new_key, prompt
 
 TOKENS = prompt(40)
 MINUS_ONE = 4_294_967_295
-"""What a negative id becomes in a uint32."""
+"""The uint32 that a negative id turns into."""
 
 
 # ---- grants
@@ -33,7 +33,7 @@ def test_what_is_no_grant_is_refused_everywhere(source: Engine, destination: Eng
 
 
 def end_of_pull(source: Engine, destination: Engine, grant: common_pb2.Grant, tokens: list[int] | None = None) -> str:
-    """The reason why a pull failed; source and destination hold what they held."""
+    """Returns the reason of a pull that must fail. Checks that both engines hold the same memory as before."""
     blocks = destination.allocate(3)
     with memory_unchanged(source, destination):
         pulled = destination.pull(grant, tokens or TOKENS, blocks)

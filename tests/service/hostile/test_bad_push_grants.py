@@ -1,6 +1,6 @@
-"""Registrations with grants that cannot be: refused at once where the source can tell, else failed by who issued them.
+"""Registrations with invalid grants: the source refuses those that it can detect, and the issuer fails the others.
 
-Whatever comes of them, no block is lost and no byte of the destination is touched.
+In every case no block is lost, and no byte of the destination is touched.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ TOKENS = prompt(40)
 LAST_STEP = 2**53 - 1
 
 
-# ---- what the source can tell by itself
+# ---- what the source can detect by itself
 
 
 @pytest.mark.parametrize("change", NO_TOKENS)
@@ -89,7 +89,7 @@ def test_a_push_that_declared_no_other_has_one_destination(source: Engine, desti
     finish(source, key, TOKENS, blocks, last=False, after_step=LAST_STEP)
     wait_active(source, register(source, mine).transfer.transfer_id)
     with unchanged(source, destination):
-        register(source, mine)  # the same registration again is the same registration
+        register(source, mine)  # a repeated registration is the same registration
         with refused(source.api, "ALREADY_EXISTS", "TRANSFER_EXISTS"):
             register(source, other)
 
@@ -141,7 +141,7 @@ def test_a_source_that_gave_up_tells_each_later_registration(source: Engine, des
     assert "the prefill was aborted" in refusal.message
 
 
-# ---- what only the issuer can tell: the registration fails, and another one may take its place
+# ---- what only the issuer can detect: the registration fails, and another one may take its place
 
 GRANTS: dict[str, Callable[[common_pb2.Grant], common_pb2.Grant]] = {
     "forged": forge,
@@ -153,7 +153,7 @@ GRANTS: dict[str, Callable[[common_pb2.Grant], common_pb2.Grant]] = {
 
 
 def check_waits_for_another(source: Engine, sent: handoff_pb2.FinishedBlocksResponse) -> None:
-    """The source keeps its blocks for another destination, until somebody says that none will come."""
+    """Checks that the source keeps its blocks for another destination until its push is cancelled."""
     id_ = sent.transfer.transfer_id
     wait_until(
         lambda: source.get(id_).waiting_for == transfer_pb2.WAITING_FOR_REGISTRATION, what=lambda: source.get(id_)
@@ -258,7 +258,7 @@ def test_a_prefix_that_both_prompts_share_is_delivered(source: Engine, destinati
 
 
 def requests(rpc: str, source: Engine, destination: Engine) -> tuple[Callable[[Any], Message], Any, Any]:
-    """A call of a push under an idempotency key, and another body for it."""
+    """Returns a call of a push, a body under an idempotency key, and another body under the same key."""
     key: dict[str, Any] = {"idempotency_key": new_key().hex()}
     made: Any
     if rpc == "ReserveBlocks":

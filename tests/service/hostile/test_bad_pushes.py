@@ -1,7 +1,7 @@
-"""The sweep of bad parts, reservations and registrations: each a typed error, nothing changed, and the push goes on.
+"""Invalid parts, reservations and registrations: each causes a typed error and changes nothing.
 
-Every refusal says what is wrong with the request; its code and reason are among those that the schema lists. After it
-the very push that the bad call was about is completed, and brings its bytes.
+Every refusal says what is wrong with the request; the schema lists its code and reason. Afterwards the push that the
+bad call was about is completed, and brings its bytes.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,18 +22,18 @@ from tests.service.values import content, dur, group, new_key, prompt
 TOKENS = prompt(40)
 KEY_MAX = 64
 MINUS_ONE = 4_294_967_295
-"""What a negative number becomes in a uint32."""
+"""The uint32 that a negative number turns into."""
 LAST_STEP = 2**53 - 1
 BAD, NOT_NOW, PAST = "INVALID_ARGUMENT", "FAILED_PRECONDITION", "OUT_OF_RANGE"
 Case = Callable[[list[int]], dict[str, Any]]
-"""The fields of a call that are wrong, for blocks that are good."""
+"""Makes the wrong fields of a call, for blocks that are good."""
 Row = tuple[Case, str, str, str]
-"""The case, code, reason, and what the message or the wrong field's name says."""
+"""The case, code, reason, and a text that the message or the wrong field's name contains."""
 
 
 @contextmanager
 def refuses(api: Api, code: str, reason: str, says: str) -> Iterator[None]:
-    """The call inside is refused so, in words that help, as the schema lists it."""
+    """Checks that the call in the body is refused with this code, reason and text, and that the schema lists it."""
     try:
         yield
     except grpc.RpcError as error:
@@ -50,7 +50,7 @@ def layers(first: int, count: int) -> common_pb2.LayerRange:
 
 
 def case(code: str, reason: str, says: str, *blocks: int, **fields: Any) -> Row:
-    """Fields that are wrong. `blocks`: positions within the good ones."""
+    """Returns a row with wrong fields. `blocks` are positions within the good blocks."""
 
     def make(good: list[int]) -> dict[str, Any]:
         return {"blocks": [group([good[i] for i in blocks])], **fields} if blocks else fields
@@ -59,12 +59,12 @@ def case(code: str, reason: str, says: str, *blocks: int, **fields: Any) -> Row:
 
 
 def rows(code: str, reason: str, says: str, *wanted: tuple[list[int], int]) -> Row:
-    """Rows of blocks that are wrong, as (positions, group)."""
+    """Returns a row with wrong rows of blocks, as (positions, group)."""
     return lambda good: {"blocks": [group([good[i] for i in ids], g) for ids, g in wanted]}, code, reason, says
 
 
 def raw(code: str, reason: str, says: str, *ids: int) -> Row:
-    """Block ids that are wrong."""
+    """Returns a row with wrong block ids."""
     return lambda _: {"blocks": [group(ids)]}, code, reason, says
 
 
@@ -161,9 +161,9 @@ def test_a_layer_is_handed_over_once_and_without_gaps(source: Engine, destinatio
     first, second = layers(0, 1), layers(1, 1)
     finish(source, key, TOKENS, blocks[:2], layers=first, last=False)
     wrong: list[tuple[list[int], dict[str, Any]]] = [
-        (blocks[:2], {"layers": first}),  # the layer again
-        (blocks[1:2], {"layers": second}),  # the other layer, its first block left out
-        (blocks[2:], {}),  # a chunk of all layers, of which one lacks what comes before
+        (blocks[:2], {"layers": first}),  # repeats the layer
+        (blocks[1:2], {"layers": second}),  # the other layer, without its first block
+        (blocks[2:], {}),  # a chunk of all layers, although one lacks its predecessor
         (blocks[::-1], {"layers": second}),  # the blocks of the first layer, in another order
     ]
     for ids, fields in wrong:

@@ -1,4 +1,4 @@
-"""The sweep of bad hand-overs and pulls: each a typed error, nothing changed, and the server goes on."""
+"""Invalid hand-overs and pulls: each causes a typed error and changes nothing, and the server goes on."""
 
 from typing import Any
 
@@ -16,11 +16,11 @@ Fields = dict[str, Any]
 
 TOKENS = prompt(40)
 MINUS_ONE = 4_294_967_295
-"""What a negative id becomes in a uint32."""
+"""The uint32 that a negative id turns into."""
 
 
 def runs(*pairs: tuple[int, int]) -> common_pb2.GroupBlocks:
-    """Runs as (start, count)."""
+    """Returns runs from (start, count) pairs."""
     starts, counts = [start for start, _ in pairs], [count for _, count in pairs]
     return common_pb2.GroupBlocks(runs=common_pb2.BlockRuns(starts=starts, counts=counts))
 
@@ -90,7 +90,7 @@ def test_a_pull_into_blocks_that_something_else_pins_is_refused(source: Engine, 
     with unchanged(source, destination), refused(destination.api, "FAILED_PRECONDITION", "BLOCK_PINNED"):
         destination.pull(grant, TOKENS, leased)
     target = destination.allocate(3)
-    # The source holds this pull back: the step that it waits for never comes.
+    # The source holds this pull back, because the named step never comes.
     waiting = destination.pull(grant, TOKENS, target, after_step=1)
     wait_until(lambda: destination.get(waiting.transfer_id).waiting_for == transfer_pb2.WAITING_FOR_STEP)
     with unchanged(source, destination):

@@ -1,4 +1,4 @@
-"""A peer that asks for process groups and never comes: what a rank keeps of them is bounded, and gone soon after."""
+"""A peer that asks for process groups and never connects: a rank keeps a bounded number of them, for a short time."""
 
 import itertools
 import secrets
@@ -29,7 +29,7 @@ SHAPELESS: Sequence[Values] = (
 
 
 def ask(sender: Engine, consumer: Consumer, epoch: int, values: Values) -> str:
-    """Why no group is made; empty: it is being made."""
+    """Asks for a process group. Returns the error text, or "" if the group is being made."""
     request = peer_pb2.PostSendRequest(caller=consumer.caller, epoch=epoch, values=in_rows(values))
     try:
         sender.api.peer.PostSend(request, timeout=WAIT_S)
@@ -40,7 +40,7 @@ def ask(sender: Engine, consumer: Consumer, epoch: int, values: Values) -> str:
 
 @pytest.fixture(scope="module")
 def sender(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """A source that sends, and has sent before."""
+    """Yields a source that sends, and has sent before."""
     with starting(tmp_path_factory.mktemp("sender")) as start:
         (engine,) = start(("--data-paths", "collective"))
         serve(engine)
@@ -48,14 +48,14 @@ def sender(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 
 def serve(engine: Engine) -> None:
-    """An honest peer is served, and leaves."""
+    """Serves an honest peer, which then leaves."""
     honest = Consumer(engine)
     honest.handshake()
     Receiver(engine, honest).close()
 
 
 def attack(sender: Engine, half: Callable[[int], Values]) -> tuple[int, int]:
-    """By one life of a peer, which then is silent. The most threads and descriptors that it took."""
+    """Attacks with one life of a peer, which then stays silent. Returns the most threads and descriptors taken."""
     before = footprint(sender.process.pid)
     hostile, threads, descriptors = Consumer(sender), 0, 0
     hostile.handshake()

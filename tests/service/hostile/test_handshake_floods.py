@@ -1,4 +1,4 @@
-"""Floods of handshakes, of one caller or of ever new ones: known peers stay, and an honest new one connects in time."""
+"""Floods of handshakes, of one caller or of ever new ones: known peers stay, and a new honest peer connects in time."""
 
 import contextlib
 import secrets
@@ -20,14 +20,14 @@ from tests.service.values import prompt
 
 TOKENS = prompt(40)
 IN_TIME_S = 5.0
-"""For a handshake and a pull of three blocks, which take 0.1 s."""
+"""Time limit for a handshake and a pull of three blocks, in seconds. They take 0.1 s."""
 AT_ONCE = 32
 CONNECTED = handshake_pb2.PEER_STATE_CONNECTED
 
 
 @pytest.fixture
 def engines(tmp_path: Path) -> Iterator[list[Engine]]:
-    """The victim, a peer that it knows, and one that it is still to meet."""
+    """Yields the victim, a peer that it knows, and a peer that it does not know yet."""
     names = ("victim", "known", "new")
     made = [Engine(ServeProcess(tmp_path / name, *SHARED, settings=SETTINGS)) for name in names]
     yield made
@@ -36,7 +36,7 @@ def engines(tmp_path: Path) -> Iterator[list[Engine]]:
 
 
 class Strangers:
-    """Handshakes with an engine, each of whatever life it is told to be of."""
+    """Makes handshakes with an engine, each in the name of a given life."""
 
     def __init__(self, victim: Engine) -> None:
         self._victim = victim
@@ -76,7 +76,7 @@ def silent_socket() -> Iterator[str]:
 
 
 def meet(source: Engine, destination: Engine) -> float:
-    """Seconds that a pull takes, with a handshake where the two do not know each other."""
+    """Returns the seconds that a pull takes, with a handshake if the two do not know each other."""
     handed_over = source.hand_over(TOKENS)
     target = destination.allocate(3)
     began = time.monotonic()

@@ -1,4 +1,4 @@
-"""What calls make a server keep: little for what is little, bounded for each caller and for all of them."""
+"""Memory that calls make a server keep: little for small calls, bounded for each caller and for all together."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -24,7 +24,7 @@ kept_bytes_per_caller = 4_000_000
 request_ttl_s = 2.0
 """
 KEPT_BYTES_MAX = 4 << 20
-"""After any number of calls of one kind, but for what is granted within the ledger's bounds."""
+"""Maximum memory kept after any number of calls of one kind, in bytes, without what the ledger grants."""
 BACK_S = 15.0
 
 
@@ -53,7 +53,7 @@ def kept(engine: Engine) -> admin_pb2.Kept:
 
 
 def whole(engine: Engine) -> common_pb2.Blocks:
-    """All blocks of the pool, as one run."""
+    """Returns all blocks of the pool as one run."""
     ids = engine.allocate(BLOCKS)
     assert len(ids) == BLOCKS
     return engine.named(common_pb2.GroupBlocks(runs=common_pb2.BlockRuns(starts=[0], counts=[BLOCKS])))
@@ -64,7 +64,7 @@ def opaque(tokens: int = BLOCKS * 16) -> common_pb2.Content:
 
 
 def chain(tokens: int) -> common_pb2.Content:
-    """Two bytes for each token."""
+    """Returns a content with a digest of two bytes for each token."""
     return common_pb2.Content(chain=common_pb2.ContentChain(digests=b"d" * (2 * tokens), token_count=tokens))
 
 

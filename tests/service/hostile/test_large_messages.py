@@ -1,4 +1,4 @@
-"""Messages that are as long as gRPC lets them be: refused for what they hold, and nobody else waits for that."""
+"""Messages as long as gRPC allows are refused for their content, and no other call waits for that."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ from tests.service.hostile.rows import rows_of
 from tests.service.values import new_key
 
 ROWS = 2_000_000
-"""Empty rows, which take two bytes each."""
+"""Number of empty rows, which take two bytes each."""
 
 
 FLOODS: dict[str, Callable[[], bytes]] = {
@@ -76,7 +76,7 @@ def test_sources_that_cannot_deliver_leave_short_notes_however_much_they_say(sou
     def give_up() -> None:
         source.api.handoff.FinishedBlocks(handoff_pb2.FinishedBlocksRequest(transfer_key=new_key(), failure=failure))
 
-    for _ in range(20):  # what the memory of one such message is reused for
+    for _ in range(20):  # each later message reuses the memory of such a message
         give_up()
     before = resident_bytes(source.process.pid)
     for _ in range(60):

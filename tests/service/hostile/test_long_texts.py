@@ -1,4 +1,4 @@
-"""Texts of peers: however long, and whatever is in them, nobody's reply grows beyond what a message may have."""
+"""Texts of peers: whatever their length and content, no reply grows beyond the message limit."""
 
 from typing import Any
 
@@ -16,11 +16,11 @@ from tests.service.values import prompt
 TOKENS = prompt(40)
 LONG = "x" * 3_900_000
 NASTY = "\0\n\x1b[2J\x7f\u202e\u2028"
-"""What would end a line, or change what a terminal shows."""
+"""Characters that end a line, or change what a terminal shows."""
 
 
 def endpoint(**fields: Any) -> Change:
-    """A change of the first endpoint of a Handshake's reply."""
+    """Returns a change of the first endpoint of a Handshake's reply."""
 
     def change(reply: handshake_pb2.HandshakeResponse) -> None:
         reply.endpoints[0].MergeFrom(pool_types_pb2.RankEndpoint(**fields))
@@ -71,7 +71,7 @@ TEXTS: dict[str, tuple[str, Any]] = {
 
 
 def replies(victim: Engine, transfer_id: str, began: admin_pb2.GetStatusResponse) -> list[Message]:
-    """What everybody asks who wants to know how it went."""
+    """Returns the replies to all calls that report how a transfer went."""
     api, header = victim.api, began.header
     found: list[Message] = [
         victim.get(transfer_id),

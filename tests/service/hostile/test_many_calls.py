@@ -1,4 +1,4 @@
-"""Many hostile calls of each RPC: what a server keeps of them is little, and no thread and no descriptor is left."""
+"""Many hostile calls of each RPC: a server keeps little of them, and no thread and no descriptor is left."""
 
 import os
 from collections.abc import Iterator
@@ -25,9 +25,9 @@ FEW = 100
 MANY = 1_000
 AT_ONCE = 25
 CALL_S = 1.0
-"""Calls that wait are given up after it."""
+"""Time after which waiting calls are given up, in seconds."""
 KEPT_BYTES_MAX = 4 << 20
-"""Beside what the ledger says."""
+"""Maximum memory kept, in bytes, without what the ledger reports."""
 BACK_S = 20.0
 METHODS = {
     f"{service.name}/{method.name}": method
@@ -47,14 +47,14 @@ def flooded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, 
 
 
 def first_dial(engine: Engine) -> None:
-    """Makes the server dial: gRPC keeps what its first channel needs, a thread and sockets, as long as the process."""
+    """Makes the server dial. Its first channel takes a thread and sockets, which gRPC keeps until the process ends."""
     nowhere = common_pb2.PeerAddress(address="127.0.0.9:9")
     rows = [lease_pb2.LeaseRef(transfer_key=new_key())]
     engine.api.leases.RenewLeases(lease_pb2.RenewLeasesRequest(leases=rows, source=nowhere))
 
 
 def flood(engine: Engine, method: MethodDescriptor, count: int) -> None:
-    """So many calls with requests that are made at random, the same in every run."""
+    """Makes that many calls with random requests, which are the same in every run."""
     maker = Maker(Random(method.full_name), Known())
     path = f"/{method.containing_service.full_name}/{method.name}"
     call: Any = engine.api.plain.unary_unary(path, request_serializer=None, response_deserializer=None)
@@ -71,12 +71,12 @@ def ended(calls: list[Any]) -> None:
         try:
             call.result()
         except grpc.RpcError as error:
-            assert error.code() is not grpc.StatusCode.INTERNAL, error.details()  # noqa: PT017 - most are refused
+            assert error.code() is not grpc.StatusCode.INTERNAL, error.details()  # noqa: PT017 - most calls are refused
     calls.clear()
 
 
 def weigh(flooded: tuple[Engine, State]) -> int:
-    """Memory of the server, without what its ledger has."""
+    """Returns the memory of the server in bytes, without what its ledger has."""
     engine, state = flooded
     engine.api.admin.Drain(admin_pb2.DrainRequest(cancel=True))
     state.collect()
@@ -88,7 +88,7 @@ def weigh(flooded: tuple[Engine, State]) -> int:
 def check(flooded: tuple[Engine, State], method: MethodDescriptor, count: int) -> None:
     engine = flooded[0]
     pid = engine.process.pid
-    flood(engine, method, AT_ONCE)  # what the first ones make is there before
+    flood(engine, method, AT_ONCE)  # so that the resources of the first calls count as before
     before, weight = footprint(pid), weigh(flooded)
     flood(engine, method, count)
     wait_until(lambda: footprint(pid).same(before), BACK_S, lambda: (before, footprint(pid)))

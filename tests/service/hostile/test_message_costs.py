@@ -1,4 +1,4 @@
-"""What one message costs a server: memory that it keeps of it, and its time, in which nobody else is served."""
+"""Costs of one message for a server: memory that it keeps, and time in which no other call is served."""
 
 import os
 import threading
@@ -19,18 +19,18 @@ from tests.service.footprint import resident_bytes
 from tests.service.hostile.rows import rows_of
 
 KEPT_BYTES_MAX = 4 << 20
-"""Of one message, whatever it says: but for what was granted."""
+"""Maximum memory kept of one message, in bytes, without what it was granted."""
 BUFFERS_BYTES_MAX = 4 * KEPT_BYTES_MAX
-"""That the first message makes a process keep, and the next ones use again."""
+"""Maximum buffers that a process keeps after its first message and reuses for later ones, in bytes."""
 BUSY_S_MAX = 0.5
 
 Messages = Callable[[Engine], bytes]
 WHOLE = common_pb2.GroupBlocks(runs=common_pb2.BlockRuns(starts=[0], counts=[65_536]))
-"""As many blocks as a request may name, in a few bytes."""
+"""The maximum number of blocks that a request may name, in a few bytes."""
 
 
 def many_blocks(caller: peer_pb2.Caller) -> bytes:
-    """134 million blocks in 29 KB."""
+    """Returns a request of 29 KB that names 134 million blocks."""
     row = peer_pb2.AccessOpening(parts=[peer_pb2.ReadyPart(blocks=[WHOLE])] * 64)
     return peer_pb2.OpenAccessRequest(caller=caller, openings=[row] * 32).SerializeToString()
 
@@ -75,13 +75,13 @@ MESSAGES: dict[str, tuple[str, Messages]] = {
 
 
 def busy_s(pid: int) -> float:
-    """Processor time of a process: what others do on the machine does not count."""
+    """Returns the processor time of a process in seconds. Other processes do not affect it."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def resident_after_others(engine: Engine) -> int:
-    """After another call: gRPC keeps what it handled last until then."""
+    """Returns the resident memory after another call, because gRPC keeps the last message until then."""
     engine.api.admin.GetStatus(admin_pb2.GetStatusRequest())
     return resident_bytes(engine.process.pid)
 

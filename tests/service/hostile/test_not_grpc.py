@@ -1,4 +1,4 @@
-"""What is no gRPC at all on the port: the server shrugs and goes on serving."""
+"""Bytes on the port that are no gRPC: the server ignores them and goes on serving."""
 
 import secrets
 from contextlib import ExitStack

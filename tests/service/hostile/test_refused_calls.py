@@ -1,4 +1,4 @@
-"""A call that was refused leaves nothing behind: neither its message nor what was made of it."""
+"""A refused call leaves nothing behind: neither its message nor any object made from it."""
 
 from collections.abc import Callable, Iterator
 from threading import Event
@@ -18,15 +18,15 @@ from tests.service.values import content, for_readers, group, named_blocks, new_
 
 CALLS = 60
 WARM_UP = 20
-"""What the allocator keeps of as many messages is reused by those after them."""
+"""Number of messages after which the allocator reuses memory for later ones."""
 KEPT_BYTES_MAX = 20_000_000
-"""Of CALLS messages of 1 MB each."""
+"""Maximum memory kept of `CALLS` messages of 1 MB each, in bytes."""
 TEXT = "x" * 1_000_000
 CALLER = peer_pb2.Caller(engine_id="stranger", incarnation=1)
 
 
 def refused_by_the_node() -> Any:
-    """Content of 300,000 tokens of blocks that nobody has allocated."""
+    """Returns a hand-over with content of 300,000 tokens, in a block that is not allocated."""
     return for_readers(
         transfer_key=new_key(), content=content(range(65_536, 365_536)), blocks=named_blocks(1, group([1]))
     )
@@ -162,7 +162,7 @@ def test_a_stream_that_waits_for_its_next_message_keeps_none_of_those_before(sou
     consumer = Consumer(source)
     consumer.handshake()
     valid: bytes = STREAMS[rpc](consumer).SerializeToString()
-    unknown = b"\xc2\xa9\x07\x80\x89\x7a" + b"x" * 2_000_000  # a field that no message has, of two million bytes
+    unknown = b"\xc2\xa9\x07\x80\x89\x7a" + b"x" * 2_000_000  # an unknown field of two million bytes
     channel: Any = source.api.plain
     call = channel.stream_stream(f"/kvgrpc.{rpc}", request_serializer=bytes, response_deserializer=bytes)
     over = Event()

@@ -1,4 +1,4 @@
-"""A rogue that says whose memory is to be read, over path cma: the pull fails, and nothing of that memory is read."""
+"""A rogue names memory of another process, over path cma: the pull fails, and nothing of that memory is read."""
 
 import json
 import subprocess
@@ -32,7 +32,7 @@ while True:
     client.send(bytes.fromhex(sys.stdin.readline()))
     client.close()
 """
-"""A process that answers at its socket whatever it is told to: with zeros in its memory for a proof."""
+"""A process that sends any answer at its socket, and has zeros in its memory in place of a proof."""
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def victim_flags() -> tuple[str, ...]:
 
 
 def pull_fails(victim: Engine, rogue: Rogue, change: Callable[[pool_types_pb2.RankEndpoint], None]) -> str:
-    """The message of a pull that fails in the handshake; its blocks are as they were."""
+    """Checks that a pull fails in the handshake with its blocks unchanged, and returns the message."""
 
     def names(reply: Any) -> None:
         reply.endpoints[0].ClearField("shm")
@@ -63,7 +63,7 @@ def pull_fails(victim: Engine, rogue: Rogue, change: Callable[[pool_types_pb2.Ra
 
 
 def given_to(rogue: Rogue, engine: Engine) -> pool_types_pb2.CmaEndpoint:
-    """What an engine tells the rogue of its memory in a handshake."""
+    """Returns what an engine tells the rogue about its memory in a handshake."""
     request = handshake_pb2.HandshakeRequest(
         engine=rogue.engine, endpoints=[pool_types_pb2.RankEndpoint(rank=0)], proof=bytes(32)
     )

@@ -38,7 +38,7 @@ def victim_settings() -> str:
 
 
 def pull_fails(victim: Engine, rogue: Rogue) -> tuple[str, str]:
-    """(reason, phase) of a pull, whose blocks come back and are as they were."""
+    """Returns (reason, phase) of a pull that must fail. Its blocks come back, unchanged unless its settle failed."""
     target = victim.allocate(3)
     before = victim.write(target, seed=1)
     with memory_unchanged(victim):
@@ -84,7 +84,7 @@ def test_answers_that_make_no_sense_keep_no_memory(victim: Engine, rogue: Rogue)
         reply.results.add(message="x" * 1_000_000)
 
     rogue.changes["SettleAccess"] = two_rows
-    for _ in range(10):  # what the allocator keeps of as many answers is reused by those after them
+    for _ in range(10):  # each later answer reuses the memory of such an answer
         assert pull_fails(victim, rogue) == ("PEER_FAILED", "settle")
     before = resident_bytes(victim.process.pid)
     for _ in range(40):
@@ -99,7 +99,7 @@ def test_a_close_whose_answer_cannot_be_read_is_sent_again(victim: Engine, rogue
 
 
 def opened(**fields: Any) -> Change:
-    """A change of the first row of OpenAccess."""
+    """Returns a change of the first row of OpenAccess."""
 
     def change(reply: peer_pb2.OpenAccessResponse) -> None:
         row = reply.results[0]
@@ -169,7 +169,7 @@ def test_a_refused_opening_fails_with_its_reason(victim: Engine, rogue: Rogue, c
 
 
 def test_a_source_that_waits_longer_than_an_opening_may_is_asked_again(victim: Engine, rogue: Rogue) -> None:
-    """For a step of its engine, say; until the queue timeout of the pull."""
+    """It may wait for its engine's step, for example, until the queue timeout of the pull."""
     deadline = common_pb2.Failure(reason=common_pb2.FAILURE_REASON_DEADLINE, message="waited too long for: step")
     too_long = [opened(failure=deadline)] * 2
 

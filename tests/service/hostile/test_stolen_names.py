@@ -1,4 +1,4 @@
-"""Who says to be a peer, whose id and incarnation ListPeers tells to everybody, is none without its proof."""
+"""A caller with a peer's id and incarnation, which ListPeers shows to everyone, is not taken for it without a proof."""
 
 import threading
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ PROOFS = {"none": b"", "another one": bytes(32), "a short one": b"\0"}
 
 @contextmanager
 def standing(engine: Engine, consumer: Consumer) -> Iterator[peer_pb2.KeepLivenessResponse]:
-    """The liveness stream of a consumer stands; its first answer."""
+    """Keeps a consumer's liveness stream open, and yields its first answer."""
     over = threading.Event()
 
     def beats() -> Iterator[peer_pb2.KeepLivenessRequest]:
@@ -39,7 +39,7 @@ def standing(engine: Engine, consumer: Consumer) -> Iterator[peer_pb2.KeepLivene
 
 @pytest.fixture
 def honest(source: Engine) -> Iterator[Consumer]:
-    """A consumer that the source knows, and that lives."""
+    """Yields a live consumer that the source knows."""
     consumer = Consumer(source)
     consumer.handshake()
     with standing(source, consumer):
@@ -47,7 +47,7 @@ def honest(source: Engine) -> Iterator[Consumer]:
 
 
 def listed(engine: Engine, consumer: Consumer) -> handshake_pb2.Peer:
-    """What everybody can learn of it."""
+    """Returns what ListPeers shows of a consumer."""
     peers = engine.api.admin.ListPeers(admin_pb2.ListPeersRequest()).peers
     return next(peer for peer in peers if peer.incarnation == consumer.engine.incarnation)
 
@@ -58,7 +58,7 @@ def stolen(engine: Engine, consumer: Consumer, proof: bytes) -> peer_pb2.Caller:
 
 
 def requests(caller: peer_pb2.Caller) -> dict[str, Any]:
-    """Of each call between leads, with all numbers that only grow at their largest."""
+    """Returns a request of each call between leads, with every number that only grows at its maximum."""
     access, part = new_key(), peer_pb2.ReadyPart(number=UINT32)
     opening = peer_pb2.AccessOpening(access_id=access, part_epoch=UINT32, parts=[part])
     settling = peer_pb2.AccessSettling(access_id=access, part=UINT32, last=True)

@@ -14,6 +14,6 @@ def reason_of(opened: peer_pb2.OpenedAccess) -> str:
 
 
 def open_one(consumer: Consumer, grant: common_pb2.Grant, access_id: bytes, use_tokens: int = 0) -> str:
-    """The reason of the refusal; empty when the access is open."""
+    """Opens an access. Returns the reason of the refusal, or "" if the access is open."""
     (row,) = consumer.open(grant, TOKENS, access_id, use_tokens=use_tokens).results
     return reason_of(row) if row.HasField("failure") else ""

@@ -1,4 +1,4 @@
-"""Two leads that shake hands with each other at once find together, whatever crosses on the way."""
+"""Two leads that shake hands with each other at the same time connect, whichever messages cross."""
 
 from concurrent.futures import ThreadPoolExecutor
 

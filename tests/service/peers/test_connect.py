@@ -1,4 +1,4 @@
-"""Engines that connect to each other, and what becomes of it where no engine answers or another one does."""
+"""Engines that connect to each other, also where no engine answers or another one does."""
 
 import secrets
 import socket
@@ -66,14 +66,14 @@ def test_a_peer_is_refused_where_another_engine_answers(source: Engine, destinat
 
 @pytest.fixture
 def silent_port() -> Iterator[int]:
-    """A port that accepts and never answers."""
+    """Yields a port that accepts and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server.getsockname()[1]
 
 
 @pytest.fixture
 def dead_port() -> int:
-    """A port where nobody listens."""
+    """Returns a port on which no process listens."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
         return port
@@ -105,7 +105,7 @@ def test_what_is_no_host_and_port_is_never_dialled(destination: Engine, address:
 
 @pytest.fixture(scope="module")
 def others(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
-    """Engines that the shared ones cannot exchange blocks with."""
+    """Yields engines that the shared ones cannot exchange blocks with."""
     folder: Path = tmp_path_factory.mktemp("others")
     flags = {
         "dtype": ("--dtype", "bfloat16"),
@@ -122,7 +122,7 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
 
 
 def test_a_peer_whose_ranks_need_longer_than_a_call_may_take_is_connected(destination: Engine) -> None:
-    """They make endpoints while they start, or compute: a handshake waits for that as long as its limit says."""
+    """Ranks make endpoints while they start or compute. A handshake waits for them up to its own limit."""
     rogue = Rogue(destination)  # type: ignore[abstract]  # it serves what this needs
 
     def wait(_: object) -> None:

@@ -1,4 +1,4 @@
-"""What comes of calls to another lead that bring no answer."""
+"""Failures of calls to another lead that bring no answer."""
 
 import asyncio
 import threading
@@ -24,7 +24,7 @@ def test_a_call_on_a_connection_that_closed_meanwhile_is_no_defect(caplog: pytes
         await channel.close()
         try:
             await stub.GetEngine(handshake_pb2.GetEngineRequest())
-        except Exception as error:  # noqa: BLE001 - whatever gRPC says
+        except Exception as error:  # noqa: BLE001 - gRPC may raise anything
             return failure_of(error, "GetEngine")
         pytest.fail("it was answered")
 
@@ -34,14 +34,14 @@ def test_a_call_on_a_connection_that_closed_meanwhile_is_no_defect(caplog: pytes
 
 
 class Rude(peer_pb2_grpc.PeerServiceServicer):
-    """Ends liveness streams without reading them, and answers nothing else before it stops."""
+    """Ends liveness streams without reading them, and answers no other call before it stops."""
 
     address = ""
 
     def __init__(self) -> None:
         self.stops = threading.Event()
         self.ended = threading.Semaphore(0)
-        """Once for each stream that it ended: its end is sent then."""
+        """Released once for each stream that it ended, after the end was sent."""
 
     def KeepLiveness(self, _requests: Any, context: grpc.ServicerContext) -> NoReturn:  # noqa: N802 - as in the schema
         context.add_callback(self.ended.release)
@@ -54,7 +54,7 @@ class Rude(peer_pb2_grpc.PeerServiceServicer):
 
 @pytest.fixture
 def rude() -> Iterator[Rude]:
-    """Such a server."""
+    """Yields such a server."""
     server = grpc.server(ThreadPoolExecutor(2))
     rude = Rude()  # type: ignore[abstract]  # it serves what its tests need
     peer_pb2_grpc.add_PeerServiceServicer_to_server(rude, server)
@@ -73,7 +73,7 @@ def test_a_stream_that_its_peer_ends_before_a_write_is_no_failure_of_the_peer(ru
             for _ in range(200):
                 stream = stub.KeepLiveness()
                 await asyncio.sleep(0)
-                assert rude.ended.acquire(timeout=10.0)  # the end comes while this loop is busy
+                assert rude.ended.acquire(timeout=10.0)  # the end arrives while this loop is blocked
                 try:
                     await stream.write(peer_pb2.KeepLivenessRequest())
                     await stream.read()

@@ -1,4 +1,4 @@
-"""Block ids are of one life of an engine: after a restart the same ids are blocks of somebody else."""
+"""Block ids belong to one life of an engine: after a restart, the same ids name other blocks."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ TOKENS = prompt(32)
 
 @pytest.fixture
 def lives(start: Start) -> tuple[Engine, int, list[int]]:
-    """An engine that was restarted at its address, its life before, and blocks of that life: given out again since."""
+    """Returns a restarted engine, its earlier life, and block ids of that life that were given out again."""
     (old,) = start(())
     life, mine = old.incarnation(), old.allocate(2)
     old.process.kill()

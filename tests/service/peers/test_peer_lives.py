@@ -1,4 +1,4 @@
-"""Lives of a peer at PeerService: a handshake admits it, and silence for the grace ends it."""
+"""Lives of a peer at PeerService: a handshake admits a life, and silence during the grace ends it."""
 
 import queue
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ HASTY = SETTINGS + "peer_grace_s = 0.6\nopen_wait_s = 0.2\nsettle_timeout_s = 0.
 
 @pytest.fixture
 def consumer(source: Engine) -> Consumer:
-    """A consumer that the source knows and hears."""
+    """Returns a consumer that the source knows and hears."""
     consumer = Consumer(source)
     consumer.handshake()
     return consumer
@@ -38,7 +38,7 @@ def shared_hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 @pytest.fixture
 def hasty(shared_hasty: Engine) -> Iterator[Engine]:
-    """An issuer that waits for nobody."""
+    """Yields an issuer with short timeouts."""
     yield shared_hasty
     shared_hasty.reset()
 
@@ -110,7 +110,7 @@ def test_a_peer_that_is_silent_opens_nothing_until_it_is_heard(hasty: Engine) ->
     consumer.handshake()
     assert list(consumer.beats())
     wait_until(lambda: peer_state(hasty, consumer) != handshake_pb2.PEER_STATE_CONNECTED)
-    refusals = {"DEADLINE", "ACCESS_CLOSED"}  # it waits in vain, or the peer is declared dead meanwhile
+    refusals = {"DEADLINE", "ACCESS_CLOSED"}  # the opening times out, or the peer is declared dead first
     refusal = ""
     try:
         refusal = open_one(consumer, hasty.hand_over(TOKENS).grant, new_key())
@@ -124,7 +124,7 @@ def test_a_peer_that_is_silent_opens_nothing_until_it_is_heard(hasty: Engine) ->
 def test_a_peer_that_ends_one_of_two_streams_is_still_heard(source: Engine, consumer: Consumer) -> None:
     beats: queue.SimpleQueue[peer_pb2.KeepLivenessRequest | None] = queue.SimpleQueue()
     beats.put(peer_pb2.KeepLivenessRequest(caller=consumer.caller))
-    with closing(Api(source.address)) as before:  # the peer connects anew
+    with closing(Api(source.address)) as before:  # the peer connects again
         stands = before.peer.KeepLiveness(iter(beats.get, None), timeout=20)
         next(stands)
         assert list(consumer.beats())

@@ -1,4 +1,4 @@
-"""PeerService at the issuer, spoken by a consumer that keeps to the rules, or does not."""
+"""PeerService at the issuer, called by a consumer that follows the rules or breaks them."""
 
 from collections.abc import Iterator
 
@@ -23,7 +23,7 @@ HASTY = SETTINGS + "peer_grace_s = 0.6\nopen_wait_s = 0.2\nsettle_timeout_s = 0.
 
 @pytest.fixture
 def consumer(source: Engine) -> Consumer:
-    """A consumer that the source knows and hears."""
+    """Returns a consumer that the source knows and hears."""
     consumer = Consumer(source)
     consumer.handshake()
     return consumer
@@ -38,7 +38,7 @@ def shared_hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 @pytest.fixture
 def hasty(shared_hasty: Engine) -> Iterator[Engine]:
-    """An issuer that waits for nobody."""
+    """Yields an issuer with short timeouts."""
     yield shared_hasty
     shared_hasty.reset()
 
@@ -155,7 +155,7 @@ def test_the_verdict_is_forgotten_after_the_settle_timeout(hasty: Engine) -> Non
     found = [VALID, common_pb2.FAILURE_REASON_UNSPECIFIED]
 
     def forgotten() -> bool:
-        consumer.handshake()  # a peer that says nothing for the grace would be dead
+        consumer.handshake()  # keeps the peer alive, which the grace would end otherwise
         verdict = consumer.settle(access)
         found[:] = [verdict.verdict, verdict.reason]
         return verdict.verdict == STALE
@@ -292,7 +292,7 @@ def test_a_claim_must_name_a_prefix_of_the_offer(source: Engine, consumer: Consu
 
 
 def test_an_opening_waits_a_bounded_time_for_its_lease(source: Engine, consumer: Consumer) -> None:
-    """A lease id that the issuer never announces: the grant is good, the hand-over never came."""
+    """The issuer never announces the lease id: the grant is valid, but the hand-over never came."""
     handed = source.hand_over(TOKENS)
     source.release(handed.lease.lease_id)
     with unchanged(source):

@@ -1,4 +1,4 @@
-"""A call between leads that is longer than its reader takes fails its transfer at once: it would be as long again."""
+"""A call between leads that is too long for its reader fails its transfer at once, because a retry would be as long."""
 
 import pytest
 
@@ -12,17 +12,17 @@ BLOCKS = 4_096
 TOKENS = prompt(BLOCKS * 16)
 POOL = ("--blocks", str(3 * BLOCKS))
 SMALL = f"{SETTINGS}message_bytes = 9000\n"
-"""Enough for everything but thousands of scattered blocks."""
+"""Settings whose message limit fits everything but thousands of scattered blocks."""
 FEWER = 2_750
-"""Just so many that their hand-over fits."""
+"""Number of blocks whose hand-over just fits."""
 CONTENT = common_pb2.Content(opaque_id=b"prompt", opaque_tokens=len(TOKENS))
 WITHIN_S = 5.0
-"""Far below any timeout of a transfer."""
+"""Time limit, in seconds; far below any timeout of a transfer."""
 
 
 @pytest.fixture
 def far(start: Start) -> tuple[Engine, Engine]:
-    """Two engines, of which the second takes and sends short messages only."""
+    """Returns two engines. The second one takes and sends short messages only."""
     (usual,) = start(POOL)
     (small,) = start(POOL, settings=SMALL)
     return usual, small
@@ -74,7 +74,7 @@ def test_an_answer_that_its_reader_cannot_take_fails_the_pull(far: tuple[Engine,
 
 def test_an_answer_that_its_source_may_not_send_fails_the_pull_and_no_other(far: tuple[Engine, Engine]) -> None:
     destination, source = far
-    check_a_good_push(destination, source)  # from then on calls go by a stream, which takes shorter answers
+    check_a_good_push(destination, source)  # from now on calls go over a stream, which takes shorter answers
     blocks = source.allocate(2 * FEWER)[::2]
     content = common_pb2.Content(opaque_id=b"prompt", opaque_tokens=16 * FEWER)
     sent = source.hand_over(TOKENS[: 16 * FEWER], blocks, content=content)

@@ -1,4 +1,4 @@
-"""A server that dials and then wants nothing of whoever answered lets go: what it dialled declares it dead."""
+"""A server that dials a peer and then refuses it lets go: the dialled peer declares the server dead."""
 
 from kvgrpc.v1 import admin_pb2, common_pb2, handshake_pb2
 from tests.service.api import refused

@@ -1,4 +1,4 @@
-"""A server's own pool on a device: moved from there where a data path reaches it, else by a mirror."""
+"""A server's own pool on a device: bytes move directly where a data path reaches the device, else through a mirror."""
 
 import asyncio
 import subprocess
@@ -46,7 +46,7 @@ HAS_MIRROR = {name: not (reached and "--checksums" not in flags) for name, (flag
 
 
 class Pair:
-    """A server whose pool is on a device, and one whose pool is the host's."""
+    """A server with its pool on a device, and a server with its pool on the host."""
 
     def __init__(self, folder: Path, kind: str) -> None:
         flags, reached = KINDS[kind]
@@ -68,8 +68,8 @@ class Pair:
 def on_one_gpu(
     folder: Path, settings: str = SETTINGS, slow: tuple[str, ...] = ()
 ) -> Iterator[tuple[DeviceEngine, DeviceEngine]]:
-    """Two servers whose pools are on one GPU, and which have no other data path than by descriptors of its memory.
-    `slow`: more flags of the second one.
+    """Runs two servers with pools on one GPU, whose only data path is by descriptors of its memory. `slow` holds more
+    flags of the second one.
     """
     flags = (*SHARED, "--data-paths", "cuda_vmm", *ON_DEVICE)
     with ExitStack() as ends:
@@ -97,7 +97,7 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
 
 
 def pulled(source: Engine, destination: Engine, seed: int) -> tuple[list[int], list[bytes]]:
-    """Where a pull has put its bytes, and which these are."""
+    """Pulls blocks. Returns the target blocks and the bytes that they must have."""
     tokens = prompt(40, seed)
     given, taken = source.allocate(blocks_for(40)), destination.allocate(blocks_for(40))
     written = source.write(given, seed)
@@ -196,7 +196,7 @@ async def test_each_life_has_memory_of_its_own_on_the_device() -> None:
 
 
 class Both(UnreachedMemory):
-    """A mirror can be made of it; if it is asked for, peers get descriptors, too."""
+    """Memory that can have a mirror. With `exported`, peers also get descriptors."""
 
     def __init__(self, device: str, nbytes: int, *, exported: bool = False) -> None:
         self._exported = exported

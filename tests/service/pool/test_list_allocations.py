@@ -1,4 +1,4 @@
-"""Who holds which blocks of a pool that the server manages: ListAllocations, and ListPins of one block."""
+"""Holders of blocks of a server-managed pool, as ListAllocations and ListPins of one block show them."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ from tests.service.values import ids_of, seconds
 
 @pytest.fixture
 def made(source: Engine) -> Iterator[list[pool_pb2.AllocateBlocksResponse]]:
-    """Three allocations, in their order: of two requests, and one that says nothing."""
+    """Yields three allocations, in their order: two for requests, and one without labels."""
     replies = [
         take(source, 2, request_id="chat-1", label="prefill of chat"),
         take(source, 1, request_id="chat-2", label="prefill of chat", ttl=duration(60)),

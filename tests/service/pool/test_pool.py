@@ -1,4 +1,4 @@
-"""PoolService: allocation of a pool that the server manages, its counts, and its bytes for debugging."""
+"""PoolService: allocation in a server-managed pool, its counts, and its bytes for debugging."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A pool that does not fit its container: refused before a byte is taken, since the kernel's own answer is a kill."""
+"""A pool that does not fit its container is refused before a byte is taken, else the kernel would kill the server."""
 
 import os
 import shlex
@@ -12,14 +12,14 @@ import pytest
 
 EXIT_POOL = 4
 LIMIT_BYTES = 512 << 20
-"""Enough for a server, too little for the pool."""
+"""Memory limit in bytes: enough for a server, too little for the pool."""
 POOL_FLAGS = ("--blocks", "4096")
-"""1 GiB with the default layers, which is less than any host has."""
+"""A pool of 1 GiB with the default layers, which is less than any host has."""
 
 
 @dataclass(frozen=True)
 class Container:
-    """A memory cgroup of this test's own."""
+    """A memory cgroup for this test."""
 
     folder: Path
     limit_file: str
@@ -27,7 +27,7 @@ class Container:
 
 @pytest.fixture
 def container() -> Iterator[Container]:
-    """A cgroup below that of this process, limited. Skips where this user may make none."""
+    """Makes a limited cgroup below this process's own. Skips if this user may not make one."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "memory":
@@ -54,7 +54,7 @@ def container() -> Iterator[Container]:
 
 def test_a_pool_larger_than_its_container_is_refused_with_what_limits_it(container: Container) -> None:
     serve = [sys.executable, "-m", "kvgrpc", "serve", "--port", "0", "--data-paths", "shm", *POOL_FLAGS]
-    # The shell enters the cgroup, and then becomes the server.
+    # The shell enters the cgroup, then becomes the server.
     inside = f"echo $$ > {container.folder}/cgroup.procs && exec {shlex.join(serve)}"
     done = subprocess.run(["/bin/sh", "-c", inside], capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == EXIT_POOL, done.stderr

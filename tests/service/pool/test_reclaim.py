@@ -1,4 +1,4 @@
-"""ReclaimBlocks and AllocateBlocks that may reclaim, over sockets, of a pool that the server manages."""
+"""ReclaimBlocks, and AllocateBlocks with reclaim, of a server-managed pool, over sockets."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def reclaim(engine: Engine, count: int, **fields: object) -> pool_pb2.Reclaimed:
 
 
 def let_go(engine: Engine, tokens: int, firm_s: float = 0.0) -> handoff_pb2.FinishedBlocksResponse:
-    """A hand-over whose blocks its lease alone holds."""
+    """Makes a hand-over whose blocks only its lease holds."""
     ids = engine.allocate(-(-tokens // 16))
     made = engine.hand_over(prompt(tokens), ids, firm_ttl=dur(firm_s))
     engine.free(ids)

@@ -1,4 +1,4 @@
-"""AdminService: the answers to an operator's first questions."""
+"""AdminService answers an operator's first questions."""
 
 from kvgrpc import __version__
 from kvgrpc.v1 import admin_pb2, common_pb2, handoff_pb2, handshake_pb2, transfer_pb2

@@ -1,4 +1,4 @@
-"""CancelTransfer: at any time, from either side; the answer says at once what is known of the memory."""
+"""CancelTransfer works at any time, from either side, and its answer says what is known of the memory."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -27,7 +27,7 @@ ENDED = transfer_pb2.CANCEL_OUTCOME_ALREADY_ENDED
 TOMBSTONED = transfer_pb2.CANCEL_OUTCOME_TOMBSTONED
 ACTIVE = transfer_pb2.TRANSFER_STATE_ACTIVE
 BYTES_PER_S = 60_000
-"""16 blocks take half a second: long enough to act in between."""
+"""Bandwidth limit in bytes per second. 16 blocks take half a second, so that a test can act in between."""
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def shared_slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 @pytest.fixture
 def slow(shared_slow: Engine, source: Engine) -> Iterator[Engine]:
-    """A destination whose bytes take their time."""
+    """Yields a destination whose bytes move slowly."""
     yield shared_slow
     shared_slow.reset()
 

@@ -1,4 +1,4 @@
-"""ChecksumBlocks: the CRC-32C of blocks that a peer may read, and of no others."""
+"""ChecksumBlocks returns the CRC-32C of blocks that a peer may read, and of no other blocks."""
 
 import os
 import threading
@@ -89,14 +89,14 @@ def test_a_checksum_is_computed_once_in_a_call_however_often_its_block_is_listed
 
 
 LARGE = ("--blocks", "2048", "--kv-heads", "8", "--head-dim", "64")
-"""A pool of 128 MB."""
+"""Flags for a pool of 128 MB."""
 LARGE_BLOCKS = 2_040
 ACCESSES = 150
 WINDOW_S = 0.3
 
 
 def many_calls(source: Engine) -> list[peer_pb2.ChecksumBlocksRequest]:
-    """Calls of one peer, for 80 GB in all, which takes seconds."""
+    """Returns calls of one peer, for 80 GB in all, which take seconds."""
     consumer = Consumer(source)
     consumer.handshake()
     tokens, blocks = prompt(16 * LARGE_BLOCKS), source.allocate(LARGE_BLOCKS)
@@ -126,7 +126,7 @@ def test_calls_of_a_stream_that_broke_cost_no_more_than_what_the_ranks_are_at(st
         over.wait()
 
     stream = source.api.peer.Converse(messages(), timeout=60)
-    next(stream)  # all calls are there: the last one is refused at once
+    next(stream)  # the last call, refused at once, shows that all calls have arrived
     stream.cancel()
     over.set()
     before = processor_s(source)
@@ -135,13 +135,13 @@ def test_calls_of_a_stream_that_broke_cost_no_more_than_what_the_ranks_are_at(st
 
 
 def processor_s(engine: Engine) -> float:
-    """What a server's process has used of the processors."""
+    """Returns the processor time of a server's process in seconds."""
     fields = Path(f"/proc/{engine.process.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def stands_still(engine: Engine) -> bool:
-    """It does next to nothing, looked at for WINDOW_S."""
+    """Returns whether the server used less than a fifth of a core during `WINDOW_S`."""
     before = processor_s(engine)
     time.sleep(WINDOW_S)
     return processor_s(engine) - before < WINDOW_S / 5

@@ -1,4 +1,4 @@
-"""GetEngine, WatchEngine and Drain: what a router chooses an engine by, and what an operator ends it with."""
+"""GetEngine, WatchEngine and Drain: a router chooses an engine by the first two, and an operator ends it with Drain."""
 
 import time
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ TOKENS = prompt(32)
 
 @contextmanager
 def watching(engine: Engine, interval_s: float = 0.0) -> Iterator[Iterator[Reply]]:
-    """The replies of a watch of this server."""
+    """Yields the replies of a watch of this server."""
     with grpc.insecure_channel(engine.address) as channel:
         stub = handshake_pb2_grpc.HandshakeServiceStub(channel)
         request = handshake_pb2.WatchEngineRequest(min_interval=dur(interval_s))

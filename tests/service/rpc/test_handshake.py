@@ -1,4 +1,4 @@
-"""HandshakeService: who is there, and whether two engines can exchange blocks, field by field."""
+"""HandshakeService: identity of an engine, and whether two engines can exchange blocks, field by field."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ from tests.service.values import seconds
 Description = handshake_pb2.EngineDescription
 Change = Callable[[Description], None]
 WEIGHTS = ("weights_revision", True)
-"""No engine of these tests states its weights."""
+"""Difference that every comparison reports, because no engine of these tests states its weights."""
 
 
 def test_capabilities_say_what_the_engine_is_and_offers(source: Engine) -> None:
@@ -135,7 +135,7 @@ def newer_protocol(engine: Description) -> None:
 
 
 NEWER: Any = 77
-"""A feature that is not built yet."""
+"""A feature that does not exist yet."""
 
 
 def newer_feature(engine: Description) -> None:

@@ -1,4 +1,4 @@
-"""Health follows admission: what is NOT_SERVING when, service by service."""
+"""Health follows admission: which service is NOT_SERVING at which time."""
 
 import asyncio
 from typing import Any
@@ -24,7 +24,7 @@ NEW_WORK = "kvgrpc.v1.HandoffService"
 
 
 class Movers:
-    """Says how long the movers have made no progress."""
+    """Reports how long the movers have made no progress."""
 
     age_s = 0.0
 
@@ -43,7 +43,7 @@ def movers() -> Movers:
 
 @pytest.fixture
 async def lead(movers: Movers) -> Lead:
-    """A lead of an engine with eight blocks."""
+    """Returns a lead of an engine with eight blocks."""
     node = Node()
     node.handle(LifeBegan(1, b"secret", describe(pool=full(8))), 1.0)
     return Lead(Config(), Runner(node), list, read_nothing, movers.progress_age_s, "0")
@@ -55,7 +55,7 @@ async def found(lead: Lead) -> Health:
 
 
 async def serving(found: Health) -> dict[str, bool]:
-    """What each service's health is, after a look; "" is the server as a whole."""
+    """Looks once, then returns each service's health. "" is the whole server."""
     await found.look()
     return {name: await _is_serving(found, name) for name in (*SERVICES, "")}
 

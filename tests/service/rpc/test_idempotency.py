@@ -1,4 +1,4 @@
-"""Idempotency keys and validate_only: asking twice acts once, and asking whether acts not at all."""
+"""Idempotency keys and validate_only: a repeated call acts once, and a validating call does not act."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,10 +17,10 @@ TOKENS = prompt(16)
 Send = Callable[[Any], Message]
 
 
-def call_and_other_body(  # noqa: PLR0911 - one return an RPC
+def call_and_other_body(  # noqa: PLR0911 - one return for each RPC
     engine: Engine, peer: Engine, rpc: str, key: str
 ) -> tuple[Send, Message, Message]:
-    """A mutating call under a key, and the same with another body."""
+    """Returns a mutating RPC, a body under the key, and another body under the same key."""
     blocks = engine.allocate(1)
     id_key: dict[str, Any] = {"idempotency_key": key}
     first: Message
@@ -101,7 +101,7 @@ def test_the_same_key_and_body_get_the_same_answer_and_act_once(source: Engine, 
 
 
 def destination_transfers(reply: Message) -> list[str]:
-    """What goes on by itself after the reply."""
+    """Returns the transfers that go on after the reply."""
     return [reply.transfer.transfer_id] if isinstance(reply, handoff_pb2.PullBlocksResponse) else []
 
 
@@ -146,12 +146,12 @@ def test_a_key_has_a_length(source: Engine) -> None:
 
 
 def acknowledged(engine: Engine, key: str, id_: str) -> bool:
-    """Whether the call went through; else its key still stands for another body."""
+    """Returns whether the call went through. If not, its key still belongs to another body."""
     request = transfer_pb2.AcknowledgeTransfersRequest(idempotency_key=key, transfer_ids=[id_])
     try:
         engine.api.transfers.AcknowledgeTransfers(request)
     except grpc.RpcError as error:
-        assert error.code() is grpc.StatusCode.ALREADY_EXISTS  # noqa: PT017 - either outcome is one
+        assert error.code() is grpc.StatusCode.ALREADY_EXISTS  # noqa: PT017 - the call may succeed or fail
         return False
     return True
 
@@ -163,7 +163,7 @@ def test_a_key_is_kept_as_long_as_what_it_created(start: Start) -> None:
         send, request, _ = call_and_other_body(engine, engine, rpc, f"kept-{rpc}")
         made.append((send, request, send(request)))
     assert acknowledged(engine, "short", "t-1")
-    # By the time that a younger key is forgotten, the least time of the others is over too.
+    # When a younger key is forgotten, the minimum time of the older keys is over, too.
     wait_until(lambda: acknowledged(engine, "short", "t-2"))
     with unchanged(engine):
         for send, request, first in made:

@@ -1,4 +1,4 @@
-"""Leases: what pins, for how long, and what ends it."""
+"""Leases: the blocks that they pin, their time, and their ends."""
 
 from collections.abc import Iterable, Iterator
 
@@ -35,7 +35,7 @@ def grant_lease(engine: Engine, **fields: object) -> lease_pb2.GrantLeaseRespons
 
 
 def renew(engine: Engine, *refs: lease_pb2.LeaseRef, ttl_s: float | None = None) -> list[tuple[float, str]]:
-    """(remaining, reason) of each row."""
+    """Renews leases, and returns (remaining, reason) of each row."""
     request = lease_pb2.RenewLeasesRequest(leases=refs, ttl=None if ttl_s is None else dur(ttl_s))
     return rows_of(engine.api.leases.RenewLeases(request).leases)
 
@@ -323,7 +323,7 @@ def test_a_pull_that_waits_for_blocks_keeps_its_lease_alive_beyond_its_ttl(sourc
     written = source.write(blocks, seed=2)
     handed = source.hand_over(prompt(64), blocks, ttl=dur(ttl_s))
     pulled = destination.pull(handed.grant, prompt(64), None)
-    # Each renewal comes a third of the TTL after the one before: nine outlast it three times.
+    # A renewal comes after a third of the TTL: nine of them last three TTLs.
     wait_until(lambda: source.lease(handed.lease.lease_id).renewal_count >= 9)
     lease = source.lease(handed.lease.lease_id)
     assert lease.state == LIVE

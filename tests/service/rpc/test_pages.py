@@ -1,4 +1,4 @@
-"""Pages of a list: what is there all the while is seen once, and a token is good for its own list and life only."""
+"""Pages of a list: a row that stays is seen once, and a token is valid for its own list and life only."""
 
 import base64
 from collections.abc import AsyncIterator, Callable
@@ -35,7 +35,7 @@ async def lead() -> AsyncIterator[Lead]:
 
 
 def made(row: Row) -> Pin:
-    """A row as a message."""
+    """Returns a row as a message."""
     return Pin(owner=row[1], age=dur(row[0]))
 
 

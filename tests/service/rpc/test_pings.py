@@ -6,9 +6,9 @@ from kvgrpc.v1 import transfer_pb2, transfer_pb2_grpc
 from tests.service.engines import Engine
 
 PING_MS = 1_500
-"""Twice as often as any client that docs/routers.md speaks of, and more than the server's least interval."""
+"""Time between pings in milliseconds: far below the 10 s in docs/routers.md, above the server's minimum of 1 s."""
 OPEN_S = 9.0
-"""gRPC forgives two pings that come too soon, and ends the connection at the third: time for six."""
+"""Time of the watch in seconds, enough for six pings. gRPC ends a connection at the third ping that is too early."""
 
 
 def test_pings_do_not_end_a_watch_on_which_nothing_happens(source: Engine) -> None:

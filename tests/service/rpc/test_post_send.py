@@ -1,4 +1,4 @@
-"""PostSend: bytes that a peer may read are sent to it, and no others."""
+"""PostSend sends a peer the bytes that it may read, and no others."""
 
 import grpc
 import pytest
@@ -17,13 +17,13 @@ TOKENS = prompt(32)
 
 @pytest.fixture
 def sender(start: Start) -> Engine:
-    """A source that sends."""
+    """Returns a source that sends."""
     (engine,) = start(("--data-paths", "collective"))
     return engine
 
 
 def places(engine: Engine, block: int) -> list[int]:
-    """Where a block lies in the memory of the engine's rank, layer by layer."""
+    """Returns the offsets of a block in the memory of the engine's rank, layer by layer."""
     (pool,) = engine.api.pool.DescribePools(pool_pb2.DescribePoolsRequest()).pools
     return [region.offset + block * region.stride_bytes for region in pool.regions]
 

@@ -1,4 +1,4 @@
-"""Rules for every reply: who answered, and lists that come in pages."""
+"""Rules for every reply: the identity of the server, and lists that come in pages."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -33,7 +33,7 @@ Calls = Iterator[tuple[str, Any]]
 
 
 def calls_of_a_push(engine: Engine, peer: Engine, consumer: Consumer) -> Calls:
-    """(RPC, reply) of the calls that only a push makes."""
+    """Yields (RPC, reply) of the calls that only a push makes."""
     api, tokens = engine.api, prompt(16)
     target = peer.allocate(1)
     reserved = peer.api.handoff.ReserveBlocks(
@@ -57,7 +57,7 @@ def calls_of_a_push(engine: Engine, peer: Engine, consumer: Consumer) -> Calls:
 
 
 def calls_of_a_scheduler(engine: Engine) -> Calls:
-    """(RPC, reply) of the calls of a scheduler, about a request that moves nothing."""
+    """Yields (RPC, reply) of a scheduler's calls, about a request that moves nothing."""
     stub = engine.api.scheduler
     said: dict[str, Any] = {"request_id": "r"}
     yield "RequestArrived", stub.RequestArrived(scheduler_pb2.RequestArrivedRequest(**said))
@@ -77,7 +77,7 @@ def calls_of_a_scheduler(engine: Engine) -> Calls:
 
 
 def calls_of_a_reader(engine: Engine, consumer: Consumer, handed: handoff_pb2.FinishedBlocksResponse) -> Calls:
-    """(RPC, reply) of the calls of a peer that reads what was handed over."""
+    """Yields (RPC, reply) of the calls of a peer that reads what was handed over."""
     api = engine.api
     access = new_key()
     yield "OpenAccess", consumer.open(handed.grant, prompt(16), access)
@@ -94,7 +94,7 @@ def calls_of_a_reader(engine: Engine, consumer: Consumer, handed: handoff_pb2.Fi
 
 
 def calls_about_transfers(engine: Engine, id_: str) -> Calls:
-    """(RPC, reply) of the calls about a transfer, which ends with them."""
+    """Yields (RPC, reply) of the calls about a transfer. The last one ends it."""
     api = engine.api
     yield "GetTransfer", api.transfers.GetTransfer(transfer_pb2.GetTransferRequest(transfer_id=id_))
     yield (
@@ -109,7 +109,7 @@ def calls_about_transfers(engine: Engine, id_: str) -> Calls:
 
 
 def calls_about_leases(engine: Engine, lease_id: str) -> Calls:
-    """(RPC, reply) of the calls about a lease, which ends with them, and of one that grants another."""
+    """Yields (RPC, reply) of the calls about a lease, which the last one ends, and of one that grants another lease."""
     api, ref = engine.api, lease_pb2.LeaseRef(lease_id=lease_id)
     yield (
         "GrantLease",
@@ -125,7 +125,7 @@ def calls_about_leases(engine: Engine, lease_id: str) -> Calls:
 
 
 def calls_about_blocks(engine: Engine) -> Calls:
-    """(RPC, reply) of the calls about a pool, and of an operator."""
+    """Yields (RPC, reply) of the calls about a pool, and of an operator's calls."""
     api = engine.api
     yield "DescribePools", api.pool.DescribePools(pool_pb2.DescribePoolsRequest())
     yield "GetPoolStatus", api.pool.GetPoolStatus(pool_pb2.GetPoolStatusRequest())
@@ -148,7 +148,7 @@ def calls_about_blocks(engine: Engine) -> Calls:
 
 
 def calls_about_tensors(engine: Engine) -> Calls:
-    """(RPC, reply) of the calls about a staging store."""
+    """Yields (RPC, reply) of the calls about a staging store."""
     api, key = engine.api.tensors, new_key()
     name = tensor_pb2.TensorName(transfer_key=key, name="a")
     blocks = engine.api.pool.AllocateBlocks(
@@ -164,7 +164,7 @@ def calls_about_tensors(engine: Engine) -> Calls:
 
 
 def one_call_of_each_rpc(engine: Engine, peer: Engine) -> Calls:
-    """(RPC, reply) of a call that succeeds, for every RPC of the server."""
+    """Yields (RPC, reply) of a successful call of every RPC of the server."""
     api, tokens = engine.api, prompt(16)
     handed = engine.hand_over(tokens)
     offer = peer.hand_over(tokens).grant
@@ -195,11 +195,11 @@ def one_call_of_each_rpc(engine: Engine, peer: Engine) -> Calls:
 
 
 def test_every_reply_says_who_answered_and_in_which_life(start: Start) -> None:
-    # The consumer has no liveness stream, and all calls together may take longer than the usual grace.
+    # The consumer has no liveness stream, and all calls together may take longer than the default grace.
     engine, peer = start(("--data-paths", "shm,collective", "--limit", "peer_grace_s=300"), ())
     (store,) = start((), settings=TENSORS)
     told = [(engine, dict(one_call_of_each_rpc(engine, peer))), (store, dict(calls_about_tensors(store)))]
-    # Of ConnectRank: tests/engine/ranks/test_connect_rank.py.
+    # tests/engine/ranks/test_connect_rank.py calls ConnectRank.
     called = {rpc for _, replies in told for rpc in replies}
     assert {*called, "ConnectRank"} == {m.name for service in SERVICES for m in service.methods}
     for one, replies in told:

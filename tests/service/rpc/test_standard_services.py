@@ -1,4 +1,4 @@
-"""What every gRPC tool expects of any server: health, reflection, channelz."""
+"""Standard services that every gRPC tool expects of a server: health, reflection, channelz."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -27,7 +27,7 @@ BOTH_VERSIONS = pytest.mark.parametrize("version", ["v1", "v1alpha"])
 
 
 def reflect(engine: Engine, version: str, request: reflection_pb2.ServerReflectionRequest) -> bytes:
-    """One question to the reflection service of that version, by its full name."""
+    """Asks one question of the reflection service of that version, by its full name."""
     stream = engine.api.channel.stream_stream(
         f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
         request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
@@ -122,9 +122,9 @@ def test_watching_the_health_tells_when_the_server_leaves(start: Start) -> None:
     engine.process.popen.terminate()
     assert next(watch).status == NOT_SERVING
     others = {service for service in ["", *NAMES] if service != "kvgrpc.v1.HandoffService"}
-    for service in others:  # what goes on needs them
+    for service in others:  # transfers that go on need them
         assert engine.api.health.Check(health_pb2.HealthCheckRequest(service=service)).status == SERVING, service
-    engine.cancel(handed.transfer.transfer_id)  # it ends with the last lease
+    engine.cancel(handed.transfer.transfer_id)  # the server ends with the last lease
     assert engine.process.wait_exit() == 0
 
 
@@ -169,7 +169,7 @@ def test_refused_health_checks_keep_no_memory_however_long_they_were(source: Eng
             source.api.health.Check(request, timeout=60)
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
-    for _ in range(10):  # what the allocator keeps of as many requests is reused by those after them
+    for _ in range(10):  # each later request reuses the memory of such a request
         refuse()
     before = resident_bytes(source.process.pid)
     for _ in range(40):

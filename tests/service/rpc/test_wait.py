@@ -1,4 +1,4 @@
-"""WaitTransfer and GetTransfer: for callers without a stream."""
+"""WaitTransfer and GetTransfer, for callers without a stream."""
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
@@ -149,7 +149,7 @@ def test_an_unknown_transfer_is_not_found(source: Engine, transfer_id: str) -> N
 def test_callers_that_leave_while_they_are_answered_are_no_defect(source: Engine) -> None:
     handed = source.hand_over(prompt(16))
     request = transfer_pb2.WaitTransferRequest(transfer_id=handed.transfer.transfer_id, timeout=dur(0.02))
-    for _ in range(20):  # about one in a thousand leaves in the very moment
+    for _ in range(20):  # about one in a thousand calls leaves at the critical moment
         patiences_s = [0.02 + i / 10_000 for i in range(-10, 30)]
         calls: list[Any] = [source.api.transfers.WaitTransfer.future(request, timeout=s) for s in patiences_s]
         codes = {call.code() for call in calls}

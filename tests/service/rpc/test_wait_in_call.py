@@ -1,4 +1,4 @@
-"""PullBlocks and ReserveBlocks with `wait`: one call in place of two."""
+"""PullBlocks and ReserveBlocks with `wait`: one call takes the place of two."""
 
 import signal
 from collections.abc import Iterator
@@ -205,7 +205,7 @@ PLACES = (
 
 
 def test_calls_that_wait_leave_room_for_other_calls_and_streams(source: Engine, start: Start) -> None:
-    """Half of the places of what stands is theirs; those beyond are answered at once, with their transfers made."""
+    """Waiting calls may take half of all places. Further calls are answered at once, and their transfers are made."""
     (destination,) = start((), settings=PLACES)
     requests = [pulling(source, destination, after_step=1) for _ in range(EACH)]
     calls = [destination.api.handoff.PullBlocks.future(request) for request in requests]
@@ -219,7 +219,7 @@ def test_calls_that_wait_leave_room_for_other_calls_and_streams(source: Engine, 
     for transfer in receives(destination):
         destination.cancel(transfer.transfer_id)
     assert all(call.result().transfer.state == CANCELLED for call in calls if call.result().condition_met)
-    # Their places are free again.
+    # The places are free again.
     again = destination.api.handoff.PullBlocks(pulling(source, destination))
     assert again.condition_met
 

@@ -1,4 +1,4 @@
-"""WatchTransfers: every change, once, in order, from now or from where a watcher left off."""
+"""WatchTransfers reports every change once, in order, from now or from a watcher's last position."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -37,7 +37,7 @@ def watching(engine: Engine, **fields: Any) -> Iterator[Stream]:
 
 
 def until(watch: Stream, seq: int) -> list[transfer_pb2.WatchTransfersResponse]:
-    """The messages up to the change with that number."""
+    """Returns the messages up to the change with that number."""
     found = []
     for message in watch:
         found.append(message)
@@ -123,7 +123,7 @@ def test_a_past_that_is_gone_is_said_first(start: Start) -> None:
 
 
 def test_a_watch_that_resumes_starts_where_it_left_off_and_says_when_the_past_is_told(source: Engine) -> None:
-    """So that every message, also the first, says where to resume."""
+    """Every message, also the first one, says where to resume."""
     before = source.api.transfers.ListTransfers(transfer_pb2.ListTransfersRequest(page_size=1)).header
     source.hand_over(prompt(16))
     nothing = transfer_pb2.TransferFilter(request_id=new_key().hex())
@@ -208,7 +208,7 @@ def _stands(engine: Engine) -> bool:
 
 @pytest.fixture
 async def server() -> AsyncIterator[Server]:
-    """In this process, for rules about what happens between two steps of the server."""
+    """Yields a server in this process, for rules about events between two of its steps."""
     config = Config(listen="127.0.0.1:0", data_paths=("shm",), pool=PoolConfig(blocks=8, layers=1))
     server = Server(config)
     await server.start()
@@ -217,7 +217,7 @@ async def server() -> AsyncIterator[Server]:
 
 
 async def hand_over(server: Server) -> None:
-    """A change, now."""
+    """Causes a change now."""
     lead = server._lead
     call = lead.runner.next_call_id()
     allocation = pool_pb2.AllocateBlocksRequest(group_block_counts=[pool_pb2.GroupBlockCount(block_count=1)])
@@ -243,7 +243,7 @@ class Ended(Exception):
 
 
 class _Context:
-    """What gRPC gives to a method: here without metadata."""
+    """The part of a gRPC context that methods use, without metadata."""
 
     def invocation_metadata(self) -> tuple[()]:
         return ()

@@ -1,4 +1,4 @@
-"""A scheduler that is nobody's engine: it drives SchedulerService of a server, as one in another language would."""
+"""A scheduler without an engine: it calls SchedulerService of a server, like one in another language would."""
 
 import secrets
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ PULL, PUSH = common_pb2.TRANSFER_MODE_PULL, common_pb2.TRANSFER_MODE_PUSH
 
 
 def new_id() -> str:
-    """A request id that no other test knows: all share the servers."""
+    """Returns a request id that no other test knows, because all tests share the servers."""
     return f"r-{secrets.token_hex(6)}"
 
 
@@ -23,19 +23,19 @@ def intent(**fields: Any) -> common_pb2.Intent:
 
 
 class Scheduler:
-    """Of one server. Its news are told once, in order."""
+    """A scheduler of one server. It gets its news once, in order."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.stub = engine.api.scheduler
         self.seq = 0
         self._news: list[scheduler_pb2.SchedulerNews] = []
-        while self.poll():  # those of other tests
+        while self.poll():  # skips news of other tests
             pass
         self._news.clear()
 
     def poll(self, wait_s: float = 0.0) -> list[scheduler_pb2.SchedulerNews]:
-        """What is new; acknowledges what was told before."""
+        """Polls for news and returns them. The poll acknowledges earlier news."""
         request = scheduler_pb2.PollSchedulerNewsRequest(after_seq=self.seq, wait=dur(wait_s))
         found = list(self.stub.PollSchedulerNews(request).news)
         self.seq = found[-1].seq if found else self.seq
@@ -43,7 +43,7 @@ class Scheduler:
         return found
 
     def told(self, kind: str, id_: str) -> Any:
-        """The next news of a kind about a request; all others stay."""
+        """Waits for the next news of a kind about a request and removes it. Other news stay."""
         while True:
             for news in self._news:
                 if news.request_id == id_ and news.WhichOneof("news") == kind:
@@ -64,7 +64,7 @@ class Scheduler:
         ).external_tokens
 
     def allocated(self, id_: str, blocks: Sequence[int], computed: int = 0, **fields: Any) -> int:
-        """Blocks for all that comes, unless `external_tokens` says otherwise; how much that is."""
+        """Allocates blocks for all matching tokens, unless `external_tokens` is given. Returns the number of tokens."""
         usual = {
             "external_tokens": self.match(id_, computed),
             "computed_tokens": computed,
@@ -93,7 +93,7 @@ class Scheduler:
         return self.stub.RequestFinished(finished(self.engine, id_, blocks, computed, **fields))
 
     def aborted(self, id_: str, message: str = "") -> bool:
-        """Whether its blocks are to be kept."""
+        """Aborts a request. Returns whether its blocks must be kept."""
         return self.stub.AbortRequest(scheduler_pb2.AbortRequestRequest(request_id=id_, message=message)).keep
 
     def prefilled(self, id_: str, blocks: Sequence[int], **fields: Any) -> common_pb2.Grant:
@@ -106,7 +106,7 @@ class Scheduler:
 
 
 def arrived(id_: str, token_ids: Sequence[int] | None = PROMPT, **fields: Any) -> scheduler_pb2.RequestArrivedRequest:
-    """RequestArrived; without token ids the prompt is left out."""
+    """Returns a RequestArrived. With None as token ids it has no prompt."""
     named = {} if token_ids is None else {"prompt": content(token_ids)}
     return scheduler_pb2.RequestArrivedRequest(request_id=id_, **{**named, **fields})
 
@@ -119,5 +119,5 @@ def finished(
 
 
 def reason(failure: common_pb2.Failure) -> str:
-    """As errors of calls name it."""
+    """Returns the reason of a failure, as errors of calls name it."""
     return common_pb2.FailureReason.Name(failure.reason).removeprefix("FAILURE_REASON_")

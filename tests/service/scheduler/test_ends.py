@@ -14,7 +14,7 @@ from tests.service.values import new_key, prompt
 
 @pytest.fixture
 def pair(source: Engine, destination: Engine) -> Pair:
-    """P and D."""
+    """Returns P and D."""
     return Scheduler(source), Scheduler(destination)
 
 
@@ -37,7 +37,7 @@ def test_an_abort_of_what_is_taken_ends_it_on_both_sides(pair: Pair, state: str)
     grant = p.prefilled(id_, p.engine.allocate(3))
     if state != "unknown":
         d.arrived(id_, offer=grant)
-    with p.engine.process.stopped():  # nothing arrives before the abort
+    with p.engine.process.stopped():  # no byte arrives before the abort
         reach(d, id_)
         assert d.aborted(id_, "the user left") is keep
         d.aborted(id_)
@@ -70,7 +70,7 @@ def test_an_abort_of_a_push_into_blocks_gives_them_back_and_frees_its_source(pai
     d.arrived(id_, push=scheduler_pb2.PushOffer() if prefill == "is not known" else pushed_by(p), intent=said)
     assert d.allocated(id_, target) == 40
     if prefill != "is not known":
-        wait_until(lambda: bool(pending(p, id_)), what=lambda: transfers(d.engine))  # the push is registered
+        wait_until(lambda: bool(pending(p, id_)), what=lambda: transfers(d.engine))  # waits for the push's registration
     if prefill == "has sent a part":
         p.computed(id_, blocks, 32)
         wait_until(lambda: d.engine.read(target[:2]) == written[:2])
@@ -80,7 +80,7 @@ def test_an_abort_of_a_push_into_blocks_gives_them_back_and_frees_its_source(pai
     assert list(ended.invalid_blocks.groups) == [group_runs(target)]
     if prefill == "is not known":
         p.aborted(id_)
-    elif p.finished(id_, blocks).keep:  # it had not heard of the abort yet
+    elif p.finished(id_, blocks).keep:  # the source had not heard of the abort yet
         p.told("send_ended", id_)
     at_rest(p, d)
     assert p.finished(id_, blocks).keep is False, "it is forgotten"

@@ -1,4 +1,4 @@
-"""News for a scheduler: none is lost before it was acknowledged, and those that say nothing any more are not kept."""
+"""News for a scheduler: none is lost before its acknowledgement, and outdated news are not kept."""
 
 import asyncio
 
@@ -41,7 +41,7 @@ def test_news_about_layers_are_replaced_by_the_next_ones_of_their_request() -> N
 def test_who_waits_is_woken_by_the_first_news_and_by_the_end_of_the_life() -> None:
     async def scenario() -> None:
         made = log("a")
-        await made.wait(HOUR_S)  # there are some
+        await made.wait(HOUR_S)  # returns at once, because there are news
         made.acknowledge(1)
         await made.wait(0)
         waiting = [asyncio.create_task(made.wait(HOUR_S)) for _ in range(2)]

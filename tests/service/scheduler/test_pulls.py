@@ -1,4 +1,4 @@
-"""SchedulerService on two servers: KV goes by pull, and goes back for the next turn."""
+"""SchedulerService on two servers: KV moves by pull, and back for the next turn."""
 
 import json
 
@@ -15,7 +15,7 @@ from tests.service.values import content, dur, new_key, prompt
 
 @pytest.fixture
 def pair(source: Engine, destination: Engine) -> Pair:
-    """P and D."""
+    """Returns P and D."""
     return Scheduler(source), Scheduler(destination)
 
 
@@ -195,7 +195,7 @@ def test_a_staged_engine_is_told_what_to_save_and_what_to_load(start: Start) -> 
     assert d.told("load_ended", id_).computed_tokens == 40
 
 
-# ---- blocks that are lacking
+# ---- missing blocks
 
 
 def needed(pair: Pair, count: int) -> pool_pb2.Reclaimed:

@@ -1,4 +1,4 @@
-"""SchedulerService on two servers: KV goes by push, while or after it is computed."""
+"""SchedulerService on two servers: KV moves by push, during or after its computation."""
 
 import json
 from typing import Any
@@ -15,7 +15,7 @@ from tests.service.values import new_key, prompt
 
 @pytest.fixture
 def pair(source: Engine, destination: Engine) -> Pair:
-    """P and D."""
+    """Returns P and D."""
     return Scheduler(source), Scheduler(destination)
 
 

@@ -1,4 +1,4 @@
-"""What a scheduler says twice is heard once, and what cannot be is refused and changes nothing."""
+"""A scheduler's repeated call acts once, and an invalid call is refused and changes nothing."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from tests.service.values import content, dur, group, new_key, prompt
 
 @pytest.fixture
 def pair(source: Engine, destination: Engine) -> Pair:
-    """P and D."""
+    """Returns P and D."""
     return Scheduler(source), Scheduler(destination)
 
 

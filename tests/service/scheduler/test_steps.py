@@ -1,4 +1,4 @@
-"""A scheduler says a whole step in one message, and is told news until it acknowledges them."""
+"""A scheduler sends a whole step in one message, and gets its news again until it acknowledges them."""
 
 import queue
 from collections.abc import Callable, Iterator
@@ -19,12 +19,12 @@ from tests.service.scheduler.schedulers import PROMPT, Scheduler, arrived, finis
 from tests.service.values import content, dur, for_readers, new_key
 
 INVALID_ARGUMENT = 3
-"""As gRPC numbers it."""
+"""gRPC's number of the status."""
 
 
 @pytest.fixture
 def pair(source: Engine, destination: Engine) -> Pair:
-    """P and D."""
+    """Returns P and D."""
     return Scheduler(source), Scheduler(destination)
 
 
@@ -32,7 +32,7 @@ def pair(source: Engine, destination: Engine) -> Pair:
 
 
 def calls(engine: Engine, id_: str, grant: common_pb2.Grant, target: list[int]) -> Iterator[scheduler_pb2.ScheduleCall]:
-    """All of a request that finds nothing here; one of them is nonsense."""
+    """Yields all calls of a request that finds nothing here. One of them has no content."""
     yield scheduler_pb2.ScheduleCall(request_arrived=arrived(id_, offer=grant))
     yield scheduler_pb2.ScheduleCall(match_tokens=scheduler_pb2.MatchTokensRequest(request_id=id_))
     bad = scheduler_pb2.BlocksAllocatedRequest(request_id=id_, blocks=engine.blocks([0]), external_tokens=40)
@@ -52,7 +52,7 @@ Stepper = Callable[[scheduler_pb2.ScheduleStepRequest], scheduler_pb2.ScheduleSt
 
 @contextmanager
 def stepping(scheduler: Scheduler, by: str) -> Iterator[Stepper]:
-    """Makes steps, each by a call or all in one stream: the messages are the same."""
+    """Yields a function that makes steps, each by a call or all in one stream, with the same messages."""
     if by == "unary":
         yield scheduler.stub.ScheduleStep
         return

@@ -1,4 +1,4 @@
-"""Calls of a session, as they become events."""
+"""Calls of a session become events."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a lead asks of its ranks."""
+"""Requests of a lead to its ranks."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from kvgrpc.service.session.ranks import Ranks
 
 
 class Asked:
-    """A rank that keeps what it is told to expect."""
+    """A rank that records what it is told to expect."""
 
     def __init__(self) -> None:
         self.expected: list[tuple[str, bool, Operation]] = []

@@ -1,4 +1,4 @@
-"""Engines that come back: what a worker gives too late is kept by nobody."""
+"""Engines that come back: memory that a worker gives too late is closed."""
 
 import asyncio
 import os
@@ -17,13 +17,13 @@ TICKET = b"t" * 32
 
 
 def is_open(name: str) -> bool:
-    """Whether this process has a file of that name open."""
+    """Returns whether this process has a file of that name open."""
     links = [link.readlink() for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
     return any(name in str(link) for link in links)
 
 
 async def nothing() -> AsyncIterator[Reports]:
-    """A worker that is there and says nothing."""
+    """Acts as a worker that is connected and stays silent."""
     await asyncio.Event().wait()
     yield ()
 
@@ -35,7 +35,7 @@ async def test_memory_that_comes_after_the_end_is_closed() -> None:
     request = session_pb2.AttachRankRequest(ticket=TICKET, rank=0, returns=True)
     taken = asyncio.ensure_future(back.take(request, nothing(), SocketEnd(writer)))
     _, (given, *_), _, _ = await asyncio.to_thread(socket.recv_fds, worker, 4096, 1)
-    back.end()  # its scheduler has hung up
+    back.end()  # the scheduler has hung up
     memory = os.memfd_create("given-too-late")
     with socket.socket(fileno=given) as into:
         socket.send_fds(into, [b"."], [memory])

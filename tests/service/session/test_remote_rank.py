@@ -1,4 +1,4 @@
-"""A lead's end of a ConnectRank stream: commands as long as over the session socket, and none that no worker reads."""
+"""A lead's end of a ConnectRank stream. Commands may be as long as over the session socket, and longer ones fail."""
 
 import asyncio
 import time
@@ -30,12 +30,12 @@ from tests.service.engines import HOME
 
 TICKET = b"t" * 32
 LONG, TOO_LONG = 1_000_000, 8_000_000
-"""Pieces of a command: of one that is longer than other messages, and of one that is longer than any may be."""
+"""Numbers of pieces of a command: one longer than other messages, and one longer than any command may be."""
 
 
 @asynccontextmanager
 async def serving(folder: Path) -> AsyncIterator[tuple[Server, str]]:
-    """A server without an engine, and its session socket."""
+    """Yields a server without an engine, and its session socket."""
     path = str(folder / "session.sock")
     server = Server(Config(listen=f"{HOME}:0", session_socket=path, pool=None))
     await server.start()
@@ -47,7 +47,7 @@ async def serving(folder: Path) -> AsyncIterator[tuple[Server, str]]:
 
 @asynccontextmanager
 async def attach(path: str, **fields: Any) -> AsyncIterator[asyncio.StreamReader]:
-    """The scheduler of an engine of one rank that brings its own memory."""
+    """Attaches the scheduler of an engine of one rank that brings its own memory."""
     reader, writer = await asyncio.open_unix_connection(path)
     request = session_pb2.ClientFrame()
     request.CopyFrom(ATTACH)
@@ -66,7 +66,7 @@ async def next_frame(reader: asyncio.StreamReader) -> session_pb2.ServerFrame:
 
 @asynccontextmanager
 async def connected(server: Server, ticket: bytes, *, returns: bool = False) -> AsyncIterator[Any]:
-    """The stream of the engine's rank."""
+    """Yields the stream of the engine's rank."""
     options = [("grpc.max_receive_message_length", FRAME_BYTES_MAX)]
     async with grpc.aio.insecure_channel(server.address, options=options) as channel:
         stream: Any = rank_pb2_grpc.RankServiceStub(channel).ConnectRank()
@@ -79,7 +79,7 @@ async def connected(server: Server, ticket: bytes, *, returns: bool = False) -> 
 
 @asynccontextmanager
 async def remote_rank(folder: Path) -> AsyncIterator[tuple[Server, Any]]:
-    """A server, and the stream of the one rank of its engine."""
+    """Yields a server, and the stream of its engine's only rank."""
     async with serving(folder) as (server, path), attach(path) as scheduler:
         ticket = (await next_frame(scheduler)).attached.rank_ticket
         async with connected(server, ticket) as stream:
@@ -88,21 +88,21 @@ async def remote_rank(folder: Path) -> AsyncIterator[tuple[Server, Any]]:
 
 
 async def until(done: Callable[[], bool]) -> None:
-    """Fails when it takes long."""
+    """Waits until the condition holds. Fails after `WAIT_S`."""
     async with asyncio.timeout(WAIT_S):
-        while not done():  # noqa: ASYNC110 - it is about a server's inside, which tells nobody
+        while not done():  # noqa: ASYNC110 - a server's internal state has no event
             await asyncio.sleep(0.001)
 
 
 def end_of(server: Server) -> StreamEnd:
-    """The lead's end of the stream."""
+    """Returns the lead's end of the stream."""
     (end,) = server._sessions._session.workers.ends  # type: ignore[union-attr]
     assert isinstance(end, StreamEnd)
     return end
 
 
 async def hear(stream: Any) -> rank_pb2.ConnectRankResponse:
-    """The next message that says something."""
+    """Returns the next message that is not empty."""
     while not (message := await stream.read()).ByteSize():
         await stream.write(rank_pb2.ConnectRankRequest())
     assert isinstance(message, rank_pb2.ConnectRankResponse)
@@ -140,9 +140,9 @@ async def test_a_command_that_no_worker_would_read_fails_and_the_next_one_goes(t
 async def test_the_longest_command_fits_into_the_frame_that_its_worker_gets(tmp_path: Path) -> None:
     async with remote_rank(tmp_path) as (server, stream):
         end = end_of(server)
-        longest = FRAME_BYTES_MAX - 2 * 5  # what both messages put round it
+        longest = FRAME_BYTES_MAX - 2 * 5  # the headers of both messages around it
         command = session_rank_pb2.RankCommand(await_end=session_rank_pb2.AwaitEndCommand(peer="p"))
-        command.await_end.peer = "p" * (longest - (command.ByteSize() - 1 + 2 * 3))  # lengths take 3 bytes more then
+        command.await_end.peer = "p" * (longest - (command.ByteSize() - 1 + 2 * 3))  # lengths then take 3 bytes more
         assert command.ByteSize() == longest
         end.command(command)
         commands = session_pb2.RankCommandBatch(commands=(await hear(stream)).commands)
@@ -156,7 +156,7 @@ async def test_a_rank_that_does_not_read_is_declared_dead(tmp_path: Path, caplog
     async with remote_rank(tmp_path) as (server, stream):
         over = server._sessions.over  # type: ignore[union-attr]
         rank = server._ranks.ranks[0]
-        for _ in range(2):  # 320 MB, of which the limit is 268: what is being written counts until it is written
+        for _ in range(2):  # 320 MB, over the limit of 268 MB: bytes count until they are written
             for _ in range(20):
                 rank.sum("long", pieces(LONG))
             await hear(stream)
@@ -190,7 +190,7 @@ async def test_a_stream_that_ends_in_the_moment_of_its_silence_ends_in_order(
         assert reading is not None
         reading.reschedule(loop.time() + 0.01)
         loop.call_at(loop.time() + 0.02, end.close, "the engine is gone")
-        time.sleep(0.05)  # noqa: ASYNC251 - both are due when the loop goes on
+        time.sleep(0.05)  # noqa: ASYNC251 - both timers are due when the loop goes on
         assert (await hear(stream)).over.message == "the engine is gone"
         assert await stream.read() is grpc.aio.EOF
     assert not caplog.records

@@ -1,4 +1,4 @@
-"""What a rank of the lead's own knows of the memory that it shares with a worker, and when it hears of reads."""
+"""A rank of the lead's own: its knowledge of the memory that it shares with a worker, and when it learns of reads."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""The lead's end of the void page: which lease a flag is about, whatever an engine names and sets."""
+"""The lead's end of the void page: it finds the lease of a flag, whatever an engine names and sets."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ def page() -> Iterator[VoidPage]:
 
 
 def flag(page: VoidPage, slot: int, value: int = 1) -> None:
-    """As the engine does it, through the same descriptor."""
+    """Sets a flag like an engine does, through the same descriptor."""
     os.pwrite(page.fd, bytes([value]), slot - 1)
 
 
@@ -78,7 +78,7 @@ def test_no_process_can_shrink_the_page_under_its_reader(page: VoidPage) -> None
         os.ftruncate(page.fd, 0)
 
 
-# An engine as a process of its own: it sets and clears all flags as fast as it can, until it is killed.
+# An engine process that sets and clears all flags as fast as it can, until it is killed.
 ENGINE = f"""
 import mmap, sys
 page = mmap.mmap(int(sys.argv[1]), {SLOTS})

@@ -1,4 +1,4 @@
-"""CallService.StreamCalls: unary calls over one stream are what they are by themselves."""
+"""CallService.StreamCalls: a unary call over a stream acts exactly like a single call."""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -40,7 +40,7 @@ def wait_for(transfer_id: str, timeout_s: float = LONG_S) -> transfer_pb2.WaitTr
 
 @pytest.fixture
 def held(source: Engine, destination: Engine) -> str:
-    """A transfer of the destination that goes on until it is cancelled."""
+    """Starts a transfer of the destination that goes on until it is cancelled."""
     request = pulling(source, destination, after_step=1, wait=None)
     return destination.api.handoff.PullBlocks(request).transfer.transfer_id
 
@@ -52,7 +52,7 @@ def test_a_pull_over_the_stream_is_a_pull(source: Engine, destination: Engine, s
 
 
 def test_every_unary_method_of_the_package_can_be_called(start: Start) -> None:
-    """With an empty request each is answered, or refused for what it lacks."""
+    """Each call has an empty request, and is answered or refused for a missing field."""
     (engine,) = start(())
     unary = [
         f"{service.full_name}/{method.name}"
@@ -183,7 +183,7 @@ def test_calls_are_counted_with_those_that_are_made_by_themselves(source: Engine
     limits = f"{SETTINGS}standing_per_connection = 4\nstanding = 4\n"
     (destination,) = start((), settings=limits)
     held = destination.api.handoff.PullBlocks(pulling(source, destination, after_step=1, wait=None))
-    with streaming(destination.api) as stream:  # has one place itself
+    with streaming(destination.api) as stream:  # the stream itself takes one place
         calls = stream.send(*[wait_for(held.transfer.transfer_id)] * 4)
         answer = stream.next()
         assert (answer.call_id, refused(answer)) == (calls[-1], FULL)
@@ -234,7 +234,7 @@ def test_a_server_that_ends_answers_what_waits_and_ends_the_stream(source: Engin
 
 
 def ends_with(stream: Streamed, message: calls_pb2.StreamCallsRequest) -> tuple[str, str]:
-    """Code and reason with which the stream itself ends."""
+    """Sends a message that must end the stream. Returns the stream's code and reason."""
     stream.sent.put(message)
     with pytest.raises(grpc.RpcError) as caught:
         list(stream.stream)
@@ -269,7 +269,7 @@ def test_a_message_that_is_too_long_ends_its_stream_and_nothing_else(destination
 
 
 def test_long_replies_go_out_in_messages_that_can_be_read(stream: Streamed) -> None:
-    """Together they are far longer than a message may be."""
+    """All replies together are far longer than a message may be."""
     request = transfer_pb2.WaitTransfersRequest(transfer_ids=[f"{n}{'x' * 20}" for n in range(512)])
     calls = [call_id for _ in range(40) for call_id in stream.send(*[request] * 10)]
     assert sorted(stream.next().call_id for _ in calls) == calls

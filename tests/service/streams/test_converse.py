@@ -1,4 +1,4 @@
-"""Calls between leads over one stream: however many there are, and whether or not their answers are taken."""
+"""Calls between leads over one stream, in any number, with answers that are taken or not."""
 
 import asyncio
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ from tests.service.values import new_key
 
 
 def long_call(blocks: int) -> peer_pb2.PeerCall:
-    """PartsReady of blocks that do not lie beside each other."""
+    """Returns a PartsReady of blocks that are not contiguous."""
     call = peer_pb2.PeerCall()
     call.parts_ready.access_id = new_key()
     runs = call.parts_ready.parts.add().blocks.add().runs
@@ -58,7 +58,7 @@ async def test_calls_too_many_for_one_message_go_in_several(source: Engine, coun
 
 @contextmanager
 def babbling() -> Iterator[str]:
-    """The address of a server whose answers are no messages."""
+    """Yields the address of a server whose answers are no messages."""
 
     class Handler(grpc.GenericRpcHandler):
         def service(self, handler_call_details: object) -> Any:
@@ -66,7 +66,7 @@ def babbling() -> Iterator[str]:
 
         def answer(self, calls: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
             context.send_initial_metadata(())
-            next(calls)  # who calls
+            next(calls)  # the caller's introduction
             for _ in calls:
                 yield b"\xff\xff"
 
@@ -93,7 +93,7 @@ async def test_a_stream_whose_answers_cannot_be_read_fails_its_calls_and_is_over
 
 
 class Caller:
-    """The context of a stream whose caller sends on, and takes answers only when `takes` is set."""
+    """The context of a stream. Its caller sends on, and takes answers only when `takes` is set."""
 
     def __init__(self, messages: Iterator[peer_pb2.ConverseRequest]) -> None:
         self._messages = messages
@@ -122,7 +122,7 @@ async def test_who_does_not_take_a_late_answer_is_not_read_any_further() -> None
     calls = [peer_pb2.PeerCall(call_id=number) for number in range(1, 101)]
     caller = Caller(iter([peer_pb2.ConverseRequest(calls=calls)] * 2))
     conversation = Conversation(lead, caller)
-    conversation._take(peer_pb2.PeerCall(call_id=101))  # its answer comes outside of any reading
+    conversation._take(peer_pb2.PeerCall(call_id=101))  # its answer is not part of any reading
 
     async def serve() -> None:
         with lead.standing.one():
@@ -130,7 +130,7 @@ async def test_who_does_not_take_a_late_answer_is_not_read_any_further() -> None
 
     served = asyncio.create_task(serve())
     await caller.writing.wait()
-    for _ in range(100):  # turns of the loop, for whoever would go on
+    for _ in range(100):  # turns of the loop, so that the conversation would go on if it could
         await asyncio.sleep(0)
     assert caller.log == ["read"]
     caller.takes.set()

@@ -36,10 +36,10 @@ def store_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Store
 
 @pytest.fixture
 def stores(store_pair: tuple[Store, Store]) -> Iterator[tuple[Store, Store]]:
-    """A source and a consumer."""
+    """Yields a source and a consumer."""
     yield store_pair
     for store in store_pair:
-        # Leases that were released end when their readers have closed.
+        # Released leases end when their readers have closed.
         wait_until(lambda store=store: store.used() == 0, 20.0, lambda store=store: (store.listed(), store.status()))  # type: ignore[misc]
         assert (store.status().tensor_count, store.status().offered_count, store.status().waiting_count) == (0, 0, 0)
         store._allocated.clear()
@@ -52,7 +52,7 @@ def key() -> bytes:
 
 @pytest.fixture
 def begin(tmp_path: Path) -> Iterator[Begin]:
-    """Starts stores of its own for a test: one for each text of settings."""
+    """Starts a test's own stores, one for each settings text."""
     numbers = count()
     with ExitStack() as stack:
 
@@ -68,13 +68,13 @@ def begin(tmp_path: Path) -> Iterator[Begin]:
 
 @pytest.fixture
 async def pair() -> AsyncIterator[Pair]:
-    """A source and a consumer in this process."""
+    """Yields a source and a consumer in this process."""
     async with served(pages=PAGES) as p, served(pages=PAGES) as d:
         yield Pair(p._lead, d._lead)
 
 
 @pytest.fixture
 async def lead() -> AsyncIterator[Lead]:
-    """One in this process."""
+    """Yields the lead of a store in this process."""
     async with served() as server:
         yield server._lead

@@ -1,4 +1,4 @@
-"""A lead with a staging store in the test's own process, for what only a moment shows."""
+"""A lead with a staging store in the test's own process, for states that last only a moment."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -41,13 +41,13 @@ def life_of(lead: Lead) -> Life:
 
 
 def arriving(life: Life, name: str = "a", pages: int = 1) -> Tensor:
-    """One that is to come, and has no pages yet."""
+    """Returns a tensor that is to come, and has no pages yet."""
     (tensor,) = life.table.arrive([Named(named(name), of_pages(pages))], "peer:1", 100.0, life.now)
     return tensor
 
 
 def stored(life: Life, name: str = "a", pages: int = 1) -> Tensor:
-    """One that came."""
+    """Returns a tensor that has come."""
     tensor = arriving(life, name, pages)
     tensor.allocation_id, _ = life.transfers.allocate(pages, "")
     life.table.stored(tensor, life.now)
@@ -55,7 +55,7 @@ def stored(life: Life, name: str = "a", pages: int = 1) -> Tensor:
 
 
 def spilled(life: Life, name: str = "a") -> Tensor:
-    """One of a page that is outside of the store."""
+    """Returns a tensor of one page that was spilled out of the store."""
     stored(life, name)
     (tensor,) = life.table.spill(1, life.now)
     life.transfers.free(life.table.spilled(tensor, life.now))
@@ -63,5 +63,5 @@ def spilled(life: Life, name: str = "a") -> Tensor:
 
 
 def fill(life: Life) -> str:
-    """Takes all pages that are left: the allocation."""
+    """Takes all pages that are left. Returns the allocation."""
     return life.transfers.allocate(life.transfers.free_pages(), "")[0]

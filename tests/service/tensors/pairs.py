@@ -1,4 +1,4 @@
-"""A source and a consumer in the test's own process, so that what is asked in one step of its loop is there at once."""
+"""A source and a consumer in the test's own process, so that all calls of one loop step arrive together."""
 
 import asyncio
 from collections.abc import Callable
@@ -19,10 +19,10 @@ from tests.service.tensors.leads import KEY, life_of, named, of_pages
 
 PAGES = 128
 MOST = PAGES // SHARE
-"""Pages of a bundle."""
+"""Maximum number of pages of a bundle."""
 PATIENCE_S = 20.0
 Calls = dict[str, "asyncio.Future[Any]"]
-"""By the names of their tensors."""
+"""Calls by the names of their tensors."""
 
 
 class Pair:
@@ -42,7 +42,7 @@ class Pair:
         return {name: self.put(name, pages) for name in names}
 
     async def keep(self, names: str = "abcd", pages: int = 1, **fields: Any) -> None:
-        """Puts without a consumer."""
+        """Puts tensors without a consumer."""
         for name in names:
             await self.put(name, pages, consumers=(), **fields)
 
@@ -60,11 +60,11 @@ class Pair:
         return [row for row in rows if row.direction is direction]
 
     def pulls(self) -> list[int]:
-        """Pages of what the consumer pulled."""
+        """Returns the number of pages of each pull of the consumer."""
         return sorted(row.nbytes // 4096 for row in self.transfers(self.d, Direction.RECEIVE))
 
     def fill(self) -> str:
-        """The consumer's store has no room."""
+        """Takes all free pages of the consumer's store. Returns the allocation."""
         life = life_of(self.d)
         return life.transfers.allocate(life.transfers.free_pages(), "")[0]
 
@@ -72,7 +72,7 @@ class Pair:
         return {id_.name: row.stage for id_, row in life_of(self.d).table.tensors.items()}
 
     async def check_empty(self) -> None:
-        """Every page is free, and nothing is remembered of what is over, at either side."""
+        """Checks at both sides that every page is free, and that no table has an entry left."""
         for lead in (self.p, self.d):
             lead.tensors.release(Release(KEY))
             life = life_of(lead)
@@ -89,7 +89,7 @@ class Pair:
 
 async def until(condition: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
     async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 - what changes is the loop's own, and says nothing
+        while not condition():  # noqa: ASYNC110 - the loop's own state has no event
             await asyncio.sleep(0.001)
 
 
@@ -104,7 +104,7 @@ async def ended(calls: dict[str, "asyncio.Future[Any]"]) -> None:
 
 
 def relayed(pair: Pair, names: str, **fields: Any) -> Put:
-    """A bundle of one page each, at its consumer; the source has handed it over."""
+    """Returns a put of a bundle, one page for each tensor, as its consumer gets it after the source's hand-over."""
     put = Put(named(names[0]), of_pages(), bundled=tuple(Named(named(name), of_pages()) for name in names[1:]))
     transfers = life_of(pair.p).transfers
     offers = [Offer(named(name), of_pages(), 1, transfers.allocate(1, "")[0], (), 0.0) for name in names]
@@ -115,7 +115,7 @@ def relayed(pair: Pair, names: str, **fields: Any) -> Put:
 
 
 async def filled_up(pair: Pair, begin: Callable[[], Calls]) -> tuple[Calls, str]:
-    """Calls for four tensors of which the last three wait together for room at the consumer, and what fills that."""
+    """Returns calls for four tensors, the last three waiting together for room at the consumer, and what fills it."""
     filled = pair.fill()
     calls = begin()
     await until(lambda: len(pair.d.tensors.store.pages.line) == 2)

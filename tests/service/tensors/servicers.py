@@ -1,4 +1,4 @@
-"""TensorService of leads that are none: peers that refuse, or lie."""
+"""TensorService of peers that are no leads: they refuse, or lie."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,7 +12,7 @@ from kvgrpc.v1 import tensor_pb2_grpc
 
 @asynccontextmanager
 async def serving(servicer: Any) -> AsyncIterator[LeadAddress]:
-    """Where it is served."""
+    """Serves it, and yields its address."""
     server = grpc.aio.server()
     tensor_pb2_grpc.add_TensorServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")

@@ -1,4 +1,4 @@
-"""Servers whose pool is a staging store, driven as any engine would: over gRPC, with bytes in the shared memory."""
+"""Servers whose pool is a staging store, driven like by any engine: over gRPC, with bytes in the shared memory."""
 
 import os
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ class Store(Engine):
     """A server with a store."""
 
     def place(self, data: bytes) -> str:
-        """Bytes in pages of an allocation of their own; its id."""
+        """Puts bytes into pages of a new allocation. Returns its id."""
         pages = -(-len(data) // PAGE)
         counts = [pool_pb2.GroupBlockCount(group=0, block_count=pages)]
         blocks = self.api.pool.AllocateBlocks(pool_pb2.AllocateBlocksRequest(group_block_counts=counts)).blocks
@@ -48,7 +48,7 @@ class Store(Engine):
     def request(
         self, key: bytes, data: bytes, to: Sequence["Store"] = (), name: str = "a", **fields: Any
     ) -> tensor_pb2.PutTensorRequest:
-        """PutTensor at the source; the bytes lie in its store."""
+        """Returns a PutTensor for the source. The bytes lie in its store."""
         usual: dict[str, Any] = {
             "tensor": name_of(key, name),
             "description": described(len(data)),
@@ -63,14 +63,14 @@ class Store(Engine):
         return self.api.tensors.PutTensor(self.request(key, data, to, name, **fields))
 
     def wanted(self, key: bytes, name: str = "a", source: "Store | None" = None, **fields: Any) -> Any:
-        """GetTensor, as a request."""
+        """Returns a GetTensor request."""
         usual: dict[str, Any] = {"tensor": name_of(key, name), "timeout": dur(20.0)}
         if source is not None:
             usual["source"] = common_pb2.PeerAddress(address=source.address)
         return tensor_pb2.GetTensorRequest(**(usual | fields))
 
     def get_tensor(self, key: bytes, name: str = "a", source: "Store | None" = None, **fields: Any) -> bytes:
-        """The bytes of a tensor, held from then on."""
+        """Gets a tensor and returns its bytes. The tensor is held from then on."""
         return self.bytes_of(self.api.tensors.GetTensor(self.wanted(key, name, source, **fields)))
 
     def bytes_of(self, answer: tensor_pb2.GetTensorResponse) -> bytes:
@@ -82,7 +82,7 @@ class Store(Engine):
         return self.api.tensors.ReleaseTensors(request).released_count
 
     def give_back(self, key: bytes, source: str, *names: str) -> int:
-        """Releases tensors here, and at an address that keeps them: how many there."""
+        """Releases tensors here, and at an address that keeps them. Returns the number released there."""
         request = tensor_pb2.ReleaseTensorsRequest(
             transfer_key=key, names=[name_of(key, name) for name in names],
             source=common_pb2.PeerAddress(address=source),
@@ -90,7 +90,7 @@ class Store(Engine):
         return self.api.tensors.ReleaseTensors(request).source_released_count
 
     def listed(self, **fields: Any) -> dict[str, int]:
-        """State of each tensor by its name."""
+        """Returns the state of each tensor by its name."""
         rows = self.api.tensors.ListTensors(tensor_pb2.ListTensorsRequest(**fields)).tensors
         return {row.name: int(row.state) for row in rows}
 
@@ -98,7 +98,7 @@ class Store(Engine):
         return self.api.tensors.GetStagingStatus(tensor_pb2.GetStagingStatusRequest())
 
     def used(self) -> int:
-        """Pages that are given out or pinned."""
+        """Returns the number of pages that are given out or pinned."""
         return self.status().used_page_count
 
     def _page(self, page: int, data: bytes) -> None:

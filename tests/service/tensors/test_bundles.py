@@ -1,4 +1,4 @@
-"""Tensors that are put together: what waits for one consumer is one transfer, and each of them a tensor of its own."""
+"""Tensors that are put together: those that wait for one consumer are one transfer, but stay separate tensors."""
 
 import asyncio
 from dataclasses import replace
@@ -19,7 +19,7 @@ from tests.service.tensors.pairs import MOST, PAGES, Calls, Pair, ended, filled_
 
 RESERVED_PAGES = PAGES // RESERVED
 REST = "bcd"
-"""What is put while `a` is on its way."""
+"""Names of tensors that are put while `a` is in flight."""
 
 
 async def test_what_waits_for_one_consumer_goes_together(pair: Pair) -> None:
@@ -100,7 +100,7 @@ async def test_one_that_is_at_the_consumer_already_hinders_no_other(pair: Pair) 
 
 
 async def on_the_way(pair: Pair) -> tuple[Calls, str]:
-    """Puts, as `filled_up` says."""
+    """Puts tensors as `filled_up` says."""
     return await filled_up(pair, pair.put_all)
 
 
@@ -270,7 +270,7 @@ async def test_a_put_that_is_refused_at_once_leaves_nothing_and_may_be_made_agai
     state.limits = usual
     await pair.put("a")
     for allocation_id in list(state.allocator._numbers):
-        life_of(pair.p).transfers.free(allocation_id)  # the refusal left it to its caller
+        life_of(pair.p).transfers.free(allocation_id)  # the refusal left the allocation to its caller
     await pair.check_empty()
 
 

@@ -1,4 +1,4 @@
-"""The client of TensorService: what it says of tensors, and what it is told."""
+"""The client of TensorService: its requests about tensors, and the replies."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Sources that callers name by grants of puts, which nobody verified yet, are dialled as seldom as those of pulls."""
+"""Unverified grants of puts name sources that a server dials. Such dials are bounded like those of pulls."""
 
 import socket
 from contextlib import ExitStack
@@ -17,7 +17,7 @@ OPEN_S = 20.0
 
 
 def put_from(source: str, key: bytes, name: str, token: bytes) -> tensor_pb2.PutTensorRequest:
-    """A put of a tensor that is said to be there."""
+    """Returns a put with a forged grant, which says that the tensor is at that source."""
     forged = mint(replace(read_claims(token), address=source, engine_id=f"engine-{name}"), b"nobody's key")
     return tensor_pb2.PutTensorRequest(
         tensor=name_of(key, name), description=described(PAGE), grant=common_pb2.Grant(token=forged),
@@ -26,7 +26,7 @@ def put_from(source: str, key: bytes, name: str, token: bytes) -> tensor_pb2.Put
 
 
 def kept(store: Store, key: bytes) -> bytes:
-    """The grant of a tensor that is kept there."""
+    """Returns the grant of a tensor that is kept in the store."""
     store.put(key, b"k" * PAGE)
     answer = store.api.tensors.GetTensor(store.wanted(key, as_offer=True))
     return bytes(answer.grant.token)

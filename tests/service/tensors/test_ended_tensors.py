@@ -1,4 +1,4 @@
-"""How tensors end: released, cancelled, expired, with their engine; and what comes late."""
+"""Ends of tensors: release, cancel, expiry, end of their engine; and calls that come late."""
 
 import signal
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +17,7 @@ Pair = tuple[Store, Store]
 DATA = data_of(2 * PAGE)
 ACTIVE = transfer_pb2.TRANSFER_STATE_ACTIVE
 SLOW = ("--bandwidth-limit-bytes-per-s", "20000")
-"""A tensor of many pages is seconds on its way."""
+"""Flags of a store from which a tensor of many pages takes seconds."""
 
 
 def cancel(store: Store, key: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Tensors that are fetched together: what is wanted of one source is one transfer, and each a tensor of its own."""
+"""Tensors that are fetched together: those of one source are one transfer, but stay separate tensors."""
 
 import asyncio
 from typing import Any
@@ -77,7 +77,7 @@ async def test_more_than_a_bundle_may_take_comes_in_several(pair: Pair) -> None:
 
 
 async def on_the_way(pair: Pair) -> tuple[Calls, str]:
-    """Fetches, as `filled_up` says."""
+    """Fetches tensors as `filled_up` says."""
     await pair.keep()
     return await filled_up(pair, pair.fetch_all)
 

@@ -1,4 +1,4 @@
-"""Several calls that fetch, or wait for, one tensor: each has its own time, and hears of its own source."""
+"""Several calls fetch, or wait for, one tensor: each has its own timeout, and hears of its own source."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +21,7 @@ Pair = tuple[Store, Store]
 DATA = data_of(2 * PAGE)
 LONG = data_of(16 * PAGE)
 SLOW = ("--bandwidth-limit-bytes-per-s", "20000")
-"""A tensor of many pages is seconds on its way."""
+"""Flags of a store from which a tensor of many pages takes seconds."""
 
 
 def test_a_fetch_that_waits_shorter_ends_no_other_call(stores: Pair, key: bytes) -> None:
@@ -106,7 +106,7 @@ async def test_a_call_that_waits_when_its_server_stops_hears_that_and_so_does_on
 
 
 def test_what_is_kept_lasts_while_its_consumer_waits_for_anything_of_its_request(stores: Pair, key: bytes) -> None:
-    """Of two tensors with the same time the one that was put first outlives the other one."""
+    """Two tensors have the same TTL. The one that was put first outlives the other one."""
     p, d = stores
     other = new_key()
     p.put(key, DATA, ttl=dur(3.0))

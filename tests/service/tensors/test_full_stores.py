@@ -1,4 +1,4 @@
-"""A store at its limit: nothing is dropped, nothing exceeds a limit, and who waits is served when there is room."""
+"""A store at its limit: nothing is dropped, nothing exceeds a limit, and calls wait until there is room."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,7 +11,7 @@ from tests.service.values import dur
 
 Pair = tuple[Store, Store]
 ROOM = PAGES - PAGES // RESERVED
-"""Pages for what nobody waits for."""
+"""Number of pages for tensors that no engine waits for."""
 HALF = ROOM // 2 * PAGE
 
 

@@ -1,4 +1,4 @@
-"""Who waits for pages of a store, and what becomes of a place in the line, moment by moment."""
+"""Calls that wait for pages of a store, and their places in the line, moment by moment."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -36,12 +36,12 @@ MANY = 500
 
 
 def got(lead: Lead, name: str = "a", timeout_s: float = 20.0) -> "asyncio.Future[Any]":
-    """A call that gets a tensor."""
+    """Starts a call that gets a tensor."""
     return asyncio.ensure_future(lead.tensors.get(Get(named(name), ANY, timeout_s=timeout_s), ""))
 
 
 def put(life: Life, pages: StorePages, name: str = "new", count: int = 1) -> "asyncio.Future[Any]":
-    """A put that wants pages."""
+    """Starts a put that wants pages."""
     return asyncio.ensure_future(pages.take([arriving(life, name, count)], "", life.now + 20.0))
 
 
@@ -52,13 +52,13 @@ async def refusal(call: Awaitable[object]) -> KVGrpcError:
 
 
 async def settled() -> None:
-    """All that can be done at once is done."""
+    """Runs the loop until everything that can be done at once is done."""
     for _ in range(10):
         await asyncio.sleep(0)
 
 
 def timers() -> int:
-    """Of the loop, those that were not cancelled."""
+    """Returns the number of the loop's timers that were not cancelled."""
     loop: Any = asyncio.get_running_loop()
     return sum(not handle.cancelled() for handle in loop._scheduled)
 
@@ -123,7 +123,7 @@ async def test_a_place_that_is_kept_for_one_that_is_to_come_again_costs_one_time
 
 
 def failing(life: Life, store: Any) -> StorePages:
-    """Pages of which copies fail: the store is shorter than it says, or may not be written."""
+    """Returns pages whose copies fail: the store is shorter than it says, or is read-only."""
     return StorePages(life, SpillMemory(SPILL_PAGES, PAGE, lambda: store))
 
 

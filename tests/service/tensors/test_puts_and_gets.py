@@ -1,4 +1,4 @@
-"""Tensors from store to store, over sockets: put, put without waiting, fetched; who waits, who gets, who holds what."""
+"""Tensors move from store to store over sockets: puts with and without waiting, fetches, waits, and holders."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -98,7 +98,7 @@ def test_put_twice_it_arrives_once(stores: Pair, key: bytes) -> None:
     p.put(key, DATA, [d])
     wait_until(lambda: p.used() == 0)
     p.put(key, DATA, [d])
-    wait_until(lambda: p.used() == 0)  # nobody came for it
+    wait_until(lambda: p.used() == 0)  # freed although no consumer came for it
     assert d.used() == 4
     d.release_tensors(key)
 

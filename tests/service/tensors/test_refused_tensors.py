@@ -1,4 +1,4 @@
-"""What is refused, before bytes move: each with its code, its reason, and everything as it was."""
+"""Calls that are refused before bytes move: each has its code and reason, and changes nothing."""
 
 from typing import Any
 

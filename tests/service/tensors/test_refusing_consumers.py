@@ -1,5 +1,5 @@
-"""What a consumer refuses a tensor with is what the source's caller hears, whatever it is; and one that asks to be
-called again at once is not.
+"""The caller of a put hears the error with which its consumer refuses the tensor. A consumer that wants a retry at once
+is not called again at once.
 """
 
 import asyncio
@@ -68,7 +68,7 @@ async def refusing(error: KVGrpcError) -> AsyncIterator[tuple[Refusing, LeadAddr
 
 
 async def refused(lead: Lead, to: tuple[LeadAddress, ...], timeout_s: float, name: str = "a") -> KVGrpcError:
-    """How a put ends."""
+    """Makes a put that must fail, and returns its error."""
     allocation_id, _ = life_of(lead).transfers.allocate(1, "")
     put = Put(named(name), of_pages(), allocation_id, consumers=to, consumer_count=len(to), timeout_s=timeout_s)
     with pytest.raises(KVGrpcError) as raised:

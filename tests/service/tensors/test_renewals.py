@@ -1,4 +1,4 @@
-"""Who asks for a tensor has all that is kept of its request last anew, however much it is; an error leaves nothing."""
+"""A call for a tensor renews everything that is kept of its request, however much that is. An error leaves nothing."""
 
 import asyncio
 from typing import Any
@@ -26,7 +26,7 @@ async def keep(lead: Lead, **fields: Any) -> None:
 
 
 def rows(lead: Lead) -> tuple[int, int]:
-    """Calls that wait, and their answers."""
+    """Returns the number of waiting calls and of their answers."""
     return len(life_of(lead).table.waits), len(lead.tensors.store.waiting._answers)
 
 
@@ -53,7 +53,7 @@ async def test_more_is_kept_and_renewed_than_goes_into_one_call(most: int) -> No
 
 @pytest.fixture
 def broken(lead: Lead, monkeypatch: pytest.MonkeyPatch) -> InternalError:
-    """No renewal succeeds."""
+    """Makes every renewal fail with this error."""
     error = InternalError(Reason.INTERNAL_DEFECT, "broken")
 
     def fail(_offers: Any) -> None:
@@ -68,7 +68,7 @@ async def test_a_renewal_that_fails_leaves_no_call_behind(lead: Lead, broken: In
     with pytest.raises(InternalError, match=str(broken)):
         await asyncio.wait_for(get(lead), 5.0)
     assert rows(lead) == (0, 0)
-    with pytest.raises(DeadlineExceeded):  # nothing is renewed twice in a second
+    with pytest.raises(DeadlineExceeded):  # no renewal is repeated within a second
         await asyncio.wait_for(get(lead), 5.0)
     assert rows(lead) == (0, 0)
 

@@ -1,4 +1,4 @@
-"""A put that is made again: the same one is answered as the first, whenever it comes; another one is another."""
+"""A repeated put: the same put gets the first one's answer at any time, and a different put is treated as a new one."""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,7 +15,7 @@ from tests.service.values import dur, new_key
 Pair = tuple[Store, Store]
 DATA = data_of(2 * PAGE)
 FULL = data_of((PAGES - PAGES // RESERVED) * PAGE)
-"""As much as nobody waits for."""
+"""Data that fills all pages for tensors that no engine waits for."""
 EXISTS = ("ALREADY_EXISTS", "TRANSFER_EXISTS")
 
 

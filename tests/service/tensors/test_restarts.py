@@ -15,7 +15,7 @@ from tests.service.tensors.stores import ARRIVING, PAGE, PAGES, TENSORS, Store, 
 from tests.service.values import dur, new_key
 
 SLOW = ("--bandwidth-limit-bytes-per-s", "20000")
-"""A tensor of many pages is seconds on its way."""
+"""Flags of a store from which a tensor of many pages takes seconds."""
 DATA = data_of(20 * PAGE)
 FULL = (PAGES - PAGES // RESERVED) * PAGE
 Call = Callable[[], object]
@@ -96,7 +96,7 @@ def test_what_waited_ends_typed_no_page_is_lost_and_the_new_life_moves_its_own_b
 
 
 def got(store: Store, key: bytes) -> bytes:
-    """The tensor, if it is there, or comes at once."""
+    """Returns the tensor's bytes if it is there or comes at once, else b""."""
     try:
         return store.get_tensor(key, timeout=dur(0.2))
     except grpc.RpcError as error:
@@ -106,10 +106,10 @@ def got(store: Store, key: bytes) -> bytes:
 
 
 def check_end(call: "Future[Any]") -> None:
-    """It has what it asked for, or says typed why not."""
+    """Checks that the call got its tensor or failed with a typed error."""
     error = call.exception(40.0)
     if error is None:
         return
     assert isinstance(error, grpc.RpcError)
-    # Without a reason it is what gRPC says of a server that died.
+    # A dead server gives gRPC's own UNAVAILABLE, without a reason.
     assert read_refusal("", error).reason or error.code() is grpc.StatusCode.UNAVAILABLE

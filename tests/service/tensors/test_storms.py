@@ -1,5 +1,5 @@
-"""Everything at once, from several callers, in a small store with few names: each call ends typed, each tensor that is
-given is right, and in the end every page is free.
+"""Everything happens at once, by several callers, in a small store with few names. Each call ends typed, each tensor
+that is given is right, and in the end every page is free.
 """
 
 import contextlib
@@ -25,13 +25,13 @@ SHORT = "[limits]\nregistration_timeout_s = 2.0\nlease_ttl_s = 3.0\nwait_s = 2.0
 
 
 class Caller:
-    """Does what comes into its mind, with the tensors of a few requests."""
+    """A caller that makes random calls for the tensors of a few requests."""
 
     def __init__(self, stores: list[Store], keys: list[bytes], seed: int) -> None:
         self.stores, self.keys, self.random = stores, keys, random.Random(seed)
         self.ended: dict[str, int] = {}
         self.compared = 0
-        """Tensors that were held while their bytes were read."""
+        """Number of tensors that were held while their bytes were read."""
 
     def run(self) -> None:
         for _ in range(CALLS):
@@ -50,7 +50,7 @@ class Caller:
         self._put(here, key, name, [there], timeout=dur(1.0), ttl=dur(2.0))
 
     def burst(self, here: Store, there: Store, key: bytes, name: str) -> None:
-        """Several at once, which go together."""
+        """Puts several tensors at once, which move together."""
         for each in self.random.sample("abcdef", 4):
             self._put(here, key, each, [there], timeout=dur(1.0), ttl=dur(2.0), asynchronous=True)
         self.put(here, there, key, name)
@@ -59,7 +59,7 @@ class Caller:
         self._put(here, key, name, [], ttl=dur(1.0))
 
     def _put(self, here: Store, key: bytes, name: str, to: list[Store], **fields: Any) -> None:
-        """An allocation that a refusal leaves to the caller is freed; one that was handed over is gone already."""
+        """Puts a tensor. If the put is refused, frees the allocation, unless it was handed over before."""
         request = here.request(key, content(key, name), to, name, **fields)
         try:
             here.api.tensors.PutTensor(request)
@@ -76,7 +76,7 @@ class Caller:
         self._get(here, here.wanted(key, name, there, timeout=dur(0.5)), content(key, name))
 
     def _get(self, here: Store, wanted: tensor_pb2.GetTensorRequest, right: bytes) -> None:
-        """Any caller may release it at any time: it was held all the while if it is in the same allocation after."""
+        """Gets a tensor twice. If the allocation has not changed, it was held meanwhile, so its bytes must be right."""
         before = here.api.tensors.GetTensor(wanted)
         assert before.tensor.description.nbytes == len(right)
         found = here.bytes_of(before)

@@ -1,4 +1,4 @@
-"""A source that answers with other tensors than it was asked for moves nothing, and each call asks by itself then."""
+"""A source that answers with other tensors than asked for moves nothing, and each call then asks by itself."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -20,7 +20,7 @@ HEADER = common_pb2.ResponseHeader(engine_id="lying")
 
 
 class Lying:
-    """A source that gives several tensors as it likes, and none by itself."""
+    """A source that gives several tensors with a test's change, and refuses to give a single one."""
 
     def __init__(self, change: Callable[[Reply], object], token: bytes) -> None:
         self.change, self.token = change, token

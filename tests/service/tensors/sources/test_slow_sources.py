@@ -18,7 +18,7 @@ from tests.service.tensors.stores import name_of
 
 @contextmanager
 def silent() -> Iterator[tensor_pb2.ReleaseTensorsRequest]:
-    """What is to be told where nobody ever says a word."""
+    """Yields a release for a source that never answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         source = common_pb2.PeerAddress(address="127.0.0.1:{1}".format(*server.getsockname()))
         yield tensor_pb2.ReleaseTensorsRequest(transfer_key=KEY, names=[name_of(KEY)], source=source)
