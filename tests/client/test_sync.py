@@ -67,7 +67,7 @@ def test_connect_is_the_same_too() -> None:
 
 
 async def in_thread(work: Callable[[str], T], server: FakeServer) -> T:
-    """Runs work like a program without an event loop, in a thread beside the loop of the fake server."""
+    """Runs work like a program without an event loop, in a thread. The fake server keeps this thread's loop."""
     async with asyncio.timeout(30):
         return await asyncio.to_thread(work, server.address)
 

@@ -35,7 +35,7 @@ MOVING = [PhaseTiming(phase=phase) for phase in (TRANSFER_PHASE_OPEN, TRANSFER_P
 
 
 class Waited:
-    """Answers waits like a server, each with the next transfer and finally with the last one repeated."""
+    """A server's answers to waits. Each wait gets the next transfer, and the last transfer repeats."""
 
     def __init__(self, *transfers: Transfer) -> None:
         self.transfers = list(transfers)

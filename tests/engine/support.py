@@ -240,8 +240,8 @@ class EngineProcess(Asked):
 
 
 class Workers:
-    """Makes processes that answer JSON lines: workers with private memory, unless another module is given. `within` is
-    a command that starts them elsewhere.
+    """A maker of processes that answer JSON lines: workers with private memory, unless another module is given.
+    `within` is a command that starts them elsewhere.
     """
 
     def __init__(self, module: str = "tests.engine.workers", within: Sequence[str] = ()) -> None:

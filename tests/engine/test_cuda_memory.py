@@ -124,7 +124,7 @@ def test_where_the_driver_has_no_such_memory_it_is_torchs_and_the_log_says_so(
 
 
 class Failing(OfTheHost):
-    """Waits fail from the `number`th one on, with `error`."""
+    """A torch whose waits fail with `error`, from the `number`th one on."""
 
     def __init__(self, error: Exception, number: int) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class Failing(OfTheHost):
 
 
 class Refusing(OfTheHost):
-    """Refuses to make a tensor of memory."""
+    """A torch that refuses to make a tensor of memory."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__()

@@ -28,7 +28,7 @@ _M = TypeVar("_M")
 class Rogue(
     handshake_pb2_grpc.HandshakeServiceServicer, peer_pb2_grpc.PeerServiceServicer, lease_pb2_grpc.LeaseServiceServicer
 ):
-    """Answers like a good source, except for a test's changes by RPC name.
+    """A good source, except for a test's changes to its replies, by RPC name.
 
     A change gets the reply. It may alter it, return another one or bytes that are no message, raise `Abort`, or wait.
     """
@@ -122,7 +122,7 @@ class Rogue(
 
 
 class _Loose:
-    """Registers services that may answer bytes."""
+    """A registry of services that may answer bytes."""
 
     def __init__(self, server: grpc.Server) -> None:
         self._server = server
@@ -140,7 +140,7 @@ def _serialized(reply: Any) -> bytes:
 
 
 class Abort(Exception):
-    """Ends a call with that status."""
+    """An exception that ends a call with that status."""
 
     def __init__(self, code: grpc.StatusCode, details: str = "", trailers: tuple[tuple[str, bytes], ...] = ()) -> None:
         super().__init__(details)

@@ -1,5 +1,5 @@
-"""A defect of the server fails closed: nobody vouches for the life that it ended, every caller learns of it, and a new
-life begins by itself.
+"""A defect of the server fails closed: nothing of the life that it ended is vouched for, every caller learns of the
+end, and a new life begins by itself.
 """
 
 import asyncio

@@ -81,7 +81,7 @@ def _reflection(version: str) -> Callable[[Api, Held, str], Any]:
     return opened
 
 
-# Each opens a call that lasts as long as its caller likes; the text is the id of a transfer that goes on.
+# Each opens a call that its caller may keep open. The text is the id of a transfer that goes on.
 KINDS: dict[str, Callable[[Api, Held, str], Any]] = {
     "KeepAlive": lambda api, held, _: api.leases.KeepAlive(held.requests(), timeout=OPEN_S),
     "Schedule": lambda api, held, _: api.scheduler.Schedule(held.requests(), timeout=OPEN_S),

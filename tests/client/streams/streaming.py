@@ -17,7 +17,7 @@ Rude = Callable[[StreamCallsRequest, Any], Awaitable[None]]
 
 
 class StreamingServer(FakeServer):
-    """Holds the calls received over streams in `streamed`, in order, and the ids of abandoned calls in `given_up`."""
+    """A fake server with the streamed calls in `streamed`, in order, and the ids of abandoned calls in `given_up`."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -50,7 +50,7 @@ def test_every_field_that_may_name_a_thing_has_a_row() -> None:
 
 
 class Recorder:
-    """Takes the place of a stub, and records the requests."""
+    """A stand-in for a stub that records the requests."""
 
     def __init__(self) -> None:
         self.fields: set[str] = set()

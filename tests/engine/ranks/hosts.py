@@ -26,7 +26,7 @@ class Host:
 
     @property
     def device(self) -> str:
-        """The host's end of the link to the other host. Beside its loopback, no other device has an address."""
+        """The host's end of the link to the other host. It is the only device with an address, except the loopback."""
         return f"kv{os.getpid()}n{self.number}"
 
     @property

@@ -70,7 +70,7 @@ def pushed(source: PrivateSide, destination: PrivateSide) -> tuple[Handle, Handl
 
 
 def in_the_middle(source: PrivateSide, destination: PrivateSide, way: Way) -> tuple[Handle, Handle]:
-    """Returns both ends of a move of which rank 0 has moved all bytes, and the slow rank 1 only some."""
+    """Returns both ends of a move after rank 0 has moved all of its bytes, and the slow rank 1 only some."""
     expected, before = source.fill_all(MANY, 800), destination.read_all(MANY)
     given, taken = (pushed if way.source_writes else pulled)(source, destination)
 

@@ -1,4 +1,4 @@
-"""The process beside a worker whose lead is on another host: it ends with the worker, and reports what went wrong."""
+"""The rank link of a worker whose lead is on another host: it ends with the worker, and reports its errors."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Moves of engines with two ranks, of which the second one connects to its lead over the network."""
+"""Moves of engines with two ranks. The second rank connects to its lead over the network."""
 
 import os
 import signal
@@ -79,7 +79,7 @@ def test_steps_of_a_rank_elsewhere_hold_its_engines_blocks_back(stack: ExitStack
 def begin_slow(
     stack: ExitStack, leads: Leads, writer: Lead, teams: Teams, way: Way
 ) -> tuple[PrivateSide, PrivateSide, Handle, Handle]:
-    """Returns both sides, and both ends of a move of which the remote rank has moved a part."""
+    """Returns both sides, and both ends of a move after the remote rank has moved a part of its bytes."""
     slow = "source" if way.source_writes else "destination"
     source, destination = attach(stack, leads_for(leads, writer, way), teams, way, slow)
     return source, destination, *in_the_middle(source, destination, way)

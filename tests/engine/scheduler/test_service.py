@@ -1,4 +1,4 @@
-"""SchedulerService beside attached engines: the engines own the blocks, and the scheduler is another process."""
+"""SchedulerService for attached engines: the engines own the blocks, and the scheduler is another process."""
 
 from dataclasses import replace
 from pathlib import Path

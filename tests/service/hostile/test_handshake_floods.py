@@ -36,7 +36,7 @@ def engines(tmp_path: Path) -> Iterator[list[Engine]]:
 
 
 class Strangers:
-    """Makes handshakes with an engine, each in the name of a given life."""
+    """A maker of handshakes with an engine, each in the name of a given life."""
 
     def __init__(self, victim: Engine) -> None:
         self._victim = victim

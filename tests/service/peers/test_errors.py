@@ -34,14 +34,14 @@ def test_a_call_on_a_connection_that_closed_meanwhile_is_no_defect(caplog: pytes
 
 
 class Rude(peer_pb2_grpc.PeerServiceServicer):
-    """Ends liveness streams without reading them, and answers no other call before it stops."""
+    """A server that ends liveness streams without reading them, and answers no other call before it stops."""
 
     address = ""
 
     def __init__(self) -> None:
         self.stops = threading.Event()
         self.ended = threading.Semaphore(0)
-        """Released once for each stream that it ended, after the end was sent."""
+        """Released once for each stream that the server ended, after the end was sent."""
 
     def KeepLiveness(self, _requests: Any, context: grpc.ServicerContext) -> NoReturn:  # noqa: N802 - as in the schema
         context.add_callback(self.ended.release)

@@ -174,7 +174,7 @@ def test_a_device_that_is_not_there_stops_the_start_and_says_what_to_do() -> Non
 
 
 class Made(list[UnreachedMemory]):
-    """Makes memory, and keeps what it made."""
+    """A maker of memory that keeps what it made."""
 
     def __call__(self, device: str, nbytes: int, *, exported: bool) -> UnreachedMemory:
         self.append(UnreachedMemory(device, nbytes))

@@ -24,7 +24,7 @@ NEW_WORK = "kvgrpc.v1.HandoffService"
 
 
 class Movers:
-    """Reports how long the movers have made no progress."""
+    """Movers that have made no progress for `age_s` seconds."""
 
     age_s = 0.0
 
