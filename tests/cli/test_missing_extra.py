@@ -22,5 +22,6 @@ def test_the_command_line_names_the_extra_that_is_missing(missing: str) -> None:
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr == (
-        f"kvgrpc: {missing} is not installed; the command line needs the server extra: pip install 'kvgrpc[server]'\n"
+        f"kvgrpc: {missing} is not installed; the command line needs it: "
+        "install kvgrpc with its extra 'server', as in the README\n"
     )
