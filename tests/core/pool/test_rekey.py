@@ -1,4 +1,6 @@
-"""A re-key: memory is registered again, which proves at rest what peers wrote; by an operator's call, or by itself."""
+"""A re-key registers memory again and so proves peers' writes at rest; an operator calls for it, or it starts by
+itself.
+"""
 
 import pytest
 
