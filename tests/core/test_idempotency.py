@@ -1,6 +1,4 @@
-"""Idempotency keys: the same caller, method, key and body get the same answer; the table is bounded and never forgets
-early.
-"""
+"""Idempotency keys: same caller, method, key and body give the same answer; keys are bounded, and kept long enough."""
 
 from dataclasses import replace
 

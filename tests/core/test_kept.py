@@ -1,4 +1,4 @@
-"""Rows that calls keep are refused before anything is made where there is no room, and let go with what was made."""
+"""Rows that calls add are refused when there is no room, before anything is made, and go with what was made."""
 
 from collections.abc import Callable
 from typing import Any

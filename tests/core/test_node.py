@@ -210,7 +210,7 @@ def test_the_pins_of_lives_one_after_another_never_mix(lead: Lead) -> None:
 
 
 def calls() -> dict[str, Any]:
-    """Returns one refused call of each kind."""
+    """Returns one refused call of each kind, by name."""
     token = grant(D)
     return {
         "FinishedBlocks": lambda c: events.FinishedBlocks(c, KEY, lists((0, 1)), content(48)),

@@ -19,7 +19,7 @@ PAGE_BYTES = 1 << 20
 LIMITS = Limits()
 LABEL = "\N{SNOWMAN}" * (TEXT_BYTES_MAX // 3)
 SCATTERED = np.arange(0, 2 * LIMITS.blocks_per_request, 2) + (1 << 26)
-"""As many blocks as a request may have, each a run of its own, with long ids."""
+"""Maximum number of blocks in a request, each a run of its own, with long ids."""
 LONG = "\0" * 10_000_000
 WORST = RankPath(4_000, 4_000, LONG[:20], LONG, ((LONG, LONG),) * 1_000)
 

@@ -127,9 +127,7 @@ def test_ranks_that_exchange_no_bytes_do_not_send() -> None:
 
 
 def test_ranks_meet_that_exchange_bytes_the_other_way_only() -> None:
-    """Every rank has the same latents, so each reads from one rank only, while pairs of ranks are mapped for both
-    directions.
-    """
+    """Ranks have the same latents, so each reads from one rank only; pairs of ranks are mapped for both directions."""
     latents = uniform_layout(Group("full", GroupKind.MLA, 2, 16, 64, 1, 1, "uint8"), 8)
     lead = Source(ranks=2, ranks_there=1, pool=latents)
     assert (1, 0) in lead.state.peers[key_of(lead.peer)].bridges.pairs

@@ -256,9 +256,7 @@ def parted() -> Pair:
 def test_a_source_that_settles_its_last_write_is_at_rest_though_declared_dead(
     before: list[bool], after_s: float
 ) -> None:
-    """`before` has an item for each earlier settling: whether it was of the last part. After enough time the access is
-    forgotten.
-    """
+    """`before`: for each earlier settling, whether it was of the last part. In time the access is forgotten."""
     pair = Pair(WRITING)
     pair.register(pair.reserve(32, (3, 4)).token)
     pair.finish(32, (1, 2), last=True)

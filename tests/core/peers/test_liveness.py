@@ -1,4 +1,4 @@
-"""Lives of peers: a newer life ends an older one, silence becomes death after the grace, and a lead's end ends all."""
+"""Lives of peers: a newer life ends an older one, silence kills after the grace, and a lead forgets all at its end."""
 
 import pytest
 

@@ -47,7 +47,7 @@ class World:
         self.data = data
         self.policy = Policy(Rules((GROUP,), data.draw(st.sampled_from(OnLoss)), 16, staged=data.draw(st.booleans())))
         self.open: dict[tuple[str, Side], bool] = {}
-        """Transfers that are not over -> whether they have failed."""
+        """Open transfers, by request id and side -> whether they have failed."""
         self.waiting: set[str] = set()
         """Requests whose pull has no blocks yet, and so cannot succeed."""
         self.awaited: Counter[str] = Counter()
@@ -85,9 +85,7 @@ class World:
         self.look()
 
     def left(self, id_: str, keep: bool) -> None:
-        """Records that kept blocks have an end to come, and asserts that the policy forgot a request whose blocks are
-        not kept.
-        """
+        """Records that kept blocks have an end to come; asserts that a request without kept blocks is forgotten."""
         if keep:
             self.kept.add(id_)
         else:

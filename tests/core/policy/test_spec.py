@@ -1,4 +1,4 @@
-"""A request's begin time comes from its spec, from its grant, or from its arrival at the engine; it orders requests."""
+"""A request's start time is stated by a router, or taken from its grant or its arrival; start times order requests."""
 
 from kvgrpc.core.policy.spec import Offer, Source, began_at
 from kvgrpc.core.policy.values import Give, Mode

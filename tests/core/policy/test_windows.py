@@ -95,9 +95,7 @@ class Scene:
             self.move()
 
     def take(self, prompt: int, have: int, table: list[list[int]]) -> int:
-        """Lets d take the KV that it lacks, a push as far as it was handed over, and returns how many tokens d will
-        have.
-        """
+        """Lets d take missing KV, of a push as far as it was handed over; returns how many tokens d will have."""
         offer = self.p.arrived(Arrival(R, prompt, give=Give(self.mode))).prompt_tokens
         self.d.arrived(Arrival(R, prompt, Take(self.mode, offer)))
         self.d.allocated(R, table, have, self.d.match(R, have).tokens)

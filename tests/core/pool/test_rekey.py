@@ -1,6 +1,4 @@
-"""A re-key registers memory again and so proves peers' writes at rest; an operator calls for it, or it starts by
-itself.
-"""
+"""A re-key registers memory again, which proves peers' writes at rest; an operator or the lead itself starts it."""
 
 import pytest
 

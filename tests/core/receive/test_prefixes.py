@@ -1,4 +1,4 @@
-"""With `allow_prefix`, a prompt that differs from the offer takes the whole units before the difference."""
+"""A prompt that differs from the offer takes, with `allow_prefix`, the whole units before the difference."""
 
 from typing import Any
 
@@ -244,9 +244,7 @@ def window(block_tokens: int) -> PoolLayout:
 
 
 def windows(writers: Any) -> Pair:
-    """Makes a pair whose windows begin differently for 112 and 128 tokens: at 64 and 64 in blocks of 64 tokens at the
-    destination, at 80 and 96 in blocks of 16 at the source.
-    """
+    """Makes windows that begin at 64 for 112 and 128 tokens at the destination, but at 80 and 96 at the source."""
     pair = Pair(writers, describe("p", 1, pool=window(16)))
     pair.d = pair.e = pair._lead(describe("x", 9, pool=window(64)), writers)
     pair.leads, pair.told["x"] = [pair.p, pair.d], []

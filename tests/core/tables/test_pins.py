@@ -1,6 +1,4 @@
-"""Pins: a block without pins is reusable; reads share a block, a target is alone, and a quarantine has no gap before
-it.
-"""
+"""Pins: a block without pins is reusable; reads share a block, a target is alone, a quarantine leaves no gap."""
 
 import pytest
 from hypothesis import settings, strategies as st

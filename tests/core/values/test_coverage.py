@@ -13,7 +13,7 @@ from tests.core.nodes import aliased, full, hybrid, ids
 from tests.core.random_layouts import Move, moves
 
 NEAR = 3
-"""Bytes around the begin and end of a block at which runs are tried."""
+"""Bytes around the start and end of a block at which runs are tried."""
 
 
 def of_rank(pool: PoolLayout, stage: int, blocks: Blocks) -> list[set[int]]:
@@ -45,7 +45,7 @@ def asked(pool: PoolLayout, stage: int, blocks: Blocks, runs: list[tuple[int, in
 
 @st.composite
 def asks(draw: st.DrawFn) -> tuple[PoolLayout, int, Blocks, list[tuple[int, int]]]:
-    """Draws blocks of a random pool, and runs that begin and end near the blocks of one of its stages."""
+    """Draws blocks of a random pool, and runs that start and end near the blocks of one of its stages."""
     pool = draw(moves()).source.side.pool
     stage = draw(st.integers(0, pool.stages - 1))
     blocks: Any = tuple(

@@ -174,7 +174,7 @@ def test_a_push_has_so_many_parts_and_rows_of_them(name: str, most: int, monkeyp
 
 
 def test_long_lists_cost_the_wire_what_they_say_once() -> None:
-    """Of 80 layers of 16,384 scattered blocks, all but the first send only a number."""
+    """The parts are of 80 layers of 16,384 scattered blocks; all but the first send only a number."""
     parts = Parts(deep(80, 32_768), 16 * 16_384, 65_536)
     blocks = range(0, 32_768, 2)
     rows = [parts.row(hand(parts, blocks, layers=(i, 1), last=i == 79)) for i in range(80)]

@@ -1,6 +1,4 @@
-"""Block spaces: groups of one space share block ids and may lie on the same bytes, block by block; other groups never
-do.
-"""
+"""Block spaces: groups of one space share block ids and may lie on the same bytes, block by block; others never do."""
 
 from dataclasses import replace
 from itertools import combinations, product
@@ -92,9 +90,7 @@ def test_groups_of_one_space_have_the_same_blocks() -> None:
 
 
 def test_what_a_peer_says_of_its_spaces_costs_no_more_than_its_message() -> None:
-    """100 groups with 10,000 regions on each other are accepted; without a common space the reported errors are
-    bounded.
-    """
+    """100 groups with 10,000 aliased regions are accepted; without a common space, the number of errors is bounded."""
     groups = tuple(replace(GROUP, name=f"g{i}", space="s", layers=100, blocks=1 << 20) for i in range(100))
     regions = [Region(i, layer, 1, layer, 1 << 20, 1) for i in range(100) for layer in range(100)]
     assert violations(groups, *regions, total=1 << 40) == []

@@ -1,7 +1,6 @@
 """The committed vectors, made by the shortest code that follows the text of the two encodings.
 
-It shares nothing with the core, so agreement shows that both follow the text. `python -m tests.core.values.vectors`
-writes them.
+The code shares nothing with the core. `python -m tests.core.values.vectors` writes the vectors.
 """
 
 import base64
@@ -93,10 +92,10 @@ def content_cases() -> list[dict[str, Any]]:
 
 
 def grant_token(case: dict[str, Any]) -> bytes:
-    """Returns a token: version, access and on_abort (1 byte each), incarnation (8), TTL in ms, blocks and tokens (4
-    each), in version 2 the request time (8); engine id, address, lease id, tenant and transfer key, each after one byte
-    of length; the HMAC-SHA256 of all that. Numbers are little-endian. The HMAC's key is HMAC-SHA256(session secret,
-    "kvgrpc grant key v1").
+    """Returns a token: version, access, on_abort (1 byte each), incarnation (8), TTL in ms, blocks, tokens (4 each), in
+    version 2 the request time (8); engine id, address, lease id, tenant and transfer key, each after one byte of
+    length; and an HMAC-SHA256 of all that, with key HMAC-SHA256(session secret, "kvgrpc grant key v1"). Numbers are
+    little-endian.
     """
     access = {"READ": 1, "WRITE": 2}[case["access"]]
     on_abort = {"RELEASE": 1, "KEEP": 2}[case["on_abort"]]
