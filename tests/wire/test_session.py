@@ -1,4 +1,4 @@
-"""The session's messages: what a rank reports and a lead commands comes through unchanged, in frames of any cut."""
+"""Messages of a session: reports of a rank and commands of a lead arrive unchanged, however the stream is cut."""
 
 from itertools import pairwise
 from typing import Any
@@ -102,7 +102,7 @@ def test_a_rank_is_connected_to_the_rank_that_the_endpoint_names() -> None:
 
 
 def posted(post: Post) -> Post:
-    """As its worker gets it."""
+    """Returns the posting as its worker gets it."""
     command = session.post_command(post)
     return session.post_of(post.rank, rank_pb2.RankCommand.FromString(command.SerializeToString()).post)
 

@@ -1,4 +1,4 @@
-"""A re-pack comes through a session as it went, and no message makes a worker hold more of it than it may."""
+"""A re-pack survives a session unchanged, and no message makes a worker allocate more than its limit."""
 
 from typing import Any
 
@@ -96,7 +96,7 @@ def test_more_than_a_re_pack_may_have_is_refused_before_it_is_expanded(field: st
 
 
 def test_numbers_past_the_signed_ones_are_no_places() -> None:
-    """Whoever checks the places sees negative ones, and refuses those."""
+    """Such a place reads as a negative number, which the check of places refuses."""
     strip = rank_pb2.Strip(src=[2**64 - 1], dst=[2**63], run_bytes=1)
     (found,) = repack_from_proto(rank_pb2.RepackCommand(strips=[strip])).strips
     assert found.src[0] < 0

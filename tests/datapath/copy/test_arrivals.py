@@ -1,4 +1,4 @@
-"""What a posting brings is summed up as it arrives: the sums are of the destination's memory, by every data path."""
+"""Checksums of a posting are computed as its bytes arrive, over the destination's memory, on every data path."""
 
 import queue
 from collections.abc import Iterator
@@ -39,11 +39,11 @@ Sizes = tuple[int, ...]
 PEER_SIZES, OWN_SIZES = (1_500_001, 500_003), (700_003, 1_300_001)
 BLOCK, BLOCKS = 10_007, 40
 PAIR = (5, 9)
-"""Two neighbours in one run, of which the first ends in another segment than it begins in."""
+"""Lengths of two neighbours in one run, in units of 10 bytes; the first one spans two segments."""
 
 
 class Rank:
-    """A rank whose postings are summed up, and what it reports."""
+    """A rank that computes checksums of its postings, and its reports."""
 
     def __init__(self, case: Case, peer: Peer, **options: Any) -> None:
         self.memory, self.parts = case.own_memory(OWN_SIZES)
@@ -58,7 +58,7 @@ class Rank:
         assert mapped.data_path == path.name
 
     def read(self, runs: Runs, pieces: Pieces) -> tuple[PostingEnded, ChecksumsComputed]:
-        """Its end and its sums, which come in any order."""
+        """Returns a posting's end and its checksums, which come in any order."""
         self.rank.post(post_of("a", "p", runs, checksums=ComputeChecksums(0, "s", pieces)))
         found = {type(event): event for event in (self.reports.get(timeout=DEADLINE_S) for _ in range(2))}
         ended, summed = found[PostingEnded], found[ChecksumsComputed]
@@ -68,7 +68,7 @@ class Rank:
 
 
 def moved() -> tuple[Runs, Pieces]:
-    """Blocks of two pieces each, region by region as they are planned, and two neighbours in one run."""
+    """Makes blocks of two pieces each, region by region as a plan lists them, and two neighbours in one run."""
     rng = np.random.default_rng(4)
     src, dst = (rng.permutation(90)[:BLOCKS] * BLOCK + 17 for _ in range(2))
     half = 90 * BLOCK + 1000
@@ -86,7 +86,7 @@ def moved() -> tuple[Runs, Pieces]:
 
 
 def sums_of(memory: Bytes, pieces: Pieces) -> list[int]:
-    """What the library itself makes of it, block by block."""
+    """Returns the checksum of each block, computed by google_crc32c."""
     parts = [memory[at : at + n].tobytes() for at, n in zip(pieces.offsets, pieces.nbytes, strict=True)]
     ends = np.cumsum(pieces.counts).tolist()
     return [google_crc32c.value(b"".join(parts[first:end])) for first, end in zip([0, *ends][:-1], ends, strict=True)]
@@ -136,7 +136,7 @@ def test_at_the_pace_of_a_cap_too(case: Case, peer: Peer, monkeypatch: pytest.Mo
 
 
 def test_bytes_of_an_earlier_posting_count_in_the_checksum(case: Case, peer: Peer) -> None:
-    """Of a block that is larger than what may be in flight at once."""
+    """A block may be larger than the bytes that may be in flight at once."""
     rank = Rank(case, peer)
     runs, pieces = moved()
     rest = Runs(runs.src[1:], runs.dst[1:], runs.nbytes[1:])
@@ -176,7 +176,7 @@ def one_block(nbytes: int = 4096) -> Pieces:
 
 @pytest.mark.parametrize("state", [PostingState.DONE, PostingState.FAILED])
 def test_checksums_are_of_what_is_there_and_a_failed_posting_has_none(state: PostingState) -> None:
-    """The transport says that it is done, and moved nothing: the sum is of the zeros that are there."""
+    """The transport says that it is done, but moved nothing: the checksum is of the zeros in memory."""
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     held = Held()
     held.state = state
