@@ -8,7 +8,7 @@ import google_crc32c
 import numpy as np
 import pytest
 
-from kvgrpc.core.actions import ComputeChecksums
+from kvgrpc.core.actions import ComputeChecksums, MapPeer
 from kvgrpc.core.events import ChecksumsComputed, Event, PeerMapped, PostingEnded
 from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.core.values.endpoints import MemoryKind, Segment
@@ -52,14 +52,14 @@ class Rank:
         self.reports: queue.SimpleQueue[Event] = queue.SimpleQueue()
         path = case.make(self.memory, "own")
         self.rank = LocalRank(0, self.memory, [path], self.reports.put, **options)
-        self.rank.map_peer("p", peer.endpoint(), 1, BEST_FIRST)
+        self.rank.perform(MapPeer(0, "p", peer.endpoint(), 1, BEST_FIRST))
         mapped = self.reports.get(timeout=DEADLINE_S)
         assert isinstance(mapped, PeerMapped)
         assert mapped.data_path == path.name
 
     def read(self, runs: Runs, pieces: Pieces) -> tuple[PostingEnded, ChecksumsComputed]:
         """Returns a posting's end and its checksums, which come in any order."""
-        self.rank.post(post_of("a", "p", runs, checksums=ComputeChecksums(0, "s", pieces)))
+        self.rank.perform(post_of("a", "p", runs, checksums=ComputeChecksums(0, "s", pieces)))
         found = {type(event): event for event in (self.reports.get(timeout=DEADLINE_S) for _ in range(2))}
         ended, summed = found[PostingEnded], found[ChecksumsComputed]
         assert isinstance(ended, PostingEnded)
@@ -140,7 +140,7 @@ def test_bytes_of_an_earlier_posting_count_in_the_checksum(case: Case, peer: Pee
     rank = Rank(case, peer)
     runs, pieces = moved()
     rest = Runs(runs.src[1:], runs.dst[1:], runs.nbytes[1:])
-    rank.rank.post(post_of("b", "p", Runs(runs.src[:1], runs.dst[:1], runs.nbytes[:1])))
+    rank.rank.perform(post_of("b", "p", Runs(runs.src[:1], runs.dst[:1], runs.nbytes[:1])))
     ended = rank.reports.get(timeout=DEADLINE_S)
     assert isinstance(ended, PostingEnded)
     check(rank, peer, rest, pieces)
@@ -154,7 +154,7 @@ def test_without_the_compiled_loop_too(case: Case, peer: Peer, monkeypatch: pyte
 def test_pieces_outside_the_memory_fail_the_posting_before_its_first_byte(case: Case, peer: Peer) -> None:
     rank = Rank(case, peer)
     outside = Pieces(*(np.array([n], dtype=np.int64) for n in (sum(OWN_SIZES), 64, 1)))
-    rank.rank.post(post_of("a", "p", runs_of((0, 0, 64)), checksums=ComputeChecksums(0, "s", outside)))
+    rank.rank.perform(post_of("a", "p", runs_of((0, 0, 64)), checksums=ComputeChecksums(0, "s", outside)))
     ended = rank.reports.get(timeout=DEADLINE_S)
     assert isinstance(ended, PostingEnded)
     assert not ended.done
@@ -165,7 +165,7 @@ def test_pieces_outside_the_memory_fail_the_posting_before_its_first_byte(case: 
 
 def held_rank(held: Held, events: "queue.SimpleQueue[Event]") -> LocalRank:
     rank = LocalRank(0, private((4096,))[0], [held], events.put)
-    rank.map_peer("p", AT_SOURCE, 1, ("held",))
+    rank.perform(MapPeer(0, "p", AT_SOURCE, 1, ("held",)))
     assert isinstance(events.get(timeout=DEADLINE_S), PeerMapped)
     return rank
 
@@ -181,7 +181,7 @@ def test_checksums_are_of_what_is_there_and_a_failed_posting_has_none(state: Pos
     held = Held()
     held.state = state
     rank = held_rank(held, events)
-    rank.post(post_of("a", "p", runs_of((0, 0, 4096)), checksums=ComputeChecksums(0, "s", one_block())))
+    rank.perform(post_of("a", "p", runs_of((0, 0, 4096)), checksums=ComputeChecksums(0, "s", one_block())))
     ended = events.get(timeout=DEADLINE_S)
     found = [ended, *([events.get(timeout=DEADLINE_S)] if state is PostingState.DONE else [])]
     rank.close(DEADLINE_S)
@@ -197,7 +197,7 @@ def test_a_rank_that_cannot_compute_checksums_says_so_and_moves_the_bytes(monkey
     held.state = PostingState.DONE
     rank = held_rank(held, events)
     monkeypatch.setattr(checksums, "Checksummer", lambda _: crc32c.Checksummer([Segment(1 << 20, 64, MemoryKind.CUDA)]))
-    rank.post(post_of("a", "p", runs_of((0, 0, 4096)), checksums=ComputeChecksums(0, "s", one_block())))
+    rank.perform(post_of("a", "p", runs_of((0, 0, 4096)), checksums=ComputeChecksums(0, "s", one_block())))
     said, ended = (events.get(timeout=DEADLINE_S) for _ in range(2))
     assert isinstance(said, ChecksumsComputed)
     assert "device" in said.message

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from kvgrpc.core.actions import Operation
+from kvgrpc.core.actions import MapPeer, Operation
 from kvgrpc.core.events import PostingEnded
 from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.core.values.endpoints import RankEndpoint
@@ -207,13 +207,13 @@ def test_a_rank_in_a_process_of_an_engine_copies_in_its_own_thread(source: ShmPa
         (there if isinstance(event, PostingEnded) else mapped).set()
 
     rank = LocalRank(0, memory, [ShmPath(memory)], hear)
-    rank.map_peer("p", source.offer(RankEndpoint(0)), 0)
+    rank.perform(MapPeer(0, "p", source.offer(RankEndpoint(0)), 0))
     assert mapped.wait(DEADLINE_S)
-    rank.post(post_of("a", "p", LITTLE))
+    rank.perform(post_of("a", "p", LITTLE))
     assert there.wait(DEADLINE_S)
     rank.feed_here = here.append
     for name in map(str, itertools.count()):  # until the thread is at rest
-        rank.post(post_of(name, "p", LITTLE))
+        rank.perform(post_of(name, "p", LITTLE))
         if here:
             break
     assert [type(event) for event in here] == [PostingEnded]
