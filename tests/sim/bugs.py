@@ -114,7 +114,7 @@ def free_when_over(end: Any) -> Any:
 
 
 def any_life(settle: Any) -> Any:
-    """An access of another life settles as VALID, as if that life had been known."""
+    """A settle of an access that this life does not know is VALID, as if an earlier life had vouched for it."""
 
     def settled(self: Any, event: Any) -> None:
         known = self._state.accesses
