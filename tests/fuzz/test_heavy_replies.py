@@ -68,7 +68,7 @@ class Victim:
                 engine.cancel(pulled.transfer_id)
             engine.wait(pulled.transfer_id)
         except grpc.RpcError as error:
-            if error.code() is not grpc.StatusCode.NOT_FOUND:  # a short history has already forgotten a transfer that failed at once
+            if error.code() is not grpc.StatusCode.NOT_FOUND:  # the short history has forgotten a failed pull
                 raise
 
     def check_sound(self) -> None:
