@@ -71,9 +71,7 @@ def test_every_router_can_be_started() -> None:
 
 @contextmanager
 def answering(body: bytes, status: int = 200, missing: int = 0) -> Iterator[str]:
-    """Yields the URL of a server that answers every request with `body`. It announces `missing` more bytes than it
-    sends.
-    """
+    """Yields the URL of a server that answers every request with `body`, and announces `missing` more bytes."""
 
     class Says(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:

@@ -14,6 +14,7 @@
     {"op": "id", "name"}             the transfer's id, as soon as it is known
     {"op": "paint", "blocks", "value"}      every byte of the blocks, in the worker
     {"op": "see", "blocks"}          the values that the bytes have
+    {"op": "leave"}                  closes the engine and the rank; "" or why the rank cannot be closed
 
 One process imports the modules once, and forks one actor for each descriptor that it is sent.
 """

@@ -152,8 +152,8 @@ class Play:
 
 
 def check_over(player: Player, name: str, within_s: float, *, proved: bool = False) -> str:
-    """Returns the last event of a player's transfer, which must come within its bound. Returns "" while some memory is
-    in quarantine and names its missing proof, unless the proof comes by itself (`proved`). Returns "LeadDied" if the
+    """Returns the last event of a player's transfer, which must come within its bound. Returns "" while memory is in
+    quarantine with its missing proof named, unless that proof comes by itself (`proved`), and "LeadDied" if the
     engine's life is over.
     """
     until = time.monotonic() + within_s + SLACK_S

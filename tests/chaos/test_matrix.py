@@ -180,9 +180,7 @@ def go_on(players: tuple[Player, Player]) -> None:
 
 
 def check_gives_nothing(grant: str, source: Player, destination: Player, limits: Limits) -> None:
-    """Checks that a grant of an ended life gives nothing, though its address and blocks are the same: the blocks now
-    hold something else.
-    """
+    """Checks that a grant of an ended life gives nothing: its address and blocks are the same, their content is not."""
     source.paint(BLOCKS, NEXT)
     destination.ask("pull", name="old", grant=grant, tokens=TOKENS)
     destination.ask("start", name="old", blocks=TARGET)

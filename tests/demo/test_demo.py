@@ -58,9 +58,7 @@ def check_identical(said: dict[str, Any], code: int, data_path: str) -> None:
 
 
 def check_chat(said: dict[str, Any]) -> None:
-    """Checks that P takes what it lacks from D after a long reply, not after a short one, and that D then lacks
-    little.
-    """
+    """Checks that P takes what it lacks from D only after a long reply, and that D then lacks little."""
     first, second, third = said["chat"]["turns"]
     assert (first["offered_tokens"], first["pulled_tokens"], first["lease_renewals"]) == (0, 0, 0)
     for turn, before in ((second, first), (third, second)):

@@ -1,6 +1,4 @@
-"""Layer-by-layer pushes of long contexts between two processes, with as many parts and scattered blocks as they
-need.
-"""
+"""Layer-by-layer pushes of long contexts between two processes, with all their parts and scattered blocks."""
 
 import math
 import os

@@ -72,8 +72,8 @@ def test_a_destination_that_gave_up_has_its_blocks_back_once_at_rest(start: Star
 
 
 def test_blocks_into_which_a_source_wrote_come_back_with_the_end_of_its_process(start: Start) -> None:
-    """The source's own process writes with CMA, so nothing arrives after its end. The end is seen before the grace is
-    over.
+    """The source's own process writes with CMA, so nothing arrives after its end, which is seen before the grace
+    ends.
     """
     source, destination = pair_of(start, "nixl", PATIENT)
     made = begin(source, destination, MIDWAY)

@@ -46,7 +46,7 @@ def test_more_than_the_budget_comes_back_while_the_source_is_stopped(start: Star
 
 
 def test_without_spares_a_grace_returns_blocks(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its own read of a stopped source does not end, although a quarter of its blocks stays within the budget."""
+    """Its own read of a stopped source does not end. Its blocks are within the budget, but it has no spares."""
     for name, value in TCP.items():
         monkeypatch.setenv(name, value)
     (source,) = start(FLAGS, settings=LIMITS, **TCP)

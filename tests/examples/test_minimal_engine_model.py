@@ -34,9 +34,7 @@ def model() -> MinimalModel:
 
 @pytest.fixture(scope="module", params=[0, 20], ids=["all", "window"])
 def either(request: pytest.FixtureRequest) -> MinimalModel:
-    """Returns a model whose layers all see all tokens, or one in which every second layer sees a window of partial
-    blocks and tiles.
-    """
+    """Returns a model without windows, or one with a window of partial blocks and tiles in every second layer."""
     return MinimalModel(ModelConfig(window_tokens=request.param))
 
 

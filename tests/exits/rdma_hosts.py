@@ -11,9 +11,7 @@ APT_S = 60.0
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Returns the environment of such a process. The packages are unpacked into a folder of the tests, not
-    installed.
-    """
+    """Returns the environment of such a process. Packages are not installed, but unpacked into a test folder."""
     if ctypes.util.find_library("efa"):
         return {}
     if not _downloaded(folder):

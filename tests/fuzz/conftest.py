@@ -1,8 +1,8 @@
-"""Fixtures of the fuzz tests: the number of inputs, and the server that takes them.
+"""The number of fuzz inputs: 10,000 in a run of all tests, unless FUZZ_INPUTS says otherwise, for at most FUZZ_S
+seconds.
 
-A run of all tests makes 10,000 inputs, unless FUZZ_INPUTS says otherwise, for at most FUZZ_S seconds. Every run makes
-the same inputs; another FUZZ_SEED makes others. A failing test names the number of its input; with FUZZ_ONLY a test
-makes only the input of that number.
+Every run makes the same inputs; another FUZZ_SEED makes others. A failing test names the number of its input; with
+FUZZ_ONLY a test makes only the input of that number.
 """
 
 import os
@@ -52,9 +52,7 @@ def run(request: pytest.FixtureRequest, record_property: Callable[[str, object],
 
 @pytest.fixture(scope="session")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
-    """Returns one server, with a peer, for all tests of a process. The server has an IP address of its own, because
-    inputs make it dial others.
-    """
+    """Yields one server with a peer. Its IP address is its own, because inputs make it dial others."""
     folder = tmp_path_factory.mktemp("fuzz")
     with starting(folder) as start:
         where = ("--listen", "127.0.0.7:0")
@@ -77,9 +75,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Prints the number of inputs, the seed and the rate from the first input to the last. Totals of several seeds add
-    up.
-    """
+    """Prints the number of inputs, their seed and their rate. Totals of several seeds add up."""
     reports = [report for outcome in ("passed", "failed") for report in terminalreporter.getreports(outcome)]
     calls = [(report, dict(report.user_properties)) for report in reports if report.when == "call"]
     taken = [(report, properties["inputs"]) for report, properties in calls if "inputs" in properties]

@@ -26,7 +26,7 @@ NUMBERS = (
     (1 << 31) - 1, (1 << 32) - 1, (1 << 63) - 1, (1 << 64) - 1,
 )  # fmt: skip
 LENGTHS = range(520, 65_537)
-"""Lengths of one run that are admitted, in blocks."""
+"""Lengths of one run, from the pool's 520 blocks to the admitted maximum."""
 AMPLIFIED_BLOCKS, AMPLIFIED_ROWS, AMPLIFIED_BYTES = 65_000, 64, 60_000
 _VARINT, _FIXED64, _BYTES, _GROUP, _GROUP_END, _FIXED32 = range(6)
 _FIXED = {
@@ -85,7 +85,7 @@ class Heavy:
         return made
 
     def amplified(self, place: Place, valid: Message | None) -> bytes:
-        """Returns a small message that names many blocks: nested rows up to a place of runs, with one long run in
+        """Returns a small message that names many blocks: nested rows up to a place of runs, with a long run in
         each.
         """
         field, inside = place[0], place[1:]
@@ -193,9 +193,7 @@ class Heavy:
 
 @cache
 def _beside(field: Field) -> list[Field]:
-    """Returns the field and, if it holds repeated numbers, all such fields of its message. The server refuses them
-    unless they are equally long.
-    """
+    """Returns the field, with all repeated numbers beside it if it is one: they must be equally long."""
     if not field.is_repeated or not _is_number(field):
         return [field]
     return [other for other in field.containing_type.fields if other.is_repeated and _is_number(other)]

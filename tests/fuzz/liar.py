@@ -30,9 +30,7 @@ _CALLS = {
 
 
 class Liar(Rogue):
-    """Acts like a good source, with a new life for every input, except for one RPC in each life. With `converses` it
-    also answers on the stream.
-    """
+    """A good source with a new life for every input, but for one RPC per life. `converses`: also on the stream."""
 
     def __init__(self, like: Engine, known: Known, *, converses: bool) -> None:
         super().__init__(like)

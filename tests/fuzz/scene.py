@@ -48,7 +48,7 @@ class Scene:
     requests: dict[str, list[Message]] = field(default_factory=dict)
     """Valid requests, by RPC."""
     consumer: Consumer = field(init=False)
-    """A consumer that has made a handshake with the engine and sends nothing more by itself."""
+    """A consumer that has made a handshake with the engine. It acts only when the scene or an input makes it."""
     _pushed: tuple[list[int], str] | None = None
     names: list[Any] = field(default_factory=list)
     """Ids, keys and tokens, in the same order in every scene."""

@@ -164,9 +164,7 @@ class Target:
         return self._stubs[path]
 
     def _learn(self, method: MethodDescriptor, reply: bytes) -> None:
-        """Checks that a reply matches the schema, and records allocated blocks, which are freed at the end of the
-        scene.
-        """
+        """Checks that a reply matches the schema, and records allocated blocks, which the end of the scene frees."""
         assert b"a defect of kvgrpc" not in reply, reply  # the failure of one call of several in a message
         if not method.full_name.startswith("kvgrpc."):
             return  # reflection repeats requests in its replies, which are then one level too deep
@@ -222,9 +220,7 @@ class Target:
         self.engine.check_alive()
 
     def _end_requests(self) -> None:
-        """Aborts all requests that a scheduler may have, and reads its news: unread news is repeated in every
-        answer.
-        """
+        """Aborts all requests a scheduler may have, and reads its news: unread news is repeated in every answer."""
         ids = {"r", *TEXTS, *self.first.known.texts}
         aborts = [scheduler_pb2.AbortRequestRequest(request_id=text) for text in sorted(ids)]
         calls = [scheduler_pb2.ScheduleCall(abort_request=abort) for abort in aborts]

@@ -37,8 +37,8 @@ KEYS = [bytes([i]) * 16 for i in range(4)]
 PROBE = 1 << 40
 """First call id of probes. The answer to a probe shows that everything before it was taken."""
 RANKS_MAX, POOL_BYTES_MAX, HUGE_BYTES = 3, 64 << 20, 1 << 40
-"""Bounds that keep the test fast. An engine may have thousands of ranks, and pools as large as the machine's memory,
-which take long to make. Pools from HUGE_BYTES on are refused.
+"""Bounds of pools that are made. Pools up to the machine's memory and thousands of ranks are allowed, but take long.
+Pools from HUGE_BYTES on are refused.
 """
 REPORTS = rank_pb2.RankReport.DESCRIPTOR
 
@@ -134,9 +134,7 @@ class Target:
         self._lead.wait_no_engine()
 
     def say(self, frame: bytes) -> list[session_pb2.CallAnswer]:
-        """Returns the failed answers to a frame of the scheduler. If the frame ended the session, returns none and the
-        engine is gone.
-        """
+        """Returns the failed answers to a frame of the scheduler: none if it ended the session and so the engine."""
         scheduler, probe = self._attached(), session_pb2.Call(call_id=next(self._probes))
         self.sent_bytes = max(self.sent_bytes, len(frame))
         answers: list[session_pb2.CallAnswer] = []

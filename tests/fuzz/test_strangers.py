@@ -33,9 +33,7 @@ CALL_S = 0.2
 """Timeout for calls that wait, in seconds."""
 GIVEN_UP = {grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
 GROWTH_BYTES_MAX = 12 << 20
-"""Maximum memory growth of all inputs together, in bytes, without what the ledger counts. The allocator may keep some
-for each input.
-"""
+"""Maximum growth over all inputs, in bytes, beyond the ledger's count. The allocator may keep some of each input."""
 BACK_S = 20.0
 KINDS = (PoolKind.SERVER_MANAGED, PoolKind.ENGINE_MANAGED)
 

@@ -1,5 +1,4 @@
-"""Writes the current outcome of scenarios into their files, and the index: `python -m tests.scenarios.update [FILE
-...]`.
+"""Writes the outcome of scenarios into their files, and the index: `python -m tests.scenarios.update [FILE ...]`.
 
 Read the difference before you keep it: it is what users would see change.
 """

@@ -127,7 +127,7 @@ def any_life(settle: Any) -> Any:
 
 
 def revived(renew_one: Any) -> Any:
-    """A late renewal revives an expired lease and the stale accesses under it."""
+    """A late renewal reports an expired lease as live, and reopens the stale accesses under it."""
 
     def _renew_one(self: Any, ref: Any, ttl_s: float | None, event: Any) -> Any:
         lease = None if ref.key else self._state.leases.find(ref.lease_id) if ref.lease_id else _find(self, ref)

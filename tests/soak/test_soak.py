@@ -30,9 +30,7 @@ WARM_UP_SHARE = 5
 """Divisor of the transfers: after a fifth of them all tables that keep something for a while are full."""
 MIB = 1 << 20
 GROWTH_BYTES_MAX, SHORT_GROWTH_BYTES_MAX, SHORT = 5 * MIB, 12 * MIB, 50_000
-"""Maximum growth of a server's own memory after the warm-up, in bytes. After a short warm-up the allocator has not seen
-everything yet.
-"""
+"""Maximum growth of a server's memory after the warm-up, in bytes. The allocator has not seen all after a short one."""
 RUN_S = 6 * 3600
 DEFECTS = ("INTERNAL", "DATA_PATH_FAILED", "PEER_FAILED", "PEER_LOST", "CHECKSUM_MISMATCH")
 """Reasons that no transfer may fail with here: nobody died, nothing broke, and all bytes arrived intact."""

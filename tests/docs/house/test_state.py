@@ -1,6 +1,4 @@
-"""README: existing tests or targets show everything that has run, and its lines for vLLM are those of
-docs/integrating.md.
-"""
+"""README: targets or tests that exist show what has run, and its lines for vLLM are those of docs/integrating.md."""
 
 import json
 import re
