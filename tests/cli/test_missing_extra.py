@@ -1,4 +1,4 @@
-"""The console script of the base package alone names the missing package to install instead of a failed import."""
+"""The console script of the base package alone says which extra to install, instead of failing at an import."""
 
 import subprocess
 import sys
