@@ -1,4 +1,4 @@
-"""The console script where only the base package is installed: it says what to install, not where it stumbled."""
+"""The console script of the base package alone says which extra to install, instead of failing at an import."""
 
 import subprocess
 import sys
