@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvgrpc.config import HOST, Config
-from kvgrpc.core.actions import Operation
+from kvgrpc.core.actions import Expect, RankAction
 from kvgrpc.datapath.base import DataPath
 from kvgrpc.datapath.cuda_vmm.path import CudaVmmPath
 from kvgrpc.datapath.device_memory import DeviceMemory, MakeDeviceMemory
@@ -43,19 +43,19 @@ class SharedRank(LocalRank):
     worker: Rank | None = None
     mirrored = False
 
-    def expect(self, access: str, open_: bool, operation: Operation = Operation.READ) -> None:
-        if operation is Operation.READ:
+    def perform(self, action: RankAction) -> None:
+        if isinstance(action, Expect) and not action.writes:
             # Deferred until the peer's answer is on its way: the mover would take the interpreter from the task that
             # sends it. Only turns depend on this.
-            asyncio.get_running_loop().call_soon(self._expect_read, access, open_)
+            asyncio.get_running_loop().call_soon(self._expect_read, action)
             return
-        super().expect(access, open_, operation)
-        if self.worker is not None:
-            self.worker.expect(access, open_, operation)
+        super().perform(action)
+        if isinstance(action, Expect) and self.worker is not None:
+            self.worker.perform(action)
 
-    def _expect_read(self, access: str, open_: bool) -> None:
+    def _expect_read(self, action: Expect) -> None:
         with contextlib.suppress(Unavailable):  # the rank was closed meanwhile
-            super().expect(access, open_)
+            super().perform(action)
 
     async def read_runs(self, runs: Sequence[tuple[int, int]]) -> list[bytes]:
         """Returns bytes of the rank's memory, by (offset, length), for debugging."""

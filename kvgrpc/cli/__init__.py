@@ -20,7 +20,7 @@ def main() -> None:
         if missing in ("", "kvgrpc"):
             raise
         sys.stderr.write(
-            f"kvgrpc: {missing} is not installed; the command line needs the server extra: "
-            "pip install 'kvgrpc[server]'\n"
+            f"kvgrpc: {missing} is not installed; the command line needs it: "
+            "install kvgrpc with its extra 'server', as in the README\n"
         )
         sys.exit(2)

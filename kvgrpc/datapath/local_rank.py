@@ -2,12 +2,25 @@
 
 import logging
 from collections.abc import Callable
+from typing import assert_never
 
 from kvgrpc.core import events
-from kvgrpc.core.actions import AnswerSend, Operation, Post, Send
+from kvgrpc.core.actions import (
+    AnswerSend,
+    AwaitEnd,
+    ComputeChecksums,
+    CopyOut,
+    Expect,
+    MakeOffer,
+    MapPeer,
+    Operation,
+    Post,
+    RankAction,
+    Rekey,
+    Send,
+    UnmapPeer,
+)
 from kvgrpc.core.events import Event
-from kvgrpc.core.values.endpoints import RankEndpoint
-from kvgrpc.core.values.pieces import Pieces
 from kvgrpc.datapath.base import DataPath, DataPathUnavailable, LoadsLibrary, SaysWhy
 from kvgrpc.datapath.copy.checksums import ChecksumThreads
 from kvgrpc.datapath.host.memory import PrivateMemory, SharedMemory
@@ -132,17 +145,37 @@ class LocalRank:
         """Peers whose memory this rank's postings may still access."""
         return set(self._postings.copy().values())
 
-    def offer(self, key: str, peer: str) -> None:
-        self._mover.offer(key, peer)
+    def perform(self, action: RankAction) -> None:  # noqa: C901 - one case for each command
+        """Begins a command, and returns at once."""
+        match action:
+            case Post():
+                self._post(action)
+            case Expect():
+                self._expect(action)
+            case MakeOffer():
+                self._mover.offer(action.key, action.peer)
+            case MapPeer():
+                allowed = self._order if action.allowed is None else action.allowed
+                self._mover.connect(action.peer, action.endpoint, allowed, action.attempt)
+            case UnmapPeer():
+                self._mover.disconnect(action.peer, watch=action.watch, gone=action.gone, peer_rank=action.peer_rank)
+            case AwaitEnd():
+                self._mover.await_end(action.peer)
+            case Rekey():
+                self._mover.rekey()
+            case ComputeChecksums():
+                self._sums.start(action.name, action.pieces)
+            case CopyOut():
+                assert self._mirror is not None, "only engines that said so have mirrors"
+                self._mirror.copy_out(action.name, action.pieces)
+            case Send():
+                self._mover.send(action.name, action.peer, action.ask)
+            case AnswerSend():
+                self._mover.answer_send(action.peer, action.answer)
+            case _:
+                assert_never(action)
 
-    def map_peer(self, peer: str, endpoint: RankEndpoint, attempt: int, allowed: tuple[str, ...] | None = None) -> None:
-        """Begins to reach a peer by the allowed data paths, the best first; None allows all."""
-        self._mover.connect(peer, endpoint, self._order if allowed is None else allowed, attempt)
-
-    def unmap_peer(self, peer: str, *, watch: bool = False, gone: bool = False, peer_rank: int | None = None) -> None:
-        self._mover.disconnect(peer, watch=watch, gone=gone, peer_rank=peer_rank)
-
-    def post(self, post: Post) -> None:
+    def _post(self, post: Post) -> None:
         summing = post.checksums
         arrival = None if summing is None else self._sums.arrival(summing.name, summing.pieces)
         self._postings[post.posting_id] = post.peer
@@ -151,32 +184,13 @@ class LocalRank:
         if ended is not None and feed is not None:
             self._hand_on(ended, feed)
 
-    def expect(self, access: str, open_: bool, operation: Operation = Operation.READ) -> None:
+    def _expect(self, action: Expect) -> None:
         if not self._makes_progress:
             return  # otherwise every read of a peer would wake the mover twice for nothing
-        if open_:
-            self._mover.expect(access, operation)
+        if action.open:
+            self._mover.expect(action.access, Operation.WRITE if action.writes else Operation.READ)
         else:
-            self._mover.unexpect(access)
-
-    def await_end(self, peer: str) -> None:
-        self._mover.await_end(peer)
-
-    def rekey(self) -> None:
-        self._mover.rekey()
-
-    def sum(self, name: str, pieces: Pieces) -> None:
-        self._sums.start(name, pieces)
-
-    def copy_out(self, name: str, pieces: Pieces) -> None:
-        assert self._mirror is not None, "only engines that said so have mirrors"
-        self._mirror.copy_out(name, pieces)
-
-    def send(self, action: Send) -> None:
-        self._mover.send(action.name, action.peer, action.ask)
-
-    def answer_send(self, action: AnswerSend) -> None:
-        self._mover.answer_send(action.peer, action.answer)
+            self._mover.unexpect(action.access)
 
     def progress_age_s(self) -> float:
         return self._mover.progress_age_s()

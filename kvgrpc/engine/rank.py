@@ -31,7 +31,6 @@ from kvgrpc.datapath.host.own_host import own_host
 from kvgrpc.datapath.local_rank import LocalRank, make_paths
 from kvgrpc.datapath.mirror.device import Device
 from kvgrpc.datapath.mirror.mirror import make_memory
-from kvgrpc.engine.session.commands import perform
 from kvgrpc.engine.session.connection import Connection, LeadDied
 from kvgrpc.engine.session.rank_link import RankLink
 from kvgrpc.engine.steps import Steps
@@ -52,6 +51,7 @@ from kvgrpc.session.v1 import rank_pb2, session_pb2
 from kvgrpc.wire import session as wire
 from kvgrpc.wire.description import pool_from_proto
 from kvgrpc.wire.frames import encode
+from kvgrpc.wire.rank_commands import action_of
 
 CLOSE_S = 2.0
 RETRY_S = 0.05
@@ -297,10 +297,11 @@ class Rank:
         return "a peer may still write into it" if self._written else ""
 
     def _perform(self, command: rank_pb2.RankCommand) -> None:
-        if self._mover is not None:
-            perform(self.rank, self._mover, command)
-        elif command.expect.writes:
-            (self._written.add if command.expect.open else self._written.discard)(command.expect.access)
+        if self._mover is None:
+            if command.expect.writes:
+                (self._written.add if command.expect.open else self._written.discard)(command.expect.access)
+        elif (action := action_of(self.rank, command)) is not None:
+            self._mover.perform(action)
 
     def _reach(self) -> None:
         """Connects to the next lead. Raises Unavailable."""

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Protocol
+from typing import Protocol, get_args
 
 from kvgrpc.core import actions
 from kvgrpc.core.actions import Action, Reply
@@ -65,27 +65,7 @@ class PeerPort(Protocol):
 class RankPort(Protocol):
     """Commands to the ranks of this engine."""
 
-    def offer(self, action: actions.MakeOffer) -> None: ...
-
-    def map_peer(self, action: actions.MapPeer) -> None: ...
-
-    def unmap_peer(self, action: actions.UnmapPeer) -> None: ...
-
-    def post(self, action: actions.Post) -> None: ...
-
-    def expect(self, action: actions.Expect) -> None: ...
-
-    def await_end(self, action: actions.AwaitEnd) -> None: ...
-
-    def rekey(self, action: actions.Rekey) -> None: ...
-
-    def sum(self, action: actions.ComputeChecksums) -> None: ...
-
-    def copy_out(self, action: actions.CopyOut) -> None: ...
-
-    def send(self, action: actions.Send) -> None: ...
-
-    def answer_send(self, action: actions.AnswerSend) -> None: ...
+    def perform(self, action: actions.RankAction) -> None: ...
 
 
 class EnginePort(Protocol):
@@ -134,19 +114,9 @@ class Runner:
             actions.SendRegister: peers.register_push,
             actions.SendRenew: peers.renew_leases,
             actions.SendRenewKeys: peers.renew_keys,
-            actions.MakeOffer: ranks.offer,
-            actions.MapPeer: ranks.map_peer,
-            actions.UnmapPeer: ranks.unmap_peer,
-            actions.Post: ranks.post,
-            actions.Expect: ranks.expect,
-            actions.AwaitEnd: ranks.await_end,
-            actions.Rekey: ranks.rekey,
-            actions.ComputeChecksums: ranks.sum,
-            actions.CopyOut: ranks.copy_out,
             actions.SendChecksums: peers.checksum_blocks,
             actions.SendPostSend: peers.post_send,
-            actions.Send: ranks.send,
-            actions.AnswerSend: ranks.answer_send,
+            **dict.fromkeys(get_args(actions.RankAction), ranks.perform),
             actions.TransferChanged: self._transfer_changed,
             actions.TellEngine: lambda action: engine.tell(action.news),
             actions.BlocksLacking: _tell_lacking,

@@ -61,39 +61,36 @@ def send_under_way(reply: peer_pb2.PostSendResponse) -> Values:
     return _values(reply.values)
 
 
-def send_command(action: Send) -> rank_pb2.RankCommand:
-    """Makes the command to send bytes, or to make a process group."""
-    ask, command = action.ask, rank_pb2.RankCommand()
-    made = command.send
+def put_send(action: Send, made: rank_pb2.SendCommand) -> None:
+    """Writes the command to send bytes, or to make a process group, into an empty message."""
+    ask = action.ask
     made.name, made.peer, made.peer_rank, made.epoch, made.sequence = (
         action.name, action.peer, ask.rank, ask.epoch, ask.sequence,
     )  # fmt: skip
     put_columns(made, offsets=ask.offsets, nbytes=ask.nbytes)
     made.values.extend(_send_values(ask.values))
-    return command
 
 
 def ask_of(rank: int, command: rank_pb2.SendCommand) -> SendAsk:
-    """Converts a send command in the worker of the sending rank: the inverse of `send_command`."""
+    """Converts a send command in the worker of the sending rank: the inverse of `put_send`."""
     return SendAsk(
         rank, command.peer_rank, command.epoch, command.sequence, ids(command.offsets), ids(command.nbytes),
         _values(command.values),
     )  # fmt: skip
 
 
-def send_answer_command(action: AnswerSend) -> rank_pb2.RankCommand:
-    """Makes the command that carries the answer to an ask."""
+def put_send_answer(action: AnswerSend, made: rank_pb2.SendAnswerCommand) -> None:
+    """Writes the command that carries the answer to an ask into an empty message."""
     answer = action.answer
-    return rank_pb2.RankCommand(
-        send_answer=rank_pb2.SendAnswerCommand(
-            peer=action.peer, peer_rank=answer.source_rank, epoch=answer.epoch, sequence=answer.sequence,
-            values=_send_values(answer.values), error=answer.error, unknown=not answer.known, regroup=answer.regroup,
-        )
+    made.peer, made.peer_rank, made.epoch, made.sequence = (
+        action.peer, answer.source_rank, answer.epoch, answer.sequence,
     )  # fmt: skip
+    made.values.extend(_send_values(answer.values))
+    made.error, made.unknown, made.regroup = answer.error, not answer.known, answer.regroup
 
 
 def answer_of(command: rank_pb2.SendAnswerCommand) -> SendAnswer:
-    """Converts the answer to an ask: the inverse of `send_answer_command`."""
+    """Converts the answer to an ask: the inverse of `put_send_answer`."""
     return SendAnswer(
         command.peer_rank,
         command.epoch,

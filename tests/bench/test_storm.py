@@ -1,4 +1,4 @@
-"""`make storm`: what it asks from a seed, what it finds wrong, and what it says. A real one is in tests/vllm."""
+"""`make storm`: the requests of a seed, the errors that it finds, and its report. tests/vllm runs a real one."""
 
 import json
 from dataclasses import replace

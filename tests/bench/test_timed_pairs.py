@@ -1,4 +1,4 @@
-"""Pairs of measurements favour neither of the two."""
+"""Pairs of measurements favour neither side."""
 
 from bench.measures.timed_pairs import timed_pairs
 

@@ -1,4 +1,4 @@
-"""A reader's walk stays as short as it is: the ceilings are today's counts, and go down with them."""
+"""The code that a reader walks through does not grow: the ceilings are today's counts, and go down with them."""
 
 import pytest
 

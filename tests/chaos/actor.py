@@ -1,4 +1,4 @@
-"""A process of an engine, its scheduler or a worker, to be killed or stopped: driven by JSON lines.
+"""Process of an engine, its scheduler or a worker, that a test kills or stops. JSON lines drive it.
 
     {"op": "schedule", "socket_path", "private"}    attaches as the scheduler; the ticket for the worker
     {"op": "launch", "flags", "private", "environment"}      as "schedule", with a lead of its own
@@ -14,8 +14,9 @@
     {"op": "id", "name"}             the transfer's id, as soon as it is known
     {"op": "paint", "blocks", "value"}      every byte of the blocks, in the worker
     {"op": "see", "blocks"}          the values that the bytes have
+    {"op": "leave"}                  closes the engine and the rank; "" or why the rank cannot be closed
 
-One process imports what they need, and forks one for every descriptor that it is sent.
+One process imports the modules once, and forks one actor for each descriptor that it is sent.
 """
 
 import json
@@ -37,7 +38,7 @@ ANSWER_S = 10.0
 
 
 class Actor:
-    """What it is so far."""
+    """The engine or rank of one process, its transfers by name, and the events of its life."""
 
     def __init__(self) -> None:
         self.engine: Engine | None = None
@@ -114,7 +115,7 @@ class Actor:
         return ""
 
     def events(self, line: dict[str, Any]) -> list[list[str]]:
-        """All of this life, in order."""
+        """Returns all events of this life, in order."""
         names = {handle: name for name, handle in self._handles.items()}
         try:
             for event in self._engine.poll(line["wait_s"]):
@@ -138,13 +139,13 @@ class Actor:
         return [int(value) for value in np.unique(self._view[:, line["blocks"]])]
 
     def leave(self, _: dict[str, Any]) -> str:
-        """Ends what it is, if it is anything."""
+        """Closes the engine and the rank, if there are any. Returns "" or why the rank cannot be closed."""
         if self.engine is not None:
             self.engine.close()
         if self.rank is not None:
             try:
                 self.rank.close()
-            except KVGrpcError as error:  # a data path that may still use the memory
+            except KVGrpcError as error:  # a data path may still use the memory
                 return str(error)
         self.engine = self.rank = None
         return ""
@@ -173,7 +174,7 @@ class Actor:
 
 
 def serve(fd: int) -> None:
-    """Answers one test's lines until it hangs up."""
+    """Answers one test's lines until the test hangs up."""
     actor = Actor()
     with socket.socket(fileno=fd) as test, test.makefile("r") as lines:
         for text in lines:

@@ -1,4 +1,4 @@
-"""Who plays: two engines, each with a lead, a scheduler and a worker in processes of their own, and a network."""
+"""The players: two engines, each with a lead, a scheduler and a worker in processes of their own, and a network."""
 
 import os
 import signal
@@ -19,17 +19,17 @@ from tests.engine.support import Lead, Workers, ended
 from tests.service.api import Api
 from tests.service.engines import HOME, wait_until
 
-# What waits for an engine that stands still ends with the lease.
+# The lease bounds every wait for an engine that stands still.
 LIMITS = Limits(**tomllib.loads(pushing.LIMITS)["limits"], lease_ttl_s=3.0, lease_cap_s=4.0)
 WRITTEN = replace(LIMITS, quarantine_share=0.1, rekey_interval_s=0.5)
-"""Where a source writes: what one transfer leaves in quarantine is too much, so that a re-key comes by itself."""
+"""Limits where the source writes: one transfer's quarantine exceeds the share, so a re-key starts by itself."""
 PATIENT = replace(
     LIMITS, peer_grace_s=20.0, queue_timeout_s=20.0, transfer_timeout_s=20.0, settle_timeout_s=20.0,
     registration_timeout_s=20.0, lease_ttl_s=20.0, lease_cap_s=40.0,
 )  # fmt: skip
-"""Nothing runs out while a process stands still for a moment."""
+"""Limits that do not run out while a process stands still for a moment."""
 SLOW_BYTES_PER_S = 60_000
-"""16 blocks of 2 KiB take half a second: long enough to be met on their way."""
+"""Bandwidth at which 16 blocks of 2 KiB take half a second: long enough to interrupt the move."""
 MEMBERS = {
     "lead": ("lead",),
     "scheduler": ("scheduler",),
@@ -37,12 +37,12 @@ MEMBERS = {
     "engine": ("scheduler", "worker"),
     "lead and engine": ("lead", "scheduler", "worker"),
 }
-"""What can become a victim, and the processes that it is made of."""
+"""Possible victims, and the processes of each."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What all of a play go by."""
+    """Settings of one play."""
 
     path: str
     limits: Limits = LIMITS
@@ -51,7 +51,7 @@ class Setting:
 
     @property
     def text(self) -> str:
-        """As a lead's settings."""
+        """Settings file of a lead."""
         limits = [f"{one.name} = {getattr(self.limits, one.name)}" for one in fields(Limits)]
         return "\n".join([f"source_writes = {str(self.source_writes).lower()}", "[limits]", *limits])
 
@@ -61,7 +61,7 @@ class Setting:
 
 
 class ProxiedLead(Lead):
-    """A lead that names another address to its peers than the one at which the test asks it."""
+    """A lead whose advertised address differs from the address at which the test calls it."""
 
     def __init__(self, folder: Path, name: str, listen: str, *flags: str, settings: str) -> None:
         self._listen = listen
@@ -74,7 +74,7 @@ class ProxiedLead(Lead):
 
 
 class Player:
-    """One engine of the two: P or D."""
+    """One of the two engines: P or D."""
 
     def __init__(self, folder: Path, name: str, setting: Setting, actors: Workers) -> None:
         self.name = name
@@ -105,7 +105,7 @@ class Player:
         self.lead: Lead = ProxiedLead(folder, self.name, where, *flags, settings=setting.text)
 
     def attach(self) -> None:
-        """Its engine begins a new life."""
+        """Starts a new life of the engine."""
         ticket = self._attach_scheduler()
         flags, environment = PATHS[self._setting.path]
         work = {
@@ -115,13 +115,13 @@ class Player:
         assert self.worker.ask(op="work", ticket=ticket, **work) == "attached"
 
     def _attach_scheduler(self) -> Any:
-        """The ticket for its worker."""
+        """Attaches the scheduler and returns the ticket for its worker."""
         return self.scheduler.ask(op="schedule", socket_path=self.lead.socket_path, private=self._private)
 
-    # -- what happens to it
+    # -- faults
 
     def cut(self) -> None:
-        """Its peers do not reach it, nor it them; nor does the test, where the whole network is cut."""
+        """Cuts the player and its peers off from each other, and from the test if the whole network is cut."""
         self.reachable = not NAMESPACE
         if NAMESPACE:
             set_loopback("down")
@@ -136,7 +136,7 @@ class Player:
             self.proxy.mend()
 
     def pids(self, part: str) -> int:
-        """The process that plays that part."""
+        """Returns the id of the process that plays this part."""
         if part == "lead":
             return self._pid_of_lead()
         return {"scheduler": self.scheduler, "worker": self.worker}[part].pid
@@ -145,7 +145,7 @@ class Player:
         return self.lead.process.pid
 
     def kill(self, victim: str) -> None:
-        """All of them at once; they have ended then."""
+        """Kills all processes of the victim at once, and waits until they have ended."""
         pids = [self.pids(part) for part in MEMBERS[victim]]
         pidfds = [os.pidfd_open(pid) for pid in pids]
         for pid in pids:
@@ -162,25 +162,25 @@ class Player:
             os.kill(self.pids(part), signal.SIGSTOP)
 
     def hold(self) -> None:
-        """Its lead says nothing until `let_go`, so that a step lasts."""
+        """Stops its lead until `let_go`, so that a step lasts."""
         self._held = self.pids("lead")
         os.kill(self._held, signal.SIGSTOP)
 
     def let_go(self) -> None:
-        """Its lead goes on, if it was held and nothing else has happened to it."""
+        """Continues its lead, if it was held and was not killed or stopped since."""
         if self._held and self.sound("lead"):
             os.kill(self._held, signal.SIGCONT)
         self._held = 0
 
     def resume(self) -> None:
-        """What stood still goes on."""
+        """Continues all stopped processes."""
         for pid in self._stopped:
             os.kill(pid, signal.SIGCONT)
         self._stopped.clear()
 
     def revive(self, *, fresh: bool = False) -> bool:
-        """What was killed begins anew, at the same address; and a new life of the engine, where the old one ended;
-        `fresh`: in a new process of its worker. Whether it did.
+        """Restarts the killed processes at the same address and, if the engine's life is over, begins a new one. With
+        `fresh`, the worker gets a new process. Returns True if a new life began.
         """
         if "lead" in self._killed:
             self.lead.api.close()
@@ -198,30 +198,28 @@ class Player:
         return gone
 
     def leave(self, *, fresh: bool = False) -> None:
-        """The engine's life ends; with the worker's process, if that is wanted, and where a data path may still use its
-        memory.
-        """
+        """Ends the engine's life. Replaces the worker's process if `fresh`, or while a data path may use its memory."""
         self.scheduler.ask(op="leave")
         if fresh or self.worker.ask(op="leave"):
             self.worker.kill()
             self.worker.close()
             self.worker = self._actors.make()
 
-    # -- what it knows
+    # -- state
 
     def sound(self, *parts: str) -> bool:
-        """Whether none of these was killed or stands still."""
+        """Checks that none of these parts was killed or stands still."""
         return not any(part in self._killed or self.pids(part) in self._stopped for part in parts)
 
     def lost(self, events: list[list[str]]) -> bool:
-        """Whether its engine was told that its life is over. Fails where none of its processes was killed."""
+        """Checks whether the engine was told that its life is over. Fails if none of its processes was killed."""
         found = ["LeadDied", "", ""] in events
         assert self._killed or not found, f"{self.name} lost its session: {events}"
         return found
 
     def quarantine(self) -> list[admin_pb2.Pin]:
-        """What is in quarantine, and what its own posting still reads of a push that is over. Fails for one of the
-        first that does not say which proof is missing; the others are known by it.
+        """Returns the pins in quarantine, and the pins under which its own postings still read for an ended push. Fails
+        if a quarantine pin does not name its missing proof; the other pins are recognised by that name.
         """
         pins = self.lead.api.admin.ListPins(admin_pb2.ListPinsRequest()).pins
         found = [pin for pin in pins if pin.kind == admin_pb2.PIN_KIND_QUARANTINE or pin.missing_proof]
@@ -229,12 +227,12 @@ class Player:
         return found
 
     def meet(self, other: "Player") -> None:
-        """Shakes hands with another one."""
+        """Makes a handshake with another player."""
         where = common_pb2.PeerAddress(address=other.proxy.address)
         self.lead.api.handshake.ConnectPeer(handshake_pb2.ConnectPeerRequest(peer=where))
 
     def transports(self) -> list[str]:
-        """What its bytes go by, as it says it of each peer that it reaches."""
+        """Returns the transport of each data path to its peers, as its lead reports it."""
         peers = self.lead.api.admin.ListPeers(admin_pb2.ListPeersRequest()).peers
         return [path.why for peer in peers for path in peer.paths]
 
@@ -246,14 +244,14 @@ class Player:
         return found
 
     def ask(self, op: str, **request: Any) -> Any:
-        """Of the scheduler."""
+        """Asks the scheduler."""
         return self.scheduler.ask(op=op, **request)
 
     def transfer(self, name: str) -> transfer_pb2.Transfer:
         return self.lead.transfer(self.ask("id", name=name))
 
     def wait_at_rest(self) -> None:
-        """Until it holds nothing, and takes new work: a re-key may be under way."""
+        """Waits until it holds nothing and takes new work: a re-key may be under way."""
 
         def rests() -> bool:
             return self.lead.at_rest() and self.lead.status().admission == handshake_pb2.ADMISSION_OPEN
@@ -272,7 +270,7 @@ class Player:
 
 
 class OwnLead(Lead):
-    """The lead that a launched engine has now."""
+    """The current lead of a launched engine."""
 
     def __init__(self, name: str, address: str) -> None:
         self.name, self.api = name, Api(address)
@@ -282,7 +280,7 @@ class OwnLead(Lead):
 
 
 class Launched(Player):
-    """One whose lead is a child of its engine's scheduler, which replaces it. Peers reach it without a proxy."""
+    """A player whose lead is a child of its engine's scheduler, which restarts it. Peers reach it without a proxy."""
 
     _lead_pid: int
 
@@ -305,7 +303,7 @@ class Launched(Player):
         return self._lead_pid
 
     def come_back(self, *, anew: bool) -> None:
-        """It has a lead again; `anew`: with a new life of the engine."""
+        """Waits for the new lead or, with `anew`, begins a new life of the engine."""
         self._killed.clear()
         if anew:
             self.lead.close()

@@ -1,4 +1,4 @@
-"""Servers for tests about one deed; see test_matrix.py for all of them."""
+"""Servers for tests of a single fault; test_matrix.py covers the whole matrix."""
 
 from tests.service.conftest import start
 

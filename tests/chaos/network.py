@@ -1,8 +1,8 @@
-"""A network between leads that can be cut: a proxy before each of them, at the address that it tells its peers; or, in
-a network namespace of the tests' own, the loopback device, by which the bytes of NIXL over TCP go, too.
+"""Network between leads that can be cut: a proxy before each lead, at the lead's advertised address. If the tests have
+a network namespace of their own, the loopback device is cut instead, which also stops the bytes of NIXL over TCP.
 
-Cut, a proxy swallows: connections stay, nothing comes through, and new ones are taken and not served. As soon as it is
-mended all goes on where it was, which is the hardest for both sides: what was sent long ago arrives.
+A cut proxy swallows: connections stay, nothing comes through, and new ones are accepted but not served. After it is
+mended everything continues where it stopped. This is the hardest case for both sides: old messages arrive late.
 """
 
 import os
@@ -17,16 +17,16 @@ TURN_S = 0.05
 
 
 NAMESPACE = "CHAOS_NAMESPACE" in os.environ
-"""Whether these tests have a network namespace of their own. `make chaos` gives them one where it may."""
+"""True if these tests have a network namespace of their own. `make chaos` gives them one where it may."""
 
 
 def set_loopback(state: str) -> None:
-    """ "up" or "down"; down, nothing in this namespace reaches anything but by unix sockets."""
+    """Sets the loopback device "up" or "down". When it is down, only unix sockets work in this namespace."""
     subprocess.run(["ip", "link", "set", "lo", state], check=True)
 
 
 class Proxy:
-    """Forwards connections to `target`, host and port, which may be set later; in a thread of its own."""
+    """Forwards connections to `target` (host, port), which may be set later; it runs in a thread of its own."""
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -74,7 +74,7 @@ class Proxy:
     def _join(self, selector: selectors.BaseSelector, one: socket.socket) -> None:
         try:
             other = socket.create_connection(self.target, timeout=1.0)
-        except OSError:  # nobody is there: so it is told
+        except OSError:  # nobody listens there: the caller is told by a closed connection
             one.close()
             return
         for here, there in ((one, other), (other, one)):

@@ -1,4 +1,4 @@
-"""What is played: a pull, a push, or a push layer by layer, brought to a step; and its end on whoever survives."""
+"""The plays: a pull, a push, or a push layer by layer, brought to a step, and checks of its end on each survivor."""
 
 import os
 import time
@@ -18,14 +18,14 @@ TOKENS = prompt(COUNT * 16)
 BLOCKS, TARGET = list(range(COUNT)), list(range(20, 20 + COUNT))
 OVER = (SUCCEEDED, FAILED, CANCELLED)
 KV, NEW, NEXT = 7, 100, 50
-"""What blocks hold: the KV that moves, what their engine puts into them afterwards, and the KV of what is next."""
+"""Bytes in blocks: the KV that moves, what the engine writes afterwards, and the KV of the next request."""
 SLACK_S = 10.0
-"""What a busy machine may add to a bound."""
+"""Slack that a busy machine may add to a bound, in seconds."""
 
 SPARE, FREE = list(range(40, 44)), list(range(44, 48))
-"""Blocks that no play uses: of what comes after it."""
+"""Blocks that no play uses; the next request uses them."""
 ENDS = ("Received", "BlocksReturned")
-"""Events after which an engine has all its blocks."""
+"""Events after which an engine has all its blocks back."""
 
 MIDWAY, SETTLE = "bytes on their way", "before the settle"
 STEPS = {
@@ -35,12 +35,12 @@ STEPS = {
     "written push": ("between two parts", MIDWAY, SETTLE),
     "written layers": ("between two layers", MIDWAY, SETTLE),
 }
-"""By mode. Written: the source writes, else the destination reads."""
+"""Steps by mode. In a written mode the source writes; in the others the destination reads."""
 
 
 def bound_s(mode: str, limits: Limits) -> float:
-    """So long a transfer of that mode may take to its end, from whenever something happened to it: the sum of all that
-    it may wait for in turn. Memory that a re-key brings back takes another one of its own.
+    """Returns the longest time, in seconds, that a transfer of this mode may take to end after a fault: the sum of its
+    consecutive waits. Memory that only a re-key brings back takes one more re-key.
     """
     waits = limits.peer_grace_s + limits.transfer_timeout_s + limits.settle_timeout_s
     if mode == "pull":
@@ -66,7 +66,7 @@ class Play:
         return self.mode.startswith("written")
 
     def bring_to(self, step: str) -> None:
-        """Everything up to a step. P's blocks are full of KV, D's of zeros."""
+        """Plays up to a step. P's blocks are full of KV, D's of zeros."""
         self.source.paint(BLOCKS, KV)
         if self.mode == "pull":
             self._pull(step)
@@ -87,7 +87,7 @@ class Play:
             self._hold_the_settle()
 
     def _hold_the_settle(self) -> None:
-        """The lead that would answer says nothing any more; who moves the bytes needs it no more."""
+        """Holds the lead that would answer the settle, once the mover no longer needs it."""
         mover, other = (self.source, self.destination) if self.written else (self.destination, self.source)
         other.hold()
 
@@ -98,7 +98,7 @@ class Play:
         self._until(waits)
 
     def go_on(self) -> None:
-        """Whoever was held goes on. D asks only now, where it has not."""
+        """Continues whoever was held. D makes its pull only now if it has not made one."""
         self.source.let_go()
         self.destination.let_go()
         if self.mode == "pull" and self.destination not in self._asked and self.destination.sound("scheduler"):
@@ -106,7 +106,7 @@ class Play:
             self.destination.ask("start", name=self.name, blocks=TARGET)
 
     def knows(self, player: Player) -> bool:
-        """Whether its engine has the transfer."""
+        """Checks whether the player's engine has the transfer."""
         return player in self._asked
 
     def _ask(self, player: Player, op: str, **request: object) -> str:
@@ -152,8 +152,9 @@ class Play:
 
 
 def check_over(player: Player, name: str, within_s: float, *, proved: bool = False) -> str:
-    """The last event of a player's transfer, which comes within its bounds; "" while some memory is in quarantine,
-    which says for want of which proof, unless the proof comes by itself; "LeadDied" when the engine's life is over.
+    """Returns the last event of a player's transfer, which must come within its bound. Returns "" while memory is in
+    quarantine with its missing proof named, unless that proof comes by itself (`proved`), and "LeadDied" if the
+    engine's life is over.
     """
     until = time.monotonic() + within_s + SLACK_S
     while time.monotonic() < until:
@@ -172,7 +173,7 @@ def check_over(player: Player, name: str, within_s: float, *, proved: bool = Fal
 
 
 def check_serves(source: Player, destination: Player, limits: Limits) -> None:
-    """The next request brings its bytes."""
+    """Checks that the next request between the two brings its bytes."""
     name, tokens = f"next from {source.name}", prompt(64, seed=3)
     source.paint(SPARE, NEXT)
     destination.paint(FREE, 0)

@@ -1,8 +1,8 @@
-"""A router that drives a transfer between two servers, to be killed, stopped or cut off: `router P D MODE`, addresses
-and a mode of STEPS.
+"""A router that drives a transfer between two servers, and that a test kills, stops or cuts off: `router P D MODE`,
+with the servers' addresses and a mode of STEPS.
 
-Says each step that it has reached, on a line, and goes on when it is sent one. All the time it renews the lease and
-the allocations, and watches both servers without reading what they say. It says REFUSED when a renewal is.
+It prints each step that it reaches, and continues when it reads a line. Meanwhile it renews the lease and the
+allocations, and watches both servers without reading the streams. It prints REFUSED if a renewal is refused.
 """
 
 import sys
@@ -30,7 +30,7 @@ TTL_S = 3.0
 
 
 def say(line: str) -> None:
-    print(line, flush=True)  # noqa: T201 - for whoever started it
+    print(line, flush=True)  # noqa: T201 - the test reads the output
 
 
 def reached(step: str) -> None:
@@ -39,7 +39,7 @@ def reached(step: str) -> None:
 
 
 class Router:
-    """What it has, and renews."""
+    """The router's allocations and lease, which a thread renews, and its watches."""
 
     def __init__(self, source: Api, destination: Api) -> None:
         self.source, self.destination = source, destination
@@ -52,13 +52,13 @@ class Router:
         threading.Thread(target=self._renew, daemon=True).start()
 
     def hand_over(self) -> handoff_pb2.FinishedBlocksResponse:
-        """All blocks, for whoever pulls them."""
+        """Hands over all blocks, to any puller."""
         return self._finish(
             for_readers(transfer_key=new_key(), content=content(TOKENS), blocks=self.mine, ttl=dur(TTL_S))
         )
 
     def part(self, key: bytes, blocks: slice, **fields: Any) -> handoff_pb2.FinishedBlocksResponse:
-        """Some blocks, as a part of a push."""
+        """Hands over some blocks as a part of a push."""
         some = some_of(self.mine, ids_of(self.mine)[blocks])
         return self._finish(push_part(transfer_key=key, content=content(TOKENS), blocks=some, ttl=dur(TTL_S), **fields))
 
@@ -72,7 +72,7 @@ class Router:
         return self.destination.transfers.GetTransfer(request).transfer
 
     def end(self, transfer_id: str) -> None:
-        """Sees a transfer to its end, from the middle of its bytes."""
+        """Follows a transfer from the middle of its bytes to its end."""
         wait_until(lambda: self._moves(transfer_id), what=lambda: self.received(transfer_id))
         reached(MIDWAY)
         self.destination.transfers.WaitTransfer(transfer_pb2.WaitTransferRequest(transfer_id=transfer_id))
@@ -82,7 +82,7 @@ class Router:
             watch.cancel()
 
     def _moves(self, transfer_id: str) -> bool:
-        """Fails for one that is over: it was to be met on its way."""
+        """Checks that bytes of the transfer are moving. Fails if it is over: the test must meet it under way."""
         found = self.received(transfer_id)
         assert found.state in (transfer_pb2.TRANSFER_STATE_PENDING, transfer_pb2.TRANSFER_STATE_ACTIVE), found
         wired = common_pb2.TRANSFER_PHASE_WIRE in {timing.phase for timing in found.phases}
@@ -122,7 +122,7 @@ def pull(router: Router) -> None:
 
 
 class HandOver(Protocol):
-    """One of two parts."""
+    """Hands over one of two parts."""
 
     def __call__(self, key: bytes, *, last: bool) -> None: ...
 

@@ -1,7 +1,7 @@
-"""An engine whose lead is its own child, and is killed at whichever step: the engine lives on with the next lead.
+"""An engine whose lead is its own child survives the lead's death at any step, and continues with the next lead.
 
-What it had under way fails, and its blocks come back when they are at rest; what it then puts into them stays. The one
-end of the engine itself: a peer that may write into its memory from a process of its own, which nobody can stop.
+Transfers under way fail, and their blocks come back when they are at rest; later writes of the engine stay intact. Only
+one case ends the engine itself: a peer that may write into its memory from a process that nobody can stop.
 """
 
 from collections.abc import Iterator
@@ -86,7 +86,7 @@ def test_an_engine_outlives_a_lead(tmp_path: Path, actors: Workers, path: str, m
             assert destination.quarantine(), "its new lead knows nothing of what the last one had written"
             assert source not in kept or source.see(BLOCKS) == [NEW]
             kept.clear()
-            source.come_back(anew=True)  # in a new process, with other memory: the one that wrote has ended
+            source.come_back(anew=True)  # a new process with other memory: the process that wrote has ended
         for player in players:
             player.wait_at_rest()
         for player in kept:

@@ -1,9 +1,8 @@
-"""Whoever is killed, stands still or cannot be reached, at whichever step, over whichever data path.
+"""Any victim is killed, stopped or cut off, at any step, over any data path.
 
-What must be true of those that survive: their transfer is over within its bounds, and what they are not given back says
-for want of which proof. What they then put into their blocks stays there, whatever the victim still does when it goes
-on. At the end nothing is held on either side, the next request is served, and a grant of a life that is over gives
-nothing.
+For the survivors this must hold: their transfer ends within its bounds, and memory that they do not get back names its
+missing proof. What they then write into their blocks stays intact, whatever the victim does when it goes on. At the end
+neither side holds anything, the next request is served, and a grant of an ended life gives nothing.
 """
 
 import time
@@ -40,7 +39,7 @@ TEST_S = 180
 VICTIMS = [(who, part) for who in ("P", "D") for part in MEMBERS]
 NETWORK = ("", "network")
 PAUSE_S = 1.0
-"""Longer than the bytes take, and far shorter than anything that PATIENT bounds."""
+"""Pause in seconds: longer than the bytes take, and far shorter than any limit of PATIENT."""
 
 
 @dataclass(frozen=True)
@@ -68,26 +67,26 @@ class Case:
     def setting(self) -> Setting:
         written = self.mode.startswith("written")
         limits = PATIENT if self.deed == "paused" else WRITTEN if written else LIMITS
-        # Who is held before the settle must not be declared dead while the bytes move.
+        # A lead held before the settle must not be declared dead while the bytes move.
         return Setting(self.path, limits, written, SLOW_BYTES_PER_S * (3 if self.step == SETTLE else 1))
 
     @property
     def rekeys(self) -> bool:
-        """Whether a destination that is sound has its blocks back without its peer: by CMA nothing proves that one
-        which stands still writes no more.
+        """True if a sound destination gets its blocks back without its peer. With CMA nothing proves that a stopped
+        peer writes no more.
         """
         return self.mode.startswith("written") and self.path == "nixl-tcp"
 
     @property
     def keeps_doubt(self) -> bool:
-        """Whether a destination waits for its peer's word, or the end of the process that writes: of a lead that took
-        it for dead it has the word when they meet again; of one that is gone never.
+        """True if a destination waits for its peer's word, or for the end of the process that writes. A peer that took
+        it for dead gives that word when they meet again; a peer that is gone never does.
         """
         return self.mode.startswith("written") and self.path == "nixl"
 
 
 def deeds(step: str) -> Iterator[tuple[str, str, str]]:
-    """Who is the victim of what at that step."""
+    """Yields (who, part, deed) for each fault at this step."""
     for who, part in VICTIMS:
         single = len(MEMBERS[part]) == 1
         if single or step == MIDWAY:
@@ -104,7 +103,7 @@ def deeds(step: str) -> Iterator[tuple[str, str, str]]:
 def cases() -> Iterator[Case]:
     for path in PATHS:
         for mode, steps in STEPS.items():
-            # Without any network device a re-key makes no new agent.
+            # Without a network device a re-key cannot make a new agent.
             written = mode.startswith("written")
             if not written or (path.startswith("nixl") and not NAMESPACE):
                 for step in steps:
@@ -134,7 +133,7 @@ QUICK = {
     ("collective", "push", MIDWAY, "P worker", "stopped"),
     ("collective", "layers", MIDWAY, "D worker", "killed"),
 }
-"""Those that run with all tests: every data path, mode, step of it, victim and deed."""
+"""Cases that run with all tests: they cover every data path, mode, step, victim and deed."""
 
 
 def marked(case: Case) -> object:
@@ -164,7 +163,7 @@ def cast(
 
 
 def do(case: Case, source: Player, destination: Player) -> None:
-    """What happens to the victim."""
+    """Applies the fault of the case to the victim."""
     if (case.who, case.part) == NETWORK:
         source.cut()
         destination.cut()
@@ -174,14 +173,14 @@ def do(case: Case, source: Player, destination: Player) -> None:
 
 
 def go_on(players: tuple[Player, Player]) -> None:
-    """What stands still, or was cut off, goes on."""
+    """Continues what stands still, and mends what was cut."""
     for player in players:
         player.mend()
         player.resume()
 
 
 def check_gives_nothing(grant: str, source: Player, destination: Player, limits: Limits) -> None:
-    """A grant of a life that is over, at the same address, of the same blocks, which hold something else."""
+    """Checks that a grant of an ended life gives nothing: its address and blocks are the same, their content is not."""
     source.paint(BLOCKS, NEXT)
     destination.ask("pull", name="old", grant=grant, tokens=TOKENS)
     destination.ask("start", name="old", blocks=TARGET)
@@ -189,21 +188,21 @@ def check_gives_nothing(grant: str, source: Player, destination: Player, limits:
 
 
 def check_transports(case: Case, found: list[str]) -> None:
-    """The bytes went by what the case says."""
+    """Checks that the bytes used the transport of the case."""
     assert found
     if case.path == "nixl-tcp":
         assert all("tcp" in transport and "cma" not in transport for transport in found), found
 
 
 def end_of(play: Play, player: Player, *, proved: bool = False) -> str:
-    """The last event of a player's transfer. What was received is the source's KV, whole."""
+    """Returns the last event of a player's transfer. Checks that received bytes are the source's KV, complete."""
     end = check_over(player, play.name, bound_s(play.mode, play.limits), proved=proved)
     assert end != "Received" or not player.sound("worker") or player.see(TARGET) == [KV]
     return end
 
 
 def paint_what_is_back(case: Case, play: Play) -> dict[str, list[int]]:
-    """Whoever is told its end and has its blocks back puts something else into them. These blocks, by engine."""
+    """Lets each engine that has its blocks back overwrite them. Returns these blocks, by engine."""
     kept = {}
     for player, blocks in ((play.source, BLOCKS), (play.destination, TARGET)):
         if player.sound("lead", "scheduler") and play.knows(player):
@@ -215,7 +214,7 @@ def paint_what_is_back(case: Case, play: Play) -> dict[str, list[int]]:
 
 
 def check_nothing_came_late(play: Play, kept: dict[str, list[int]], lives: list[bool]) -> None:
-    """Not into what was back, nor, where the source writes, out of it."""
+    """Checks that no late byte reached returned blocks and that, if the source writes, none was read from them."""
     for player in (play.source, play.destination):
         if player.name in kept:
             assert player.see(kept[player.name]) == [NEW], "a byte came late"

@@ -1,4 +1,4 @@
-"""A router that is killed, stands still or is cut off in the middle of a request: what it held ends with its time."""
+"""A router is killed, stopped or cut off in the middle of a request: what it held is freed after its time."""
 
 import signal
 import subprocess
@@ -18,7 +18,7 @@ from tests.service.conftest import TEST_S, Start
 from tests.service.engines import Engine, wait_until
 from tests.service.pushes import check_a_good_push
 
-# What nobody comes for renews its lease up to the cap.
+# A lease that nobody comes for is renewed up to its cap.
 SETTINGS = LIMITS.replace("registration_timeout_s = 2.5", "registration_timeout_s = 5.0") + "lease_cap_s = 5.0\n"
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = {
@@ -27,7 +27,7 @@ QUICK = {
     ("nixl", "layers", MIDWAY, "killed"),
     ("shm", "layers", "between two layers", "cut"),
 }
-"""Those that run with all tests: every mode and deed."""
+"""Cases that run with all tests: they cover every mode and deed."""
 
 
 def cases() -> Iterator[object]:

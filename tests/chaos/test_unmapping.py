@@ -1,5 +1,5 @@
-"""What a survivor has of a dead peer goes, at the latest when the grace is over: by shm the mapping of its pool and its
-descriptor; by NIXL the descriptor of its process, and connections.
+"""A survivor frees what it holds of a dead peer, at the latest after the grace: with shm the mapping and the descriptor
+of its pool, with NIXL the descriptor of its process and its connections.
 """
 
 from collections import Counter
@@ -16,11 +16,11 @@ from tests.service.engines import Engine, meet, wait_until
 from tests.service.footprint import footprint
 
 SOON_S = 15.0
-"""Five times the grace of LIMITS."""
+"""Five times the grace of LIMITS, in seconds."""
 
 
 def held(engine: Engine) -> tuple[int, int]:
-    """Mappings and descriptors of pools that a server has; of its own pool, too."""
+    """Returns the numbers of mappings and of descriptors of pools that a server has, including its own pool."""
     proc = Path(f"/proc/{engine.process.pid}")
     descriptors = 0
     for link in (proc / "fd").iterdir():
@@ -46,7 +46,7 @@ def test_the_memory_of_a_dead_peer_is_not_kept(start: Start, victim: str, moving
 
 
 def offer_once(engine: Engine) -> None:
-    """It has offered its memory to somebody: what its process answers peers with is there, for good."""
+    """Handshakes once as a stranger, so that the long-lived state for answering peers exists."""
     described = engine.api.handshake.GetCapabilities(handshake_pb2.GetCapabilitiesRequest()).engine
     described.engine_id, described.address = "stranger", ""
     request = handshake_pb2.HandshakeRequest(
@@ -56,7 +56,7 @@ def offer_once(engine: Engine) -> None:
 
 
 def connected(engine: Engine) -> Counter[str]:
-    """Descriptors of a server, by kind, once a test is connected to it."""
+    """Returns a server's descriptors by kind, once a test is connected to it."""
     engine.check_alive()
     return footprint(engine.process.pid).descriptors
 

@@ -21,7 +21,7 @@ def server() -> Iterator[Served]:
 
 
 async def drain(*arguments: str) -> tuple[int, str]:
-    """Exit code and output of the command."""
+    """Runs the command. Returns its exit code and output."""
     command = [sys.executable, "-m", "kvgrpc", "drain", *arguments]
     done = await asyncio.to_thread(
         subprocess.run, command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False

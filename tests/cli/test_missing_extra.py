@@ -1,4 +1,4 @@
-"""The console script where only the base package is installed: it says what to install, not where it stumbled."""
+"""The console script of the base package alone says which extra to install, instead of failing at an import."""
 
 import subprocess
 import sys
@@ -22,5 +22,6 @@ def test_the_command_line_names_the_extra_that_is_missing(missing: str) -> None:
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr == (
-        f"kvgrpc: {missing} is not installed; the command line needs the server extra: pip install 'kvgrpc[server]'\n"
+        f"kvgrpc: {missing} is not installed; the command line needs it: "
+        "install kvgrpc with its extra 'server', as in the README\n"
     )

@@ -1,4 +1,4 @@
-"""`python -m sim`: what it prints, how it exits, and that a seed is the same world every time."""
+"""`python -m sim`: its output, its exit codes, and that a seed always gives the same world."""
 
 import json
 from pathlib import Path

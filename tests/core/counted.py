@@ -1,4 +1,4 @@
-"""How much work something is, whatever machine does it."""
+"""Counts the work of a function in calls, which are the same on every machine."""
 
 import sys
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from types import FrameType
 
 
 def steps(do: Callable[[], object]) -> int:
-    """How many steps it takes."""
+    """Returns the number of Python and built-in calls that `do` makes."""
     counted = 0
 
     def count(_frame: FrameType, event: str, _arg: object) -> None:

@@ -1,4 +1,4 @@
-"""Leases without a node."""
+"""Makes leases without a node."""
 
 from typing import Any
 

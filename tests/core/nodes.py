@@ -1,6 +1,6 @@
-"""A node under test: `Lead` feeds it events at times of the test's choosing and keeps what it asks for.
+"""A node under test: `Lead` feeds it events at times that the test chooses, and keeps the actions that it returns.
 
-Peers are played by hand: `admit` and `connect` do a whole handshake, the rest is written out where it is tested.
+The test plays the peers: `admit` and `connect` do a whole handshake, and tests write out the other messages.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ BLOCK_TOKENS = 16
 
 
 def full(blocks: int = 64, layers: int = 2) -> PoolLayout:
-    """One group of full attention: blocks of 16 tokens and 8 bytes a layer."""
+    """Makes a layout of one full-attention group: 16 tokens a block, 8 bytes a block and layer."""
     return uniform_layout(Group("full", GroupKind.FULL_ATTENTION, layers, 16, blocks, 1, 1, "uint8"), 8)
 
 
 def hybrid(kind: GroupKind = GroupKind.FULL_ATTENTION, blocks: int = 64) -> PoolLayout:
-    """A fine group of 16 tokens a block, and a second one of 32."""
+    """Makes a layout of two groups: `fine` with 16 tokens a block, and `other`, of kind `kind`, with 32."""
     groups = (
         Group("fine", GroupKind.FULL_ATTENTION, 1, 16, blocks, 1, 1, "uint8"),
         Group("other", kind, 1, 32, blocks, 1, 1, "uint8"),
@@ -59,7 +59,7 @@ def hybrid(kind: GroupKind = GroupKind.FULL_ATTENTION, blocks: int = 64) -> Pool
 
 
 def aliased(blocks: int = 16, window: int = 32) -> PoolLayout:
-    """A full group and one with a window, each of two layers, in one block space: both lie on the same bytes."""
+    """Makes a layout of a full and a sliding-window group, each of two layers, on the same bytes in one block space."""
     groups = (
         Group("full", GroupKind.FULL_ATTENTION, 2, 16, blocks, 1, 1, "uint8", space="kv"),
         Group("window", GroupKind.SLIDING_WINDOW, 2, 16, blocks, 1, 1, "uint8", window_tokens=window, space="kv"),
@@ -69,7 +69,7 @@ def aliased(blocks: int = 16, window: int = 32) -> PoolLayout:
 
 
 def describe(engine_id: str = "p", incarnation: int = 1, **changes: Any) -> EngineDescription:
-    """An engine; `changes` are fields of its description."""
+    """Makes an engine description; `changes` replace its fields."""
     made = EngineDescription(
         engine_id=engine_id,
         incarnation=incarnation,
@@ -105,12 +105,12 @@ def crcs(*values: int) -> bytes:
 
 
 def lists(*groups: Sequence[int]) -> BlockLists:
-    """Block lists, one for each group."""
+    """Makes block lists, one for each group."""
     return tuple((i, ids(*blocks)) for i, blocks in enumerate(groups))
 
 
 def content(tokens: int, first: int = 0) -> Content:
-    """The content of `tokens` tokens that start with `first`."""
+    """Returns the content of `tokens` token ids that count up from `first`."""
     return chain(range(first, first + tokens), weights_revision="w")
 
 
@@ -126,7 +126,7 @@ def grant(
     source: EngineDescription, *, tokens: int = 32, key: bytes = KEY, on_abort: OnAbort = OnAbort.RELEASE,
     access: Access = Access.READ, lease_id: str = "l-1", secret: bytes = SECRET, request_time_us: int = 0,
 ) -> bytes:  # fmt: skip
-    """A grant of a source that is played by the test."""
+    """Mints a grant of a source that the test plays."""
     claims = Claims(
         access, source.engine_id, source.incarnation, source.address, lease_id, key, 30.0, -(-tokens // 16), tokens,
         on_abort, request_time_us=request_time_us,
@@ -136,7 +136,7 @@ def grant(
 
 @contextlib.contextmanager
 def refused(reason: Reason, kind: type[KVGrpcError] = KVGrpcError) -> Iterator[None]:
-    """Expects an error of that reason."""
+    """Expects an error with that reason."""
     with pytest.raises(kind) as caught:
         yield
     assert caught.value.reason is reason, caught.value
@@ -146,15 +146,15 @@ class Lead:
     """One node, its clock and its calls."""
 
     checked = True
-    """Whether its invariants are checked after every event."""
+    """Enables a check of the node's invariants after every event."""
     data_path = "loopback"
-    """By which its ranks reach those of peers."""
+    """The data path by which its ranks reach the ranks of peers."""
 
     def __init__(self, description: EngineDescription | None = None, limits: Limits | None = None) -> None:
         self.node = Node(limits)
         self.now = 100.0
         self.done: list[Action] = []
-        """What the last event led to."""
+        """Actions that the last event led to."""
         self._calls = itertools.count(1)
         self._answers: dict[int, actions.Answer | KVGrpcError] = {}
         self.begin(description or describe())
@@ -174,7 +174,7 @@ class Lead:
         return self.feed(events.LifeBegan(incarnation, SECRET, description, attached))
 
     def feed(self, event: Event, after_s: float = 0.0) -> list[Action]:
-        """What the event leads to, `after_s` seconds later than the last one."""
+        """Feeds an event `after_s` seconds after the last one, and returns its actions."""
         self.now += after_s
         self.done = self.node.handle(showing(event, self.node), self.now)
         if self.checked:
@@ -186,39 +186,39 @@ class Lead:
         return self.done
 
     def tick(self, after_s: float) -> list[Action]:
-        """What the passing of time leads to."""
+        """Lets time pass, and returns the actions that follow."""
         return self.feed(events.Tick(), after_s)
 
     def ask(self, make: Callable[[Call], Event], principal: str = ENGINE, **call: Any) -> int:
-        """Makes a call; its number, for `answer`."""
+        """Makes a call, and returns its number for `answer`."""
         number = next(self._calls)
         self.feed(make(Call(number, principal, **call)))
         return number
 
     def answer(self, call: int) -> Any:
-        """The answer to a call, None when there is none yet; raises a refusal."""
+        """Returns the answer to a call, None while there is none; raises the error of a refused call."""
         answer = self._answers.get(call)
         if isinstance(answer, KVGrpcError):
             raise answer
         return answer
 
     def call(self, make: Callable[[Call], Event], principal: str = ENGINE, **call: Any) -> Any:
-        """Makes a call that is answered at once."""
+        """Makes a call that is answered at once, and returns the answer."""
         number = self.ask(make, principal, **call)
         assert number in self._answers, "the call was not answered"
         return self.answer(number)
 
     def seen(self, kind: type[_A]) -> list[_A]:
-        """Those of the last actions that are of that kind."""
+        """Returns the last actions of that kind."""
         return [action for action in self.done if isinstance(action, kind)]
 
     def one(self, kind: type[_A]) -> _A:
-        """The only one of the last actions that is of that kind."""
+        """Returns the one action of that kind among the last ones."""
         (found,) = self.seen(kind)
         return found
 
     def news(self) -> list[Any]:
-        """What the engine was told last."""
+        """Returns the news for the engine among the last actions."""
         return [action.news for action in self.seen(actions.TellEngine)]
 
     def transfer(self, transfer_id: str) -> Transfer:
@@ -231,7 +231,7 @@ class Lead:
         self, tokens: int = 32, *blocks: Sequence[int], principal: str = ENGINE, call: dict[str, Any] | None = None,
         **fields: Any,
     ) -> Any:  # fmt: skip
-        """FinishedBlocks of the first blocks, or of those given; `fields` are of the event, `call` of its call."""
+        """Calls FinishedBlocks for the first blocks or for `blocks`; `fields` are of the event, `call` of its call."""
         fields.setdefault("key", KEY)
         fields.setdefault("content", content(tokens))
         if "blocks" not in fields:
@@ -240,7 +240,7 @@ class Lead:
         return self.call(lambda c: events.FinishedBlocks(c, **fields), principal, **(call or {}))
 
     def admit(self, peer: EngineDescription) -> str:
-        """A peer shakes hands with this lead; its key."""
+        """Lets a peer shake hands with this lead, and returns the peer's key."""
         self.silence_former(peer)
         call = self.ask(lambda c: events.HandshakeReceived(c, peer, endpoints(peer)), principal="peer")
         self._offer()
@@ -250,25 +250,25 @@ class Lead:
         return key_of(peer)
 
     def silence_former(self, peer: EngineDescription) -> None:
-        """The liveness streams of other lives of its engine end, as they do before it begins."""
+        """Ends the liveness streams of other lives of the peer's engine, as happens before a new life begins."""
         for other in list(self.state.peers.values()):
             if other.description.engine_id == peer.engine_id and other.key != key_of(peer):
                 self.feed(events.PeerSilent(other.key))
 
     def open(self, peer: EngineDescription, *openings: Opening) -> int:
-        """OpenAccess by a peer; the call's number."""
+        """Calls OpenAccess as a peer, and returns the call's number."""
         return self.ask(
             lambda c: events.OpenAccess(c, peer.engine_id, peer.incarnation, openings), principal=peer.engine_id
         )
 
     def opened(self, peer: EngineDescription, *openings: Opening) -> tuple[Any, ...]:
-        """The rows of an OpenAccess that is answered at once."""
+        """Calls OpenAccess as a peer, expects an answer at once, and returns its rows."""
         answer = self.answer(self.open(peer, *openings))
         assert isinstance(answer, actions.Openings)
         return answer.rows
 
     def settle(self, peer: EngineDescription, number: int = 1, *, last: bool = True, nbytes: int = 0) -> Any:
-        """The verdict on an access."""
+        """Settles an access as a peer, and returns the verdict."""
         row = events.Settling(access_id(number), last, nbytes)
         answer = self.call(
             lambda c: events.SettleAccess(c, peer.engine_id, peer.incarnation, (row,)), principal=peer.engine_id
@@ -283,7 +283,7 @@ class Lead:
         outcome: CloseOutcome = CloseOutcome.FAILED,
         token: bytes = b"",
     ) -> bool:
-        """Whether the access was open."""
+        """Closes an access as a peer, and returns whether the access was open."""
         row = events.Closing(access_id(number), outcome, quiesced=True, token=token)
         answer = self.call(
             lambda c: events.CloseAccess(c, peer.engine_id, peer.incarnation, (row,)), principal=peer.engine_id
@@ -297,7 +297,7 @@ class Lead:
         self, token: bytes, tokens: int = 32, *blocks: Sequence[int], number: int = 1, have_tokens: int = 0,
         principal: str = ENGINE, **fields: Any,
     ) -> Transfer:  # fmt: skip
-        """PullBlocks into the blocks given; without any, the destination comes later."""
+        """Calls PullBlocks into `blocks`; without them the pull waits for its destination."""
         fields.setdefault("content", content(tokens))
         if blocks:
             fields["destination"] = Destination(lists(*blocks), have_tokens)
@@ -306,20 +306,20 @@ class Lead:
         return transfer
 
     def give(self, transfer_id: str, *blocks: Sequence[int], have_tokens: int = 0, **fields: Any) -> Transfer:
-        """PullBlocks by transfer id."""
+        """Gives a waiting pull its destination, by transfer id."""
         destination = Destination(lists(*blocks), have_tokens)
         answer = self.call(lambda c: events.GiveDestination(c, transfer_id, destination, **fields))
         transfer: Transfer = answer.transfer
         return transfer
 
     def connect(self, peer: EngineDescription) -> list[Action]:
-        """Answers the dial of this lead to a peer; what follows from the last report."""
+        """Answers this lead's dial to a peer, and returns the actions of the last report."""
         self._offer()
         self.feed(events.PeerAnswered(peer.address, peer, endpoints(peer)))
         return self.map(peer)
 
     def map(self, peer: EngineDescription, data_path: str | None = None) -> list[Action]:
-        """Reports that all ranks reached a peer's memory, if they were asked to; not, with an empty `data_path`."""
+        """Answers pending `MapPeer` actions: the ranks reached the peer, or did not if `data_path` is empty."""
         data_path, done = self.data_path if data_path is None else data_path, self.done
         for action in self.seen(actions.MapPeer):
             rejected = () if data_path else (("shm", "it is on another host"),)
@@ -338,23 +338,23 @@ class Lead:
 
 
 def answer_of(source: EngineDescription, tokens: int = 32, *blocks: Sequence[int], **changes: Any) -> events.Opened:
-    """What a source that is played by the test answers to OpenAccess."""
+    """Makes the answer to OpenAccess of a source that the test plays."""
     where = lists(*blocks) if blocks else lists(*(range(g.blocks_of(tokens)) for g in source.pool.groups))
     made = events.Opened(where, tokens, tokens, 30.0, 30.0, source.memory_generation, "t-source", "l-1")
     return dataclasses.replace(made, **changes)
 
 
 def snapshot(value: Any, seen: dict[int, int] | None = None) -> Any:  # noqa: C901, PLR0911 - one return for each kind
-    """All that can be reached from an object, as plain values that compare by equality."""
+    """Returns all that an object refers to, as plain values that compare by equality."""
     seen = {} if seen is None else seen
     if value is None or isinstance(value, bool | int | float | str | bytes | enum.Enum | type):
         return value
     if id(value) in seen:
         return ("seen", seen[id(value)])
     if isinstance(value, Timers):
-        value.next_deadline()  # drops what is stale at its top
+        value.next_deadline()  # drops stale entries at the top of the heap
     if isinstance(value, Bridges):
-        return "as it was made"  # what it has planned before is no state
+        return "as it was made"  # earlier plans are a cache, not state
     if callable(value):
         return getattr(value, "__qualname__", repr(type(value)))
     seen[id(value)] = len(seen)
@@ -374,9 +374,9 @@ def snapshot(value: Any, seen: dict[int, int] | None = None) -> Any:  # noqa: C9
 
 
 def check_table(table: dict[Any, frozenset[Any]], move: Callable[[Any, Any], Any]) -> None:
-    """Walks a table of states: what it allows happens, what it does not is refused and changes nothing.
+    """Checks a table of state transitions: allowed ones happen, others are refused and change nothing.
 
-    `move(before, after)` makes something in state `before`, moves it, and returns the state it is in then.
+    `move(before, after)` makes an object in state `before`, moves it, and returns the state that it is in then.
     """
     states = list(next(iter(table)).__class__)
     assert set(table) == set(states), "the table has a row for each state"

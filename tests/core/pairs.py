@@ -1,7 +1,7 @@
-"""Leads that talk to each other: a source `p` and destinations `d` and `e`, each with its own node and one clock.
+"""Leads that talk to each other: a source `p` and destinations `d` and `e`, each with its own node.
 
-What one asks of the other is carried over at once and answered, until nobody has anything to say. Postings wait for
-`moved`. `deaf` names kinds of actions that get lost on the way.
+Calls between leads are carried over and answered at once, until none is left. Postings wait for `moved`. Actions of the
+kinds in `deaf` get lost on the way. `tick` advances the clocks of all leads.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from kvgrpc.errors import KVGrpcError, Reason, Unavailable
 from tests.core.nodes import KEY, Lead, access_id, content, describe, key_of, lists
 
 Writers = frozenset[str]
-"""The data paths by which a source may write."""
+"""Data paths over which a source may write."""
 READING: Writers = frozenset()
 WRITING = frozenset({"loopback"})
 MODES = pytest.mark.parametrize("writers", [READING, WRITING], ids=["destination moves", "source moves"])
 
 
 class Pair:
-    """`writers` are the data paths over which a source writes."""
+    """A source and two destinations; `writers` are the data paths over which a source writes."""
 
     def __init__(self, writers: Writers = READING, p: EngineDescription | None = None, **limits: Any) -> None:
         self.p = self._lead(p or describe("p", 1), writers, **limits)
@@ -46,16 +46,16 @@ class Pair:
         self._todo: deque[tuple[Lead, Action]] = deque()
         self._unanswered: list[tuple[Lead, Lead, int, Callable[[Any], events.Event]]] = []
         self._registered = 30
-        """The next two access ids of a registration that a destination's lead makes."""
+        """Number of the next access id for a registration by a destination's lead; each registration takes two."""
         self.meet()
 
     @property
     def _alike(self) -> dict[str, Any]:
-        """What makes an engine like the source."""
+        """Fields of a description that make an engine compatible with the source."""
         return {"pool": self.p.me.pool, "world_size": self.p.me.world_size}
 
     def meet(self) -> None:
-        """All are connected to the source."""
+        """Connects the destinations with the source, both ways."""
         meetings = [(self.p, self.d), (self.d, self.p), (self.p, self.e), (self.e, self.p)]
         for here, there in meetings:
             here.admit(there.me)
@@ -63,14 +63,14 @@ class Pair:
             here.node.state.peers[key_of(there.me)].dialled = there.me.address
 
     def replace_destination(self, writers: Writers = READING) -> None:
-        """Another engine comes in the place of the first destination."""
+        """Puts another engine, `f`, in the place of the first destination."""
         self.d = self._lead(describe("f", 4, **self._alike), writers)
         self.leads.append(self.d)
         self.told["f"] = []
         self.meet()
 
     def feed(self, lead: Lead, event: events.Event, after_s: float = 0.0) -> None:
-        """An event, and all that follows from it at both."""
+        """Feeds an event, and carries over all that follows at every lead."""
         self._take(lead, lead.feed(event, after_s))
         self.run()
 
@@ -80,14 +80,14 @@ class Pair:
         self.run()
 
     def call(self, lead: Lead, make: Callable[[Call], events.Event], principal: str = "engine", **fields: Any) -> Any:
-        """A call and all that follows; its answer."""
+        """Makes a call, carries over all that follows, and returns the answer."""
         number = lead.ask(make, principal, **fields)
         self._take(lead, lead.done)
         self.run()
         return lead.answer(number)
 
     def run(self) -> None:
-        """Carries over what is under way, and answers that were waited for."""
+        """Carries over pending actions and answers until none is left."""
         while self._todo or self._answered():
             if not self._todo:
                 continue
@@ -103,7 +103,7 @@ class Pair:
                 self._carry(lead, action)
 
     def recover(self) -> None:
-        """What got lost arrives after all."""
+        """Delivers the actions that got lost."""
         self.deaf.clear()
         for lead, action in self.lost:
             self._todo.append((lead, action))
@@ -111,7 +111,7 @@ class Pair:
         self.run()
 
     def moved(self, count: int | None = None, **fields: Any) -> None:
-        """The oldest postings end."""
+        """Ends the oldest `count` postings, all by default."""
         posts, self.posts = self.posts[:count], self.posts[count:] if count is not None else []
         for lead, post in posts:
             made = {"done": True, "nbytes": post.runs.total_bytes} | fields
@@ -145,11 +145,11 @@ class Pair:
         return self.call(self.p, lambda c: events.FinishedBlocks(c, **fields), **(call or {}))
 
     def both(self) -> tuple[Transfer, Transfer]:
-        """The newest transfer of each."""
+        """Returns the newest transfers of source and destination."""
         return next(iter(self.p.state.transfers)), next(iter(self.d.state.transfers))
 
     def reasons(self) -> list[Reason | None]:
-        """Why the newest transfer of each failed."""
+        """Returns the reasons why the newest transfers of source and destination failed."""
         return [transfer.failure.reason if transfer.failure else None for transfer in self.both()]
 
     # -- the wire
@@ -223,7 +223,7 @@ class Pair:
         self._answered()
 
     def _answered(self) -> bool:
-        """Carries answers back; whether there was one."""
+        """Carries answers back; returns whether there was one."""
         waiting, self._unanswered = self._unanswered, []
         found = False
         for lead, there, number, answered in waiting:

@@ -1,8 +1,8 @@
-"""Random pairs of engines that serve one model: other ranks, stages, blocks, orders and places of the same KV.
+"""Random pairs of engines that serve one model with different ranks, stages, blocks, element orders and memory places.
 
-A model has groups of each kind. Of some nothing, or only where heads are, is known of the inside of blocks: then both
-engines lay them out alike as far as they must. Each engine chooses all else: which groups share a block space, and
-whether the blocks of a space's regions stand in one row or in rows of their own.
+A model has groups of each kind. For some groups the inside of blocks is unknown, or known for heads only: both engines
+then lay them out alike as far as they must. Each engine chooses the rest: which groups share a block space, and whether
+the blocks of a space's regions share one row or have rows of their own.
 """
 
 from collections.abc import Sequence
@@ -19,16 +19,16 @@ from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region, Sect
 from tests.core.split_kv import ALL_TOKENS, Held, SplitKV
 
 DIM, TOKENS = 4, 24
-"""Elements of a head, of a byte each; tokens of the longest prompt."""
+"""Elements of a head, one byte each; number of tokens of the longest prompt."""
 STATE_BYTES = 56
 STATE_SECTIONS = 24, 5, 12
-"""Bytes of all ranks together, of states of which something is known."""
+"""Bytes of each section of a state over all ranks, for states whose sections are known."""
 FULL, WINDOW, MLA, STATE = (
     GroupKind.FULL_ATTENTION, GroupKind.SLIDING_WINDOW, GroupKind.MLA, GroupKind.STATE,
 )  # fmt: skip
 BLOCK_TOKENS = [(4, 4), (4, 8), (8, 4), (12, 4), (4, 12), (8, 8)]
 TOGETHER = {MLA: [(TensorKind.LATENT,)], STATE: [(TensorKind.STATE,)]}
-"""What regions of the same layers hold."""
+"""Tensors that regions of the same layers hold, as choices."""
 KEYS_AND_VALUES = [(TensorKind.KV,), (TensorKind.K, TensorKind.V)]
 
 
@@ -40,51 +40,51 @@ class Layers(NamedTuple):
     heads: int
     window: int
     inside: str
-    """What is known of the inside of blocks: "tokens", "heads", "sections" or "nothing"."""
+    """Known structure inside blocks: "tokens", "heads", "sections" or "nothing"."""
     block_tokens: tuple[int, int]
-    """The source's and the destination's."""
+    """Tokens of a block at the source and at the destination."""
     order: str
     cuts: list[tuple[int, int]]
-    """Layers of each region, and what they hold of these: where engines cannot choose."""
+    """Layer ranges of regions, where engines cannot choose them."""
     tensors: tuple[TensorKind, ...]
 
     @property
     def binds_ranks(self) -> bool:
-        """Whether both engines need as many ranks."""
+        """Tells whether both engines need the same number of ranks."""
         return self.inside == "nothing" and self.kind is not MLA
 
     def fits(self, ranks: int) -> bool:
-        """Whether so many ranks can have these heads: shares of them, or one on each."""
+        """Tells whether `ranks` ranks can split the heads evenly, or the heads can be repeated evenly over them."""
         return self.kind in (MLA, STATE) or 0 in (self.heads % ranks, ranks % self.heads)
 
 
 class Choice(NamedTuple):
-    """What an engine chooses once for all groups."""
+    """The choices that an engine makes once for all groups."""
 
     ranks: int
-    """Of each stage."""
+    """Ranks of each stage."""
     stages: int
     alias: bool
     in_rows: bool
 
 
 class Listed(NamedTuple):
-    """What one engine lists of a group."""
+    """The blocks that one engine lists for a group."""
 
     blocks: list[int]
     begin: int
 
 
 class Move(NamedTuple):
-    """A source, a destination, and the blocks of both."""
+    """A source, a destination, and the blocks that each lists."""
 
     source: SplitKV
     destination: SplitKV
     given: list[Listed]
     taken: list[Listed]
     tokens: int
-    """Of the prompt whose blocks the source lists all, and the destination the last ones of each group; 0: both list
-    some in the middle.
+    """Length of the prompt of which the source lists all blocks and the destination the last ones of each group; 0 if
+    both list some in the middle.
     """
 
     def bridge(self, run_bytes_min: int) -> Bridge:
@@ -92,7 +92,7 @@ class Move(NamedTuple):
 
     @property
     def chunk(self) -> Chunk:
-        """All that both list."""
+        """Returns all listed blocks of both sides as one chunk."""
         here, there = (
             tuple(np.array(some.blocks, dtype=np.int64) for some in side) for side in (self.given, self.taken)
         )
@@ -100,14 +100,14 @@ class Move(NamedTuple):
         return Chunk(here, there, None, begins)
 
     def fill(self) -> None:
-        """The source computes what it lists; nothing else was written anywhere."""
+        """Clears both memories, and fills the blocks that the source lists."""
         self.source.clear()
         self.destination.clear()
         for group, some in enumerate(self.given):
             self.source.fill(some.blocks, some.begin, group=group)
 
     def common(self, group: int) -> range:
-        """The tokens whose blocks both list. A state is of all."""
+        """Returns the tokens whose blocks both sides list; for a state, all tokens."""
         sides = (self.source, self.given[group]), (self.destination, self.taken[group])
         groups = [side.side.pool.groups[group] for side, _ in sides]
         if groups[0].kind is STATE:
@@ -116,14 +116,14 @@ class Move(NamedTuple):
         return range(max(some.begin for _, some in sides), min(ends))
 
     def check(self) -> None:
-        """Asserts that all that both list is in the destination, and nothing else was written there."""
+        """Asserts that the destination has all that both sides list, and that nothing else was written there."""
         held = [Held(some.blocks, self.common(i), some.begin, i) for i, some in enumerate(self.taken)]
         assert not self.tokens or all(some.tokens for some in held), "the end of a prompt is on both sides"
         self.destination.check_all([some for some in held if some.tokens])
 
 
 def _cuts(draw: st.DrawFn, layers: int) -> list[tuple[int, int]]:
-    """Layers in runs, as (first, count)."""
+    """Draws a split of the layers into runs, as (first, count)."""
     ends = [layer for layer in range(1, layers) if draw(st.booleans())] + [layers]
     return [(first, end - first) for first, end in zip([0, *ends], ends, strict=False)]
 
@@ -153,14 +153,14 @@ def models(draw: st.DrawFn) -> list[Layers]:
 
 
 KINDS = [[FULL], [MLA], [FULL], [WINDOW, FULL], [FULL, WINDOW, WINDOW], [STATE, FULL], [MLA, STATE], [MLA, FULL]]
-"""Of the groups of a model."""
+"""Kinds of the groups of a model, as choices."""
 
 
 def _strides(draw: st.DrawFn, some: Layers, group: Group, tensor: TensorKind) -> tuple[Strides | None, int]:
-    """Where elements stand in a region's blocks, and the bytes of a layer there."""
+    """Draws the places of elements in a region's blocks, and returns them with the bytes of a layer."""
     parts = 2 if tensor is TensorKind.KV else 1
     heads, tokens, run = group.kv_heads, group.block_tokens, parts * DIM
-    if some.kind is STATE:  # as large for however many tokens
+    if some.kind is STATE:  # a state has the same size for any number of tokens
         return None, sum(section.nbytes for section in group.sections) or STATE_BYTES
     whole = heads * tokens * run
     if some.inside == "nothing":
@@ -169,11 +169,11 @@ def _strides(draw: st.DrawFn, some: Layers, group: Group, tensor: TensorKind) ->
     if some.inside == "heads":
         head = tokens * run + gap
         return Strides(heads * head, 0, head, 0), heads * head
-    if tensor in {TensorKind.KV, TensorKind.K} and draw(st.integers(0, 2)) == 0:  # keys in columns, as on processors
+    if tensor in {TensorKind.KV, TensorKind.K} and draw(st.integers(0, 2)) == 0:  # keys in columns, as on CPUs
         column, row = tokens + gap, DIM + gap
         part = max(DIM * column, tokens * row)
         return Strides(heads * parts * part, part, parts * part, row, column), heads * parts * part
-    # Keys and values of a token side by side, as some engines have them, and with a gap behind.
+    # Some engines store keys and values of a token side by side; a gap may follow.
     side_by_side = Strides(heads * tokens * (run + gap), DIM, tokens * (run + gap), run + gap)
     if draw(st.booleans()):
         return side_by_side, heads * tokens * (run + gap)
@@ -200,12 +200,12 @@ def _group(some: Layers, name: str, choice: Choice, which: int, order: str, bloc
 
 
 def _section(total_bytes: int, ranks: int) -> Section:
-    """A rank's: its share, or the same that all have where there are no equal ones."""
+    """Returns a rank's section: an equal share, or the whole where the bytes do not divide evenly."""
     return Section(total_bytes // ranks if total_bytes % ranks == 0 else total_bytes, total_bytes)
 
 
 def _regions(draw: st.DrawFn, some: Layers, index: int, group: Group, stages: int) -> list[Region]:
-    """Of one group, without places."""
+    """Draws the regions of one group, still without offsets."""
     found = []
     cuts = [(layer, 1) for layer in range(some.layers)] if some.inside == "sections" else _cuts(draw, some.layers)
     for first, count in some.cuts if some.inside == "nothing" else cuts:
@@ -218,8 +218,8 @@ def _regions(draw: st.DrawFn, some: Layers, index: int, group: Group, stages: in
 
 
 def _placed(regions: Sequence[Region], blocks: int, begin: int, gap: int, *, in_rows: bool) -> list[Region]:
-    """The regions of one space in one stage. `in_rows`: a block of all regions of a group is one row; else each of
-    them, with those of other groups at its place, has rows of its own.
+    """Places the regions of one space in one stage. With `in_rows`, a group's blocks in all regions form one row;
+    otherwise each region, with the aliased ones of other groups, has rows of its own.
     """
     rows = [list(some) for _, some in groupby(regions, key=lambda region: region.group)]
     found = []
@@ -263,7 +263,7 @@ def _engine(draw: st.DrawFn, model: Sequence[Layers], which: int, ranks: int) ->
 
 
 def _listed(draw: st.DrawFn, side: SplitKV, tokens: int, *, from_first: bool, to_last: bool) -> list[Listed]:
-    """Blocks of each group for a part of a prompt: a block of a space is one group's."""
+    """Draws blocks of each group for a part of a prompt; no block of a space belongs to two groups."""
     pool, found = side.side.pool, []
     free = [list(draw(st.permutations(range(group.blocks)))) for group in pool.groups]
     for i, group in enumerate(pool.groups):
@@ -278,7 +278,7 @@ def _listed(draw: st.DrawFn, side: SplitKV, tokens: int, *, from_first: bool, to
 
 @st.composite
 def moves(draw: st.DrawFn) -> Move:
-    """Two engines that can exchange blocks, and the blocks of a prompt of which each has a part."""
+    """Draws two engines that can exchange blocks, and the blocks of a prompt's parts on each side."""
     model = draw(models())
     fitting = [ranks for ranks in range(1, 5) if all(some.fits(ranks) for some in model)]
     ranks = [draw(st.sampled_from(fitting)) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""What honest peers show a node under test, and tell it to show."""
+"""Secrets that honest peers show to a node under test, and that they tell it to show."""
 
 import dataclasses
 import hashlib
@@ -11,12 +11,12 @@ from kvgrpc.core.values.ids import peer_key
 
 
 def secret(what: str, life: str) -> bytes:
-    """One of 32 bytes."""
+    """Returns a secret of 32 bytes."""
     return hashlib.sha256(f"{what} {life}".encode()).digest()
 
 
 def showing(event: Event, node: Node) -> Event:
-    """The same, as an honest peer says it: with its secrets, and with what this node told it to show."""
+    """Returns the event as an honest peer sends it: with its own secrets, and those that the node told it to show."""
     peers = node.state.peers
     match event:
         case events.HandshakeReceived(asks=b""):

@@ -1,4 +1,4 @@
-"""Engines that split and lay out the same KV in their own ways, with memories of bytes that say what they are of."""
+"""Engines that split and lay out the same KV in their own ways, with memory bytes that identify their place in it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -14,26 +14,26 @@ from kvgrpc.core.values.plans import PairRuns
 from kvgrpc.core.values.strips import Repack
 
 CANARY = 0xA5
-"""What memory has that nobody wrote."""
+"""Byte that fills memory which nobody wrote."""
 ALL_TOKENS = range(1 << 12)
 Memory = NDArray[np.uint8]
 Numbers = NDArray[np.int64]
 _PARTS = {TensorKind.KV: range(2), TensorKind.V: range(1, 2)}
-"""Keys (0) and values (1) that a region has; of others there is one thing."""
+"""Parts that a region has: keys (0) and values (1); other tensors have one part."""
 
 
 class Held(NamedTuple):
-    """What blocks of one group hold, in token order."""
+    """Tokens that blocks of one group hold, in token order."""
 
     blocks: Sequence[int]
     tokens: range
     begin: int = 0
-    """The token with which the first block begins."""
+    """The first token of the first block."""
     group: int = 0
 
 
 def packed(group: Group, parts: int) -> Strides:
-    """Where the elements of a block stand that are side by side; of one byte each."""
+    """Returns the strides of a block whose elements, one byte each, are packed."""
     run = group.head_dim
     part = run * group.kv_heads * group.block_tokens
     if group.order == "head_major":
@@ -42,7 +42,7 @@ def packed(group: Group, parts: int) -> Strides:
 
 
 def _view(group: Group, region: Region) -> tuple[tuple[int, int, int, int, int], Strides]:
-    """What can be told apart in a block: layers, keys and values, heads, tokens, bytes; and where these stand."""
+    """Returns the known sizes of a block (layers, keys and values, heads, tokens, bytes), and their strides."""
     parts = len(_PARTS.get(region.tensor, range(1)))
     strides = region.strides or packed(group, parts)
     if group.kind is GroupKind.STATE or group.dtype != "uint8" or not any(strides):
@@ -53,7 +53,7 @@ def _view(group: Group, region: Region) -> tuple[tuple[int, int, int, int, int],
 
 
 def _values(place: Numbers) -> Memory:
-    """The byte at each place of the model's KV: seldom that of a place nearby, and never the canary."""
+    """Computes the byte at each place of the model's KV: rarely equal to a nearby one, and never the canary."""
     mixed = place.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
     return (mixed >> np.uint64(57)).astype(np.uint8)
@@ -72,12 +72,12 @@ class SplitKV:
         self.clear()
 
     def clear(self) -> None:
-        """Nothing was written anywhere."""
+        """Fills all memories with the canary."""
         for memory in self.memories:
             memory[:] = CANARY
 
     def stage(self, rank: int) -> int:
-        """Ranks are numbered stage by stage."""
+        """Returns the stage of a rank; ranks are numbered stage by stage."""
         return rank // self.side.stage_ranks
 
     @property
@@ -85,7 +85,7 @@ class SplitKV:
         return self.side.pool.groups[0]
 
     def _first_head(self, rank: int, group: Group) -> int:
-        """Of the model's heads the first that a rank has; of states, which rank it is."""
+        """Returns the first of the model's heads that a rank has; for states without sections, the rank's index."""
         ranks = self.side.stage_ranks
         if group.sections:
             return 0
@@ -93,7 +93,7 @@ class SplitKV:
         return rank % ranks // (ranks * group.kv_heads // total) * group.kv_heads
 
     def _in_sections(self, rank: int, group: Group) -> Numbers:
-        """Of each byte of a rank's state its place in the whole model's."""
+        """Returns the place in the whole model's state of each byte of a rank's state."""
         found, begin = [], 0
         for nbytes, total in group.sections:
             copies = self.side.stage_ranks * nbytes // total
@@ -102,7 +102,7 @@ class SplitKV:
         return np.concatenate(found)
 
     def _write(self, memory: Memory, rank: int, held: Held) -> None:
-        """Writes what a rank has of this where it belongs."""
+        """Writes a rank's share of `held` to its place in memory."""
         group = self.side.pool.groups[held.group]
         for region in self.side.pool.regions:
             if (region.group, region.stage) != (held.group, self.stage(rank)):
@@ -128,7 +128,7 @@ class SplitKV:
             memory[at[wanted]] = _values(place)[wanted]
 
     def fill(self, blocks: Sequence[int], begin: int = 0, ranks: Sequence[int] | None = None, group: int = 0) -> None:
-        """Every rank computes its KV of these blocks, or some of them do."""
+        """Fills these blocks on every rank, or on `ranks`."""
         for rank in range(self.side.ranks) if ranks is None else ranks:
             self._write(self.memories[rank], rank, Held(blocks, ALL_TOKENS, begin, group))
 
@@ -139,7 +139,7 @@ class SplitKV:
         self.check_all([Held(blocks, tokens, begin)], ranks)
 
     def check_all(self, held: Sequence[Held], ranks: Sequence[int] | None = None) -> None:
-        """The same of several groups."""
+        """Asserts the same for several groups at once."""
         for rank in range(self.side.ranks) if ranks is None else ranks:
             memory = self.memories[rank]
             expected = np.full(len(memory), CANARY, dtype=np.uint8)
@@ -150,7 +150,7 @@ class SplitKV:
 
 
 def copy(runs: Runs, repack: Repack | None, source: Memory, destination: Memory, written: Memory) -> None:
-    """Does what a data path does, byte for byte; asserts that no byte is written that `written` counts already."""
+    """Moves bytes as a data path does; asserts that no byte is written that is marked in `written`."""
     parts = [runs]
     if repack is not None:
         staging = np.zeros(repack.staging_bytes, dtype=np.uint8)
@@ -168,7 +168,7 @@ def copy(runs: Runs, repack: Repack | None, source: Memory, destination: Memory,
 
 
 def _check_straight(repack: Repack, runs: Runs, source: Memory, staging: Memory) -> None:
-    """Asserts that the strips find the same straight at the source as in the staging buffer."""
+    """Asserts that strips read the same bytes at the source as in the staging buffer."""
     straight = repack.at_source(runs)
     assert straight is not None, "a block is never cut"
     for strip, other in zip(repack.strips, straight, strict=True):
@@ -179,7 +179,7 @@ def _check_straight(repack: Repack, runs: Runs, source: Memory, staging: Memory)
 
 
 def move(planned: Sequence[PairRuns], source: SplitKV, destination: SplitKV) -> None:
-    """Moves all that was planned."""
+    """Performs all planned runs."""
     written = [np.zeros_like(memory) for memory in destination.memories]
     for some in planned:
         rank, source_rank = some.pair
@@ -190,8 +190,8 @@ def made_split(
     ranks: int = 1, tokens: int = 16, order: str = "head_major", total: int = 4, *, dim: int = 16, blocks: int = 24,
     latent: bool = False, apart: bool = False, stages: int = 1,
 ) -> SplitKV:  # fmt: skip
-    """An engine of two layers; `total` heads of the model; `apart`: keys and values have regions of their own; `ranks`:
-    of each of the `stages`, one or two.
+    """Makes an engine of two layers. `total`: heads of the model; `apart`: keys and values in separate regions;
+    `ranks`: ranks of each of the one or two `stages`.
     """
     kind = GroupKind.MLA if latent else GroupKind.FULL_ATTENTION
     heads, of_model = (1, 0) if latent else (max(total // ranks, 1), total)

@@ -1,4 +1,4 @@
-"""A node that raised is replaced by one that takes over the ends of what was under way, and nothing else."""
+"""A node that raised is replaced by one that keeps only the ends of what was under way."""
 
 from typing import Any
 
@@ -25,20 +25,20 @@ def lead() -> Lead:
 
 
 def after_a_defect(lead: Lead, incarnation: int = 7) -> tuple[Lead, list[Any]]:
-    """The lead with the node that comes after its present one, and what ended."""
+    """Replaces the lead's node by its successor, and returns the lead with what ended."""
     node, ended = lead.node.successor(incarnation, lead.now)
     lead.node = node
     return lead, ended
 
 
 def reason(lead: Lead, transfer_id: str) -> Reason | None:
-    """Why a transfer failed."""
+    """Returns the reason why a transfer failed."""
     failure = lead.transfer(transfer_id).failure
     return failure.reason if failure else None
 
 
 def begin(lead: Lead) -> None:
-    """The next life with an engine."""
+    """Begins the next life with an engine."""
     lead.begin(describe("p", 9), attached=False)
 
 
@@ -190,7 +190,7 @@ def test_a_server_that_drains_goes_on_draining(lead: Lead) -> None:
 
 
 class Raises(Node):
-    """Raises on a step, half way."""
+    """A node that raises half way through a step."""
 
     def _make_handlers(self) -> Any:
         def step_done(_: events.StepDone) -> None:

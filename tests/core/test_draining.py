@@ -1,4 +1,4 @@
-"""Drain by a call: new work is refused until it is cancelled, and the answer says what is still going on."""
+"""Draining by a call refuses new work until it is cancelled, and its answer lists the work that still runs."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What routers choose by: free blocks, and what waits, in step with the tables and at no cost that grows with them."""
+"""Engine status for routers: free blocks and queued work agree with the tables, at a cost independent of their size."""
 
 import contextlib
 from collections.abc import Callable
@@ -52,7 +52,7 @@ PINNED: dict[str, Callable[[PinTable, Allocator, str, Blocks], None]] = {
 
 
 def status(lead: Lead) -> EngineStatus:
-    """The status, whose sums are those of the tables."""
+    """Returns the status; asserts that its sums are those of the tables."""
     state = lead.node.state
     found = engine_status(state)
     assert found.queued_bytes == sum(transfer.queued_bytes for transfer in state.transfers)

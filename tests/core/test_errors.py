@@ -1,4 +1,4 @@
-"""The error tree: one class for each gRPC code, one reason for each that the protocol names."""
+"""The error tree has one class for each gRPC code, and one reason for each that the protocol names."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from kvgrpc.errors import BY_CODE, FieldViolation, KVGrpcError, OutOfRange, Reas
 from kvgrpc.v1 import common_pb2
 
 KINDS = [kind for kind in KVGrpcError.__subclasses__() if kind.__module__ == errors.__name__]
-"""Not those of other layers, which are there or not by what else was imported."""
+"""Error classes of `kvgrpc.errors`; other layers' classes exist only if something imported them."""
 
 
 def test_the_reasons_are_those_of_the_protocol() -> None:

@@ -1,4 +1,4 @@
-"""Idempotency keys: same caller, method, key and body, same answer; and they are bounded without forgetting early."""
+"""Idempotency keys: same caller, method, key and body give the same answer; keys are bounded, and kept long enough."""
 
 from dataclasses import replace
 
@@ -98,7 +98,7 @@ def test_a_refusal_makes_room() -> None:
 
 
 def test_a_call_that_was_not_begun_is_answered_alone() -> None:
-    """One that a full table or another body refused, or that joined: its own answer goes to nobody else."""
+    """A full table or another body may have refused the call, or it may have joined: nobody else gets its answer."""
     keys = IdempotencyKeys(1)
     keys.begin(CALL)
     keys.begin(again(2))

@@ -1,4 +1,4 @@
-"""What calls keep: refused where there is no room, before anything is made, and let go with what was made."""
+"""Rows that calls add are refused when there is no room, before anything is made, and go with what was made."""
 
 from collections.abc import Callable
 from typing import Any
@@ -51,7 +51,7 @@ def lead() -> Lead:
 
 @pytest.fixture
 def engine() -> Lead:
-    """Its pool is everyone's, so that one test has callers of all shares."""
+    """Makes a lead without an attached engine, whose pool all callers share: one test has callers of every share."""
     made = describe("p", 1, pool=full(4_096))
     lead = Lead(made, LIMITS)
     lead.begin(made, attached=False)
@@ -75,7 +75,7 @@ def free_all(lead: Lead, allocation_id: str) -> None:
 
 
 def fill(lead: Lead, call: dict[str, Any], first: int = 0) -> list[Any]:
-    """Leases until there is no room."""
+    """Hands blocks over until there is no room, and returns the hand-overs."""
     made = []
     with refused(Reason.LIMIT_EXCEEDED, Exhausted):
         for number in range(first, first + 100):

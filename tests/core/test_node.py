@@ -1,4 +1,4 @@
-"""The node as a whole: deadlines before events, every call answered once, acknowledging, draining, and new lives."""
+"""The node as a whole: deadlines before events, one answer for every call, acknowledging, draining, and new lives."""
 
 from typing import Any
 
@@ -210,7 +210,7 @@ def test_the_pins_of_lives_one_after_another_never_mix(lead: Lead) -> None:
 
 
 def calls() -> dict[str, Any]:
-    """One refused call of each kind that has one."""
+    """Returns one refused call of each kind, by name."""
     token = grant(D)
     return {
         "FinishedBlocks": lambda c: events.FinishedBlocks(c, KEY, lists((0, 1)), content(48)),

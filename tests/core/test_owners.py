@@ -1,4 +1,4 @@
-"""A pool whose blocks its engine manages: no other caller names them, or schedules for it."""
+"""Blocks of an engine-managed pool are named and scheduled by callers that speak for the engine, and by no others."""
 
 import pytest
 

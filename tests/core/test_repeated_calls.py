@@ -1,4 +1,4 @@
-"""Calls that are made again under their key, and cancels by transfer or by key."""
+"""Calls that are repeated under their key, and cancels by transfer or by key."""
 
 from typing import Any
 

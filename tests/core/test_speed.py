@@ -1,7 +1,7 @@
-"""What the core costs, counted in steps of the interpreter, which are the same on every machine and in every run.
+"""The cost of the core, counted in interpreter steps, which are the same on every machine and in every run.
 
-A step is one call of a Python or built-in function. It does not see what numpy does inside, nor the collector of
-garbage; `python -m bench` measures the seconds.
+A step is one call of a Python or built-in function. Steps do not count work inside numpy or the garbage collector;
+`python -m bench` measures seconds.
 """
 
 from dataclasses import replace
@@ -26,7 +26,7 @@ MANY = 4_000
 
 
 class Quick(Lead):
-    """The checks look at everything, so they are left out."""
+    """A lead without invariant checks: they look at everything, and would be counted."""
 
     checked = False
 
@@ -51,7 +51,7 @@ def hand_over(lead: Quick, number: int, ttl_s: float = 600.0) -> Any:
 
 
 def lease_steps(lead: Quick) -> int:
-    """Grant, renew and expire 50 leases, beside those that live."""
+    """Grants, renews and expires 50 leases beside the live ones, and returns the steps."""
 
     def cycle() -> None:
         made = [hand_over(lead, MANY + number, 5.0) for number in range(50)]
@@ -69,12 +69,12 @@ def lease_steps(lead: Quick) -> int:
 
 def test_a_lease_costs_the_same_among_few_and_many() -> None:
     few, many = lease_steps(with_leases(200)), lease_steps(with_leases(MANY))
-    # Only the heap of deadlines grows, by its logarithm, and it counts as one step.
+    # Only the heap of deadlines grows with the number of leases; a heap operation counts as one step.
     assert many <= 1.05 * few
 
 
 def pull(source: Quick, lead: Quick, number: int, tokens: int) -> None:
-    """A whole pull, both sides; the engines acknowledge its end."""
+    """Runs a whole pull on both sides; the engines acknowledge its end."""
     blocks = range(-(-tokens // 16))
     whole = content(tokens)
     made = source.call(lambda c: events.FinishedBlocks(c, key(number), lists(blocks), whole))
@@ -128,7 +128,7 @@ def test_a_pull_of_many_blocks_takes_as_many_steps_as_one_of_few() -> None:
     content(16 * 4_096)
     for pair, tokens in ((few, 256), (many, 65_536)):
         pull(*pair, 1, tokens)
-    # Making the digests is the caller's work, and takes as many steps as there are units.
+    # The caller makes the digests, one step for each unit.
     assert steps(lambda: pull(*many, 2, 65_536)) <= steps(lambda: pull(*few, 2, 256)) + 1.1 * steps(
         lambda: content(65_536)
     )
@@ -145,7 +145,7 @@ def test_steps_of_the_engine_look_only_at_who_waits_for_one() -> None:
 
 
 def of_groups(count: int, *, stages: int) -> PoolLayout:
-    """So many groups of 4 layers, of which every second one may be in another stage."""
+    """Makes a layout of `count` groups of 4 layers, spread over `stages` stages."""
     groups = tuple(
         Group(str(i), GroupKind.FULL_ATTENTION, 4, 16, 2, 1, 1, "float16", total_kv_heads=1) for i in range(count)
     )

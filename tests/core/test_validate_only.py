@@ -1,4 +1,4 @@
-"""Calls that only ask whether they would be refused: they change nothing, and answer without ids and grants."""
+"""Calls with `validate_only` change nothing, and answer without ids and grants."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What the ledger says that rows weigh is what they weigh, by a factor of two."""
+"""The ledger's weights of rows match their memory within a factor of two."""
 
 import gc
 import tracemalloc
@@ -22,7 +22,7 @@ BLOCKS = 4_096
 
 
 class Weighed(Lead):
-    """It keeps nothing of its own."""
+    """A lead that keeps no answer but the last one, and is not checked."""
 
     checked = False
 
@@ -118,7 +118,7 @@ MADE: dict[str, Callable[[Weighed, int], object]] = {
 
 
 def kept_and_weighed(lead: Weighed, make: Callable[[Weighed, int], object], rows: int) -> tuple[int, int]:
-    """Bytes that the ledger has more after so many, and the process."""
+    """Makes `rows` rows, and returns the bytes by which the ledger and the process grew."""
     make(lead, 0)
     gc.collect()
     tracemalloc.start()
@@ -161,7 +161,7 @@ def test_a_lease_of_one_run_keeps_no_list_of_ids() -> None:
 
 
 def test_two_hundred_thousand_leases_of_an_engine_fit() -> None:
-    """Of prompts of 4,000 tokens, each in ten runs."""
+    """Each lease is of a prompt of 4,000 tokens, in ten runs."""
     lead = weighed()
     blocks = lists([i // 25 * 50 + i % 25 for i in range(250)])
     lead.call(lambda c: events.FinishedBlocks(c, key(1), blocks, content(4_000)), ENGINE)

@@ -1,4 +1,4 @@
-"""Both halves of a process group in this process, without paths, movers and leads."""
+"""Both halves of a process group in this process, without data paths, movers and leads."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ class Half:
 
     def __init__(self, make: Callable[[Rendezvous], Library], own: Sequence[Segment], *, sends: bool) -> None:
         self.values: Values = ()
-        """What it tells the other one."""
+        """Values that it tells the other half."""
         self._own, self._sends = own, sends
         self._told, self._made, self._ended = threading.Event(), threading.Event(), threading.Event()
         self.group = Group(make, told=self._tell, ready=self._made.set)
@@ -32,7 +32,7 @@ class Half:
         assert not self.group.broken
 
     def start(self, runs: Runs) -> Job:
-        """Its part of the first send."""
+        """Starts its part of the first send."""
         job = Job(messages(runs, self._own, sends=self._sends), self._ended.set)
         self.group.start(1, job)
         return job
@@ -51,7 +51,7 @@ class Half:
 
 @dataclass(frozen=True)
 class Halves:
-    """The source's, and the destination's."""
+    """The halves of the source and the destination."""
 
     source: Half
     destination: Half
@@ -61,20 +61,20 @@ class Halves:
         return self.source, self.destination
 
     def learn(self) -> None:
-        """Each learns what the other one has told."""
+        """Lets each half learn what the other one has told."""
         for half in self.both:
             half.wait_told()
         self.source.group.learn(self.destination.values)
         self.destination.group.learn(self.source.values)
 
     def meet(self) -> None:
-        """The group is made."""
+        """Makes the group."""
         self.learn()
         for half in self.both:
             half.wait_made()
 
     def move(self, runs: Runs) -> list[Job]:
-        """One send, to its end."""
+        """Runs one send to its end, and returns the jobs of both halves."""
         jobs = [half.start(runs) for half in self.both]
         for half in self.both:
             half.wait_ended()

@@ -1,6 +1,4 @@
-"""What leads do between ranks of two engines in one process: an ask to send reaches the peer's rank, and what comes of
-it the rank that asked.
-"""
+"""Leads between ranks of two engines in one process: asks to send reach the peer's rank, answers the asking rank."""
 
 import itertools
 import queue
@@ -18,22 +16,24 @@ Name = tuple[str, int]
 
 
 class Leads:
-    """Of both engines, `peer` to each other. What ranks report of sends is dealt with here; all else is theirs."""
+    """The leads of both engines, each named `peer` by the other. They handle reports of meetings and sends, and no
+    others.
+    """
 
     def __init__(self, peer: str) -> None:
         self._peer = peer
         self._movers: dict[Name, Mover] = {}
         self._numbers = itertools.count()
-        self._lock = threading.Lock()  # guards these
+        self._lock = threading.Lock()  # guards the fields below
         self._asks: dict[str, tuple[Name, SendAsk]] = {}
         self.heard: list[tuple[Name, Report]] = []
-        """What ranks reported of meetings and sends."""
+        """Reports of meetings and sends, with the reporting rank."""
 
     def add(self, rank: Name, mover: Mover) -> None:
         self._movers[rank] = mover
 
     def reports_of(self, rank: Name, rest: "queue.SimpleQueue[Report]") -> Callable[[Report], None]:
-        """What a mover is to be made with."""
+        """Returns the report callback of a rank's mover; reports of other kinds go to `rest`."""
 
         def report(said: Report) -> None:
             if isinstance(said, MeetingBegan | SendWanted | SendPosted):
@@ -52,7 +52,7 @@ class Leads:
         return report
 
     def kinds(self, rank: Name) -> list[type[Any]]:
-        """Of what it reported of meetings and sends, in order."""
+        """Returns the kinds of the rank's reports of meetings and sends, in order."""
         with self._lock:
             return [type(said) for name, said in self.heard if name == rank]
 

@@ -4,10 +4,10 @@
         endpoints = source.ask("begin", memories)
         destination.ask("begin", ...)
         destination.ask("move", endpoints, posts)
-        destination.ask("end")      # what is in its memories now
+        destination.ask("end")      # returns the bytes of its memories
 
-Ranks are made when they are first needed, and stay: also what connects them. In this process they have leads between
-them, where the data path needs those.
+Ranks are made when they are first needed, and stay, as do their connections. In this process, leads between the ranks
+carry asks to send.
 """
 
 import contextlib
@@ -30,15 +30,15 @@ from tests.datapath.peers import DEADLINE_S, GUARD, Bytes, Case
 from tests.datapath.pumped import LONG_S
 
 NBYTES = 512 << 10
-"""Of the memory of a rank."""
+"""Size of a rank's memory, in bytes."""
 STAGING_BYTES = 64 << 10
-"""So little that postings wait for one another."""
+"""Size of a staging arena, in bytes: small, so that postings wait for one another."""
 PEER = "other"
 Kind = TypeVar("Kind", bound=Report)
 
 
 class OneRank:
-    """A rank, and its reports as they come."""
+    """A rank, with a queue of its reports."""
 
     def __init__(self, case: Case, engine: str, number: int, leads: Leads) -> None:
         self.memory, (self.bytes,) = (case.peer_memory if engine == "source" else case.own_memory)((NBYTES,))
@@ -58,7 +58,7 @@ class OneRank:
         return report
 
     def connect(self, endpoint: RankEndpoint) -> None:
-        """To a rank of the other engine, unless it is."""
+        """Connects to a rank of the other engine, unless it is connected."""
         if endpoint.rank not in self.connected:
             self.connected.add(endpoint.rank)
             self.mover.connect(PEER, endpoint, BEST_FIRST)
@@ -79,11 +79,11 @@ class Ranks:
         self._used: list[OneRank] = []
 
     def ask(self, method: str, *arguments: object) -> Any:
-        """Calls one of the following."""
+        """Calls one of the methods below."""
         return getattr(self, method)(*arguments)
 
     def begin(self, memories: Sequence[Bytes]) -> list[RankEndpoint]:
-        """Each rank has these bytes from now on, and guard bytes behind them; where the other engine finds them."""
+        """Fills each rank's memory with these bytes and guard bytes behind them, and returns the ranks' endpoints."""
         while len(self._ranks) < len(memories):
             self._ranks.append(OneRank(self._case, self._name, len(self._ranks), self._leads))
         self._used = self._ranks[: len(memories)]
@@ -94,7 +94,7 @@ class Ranks:
         return [rank.endpoint for rank in self._used]
 
     def move(self, endpoints: Sequence[RankEndpoint], posts: Sequence[Post]) -> int:
-        """Its ranks move all of this at once; the bytes that arrived."""
+        """Runs all postings at once, and returns the number of bytes that arrived."""
         for post in posts:
             self._ranks[post.rank].connect(endpoints[post.peer_rank])
         for post in posts:
@@ -104,7 +104,7 @@ class Ranks:
         return sum(end.nbytes for end in ends)
 
     def end(self) -> list[Bytes]:
-        """What the memories of those that began hold."""
+        """Ends the access, and returns the bytes of the ranks in use."""
         for rank in self._used:
             rank.mover.unexpect("access")
         return [rank.bytes.copy() for rank in self._used]
@@ -115,7 +115,7 @@ class Ranks:
 
 
 class RanksProcess:
-    """The same in a process of its own."""
+    """The ranks of an engine in a process of its own."""
 
     def __init__(self, case: Case, name: str, environment: Mapping[str, str]) -> None:
         context = multiprocessing.get_context("spawn")
@@ -126,7 +126,7 @@ class RanksProcess:
         theirs.close()
 
     def ask(self, method: str, *arguments: object) -> Any:
-        """Raises AssertionError with what was raised there."""
+        """Calls a method there; raises AssertionError with the error that it raised."""
         self._pipe.send((method, *arguments))
         assert self._pipe.poll(2 * DEADLINE_S), f"{method} does not return"
         error, answer = self._pipe.recv()
@@ -144,7 +144,7 @@ class RanksProcess:
 
 
 def serve(pipe: Connection, case: Case, name: str) -> None:
-    """What such a process does."""
+    """Serves an engine's ranks over a pipe, until it reads "close"."""
     ranks = Ranks(case, name, Leads(PEER))
     while True:
         method, *arguments = pipe.recv()
@@ -159,7 +159,7 @@ def serve(pipe: Connection, case: Case, name: str) -> None:
 
 
 class Asked(Protocol):
-    """An engine, wherever it is."""
+    """An engine, in this process or in another one."""
 
     def ask(self, method: str, *arguments: object) -> Any: ...
     def close(self) -> None: ...
@@ -167,7 +167,7 @@ class Asked(Protocol):
 
 @contextlib.contextmanager
 def engines(case: Case, environment: Mapping[str, str]) -> Iterator[tuple[Asked, Asked]]:
-    """A source and a destination, each in a process of its own where the data path is one between processes."""
+    """Makes a source and a destination, each in a process of its own unless the data path works within one process."""
     with contextlib.ExitStack() as stack:
         both: list[Asked] = []
         leads = Leads(PEER)

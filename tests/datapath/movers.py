@@ -1,4 +1,4 @@
-"""A mover with its reports, peers in this process, and a data path that does what a test says."""
+"""A mover with its reports, peers in this process, and a data path that a test controls."""
 
 import queue
 import threading
@@ -36,7 +36,7 @@ def post_of(name: str, peer: str, runs: Runs, operation: Operation = Operation.R
 
 
 class Rank:
-    """A mover with its memory, and its reports as they come."""
+    """A mover with its memory, and a queue of its reports."""
 
     def __init__(self, paths: Callable[[PrivateMemory], list[DataPath]], *, number: int = 1, **options: Any) -> None:
         self.bytes: Bytes = np.full(NBYTES, GUARD, dtype=np.uint8)
@@ -61,20 +61,20 @@ class Rank:
         return self.mapped()
 
     def mapped(self) -> PeerMapped:
-        """Its report that a peer is connected."""
+        """Returns the next report, which says that a peer is connected."""
         report = self.next(PeerMapped)
         assert report.data_path, report
         return report
 
     def not_mapped(self) -> PeerMapped:
-        """Its report that no data path reaches a peer."""
+        """Returns the next report, which says that no data path reaches a peer."""
         report = self.next(PeerMapped)
         assert not report.data_path, report
         return report
 
 
 class Held:
-    """Somebody else's data path, of which a test decides what it does. Needs polling."""
+    """A data path that needs polling, and whose behaviour a test decides."""
 
     name = "held"
     needs_polling = True
@@ -106,7 +106,7 @@ class Held:
         self.withdrawn.append(peer)
 
     def question(self, endpoint: RankEndpoint) -> Question | None:
-        """A process that answers when it is released."""
+        """Returns a question to a process that answers when it is released."""
         return Question(*self.socket.mint("", "held", self._answer)) if self.asks else None
 
     def _answer(self, *_: object) -> Reply:
@@ -133,7 +133,7 @@ class Held:
 
 
 class HeldWritten(Held):
-    """Another that peers may write by, and that writes."""
+    """A data path by which this rank writes, and by which peers may write."""
 
     late_writes = ""
     ends_with_process = True
@@ -142,7 +142,7 @@ class HeldWritten(Held):
         super().__init__()
         self.rekeyed = 0
         self.processes: list[HeldPeerProcess] = []
-        """Of its peers, in the order of connecting."""
+        """Processes of its peers, in the order of connecting."""
 
     def connect(self, endpoint: RankEndpoint, answer: Answer | str = "") -> Remote:
         self.processes.append(HeldPeerProcess())
@@ -218,7 +218,7 @@ def held_rank(held: Held) -> Rank:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Waits for another thread; fails when it does not happen."""
+    """Waits for another thread; fails when the condition does not become true."""
     end = time.monotonic() + DEADLINE_S
     while not condition():
         assert time.monotonic() < end

@@ -41,12 +41,12 @@ HAS_NIXL = importlib.util.find_spec("kvgrpc.datapath.nixl.path") is not None
 
 
 def content(seed: int, nbytes: int) -> Bytes:
-    """What the peer of that seed holds."""
+    """Returns the bytes that the peer of that seed holds."""
     return np.random.default_rng(seed).integers(0, 256, nbytes, dtype=np.uint8)
 
 
 def private(sizes: tuple[int, ...]) -> tuple[PrivateMemory, list[Bytes]]:
-    """Memory of several allocations, and views of them."""
+    """Makes memory of several allocations, and views of them."""
     arrays = [np.zeros(size, dtype=np.uint8) for size in sizes]
     return PrivateMemory.of(*arrays), arrays
 
@@ -99,7 +99,7 @@ def make_sent(memory: Any, _: str) -> DataPath:
 
 @dataclass(frozen=True)
 class Case:
-    """One way to move bytes: a data path, and what memory each side has."""
+    """One way to move bytes: a data path, and the kind of memory on each side."""
 
     name: str
     make: MakePath
@@ -108,7 +108,7 @@ class Case:
     in_process: bool = False
     method: CopyMethod | None = None
     writes: bool = False
-    """Whether the source may move the bytes, too."""
+    """True if the source may move the bytes."""
 
 
 CASES = [
@@ -128,15 +128,15 @@ CASES = [
 
 
 SENT = Case("collective", make_sent, private, private, in_process=True)
-"""For movers with leads between them, as in `tests.datapath.many_ranks`; what they move goes over TCP all the same."""
+"""Case for movers with leads between them, as in `tests.datapath.many_ranks`; bytes still go over TCP."""
 BY_MOVERS = [case for case in CASES if case.make is not make_collective]
-"""Those that a mover has without leads."""
+"""Cases of data paths that a mover uses without leads."""
 IN_HOSTS = [case for case in BY_MOVERS if case.make is not make_cuda_vmm]
-"""Those of memory that the processor reads, too."""
+"""Cases whose memory the processor can read."""
 
 
 def ask(question: Question, rank: int | None = None) -> Answer | str:
-    """What the mover of that rank would be told."""
+    """Asks a question as the mover of that rank does, and returns the answer."""
     answers: queue.SimpleQueue[Answer | str] = queue.SimpleQueue()
     asker = Asker("test")
     asker.ask(question, answers.put, rank)
@@ -153,7 +153,7 @@ def answered(question: Question) -> bool:
 
 
 def reach(path: DataPath, endpoint: RankEndpoint, peer: "Peer | None" = None) -> Any:
-    """Asks and connects, as the mover does. Raises as `DataPath.connect` does."""
+    """Asks and connects as the mover does; raises as `DataPath.connect` does."""
     if isinstance(path, PumpedPath):
         return path.connect(endpoint, peer and peer.send)
     question = path.question(endpoint)
@@ -166,7 +166,7 @@ def reach(path: DataPath, endpoint: RankEndpoint, peer: "Peer | None" = None) ->
 
 
 class Peer:
-    """A rank with known bytes, somewhere: `endpoint()` says how to reach it."""
+    """A rank with known bytes; `endpoint()` says how to reach it."""
 
     def __init__(self, case: Case, seed: int, sizes: tuple[int, ...]) -> None:
         self.content = content(seed, sum(sizes))
@@ -175,11 +175,11 @@ class Peer:
         raise NotImplementedError
 
     def bytes(self) -> Bytes:
-        """All of its memory, as it is now."""
+        """Returns all of its memory, as it is now."""
         raise NotImplementedError
 
     def send(self, peer: str, ask: SendAsk) -> Said:
-        """Has it send, where it has to."""
+        """Has it send, on data paths where the source takes part."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -187,7 +187,7 @@ class Peer:
 
 
 class LocalPeer(Peer):
-    """In this process."""
+    """A peer in this process."""
 
     def __init__(self, case: Case, seed: int, sizes: tuple[int, ...]) -> None:
         super().__init__(case, seed, sizes)
@@ -207,7 +207,7 @@ class LocalPeer(Peer):
 
 
 class ProcessPeer(Peer):
-    """A process of its own, as another engine would be."""
+    """A peer in a process of its own, as another engine would be."""
 
     def __init__(self, case: Case, seed: int, sizes: tuple[int, ...]) -> None:
         super().__init__(case, seed, sizes)
@@ -259,7 +259,7 @@ def serve(
     seed: int,
     sizes: tuple[int, ...],
 ) -> None:
-    """What a peer's process does: owns memory, offers and shows it as often as it is asked."""
+    """Runs a peer's process: it owns memory, and offers and shows it whenever it is asked."""
     memory, parts = make_memory(sizes)
     fill(parts, content(seed, sum(sizes)))
     path = make(memory, f"peer-{seed}")
@@ -294,7 +294,7 @@ def gather(parts: list[Bytes]) -> Bytes:
 
 @dataclass
 class Own:
-    """This test's rank: memory full of guard bytes and a data path into it."""
+    """This test's rank: memory full of guard bytes, and a data path into it."""
 
     path: DataPath
     memory: Any
@@ -329,7 +329,7 @@ def own_rank(case: Case, sizes: tuple[int, ...]) -> Iterator[Own]:
 
 
 class Wake:
-    """Counts calls; wakes whoever waits for a posting."""
+    """An event that wakes the waiter of a posting."""
 
     def __init__(self) -> None:
         self.event = threading.Event()
@@ -339,7 +339,7 @@ class Wake:
 
 
 def finish(path: DataPath, posting: Posting, wake: Wake) -> PostingState:
-    """Waits for the end as the mover does; fails the test when it does not come."""
+    """Waits for the end of a posting as the mover does; fails the test when it does not come."""
     waited = 0.0
     while posting.poll() is PostingState.PENDING and waited < DEADLINE_S:
         if path.needs_polling:
@@ -367,18 +367,18 @@ def move(path: DataPath, remote: Remote, runs: Runs, operation: Operation = Oper
 
 
 def runs_of(*rows: tuple[int, int, int]) -> Runs:
-    """Runs from (source, destination, bytes)."""
+    """Makes runs from rows of (source, destination, bytes)."""
     table = np.array(rows, dtype=np.int64).reshape(-1, 3)
     return Runs(table[:, 0].copy(), table[:, 1].copy(), table[:, 2].copy())
 
 
 def open_descriptors() -> int:
-    """How many this process has."""
+    """Returns the number of descriptors that this process has open."""
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
 def blocks(seed: int, block: int, count: int, source: int, destination: int) -> Runs:
-    """`count` scattered blocks of `block` bytes between memories of that many bytes."""
+    """Makes runs of `count` scattered blocks of `block` bytes, between memories of `source` and `destination` bytes."""
     rng = np.random.default_rng(seed)
     src = rng.permutation(source // block)[:count].astype(np.int64) * block
     dst = rng.permutation(destination // block)[:count].astype(np.int64) * block
@@ -386,7 +386,7 @@ def blocks(seed: int, block: int, count: int, source: int, destination: int) -> 
 
 
 def expected(before: Bytes, source: Bytes, runs: Runs) -> Bytes:
-    """What the destination must hold afterwards: the runs' bytes, and else what it held."""
+    """Returns the destination's bytes after the runs have moved: theirs from the source, all others unchanged."""
     after = before.copy()
     for src, dst, nbytes in zip(runs.src, runs.dst, runs.nbytes, strict=True):
         after[dst : dst + nbytes] = source[src : src + nbytes]

@@ -1,7 +1,7 @@
 """The data path `collective` for tests without a mover and without leads.
 
-What its threads ask of the mover's waits for turns (`progress`), as with paths that are polled. What it asks a peer for
-goes to whom the test names, as if by both leads.
+Its threads queue work for the mover's thread, which `progress` does, as on polled paths. Asks to a peer go to the peer
+that the test names, in place of both leads.
 """
 
 import itertools
@@ -20,18 +20,18 @@ from kvgrpc.datapath.collective.path import CollectivePath
 
 HOST = "127.0.0.1"
 LONG_S = 60.0
-"""The first group of a process waits until torch is there."""
+"""Maximum wait for a group, in seconds: the first one of a process waits until torch is loaded."""
 _NUMBERS = itertools.count(os.getpid() << 20)
-"""No life of a peer has the name of another one, also where a path begins anew."""
+"""Numbers of peers' lives: no two lives have one name, even after a path begins anew."""
 LEAD, RANK, LOST = "refused by its lead", "not sent by its rank", "nobody knows"
 Said = tuple[Values, str, str]
-"""What a peer's half of a group tells, why it does not send, and who says so."""
+"""Answer of a peer to an ask: the values of its half of a group, why it does not send, and which part refused."""
 Leads = Callable[[str, SendAsk], Said]
-"""Asks a peer's rank to send."""
+"""Function that asks a peer's rank to send."""
 
 
 class PumpedPath:
-    """Offers and reads by a CollectivePath."""
+    """A data path `collective` that works without a mover."""
 
     name = "collective"
     needs_polling = True
@@ -50,10 +50,10 @@ class PumpedPath:
         self._path.withdraw(peer)
 
     def question(self, _: RankEndpoint) -> None:
-        """Nothing is asked on this host."""
+        """Asks nothing: this path needs no answer of a process on this host."""
 
     def connect(self, endpoint: RankEndpoint, leads: Any) -> Remote:
-        """`leads` asks that peer."""
+        """Connects to a peer, whose rank `leads` asks to send."""
         name = f"peer-{next(_NUMBERS)}"
         self._leads[name] = leads
         reached: list[Remote | str] = []
@@ -64,7 +64,7 @@ class PumpedPath:
         return reached[0]
 
     def again(self, peer: str, leads: Leads) -> int:
-        """Reaches a peer of that name once more, and closes it; its epoch then."""
+        """Reaches the peer of that name once more, closes the link, and returns its epoch."""
         asked: list[SendAsk] = []
 
         def asking(name: str, ask: SendAsk) -> Said:
@@ -80,7 +80,7 @@ class PumpedPath:
         return asked[0].epoch
 
     def send(self, peer: str, ask: SendAsk) -> Said:
-        """As the peer's lead has it done."""
+        """Sends to a peer, as the own lead would have it done."""
         said: list[tuple[Values, str]] = []
         self._path.send(peer, ask, lambda values, error: said.append((values, error)))
         self._until(lambda: bool(said))

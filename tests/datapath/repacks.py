@@ -1,4 +1,4 @@
-"""Re-packs for the tests of the mover: what is posted, and what is in memory after it."""
+"""Re-packs for the tests of the mover: what is posted, and the memory afterwards."""
 
 from dataclasses import replace
 from typing import Any
@@ -11,7 +11,7 @@ from tests.datapath.movers import NBYTES, Held, Rank
 from tests.datapath.peers import GUARD, Bytes, runs_of
 
 BLOCK, HEADS, TOKENS, HEAD = 64 << 10, 8, 64, 64
-"""Bytes of a block of the source; keys and values, tokens, heads, bytes of a head."""
+"""Bytes of a block of the source, for keys and values; number of heads; number of tokens; bytes of a head."""
 
 
 def places(*offsets: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
@@ -26,13 +26,13 @@ HEAD_OF_EACH = Strip(
     (TOKENS * HEAD, HEAD),
     HEAD,
 )
-"""Head 2 of three blocks, which lie one after the other in the staging buffer, into smaller blocks."""
+"""Strip that copies head 2 of three blocks, which lie side by side in the staging buffer, into smaller blocks."""
 THREE = Repack((HEAD_OF_EACH,), 3 * BLOCK)
 BLOCKS = runs_of((5 * BLOCK, 0, BLOCK), (BLOCK, BLOCK, BLOCK), (9 * BLOCK, 2 * BLOCK, BLOCK))
 
 
 def repacked(source: Bytes) -> Bytes:
-    """The memory after that."""
+    """Returns the memory after the re-pack `THREE`."""
     staged = np.concatenate([source[at : at + BLOCK] for at in (5 * BLOCK, BLOCK, 9 * BLOCK)])
     memory = np.full(NBYTES, GUARD, dtype=np.uint8)
     runs = HEAD_OF_EACH.runs()
@@ -42,7 +42,7 @@ def repacked(source: Bytes) -> Bytes:
 
 
 def staging_rank(held: Held, room: int = 8, **options: Any) -> Rank:
-    """With room for so many blocks in its arena."""
+    """Makes a rank with room for `room` blocks in its staging arena."""
     rank = Rank(lambda _: [held], staging_bytes=room * BLOCK, **options)
     rank.mover.connect("h", RankEndpoint(0), ["held"])
     rank.mapped()
@@ -50,7 +50,7 @@ def staging_rank(held: Held, room: int = 8, **options: Any) -> Rank:
 
 
 def stage(blocks: int) -> dict[str, Any]:
-    """Options of a posting that needs room for so many."""
+    """Returns the options of a posting that needs room for `blocks` blocks."""
     return {"runs": runs_of((0, 0, blocks * BLOCK)), "repack": replace(THREE, staging_bytes=blocks * BLOCK)}
 
 

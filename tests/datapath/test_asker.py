@@ -1,4 +1,4 @@
-"""Questions to many processes at once: those that do not answer keep nobody waiting."""
+"""Questions to many processes at once: processes that do not answer keep nobody waiting."""
 
 import contextlib
 import os
@@ -34,7 +34,7 @@ def honest() -> Iterator[ProcessSocket]:
 
 @contextlib.contextmanager
 def silent(backlog: int) -> Iterator[str]:
-    """A socket that takes so many connections and one, and never answers."""
+    """Makes a socket that queues `backlog` connections and one more, and never answers."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind("")
         listener.listen(backlog)
@@ -54,7 +54,7 @@ def next_of(answers: Answers) -> Answer | str:
 
 @pytest.mark.parametrize("backlog", [0, 1000], ids=["full queue", "long queue"])
 def test_sockets_that_never_answer_hardly_delay_a_good_one(asker: Asker, honest: ProcessSocket, backlog: int) -> None:
-    """Eight times as many as are asked at once: in turns of the full wait that would be eight of those."""
+    """There are eight times as many as are asked at once: full waits in turn would take eight times `ANSWER_S`."""
     answers: Answers = queue.SimpleQueue()
     refusals: Answers = queue.SimpleQueue()
     with silent(backlog) as path:
@@ -136,7 +136,7 @@ def test_a_process_of_another_user_is_told_nothing(asker: Asker) -> None:
     read, write = os.pipe()
     child = os.fork()
     if not child:
-        # Little but system calls here: the process has threads.
+        # Only system calls are safe in this child: the parent has threads.
         os.setuid(65534)
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
             listener.bind("")

@@ -1,8 +1,8 @@
-"""One contract over all data paths, both ways: what the mover and the lead may rely on.
+"""One contract for all data paths and both directions, on which the mover and the lead rely.
 
-Each case is a data path with the kinds of memory that it is for, and reads or, where the source may
-move the bytes, writes. Peers are processes of their own, except for loopback. Every test looks at
-every byte of the destination, which held guard bytes or, where it is the peer, others.
+Each case is a data path with the kinds of memory that it is for. It reads, or writes where the source may move the
+bytes. Peers are processes of their own, except for loopback. Every test checks every byte of the destination, which
+held guard bytes or, if it is the peer, other bytes.
 """
 
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ from tests.datapath.peers import (
 
 Run = tuple[int, int, int]
 
-# Odd sizes, so that segments end within runs and off every boundary.
+# Odd sizes make segments end within runs and off every boundary.
 PEER_SIZES = (3_000_001, 1_048_576, 5_000_003)
 OWN_SIZES = (2_000_003, 4_194_304, 1_000_001)
 PEER_BYTES, OWN_BYTES = sum(PEER_SIZES), sum(OWN_SIZES)
@@ -95,7 +95,7 @@ SHAPES = {
 
 
 def there(operation: Operation, runs: Runs) -> Runs:
-    """Runs from the peer's memory into the own, or the same the other way."""
+    """Returns runs from the peer's memory into the own, or for a write the same in reverse."""
     return runs if operation is READ else Runs(runs.dst, runs.src, runs.nbytes)
 
 
@@ -214,7 +214,7 @@ def test_a_peer_that_does_not_offer_this_path_is_refused_with_a_reason(own: Own)
 
 
 def test_a_killed_peer_ends_a_posting_and_never_hangs(case: Case, own: Own, operation: Operation) -> None:
-    """Memory that is mapped here outlives its process, so that its bytes are found; elsewhere a typed failure."""
+    """Memory that is mapped here outlives its process, so its bytes arrive; other paths give a typed failure."""
     if case.in_process:
         pytest.skip("a rank in this process dies with it")
     victim = ProcessPeer(case, 3, PEER_SIZES)
@@ -231,7 +231,7 @@ def test_a_killed_peer_ends_a_posting_and_never_hangs(case: Case, own: Own, oper
 
 
 def outcome(own: Own, remote: Remote, runs: Runs, operation: Operation) -> tuple[PostingState, str]:
-    """The end of a posting, also when nothing was started."""
+    """Returns the end of a posting, also when nothing was started."""
     try:
         posting = move(own.path, remote, runs, operation)
     except DataPathFailed as error:

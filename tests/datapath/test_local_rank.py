@@ -1,4 +1,4 @@
-"""A rank in the lead's own process: what becomes of its memory."""
+"""A rank in the lead's own process keeps memory that is not at rest."""
 
 import gc
 import weakref

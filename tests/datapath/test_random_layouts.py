@@ -1,7 +1,7 @@
-"""Random pairs of engines over real data paths: what is planned and posted brings every byte to where it belongs.
+"""Random pairs of engines over real data paths: planned and posted runs bring every byte to its place.
 
-As in a lead, all that is planned goes to movers as postings; those read, write and re-pack. Every byte of every rank of
-both engines is looked at afterwards.
+As in a lead, the plan goes to movers as postings, which read, write and re-pack. Each test checks every byte of every
+rank of both engines.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ from tests.datapath.peers import BY_MOVERS, SENT, Bytes, Case
 
 
 class Way(NamedTuple):
-    """One data path, how many pairs of engines exchange blocks over it, and what their processes' environment has."""
+    """One data path, the number of random pairs of engines to try, and the environment of their processes."""
 
     case: Case
     examples: int
@@ -58,14 +58,14 @@ def both(way: Way) -> Iterator[tuple[Asked, Asked]]:
 
 
 def planned(made: Move, run_bytes_min: int, most: int) -> list[PairRuns]:
-    """All that moves, in postings of at most so many bytes or one block."""
+    """Plans all runs, in postings of at most `most` bytes or one block."""
     bridge, size = made.bridge(run_bytes_min), Size(most, 1 << 10, 1 << 10)
     parts = slices_of([made.chunk], bridge, size)
     return [row for batch in batches(parts, bridge, size) for row in bridge.plan(batch)]
 
 
 def posts_of(rows: Sequence[PairRuns], *, written: bool) -> tuple[list[Post], list[Post]]:
-    """What the source posts, where it may write, and what the destination does."""
+    """Returns the postings of the source, if it may write, and those of the destination."""
     source, destination = [], []
     for i, row in enumerate(rows):
         read = Post(row.pair.rank, str(i), PEER, row.runs, "t", peer_rank=row.pair.source_rank, repack=row.repack)
@@ -77,7 +77,7 @@ def posts_of(rows: Sequence[PairRuns], *, written: bool) -> tuple[list[Post], li
 
 
 def look(kv: SplitKV, memories: Sequence[Bytes]) -> None:
-    """Takes over what is in the memories of an engine's ranks; nothing was written behind them."""
+    """Takes over the memories of an engine's ranks; asserts that nothing was written behind them."""
     for rank, memory in enumerate(memories):
         used = len(kv.memories[rank])
         kv.memories[rank] = memory[:used]

@@ -1,4 +1,4 @@
-"""Copies out of the staging arena: those that are cut short are at rest when that is said."""
+"""Copies out of the staging arena: a copy that was stopped is at rest once that is reported."""
 
 import queue
 import threading
@@ -25,7 +25,7 @@ RUN = 16
 MANY = Repack(
     (Strip(np.zeros(SIZE >> 16, np.int64), np.arange(SIZE >> 16) << 16, (4096,), (RUN,), (RUN,), RUN),), 1 << 16
 )
-"""All of the memory, in two million runs."""
+"""Re-pack of the whole memory, in two million runs."""
 QUIET_S = 0.1
 
 
@@ -53,7 +53,7 @@ def test_a_copy_that_is_stopped_is_over_and_the_next_one_runs(memory: Bytes) -> 
 
 @pytest.fixture
 def held_copies(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
-    """Copies wait before they write: one has come so far; they go on."""
+    """Makes copies wait before they write; returns the events "a copy waits" and "copies go on"."""
     came, go_on = threading.Event(), threading.Event()
     copy = strips.copier()
 
@@ -83,7 +83,7 @@ def test_a_re_pack_under_way_ends_with_its_data_path(
     assert came.wait(DEADLINE_S)
     with ThreadPoolExecutor(1) as thread:
         stopped = thread.submit(mover.rekey) if how == "rekey" else thread.submit(mover.close, 0.0)
-        with pytest.raises(queue.Empty):  # what is at work may still write
+        with pytest.raises(queue.Empty):  # a copy that is running may still write
             reports.get(timeout=QUIET_S)
         go_on.set()
         ended = reports.get(timeout=DEADLINE_S)

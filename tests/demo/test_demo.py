@@ -1,6 +1,6 @@
-"""`kvgrpc demo`: two servers, two engines, a router, and one engine that does both to compare with.
+"""`kvgrpc demo`: two servers, two engines, a router, and one engine that does both, for comparison.
 
-Starting all of it is what takes time, so the tests share one set of processes. Every run begins with empty caches.
+The start takes most of the time, so the tests share one set of processes. Every run begins with empty caches.
 """
 
 import json
@@ -24,7 +24,7 @@ from kvgrpc.demo.run import Stage, started
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 150.0
-"""Seconds on an idle machine; it imports torch three times."""
+"""Timeout in seconds. An idle machine takes a few; the demo imports torch three times."""
 PHASES = {"queue", "handshake", "open", "wire", "settle"}
 PUSH = Options(push=True)
 LAYERWISE = Options(push=True, layerwise=True)
@@ -41,12 +41,12 @@ async def stage() -> AsyncIterator[Stage]:
 
 
 def check_clean(said: dict[str, Any]) -> None:
-    """Nothing is left at either server, nor in either engine."""
+    """Checks that nothing is left at either server, nor in either engine."""
     assert (said["leases_left"], said["pinned_blocks_left"], said["used_blocks_left"]) == (0, 0, 0)
 
 
 def check_identical(said: dict[str, Any], code: int, data_path: str) -> None:
-    """Every token is that of one engine, and nothing is left behind."""
+    """Checks that every token is that of one engine and nothing is left behind."""
     check_clean(said)
     served = said["prompts"] + said["chat"]["turns"]
     assert [one["error"] for one in served] == [""] * len(served)
@@ -58,7 +58,7 @@ def check_identical(said: dict[str, Any], code: int, data_path: str) -> None:
 
 
 def check_chat(said: dict[str, Any]) -> None:
-    """After a long reply P takes what it lacks from D, after a short one it does not; D then lacks little itself."""
+    """Checks that P takes what it lacks from D only after a long reply, and that D then lacks little."""
     first, second, third = said["chat"]["turns"]
     assert (first["offered_tokens"], first["pulled_tokens"], first["lease_renewals"]) == (0, 0, 0)
     for turn, before in ((second, first), (third, second)):
@@ -68,33 +68,33 @@ def check_chat(said: dict[str, Any]) -> None:
         assert turn["pulled_tokens"] == (lacking if pays_off else 0)
         assert before["prompt_tokens"] < turn["offered_tokens"] < turn["prompt_tokens"]
         assert turn["lease_renewals"] > 0
-        # D has its own reply and all before it: only the rest is moved.
+        # D has its own reply and everything before it, so only the rest moves.
         assert turn["blocks"] <= -(-turn["prompt_tokens"] // 16) - turn["offered_tokens"] // 16
     assert second["pulled_tokens"] > 0
     assert third["pulled_tokens"] == 0
 
 
 def check_blocks(said: dict[str, Any]) -> None:
-    """What moved is what the destination lacked, and no more."""
+    """Checks that exactly the blocks which the destination lacked moved."""
     short, two_blocks, ragged, long, held = said["prompts"][:5]
     assert short["blocks"] == 1
     assert (two_blocks["prompt_tokens"], two_blocks["blocks"]) == (32, 2)
     assert ragged["blocks"] == -(-ragged["prompt_tokens"] // 16)
     assert long["bytes"] == long["blocks"] * two_blocks["bytes"] // 2
-    # Most of it was at D already.
+    # D already had most of it.
     assert held["prompt_tokens"] > long["prompt_tokens"]
     assert held["blocks"] < 5
 
 
 def reported(result: Result, capsys: Capture) -> tuple[int, dict[str, Any]]:
-    """Exit code and what is said with --json."""
+    """Returns the exit code and the output of --json."""
     code = report(result, as_json=True)
     said: dict[str, Any] = json.loads(capsys.readouterr().out)
     return code, said
 
 
 def shown(result: Result, capsys: Capture) -> list[str]:
-    """The lines for people."""
+    """Returns the readable lines."""
     assert report(result, as_json=False) == 0
     return capsys.readouterr().out.splitlines()
 
@@ -125,7 +125,7 @@ async def test_pulled_kv_gives_the_tokens_of_one_engine(stage: Stage, capsys: Ca
 
 
 def check_shown(result: Result, lines: list[str]) -> None:
-    """For people it ends with the tree of one request: the router's span, under it both servers' and their phases."""
+    """Checks that the readable output ends with the tree of one request: the router's span over both servers'."""
     assert lines[-1] == "identical: 8 of 8 prompts"
     tree = lines[lines.index(f"trace {result.trace_id}") + 1 : -2]
     names = ("request", "kvgrpc.send", "kvgrpc.receive", "wire")
@@ -163,7 +163,7 @@ async def test_layers_pushed_as_they_are_computed_give_the_same_tokens(stage: St
         assert min(prompt["visible_ms"], prompt["whole_visible_ms"]) > 0
     check_blocks(said)
     check_chat(said)
-    # One line says what came of it, whichever it is.
+    # One line reports the gain, whether there is one or not.
     lines = shown(result, capsys)
     assert sum(line.startswith(("by layer ", "no gain by layer ")) for line in lines) == 1
 
@@ -171,7 +171,7 @@ async def test_layers_pushed_as_they_are_computed_give_the_same_tokens(stage: St
 @on_stage
 @pytest.mark.parametrize("push", [False, True], ids=["pulled", "pushed"])
 async def test_requests_with_swapped_grants_fail_without_a_token(stage: Stage, push: bool, capsys: Capture) -> None:
-    """The router swapped grant and key together: only the content tells whose KV it is."""
+    """The router swaps grant and key together, so only the content shows whose KV it is."""
     code, said = reported(await stage.run(Options(push=push, swap_grants=True)), capsys)
     assert (code, said["identical"], len(said["prompts"])) == (1, False, 2)
     for prompt in said["prompts"]:

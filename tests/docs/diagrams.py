@@ -1,6 +1,6 @@
 """The state diagrams of docs/architecture.md, made from the state tables of the core.
 
-    .venv/bin/python -m tests.docs.diagrams      writes them anew
+    .venv/bin/python -m tests.docs.diagrams      rewrites them
 
 A diagram stands between two marks that name its table. `test_architecture.py` fails when one is stale.
 """
@@ -28,7 +28,7 @@ _MARKED = re.compile(r"(<!-- from ([\w.]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def diagram(table: Mapping[Enum, frozenset[Enum]]) -> str:
-    """A mermaid diagram: the first member is the beginning, one that nothing follows is an end."""
+    """Returns a mermaid diagram. The first member is the beginning; a member without a successor is an end."""
     members = list(type(next(iter(table))))
     arrows = [("[*]", members[0].name)]
     for member in members:
@@ -39,12 +39,12 @@ def diagram(table: Mapping[Enum, frozenset[Enum]]) -> str:
 
 
 def names(page: str) -> list[str]:
-    """The tables that a page shows."""
+    """Returns the tables that a page shows."""
     return [found[1] for found in _MARKED.findall(page)]
 
 
 def renewed(page: str) -> str:
-    """The page with every diagram made anew."""
+    """Returns the page with every diagram made anew."""
     return _MARKED.sub(lambda m: f"{m[1]}```mermaid\n{diagram(TABLES[m[2]])}\n```\n{m[3]}", page)
 
 

@@ -1,4 +1,4 @@
-"""What the tests of the documentation read: pages, their tables, their code."""
+"""Access to the documentation for its tests: pages, tables and code."""
 
 import re
 from pathlib import Path
@@ -13,12 +13,12 @@ _RULE = re.compile(r"^\|(?:\s*:?-+:?\s*\|)+$")
 
 
 def pages() -> list[Path]:
-    """Every page of the documentation."""
+    """Returns every page of the documentation."""
     return [README, *HOUSE, *sorted(DOCS.rglob("*.md"))]
 
 
 def section(page: Path, heading: str) -> str:
-    """The text below one heading, up to the next of its level or above."""
+    """Returns the text below a heading, up to the next heading of its level or above."""
     text = page.read_text()
     level = len(heading.split(" ", maxsplit=1)[0])
     start = text.index(f"\n{heading}\n") + len(heading) + 2
@@ -27,12 +27,12 @@ def section(page: Path, heading: str) -> str:
 
 
 def code(text: str, language: str) -> list[str]:
-    """The code blocks of one language."""
+    """Returns the code blocks of one language."""
     return [body for found, body in _CODE.findall(text) if found == language]
 
 
 def tables(text: str) -> list[list[list[str]]]:
-    """Every table as rows of cells, the heading's row left out."""
+    """Returns every table as rows of cells, without the heading row."""
     found: list[list[list[str]]] = []
     below = False
     for line in text.splitlines():
@@ -47,5 +47,5 @@ def tables(text: str) -> list[list[list[str]]]:
 
 
 def plain(cell: str) -> str:
-    """A cell without the marks of code."""
+    """Returns a cell without its code marks."""
     return cell.replace("`", "")

@@ -1,4 +1,4 @@
-"""Which gRPC codes each reason comes with, and which reasons are sent at all: read from the code."""
+"""The gRPC codes of each reason, and the reasons that are sent at all, read from the code."""
 
 import ast
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from kvgrpc.service.tensors import transfers
 from tests.docs.pages import ROOT
 
 ANSWERING = ("core", "service", "wire")
-"""Packages whose errors are those of RPCs and sessions."""
+"""Packages whose errors become those of RPCs and sessions."""
 SENDING = (*ANSWERING, "datapath", "engine")
 """Packages that may put a reason into an answer or a failure."""
 
@@ -27,7 +27,7 @@ _CLASSES = {kind.__name__: code for code, kind in BY_CODE.items()}
 
 @cache
 def codes() -> dict[str, set[str]]:
-    """Reason to codes, for all that are raised in the packages that answer."""
+    """Returns the codes by reason, for all errors that the answering packages raise."""
     found: dict[str, set[str]] = {}
     for reason, code in {*raised(), *_ends_of_leases(), *_too_late(), *_outdated(), *_incompatible(), *_tensors()}:
         found.setdefault(reason, set()).add(code)
@@ -36,12 +36,12 @@ def codes() -> dict[str, set[str]]:
 
 @cache
 def sent() -> set[str]:
-    """Reasons that any code may send."""
+    """Returns the reasons that any code may send."""
     return {node.attr for package in SENDING for tree in _trees(package) for node in _reasons(tree)}
 
 
 def raised() -> Iterator[tuple[str, str]]:
-    """`SomeError(Reason.X, ...)`, wherever it stands."""
+    """Yields (reason, code) of every `SomeError(Reason.X, ...)`."""
     for tree in (tree for package in ANSWERING for tree in _trees(package)):
         for node in ast.walk(tree):
             if (
@@ -55,19 +55,19 @@ def raised() -> Iterator[tuple[str, str]]:
 
 
 def _ends_of_leases() -> Iterator[tuple[str, str]]:
-    """Raised with a reason out of a table."""
+    """Yields the errors of ended leases, whose reasons stand in a table."""
     for state, reason in END_REASON.items():
         yield reason, (InternalError if state is LeaseState.LOST else PreconditionFailed).code
 
 
 def _too_late() -> Iterator[tuple[str, str]]:
-    """Raised with a reason out of a table."""
+    """Yields the errors of late calls, whose reasons stand in a table."""
     for reason in tombstones._SAID:
         yield reason, tombstones.too_late(reason, "").code
 
 
 def _outdated() -> Iterator[tuple[str, str]]:
-    """`outdate(access, Reason.X)`: raised for whoever asks about such an access."""
+    """Yields the error of every `outdate(access, Reason.X)`, raised for later calls about the access."""
     for tree in _trees("core"):
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "outdate":
@@ -76,7 +76,7 @@ def _outdated() -> Iterator[tuple[str, str]]:
 
 
 def _tensors() -> Iterator[tuple[str, str]]:
-    """The failure of a transfer, raised to who waits for the tensor that it brings; and what comes after a tensor's
+    """Yields the failures of transfers, raised for callers that wait for their tensor, and the errors after a tensor's
     end.
     """
     for reason, kind in transfers._BY_REASON.items():
@@ -86,7 +86,7 @@ def _tensors() -> Iterator[tuple[str, str]]:
 
 
 def _incompatible() -> Iterator[tuple[str, str]]:
-    """Raised with a reason out of a table."""
+    """Yields the errors of engines that do not fit."""
     here = EngineDescription("p", 1, "", 1, 1, "w", PoolConfig().layout(), PoolKind.SERVER_MANAGED, 1)
     for there in (
         replace(here, protocol_min=2, protocol_max=2),

@@ -1,4 +1,4 @@
-"""docs/architecture.md against the code: state diagrams and packages. Named functions: see test_pages."""
+"""docs/architecture.md has the state diagrams and packages of the code. `test_pages` checks the named functions."""
 
 import re
 import tomllib

@@ -1,4 +1,4 @@
-"""docs/compatibility.md: the tests that its lines point to exist."""
+"""docs/compatibility.md: the tests that its lines name exist."""
 
 import ast
 import re
@@ -19,7 +19,7 @@ NOT_OURS = "—"
 
 
 def names() -> set[str]:
-    """Every test there is."""
+    """Returns the names of all tests."""
     trees = (ast.parse(path.read_text()) for path in (ROOT / "tests").rglob("test_*.py"))
     return {
         node.name

@@ -1,4 +1,4 @@
-"""docs/configuration.md against the code: settings, flags, defaults, exit codes."""
+"""docs/configuration.md has the settings, flags, defaults and exit codes of the code."""
 
 import inspect
 import tomllib
@@ -32,7 +32,7 @@ def shown(rows: list[list[str]]) -> dict[str, str]:
 
 
 def rendered(field: Field[Any]) -> str:
-    """A default as the page writes it."""
+    """Returns a default as the page writes it."""
     if field.name in NOT_A_VALUE:
         return NOT_A_VALUE[field.name]
     assert field.default is not MISSING
@@ -107,7 +107,7 @@ def test_exit_codes_are_those_of_the_command() -> None:
 
 @pytest.mark.parametrize("name", [name for row in VARIABLES for name in plain(row[0]).split(", ")])
 def test_the_other_variables_are_read_somewhere(name: str) -> None:
-    """UCX_NET_DEVICES is read by UCX alone; its name stands in the data path's description."""
+    """Only UCX reads UCX_NET_DEVICES; the data path's description contains its name."""
     assert any(name in path.read_text() for path in (ROOT / "kvgrpc").rglob("*.py"))
 
 

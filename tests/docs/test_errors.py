@@ -1,4 +1,4 @@
-"""The "Errors:" lists of proto/ against the code: what is listed can come, and what can come is listed."""
+"""The "Errors:" lists of proto/ name exactly the errors that the code can raise."""
 
 import re
 
@@ -12,7 +12,7 @@ RAISED = {(code, reason) for reason, codes in reasons.codes().items() for code i
 
 
 def rows() -> set[str]:
-    """Reasons of rows of replies, which have no code."""
+    """Returns the reasons in rows of replies, which have no code."""
     text = re.sub(r"\n *// ?", " ", (ROOT / "proto" / "kvgrpc" / "peer" / "v1" / "peer.proto").read_text())
     found = re.findall(r"(?:A row's failure|Why not): ([^.]*)\.", text)
     assert len(found) == 2

@@ -1,4 +1,4 @@
-"""docs/integrating.md: what an engine adds is as short as it says, and does what it says."""
+"""docs/integrating.md: the code that an engine adds is as short as the page says, and works."""
 
 import os
 import re
@@ -23,7 +23,7 @@ OTHER_PROGRAMS = 10
 
 
 def program() -> str:
-    """What an engine adds; the page's others are of layouts, which are in `test_layouts`, of a device, and of
+    """Returns the code that an engine adds. The page's other programs are about layouts (`test_layouts`), a device, and
     tensors.
     """
     added, *others = code(PAGE.read_text(), "python")

@@ -1,4 +1,4 @@
-"""docs/integrating.md on layouts: its code runs, and what it says of bridges and refusals is what the core says."""
+"""docs/integrating.md on layouts: its code runs, and the core bridges and refuses what the page says."""
 
 import re
 import subprocess
@@ -29,7 +29,7 @@ PICTURES = sorted(set(re.findall(r"\]\(([\w-]+\.svg)\)", TEXT)))
 
 @cache
 def described() -> dict[str, Any]:
-    """What the page's code makes, up to the call of a server."""
+    """Returns the names that the page's code defines, up to the call of a server."""
     found: dict[str, Any] = {}
     for program in POOLS:
         exec(compile(program, PAGE, "exec"), found)
@@ -37,7 +37,7 @@ def described() -> dict[str, Any]:
 
 
 def on_ranks(pool: PoolLayout, ranks: int) -> Side:
-    """A pool of the page, which is one of two ranks, as one of another number of them."""
+    """Returns a pool of the page, which is one of two ranks, as one of `ranks` ranks."""
 
     def scaled(nbytes: int) -> int:
         return nbytes * 2 // ranks
@@ -56,7 +56,7 @@ def on_ranks(pool: PoolLayout, ranks: int) -> Side:
 
 
 def side(cell: str, source: str = "") -> Side:
-    """What a cell of the table of bridges stands for."""
+    """Returns the side that a cell of the table of bridges describes."""
     words = cell.replace("the same", source.partition(",")[0]).split(", ")
     ranks = next((int(word.split()[0]) for word in words if word.endswith("ranks")), 1)
     for packing, name in (("values beside keys", "mixed"), ("keys and values apart", "apart")):
@@ -140,7 +140,7 @@ def of_groups(count: int, **changes: Any) -> Side:
 
 
 def states(*totals: int) -> Side:
-    """Of so many bytes, section by section."""
+    """Returns a side with state sections of these sizes, in bytes."""
     group = Group("s", GroupKind.STATE, 1, 16, 8, 1, 6, "float32", sections=tuple(Section(n, n) for n in totals))
     nbytes = sum(totals)
     return Side(PoolLayout((group,), (Region(0, 0, 1, 0, nbytes, nbytes, TensorKind.STATE),), 8 * nbytes), 1)

@@ -1,4 +1,4 @@
-"""docs/compatibility.md: the table of other connectors' settings is that of the code."""
+"""docs/compatibility.md has the code's table of other connectors' settings."""
 
 from kvgrpc.integrations.old_settings import OLD_SETTINGS
 from tests.docs.pages import DOCS, plain, section, tables

@@ -1,4 +1,4 @@
-"""Rules for every page: links lead somewhere, names of files and functions are true, lines are not too long."""
+"""Rules for every page: links lead somewhere, named files and functions exist, and lines are not too long."""
 
 import ast
 import re
@@ -56,14 +56,14 @@ def test_the_pattern_sees_every_function_that_is_named() -> None:
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
 def test_lines_of_prose_are_not_too_long(page: Path) -> None:
-    """Tables, code and pictures cannot be broken."""
+    """Tables, code and pictures cannot be wrapped."""
     prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
     long = [line for line in prose.splitlines() if len(line) > LINE_MAX and not line.startswith(("|", "!["))]
     assert long == []
 
 
 def named(text: str) -> Iterator[tuple[str, str]]:
-    """Every (file, function, class or constant) that a text names."""
+    """Yields every (file, function, class or constant) that a text names."""
     for file, names in _NAMED.findall(text):
         for name in re.findall(r"`([\w.]+)`", names):
             yield file, name
@@ -71,14 +71,14 @@ def named(text: str) -> Iterator[tuple[str, str]]:
 
 @cache
 def headings(page: Path) -> set[str]:
-    """The anchors of a page."""
+    """Returns the anchors of a page."""
     titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE) if page.suffix == ".md" else []
     return {re.sub(r"[^\w\- ]", "", title).lower().replace(" ", "-") for title in titles}
 
 
 @cache
 def definitions(file: str) -> set[str]:
-    """Functions, classes with their members, and constants of a module."""
+    """Returns the functions, the classes with their members, and the constants of a module."""
     found = set()
     for node in ast.parse((ROOT / file).read_text()).body:
         if isinstance(node, ast.ClassDef):
@@ -89,7 +89,7 @@ def definitions(file: str) -> set[str]:
 
 
 def names_of(node: ast.stmt) -> list[str]:
-    """What a statement defines."""
+    """Returns the names that a statement defines."""
     match node:
         case ast.FunctionDef() | ast.AsyncFunctionDef():
             return [node.name]

@@ -1,4 +1,4 @@
-"""docs/protocol.md against the code: numbers, reasons, encodings."""
+"""docs/protocol.md has the numbers, reasons and encodings of the code."""
 
 import hashlib
 import hmac

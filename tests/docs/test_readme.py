@@ -1,4 +1,4 @@
-"""README and docs/api.md against the code: the programs run, the tables are those of the schema."""
+"""README and docs/api.md: their programs run, and their tables are those of the schema."""
 
 import json
 import re
@@ -35,7 +35,7 @@ def test_the_table_of_rpcs_is_that_of_the_schema() -> None:
 
 
 def test_the_picture_names_rpcs_that_exist() -> None:
-    """Every word of two capitals in it is the name of an RPC."""
+    """Every camel-case word in the picture is the name of an RPC."""
     words = set(re.findall(r"\b[A-Z][a-z]+[A-Z]\w*", (DOCS / "pull.svg").read_text()))
     rpcs = {rpc.name for service in services().values() for rpc in service.methods}
     assert words

@@ -1,4 +1,4 @@
-"""docs/reliability.md against the simulator: the rules that are checked, the bugs that are planted."""
+"""docs/reliability.md lists the simulator's rules and planted bugs."""
 
 import re
 from collections import Counter
@@ -26,7 +26,7 @@ def test_scenarios_are_counted_by_the_rules_that_they_show() -> None:
     (rows,) = tables(section(PAGE, "## The rules"))
     said = [prose(path.read_text())["rules"] for path in files()]
     counts = Counter(rule for line in said for rule in re.findall(r"R\d+", line))
-    counts["R10"] = len(said)  # that all of them end as before is what it says
+    counts["R10"] = len(said)  # R10 says that all of them end as before
     assert [(row[0], int(row[2])) for row in rows] == [(row[0], counts[row[0]]) for row in rows]
 
 

@@ -1,4 +1,4 @@
-"""docs/routers.md against the code: RPCs, reasons and what helps, health, numbers, JSON forms, pictures."""
+"""docs/routers.md has the code's RPCs, reasons and next steps, health, numbers, JSON forms, and pictures."""
 
 import json
 import re
@@ -24,7 +24,7 @@ PAGE = DOCS / "routers.md"
 PICTURES = sorted(DOCS.glob("router-*.svg"))
 RPCS = {rpc.name for service in services().values() for rpc in service.methods}
 NOT_RPCS = {"MessagePack", "OpenAI", "TypeScript", "XpYd", "ZeroMQ"}
-"""Words of two capitals that are no RPCs."""
+"""Words with two capitals that are not RPCs."""
 
 
 def words_of_two_capitals(text: str) -> set[str]:
@@ -63,7 +63,7 @@ def test_every_next_step_is_explained() -> None:
 
 @pytest.mark.parametrize("row", tables(section(PAGE, "## What a failure says"))[1], ids=lambda row: plain(row[0]))
 def test_reasons_come_with_the_next_step_that_is_shown(row: list[str]) -> None:
-    """In a call's refusal, and in a transfer's failure."""
+    """The next step is the same in a call's refusal and in a transfer's failure."""
     reason, shown = Reason(plain(row[0])), NextStep(plain(row[1]))
     said = {next_step(BY_CODE[code](reason, "no")) for code in reasons.codes().get(reason.value, ())}
     if reason in NEXT_STEPS:

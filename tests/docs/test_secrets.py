@@ -1,4 +1,4 @@
-"""Which fields are secrets: the marks of the schema, and the lists of clients that cannot read them."""
+"""Fields that are secrets are marked in the schema, and listed in clients that cannot read the marks."""
 
 import re
 from collections.abc import Iterator
@@ -13,13 +13,13 @@ LISTS = {
     "clients/cpp/src/redacted.cc": r"kSecrets = \{(.*?)\};",
     "clients/typescript/src/redacted.ts": r"const SECRETS = new Set\(\[(.*?)\]\);",
 }
-"""Where the list stands, and how."""
+"""Files that list the secrets, and the pattern of each list."""
 WORDS = re.compile(r"\b(?:token|key|ticket|proofs?|nonce|secret)\b")
-"""Of names that promise a secret."""
+"""Words in names that promise a secret."""
 
 
 def fields() -> Iterator[tuple[str, bool]]:
-    """Every field of type bytes, by name, and whether it is marked."""
+    """Yields (name, marked) of every field of type bytes."""
     for path in sorted((ROOT / "proto").rglob("*.proto")):
         for name, mark in FIELD.findall(path.read_text()):
             yield name, bool(mark)

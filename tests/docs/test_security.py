@@ -1,4 +1,4 @@
-"""docs/security.md: the table of who may do what is the one that the core asks."""
+"""docs/security.md has the core's table of rights."""
 
 from kvgrpc.core.values.owners import RIGHTS
 from tests.docs.pages import DOCS, section, tables

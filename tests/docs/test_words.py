@@ -1,4 +1,4 @@
-"""docs/words.md against schema and code: what it names exists, and its words are in use."""
+"""docs/words.md: every name in it exists in the schema or the code, and its words are in use."""
 
 import ast
 import re
@@ -12,12 +12,12 @@ from tests.docs.pages import DOCS, ROOT, tables
 PAGE = DOCS / "words.md"
 ROWS = [row for table in tables(PAGE.read_text()) for row in table]
 PAGES = ("architecture.md", "protocol.md")
-"""Those that newcomers read, beside the README."""
+"""Pages that newcomers read beside the README."""
 
 
 @cache
 def known() -> set[str]:
-    """Names of the schema, and of what the code defines: files, classes, functions, fields, constants, strings."""
+    """Returns the names of the schema, and the classes, functions, annotated names and strings of the code."""
     found: set[str] = set()
     for path in (ROOT / "proto").rglob("*.proto"):
         lines = (line.partition("//")[0] for line in path.read_text().splitlines())
@@ -41,7 +41,7 @@ def _defined(tree: ast.Module) -> set[str]:
 
 @cache
 def texts() -> str:
-    """All that uses the words: the schema, the code and the pages about both."""
+    """Returns all text that uses the words: the schema, the code and the pages about both."""
     folders = [*(ROOT / "proto").rglob("*.proto"), *(ROOT / "kvgrpc").rglob("*.py"), *(ROOT / "sim").rglob("*.py")]
     pages = [DOCS / page for page in (*PAGES, "reliability.md")]
     return "\n".join(path.read_text() for path in [*folders, *pages]).lower()

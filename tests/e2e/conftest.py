@@ -1,4 +1,4 @@
-"""Every test here is about what happens between processes."""
+"""Tests of what happens between processes, over each data path."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +12,7 @@ __all__ = ["start"]
 
 Pair = tuple[Engine, Engine]
 """Source and destination."""
-# Name of the case: flags of both servers, environment.
+# By name of the case: flags of both servers, and their environment.
 PATHS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "shm": (("--data-paths", "shm"), {}),
     "cma": (("--data-paths", "cma"), {}),
@@ -36,21 +36,21 @@ def path(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def shared(path: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    """Two servers for all tests of a data path."""
+    """Returns two servers for all tests of a data path."""
     with starting(tmp_path_factory.mktemp("pair")) as start:
         yield begin(start, path)
 
 
 @pytest.fixture
 def pair(shared: Pair) -> Iterator[Pair]:
-    """Source and destination, with nothing in them."""
+    """Returns an empty source and an empty destination."""
     yield shared
     for engine in reversed(shared):
         engine.reset()
 
 
 def scattered(engine: Engine, count: int) -> list[int]:
-    """Blocks with gaps, in no order: nothing may rely on long runs."""
+    """Returns unsorted blocks with gaps, so that nothing may rely on long runs."""
     ids = engine.allocate(2 * count)
     return ids[::2][::-1]
 

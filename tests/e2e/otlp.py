@@ -1,4 +1,4 @@
-"""A collector for tests: a real OTLP/gRPC trace service that keeps the spans it is sent."""
+"""A collector for tests: a real OTLP/gRPC trace service that keeps the spans it receives."""
 
 import threading
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ class Span:
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """Everything that was exported to `endpoint`."""
+    """Keeps every span that was exported to `endpoint`."""
 
     def __init__(self) -> None:
         self.endpoint = ""
@@ -43,7 +43,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         with self._lock:
             return list(self._spans)
 
-    def Export(  # noqa: N802 - an RPC has its name
+    def Export(  # noqa: N802 - the name of the RPC
         self, request: trace_service_pb2.ExportTraceServiceRequest, context: Any
     ) -> trace_service_pb2.ExportTraceServiceResponse:
         found = [
@@ -59,7 +59,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
 
 @contextmanager
 def collecting() -> Iterator[Collector]:
-    """A collector that listens."""
+    """Yields a collector that listens."""
     collector = Collector()
     server = grpc.server(ThreadPoolExecutor(4))
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)  # type: ignore[no-untyped-call]

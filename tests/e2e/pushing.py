@@ -1,4 +1,4 @@
-"""A push between two servers that is brought to a moment at which something happens to one of them."""
+"""A push between two servers, brought to a moment at which one of them is to fail."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ from tests.service.values import new_key, prompt
 
 BLOCKS = 16
 TOKENS = prompt(BLOCKS * 16)
-# 16 blocks of 2 KiB take half a second, whoever moves them.
+# 16 blocks of 2 KiB take half a second, whichever side moves them.
 SLOW = ("--bandwidth-limit-bytes-per-s", "60000")
 LIMITS = """[limits]
 peer_grace_s = 0.6
@@ -30,7 +30,7 @@ settle_timeout_s = 1.0
 registration_timeout_s = 2.5
 """
 REST_S = 8.0
-"""Far above what a posting takes to end here."""
+"""Time for a posting to end, in seconds: far above what one takes here."""
 
 REGISTERED = "registered, and no part is there"
 BETWEEN = "between two parts"
@@ -39,7 +39,7 @@ MOMENTS = (REGISTERED, BETWEEN, MIDWAY)
 
 
 def case(path: str, moment: str, *, quick: bool) -> pytest.ParameterSet:
-    """A data path at a moment. What is not quick runs with the slow tests."""
+    """Returns a data path at a moment. Cases that are not quick run with the slow tests."""
     marks: list[pytest.MarkDecorator] = []
     if not quick:
         marks.append(pytest.mark.slow)
@@ -48,19 +48,19 @@ def case(path: str, moment: str, *, quick: bool) -> pytest.ParameterSet:
 
 @dataclass
 class Pushing:
-    """One push, as far as it got."""
+    """One push at the stage that it has reached."""
 
     source: Engine
     destination: Engine
     key: bytes
     blocks: list[int]
     written: list[bytes]
-    """What the source's blocks hold."""
+    """Contents of the source's blocks."""
     target: list[int]
     received: str
-    """The RECEIVE transfer."""
+    """Id of the RECEIVE transfer."""
     sent: str
-    """The SEND transfer."""
+    """Id of the SEND transfer."""
 
     @property
     def send(self) -> transfer_pb2.Transfer:
@@ -75,22 +75,22 @@ class Pushing:
         finish(self.source, self.key, TOKENS, self.blocks[first:end], last=end == BLOCKS)
 
     def has_moved(self, blocks: int) -> bool:
-        """Whether so many blocks are there, and the destination waits for more."""
+        """Checks that this many blocks have arrived and the destination waits for more."""
         found = self.receive
         return found.moved_bytes == blocks * BLOCK_BYTES and found.waiting_for == transfer_pb2.WAITING_FOR_PARTS
 
     def on_the_wire(self) -> bool:
-        """Whether either side moves bytes now."""
+        """Checks that either side moves bytes now."""
         wire = common_pb2.TRANSFER_PHASE_WIRE
         return any(end.phases and end.phases[-1].phase == wire for end in (self.send, self.receive))
 
     def of(self, engine: Engine) -> str:
-        """The transfer of one of the two."""
+        """Returns the transfer id of one of the two engines."""
         return self.sent if engine is self.source else self.received
 
 
 def begin(source: Engine, destination: Engine, moment: str) -> Pushing:
-    """A push at that moment."""
+    """Returns a push brought to a moment."""
     blocks, target, key = source.allocate(BLOCKS), destination.allocate(BLOCKS), new_key()
     written = source.write(blocks, seed=1)
     where = common_pb2.PeerAddress(address=source.address) if moment == REGISTERED else None
@@ -107,7 +107,7 @@ def begin(source: Engine, destination: Engine, moment: str) -> Pushing:
 
 
 def check_end(end: transfer_pb2.Transfer) -> str:
-    """It ended without success, and says all that a failure has to say; why it did."""
+    """Checks that a transfer ended without success and its failure is complete. Returns the reason."""
     assert end.state in (FAILED, CANCELLED), end
     failure = end.failure
     assert failure.phase, end
@@ -118,7 +118,7 @@ def check_end(end: transfer_pb2.Transfer) -> str:
 
 
 def check_came_to_rest(engine: Engine, transfer_id: str) -> None:
-    """What is not free yet is in quarantine, and says for want of which proof; then all of it is free."""
+    """Checks that blocks which are not free yet are in quarantine, with the missing proof, and that all become free."""
     end = engine.wait(transfer_id, returned=False)
     if end.memory == QUARANTINED:
         for pin in engine.pins():
@@ -131,6 +131,6 @@ def check_came_to_rest(engine: Engine, transfer_id: str) -> None:
 
 
 def check_unhurt(engine: Engine) -> None:
-    """Nothing is left of anything, once its blocks are given back."""
+    """Checks that nothing is left once the engine's blocks are given back."""
     engine.reset()
     engine.check_alive()

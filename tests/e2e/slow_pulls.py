@@ -1,4 +1,4 @@
-"""A pull between two servers whose bytes are on their way when something happens to one of them."""
+"""A pull between two servers that is slow enough for one of them to fail while its bytes move."""
 
 import re
 from typing import Any
@@ -22,7 +22,7 @@ settle_timeout_s = 1.0
 
 
 def limits(**changes: float) -> str:
-    """LIMITS with some of them changed."""
+    """Returns LIMITS with some values changed."""
     lines = LIMITS
     for name, seconds in changes.items():
         lines, found = re.subn(rf"^{name} = .*$", f"{name} = {seconds}", lines, flags=re.MULTILINE)
@@ -31,7 +31,7 @@ def limits(**changes: float) -> str:
 
 
 def begin_slow_pull(source: Engine, destination: Engine, **fields: Any) -> tuple[str, transfer_pb2.Transfer]:
-    """(lease, pull) of a transfer whose bytes are on their way."""
+    """Returns (lease id, pull) of a transfer whose bytes move."""
     meet(source, destination)
     handed = source.hand_over(TOKENS, **fields)
     pulled = destination.pull(handed.grant, TOKENS, destination.allocate(BLOCKS))
@@ -40,7 +40,7 @@ def begin_slow_pull(source: Engine, destination: Engine, **fields: Any) -> tuple
 
 
 def wait_active(destination: Engine, transfer_id: str) -> None:
-    """Until its bytes are on their way."""
+    """Waits until the bytes of a transfer move."""
     wait_until(lambda: destination.get(transfer_id).state != PENDING)
     found = destination.get(transfer_id)
     assert found.state == ACTIVE, found

@@ -1,4 +1,4 @@
-"""Servers that compare what arrives with its source, block by block (setting `checksums`)."""
+"""Servers that compare the checksum of each block that arrives with its source's (setting `checksums`)."""
 
 import itertools
 
@@ -23,7 +23,7 @@ def pair_of(start: Start, path: str, *more: str) -> Pair:
 
 
 def change_until_over(source: Engine, block: int, destination: Engine, transfer_id: str) -> None:
-    """Writes other and other bytes: what is summed up, and when, is one of them, and what arrives is another one."""
+    """Keeps overwriting a block, so that its checksum and the bytes that arrive belong to different contents."""
     for seed in itertools.count(4):
         source.write([block], seed)
         if destination.get(transfer_id).state in (SUCCEEDED, FAILED, CANCELLED):
@@ -45,7 +45,7 @@ def test_what_is_the_same_at_both_sides_succeeds(start: Start, path: str) -> Non
 
 
 def test_a_block_that_arrived_as_another_one_fails_the_pull_and_is_named(start: Start) -> None:
-    """What changes under a read is like what a broken transport makes of it: other bytes than were summed up."""
+    """A change during the read stands for a broken transport: the bytes differ from those of the checksum."""
     source, destination = pair_of(start, "shm", *SLOW)
     blocks, target = source.allocate(BLOCKS), destination.allocate(BLOCKS)
     source.write(blocks, seed=3)

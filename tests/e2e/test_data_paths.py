@@ -1,4 +1,4 @@
-"""A pull over each data path, between two processes: the right bytes, in the right blocks, and only there."""
+"""A pull over each data path, between two processes: the right bytes arrive in the right blocks, and only there."""
 
 from kvgrpc.client import name_of
 from kvgrpc.v1 import common_pb2, handoff_pb2, handshake_pb2, transfer_pb2
@@ -43,7 +43,7 @@ def test_what_the_consumer_holds_or_does_not_want_is_not_moved(pair: Pair) -> No
     written = source.write(blocks, seed=1)
     handed = source.hand_over(tokens, blocks, on_abort=common_pb2.ON_ABORT_KEEP, consumer_count=2)
     target = destination.allocate(3)
-    # Tokens 0..39 are held: blocks 0 and 1 whole. Of the rest the first 80 tokens are wanted: blocks 2, 3 and 4.
+    # Tokens 0..39 are held, so blocks 0 and 1 are complete. The first 80 tokens are wanted, so blocks 2, 3 and 4 move.
     request = handoff_pb2.PullBlocksRequest(
         grant=handed.grant, content=content(tokens), use_tokens=80, destination=destination.into(target, have_tokens=40)
     )

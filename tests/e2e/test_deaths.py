@@ -1,4 +1,4 @@
-"""A side of a transfer dies or stands still: the other one notices in time, and nobody's blocks are lost."""
+"""A side of a transfer dies or stands still: the other side notices in time, and no block is lost."""
 
 import signal
 import time
@@ -25,7 +25,7 @@ SUSPECT = handshake_pb2.PEER_STATE_SUSPECT
 PATIENT_GRACE_S = 20.0
 PATIENT = limits(peer_grace_s=PATIENT_GRACE_S)
 BEAT_S = 3.0
-"""Less than from one beat to the next, where the grace is that long."""
+"""Time in seconds that is shorter than the interval between two beats at this grace."""
 
 
 def peer_states(engine: Engine) -> list[int]:
@@ -73,7 +73,7 @@ def test_a_source_that_is_killed_is_noticed_before_its_next_beat_is_due(start: S
     meet(source, destination)
     check_a_good_pull(source, destination)
     source.process.kill()
-    # It is suspect until it is proved gone, which may be at once.
+    # It is suspect until its death is proved, which may be at once.
     wait_until(lambda: peer_states(destination)[0] in (SUSPECT, DEAD), BEAT_S)
 
 
@@ -107,7 +107,7 @@ def test_a_killed_consumer_loses_its_access_after_the_grace(start: Start, on_abo
 
 
 def restart(start: Start, engine: Engine, *flags: str) -> Engine:
-    """The same engine id at the same address, in another life."""
+    """Restarts the engine in a new life, with the same engine id and address."""
     (again,) = start(("--listen", engine.address, "--engine-id", engine.engine_id, *flags), settings=PATIENT)
     assert (again.address, again.engine_id) == (engine.address, engine.engine_id)
     return again
@@ -148,7 +148,7 @@ def test_a_source_that_restarts_while_it_is_read_is_not_believed(start: Start) -
     }
 
 
-# ---- a process that stands still: it holds its connections and answers nothing
+# ---- a stopped process holds its connections and answers nothing
 
 
 def test_a_source_that_is_stopped_before_the_handshake_is_unreachable(start: Start) -> None:

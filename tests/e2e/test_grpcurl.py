@@ -1,4 +1,4 @@
-"""docs/grpcurl.md is true: its commands, in their order, print what the page shows."""
+"""The commands of docs/grpcurl.md, run in order, print what the page shows."""
 
 import base64
 import json
@@ -27,13 +27,13 @@ OTHERS = ("grpc.channelz.v1.Channelz", "grpc.health.v1.Health", REFLECTION_V1, R
 
 
 def blocks() -> list[tuple[str, str]]:
-    """(kind, text) of every fenced block of the page."""
+    """Returns (kind, text) of every fenced block of the page."""
     return [(found[1], found[2]) for found in _FENCED.finditer(PAGE.read_text())]
 
 
 @pytest.fixture
 def grpcurl() -> str:
-    """The folder of the program; a test that needs it is skipped where there is none."""
+    """Returns the folder of the program. Skips the test if it is not installed."""
     found = shutil.which("grpcurl", path=os.pathsep.join([str(TOOLS), os.environ["PATH"]]))
     if found is None:
         pytest.skip("there is no grpcurl on the PATH or in .tools/bin: make grpcurl builds it where Go is installed")
@@ -42,7 +42,7 @@ def grpcurl() -> str:
 
 @pytest.fixture
 def engines(tmp_path: Path) -> Iterator[dict[str, Engine]]:
-    """The servers of the page, by the port that it gives them, at ports that are free."""
+    """Yields the servers of the page, which listen on free ports, by the port that the page gives them."""
     (servers,) = (text for kind, text in blocks() if kind == "sh servers")
     processes = {
         port: ServeProcess(tmp_path / port, "--listen", "127.0.0.1:0", *flags.split(), "--drain-s", "0")
@@ -55,7 +55,7 @@ def engines(tmp_path: Path) -> Iterator[dict[str, Engine]]:
 
 
 def script(engines: dict[str, Engine]) -> str:
-    """All commands, with a mark after every block."""
+    """Returns all commands, with a mark after every block."""
     lines = ["set -o pipefail"]
     for kind, text in blocks():
         if kind == "sh":
@@ -67,7 +67,7 @@ def script(engines: dict[str, Engine]) -> str:
 
 
 def expected() -> list[list[str]]:
-    """For every block of commands the lines that it shows, in their order."""
+    """Returns the lines that the page shows for each block of commands, in order."""
     found: list[list[str]] = []
     for kind, text in blocks():
         if kind == "sh":
@@ -78,7 +78,7 @@ def expected() -> list[list[str]]:
 
 
 def is_shown(line: str, printed: list[str]) -> int | None:
-    """Where a line of the page stands in what was printed."""
+    """Returns the index of the printed line that matches a line of the page, or None."""
     pattern = re.compile(".*".join(re.escape(part) for part in line.split("…")))
     return next((i for i, other in enumerate(printed) if pattern.fullmatch(other.strip())), None)
 

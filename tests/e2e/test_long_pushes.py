@@ -1,4 +1,4 @@
-"""Pushes of long contexts, layer by layer, between two processes: as many parts and scattered blocks as they take."""
+"""Layer-by-layer pushes of long contexts between two processes, with all their parts and scattered blocks."""
 
 import math
 import os
@@ -20,7 +20,7 @@ LAYERS = 80
 BLOCKS = 16_384
 TOKENS = prompt(BLOCKS * 16)
 LAYER_BYTES = 64
-"""Of a block: the least that there is, since how many there are is what counts here."""
+"""Bytes of a block per layer: the minimum, because only the number of blocks matters here."""
 POOL = ("--layers", str(LAYERS), "--kv-heads", "1", "--head-dim", "1", "--blocks", str(2 * BLOCKS))
 
 
@@ -53,7 +53,7 @@ def test_a_long_push_of_scattered_blocks_lands_layer_by_layer_whatever_comes_fir
 
 
 def fill(engine: Engine) -> NDArray[np.uint8]:
-    """Every block of an engine's pool gets bytes of its own; shape [layers, blocks, bytes]."""
+    """Fills every block of an engine's pool with bytes of its own. Returns them in shape [layers, blocks, bytes]."""
     made = np.random.default_rng(1).integers(0, 256, (LAYERS, 2 * BLOCKS, LAYER_BYTES), dtype=np.uint8)
     with pool_of(engine) as (fd, start):
         assert os.pwrite(fd, made.tobytes(), start) == made.nbytes
@@ -61,7 +61,7 @@ def fill(engine: Engine) -> NDArray[np.uint8]:
 
 
 def memory(engine: Engine) -> NDArray[np.uint8]:
-    """What is in an engine's pool, in the shape of `fill`."""
+    """Returns the content of an engine's pool, in the shape of `fill`."""
     shape = LAYERS, 2 * BLOCKS, LAYER_BYTES
     with pool_of(engine) as (fd, start):
         return np.frombuffer(os.pread(fd, math.prod(shape), start), dtype=np.uint8).reshape(shape)
@@ -69,7 +69,7 @@ def memory(engine: Engine) -> NDArray[np.uint8]:
 
 @contextmanager
 def pool_of(engine: Engine) -> Iterator[tuple[int, int]]:
-    """An engine's memory, and where its pool begins in it: pools of peers are mapped too, but never writable."""
+    """Yields a descriptor of an engine's memory and the address of its own pool, the only one mapped writable."""
     maps = Path(f"/proc/{engine.process.pid}/maps").read_text()
     pool = next(line for line in maps.splitlines() if "memfd:kvgrpc-pool" in line and " rw-s " in line)
     fd = os.open(f"/proc/{engine.process.pid}/mem", os.O_RDWR)

@@ -1,6 +1,6 @@
 """The next turn of a conversation: P takes from D what it lacks, and gives the longer prompt back.
 
-And several destinations of one hand-over: who counts as done, when one of them aborts, fails or dies.
+Also several destinations of one hand-over: who counts as done when one of them aborts, fails or dies.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ from tests.service.values import dur, new_key, prompt
 RELEASE, KEEP = common_pb2.ON_ABORT_RELEASE, common_pb2.ON_ABORT_KEEP
 LIVE, DONE = lease_pb2.LEASE_STATE_LIVE, lease_pb2.LEASE_STATE_DONE
 FIRST_TURN, ANSWERED, SECOND_TURN = prompt(100), prompt(160), prompt(200)
-"""A prompt; with what D made of it; with what the user says next. In blocks of 16: 7, 10 and 13."""
+"""A prompt, the prompt with D's answer, and both with the user's next message: 7, 10 and 13 blocks of 16 tokens."""
 ABORTED = pytest.mark.parametrize("on_abort", [RELEASE, KEEP], ids=["RELEASE", "KEEP"])
 
 
@@ -36,7 +36,7 @@ ABORTED = pytest.mark.parametrize("on_abort", [RELEASE, KEEP], ids=["RELEASE", "
 def push(
     source: Engine, destination: Engine, tokens: list[int], blocks: list[int], target: list[int], have: int
 ) -> None:
-    """To its good end."""
+    """Pushes until both sides have succeeded."""
     key = new_key()
     reserved = reserve(destination, key, tokens, target, have_tokens=have)
     register(source, reserved.grant)
@@ -48,7 +48,7 @@ def push(
 def pull(
     source: Engine, destination: Engine, tokens: list[int], blocks: list[int], target: list[int], have: int
 ) -> None:
-    """To its good end."""
+    """Pulls until both sides have succeeded."""
     handed = source.hand_over(tokens, blocks)
     pulled = destination.pull(handed.grant, tokens, None)
     give(destination, pulled.transfer_id, target, have)
@@ -70,7 +70,7 @@ def give(engine: Engine, transfer_id: str, blocks: list[int], have_tokens: int) 
     ],
 )
 def talkers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    """P and D, over each data path."""
+    """Yields P and D, over each data path."""
     with starting(tmp_path_factory.mktemp("talkers")) as start:
         yield begin(start, request.param)
 
@@ -79,15 +79,15 @@ def talkers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def test_the_next_turn_takes_from_d_what_p_lacks_and_goes_back_to_d(talkers: Pair, back: Any) -> None:
     p, d = talkers
     lives = p.incarnation(), d.incarnation()
-    # The first turn: P's seven blocks go to D, which goes on in the last one of them and in three more.
+    # First turn: P's seven blocks go to D, which continues in the last of them and in three more.
     at_p, at_d = p.allocate(13), d.allocate(13)
     of_p = p.write(at_p[:7], seed=1)
     push(p, d, FIRST_TURN, at_p[:7], at_d[:7], have=0)
     assert d.read(at_d[:7]) == of_p
     of_d = d.write(at_d[6:10], seed=2)
-    # D offers all of it, for as long as somebody waits for it.
+    # D offers everything; the lease lives while somebody waits for it.
     offered = d.hand_over(ANSWERED, at_d[:10], ttl=dur(0.3))
-    # P has kept six whole blocks. Of the offer it uses nine.
+    # P has kept six whole blocks. It uses nine blocks of the offer.
     pulled = p.pull(offered.grant, SECOND_TURN, None, use_tokens=144)
     wait_until(lambda: d.lease(offered.lease.lease_id).renewal_count >= 4, what=lambda: d.lease(offered.lease.lease_id))
     assert d.lease(offered.lease.lease_id).state == LIVE
@@ -97,7 +97,7 @@ def test_the_next_turn_takes_from_d_what_p_lacks_and_goes_back_to_d(talkers: Pai
     assert p.read(at_p[6:9]) == of_d[:3]
     assert d.wait(offered.transfer.transfer_id).state == SUCCEEDED
     assert d.counts().pinned_block_count == 0
-    # The rest of the prompt is computed, and D gets what it has not.
+    # P computes the rest of the prompt, and D gets what it lacks.
     new = p.write(at_p[9:], seed=3)
     back(p, d, SECOND_TURN, at_p, at_d[10:], have=160)
     assert d.read(at_d) == [*of_p[:6], *of_d, *new[1:]]
@@ -127,7 +127,7 @@ def test_a_conversation_that_diverges_takes_what_comes_before(talkers: Pair) -> 
 
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, Engine, Engine]]:
-    """A source and two destinations, of which the first is slow."""
+    """Yields a source and two destinations, of which the first is slow."""
     with starting(tmp_path_factory.mktemp("engines")) as start:
         source, first, second = start((), SLOW, (), settings=SETTINGS)
         yield source, first, second
@@ -141,7 +141,7 @@ def trio(engines: tuple[Engine, Engine, Engine]) -> Iterator[tuple[Engine, Engin
 
 
 class Offer:
-    """Blocks of a source for some consumers."""
+    """Blocks that a source offers to several consumers."""
 
     def __init__(self, source: Engine, **fields: Any) -> None:
         self.source = source
@@ -156,21 +156,21 @@ class Offer:
         return self.source.lease(self.lease_id)
 
     def stands(self, consumers_done: int) -> None:
-        """The blocks are still there, for those who are not done."""
+        """Checks that the blocks are still there for the consumers that are not done."""
         wait_until(lambda: self.lease.open_access_count == 0, what=lambda: self.lease)
         assert (self.lease.state, self.lease.done_consumer_count) == (LIVE, consumers_done)
         assert self.source.counts().pinned_block_count == len(self.blocks)
         assert self.source.get(self.transfer_id).state not in (SUCCEEDED, FAILED, CANCELLED)
 
     def over(self, state: int, consumers_done: int) -> None:
-        """The last consumer has ended it."""
+        """Checks that the last consumer has ended it."""
         end = self.source.wait(self.transfer_id)
         assert (end.state, end.memory, end.done_consumer_count) == (state, RETURNED, consumers_done)
         assert self.lease.state == DONE
         assert self.source.counts().pinned_block_count == 0
 
     def begin(self, engine: Engine, **fields: Any) -> str:
-        """A pull of it, with blocks."""
+        """Begins a pull of it into allocated blocks."""
         return engine.pull(self.grant, self.tokens, engine.allocate(16), **fields).transfer_id
 
     def arrives_at(self, engine: Engine) -> None:
@@ -180,7 +180,7 @@ class Offer:
         assert engine.read(target) == self.written
 
     def is_given_up_by(self, engine: Engine) -> None:
-        """Cancelled there, with bytes on their way."""
+        """Cancels a pull of it there while bytes move."""
         transfer_id = self.begin(engine)
         wait_active(engine, transfer_id)
         engine.cancel(transfer_id, "the user left", scope=transfer_pb2.CANCEL_SCOPE_ON_ABORT)

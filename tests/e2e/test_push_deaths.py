@@ -1,4 +1,4 @@
-"""A side of a push is killed: the other one fails in time, says why, gets its blocks back and serves the next push."""
+"""A side of a push is killed: the other side fails in time, says why, gets its blocks back and serves the next push."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -34,17 +34,17 @@ from tests.service.values import new_key, prompt
 
 ACTIVE = transfer_pb2.TRANSFER_STATE_ACTIVE
 CASES = [*(case("shm", moment, quick=moment == MIDWAY) for moment in MOMENTS), case("nixl", MIDWAY, quick=False)]
-"""What a failure says depends on the moment. Every path at every step: tests/chaos/test_matrix.py."""
+"""The failure depends on the moment. tests/chaos/test_matrix.py covers every path at every step."""
 
 
 def of_path(start: Start, path: str, count: int = 2) -> list[Engine]:
-    """So many engines over that data path."""
+    """Starts engines that use this data path."""
     flags, environment = PATHS[path]
     return start(*[(*flags, *SLOW)] * count, settings=LIMITS, **environment)
 
 
 def three(start: Start, path: str) -> list[Engine]:
-    """Source, destination, and another one for what comes after."""
+    """Starts a source, a destination, and a third engine for the next push."""
     return of_path(start, path, 3)
 
 
@@ -83,7 +83,7 @@ def test_a_source_that_dies_unknown_to_its_destination_is_waited_for_as_long_as_
 
 
 def movers() -> list[object]:
-    """The data paths; quick is the one over which a source could write."""
+    """Returns the data paths; the quick one is the one over which a source could write."""
     found: list[object] = []
     for path in PATHS:
         marks = [] if path == "nixl" else [pytest.mark.slow]
@@ -104,12 +104,12 @@ def test_the_destination_moves_the_bytes_of_a_push(start: Start, path: str) -> N
     assert sum(moved.moved_bytes for moved in source.wait(sent.transfer.transfer_id).paths) == 0
 
 
-# ---- an engine that is gone, and its lead that lives on
+# ---- an engine is gone, and its lead lives on
 
 
 @pytest.fixture(scope="module")
 def leads(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Lead]]:
-    """Two leads for all tests: engines come and go on them."""
+    """Yields two leads for all tests; engines come and go on them."""
     folder = tmp_path_factory.mktemp("leads")
     with ExitStack() as stack:
         made = [Lead(folder, name, "--data-paths", "shm", *SLOW, settings=LIMITS) for name in ("P", "D")]
@@ -120,7 +120,7 @@ def leads(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Lead]]:
 
 @pytest.fixture
 def sides(leads: list[Lead]) -> Iterator[tuple[Side, Side]]:
-    """An engine on each lead: the first has the KV, the second wants it."""
+    """Yields an engine on each lead: the first has the KV, the second wants it."""
     with ExitStack() as stack:
         for lead in leads:
             lead.wait_no_engine()
@@ -131,7 +131,7 @@ def sides(leads: list[Lead]) -> Iterator[tuple[Side, Side]]:
 
 
 def begun(source: Side, destination: Side, moment: str) -> tuple[Push, Reservation]:
-    """A push of one engine to another, at that moment."""
+    """Returns a push of one engine to another, brought to a moment."""
     blocks, key = range(BLOCKS), new_key()
     source.fill(blocks, seed=1)
     reservation = destination.engine.reserve(blocks, content(TOKENS), transfer_key=key)

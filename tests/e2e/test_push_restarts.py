@@ -1,4 +1,4 @@
-"""A side of a push is restarted between any two of its steps: nothing of the old life is taken for the new one's."""
+"""A side of a push is restarted between any two of its steps: nothing of the old life passes for the new life's."""
 
 import pytest
 
@@ -36,7 +36,7 @@ def begin_pair(start: Start, path: str) -> tuple[Engine, Engine]:
 
 
 def restart(start: Start, path: str, engine: Engine) -> Engine:
-    """The same engine id at the same address, in another life."""
+    """Restarts the engine in a new life, with the same engine id and address."""
     engine.process.kill()
     flags, environment = PATHS[path]
     where = ("--listen", engine.address, "--engine-id", engine.engine_id)

@@ -1,7 +1,7 @@
-"""A side of a push stands still for longer than the grace, and goes on: it finds that the push is over.
+"""A side of a push stands still for longer than the grace, then goes on and finds that the push is over.
 
-What it does then is too late. It changes no outcome, and above all no byte of blocks that were given back meanwhile and
-hold something else by now.
+Its late acts change no outcome. Above all they change no byte of blocks that were given back and now hold something
+else.
 """
 
 import pytest
@@ -26,13 +26,13 @@ from tests.service.engines import RETURNED, SUCCEEDED, Engine
 from tests.service.pushes import check_a_good_push
 
 ALWAYS_AT_REST = ("shm", "cma")
-"""A read over these needs nothing of a stopped process."""
+"""Data paths whose reads need nothing of a stopped process."""
 CASES = [
     *(case("shm", moment, quick=False) for moment in (REGISTERED, BETWEEN)),
     *(case(path, MIDWAY, quick=path == "nixl") for path in PATHS),
 ]
-"""Quick is the one in which most could still come: bytes are on their way, and only the library knows where. Every
-path at the other steps: tests/chaos/test_matrix.py.
+"""The quick case is the one in which most could still arrive: bytes move, and only the library knows where.
+tests/chaos/test_matrix.py covers every path at the other steps.
 """
 
 
@@ -44,7 +44,7 @@ def pair_of(start: Start, path: str) -> Pair:
 
 
 def outlive(made: Pushing, victim: Engine, survivor: Engine, mine: list[int], *, at_rest: bool) -> list[bytes]:
-    """The victim stands still until the survivor has given it up, and goes on then; what the survivor wrote into its
+    """Stops the victim until the survivor has given it up, then continues it. Returns what the survivor wrote into its
     blocks as soon as they were its own.
     """
     later: list[bytes] = []
@@ -79,7 +79,7 @@ def test_a_destination_that_stood_still_gets_nothing_when_it_goes_on(start: Star
     made = begin(source, destination, moment)
     later = outlive(made, destination, source, made.blocks, at_rest=path in ALWAYS_AT_REST)
     found = destination.wait(made.received, timeout_s=REST_S)
-    if found.state == SUCCEEDED:  # what it was told before it stood still is true
+    if found.state == SUCCEEDED:  # what it was told before it stopped is true
         assert destination.read(made.target) == made.written
     else:
         check_end(found)

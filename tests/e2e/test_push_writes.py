@@ -1,4 +1,4 @@
-"""Pushes that their source writes over NIXL: the destination has its blocks back only with a proof."""
+"""Pushes that the source writes over NIXL: the destination gets its blocks back only with a proof."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
@@ -72,7 +72,9 @@ def test_a_destination_that_gave_up_has_its_blocks_back_once_at_rest(start: Star
 
 
 def test_blocks_into_which_a_source_wrote_come_back_with_the_end_of_its_process(start: Start) -> None:
-    """By CMA the source's own process writes: nothing follows its end, which is seen before the grace is over."""
+    """The source's own process writes with CMA, so nothing arrives after its end, which is seen before the grace
+    ends.
+    """
     source, destination = pair_of(start, "nixl", PATIENT)
     made = begin(source, destination, MIDWAY)
     with source.process.stopped():
@@ -143,13 +145,13 @@ def test_at_an_operators_word_blocks_come_back_that_nothing_proves_and_the_log_h
         check_came_to_rest(destination, made.received)
         assert f"{BLOCKS} blocks left quarantine at an operator's word: {word}\n" in destination.process.log
         check_a_good_push(third, destination)
-        source.process.kill()  # so that the word is true
+        source.process.kill()  # makes the operator's word true
     check_unhurt(destination)
     check_unhurt(third)
 
 
 def check_released(engine: Engine, transfer_id: str) -> None:
-    """A re-key proves it at rest."""
+    """Checks that a re-key proves the transfer at rest."""
     answer = engine.api.admin.ReleaseQuarantine(admin_pb2.ReleaseQuarantineRequest())
     assert (answer.released_block_count, answer.left_block_count, answer.memory_generation) == (BLOCKS, 0, 1)
     check_came_to_rest(engine, transfer_id)
@@ -173,7 +175,7 @@ def test_a_source_that_is_cancelled_keeps_its_blocks_until_its_own_writes_have_e
 
 @pytest.fixture
 def defective(start: Start, tmp_path: Path) -> Iterator[Callable[[str], Pushing]]:
-    """A push on the wire, over a data path, from a source with a defect."""
+    """Yields a function that begins a push over a data path, from a source with a defect, up to bytes that move."""
     with ExitStack() as stack:
 
         def make(path: str) -> Pushing:
@@ -190,7 +192,7 @@ def defective(start: Start, tmp_path: Path) -> Iterator[Callable[[str], Pushing]
 
 
 def fail(source: Engine) -> None:
-    """A defect ends its life, and the next one begins."""
+    """Triggers a defect that ends the source's life, and waits for the next life."""
     life = source.incarnation()
     source.api.refusal(lambda: source.cancel("t-any", MESSAGE))
     assert source.incarnation() != life
@@ -212,7 +214,7 @@ def test_after_a_defect_blocks_come_back_at_proved_rest(defective: Callable[[str
 
 @pytest.mark.slow
 def test_after_a_defect_blocks_stay_in_quarantine_without_a_proof(defective: Callable[[str], Pushing]) -> None:
-    """By TCP what is under way to a destination that stands still lands later."""
+    """Bytes that TCP carries to a stopped destination land later."""
     made = defective("nixl-tcp")
     source, destination = made.source, made.destination
     with destination.process.stopped():

@@ -1,8 +1,7 @@
-"""The recycle proof: bytes of a lease that ended while they were read are never offered to anybody.
+"""The recycle proof: bytes that were read under a lease which ended meanwhile are never offered to anybody.
 
-The source's lease ends under a reader, its blocks are given out again and filled with other content, while the reader
-still reads them. What it got is in part or as a whole another request's. Its transfer must fail, whatever the data
-path says.
+The source's lease ends under a reader. Its blocks are given out again and filled with other content while they are
+read, so the reader gets some or all of another request's bytes. Its transfer must fail, whatever the data path reports.
 """
 
 from dataclasses import dataclass
@@ -24,14 +23,14 @@ from tests.service.values import dur, prompt
 ACTIVE = transfer_pb2.TRANSFER_STATE_ACTIVE
 TOKENS = prompt(32 * 16)
 BLOCKS = 32
-# 32 blocks of 2 KiB in two seconds.
+# 32 blocks of 2 KiB take two seconds.
 SLOW = ("--bandwidth-limit-bytes-per-s", "32768")
 EXPIRED = common_pb2.FAILURE_REASON_LEASE_EXPIRED
 RELEASED = common_pb2.FAILURE_REASON_LEASE_RELEASED
 
 
 def recycle(source: Engine, writer: Engine, blocks: list[int]) -> list[bytes]:
-    """Gives the blocks out again and has them filled from a third engine; returns what they hold then."""
+    """Gives the blocks out again and fills them from a third engine. Returns their new content."""
     wait_until(lambda: source.counts().free_block_count == source.counts().block_count)
     again = source.allocate(BLOCKS)
     assert again == blocks, "the lowest free blocks are given out first"
@@ -44,7 +43,7 @@ def recycle(source: Engine, writer: Engine, blocks: list[int]) -> list[bytes]:
 
 
 def check_failed(destination: Engine, pulled: transfer_pb2.Transfer, reason: int) -> None:
-    """It failed for that reason, and its memory came back after the last posting had ended."""
+    """Checks that the pull failed for this reason, and its memory came back after the last posting."""
     end = destination.wait(pulled.transfer_id, returned=False)
     assert end.state == FAILED
     assert (end.failure.reason, end.failure.next) == (reason, common_pb2.NEXT_STEP_RECOMPUTE)
@@ -68,25 +67,25 @@ class Reading:
 
     pulled: transfer_pb2.Transfer
     blocks: list[int]
-    """The source's."""
+    """Blocks of the source."""
     written: list[bytes]
-    """What was in them when they were handed over."""
+    """Contents of these blocks when they were handed over."""
     target: list[int]
 
 
 def begin(source: Engine, destination: Engine, ttl_s: float) -> tuple[str, Reading]:
-    """The lease, and the pull that reads under it."""
+    """Returns the lease id, and the pull that reads under it."""
     blocks, target = source.allocate(BLOCKS), destination.allocate(BLOCKS)
     written = source.write(blocks, seed=1)
     handed = source.hand_over(TOKENS, blocks, ttl=dur(ttl_s))
-    source.free(blocks)  # they come free with the lease
+    source.free(blocks)  # they become free with the lease
     pulled = destination.pull(handed.grant, TOKENS, target)
     wait_until(lambda: destination.get(pulled.transfer_id).state == ACTIVE)
     return handed.lease.lease_id, Reading(pulled, blocks, written, target)
 
 
 def check_recycled_under(reading: Reading, source: Engine, destination: Engine, writer: Engine, reason: int) -> None:
-    """After the lease ended: the blocks get other content while the reader is in the middle of them."""
+    """Checks the pull of an ended lease whose blocks get other content in the middle of the read."""
     pulled = reading.pulled
     assert destination.get(pulled.transfer_id).state == ACTIVE, "it still reads"
     with destination.process.stopped():
@@ -99,7 +98,7 @@ def check_recycled_under(reading: Reading, source: Engine, destination: Engine, 
 
 @pytest.mark.parametrize("path", ["shm", "cma", "nixl"])
 def test_a_lease_that_reaches_its_cap_under_a_reader_fails_it_with_lease_expired(start: Start, path: str) -> None:
-    """The reader renews the lease in vain: no renewal passes the cap."""
+    """The reader's renewals do not pass the cap."""
     paths = ("--data-paths", path)
     source, destination, writer = start(paths, (*paths, *SLOW), paths, settings="[limits]\nlease_cap_s = 0.4\n")
     lease_id, reading = begin(source, destination, ttl_s=0.3)
@@ -140,7 +139,7 @@ def test_a_pull_that_waits_for_blocks_keeps_its_lease_alive_beyond_its_ttl(start
     written = source.write(blocks, seed=2)
     handed = source.hand_over(prompt(64), blocks, ttl=dur(ttl_s))
     pulled = destination.pull(handed.grant, prompt(64), None)
-    # Each renewal comes a third of the TTL after the one before: nine outlast it three times.
+    # Each renewal comes a third of the TTL after the last one, so nine of them outlast the TTL three times.
     wait_until(lambda: source.lease(handed.lease.lease_id).renewal_count >= 9)
     lease = source.lease(handed.lease.lease_id)
     assert lease.state == lease_pb2.LEASE_STATE_LIVE

@@ -1,4 +1,4 @@
-"""Blocks in quarantine that nobody speaks for come back by a re-key for which nobody asks."""
+"""Blocks in quarantine without a proof come back by a re-key that nobody asks for."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,14 +18,14 @@ FLAGS, TCP = PATHS["nixl-tcp"]
 
 
 def generation(api: admin_pb2.ReleaseQuarantineResponse) -> int:
-    """Where nothing was in quarantine any more."""
+    """Returns the memory generation, after it checked that nothing was in quarantine."""
     assert (api.released_block_count, api.left_block_count) == (0, 0)
     return api.memory_generation
 
 
 @pytest.mark.parametrize("rounds", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_more_than_the_budget_comes_back_while_the_source_is_stopped(start: Start, rounds: int) -> None:
-    """16 of 520 blocks are more than a hundredth. A later quarantine is ended by a later re-key."""
+    """16 of 520 blocks exceed a hundredth. A later re-key ends a later quarantine."""
     budget = "quarantine_share = 0.01\nrekey_interval_s = 0.5\n"
     settings = f"source_writes = true\n{LIMITS}{budget}"
     source, destination = start(*[(*FLAGS, *SLOW)] * 2, settings=settings, **TCP)
@@ -46,7 +46,7 @@ def test_more_than_the_budget_comes_back_while_the_source_is_stopped(start: Star
 
 
 def test_without_spares_a_grace_returns_blocks(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its own read of a source that stands still does not end; a quarter of its blocks is no more than its budget."""
+    """Its own read of a stopped source does not end. Its blocks are within the budget, but it has no spares."""
     for name, value in TCP.items():
         monkeypatch.setenv(name, value)
     (source,) = start(FLAGS, settings=LIMITS, **TCP)

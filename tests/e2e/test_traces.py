@@ -1,4 +1,4 @@
-"""One request, one trace: router, both engines' calls, both leads and the data path, with no span in the air."""
+"""One request is one trace: router, both engines' calls, both leads and the data path, without an orphaned span."""
 
 import signal
 from collections.abc import Iterator
@@ -55,7 +55,7 @@ class Router:
 
 
 def run_request(router: Router, source: Engine, destination: Engine, wanted: list[int], label: str) -> int:
-    """A hand-over and its pull, driven by the router; how the pull ended."""
+    """Makes a hand-over and its pull as the router. Returns the state in which the pull ended."""
     blocks, target = source.allocate(4), destination.allocate(4)
     finished = for_readers(
         transfer_key=new_key(), blocks=source.blocks(blocks), content=content(TOKENS), request_id=label
@@ -71,7 +71,7 @@ def run_request(router: Router, source: Engine, destination: Engine, wanted: lis
 
 
 def end_all(router: Router, *engines: Engine) -> None:
-    """The processes send what they have when they end."""
+    """Ends the processes, which then export their remaining spans."""
     router.end()
     for engine in engines:
         engine.process.signal(signal.SIGTERM)
@@ -83,7 +83,7 @@ def names(spans: list[Span], service: str) -> set[tuple[str, int]]:
 
 
 def ancestors(spans: list[Span], span: Span) -> list[str]:
-    """Names from the span's parent to the root."""
+    """Returns the names from the span's parent to the root."""
     by_id = {other.span_id: other for other in spans}
     found = []
     while span.parent_id:

@@ -16,12 +16,12 @@ from tests.service.values import new_key, prompt
 TRUST = ("--insecure", "--dial-allow", f"{hosts.NETWORK}.0/24", "--read-blocks", "--drain-s", "0", *SMALL_POOL)
 
 APART = "^sm"
-"""For UCX, which takes two network namespaces of one kernel for one host, and reads processes there with cma."""
+"""Setting for UCX, which takes two network namespaces of one kernel for one host and would read processes with cma."""
 
 
 @pytest.fixture(scope="module")
 def far_apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    """The source on the first, the destination on the second; with all data paths that there are."""
+    """Yields the source on the first host and the destination on the second, with all data paths."""
     folder = tmp_path_factory.mktemp("two-hosts")
     with ExitStack() as stack, pytest.MonkeyPatch.context() as environment:
         environment.setenv("UCX_TLS", APART)

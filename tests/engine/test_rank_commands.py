@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from kvgrpc.core import events
-from kvgrpc.core.actions import Operation, Post
+from kvgrpc.core.actions import Expect, MakeOffer, MapPeer, Operation, Post, RankAction, UnmapPeer
 from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.core.values.strips import Repack, Strip
@@ -22,6 +22,7 @@ from kvgrpc.session.v1 import rank_pb2, session_pb2
 from kvgrpc.wire import session
 from kvgrpc.wire.description import pool_to_proto
 from kvgrpc.wire.frames import FrameReader, encode
+from kvgrpc.wire.rank_commands import command_of
 from tests.datapath.movers import HeldWritten
 from tests.engine.made import layout
 from tests.engine.support import WAIT_S, refused
@@ -79,8 +80,8 @@ class Lead:
         self._worker.settimeout(WAIT_S)
         self._worker.sendall(said)
 
-    def command(self, command: rank_pb2.RankCommand) -> None:
-        batch = session_pb2.RankCommandBatch(commands=[command])
+    def perform(self, action: RankAction) -> None:
+        batch = session_pb2.RankCommandBatch(commands=[command_of(action, ["nixl"])])
         self._worker.sendall(encode(session_pb2.ServerFrame(commands=batch)))
 
     def report(self) -> events.Event:
@@ -105,18 +106,18 @@ def test_a_worker_with_memory_of_its_own_reads_a_peer_s_and_writes_it(tmp_path: 
     own, theirs = (np.random.default_rng(seed).integers(0, 256, nbytes, dtype=np.uint8) for seed in (1, 2))
     lead, peer = Lead(tmp_path, own), Lead(tmp_path, theirs)
     try:
-        peer.command(session.offer_command("key", "p@1"))
+        peer.perform(MakeOffer(0, "key", "p@1"))
         offered = peer.report()
         assert isinstance(offered, events.EndpointOffered)
-        peer.command(session.expect_command("access", True, Operation.WRITE))
-        lead.command(session.connect_command("p", offered.endpoint, ["nixl"], 7))
+        peer.perform(Expect("access", open=True, writes=True))
+        lead.perform(MapPeer(0, "p", offered.endpoint, 7))
         mapped = lead.report()
         assert isinstance(mapped, events.PeerMapped)
         assert (mapped.data_path, mapped.attempt) == ("nixl", 7)
         for operation, source, destination in ((Operation.READ, theirs, own), (Operation.WRITE, own, theirs)):
             before, sent = destination.copy(), source.copy()
             runs = Runs(*np.array([[10, 2000], [500, 3000], [100, 64]], dtype=np.int64))
-            lead.command(session.post_command(Post(0, "t", "p", runs, "", operation)))
+            lead.perform(Post(0, "t", "p", runs, "", operation))
             ended = lead.report()
             assert isinstance(ended, events.PostingEnded)
             assert (ended.done, ended.nbytes, ended.quiesced) == (True, 164, True)
@@ -124,8 +125,8 @@ def test_a_worker_with_memory_of_its_own_reads_a_peer_s_and_writes_it(tmp_path: 
             assert np.array_equal(destination, before)
             assert np.array_equal(source, sent)
             source[:] = source[::-1].copy()
-        peer.command(session.expect_command("access", False, Operation.WRITE))
-        peer.command(session.offer_command("key", "p@1"))
+        peer.perform(Expect("access", open=False, writes=True))
+        peer.perform(MakeOffer(0, "key", "p@1"))
         peer.report()
     finally:
         lead.close()
@@ -140,31 +141,31 @@ def test_a_worker_reads_several_ranks_of_a_peer_and_re_packs_what_they_send(tmp_
     want = own.copy()
     try:
         for number, peer in enumerate(peers):
-            peer.command(session.offer_command("key", "p@1"))
+            peer.perform(MakeOffer(0, "key", "p@1"))
             offered = peer.report()
             assert isinstance(offered, events.EndpointOffered)
-            lead.command(session.connect_command("p", replace(offered.endpoint, rank=number), ["nixl"], number))
+            lead.perform(MapPeer(0, "p", replace(offered.endpoint, rank=number), number))
             mapped = lead.report()
             assert isinstance(mapped, events.PeerMapped)
             assert (mapped.data_path, mapped.peer_rank, mapped.attempt) == ("nixl", number, number)
-            peer.command(session.expect_command("access", True, Operation.READ))
+            peer.perform(Expect("access", open=True))
         runs = Runs(*np.array([[64], [0], [256]], dtype=np.int64))
         for number in range(2):
             place = np.array([number * 1000], dtype=np.int64)
             strip = Strip(place % 2 + 32, place, (2, 2), (128, 64), (64, 32), 32)
             repack = Repack((strip,), 256)
-            lead.command(session.post_command(Post(0, f"t/{number}", "p", runs, "", peer_rank=number, repack=repack)))
+            lead.perform(Post(0, f"t/{number}", "p", runs, "", peer_rank=number, repack=repack))
             for i in range(4):
                 want[number * 1000 + i * 32 :][:32] = theirs[number][96 + 64 * i :][:32]
         ended = [lead.report() for _ in peers]
         assert all(isinstance(end, events.PostingEnded) and end.done and end.nbytes == 128 for end in ended)
         assert np.array_equal(own, want)
-        lead.command(session.post_command(Post(0, "t", "p", runs, "", peer_rank=2)))
+        lead.perform(Post(0, "t", "p", runs, "", peer_rank=2))
         refused = lead.report()
         assert isinstance(refused, events.PostingEnded)
         assert "rank 2 of the peer p is not connected" in refused.message
-        lead.command(session.disconnect_command("p", watch=False, gone=True))
-        lead.command(session.post_command(Post(0, "t", "p", runs, "", peer_rank=1)))
+        lead.perform(UnmapPeer(0, "p", gone=True))
+        lead.perform(Post(0, "t", "p", runs, "", peer_rank=1))
         gone = lead.report()
         assert isinstance(gone, events.PostingEnded)
         assert not gone.done
@@ -179,8 +180,8 @@ def test_an_unknown_writer_holds_memory(tmp_path: Path, monkeypatch: pytest.Monk
     path.late_writes = "nobody knows"
     monkeypatch.setattr(rank_module, "make_paths", lambda *_: ([path], []))
     lead = Lead(tmp_path, np.zeros(layout().total_bytes, dtype=np.uint8))
-    lead.command(session.expect_command("access", True, operation))
-    lead.command(session.offer_command("key", "p@1"))
+    lead.perform(Expect("access", open=True, writes=operation is Operation.WRITE))
+    lead.perform(MakeOffer(0, "key", "p@1"))
     lead.report()
     if operation is Operation.READ:
         lead.close()

@@ -1,4 +1,4 @@
-"""Which lines of a program are code."""
+"""Counts the lines of a program that are code."""
 
 import ast
 import io
@@ -8,7 +8,7 @@ _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, to
 
 
 def code_lines(source: str) -> set[int]:
-    """Lines with code: not blank, not a comment, not a docstring."""
+    """Returns the numbers of lines with code, without blank lines, comments and docstrings."""
     docstrings: set[int] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):

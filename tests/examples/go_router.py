@@ -26,9 +26,9 @@ START_S = 60.0
 KINDS = ("drive", "relay")
 MODES = ("pull", "push")
 SLOW = ("--bandwidth-limit-bytes-per-s", "2000")
-"""Seconds for a prompt: there is a while between prefill and decode."""
+"""Bandwidth at which a prompt takes seconds, so that there is time between prefill and decode."""
 NEEDS_GO = [
-    # Building from an empty cache takes a minute or two.
+    # A build from an empty cache takes a minute or two.
     pytest.mark.timeout(600),
     pytest.mark.skipif(GO is None, reason="go is not on the PATH"),
 ]
@@ -40,12 +40,12 @@ HELD = (
     "pinned_block_count",
     "quarantined_block_count",
 )
-"""Of a lead's counts, those that are 0 at rest."""
+"""Counts of a lead that are 0 at rest."""
 
 
 @dataclass
 class Router:
-    """A router process, its engines and their leads, each in the order of its role."""
+    """A router process, its engines in the order of their roles, and their leads by address."""
 
     url: str
     process: "subprocess.Popen[bytes]"
@@ -57,14 +57,14 @@ class Router:
         return ask(self.url, "POST", "/v1/completions", body, **headers)
 
     def serves(self, seed: int, **headers: str) -> None:
-        """A request gets the tokens of its prompt."""
+        """Checks that a request gets the tokens of its prompt."""
         ids = prompt(seed)
         status, answer = self.post({"model": "none", "prompt": ids, "max_tokens": 3}, **headers)
         assert status == 200, answer
         assert answer["choices"][0]["token_ids"] == [token(ids, place) for place in range(3)]
 
     def hang_up(self, seed: int, when: Callable[[], object]) -> None:
-        """Sends a request, and leaves when it is time."""
+        """Sends a request, and hangs up after `when` returns."""
         data = json.dumps({"model": "none", "prompt": prompt(seed), "max_tokens": 3}).encode()
         head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n"
         with socket.create_connection(("127.0.0.1", int(self.url.rpartition(":")[2]))) as client:
@@ -76,7 +76,7 @@ class Router:
         return found | {"status": status}
 
     def row(self, engine: HttpEngine) -> Any:
-        """How the router sees an engine."""
+        """Returns the router's view of an engine."""
         (found,) = (row for row in self.health()["engines"] if row["lead"] == engine.lead)
         return found
 
@@ -85,14 +85,14 @@ class Router:
         self.leads[engine.lead].process.kill()
 
     def at_rest(self, *gone: HttpEngine) -> None:
-        """Nothing is left at any lead that lives."""
+        """Waits until nothing is left at any lead that lives."""
         for engine in (*self.prefills, *self.decodes):
             if engine not in gone:
                 until(lambda lead=engine.lead: held(lead) == {}, lambda lead=engine.lead: held(lead))  # type: ignore[misc]
 
 
 def ask(url: str, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
-    """One HTTP request, and its answer's status and JSON."""
+    """Makes one HTTP request. Returns the status and the JSON of its answer."""
     host, port = url.removeprefix("http://").split(":")
     connection = http.client.HTTPConnection(host, int(port), timeout=60)
     try:
@@ -104,7 +104,7 @@ def ask(url: str, method: str, path: str, body: Any = None, **headers: str) -> t
 
 
 def held(lead: str) -> dict[str, Any]:
-    """What is left at a lead."""
+    """Returns the counts of what a lead still holds."""
     with connect_sync(lead) as client:
         counts, pool, pins = client.status().counts, client.pool_status().groups[0], client.pins().pins
     found: dict[str, Any] = {name: getattr(counts, name) for name in HELD if getattr(counts, name)}
@@ -113,13 +113,13 @@ def held(lead: str) -> dict[str, Any]:
 
 
 def moving(lead: str) -> bool:
-    """Bytes move to or from a lead's engine."""
+    """Checks that bytes move to or from a lead's engine."""
     with connect_sync(lead) as client:
         return bool(client.status().counts.active_transfer_count)
 
 
 def prompt(seed: int) -> list[int]:
-    """Forty tokens: three blocks, the last one in part."""
+    """Returns forty tokens: three blocks, of which the last is partial."""
     return [(seed * 131 + i * 7) % 1000 for i in range(40)]
 
 
@@ -135,7 +135,7 @@ Begin = Callable[..., Router]
 
 @pytest.fixture
 def begin(binary: Path, start: Start, tmp_path: Path) -> Iterator[Begin]:
-    """Starts a router with two engines of each role, or as many as are asked for."""
+    """Yields a function that starts a router with one engine of each role, or as many as it is asked for."""
     with ExitStack() as stack:
 
         def make(
@@ -161,7 +161,7 @@ def begin(binary: Path, start: Start, tmp_path: Path) -> Iterator[Begin]:
 
 @contextmanager
 def running(command: list[str], log: Path, environment: dict[str, str]) -> Iterator["subprocess.Popen[bytes]"]:
-    """A process, which ends by SIGTERM, and is gone afterwards in any case."""
+    """Runs a process that ends by SIGTERM, or is killed."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=clean | environment)
@@ -176,7 +176,7 @@ def running(command: list[str], log: Path, environment: dict[str, str]) -> Itera
 
 
 def listening(process: "subprocess.Popen[bytes]", log: Path, says: str) -> str:
-    """Where a program listens, once it says so."""
+    """Returns the address at which a program listens, once it prints it."""
 
     def said() -> str:
         lines = [line for line in log.read_text().splitlines() if line.startswith(says)]

@@ -1,7 +1,7 @@
-"""HTTP engines for tests of routers: no model, but everything else that a router can see of an engine.
+"""HTTP engines for tests of routers: they have no model, but everything else that a router sees of an engine.
 
-An engine answers at `/compute`, as one that only computes, and at `/v1/completions`, as one with a scheduler: there it
-moves KV by itself, as its requests' `kv_transfer_params` say, with real calls to a real lead.
+At `/compute` an engine only computes. At `/v1/completions` it has a scheduler: it moves KV by itself, as the
+`kv_transfer_params` of its requests say, with real calls to a real lead.
 """
 
 import base64
@@ -23,7 +23,7 @@ Json = dict[str, Any]
 
 
 def token(ids: Sequence[int], place: int) -> int:
-    """What a model that is none makes of a prompt: it depends on all of it, and on the place."""
+    """Returns a fake token that depends on the whole prompt and on the place."""
     found = place
     for number in ids:
         found = (found * 31 + number) % 1000
@@ -31,32 +31,32 @@ def token(ids: Sequence[int], place: int) -> int:
 
 
 class TransferFailed(Exception):
-    """The KV did not come."""
+    """Raised when the KV did not come."""
 
 
 class HttpEngine:
-    """An engine and its lead's client. A test sets `gate`: what a request waits for before KV is taken from elsewhere,
-    and after the prompt's own is there.
+    """An engine and its lead's client. A test closes `gate` to hold requests before they take KV from elsewhere, and
+    after their own prompt's KV exists.
     """
 
     def __init__(self, lead: str) -> None:
         self.lead = lead
         self.url = ""
         self.computed: list[Json] = []
-        """What came to `/compute`."""
+        """Requests at `/compute`."""
         self.completed: list[Json] = []
-        """What came to `/v1/completions`."""
+        """Requests at `/v1/completions`."""
         self.traces: list[str] = []
         self.arrived = threading.Semaphore(0)
-        """One for each request that stands at the gate."""
+        """Released once by each request that waits at the gate."""
         self.gate = threading.Event()
         self.gate.set()
         self.computing: set[str] = set()
-        """Ids of what goes on at `/compute`."""
+        """Ids of computations under way at `/compute`."""
         self.client: SyncClient
 
     def wait_at_gate(self, gone: Callable[[], bool]) -> None:
-        """Until the gate is open. Raises BrokenPipeError when the caller leaves."""
+        """Waits until the gate is open. Raises BrokenPipeError when the caller leaves."""
         if self.gate.is_set():
             return
         self.arrived.release()
@@ -64,10 +64,10 @@ class HttpEngine:
             if gone():
                 raise BrokenPipeError
 
-    # -- as an engine with a scheduler
+    # -- an engine with a scheduler
 
     def complete(self, body: Json, gone: Callable[[], bool]) -> Json:
-        """One completion, with its KV given or taken as the request says."""
+        """Answers one completion, and gives or takes its KV as the request says."""
         ids, params = body["prompt"], body.get("kv_transfer_params") or {}
         answer: Json = {"choices": [{"token_ids": [token(ids, place) for place in range(body["max_tokens"])]}]}
         if params.get("do_remote_decode"):
@@ -80,7 +80,7 @@ class HttpEngine:
         return answer
 
     def _give(self, ids: Sequence[int], intent: Json) -> Json:
-        """Hands the prompt over, and frees its blocks: the lease has them."""
+        """Hands the prompt over, and frees its blocks, which the lease keeps."""
         key, label = base64.b64decode(intent["transferKey"]), intent["requestId"]
         taken = self._allocate(ids)
         try:
@@ -96,7 +96,7 @@ class HttpEngine:
         return {"do_remote_prefill": True, "do_remote_decode": False, "kvgrpc_grant": token, "of": "the engine"}
 
     def _take(self, ids: Sequence[int], params: Json, gone: Callable[[], bool]) -> None:
-        """Takes the prompt's KV, and gives its blocks back in any case. Raises TransferFailed."""
+        """Takes the prompt's KV, and frees its blocks in any case. Raises TransferFailed."""
         intent = params["kvgrpc_intent"]
         key, label = base64.b64decode(intent["transferKey"]), intent["requestId"]
         taken = self._allocate(ids)
@@ -179,7 +179,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def _gone(self) -> bool:
-        """Whether the caller has left."""
+        """Checks whether the caller has left."""
         self.connection.settimeout(0.001)
         try:
             return not self.connection.recv(1)
@@ -191,16 +191,16 @@ class _Handler(BaseHTTPRequestHandler):
             self.connection.settimeout(None)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - http.server's name
-        """Not a line for each request."""
+        """Logs nothing."""
 
 
 @contextmanager
 def serving(lead: str) -> Iterator[HttpEngine]:
-    """An engine that listens. Whoever still waits at its gate is let through at the end."""
+    """Yields an engine that listens. At the end the gate opens for all requests that wait."""
     engine = HttpEngine(lead)
     handler = type("Handler", (_Handler,), {"engine": engine})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = False  # it waits for them when it closes
+    server.daemon_threads = False  # closing waits for the threads
     engine.url = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
@@ -215,7 +215,7 @@ def serving(lead: str) -> Iterator[HttpEngine]:
 
 
 def until(holds: Callable[[], bool], what: Callable[[], object] = str, timeout_s: float = 45.0) -> None:
-    """Asks again until it holds. Fails at the deadline, and says `what` is there."""
+    """Waits until the condition holds. Fails at the deadline with the text of `what`."""
     deadline = time.monotonic() + timeout_s
     while not holds():
         assert time.monotonic() < deadline, f"did not come within {timeout_s} s: {what()}"

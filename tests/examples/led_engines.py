@@ -12,14 +12,14 @@ BLOCKS = 32
 
 
 class Led(MinimalEngine):
-    """An engine, and its lead."""
+    """An engine and its lead."""
 
     def __init__(self, lead: Lead, ranks: int, window_tokens: int) -> None:
         super().__init__(lead.socket_path, blocks=BLOCKS, ranks=ranks, window_tokens=window_tokens)
         self.lead = lead
 
     def moved(self, transfer: Handle) -> dict[int, int]:
-        """Bytes of a transfer, by rank."""
+        """Returns the bytes of a transfer, by rank."""
         return {row.rank: row.moved_bytes for row in self.lead.transfer(transfer.transfer_id).paths}
 
     def close(self) -> None:
@@ -33,7 +33,7 @@ Pair = tuple[Led, Led]
 
 @contextmanager
 def led_pair(folder: Path, *, ranks: int = 1, windows: tuple[int, int] = (0, 0)) -> Iterator[Pair]:
-    """P and D, with as many ranks, and each with its window."""
+    """Yields P and D, each with `ranks` ranks and its own window, in tokens."""
     with ExitStack() as stack:
         leads = []
         for name in ("P", "D"):

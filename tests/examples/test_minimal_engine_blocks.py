@@ -1,4 +1,4 @@
-"""The demo's blocks: found again by their content until they are recycled."""
+"""The minimal engine's blocks are found by their content until they are recycled."""
 
 from collections import Counter
 
@@ -40,7 +40,7 @@ def test_freed_blocks_are_found_until_they_are_recycled_oldest_and_table_end_fir
     for table, prompt in zip((older, newer), prompts, strict=True):
         manager.register(table, prompt)
         manager.release(table)
-    # The two that hold no full block are recycled before any that a prompt may find.
+    # The two blocks that are not full are recycled before any that a prompt may find.
     assert sorted(manager.allocate([3, 3, 3]).block_table) == sorted([older[2], newer[1]])
     assert manager.allocate([4]).block_table == [older[1]]
     assert manager.allocate([1, 1, 1, 1]).block_table == [older[0], newer[0]]
@@ -70,12 +70,12 @@ PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=12)
 
 
 class BlockStory(StateMachine):
-    """Any order of requests and transfers, against what each block really holds.
+    """Requests and transfers in any order, compared with what each block really holds.
 
-    Tokens are few, so that prompts share prefixes; blocks are few, so that they are recycled.
+    Few tokens make prompts share prefixes; few blocks make them be recycled.
     """
 
-    owners = Bundle("owners")  # block lists with one reference each: requests and transfers
+    owners = Bundle("owners")  # block lists of requests and transfers, with one reference each
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A computation that is stopped writes nothing after the answer that says so."""
+"""A stopped computation writes nothing after the answer to the stop."""
 
 import http.client
 import json
@@ -18,7 +18,7 @@ UNTIL_S = 30.0
 
 
 class Writer:
-    """In place of an engine: it writes once for each token, each time as long as the test says."""
+    """A fake engine that writes once for each token, each time when the test lets it."""
 
     def __init__(self) -> None:
         self.begun = threading.Semaphore(0)
@@ -106,7 +106,7 @@ def test_only_the_latest_stops_are_remembered(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_nothing_is_computed_once_its_turn_comes_after_the_stop() -> None:
-    """The model computes for one at a time: a stop may come while a computation waits."""
+    """The model computes for one request at a time, so a stop may come while a computation waits."""
     engine = DrivenEngine.__new__(DrivenEngine)
     engine._turn = threading.Lock()
     engine.model = None  # type: ignore[assignment]

@@ -1,7 +1,7 @@
-"""The demo's model: what makes "moved KV gives the same tokens" a fair claim.
+"""The minimal engine's model: moved KV gives the same tokens because the model gives the same bits.
 
-Pools start as NaN, so that any read of a slot that was never written shows in the logits. Equality of
-logits is equality of bits, except against the plain forward pass below.
+Pools start as NaN, so that any read of an unwritten slot shows in the logits. Logits are compared bit by bit, except
+with the plain forward pass below.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ def model() -> MinimalModel:
 
 @pytest.fixture(scope="module", params=[0, 20], ids=["all", "window"])
 def either(request: pytest.FixtureRequest) -> MinimalModel:
-    """All layers see all, or every second one some tokens, which are no whole blocks nor tiles."""
+    """Returns a model without windows, or one with a window of partial blocks and tiles in every second layer."""
     return MinimalModel(ModelConfig(window_tokens=request.param))
 
 
@@ -49,7 +49,7 @@ def text_prompt(rng: random.Random, size_bytes: int) -> list[int]:
 
 
 class Session:
-    """One request: a prompt's KV in blocks of its own, and what was decoded from it."""
+    """One request: a prompt's KV in blocks of its own, and the tokens decoded from it."""
 
     def __init__(self, model: MinimalModel, prompt: list[int], table: list[int], kv: Pool) -> None:
         self.model, self.table, self.kv = model, table, kv
@@ -58,7 +58,7 @@ class Session:
 
     @classmethod
     def alone(cls, model: MinimalModel, prompt: list[int]) -> "Session":
-        """In a pool of its own, with room for 32 tokens more."""
+        """Returns a request in a pool of its own, with room for 32 more tokens."""
         num_blocks = -(-(len(prompt) + 32) // BLOCK_TOKENS)
         kv = empty_pool(model, num_blocks, BLOCK_TOKENS)
         return cls(model, prompt, list(range(num_blocks)), kv)
@@ -67,7 +67,7 @@ class Session:
         return self.model.forward(self.token_ids, 0, self.table, self.kv)
 
     def decode(self, logits: Tensor, tokens: int) -> None:
-        """Appends `tokens` greedy tokens, from the logits of the last one so far."""
+        """Appends `tokens` greedy tokens, beginning with the logits of the last token."""
         self.history = [logits]
         for _ in range(tokens):
             self.token_ids.append(greedy_token(self.history[-1]))
@@ -81,7 +81,7 @@ class Session:
 
 
 def plain_forward(model: MinimalModel, token_ids: list[int]) -> Tensor:
-    """Logits of all positions, [tokens, VOCAB_TOKENS]: torch's own attention over whole tensors."""
+    """Returns the logits of all positions, [tokens, VOCAB_TOKENS], by torch's own attention over whole tensors."""
     c = model.config
     exponents = torch.arange(0, c.head_dim, 2, dtype=torch.float64) / c.head_dim
     angles = torch.arange(len(token_ids))[:, None, None] / c.rope_base**exponents
@@ -205,7 +205,7 @@ def test_a_wrong_token_slot_in_any_used_block_changes_the_logits(model: MinimalM
 def test_different_prompts_continue_differently_and_without_a_loop(model: MinimalModel) -> None:
     rng = random.Random(9)
     prompts = [text_prompt(rng, size_bytes) for size_bytes in (20, 40, 60, 80)]
-    # The same prompts with one bit of their first byte changed.
+    # The same prompts, with one bit of their first byte changed.
     prompts += [[prompt[0], prompt[1] ^ 1, *prompt[2:]] for prompt in prompts]
     sessions = [Session.alone(model, prompt) for prompt in prompts]
     for session in sessions:
@@ -220,8 +220,8 @@ def test_text_survives_the_tokenizer() -> None:
 
 
 def test_weights_and_block_bytes_are_the_same_or_have_a_new_revision(model: MinimalModel) -> None:
-    """A failure here means: engines of two versions would trust each other's KV wrongly. Raise the
-    number in _REVISION_DOMAIN, then write both new digests here.
+    """If this fails, engines of two versions would wrongly trust each other's KV. Raise the number in _REVISION_DOMAIN,
+    then write both new digests here.
     """
     values = [tensor for layer in model.layers for tensor in vars(layer).values()]
     digest = hashlib.sha256()
@@ -235,7 +235,7 @@ def test_weights_and_block_bytes_are_the_same_or_have_a_new_revision(model: Mini
 
 
 def test_layers_whose_kv_comes_just_in_time_give_the_same_bits_unwritten(model: MinimalModel) -> None:
-    """As a decode side does with layers that are pushed to it: before, each layer is NaN."""
+    """A decode side reads layers as they are pushed to it; before that, each layer is NaN."""
     prompt = text_prompt(random.Random(7), 50)
     source = Session.alone(model, prompt)
     expected = source.prefill()

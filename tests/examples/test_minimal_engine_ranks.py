@@ -1,4 +1,4 @@
-"""The minimal engine with its heads split over two ranks: what moved between such engines gives the tokens of one."""
+"""The minimal engine with its heads split over two ranks: KV moved between such engines gives the tokens of one."""
 
 from collections.abc import Iterator
 
@@ -23,13 +23,13 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 
 def alone() -> list[int]:
-    """The tokens of an engine of one rank, which takes and gives nothing."""
+    """Returns the tokens of an engine of one rank that moves nothing."""
     engine = MinimalEngine()
     return engine.decode(engine.begin(PROMPT), COUNT)
 
 
 def whole_bytes(engine: MinimalEngine, request: Request) -> int:
-    """Of the prompt's blocks, on both ranks together."""
+    """Returns the size of the prompt's blocks on all ranks together, in bytes."""
     return len(request.table) * len(engine.kv) * engine.model.config.block_bytes(engine.blocks.block_tokens)
 
 

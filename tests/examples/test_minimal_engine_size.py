@@ -1,4 +1,4 @@
-"""What an engine adds to serve over kvgrpc fits in a hundred lines of code."""
+"""The code that an engine adds to serve over kvgrpc fits in a hundred lines."""
 
 from pathlib import Path
 

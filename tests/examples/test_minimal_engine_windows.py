@@ -1,5 +1,5 @@
-"""The minimal engine with a sliding window in every second layer: what moved between such engines gives the tokens of
-one, and of what lies before the window nothing moves.
+"""The minimal engine with a sliding window in every second layer: KV moved between such engines gives the tokens of
+one, and nothing before the window moves.
 
 Before each test all KV is NaN, so that a read of a block that did not come shows in the tokens.
 """
@@ -38,7 +38,7 @@ def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture
 def pair(engines: Pair) -> Iterator[Pair]:
-    """P and D, without any KV; afterwards every block has come back."""
+    """Yields P and D without any KV. Afterwards every block must have come back."""
     for engine in engines:
         engine.blocks.forget()
         for rank in engine.ranks:
@@ -53,12 +53,12 @@ def pair(engines: Pair) -> Iterator[Pair]:
 
 @pytest.fixture(scope="module")
 def single() -> MinimalEngine:
-    """The same model in one engine that does both."""
+    """Returns one engine with the same model that does both."""
     return MinimalEngine(window_tokens=WINDOW)
 
 
 def text(tokens: int) -> str:
-    """A prompt of so many tokens, the first of which is BOS."""
+    """Returns a prompt of this many tokens, the first of which is BOS."""
     return TEXT[: tokens - 1]
 
 
@@ -82,14 +82,14 @@ def generate(engine: MinimalEngine, prompt: str) -> list[int]:
 
 
 def check_moved(pair: Pair, transfer: Handle, full_blocks: int, window_blocks: int) -> None:
-    """So many blocks came, of each group in three layers, and every rank had its share."""
+    """Checks that this many blocks of each group came, in three layers each, and every rank got its share."""
     _, d = pair
     nbytes = 3 * (full_blocks + window_blocks) * d.model.config.block_bytes(BLOCK)
     assert d.moved(transfer) == {rank: nbytes // len(d.ranks) for rank in range(len(d.ranks))}
 
 
 def check_bare(engine: MinimalEngine, request: Request, first: int) -> None:
-    """Of windowed layers nothing is there before a block."""
+    """Checks that windowed layers are empty before block `first`, and nothing else is."""
     for number, layer in enumerate(engine.kv):
         empty = [bool(layer[block].isnan().all()) for block in request.table]
         assert empty == [bool(number % 2) and i < first for i in range(len(empty))]

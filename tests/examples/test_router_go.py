@@ -1,6 +1,6 @@
 """The router in Go, end to end: real leads, engines without a model, clients that leave, engines that drain and die.
 
-Whatever happens, nothing is left at the end: no pin, no lease, no transfer that goes on, no block that is allocated.
+In every case nothing is left at the end: no pin, no lease, no transfer under way, no allocated block.
 """
 
 import subprocess
@@ -18,7 +18,7 @@ from tests.service.conftest import start
 __all__ = ["begin", "binary", "start"]
 
 ALLOCATION_TTL_S = 60
-"""`allocationTTL` of the router."""
+"""Value of the router's `allocationTTL`, in seconds."""
 pytestmark = NEEDS_GO
 
 
@@ -107,7 +107,7 @@ def test_a_decode_lead_that_is_killed_is_replaced_with_the_same_grant(begin: Beg
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_prefill_lead_that_is_killed_costs_a_computation(begin: Begin, kind: str) -> None:
-    """Its KV is lost with it: the decode engine computes the prompt."""
+    """Its KV is lost with it, so the decode engine computes the prompt."""
     router = begin(kind, "pull", slow=True)
     p, d = router.prefills[0], router.decodes[0]
 
@@ -127,7 +127,7 @@ def test_a_prefill_lead_that_is_killed_costs_a_computation(begin: Begin, kind: s
 
 @pytest.mark.slow
 def test_a_router_that_is_killed_leaves_nothing_for_long(begin: Begin) -> None:
-    """Nobody tells the leads: the lease ends with its time, and the allocation, which nobody renews, with its own."""
+    """Nobody tells the leads: the lease and the allocation end with their TTLs, because nobody renews them."""
     router = begin("drive", "pull")
     router.decodes[0].gate.clear()
 
@@ -136,7 +136,7 @@ def test_a_router_that_is_killed_leaves_nothing_for_long(begin: Begin) -> None:
         router.process.kill()
 
     router.hang_up(1, kill)
-    # Twice as long as the allocation: only its end, and not a default that is longer, frees the blocks in that time.
+    # Twice the allocation's TTL: only its end, not a longer default, frees the blocks in that time.
     until(
         lambda: router.decodes[0].client.pool_status().groups[0].allocated_block_count == 0,
         timeout_s=2 * ALLOCATION_TTL_S,

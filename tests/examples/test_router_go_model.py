@@ -1,4 +1,4 @@
-"""The demo's model behind the router in Go: its engines compute in blocks that the router chose, and its KV moves."""
+"""The minimal engine's model behind the router in Go: engines compute in blocks that the router chose, and KV moves."""
 
 import sys
 from collections.abc import Iterator
@@ -21,12 +21,12 @@ COUNT = 12
 pytestmark = [*NEEDS_GO, pytest.mark.slow]
 
 Engines = dict[str, tuple[str, str]]
-"""Name to URL and lead."""
+"""(URL, lead) by name."""
 
 
 @pytest.fixture(scope="module")
 def expected() -> list[list[int]]:
-    """What one engine makes of the prompts."""
+    """Returns the tokens that one engine makes of each prompt."""
     model, found = MinimalModel(), list[list[int]]()
     for text in PROMPTS:
         ids, kv = encode(text), [torch.zeros(model.config.kv_shape(16, 16)) for _ in range(model.config.layers)]
@@ -40,7 +40,7 @@ def expected() -> list[list[int]]:
 
 @pytest.fixture
 def engines(start: Start, tmp_path: Path) -> Iterator[Engines]:
-    """Two leads without a pool of their own, and the engines that bring one."""
+    """Yields two leads without a pool of their own, and the engines that bring one."""
     names = ("P", "D")
     sockets = [tmp_path / name for name in names]
     leads = start(

@@ -1,4 +1,4 @@
-"""What an engine on transformers adds to move its cache as named tensors fits in sixty lines of code."""
+"""The code that an engine on transformers adds to move its cache as named tensors fits in sixty lines."""
 
 from pathlib import Path
 

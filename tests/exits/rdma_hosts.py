@@ -1,4 +1,4 @@
-"""Processes as on a host with RDMA adapters, whose libraries NIXL finds beside those that it brings."""
+"""Environment of a host with RDMA adapters, whose libraries NIXL finds beside its own."""
 
 import ctypes.util
 import subprocess
@@ -11,7 +11,7 @@ APT_S = 60.0
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """That of such a process. Nothing is installed: the packages are unpacked into a folder of the tests."""
+    """Returns the environment of such a process. Packages are not installed, but unpacked into a test folder."""
     if ctypes.util.find_library("efa"):
         return {}
     if not _downloaded(folder):
@@ -23,7 +23,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def _downloaded(folder: Path) -> bool:
-    """With the lists of packages that the host has or, where it has none, with lists in the folder."""
+    """Downloads the packages, with the host's package lists or, if it has none, with lists in the folder."""
     (folder / "lists").mkdir()
     own = [f"-oDir::State::lists={folder}/lists", f"-oDir::Cache={folder}", "-oDebug::NoLocking=1"]
     return _apt(folder, "download", *PACKAGES) or (

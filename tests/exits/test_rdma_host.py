@@ -1,6 +1,6 @@
-"""Exit codes hold on hosts with RDMA adapters, where NIXL brings some libraries and finds others beside them.
+"""Exit codes hold on hosts with RDMA adapters, where NIXL brings some libraries and finds others on the host.
 
-UCX needs a library of the host's for each kind of adapter, which brings the host's libnl; NIXL has one, too.
+For each kind of adapter UCX needs a library of the host, which brings the host's libnl; NIXL has a libnl as well.
 """
 
 import os
@@ -117,4 +117,4 @@ def test_workers_of_an_engine_end_in_order(rdma_host: Environment, tmp_path: Pat
 def test_the_demo_and_its_processes_end_in_order(rdma_host: Environment) -> None:
     done = run(["-m", "kvgrpc", "demo", "--json", "--datapath", "nixl"], rdma_host)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.splitlines()[-1] == "stopping all processes"  # and nothing after it
+    assert done.stderr.splitlines()[-1] == "stopping all processes"  # nothing after it

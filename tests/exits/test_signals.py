@@ -1,4 +1,4 @@
-"""What commands answer to signals, and what they say of processes of theirs that a signal ended."""
+"""The answers of commands to signals, and their messages about own processes that a signal ended."""
 
 import os
 import select
@@ -25,7 +25,7 @@ COMMANDS = {
     "bench": (["bench", "pull", "--quick"], 3),
     "sim": (["sim", "--seeds", "0", "--seconds", "300"], 1),
 }
-"""With how many processes they work."""
+"""Arguments of each command, and the number of processes it works with."""
 FROM_SHELL = {signal.SIGTERM: 143, signal.SIGINT: 130}
 pytestmark = pytest.mark.timeout(STARTED_S + 2 * EXIT_S)
 
@@ -69,7 +69,7 @@ def test_a_command_that_is_told_to_stop_ends_what_it_started(name: str, number: 
 def test_a_server_that_is_stopped_before_it_serves_ends_with_0(tmp_path: Path, number: signal.Signals) -> None:
     config = tmp_path / "config"
     os.mkfifo(config)
-    with running("serve", "--config", str(config)) as process, config.open("w"):  # it is open when the server reads it
+    with running("serve", "--config", str(config)) as process, config.open("w"):  # opens when the server reads it
         process.send_signal(number)
         _, said = process.communicate(timeout=EXIT_S)
         assert (process.returncode, said) == (0, "")
@@ -90,7 +90,7 @@ def test_the_demo_says_which_of_its_processes_ended_how() -> None:
 
 def test_an_engine_says_of_each_lead_how_it_ended(caplog: pytest.LogCaptureFixture) -> None:
     launched = Engine.launch(pool=layout(), flags=["--data-paths", "shm"], relaunches=1)
-    with launched as engine, Rank(engine.ticket):  # without its rank the next life does not begin
+    with launched as engine, Rank(engine.ticket):  # the next life does not begin without a rank
         first, life = engine.lead_pid, engine.incarnation
         os.kill(first, signal.SIGKILL)
         wait_until(lambda: bool(engine.poll()) or engine.incarnation != life, STARTED_S)
@@ -99,7 +99,7 @@ def test_an_engine_says_of_each_lead_how_it_ended(caplog: pytest.LogCaptureFixtu
         os.kill(second, signal.SIGKILL)
         with pytest.raises(LeadDied, match="SIGKILL"):
             wait_until(lambda: bool(engine.poll(1.0)), STARTED_S)
-    assert f"process {second}, ended" not in caplog.text  # the error said it
+    assert f"process {second}, ended" not in caplog.text  # the error has already said it
 
 
 def test_a_benchmark_says_which_of_its_processes_ended_how(caplog: pytest.LogCaptureFixture) -> None:

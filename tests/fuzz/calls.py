@@ -1,4 +1,4 @@
-"""The RPCs of all services that are served, and requests for them."""
+"""The RPCs of all services that the server serves, and requests for them."""
 
 from random import Random
 
@@ -20,7 +20,7 @@ ALL = [*SERVICES, *STOCK]
 
 
 def bodies_for(maker: Maker, random: Random, target: Target, method: MethodDescriptor) -> list[bytes]:
-    """The requests of one call: one, or up to three where the client streams."""
+    """Returns the request bodies of one call: one, or up to three if the client streams."""
     valid, found = target.first.requests.get(method.name, []), []
     for _ in range(random.choice((1, 2, 3)) if method.client_streaming else 1):
         kind = random.choice(("any", "mutated", "mutated", "mutated", "garbled")) if valid else "any"

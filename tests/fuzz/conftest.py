@@ -1,7 +1,8 @@
-"""How many inputs: 10,000 in a run of all tests, unless FUZZ_INPUTS says otherwise, for FUZZ_S seconds at most.
+"""The number of fuzz inputs: 10,000 in a run of all tests, unless FUZZ_INPUTS says otherwise, for at most FUZZ_S
+seconds.
 
-The same inputs in every run; another FUZZ_SEED makes other ones. A test that fails says the number of the input that it
-was at; with FUZZ_ONLY a test makes the one of that number and no other.
+Every run makes the same inputs; another FUZZ_SEED makes others. A failing test names the number of its input; with
+FUZZ_ONLY a test makes only the input of that number.
 """
 
 import os
@@ -21,7 +22,7 @@ from tests.service.conftest import starting
 RUN_S = 7 * 24 * 3600
 
 Run = Callable[[Callable[[Random], None], float], None]
-"""Gives its share of all inputs to a function that makes each from random choices."""
+"""Calls a function with random choices once for each input of its share."""
 
 
 @pytest.fixture
@@ -37,21 +38,21 @@ def run(request: pytest.FixtureRequest, record_property: Callable[[str, object],
             try:
                 taken += 1
                 take(Random(f"{seed} {request.node.name} {number}"))
-            except BaseException as error:  # also what ends a test that takes too long
+            except BaseException as error:  # also a timeout of the test
                 error.add_note(f"at input {number} of this test: FUZZ_SEED={seed} FUZZ_ONLY={number}")
                 record_property("inputs", taken)
                 raise
         record_property("inputs", taken)
 
     yield inputs
-    # Also of a test that failed.
+    # Failed tests report their weights too.
     record_property("weights", weights.rows(weights.HEAVIEST))
     weights.HEAVIEST.clear()
 
 
 @pytest.fixture(scope="session")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
-    """One server for all tests of a process, with a peer. On an address of their own: inputs name others to dial."""
+    """Yields one server with a peer. Its IP address is its own, because inputs make it dial others."""
     folder = tmp_path_factory.mktemp("fuzz")
     with starting(folder) as start:
         where = ("--listen", "127.0.0.7:0")
@@ -74,7 +75,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """How many inputs, of which seed, and how fast, from the first one to the last: totals of several seeds add up."""
+    """Prints the number of inputs, their seed and their rate. Totals of several seeds add up."""
     reports = [report for outcome in ("passed", "failed") for report in terminalreporter.getreports(outcome)]
     calls = [(report, dict(report.user_properties)) for report in reports if report.when == "call"]
     taken = [(report, properties["inputs"]) for report, properties in calls if "inputs" in properties]

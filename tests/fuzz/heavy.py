@@ -1,8 +1,8 @@
-"""Messages that are heavy, made from their descriptors: a valid one, in which one field is as full as it can be.
+"""Heavy messages, made from their descriptors: a valid message in which one field is as full as possible.
 
-They are written as bytes, since a field may stand in a message twice: what is appended to a valid one merges into it,
-and all else in it stays valid. Rows within rows share the size. So every field of every message is filled, also one
-that does not exist yet.
+They are written as bytes, because a field may occur twice in a message: appended bytes merge into the valid message,
+and everything else in it stays valid. Nested rows share the size. Every field of every message is filled in its turn,
+also fields that a later schema adds.
 """
 
 from collections.abc import Iterator
@@ -17,16 +17,16 @@ from tests.fuzz.messages import Field, Known
 
 MESSAGE_BYTES_MAX = 4_194_304
 ROOM_BYTES = 2_048
-"""For what stands around the field."""
+"""Room for what surrounds the field, in bytes."""
 SIZES = (200, 1_000, 4_000, 30_000, 60_000, 300_000, 1_000_000, 2_000_000, MESSAGE_BYTES_MAX - ROOM_BYTES)
 COUNTS = (1, 1, 2, 64, 255, 256, 1_024, 4_096, 16_384, 65_536, 1 << 22)
-"""Rows around what is full: as many as bounds allow, and one more than some allow."""
+"""Numbers of rows around the full field: as many as bounds allow, and one more than some allow."""
 NUMBERS = (
     0, 1, 2, 16, 64, 255, 519, 520, 520, 4_096, 16_384, 65_535, 65_536, 65_536, 65_536, 65_537, 1 << 20, 1 << 24,
     (1 << 31) - 1, (1 << 32) - 1, (1 << 63) - 1, (1 << 64) - 1,
 )  # fmt: skip
 LENGTHS = range(520, 65_537)
-"""Of a run that is admitted."""
+"""Lengths of one run, from the pool's 520 blocks to the admitted maximum."""
 AMPLIFIED_BLOCKS, AMPLIFIED_ROWS, AMPLIFIED_BYTES = 65_000, 64, 60_000
 _VARINT, _FIXED64, _BYTES, _GROUP, _GROUP_END, _FIXED32 = range(6)
 _FIXED = {
@@ -39,15 +39,15 @@ _FIXED = {
 }
 _TEXTS = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
 _UNKNOWN = 15_000
-"""The number of a field that no message has."""
+"""Number of a field that no message has."""
 
 Place = tuple[Field, ...]
-"""A field, after those of the messages that it is in."""
+"""A field, preceded by the fields of the messages that contain it."""
 
 
 @cache
 def places(descriptor: Descriptor) -> tuple[Place, ...]:
-    """Every field of a message and of all messages in it; those that hold themselves, once."""
+    """Returns every field of a message and of all messages in it. Recursive messages are entered once."""
     return tuple(_places(descriptor, ()))
 
 
@@ -60,18 +60,18 @@ def _places(descriptor: Descriptor, outside: Place) -> Iterator[Place]:
 
 
 def runs(descriptor: Descriptor) -> list[Place]:
-    """Where a message says blocks: places of numbers that stand beside as many others."""
+    """Returns the places where a message names blocks: repeated numbers with equally long numbers beside them."""
     return [place for place in places(descriptor) if len(beside := _beside(place[-1])) > 1 and beside[0] is place[-1]]
 
 
 class Heavy:
-    """Makes heavy messages from one source of choices."""
+    """Makes heavy messages from one source of random choices."""
 
     def __init__(self, random: Random, known: Known) -> None:
         self._random, self._known = random, known
 
     def body(self, descriptor: Descriptor, valid: Message | None) -> bytes:
-        """The bytes of a valid message, of which one field is full, at any depth."""
+        """Returns the bytes of a valid message in which one field, at any depth, is full."""
         base = b"" if valid is None else valid.SerializeToString()
         size = max(self._random.choice(SIZES) - len(base), ROOM_BYTES)
         anywhere = places(descriptor)
@@ -79,13 +79,15 @@ class Heavy:
             return base + self._unknown(size)
         (place,) = self._random.choices(anywhere, [len(place) * len(_beside(place[-1])) for place in anywhere])
         made = base + self._within(place, valid, size)
-        while len(made) > MESSAGE_BYTES_MAX:  # a row around it may be long
+        while len(made) > MESSAGE_BYTES_MAX:  # a row around the field may be long
             size //= 2
             made = base + self._within(place, valid, size)
         return made
 
     def amplified(self, place: Place, valid: Message | None) -> bytes:
-        """A small message that names many blocks: rows within rows up to a place of runs, and one long run in each."""
+        """Returns a small message that names many blocks: nested rows up to a place of runs, with a long run in
+        each.
+        """
         field, inside = place[0], place[1:]
         if not inside:
             first, *others = _beside(field)
@@ -98,14 +100,14 @@ class Heavy:
         return whole * max(1, rows)
 
     def _within(self, place: Place, valid: Message | None, size: int) -> bytes:
-        """What makes the field at a place full, to be appended to a valid message."""
+        """Returns bytes that fill the field at a place when they are appended to a valid message."""
         field, inside = place[0], place[1:]
         row = self._row(field, valid)
         if not inside:
             return self._full(field, row, size)
         base = b"" if row is None else row.SerializeToString()
         if not field.is_repeated:
-            # Merged into what is there; what is not there is one that is known.
+            # These bytes merge into the message that is there; if none is there, start from a known one.
             there = valid is not None and valid.HasField(field.name)
             return _tagged(field, (b"" if there else base) + self._within(inside, row, size))
         count = min(self._random.choice(COUNTS), size // (len(base) + 8) + 1)
@@ -113,7 +115,7 @@ class Heavy:
         return whole * min(count, size // len(whole) + 1)
 
     def _full(self, field: Field, row: Message | None, size: int) -> bytes:
-        """As much of one field as fits."""
+        """Returns as much of one field as fits into `size` bytes."""
         if _is_map(field):
             return _map(field, min(size // 12, self._random.choice(COUNTS)))
         if field.message_type is not None:
@@ -136,25 +138,25 @@ class Heavy:
         return one * max(1, min(count, size // len(one)))
 
     def _numbers(self, field: Field, size: int) -> bytes:
-        """One number that is extreme; many that are alike, ascend, or stand beside as many of the fields beside it."""
+        """Returns one extreme number, or many that are equal, ascend, or match the numbers of the fields beside it."""
         random, value = self._random, self._random.choice(NUMBERS)
         if not field.is_repeated:
             return _tag(field, _wire_type(field)) + _number(field, value)
         chosen = _beside(field) if random.random() < 0.7 else [field]
         value = LENGTHS[-1] if len(chosen) > 1 and random.random() < 0.4 else value
-        few = len(chosen) > 1 and value in LENGTHS  # a run stands for as many blocks
+        few = len(chosen) > 1 and value in LENGTHS  # one long run names as many blocks
         count = min(1 if few else random.choice(COUNTS), size // (len(chosen) * len(_number(field, value))) or 1)
-        if random.random() < 0.5:  # the first ascends, as starts do
+        if random.random() < 0.5:  # the first field ascends, like starts of runs
             count = min(count, size // (4 + len(chosen))) or 1
             first = _tagged(chosen[0], _ascending(chosen[0], count, random.choice((1, 2, value % 65_536 + 1))))
             return first + b"".join(_tagged(other, _number(other, value) * count) for other in chosen[1:])
-        if random.random() < 0.2:  # not packed, as old writers do
+        if random.random() < 0.2:  # not packed, like old writers
             one = _tag(field, _wire_type(field)) + _number(field, value)
             return one * max(1, min(count, size // len(one)))
         return b"".join(_tagged(other, _number(other, value) * count) for other in chosen)
 
     def _unknown(self, size: int) -> bytes:
-        """Fields that the message does not have."""
+        """Returns fields that the message does not have."""
         kind = self._random.choice((_VARINT, _BYTES, _GROUP))
         tag = _varint(_UNKNOWN << 3 | kind)
         if kind == _GROUP:
@@ -166,7 +168,7 @@ class Heavy:
         return (tag + b"\0") * (size // (len(tag) + 1))
 
     def _first_scalar(self, descriptor: Descriptor) -> bytes:
-        """A row that is empty, or nearly so."""
+        """Returns a row that is empty or nearly empty."""
         for field in descriptor.fields if self._random.random() < 0.5 else ():
             if field.message_type is None:
                 return (
@@ -175,7 +177,7 @@ class Heavy:
         return b""
 
     def _row(self, field: Field, valid: Message | None) -> Message | None:
-        """A valid message for a field: that of a valid message around it, or any that was seen."""
+        """Returns a valid message for a field: from the surrounding valid message, or any known one."""
         if field.message_type is None or _is_map(field):
             return None
         if valid is not None:
@@ -191,7 +193,7 @@ class Heavy:
 
 @cache
 def _beside(field: Field) -> list[Field]:
-    """A field, and if it has many numbers those beside it that do, too: as many as it, or they are refused."""
+    """Returns the field, with all repeated numbers beside it if it is one: they must be equally long."""
     if not field.is_repeated or not _is_number(field):
         return [field]
     return [other for other in field.containing_type.fields if other.is_repeated and _is_number(other)]
@@ -206,7 +208,7 @@ def _is_number(field: Field) -> bool:
 
 
 def _map(field: Field, count: int) -> bytes:
-    """Entries of a map from text to text, each of its own."""
+    """Returns distinct entries of a map from text to text."""
     entries = (b"\x0a\x06%06d\x12\x01x" % i for i in range(count))
     return b"".join(_tagged(field, entry) for entry in entries)
 

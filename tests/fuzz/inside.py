@@ -1,8 +1,8 @@
-"""A server that is under inputs, from inside of it: its state, and how long its loop stood still.
+"""Code inside a server under inputs: it reports the server's state, and how long its loop stood still.
 
-The state is what GetStatus, GetPoolStatus, ListPins and ListLeases tell, in a tenth of their time. What passes by
-itself is left out: ages, and of leases the time that is left. In its place is the very moment when a lease ends, and in
-that of the number of open accesses which ones are.
+The state is what GetStatus, GetPoolStatus, ListPins and ListLeases return, in a tenth of their time. Values that change
+by themselves are replaced: ages are left out, a lease shows its exact end instead of its remaining time, and open
+accesses are listed instead of counted.
 """
 
 import asyncio
@@ -26,13 +26,13 @@ from tests.service import forks
 
 DIGEST_BYTES = 16
 ANSWER_S = 20.0
-"""Far above what any answer takes here; what is not answered by then is a finding."""
+"""Timeout for an answer, in seconds. It is far above what any answer takes; a later answer is a finding."""
 ENVIRONMENT = {forks.INSIDE: __name__}
-"""Of a server that this is to run in."""
+"""Environment of a server that runs this module."""
 
 
 def address(pid: int) -> str:
-    """Where a server is asked: in the abstract namespace, so that nothing is left of it."""
+    """Returns the server's address, in the abstract namespace so that no file is left."""
     return f"\0kvgrpc-fuzz-{pid}"
 
 
@@ -41,29 +41,29 @@ _libc = ctypes.CDLL(None)
 
 
 class State:
-    """Tells the digest of a server's state, in the process that asks: what a refusal must leave as it is."""
+    """Asks the server for the digest of its state, which a refusal must not change."""
 
     def __init__(self, pid: int) -> None:
         self.stall_s = 0.0
-        """The longest of its loop in what was answered since this was set to 0."""
+        """Longest stall of the server's loop since this was set to 0, in seconds."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.settimeout(ANSWER_S)
-        self._socket.bind("")  # a name that nobody else has
+        self._socket.bind("")  # a unique name
         self._socket.connect(address(pid))
 
     def __call__(self) -> bytes:
         return self._ask(b"?")
 
     def hands(self) -> bytes:
-        """Equal as long as nothing changes hands: see `hands_of`."""
+        """Returns a digest that stays equal while nothing changes hands: see `hands_of`."""
         return self._ask(b"h")
 
     def trim(self) -> None:
-        """The server gives back what memory it has freed. Its garbage is left to it: a collection would hide some."""
+        """Makes the server return freed memory. It collects no garbage, because a collection would hide some."""
         self._ask(b"t")
 
     def collect(self) -> None:
-        """The server collects its garbage, and gives back what memory it has freed."""
+        """Makes the server collect its garbage and return freed memory."""
         self._ask(b"c")
 
     def _ask(self, what: bytes) -> bytes:
@@ -77,12 +77,12 @@ class State:
 
 
 def rows_of(lead: Lead) -> Iterator[bytes]:
-    """What a refusal must leave as it is. Every change of a transfer has a number of its own."""
+    """Yields the state that a refusal must not change. Every change of a transfer increments `transfers.seq`."""
     lead.runner.advance()
     node, state = lead.node, lead.node.state
     groups = range(len(state.pool.pool.groups)) if state.description else range(0)
     held = [access_id for access_id, access in state.accesses.items() if access.held]
-    # Those that are open at other engines.
+    # Accesses that are open at other engines.
     opened = [move.name for move in state.moves if move.stage in AT_ISSUER]
     counts = state.transfers.seq, [*state.transfers.counts.values()], len(state.leases), state.bytes_received
     pools = [(state.allocator.free_count(group), state.allocator.allocated(group)) for group in groups]
@@ -95,7 +95,7 @@ def rows_of(lead: Lead) -> Iterator[bytes]:
 
 
 def hands_of(lead: Lead) -> Iterator[bytes]:
-    """Whose allocations are, with their blocks, and what holds blocks that is not the attached engine's."""
+    """Yields each allocation with its owner and blocks, and each pin that is not held for the attached engine."""
     lead.runner.advance()
     state = lead.node.state
     for allocation_id in map(str, state.allocator.kept_bytes):
@@ -108,7 +108,7 @@ def hands_of(lead: Lead) -> Iterator[bytes]:
 
 
 def digest_of(rows: Iterator[bytes]) -> bytes:
-    """Equal for equal rows only."""
+    """Returns a digest that is equal only for equal rows."""
     made = hashlib.blake2b(digest_size=DIGEST_BYTES)
     for row in rows:
         made.update(len(row).to_bytes(4, "big") + row)
@@ -116,8 +116,8 @@ def digest_of(rows: Iterator[bytes]) -> bytes:
 
 
 class Stalls:
-    """How long a loop is at its callbacks, from one look for events to the next, without the time in which its thread
-    could run and the machine ran others.
+    """Measures how long a loop runs callbacks between two looks for events, without the time in which its thread was
+    ready but the machine ran others.
     """
 
     def __init__(self, loop: Any) -> None:
@@ -128,7 +128,7 @@ class Stalls:
         loop._selector.select = self._look
 
     def take(self) -> float:
-        """The longest since it was asked before, but for the present one, which begins anew."""
+        """Returns the longest stall since the last call, without the current one, which starts anew."""
         longest_s, self._longest_s = self._longest_s, 0.0
         self._since = self._now()
         return longest_s
@@ -140,14 +140,14 @@ class Stalls:
         return events
 
     def _now(self) -> float:
-        """A clock that stands while the thread waits for a processor."""
+        """Returns a time that stands still while the thread waits for a processor."""
         ready_ns = int(os.pread(self._waited, 64, 0).split()[1])
         return time.monotonic() - ready_ns / 1e9
 
 
 def listen(lead: Lead) -> None:
-    """Answers every datagram with the longest stall since the one before, and the state's digest, on the loop that runs
-    everything.
+    """Answers every datagram with the longest stall since the last one and the digest of the state, on the main
+    loop.
     """
     loop = asyncio.get_running_loop()
     asked = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
@@ -169,8 +169,8 @@ def listen(lead: Lead) -> None:
 
 
 def install() -> None:
-    """Every server of this process listens from its start on."""
-    server: Any = importlib.import_module("kvgrpc.server")  # which the process that asks does not need
+    """Makes every server of this process listen from its start."""
+    server: Any = importlib.import_module("kvgrpc.server")  # the process that asks does not need it
     build = server.build
 
     def build_and_listen(lead: Lead, *rest: object) -> object:

@@ -18,9 +18,9 @@ REPLIES = (
     "Handshake", "KeepLiveness", "OpenAccess", "ChecksumBlocks", "SettleAccess", "CloseAccess", "RenewLeases",
     "Converse",
 )  # fmt: skip
-"""Of which one is heavy."""
+"""RPCs of which one has heavy replies in each life."""
 SHORT_TTL_S = 0.15
-"""Of a lease that is to be renewed soon."""
+"""TTL of a lease that is to be renewed soon, in seconds."""
 _CALLS = {
     "open_access": "OpenAccess",
     "settle_access": "SettleAccess",
@@ -30,16 +30,16 @@ _CALLS = {
 
 
 class Liar(Rogue):
-    """Like a good source, in a new life for every input, but for one RPC in each life. `converses`: also by stream."""
+    """A good source with a new life for every input, but for one RPC per life. `converses`: also on the stream."""
 
     def __init__(self, like: Engine, known: Known, *, converses: bool) -> None:
         super().__init__(like)
         self._known, self._converses = known, converses
         self.sent_bytes = 0
-        """Of the heavy reply, if there was one."""
+        """Size of the largest heavy reply in this life, or 0."""
 
     def live_anew(self, incarnation: int, rpc: str, seed: float) -> None:
-        """The next life, in which replies of that RPC are heavy."""
+        """Begins the next life, in which the replies of this RPC are heavy."""
         self.engine.incarnation = incarnation
         self.sent_bytes = 0
         self.changes = {"OpenAccess": _short} if rpc == "RenewLeases" else {}

@@ -1,8 +1,8 @@
-"""Protobufs made from their descriptors: random ones, and mutations of valid ones.
+"""Protobuf messages made from their descriptors: random ones, and mutations of valid ones.
 
-All choices come from one `Random`, so that a seed makes a message again. Values are boundaries, what breaks parsers,
-and what a server knows: ids, keys, grants and whole messages harvested from real calls, so that a random message
-reaches further than the first check.
+All choices come from one `Random`, so that a seed reproduces a message. Values are boundaries, values that break
+parsers, and values that the server knows: ids, keys, grants and whole messages harvested from real calls. So a random
+message gets further than the first check.
 """
 
 from random import Random
@@ -15,9 +15,9 @@ from google.protobuf.message_factory import GetMessageClass
 from kvgrpc.peer.v1 import rank_pb2
 
 Field = Any
-"""A FieldDescriptor: there are two classes of them, without a common one."""
+"""A FieldDescriptor. Its two implementations have no common class."""
 DEPTH_MAX = 6
-"""Deeper only by mutating what is deeper."""
+"""Maximum depth of random messages. Mutations of deeper messages go deeper."""
 MANY = 300
 UNSIGNED = (0, 1, 2, 3, 15, 16, 17, 48, 511, 519, 520, 521, 65_536, 65_537, (1 << 31) - 1, 1 << 31, (1 << 32) - 1)
 SIGNED = (0, 1, -1, 60, 999_999_999, 1_000_000_000, (1 << 31) - 1, -(1 << 31))
@@ -47,7 +47,7 @@ _INTS = {
 
 
 class Known:
-    """Values of real calls, by what fits where."""
+    """Values of real calls, by type."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -56,7 +56,7 @@ class Known:
         self.incarnations: list[int] = []
 
     def harvest(self, message: Message) -> None:
-        """Takes all that a message holds."""
+        """Adds all values that a message holds."""
         self.messages.setdefault(message.DESCRIPTOR.full_name, []).append(message)
         for field, value in message.ListFields():
             if field.message_type is not None and field.message_type.GetOptions().map_entry:
@@ -73,18 +73,18 @@ class Known:
 
 
 class Maker:
-    """Makes messages from one source of choices."""
+    """Makes messages from one source of random choices."""
 
     def __init__(self, random: Random, known: Known) -> None:
         self._random = random
         self._known = known
 
     def any_of(self, descriptor: Descriptor) -> Message:
-        """A random message of that kind."""
+        """Returns a random message of this type."""
         return self._fill(GetMessageClass(descriptor)(), DEPTH_MAX)
 
     def mutated(self, valid: Message) -> Message:
-        """A copy with up to three places that differ; sometimes none."""
+        """Returns a copy with up to three mutated places, sometimes none."""
         made = type(valid)()
         made.CopyFrom(valid)
         for _ in range(self._random.choice((1, 1, 1, 2, 3, 0))):
@@ -94,7 +94,7 @@ class Maker:
         return made
 
     def garbled(self, data: bytes) -> bytes:
-        """Bytes that are nearly those: cut, flipped, doubled, or others altogether."""
+        """Returns almost the same bytes: cut, flipped, doubled, or completely different."""
         random, made = self._random, bytearray(data)
         at = random.randrange(len(made) + 1)
         match random.randrange(6):
@@ -123,7 +123,7 @@ class Maker:
         return message
 
     def _set(self, message: Message, field: Field, depth: int = 2) -> None:
-        """Puts a new value into a field."""
+        """Sets a field to a new value."""
         kind = field.message_type
         if kind is not None and kind.GetOptions().map_entry:
             for _ in range(self._random.choice((1, 2, 17))):
@@ -139,7 +139,7 @@ class Maker:
             setattr(message, field.name, self._scalar(field))
 
     def _repeat(self, message: Message, field: Field) -> None:
-        """Rows twice, or very often."""
+        """Repeats the first rows once, or very often."""
         map_entry = field.message_type is not None and field.message_type.GetOptions().map_entry
         if not field.is_repeated or map_entry:
             self._set(message, field)
@@ -181,7 +181,7 @@ class Maker:
 
 
 def messages_of_a_rank(maker: Maker, random: Random, ticket: bytes) -> list[bytes]:
-    """Of one that is elsewhere: mostly its introduction, and more."""
+    """Returns messages of a rank on another host: mostly its introduction, and more."""
     made: list[Any] = [rank_pb2.ConnectRankRequest(ticket=ticket)]
     made += [maker.any_of(made[0].DESCRIPTOR) for _ in range(random.choice((0, 1, 1, 3)))]
     if random.random() < 0.3:
@@ -191,7 +191,7 @@ def messages_of_a_rank(maker: Maker, random: Random, ticket: bytes) -> list[byte
 
 
 def _places(message: Message) -> list[tuple[Message, Field]]:
-    """Every field of it and of all that it holds."""
+    """Returns every field of a message and of all messages that it holds."""
     found = [(message, field) for field in message.DESCRIPTOR.fields]
     for field, value in message.ListFields():
         if field.message_type is not None and not field.message_type.GetOptions().map_entry:

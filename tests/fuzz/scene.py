@@ -1,7 +1,7 @@
-"""What every input meets: an engine in the middle of pulls, pushes, leases and accesses, and valid requests about them.
+"""A scene for inputs: an engine in the middle of pulls, pushes, leases and accesses, and valid requests about them.
 
-A scene is made anew every some hundred inputs. The requests that inputs are made of are those of the first one, so that
-the same choices make the same input in every scene; `Scene.translated` puts the ids of the present one into them.
+A new scene is made every few hundred inputs. Inputs are always made from the requests of the first scene, so that equal
+choices make equal inputs in every scene; `Scene.translated` puts the ids of the current scene into them.
 """
 
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ WHOLE = content(TOKENS)
 OPAQUE = common_pb2.Content(opaque_id=b"prompt", opaque_tokens=40)
 
 Request = tuple[str, Message]
-"""An RPC, and a request of it that succeeds."""
+"""The name of an RPC, and a request that succeeds."""
 
 
 @dataclass
@@ -46,12 +46,12 @@ class Scene:
     peer: Engine
     known: Known = field(default_factory=Known)
     requests: dict[str, list[Message]] = field(default_factory=dict)
-    """Valid ones, by RPC."""
+    """Valid requests, by RPC."""
     consumer: Consumer = field(init=False)
-    """It has shaken hands with the engine, and speaks no more by itself."""
+    """A consumer that has made a handshake with the engine. It acts only when the scene or an input makes it."""
     _pushed: tuple[list[int], str] | None = None
     names: list[Any] = field(default_factory=list)
-    """Ids, keys and tokens, in the order in which every scene has them."""
+    """Ids, keys and tokens, in the same order in every scene."""
 
     def __post_init__(self) -> None:
         engine, peer = self.engine, self.peer
@@ -91,7 +91,7 @@ class Scene:
             self.known.harvest(request)
 
     def opened_push(self) -> peer_pb2.PartsReadyRequest:
-        """A first part of a push that the consumer has opened just now, which is waited for. It ends the one before."""
+        """Opens a push as the consumer and returns its first part, which the engine waits for. Ends the push before."""
         if self._pushed is None:
             self._pushed = self.engine.allocate(3), ""
         blocks, before = self._pushed
@@ -109,7 +109,7 @@ class Scene:
         return peer_pb2.PartsReadyRequest(caller=self.consumer.caller, access_id=key, parts=[part])
 
     def translated(self, message: Message, first: "Scene") -> Message:
-        """The same with the names of this scene in place of those of the first one."""
+        """Replaces the names of the first scene by the names of this one, in place, and returns the message."""
         if self is not first:
             _translate(message, dict(zip(first.names, self.names, strict=True)))
         return message
@@ -117,12 +117,12 @@ class Scene:
 
 @dataclass(frozen=True)
 class _Made:
-    """What requests can be about."""
+    """Things that requests can be about."""
 
     peer: Engine
     consumer: Consumer
     blocks: list[int]
-    """Of the engine; those from 10 on are in no transfer."""
+    """Blocks of the engine; those from index 10 on are in no transfer."""
     keys: list[bytes]
     offer: Any
     handed: Any
@@ -137,7 +137,7 @@ class _Made:
         return self.named(self.blocks[10:13])
 
     def named(self, ids: list[int]) -> common_pb2.Blocks:
-        """In the engine's life."""
+        """Returns blocks named in the engine's current life."""
         return named_blocks(self.handed.header.incarnation, group(ids))
 
     @property
@@ -150,8 +150,8 @@ class _Made:
 
 
 def _requests(made: _Made) -> Iterator[Request]:
-    """(RPC, a request that succeeds), for every RPC of the server; of ConnectRank, one whose ticket alone is wrong, and
-    of TensorService, those that a pool alone refuses which is no store.
+    """Yields (RPC, a request that succeeds) for every RPC of the server. Two exceptions: ConnectRank has a wrong
+    ticket, and requests of TensorService fail only because the pool is no staging store.
     """
     for of_service in (
         _handshake_requests, _handoff_requests, _scheduler_requests, _transfer_requests, _lease_requests,

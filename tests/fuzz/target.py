@@ -1,8 +1,8 @@
-"""A server that takes any input, and what must be true after each of them.
+"""A server that takes any input, and the checks after each input.
 
-A refusal is typed, and one that the schema lists; it changed nothing. Whatever was answered: the server lives on, all
-of its threads with it, a pull brings its bytes, and once everything is ended every block is free. What an input weighs
-is in tests/fuzz/weights.py.
+A refusal is typed, is listed in the schema, and changed nothing. After any answer the server lives on with all its
+threads, and a pull brings its bytes. After the end of everything every block is free. tests/fuzz/weights.py measures
+the memory and time of an input.
 """
 
 import time
@@ -26,19 +26,19 @@ from tests.service.footprint import footprint
 from tests.service.values import ids_of, prompt
 
 SCENE_INPUTS = 250
-"""So many meet one scene."""
+"""Number of inputs in one scene."""
 WATCH_S = 0.02
-"""How long a stream, and a call that waits for a transfer, is listened to."""
+"""Time to listen to a stream or to a call that waits for a transfer, in seconds."""
 SENT_BYTES_PER_S = 8e6
-"""And longer, while what it sends is on its way."""
+"""Bandwidth that extends `WATCH_S` while the request is on its way, in bytes per second."""
 BEHIND_S = 0.002
-"""What a call sets going behind its refusal shows within it."""
+"""Time in which effects that a call leaves behind its refusal become visible, in seconds."""
 REST_S = 0.05
-"""What is under way by itself shows within it, but for what waits for its time."""
+"""Time in which activity under way becomes visible, except timers, in seconds."""
 TRIES = 5
-"""What waited for its time may change the state in the very moment of a call; not so often in a row."""
+"""Number of retries: a timer may change the state at the moment of a call, but not that often in a row."""
 DIALS = 100
-"""Handshakes that a connection may cause in `connect_timeout_s`: so few that any machine begins more."""
+"""Maximum number of handshakes per connection in `connect_timeout_s`: so few that any machine begins more."""
 LIMITS = f"""[limits]
 dials_per_connection = {DIALS}
 lease_ttl_s = 300.0
@@ -63,7 +63,7 @@ class Target:
         self._state = b""
         self._stubs: dict[str, Any] = {}
         self.check_serves()
-        # An engine may be told to reach itself. It is connected to both that it may dial, from now on.
+        # Inputs may tell the engine to reach itself. From here on it is connected to both addresses that it may dial.
         itself = common_pb2.PeerAddress(address=engine.address)
         engine.api.handshake.ConnectPeer(handshake_pb2.ConnectPeerRequest(peer=itself))
         self.first = self.scene = Scene(engine, peer)
@@ -74,7 +74,7 @@ class Target:
     # -- inputs
 
     def begin(self) -> None:
-        """One input comes next."""
+        """Begins the next input."""
         self._inputs += 1
         if self._inputs % SCENE_INPUTS == 0:
             self._end_scene()
@@ -88,14 +88,14 @@ class Target:
         make: Callable[[], list[bytes]],
         anew: Callable[[], list[bytes]] | None = None,
     ) -> None:
-        """One input: a call of a method, with one request or, of a stream, with several. `make` gives them as they are
-        in the present scene; `anew`, where they are about something that they may end, about another like it.
+        """Sends one input: a call with one request, or with several on a stream. `make` returns the requests for the
+        current scene. `anew` returns requests about a fresh object, if requests may end the one they are about.
         """
         before, bodies = self._state, make()
         self.scales.begin()
         refusal = self._call(method, bodies)
         self._state = after_refusal(self.digest) if refusal else self.digest()
-        # Of a stream with several messages those before the refused one were taken.
+        # On a stream with several messages, those before the refused one were taken.
         if refusal and self._state != before and len(bodies) == 1:
 
             def refused() -> bool:
@@ -111,7 +111,7 @@ class Target:
             self._state = self.digest() if weighed else self._state
 
     def send_bytes(self, nbytes: int, send: Callable[[], None]) -> None:
-        """One input below all calls; what it does to the state is nobody's to say."""
+        """Sends one input below the RPC layer. It may change the state in any way."""
         self.begin()
         self.scales.begin()
         send()
@@ -125,11 +125,11 @@ class Target:
             self._state = self.digest()
 
     def look(self) -> None:
-        """Takes the state as it is now for that before the next input."""
+        """Takes the current state as the state before the next input."""
         self._state = self.digest()
 
     def _call(self, method: MethodDescriptor, bodies: list[bytes]) -> str:
-        """The refusal, if it is one. Fails for one that is not in the contract."""
+        """Returns the refusal of a call, or "". Fails for a refusal that the contract does not list."""
         service = method.containing_service
         path = f"/{service.full_name}/{method.name}"
         streams = method.client_streaming, method.server_streaming
@@ -152,7 +152,7 @@ class Target:
         return ""
 
     def _stub(self, path: str, streams: tuple[bool, bool]) -> Any:
-        """What calls a method with bytes and answers with bytes."""
+        """Returns a callable that sends and receives bytes."""
         if path not in self._stubs:
             channel = self.engine.api.plain
             make = {
@@ -164,20 +164,20 @@ class Target:
         return self._stubs[path]
 
     def _learn(self, method: MethodDescriptor, reply: bytes) -> None:
-        """Every reply is what the schema says; blocks that it allocates are given back at the end of the scene."""
-        assert b"a defect of kvgrpc" not in reply, reply  # of one call of several in a message
+        """Checks that a reply matches the schema, and records allocated blocks, which the end of the scene frees."""
+        assert b"a defect of kvgrpc" not in reply, reply  # the failure of one call of several in a message
         if not method.full_name.startswith("kvgrpc."):
-            return  # reflection says requests again in its replies, which are one level too deep then
+            return  # reflection repeats requests in its replies, which are then one level too deep
         message = GetMessageClass(method.output_type).FromString(reply)
-        if isinstance(message, admin_pb2.DrainResponse):  # the inputs after it are to be taken
+        if isinstance(message, admin_pb2.DrainResponse):  # the inputs after it must be admitted
             self.engine.api.admin.Drain(admin_pb2.DrainRequest(cancel=True))
         if isinstance(message, pool_pb2.AllocateBlocksResponse):
             self.engine._allocated.update(ids_of(message.blocks))
 
-    # -- what must be true
+    # -- checks
 
     def check_serves(self) -> None:
-        """A real pull brings its bytes, either way."""
+        """Checks that a real pull brings its bytes in both directions."""
         self._seed += 1
         tokens = prompt(32, seed=self._seed)
         meet(self.engine, self.peer)
@@ -192,7 +192,7 @@ class Target:
             destination.free(target)
 
     def check_sound(self) -> None:
-        """Nothing is held, no thread is missing, and the log tells of no defect."""
+        """Checks that nothing is held, no thread is missing, and the log shows no defect."""
         self._end_scene()
         assert self.engine.pins() == []
         assert footprint(self.engine.process.pid).threads >= self.before.threads
@@ -201,7 +201,7 @@ class Target:
         self._begin_scene()
 
     def close(self) -> None:
-        """Once peers that were none are declared dead, nothing is left of any input."""
+        """Checks that no input leaves anything, after the false peers are declared dead."""
         self.check_sound()
         self._end_scene()
         counts = self.engine.api.admin
@@ -220,7 +220,7 @@ class Target:
         self.engine.check_alive()
 
     def _end_requests(self) -> None:
-        """A scheduler aborts all that it may have, and reads its news: unread ones are told again in every answer."""
+        """Aborts all requests a scheduler may have, and reads its news: unread news is repeated in every answer."""
         ids = {"r", *TEXTS, *self.first.known.texts}
         aborts = [scheduler_pb2.AbortRequestRequest(request_id=text) for text in sorted(ids)]
         calls = [scheduler_pb2.ScheduleCall(abort_request=abort) for abort in aborts]
@@ -235,13 +235,13 @@ class Target:
 
 
 def after_refusal(digest: State) -> bytes:
-    """The state, with what the refused call set going."""
+    """Returns the state, including what the refused call left behind."""
     time.sleep(BEHIND_S)
     return digest()
 
 
 def at_rest(digest: State) -> bytes:
-    """The state, once what is under way by itself has come."""
+    """Returns the state after activity under way has ended."""
     seen, since = digest(), time.monotonic()
 
     def rests() -> bool:
@@ -256,11 +256,11 @@ def at_rest(digest: State) -> bytes:
 
 
 def changes_nothing(digest: State, refused: Callable[[], bool], begin_anew: Callable[[], None]) -> bool:
-    """Whether a call leaves the state as it is, although it changed while the call was refused.
+    """Checks that a refused call leaves the state as it is, although the state changed meanwhile.
 
-    The call is made again: in the present scene, at once and then from a state at rest, for what it changes each time;
-    and in new scenes, at rest, for what it changes the first time only. Nothing was changed by a call that is not
-    refused like that any more.
+    The call is repeated in the current scene, at once and then from a state at rest, in case it changes something each
+    time; and in new scenes, at rest, in case it changes something only the first time. A call that is no longer refused
+    in the same way counts as having changed nothing.
     """
 
     def once(rest: bool) -> bool:
@@ -275,12 +275,12 @@ def changes_nothing(digest: State, refused: Callable[[], bool], begin_anew: Call
 
 
 def _kind(refusal: str) -> str:
-    """Its code and reason."""
+    """Returns the code and the reason of a refusal."""
     return refusal.partition(":")[0]
 
 
 def readable(method: MethodDescriptor, bodies: list[bytes]) -> Iterator[Message | bytes]:
-    """An input as a person reads it."""
+    """Yields an input in readable form."""
     for body in bodies:
         try:
             yield GetMessageClass(method.input_type).FromString(body)

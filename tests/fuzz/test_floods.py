@@ -1,4 +1,4 @@
-"""Floods: many of what is no harm once. After each a peer that is new is served, and nothing is left of the flood."""
+"""Floods: many repetitions of a harmless act. After each flood a new peer is served, and nothing of it is left."""
 
 import secrets
 import socket
@@ -25,28 +25,28 @@ from tests.service.footprint import footprint, resident_bytes
 from tests.service.values import content, dur, for_readers, new_key, prompt
 
 LEFT_BYTES_MAX = 64 << 20
-"""What a server may have more after a flood: its allocator's, which had 64 messages of 2 MB at once, and what is
-remembered of leases that have ended. Each flood sends several times as much.
+"""Maximum growth of a server's memory after a flood, in bytes: its allocator's, which held 64 messages of 2 MB at once,
+and the records of ended leases. Each flood sends several times as much.
 """
 SERVED_S = 5.0
-"""Far above what a pull takes from a peer that is new, and far below what a flood takes that is waited for."""
+"""Far above what a pull by a new peer takes, and far below what it takes behind a flood, in seconds."""
 BACK_S = 15.0
-"""After the end of all that a flood began."""
+"""Time in which everything that a flood began must end, in seconds."""
 TOKENS = prompt(32)
 AT_ONCE = 64
 
 
 class Flooded:
-    """An engine, and how another that it has never heard of is served."""
+    """An engine, and a check that it serves a peer that it has never heard of."""
 
     def __init__(self, engine: Engine, state: State, new_peer: Callable[[], Engine]) -> None:
         self.engine, self.api, self._state, self._new_peer = engine, engine.api, state, new_peer
-        self._check_served()  # what the first peer makes is there before
+        self._check_served()  # the first peer's lasting state exists before the measurement
         self._before = footprint(engine.process.pid)
 
     @contextmanager
     def flood(self) -> Iterator[None]:
-        """The flood is inside. Then a new peer is served, and nothing is left."""
+        """Runs the flood inside the context. Then checks that a new peer is served and nothing is left."""
         resident = self._resident()
         yield
         wait_until(self._answers, BACK_S)
@@ -62,7 +62,7 @@ class Flooded:
         wait_until(lambda: left() < LEFT_BYTES_MAX, BACK_S, lambda: f"{left() / 2**20:.1f} MiB more than before")
 
     def _answers(self) -> bool:
-        """Whether gRPC has taken in what came before. While very many calls wait for that, it cancels new ones."""
+        """Checks that gRPC has taken in earlier input. While very many calls wait for that, it cancels new ones."""
         try:
             self.api.admin.GetStatus(admin_pb2.GetStatusRequest())
         except grpc.RpcError as error:
@@ -76,7 +76,7 @@ class Flooded:
         return resident_bytes(self.engine.process.pid)
 
     def _check_served(self) -> None:
-        """A pull from the engine by one that it has never heard of, and the other way round."""
+        """Checks a pull from the engine by an unknown peer, and one in the other direction."""
         peer = self._new_peer()
         for source, destination in ((self.engine, peer), (peer, self.engine)):
             handed = source.hand_over(TOKENS)
@@ -101,7 +101,7 @@ def flooded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flooded]:
 
 
 def calls(call: Callable[[int], Any], count: int) -> list[str]:
-    """Makes calls, some at a time; the codes with which they end."""
+    """Makes calls, AT_ONCE at a time, and returns their status codes."""
     codes: list[str] = []
     for first in range(0, count, AT_ONCE):
         for one in [call(i) for i in range(first, min(first + AT_ONCE, count))]:
@@ -111,7 +111,7 @@ def calls(call: Callable[[int], Any], count: int) -> list[str]:
 
 @pytest.fixture
 def after(flooded: Flooded) -> Iterator[Flooded]:
-    """What must hold after the test."""
+    """Checks after the test that nothing of its flood is left."""
     with flooded.flood():
         yield flooded
 
@@ -137,7 +137,7 @@ def test_calls_that_are_refused(after: Flooded) -> None:
 
 
 def greeting(engine: Engine, **endpoint: Any) -> handshake_pb2.HandshakeRequest:
-    """A handshake of an engine that was never heard of."""
+    """Returns a handshake of an unknown engine."""
     return handshake_pb2.HandshakeRequest(
         engine=Consumer(engine).engine, endpoints=[pool_types_pb2.RankEndpoint(rank=0, **endpoint)], proof=bytes(32)
     )
@@ -165,7 +165,7 @@ def test_lives_of_one_engine(after: Flooded) -> None:
 
 @contextmanager
 def silent_socket() -> Iterator[str]:
-    """A socket for descriptors that nobody answers at."""
+    """Yields the name of a socket for descriptors at which nobody answers."""
     name = f"kvgrpc-flood-{secrets.token_hex(4)}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind("\0" + name)
@@ -252,7 +252,7 @@ def test_the_socket_for_descriptors(flooded: Flooded) -> None:
     engine = flooded.engine
     consumer = Consumer(engine)
     address = "\0" + consumer.handshake().endpoints[0].shm.socket_path[1:]
-    with ExitStack() as stack, flooded.flood():  # those that say nothing are still there
+    with ExitStack() as stack, flooded.flood():  # the silent connections are still open at the check
         for number in range(500):
             client = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
             client.setblocking(False)
@@ -260,7 +260,7 @@ def test_the_socket_for_descriptors(flooded: Flooded) -> None:
                 client.connect(address)
                 if number % 2:
                     client.send(secrets.token_bytes((1, 16, 32, 60_000)[number // 2 % 4]))
-            except OSError:  # it is full, or had enough
+            except OSError:  # the socket is full, or the lead has closed it
                 continue
 
 
@@ -271,5 +271,5 @@ def test_streams_that_stand(after: Flooded) -> None:
         wait_until(lambda: sum(stream.done() for stream in streams) == 3 * each)
         codes = {stream.code().name for stream in streams if stream.done()}
     assert "RESOURCE_EXHAUSTED" in codes
-    # gRPC itself breaks off, or does not take, some of what comes at once.
+    # gRPC itself aborts or refuses some of the streams that arrive at once.
     assert codes <= {"RESOURCE_EXHAUSTED", "CANCELLED", "UNAVAILABLE"}

@@ -1,4 +1,4 @@
-"""What a peer answers to a lead, as heavy as it can be: no memory stays, and nobody waits long."""
+"""Replies of a peer to a lead, as heavy as possible: no memory is kept, and nobody waits long."""
 
 import secrets
 import time
@@ -24,7 +24,7 @@ from tests.service.values import prompt
 TOKENS = prompt(40)
 SHARE = 0.01
 SETTLED_S = 0.05
-"""What a life of the peer still says when its transfer is over."""
+"""Time for what a life of the peer still sends after its transfer, in seconds."""
 
 
 class Victim:
@@ -39,7 +39,7 @@ class Victim:
         self._blocks = engine.allocate(3)
 
     def input(self, random: Random) -> None:
-        """A pull from a new life of a peer, with one heavy reply."""
+        """Pulls from a new life of a peer, with one heavy reply."""
         liar, rpc, seed, warm = (
             random.choice(self._liars),
             random.choice(REPLIES),
@@ -49,7 +49,7 @@ class Victim:
 
         def give() -> bool:
             liar.live_anew(secrets.randbits(52) + 1, rpc, seed)
-            for _ in range(2 if warm else 1):  # by the second pull the stream stands
+            for _ in range(2 if warm else 1):  # the stream exists from the second pull on
                 self._pull(liar, waits=rpc in ("RenewLeases", "CloseAccess"))
             time.sleep(SETTLED_S)
             return True
@@ -68,11 +68,11 @@ class Victim:
                 engine.cancel(pulled.transfer_id)
             engine.wait(pulled.transfer_id)
         except grpc.RpcError as error:
-            if error.code() is not grpc.StatusCode.NOT_FOUND:  # a short history forgets what failed at once
+            if error.code() is not grpc.StatusCode.NOT_FOUND:  # the short history has forgotten a failed pull
                 raise
 
     def check_sound(self) -> None:
-        """A pull from a peer whose replies are none of these succeeds, and nothing is held."""
+        """Checks that a pull from a peer without heavy replies ends and the engine is alive."""
         liar = self._liars[0]
         liar.live_anew(secrets.randbits(52) + 1, "", 0.0)
         pulled = self.engine.pull(liar.grant(40), TOKENS, self._blocks)

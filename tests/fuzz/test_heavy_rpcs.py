@@ -1,4 +1,4 @@
-"""Every RPC of every service, with messages that are as heavy as one can be: no memory stays, and nobody waits long."""
+"""Every RPC of every service, with the heaviest possible messages: no memory is kept, and nobody waits long."""
 
 from copy import deepcopy
 from random import Random
@@ -17,26 +17,26 @@ from tests.service.services import SERVICES
 
 SHARE = 0.05
 WEIGHTS = {method: 1 + len(places(method.input_type)) for service in ALL for method in service.methods}
-"""By what can be heavy in it."""
+"""Weight of each method: the number of its fields that can be heavy, and one."""
 
 
 def bodies_for(random: Random, target: Target, method: MethodDescriptor, valid: list[Any]) -> list[bytes]:
-    """The requests of one call; of a stream up to three, of which the last is heavy."""
+    """Returns the requests of one call; on a stream up to three, of which the last is heavy."""
     before = random.choice((0, 0, 1, 2)) if method.client_streaming and valid else 0
     heavy = Heavy(random, target.scene.known).body(method.input_type, random.choice(valid) if valid else None)
     return [random.choice(valid).SerializeToString() for _ in range(before)] + [heavy]
 
 
 def of_the_scene(target: Target, method: MethodDescriptor) -> list[Any]:
-    """Valid requests about what the scene has."""
+    """Returns valid requests about the scene."""
     return [target.scene.translated(deepcopy(row), target.first) for row in target.first.requests.get(method.name, [])]
 
 
 def of_a_push(target: Target, method: MethodDescriptor) -> list[Any]:
-    """Valid requests about a push that has just begun, of the methods that tell of its parts."""
+    """Returns valid requests about a push that has just begun, for the methods that report its parts."""
     try:
         told = target.scene.opened_push()
-    except grpc.RpcError:  # another input has taken the consumer's life, or ended the reservation
+    except grpc.RpcError:  # another input has replaced the consumer's life, or ended the reservation
         return of_the_scene(target, method)
     if method.name == "PartsReady":
         return [told]

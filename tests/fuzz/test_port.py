@@ -1,4 +1,4 @@
-"""What is no call at all on the port: HTTP/2 that is nearly right, with calls in it that are nearly right, too."""
+"""Bytes on the port that are no call: almost valid HTTP/2 that carries almost valid calls."""
 
 from random import Random
 
@@ -11,20 +11,20 @@ from tests.service.services import SERVICES
 
 DATA, HEADERS, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 4, 6, 7, 8, 9
 END_STREAM, END_HEADERS = 1, 4
-# Nobody reads the answers here: what one allocated could not be given back.
+# Nobody reads the answers here, so blocks from AllocateBlocks could not be freed.
 METHODS = [method for service in SERVICES for method in service.methods if method.name != "AllocateBlocks"]
 PLACES = (0, 1, 3, 5, 1 << 31)
 
 
 def headers(path: str) -> bytes:
-    """A header block of a gRPC call, every field as a literal that is not indexed."""
+    """Returns the header block of a gRPC call, with every field as a literal that is not indexed."""
     fields = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "x", "te": "trailers",
               "content-type": "application/grpc"}  # fmt: skip
     return b"".join(b"\0" + bytes([len(text)]) + text.encode() for row in fields.items() for text in row)
 
 
 def connection(random: Random, target: Target) -> bytes:
-    """All bytes of one connection: calls on some streams, among frames that nobody asked for."""
+    """Returns all bytes of one connection: calls on some streams, among stray frames."""
     maker, frames = Maker(random, target.first.known), [EMPTY_SETTINGS]
     for stream in (1, 3, 5)[: random.choice((1, 2, 3))]:
         method = random.choice(METHODS)

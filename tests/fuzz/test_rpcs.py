@@ -1,4 +1,4 @@
-"""Every RPC of every service, with messages that nobody meant: random ones, mutated valid ones, and broken bytes."""
+"""Every RPC of every service, with random messages, mutated valid messages and broken bytes."""
 
 from random import Random
 from typing import Any
@@ -16,7 +16,7 @@ from tests.service.services import NAMES, SERVICES
 from tests.service.values import content, dur
 
 SHARES = {service.name: len(service.methods) / (4 if service in STOCK else 1) for service in ALL}
-"""By the number of RPCs; fewer for those that are not ours."""
+"""Share of the inputs, by the number of RPCs; a quarter of that for services that are not ours."""
 
 
 def test_there_is_a_valid_request_of_every_rpc_of_every_service_that_is_served(target: Target) -> None:

@@ -1,5 +1,5 @@
-"""The session socket: frames that nobody meant, from an engine's scheduler, from its worker, also over the network, and
-from strangers.
+"""The session socket under invalid frames: from an engine's scheduler, from its worker, also over the network, and from
+strangers.
 """
 
 import socket
@@ -35,15 +35,16 @@ from tests.service.values import content as content_message, dur, for_readers, g
 PROMPT = tokens(40)
 KEYS = [bytes([i]) * 16 for i in range(4)]
 PROBE = 1 << 40
-"""Call ids from here on are of calls whose answer tells that everything before them was taken."""
+"""First call id of probes. The answer to a probe shows that everything before it was taken."""
 RANKS_MAX, POOL_BYTES_MAX, HUGE_BYTES = 3, 64 << 20, 1 << 40
-"""An engine may have thousands of ranks, and pools as large as the machine's memory: then it is made, which takes long.
-What is huge is refused."""
+"""Bounds of pools that are made. Pools up to the machine's memory and thousands of ranks are allowed, but take long.
+Pools from HUGE_BYTES on are refused.
+"""
 REPORTS = rank_pb2.RankReport.DESCRIPTOR
 
 
 def valid_calls(offer: bytes, life: int) -> dict[str, Any]:
-    """By the name of the request: what an engine may ask in that life, with a peer's grant."""
+    """Returns what an engine may ask in this life, with a peer's grant, by the name of the request."""
     blocks, whole, grant = named_blocks(life, group([4, 5, 6])), content_message(PROMPT), common_pb2.Grant(token=offer)
     return {
         "finished_blocks": for_readers(transfer_key=KEYS[0], blocks=blocks, content=whole, ttl=dur(30), after_step=1),
@@ -67,7 +68,7 @@ def valid_calls(offer: bytes, life: int) -> dict[str, Any]:
 
 
 class Target:
-    """A lead with whatever engine is attached to it, and a sound engine on another lead."""
+    """A lead with the engine that is attached to it now, and a sound engine on another lead."""
 
     def __init__(self, lead: Lead, peer: Side, digest: State) -> None:
         self._lead, self._peer, self._digest, self._probes = lead, peer, digest, count(PROBE)
@@ -87,7 +88,7 @@ class Target:
         self._before = self._at_rest()
 
     def input(self, kind: str, give: Callable[[], None]) -> None:
-        """Gives one more, and weighs it."""
+        """Gives one input and weighs it."""
         self._inputs += 1
         if self._inputs % SCENE_INPUTS == 0:
             self.check_sound()
@@ -105,7 +106,7 @@ class Target:
         self.scales.end(f"session frames: {kind}", self.sent_bytes, again, own=not stranger)
 
     def attach(self, request: session_pb2.ClientFrame, *, private: bool) -> None:
-        """Another engine in place of the one that is there, and its worker, as far as it is taken."""
+        """Replaces the attached engine by another and its worker, as far as the lead takes them."""
         self.leave()
         self._last = request, private
         request.attach.memory = session_pb2.POOL_MEMORY_PRIVATE if private else session_pb2.POOL_MEMORY_SHARED
@@ -125,7 +126,7 @@ class Target:
         return [session_pb2.Call(call_id=1, **{name: row}) for name, row in calls.items()]
 
     def leave(self) -> None:
-        """The engine goes, and the lead has noticed."""
+        """Ends the engine's session, and waits until the lead has noticed."""
         for client in (self.scheduler, self.worker):
             if client is not None:
                 client.socket.close()
@@ -133,7 +134,7 @@ class Target:
         self._lead.wait_no_engine()
 
     def say(self, frame: bytes) -> list[session_pb2.CallAnswer]:
-        """The answers to a frame of the scheduler's; none, and no engine any more, when it ended the session."""
+        """Returns the failed answers to a frame of the scheduler: none if it ended the session and so the engine."""
         scheduler, probe = self._attached(), session_pb2.Call(call_id=next(self._probes))
         self.sent_bytes = max(self.sent_bytes, len(frame))
         answers: list[session_pb2.CallAnswer] = []
@@ -145,12 +146,12 @@ class Target:
                     return [answer for answer in answers if answer.call_id < PROBE]
         except TimeoutError:
             raise
-        except (OSError, AssertionError):  # the lead ended it
+        except (OSError, AssertionError):  # the lead ended the session
             self.leave()
             return []
 
     def call(self, call: session_pb2.Call) -> None:
-        """A call; when it is refused, it changed nothing."""
+        """Makes a call, and checks that it changed nothing if it is refused."""
         self._attached()
         before = self._digest()
         refusals = self.say(encode(batch(call)))
@@ -166,7 +167,7 @@ class Target:
                 assert sound, f"refused with {refusals}, and changed the state"
 
     def report(self, frame: bytes) -> None:
-        """Something from the worker."""
+        """Sends a frame as the worker."""
         if self.worker is None:
             self.attach(fresh(), private=True)
         assert self.worker is not None
@@ -177,8 +178,8 @@ class Target:
             self.say(b"")
 
     def remote(self, make: Callable[[bytes], list[bytes]]) -> None:
-        """Another engine in place of the one that is there, whose worker is elsewhere, and says what `make` makes of
-        its ticket.
+        """Replaces the attached engine by one whose worker is on another host and sends the messages that `make`
+        returns for its ticket.
         """
         self.leave()
         request = fresh()
@@ -197,7 +198,7 @@ class Target:
         self.leave()
 
     def stranger(self, data: bytes) -> None:
-        """A connection that is nobody's; it is ended."""
+        """Opens a connection as a stranger. The lead ends it."""
         client = Client(self._lead.socket_path)
         self.sent_bytes = max(self.sent_bytes, len(data))
         with client.socket:
@@ -208,7 +209,7 @@ class Target:
                 client.rest()
 
     def check_sound(self) -> None:
-        """Nothing is left of any engine, and the next one's blocks move."""
+        """Checks that nothing is left of any engine, and that the next engine's blocks move."""
         self.leave()
         assert not self._lead.leases()
         self._lead.process.check_log()
@@ -229,20 +230,20 @@ class Target:
         wait_until(lambda: self._at_rest().same(self._before), what=lambda: (self._before, self._at_rest()))
 
     def _at_rest(self) -> Footprint:
-        """Of the lead without an engine: the memory of the last one is given back."""
+        """Returns the footprint of the lead without an engine, after the memory of the last engine is returned."""
         pid = self._lead.process.pid
         wait_until(lambda: not any("kvgrpc-pool" in kind for kind in footprint(pid).descriptors))
         return footprint(pid)
 
     def _attached(self) -> Client:
-        """The scheduler of the engine that is there, or of a new one."""
+        """Returns the scheduler of the attached engine, or of a new one."""
         if self.scheduler is None:
             self.attach(fresh(), private=False)
         assert self.scheduler is not None
         return self.scheduler
 
     def _begin_anew(self) -> None:
-        """The next life of the engine that was there last."""
+        """Starts the next life of the last engine."""
         request, private = self._last
         self.attach(request, private=private)
         self._attached()
@@ -259,7 +260,7 @@ class Target:
 
 @contextmanager
 def may_end() -> Iterator[None]:
-    """The lead may end the connection meanwhile. What it must not do is leave it as it is and say nothing."""
+    """Allows the lead to end the connection. It must not leave the connection open without an answer."""
     try:
         yield
     except TimeoutError:
@@ -273,14 +274,14 @@ def framed(body: bytes) -> bytes:
 
 
 def make_small(attach: session_pb2.AttachRequest) -> None:
-    """So that its memory is made at once, or refused."""
+    """Limits the memory of an attach, so that it is made at once or refused."""
     attach.world_size %= RANKS_MAX
     if POOL_BYTES_MAX < attach.pool.total_bytes < HUGE_BYTES:
         attach.pool.total_bytes = POOL_BYTES_MAX
 
 
 def fresh() -> session_pb2.ClientFrame:
-    """An attach that is taken."""
+    """Returns an attach that the lead takes."""
     copy = session_pb2.ClientFrame()
     copy.CopyFrom(ATTACH)
     return copy
@@ -307,7 +308,7 @@ def sessions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
 
 
 def give(random: Random, sessions: Target, kind: str) -> None:
-    """One input of that kind."""
+    """Gives one input of this kind."""
     maker = Maker(random, sessions.known)
     match kind:
         case "call":
@@ -317,7 +318,7 @@ def give(random: Random, sessions: Target, kind: str) -> None:
             sessions.call(call)
         case "batch":
             calls: Any = [maker.mutated(random.choice(sessions.calls)) for _ in range(random.choice((1, 3)))]
-            body = maker.garbled(batch(*calls).SerializeToString())  # a length that lies: see "stranger"
+            body = maker.garbled(batch(*calls).SerializeToString())  # false lengths are given by "stranger"
             sessions.say(framed(body))
         case "report":
             reports: Any = [maker.any_of(REPORTS) for _ in range(random.choice((1, 3)))]
@@ -335,7 +336,7 @@ def give(random: Random, sessions: Target, kind: str) -> None:
             attach = maker.mutated(ATTACH)
             assert isinstance(attach, session_pb2.ClientFrame)
             make_small(attach.attach)
-            if attach.attach.rank_ticket:  # it comes back, and nobody else of it does
+            if attach.attach.rank_ticket:  # it comes back, without its worker
                 sessions.stranger(encode(attach))
             else:
                 sessions.attach(attach, private=random.random() < 0.5)
@@ -356,7 +357,7 @@ def test_no_frame_stops_the_lead_or_has_effects_after_its_engine(sessions: Targe
 
 
 def heavy(random: Random, sessions: Target, kind: str) -> None:
-    """One input of that kind, as heavy as it can be."""
+    """Gives one input of this kind, as heavy as possible."""
     valid = {
         "call": batch(random.choice(sessions.calls)),
         "report": session_pb2.ClientFrame(

@@ -1,7 +1,7 @@
-"""An attached engine, and a caller by RPC without its ticket: inputs that name what is the engine's, by its very ids.
+"""An attached engine, and an RPC caller without its ticket, whose inputs name what is the engine's by its real ids.
 
-Who knows an id or a key may end a lease or a transfer. Nothing changes hands: the engine's allocations stay its own,
-and its blocks are held for nobody else.
+A caller that knows an id or a key may end a lease or a transfer. Nothing changes hands: the engine's allocations stay
+its own, and its blocks are held for nobody else.
 """
 
 from collections.abc import Iterator
@@ -30,19 +30,19 @@ from tests.service.engines import wait_until
 from tests.service.footprint import Footprint, footprint, resident_bytes
 
 CALL_S = 0.2
-"""Calls that wait are given up after it."""
+"""Timeout for calls that wait, in seconds."""
 GIVEN_UP = {grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
 GROWTH_BYTES_MAX = 12 << 20
-"""Of all inputs together, beside what the ledger says: the allocator's, of which one input may keep some."""
+"""Maximum growth over all inputs, in bytes, beyond the ledger's count. The allocator may keep some of each input."""
 BACK_S = 20.0
 KINDS = (PoolKind.SERVER_MANAGED, PoolKind.ENGINE_MANAGED)
 
 Request = tuple[str, str, Message]
-"""The stub's and the RPC's name, and the request."""
+"""The name of the stub, the name of the RPC, and the request."""
 
 
 class Recorder:
-    """Takes the place of the stubs, and keeps the requests of unary calls."""
+    """Replaces the stubs, and keeps the requests of unary calls."""
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
@@ -61,7 +61,7 @@ class Recorder:
 
 
 class Target:
-    """A lead, and whichever engine is attached to it now."""
+    """A lead, and the engine that is attached to it now."""
 
     def __init__(self, source: Lead, lead: Lead, state: State) -> None:
         self.state, self.pid = state, lead.process.pid
@@ -75,7 +75,7 @@ class Target:
         self.begin_scene()
 
     def input(self, random: Random) -> None:
-        """One more."""
+        """Gives one input."""
         self._inputs += 1
         if self._inputs % SCENE_INPUTS == 0:
             self.begin_scene()
@@ -88,7 +88,7 @@ class Target:
         self.scales.end(f"a stranger's {rpc}", made.ByteSize(), lambda: self._call(stub, rpc, made))
 
     def begin_scene(self) -> None:
-        """Another engine in place of the one that is there; pools are of either kind in turn."""
+        """Replaces the attached engine; the kinds of pools alternate."""
         self.end_scene()
         kind = KINDS[self._scenes % len(KINDS)]
         self._scenes += 1
@@ -101,20 +101,20 @@ class Target:
             self.known.harvest(request)
 
     def end_scene(self) -> None:
-        """The engine goes."""
+        """Ends the engine."""
         self._scene.close()
         self._leads[1].wait_no_engine()
         self._leads[1].process.check_log()
 
     def weight(self) -> int:
-        """Memory of the lead, without what its ledger has."""
+        """Returns the lead's memory, in bytes, without what its ledger counts."""
         self.state.collect()
         self.state.trim()
         kept = self._leads[1].api.admin.GetStatus(admin_pb2.GetStatusRequest()).kept
         return resident_bytes(self.pid) - kept.total_bytes
 
     def footprint(self) -> Footprint:
-        """Without an engine: the memory of the last one is given back."""
+        """Returns the footprint without an engine, after the memory of the last engine is returned."""
         wait_until(lambda: not any("kvgrpc-pool" in kind for kind in footprint(self.pid).descriptors))
         return footprint(self.pid)
 
@@ -123,7 +123,7 @@ class Target:
         self.scales.close()
 
     def _call(self, stub: str, rpc: str, request: Message) -> bool:
-        """Whether it is refused; then the refusal is in the contract."""
+        """Calls the RPC. Returns True if it is refused, with an error that the contract lists."""
         api = self.victim.api
         try:
             getattr(getattr(api, stub), rpc)(request, timeout=CALL_S)
@@ -152,7 +152,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
 
 
 def test_hands_show_what_a_stranger_holds(target: Target) -> None:
-    """What the engine itself does with its blocks shows none; another owner, and blocks that come back, do."""
+    """The engine's own acts on its blocks do not show; another owner and returned blocks do."""
     seen = target.state.hands()
     assert target.state.hands() == seen
     target.begin_scene()
@@ -162,7 +162,7 @@ def test_hands_show_what_a_stranger_holds(target: Target) -> None:
 def test_nothing_of_an_engine_changes_hands_and_no_memory_thread_or_descriptor_is_left(
     target: Target, run: Run
 ) -> None:
-    for number in range(len(target.requests)):  # what the first ones make is there before
+    for number in range(len(target.requests)):  # the first inputs' lasting state exists before the measurement
         target.input(Random(number))
     target.end_scene()
     before, weight = target.footprint(), target.weight()

@@ -1,8 +1,7 @@
-"""What an input weighs: memory that its server keeps after it, the most that it held meanwhile, and how long its loop
-stood still.
+"""Weight of an input: the memory that its server keeps afterwards, the peak meanwhile, and the stall of its loop.
 
-The machine runs other things, and an allocator gives memory back when it likes. So an input that seems to weigh too
-much is given several times more: what it keeps, it keeps each time; what it holds up, it holds up each time.
+The machine runs other processes, and an allocator returns memory at its own pace. So an input that seems too heavy is
+repeated several times: real leaks and real stalls repeat each time.
 """
 
 import os
@@ -15,28 +14,28 @@ from typing import Any
 from tests.fuzz.inside import State
 
 KEPT_BYTES_MAX = 4 << 20
-"""After any message, and after several of them that were refused."""
+"""Maximum memory that may stay after any one message, or after AGAIN of them that were refused, in bytes."""
 STALL_S_MAX = 0.5
 SMALL_BYTES = 64 << 10
 SMALL_STALL_S_MAX = 0.1
-"""Of a message that is small."""
+"""Maximum stall for a message below SMALL_BYTES, in seconds."""
 AGAIN = 6
-"""So often is given what seems to weigh too much."""
+"""Number of repetitions of an input that seems too heavy."""
 ROUNDS = 3
-"""And again as often, so that what the allocator got for the first ones does not count."""
+"""Number of rounds of repetitions, so that memory the allocator got in the first round does not count."""
 LET_GO_S = 4.0
-"""Longer than connections that are given up let calls finish."""
+"""Time to wait for memory to go, in seconds: longer than given-up connections let calls finish."""
 SUSPECT_BYTES = 1 << 20
-"""What a server has more than ever before is looked at."""
+"""Growth above the highest memory so far from which an input is examined, in bytes."""
 SUSPECT_STALL = 0.5
-"""Of the bound: what the machine's noise does not reach."""
+"""Share of the stall bound from which an input is examined; the machine's noise stays below it."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _RESET_PEAK = b"5"
 
 
 @dataclass
 class Heaviest:
-    """The most of all inputs of one kind: of each figure, with the size of the message that it is of."""
+    """Maximum figures over all inputs of one kind, each with the size of its message in bytes."""
 
     inputs: int = 0
     kept_bytes: tuple[int, int] = (0, 0)
@@ -46,11 +45,11 @@ class Heaviest:
 
 
 HEAVIEST: dict[str, Heaviest] = {}
-"""Of all servers that this process weighs inputs of, by the kind of the input, until it was reported."""
+"""Maximum figures of all servers that this process weighs, by the kind of input, until they are reported."""
 
 
 class Scales:
-    """Weighs the inputs of one server, whose state is asked for after each."""
+    """Weighs the inputs of one server, whose state is read after each input."""
 
     def __init__(self, pid: int, state: State) -> None:
         self._pid, self._state = pid, state
@@ -64,16 +63,15 @@ class Scales:
         os.close(self._clear)
 
     def begin(self) -> None:
-        """An input comes next."""
+        """Begins an input."""
         os.write(self._clear, _RESET_PEAK)
         self._state.stall_s = 0.0
         self._before = self._resident()
 
     def end(self, kind: str, nbytes: int, again: Callable[[], bool], *, own: bool = False) -> bool:
-        """The input was answered, and the state asked for. `again` gives it once more, and says whether it was refused.
-        `own`: the server's own engine sent it, which may ask for as much work as it likes.
-
-        Whether it was given again. Fails when it weighs too much.
+        """Weighs an input that was answered, after the state was read. Fails if it is too heavy. `again` repeats the
+        input and returns True if it was refused. `own` means that the server's own engine sent it, which may ask for
+        any amount of work. Returns True if the input was repeated.
         """
         given = self._given
         seen = HEAVIEST.setdefault(kind, Heaviest())
@@ -109,7 +107,7 @@ class Scales:
         self._highest = self._resident()
 
     def _keeps(self, again: Callable[[], bool]) -> tuple[int, int]:
-        """What several of it keep, and how much they may."""
+        """Returns the memory that AGAIN repetitions keep, and their bound, in bytes."""
         before = self._resident()
         refused = [self._give(again) for _ in range(AGAIN)]
         bound, until = KEPT_BYTES_MAX * (1 if all(refused) else AGAIN), time.monotonic() + LET_GO_S
@@ -127,19 +125,19 @@ class Scales:
         return refused
 
     def _resident(self) -> int:
-        """Memory of the server's own: without the pools, which are shared."""
+        """Returns the server's own memory in bytes, without the pools, which are shared."""
         _, resident, shared, *_ = os.pread(self._statm, 128, 0).split()
         return (int(resident) - int(shared)) * _PAGE_BYTES
 
     def _peak(self) -> int:
-        """The most that it had since an input began, and what it shares now."""
+        """Returns the peak memory since the input began, without what is shared now, in bytes."""
         status = Path(f"/proc/{self._pid}/status").read_text()
         peak = int(status.partition("VmHWM:")[2].split(maxsplit=1)[0]) * 1024
         return peak - int(os.pread(self._statm, 128, 0).split()[2]) * _PAGE_BYTES
 
 
 def rows(heaviest: dict[str, Heaviest]) -> list[list[Any]]:
-    """As a report can carry it."""
+    """Returns rows that a report can carry."""
     return [
         [kind, seen.inputs, list(seen.kept_bytes), list(seen.peak_bytes), list(seen.stall_s), list(seen.small_stall_s)]
         for kind, seen in heaviest.items()
@@ -147,7 +145,7 @@ def rows(heaviest: dict[str, Heaviest]) -> list[list[Any]]:
 
 
 def table(reported: Iterable[list[Any]]) -> Iterable[str]:
-    """The heaviest of all reports, by kind: lines for people."""
+    """Yields a readable table of the heaviest inputs of all reports, by kind."""
     whole: dict[str, Heaviest] = {}
     for kind, inputs, *figures in reported:
         seen, (kept, peak, stall, small) = whole.setdefault(kind, Heaviest()), map(tuple, figures)

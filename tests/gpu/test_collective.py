@@ -1,4 +1,4 @@
-"""A process group of NCCL between two devices. It needs two: NCCL has no two ranks on one."""
+"""A process group of NCCL between two devices: NCCL cannot have two ranks on one device."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""What needs a GPU: `make gpu-test`. Elsewhere it is skipped, with its reason."""
+"""Tests that need a GPU: `make gpu-test`. Elsewhere they are skipped, with the reason."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -74,7 +74,7 @@ def test_a_thread_is_set_to_the_device_of_its_memory() -> None:
         use_device(segments)
         return [before, torch.cuda.current_device()]
 
-    with ThreadPoolExecutor(1) as thread:  # a new one
+    with ThreadPoolExecutor(1) as thread:  # a thread that has not used CUDA yet
         assert thread.submit(devices).result() == [0, last]
 
 
@@ -114,7 +114,7 @@ def test_memory_of_a_pool_goes_back_to_the_device_though_a_mirror_refers_to_it()
 
 @pytest.mark.parametrize("data_paths", ["shm", "nixl"])
 def test_pulls_and_pushes_of_servers_with_pools_on_a_device_bring_every_byte(data_paths: str, tmp_path: Path) -> None:
-    """There is no engine here that would write into the device: what it has came from the host."""
+    """No engine writes into the device here, so its content comes from the host."""
     flags = (*SHARED, "--data-paths", data_paths)
     with ExitStack() as stack:
         engines = []

@@ -1,7 +1,7 @@
-"""Memory of a GPU by descriptors, between processes: what the fake driver only claims is so is shown here.
+"""Memory of a GPU by descriptors, between processes: a real driver behaves as the fake driver claims.
 
-Several processes use the first GPU, which takes some 2 GB of it. One of them ends with an illegal access: with MPS that
-would end all others on that GPU, too.
+Several processes use the first GPU, with about 2 GB of its memory. One of them ends with an illegal access, which under
+MPS would end all other processes on that GPU too.
 """
 
 import gc
@@ -61,7 +61,7 @@ def memory_of(seed: int) -> CudaMemory:
 
 
 def serve(pipe: Connection) -> None:
-    """A process that has memory: offers it, shows it, and frees it, as it is told."""
+    """Runs a process that has memory, and offers, shows and frees it on request."""
     made = memory_of(SEED)
     path = CudaVmmPath(made.memory)
     while True:
@@ -117,7 +117,7 @@ class Reader:
         remote = reach(self.path, endpoint)
         assert isinstance(remote, CudaVmmRemote)
         if remote.process is not None:
-            remote.process.close()  # nobody looks for its end here
+            remote.process.close()  # nobody waits for its end here
         return remote
 
     def holds(self) -> Bytes:
@@ -125,7 +125,7 @@ class Reader:
         return array
 
     def close(self) -> None:
-        """What it has mapped is unmapped, too."""
+        """Closes the path, which also unmaps its mappings."""
         self.path.close()
 
 
@@ -148,7 +148,7 @@ def test_runs_of_another_processes_memory_arrive_and_no_other_byte_changes(sourc
 
 
 def write_into(endpoint: RankEndpoint) -> None:
-    """Exits with WROTE_NOTHING where the GPU reads there, and refuses to write."""
+    """Exits with WROTE_NOTHING if the GPU can read the memory and refuses to write it."""
     remote = Reader().reach(endpoint)
 
     class Mapped:
@@ -194,7 +194,7 @@ def test_copies_under_way_go_on_while_their_source_is_killed(source: Source, rea
     postings = [remote.read(WHOLE, ended.set) for _ in range(AT_ONCE)]
     source.process.kill()
     deadline = time.monotonic() + WAIT_S
-    while source.process.is_alive():  # a copy is under way until it is gone, however fast the GPU is
+    while source.process.is_alive():  # keep a copy under way until it is gone, however fast the GPU is
         assert time.monotonic() < deadline, "it does not end"
         ended.wait(0.001)
         ended.clear()

@@ -1,4 +1,4 @@
-"""Named tensors of a GPU: what is put is what the device had computed, whatever is queued after it."""
+"""Named tensors of a GPU: a put takes what the device had computed, whatever is queued after it."""
 
 import os
 from contextlib import ExitStack

@@ -1,4 +1,4 @@
-"""Settings of other connectors: what is stated is obeyed or refused, never ignored."""
+"""Settings of other connectors are obeyed or refused, never ignored."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +19,7 @@ from kvgrpc.integrations.old_settings import (
 
 MODES = [*(mode.value for mode in Mode), TENSORS]
 NOT_OF_TENSORS = {"kv_recompute_threshold", "bidirectional_kv_xfer", "decoder_kv_blocks_ttl", "num_threads"}
-"""Settings in whose place there is no key where tensors are moved."""
+"""Settings without a counterpart where tensors are moved."""
 
 
 def refused(place: Place) -> list[Any]:
@@ -74,7 +74,7 @@ def test_a_buffer_elsewhere_and_one_against_the_mirror_stop_the_start(buffer: st
 
 
 def test_what_a_platform_sets_by_itself_stops_nothing() -> None:
-    """vLLM permutes on XPU, whatever an operator says."""
+    """vLLM permutes on XPU, whatever the operator sets."""
     check_fields(SimpleNamespace(enable_permute_local_kv=True))
 
 

@@ -1,4 +1,4 @@
-"""`kv_transfer_params` as routers write and relay them, and what they ask an engine for."""
+"""`kv_transfer_params` as routers write and relay them, and the requests that an engine reads from them."""
 
 import hmac
 import json
@@ -42,7 +42,7 @@ READ, WRITE = token(grants.Access.READ), token(grants.Access.WRITE)
 
 
 def read(params: dict[str, Any], **defaults: Any) -> ScheduledRequest:
-    """As it comes out of a request's JSON."""
+    """Reads params as they come out of a request's JSON."""
     found = wanted("r", PROMPT, json.loads(json.dumps(params)), Defaults(**defaults))
     assert found is not None
     return found
@@ -92,14 +92,14 @@ def test_a_decode_engine_that_offers_back_gives_under_a_key_of_its_own(params: d
 
 @pytest.mark.parametrize("ttl_s", [0.0, 60.0])
 def test_a_prefill_engine_offers_nothing_beside_what_it_was_asked_for(ttl_s: float) -> None:
-    """Not if it took history, either: it gives the prompt anyway."""
+    """A prefill engine that took history does not either: it gives the prompt anyway."""
     for params in ({"do_remote_decode": True}, answered(READ, prefilled=False)):
         assert offered(read(params, offer_ttl_s=ttl_s), Defaults(offer_ttl_s=ttl_s)) is None
     assert (offered(read(answered(READ, prefilled=True)), Defaults(offer_ttl_s=ttl_s)) is not None) is (ttl_s > 0)
 
 
 def test_routers_that_push_without_knowing_kvgrpc_are_understood_where_push_is_configured() -> None:
-    """What they send names the transfer, and says where prefill listens; nothing in it is ours."""
+    """Their params name the transfer and say where prefill listens; nothing in them is specific to kvgrpc."""
     prefill = {
         "do_remote_decode": True,
         "do_remote_prefill": False,
@@ -117,7 +117,7 @@ def test_routers_that_push_without_knowing_kvgrpc_are_understood_where_push_is_c
 
 
 def test_a_prefill_is_asked_for_history_only_by_a_grant() -> None:
-    """Coordinates and block ids of another connector name no KV that could be verified: the prompt is computed."""
+    """Coordinates and block ids of another connector name no KV that could be verified, so the prompt is computed."""
     found = read({
         "do_remote_decode": True, "do_remote_prefill": False, "remote_block_ids": [[1, 2, 3]], "remote_engine_id": "d",
         "remote_request_id": "cmpl-1", "remote_host": "10.0.0.2", "remote_port": 5600, "tp_size": 1,
@@ -176,7 +176,7 @@ def test_an_address_of_ipv6_has_no_brackets_where_its_host_stands_alone() -> Non
 def shared(
     request_id: str, flag: str, prompt: list[int], mode: Mode = Mode.PUSH, secret: bytes = b"", **more: Any
 ) -> bytes:
-    """The key of a request of that id, which its router gave no name of its own."""
+    """Returns the key of a request with this id that its router did not name."""
     params, defaults = {flag: True, "remote_host": "h", "remote_port": 1}, Defaults(mode, pairing_secret=secret)
     found = wanted(request_id, prompt, params, defaults, **more)
     assert found is not None
@@ -186,7 +186,7 @@ def shared(
 @pytest.mark.parametrize("mode", [Mode.PUSH, Mode.AUTO])
 @pytest.mark.parametrize("id_", ["cmpl-7c1e-0", "chatcmpl-7c1e"])
 def test_a_transfer_without_a_name_has_one_key_on_both_sides_by_request_id_and_prompt(id_: str, mode: Mode) -> None:
-    """vLLM's engines add eight digits to the id that they are given."""
+    """vLLM's engines append eight digits to the id that they are given."""
     prefill = shared(f"{id_}-0123abcd", "do_remote_decode", PROMPT, mode)
     assert prefill == shared(f"{id_}-fedc9876", "do_remote_prefill", PROMPT, mode)
     assert prefill == shared(f"1_{id_}-fedc9876", "do_remote_prefill", PROMPT, mode)
@@ -241,7 +241,7 @@ def test_a_secret_that_is_none_stops_the_start_and_is_not_shown(tmp_path: Path) 
 
 
 def _said(request_id: str, prompt: list[int]) -> list[bytes]:
-    """What both engines know, as bytes that no other request has."""
+    """Returns what both engines know, as bytes that no other request has."""
     name = request_id.encode()
     return [len(name).to_bytes(4, "little"), name, bytes(4), *(token.to_bytes(8, "little") for token in prompt)]
 

@@ -1,4 +1,4 @@
-"""Every scenario still ends as its file says. After a change that is meant: `python -m tests.scenarios.update`."""
+"""Every scenario still ends as its file says. After an intended change run `python -m tests.scenarios.update`."""
 
 import re
 from pathlib import Path
@@ -32,8 +32,8 @@ UNSCRIPTED = {
     "stages exchange with those of their own number",
     "every layer is read from the first stage",
 }
-"""For the random worlds: no script silences a rank, renews at a lead that is stopped, fills a lead with work, or has
-engines of other numbers of ranks or stages. Nor do leads lie in one, strangers speak, or engines have mirrors, or wait
+"""Bugs that only random worlds find. No script silences a rank, renews at a stopped lead, or fills a lead with work. No
+script has engines with different numbers of ranks or stages, leads that lie, strangers, mirrors, or engines that wait
 for each other.
 """
 SCRIPTED = [m for m in MUTANTS if not (m.liars or m.mirrors or m.rings or m.strangers) and m.what not in UNSCRIPTED]
@@ -46,7 +46,7 @@ def test_a_planted_bug_is_seen_in_a_scenario(mutant: Mutant) -> None:
 
 
 def differs(text: str) -> bool:
-    """Whether a scenario ends otherwise, or breaks a rule."""
+    """Checks that a scenario ends differently or breaks a rule."""
     try:
         return replay(text) != text
     except (AssertionError, KeyError):

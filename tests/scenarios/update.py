@@ -1,6 +1,6 @@
-"""Writes what scenarios say now into their files, and the index: `python -m tests.scenarios.update [FILE ...]`.
+"""Writes the outcome of scenarios into their files, and the index: `python -m tests.scenarios.update [FILE ...]`.
 
-The difference is for a person to read: what changed there is what users would see.
+Read the difference before you keep it: it is what users would see change.
 """
 
 import re
@@ -19,7 +19,7 @@ def files() -> list[Path]:
 
 
 def prose(text: str) -> dict[str, str]:
-    """The paragraphs at the beginning of a scenario: what was `suffered`, what must happen `here`, which `rules`."""
+    """Returns the opening paragraphs of a scenario: what was `suffered`, what must happen `here`, and which `rules`."""
     lines = [line[1:].strip() for line in text.partition("\n\n")[0].splitlines()]
     suffered, here, rules = (" ".join(part.split()) for part in "\n".join(lines).split("\n\n"))
     assert here.startswith("Here: ")
@@ -28,7 +28,7 @@ def prose(text: str) -> dict[str, str]:
 
 
 def index() -> Iterator[str]:
-    """The table of scenarios."""
+    """Yields the table of scenarios."""
     yield "| Scenario | What is promised | Rules |"
     yield "|---|---|---|"
     for path in files():
@@ -38,7 +38,7 @@ def index() -> Iterator[str]:
 
 
 def language() -> Iterator[str]:
-    """The table of commands, from their docstrings."""
+    """Yields the table of commands, from their docstrings."""
     yield "| Command | What it does |"
     yield "|---|---|"
     for verb in VERBS.values():
@@ -48,7 +48,7 @@ def language() -> Iterator[str]:
 
 
 def fresh(page: str) -> str:
-    """The page with the tables of now."""
+    """Returns the page with current tables."""
     for source, rows in (("tests/scenarios", index()), ("sim.script", language())):
         head, begin, rest = page.partition(f"<!-- from {source} -->")
         page = "\n".join([head + begin, *rows, "<!-- end -->"]) + rest.partition("<!-- end -->")[2]

@@ -1,10 +1,10 @@
-"""Bugs of pairs of ranks that are not alike, as in `bugs`."""
+"""Planted bugs in the bridge between ranks that differ; see `bugs`."""
 
 from typing import Any
 
 
 def first_heads(shares: Any) -> Any:
-    """Where a rank of the source has several heads, all ranks that read it read from its first one on."""
+    """Every destination rank reads from the first head of a source rank that has several."""
     return lambda *sides: [share._replace(source_first=0) for share in shares(*sides)]
 
 
@@ -14,12 +14,12 @@ def by_rank(_: Any) -> Any:
 
 
 def own_number(common: Any) -> Any:
-    """Stages exchange blocks with those of their own number only."""
+    """Stages exchange blocks only with the stage of the same number."""
     return lambda *sides: [pair for pair in common(*sides) if pair[0] == pair[1]]
 
 
 def first_stage(all_shares: Any) -> Any:
-    """Layers of every stage are read from ranks of the source's first one."""
+    """Layers of every stage are read from the ranks of the source's first stage."""
 
     def shares(self: Any) -> Any:
         ranks = self._source.stage_ranks

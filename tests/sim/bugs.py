@@ -1,4 +1,4 @@
-"""Bugs: each makes a function of the core another one, given the sound one. `mutants` says where they are planted."""
+"""Planted bugs: each function breaks a sound function of the core. `mutants` says where each one is planted."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +18,7 @@ Make = Callable[[Any], Any]
 
 
 def overwritten(change: Any) -> Any:
-    """What is heard of a transfer after its end is why it failed."""
+    """News that arrives after a transfer's end replaces the reason of its failure."""
 
     def changed(self: Any, transfer_id: str, **changes: Any) -> Any:
         failure = self.transfers.get(transfer_id).failure
@@ -29,7 +29,7 @@ def overwritten(change: Any) -> Any:
 
 
 def ended_again(change: Any) -> Any:
-    """What failed is cancelled when its blocks come back; the table does not guard ends."""
+    """A failed transfer becomes cancelled when its blocks come back; the table does not protect the end state."""
 
     def changed(self: Any, transfer_id: str, **changes: Any) -> Any:
         old = self._live[transfer_id]
@@ -42,12 +42,12 @@ def ended_again(change: Any) -> Any:
 
 
 def known_only(answered: Any) -> Any:
-    """Every access of which something is heard is known."""
+    """The lead assumes that it knows every access that an answer names."""
     return lambda self, event: (self._closes.sent[event.access_id], answered(self, event))[1]
 
 
 def any_grant(verify: Any) -> Any:
-    """A grant of any life of this engine is good."""
+    """A grant of any life of this engine is accepted."""
 
     def verified(token: bytes, key: bytes, engine_id: str, incarnation: int, access: Any) -> Any:
         claims = read_claims(token)
@@ -58,7 +58,7 @@ def any_grant(verify: Any) -> Any:
 
 
 def always(answer: object) -> Make:
-    """Whatever it is asked."""
+    """The function always returns `answer`."""
     return lambda _: lambda *_, **__: answer
 
 
@@ -68,7 +68,7 @@ def never(*timers: Timer) -> Make:
 
 
 def anyone(younger: Any) -> Any:
-    """Every request is taken for the oldest one."""
+    """Every request counts as the oldest one."""
     return lambda self, asking: younger(self, asking._replace(time_us=0))
 
 
@@ -77,7 +77,7 @@ def settled_at_once(settle: Any) -> Any:
 
 
 def from_memory(answered: Any) -> Any:
-    """OpenAccess is asked again after a failure, but the blocks of the last answer are read meanwhile."""
+    """OpenAccess is retried after a failure, but the blocks of the last answer are read meanwhile."""
     known: dict[bytes, Opened] = {}
 
     def access_answered(moves: Any, event: AccessAnswered) -> None:
@@ -94,7 +94,7 @@ def from_memory(answered: Any) -> Any:
 
 
 def by_access(count: Any) -> Any:
-    """Each access that ends counts as a consumer."""
+    """Each ended access counts as a consumer of its own."""
 
     def _count(self: Any, access: Any, lease: Any, *, received: bool) -> None:
         name = access.consumer
@@ -114,7 +114,7 @@ def free_when_over(end: Any) -> Any:
 
 
 def any_life(settle: Any) -> Any:
-    """An access that this life does not know was one of the last life: that must have been all right."""
+    """A settle of an access that this life does not know is VALID, as if an earlier life had vouched for it."""
 
     def settled(self: Any, event: Any) -> None:
         known = self._state.accesses
@@ -127,7 +127,7 @@ def any_life(settle: Any) -> Any:
 
 
 def revived(renew_one: Any) -> Any:
-    """A renewal that comes too late makes the lease, and what was read under it, good again."""
+    """A late renewal reports an expired lease as live, and reopens the stale accesses under it."""
 
     def _renew_one(self: Any, ref: Any, ttl_s: float | None, event: Any) -> Any:
         lease = None if ref.key else self._state.leases.find(ref.lease_id) if ref.lease_id else _find(self, ref)
@@ -144,7 +144,7 @@ def revived(renew_one: Any) -> Any:
 def _find(renewals: Any, ref: Any) -> Any:
     try:
         return renewals._find(ref)
-    except Exception:  # noqa: BLE001 - a grant that is none
+    except Exception:  # noqa: BLE001 - the reference holds no valid grant
         return None
 
 
@@ -157,7 +157,7 @@ def shortening(renew: Any) -> Any:
 
 
 def at_rest(posting_ended: Any) -> Any:
-    """What was read is at rest, whatever the data path says of it."""
+    """Every ended read counts as at rest, even if the data path does not say so."""
 
     def ended(self: Any, event: Any) -> None:
         move = self._state.moves.of_posting(event.posting_id)
@@ -177,7 +177,7 @@ def posted_twice(post_slice: Any) -> Any:
 
 
 def dead_mover(peer_dead: Any) -> Any:
-    """Its lead is dead, so it writes nothing more."""
+    """The death of a peer's lead counts as proof that the peer writes nothing more."""
 
     def dead(self: Any, peer: Any) -> None:
         accesses = list(peer.accesses)
@@ -190,7 +190,7 @@ def dead_mover(peer_dead: Any) -> Any:
 
 
 def concluded(post: Any) -> Any:
-    """What was sent is there."""
+    """A push settles as soon as its bytes are posted."""
 
     def _post(steps: Any, push: Any) -> None:
         post(steps, push)
@@ -235,7 +235,7 @@ def landed(process_ended: Any) -> Any:
 
 
 def forgotten_source(lease_ended: Any) -> Any:
-    """What it writes itself is not pinned once the lease is over."""
+    """The blocks of the source's own writes lose their pin when the lease ends."""
 
     def ended(self: Any, lease: Any, failure: Any) -> None:
         push = self._state.pushes.find(lease.transfer_id)
@@ -248,7 +248,7 @@ def forgotten_source(lease_ended: Any) -> Any:
 
 
 def failures_done(count: Any) -> Any:
-    """Who failed will not come again."""
+    """A consumer that failed counts as done."""
 
     def _count(self: Any, access: Any, lease: Any, *, received: bool) -> None:
         lease.finished.add(access.consumer)
@@ -258,7 +258,7 @@ def failures_done(count: Any) -> Any:
 
 
 def drops_done(count: Any) -> Any:
-    """Who gave up is done, whatever the grant says of it."""
+    """A consumer that gave up counts as done, whatever the grant says about aborts."""
 
     def _count(self: Any, access: Any, lease: Any, *, received: bool) -> None:
         if access.outcome is CloseOutcome.DROPPED:
@@ -301,7 +301,7 @@ def silent_end(over: Any) -> Any:
 
 
 def dead_for_good(closed: Any) -> Any:
-    """A peer that was declared dead and writes finds out when it settles."""
+    """A peer that was declared dead and still writes is not told so before it settles."""
 
     def _closed(self: Any, access: Any, *, reason: Reason, message: str, quiesced: bool) -> None:
         closed(self, access, reason=Reason.SOURCE_FAILED, message=message, quiesced=quiesced)
@@ -310,7 +310,7 @@ def dead_for_good(closed: Any) -> Any:
 
 
 def renewals_first(handle: Any) -> Any:
-    """What was due before a renewal came is looked at after it."""
+    """Timers that were due before a renewal arrived are handled after the renewal."""
 
     def handled(self: Any, event: Any, now: float) -> Any:
         if not isinstance(event, RenewLeases):
@@ -325,7 +325,7 @@ def renewals_first(handle: Any) -> Any:
 
 
 def rest_untold(at_rest: Any) -> Any:
-    """A source that gave up a push says so once, and does not say that its last posting has ended since."""
+    """A source that gave up a push does not report that its last posting has ended."""
 
     def kept(self: Any, move: Any) -> None:
         close, self._closes.close = self._closes.close, always(None)(None)
@@ -338,7 +338,7 @@ def rest_untold(at_rest: Any) -> Any:
 
 
 def cancelled_for_all(count: Any) -> Any:
-    """One consumer that is cancelled ends the hand-over of all."""
+    """One cancelled consumer ends the hand-over for all consumers."""
 
     def _count(self: Any, access: Any, lease: Any, *, received: bool) -> None:
         count(self, access, lease, received=received)
@@ -349,7 +349,7 @@ def cancelled_for_all(count: Any) -> Any:
 
 
 def cancelled_for_good(cancel: Any) -> Any:
-    """What is cancelled leaves a tombstone, whatever comes under its key later."""
+    """A cancel leaves a tombstone that refuses every later transfer under the same key."""
 
     def _cancel(self: Any, transfer: Any, event: Any) -> None:
         cancel(self, transfer, event)
@@ -359,7 +359,7 @@ def cancelled_for_good(cancel: Any) -> Any:
 
 
 def cancels_are_failures(close: Any) -> Any:
-    """A side that was cancelled says that it has failed."""
+    """A cancelled side reports a failure instead of a cancel."""
 
     def _close(self: Any, move: Any, outcome: CloseOutcome, message: str = "") -> None:
         close(self, move, CloseOutcome.FAILED if outcome is CloseOutcome.CANCELLED else outcome, message)
@@ -368,7 +368,7 @@ def cancels_are_failures(close: Any) -> Any:
 
 
 def postings_unheeded(is_claimed: Any) -> Any:
-    """A push without a destination is not claimed, though our own postings still read its blocks."""
+    """A push without a live destination counts as unclaimed, although its own postings still read its blocks."""
 
     def _is_claimed(self: Any, lease: Any) -> bool:
         push = self._state.pushes.find(lease.transfer_id) if lease.pushed else None
@@ -382,7 +382,7 @@ def postings_unheeded(is_claimed: Any) -> Any:
 
 
 def reclaimed_and_live(_: Any) -> Any:
-    """Blocks of a lease that is reclaimed come back, and the lease goes on."""
+    """The blocks of a reclaimed lease are returned, but the lease stays live."""
 
     def carry_out(self: Any, plan: Any) -> None:
         state = self._state
@@ -395,5 +395,5 @@ def reclaimed_and_live(_: Any) -> Any:
 
 
 def deaf_reader(cancelled: Any) -> Any:
-    """A reader does not heed that its source was cancelled."""
+    """A reader treats the cancel of its source as a failure."""
     return lambda self, peer, row: cancelled(self, peer, replace(row, outcome=CloseOutcome.FAILED))

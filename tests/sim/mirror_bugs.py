@@ -1,11 +1,11 @@
-"""Bugs of engines with mirrors, to be planted in the core: see mutants."""
+"""Planted bugs of engines with mirrors; see `mutants`."""
 
 from dataclasses import replace
 from typing import Any
 
 
 def read_uncopied(add: Any) -> Any:
-    """What is handed over is not waited for until it is in the mirrors."""
+    """A lease does not wait until its blocks are in the mirrors."""
 
     def _add(self: Any, lease: Any, number: int, *rest: Any) -> None:
         add(self, lease, number, *rest)
@@ -15,7 +15,7 @@ def read_uncopied(add: Any) -> Any:
 
 
 def copied_early(add: Any) -> Any:
-    """What is handed over is copied before the step that writes it is done."""
+    """Blocks are copied into the mirrors before the step that writes them is done."""
 
     def _add(self: Any, lease: Any, number: int, blocks: Any, layers: Any, _: int) -> None:
         add(self, lease, number, blocks, layers, 0)
@@ -24,12 +24,12 @@ def copied_early(add: Any) -> Any:
 
 
 def copied_anyway(copied: Any) -> Any:
-    """A rank that could not copy is taken for one that has."""
+    """A rank whose copy failed counts as having copied."""
     return lambda self, event: copied(self, replace(event, message=""))
 
 
 def copied_by_one(copied: Any) -> Any:
-    """The first rank that has copied speaks for all."""
+    """The first rank that has copied counts for all ranks."""
 
     def _copied(self: Any, event: Any) -> None:
         for rank in range(self._state.pool.world_size):

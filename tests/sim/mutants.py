@@ -1,10 +1,10 @@
-"""Bugs that are planted in the core, one at a time, and how many seeds the simulator takes to find each.
+"""Planted bugs: each is put into the core by itself, and the simulator must find it within a stated number of seeds.
 
     python -m tests.sim.mutants             # the table; `make sim-mutants`
     python -m tests.sim.mutants NAME        # one of them, with the trace that shows it
 
-Each is planted in one place by overriding one function; the worlds are those of `python -m sim`. A mutant that is not
-found within its stated number of seeds fails the command: then the simulator has become blind to something.
+Each bug overrides one function. The worlds are those of `python -m sim`. The command fails if a bug is not found within
+its stated number of seeds: the simulator has then become blind to it.
 """
 
 import sys
@@ -48,38 +48,38 @@ from sim.world.trace import Trace
 from tests.sim import bridged, bugs, mirror_bugs, owner_bugs, send_bugs, trusting
 
 STEPS = 3_000
-"""Events in each world."""
+"""Number of events in each world."""
 SEEDS = 30
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One bug. `place.name` becomes `make(the sound one)`."""
+    """One planted bug: it replaces `place.name` by `make(original)`."""
 
     what: str
     place: Any
     name: str
     make: Callable[[Any], Any]
     rule: Rule
-    """What it breaks."""
+    """Rule that the bug breaks."""
     seeds: int = SEEDS
-    """Within so many seeds, counted from 0, it is found."""
+    """Number of seeds, counted from 0, within which the bug must be found."""
     liars: bool = False
-    """In worlds with a liar."""
+    """True for worlds with a liar."""
     unlike: bool = False
-    """In worlds whose engines have other numbers of ranks."""
+    """True for worlds whose engines have different numbers of ranks."""
 
     mirrors: bool = False
-    """In worlds in which engines have mirrors."""
+    """True for worlds in which engines have mirrors."""
     collective: bool = False
-    """In worlds in which ranks of sources have to send."""
+    """True for worlds in which ranks of sources have to send."""
     strangers: bool = False
-    """In worlds with a stranger."""
+    """True for worlds with a stranger."""
     rings: bool = False
-    """In worlds in which engines wait for each other."""
+    """True for worlds in which engines wait for each other."""
 
     def world(self, seed: int) -> Setup:
-        """The world of a seed in which it is looked for."""
+        """Returns the world of a seed in which the bug is looked for."""
         return drawn(
             seed, STEPS, liars=self.liars, unlike=self.unlike, mirrors=self.mirrors, collective=self.collective,
             strangers=self.strangers, rings=self.rings,
@@ -296,7 +296,7 @@ MUTANTS = (
 
 @dataclass(frozen=True)
 class Found:
-    """How one was found; `seeds` is how many it took, None: it was not."""
+    """Result of a hunt. `seeds` is the number of seeds it took, or None if the bug was not found."""
 
     mutant: Mutant
     seeds: int | None
@@ -305,7 +305,7 @@ class Found:
 
 @contextmanager
 def planted(mutant: Mutant) -> Iterator[None]:
-    """The bug is there meanwhile."""
+    """Plants the bug for the duration of the context."""
     own = mutant.name in vars(mutant.place)
     sound = getattr(mutant.place, mutant.name)
     setattr(mutant.place, mutant.name, mutant.make(sound))
@@ -319,7 +319,7 @@ def planted(mutant: Mutant) -> Iterator[None]:
 
 
 def hunt(mutant: Mutant) -> Found:
-    """Runs seeds until one breaks its rule. Another rule that breaks is not it."""
+    """Runs seeds until one breaks the rule of the bug. Violations of other rules do not count."""
     with planted(mutant):
         for seed in range(mutant.seeds):
             for violation in run(mutant.world(seed)).violations:
@@ -329,7 +329,7 @@ def hunt(mutant: Mutant) -> Found:
 
 
 def hunt_named(what: str) -> Found:
-    """The same, by name: functions do not travel to other processes."""
+    """Hunts the bug with this name. Functions cannot be pickled for another process, so only the name is passed."""
     found = hunt(named(what))
     return replace(found, mutant=replace(found.mutant, place=None, make=_none))
 
@@ -339,12 +339,12 @@ def _none(sound: Any) -> Any:
 
 
 def named(what: str) -> Mutant:
-    """The mutant of that name."""
+    """Returns the planted bug with this name."""
     return next(mutant for mutant in MUTANTS if mutant.what == what)
 
 
 def table(found: list[Found]) -> str:
-    """For docs/reliability.md."""
+    """Returns the table for docs/reliability.md."""
     rows = ["| Planted bug | Seeds needed | Stated | Rule |", "|---|---|---|---|"]
     for row in found:
         seeds = row.seeds or "NOT FOUND"
@@ -353,7 +353,7 @@ def table(found: list[Found]) -> str:
 
 
 def show(mutant: Mutant) -> None:
-    """How one is found, in lines."""
+    """Prints the trace of the first world that finds the bug."""
     found = hunt(mutant)
     if found.seeds is None:
         sys.stdout.write(f"not found within {mutant.seeds} seeds\n")
@@ -367,7 +367,7 @@ def show(mutant: Mutant) -> None:
 
 
 def main() -> int:
-    """Prints the table; 1 when one was not found."""
+    """Prints the table, or one bug's trace. Returns 1 if the table has a bug that was not found."""
     if len(sys.argv) > 1:
         show(named(" ".join(sys.argv[1:])))
         return 0

@@ -1,4 +1,4 @@
-"""Bugs of data paths by which the source's rank has to send: only worlds with them show these. As in `bugs`."""
+"""Planted bugs of data paths on which the source's rank has to send; only worlds with them show these. See `bugs`."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,7 +8,7 @@ from kvgrpc.core.tables.accesses import AccessState
 
 
 def sent_is_there(hear: Any) -> Any:
-    """What a source's rank has begun to send has arrived."""
+    """A send counts as arrived as soon as the source's rank has begun it."""
     asked: dict[tuple[Any, ...], str] = {}
 
     def heard(self: Any, event: Any) -> None:
@@ -28,7 +28,7 @@ def _number(of: Any) -> tuple[int, int, int]:
 
 
 def refused_for_sure(answered: Any) -> Any:
-    """A source that has not answered has refused, and the number goes to the next send."""
+    """A source that has not answered counts as having refused, and its sequence number is used for the next send."""
 
     def heard(self: Any, event: Any) -> None:
         answered(self, replace(event, answer=replace(event.answer, known=True)))
@@ -37,7 +37,7 @@ def refused_for_sure(answered: Any) -> Any:
 
 
 def any_access(check_granted: Any) -> Any:
-    """What one peer may read any may have sent."""
+    """Any peer may have blocks sent that one peer may read."""
 
     def checked(self: Any, peer: Any, event: Any) -> None:
         access = self._state.accesses.get(event.access_id)
@@ -47,7 +47,7 @@ def any_access(check_granted: Any) -> Any:
 
 
 def outdated(check_granted: Any) -> Any:
-    """What a peer was allowed to read once it may have sent."""
+    """A peer may still have blocks sent after its access is no longer open."""
 
     def checked(self: Any, peer: Any, event: Any) -> None:
         access = self._state.accesses.get(event.access_id)

@@ -1,6 +1,6 @@
-"""Worlds in which one lead lies to the others: no lead raises, and every rule holds for all who tell the truth.
+"""Worlds in which one lead lies to the others: no lead raises, and every rule holds for all honest leads.
 
-For many more: `python -m sim --liars`. What is found when a lead trusts its peers: `test_mutants`.
+For many more seeds: `python -m sim --liars`. `test_mutants` shows the bugs of leads that trust their peers.
 """
 
 import pytest
@@ -15,7 +15,7 @@ STEPS = 1_500
 
 @pytest.fixture(scope="module")
 def seen() -> Outcome:
-    """What came of all worlds of this file."""
+    """Returns the summed outcome of all worlds of this file."""
     total = Outcome()
     for seed in range(FIRST, FIRST + SEEDS):
         total.add(run(drawn(seed, STEPS, liars=True)))

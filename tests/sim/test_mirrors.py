@@ -1,6 +1,6 @@
-"""Worlds with engines whose memory no data path reaches: every rule holds.
+"""Worlds whose engines have memory that no data path reaches: every rule holds.
 
-For many more: `python -m sim --mirrors`. What is found when the order of copies is wrong: `test_mutants`.
+For many more seeds: `python -m sim --mirrors`. `test_mutants` shows the bugs of copies in the wrong order.
 """
 
 from typing import Any

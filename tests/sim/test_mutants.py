@@ -1,4 +1,4 @@
-"""The simulator finds what it is for: bugs planted in the core, each within its stated number of seeds.
+"""The simulator finds every bug planted in the core within its stated number of seeds.
 
 `make sim-mutants` prints the table; docs/reliability.md shows it.
 """

@@ -1,4 +1,4 @@
-"""The parts of the simulator, each by itself: what it models, and what it reports."""
+"""Unit tests of the simulator's parts: what each models and reports."""
 
 from collections import Counter
 from collections.abc import Callable

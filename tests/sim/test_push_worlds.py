@@ -1,4 +1,4 @@
-"""Pushes through real cores in a healthy world, whichever side moves the bytes. Rough ones: see test_seeds."""
+"""Pushes through real cores in a healthy world, with either side as the mover. `test_seeds` has worlds with faults."""
 
 from collections import Counter
 

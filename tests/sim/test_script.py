@@ -1,4 +1,4 @@
-"""The language of scenarios: what it says, what it refuses, and that a broken rule is found in it."""
+"""The language of scenarios: what it reports, what it refuses, and that it finds a broken rule."""
 
 import pytest
 

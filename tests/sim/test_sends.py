@@ -1,7 +1,6 @@
-"""Worlds in which bytes move only if both ranks act, and the wires by which they do.
+"""Worlds in which bytes move only if both ranks act, and the wires that carry these bytes.
 
-For many more worlds: `python -m sim --collective`. What is found when a lead takes a send for more than it is:
-`test_mutants`.
+For many more seeds: `python -m sim --collective`. `test_mutants` shows the bugs of leads that trust a send too much.
 """
 
 from collections import Counter
@@ -25,7 +24,7 @@ STEPS = 1_500
 
 
 class Heard:
-    """How ranks reached each other, and what they were told of sends."""
+    """Counts how ranks reached each other, and the answers to their sends."""
 
     def __init__(self) -> None:
         self.paths: Counter[str] = Counter()
@@ -114,7 +113,7 @@ def test_engines_of_which_one_only_sends_when_it_is_asked_to_use_what_both_have(
 
 
 class Taken:
-    """A receive."""
+    """A receive that records what it got."""
 
     def __init__(self, *cells: int) -> None:
         where = ids(*cells)

@@ -1,6 +1,6 @@
-"""Worlds with a caller that has no ticket, and names what belongs to engines: it is refused, and nothing changes.
+"""Worlds with a caller that has no ticket and names what belongs to engines: it is refused, and nothing changes.
 
-For many more: `python -m sim --strangers`. What is found when a lead takes it for the engine: `test_mutants`.
+For many more seeds: `python -m sim --strangers`. `test_mutants` shows the bugs of leads that take it for the engine.
 """
 
 from collections import Counter
@@ -23,7 +23,7 @@ SAID = AcknowledgeTransfers(Call(0, ANONYMOUS), ("t-1",))
 
 
 class Ear:
-    """Counts what a stranger says."""
+    """Counts what a stranger asks for."""
 
     def __init__(self) -> None:
         self.said: Counter[str] = Counter()
@@ -42,7 +42,7 @@ class Ear:
 
 @pytest.fixture(scope="module")
 def seen() -> tuple[Outcome, Counter[str]]:
-    """What came of all worlds of this file, and what strangers said in them."""
+    """Returns the summed outcome of all worlds of this file, and what strangers asked for in them."""
     total, ear = Outcome(), Ear()
     for seed in range(FIRST, FIRST + SEEDS):
         total.add(run(drawn(seed, STEPS, strangers=True), ear))

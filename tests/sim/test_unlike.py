@@ -1,6 +1,6 @@
-"""Worlds whose engines have other numbers of ranks each, with shares of one model's heads: every rule holds.
+"""Worlds whose engines split one model's heads over different numbers of ranks: every rule holds.
 
-For many more: `python -m sim --unlike`. What is found when a bridge is wrong: `test_mutants`.
+For many more seeds: `python -m sim --unlike`. `test_mutants` shows the bugs of wrong bridges.
 """
 
 import pytest

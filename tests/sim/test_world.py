@@ -29,7 +29,7 @@ def test_one_pull_between_two_engines() -> None:
 
 
 def pulled(world: World, at_s: float, befall: Callable[[Host], None]) -> list[object]:
-    """A pull between two engines; something befalls the source at that time."""
+    """Returns the ends of a pull between two engines whose source is hit by `befall` at that time, in seconds."""
     source, consumer = world.hosts
     prompt = Prompt(tuple(range(40)))
     token = source.engine.offer(Offer(b"k" * 16, "r", prompt))
@@ -88,7 +88,7 @@ def test_in_a_healthy_world_a_pull_fails_only_for_what_was_asked() -> None:
         total += world.failures()
         received += traffic.received
     asked = {"CONTENT_MISMATCH", "LEASE_EXPIRED", "LEASE_RELEASED", "LEASE_VOIDED", "CANCELLED", "QUEUE_TIMEOUT"}
-    # Without room for it, a hand-over's blocks are never computed and its pulls wait in vain.
+    # A hand-over without room never has its blocks computed, and its pulls wait in vain.
     assert set(total) <= asked | {"LEASE_NOT_FOUND", "LEASE_REFUSED"}
     assert received > 150
 

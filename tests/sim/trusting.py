@@ -1,4 +1,4 @@
-"""Bugs of a lead that trusts its peers: only worlds with a liar show them. As in `bugs`."""
+"""Planted bugs of a lead that trusts its peers; only worlds with a liar show them. See `bugs`."""
 
 from dataclasses import replace
 from typing import Any
@@ -12,22 +12,22 @@ from kvgrpc.errors import KVGrpcError
 
 
 def settles_for_all(settle_row: Any) -> Any:
-    """A peer that settles an access is its owner."""
+    """Any peer may settle an access as if it owned it."""
     return lambda self, peer, row: settle_row(self, _owner(self, peer, row.access_id), row)
 
 
 def closes_for_all(close_row: Any) -> Any:
-    """A peer that closes one is."""
+    """Any peer may close an access as if it owned it."""
     return lambda self, call, peer, row: close_row(self, call, _owner(self, peer, row.access_id), row)
 
 
 def widens_for_all(parts_ready: Any) -> Any:
-    """A peer that has parts for one is."""
+    """Any peer may report parts for an access as if it owned it."""
     return lambda self, event, peer: parts_ready(self, event, _owner(self, peer, event.access_id))
 
 
 def sums_for_all(ask: Any) -> Any:
-    """A peer that asks checksums of what is read under one is."""
+    """Any peer may ask for the checksums of an access as if it owned it."""
 
     def asked(self: Any, event: Any) -> None:
         peer = self._state.caller(event.engine_id, event.incarnation, event.call.proof)
@@ -44,7 +44,7 @@ def _owner(part: Any, peer: Any, access_id: bytes) -> Any:
 
 
 def dead_or_alive(caller: Any) -> Any:
-    """A life that was replaced, or declared dead, is heard as ever."""
+    """A life that was replaced or declared dead is still heard."""
 
     def heard(self: Any, engine_id: str, incarnation: int, proof: bytes) -> Any:
         return self.peers.get(peer_key(engine_id, incarnation)) or caller(self, engine_id, incarnation, proof)
@@ -53,7 +53,7 @@ def dead_or_alive(caller: Any) -> Any:
 
 
 def by_its_name(caller: Any) -> Any:
-    """Who says to be a life is it."""
+    """A caller passes for the life that it names, without a proof."""
 
     def heard(self: Any, engine_id: str, incarnation: int, proof: bytes) -> Any:
         peer = self.peers.get(peer_key(engine_id, incarnation))
@@ -63,12 +63,12 @@ def by_its_name(caller: Any) -> Any:
 
 
 def introduced_by_name(introduced: Any) -> Any:
-    """The same of a handshake."""
+    """A handshake passes for the life that it names, without a proof."""
     return lambda known, event: introduced(known, replace(event, proofs=known.asks if known else ()))
 
 
 def alive_by_name(streaming: Any) -> Any:
-    """The same of a liveness stream."""
+    """A liveness stream passes for the life that it names, without a proof."""
 
     def heard(self: Any, event: Any) -> None:
         peer = self._state.peers.get(event.peer)
@@ -78,7 +78,7 @@ def alive_by_name(streaming: Any) -> Any:
 
 
 def unsigned(verify: Any) -> Any:
-    """What a grant says is true."""
+    """The claims of a grant are believed without a check of its signature."""
     return lambda token, *_: read_claims(token)
 
 
@@ -97,7 +97,7 @@ def any_epoch(check: Any) -> Any:
 
 
 def any_generation(opened: Any) -> Any:
-    """Blocks are of the memory as it is known, whatever their source says."""
+    """Opened blocks count as blocks of the known memory generation, whatever their source says."""
 
     def known(self: Any, move: Any, answer: Any) -> None:
         generation = self._state.peers[move.peer].description.memory_generation
@@ -107,7 +107,7 @@ def any_generation(opened: Any) -> Any:
 
 
 def valid_for_all(settle_answered: Any) -> Any:
-    """What a peer says of one access it says of all."""
+    """A peer's verdict on one access counts for all accesses at that peer."""
 
     def answered(self: Any, event: Any) -> None:
         move = self._state.moves.of_access(event.access_id)
@@ -122,7 +122,7 @@ def valid_for_all(settle_answered: Any) -> Any:
 
 
 def any_life_at_rest(take_proofs: Any) -> Any:
-    """What one life of a source says of a write holds for all lives of its engine, whatever it shows."""
+    """Any life of a source's engine may report a write at rest, whether or not it shows a proof."""
 
     def taken(self: Any, event: Any, at_rest: list[bytes]) -> None:
         take_proofs(self, event, at_rest)
@@ -137,13 +137,13 @@ def any_life_at_rest(take_proofs: Any) -> Any:
 
 
 def engine_of(life: str) -> str:
-    """The id of the engine that a life is of."""
+    """Returns the id of the engine that a life belongs to."""
     return life.rpartition("@")[0]
 
 
 def any_life_delivers(check: Any) -> Any:
-    """A source that comes in a higher epoch goes on with a push that another life began. Of another engine, that is: a
-    life of the same one that introduces itself has ended the push.
+    """A source may continue, in a higher epoch, a push that a life of another engine began. (A new life of the same
+    engine ends the push when it introduces itself.)
     """
 
     def checked(self: Any, access: Any) -> Any:
@@ -158,7 +158,7 @@ def any_life_delivers(check: Any) -> Any:
 
 
 def absent_agree(answered: Any) -> Any:
-    """Checksums that the source does not tell are those that are here."""
+    """Checksums that the source does not send count as equal."""
 
     def heard(self: Any, event: Any) -> None:
         move = self._comparing(event.name)
@@ -173,7 +173,7 @@ def absent_agree(answered: Any) -> Any:
 
 
 def shorter_will_do(both: Any) -> Any:
-    """Of checksums in another number than was asked for those count that there are."""
+    """If the number of checksums is wrong, only those that exist on both sides are compared."""
 
     def cut(self: Any) -> Any:
         here, there = both(self)

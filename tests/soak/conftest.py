@@ -1,4 +1,4 @@
-"""Says what was measured."""
+"""Prints the measured figures."""
 
 import pytest
 

@@ -1,7 +1,7 @@
-"""Two engines move blocks for a long time, and change their minds; afterwards nothing of it is left.
+"""Two engines move blocks for a long time and change their minds; afterwards nothing of it is left.
 
-1,200 transfers in a run of all tests; SOAK_TRANSFERS says how many else, over SOAK_PATH. A fraction of them again where
-the source writes what is pushed, and where what arrives is compared with its source: see `CHANGES`.
+A run of all tests makes 1,200 transfers; SOAK_TRANSFERS sets another number, and SOAK_PATH the data path. A fraction of
+them runs again where the source writes pushes, and where checksums are compared: see `CHANGES`.
 """
 
 import os
@@ -21,26 +21,26 @@ TRANSFERS = int(os.environ.get("SOAK_TRANSFERS", "1200"))
 PATH = os.environ.get("SOAK_PATH", "shm")
 SEED = int(os.environ.get("SOAK_SEED", "1"))
 CHANGES = {"-writes": "--source-writes", "-compares": "--checksums"}
-"""Flags by the ends of names of paths."""
+"""Flags, by the ending of the path's name."""
 FEW = max(200, TRANSFERS // 50)
 CASES = [(PATH, TRANSFERS), ("nixl-tcp-writes", FEW), ("cma-compares", FEW)]
 if PATH.endswith(tuple(CHANGES)):
     del CASES[1:]
 WARM_UP_SHARE = 5
-"""After a fifth of the transfers the tables are full that keep something for a while."""
+"""Divisor of the transfers: after a fifth of them all tables that keep something for a while are full."""
 MIB = 1 << 20
 GROWTH_BYTES_MAX, SHORT_GROWTH_BYTES_MAX, SHORT = 5 * MIB, 12 * MIB, 50_000
-"""Of a server's own memory, after the warm-up. After a short one the allocator has not seen all yet."""
+"""Maximum growth of a server's memory after the warm-up, in bytes. The allocator has not seen all after a short one."""
 RUN_S = 6 * 3600
 DEFECTS = ("INTERNAL", "DATA_PATH_FAILED", "PEER_FAILED", "PEER_LOST", "CHECKSUM_MISMATCH")
-"""Why a transfer never fails here: nobody died, nothing broke, and all arrived as it was."""
+"""Reasons that no transfer may fail with here: nobody died, nothing broke, and all bytes arrived intact."""
 Pair = tuple[Lead, Lead]
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Held:
-    """What a server holds."""
+    """Resources that a server holds."""
 
     footprint: Footprint
     resident_bytes: int
@@ -52,7 +52,7 @@ class Held:
 
 @pytest.fixture
 def pair(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
-    """Two leads with this data path, with the change at its end."""
+    """Returns two leads with this data path, and with the flags for the ending of its name."""
     name, change = next(((path.removesuffix(end), [CHANGES[end]]) for end in CHANGES if path.endswith(end)), (path, []))
     flags, environment = PATHS[name]
     for variable, value in environment.items():
@@ -63,7 +63,7 @@ def pair(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 @pytest.fixture
 def say(record_property: Callable[[str, object], None]) -> Say:
-    """Keeps what is said for the summary."""
+    """Returns a function that keeps lines for the summary."""
     return partial(record_property, "figures")
 
 

@@ -1,8 +1,8 @@
-"""Two engines that pull from and push to each other without end, and change their minds all the time.
+"""Two engines pull from and push to each other without end, and change their minds all the time.
 
-Every block that an engine hands over is painted with the number of its transfer; what arrives must be that number in
-every word. Blocks are reused as soon as they are said to be free, as sources and as targets: a byte that comes late
-shows as wrong content of somebody else's.
+An engine paints every block that it hands over with the number of its transfer; every word of what arrives must be that
+number. Blocks are reused, as sources and as targets, as soon as they are reported free: a late byte shows as wrong
+content of another transfer.
 """
 
 import os
@@ -27,13 +27,13 @@ from tests.engine.support import Lead, Side, readable
 from tests.service.engines import wait_until
 
 BLOCKS = 2048
-"""More than all transfers at once have."""
+"""Number of blocks of each pool: more than all transfers at once need."""
 BLOCKS_MAX = 16
-"""Of one transfer."""
+"""Maximum number of blocks of one transfer."""
 AT_ONCE = 64
 QUIET_S = 60.0
-"""Something happens within this time, or the traffic is stuck."""
-# What is kept for a time, or up to a number, is as full as it gets after some thousand transfers.
+"""Time without events after which the traffic counts as stuck, in seconds."""
+# Small limits, so that tables which keep entries for a time or up to a number are full after some thousand transfers.
 SETTINGS = """[limits]
 lease_ttl_s = 5.0
 queue_timeout_s = 5.0
@@ -52,13 +52,13 @@ PULLS = Counter({
     "to its end": 50, "cancelled there": 8, "cancelled here": 8, "cancelled by key": 3, "cancelled before blocks": 5,
     "all found": 3, "taken back": 6, "of other content": 3, "never asked for": 3, "expired": 1,
 })  # fmt: skip
-"""What becomes of a pull, by weight. Here is its source, there its destination."""
+"""Fates of a pull, with their weights. "here" is its source, "there" its destination."""
 PUSHES = Counter({
     "to its end": 50, "in parts": 15, "layer by layer": 10, "cancelled there": 8, "cancelled here": 8,
     "cancelled by key": 3, "given up": 5, "started over": 6, "never registered": 1, "never handed over": 1,
 })  # fmt: skip
 ARRIVE = ("pull to its end", "pull all found", "push to its end", "push in parts", "push layer by layer")
-"""What nobody stops: it arrives, but where the machine had no time for it."""
+"""Moves that nobody stops: they arrive, except when the machine was too slow."""
 
 
 class Pool:
@@ -83,7 +83,7 @@ class Pool:
 
 @dataclass(eq=False)
 class Move:
-    """One transfer, as its two engines know it. A handle is None when its blocks are back, or there never was one."""
+    """One transfer, as its two engines know it. A handle is None before it exists, and once its blocks are back."""
 
     number: int
     source: Pool
@@ -93,7 +93,7 @@ class Move:
     key: bytes
     content: Content
     kind: str
-    """pull or push"""
+    """"pull" or "push"."""
     fate: str
     on_abort: OnAbort
     give: HandOver | Push | None = None
@@ -113,15 +113,15 @@ class Traffic:
         self._random = Random(seed)
         self._pools = Pool(leads[0]), Pool(leads[1])
         self._moves: dict[Handle, Move] = {}
-        """By both handles."""
+        """Moves by either handle."""
         self._open: set[Move] = set()
         self.ends: Counter[str] = Counter()
         self.received: Counter[str] = Counter()
-        """What arrived, by what it was."""
+        """Number of received moves, by `Move.what`."""
         self.begun = 0
 
     def run(self, count: int) -> None:
-        """So many transfers, to the end of the last one. Fails for wrong content, and when nothing happens any more."""
+        """Runs `count` transfers to the end of the last one. Fails on wrong content, or if nothing happens any more."""
         last, heard = self.begun + count, time.monotonic()
         while self.begun < last or self._open:
             while self.begun < last and len(self._open) < AT_ONCE:
@@ -136,16 +136,16 @@ class Traffic:
             assert time.monotonic() - heard < QUIET_S, list(self._open)
 
     def check_arrived(self) -> None:
-        """What nobody stopped."""
+        """Checks that at least half of the moves that nobody stopped arrived."""
         for what in ARRIVE:
             assert self.received[what] >= self.ends[what] / 2, (what, self.ends)
 
     def check_whole(self) -> None:
-        """Every block is its engine's again, and the leads agree."""
+        """Checks that every block is its engine's again and the leads agree."""
         for pool in self._pools:
             lead = pool.side.lead
             assert sorted(pool.free) == list(range(BLOCKS))
-            # A source that learned of a push, and whose engine never did, waits for it a little longer.
+            # A source that learned of a push, but whose engine never did, keeps waiting for a while.
             wait_until(lambda lead=lead: lead.at_rest(), what=lead.status)  # type: ignore[misc]
             assert not lead.api.admin.ListPins(admin_pb2.ListPinsRequest()).pins
             assert not lead.leases()
@@ -196,7 +196,7 @@ class Traffic:
                 self._cancel_by_key(move)
 
     def _ask(self, move: Move, prompt: Content) -> None:
-        """The destination pulls."""
+        """Pulls at the destination."""
         assert isinstance(move.give, HandOver)
         take = move.destination.side.engine.pull(move.give.grant, prompt)
         self._know(move, take=take)
@@ -211,7 +211,7 @@ class Traffic:
             take.cancel("not any more")
 
     def _take_back(self, move: Move, give: HandOver) -> None:
-        """Preempts: from the return on the blocks hold something else."""
+        """Takes the blocks back, as a preemption does: from then on they hold something else."""
         move.source.side.engine.flush()
         if give.take_back():
             move.source.paint(move.mine, ~move.number & 0xFFFFFFFF)
@@ -224,7 +224,7 @@ class Traffic:
             )
             self._know(move, take=take)
         if move.fate == "never handed over":
-            # What registers makes it a transfer of the source, too, which ends with the destination's.
+            # A registration makes it a transfer of the source as well, which ends with the destination's.
             self._return(move, move.source, move.mine)
         else:
             give = move.source.side.engine.push(move.content, transfer_key=move.key, on_abort=move.on_abort)
@@ -264,14 +264,14 @@ class Traffic:
             push.cancel("not any more")
 
     def _cancel_by_key(self, move: Move) -> None:
-        """As a router does it, at one of the two."""
+        """Cancels the transfer by its key at one of the two leads, like a router."""
         for pool in self._pools:
             pool.side.engine.flush()
         lead = self._random.choice((move.source, move.destination)).side.lead
         request = transfer_pb2.CancelTransferRequest(transfer_key=move.key, idempotency_key=move.key.hex())
         lead.api.transfers.CancelTransfer(request)
 
-    # -- what comes of it
+    # -- events
 
     def _take(self, event: Any) -> None:
         move = self._moves.get(event.transfer)
@@ -290,7 +290,7 @@ class Traffic:
                 self._over(move, take)
             case Failed(reason=reason):
                 self.ends[f"failed {reason.name}"] += 1
-                # What fails after that, at either engine, is for want of the other side.
+                # Every later failure, at either engine, is a consequence of the first.
                 excused = move.failed or move.what not in ARRIVE or reason.name.endswith("_TIMEOUT")
                 assert excused, (move.what, event)
                 move.failed = True
@@ -315,7 +315,7 @@ class Traffic:
                 return
             give.cancel("nobody reads it any more")
         elif isinstance(give, Push) and take.failed and move.number % 16:
-            give.cancel("nobody takes it any more")  # else it waits for another destination
+            give.cancel("nobody takes it any more")  # otherwise it waits for another destination
         self._give_back(move)
 
     def _give_back(self, move: Move) -> None:
@@ -334,7 +334,7 @@ class Traffic:
 
 @contextmanager
 def leads(folder: Path, *flags: str) -> Iterator[tuple[Lead, Lead]]:
-    """Two servers that wait for engines."""
+    """Yields two leads that wait for engines."""
     with ExitStack() as stack:
         made = [Lead(folder, name, *flags, settings=SETTINGS) for name in ("P", "D")]
         for lead in made:

@@ -1,4 +1,4 @@
-"""Engines that many tests share: a pair takes a minute to start."""
+"""Engines that many tests share, because a pair takes a minute to start."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -12,13 +12,13 @@ from tests.vllm.engines import DATA_PATHS, Engines, Pair, write_model
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What ends engines comes last: the next test would wait a minute for new ones."""
+    """Moves tests that end engines to the end: the next test would wait a minute for new ones."""
     items.sort(key=lambda item: "test_deaths" in item.nodeid)
 
 
 @pytest.fixture(params=[True, False], ids=["overlap", "in-order"])
 def cores(request: pytest.FixtureRequest) -> Iterator[Cores]:
-    """Of engines that run steps while hooks are called, or one after the other."""
+    """Yields engines that run steps while hooks are called, or in order."""
     p, d = Core("P", overlap=request.param), Core("D", overlap=request.param)
     yield p, d
     p.close()
@@ -27,7 +27,7 @@ def cores(request: pytest.FixtureRequest) -> Iterator[Cores]:
 
 @pytest.fixture
 def in_order() -> Iterator[Cores]:
-    """Of engines that run steps one after the other; for what has nothing to do with steps."""
+    """Yields engines that run steps in order, for tests that do not depend on steps."""
     p, d = Core("P", overlap=False, offer_ttl_s=60.0), Core("D", overlap=False, offer_ttl_s=60.0)
     yield p, d
     p.close()
@@ -50,14 +50,14 @@ def engines(model_folder: Path) -> Iterator[Engines]:
 
 @pytest.fixture(scope="session", params=DATA_PATHS)
 def shared_pair(request: pytest.FixtureRequest, engines: Engines) -> Iterator[Pair]:
-    """Engines that fail what they cannot load, over one data path."""
+    """Yields engines over one data path that fail what they cannot load."""
     with closing(Pair(engines, data_paths=[request.param], offer_ttl_s=60.0)) as pair:
         yield pair
 
 
 @pytest.fixture
 def pair(shared_pair: Pair) -> Iterator[Pair]:
-    """Both serve, and nothing is left of the test before. After it, nothing may be left either."""
+    """Yields a running pair with nothing left of earlier tests. The test may leave nothing either."""
     shared_pair.start()
     yield shared_pair
     shared_pair.at_rest()
@@ -65,5 +65,5 @@ def pair(shared_pair: Pair) -> Iterator[Pair]:
 
 @pytest.fixture(scope="session")
 def rdma_host(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment of a process on a host with RDMA adapters."""
+    """Returns the environment of a process on a host with RDMA adapters."""
     return rdma_hosts.environment(tmp_path_factory.mktemp("rdma-host"))

@@ -1,6 +1,6 @@
-"""Both sides of the connector without an engine around them: what vLLM is told, and which blocks it may use.
+"""Both sides of the connector without an engine: what they tell vLLM, and which blocks vLLM may use.
 
-vLLM's own block pool is there; its requests and steps are stand-ins with the fields that are read.
+vLLM's block pool is real; its requests and steps are stand-ins with the fields that are read.
 """
 
 import time
@@ -29,7 +29,7 @@ PROMPT = list(range(40))
 
 
 class Core:
-    """One engine's two sides."""
+    """The scheduler's side and the worker's side of one engine."""
 
     def __init__(
         self, name: str, on_loss: OnLoss = OnLoss.FAIL, *, overlap: bool = True, offer_ttl_s: float = 0.0,
@@ -37,8 +37,8 @@ class Core:
         devices: Devices | None = None, states: bool = False, mode: Mode = Mode.AUTO, alone: bool = True,
         cache: tuple[PoolLayout, Sequence[torch.Tensor]] | None = None,
     ) -> None:  # fmt: skip
-        """`marks`: of the device that computes; `devices`: it has a mirror. `states`: its layers have them, and no
-        attention. `cache`: another one than `pool_of` makes, of as many layers and blocks.
+        """`marks` are those of the device that computes; `devices` gives it a mirror. `states`: its layers have states
+        and no attention. `cache` replaces the one of `pool_of`, with as many layers and blocks.
         """
         defaults = Defaults(mode, offer_ttl_s=offer_ttl_s, firm_ttl_s=firm_ttl_s)
         options = Options(
@@ -59,7 +59,7 @@ class Core:
             raise
         self.pool = BlockPool(BLOCKS, enable_caching=True, hash_block_size=self.block_tokens)
         self.tables: dict[str, list[int]] = {}
-        """Of requests that are pushed."""
+        """Block tables of requests that are pushed."""
         self.side.blocks = SimpleNamespace(
             block_pool=self.pool, get_block_ids=lambda name: (self.tables[name],), free=self._begins_anew
         )
@@ -73,11 +73,13 @@ class Core:
         self.worker.close()
 
     def _begins_anew(self, request: Any) -> None:
-        """VLLM's own blocks of it are free: its test has them."""
+        """Records the request. vLLM would free its blocks here; the test keeps them."""
         self.anew.append(request.request_id)
 
     def step(self, tokens: Mapping[str, int] | None = None, preempted: Any = None, ended: Any = ()) -> bool:
-        """`tokens`: how many of each request are computed in it. `ended`: requests of which vLLM says that they are."""
+        """Runs one step. `tokens` are the tokens it computes, by request; `ended` are requests that vLLM reports
+        over.
+        """
         step = self.hooks.step(scheduled(tokens, preempted, ended))
         assert not step.loaded & self.told.loaded, "told twice"
         self.told.loaded |= step.loaded
@@ -88,25 +90,25 @@ class Core:
         return True
 
     def allocate(self, count: int | None = None) -> list[int]:
-        """Blocks; as many as the prompt takes."""
+        """Returns `count` blocks, or as many as the prompt takes."""
         count = -(-len(PROMPT) // self.block_tokens) if count is None else count
         return [block.block_id for block in self.pool.get_new_blocks(count)]
 
     def used(self) -> int:
         free: int = self.pool.get_num_free_blocks()
-        return BLOCKS - 1 - free  # the first is vLLM's null block
+        return BLOCKS - 1 - free  # the first block is vLLM's null block
 
     def free(self, blocks: list[int]) -> None:
-        """What vLLM does when a request left."""
+        """Frees blocks, as vLLM does after a request left."""
         self.pool.free_blocks([self.pool.blocks[block] for block in reversed(blocks)])
 
     def prefilled(self, name: str, **fields: Any) -> dict[str, Any]:
-        """A prompt that was computed, and left. `fields`: of its request, where they are others."""
+        """Computes a prompt for a request with these `fields`, and ends it. Returns the answer's params."""
         request = request_of(name, PREFILL, **fields)
         return self.left(request, self.computing(request))
 
     def computing(self, request: Any) -> list[int]:
-        """A prompt that is computed, in these blocks."""
+        """Computes a prompt and returns its blocks."""
         self.hooks.arrived(request)
         blocks = self.allocate()
         self.hooks.allocated(request, (blocks,), 0)
@@ -115,7 +117,7 @@ class Core:
         return blocks
 
     def left(self, request: Any, blocks: list[int]) -> dict[str, Any]:
-        """What its answer has for the router."""
+        """Ends a request and returns the params that its answer has for the router."""
         request.status, request.num_computed_tokens = RequestStatus.FINISHED_LENGTH_CAPPED, len(PROMPT)
         keep, params = self.hooks.finished(request, (blocks,))
         assert not keep
@@ -123,7 +125,7 @@ class Core:
         return params or {}
 
     def begin(self, request: Any) -> list[int]:
-        """A request that waits for its KV, and its blocks."""
+        """Begins a request that waits for its KV, and returns its blocks."""
         self.hooks.arrived(request)
         tokens = self.hooks.match(request, 0)
         assert tokens == len(PROMPT)
@@ -133,7 +135,7 @@ class Core:
 
 
 def pool_of(*, states: bool) -> tuple[PoolLayout, torch.Tensor]:
-    """Of one group, and its layers as vLLM shows them."""
+    """Returns a pool of one group, and its layers as vLLM shows them."""
     if states:
         group = Group("state", GroupKind.STATE, LAYERS, 2048, BLOCKS, 1, 64, "float32")
         return uniform_layout(group, 256), torch.zeros(LAYERS, BLOCKS, 1, 1, 256, dtype=torch.int8)
@@ -147,7 +149,7 @@ Cores = tuple[Core, Core]
 
 
 def scheduled(tokens: Mapping[str, int] | None = None, preempted: Any = None, ended: Any = ()) -> Any:
-    """A step that computes so many tokens of each request."""
+    """Returns a step that computes this many tokens of each request."""
     counts = dict(tokens or {})
     cached = SimpleNamespace(req_ids=list(counts), num_computed_tokens=[0] * len(counts))
     return SimpleNamespace(

@@ -1,7 +1,7 @@
 """vLLM engines as processes, forked from one that has imported vLLM: that takes 20 s, and an engine has three of them.
 
-The first argument is the number of a socket, which gives for each engine its arguments as JSON, with two descriptors:
-a socket of its own, for JSON lines, and its log. The answer is its process id.
+The first argument is the number of a socket. It receives each engine's arguments as JSON with two descriptors: a socket
+for JSON lines, and a log. The answer is the engine's process id.
 
     {"op": "generate", "prompt", "max_tokens", "params",
      "salt", "n", "adapter", "image", "replica"}           ->  {"tokens", "finish", "params", "cached", "others"}
@@ -11,7 +11,7 @@ a socket of its own, for JSON lines, and its log. The answer is its process id.
     {"op": "reset", "connector"}                           ->  {"free"}  the prefix cache is empty: no block in use
 
 An "adapter" is [number, folder], an "image" the seed of a random one, a "replica" the number of one of a data-parallel
-engine. Each line has an "id", and so has its answer; they come in any order. A line that fails is answered with
+engine. Each line has an "id", which its answer repeats; answers come in any order. A line that fails is answered with
 {"error"}. The end of the input ends the engine.
 """
 
@@ -44,7 +44,7 @@ COUNTS: Counter[str] = Counter()
 
 
 class Counting(StatLoggerBase):
-    """vLLM's own counters, as far as tests ask for them."""
+    """The counters of vLLM that tests read."""
 
     def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
         pass
@@ -71,7 +71,7 @@ class Counting(StatLoggerBase):
 
 
 class Lines:
-    """One task for each line."""
+    """Runs one task for each line."""
 
     def __init__(self, engine: AsyncLLM, writer: asyncio.StreamWriter) -> None:
         self._engine = engine
@@ -86,7 +86,7 @@ class Lines:
             answer = await getattr(self, line["op"])(line)
         except asyncio.CancelledError:
             answer = {"error": "aborted"}
-        except Exception as error:  # noqa: BLE001 - told to whoever asked
+        except Exception as error:  # noqa: BLE001 - the answer reports it
             answer = {"error": f"{type(error).__name__}: {error}"}
         self._writer.write(json.dumps({"id": line["id"], **answer}).encode() + b"\n")
         del self._tasks[line["id"]]
@@ -96,7 +96,7 @@ class Lines:
         sampling = SamplingParams(
             max_tokens=line["max_tokens"],
             temperature=1 if answers > 1 else 0,
-            top_k=1,  # the same tokens; vLLM gives one answer only at temperature 0
+            top_k=1,  # makes the same tokens; vLLM gives one answer only at temperature 0
             detokenize=False,
             ignore_eos=True,
             n=answers,
@@ -128,7 +128,7 @@ class Lines:
         return {}
 
     async def abort(self, line: dict[str, Any]) -> dict[str, Any]:
-        """As when a client hangs up."""
+        """Aborts a request as if its client hung up."""
         task = self._tasks.get(line["of"])
         if task is not None:
             task.cancel()
@@ -162,44 +162,43 @@ async def serve(arguments: dict[str, Any], lines_socket: socket.socket) -> None:
 
 
 def fork_only() -> None:
-    """vLLM's CPU platform spawns, in case OpenMP has threads at the fork: here nothing has computed before it."""
+    """Makes vLLM fork. Its CPU platform spawns in case OpenMP has threads, but nothing has computed here yet."""
     context = multiprocessing.get_context("fork")
     for module in (system_utils, multiproc_executor, engine_utils):
         module.get_mp_context = lambda: context
 
 
 def yield_nothing() -> None:
-    """Linux 6.18 takes from processes that yield what they are owed, so that of two engines on one processor the one
-    that did may stand still for a minute. vLLM yields where it waits for its workers.
+    """Stops vLLM from yielding while it waits for its workers. On Linux 6.18 a process that yields loses the time it is
+    owed, so one of two engines on a processor may stand still for a minute.
     """
     vllm_utils.USE_SCHED_YIELD = False
 
 
 def without_amx() -> None:
-    """Products of bfloat16 that AMX computes depend on how many requests are computed at once, and so do tokens. Of the
-    two that compute here oneDNN, which loads nothing before its first product, reads an environment variable, and vLLM
-    asks torch.
+    """Turns AMX off: its bfloat16 products, and so the tokens, depend on how many requests are computed at once. Two
+    libraries compute here: oneDNN reads an environment variable before its first product, and vLLM asks torch.
     """
     os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_BF16"
     torch.cpu._is_amx_tile_supported = lambda: False
 
 
 def become_engine(request: dict[str, Any], lines_socket: socket.socket) -> None:
-    """In the forked process, until its end."""
+    """Runs an engine in the forked process until the process ends."""
     asyncio.run(serve(request["arguments"], lines_socket))
 
 
 def fork_on_request(become: Callable[[dict[str, Any], socket.socket], None]) -> None:
-    """Forks engines until nobody asks any more."""
+    """Forks engines until the control socket closes."""
     control = socket.socket(fileno=int(sys.argv[1]))
     fork_only()
     yield_nothing()
     without_amx()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the engines
     while True:
         request, descriptors, _, _ = socket.recv_fds(control, 2**16, 2)
         if not request:
-            os._exit(0)  # to take apart all that it imported takes long on a busy machine
+            os._exit(0)  # an ordered exit takes long on a busy machine
         lines_fd, log = descriptors
         pid = os.fork()
         if pid == 0:

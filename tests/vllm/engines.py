@@ -1,4 +1,4 @@
-"""Two vLLM engines with a tiny random model, each on a processor of its own, and what routers do with them."""
+"""Two vLLM engines with a tiny random model, each on a processor of its own, and a router's use of them."""
 
 import base64
 import contextlib
@@ -21,36 +21,36 @@ from tests.vllm.processes import command_line, end, runs, tree_of
 
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 240.0
-"""An engine imports for 20 s and starts for 20 more, on a processor that it has for itself."""
+"""Timeout for a start, in seconds. On a processor of its own an engine imports for 20 s and starts for 20 s more."""
 WAIT_S = 60.0
-"""For whatever comes by itself; it is when a test gives up."""
+"""Timeout after which a test gives up, in seconds."""
 BLOCK_TOKENS = 32
 CHUNK_TOKENS = 256
-"""Longer prefills are computed in several steps."""
+"""Maximum number of tokens that one step computes; longer prefills take several steps."""
 SEQUENCES = 16
-"""More requests than that wait."""
+"""Maximum number of requests that run at once; more wait."""
 MAX_TOKENS = 12
 VOCABULARY = 1024
 DATA_PATHS = "cma", "nixl"
 PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
-"""What routers ask of P."""
-# Each engine has one processor: OpenMP, which counts them before it is bound to that one, would spin with two threads.
+"""Params that routers send to P."""
+# Each engine has one processor. OpenMP counts them before it is bound to that one, and would spin with two threads.
 ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "UCX_RCACHE_MAX_UNRELEASED": "1024"}
 LEAD, WORKER = "kvgrpc\0serve", "VLLM::Worker"
-"""Command lines: see `Engine.tree`."""
+"""Parts of command lines; see `Engine.tree`."""
 HELD = (
     "pending_transfer_count", "active_transfer_count", "lease_count", "open_access_count", "pinned_block_count",
     "quarantined_block_count",
 )  # fmt: skip
-"""Of a lead's counts, those that are 0 at rest."""
+"""Counts of a lead that are 0 at rest."""
 
 Params = Mapping[str, Any]
 Adapter = tuple[int, str]
-"""Its number, and its folder."""
+"""Number and folder of an adapter."""
 
 
 def write_model(folder: Path, kv_heads: int = 4) -> None:
-    """A Llama of 7 MB. Its weights are large for its size, so that its tokens depend on the whole prompt."""
+    """Writes a Llama of 7 MB. Its weights are large for its size, so that its tokens depend on the whole prompt."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -64,12 +64,12 @@ def write_model(folder: Path, kv_heads: int = 4) -> None:
 
 
 def prompt_of(count: int, seed: int) -> list[int]:
-    """So many tokens, others for each seed."""
+    """Returns `count` tokens, which differ for each seed."""
     return [(i * i * 31 + i * (7 + 2 * seed) + seed * 131) % (VOCABULARY - 3) + 3 for i in range(count)]
 
 
 def free_port() -> int:
-    """One that no outgoing connection gets meanwhile: the engine binds it half a minute later."""
+    """Returns a port that no outgoing connection can take before the engine binds it half a minute later."""
     first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     while True:
         port = random.randrange(10_000, first_ephemeral)
@@ -78,7 +78,7 @@ def free_port() -> int:
 
 
 def wait_until(condition: Callable[[], bool], what: Callable[[], object] = str, timeout_s: float = WAIT_S) -> None:
-    """Asks again until it holds, for what no call waits for."""
+    """Waits until the condition holds, for events that no call waits for."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"did not come within {timeout_s} s: {what()}"
@@ -87,14 +87,14 @@ def wait_until(condition: Callable[[], bool], what: Callable[[], object] = str, 
 
 @dataclass
 class Answer:
-    """Of one request."""
+    """Answer to one request."""
 
     tokens: list[int]
     finish: str = ""
     params: Any = None
     cached: int = 0
     others: tuple[list[int], ...] = ()
-    """Further answers, where several were asked for."""
+    """Further answers, if several were asked for."""
     error: str = ""
 
     @property
@@ -135,7 +135,7 @@ class Engine:
     def __init__(
         self, name: str, core: int, engines: Engines, *, extra: Mapping[str, Any], on_loss: str, more: Mapping[str, Any]
     ) -> None:
-        """`extra`: of the connector's configuration; `more`: of vLLM's."""
+        """`extra` configures the connector, `more` vLLM."""
         self.name = name
         self.address = f"127.0.0.1:{free_port()}"
         self._log = engines.folder / f"{name}-{self.address.rpartition(':')[2]}.log"
@@ -158,12 +158,12 @@ class Engine:
         cores = [(core + worker) % (os.cpu_count() or 1) for worker in range(workers)]
         bound = "|".join(map(str, cores))
         environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": bound, "VLLM_NO_USAGE_STATS": "1"}
-        # Each rank on one processor: two engines whose threads share both take many times as long.
+        # Each rank has one processor: two engines whose threads share both processors take many times as long.
         request = {"arguments": arguments, "environment": environment, "cores": cores}
         self._pid = engines.fork(request, theirs, self._log)
         theirs.close()
 
-    # -- its life
+    # -- life
 
     def ready(self) -> None:
         self._read(0, START_S)
@@ -173,7 +173,7 @@ class Engine:
         return runs(self._pid)
 
     def tree(self, named: str = "") -> list[int]:
-        """All its processes, its lead included; or those with such a command line."""
+        """Returns all processes of the engine, including its lead, or those with this command line."""
         return [pid for pid in tree_of(self._pid) if not named or named in command_line(pid)]
 
     def signal(self, number: int) -> None:
@@ -181,7 +181,7 @@ class Engine:
             os.kill(pid, number)
 
     def kill(self) -> None:
-        """At once, with everything that it started."""
+        """Kills the engine and all processes that it started, at once."""
         tree = self.tree()
         self.signal(signal.SIGKILL)
         self._gone(tree)
@@ -208,14 +208,14 @@ class Engine:
     def begin(
         self, prompt: Sequence[int], params: Params | None = None, max_tokens: int = MAX_TOKENS, **more: Any
     ) -> int:
-        """A request on its way; see `answer`. `more`: as its line has it, see `engine_process`."""
+        """Begins a request; see `answer`. `more` are further fields of its line, see `engine_process`."""
         return self._write(op="generate", prompt=list(prompt), params=params, max_tokens=max_tokens, **more)
 
     def answer(self, line_id: int) -> Answer:
         return Answer(**{"tokens": [], **self._read(line_id)})
 
     def answered(self, line_id: int) -> bool:
-        """Whether `answer` has one at once."""
+        """Checks that `answer` would return at once."""
         if line_id not in self._answers:
             self._hear(0.01)
         return line_id in self._answers
@@ -226,7 +226,7 @@ class Engine:
         return self.answer(self.begin(prompt, params, max_tokens, **more))
 
     def begin_load(self, adapter: Adapter) -> int:
-        """An adapter is on its way to the engine, in place of the one with its number."""
+        """Begins to load an adapter in place of the one with its number."""
         line_id = self._write(op="load", adapter=adapter)
         self.counts()  # lines are begun in order
         return line_id
@@ -234,31 +234,31 @@ class Engine:
     def abort(self, line_id: int) -> None:
         self._read(self._write(op="abort", of=line_id))
 
-    # -- what it says of itself
+    # -- state
 
     def counts(self) -> dict[str, int]:
         return self._read(self._write(op="counts"))
 
     def rests(self) -> bool:
-        """No block is in use: an idle vLLM hears by itself what came back."""
+        """Checks that no block is in use. An idle vLLM hears by itself which blocks came back."""
         return self.forgets()
 
     def forgets(self, *, connector: bool = False) -> bool:
-        """Empties the prefix cache, unless some block is in use; and what the connector has, used or not."""
+        """Empties the prefix cache, unless a block is in use. `connector`: also what the connector has, used or not."""
         return bool(self._read(self._write(op="reset", connector=connector))["free"])
 
     def lead(self) -> SyncClient:
-        """Of its lead; close it."""
+        """Connects to its lead; the caller closes the client."""
         return connect_sync(self.address)
 
     def held(self) -> dict[str, int]:
-        """What its lead holds at the moment; empty at rest."""
+        """Returns the non-zero counts of its lead; empty at rest."""
         with self.lead() as lead:
             counts = lead.status().counts
         return {name: getattr(counts, name) for name in HELD if getattr(counts, name)}
 
     def let_go(self) -> None:
-        """Ends all its leases, as a router does that wants nothing more of them."""
+        """Releases all its leases, like a router that no longer needs them."""
         with self.lead() as lead:
             for lease in lead.list_leases().leases:
                 lead.release_lease(lease.lease_id)
@@ -278,7 +278,7 @@ class Engine:
         return self._answers.pop(line_id)
 
     def _hear(self, timeout_s: float) -> bool:
-        """Keeps the answers that came. False: none did in that time."""
+        """Keeps the answers that arrive. Returns False if none arrives in time."""
         self._socket.settimeout(timeout_s)
         try:
             data = self._socket.recv(2**20)
@@ -295,24 +295,24 @@ class Engine:
 
 
 def pushed(key: bytes, source: str = "") -> dict[str, Any]:
-    """The intent of a push; `source`: where it comes from, for D."""
+    """Returns the intent of a push. `source` is its source's address, for D."""
     intent: dict[str, Any] = {"transferKey": base64.b64encode(key).decode(), "mode": "TRANSFER_MODE_PUSH"}
     return {"kvgrpc_intent": intent | ({"peer": {"address": source}} if source else {})}
 
 
 class Pair:
-    """P and D. Either is started anew when it is asked for and gone."""
+    """P and D. `start` replaces either one that is gone."""
 
     def __init__(self, engines: Engines, *, more: Any = None, each: Any = None, **extra: Any) -> None:
-        """`more`: arguments of both engines; `each`: those of P and of D alone."""
+        """`more` are arguments of both engines, `each` those of P and of D alone."""
         self._forked_from, self._extra, self._more, self._each = engines, extra, more or {}, each or {}
         self.on_loss = {"P": "fail", "D": "fail"}
-        """Of those that start from now on."""
+        """Policy for loads that fail, of P and of D when they next start."""
         self._engines: dict[str, Engine] = {}
         self._expected: dict[tuple[int, ...], list[int]] = {}
 
     def start(self) -> None:
-        """Both at once. One that goes on without its lead, since a test failed, is of no use to the next."""
+        """Starts missing engines at once. An engine that lost its lead in a failed test is replaced."""
         for engine in self._engines.values():
             if engine.alive and not engine.tree(LEAD):
                 engine.kill()
@@ -336,10 +336,10 @@ class Pair:
     def d(self) -> Engine:
         return self._engines["D"]
 
-    # -- what routers do
+    # -- a router's calls
 
     def expected(self, prompt: Sequence[int]) -> list[int]:
-        """What one engine alone makes of it: P, which forgets it again."""
+        """Returns the tokens of P alone, which then forgets the prompt."""
         known = tuple(prompt)
         if known not in self._expected:
             self._expected[known] = self.p.ask(prompt).tokens
@@ -347,18 +347,18 @@ class Pair:
         return self._expected[known]
 
     def pull(self, prompt: Sequence[int], **more: Any) -> Answer:
-        """The prefill leg, then the decode leg."""
+        """Runs the prefill leg, then the decode leg."""
         return self.d.ask(prompt, {**self.prefilled(prompt), **more})
 
     def prefilled(self, prompt: Sequence[int], **more: Any) -> dict[str, Any]:
-        """What P's answer has for D."""
+        """Returns the params that P's answer has for D."""
         answer = self.p.ask(prompt, PREFILL, 1, **more)
         assert not answer.failed, answer
         assert answer.params["do_remote_prefill"] is True
         return dict(answer.params)
 
     def push(self, prompt: Sequence[int], *, first: str = "D") -> Answer:
-        """Both legs at once."""
+        """Runs both legs at once."""
         legs = self.begin_push(prompt, first=first)
         source, target = self.p.answer(legs["P"]), self.d.answer(legs["D"])
         assert not source.failed, source
@@ -373,10 +373,10 @@ class Pair:
                 legs["P"] = self.p.begin(prompt, {**PREFILL, **pushed(key)}, 1)
         return legs
 
-    # -- what is left
+    # -- leftovers
 
     def at_rest(self) -> None:
-        """Waits until neither engine nor lead holds anything. Offers for a next turn are let go: none comes."""
+        """Waits until neither engine nor lead holds anything. Releases offers for a next turn, because none comes."""
         for engine in (self.p, self.d):
             if engine.alive:
                 engine.let_go()

@@ -1,4 +1,4 @@
-"""Processes of an engine: whether they run, what they are, and their end."""
+"""Processes of an engine: their state, command lines, trees and ends."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def runs(pid: int) -> bool:
-    """Whether a process is there, and not only waits to be counted."""
+    """Checks that a process exists and is not just waiting to be reaped."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     return False
@@ -22,7 +22,7 @@ def command_line(pid: int) -> str:
 
 
 def tree_of(root: int) -> list[int]:
-    """A process that runs, and all that it started."""
+    """Returns a running process and all processes that it started."""
     rows = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout.split()
     parents = dict(zip(map(int, rows[::2]), map(int, rows[1::2]), strict=True))
     found = [root] if root in parents else []
@@ -32,7 +32,7 @@ def tree_of(root: int) -> list[int]:
 
 
 def end(pids: Sequence[int]) -> None:
-    """Those that are left of them, at once."""
+    """Kills the processes that are still there."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

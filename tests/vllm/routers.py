@@ -15,7 +15,7 @@ GO = shutil.which("go")
 
 @contextmanager
 def go_router(p: Server, d: Server, folder: Path, mode: str, *flags: str) -> Iterator[str]:
-    """examples/router-go, which relays and looks at both leads; `mode`: pull or push. It is built in `folder` once."""
+    """Runs examples/router-go, built in `folder` once, which relays and watches both leads. `mode` is pull or push."""
     binary, url = folder / "router-go", f"http://127.0.0.1:{free_port()}"
     if not binary.exists():
         subprocess.run([str(GO), "build", "-o", binary, "."], cwd=ROOT / "examples" / "router-go", check=True)
@@ -36,7 +36,7 @@ def _takes_work(url: str) -> bool:
 
 @contextmanager
 def discovering_router(discovery_port: int, log: Path) -> Iterator[str]:
-    """vllm-router, with which both engines register at that port."""
+    """Runs vllm-router, with which both engines register at this port."""
     port = free_port()
     command = [
         str(BIN / "vllm-router"), "--vllm-pd-disaggregation", "--vllm-discovery-address", f"127.0.0.1:{discovery_port}",

@@ -1,4 +1,4 @@
-"""vLLM's own HTTP servers, each on a processor of its own, and the router that vLLM's users have."""
+"""vLLM's own HTTP servers, each on a processor of its own, and the usual routers of vLLM."""
 
 import json
 import os
@@ -19,12 +19,12 @@ from tests.vllm.processes import command_line, tree_of
 
 BIN = Path(sys.executable).parent
 MODEL = "tiny"
-"""The name under which requests ask for the model."""
+"""Name under which requests ask for the model."""
 
 
 @dataclass(frozen=True)
 class Server:
-    """An engine with its HTTP server and, where the connector is ours, its lead."""
+    """An engine with its HTTP server and, if the connector is ours, its lead."""
 
     name: str
     port: int
@@ -40,7 +40,7 @@ class Server:
         return {name: getattr(counts, name) for name in HELD if getattr(counts, name)}
 
     def counted(self, metric: str, **labels: str) -> float:
-        """One of its metrics, over all labels but those that are stated."""
+        """Returns one of its metrics, summed over all labels except the stated ones."""
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as answer:
             lines = answer.read().decode().splitlines()
         stated = [f'{name}="{value}"' for name, value in labels.items()]
@@ -48,14 +48,14 @@ class Server:
         return sum(float(line.split()[-1]) for line in found)
 
     def tree(self, named: str = "") -> list[int]:
-        """Its processes, its lead included; or those with such a command line."""
+        """Returns its processes, including its lead, or those with this command line."""
         (root, *_) = (pid for pid in tree_of(os.getpid()) if f"--port\0{self.port}" in command_line(pid))
         return [pid for pid in tree_of(root) if named in command_line(pid)]
 
 
 @contextmanager
 def running(command: Sequence[str], log: Path, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process tree, which is gone afterwards."""
+    """Runs a process tree, and ends it afterwards."""
     whole = os.environ | {"PYTHONPATH": str(ROOT)} | environment
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=whole, start_new_session=True)
@@ -71,12 +71,12 @@ def running(command: Sequence[str], log: Path, **environment: str) -> Iterator[s
 
 
 def new_server(name: str) -> Server:
-    """With addresses that are free."""
+    """Returns a server with free addresses."""
     return Server(name, free_port(), f"127.0.0.1:{free_port()}")
 
 
 def ours(server: Server, **extra: Any) -> dict[str, Any]:
-    """The configuration of our connector."""
+    """Returns the configuration of our connector."""
     return {
         "kv_connector": "KVGrpcConnector", "kv_connector_module_path": "kvgrpc.integrations.vllm", "kv_role": "kv_both",
         "engine_id": server.name, "kv_connector_extra_config": {"listen": server.lead, **extra},
@@ -87,8 +87,8 @@ def ours(server: Server, **extra: Any) -> dict[str, Any]:
 def serving(
     server: Server, core: int, folder: Path, transfer: Mapping[str, Any], flags: Sequence[str], **environment: str
 ) -> Iterator[Server]:
-    """vLLM's own server, its whole tree on one processor. It is not up yet."""
-    # As `vllm serve`, which asks for the version of a package that has another name for processors.
+    """Starts vLLM's own server with its whole tree on one processor. The server is not ready yet."""
+    # `vllm serve` asks for the version of a package that has another name for processors, so its module runs directly.
     program = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     bound = ["taskset", "-c", str(core % (os.cpu_count() or 1))]
     command = [*bound, *program, *arguments(server, folder, transfer, flags)]
@@ -97,7 +97,7 @@ def serving(
 
 
 def arguments(server: Server, folder: Path, transfer: Mapping[str, Any], flags: Sequence[str]) -> list[str]:
-    """Of vLLM's server; `transfer`: empty for one without a connector."""
+    """Returns the arguments of vLLM's server. An empty `transfer` means no connector."""
     connector = ("--kv-transfer-config", json.dumps(transfer)) if transfer else ()
     return [
         "--model", str(folder / "model"), "--served-model-name", MODEL, "--skip-tokenizer-init", "--enforce-eager",
@@ -107,13 +107,13 @@ def arguments(server: Server, folder: Path, transfer: Mapping[str, Any], flags: 
 
 
 def bound_to(core: int) -> dict[str, str]:
-    """What vLLM is told of its processor."""
+    """Returns the environment that binds vLLM to its processor."""
     return {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": str(core), "VLLM_NO_USAGE_STATS": "1"}
 
 
 @contextmanager
 def usual_router(p: Server, d: Server, log: Path) -> Iterator[str]:
-    """vllm-router, as for vLLM's own connector."""
+    """Runs vllm-router, as for vLLM's own connector."""
     url = f"http://127.0.0.1:{free_port()}"
     command = [
         str(BIN / "vllm-router"), "--vllm-pd-disaggregation", "--prefill", p.url, "--decode", d.url,
@@ -127,7 +127,7 @@ def usual_router(p: Server, d: Server, log: Path) -> Iterator[str]:
 
 @contextmanager
 def example_router(p: Server, d: Server, log: Path, mode: str) -> Iterator[str]:
-    """examples/router, which knows both leads; `mode`: pull or push."""
+    """Runs examples/router, which knows both leads. `mode` is pull or push."""
     port = free_port()
     command = [
         sys.executable, str(ROOT / "examples/router/router.py"), "--prefill", p.url, "--prefill-lead", p.lead,
@@ -152,7 +152,7 @@ def listens(port: int) -> bool:
 
 @contextmanager
 def waiting_client(url: str, body: bytes) -> Iterator[None]:
-    """One that has sent its request, and leaves at the end without its answer."""
+    """Sends a request as a client that leaves at the end without its answer."""
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
     with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as client:
         client.sendall(head.encode() + b"\r\n\r\n" + body)

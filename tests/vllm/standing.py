@@ -1,4 +1,4 @@
-"""Processes that stand still for a while, so that a test comes by between two steps."""
+"""Processes that stand still for a while, so that a test can act between two steps."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ from tests.vllm.engines import LEAD, Engine
 
 @contextmanager
 def standing(engine: Engine, named: str = LEAD) -> Iterator[None]:
-    """Its lead stands still: it answers nobody. Or its worker: nothing is computed, and no bytes move."""
+    """Stops the lead, which then answers nobody, or the worker, so that nothing is computed and no bytes move."""
     (process,) = engine.tree(named)
     os.kill(process, signal.SIGSTOP)
     try:

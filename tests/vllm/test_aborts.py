@@ -1,4 +1,4 @@
-"""Clients hang up whenever they like; no block stays in use, and the other side does not wait. See `Pair.at_rest`."""
+"""Clients hang up at any time: no block stays in use, and the other side does not wait. See `Pair.at_rest`."""
 
 import os
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ PROMPT = prompt_of(3 * CHUNK_TOKENS, seed=4)
 
 @contextmanager
 def full(engine: Engine) -> Iterator[None]:
-    """It computes as many requests as it can at a time: further ones queue."""
+    """Keeps the engine busy with as many requests as it runs at once, so that further ones queue."""
     before = engine.counts().get("new_tokens", 0)
     lines = [engine.begin(prompt_of(20, 400 + seed), None, 1500) for seed in range(SEQUENCES)]
     wait_until(lambda: engine.counts()["new_tokens"] - before >= SEQUENCES)

@@ -1,4 +1,4 @@
-"""Engines that compute with adapters, in many small steps. What stands without engines is in test_identity.py."""
+"""Engines that compute with adapters, in many small steps. test_identity.py has the tests without engines."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from tests.vllm.engines import DATA_PATHS, PREFILL, WORKER, Adapter, Engines, Pair, prompt_of, wait_until
 
 RANK, HIDDEN, LAYERS = 8, 256, 4
-"""Of the adapters, and of the model of `write_model`."""
+"""Sizes of the adapters, and of the model of `write_model`."""
 
 
 @pytest.fixture(scope="module", params=DATA_PATHS)
@@ -32,7 +32,7 @@ def adapted(engines_with_adapters: Pair) -> Iterator[Pair]:
 
 
 def write_adapter(folder: Path, seed: int) -> str:
-    """Weights that are large enough to make other tokens."""
+    """Writes an adapter whose weights are large enough to change tokens."""
     folder.mkdir()
     config = {"peft_type": "LORA", "r": RANK, "lora_alpha": 2 * RANK, "target_modules": ["q_proj"], "bias": "none"}
     (folder / "adapter_config.json").write_text(json.dumps(config))
@@ -47,7 +47,7 @@ def write_adapter(folder: Path, seed: int) -> str:
 
 
 def expected_with(pair: Pair, prompt: list[int], adapter: Adapter) -> list[int]:
-    """As `Pair.expected`."""
+    """Returns the tokens of P alone with this adapter, which then forgets the prompt."""
     tokens = pair.p.ask(prompt, adapter=adapter).tokens
     assert pair.p.forgets()
     return tokens

@@ -1,4 +1,4 @@
-"""Processes die. Whoever is left frees its blocks, and never takes one request's KV for another's."""
+"""Processes die. The survivor frees its blocks, and never takes one request's KV for another's."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ def test_an_engine_whose_lead_died_gets_another_one(pair: Pair) -> None:
 
 
 def test_an_engine_that_gets_no_lead_any_more_goes_on_alone(pair: Pair) -> None:
-    """A lead is replaced, but not for ever."""
+    """A lead is not replaced without end."""
     expected = pair.expected(PROMPT)
     params = pair.prefilled(PROMPT)
 
@@ -45,7 +45,7 @@ def test_an_engine_that_gets_no_lead_any_more_goes_on_alone(pair: Pair) -> None:
 
 @pytest.mark.parametrize("opened", [False, True])
 def test_a_pull_whose_source_dies_fails_where_that_is_configured(pair: Pair, *, opened: bool) -> None:
-    """Before its source answered, and when its bytes may move: some of them have, or are read from the dead."""
+    """The source dies before it answers, or while bytes move: some have moved, or are read from the dead process."""
     expected = pair.expected(PROMPT)
     assert not pair.pull(prompt_of(50, seed=11)).failed  # they have met
     params = pair.prefilled(PROMPT)
@@ -76,11 +76,11 @@ def test_a_push_whose_source_dies_after_its_first_part_fails_where_that_is_confi
 
 
 def test_prefill_frees_what_a_dead_decode_engine_was_reading(pair: Pair) -> None:
-    pair.on_loss["D"] = "recompute"  # of the one that comes next
+    pair.on_loss["D"] = "recompute"  # for the next D
     assert not pair.pull(prompt_of(50, seed=8)).failed  # they have met
     params = pair.p.ask(PROMPT, {**PREFILL, "kvgrpc_intent": {"ttl": "5s"}}, 1).params
     (worker,) = pair.d.tree(WORKER)
-    os.kill(worker, signal.SIGSTOP)  # it would have read everything in a millisecond
+    os.kill(worker, signal.SIGSTOP)  # otherwise it would read everything in a millisecond
     try:
         pair.d.begin(PROMPT, params)
         wait_until(lambda: "open_access_count" in pair.p.held(), pair.p.held)

@@ -1,4 +1,4 @@
-"""Steps whose work goes on after their hooks, on a device that is done when its test says so."""
+"""Steps whose work continues after their hooks, on a device that is done when its test says so."""
 
 import threading
 from contextlib import closing
@@ -42,7 +42,7 @@ class Place:
 
 
 class Queue:
-    """Of a device, which computes nothing before `works` is called."""
+    """The queue of a device that computes nothing before `works` is called."""
 
     def __init__(self) -> None:
         self.places: list[Place] = []
@@ -54,7 +54,7 @@ class Queue:
         return self.places[-1]
 
     def works(self, error: str = "") -> None:
-        """Up to the next mark."""
+        """Computes up to the next mark."""
         self.places.pop(0).passed(error)
 
 
@@ -87,7 +87,7 @@ def test_of_a_device_that_failed_nothing_is_told_any_more(device: Queue, caplog:
 
 
 class Event:
-    """Takes what events of XPUs take."""
+    """A stand-in for events of XPUs."""
 
     def __init__(self, enable_timing: bool = False) -> None:
         self.recorded = ""
@@ -113,7 +113,7 @@ def test_no_hook_waits_for_a_device_and_nothing_goes_uncomputed(device: Queue, l
         source = request_of("p", {**PREFILL, **pushed(KEY)})
         p.tables["p"] = blocks = p.computing(source)
         for layer in p.memory.values():
-            layer[blocks] = 99  # what was there before
+            layer[blocks] = 99  # the old content
         target = d.begin(request_of("d", {"do_remote_prefill": True, **pushed(KEY, p.side.address)}))
         d.step()
         p.step({"p": len(PROMPT)})  # the hooks of the step return, and the request may leave
@@ -132,7 +132,7 @@ def test_no_hook_waits_for_a_device_and_nothing_goes_uncomputed(device: Queue, l
 
 
 class Cache:
-    """A tensor that kvgrpc sees only by its copies, which are done at once; none is before `may_copy`."""
+    """A tensor that kvgrpc sees only by its copies. A copy is instant, but none runs before `may_copy` is set."""
 
     def __init__(self, memory: torch.Tensor) -> None:
         self.nbytes = memory.nbytes
@@ -236,8 +236,8 @@ def test_what_a_cache_behind_a_mirror_holds_is_pushed_once_it_is_copied(device: 
 def test_a_layer_of_several_groups_is_told_of_when_the_last_group_here_has_computed_it(
     device: Queue, first_layers: list[int], numbers: list[int], then: list[int]
 ) -> None:
-    """Of a draft's layer, which is computed more than once in a step, its first time counts. Earlier pipeline stages
-    have the first layers, of each group as many as they have.
+    """A draft's layer is computed more than once in a step; its first time counts. The numbers of layers begin after
+    those of earlier pipeline stages, for each group.
     """
     names, block_bytes = [["w0", "w1"], ["f0", "f1"]], 2 * BLOCK_TOKENS * 8 * 2
     shape = (BLOCK_TOKENS, BLOCKS, 1, 8, "float16")
@@ -251,7 +251,7 @@ def test_a_layer_of_several_groups_is_told_of_when_the_last_group_here_has_compu
     options = Options(Defaults(), layers_per_part=1)
     with closing(WorkerSide(options, layout, lambda _: device.mark)) as worker:
         worker.register({name: memory[layer] for of in names for layer, name in enumerate(of)}, names)
-        worker._count(first_layers)  # as its ticket says
+        worker._count(first_layers)  # as the worker's ticket says
         assert [worker._number[name] for of in names for name in of] == numbers
         for number in (1, 2):
             before, marked = device.marked, []
@@ -264,7 +264,7 @@ def test_a_layer_of_several_groups_is_told_of_when_the_last_group_here_has_compu
 
 
 def test_layers_with_states_are_told_of_when_their_step_is_over(device: Queue) -> None:
-    """Of states vLLM says nothing before."""
+    """vLLM reports no states before the end of the step."""
     names, block_bytes, state_bytes = [["s0"], ["f0", "f1"]], 2 * BLOCK_TOKENS * 8 * 2, 256
     groups = (Group("s", GroupKind.STATE, 1, 2048, BLOCKS, 1, 64, "float32", space="kv"),
               Group("f", GroupKind.FULL_ATTENTION, 2, BLOCK_TOKENS, BLOCKS, 1, 8, "float16", space="kv"))  # fmt: skip

@@ -12,7 +12,7 @@ from tests.vllm.engines import ROOT
 
 ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
 ENGINE_S = 110.0
-"""An engine that starts, answers one request and ends."""
+"""Timeout for an engine that starts, answers one request and ends, in seconds."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What vLLM is told by the connector, and which blocks it may use: see tests/vllm/cores.py."""
+"""The connector's messages to vLLM, and the blocks that vLLM may use; see tests/vllm/cores.py."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ def test_a_load_is_told_once_and_what_was_given_comes_back(cores: Cores) -> None
     wait_until(lambda: d.step() and d.told.loaded == {"d"})
     assert not d.told.failed
     assert all(torch.all(layer[blocks] == 7 + number) for number, layer in enumerate(d.memory.values()))
-    d.hooks.allocated(request, (blocks,), 0)  # as vLLM does when it goes on with the request
+    d.hooks.allocated(request, (blocks,), 0)  # vLLM calls it again when it goes on with the request
     assert d.hooks.finished(request, (blocks,)) == (False, None)
     wait_until(lambda: p.step() and p.used() == 0)
     d.step()
@@ -68,7 +68,7 @@ def test_a_load_whose_source_died_fails_once(cores: Cores) -> None:
     d.free(blocks)
     d.step()
     assert d.used() == 0
-    wait_until(lambda: p.step() and p.used() == 0)  # its own next lead is there
+    wait_until(lambda: p.step() and p.used() == 0)  # P's next lead is there
 
 
 @pytest.mark.parametrize("on_loss", OnLoss)
@@ -88,7 +88,7 @@ def test_what_cannot_come_fails_or_is_computed(on_loss: OnLoss) -> None:
 
 
 def test_beside_other_connectors_a_loss_is_a_load_of_nothing_and_its_request_begins_anew() -> None:
-    """What vLLM does with loads that fail is the same for all connectors then."""
+    """vLLM's policy for failed loads then applies to all connectors."""
     p, d = Core("P"), Core("D", OnLoss.RECOMPUTE, alone=False)
     request = request_of("d", p.prefilled("p"))
     request.num_computed_tokens = len(PROMPT)
@@ -119,13 +119,13 @@ def test_a_prompt_with_more_than_token_ids_is_neither_given_nor_taken(cores: Cor
 
 
 def image(name: str = "cat", offset: int = 4) -> Any:
-    """An image in a prompt, as vLLM has it."""
+    """Returns an image in a prompt, as vLLM has it."""
     return SimpleNamespace(modality="image", identifier=name, mm_position=SimpleNamespace(offset=offset, length=20))
 
 
 @pytest.mark.parametrize("other", [image("dog"), image(offset=5), None], ids=["image", "place", "none"])
 def test_a_prompt_with_images_is_taken_with_the_same_at_the_same_places_only(cores: Cores, other: Any) -> None:
-    """Their token ids are those of any image."""
+    """The token ids of all images are equal."""
     p, d = cores
     params = [p.prefilled(name, mm_features=[image()]) for name in ("same", "other")]
     d.begin(request_of("same", params[0], mm_features=[image()]))
@@ -181,7 +181,7 @@ def test_a_request_under_the_id_of_one_that_is_pushed_leaves_the_push_alone(core
 
 
 def refused_by_the_api(name: str, params: Any) -> Any:
-    """As vLLM shows it: without its prompt, and aborted at once."""
+    """Returns a refused request as vLLM shows it: without its prompt, and aborted at once."""
     return request_of(name, params, abort_immediately=True, prompt_token_ids=[0], all_token_ids=[0], num_tokens=1)
 
 
@@ -240,7 +240,7 @@ def test_when_the_session_is_over_loads_fail_once_in_blocks_that_stay_out_of_use
     os.kill(p.side.lead_pid, signal.SIGSTOP)
     blocks = d.begin(first)
     d.hooks.arrived(second)
-    d.worker.close()  # it ends the engine's life, as a worker's death does
+    d.worker.close()  # ends the engine's life, like a worker's death
     wait_until(lambda: d.step() and d.told.failed == {"first"})
     os.kill(p.side.lead_pid, signal.SIGCONT)
     assert d.hooks.finished(first, (blocks,)) == (False, None)
@@ -273,7 +273,7 @@ def test_idle_steps_notice_that_the_session_is_over(cores: Cores, caplog: pytest
 
 
 def test_blocks_that_were_given_come_back_after_a_defect_only_once_the_lead_is_gone(cores: Cores) -> None:
-    """Also where the engine's own blocks are part of the defect: the lead would go on vouching for what it gave."""
+    """This includes a defect in the engine's own blocks: the lead would keep vouching for what it gave."""
     p, d = cores
     assert p.prefilled("given")
     taken = request_of("taken", d.prefilled("q"))
@@ -310,7 +310,7 @@ def test_the_block_that_represents_missing_ones_is_never_read_or_written(cores: 
 
 
 def test_a_push_whose_prefill_is_preempted_brings_what_the_new_prefill_computed(cores: Cores) -> None:
-    """In other blocks; the old ones are somebody else's at once."""
+    """The new prefill uses other blocks; another request uses the old ones at once."""
     p, d = cores
     key = b"k" * 16
     source = request_of("p", {**PREFILL, **pushed(key)})
@@ -320,7 +320,7 @@ def test_a_push_whose_prefill_is_preempted_brings_what_the_new_prefill_computed(
     p.step(preempted={"p"})
     for layer in p.memory.values():
         layer[old] = 99
-    p.tables["p"] = new = p.allocate(4)[1:]  # what was freed last is allocated first: one block is the old one still
+    p.tables["p"] = new = p.allocate(4)[1:]  # the last freed block is allocated first, so one block is the old one
     assert set(new) != set(old)
     for number, layer in enumerate(p.memory.values()):
         layer[new] = 40 + number

@@ -1,4 +1,4 @@
-"""Two vLLM servers behind routers: the one that vLLM's users have, which knows nothing of kvgrpc, and our example."""
+"""Two vLLM servers behind routers: the usual one of vLLM, which does not know kvgrpc, and our example."""
 
 import json
 import urllib.error
@@ -29,7 +29,7 @@ FLAGS = ("--max-model-len", "2048", "--block-size", str(BLOCK_TOKENS), "--num-gp
 
 @pytest.fixture(scope="module", params=DATA_PATHS)
 def servers(request: pytest.FixtureRequest, model_folder: Path) -> Iterator[Servers]:
-    """Over one data path."""
+    """Yields servers over one data path."""
     p, d = new_server("P"), new_server("D")
     with (
         serving(p, 0, model_folder, ours(p, data_paths=[request.param]), FLAGS),
@@ -64,7 +64,7 @@ def complete(url: str, prompt: list[int], **more: Any) -> list[int]:
 
 
 def received(server: Server) -> float:
-    """Tokens whose KV came, as Prometheus would read it."""
+    """Returns the number of tokens whose KV came, as Prometheus reads it."""
     return server.counted("vllm:kvgrpc_received_tokens_total")
 
 
@@ -80,7 +80,7 @@ def test_a_router_without_kvgrpc_pulls_from_the_first_request(servers: Servers, 
 
 
 def all_of(url: str, prompt: Any, **more: Any) -> list[list[int]]:
-    """The tokens of all its answers."""
+    """Returns the tokens of all answers."""
     choices = answer_of(url, prompt, temperature=1, top_k=1, **more)["choices"]
     return [choice["token_ids"] for choice in sorted(choices, key=lambda choice: int(choice["index"]))]
 
@@ -88,7 +88,7 @@ def all_of(url: str, prompt: Any, **more: Any) -> list[list[int]]:
 def test_several_answers_and_lists_of_prompts_go_through_a_router_as_one_request(
     servers: Servers, router_url: str
 ) -> None:
-    """VLLM makes several of each. None of them fails, and what was given is taken, or let go."""
+    """vLLM makes several requests of each. None of them fails, and what was given is taken or released."""
     p, d = servers
     prompts = [prompt_of(200 + 40 * seed, 140 + seed) for seed in range(4)]
     expected = [complete(p.url, prompt) for prompt in prompts]
@@ -104,7 +104,7 @@ def test_several_answers_and_lists_of_prompts_go_through_a_router_as_one_request
 
 
 def test_a_request_that_decode_refuses_lets_its_source_go(servers: Servers) -> None:
-    """vLLM shows such a request without its prompt: its grant is enough."""
+    """vLLM shows such a request without its prompt, but its grant is enough."""
     p, d = servers
     ask = {**PREFILL, "kvgrpc_intent": {"ttl": "600s"}}
     params = answer_of(p.url, prompt_of(100, 105), max_tokens=1, kv_transfer_params=ask)["kv_transfer_params"]
@@ -117,7 +117,7 @@ def test_a_request_that_decode_refuses_lets_its_source_go(servers: Servers) -> N
 
 def test_what_is_lost_sent_unsent_and_refused_is_counted_for_prometheus(servers: Servers) -> None:
     p, d = servers
-    for server in servers:  # what came before this test is counted when its blocks are free
+    for server in servers:  # earlier counts arrive when their blocks are free
         wait_until(lambda s=server: s.held() == {} and s.counted("vllm:kv_cache_usage_perc") == 0)  # type: ignore[misc]
     names = [(p, "sent"), (p, "unsent"), (d, "received"), (d, "lost"), (d, "refused")]
     before = [server.counted(f"vllm:kvgrpc_{name}_total") for server, name in names]

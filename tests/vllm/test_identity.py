@@ -1,4 +1,4 @@
-"""Nobody gets KV of other weights, or of another tenant, whatever names say."""
+"""Nobody gets KV of other weights or of another tenant, whatever the names say."""
 
 import dataclasses
 import json
@@ -42,7 +42,7 @@ def lora(folder: Path, name: str = "adapter", number: int = 1, **more: Any) -> L
 
 
 def comes(d: Core, params: dict[str, Any], **fields: Any) -> bool:
-    """Whether D loads what P offers."""
+    """Checks that D loads what P offers."""
     request = request_of("d", params, **fields)
     blocks = d.begin(request)
     wait_until(lambda: d.step() and d.told.loaded == {"d"})
@@ -67,7 +67,7 @@ def test_the_kv_of_an_adapter_is_taken_with_it_alone(in_order: Cores, tmp_path: 
 
 
 def test_a_name_with_other_files_at_decode_is_another_adapter(in_order: Cores, tmp_path: Path) -> None:
-    """One name, and one path as in containers, where only the bytes differ."""
+    """Name and path are equal, as in containers; only the bytes differ."""
     p, d = in_order
     folder = adapter_in(tmp_path / "adapter", b"old")
     params = p.prefilled("p", lora_request=lora(folder))
@@ -79,7 +79,7 @@ def changed(folder: Path) -> LoRARequest:
     weights = folder / "adapter_model.safetensors"
     before = weights.stat()
     weights.write_bytes(b"new")
-    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))  # as a copy that keeps times does
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))  # like a copy that keeps times
     return lora(folder)
 
 
@@ -113,8 +113,8 @@ def test_an_adapter_changed_while_it_computes_gives_nothing(in_order: Cores, tmp
 @pytest.mark.parametrize("heard_by", ["a request of nobody's", "a load"])
 @pytest.mark.parametrize("same_folder", [True, False])
 def test_a_replaced_adapter_gives_nothing(in_order: Cores, tmp_path: Path, heard_by: str, *, same_folder: bool) -> None:
-    """vLLM goes on with other weights under the same number: the KV is of both, and so is what its prefix cache keeps
-    under the path that the request came with.
+    """vLLM goes on with other weights under the same number. The KV mixes both, and so does its prefix cache under the
+    request's path.
     """
     p, _ = in_order
     folder = adapter_in(tmp_path / "adapter", b"old")
@@ -191,7 +191,7 @@ def test_an_adapter_unknown_at_prefill_ends_its_push(in_order: Cores, tmp_path: 
     assert p.left(source, p.tables["p"]) == {}
     if begins == "P":
         d.begin(target)
-    wait_until(lambda: p.step() and d.step() and d.told.failed == {"d"})  # a registration would wait for twice that
+    wait_until(lambda: p.step() and d.step() and d.told.failed == {"d"})  # a registration would wait twice as long
     wait_until(lambda: p.step() and p.used() == 0)
 
 
@@ -226,7 +226,7 @@ def test_between_engines_another_cache_salt_fails_and_the_same_gives_the_tokens(
     assert pair.d.ask(prompt, params, salt="a").tokens == expected
 
 
-# ---- what the KV of the same tokens is of, in engines of another configuration
+# ---- the identity of KV between engines with different configurations
 
 CONNECTOR = {
     "kv_connector": "KVGrpcConnector", "kv_role": "kv_both", "kv_connector_module_path": "kvgrpc.integrations.vllm"
@@ -355,7 +355,7 @@ def test_every_setting_that_does_not_count_is_one_that_vllm_has() -> None:
 
 
 class Layer(AttentionLayerBase):
-    """One layer of a loaded model, with what is read of it."""
+    """One layer of a loaded model, with the fields that are read."""
 
     def __init__(self, dtype: str = "auto", isa: str | None = "amx", scale: float = 1.0) -> None:
         self.kv_cache_dtype, self._k_scale_float, self._v_scale_float = dtype, scale, 1.0

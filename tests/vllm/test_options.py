@@ -1,4 +1,4 @@
-"""What vLLM's configuration says of kvgrpc, against what is documented."""
+"""The options of kvgrpc in vLLM's configuration are documented."""
 
 import dataclasses
 import inspect
@@ -86,7 +86,7 @@ def test_limits_of_the_lead_are_flags_of_its_own() -> None:
 def test_what_does_not_come_is_computed_unless_the_connector_is_told_to_fail(
     of_vllm: str, stated: dict[str, Any], chosen: str
 ) -> None:
-    """VLLM's own key is `fail` where nobody chose it."""
+    """vLLM's own key is `fail` by default."""
     transfer = SimpleNamespace(kv_connector_extra_config=stated, kv_load_failure_policy=of_vllm)
     for _ in range(2):  # a scheduler and a worker in one process share it
         choose_policy(transfer)
@@ -103,7 +103,7 @@ def test_policies_that_contradict_each_other_stop_the_start(stated: str) -> None
 
 
 def test_vllm_is_told_before_it_reads_its_policy() -> None:
-    """It makes its connector first."""
+    """vLLM makes its connector first."""
     source = inspect.getsource(VllmScheduler.__init__)
     assert source.index("create_connector") < source.index("kv_transfer_config.kv_load_failure_policy")
 
@@ -161,14 +161,16 @@ def test_vllm_is_asked_for_a_layout_that_is_served_and_to_come_by_between_layers
 
 
 def test_what_comes_from_elsewhere_is_there_for_all_groups() -> None:
-    """vLLM asks for which: those of others it would compute."""
+    """vLLM asks which groups were loaded, and would compute the others."""
     connector = object.__new__(KVGrpcConnector)
     connector._groups = [["full"], ["window"], ["state"]]
     assert connector.get_loaded_kv_cache_group_ids(SimpleNamespace()) == (0, 1, 2)
 
 
 def test_whatever_role_an_engine_has_what_it_hands_over_is_delivered() -> None:
-    """vLLM asks the connector, whose default is the role: without, a preempted prefill may leave without its KV."""
+    """vLLM asks the connector, which by default answers with its role: a preempted prefill could leave without its
+    KV.
+    """
     connector = object.__new__(KVGrpcConnector)
     connector._kv_transfer_config = SimpleNamespace(is_kv_producer=False)
     assert not KVConnectorBase_V1.requires_kv_delivery.fget(connector)

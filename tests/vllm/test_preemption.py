@@ -1,4 +1,4 @@
-"""Engines with few blocks, which preempt: and without a prefix cache, so that a preempted request begins anew.
+"""Engines with few blocks, which preempt, and without a prefix cache, so that a preempted request begins anew.
 
 They push layer by layer, and compute a prompt in many small steps.
 """
@@ -13,7 +13,7 @@ from tests.vllm.engines import BLOCK_TOKENS, DATA_PATHS, PREFILL, Engine, Engine
 
 BLOCKS = 48
 GROWING, GROWS_BY = 8, 150
-"""So many requests grow to so many tokens: each alone is small, all together take every block."""
+"""Number of growing requests, and their final tokens: each alone is small, all together take every block."""
 LONG = 28 * BLOCK_TOKENS + 5
 """Tokens of a prompt that fits beside them only while they are short."""
 
@@ -36,7 +36,7 @@ def small(small_engines: Pair) -> Iterator[Pair]:
 
 
 def crowded(engine: Engine) -> list[int]:
-    """Requests that grow, all of them under way."""
+    """Begins requests that grow, and waits until all are under way."""
     before = engine.counts().get("new_tokens", 0)
     lines = [engine.begin(prompt_of(20, 300 + seed), None, GROWS_BY) for seed in range(GROWING)]
     wait_until(lambda: engine.counts()["new_tokens"] - before >= GROWING)

@@ -1,4 +1,4 @@
-"""After a reset, of new weights say, nothing that was computed before it is offered or taken."""
+"""After a reset, for example for new weights, nothing that was computed before it is offered or taken."""
 
 import os
 import signal
@@ -46,7 +46,7 @@ def test_a_reset_cancels_loads_which_fail_once(cores: Cores) -> None:
 
 
 def test_what_is_being_computed_at_a_reset_is_not_handed_over(cores: Cores) -> None:
-    """Its first chunk is of the old weights."""
+    """Its first chunk was computed with the old weights."""
     p, _ = cores
     request = request_of("p", PREFILL)
     blocks = p.computing(request)
@@ -80,7 +80,7 @@ def test_a_reset_of_an_engine_without_kvgrpc_frees_what_is_held(cores: Cores) ->
 
 @pytest.mark.parametrize("push", [True, False])
 def test_a_reset_ends_what_is_offered_and_vllm_forgets_at_the_second_call(pair: Pair, *, push: bool) -> None:
-    """The first one meets blocks that are held, and lets them go."""
+    """The first call meets held blocks, and releases them."""
     prompt = prompt_of(CHUNK_TOKENS + 50, seed=210 + push)
     expected = pair.expected(prompt)
     answer = pair.p.ask(prompt, {**PREFILL, **(pushed(os.urandom(16)) if push else {})}, 1)

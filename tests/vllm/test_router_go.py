@@ -1,4 +1,4 @@
-"""Two vLLM servers behind the router in Go: the tokens of one engine, and nothing that is left."""
+"""Two vLLM servers behind the router in Go: the tokens are those of one engine, and nothing is left."""
 
 import json
 import socket
@@ -42,7 +42,7 @@ def complete(url: str, prompt: list[int], **more: Any) -> list[int]:
 
 
 def received(server: Server) -> float:
-    """Tokens whose KV came."""
+    """Returns the number of tokens whose KV came."""
     return server.counted("vllm:kvgrpc_received_tokens_total")
 
 

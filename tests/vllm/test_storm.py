@@ -1,4 +1,4 @@
-"""A short storm, as `make storm` has them: bursts, hang-ups, and pools that are too small for them."""
+"""A short storm of `make storm`: bursts, hang-ups, and pools that are too small for them."""
 
 import json
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 from tests.vllm.engines import ROOT
 
 START_S = 480.0
-"""Three servers start, two of them at once."""
+"""Timeout in seconds. Three servers start, two of them at once."""
 
 
 @pytest.mark.timeout(START_S)

@@ -1,4 +1,4 @@
-"""A prompt that P computed gives the same tokens at D as one engine alone: by pull, by push, whatever its length."""
+"""A prompt that P computed gives the same tokens at D as one engine alone: by pull, by push, and at any length."""
 
 import pytest
 
@@ -34,7 +34,7 @@ def test_a_push_gives_the_tokens_of_one_engine_whichever_side_begins(pair: Pair,
 
 
 def test_the_tokens_tell_one_prompt_from_another(pair: Pair) -> None:
-    """Else all other tests here would be worth nothing."""
+    """Otherwise the other tests here would prove nothing."""
     base = prompt_of(200, seed=1)
     others = [[*base[:1], 9, *base[2:]], [*base[:100], 9, *base[101:]], [*prompt_of(199, seed=5), base[-1]]]
     found = [pair.expected(prompt) for prompt in (base, *others)]
@@ -42,7 +42,7 @@ def test_the_tokens_tell_one_prompt_from_another(pair: Pair) -> None:
 
 
 def moved(pair: Pair, before: dict[str, int]) -> tuple[int, int]:
-    """Requests and tokens that D received since, by vLLM's own count and by the connector's."""
+    """Returns the requests and tokens that D received since, by vLLM's own count and by the connector's."""
     after = pair.d.counts()
     grown = {
         name: after.get(name, 0) - before.get(name, 0) for name in ("received", "received_tokens", "external_hits")

@@ -1,4 +1,4 @@
-"""What routers and clients get wrong fails, as configured, and harms nobody else. No other request's tokens come."""
+"""Wrong params of routers and clients fail as configured, harm nobody else, and never give another request's tokens."""
 
 from typing import Any
 

@@ -1,5 +1,5 @@
-"""A proxy for several prefill and decode engines, as those for vLLM's connector over NCCL are: engines register with it
-over ZeroMQ, both legs of a request have one id with the addresses of their stores in it, and nothing else is said.
+"""A proxy for several prefill and decode engines, like those for vLLM's connector over NCCL: engines register over
+ZeroMQ, and both legs of a request share an id that has the addresses of their stores. Nothing else is exchanged.
 """
 
 import http.client
@@ -19,7 +19,7 @@ KINDS = {"P", "D"}
 
 
 class Registered:
-    """Engines that said so, by what they are: their HTTP addresses, and those of their stores."""
+    """HTTP address -> store address of each registered engine, by its kind."""
 
     def __init__(self, port: int) -> None:
         self.engines: dict[str, dict[str, str]] = {kind: {} for kind in KINDS}
@@ -39,11 +39,11 @@ class Registered:
         self._socket.close(0)
 
     def both(self) -> bool:
-        """Whether a request can be served."""
+        """Checks that a request can be served."""
         return all(self.engines.values())
 
     def pair(self) -> tuple[tuple[str, str], tuple[str, str]]:
-        """The next prefill and decode engine."""
+        """Returns the next prefill and decode engine."""
         turn = next(self._turn)
         prefills, decodes = (list(self.engines[kind].items()) for kind in "PD")
         return prefills[turn % len(prefills)], decodes[turn % len(decodes)]
@@ -84,7 +84,7 @@ def xpyd_proxy(http_port: int, port: int) -> Iterator[Registered]:
             self.wfile.write(answer)
 
         def log_message(self, *_: object) -> None:
-            """Nothing."""
+            """Logs nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", http_port), Legs)
     thread = threading.Thread(target=server.serve_forever, daemon=True)

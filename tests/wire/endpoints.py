@@ -1,4 +1,4 @@
-"""Endpoints of ranks, and the texts in them, as Hypothesis draws them."""
+"""Hypothesis strategies for endpoints of ranks and the texts in them."""
 
 from hypothesis import strategies as st
 

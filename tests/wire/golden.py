@@ -1,6 +1,6 @@
 """Messages of the public packages with every field set, as bytes and as JSON: proto/vectors/messages.json.
 
-python -m tests.wire.golden    adds what the schema has by now and the file has not; what is there stays as it is
+`python -m tests.wire.golden` adds cases that the schema has and the file lacks; existing cases stay unchanged.
 """
 
 import json
@@ -36,11 +36,11 @@ PUBLIC: list[FileDescriptor] = [
 ]  # fmt: skip
 VECTORS = Path(__file__).parents[2] / "proto" / "vectors" / "messages.json"
 DEPTH = 3
-"""Messages within messages are set down to here: some hold themselves."""
+"""Maximum depth of nested messages; some messages contain themselves."""
 
 
 def examples(files: list[Any]) -> Iterator[tuple[str, Message]]:
-    """(name, message), one for each message and for each choice of its oneofs."""
+    """Yields (name, message) for each message and for each choice of its oneofs."""
     for file in files:
         for descriptor in file.message_types_by_name.values():
             yield descriptor.full_name, filled(descriptor, {})
@@ -50,7 +50,7 @@ def examples(files: list[Any]) -> Iterator[tuple[str, Message]]:
 
 
 def filled(descriptor: Any, chosen: dict[str, str], depth: int = DEPTH) -> Message:
-    """Every field set; of a oneof the chosen one, else the first."""
+    """Makes a message with every field set; of a oneof the chosen field, by default the first."""
     message = GetMessageClass(descriptor)()
     for field in descriptor.fields:
         oneof = field.containing_oneof
@@ -75,7 +75,7 @@ def filled(descriptor: Any, chosen: dict[str, str], depth: int = DEPTH) -> Messa
 
 
 def scalar(field: Any) -> Any:
-    """A value that no other field of the message has, where its type allows that."""
+    """Returns a value that no other field of the message has, where its type allows that."""
     if field.containing_type.full_name == "google.protobuf.Duration":
         return field.number
     match field.cpp_type:

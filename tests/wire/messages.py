@@ -1,4 +1,4 @@
-"""Any message of a class, as a Hypothesis strategy: every field may be unset, and enums may have unknown values."""
+"""Hypothesis strategies for any message of a class: every field may be unset, and enums may have unknown values."""
 
 import functools
 from collections.abc import Callable
@@ -25,7 +25,7 @@ _INTEGERS = {
 
 
 def outcome(call: Callable[[], _Made]) -> _Made | KVGrpcError:
-    """What a call gives, or its typed refusal; anything else is a defect and raises."""
+    """Returns the result of a call, or its typed refusal; any other exception is a defect and is raised."""
     try:
         return call()
     except KVGrpcError as error:
@@ -33,7 +33,7 @@ def outcome(call: Callable[[], _Made]) -> _Made | KVGrpcError:
 
 
 def messages(kind: type[Message]) -> st.SearchStrategy[Any]:
-    """Messages of that class."""
+    """Returns a strategy for messages of that class."""
     return _message(kind.DESCRIPTOR, _DEPTH_MAX)
 
 

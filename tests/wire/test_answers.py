@@ -1,4 +1,4 @@
-"""What goes out: every value of the core has its value on the wire, and an unknown one would read as the safe case."""
+"""Answers: every value of the core has its value on the wire, and none is the unspecified zero."""
 
 from collections.abc import Callable
 from dataclasses import replace

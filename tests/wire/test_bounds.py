@@ -1,4 +1,4 @@
-"""Rows are counted before anything is made of them, and texts are short where they are kept."""
+"""Rows are counted before they are converted, and texts that are kept are short."""
 
 import tracemalloc
 from collections.abc import Callable
@@ -28,7 +28,7 @@ CALL = events.Call(1, "test")
 ROW = common_pb2.GroupBlocks()
 RANGE = common_pb2.LayerRange(count=1)
 LONG = "\N{SNOWMAN}" * 86
-"""Of 258 bytes, in a third as many characters."""
+"""A text of 258 bytes in a third as many characters."""
 
 
 def parts(count: int, rows: int = 0, known: int = 0) -> list[peer_pb2.ReadyPart]:
@@ -45,7 +45,7 @@ def open_access(**fields: Any) -> object:
 
 
 def openings_of_parts(count: int) -> peer_pb2.OpenAccessRequest:
-    """Openings with one part each, of as many blocks as a request may name."""
+    """Makes openings with one part each, of as many blocks as a request may name."""
     whole = common_pb2.GroupBlocks(runs=common_pb2.BlockRuns(starts=[0], counts=[LIMIT]))
     row = peer_pb2.AccessOpening(parts=[peer_pb2.ReadyPart(blocks=[whole])])
     return peer_pb2.OpenAccessRequest(openings=[row] * count)

@@ -1,4 +1,4 @@
-"""Engines, pools and endpoints come back as they went, and what peers make up is refused, never believed."""
+"""Engines, pools and endpoints survive a round trip, and invalid ones of peers are refused."""
 
 from collections.abc import Callable
 
@@ -97,7 +97,7 @@ ENGINES = st.builds(
 
 
 def sent(message: Message) -> Message:
-    """As the other side gets it."""
+    """Returns the message as the other side gets it."""
     return type(message).FromString(message.SerializeToString())
 
 
@@ -150,7 +150,7 @@ def test_an_unknown_kind_of_pool_is_refused(number: int) -> None:
 
 @pytest.mark.parametrize("number", [0, 4, 77])
 def test_an_unknown_kind_of_memory_reads_as_host_memory(number: int) -> None:
-    """Nothing is done with host memory that a device pointer would make dangerous: it is never dereferenced here."""
+    """Reading it as host memory is safe: its address is never dereferenced here."""
     segment = pool_types_pb2.Segment(address=1, size_bytes=2, kind=number)  # type: ignore[arg-type]
     message = pool_types_pb2.RankEndpoint(cma=pool_types_pb2.CmaEndpoint(segments=[segment]))
     endpoint = endpoint_from_proto(message).cma

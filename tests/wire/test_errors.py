@@ -1,4 +1,4 @@
-"""Errors to statuses and back: every class has its code, every detail survives, and nothing else is believed."""
+"""Errors become statuses and come back: every class has its code, every detail survives, and unknown reasons do not."""
 
 from typing import NoReturn
 
@@ -19,7 +19,7 @@ CLASSES = sorted(BY_CODE.values(), key=lambda kind: kind.code)
 
 
 class Call:
-    """The context of a call: what `abort` was told."""
+    """The context of a call; it records the arguments of `abort`."""
 
     def __init__(self) -> None:
         self.code = grpc.StatusCode.OK
@@ -34,7 +34,7 @@ class Call:
 
 
 async def travelled(error: KVGrpcError) -> KVGrpcError:
-    """The error as the other side of a call gets it."""
+    """Returns the error as the other side of a call gets it."""
     call = Call()
     with pytest.raises(grpc.aio.AbortError):
         await status.abort(call, error, WHO)

@@ -1,4 +1,4 @@
-"""Every field of every message from outside has its bounds, and they are kept before anything is made of a message."""
+"""Every field of every message from outside has bounds, which are checked before the message is converted."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -32,7 +32,7 @@ REPLIES = (
     peer_pb2.ConverseResponse, handshake_pb2.HandshakeResponse, lease_pb2.RenewLeasesResponse,
     tensor_pb2.PutTensorResponse, tensor_pb2.GetTensorResponse, tensor_pb2.ReleaseTensorsResponse,
 )  # fmt: skip
-"""What is read of other leads' answers. RegisterPushResponse is not: of it only counts that it came."""
+"""Answers of other leads that are read. RegisterPushResponse is not one: only its arrival counts."""
 
 
 def roots() -> Iterator[Any]:
@@ -46,7 +46,7 @@ def roots() -> Iterator[Any]:
 
 
 def fields() -> dict[str, Any]:
-    """All fields of all messages from outside, and of the messages in them."""
+    """Returns all fields of all messages from outside, and of the messages in them."""
     found: dict[str, Any] = {}
     todo = list(roots())
     while todo:
@@ -119,7 +119,7 @@ def test_more_than_a_field_may_hold_is_refused_by_its_name(field: Any, row: Any)
         case _:
             wrong = InvalidRequest
             if field.cpp_type == FieldDescriptor.CPPTYPE_INT32:
-                return  # no number of 32 bits is that large
+                return  # no 32-bit number is that large
             setattr(message, field.name, row.most + 1)
     with pytest.raises(wrong) as refused:
         check(message)

@@ -1,4 +1,4 @@
-"""The encoding of the public messages stays what it was when the schema was frozen."""
+"""The encoding of the public messages stays as it was when the schema was frozen."""
 
 import json
 from typing import Any
@@ -31,5 +31,5 @@ def test_a_message_is_written_as_it_was(case: dict[str, Any]) -> None:
 
 
 def test_every_message_and_choice_has_a_case() -> None:
-    """`python -m tests.wire.golden` adds what is new."""
+    """`python -m tests.wire.golden` adds missing cases."""
     assert {name for name, _ in examples(PUBLIC)} <= {case["name"] for case in CASES}

@@ -1,4 +1,4 @@
-"""The JSON form of an Intent: Protobuf's own mapping, so that every language has it already."""
+"""The JSON form of an Intent is Protobuf's own mapping, which every language has already."""
 
 import json
 from pathlib import Path

@@ -50,7 +50,7 @@ def test_fields_of_a_layout_have_the_schemas_names() -> None:
 
 def test_a_path_is_one_of_the_schema() -> None:
     pull = handoff_pb2.PullBlocksRequest.DESCRIPTOR
-    for path in ("destination.blocks.groups[0]", "grant.token", "wait", "pull"):  # the last one is a choice of fields
+    for path in ("destination.blocks.groups[0]", "grant.token", "wait", "pull"):  # the last path is a oneof
         assert is_field(path, pull), path
     for path in ("target", "grant.token.more", "pull.token", "grant[x]", "", "destination."):
         assert not is_field(path, pull), path

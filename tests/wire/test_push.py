@@ -1,4 +1,4 @@
-"""Messages of a push: what one lead says is what the other one hears."""
+"""Messages of a push: one lead receives what the other one sent."""
 
 from typing import Any
 

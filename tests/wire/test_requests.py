@@ -1,4 +1,4 @@
-"""Any request becomes an event of the core, or a typed refusal that names the field: nothing else can come of it."""
+"""Any request becomes an event of the core or a typed refusal that names the field."""
 
 from collections.abc import Callable
 from typing import Any
@@ -44,7 +44,7 @@ EVERY_REQUEST = pytest.mark.parametrize("kind", CONVERTERS, ids=lambda kind: kin
 
 
 def convert(kind: type[Message], message: Message) -> None:
-    """Converts; anything but an event or a refusal is a defect."""
+    """Converts a request; any result but an event or a refusal is a defect."""
     found = outcome(lambda: CONVERTERS[kind](message))
     if isinstance(found, KVGrpcError):
         assert found.message
@@ -182,7 +182,7 @@ def _token() -> bytes:
 
 
 def test_checksums_and_parts_name_so_many_blocks_in_all() -> None:
-    """What a small message can be unpacked to is bounded before it is unpacked."""
+    """The blocks that a small message can expand to are bounded before they are expanded."""
     runs = common_pb2.GroupBlocks(runs=common_pb2.BlockRuns(starts=[0], counts=[LIMIT]))
     sums = peer_pb2.ChecksumBlocksRequest()
     sums.blocks.add(blocks=[runs])

@@ -1,4 +1,4 @@
-"""One row of a list, however large what it is of, fits into a message beside a whole page of others."""
+"""One row of a list fits into a message beside a whole page of others, however large its subject is."""
 
 import numpy as np
 from google.protobuf.message import Message
@@ -15,11 +15,11 @@ from kvgrpc.wire import answers, description, scheduler
 from kvgrpc.wire.bounds import ENDPOINTS_MAX, TEXT_BYTES_MAX
 
 PAGE_BYTES = 1 << 20
-"""What a page may have before its last row."""
+"""Maximum size of a page before its last row, in bytes."""
 LIMITS = Limits()
 LABEL = "\N{SNOWMAN}" * (TEXT_BYTES_MAX // 3)
 SCATTERED = np.arange(0, 2 * LIMITS.blocks_per_request, 2) + (1 << 26)
-"""As many blocks as a request may have, each a run of its own, with long ids."""
+"""Maximum number of blocks in a request, each a run of its own, with long ids."""
 LONG = "\0" * 10_000_000
 WORST = RankPath(4_000, 4_000, LONG[:20], LONG, ((LONG, LONG),) * 1_000)
 

@@ -1,4 +1,4 @@
-"""What a scheduler says becomes values or a typed refusal, and what it is told is what the policy said."""
+"""Scheduler calls become values or a typed refusal, and scheduler news are what the policy said."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Rules of the whole schema, which no linter knows: what several languages stumble over does not come back."""
+"""Rules for the whole schema that no linter knows, against names and numbers that break in some languages."""
 
 import re
 import subprocess
@@ -21,9 +21,9 @@ from tests.wire.golden import PUBLIC
 ALL = [*PUBLIC, *(module.DESCRIPTOR for module in (peer_pb2, peer_rank_pb2, rank_pb2, session_pb2))]
 LONG = {FieldDescriptor.TYPE_UINT64, FieldDescriptor.TYPE_FIXED64, FieldDescriptor.TYPE_INT64}
 MEASURES = {"block_tokens", "use_tokens", "have_tokens", "computed_tokens", "external_tokens", "prompt_tokens"}
-"""In tokens, which is a unit: how far, not how many things."""
+"""Fields measured in tokens, a unit: they say how far, not how many things."""
 NO_PLURAL = {"layers_done", "news", "bytes_by_kind"}
-"""Lists whose plural is not at the end, or is the word itself."""
+"""Lists whose plural is not at the end, or whose name is a plural already."""
 THIRD_PARTY = Path(__file__).parents[2] / "third_party" / "proto"
 
 
@@ -65,7 +65,7 @@ def test_no_number_of_64_bits_may_pass_what_a_double_holds(name: str) -> None:
 
 
 def in_a_request(field: Any) -> bool:
-    """Whether others may say it, so that the table of bounds has it."""
+    """Tells whether callers may set the field: the table of bounds then has it."""
     try:
         bounds_of(field)
     except LookupError:
@@ -125,5 +125,5 @@ def test_definitions_of_others_are_those_that_this_server_speaks(tmp_path: Path)
 
 
 def shape(part: Message) -> str:
-    """What a definition says, without the names in JSON, which protoc adds."""
+    """Returns the text of a definition without the JSON names, which protoc adds."""
     return re.sub(r"^ *json_name: .*\n", "", str(part), flags=re.MULTILINE)

@@ -1,4 +1,4 @@
-"""The session's messages: what a rank reports and a lead commands comes through unchanged, in frames of any cut."""
+"""Messages of a session: reports of a rank and commands of a lead arrive unchanged, however the stream is cut."""
 
 from itertools import pairwise
 from typing import Any
@@ -8,7 +8,19 @@ import pytest
 from hypothesis import example, given, strategies as st
 
 from kvgrpc.core import actions, events
-from kvgrpc.core.actions import ComputeChecksums, Operation, Post
+from kvgrpc.core.actions import (
+    AwaitEnd,
+    ComputeChecksums,
+    CopyOut,
+    Expect,
+    MakeOffer,
+    MapPeer,
+    Operation,
+    Post,
+    RankAction,
+    Rekey,
+    UnmapPeer,
+)
 from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.core.values.pieces import Pieces
@@ -18,6 +30,7 @@ from kvgrpc.session.v1 import rank_pb2, session_pb2
 from kvgrpc.v1 import common_pb2
 from kvgrpc.wire import frames, session
 from kvgrpc.wire.packed import FEW
+from kvgrpc.wire.rank_commands import action_of, command_of, post_of
 from tests.wire.endpoints import ENDPOINTS, TEXT
 from tests.wire.messages import messages, outcome
 
@@ -60,6 +73,25 @@ def test_a_report_of_a_rank_comes_back_as_it_went(event: events.Event) -> None:
     assert session.report_to_event(3, message) == event
 
 
+COMMANDS: st.SearchStrategy[RankAction] = st.one_of(
+    st.builds(MakeOffer, st.just(3), TEXT, TEXT),
+    st.builds(MapPeer, st.just(3), TEXT, ENDPOINTS, U63, st.lists(TEXT, max_size=3).map(tuple)),
+    st.builds(UnmapPeer, st.just(3), TEXT, st.booleans(), st.booleans(), st.none() | RANK),
+    st.builds(Expect, TEXT, st.booleans(), st.booleans()),
+    st.builds(AwaitEnd, st.just(3), TEXT),
+    st.just(Rekey(3)),
+)
+
+
+@given(COMMANDS)
+def test_a_command_to_a_rank_comes_back_as_it_went(action: RankAction) -> None:
+    assert action_of(3, rank_pb2.RankCommand.FromString(command_of(action).SerializeToString())) == action
+
+
+def test_a_command_of_a_newer_lead_is_ignored() -> None:
+    assert action_of(3, rank_pb2.RankCommand()) is None
+
+
 @given(messages(rank_pb2.RankReport))
 def test_any_report_is_an_event_or_nothing_or_refused(report: rank_pb2.RankReport) -> None:
     event = outcome(lambda: session.report_to_event(0, report))
@@ -94,17 +126,17 @@ def test_a_report_without_a_rank_of_the_peer_is_of_the_one_with_the_own_number()
 
 
 def test_a_peer_is_forgotten_with_all_its_ranks() -> None:
-    assert not session.disconnect_command("p", watch=False, gone=False).disconnect.HasField("peer_rank")
+    assert not command_of(UnmapPeer(0, "p")).disconnect.HasField("peer_rank")
 
 
 def test_a_rank_is_connected_to_the_rank_that_the_endpoint_names() -> None:
-    assert session.connect_command("p", RankEndpoint(5), ["shm"], 1).connect.peer_rank == 5
+    assert command_of(MapPeer(0, "p", RankEndpoint(5), 1)).connect.peer_rank == 5
 
 
 def posted(post: Post) -> Post:
-    """As its worker gets it."""
-    command = session.post_command(post)
-    return session.post_of(post.rank, rank_pb2.RankCommand.FromString(command.SerializeToString()).post)
+    """Returns the posting as its worker gets it."""
+    command = command_of(post)
+    return post_of(post.rank, rank_pb2.RankCommand.FromString(command.SerializeToString()).post)
 
 
 @given(st.lists(st.tuples(U63, U63, U63), max_size=20), st.sampled_from(Operation), RANK)
@@ -122,10 +154,10 @@ def test_a_posting_comes_back_as_it_went(
 def test_many_runs_are_written_as_protobuf_writes_them(count: int) -> None:
     columns = np.random.default_rng(1).integers(1 << 56, size=(3, count)) >> np.arange(count) % 57
     checksums = ComputeChecksums(0, "s", Pieces(*columns % (1 << 31)))
-    post = session.post_command(Post(0, "p", "peer", Runs(*columns), "t", checksums=checksums)).post
+    post = command_of(Post(0, "p", "peer", Runs(*columns), "t", checksums=checksums)).post
     usual = rank_pb2.PostCommand(src=columns[0].tolist(), dst=columns[1].tolist(), nbytes=columns[2].tolist())
     assert (post.src, post.dst, post.nbytes) == (usual.src, usual.dst, usual.nbytes)
-    found = session.post_of(0, post).checksums
+    found = post_of(0, post).checksums
     assert found is not None
     for name, column in zip(("offsets", "nbytes", "counts"), columns % (1 << 31), strict=True):
         assert getattr(found.pieces, name).tolist() == column.tolist()
@@ -144,22 +176,23 @@ def test_the_checksums_of_a_posting_come_back_as_they_went() -> None:
 @pytest.mark.parametrize("count", [0, 3, FEW + 1])
 def test_what_is_copied_out_comes_back_as_it_went(count: int) -> None:
     offsets, nbytes = np.random.default_rng(count).integers(1 << 56, size=(2, count))
-    made = session.copy_out_command("c1", Pieces(offsets, nbytes, np.ones(count, dtype=np.int64)))
-    command = rank_pb2.RankCommand.FromString(made.SerializeToString()).copy_out
-    found = session.pieces_of(command)
-    assert (command.name, found.offsets.tolist(), found.nbytes.tolist()) == ("c1", offsets.tolist(), nbytes.tolist())
+    made = command_of(CopyOut(0, "c1", Pieces(offsets, nbytes, np.ones(count, dtype=np.int64))))
+    found = action_of(0, rank_pb2.RankCommand.FromString(made.SerializeToString()))
+    assert isinstance(found, CopyOut)
+    assert found.name == "c1"
+    assert [found.pieces.offsets.tolist(), found.pieces.nbytes.tolist()] == [offsets.tolist(), nbytes.tolist()]
 
 
 def test_a_posting_that_does_not_say_which_way_is_refused() -> None:
     newer = rank_pb2.PostCommand.FromString(bytes([rank_pb2.PostCommand.OPERATION_FIELD_NUMBER << 3, 100]))
     for command in (rank_pb2.PostCommand(), newer):
         with pytest.raises(Unimplemented) as refused:
-            session.post_of(0, command)
+            post_of(0, command)
         assert refused.value.reason is Reason.FEATURE_UNAVAILABLE
 
 
 def message(key: str) -> rank_pb2.RankCommand:
-    return session.offer_command(key, "p@1")
+    return command_of(MakeOffer(0, key, "p@1"))
 
 
 @given(st.lists(TEXT, max_size=10), st.lists(st.integers(0, 400), max_size=8))

@@ -1,4 +1,4 @@
-"""A re-pack comes through a session as it went, and no message makes a worker hold more of it than it may."""
+"""A re-pack survives a session unchanged, and no message makes a worker allocate more than its limit."""
 
 from typing import Any
 
@@ -11,9 +11,9 @@ from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.core.values.strips import DIMENSIONS_MAX, Repack, Strip
 from kvgrpc.errors import OutOfRange, Reason, Unimplemented
 from kvgrpc.session.v1 import rank_pb2
-from kvgrpc.wire import session
 from kvgrpc.wire.bounds import STRIPS_MAX
 from kvgrpc.wire.packed import FEW
+from kvgrpc.wire.rank_commands import command_of, post_of
 from kvgrpc.wire.strips import put_repack, repack_from_proto
 
 U56 = st.integers(0, 2**56 - 1)
@@ -37,14 +37,14 @@ def plain(repack: Repack) -> list[Any]:
 
 def post(repack: Repack | None, operation: Operation = Operation.READ) -> rank_pb2.PostCommand:
     runs = Runs(*np.array([[1], [2], [3]], dtype=np.int64))
-    command = session.post_command(Post(0, "p", "peer", runs, "t", operation, repack=repack))
+    command = command_of(Post(0, "p", "peer", runs, "t", operation, repack=repack))
     return rank_pb2.RankCommand.FromString(command.SerializeToString()).post
 
 
 @given(st.lists(strips(), max_size=4), U56)
 def test_a_re_pack_comes_back_as_it_went(parts: list[Strip], staging_bytes: int) -> None:
     repack = Repack(tuple(parts), staging_bytes)
-    found = session.post_of(0, post(repack))
+    found = post_of(0, post(repack))
     assert found.operation is Operation.READ
     assert found.repack is not None
     assert plain(found.repack) == plain(repack)
@@ -75,7 +75,7 @@ def test_a_worker_from_before_would_not_take_offsets_in_a_buffer_for_offsets_in_
 )
 def test_a_re_pack_that_is_said_in_one_place_only_is_refused(command: rank_pb2.PostCommand) -> None:
     with pytest.raises(Unimplemented) as refused:
-        session.post_of(0, command)
+        post_of(0, command)
     assert refused.value.reason is Reason.FEATURE_UNAVAILABLE
 
 
@@ -96,7 +96,7 @@ def test_more_than_a_re_pack_may_have_is_refused_before_it_is_expanded(field: st
 
 
 def test_numbers_past_the_signed_ones_are_no_places() -> None:
-    """Whoever checks the places sees negative ones, and refuses those."""
+    """Such a place reads as a negative number, which the check of places refuses."""
     strip = rank_pb2.Strip(src=[2**64 - 1], dst=[2**63], run_bytes=1)
     (found,) = repack_from_proto(rank_pb2.RepackCommand(strips=[strip])).strips
     assert found.src[0] < 0

@@ -1,4 +1,4 @@
-"""Durations, block runs, reasons: converted exactly, and every value has a counterpart."""
+"""Durations, block runs and reasons are converted exactly, and every value has a counterpart."""
 
 import math
 

@@ -72,6 +72,7 @@ from kvgrpc.core.actions.ranks import (
     MapPeer,
     Operation,
     Post,
+    RankAction,
     Rekey,
     Send,
     UnmapPeer,
@@ -79,9 +80,7 @@ from kvgrpc.core.actions.ranks import (
 
 Action = (
     Reply | Refuse | Dial | HangUp | SendOpen | SendSettle | SendClose | SendRegister | SendParts | SendRenew
-    | SendRenewKeys
-    | MakeOffer | MapPeer | UnmapPeer | Post | Expect | AwaitEnd | Rekey | ComputeChecksums | CopyOut | SendChecksums
-    | SendPostSend | Send | AnswerSend | TransferChanged | TellEngine | WeightsUnknown
+    | SendRenewKeys | SendChecksums | SendPostSend | RankAction | TransferChanged | TellEngine | WeightsUnknown
     | BlocksLacking
 )  # fmt: skip
 
@@ -124,6 +123,7 @@ __all__ = [
     "Pulling",
     "PushWanted",
     "QuarantineReleased",
+    "RankAction",
     "Received",
     "Reclaimed",
     "ReclaimedLease",

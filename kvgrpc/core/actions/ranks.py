@@ -38,6 +38,8 @@ class MapPeer:
     endpoint: RankEndpoint
     attempt: int
     """Number that PeerMapped repeats: a late answer may belong to an earlier attempt."""
+    allowed: tuple[str, ...] | None = None
+    """Data paths that may be used, best first. None: all of the rank's."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ class UnmapPeer:
     """The rank keeps watching for the ends of the peer's processes, if it already does."""
     gone: bool = False
     """The peer's life is over: nothing that was offered to it is valid any more."""
+    peer_rank: int | None = None
+    """The one rank of the peer to forget. None: all of them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,6 +144,11 @@ class AnswerSend:
     answer: SendAnswer
 
 
+RankAction = (
+    MakeOffer | MapPeer | UnmapPeer | Post | Expect | AwaitEnd | Rekey | ComputeChecksums | CopyOut | Send | AnswerSend
+)
+"""Every command to a rank."""
+
 __all__ = [
     "AnswerSend",
     "AwaitEnd",
@@ -149,6 +158,7 @@ __all__ = [
     "MakeOffer",
     "MapPeer",
     "Post",
+    "RankAction",
     "Rekey",
     "Send",
     "UnmapPeer",

@@ -64,7 +64,7 @@ class CollectivePath:
 
     def __init__(self, memory: SharedMemory | PrivateMemory, host: str, load: Callable[[], None] = _load_torch) -> None:
         if importlib.util.find_spec("torch") is None:
-            raise DataPathUnavailable("torch is not installed: pip install 'kvgrpc[server]'")
+            raise DataPathUnavailable("torch is not installed: install kvgrpc's extra 'server'")
         self._backend = GLOO if is_host(memory.segments) else NCCL
         self._segments = memory.segments
         self._nbytes = memory_bytes(memory.segments)

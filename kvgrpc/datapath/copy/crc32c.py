@@ -125,7 +125,7 @@ def checksummer() -> ChecksumRows:
     try:
         import google_crc32c  # noqa: F401 - loads the library
     except ImportError as error:
-        raise DataPathUnavailable("checksums need google-crc32c: pip install 'kvgrpc[server]'") from error
+        raise DataPathUnavailable("checksums need google-crc32c: install kvgrpc's extra 'server'") from error
     library = re.search(r"/\S*/libcrc32c\b\S*", Path("/proc/self/maps").read_text())
     extend = library and ctypes.cast(ctypes.CDLL(library[0]).crc32c_extend, ctypes.c_void_p).value
     checksum_rows = row_function("kvgrpc_checksum_rows", extend) if extend else None

@@ -13,14 +13,12 @@ from dataclasses import replace
 from typing import Protocol
 
 from kvgrpc.core import events
-from kvgrpc.core.actions import AnswerSend, Operation, Post, Send
-from kvgrpc.core.values.endpoints import RankEndpoint
-from kvgrpc.core.values.pieces import Pieces
+from kvgrpc.core.actions import ComputeChecksums, CopyOut, MapPeer, Post, RankAction, Send
 from kvgrpc.errors import AlreadyExists, OutOfRange, PreconditionFailed, Reason, Unavailable, invalid
 from kvgrpc.service.session.ranks import Rank
 from kvgrpc.session.v1 import rank_pb2, session_pb2
-from kvgrpc.wire import sends, session as wire
 from kvgrpc.wire.frames import encode
+from kvgrpc.wire.rank_commands import command_of
 
 _log = logging.getLogger(__name__)
 
@@ -117,66 +115,42 @@ class WorkerRank:
         self._rank = rank
         self._data_paths = data_paths
         self._report = report
-        self._waiting: list[tuple[rank_pb2.RankCommand, Callable[[str], events.Event] | None]] = []
+        self._waiting: list[RankAction] = []
         self._end: WorkerEnd | None = None
 
     def connected(self, end: WorkerEnd) -> None:
         """Takes the worker's connection and sends the waiting commands."""
         self._end = end
         waiting, self._waiting = self._waiting, []
-        for command, refused in waiting:
-            self._send(command, refused)
+        for action in waiting:
+            self.perform(action)
 
-    def offer(self, key: str, peer: str) -> None:
-        self._send(wire.offer_command(key, peer))
-
-    def map_peer(self, peer: str, endpoint: RankEndpoint, attempt: int) -> None:
-        def refused(why: str) -> events.Event:
-            rejected = tuple((path, why) for path in self._data_paths)
-            return events.PeerMapped(self._rank, peer, "", "", rejected, attempt, endpoint.rank)
-
-        self._send(wire.connect_command(peer, endpoint, self._data_paths, attempt), refused)
-
-    def unmap_peer(self, peer: str, *, watch: bool, gone: bool) -> None:
-        self._send(wire.disconnect_command(peer, watch, gone))
-
-    def post(self, post: Post) -> None:
-        self._send(wire.post_command(post), lambda why: events.PostingEnded(post.posting_id, done=False, message=why))
-
-    def expect(self, access: str, open_: bool, operation: Operation) -> None:
-        self._send(wire.expect_command(access, open_, operation))
-
-    def await_end(self, peer: str) -> None:
-        self._send(wire.await_end_command(peer))
-
-    def rekey(self) -> None:
-        self._send(wire.rekey_command())
-
-    def sum(self, name: str, pieces: Pieces) -> None:
-        self._send(wire.sum_command(name, pieces), lambda why: events.ChecksumsComputed(self._rank, name, b"", why))
-
-    def copy_out(self, name: str, pieces: Pieces) -> None:
-        self._send(wire.copy_out_command(name, pieces), lambda why: events.CopiedOut(self._rank, name, why))
-
-    def send(self, action: Send) -> None:
-        def refused(why: str) -> events.Event:
-            return events.SendPosted(self._rank, action.name, message=why)
-
-        self._send(sends.send_command(action), refused)
-
-    def answer_send(self, action: AnswerSend) -> None:
-        self._send(sends.send_answer_command(action))
-
-    def _send(self, command: rank_pb2.RankCommand, refused: Callable[[str], events.Event] | None = None) -> None:
-        """Sends a command. `refused` makes the report of its failure; None for commands of a few bytes."""
+    def perform(self, action: RankAction) -> None:
+        """Sends a command, or keeps it until the worker is there."""
         if self._end is None:
-            self._waiting.append((command, refused))
+            self._waiting.append(action)
             return
         try:
-            self._end.command(command)
+            self._end.command(command_of(action, self._data_paths))
         except OutOfRange as error:
-            assert refused is not None, "a command of a few bytes"
-            self._report(refused(f"the command for its worker does not fit into a frame: {error.message}"))
+            why = f"the command for its worker does not fit into a frame: {error.message}"
+            self._report(self._failure(action, why))
+
+    def _failure(self, action: RankAction, why: str) -> events.Event:
+        """Makes the report of a command that was not sent."""
+        match action:
+            case MapPeer():
+                peer, rejected = action.peer, tuple((path, why) for path in self._data_paths)
+                return events.PeerMapped(self._rank, peer, "", "", rejected, action.attempt, action.endpoint.rank)
+            case Post():
+                return events.PostingEnded(action.posting_id, done=False, message=why)
+            case ComputeChecksums():
+                return events.ChecksumsComputed(self._rank, action.name, b"", why)
+            case CopyOut():
+                return events.CopiedOut(self._rank, action.name, why)
+            case Send():
+                return events.SendPosted(self._rank, action.name, message=why)
+        raise AssertionError(f"{type(action).__name__} is a command of a few bytes")
 
 
 class Workers:

@@ -1,4 +1,4 @@
-"""A lead with two peers that open its leases."""
+"""Makes openings of leases by the peers of a lead, and looks up leases."""
 
 from typing import Any
 

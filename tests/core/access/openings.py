@@ -1,4 +1,4 @@
-"""Openings of grants of a lead, and why they are refused."""
+"""Makes openings of grants, and reads the reasons why they are refused."""
 
 from typing import Any
 

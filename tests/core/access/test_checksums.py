@@ -1,4 +1,4 @@
-"""Checksums at the source: who may ask for them, in which turn ranks compute them, and what bounds them."""
+"""Checksums at the source: who may ask for them, in which order ranks compute them, and which limits apply."""
 
 from dataclasses import replace
 from typing import Any
@@ -15,7 +15,7 @@ from tests.core.nodes import Lead, access_id, claim, crcs, describe, full, ids, 
 
 
 class Source(Lead):
-    """A lead of which a peer reads blocks 8 and 9."""
+    """A lead whose blocks 8 and 9 a peer reads."""
 
     def __init__(self, ranks: int = 1) -> None:
         super().__init__(describe("p", 1, world_size=ranks))
@@ -116,7 +116,7 @@ def test_no_checksum_is_computed_twice_in_one_call(rows: Any, fine: bool) -> Non
 
 
 def in_portions(monkeypatch: pytest.MonkeyPatch, running: int = 1) -> None:
-    """A block a portion, so many at once."""
+    """Limits a portion to one block, and the portions in flight to `running`."""
     monkeypatch.setattr(pieces, "PORTION_BYTES", 1)
     monkeypatch.setattr(checksums, "RUNNING_MAX", running)
 
@@ -148,7 +148,7 @@ def portions(*blocks: tuple[int, ...]) -> list[list[list[int]]]:
 
 
 def test_portions_are_of_whole_blocks_and_bounded_in_bytes_and_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of the blocks has a piece in each of its two layers, and a piece counts for 1 KB at least."""
+    """Each block has a piece in each of two layers, and a piece counts as at least 1 KB."""
     monkeypatch.setattr(pieces, "PORTION_BYTES", 3 * 2 * pieces.PIECE_BYTES)
     assert portions((1, 2), (3, 4, 5, 6), (), (7,)) == [[[1, 2], [3]], [[4, 5, 6]], [[7]]]
     monkeypatch.setattr(pieces, "PORTION_ROWS", 1)
@@ -216,7 +216,7 @@ def test_no_further_checksums_are_computed_for_an_ended_access(monkeypatch: pyte
 
 
 def test_ranks_of_several_stages_compute_none() -> None:
-    """A peer that asks all the same is told so: of some blocks a rank has no layer."""
+    """A peer that asks anyway is refused: a rank has no layer of some of the blocks."""
     lead = Source()
     pool = lead.me.pool
     staged = [replace(region, offset=0, stage=stage) for stage, region in enumerate(pool.regions)]

@@ -1,4 +1,4 @@
-"""Closing at the issuer: what overtakes its opening, and what is remembered of an access that is over."""
+"""Closing at the issuer: a close may arrive before its opening, and some state outlives an access."""
 
 import pytest
 

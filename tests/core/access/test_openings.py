@@ -1,4 +1,4 @@
-"""OpenAccess: all is verified before a block id is said."""
+"""OpenAccess verifies everything before it returns a block id."""
 
 from collections.abc import Callable
 

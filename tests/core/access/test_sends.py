@@ -1,4 +1,4 @@
-"""Sends at the source: who may have which bytes sent, who is answered what, and what a refusal leaves as it was."""
+"""Sends at the source: who may have which bytes sent, how callers are answered, and what a refusal leaves unchanged."""
 
 from dataclasses import replace
 from typing import Any
@@ -17,24 +17,24 @@ from tests.core.pairs import Pair
 from tests.core.pool.written import Written
 
 BLOCK = 8
-"""Bytes of a block in a layer."""
+"""Bytes of a block in one layer."""
 LAYER = 64 * BLOCK
-"""Where the second layer begins."""
+"""Offset of the second layer, in bytes."""
 VALUES = (("address", b"here"),)
 
 
 def ask(*runs: tuple[int, int], rank: int = 0, source_rank: int = 0, epoch: int = 1, sequence: int = 1) -> SendAsk:
-    """Of these offsets and lengths."""
+    """Makes an ask for runs, each an (offset, length) in bytes."""
     return SendAsk(source_rank, rank, epoch, sequence, ids(*(at for at, _ in runs)), ids(*(n for _, n in runs)))
 
 
 BOTH = ask((8 * BLOCK, 2 * BLOCK), (LAYER + 9 * BLOCK, BLOCK))
-"""Of blocks 8 and 9."""
+"""An ask for blocks 8 and 9."""
 MEETING = SendAsk(0, 0, 1, MEET, values=VALUES)
 
 
 class Source(Lead):
-    """A lead of which a peer reads blocks 8 and 9."""
+    """A lead whose blocks 8 and 9 a peer reads."""
 
     def __init__(self, ranks: int = 1, ranks_there: int = 0, **changes: Any) -> None:
         super().__init__(describe("p", 1, world_size=ranks, **changes))
@@ -49,7 +49,7 @@ class Source(Lead):
         return self.ask(lambda c: events.PostSend(c, who.engine_id, who.incarnation, access, wanted), "peer")
 
     def check_refused(self, reason: Reason, wanted: SendAsk, number: int = 1, peer: Any = None) -> None:
-        """Asserts that it is refused at once, and changes nothing."""
+        """Asserts that the ask is refused at once, and changes nothing."""
         before = snapshot(self.state)
         call = self.ask_send(wanted, number, peer)
         with refused(reason):
@@ -127,7 +127,7 @@ def test_ranks_that_exchange_no_bytes_do_not_send() -> None:
 
 
 def test_ranks_meet_that_exchange_bytes_the_other_way_only() -> None:
-    """Of latents each rank reads from one that has the same, and each pair of ranks is mapped for either way."""
+    """Ranks have the same latents, so each reads from one rank only; pairs of ranks are mapped for both directions."""
     latents = uniform_layout(Group("full", GroupKind.MLA, 2, 16, 64, 1, 1, "uint8"), 8)
     lead = Source(ranks=2, ranks_there=1, pool=latents)
     assert (1, 0) in lead.state.peers[key_of(lead.peer)].bridges.pairs
@@ -177,7 +177,7 @@ def test_nothing_is_sent_of_what_was_opened_before_a_rekey_or_before_its_new_han
 
 
 def test_what_is_sent_of_an_access_that_ended_meanwhile_is_not_vouched_for() -> None:
-    """The bytes may be those of another request by then: a verdict says so, and no send does."""
+    """The blocks may hold another request's bytes by then. The verdict reports that; the send's answer does not."""
     lead = Source()
     call = lead.ask_send(BOTH)
     send = lead.one(actions.Send)

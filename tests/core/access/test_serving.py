@@ -1,4 +1,4 @@
-"""Settling at the issuer: a verdict is given once, and consumers are counted by identity."""
+"""Settling at the issuer: a verdict is given once, and consumers are counted by engine id."""
 
 from typing import Any
 
@@ -238,7 +238,7 @@ def test_a_hand_over_that_one_consumer_received_succeeded(lead: Lead) -> None:
 
 
 def standing_for(lead: Lead, *others: Any) -> Any:
-    """A hand-over of the blocks of others, which are of one block each."""
+    """Hands over two blocks under a lease that stands for the leases of others, one block each."""
     return lead.finish(32, key=b"together".ljust(16), stands_for=tuple(made.lease.id for made in others))
 
 

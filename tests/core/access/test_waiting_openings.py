@@ -1,4 +1,4 @@
-"""What an opening waits for, and that it does not wait for ever."""
+"""An opening waits for its lease, a step or a silent peer, and every wait has a deadline."""
 
 from typing import Any
 
@@ -63,7 +63,7 @@ def test_a_step_is_over_when_every_rank_has_reported_it() -> None:
     for rank, step in ((0, 9), (1, 6)):
         lead.feed(StepDone(rank, step))
         assert lead.answer(call) is None
-    lead.feed(StepDone(0, 5))  # late news of an earlier step
+    lead.feed(StepDone(0, 5))  # a late report of an earlier step
     lead.feed(StepDone(1, 8))
     assert isinstance(lead.answer(call).rows[0], Opened)
 

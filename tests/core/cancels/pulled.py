@@ -1,4 +1,4 @@
-"""A pull between two leads, at each of its stages, and the cancels of both."""
+"""Brings a pull between two leads to each of its stages, and cancels it at either side."""
 
 from typing import Any
 
@@ -15,14 +15,14 @@ THIS_SIDE = CancelScope.THIS_SIDE
 
 
 def hand_over(pair: Pair, **fields: Any) -> Any:
-    """The source hands blocks over to readers."""
+    """Hands blocks over at the source, for readers."""
     return pair.finish(32, (1, 2), waits_for=WaitsFor.READERS, **fields)
 
 
 def pull(
     pair: Pair, token: bytes, at: Lead | None = None, number: int = 1, blocks: tuple[int, ...] = (3, 4)
 ) -> Transfer:
-    """A destination pulls; without blocks it waits for them."""
+    """Pulls at a destination; without `blocks` the pull waits for them."""
     where = Destination(lists(blocks)) if blocks else None
     answer = pair.call(
         at or pair.d, lambda c: events.PullBlocks(c, token, content(32), access_id(number), destination=where)
@@ -32,11 +32,11 @@ def pull(
 
 
 STAGES = ("opening", "blocks", "wire", "settling")
-"""Where a pull is that its source knows, or is about to know."""
+"""Stages of a pull that its source knows, or is about to know."""
 
 
 def at_stage(stage: str, **fields: Any) -> Pair:
-    """A pull that is there."""
+    """Brings a pull to a stage."""
     pair = Pair()
     token = hand_over(pair, **fields).token
     if stage == "opening":
@@ -49,7 +49,7 @@ def at_stage(stage: str, **fields: Any) -> Pair:
 
 
 def cancel(pair: Pair, at: Lead, scope: CancelScope = BOTH, **fields: Any) -> Cancelled:
-    """CancelTransfer at one of them, of what it has under the key."""
+    """Calls CancelTransfer at one lead, by default for its transfers under the key."""
     fields.setdefault("key", KEY)
     fields.setdefault("message", "the user left")
     answer = pair.call(at, lambda c: CancelTransfer(c, scope=scope, **fields), "router")
@@ -63,12 +63,12 @@ def newest(lead: Lead) -> Transfer:
 
 
 def states(pair: Pair) -> list[State]:
-    """Of the newest transfers of source and destination."""
+    """Returns the states of the newest transfers of source and destination."""
     return [newest(pair.p).state, newest(pair.d).state]
 
 
 def both_cancelled(pair: Pair, *leads: Lead) -> None:
-    """The newest transfers of all of them ended CANCELLED, and say why."""
+    """Asserts that the newest transfers of `leads`, by default of both sides, ended CANCELLED and say why."""
     for lead in leads or (pair.p, pair.d):
         transfer = newest(lead)
         assert transfer.state is State.CANCELLED, transfer
@@ -78,7 +78,7 @@ def both_cancelled(pair: Pair, *leads: Lead) -> None:
 
 
 def nothing_left(pair: Pair) -> None:
-    """Once nothing is in flight no lead holds anything of it."""
+    """Ends all postings, and asserts that no lead holds anything of the pull afterwards."""
     pair.deaf.clear()
     pair.moved()
     pair.tick(130.0)

@@ -1,4 +1,4 @@
-"""What a cancel leaves under its key: it refuses what may still be on its way, and never a retry of what is over."""
+"""A cancelled key refuses calls that may still be on their way, and never a retry after its transfers have ended."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def ask(lead: Lead, **fields: Any) -> Any:
 
 
 def works(lead: Lead, name: str) -> Any:
-    """What may come under a key."""
+    """Makes the call `name` under a key."""
     match name:
         case "hand over":
             return lead.finish()
@@ -190,7 +190,7 @@ def test_what_ended_may_be_tried_again_once_its_key_is_cancelled() -> None:
         pair.tick(1.0 if end != "failed" else 120.0)
         assert newest(pair.p).over
         again = pair.reserve(32, (3, 4)).token
-        if end != "alone":  # whose halves had met
+        if end != "alone":  # the halves of the push had met
             with refused(Reason.TRANSFER_ENDED):
                 pair.register(again, number=60)
         assert cancel(pair, pair.p).outcome == "already_ended"

@@ -1,4 +1,4 @@
-"""A pull that is cancelled at either side ends CANCELLED at both, at every stage; one side alone ends by THIS_SIDE."""
+"""A pull cancelled at either side ends CANCELLED at both, at every stage; the scope THIS_SIDE ends one side alone."""
 
 import pytest
 

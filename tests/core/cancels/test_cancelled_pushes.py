@@ -1,4 +1,4 @@
-"""A push that is cancelled at either side ends CANCELLED at both, whoever moves the bytes and however far it is."""
+"""A push cancelled at either side ends CANCELLED at both, whichever side moves the bytes and however far it is."""
 
 import pytest
 
@@ -16,12 +16,12 @@ STAGES = ("registered", "opening", "parts", "wire", "between parts", "settling")
 
 
 def reserve(pair: Pair, at: Lead, *blocks: int) -> None:
-    """A destination reserves blocks, and its lead registers them at the source."""
+    """Reserves blocks at a destination, whose lead registers them at the source."""
     pair.reserve(32, blocks, at=at, source=PushSource(pair.p.me.address, "p"))
 
 
 def at_stage(stage: str, writers: Writers, **fields: object) -> Pair:
-    """A push that is there; both sides know of each other."""
+    """Brings a push to a stage; both sides know of each other."""
     pair = Pair(writers)
     reserve(pair, pair.d, 3, 4)
     if stage == "registered":

@@ -1,4 +1,4 @@
-"""Allocations that a cancel frees as well: all that are still there."""
+"""A cancel also frees the allocations that it names, if they still exist."""
 
 from typing import Any
 

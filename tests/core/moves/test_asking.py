@@ -1,4 +1,4 @@
-"""What ranks ask of ranks of peers that have to send: under which access it is asked for, and what they are told."""
+"""Asking ranks of a peer to send: under which access a rank asks, and how it is answered."""
 
 from typing import Any
 
@@ -17,14 +17,14 @@ MEETING = SendAsk(0, 0, 1, MEET, values=(("address", b"here"),))
 
 @pytest.fixture
 def lead() -> Lead:
-    """A lead that is connected to P."""
+    """Makes a lead that is connected to P."""
     made = Lead(describe("d", 2))
     made.admit(P)
     return made
 
 
 def pulls(lead: Lead, number: int = 1) -> str:
-    """The posting of a pull from P."""
+    """Starts a pull from P, and returns its posting id."""
     lead.pull(grant(P), 32, (4, 5), number=number)
     lead.connect(P)
     lead.feed(events.AccessAnswered(access_id(number), answer_of(P)))
@@ -32,7 +32,7 @@ def pulls(lead: Lead, number: int = 1) -> str:
 
 
 def told(lead: Lead, answer: SendAnswer) -> None:
-    """Asserts that the rank is told that, and nobody is asked."""
+    """Asserts that the rank gets that answer, and that no peer is asked."""
     assert lead.done == [actions.AnswerSend(0, LIFE, answer)]
 
 
@@ -95,7 +95,7 @@ def test_nothing_is_asked_for_a_posting_of_no_transfer_or_of_another_peer(lead: 
 
 @pytest.mark.parametrize("how", ["cancelled", "closed"])
 def test_nothing_more_is_sent_for_a_transfer_that_is_over(lead: Lead, how: str) -> None:
-    """Also before the source has heard of it."""
+    """The transfer is over here even before the source has heard of it."""
     posting = pulls(lead)
     (transfer,) = lead.state.transfers
     lead.call(lambda c: events.CancelTransfer(c, transfer.id))
@@ -121,7 +121,7 @@ def test_a_dead_peer_is_asked_for_nothing(lead: Lead, ask: SendAsk) -> None:
 
 
 def introduced() -> Lead:
-    """A lead to which P has introduced itself, and whose rank wants to meet P's."""
+    """Makes a lead to which P has introduced itself, and whose rank wants to meet P's."""
     lead = Lead(describe("d", 2))
     lead.ask(lambda c: events.HandshakeReceived(c, P, endpoints(P)), principal="peer")
     lead.feed(events.SendWanted(0, LIFE, "", MEETING))

@@ -1,4 +1,4 @@
-"""A CloseAccess is sent until it is answered, or until no peer is left to answer."""
+"""A CloseAccess is retried until it is answered, or until no peer is left to answer."""
 
 from functools import partial
 
@@ -45,7 +45,7 @@ def cancel(lead: Lead, transfer_id: str) -> None:
 
 
 def closing(lead: Lead, number: int = 1) -> SendClose:
-    """A closing that was sent for an open access."""
+    """Opens an access, cancels its pull, and returns the closing that was sent."""
     pull = lead.pull(TOKEN, number=number)
     lead.feed(AccessAnswered(access_id(number), answer_of(P)))
     cancel(lead, pull.id)
@@ -110,7 +110,7 @@ def test_a_drop_for_an_issuer_that_cannot_be_reached_is_forgotten() -> None:
 
 
 def registered() -> tuple[Lead, bytes]:
-    """A source of a push that is reaching for its destination, and the grant."""
+    """Makes a source of a push that is reaching for its destination, and returns it with the grant."""
     token = Pair().reserve(32).token
     lead = Lead(P)
     lead.call(lambda c: RegisterPush(c, token, "r", access_id(10), access_id(11)), "router")
@@ -136,7 +136,7 @@ def test_nothing_is_kept_for_a_destination_that_its_source_cannot_reach() -> Non
 
 
 def reaching_anew() -> Lead:
-    """A source that asked for its access at a destination which knows it no more, and that is dialling it."""
+    """Makes a source that asked for access at a destination which no longer knows it, and that is dialling it."""
     token = Pair().reserve(32).token
     lead = Lead(P)
     lead.admit(D)
@@ -196,7 +196,7 @@ def test_a_failure_is_worth_a_connection_where_the_access_may_be_open(lead: Lead
 
 
 def writing() -> Pair:
-    """A source that writes into a destination."""
+    """Makes a source that is writing into a destination."""
     pair = Pair(WRITING)
     pair.register(pair.reserve(32, (3, 4)).token)
     pair.finish(32, (1, 2))
@@ -204,7 +204,7 @@ def writing() -> Pair:
 
 
 def writing_while_reached_anew() -> Pair:
-    """A source whose first write is under way to a destination that it heard nothing of, and dials for the next."""
+    """Makes a source with a write in flight to a silent destination, which it dials for the next write."""
     pair = writing()
     pair.feed(pair.p, PeerSilent(key_of(pair.d.me)))
     pair.deaf = {SendClose, Dial}
@@ -240,7 +240,7 @@ def test_a_write_that_is_over_waits_for_no_connection_though_it_is_not_at_rest()
 
 
 def parted() -> Pair:
-    """Source and destination declared each other dead; the source's write has come to rest since."""
+    """Makes a source and a destination that declared each other dead; then the source's write came to rest."""
     pair = writing()
     for here, there in ((pair.p, pair.d), (pair.d, pair.p)):
         pair.feed(here, PeerSilent(key_of(there.me)))
@@ -256,7 +256,7 @@ def parted() -> Pair:
 def test_a_source_that_settles_its_last_write_is_at_rest_though_declared_dead(
     before: list[bool], after_s: float
 ) -> None:
-    """`before`: whether what it settled since then was the last part. In time its access is forgotten."""
+    """`before`: for each earlier settling, whether it was of the last part. In time the access is forgotten."""
     pair = Pair(WRITING)
     pair.register(pair.reserve(32, (3, 4)).token)
     pair.finish(32, (1, 2), last=True)
@@ -273,7 +273,7 @@ def test_a_source_that_settles_its_last_write_is_at_rest_though_declared_dead(
 
 
 def test_the_late_answer_to_an_earlier_close_does_not_answer_the_one_that_proves_rest() -> None:
-    """What was under way when the destination was declared dead is answered after it is back."""
+    """A close in flight when the destination was declared dead is answered after the destination is back."""
     pair = parted()
     closed = next(iter(pair.p.node.state.closes.parked[key_of(pair.d.me)]))
     pair.p.admit(pair.d.me)

@@ -1,4 +1,4 @@
-"""Engines whose ranks and blocks differ: what a lead has its ranks do moves every byte to where it belongs."""
+"""A lead has its ranks move every byte to its place when the ranks and blocks of the two engines differ."""
 
 from dataclasses import replace
 from typing import Any
@@ -17,7 +17,7 @@ from tests.core.split_kv import SplitKV, copy, made_split
 
 
 class Unlike(Pair):
-    """A source and a destination with memories of their own kinds, into which postings move bytes when they end."""
+    """A source and a destination, each with its own layout and memory; postings move bytes when they end."""
 
     def __init__(
         self, source: SplitKV, destination: SplitKV, writers: Writers = frozenset(), data_path: str = "loopback"
@@ -33,7 +33,7 @@ class Unlike(Pair):
         return lead
 
     def move(self) -> list[actions.Post]:
-        """All that is posted ends, one after the other, until nothing is."""
+        """Ends postings one after the other until none is left, and returns them."""
         done = []
         while self.posts:
             lead, post = self.posts[0]
@@ -72,7 +72,7 @@ def both(kinds: tuple[dict[str, Any], dict[str, Any]], dim: int = 8) -> tuple[Sp
 
 
 def blocks_of(kv: SplitKV, tokens: int, have: int = 0) -> list[int]:
-    """Scattered blocks for the tokens that are not there."""
+    """Returns scattered blocks for the tokens that are not there."""
     count = -(-tokens // kv.group.block_tokens) - have // kv.group.block_tokens
     return [(5 * i + 3) % kv.group.blocks for i in range(count)]
 

@@ -1,4 +1,4 @@
-"""What moves took: told to the engine whose ranks moved the bytes, once for each, reduced over ranks."""
+"""Telemetry of a move: the engine whose ranks moved the bytes gets it once, reduced over its ranks."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A lead that connects to peers by their address, or is introduced to them."""
+"""Lets a lead connect to peers by address, or lets peers introduce themselves to it."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def connect(lead: Lead, address: str = "p:1", engine_id: str = "") -> int:
 
 
 def introduce(lead: Lead, peer: EngineDescription, expected: str = "", *, late: bool = False, **fields: Any) -> int:
-    """`late`: the life is over, and its message was long under way."""
+    """Lets a peer introduce itself; `late` means that the life is over, and its message was delayed."""
     if not late:
         lead.silence_former(peer)
     where = fields.get("endpoints", endpoints(peer))

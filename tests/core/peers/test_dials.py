@@ -1,4 +1,4 @@
-"""Handshakes that callers cause, by the addresses that they name: bounded, and refused before anything happens."""
+"""Handshakes that callers cause by naming addresses are bounded, and are refused before anything happens."""
 
 from collections.abc import Callable
 

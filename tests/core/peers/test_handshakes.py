@@ -1,4 +1,4 @@
-"""Handshakes that we begin: calls for one address share one, and every one ends."""
+"""Handshakes that this lead begins: calls for one address share one, and every handshake ends."""
 
 from typing import Any
 
@@ -236,7 +236,7 @@ def began(rank: int = 0, attempt: int = 1, peer: EngineDescription = P) -> Meeti
 
 
 def test_loading_a_library_takes_none_of_a_handshake_s_time(lead: Lead) -> None:
-    """Neither of its time before, which may have been all but over, nor twice of the time that it may take at most."""
+    """Time spent before the ranks meet does not count, and the extra time is granted once."""
     call = connect(lead)
     lead._offer()
     lead.tick(9.0)
@@ -278,7 +278,7 @@ def test_ranks_that_met_in_time_are_connected(lead: Lead) -> None:
 
 
 def test_a_handshake_waits_longer_for_ranks_that_met_before_it_as_well(lead: Lead) -> None:
-    """The peer dialled us first, and we it while our rank was at it."""
+    """The peer dialled this lead first; this lead dials back while its rank is still meeting the peer's."""
     introduce(lead, P)
     lead.feed(began())
     call = connect(lead)

@@ -1,4 +1,4 @@
-"""Handshakes that a peer begins, and the bounds of what callers cause by them."""
+"""Handshakes that a peer begins, and the limits on handshakes that callers cause."""
 
 import dataclasses
 
@@ -68,7 +68,7 @@ def test_an_admission_ends_when_our_ranks_make_no_endpoint(lead: Lead) -> None:
 
 
 def test_an_address_is_never_the_name_of_a_handshake(lead: Lead) -> None:
-    """A grant names an address of its maker's choosing: whatever it is, other handshakes go on."""
+    """The maker of a grant chooses the address in it, and no address can disturb another handshake."""
     call = introduce(lead, P)
     key = lead.one(MakeOffer).key
     lead.pull(grant(describe("x", 9, address=key)), 32, (0, 1))
@@ -119,7 +119,7 @@ def test_peers_are_bounded() -> None:
 
 
 def strangers(lead: Lead, count: int) -> list[EngineDescription]:
-    """That many that introduced themselves and did no more."""
+    """Lets `count` peers introduce themselves and do no more."""
     made = [describe(f"stranger-{number}", 1) for number in range(count)]
     for peer in made:
         introduce(lead, peer)
@@ -203,7 +203,7 @@ def test_ranks_are_told_for_whom_an_endpoint_is_and_when_that_life_is_over(lead:
 
 @pytest.mark.parametrize("silent_s", [0.0, 10.0])
 def test_what_an_engine_is_does_not_change_within_its_life(lead: Lead, silent_s: float) -> None:
-    """Also not while it was taken for dead: what was planned for the life holds for it afterwards."""
+    """This holds even while the life was declared dead: plans for the life stay valid afterwards."""
     lead.admit(P)
     lead.feed(PeerSilent(key_of(P)))
     lead.tick(silent_s)

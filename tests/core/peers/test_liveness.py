@@ -1,4 +1,4 @@
-"""The life of a peer: a newer one ends it, silence becomes death after the grace, and our end forgets all."""
+"""Lives of peers: a newer life ends an older one, silence kills after the grace, and a lead forgets all at its end."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Mapping: what a rank answers counts for what it was asked last, and it is never asked twice at once."""
+"""Mapping: a rank's answer counts only for the latest request, and a rank is never asked twice at once."""
 
 import pytest
 

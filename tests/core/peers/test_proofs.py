@@ -1,4 +1,4 @@
-"""Who speaks for a life of a peer: nobody without what that life was told."""
+"""Nobody speaks for a life of a peer without the proof that the life was given."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,7 +30,7 @@ def lead() -> Lead:
 
 @pytest.fixture
 def met() -> Lead:
-    """A lead that knows P: it was told B, and tells A."""
+    """Makes a lead that has met P: the lead shows A to P, and P shows B."""
     lead = Lead(describe("d", 2))
     assert introduced(lead, shows=A, asks=B) == B
     lead.feed(PeerAlive(KEY, B))
@@ -38,7 +38,7 @@ def met() -> Lead:
 
 
 def introduced(lead: Lead, *proofs: bytes, shows: bytes, asks: bytes = C, incarnation: int = 1) -> bytes:
-    """A life of P shakes hands; what it is told to show."""
+    """Lets a life of P shake hands, and returns the proof that the life must show."""
     life = replace(P, incarnation=incarnation)
     call = lead.ask(
         lambda c: HandshakeReceived(c, life, endpoints(life), shows=shows, asks=asks, proofs=proofs), principal="peer"
@@ -50,14 +50,14 @@ def introduced(lead: Lead, *proofs: bytes, shows: bytes, asks: bytes = C, incarn
 
 
 def begin(lead: Lead) -> actions.Dial:
-    """This lead dials P; after that its call stands."""
+    """Lets this lead dial P up to its call, and returns the `Dial` action."""
     connect(lead)
     lead.feed(EndpointOffered(0, lead.one(actions.MakeOffer).key, endpoint()))
     return lead.one(actions.Dial)
 
 
 def wants_proof(life: str = "p", incarnation: int = 1) -> KVGrpcError:
-    """What a life says that shall be shown something."""
+    """Makes the error of a life that demands a proof."""
     error = PreconditionFailed(Reason.NOT_PROVED, "show it")
     error.engine_id, error.incarnation = life, incarnation
     return error
@@ -116,7 +116,7 @@ def test_a_handshake_that_arrives_twice_is_of_one_caller(met: Lead) -> None:
 
 
 def test_of_a_life_that_has_not_met_the_last_handshake_counts(lead: Lead) -> None:
-    """The answer to the one before may be lost; or it was a stranger's."""
+    """The answer to the earlier handshake may be lost, or the handshake was a stranger's."""
     introduced(lead, shows=LIE, asks=C)
     assert introduced(lead, shows=A, asks=B) == B
     assert not lead.state.peers[KEY].proves(C)
@@ -152,7 +152,7 @@ def test_a_next_life_waits_for_the_end_of_the_stream_of_the_one_before(met: Lead
 def test_a_next_life_that_answers_where_the_one_before_lives_is_taken_at_once(met: Lead) -> None:
     begin(met)
     following = replace(P, incarnation=2)
-    for _ in range(2):  # it is told secrets of its own
+    for _ in range(2):  # the lead dials once more, since the next life has secrets of its own
         met.feed(PeerAnswered("p:1", following, endpoints(following)))
     assert state_of(met, P) is PeerState.DEAD
 
@@ -227,7 +227,7 @@ Q = describe("q", 3)
 
 
 def test_another_life_than_the_one_that_is_proved_to_gets_secrets_of_its_own(met: Lead) -> None:
-    """Else P, which knows what it shows here, could speak for who has its address now."""
+    """Otherwise P, which knows the proof shown here, could speak for the engine that has its address now."""
     assert begin(met).asks == B
     met.feed(PeerAnswered("p:1", Q, endpoints(Q), LIE, B))
     assert key_of(Q) not in met.state.peers
@@ -257,7 +257,7 @@ def test_who_states_the_address_of_another_engine_is_not_what_that_one_is_shown(
 
 
 def introduced_as(lead: Lead, life: EngineDescription) -> None:
-    """A life shakes hands, and its liveness stream stands: it has met this lead."""
+    """Lets a life shake hands and open its liveness stream, so that it has met this lead."""
     call = lead.ask(lambda c: HandshakeReceived(c, life, endpoints(life), shows=LIE, asks=C), principal="peer")
     lead._offer()
     assert isinstance(lead.answer(call), actions.Introduced)
@@ -342,7 +342,7 @@ def test_no_secret_is_in_the_text_of_anything(met: Lead) -> None:
 
 
 def test_leads_that_shook_hands_at_once_find_together(lead: Lead) -> None:
-    """Each has dropped what the other one shows: both know what is taken all the same."""
+    """Each has dropped the proof that the other one shows; both still know a proof that is accepted."""
     begin(lead)
     introduced(lead, shows=A, asks=LIE)
     lead.feed(PeerAnswered("p:1", P, endpoints(P), C, B))

@@ -1,4 +1,4 @@
-"""Policies of a scheduler, and what arrives at a decode and at a prefill engine."""
+"""Makes policies of a scheduler, and requests that arrive at a decode or prefill engine."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ def policy(*groups: Group, **rules: Any) -> Policy:
 
 
 def decode(mode: Mode = PULL, offer: int = 64, prompt: int = 64, **fields: Any) -> Arrival:
-    """A request whose prefill was done elsewhere, or is being done."""
+    """Makes a request whose prefill is computed elsewhere."""
     return Arrival(R, prompt, Take(mode, offer), **fields)
 
 
@@ -31,7 +31,7 @@ def prefill(mode: Mode = PULL, prompt: int = 64, **fields: Any) -> Arrival:
 
 
 def loading(made: Policy, arrival: Arrival, computed: int = 0) -> Policy:
-    """The policy, when blocks for what comes were allocated."""
+    """Feeds an arrival, allocates its blocks, drops the tasks so far, and returns the policy."""
     made.arrived(arrival)
     made.allocated(R, TABLE, computed, made.match(R, computed).tokens)
     made.take_tasks()

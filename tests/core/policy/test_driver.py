@@ -1,4 +1,4 @@
-"""The driver of a policy, with a shell whose transfers are numbers: what is asked for, and what is told."""
+"""The driver of a policy with a shell whose transfers are numbers: calls that it makes, and news that it tells."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -42,7 +42,7 @@ def token(access: Access, tokens: int = 64) -> bytes:
 
 @dataclass(frozen=True)
 class Spec(RequestSpec[str]):
-    """`prompt` is its length; a prompt of 33 tokens has no name."""
+    """A spec with a prompt of `prompt` tokens; a prompt of 33 tokens has no name."""
 
     prompt: int = 64
 
@@ -132,7 +132,7 @@ class Shell(Driver[Spec, Request, int]):
 
 
 def taking(spec: Spec, **rules: Any) -> Shell:
-    """One that waits for KV."""
+    """Makes a shell that waits for KV."""
     shell = Shell(**rules)
     shell.arrived(spec)
     shell.allocated(R, TABLE, 0, shell.match(R, 0).tokens)

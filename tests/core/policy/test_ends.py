@@ -1,4 +1,4 @@
-"""The policy of a scheduler: losses, aborts, and hooks that are called too late."""
+"""The policy of a scheduler at ends: losses, aborts, and hooks that are called too late."""
 
 import pytest
 

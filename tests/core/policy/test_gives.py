@@ -1,4 +1,4 @@
-"""The policy of a scheduler: what it gives of a request, part by part or when it has finished."""
+"""The policy of a scheduler as a source: it gives a request's KV part by part, or when the request has finished."""
 
 import pytest
 
@@ -214,7 +214,7 @@ def test_states_go_with_the_last_part() -> None:
 
 
 def test_a_state_of_more_tokens_than_are_given_goes_nowhere() -> None:
-    """As of a prefill that computes its whole prompt, since all its outputs are wanted."""
+    """This happens to a prefill that computes its whole prompt, since all its outputs are wanted."""
     table = ((10, 11, 12), (5,))
     for mode, tasks in ((PULL, []), (PUSH, [GiveUp(R, "its state is of more tokens")])):
         made = policy(FULL, STATE, backoff_tokens=1)

@@ -1,4 +1,4 @@
-"""Whatever schedulers do and however transfers fare: each allocation and each block that was kept has one end."""
+"""Each allocation and each kept block has exactly one end, whatever schedulers do and however transfers end."""
 
 from collections import Counter
 
@@ -41,15 +41,15 @@ gives = st.none() | st.builds(Give, modes, st.booleans())
 
 
 class World:
-    """A scheduler that does anything, and transfers that end once each."""
+    """A scheduler that makes random calls, and transfers that each end once."""
 
     def __init__(self, data: DataObject) -> None:
         self.data = data
         self.policy = Policy(Rules((GROUP,), data.draw(st.sampled_from(OnLoss)), 16, staged=data.draw(st.booleans())))
         self.open: dict[tuple[str, Side], bool] = {}
-        """Transfers that are not over; whether they have failed."""
+        """Open transfers, by request id and side -> whether they have failed."""
         self.waiting: set[str] = set()
-        """Requests whose pull has no blocks yet: it cannot succeed."""
+        """Requests whose pull has no blocks yet, and so cannot succeed."""
         self.awaited: Counter[str] = Counter()
         self.kept: set[str] = set()
         self.ended: Counter[str] = Counter()
@@ -85,7 +85,7 @@ class World:
         self.look()
 
     def left(self, id_: str, keep: bool) -> None:
-        """Kept blocks have an end to come, others none."""
+        """Records that kept blocks have an end to come; asserts that a request without kept blocks is forgotten."""
         if keep:
             self.kept.add(id_)
         else:
@@ -98,7 +98,7 @@ class World:
             self.end(*name, failed=self.data.draw(st.booleans()) or not begun)
 
     def end(self, id_: str, side: Side, *, failed: bool) -> None:
-        """One piece of news about a transfer."""
+        """Feeds one piece of news about a transfer."""
         if self.open[id_, side]:
             del self.open[id_, side]
             self.policy.returned(id_, side)
@@ -137,7 +137,7 @@ class World:
             self.ended[told.request_id] += 1
 
     def finish(self) -> None:
-        """Every request leaves, every transfer ends: then nothing is left."""
+        """Lets every request leave and every transfer end, and asserts that nothing is left."""
         for id_ in IDS:
             self.left(id_, self.policy.aborted(id_).keep)
             self.look()
@@ -163,7 +163,7 @@ def test_every_wait_ends_once_and_nothing_is_left_at_the_end(data: DataObject) -
 @given(st.data())
 @settings(max_examples=200, deadline=None)
 def test_blocks_that_are_given_away_are_never_reported_free(data: DataObject) -> None:
-    """As long as a transfer is open, its request is not forgotten."""
+    """The policy keeps a request while one of its transfers is open."""
     world = World(data)
     for _ in range(data.draw(st.integers(1, 25))):
         world.step()

@@ -1,6 +1,4 @@
-"""When a request began: what is said of it, what its grant says, or when its engine heard of it; and the order that
-requests have by that.
-"""
+"""A request's start time is stated by a router, or taken from its grant or its arrival; start times order requests."""
 
 from kvgrpc.core.policy.spec import Offer, Source, began_at
 from kvgrpc.core.policy.values import Give, Mode

@@ -1,4 +1,4 @@
-"""The policy of a scheduler: what it takes for a request that arrives, and when."""
+"""The policy of a scheduler as a destination: what it takes for a request that arrives, and when."""
 
 from typing import Any
 
@@ -158,7 +158,7 @@ def test_states_are_taken_whole_or_not_at_all() -> None:
 
 
 def test_from_a_state_there_is_no_way_back() -> None:
-    """Each engine computes the last token that is its own to compute, and no token twice."""
+    """A state cannot be cut back, so each engine computes its own last token, and no token is computed twice."""
     made = policy(FULL, STATE, backoff_tokens=1)
     made.arrived(decode(offer=1, prompt=1))
     assert made.match(R, 0) == Match(0)

@@ -1,4 +1,4 @@
-"""Windows and states, from tables to bytes: a policy and a node on either side, and all that moves between them."""
+"""Windows and states from block tables to bytes: a policy and a node on either side, and all bytes that move."""
 
 import random
 from collections.abc import Iterator
@@ -24,13 +24,13 @@ from tests.core.pairs import READING, WRITING, Pair, Writers
 R = "r1"
 BLOCKS, BLOCK_BYTES, LAYERS = 64, 4, 2
 SIZES = (16, 32, 8)
-"""Tokens of a block, of each group."""
+"""Tokens of a block, for each group."""
 FULL, WINDOW, STATE = GroupKind.FULL_ATTENTION, GroupKind.SLIDING_WINDOW, GroupKind.STATE
 BOTH = pytest.mark.parametrize("writers", [READING, WRITING], ids=["destination moves", "source moves"])
 
 
 def pool_of(*kinds: GroupKind, window: int = 32, space: str = "") -> PoolLayout:
-    """Each layer of each group in a region of its own; in one block space all groups lie on each other."""
+    """Makes a pool with a region for each layer of each group; in one block space all groups lie on the same bytes."""
     groups: list[Group] = []
     regions: list[Region] = []
     for i, (kind, tokens) in enumerate(zip(kinds, SIZES, strict=False)):
@@ -43,7 +43,7 @@ def pool_of(*kinds: GroupKind, window: int = 32, space: str = "") -> PoolLayout:
 
 
 def table_of(pool: PoolLayout, tokens: int, drawn: random.Random) -> list[list[int]]:
-    """Blocks for so many tokens. The list of a state has older ones before it."""
+    """Draws blocks for `tokens` tokens; the list of a state begins with older blocks."""
     counts = [3 if group.kind is STATE else -(-tokens // group.block_tokens) for group in pool.groups]
     if not pool.shared_spaces:
         return [drawn.sample(range(BLOCKS), count) for count in counts]
@@ -52,7 +52,7 @@ def table_of(pool: PoolLayout, tokens: int, drawn: random.Random) -> list[list[i
 
 
 def worn(pool: PoolLayout, table: list[list[int]], computed: int) -> list[list[int]]:
-    """What is left of them, in an engine that drops all that no step after `computed` tokens reads any more."""
+    """Returns the table of an engine that drops blocks which no step after `computed` tokens reads."""
     left = []
     for group, ids in zip(pool.groups, table, strict=True):
         gone = max(computed + 1 - group.window_tokens, 0) // group.block_tokens if group.window_tokens else 0
@@ -61,7 +61,7 @@ def worn(pool: PoolLayout, table: list[list[int]], computed: int) -> list[list[i
 
 
 class Scene:
-    """A prompt goes from p to d; the memory of both is here."""
+    """A prompt that goes from p to d, with the memory of both."""
 
     def __init__(self, pool: PoolLayout, mode: Mode, writers: Writers, **rules: Any) -> None:
         self.pool, self.mode = pool, mode
@@ -72,7 +72,7 @@ class Scene:
         self.token = b""
 
     def prefill(self, prompt: int, chunks: list[int], drawn: random.Random) -> list[list[int]]:
-        """Computes a prompt in chunks that end there, and hands it over; its table when it finished."""
+        """Computes a prompt in chunks that end at `chunks`, hands it over, and returns its table at the end."""
         tokens = self.p.arrived(Arrival(R, prompt, give=Give(self.mode))).prompt_tokens
         begun, table = 0, table_of(self.pool, tokens, drawn)
         for end in [*(c for c in chunks if c < tokens), tokens]:
@@ -95,7 +95,7 @@ class Scene:
             self.move()
 
     def take(self, prompt: int, have: int, table: list[list[int]]) -> int:
-        """What is missing at d comes, or begins to; how many tokens d will have."""
+        """Lets d take missing KV, of a push as far as it was handed over; returns how many tokens d will have."""
         offer = self.p.arrived(Arrival(R, prompt, give=Give(self.mode))).prompt_tokens
         self.d.arrived(Arrival(R, prompt, Take(self.mode, offer)))
         self.d.allocated(R, table, have, self.d.match(R, have).tokens)
@@ -116,7 +116,7 @@ class Scene:
         return offer
 
     def move(self) -> None:
-        """Bytes go as they were posted."""
+        """Moves bytes as they were posted."""
         while self.pair.posts:
             for _, post in self.pair.posts:
                 for src, dst, nbytes in zip(post.runs.src, post.runs.dst, post.runs.nbytes, strict=True):
@@ -124,7 +124,7 @@ class Scene:
             self.pair.moved()
 
     def check(self, given: list[list[int]], taken: list[list[int]], have: int, tokens: int) -> None:
-        """In d are the bytes of exactly those blocks that it lacks and will read, each in its place."""
+        """Asserts that d has the bytes of exactly those blocks that it lacks and will read, each in its place."""
         expected = np.full(self.pool.total_bytes, -1)
         for region in self.pool.regions:
             for src, dst in needed(self.pool.groups[region.group], given, taken, region.group, have, tokens):
@@ -137,7 +137,7 @@ class Scene:
 def needed(
     group: Group, given: list[list[int]], taken: list[list[int]], i: int, have: int, tokens: int
 ) -> Iterator[tuple[int, int]]:
-    """The blocks that have to move, token by token: those that some token in the window lies in, and is not there."""
+    """Yields the blocks that must move: those that hold a token in the window, and that the destination lacks."""
     if have >= tokens:
         return
     if group.kind is STATE:
@@ -199,7 +199,7 @@ def test_a_policy_never_gives_or_takes_a_block_that_was_dropped() -> None:
     table, worn = [[1, 2, 3, 4], [DROPPED, 7]], [[1, 2, 3, 4], [DROPPED, DROPPED]]
     made = Policy(Rules(groups))
     made.arrived(Arrival(R, 64, give=Give(Mode.PULL)))
-    for wrong in (table, worn):  # the window's first token is the last one of the first block
+    for wrong in (table, worn):  # the first token of the window is the last one of the first block
         with refused(Reason.BLOCK_COUNT_MISMATCH, InvalidRequest):
             made.finished(R, wrong, 64, Outcome.COMPLETE)
     assert made.take_tasks() == []

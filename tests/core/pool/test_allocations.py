@@ -1,4 +1,4 @@
-"""AllocateBlocks and FreeBlocks, where the server manages the pool."""
+"""AllocateBlocks and FreeBlocks, in a pool that the server manages."""
 
 from typing import Any
 
@@ -141,8 +141,8 @@ def test_allocations_that_are_not_freed_are_bounded_and_one_that_ends_makes_room
     assert "FreeBlocks" in caught.value.message
     assert caught.value.retry_delay_s
     assert snapshot(lead.node) == before
-    allocate(lead, allocation_id=made[0].allocation_id, ttl_s=9.0)  # is renewed all the same
-    free(lead, (0,))  # one that still holds a block
+    allocate(lead, allocation_id=made[0].allocation_id, ttl_s=9.0)  # renewal needs no room
+    free(lead, (0,))  # the allocation still holds a block
     with refused(Reason.LIMIT_EXCEEDED, Exhausted):
         allocate(lead, (0, 1))
     free(lead, (1,))

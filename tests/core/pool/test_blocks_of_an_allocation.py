@@ -1,4 +1,4 @@
-"""A call that states an allocation is about its blocks only: freed ones are refused, whoever has them now."""
+"""A call that states an allocation accepts only its blocks: freed ones are refused, whoever has them now."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def give(lead: Lead, pull_id: str, allocation_id: str) -> Any:
 
 
 def work(lead: Lead, name: str, allocation_id: str) -> Any:
-    """A call about blocks 0 and 1 of that allocation."""
+    """Makes the call `name` about blocks 0 and 1 of that allocation."""
     where = Destination(lists((0, 1)), allocation_id=allocation_id)
     match name:
         case "hand over":

@@ -1,4 +1,4 @@
-"""Block ids as they are kept."""
+"""Block ids as rows keep them: runs or plain ids, whichever takes less memory."""
 
 from dataclasses import dataclass, replace
 

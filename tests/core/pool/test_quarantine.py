@@ -1,4 +1,4 @@
-"""What gets blocks out of quarantine into which a peer may write, when the peer does not say that it is at rest."""
+"""Blocks into which a peer may write leave quarantine by other proofs when the peer does not say that it is at rest."""
 
 import pytest
 

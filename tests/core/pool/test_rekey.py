@@ -1,4 +1,4 @@
-"""A re-key: memory is registered again, which proves at rest what peers wrote; by an operator's call, or by itself."""
+"""A re-key registers memory again, which proves peers' writes at rest; an operator or the lead itself starts it."""
 
 import pytest
 

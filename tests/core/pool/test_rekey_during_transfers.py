@@ -1,4 +1,4 @@
-"""Re-keys and words of operators that meet other work: what they prove, and what they leave alone."""
+"""Re-keys and operator releases during other work: what they prove, and what they leave alone."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +22,7 @@ class Reader(Written):
     """A destination that pulls, with a new key each time."""
 
     def pulls(self, number: int, *blocks: int) -> str:
-        """The posting of the pull."""
+        """Starts a pull, and returns its posting id."""
         source = describe("s", 8)
         self.pull(grant(source, key=KEYS[number]), 32, blocks, number=number + 1)
         self.connect(source)
@@ -35,7 +35,7 @@ class Reader(Written):
 
 
 def lost_write() -> tuple[Pair, str, str]:
-    """A source whose write was lost, and the push cancelled; the push, and the posting."""
+    """Loses a source's write, cancels the push, and returns the pair, the push's transfer id and the posting id."""
     pair = Pair(WRITING)
     pair.register(pair.reserve(32, (3, 4)).token)
     pair.finish(32, (1, 2))
@@ -108,7 +108,7 @@ def test_what_no_rekey_can_prove_takes_no_time_from_what_comes_to_rest_by_itself
 
 
 def opened_in_a_rekey(*blocks: int, last: bool) -> Pair:
-    """A source's memory was registered again while a destination came for a push."""
+    """Makes a pair whose source registered its memory again while a destination came for a push."""
     pair = Pair(READING)
     source = describe("s", 8)
     pair.p.pull(grant(source, key=KEYS[0]), 32, (20, 21), number=1)

@@ -1,4 +1,4 @@
-"""A lead whose two groups share a block space: no block is given out, pinned or counted for both of them."""
+"""A lead whose two groups share a block space: no block is allocated, pinned or counted for both of them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -36,7 +36,7 @@ D = describe("d", 2, pool=aliased())
 
 @pytest.fixture
 def lead() -> Lead:
-    """Its engine manages sixteen blocks."""
+    """Makes a lead whose engine manages sixteen blocks."""
     made = Lead(describe("p", 1, pool=aliased()))
     made.admit(D)
     return made
@@ -99,7 +99,7 @@ def test_only_blocks_of_the_group_that_they_were_allocated_for_are_freed_or_hand
 
 
 def test_an_allocation_takes_back_blocks_of_whichever_group_of_its_space(managed: Lead) -> None:
-    """The first lease has blocks of both groups; what another allocation holds does not come free."""
+    """The first lease has blocks of both groups; blocks that another allocation holds do not come free."""
     allocate(managed, 6, 4)
     managed.finish(96, range(6), (7, 8), content=content(96), key=b"1" * 16)
     free(managed, tuple(range(6)), (6, 7, 8))
@@ -215,7 +215,7 @@ def reclaim(lead: Lead, full: int, window: int = 0) -> actions.Reclaimed:
 
 
 def test_the_budget_of_quarantine_is_that_of_the_space() -> None:
-    """Five and two blocks of sixteen are no more than half of them; with two more they are."""
+    """Seven of sixteen blocks are not more than half of them; nine are."""
     lead = Lead(describe("d", 2, pool=aliased()), Limits(quarantine_share=0.5))
     source = describe("p", 1, pool=aliased())
     lead.admit(source)

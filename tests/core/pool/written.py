@@ -11,7 +11,7 @@ from tests.core.nodes import SECRET, Lead, access_id, content, describe, key_of,
 
 
 class Written(Lead):
-    """A destination, and a source that may write into two of its blocks for a push that was cancelled."""
+    """A destination, and a source that may write into its blocks for a push that was cancelled."""
 
     def __init__(self, ranks: int = 1, *, sets_aside: bool = True, **limits: Any) -> None:
         super().__init__(describe("d", 2, world_size=ranks))
@@ -22,7 +22,7 @@ class Written(Lead):
         self.transfer_id = ""
 
     def push(self, *blocks: int, number: int = 10) -> None:
-        """The source opens an access under which it writes; then the push is cancelled."""
+        """Lets the source open an access for writing, and then cancels the push."""
         key = access_id(number) * 2
         asked = lambda c: events.ReserveBlocks(c, key, lists(blocks), content=content(16 * len(blocks)))
         reserved = self.call(asked)
@@ -41,7 +41,7 @@ class Written(Lead):
         return self.transfer(self.transfer_id).memory
 
     def release(self, **fields: Any) -> int:
-        """ReleaseQuarantine; the call's number."""
+        """Calls ReleaseQuarantine, and returns the call's number."""
         return self.ask(lambda c: events.ReleaseQuarantine(c, **fields), "operator")
 
     def exit(self, rank: int = 0, *, drained: bool = True, life: str = "") -> None:

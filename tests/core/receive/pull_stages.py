@@ -1,4 +1,4 @@
-"""A pull of a lead `d` from a peer `p`: brought to each of its stages, and what its events are."""
+"""Brings a pull of a lead `d` from a peer `p` to each of its stages, and feeds its events."""
 
 from typing import Any
 
@@ -39,7 +39,7 @@ def cancel(lead: Lead, **which: Any) -> Cancelled:
 
 
 def at_stage(lead: Lead, stage: str) -> Transfer:
-    """A pull that has come as far as that."""
+    """Starts a pull, and brings it to that stage."""
     if stage == "connecting":
         lead.begin(describe("d", 3))
     pull = lead.pull(TOKEN, 32, (4, 5)) if stage != "waiting" else lead.pull(TOKEN)

@@ -1,4 +1,4 @@
-"""Checksums at the destination: compared with those of the source before a round is settled."""
+"""Checksums at the destination are compared with the source's before a round is settled."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def sums(*values: int) -> bytes:
 
 
 class Comparing(Lead):
-    """A destination that pulls two blocks and compares them."""
+    """A destination that pulls two blocks and compares their checksums."""
 
     def __init__(self, ranks: int = 1, **limits: Any) -> None:
         super().__init__(describe("d", 2, world_size=ranks))
@@ -226,13 +226,13 @@ def test_a_push_that_arrived_as_something_else_fails_and_its_source_does_not_cou
 
 
 def test_the_answers_of_a_source_that_is_asked_in_turn_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(course, "ANSWER_BYTES", 4)  # else it takes more than 16,384 blocks
+    monkeypatch.setattr(course, "ANSWER_BYTES", 4)  # the default splits calls only above 16,384 blocks
     lead = Comparing()
     assert [blocks[0].tolist() for blocks, _ in lead.asked.blocks] == [[3]]
     lead.there((sums(1),))
     second = lead.one(actions.SendChecksums)
     assert ([blocks[0].tolist() for blocks, _ in second.blocks], second.number) == ([[4]], 1)
-    lead.there((sums(7),))  # the first answer once more
+    lead.there((sums(7),))  # a duplicate of the first answer
     lead.feed(events.ChecksumsAnswered(second.name, 1, (sums(2),)))
     lead.move()
     lead.posted = lead.seen(actions.Post)

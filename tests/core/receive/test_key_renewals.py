@@ -1,4 +1,4 @@
-"""Requests that wait for blocks at their destination: what they will take is renewed at its source by transfer keys."""
+"""Requests that wait for blocks at their destination: the lead renews their KV at the source, by transfer key."""
 
 import math
 from dataclasses import replace
@@ -19,14 +19,14 @@ OTHER = b"k" * 16
 
 
 def say(pair: Pair, *keys: bytes, **fields: Any) -> Any:
-    """The destination's engine says that requests wait under these keys."""
+    """Renews these keys as the destination's engine, whose requests wait."""
     source = PushSource(pair.p.me.address)
     refs = tuple(LeaseRef(key=key) for key in keys or (KEY,))
     return pair.call(pair.d, lambda c: RenewLeases(c, refs, source=source, **fields))
 
 
 def renew(pair: Pair, key: bytes = KEY, **fields: Any) -> Any:
-    """A row of the source's answer."""
+    """Renews a key at the source as a peer, and returns the row of the answer."""
     return pair.call(pair.p, lambda c: RenewLeases(c, (LeaseRef(key=key),), **fields), "peer").rows[0]
 
 
@@ -35,17 +35,17 @@ def at_source(pair: Pair) -> Transfer:
 
 
 def asked(pair: Pair) -> list[actions.SendRenewKeys]:
-    """What the destination's lead asked the source."""
+    """Returns the renewals that the destination's lead sent to the source."""
     return [action for action in pair.sent if isinstance(action, actions.SendRenewKeys)]
 
 
 def expected(pair: Pair) -> None:
-    """The source's engine knows the request."""
+    """Tells the source's lead that its engine expects the request."""
     pair.call(pair.p, lambda c: events.FinishedBlocks(c, KEY, (), None, expected=True))
 
 
 def every(pair: Pair, step_s: float, for_s: float) -> None:
-    """The destination's engine says it again and again."""
+    """Repeats the engine's renewal at the destination every `step_s` seconds, for `for_s` seconds."""
     for _ in range(round(for_s / step_s)):
         pair.tick(step_s)
         say(pair)
@@ -179,7 +179,7 @@ def test_a_source_that_is_not_connected_is_reached_and_asked_the_next_time() -> 
 
 
 def test_what_a_caller_has_renewed_elsewhere_is_bounded() -> None:
-    """No caller waits for the answer, so that nothing else bounds how many calls are under way."""
+    """No caller waits for the peer's answer, so no other limit applies to the calls in flight."""
     pair = Pair(dials_per_connection=2)
     source, keys = PushSource(pair.p.me.address), tuple(LeaseRef(key=bytes([i]) * 16) for i in range(65))
 

@@ -1,4 +1,4 @@
-"""A prefix will do: of a prompt that goes on otherwise than what is on offer, the units before come."""
+"""A prompt that differs from the offer takes, with `allow_prefix`, the whole units before the difference."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ OFFER = grant(P, tokens=64)
 
 
 def parting(at: int, tokens: int = 64) -> Content:
-    """The content of a prompt that begins as `content` does, and goes on otherwise from a token on."""
+    """Makes the content of a prompt that equals `content` up to token `at`, and differs from there."""
     return chain([*range(at), *range(1000, 1000 + tokens - at)], weights_revision="w")
 
 
@@ -31,7 +31,7 @@ def wanted(of: Content, tokens: int = 64) -> contents.Claim:
 
 @pytest.fixture
 def lead() -> Lead:
-    """A lead that is connected to P."""
+    """Makes a lead that is connected to P."""
     made = Lead(describe("d", 2))
     made.admit(P)
     return made
@@ -151,7 +151,7 @@ def test_who_did_not_ask_for_a_prefix_takes_none(lead: Lead) -> None:
 
 
 def test_an_answer_that_does_not_serve_the_blocks_here_makes_no_sense() -> None:
-    """A window that begins later for fewer tokens: no source with the same layout says that."""
+    """The window begins later for fewer tokens; no source with the same layout gives such an answer."""
     source = describe("p", 1, pool=aliased())
     lead = Lead(describe("d", 2, pool=aliased()))
     lead.admit(source)
@@ -181,7 +181,7 @@ def test_both_sides_agree_on_the_prefix() -> None:
 
 
 def pushed(writers: Any, at: int, *blocks: Any, **fields: Any) -> tuple[Pair, str]:
-    """A push of 64 tokens to a destination whose prompt goes on otherwise from a token on."""
+    """Pushes 64 tokens to a destination whose prompt differs from token `at` on."""
     pair = Pair(writers)
     made = pair.reserve(64, *blocks, content=parting(at), allow_prefix=True, **fields)
     pair.register(made.token)
@@ -237,14 +237,14 @@ def test_a_push_that_would_bring_nothing_is_refused_by_its_destination(at: int, 
 
 
 def window(block_tokens: int) -> PoolLayout:
-    """One group that keeps the last 32 tokens, with a byte for the key of each token and one for its value."""
+    """Makes one group that keeps the last 32 tokens, one byte for the key of each token and one for its value."""
     group = Group("window", GroupKind.SLIDING_WINDOW, 2, block_tokens, 64, 1, 1, "uint8", window_tokens=32)
     strides = Strides(2 * block_tokens, block_tokens, block_tokens, 1)
     return uniform_layout(group, 2 * block_tokens, strides=strides)
 
 
 def windows(writers: Any) -> Pair:
-    """Blocks of 64 tokens begin at token 64 for 128 tokens and for 112; the source's, of 16, at 96 and at 80."""
+    """Makes windows that begin at 64 for 112 and 128 tokens at the destination, but at 80 and 96 at the source."""
     pair = Pair(writers, describe("p", 1, pool=window(16)))
     pair.d = pair.e = pair._lead(describe("x", 9, pool=window(64)), writers)
     pair.leads, pair.told["x"] = [pair.p, pair.d], []

@@ -1,4 +1,4 @@
-"""One pull as data: its stages, and what each kind of failure means for whoever asked."""
+"""A pull as data: its stages, and the next step that each kind of failure suggests to the caller."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""How pulls end: by the verdict of the source, its loss, a cancel, or the end of our own life."""
+"""Pulls end by the verdict of the source, its loss, a cancel, or the end of this lead's life."""
 
 import pytest
 
@@ -32,7 +32,7 @@ from tests.core.receive.pull_stages import LOST, STAGES, TOKEN, P, at_stage, can
 
 @pytest.fixture
 def lead() -> Lead:
-    """A lead that is connected to P."""
+    """Makes a lead that is connected to P."""
     made = Lead(describe("d", 2))
     made.admit(P)
     return made

@@ -1,4 +1,4 @@
-"""What a source answers when a pull opens its access."""
+"""Answers of a source to the opening of a pull's access, and what each does to the pull."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from tests.core.receive.pull_stages import LOST, TOKEN, P, failure_of, opened, p
 
 @pytest.fixture
 def lead() -> Lead:
-    """A lead that is connected to P."""
+    """Makes a lead that is connected to P."""
     made = Lead(describe("d", 2))
     made.admit(P)
     return made

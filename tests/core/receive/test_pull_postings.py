@@ -27,7 +27,7 @@ from tests.core.receive.pull_stages import LOST, TOKEN, P, at_stage, cancel, fai
 
 @pytest.fixture
 def lead() -> Lead:
-    """A lead that is connected to P."""
+    """Makes a lead that is connected to P."""
     made = Lead(describe("d", 2))
     made.admit(P)
     return made
@@ -161,7 +161,7 @@ def test_after_a_broken_posting_the_peer_is_mapped_anew(lead: Lead) -> None:
 
 
 def broken_beside(lead: Lead) -> Transfer:
-    """A pull whose access is open and which waits for blocks, while a posting from the same peer breaks."""
+    """Makes a pull whose access is open and which waits for blocks; then breaks a posting from the same peer."""
     waiting = lead.pull(TOKEN, number=2)
     opened(lead, 2)
     posted(lead, at_stage(lead, "wire"), done=False)
@@ -196,7 +196,7 @@ def test_a_pull_whose_peer_comes_back_as_another_life_fails(lead: Lead) -> None:
     waiting = broken_beside(lead)
     lead.give(waiting.id, (6, 7))
     following = describe("p", 9)
-    lead.feed(events.PeerAnswered("p:1", following, endpoints(following)))  # called once more: its secrets are its own
+    lead.feed(events.PeerAnswered("p:1", following, endpoints(following)))  # the new life has its own secrets
     lead.connect(following)
     assert failure_of(lead, waiting).reason is Reason.PEER_LOST
 

@@ -1,4 +1,4 @@
-"""What is wrong with a call for a pull is refused, and nothing has changed."""
+"""Calls for a pull that are wrong are refused, and change nothing."""
 
 from collections.abc import Callable
 from typing import Any
@@ -30,7 +30,7 @@ from tests.core.receive.pull_stages import TOKEN, P, cancel, opened, posted, set
 
 @pytest.fixture
 def lead() -> Lead:
-    """A lead that is connected to P."""
+    """Makes a lead that is connected to P."""
     made = Lead(describe("d", 2))
     made.admit(P)
     return made

@@ -1,4 +1,4 @@
-"""What a pull waits for, and that every wait ends."""
+"""Every wait of a pull ends."""
 
 import math
 
@@ -15,7 +15,7 @@ from tests.core.receive.pull_stages import TOKEN, P, at_stage, cancel, failure_o
 
 @pytest.fixture
 def lead() -> Lead:
-    """A lead that is connected to P."""
+    """Makes a lead that is connected to P."""
     return connected()
 
 

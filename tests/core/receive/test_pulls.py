@@ -1,4 +1,4 @@
-"""Pulling, from PullBlocks to the return of the blocks: success has one way, everything else fails closed."""
+"""A pull from PullBlocks to the return of its blocks: it succeeds in one way, and fails closed otherwise."""
 
 import pytest
 
@@ -40,7 +40,7 @@ from tests.core.receive.pull_stages import STAGES, TOKEN, P, at_stage, cancel, f
 
 @pytest.fixture
 def lead() -> Lead:
-    """A lead that is connected to P."""
+    """Makes a lead that is connected to P."""
     made = Lead(describe("d", 2))
     made.admit(P)
     return made
@@ -222,7 +222,7 @@ def test_every_deadline_of_a_pull_is_gone_when_it_is_over(lead: Lead) -> None:
 
 
 def test_actions_are_the_events_of_the_other_side(lead: Lead) -> None:
-    """What a destination sends is what a source takes: the two halves of the core fit each other."""
+    """The actions of a destination are the events of a source: the two halves of the core fit each other."""
     source = Lead(P)
     source.admit(lead.me)
     token = source.finish().token

@@ -1,4 +1,4 @@
-"""Renewals: at every third of the TTL, many in one call, and never so often that a peer's word stops the loop."""
+"""Renewals are sent at every third of the TTL, many in one call, and no TTL that a peer states keeps the loop busy."""
 
 from typing import Any
 
@@ -38,7 +38,7 @@ def pull(lead: Lead, number: int = 1, **changes: Any) -> str:
 
 
 def sent_renewals(lead: Lead, seconds: float) -> list[tuple[float, int]]:
-    """When renewals are sent within that time, and how many rows each has."""
+    """Returns when renewals are sent within that time, and how many rows each has."""
     found = []
     end = lead.now + seconds
     start = lead.now
@@ -133,7 +133,7 @@ def test_a_ttl_without_end_needs_no_renewal(lead: Lead) -> None:
 
 
 def at(lead: Lead, seconds: float) -> SendRenew | None:
-    """What is renewed within that time, if anything is."""
+    """Returns the renewal that is sent within that time, if any."""
     lead.feed(Tick(), seconds)
     return next(iter(lead.seen(SendRenew)), None)
 

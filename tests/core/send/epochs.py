@@ -1,4 +1,4 @@
-"""A push that starts over: its parts are replaced, or taken back."""
+"""Helpers for a push that starts over: its parts are replaced, or taken back."""
 
 from typing import Any
 
@@ -13,12 +13,12 @@ def lease_of(pair: Pair) -> str:
 
 
 def returned(pair: Pair) -> list[str]:
-    """The leases of parts whose blocks were returned."""
+    """Returns the leases of parts whose blocks were returned."""
     return [news.lease_id for news in pair.told["p"] if isinstance(news, PartsReturned)]
 
 
 def start_over(pair: Pair, void: bool, *blocks: Any, epoch: int = 1, **fields: Any) -> None:
-    """The first part of the next epoch; `void`: the engine took the blocks of the last one back before."""
+    """Hands over the next epoch's first part; with `void`, the engine takes the last epoch's blocks back before."""
     if void:
         pair.feed(pair.p, events.LeasesVoided((lease_of(pair),)))
     pair.finish(32, *(blocks or ((5, 6),)), part_epoch=epoch, **fields)

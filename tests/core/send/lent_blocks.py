@@ -1,4 +1,4 @@
-"""Leases of a lead, renewed and released by their holders."""
+"""Keys for leases of a lead, and the release of such a lease."""
 
 from typing import Any
 

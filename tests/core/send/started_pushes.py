@@ -1,4 +1,4 @@
-"""A push whose bytes are in flight, and how both leads look when it is over."""
+"""Starts a push, and checks both leads after its destination has ended."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from tests.core.pairs import Pair, Writers
 
 
 def started(writers: Writers, **fields: Any) -> Pair:
-    """A push whose bytes are in flight."""
+    """Starts a push whose bytes are in flight."""
     pair = Pair(writers)
     pair.register(pair.reserve(32, (3, 4)).token)
     pair.finish(32, (1, 2), **fields)
@@ -17,7 +17,7 @@ def started(writers: Writers, **fields: Any) -> Pair:
 
 
 def waits_for_another(pair: Pair, why: Reason) -> None:
-    """The destination's end is not the source's: another may come, until the push has had its time."""
+    """Asserts that only the destination ended: the source waits for another one until the registration timeout."""
     source, destination = pair.both()
     assert (source.over, source.waiting_for) == (False, "registration")
     assert pair.reasons()[1] in (why, Reason.SOURCE_FAILED, Reason.PEER_FAILED)

@@ -1,4 +1,4 @@
-"""An engine that compares checksums sums up what it hands over before anybody asks."""
+"""An engine that compares checksums computes those of handed-over blocks before a peer asks."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from tests.core.nodes import SECRET, Lead, access_id, claim, crcs, describe, hyb
 
 
 class Source(Lead):
-    """A lead that compares checksums; `hand_over` gives blocks of two groups to a peer that opens them."""
+    """A lead that compares checksums; `hand_over` offers blocks of two groups, and `open_it` opens them as a peer."""
 
     def __init__(self, ranks: int = 1, *, mirrored: bool = False) -> None:
         super().__init__()
@@ -29,13 +29,13 @@ class Source(Lead):
         self._opened = 0
 
     def hand_over(self, fine: tuple[int, ...] = (8, 9), other: tuple[int, ...] = (3,), **fields: Any) -> Any:
-        """32 tokens in two fine blocks and one of the others; key and id are new."""
+        """Hands over 32 tokens in two fine blocks and one of the other group, under a new key and lease id."""
         self._opened += 1
         fields = {"key": bytes([self._opened]) * 16, "lease_id": f"lease {self._opened}", **fields}
         return self.finish(32, fine, other, **fields)
 
     def open_it(self, handed: Any) -> None:
-        """The peer opens what was handed over, as access 1 and so on, in the order of the opening."""
+        """Lets the peer open a hand-over; access ids count up from 1."""
         number = 1 + len(self.state.accesses)
         self.opened(self.peer, Opening(access_id(number), handed.token, claim(32)))
 

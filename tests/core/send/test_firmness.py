@@ -1,4 +1,4 @@
-"""Firm, claimed, soft: a lease is taken back only while nobody has claimed it, and not before its firm time is over."""
+"""Firm, claimed, soft: a lease may be taken back only after its firm time, and only while nobody has claimed it."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def lead() -> Lead:
 
 
 def soft_in(lead: Lead, made: Any) -> float | None:
-    """In how long the lease of a hand-over is soft; None while it is claimed."""
+    """Returns the time until the lease of a hand-over is soft, in seconds; None while it is claimed."""
     return lead.node.lease(lead.state.leases.get(made.lease.id)).soft_in_s
 
 
@@ -80,7 +80,7 @@ def test_a_lease_is_claimed_while_a_reader_waits_for_it(lead: Lead) -> None:
     made = lead.finish(after_step=1)
     lead.open(D, opening(made))
     assert soft_in(lead, made) is None
-    lead.tick(lead.state.limits.open_wait_s)  # it waited long enough
+    lead.tick(lead.state.limits.open_wait_s)  # the reader's wait ends
     assert soft_in(lead, made) == FIRM_S
 
 
@@ -183,7 +183,7 @@ def test_blocks_that_somebody_else_holds_are_not_soft(lead: Lead) -> None:
 
 
 def lease_of(pair: Pair) -> float | None:
-    """In how long the lease of the only push is soft; None while it is claimed."""
+    """Returns the time until the lease of the only push is soft, in seconds; None while it is claimed."""
     (lease,) = pair.p.state.leases
     return pair.p.node.lease(lease).soft_in_s
 

@@ -1,4 +1,4 @@
-"""Handing over: a lease pins its blocks, a SEND transfer follows it, and what is wrong or refused leaves nothing."""
+"""A hand-over pins its blocks by a lease and makes a SEND transfer; a refused one leaves nothing behind."""
 
 from typing import Any
 
@@ -245,7 +245,7 @@ def test_what_may_pass_leaves_no_tombstone_for_a_client_that_repeats_its_call() 
 
 @pytest.mark.parametrize("reason", [Reason.QUEUE_FULL, Reason.DRAINING])
 def test_openings_of_an_engines_lease_fail_at_once_when_there_is_no_room_for_it(reason: Reason) -> None:
-    """The engine has given the grant away before its lead looked at the hand-over, and does not repeat it."""
+    """The engine gives the grant away before its lead sees the hand-over, and does not retry the hand-over."""
     lead = Lead(describe("p", 1), Limits(leases=1))
     lead.admit(D)
     call = lead.open(D, Opening(access_id(), grant(lead.me, lease_id="l-mine"), claim(32)))

@@ -1,4 +1,4 @@
-"""Hand-overs to readers for which a destination registers, and how long a destination waits for what may come."""
+"""Hand-overs to readers for which a destination registers, and how long a destination waits for expected KV."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def handed_over(pair: Pair, tokens: int = 40, **fields: Any) -> Any:
 
 
 def expecting(writers: Writers = READING, **limits: Any) -> Pair:
-    """The source's engine expects pushes."""
+    """Makes a pair whose source's engine expects pushes."""
     pair = Pair(writers, **limits)
     pair.p.state.expects_pushes = True
     return pair
@@ -96,7 +96,7 @@ def test_a_hand_over_that_is_pushed_is_read_by_its_grant_no_more() -> None:
 @MODES
 @pytest.mark.parametrize("first", ["registration", "hand-over"])
 def test_blocks_that_the_engine_takes_back_end_the_push_of_a_hand_over(writers: Writers, first: str) -> None:
-    """No other part comes."""
+    """A hand-over has no further part."""
     pair = Pair(writers)
     token = pair.reserve(40).token
     if first == "registration":

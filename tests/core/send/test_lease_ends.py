@@ -1,4 +1,4 @@
-"""The time of a lease, and its end: whatever ends a lease or its transfer ends the other."""
+"""The time and the end of a lease: the end of a lease or of its transfer ends the other too."""
 
 from typing import Any
 

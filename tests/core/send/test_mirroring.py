@@ -1,4 +1,4 @@
-"""What an engine with mirrors hands over may be read once all ranks have copied it."""
+"""Blocks of an engine with mirrors may be read once all ranks have copied them."""
 
 from dataclasses import replace
 from typing import Any
@@ -17,7 +17,7 @@ from tests.core.pairs import Pair, Writers
 
 
 class Mirrored(Lead):
-    """A lead whose engine has mirrors, and a peer that opens what it hands over."""
+    """A lead whose engine has mirrors, and a peer that opens what the lead hands over."""
 
     def __init__(self, ranks: int = 1, *, mirrored: bool = True, pool: PoolLayout | None = None) -> None:
         super().__init__()
@@ -33,13 +33,13 @@ class Mirrored(Lead):
         return self.finish(16 * len(blocks), blocks, **fields)
 
     def opening(self, handed: Any) -> int:
-        """A call that opens it."""
+        """Opens a hand-over as the peer, and returns the call's number."""
         self._handed += 1
         tokens = handed.lease.token_count
         return self.open(self.peer, Opening(access_id(self._handed), handed.token, claim(tokens)))
 
     def copied(self, *copies: actions.CopyOut, message: str = "") -> None:
-        """Ranks report; what that led to, all of it."""
+        """Feeds reports of copies, and keeps all actions that follow in `done`."""
         done: list[Any] = []
         for copy in copies:
             done += self.feed(events.CopiedOut(copy.rank, copy.name, message))
@@ -47,7 +47,7 @@ class Mirrored(Lead):
 
 
 def rows(answer: Any) -> Any:
-    """The only row of an answer to OpenAccess."""
+    """Returns the only row of an answer to OpenAccess."""
     (row,) = answer.rows
     return row
 
@@ -100,7 +100,7 @@ def test_a_copy_waits_for_its_step_and_holds_up_no_other() -> None:
 
 
 def test_portions_come_few_at_once_and_in_the_order_of_the_hand_overs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "PORTION_BYTES", 2 * pieces.PIECE_BYTES)  # a block of both layers
+    monkeypatch.setattr(pieces, "PORTION_BYTES", 2 * pieces.PIECE_BYTES)  # one block in both layers
     lead = Mirrored()
     first = lead.hand_over(1, 2, 3)
     copies = lead.seen(actions.CopyOut)
@@ -205,7 +205,7 @@ def test_a_target_of_an_engine_with_mirrors_is_not_written_by_its_source() -> No
 
 
 def writes(lead: Mirrored) -> None:
-    """A source opens an access to write into a target; raises what refuses it."""
+    """Lets a source open an access to write into a target; raises the error of a refusal."""
     reserved = lead.call(lambda c: events.ReserveBlocks(c, KEY, lists((8, 9)), content(32)))
     row = rows(
         lead.answer(lead.open(lead.peer, Opening(access_id(77), reserved.token, None, push_content=content(32))))
@@ -215,7 +215,7 @@ def writes(lead: Mirrored) -> None:
 
 
 class MirroredPair(Pair):
-    """A source with mirrors, and destinations. Copies wait for the test."""
+    """A source with mirrors, and destinations; copies wait for the test."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -228,7 +228,7 @@ class MirroredPair(Pair):
         return lead
 
     def copies(self) -> list[actions.CopyOut]:
-        """Those that the rank was asked for since this was called last."""
+        """Returns the copies that the rank was asked for since the last call."""
         asked, self.lost = self.lost, []
         return [action for _, action in asked if isinstance(action, actions.CopyOut)]
 

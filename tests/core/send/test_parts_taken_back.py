@@ -1,4 +1,4 @@
-"""An engine takes the blocks of its parts back: when they are its own again, and what it may say afterwards."""
+"""An engine takes the blocks of its parts back: when the blocks are its own again, and what it may say afterwards."""
 
 import pytest
 
@@ -56,7 +56,7 @@ def test_a_pull_ends_when_its_blocks_are_taken_back() -> None:
 
 
 def reopening_lost(writers: Writers) -> Pair:
-    """A prefill started over, and the destination does not hear of it."""
+    """Starts a prefill over, without the destination hearing of it."""
     pair = Pair(writers)
     pair.register(pair.reserve(32, (3, 4)).token)
     pair.finish(32, (1,), last=False)

@@ -1,4 +1,4 @@
-"""How pushes end that do not succeed: who is told, and when the blocks come back."""
+"""Pushes that do not succeed: which engines are told, and when the blocks come back."""
 
 from dataclasses import replace
 from typing import Any
@@ -17,7 +17,7 @@ from tests.core.send.started_pushes import started, waits_for_another
 
 
 def ended(pair: Pair, source: State, destination: State) -> None:
-    """Both are over and nothing is pinned any more."""
+    """Asserts that both transfers are over, and that nothing is pinned."""
     assert [t.state for t in pair.both()] == [source, destination]
     assert [t.memory for t in pair.both()] == [Disposition.RETURNED] * 2
     assert not len(pair.p.state.pins)

@@ -1,4 +1,4 @@
-"""A prefill that starts over: its parts are replaced, wherever the push is, and nothing of the old ones counts."""
+"""A prefill that starts over replaces its parts at any stage of the push, and nothing of the old parts counts."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ HOW = pytest.mark.parametrize("void", [False, True], ids=["replaced", "taken bac
 
 
 def succeeds(pair: Pair, *source_blocks: int) -> None:
-    """The rest moves from those blocks, and both sides succeed."""
+    """Moves the rest from those blocks, and asserts that both sides succeed."""
     (_, post) = pair.posts[-1]
     assert {src // 8 % 64 for src in post.runs.src.tolist()} == {min(source_blocks)}
     pair.moved()
@@ -237,7 +237,7 @@ def test_of_epochs_that_follow_one_another_only_the_last_is_received(writers: Wr
     start_over(pair, False)
     start_over(pair, False, (7, 8), epoch=2)
     pair.moved()
-    if not writers:  # what waited here longest is read first, and not vouched for
+    if not writers:  # the read that waited longest goes first, and its settle is stale
         pair.moved()
     succeeds(pair, 7, 8)
 

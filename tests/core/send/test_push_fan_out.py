@@ -1,4 +1,4 @@
-"""One push to several destinations, and the destination that takes the place of one that failed."""
+"""One push to several destinations, and a destination that takes the place of a failed one."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def landed(lead: Lead) -> Transfer:
 
 
 def two(writers: Writers, **fields: Any) -> Pair:
-    """Two destinations are registered, and the first part is moving to both."""
+    """Registers two destinations, and starts moving the first part to both."""
     pair = Pair(writers)
     pair.register(pair.reserve(32, (3, 4)).token)
     pair.register(pair.reserve(32, (8, 9), at=pair.e).token, number=40)

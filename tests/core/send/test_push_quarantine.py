@@ -1,4 +1,4 @@
-"""Blocks that a source of a push may still write: what proves that it writes no more, and what does not."""
+"""Blocks that the source of a push may still write: what proves that it writes no more, and what does not."""
 
 import pytest
 
@@ -128,7 +128,7 @@ def test_a_source_that_was_declared_dead_proves_itself_at_rest() -> None:
 
 
 def test_a_dead_source_that_is_not_believed_is_told_to_show_its_proof_and_says_it_again() -> None:
-    """It may show what it was told in a handshake whose answer never came here."""
+    """The source may show a proof from a handshake whose answer was lost."""
     pair = started(WRITING)
     pair.deaf = {SendClose}
     pair.feed(pair.d, events.PeerSilent(key_of(pair.p.me)))
@@ -142,7 +142,7 @@ def test_a_dead_source_that_is_not_believed_is_told_to_show_its_proof_and_says_i
 
 
 def readmitted(pair: Pair) -> None:
-    """The source was declared dead at the destination, and shows nothing of what it was told before."""
+    """Declares the source dead at the destination, and readmits it without any earlier proof."""
     me, d = pair.p.me, pair.d
     pair.feed(d, events.PeerSilent(key_of(me)))
     pair.feed(d, events.Tick(), 11.0)

@@ -1,4 +1,4 @@
-"""What is wrong with the calls of a push is found before anything changes."""
+"""Errors in the calls of a push are found before anything changes."""
 
 from collections.abc import Callable
 from dataclasses import replace

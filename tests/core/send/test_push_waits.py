@@ -1,4 +1,4 @@
-"""What a push waits for: every wait ends, and what was not answered is said again."""
+"""Every wait of a push ends, and unanswered calls are retried."""
 
 from kvgrpc.core import actions, events
 from kvgrpc.core.actions import SendClose, SendParts, SendRegister, SendSettle
@@ -56,7 +56,7 @@ def test_bytes_that_take_too_long_end_the_push_at_both(writers: Writers) -> None
 
 @MODES
 def test_bytes_of_a_push_have_time_by_their_number_at_both(writers: Writers) -> None:
-    """The source holds its blocks, and the destination waits, for as long as the side that moves them may take."""
+    """The source keeps its blocks, and the destination waits, as long as the side that moves the bytes may take."""
     pair = Pair(writers, transfer_timeout_s=30.0, least_bytes_per_s=0.1, registration_timeout_s=20.0)
     pair.register(pair.reserve(32, (3, 4)).token)
     pair.finish(32, (1, 2))
@@ -112,7 +112,7 @@ def test_the_verdict_on_a_part_is_the_same_when_it_is_asked_for_again(writers: W
 
 
 def told_late(pair: Pair) -> SendParts:
-    """A push whose second part the destination does not hear of."""
+    """Starts a push whose second part the destination does not hear of, and returns the lost `SendParts`."""
     pair.register(pair.reserve(32).token)
     pair.finish(32, (1,), last=False)
     pair.moved()

@@ -1,4 +1,4 @@
-"""ReclaimBlocks: the oldest soft leases end, as few as will do, or none; their readers learn it."""
+"""ReclaimBlocks ends the oldest soft leases, no more than needed, or none; their readers learn it."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ def hand_over(lead: Lead, number: int, *blocks: int, **fields: Any) -> Any:
 
 
 def soft(lead: Lead, *rows: tuple[int, ...]) -> list[Any]:
-    """Hand-overs of these blocks, oldest first, that are soft."""
+    """Hands over these blocks, oldest first, and waits until their leases are soft."""
     made = []
     for number, blocks in enumerate(rows, 1):
         made.append(hand_over(lead, number, *blocks))
@@ -269,7 +269,7 @@ def test_what_our_own_posting_still_reads_is_not_reclaimed() -> None:
 
 @pytest.fixture
 def managed() -> Lead:
-    """Eight blocks; a soft lease alone holds the first four, an allocation the next two."""
+    """Makes a pool of eight blocks: a soft lease alone holds the first four, an allocation the next two."""
     lead = Lead(describe("p", 1, pool=full(blocks=8), pool_kind=PoolKind.SERVER_MANAGED))
     allocate(lead, 4)
     lead.finish(64, (0, 1, 2, 3))

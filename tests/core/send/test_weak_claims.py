@@ -34,7 +34,7 @@ def lead() -> Lead:
 
 
 def hand_over(lead: Lead, number: int, *blocks: int, **fields: Any) -> Any:
-    """Request `number` began so much later than the old one."""
+    """Hands over for request `number`, which began `number` microseconds after the old one."""
     more = {"request_time_us": T0 + number, "request_id": f"r{number}", **fields}
     return lead.finish(16 * len(blocks), blocks, key=number.to_bytes(16, "big"), **more)
 
@@ -45,13 +45,13 @@ def opening(number: int, made: Any, **fields: Any) -> Opening:
 
 
 def waits(lead: Lead, number: int, made: Any, who: Any = D, **fields: Any) -> None:
-    """A reader comes that has no blocks to read into."""
+    """Lets a reader come that has no blocks to read into."""
     (row,) = lead.opened(who, opening(number, made, **fields))
     assert isinstance(row, events.Opened)
 
 
 def full_of_readers(lead: Lead, *rows: tuple[int, ...]) -> list[Any]:
-    """Hand-overs of these blocks, oldest request first, each with a reader that has waited for a firm time."""
+    """Hands over these blocks, oldest request first, each with a reader that has waited for a firm time."""
     made = [hand_over(lead, number, *blocks) for number, blocks in enumerate(rows, 1)]
     for number, some in enumerate(made, 1):
         waits(lead, number, some)

@@ -1,4 +1,4 @@
-"""Accesses at the issuer: which state may follow which, and what is said of each."""
+"""Accesses at the issuer: which state may follow which, and what each state says of a peer's reads."""
 
 import pytest
 

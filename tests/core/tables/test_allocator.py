@@ -1,4 +1,4 @@
-"""Allocation in a pool that the server manages: a block is given out when it is neither allocated nor pinned."""
+"""The allocator of a server-managed pool: it gives out blocks that are neither allocated nor pinned."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def make(*sizes: int) -> tuple[Allocator, PinTable]:
 
 
 def take(allocator: Allocator, allocation_id: str, counts: dict[int, int]) -> Blocks:
-    """A new allocation's blocks."""
+    """Makes an allocation, and returns its blocks."""
     blocks = allocator.choose(counts)
     allocator.take(allocation_id, blocks, Terms(ENGINE))
     return blocks
@@ -162,7 +162,7 @@ def test_an_allocation_keeps_the_memory_of_its_own_blocks_alone() -> None:
 
 
 class Looked(np.ndarray[Any, Any]):
-    """An array that counts how many of its numbers are looked at."""
+    """An array that counts how many of its elements are looked at."""
 
     count = 0
 
@@ -211,7 +211,7 @@ def test_what_is_freed_block_by_block_is_looked_at_a_few_times() -> None:
 
 @pytest.mark.parametrize("parts", [[range(0, 1 << 16, 2)], [range(1 << 15), range(1 << 15, (1 << 16) - 1)]])
 def test_what_is_left_of_an_allocation_weighs_what_it_takes(parts: list[range]) -> None:
-    """A run that is freed here and there is a run no more."""
+    """A run that is partly freed in several places is no longer kept as a run."""
     ledger = Ledger()
     allocator = Allocator((1 << 16,), PinTable((1 << 16,)), ledger)
     take(allocator, "a", {0: 1 << 16})

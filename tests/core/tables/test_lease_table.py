@@ -1,4 +1,4 @@
-"""Leases: a renewal never shortens one, nothing passes its cap, and it ends once, for ever."""
+"""Leases: a renewal never shortens one, none lasts past its cap, and each ends once and for ever."""
 
 import pytest
 from hypothesis import settings, strategies as st
@@ -136,7 +136,7 @@ def test_an_ended_lease_can_still_be_asked_until_others_ended_after_it() -> None
 
 
 class Leases(RuleBasedStateMachine):
-    """A table of leases against what each should be, on a clock that the rules move."""
+    """A lease table compared with a model, on a clock that the rules move."""
 
     @initialize(kept=st.integers(1, 3))
     def begin(self, kept: int) -> None:
@@ -145,10 +145,10 @@ class Leases(RuleBasedStateMachine):
         self.now = 0.0
         self.made = 0
         self.deadlines: dict[str, float] = {}
-        """Of the live ones, oldest first."""
+        """Live leases by id -> deadline, oldest first."""
         self.caps: dict[str, float] = {}
         self.ended: dict[str, LeaseState] = {}
-        """In the order of their ends; all of them."""
+        """Ended leases by id -> state, in the order of their ends; none is forgotten."""
         self.open: dict[str, dict[bytes, str]] = {}
         self.finished: dict[str, set[str]] = {}
 

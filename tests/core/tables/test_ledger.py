@@ -1,4 +1,4 @@
-"""The ledger of what is kept."""
+"""The ledger of kept rows: shares of callers, sums, and refusals."""
 
 from typing import Any
 

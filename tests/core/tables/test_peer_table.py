@@ -1,4 +1,4 @@
-"""Lives of other engines: which state may follow which, and when one can be used."""
+"""Lives of other engines: which state may follow which, and when a life can be used."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Pins: a block is reusable when it has none; reads share, a target is alone, a quarantine is never free in between."""
+"""Pins: a block without pins is reusable; reads share a block, a target is alone, a quarantine leaves no gap."""
 
 import pytest
 from hypothesis import settings, strategies as st
@@ -155,11 +155,11 @@ def test_only_a_target_becomes_a_quarantine() -> None:
 
 
 Row = tuple[int, int]
-"""Group and block."""
+"""A group and a block."""
 
 
 class Pins(RuleBasedStateMachine):
-    """Owners pin, drop and quarantine; sets of blocks say what must be so."""
+    """Owners pin, drop and quarantine blocks at random, compared with sets of blocks."""
 
     SIZES = (6, 3)
     ROWS = tuple((group, block) for group, size in enumerate(SIZES) for block in range(size))

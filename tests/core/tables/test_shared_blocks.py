@@ -16,7 +16,7 @@ LEASE, TARGET, ACCESS = PinKind.LEASE, PinKind.TARGET, PinKind.ACCESS
 
 
 def table() -> PinTable:
-    """Groups 0 and 2 share a space of 8 blocks; group 1 has 4 of its own."""
+    """Makes a table in which groups 0 and 2 share a space of 8 blocks; group 1 has 4 of its own."""
     return PinTable((8, 4, 8), (0, 1, 0))
 
 
@@ -119,14 +119,14 @@ OWNERS = st.sampled_from("abcd")
 
 
 class Shared(RuleBasedStateMachine):
-    """Two groups of one space: pinned, allocated, softened, in quarantine; a set of blocks says what must be so."""
+    """Two groups of one space, whose blocks are pinned, allocated, softened and quarantined, compared with a model."""
 
     def __init__(self) -> None:
         super().__init__()
         self.pins = PinTable((BLOCKS, BLOCKS), (0, 0))
         self.allocator = Allocator((BLOCKS, BLOCKS), self.pins)
         self.model: dict[tuple[str, PinKind], dict[int, int]] = {}
-        """For each pin its blocks, and the group of each."""
+        """Pins by owner and kind -> block -> group of the block."""
         self.given: dict[int, int] = {}
         self.soft: set[str] = set()
         self.made = 0

@@ -1,4 +1,4 @@
-"""Which leases are soft, oldest first, and which will be next."""
+"""Soft leases, oldest first, and firm leases in the order in which they become soft."""
 
 from hypothesis import given, strategies as st
 
@@ -100,7 +100,7 @@ def test_it_is_what_a_plain_list_would_say(steps: list[tuple[str, str, int]]) ->
         else:
             now += number
             list(soft.soften(float(now)))
-        is_soft = {name for name in soft._soft}  # noqa: C416 - what the model is compared with
+        is_soft = {name for name in soft._soft}  # noqa: C416 - compared with the model below
         assert is_soft <= due.keys()
         assert names(soft.oldest()) == [name for name in known if name in is_soft]
         assert set(names(soft.soonest(9))) == due.keys() - is_soft

@@ -1,4 +1,4 @@
-"""Deadlines fire in order, once, and a clearing or moving of one costs no search."""
+"""Deadlines fire once and in order, and clearing or moving one costs no search."""
 
 import pytest
 from hypothesis import given, strategies as st
@@ -133,7 +133,7 @@ def test_what_is_only_forgotten_is_so_together_soon_and_never_early(timer: Timer
 
 
 def test_setting_a_deadline_again_to_the_same_moments_costs_no_memory() -> None:
-    """A lease that reached its cap is renewed again and again without its deadline moving."""
+    """A lease at its cap is renewed again and again without its deadline moving."""
     timers = Timers()
     longest = 0
     for i in range(3 * STALE_MIN):

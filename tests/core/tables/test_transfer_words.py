@@ -1,4 +1,4 @@
-"""Words of transfers: what runs produce is among those that are stated, and each of these is produced."""
+"""Words of transfers: runs produce each phase and wait that is stated, and no other."""
 
 from typing import Any
 

@@ -226,7 +226,7 @@ def test_a_phase_ends_when_the_next_begins() -> None:
 
 
 class Transfers(RuleBasedStateMachine):
-    """Transfers are made, changed and archived at random; plain lists say what the table must know."""
+    """Transfers are made, changed and archived at random, compared with plain lists."""
 
     HISTORY = 4
 
@@ -238,7 +238,7 @@ class Transfers(RuleBasedStateMachine):
         self.keys: dict[str, bytes] = {}
         self.archived: set[str] = set()
         self.history: list[str] = []
-        """Those of the archived ones that are still known, in the order of archiving."""
+        """Archived transfers that are still known, in the order of archiving."""
         self.log: list[Transfer] = []
 
     @rule(key=st.sampled_from([b"a", b"b"]))

@@ -1,4 +1,4 @@
-"""Whose turn it is to move bytes, and how long the important ones wait under a flood of others."""
+"""Turns to move bytes, and how long important moves wait under a flood of others."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_one_that_waits_for_its_turn_says_so_and_has_its_time() -> None:
 
 
 def two(pair: Pair, first_tokens: int) -> None:
-    """A push of so many tokens, and a second one of 64."""
+    """Starts a push of `first_tokens` tokens, and a second one of 64."""
     first = b"the first of two requests"
     count = -(-first_tokens // 16)
     pair.register(pair.reserve(first_tokens, range(20, 20 + count), key=first).token)
@@ -164,7 +164,7 @@ def test_bytes_in_flight_are_waited_for_though_the_peer_answers_a_dial_meanwhile
 
 
 SIZE = 64
-"""Bytes of every transfer, and of what may be in flight; one byte takes one unit of time."""
+"""Bytes of every transfer, and of all postings in flight at most; one byte takes one unit of time."""
 
 
 class Link:
@@ -174,7 +174,7 @@ class Link:
         self.lead = Lead(describe("d", 2, pool=full(blocks=2048)), Limits(in_flight_bytes=SIZE, lease_cap_s=1e9))
         self.lead.checked = False
         self.took: list[float] = []
-        """How long each of the important pulls took."""
+        """Time that each important pull took, in virtual units."""
         self._source = describe("p", 1, pool=full(blocks=2048))
         self._left: dict[str, float] = {}
         self._begun: dict[str, tuple[float, int, bool]] = {}
@@ -195,7 +195,7 @@ class Link:
         self._perform(self.lead.done)
 
     def run(self, until: float) -> None:
-        """Lets postings move until then."""
+        """Lets postings move until the time `until`."""
         while self._left and self.lead.now + min(self._left.values()) * len(self._left) <= until:
             self._advance(min(self._left.values()) * len(self._left))
             for name in [name for name, left in self._left.items() if left < 1e-6]:
@@ -232,7 +232,7 @@ class Link:
 
 
 def p99(flood: int) -> float:
-    """Of the time of important pulls, while `flood` others at a time want to move."""
+    """Returns the 99th percentile of the time of important pulls while `flood` other pulls compete at a time."""
     link = Link()
     if not flood:
         link.pull = lambda **_: None  # type: ignore[method-assign]

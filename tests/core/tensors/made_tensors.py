@@ -1,4 +1,4 @@
-"""Tables of tensors, and what arrives in them: one element type, pages of 4 KiB."""
+"""Tables of tensors, and tensors that arrive in them: one element type, pages of 4 KiB."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -36,7 +36,7 @@ def of_pages(pages: int = 1, **fields: Any) -> Description:
 
 @dataclass
 class Store:
-    """A table whose shell does at once what it is asked for, at a time that stands still unless it is moved."""
+    """A table of tensors whose effects are recorded at once; its clock stands still unless a test moves it."""
 
     table: TensorTable
     now: float = 0.0
@@ -48,7 +48,7 @@ class Store:
     waits: int = 0
 
     def take(self) -> None:
-        """Takes the effects."""
+        """Takes the effects of the table, and records them."""
         effects, self.table.effects = self.table.effects, []
         for effect in effects:
             match effect:
@@ -71,7 +71,7 @@ class Store:
         return tensor
 
     def store(self, *names: str, pages: int = 1, key: bytes = KEY) -> list[Tensor]:
-        """Tensors that have come."""
+        """Lets tensors arrive and be stored."""
         made = [self.arrive(name, pages, key=key) for name in names]
         for tensor in made:
             self.table.stored(tensor, self.now)
@@ -82,7 +82,7 @@ class Store:
         self, name: str = "a", purpose: Purpose = Purpose.GIVEN, expected: Expected = ANY, wait_s: float = 10.0,
         *, fetches: bool = False, caller: str = ANONYMOUS,
     ) -> int:  # fmt: skip
-        """A call that waits; its number."""
+        """Makes a call that waits, and returns its number."""
         self.waits += 1
         wait = Wait(self.waits, named(name), purpose, self.now + wait_s, expected, fetches, caller)
         self.table.ask(wait, self.now)
@@ -117,12 +117,12 @@ def store(pages: int = 8, **limits: Any) -> Store:
 
 
 def spilling(made: Store, pages: int) -> list[Tensor]:
-    """What the table chooses to spill."""
+    """Returns the tensors that the table chooses to spill."""
     return made.table.spill(pages, made.now)
 
 
 def all_spilled(made: Store, tensors: Iterable[Tensor]) -> list[str]:
-    """They have been copied; the allocations that came free."""
+    """Reports that the tensors were copied out, and returns the allocations that came free."""
     freed = [made.table.spilled(tensor, made.now) for tensor in tensors]
     made.take()
     return freed

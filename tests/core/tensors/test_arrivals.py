@@ -1,4 +1,4 @@
-"""What may come, who gets it, and what is refused."""
+"""Tensors that arrive: which are taken, which callers get them, and which are refused."""
 
 from typing import Any
 

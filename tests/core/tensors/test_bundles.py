@@ -1,4 +1,4 @@
-"""What goes together, and when: nobody waits for nothing, nor for long."""
+"""Bundles: which tensors go together, and that none waits without a reason or for long."""
 
 import pytest
 
@@ -13,7 +13,7 @@ LATER = NOW + WAIT_S
 
 
 def gathering(*names: str, pages: int = 1, under_way: bool = True) -> Gathering[str, str]:
-    """One route on which these wait, behind one that is under way."""
+    """Makes one route on which `names` wait; with `under_way`, behind a bundle in flight."""
     made: Gathering[str, str] = Gathering()
     if under_way:
         made.add("r", "first", 1, NOW)
@@ -107,14 +107,14 @@ def test_a_call_is_about_its_own_tensor_first_and_then_the_bundled_ones() -> Non
 
 
 def kept(made: Store, name: str, pages: int = 1, *, to: str = "", count: int = 1) -> Offer:
-    """An offer that stands."""
+    """Makes an offer that stands."""
     offer = made.offer(name, pages, f"b-{name}", to, count)
     made.table.offered(offer, b"token", f"t-{name}")
     return offer
 
 
 def together(made: Store, *names: str, most_pages: int = MOST, expected: Expected = ANY) -> list[str]:
-    """Names of what goes with a get of these."""
+    """Returns the names of the tensors that go with a get of `names`."""
     found = made.table.kept.together([Wanted(named(name), expected) for name in names], most_pages)
     return [offer.id.name for offer in found]
 

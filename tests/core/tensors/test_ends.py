@@ -1,4 +1,4 @@
-"""How tensors end, what comes after an end, and what is kept for others."""
+"""Ends of tensors, calls that come after an end, and tensors that are kept for others."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What does not come this time: who hears it, and who waits on."""
+"""A tensor that fails to come: which callers are told, and which keep waiting."""
 
 import pytest
 

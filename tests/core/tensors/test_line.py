@@ -1,4 +1,4 @@
-"""Who gets pages of a store next: in turn, what is waited for first, and never so that nobody can go on."""
+"""The line for pages of a store: in turn, urgent tensors first, and never in a deadlock."""
 
 from hypothesis import given, settings, strategies as st
 

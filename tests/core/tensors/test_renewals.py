@@ -1,4 +1,4 @@
-"""Of a request of which somebody waits for something, all that is here lasts anew."""
+"""A wait for one tensor of a request renews all tensors of that request."""
 
 import pytest
 

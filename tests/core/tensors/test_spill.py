@@ -1,4 +1,4 @@
-"""How room is made in a full store, and how what was spilled comes back."""
+"""Spilling makes room in a full store, and spilled tensors come back when they are asked for."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ class Looked(dict[TensorId, Tensor]):
 
 
 def spilling_of(made: Store, name: str, pages: int) -> Tensor:
-    """A tensor that is outside."""
+    """Makes a tensor that is spilled out of the store."""
     made.store(name, pages=pages)
     (tensor,) = spilling(made, pages)
     all_spilled(made, [tensor])
@@ -33,7 +33,7 @@ def spilling_of(made: Store, name: str, pages: int) -> Tensor:
 
 
 def spilled_store(*names: str) -> Store:
-    """These are outside of the store."""
+    """Makes a store whose tensors `names` are all spilled."""
     made = store(spill_pages=8)
     all_spilled(made, made.table.spill(len(made.store(*names)), made.now))
     return made

@@ -1,4 +1,4 @@
-"""What a tensor may be called and be, what is compared of it, and the content that its lease is of."""
+"""Names and descriptions of tensors: what is valid, what is compared, and the content that a tensor's lease has."""
 
 import json
 from pathlib import Path

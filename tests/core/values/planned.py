@@ -1,4 +1,4 @@
-"""What moves between two pools of one rank each."""
+"""Plans the runs that move between two pools of one rank each."""
 
 from collections.abc import Sequence
 
@@ -13,13 +13,13 @@ from kvgrpc.core.values.layout import PoolLayout
 
 
 def planned(bridge: Bridge, *chunks: Chunk) -> Runs:
-    """The runs of chunks between two ranks; none where nothing moves."""
+    """Returns the runs of chunks between two ranks; empty where nothing moves."""
     nothing: NDArray[np.int64] = np.empty(0, dtype=np.int64)
     return next((some.runs for some in bridge.plan(chunks)), Runs(nothing, nothing, nothing))
 
 
 def alone(pool: PoolLayout, other: PoolLayout | None = None) -> Bridge:
-    """From an engine of one rank to another one."""
+    """Makes the bridge between two engines of one rank each."""
     return Bridge(Side(pool, 1), Side(other or pool, 1))
 
 
@@ -27,5 +27,5 @@ def plan_runs(
     source: PoolLayout, destination: PoolLayout, blocks: Sequence[Ids], filled: Sequence[Ids],
     layers: LayerRange | None = None,
 ) -> Runs:  # fmt: skip
-    """The runs that fill blocks of each group of the destination from those of the source."""
+    """Plans the runs that fill blocks of each group of the destination from those of the source."""
     return planned(alone(source, destination), Chunk(tuple(blocks), tuple(filled), layers))

@@ -1,4 +1,4 @@
-"""Bridges between engines that split and lay out the same KV in different ways, on bytes."""
+"""Bridges between engines that split and lay out the same KV in different ways, checked byte by byte."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -53,7 +53,7 @@ def test_what_is_posted_in_parts_and_split_is_the_same_in_all(
 
 
 def apart(made: Move) -> list[tuple[int, int]]:
-    """Layers as (first, count) such that no region of the source is cut."""
+    """Returns ranges of layers, as (first, count), that cut no region of the source."""
     regions = made.source.side.pool.regions
     ends = sorted({region.first_layer + region.layers for region in regions})
     whole = [end for end in ends if not any(r.first_layer < end < r.first_layer + r.layers for r in regions)]

@@ -1,4 +1,4 @@
-"""Which bytes of which blocks a checksum is over, and how a difference is named."""
+"""Bytes and blocks that a checksum covers, and the message that names a difference."""
 
 from dataclasses import replace
 

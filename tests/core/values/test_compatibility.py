@@ -1,4 +1,4 @@
-"""Whether two engines can exchange blocks: one verdict, with a reason for every field that differs."""
+"""Compatibility of two engines: one verdict, with a reason for every field that differs."""
 
 from dataclasses import replace
 from typing import Any
@@ -207,7 +207,7 @@ def test_every_reason_is_told_at_once_and_the_gravest_comes_first() -> None:
 
 @st.composite
 def pools(draw: st.DrawFn) -> PoolLayout:
-    """Pools that often agree: each field has two values, and names, sizes and offsets are a pool's own."""
+    """Draws pools that often agree: compared fields have two values each; names, sizes and offsets are a pool's own."""
     groups, regions, at = [], list[Region](), draw(st.integers(0, 1)) * 64
     for index in range(draw(st.integers(1, 2))):
         either = st.sampled_from

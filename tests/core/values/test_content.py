@@ -1,4 +1,4 @@
-"""The digest chain, and what may be asked of an offer: KV is never used for other tokens, adapter, salt or weights."""
+"""The digest chain and claims on an offer: KV is never used for other tokens, adapter, salt or weights."""
 
 import json
 from typing import Any
@@ -12,7 +12,7 @@ from tests.core.nodes import refused
 from tests.core.values import vectors
 
 Items = list[tuple[bytes, int, int]]
-"""(digest, offset, length)."""
+"""Items as (digest, offset, length)."""
 
 CASES: list[dict[str, Any]] = json.loads((vectors.FOLDER / "content.json").read_text(encoding="utf-8"))["cases"]
 FORTY = list(range(100, 140))
@@ -49,7 +49,7 @@ def test_the_chain_gives_the_committed_digests(case: dict[str, Any]) -> None:
 
 def test_no_two_committed_cases_end_in_the_same_digest_unless_they_say_the_same() -> None:
     ends = [case["digests"][-1] for case in CASES]
-    # An item past the end touches nothing, so it says nothing.
+    # An item past the end touches no token, so it does not change the digest.
     assert len(set(ends)) == len(ends) - 1
 
 
@@ -122,7 +122,7 @@ def test_another_item_changes_every_digest_from_the_first_unit_that_it_touches(o
 
 
 def assert_differs_from(one: Content, other: Content, unit: int) -> None:
-    """Every digest differs from that unit on, and none before."""
+    """Asserts that every digest differs from that unit on, and none before."""
     assert one.tokens == other.tokens
     units = range(0, len(one.digests), 32)
     same = [one.digests[i : i + 32] == other.digests[i : i + 32] for i in units]
@@ -206,7 +206,7 @@ def test_only_what_has_a_digest_can_be_cut_there() -> None:
     [
         (40, 40, 0, 40),  # the same prompt
         (60, 32, 0, 32),  # the offer is shorter, and ends with a unit
-        (60, 40, 0, 32),  # it ends within a unit of which this side has no digest
+        (60, 40, 0, 32),  # the offer ends within a unit, where this side has no digest
         (40, 60, 0, 32),  # the offer is longer: the own prompt, rounded down
         (48, 60, 0, 48),
         (60, 60, 16, 16),  # the prompts diverge after 16 tokens
@@ -298,7 +298,7 @@ def test_opaque_ids_are_compared_whole() -> None:
 
 @given(st.integers(0, 100), st.integers(1, 100), st.integers(1, 100))
 def test_a_prefix_is_as_many_whole_units_as_both_begin_with(same: int, offer: int, own: int) -> None:
-    """All that is wanted, where it is the same; else no token that was not proved to be."""
+    """If all wanted tokens are the same, all are used; otherwise no token is used that was not proved equal."""
     offered = chain([*range(min(same, offer)), *range(1000, 1000 + max(offer - same, 0))])
     mine = chain([*range(min(same, own)), *range(2000, 2000 + max(own - same, 0))], also_at=offer)
     if offer > own and own < 16:
@@ -322,7 +322,7 @@ def test_a_claim_states_digests_of_whole_units_only() -> None:
 
 
 def test_a_claim_of_too_many_tokens_states_none() -> None:
-    """It would be no message of the API."""
+    """A larger claim would exceed the size of a message."""
     tokens = PREFIX_BYTES_MAX // 2
     for more, stated in ((0, PREFIX_BYTES_MAX), (16, 0)):
         own = Content(tokens + more, bytes((tokens + more) * 2))

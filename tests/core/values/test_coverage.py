@@ -1,4 +1,4 @@
-"""Whether bytes are of blocks that were granted: compared with the bytes of these blocks, one by one."""
+"""Runs are covered by granted blocks exactly if each of their bytes is one of these blocks' bytes."""
 
 from typing import Any
 
@@ -13,11 +13,11 @@ from tests.core.nodes import aliased, full, hybrid, ids
 from tests.core.random_layouts import Move, moves
 
 NEAR = 3
-"""Bytes around the begin and the end of a block at which runs are tried."""
+"""Bytes around the start and end of a block at which runs are tried."""
 
 
 def of_rank(pool: PoolLayout, stage: int, blocks: Blocks) -> list[set[int]]:
-    """The bytes of these blocks in the memory of a rank, region by region."""
+    """Returns the bytes of these blocks in the memory of a rank of that stage, region by region."""
     return [
         {
             byte
@@ -45,7 +45,7 @@ def asked(pool: PoolLayout, stage: int, blocks: Blocks, runs: list[tuple[int, in
 
 @st.composite
 def asks(draw: st.DrawFn) -> tuple[PoolLayout, int, Blocks, list[tuple[int, int]]]:
-    """Blocks of a random pool, and runs that begin and end near the blocks of one of its ranks."""
+    """Draws blocks of a random pool, and runs that start and end near the blocks of one of its stages."""
     pool = draw(moves()).source.side.pool
     stage = draw(st.integers(0, pool.stages - 1))
     blocks: Any = tuple(
@@ -117,7 +117,7 @@ def test_one_group_is_as_good_as_another_where_they_lie_on_the_same_bytes() -> N
 
 
 def test_blocks_of_several_layers_may_stand_in_one_row() -> None:
-    """Each row has a block of either layer, and a gap behind them."""
+    """Each row has a block of both layers, followed by a gap."""
     group = Group("full", GroupKind.FULL_ATTENTION, 2, 16, 4, 1, 1, "uint8")
     pool = PoolLayout((group,), (Region(0, 0, 1, 5, 40, 16), Region(0, 1, 1, 21, 40, 16)), 5 + 4 * 40)
     for at, n, fine in ((45, 16, True), (61, 16, True), (60, 2, False), (77, 1, False), (85, 16, False), (4, 1, False)):

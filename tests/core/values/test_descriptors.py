@@ -1,4 +1,4 @@
-"""Block ids to bytes: every listed block is copied exactly once, and no byte outside."""
+"""Block ids become byte runs: every listed block is copied exactly once, and no other byte is touched."""
 
 import timeit
 import tracemalloc
@@ -78,14 +78,14 @@ def test_ids_lie_in_the_pool_and_none_is_listed_twice() -> None:
 
 
 def test_the_size_of_a_pool_costs_nothing() -> None:
-    """A peer states how many blocks it has: whatever it says, checking two ids takes no table of that size."""
+    """A peer states its number of blocks; checking two ids never allocates a table of that size."""
     check_ids(ids(2**40, 5), 2**41, "blocks")
     with refused(Reason.BLOCK_DUPLICATE):
         check_ids(ids(2**40, 5, 2**40), 2**41, "blocks")
 
 
 def bytes_of(layout: PoolLayout, group: int, block: int) -> list[int]:
-    """The bytes of one block of a group, region by region."""
+    """Returns the bytes of one block of a group, region by region."""
     return [
         region.offset + block * region.stride_bytes + i
         for region in layout.regions
@@ -95,7 +95,7 @@ def bytes_of(layout: PoolLayout, group: int, block: int) -> list[int]:
 
 
 def wide(blocks: int, gap: int) -> PoolLayout:
-    """As `hybrid`, but the blocks of both groups stand side by side, `gap` bytes apart."""
+    """Makes the groups of `hybrid` with the blocks of both groups side by side, and a gap of `gap` bytes."""
     groups = hybrid(blocks=blocks).groups
     stride = 16 + gap
     return PoolLayout(groups, (Region(0, 0, 1, 0, stride, 8), Region(1, 0, 1, 8, stride, 8)), blocks * stride)
@@ -106,7 +106,7 @@ BLOCKS = st.lists(st.integers(0, 19), unique=True, max_size=12)
 
 COPIES = st.tuples(BLOCKS, BLOCKS).map(lambda lists: [*zip(*lists, strict=False)])
 Copies = list[tuple[int, int]]
-"""Of one group: (block at the source, block at the destination)."""
+"""Copies of one group: (block at the source, block at the destination)."""
 
 
 @given(COPIES, COPIES, st.sampled_from([0, 3]))
@@ -132,7 +132,7 @@ def test_every_listed_block_is_copied_once_and_no_byte_outside(fine: Copies, oth
 
 @st.composite
 def pairs_of_layouts(draw: st.DrawFn) -> tuple[PoolLayout, PoolLayout]:
-    """Two pools of the same groups and regions, each with its own sizes, offsets and strides."""
+    """Draws two pools of the same groups and regions, each with its own sizes, offsets and strides."""
     shapes = draw(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 5)), min_size=1, max_size=3))
     packed = [draw(st.sampled_from([n for n in range(1, layers + 1) if layers % n == 0])) for layers, _ in shapes]
 
@@ -277,7 +277,7 @@ def test_pools_of_different_sizes_each_have_their_own_bounds() -> None:
 
 @pytest.mark.parametrize("order", ["runs", "scattered"])
 def test_65536_blocks_cost_a_few_passes_over_their_ids(order: str) -> None:
-    """Compared with numpy in the same run, generously: the point is milliseconds instead of seconds."""
+    """The limit is relative to numpy in the same run, and generous: it tells milliseconds from seconds."""
     count = 65_536
     layout = uniform_layout(Group("g", GroupKind.MLA, 1, 16, count, 1, 1, "uint8"), 64)
     blocks = np.arange(count) if order == "runs" else np.random.default_rng(0).permutation(count)

@@ -1,4 +1,4 @@
-"""What a rank offers, path by path."""
+"""Endpoints of a rank: one offer for each data path."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Grants: what their issuer signed it recognises, and nothing else."""
+"""Grants: an issuer accepts those that it signed, and nothing else."""
 
 import hmac
 import json
@@ -50,7 +50,7 @@ def claims_of(case: dict[str, Any]) -> Claims:
 
 
 def message(claims: Claims, token: bytes) -> bytes:
-    """The whole Grant message."""
+    """Returns the encoded Grant message."""
     made = common_pb2.Grant(
         token=token,
         access=common_pb2.ACCESS_KIND_READ,
@@ -108,7 +108,7 @@ def test_what_is_minted_is_read_back_and_fits_into_a_grant_message(claims: Claim
 
 
 def largest(**fields: Any) -> Claims:
-    """Claims whose numbers take the most bytes."""
+    """Makes claims whose numbers take the most bytes."""
     numbers = {
         "incarnation": 2**64 - 1,
         "ttl_s": (2**32 - 1) / 1000,

@@ -1,5 +1,5 @@
-"""Layouts: no two blocks share a byte, none leaves the memory, each layer is somewhere once; and nothing a peer says
-about its layout costs more than its message did.
+"""Layouts: no two blocks share a byte, none leaves the memory, and each layer is somewhere once. A peer's layout costs
+no more than its message.
 """
 
 from dataclasses import replace
@@ -30,7 +30,7 @@ TWO = (Region(0, 0, 1, 0, 8, 8), Region(0, 1, 1, 32, 8, 8))
 
 
 def violations(*regions: Region, groups: tuple[Group, ...] = (GROUP,), total: int = 64) -> list[str]:
-    """The fields of a layout that are wrong."""
+    """Returns the fields of a layout that are wrong."""
     try:
         PoolLayout(groups, regions, total)
     except InvalidRequest as error:
@@ -39,7 +39,7 @@ def violations(*regions: Region, groups: tuple[Group, ...] = (GROUP,), total: in
 
 
 def bytes_of(groups: tuple[Group, ...], regions: list[Region]) -> list[int]:
-    """Every byte of every block; one that two blocks share is there twice."""
+    """Returns every byte of every block; a byte that two blocks share is listed twice."""
     return [
         region.offset + block * region.stride_bytes + i
         for region in regions
@@ -73,7 +73,7 @@ def test_bytes_are_counted_over_all_layers_of_each_group() -> None:
 
 def test_layers_may_stand_side_by_side_in_the_rows_of_one_array() -> None:
     assert violations(Region(0, 0, 1, 0, 16, 8), Region(0, 1, 1, 8, 16, 8)) == []
-    # In any order, with a gap, and with another array behind.
+    # Regions may stand in any order, with a gap, and before another array.
     assert violations(Region(0, 1, 1, 8, 20, 8), Region(0, 0, 1, 0, 20, 8), total=80) == []
 
 
@@ -125,7 +125,7 @@ def test_each_wrong_field_of_a_region_is_named(change: dict[str, Any], field: st
 
 
 def test_where_a_lone_block_would_be_followed_by_another_is_bounded_too() -> None:
-    """It is multiplied with block ids before anybody looks for a second block."""
+    """The stride is multiplied with block ids even in a pool of one block."""
     lone = replace(GROUP, blocks=1)
     layouts = []
     for stride in (8, BYTES_MAX):
@@ -138,7 +138,7 @@ def test_where_a_lone_block_would_be_followed_by_another_is_bounded_too() -> Non
 
 
 def apart(layer: int, offset: int) -> tuple[Region, Region]:
-    """Keys and values of a layer, each in an array of its own."""
+    """Makes regions of a layer's keys and values, each in an array of its own."""
     keys = Region(0, layer, 1, offset, 4, 4, TensorKind.K)
     return keys, replace(keys, offset=offset + 16, tensor=TensorKind.V)
 
@@ -292,7 +292,7 @@ def test_an_accepted_layout_has_no_two_blocks_that_share_a_byte(shapes: list[tup
 
 @st.composite
 def arrangements(draw: st.DrawFn) -> tuple[tuple[Group, ...], list[Region]]:
-    """Arrays one after another; in the rows of each stand one or more regions, in any order and with gaps."""
+    """Draws arrays one after another; the rows of each hold one or more regions, in any order and with gaps."""
     groups: list[Group] = []
     regions: list[Region] = []
     array = 0

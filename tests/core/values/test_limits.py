@@ -1,4 +1,4 @@
-"""TTLs and timeouts: positive, clamped, and what was granted is told."""
+"""TTLs and timeouts are positive and clamped, and the granted value is returned."""
 
 import math
 from dataclasses import replace

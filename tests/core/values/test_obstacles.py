@@ -1,4 +1,4 @@
-"""What may differ between two pools that exchange blocks, what may not, and what a bridge costs."""
+"""Differences between two pools that exchange blocks: which are bridged, which are refused, and what a bridge costs."""
 
 from dataclasses import replace
 from typing import Any
@@ -17,7 +17,7 @@ GROUP = Group("full", GroupKind.FULL_ATTENTION, 2, 16, 8, 4, 64, "bfloat16", "he
 
 
 def side(ranks: int = 1, dtype: str = "bfloat16", layers_per_region: int = 1, **changes: Any) -> Side:
-    """An engine whose blocks can be looked into."""
+    """Makes an engine whose blocks have a known inside."""
     heads: dict[str, Any] = {"total_kv_heads": 4, "kv_heads": max(4 // ranks, 1)}
     group = replace(GROUP, dtype=dtype, **(heads | changes))
     parts = 1 if group.kind is GroupKind.MLA else 2
@@ -90,7 +90,7 @@ def test_blocks_of_which_nothing_is_known_move_whole_between_ranks_with_the_same
 
 @pytest.mark.parametrize(("ranks", "totals"), [(2, (1, 0)), (4, (1, 2))])
 def test_blocks_that_move_whole_move_between_ranks_with_the_same_heads(ranks: int, totals: tuple[int, int]) -> None:
-    """Else a rank would read from one that there is not, or from one with other heads."""
+    """Otherwise a rank would read from a rank that does not exist, or from one with other heads."""
     groups = [replace(GROUP, dtype="fp8_with_scales", kv_heads=1, total_kv_heads=total) for total in totals]
     here, there = (Side(uniform_layout(group, 656), ranks) for group in groups)
     for a, b in ((here, there), (there, here)):
@@ -100,7 +100,7 @@ def test_blocks_that_move_whole_move_between_ranks_with_the_same_heads(ranks: in
 def by_heads(
     ranks: int, tokens: int = 16, *, apart: bool = False, known: bool = True, order: str = "head_major"
 ) -> Side:
-    """An engine that knows where heads are in a block, and not where the tokens of a head are."""
+    """Makes an engine that knows where heads are in a block, but not where the tokens of a head are."""
     group = replace(GROUP, kv_heads=4 // ranks, total_kv_heads=4, block_tokens=tokens, order=order)
     head_bytes = (1 if apart else 2) * tokens * group.head_dim * 2
     strides = Strides(0, 0, head_bytes if known else 0, 0)
@@ -136,7 +136,7 @@ def test_without_tokens_nothing_is_put_into_another_order_or_size(there: Side, f
 
 
 def test_heads_that_are_together_in_some_layers_stay_so_in_these() -> None:
-    """Else keys of one head would be written over those of the next, or over another block."""
+    """Otherwise keys of one head would be written over those of the next, or over another block."""
 
     def mixed(together: int) -> Side:
         """Keys and values are together in one of two layers."""
@@ -288,7 +288,7 @@ def test_strides_that_let_elements_overlap_or_leave_the_block_are_refused(stride
 
 
 def states(ranks: int, totals: tuple[int, ...] = (24, 6), *, known: bool = True, same: int = 0) -> Side:
-    """Of which all ranks have shares, but of the section numbered `same`, which they all have."""
+    """Makes states of which ranks have equal shares, except the section numbered `same`, which every rank has whole."""
     sections = tuple(Section(total if i == same else total // ranks, total) for i, total in enumerate(totals))
     nbytes = sum(section.nbytes for section in sections)
     group = Group("s", GroupKind.STATE, 2, 16, 8, 1, nbytes, "float32", sections=sections if known else ())

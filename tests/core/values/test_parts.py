@@ -1,4 +1,4 @@
-"""The parts of a push, as its source keeps them and as it says them."""
+"""The parts of a push, as the source keeps them and as it sends them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,14 +26,14 @@ def deep(layers: int = 4, blocks: int = 64) -> PoolLayout:
 
 
 def two() -> PoolLayout:
-    """Two groups of two layers: of 16 and of 32 tokens a block."""
+    """Makes two groups of two layers: with 16 and with 32 tokens a block."""
     groups = tuple(replace(deep(2).groups[0], name=str(tokens), block_tokens=tokens) for tokens in (16, 32))
     regions = tuple(Region(i // 2, i % 2, 1, i * 64, 256, 64) for i in range(4))
     return PoolLayout(groups, regions, 64 * 256)
 
 
 def hand(parts: Parts, *blocks: Sequence[int], layers: Any = None, last: bool = False) -> Part:
-    """A part that the engine hands over."""
+    """Hands over a part, and returns it."""
     ids = tuple(np.array(some, dtype=np.int64) for some in blocks)
     part = parts.check(ids, layers, last=last)
     parts.add(part, ids)
@@ -47,7 +47,7 @@ def say(
 
 
 def moved(parts: Parts, target: Any, tokens: int) -> list[Any]:
-    """What moves where, part by part."""
+    """Returns the blocks and layers that move, part by part."""
     return [
         ([ids.tolist() for ids in chunk.source], [ids.tolist() for ids in chunk.destination], chunk.layers)
         for chunk in parts.chunks(parts.between(0, len(parts)), target, tokens, alone(deep()))
@@ -56,7 +56,7 @@ def moved(parts: Parts, target: Any, tokens: int) -> list[Any]:
 
 @st.composite
 def handed_over(draw: st.DrawFn) -> HandedOver:
-    """Parts that an engine may hand over, of 8 blocks in 4 layers: (block ids, layers), and how many are taken."""
+    """Draws parts of 8 blocks in 4 layers, as (block ids, layers), and the number of blocks that are taken."""
     order = draw(st.permutations(range(8)))
     done, found = [0] * 4, []
     while min(done) < 8:
@@ -174,7 +174,7 @@ def test_a_push_has_so_many_parts_and_rows_of_them(name: str, most: int, monkeyp
 
 
 def test_long_lists_cost_the_wire_what_they_say_once() -> None:
-    """Of 80 layers of 16,384 scattered blocks all but the first say nothing but a number."""
+    """The parts are of 80 layers of 16,384 scattered blocks; all but the first send only a number."""
     parts = Parts(deep(80, 32_768), 16 * 16_384, 65_536)
     blocks = range(0, 32_768, 2)
     rows = [parts.row(hand(parts, blocks, layers=(i, 1), last=i == 79)) for i in range(80)]

@@ -1,4 +1,4 @@
-"""Block spaces: groups of one space share block ids and may lie on the same bytes, block by block; all others not."""
+"""Block spaces: groups of one space share block ids and may lie on the same bytes, block by block; others never do."""
 
 from dataclasses import replace
 from itertools import combinations, product
@@ -18,12 +18,12 @@ GROUP = Group("g", GroupKind.FULL_ATTENTION, 1, 16, 4, 1, 1, "uint8")
 
 
 def groups_of(*spaces: str, blocks: int = 4) -> tuple[Group, ...]:
-    """A group of one layer for each name of a space."""
+    """Makes a group of one layer for each name of a space."""
     return tuple(replace(GROUP, name=f"g{i}", space=space, blocks=blocks) for i, space in enumerate(spaces))
 
 
 def violations(groups: tuple[Group, ...], *regions: Region, total: int = 1000) -> list[str]:
-    """The fields of a layout that are wrong."""
+    """Returns the fields of a layout that are wrong."""
     try:
         PoolLayout(groups, regions, total)
     except InvalidRequest as error:
@@ -66,9 +66,9 @@ def test_groups_of_different_spaces_never_share_a_byte() -> None:
 def test_a_block_of_one_group_never_shares_a_byte_with_another_block_of_another() -> None:
     first = Region(0, 0, 1, 0, 8, 8)
     for wrong in (
-        Region(1, 0, 1, 8, 8, 8),  # block 0 on block 1
+        Region(1, 0, 1, 8, 8, 8),  # block 0 lies on block 1
         Region(1, 0, 1, 4, 8, 8),
-        Region(1, 0, 1, 0, 16, 8),  # blocks that drift apart
+        Region(1, 0, 1, 0, 16, 8),  # blocks drift apart
         Region(1, 0, 1, 0, 9, 8),
     ):
         assert violations(groups_of("s", "s"), first, wrong) == ["regions[1].offset"]
@@ -90,7 +90,7 @@ def test_groups_of_one_space_have_the_same_blocks() -> None:
 
 
 def test_what_a_peer_says_of_its_spaces_costs_no_more_than_its_message() -> None:
-    """Some hundred groups of some thousand regions on each other are looked at once."""
+    """100 groups with 10,000 aliased regions are accepted; without a common space, the number of errors is bounded."""
     groups = tuple(replace(GROUP, name=f"g{i}", space="s", layers=100, blocks=1 << 20) for i in range(100))
     regions = [Region(i, layer, 1, layer, 1 << 20, 1) for i in range(100) for layer in range(100)]
     assert violations(groups, *regions, total=1 << 40) == []

@@ -1,4 +1,4 @@
-"""Pipeline stages: ranks that have some of the layers, on one side, on both, or not at all."""
+"""Pipeline stages: ranks that have some of the layers, on one side, on both, or on neither."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ ONE = uniform_layout(GROUP, BLOCK_BYTES)
 
 
 def staged(*stages: int, group: Group = GROUP, block_bytes: int = BLOCK_BYTES) -> PoolLayout:
-    """A pool whose layers are in these stages, each from the first byte of its ranks' memory on."""
+    """Makes a pool whose layers are in these stages, each stage from the first byte of its ranks' memory on."""
     regions, ends = [], [0] * (max(stages) + 1)
     for layer, stage in enumerate(stages):
         regions.append(Region(0, layer, 1, ends[stage], block_bytes, block_bytes, stage=stage))

@@ -1,4 +1,4 @@
-"""Strips out of a staging buffer are strips out of what was read into it, where no copy is out of two runs."""
+"""Strips out of a staging buffer become strips out of the source, unless a copy spans two runs."""
 
 import numpy as np
 
@@ -11,11 +11,11 @@ def ids(*numbers: int) -> Ids:
 
 
 RUNS = Runs(ids(1_000, 5_000, 3_000), ids(64, 0, 128), ids(64, 64, 32))
-"""In any order."""
+"""Runs in no particular order."""
 
 
 def strip(*places: int) -> Strip:
-    """Each copy is of 32 bytes: two runs of 8, 24 apart."""
+    """Makes a strip whose copies each take 32 bytes: two runs of 8 bytes, 24 bytes apart."""
     return Strip(ids(*places), ids(*range(0, 100 * len(places), 100)), (2,), (24,), (8,), 8)
 
 

@@ -1,6 +1,6 @@
 """The committed vectors, made by the shortest code that follows the text of the two encodings.
 
-It shares nothing with the core: what both say is what the text says. `python -m tests.core.values.vectors` writes them.
+The code shares nothing with the core. `python -m tests.core.values.vectors` writes the vectors.
 """
 
 import base64
@@ -19,7 +19,7 @@ def lp(text: bytes) -> bytes:
 
 
 def content_digests(case: dict[str, Any]) -> list[str]:
-    """h_1, h_2, ... in hex; the last unit may be short."""
+    """Returns h_1, h_2, ... in hex; the last unit may be short."""
     texts = ("kvgrpc content v1", case["adapter"], case["cache_salt"], case["weights_revision"])
     h = hashlib.sha256(b"".join(lp(text.encode()) for text in texts)).digest()
     found = []
@@ -41,7 +41,7 @@ def content_digests(case: dict[str, Any]) -> list[str]:
 
 
 def content_case(name: str, token_ids: list[int], at: tuple[int, ...] = (), **fields: Any) -> dict[str, Any]:
-    """`at`: lengths within a unit, at which a shorter offer of the same tokens ends."""
+    """Makes a case; `at` are lengths within a unit, at which a shorter offer of the same tokens ends."""
     case = {
         "name": name,
         "token_ids": token_ids,
@@ -92,10 +92,10 @@ def content_cases() -> list[dict[str, Any]]:
 
 
 def grant_token(case: dict[str, Any]) -> bytes:
-    """version, access, on_abort (1 byte each), incarnation (8), ttl in ms, blocks, tokens (4 each), of version 2 the
-    time of the request (8), then engine id, address, lease id, tenant and transfer key, each after one byte of length;
-    then the HMAC-SHA256 of all that. Numbers are little-endian. The HMAC's key is HMAC-SHA256(session secret, "kvgrpc
-    grant key v1").
+    """Returns a token: version, access, on_abort (1 byte each), incarnation (8), TTL in ms, blocks, tokens (4 each), in
+    version 2 the request time (8); engine id, address, lease id, tenant and transfer key, each after one byte of
+    length; and an HMAC-SHA256 of all that, with key HMAC-SHA256(session secret, "kvgrpc grant key v1"). Numbers are
+    little-endian.
     """
     access = {"READ": 1, "WRITE": 2}[case["access"]]
     on_abort = {"RELEASE": 1, "KEEP": 2}[case["on_abort"]]
@@ -175,7 +175,7 @@ FILES = {
 
 
 def text(name: str) -> str:
-    """What the file of that name holds."""
+    """Returns the text of the file of that name."""
     about, cases = FILES[name]
     return json.dumps({"about": about, "cases": cases()}, indent=2, ensure_ascii=False) + "\n"
 

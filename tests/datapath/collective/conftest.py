@@ -1,4 +1,4 @@
-"""Both halves of a group of Gloo's, and the memory of its ranks."""
+"""Fixtures for both halves of a Gloo group, and the memory of its ranks."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -23,7 +23,7 @@ def gloo(sends: bool, rendezvous: Rendezvous) -> GlooGroup:
 
 @pytest.fixture
 def made() -> Iterator[Made]:
-    """A group whose halves have not met."""
+    """Makes a group whose halves have not met."""
     source, destination = content(1, NBYTES), np.zeros(NBYTES, dtype=np.uint8)
     halves = Halves(
         *(

@@ -1,4 +1,4 @@
-"""Only the connection of the two addresses that were told is shut down."""
+"""Only connections of the two told addresses are shut down."""
 
 import fcntl
 import os
@@ -26,7 +26,7 @@ from tests.datapath.peers import DEADLINE_S, open_descriptors
 
 
 def told(address: tuple[str, int]) -> Address:
-    """As a half tells where it listens."""
+    """Returns an address in the form in which a half tells it."""
     return socket.inet_aton(address[0]), address[1]
 
 
@@ -42,7 +42,7 @@ def pair(listener: socket.socket) -> tuple[socket.socket, socket.socket]:
 
 NONE: Sockets = frozenset()
 STRANGER_S = 0.2
-"""Nobody answers it: how long it waits is how long the test takes."""
+"""Timeout of a stranger, in seconds; nobody answers it, so the test takes this long."""
 
 
 def inode_of(connection: socket.socket) -> int:
@@ -139,7 +139,7 @@ def test_how_far_a_sender_may_be_ahead_is_bounded_where_it_is_near_and_else_left
             found = begun.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
     if bounded:
         most = int(Path("/proc/sys/net/core/wmem_max").read_text())
-        # Linux counts its own rows, too, and says twice what was asked for.
+        # Linux doubles the requested size for its own bookkeeping, and reports the doubled one.
         assert found == 2 * min(NEAR_UNSENT_BYTES, most)
     else:
         assert found == usual

@@ -1,4 +1,4 @@
-"""The other half of a group is told, and never comes: what the library made for it goes again."""
+"""The library's threads and descriptors for a group are released when the other half never comes."""
 
 import secrets
 import socket
@@ -22,23 +22,23 @@ from tests.datapath.pumped import HOST
 
 SHORT_S = 0.5
 LOWEST, HIGHEST = 1, 65_535
-"""Ports: of two halves of one host the one whose port is higher connects to the other one."""
+"""Ports: of two halves on one host, the one with the higher port connects to the other one."""
 GROUPS = 5
 
 
 def held() -> tuple[int, int]:
-    """Threads and descriptors of this process."""
+    """Returns the number of threads and of descriptors of this process."""
     return len(list(Path("/proc/self/task").iterdir())), open_descriptors()
 
 
 def no_more_than(before: tuple[int, int]) -> bool:
-    """Fewer is no failure: threads of earlier tests in this process may end meanwhile."""
+    """Tells whether no more are held; fewer are fine, since threads of earlier tests may end meanwhile."""
     return all(now <= was for now, was in zip(held(), before, strict=True))
 
 
 @pytest.fixture
 def loaded(made: Made) -> None:
-    """The library is there, with all that it keeps for good."""
+    """Loads the library, with all that it keeps for good."""
     halves, _, _ = made
     halves.meet()
     halves.close()
@@ -52,7 +52,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def silent() -> Iterator[int]:
-    """A port at which somebody lets all connect and says nothing."""
+    """Makes a port at which connections are accepted and nothing is said."""
     listener = socket.create_server((HOST, 0))
     with listener:
         yield int(listener.getsockname()[1])

@@ -1,4 +1,4 @@
-"""What a group of Gloo's does with its connections."""
+"""A Gloo group and its connections."""
 
 import os
 import socket
@@ -17,9 +17,9 @@ from tests.datapath.collective.conftest import NBYTES, Made
 from tests.datapath.peers import DEADLINE_S, runs_of
 
 MARGIN_BYTES = 4_096
-"""For all that a connection says beside the messages."""
+"""Allowance for bytes that a connection carries beside the messages."""
 RECEIVED = struct.Struct("=128xQ")
-"""In Linux's struct tcp_info: bytes that a connection has received."""
+"""Format of Linux's struct tcp_info, up to the number of bytes that a connection has received."""
 
 
 def received(which: Sockets) -> list[int]:

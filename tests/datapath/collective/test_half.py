@@ -1,4 +1,4 @@
-"""What a peer says of its half of a group is read before the library hears of it."""
+"""A peer's half of a group is validated before the library hears of it."""
 
 import socket
 

@@ -1,4 +1,4 @@
-"""How many process groups a rank begins with peers that do not come."""
+"""Limits on the process groups that a rank begins with peers that do not come."""
 
 import queue
 import resource
@@ -30,7 +30,7 @@ SOMEBODY = Half(secrets.token_bytes(TOKEN_BYTES), ((socket.inet_aton(HOST), 65_5
 
 
 class Source:
-    """A rank whose library is never there, until a test says so."""
+    """A rank whose library is not loaded until a test says so."""
 
     def __init__(self) -> None:
         self.loaded = threading.Event()
@@ -43,7 +43,7 @@ class Source:
         raise RuntimeError("it cannot be loaded")
 
     def meet(self, epoch: int, peer: str = "peer", rank: int = 0, values: Values = SOMEBODY.values) -> str:
-        """Why no group is begun; empty: it is."""
+        """Returns why no group is begun; empty if one is."""
         refused: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.path.send(peer, SendAsk(0, rank, epoch, MEET, values=values), lambda _, error: refused.put(error))
         return "" if refused.empty() else refused.get()
@@ -53,7 +53,7 @@ class Source:
         return sum(thread.name == "kvgrpc-collective" for thread in threading.enumerate())
 
     def fail_all(self) -> None:
-        """All groups that are being made come to nothing."""
+        """Lets all groups that are being made fail."""
         self.loaded.set()
         until(lambda: not self.threads)
         self.loaded.clear()
@@ -115,11 +115,11 @@ class Idle:
         """Has nothing to end."""
 
     def close(self) -> None:
-        """Nor has it then."""
+        """Has nothing to close."""
 
 
 class Begun:
-    """Groups that are begun with a rank of each peer. One whose peer answered is connecting, and cannot be ended."""
+    """Groups begun with one rank of each peer; a group whose peer answered is connecting, and cannot be ended."""
 
     def __init__(self) -> None:
         self.making = Making()
@@ -192,7 +192,7 @@ def test_ranks_that_are_reached_count_among_them_and_a_refusal_is_a_reason(sourc
 
 @pytest.fixture
 def few_files() -> Iterator[None]:
-    """All descriptors that this process may have are taken, but for the reserve."""
+    """Lowers the limit of open descriptors until only the reserve is left."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (open_descriptors() * 4 // 3, hard))
     yield

@@ -1,4 +1,4 @@
-"""Two ranks that reach for each other, as the leads of both have them do at a handshake: each has a library to load."""
+"""Two ranks that reach for each other during a handshake of their leads; each has a library to load."""
 
 import queue
 import threading
@@ -29,7 +29,7 @@ Pair = tuple["SlowRank", "SlowRank"]
 
 
 class SlowRank:
-    """A rank whose library is there when a test says so."""
+    """A rank whose library is loaded when a test says so."""
 
     def __init__(self, leads: Leads, engine: str) -> None:
         self.name = engine, 0
@@ -53,7 +53,7 @@ class SlowRank:
         self.mover.connect(PEER, endpoint, ORDER)
 
     def mapped(self) -> str:
-        """The data path by which the other one was reached."""
+        """Returns the data path by which the other rank was reached."""
         mapped = self.reports.get(timeout=LONG_S)
         assert isinstance(mapped, PeerMapped)
         return mapped.data_path
@@ -76,7 +76,7 @@ def both(leads: Leads) -> Iterator[Pair]:
 
 
 def only_collective(rank: SlowRank) -> RankEndpoint:
-    """As on another host."""
+    """Returns the rank's endpoint without its other paths, as if it were on another host."""
     return RankEndpoint(0, collective=rank.endpoint.collective)
 
 

@@ -1,4 +1,4 @@
-"""How the bytes of a send are cut into messages: the same way at both ranks, and every byte once."""
+"""Both ranks cut the bytes of a send into the same messages, and every byte is sent once."""
 
 import itertools
 
@@ -17,7 +17,7 @@ LENGTHS = st.lists(
 
 
 def laid_out(lengths: list[int], seed: int) -> Runs:
-    """Runs of these lengths in one order at the source, and in another one at the destination."""
+    """Makes runs of these lengths, in one order at the source and in another one at the destination."""
     nbytes = np.array(lengths, dtype=np.int64)
     offsets = []
     for side in range(2):
@@ -29,7 +29,7 @@ def laid_out(lengths: list[int], seed: int) -> Runs:
 
 
 def memory(total: int, parts: int) -> tuple[Segment, ...]:
-    """Allocations apart from each other, with so many bytes in all."""
+    """Makes allocations that lie apart from each other, with `total` bytes in all."""
     edges = np.linspace(0, total, min(parts, total) + 1).astype(int)
     return tuple(
         Segment((1 << 40) + i * (1 << 30), int(end - begin)) for i, (begin, end) in enumerate(itertools.pairwise(edges))
@@ -37,7 +37,7 @@ def memory(total: int, parts: int) -> tuple[Segment, ...]:
 
 
 def places(found: list[Message], column: int) -> list[tuple[int, int]]:
-    """Where the bytes of all messages are, in the order in which they are sent, as (address, bytes)."""
+    """Returns where the bytes of all messages are, in the order of sending, as (address, bytes)."""
     return [(int(row[column]), int(row[2])) for message in found for row in message.rows]
 
 
@@ -55,7 +55,7 @@ def test_both_ranks_cut_alike_and_every_byte_travels_once_in_order(
         for segment in segments:
             bases.append((begin, segment))
             begin += segment.nbytes
-        # Every byte by its offset, from the addresses back.
+        # Addresses are mapped back to the offset of every byte.
         travelled = []
         for address, nbytes in places(found, column):
             first, segment = next((b, s) for b, s in bases if s.address <= address < s.address + s.nbytes)
@@ -66,7 +66,7 @@ def test_both_ranks_cut_alike_and_every_byte_travels_once_in_order(
 
 
 def joined(runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """With those joined of which one begins where the one before ends."""
+    """Joins runs of which one begins where the one before ends."""
     found: list[tuple[int, int]] = []
     for begin, nbytes in runs:
         if found and found[-1][0] + found[-1][1] == begin:

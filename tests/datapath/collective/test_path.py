@@ -1,4 +1,4 @@
-"""Epochs and numbers of sends, and what breaks a process group: by a path in this process and one in another."""
+"""Epochs and sequence numbers of sends, and errors that break a process group, between this process and another."""
 
 import queue
 import socket
@@ -27,13 +27,13 @@ SOME = runs_of((5, 9, 1_000), (70_000, 2_000, 3_000_000))
 
 
 NOBODY = Half(bytes(TOKEN_BYTES), ((socket.inet_aton(HOST), 65_535),) * CONNECTIONS)
-"""Of a peer that does not come, and is waited for: its port is the highest."""
+"""Half of a peer that does not come and is waited for: its port is the highest."""
 AWAITED_S = 2.0
-"""Longer than a test of that takes, which ends when it is over."""
+"""Time for which such a peer is waited for, in seconds: longer than its test takes."""
 
 
 class Asked:
-    """The peer, by its leads: what it was asked for, and what a test has become of that."""
+    """A peer behind its lead: records asks, and lets a test change the answers."""
 
     def __init__(self, peer: ProcessPeer) -> None:
         self.peer = peer
@@ -118,7 +118,7 @@ def test_an_answer_that_is_lost_ends_the_epoch_and_the_next_read_begins_another(
     own.reset()
 
     def lost(ask: SendAsk) -> Said:
-        asked.peer.send(asked.name, ask)  # it is sent all the same
+        asked.peer.send(asked.name, ask)  # the peer sends all the same
         return (), "no answer came", LOST
 
     asked.changed = lost
@@ -131,7 +131,7 @@ def test_an_answer_that_is_lost_ends_the_epoch_and_the_next_read_begins_another(
 
 
 def test_a_read_that_misses_its_group_at_the_source_has_another_one_made(own: Own, asked: Asked) -> None:
-    """As after the source took this engine for dead, and they met again."""
+    """This happens after the source declared this engine dead and they met again."""
     remote = connect(own, asked)
     assert read(own, remote) == (PostingState.DONE, "")
     asked.changed = lambda ask: ((), "there is no process group of epoch 1", RANK) if ask.epoch == 1 else None
@@ -178,11 +178,11 @@ def test_a_peer_that_cuts_sends_otherwise_is_reached_another_way(own: Own) -> No
 
 
 def test_a_peer_that_is_reached_anew_ends_what_was_under_way(own: Own, asked: Asked) -> None:
-    """One read waits for its answer, which comes too late, and one for its turn."""
+    """One read waits for its answer, which comes too late, and another one for its turn."""
     remote = connect(own, asked)
     assert isinstance(own.path, PumpedPath)
     wakes = [Wake() for _ in range(2)]
-    asked.changed = lambda ask: ((), "", LEAD) if ask.sequence else None  # answered, and not sent
+    asked.changed = lambda ask: ((), "", LEAD) if ask.sequence else None  # answered, but not sent
     postings = [remote.read(SOME, wake) for wake in wakes]
     own.path.progress()
     asked.changed = lambda _: None
@@ -195,10 +195,10 @@ def test_a_peer_that_is_reached_anew_ends_what_was_under_way(own: Own, asked: As
 def test_a_source_that_stands_still_fails_what_waits_for_it(
     own: Own, asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The answer came, the bytes do not: the connection is given up after the longest time for a message."""
+    """The answer comes, but the bytes do not: the connection is given up after the longest time for a message."""
     monkeypatch.setattr(group, "STALL_S", 0.2)
     remote = connect(own, asked)
-    asked.changed = lambda ask: ((), "", LEAD) if ask.sequence else None  # it says so, and sends nothing
+    asked.changed = lambda ask: ((), "", LEAD) if ask.sequence else None  # answered, but not sent
     began = time.monotonic()
     state, error = read(own, remote)
     assert (state, "Timed out" in error) == (PostingState.FAILED, True), error
@@ -239,7 +239,7 @@ def source(monkeypatch: pytest.MonkeyPatch) -> Iterator[CollectivePath]:
 
 
 def sent(path: CollectivePath, epoch: int, sequence: int, offsets: Ids | None = None) -> str:
-    """Why a source does not send."""
+    """Asks a source to send, and returns why it does not."""
     said: queue.SimpleQueue[str] = queue.SimpleQueue()
     row = np.array([0], dtype=np.int64) if offsets is None else offsets
     values = () if sequence else NOBODY.values

@@ -1,4 +1,4 @@
-"""How two halves of a process group learn of each other."""
+"""Two halves of a process group exchange values, or their wait ends."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""The port of a process group is open to whoever reaches it: strangers change nothing there, and hear nothing."""
+"""A process group's port is open to anyone who reaches it, but strangers change nothing there, and hear nothing."""
 
 import secrets
 import socket
@@ -23,18 +23,18 @@ from tests.datapath.pumped import HOST
 
 SAID = [b"", b"GET / HTTP/1.1\r\n\r\n" * 10, b"\xfe" + secrets.token_bytes(4_095), b"\xff" * 64]
 GREETING = struct.Struct("=Q")
-"""Whom it wants at a port: there is one for each rank of the group."""
+"""Format of the rank that a connection wants at a port, which serves each rank of the group."""
 PREAMBLE = struct.Struct("=6Q")
-"""Before each thing that it says: bytes in all, what it is, its slot, and the rest."""
+"""Format of the header before each message: bytes in all, kind, slot, and the rest."""
 SENT, SEND_READY, RECEIVE_READY = 1, 2, 3
 WAITED_FOR = 0xFFFF
-"""Of two halves the one whose port's bytes, the lower one first, come first is connected to by the other one."""
+"""Port of a half that is waited for: the half with the greater port, compared low byte first, connects to the other."""
 SHORT_S = 0.2
-"""Nobody answers a stranger: how long it waits is how long the test takes."""
+"""Timeout of a stranger, in seconds; nobody answers it, so the test takes this long."""
 
 
 def ports_of(half: Half) -> list[int]:
-    """At which it listens."""
+    """Returns the ports at which a half listens."""
     half.wait_told()
     return [port for _, port in read_half(half.values, HOST).addresses]
 
@@ -66,8 +66,8 @@ def test_a_group_that_has_met_lets_no_stranger_in(made: Made) -> None:
 
 
 class Impostor:
-    """Who comes to a port before the peer does, and speaks Gloo: it takes what is there for it, and says what it knows
-    for a token.
+    """A stranger that comes to a port before the peer does, and speaks Gloo: it reads what is sent to the peer, and
+    sends `said` for each message that is expected.
     """
 
     def __init__(self, port: int, rank: int, said: bytes, before_it_takes: Callable[[], None] = lambda: None) -> None:
@@ -80,13 +80,13 @@ class Impostor:
         self._thread.start()
 
     def close(self) -> None:
-        """Once the other end is gone."""
+        """Waits until the other end is gone, and closes the connection."""
         self._thread.join(DEADLINE_S)
         assert not self._thread.is_alive()
         self._connection.close()
 
     def _is_read(self) -> bool:
-        """Whether the other end, which is of this process, has read all that was said to it."""
+        """Tells whether the other end, in this process, has read everything that was sent to it."""
         here, there = (f"{name[1]:04X}" for name in (self._connection.getpeername(), self._connection.getsockname()))
         rows = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
         ends = [row[4] for row in rows if row[1].endswith(f":{here}") and row[2].endswith(f":{there}")]
@@ -107,7 +107,7 @@ class Impostor:
 
 
 def told_with_ports(values: Values, port: int) -> Values:
-    """What a half tells, but for where it listens."""
+    """Returns a half's values, with another port in all of its addresses."""
     told = read_half(values, HOST)
     return Told(told.token, tuple((ip, port) for ip, _ in told.addresses)).values
 

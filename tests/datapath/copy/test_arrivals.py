@@ -1,4 +1,4 @@
-"""What a posting brings is summed up as it arrives: the sums are of the destination's memory, by every data path."""
+"""Checksums of a posting are computed as its bytes arrive, over the destination's memory, on every data path."""
 
 import queue
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ import google_crc32c
 import numpy as np
 import pytest
 
-from kvgrpc.core.actions import ComputeChecksums
+from kvgrpc.core.actions import ComputeChecksums, MapPeer
 from kvgrpc.core.events import ChecksumsComputed, Event, PeerMapped, PostingEnded
 from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.core.values.endpoints import MemoryKind, Segment
@@ -39,11 +39,11 @@ Sizes = tuple[int, ...]
 PEER_SIZES, OWN_SIZES = (1_500_001, 500_003), (700_003, 1_300_001)
 BLOCK, BLOCKS = 10_007, 40
 PAIR = (5, 9)
-"""Two neighbours in one run, of which the first ends in another segment than it begins in."""
+"""Lengths of two neighbours in one run, in units of 10 bytes; the first one spans two segments."""
 
 
 class Rank:
-    """A rank whose postings are summed up, and what it reports."""
+    """A rank that computes checksums of its postings, and its reports."""
 
     def __init__(self, case: Case, peer: Peer, **options: Any) -> None:
         self.memory, self.parts = case.own_memory(OWN_SIZES)
@@ -52,14 +52,14 @@ class Rank:
         self.reports: queue.SimpleQueue[Event] = queue.SimpleQueue()
         path = case.make(self.memory, "own")
         self.rank = LocalRank(0, self.memory, [path], self.reports.put, **options)
-        self.rank.map_peer("p", peer.endpoint(), 1, BEST_FIRST)
+        self.rank.perform(MapPeer(0, "p", peer.endpoint(), 1, BEST_FIRST))
         mapped = self.reports.get(timeout=DEADLINE_S)
         assert isinstance(mapped, PeerMapped)
         assert mapped.data_path == path.name
 
     def read(self, runs: Runs, pieces: Pieces) -> tuple[PostingEnded, ChecksumsComputed]:
-        """Its end and its sums, which come in any order."""
-        self.rank.post(post_of("a", "p", runs, checksums=ComputeChecksums(0, "s", pieces)))
+        """Returns a posting's end and its checksums, which come in any order."""
+        self.rank.perform(post_of("a", "p", runs, checksums=ComputeChecksums(0, "s", pieces)))
         found = {type(event): event for event in (self.reports.get(timeout=DEADLINE_S) for _ in range(2))}
         ended, summed = found[PostingEnded], found[ChecksumsComputed]
         assert isinstance(ended, PostingEnded)
@@ -68,7 +68,7 @@ class Rank:
 
 
 def moved() -> tuple[Runs, Pieces]:
-    """Blocks of two pieces each, region by region as they are planned, and two neighbours in one run."""
+    """Makes blocks of two pieces each, region by region as a plan lists them, and two neighbours in one run."""
     rng = np.random.default_rng(4)
     src, dst = (rng.permutation(90)[:BLOCKS] * BLOCK + 17 for _ in range(2))
     half = 90 * BLOCK + 1000
@@ -86,7 +86,7 @@ def moved() -> tuple[Runs, Pieces]:
 
 
 def sums_of(memory: Bytes, pieces: Pieces) -> list[int]:
-    """What the library itself makes of it, block by block."""
+    """Returns the checksum of each block, computed by google_crc32c."""
     parts = [memory[at : at + n].tobytes() for at, n in zip(pieces.offsets, pieces.nbytes, strict=True)]
     ends = np.cumsum(pieces.counts).tolist()
     return [google_crc32c.value(b"".join(parts[first:end])) for first, end in zip([0, *ends][:-1], ends, strict=True)]
@@ -136,11 +136,11 @@ def test_at_the_pace_of_a_cap_too(case: Case, peer: Peer, monkeypatch: pytest.Mo
 
 
 def test_bytes_of_an_earlier_posting_count_in_the_checksum(case: Case, peer: Peer) -> None:
-    """Of a block that is larger than what may be in flight at once."""
+    """A block may be larger than the bytes that may be in flight at once."""
     rank = Rank(case, peer)
     runs, pieces = moved()
     rest = Runs(runs.src[1:], runs.dst[1:], runs.nbytes[1:])
-    rank.rank.post(post_of("b", "p", Runs(runs.src[:1], runs.dst[:1], runs.nbytes[:1])))
+    rank.rank.perform(post_of("b", "p", Runs(runs.src[:1], runs.dst[:1], runs.nbytes[:1])))
     ended = rank.reports.get(timeout=DEADLINE_S)
     assert isinstance(ended, PostingEnded)
     check(rank, peer, rest, pieces)
@@ -154,7 +154,7 @@ def test_without_the_compiled_loop_too(case: Case, peer: Peer, monkeypatch: pyte
 def test_pieces_outside_the_memory_fail_the_posting_before_its_first_byte(case: Case, peer: Peer) -> None:
     rank = Rank(case, peer)
     outside = Pieces(*(np.array([n], dtype=np.int64) for n in (sum(OWN_SIZES), 64, 1)))
-    rank.rank.post(post_of("a", "p", runs_of((0, 0, 64)), checksums=ComputeChecksums(0, "s", outside)))
+    rank.rank.perform(post_of("a", "p", runs_of((0, 0, 64)), checksums=ComputeChecksums(0, "s", outside)))
     ended = rank.reports.get(timeout=DEADLINE_S)
     assert isinstance(ended, PostingEnded)
     assert not ended.done
@@ -165,7 +165,7 @@ def test_pieces_outside_the_memory_fail_the_posting_before_its_first_byte(case: 
 
 def held_rank(held: Held, events: "queue.SimpleQueue[Event]") -> LocalRank:
     rank = LocalRank(0, private((4096,))[0], [held], events.put)
-    rank.map_peer("p", AT_SOURCE, 1, ("held",))
+    rank.perform(MapPeer(0, "p", AT_SOURCE, 1, ("held",)))
     assert isinstance(events.get(timeout=DEADLINE_S), PeerMapped)
     return rank
 
@@ -176,12 +176,12 @@ def one_block(nbytes: int = 4096) -> Pieces:
 
 @pytest.mark.parametrize("state", [PostingState.DONE, PostingState.FAILED])
 def test_checksums_are_of_what_is_there_and_a_failed_posting_has_none(state: PostingState) -> None:
-    """The transport says that it is done, and moved nothing: the sum is of the zeros that are there."""
+    """The transport says that it is done, but moved nothing: the checksum is of the zeros in memory."""
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     held = Held()
     held.state = state
     rank = held_rank(held, events)
-    rank.post(post_of("a", "p", runs_of((0, 0, 4096)), checksums=ComputeChecksums(0, "s", one_block())))
+    rank.perform(post_of("a", "p", runs_of((0, 0, 4096)), checksums=ComputeChecksums(0, "s", one_block())))
     ended = events.get(timeout=DEADLINE_S)
     found = [ended, *([events.get(timeout=DEADLINE_S)] if state is PostingState.DONE else [])]
     rank.close(DEADLINE_S)
@@ -197,7 +197,7 @@ def test_a_rank_that_cannot_compute_checksums_says_so_and_moves_the_bytes(monkey
     held.state = PostingState.DONE
     rank = held_rank(held, events)
     monkeypatch.setattr(checksums, "Checksummer", lambda _: crc32c.Checksummer([Segment(1 << 20, 64, MemoryKind.CUDA)]))
-    rank.post(post_of("a", "p", runs_of((0, 0, 4096)), checksums=ComputeChecksums(0, "s", one_block())))
+    rank.perform(post_of("a", "p", runs_of((0, 0, 4096)), checksums=ComputeChecksums(0, "s", one_block())))
     said, ended = (events.get(timeout=DEADLINE_S) for _ in range(2))
     assert isinstance(said, ChecksumsComputed)
     assert "device" in said.message

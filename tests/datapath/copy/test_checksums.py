@@ -1,4 +1,4 @@
-"""CRC-32C of blocks of a rank's memory: the right sums, whatever the pieces, and a report for everything asked for."""
+"""CRC-32C of blocks of a rank's memory: correct for any pieces, and every request gets a report."""
 
 import ctypes
 import queue
@@ -27,7 +27,7 @@ BORDER = len(FIRST)
 
 
 def pieces(*sums: tuple[tuple[int, int], ...]) -> Pieces:
-    """One sum for each argument: over (offset, bytes) one after the other."""
+    """Makes pieces of one checksum for each argument, over its (offset, bytes) one after the other."""
     flat = [piece for one in sums for piece in one]
     columns = ([offset for offset, _ in flat], [nbytes for _, nbytes in flat], [len(one) for one in sums])
     return Pieces(*(np.array(column, dtype=np.int64) for column in columns))
@@ -70,7 +70,7 @@ def test_each_checksum_is_of_its_pieces_in_order(sums: ChecksumThreads, reports:
 
 
 def test_a_loop_in_python_makes_the_same_sums() -> None:
-    """Where the package was installed without a C compiler."""
+    """The loop is used where the package was installed without a C compiler."""
     assert crc32c.computes_crc32c(crc32c.checksum_in_loop)
     assert crc32c.computes_crc32c(crc32c.checksummer())
 
@@ -119,7 +119,7 @@ def test_a_checksum_is_of_what_was_written_though_the_source_changes(by: str) ->
 
 
 def test_a_checksum_is_written_once_its_row_is_whole() -> None:
-    """The sums of two threads lie in one line of the cache, which each write takes away from the other thread."""
+    """Checksums of two threads share a cache line, and each write takes the line away from the other thread."""
     values, seen = np.zeros(1, np.uint32), list[int]()
 
     def extend(so_far: int, at: int, nbytes: int) -> int:

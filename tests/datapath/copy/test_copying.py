@@ -1,4 +1,4 @@
-"""The ways to copy within a process: all give the same bytes, and the fastest is optional."""
+"""Ways to copy within a process: all give the same bytes, and the fastest is optional."""
 
 import shutil
 import subprocess
@@ -20,7 +20,7 @@ METHODS = copying.available_methods()
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("offset", [0, 16, 1, 33])
 def test_rows_of_every_length_arrive_and_nothing_else_changes(method: CopyMethod, offset: int) -> None:
-    """Lengths around every limit: 16 bytes, a cache line, where streaming begins, a page."""
+    """Lengths lie around every limit: 16 bytes, a cache line, the start of streaming, a page."""
     lengths = [1, 15, 16, 63, 64, 65, 960, 1023, 1024, 1025, 1088, 4095, 4096, 4160, 100_000]
     source = np.random.default_rng(5).integers(0, 256, 400_000, dtype=np.uint8)
     destination = np.full(400_000, 0xA5, dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""Strips are copied run for run as they are listed, by every copier, into memory of any segments; no other byte is."""
+"""Strips are copied run for run as listed, by every copier, into memory of any segments, and no other byte changes."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -51,7 +51,7 @@ def expected(before: Bytes, buffer: Bytes, repack: Repack) -> Bytes:
 
 
 def repacked(repack: Repack, sizes: Sequence[int], work_bytes: int = 1 << 20) -> tuple[Bytes, Bytes]:
-    """What the memory of those segments is after a re-pack, and what it is to be."""
+    """Runs a re-pack into memory of these segments, and returns the memory afterwards and the expected bytes."""
     own_bytes = sum(sizes)
     check_strips(repack, own_bytes)
     buffer, wide = content(1, repack.staging_bytes), [np.full(size + 128, GUARD, dtype=np.uint8) for size in sizes]
@@ -68,7 +68,7 @@ def repacked(repack: Repack, sizes: Sequence[int], work_bytes: int = 1 << 20) ->
 
 
 HEADS = strip([0, 8192, 4096], [4096, 0, 8192], (2, 16), (2048, 128), (1024, 64), 64)
-"""The first of two heads of blocks of 16 tokens, keys and values, into blocks of one head."""
+"""Strip of the first of two heads, from blocks of 16 tokens with keys and values into blocks of one head."""
 FORMS = {
     "lines": Repack((HEADS,), 12288),
     "lines off the lines": Repack((replace(HEADS, dst=HEADS.dst + 16),), 12288),
@@ -112,7 +112,7 @@ def test_a_long_run_is_cut_so_that_several_threads_copy_it(sizes: list[int], for
 
 
 def listed(strips: Sequence[Strip]) -> list[tuple[int, int, int]]:
-    """All runs, by their destinations."""
+    """Returns all runs, ordered by destination."""
     runs = [part.runs() for part in strips]
     return sorted(
         row for some in runs for row in zip(some.dst.tolist(), some.src.tolist(), some.nbytes.tolist(), strict=True)

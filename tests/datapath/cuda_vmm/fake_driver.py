@@ -1,7 +1,7 @@
-"""A driver of GPUs that are none: an allocation is a memfd, a mapping is one of the kernel's.
+"""A driver of fake GPUs: an allocation is a memfd, and a mapping is one of the kernel's.
 
-So descriptors are real ones, over real sockets; what is mapped read-only is so for the processor; and memory lives as
-long as the kernel says. Copies are done when they are started, or by a thread, as late as a test wants.
+Descriptors are real and pass real sockets, the processor cannot write a read-only mapping, and memory lives as long as
+the kernel says. Copies run when they are started, or in a thread as late as a test wants.
 """
 
 import ctypes
@@ -55,7 +55,7 @@ class FakeCopies:
 
 
 class FakeDriver:
-    """`gpus`: the UUIDs of those that this process sees. `failing` are calls that fail, and with what; those of
+    """A driver that sees the GPUs with the UUIDs `gpus`. Calls in `failing` fail with the text there; those in
     `failing_next` fail once.
     """
 
@@ -66,16 +66,16 @@ class FakeDriver:
         self.failing_next: dict[str, str] = {}
         self.exports = True
         self.whole = True
-        """Whether what `find` says is one allocation."""
+        """`find` reports its range as one whole allocation."""
         self.unit = UNIT
         self.held: list[FakeCopies] | None = None
-        """Copies that were started, where a test ends them."""
-        self._lock = threading.RLock()  # memory may be given back wherever Python frees objects
+        """Copies that were started, if a test ends them."""
+        self._lock = threading.RLock()  # memory may be freed wherever Python frees objects
         self._next = 1
         self._fds: dict[int, int] = {}
         self._references: dict[int, int] = {}
         self._mapped: dict[int, tuple[int, int]] = {}
-        """By address: the handle, and bytes."""
+        """Mappings by address -> (handle, bytes)."""
 
     # -- a Driver
 
@@ -169,14 +169,14 @@ class FakeDriver:
 
     @property
     def left(self) -> tuple[int, int]:
-        """Handles and mappings that there are."""
+        """Returns the number of handles and of mappings that exist."""
         return len(self._fds), len(self._mapped)
 
     def references(self, handle: int) -> int:
         return self._references.get(handle, 0)
 
     def adjoining(self, count: int) -> int:
-        """Where `count` allocations of a unit each are mapped, one after the other, as segments that grow have them."""
+        """Maps `count` allocations of one unit each side by side, as growing segments do, and returns the address."""
         whole = _LIBC.mmap(None, count * self.unit, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
         for i in range(count):
             address, handle = whole + i * self.unit, self.create(0, self.unit)
@@ -198,16 +198,16 @@ class FakeDriver:
 
 
 DRIVER = FakeDriver()
-"""This process's."""
+"""The driver of this process."""
 
 
 def view(address: int, nbytes: int) -> Bytes:
-    """Memory as an array; it dies with its mapping."""
+    """Returns memory as an array; it dies with its mapping."""
     return np.ctypeslib.as_array((ctypes.c_ubyte * nbytes).from_address(address))
 
 
 class ExportedMemory(PrivateMemory):
-    """Several allocations, one for each size, of a fake device."""
+    """Allocations of a fake device, one for each size."""
 
     def __init__(self, sizes: Sequence[int], driver: FakeDriver = DRIVER, device: int = 0) -> None:
         self.driver = driver
@@ -224,13 +224,13 @@ class ExportedMemory(PrivateMemory):
 
 
 def exported(sizes: tuple[int, ...]) -> tuple[ExportedMemory, list[Bytes]]:
-    """Memory of a GPU of which there are descriptors, and views of it."""
+    """Makes GPU memory that has descriptors, and views of it."""
     memory = ExportedMemory(sizes)
     return memory, memory.views()
 
 
 def plain(sizes: tuple[int, ...]) -> tuple[PrivateMemory, list[Bytes]]:
-    """Memory of a GPU that has no handle, as that of cudaMalloc."""
+    """Makes GPU memory without a handle, as cudaMalloc does, and views of it."""
     arrays = [np.zeros(size, dtype=np.uint8) for size in sizes]
     segments = [Segment(array.ctypes.data, array.nbytes, MemoryKind.CUDA, 0) for array in arrays]
     return PrivateMemory(segments, owners=arrays), arrays

@@ -1,4 +1,4 @@
-"""Ranks of this process with memory of GPUs that are none, for tests of the data path."""
+"""Ranks of this process with memory of fake GPUs, for tests of the data path."""
 
 import gc
 from collections.abc import Iterator
@@ -45,21 +45,21 @@ class Rank:
         return remote
 
     def refusal(self, part: CudaVmmEndpoint | None) -> str:
-        """Why it does not reach that; and nothing of the attempt is left."""
-        gc.collect()  # what earlier tests left
+        """Returns why it does not reach an endpoint; asserts that nothing of the attempt is left."""
+        gc.collect()  # frees objects of earlier tests
         before, held = _descriptors(), self.driver.left
         with pytest.raises(DataPathUnavailable) as refused:
             reach(self.path, RankEndpoint(0, cuda_vmm=part))
-        until(lambda: _descriptors() <= before)  # the thread that answers closes its own, too
+        until(lambda: _descriptors() <= before)  # the answering thread closes its descriptor too
         assert self.driver.left == held
         return refused.value.message
 
 
 def _descriptors() -> int:
-    """Of this process, without those that threads wait by: one that was just started makes its own."""
+    """Counts this process's descriptors, except those that threads wait by: a thread that just started adds one."""
     count = 0
     for one in Path("/proc/self/fd").iterdir():
-        with suppress(OSError):  # gone meanwhile
+        with suppress(OSError):  # closed meanwhile
             count += "eventpoll" not in str(one.readlink())
     return count
 
@@ -90,7 +90,7 @@ def destination(driver: FakeDriver | None = None, nbytes: int = NBYTES) -> Itera
 
 
 def filled(rank: Rank, seed: int) -> Bytes:
-    """What its memory holds from now on."""
+    """Fills a rank's memory with the bytes of that seed, and returns them."""
     assert isinstance(rank.memory, ExportedMemory)
     made, at = content(seed, NBYTES), 0
     for part in rank.memory.views():

@@ -1,4 +1,4 @@
-"""Memory of GPUs of which there are descriptors, or why there are none."""
+"""GPU memory that has descriptors, or a reason why it has none."""
 
 import gc
 import queue
@@ -25,7 +25,7 @@ from tests.datapath.peers import DEADLINE_S
 
 
 def why_not(memory: PrivateMemory, driver: FakeDriver) -> str:
-    """What a rank of that memory tells its peers, and people; it reads theirs all the same."""
+    """Returns the reason that a rank of that memory tells its peers and its log; the rank still reads theirs."""
     before = driver.left
     rank = Rank(memory, driver)
     part = rank.offer()
@@ -138,7 +138,7 @@ def test_a_page_that_the_driver_does_not_know_again_leaves_nothing() -> None:
     assert rank.offer().why_not == "the driver does not know again what it allocated"
     assert len(found) == len(SIZES) + 1
     assert driver.left == before
-    for known in found:  # no reference is left beside that of who made it
+    for known in found:  # only the maker's reference is left
         assert known is not None
         assert driver.references(known.handle) == (1 if known is not found[-1] else 0)
     rank.path.close()

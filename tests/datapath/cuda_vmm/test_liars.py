@@ -1,4 +1,4 @@
-"""Peers that say what is not so of their memory of a GPU, or send other descriptors: nothing of theirs stays mapped."""
+"""Peers that describe their GPU memory falsely, or send other descriptors: nothing of theirs stays mapped."""
 
 import fcntl
 import gc
@@ -62,7 +62,7 @@ def test_a_peer_that_offers_nothing_of_it_is_refused() -> None:
 
 
 class Liar:
-    """A peer whose process answers with other descriptors than those that it spoke of."""
+    """A peer whose process answers with other descriptors than those that it described."""
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
@@ -103,7 +103,7 @@ def memfd(nbytes: int) -> int:
 
 
 def sealed(name: str) -> int:
-    """As an allocation of that device, or of none, of some driver."""
+    """Makes a memfd like an allocation of some driver, on that device or on none."""
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, 4 * UNIT)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
@@ -145,9 +145,9 @@ LIES: dict[str, tuple[Callable[[list[int]], None], str]] = {
 def test_other_descriptors_than_those_spoken_of_are_refused_and_nothing_is_left(lie: str, liar: Liar) -> None:
     change, said = LIES[lie]
     with destination() as (reader, array):
-        with pytest.raises(DataPathUnavailable):  # then the thread that answers has what it needs
+        with pytest.raises(DataPathUnavailable):  # the answering thread has then opened what it needs
             reach(reader.path, RankEndpoint(0, cuda_vmm=liar.offer(change)))
-        gc.collect()  # what earlier tests left
+        gc.collect()  # frees objects of earlier tests
         before = open_descriptors()
         for _ in range(8):
             with pytest.raises(DataPathUnavailable) as refused:
@@ -155,7 +155,7 @@ def test_other_descriptors_than_those_spoken_of_are_refused_and_nothing_is_left(
             assert said in refused.value.message
             assert reader.driver.left == (0, 0)
         assert (array == GUARD).all()
-        until(lambda: open_descriptors() <= before)  # the thread that answers closes its own, too
+        until(lambda: open_descriptors() <= before)  # the answering thread closes its descriptor too
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
-"""The calls into the driver's library are what its header says: over a library that is made from that header.
+"""Calls into the driver's library follow its header, shown on a library made from that header.
 
-What a GPU does with them is for tests/gpu to show.
+The tests in tests/gpu show how a GPU handles them.
 """
 
 import ctypes
@@ -44,13 +44,13 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 class Double:
-    """What a test sets in the library."""
+    """The state of the library that a test sets."""
 
     def __init__(self, library: str) -> None:
         self._library = ctypes.CDLL(library)
 
     def fail(self, call: str, number: int = 1) -> None:
-        """The `number`th of these calls from now on."""
+        """Makes the `number`th of these calls from now on fail."""
         (ctypes.c_char * 64).in_dll(self._library, "failing").value = call.encode()
         ctypes.c_int.in_dll(self._library, "fails_at").value = number
 

@@ -1,5 +1,5 @@
-"""What a destination can do with its source's memory of a GPU, and what ends it: over a driver of GPUs that are none,
-with real processes, sockets, descriptors and mappings.
+"""A destination's use of its source's GPU memory, and its end, on a driver of fake GPUs with real processes, sockets,
+descriptors and mappings.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""Runs to rows: the same bytes, in the same order, within segments and limits."""
+"""Runs become rows with the same bytes in the same order, within segments and limits."""
 
 from itertools import pairwise
 
@@ -23,14 +23,14 @@ SPANS = st.lists(
 
 
 def segments(sizes: list[int], first: int) -> list[Segment]:
-    """Segments of TOTAL bytes together, far apart from each other."""
+    """Makes segments of TOTAL bytes together, far apart from each other."""
     edges = sorted({min(edge, TOTAL) for edge in np.cumsum(sizes).tolist()} | {TOTAL})
     lengths = np.diff([0, *edges]).tolist()
     return [Segment(first + 1000 * i, n) for i, n in enumerate(lengths)]
 
 
 def bytes_of(runs: Runs) -> list[tuple[int, int]]:
-    """(source, destination) of each byte, in order."""
+    """Returns (source, destination) of each byte, in order."""
     rows = zip(runs.src.tolist(), runs.dst.tolist(), runs.nbytes.tolist(), strict=True)
     return [(src + i, dst + i) for src, dst, n in rows for i in range(n)]
 

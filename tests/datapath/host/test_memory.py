@@ -1,4 +1,4 @@
-"""Rank memories: what is allocated, who may write, and what is refused."""
+"""Rank memories: how they are allocated, who may write them, and what is refused."""
 
 import array
 import ctypes

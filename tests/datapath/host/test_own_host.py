@@ -1,4 +1,4 @@
-"""The address at which a rank listens for ranks of peers."""
+"""A rank listens at this host's address on the way to its lead, or on loopback if the lead cannot be reached."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Whose memory is read is never the peer's mere word, whatever process, socket or secret it names."""
+"""A peer's word never decides whose memory is read, whatever process, socket or secret it names."""
 
 import array
 import contextlib
@@ -25,8 +25,8 @@ from tests.datapath.peers import CASES, DEADLINE_S, ProcessPeer, ask, reach
 CMA = next(case for case in CASES if case.name == "cma")
 SECRET = 0x5C
 NBYTES = 4096
-# It listens at a socket that somebody else accepts at, as whoever starts programs for others does. What it holds is
-# known: 4096 bytes of its own, then zeros.
+# The bystander listens at a socket at which another process accepts, as a process that starts others does. Its memory
+# is known: 4096 bytes of its own, then zeros.
 BYSTANDER = f"""
 import array, ctypes, socket, sys
 memory = ctypes.create_string_buffer(bytes([{SECRET}]) * {NBYTES} + bytes({NBYTES}))
@@ -54,7 +54,7 @@ def peer() -> Iterator[ProcessPeer]:
 
 @contextlib.contextmanager
 def bystander() -> Iterator[tuple[int, socket.socket, int]]:
-    """(its process id, the socket at which it listens, where its memory is)."""
+    """Yields the bystander's process id, the socket at which it listens, and the address of its memory."""
     mine, theirs = socket.socketpair()
     with mine, theirs:
         command = [sys.executable, "-c", BYSTANDER, str(theirs.fileno())]
@@ -71,7 +71,7 @@ def bystander() -> Iterator[tuple[int, socket.socket, int]]:
 
 @contextlib.contextmanager
 def answering(listener: socket.socket, payload: bytes) -> Iterator[None]:
-    """A rogue that answers one question at somebody else's socket."""
+    """Lets a rogue answer one question at another process's socket."""
 
     def answer() -> None:
         client, _ = listener.accept()
@@ -105,7 +105,7 @@ def test_our_own_process_is_not_read(own: CmaPath) -> None:
 
 
 def test_of_another_rank_s_process_only_what_that_one_offers_is_read(own: CmaPath, peer: ProcessPeer) -> None:
-    """A rogue has socket and token from a handshake of its own with that rank."""
+    """A rogue has the socket and the token from its own handshake with that rank."""
     endpoint = peer.endpoint()
     assert endpoint.cma is not None
     more = replace(endpoint.cma.segments[0], nbytes=NBYTES * 2)
@@ -160,7 +160,7 @@ def test_an_unidentified_process_is_not_read(own: CmaPath, peer: ProcessPeer, ch
 
 
 def test_a_socket_without_a_process_behind_it_is_given_up(own: CmaPath) -> None:
-    """Its process forked and died: the queue is there still, and nobody is at it."""
+    """The socket's process forked and died: the queue still exists, but nobody serves it."""
     with bystander() as (_, listener, address):
         name = "@" + listener.getsockname()[1:].decode()
     part = CmaEndpoint(ProcessEndpoint(name, bytes(32)), (Segment(address, NBYTES),))

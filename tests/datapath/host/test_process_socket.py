@@ -1,4 +1,4 @@
-"""The socket where peers ask a rank's process: which tokens are good, for whom, how often and how long."""
+"""The socket at which peers ask a rank's process: which tokens are valid, for whom, how often and how long."""
 
 import gc
 import itertools

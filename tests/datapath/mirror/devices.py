@@ -1,4 +1,4 @@
-"""A device that does what a test says."""
+"""A device whose copies end when a test says so."""
 
 import queue
 import threading
@@ -13,7 +13,7 @@ WAIT_S = 20.0
 
 
 class Call:
-    """One copy that was started: it ends when the test says so."""
+    """One copy that was started; it ends when the test says so."""
 
     def __init__(self, way: str, offsets: Ids, nbytes: Ids) -> None:
         self.way, self.offsets, self.nbytes = way, offsets.tolist(), nbytes.tolist()

@@ -1,4 +1,4 @@
-"""What a posting brings into a mirror ends when the device has it, or with the device."""
+"""A posting into a mirror ends when the device has its bytes, or when the device fails."""
 
 import logging
 import queue
@@ -47,7 +47,7 @@ class Mirrored:
         return report
 
     def disconnected(self) -> str:
-        """Why it is not proved that the link to the peer is closed."""
+        """Disconnects the peer, and returns why its link is not proved closed."""
         self.mover.disconnect("p")
         report = self.report()
         assert isinstance(report, Disconnected)

@@ -1,4 +1,4 @@
-"""A mirror, of a device that does what a test says."""
+"""A mirror of a device that a test controls."""
 
 import queue
 import threading

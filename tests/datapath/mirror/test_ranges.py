@@ -1,4 +1,4 @@
-"""Bytes as sorted runs, against sets of bytes."""
+"""Ranges hold bytes as sorted runs; the tests compare them with sets of bytes."""
 
 import numpy as np
 import pytest

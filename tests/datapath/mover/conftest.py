@@ -1,4 +1,4 @@
-"""Ranks for the tests of the mover."""
+"""Fixtures of ranks for the tests of the mover."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ from tests.datapath.peers import content
 
 @pytest.fixture
 def source() -> Iterator[LoopbackPath]:
-    """A peer named "source" in this process, full of known bytes."""
+    """Makes a peer named "source" in this process, full of known bytes."""
     path = LoopbackPath(PrivateMemory.of(content(1, NBYTES)), "source")
     yield path
     path.close()

@@ -1,4 +1,4 @@
-"""Small copies that are made within `Mover.post`: when they are, and that nothing is closed under them."""
+"""Small copies within `Mover.post`: when they are made, and that nothing is closed under them."""
 
 import itertools
 import threading
@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from kvgrpc.core.actions import Operation
+from kvgrpc.core.actions import MapPeer, Operation
 from kvgrpc.core.events import PostingEnded
 from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.core.values.endpoints import RankEndpoint
@@ -104,10 +104,10 @@ def test_a_rank_with_a_bandwidth_limit_copies_at_its_pace(source: ShmPath) -> No
 
 
 class Slow(Held):
-    """Copies within `read`, for as long as the test likes, and says in which order what happened."""
+    """A path that copies within `read` for as long as a test likes, and records the order of events."""
 
     def __init__(self) -> None:
-        super().__init__(waits=True)  # so that a peer is connected after what was asked for is done
+        super().__init__(waits=True)  # a peer then connects only after earlier commands
         self.release.set()
         self.connecting = threading.Event()
         self.may_connect = threading.Event()
@@ -198,7 +198,7 @@ def test_a_posting_under_way_keeps_its_name_and_its_peer_to_itself(slow: Slow, b
 
 
 def test_a_rank_in_a_process_of_an_engine_copies_in_its_own_thread(source: ShmPath) -> None:
-    """Only who gives `feed_here` gets copies in its thread."""
+    """Only an owner that sets `feed_here` gets copies in its thread."""
     here, there = list[object](), threading.Event()
     memory = SharedMemory.create(NBYTES)
     mapped = threading.Event()
@@ -207,13 +207,13 @@ def test_a_rank_in_a_process_of_an_engine_copies_in_its_own_thread(source: ShmPa
         (there if isinstance(event, PostingEnded) else mapped).set()
 
     rank = LocalRank(0, memory, [ShmPath(memory)], hear)
-    rank.map_peer("p", source.offer(RankEndpoint(0)), 0)
+    rank.perform(MapPeer(0, "p", source.offer(RankEndpoint(0)), 0))
     assert mapped.wait(DEADLINE_S)
-    rank.post(post_of("a", "p", LITTLE))
+    rank.perform(post_of("a", "p", LITTLE))
     assert there.wait(DEADLINE_S)
     rank.feed_here = here.append
     for name in map(str, itertools.count()):  # until the thread is at rest
-        rank.post(post_of(name, "p", LITTLE))
+        rank.perform(post_of(name, "p", LITTLE))
         if here:
             break
     assert [type(event) for event in here] == [PostingEnded]

@@ -1,4 +1,4 @@
-"""The operator's cap on what a rank moves."""
+"""The operator's bandwidth limit of a rank."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""How a mover ends: by `close`, in order and in time, and when a program forgets it."""
+"""A mover ends by `close`, in order and in time, or when a program forgets to close it."""
 
 import os
 import subprocess

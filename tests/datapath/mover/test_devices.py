@@ -1,4 +1,4 @@
-"""The thread that calls the libraries is on its rank's device before it calls any."""
+"""The thread that calls the libraries is set to its rank's device before its first call."""
 
 import threading
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from tests.datapath.peers import DEADLINE_S
 
 
 def devices_of(*segments: Segment, fail: bool = False) -> list[tuple[str, Any]]:
-    """What the mover of such memory sets its thread to, and that it makes an offer."""
+    """Returns the device calls and the offer of the mover's thread for such memory, in order."""
     seen: list[tuple[str, Any]] = []
     path, offered = Held(), threading.Event()
     offer: Callable[..., Any] = path.offer

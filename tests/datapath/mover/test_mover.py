@@ -1,7 +1,7 @@
-"""The mover: what it reports, in which order, and what it does when things go wrong.
+"""The mover: its reports, their order, and its reaction to failures.
 
-Most tests use ranks in this process, whose faults the test controls (`loopback.Faults`), so that
-nothing depends on timing. Waits have a deadline that is only reached when a test fails.
+Most tests use ranks in this process, whose faults the test controls (`loopback.Faults`), so that nothing depends on
+timing. Waits have a deadline that is reached only when a test fails.
 """
 
 import logging
@@ -127,7 +127,7 @@ def test_a_disconnect_waits_for_the_last_posting(linked: Rank, faults: Faults) -
     faults.end = threading.Event()
     linked.post("a", "p", WHOLE)
     linked.mover.disconnect("p")
-    linked.post("b", "p", WHOLE)  # the name means nobody any more
+    linked.post("b", "p", WHOLE)  # the name no longer means a peer
     refused = linked.next(PostingEnded)
     assert (refused.posting_id, refused.done) == ("b", False)
     faults.end.set()
@@ -164,7 +164,7 @@ def test_a_connected_peer_is_not_connected_twice(linked: Rank) -> None:
 
 
 class ShmAndCma:
-    """Offers a pool by both."""
+    """A path object that offers a pool by both shm and cma."""
 
     needs_polling = False
 
@@ -183,7 +183,7 @@ class ShmAndCma:
 
 
 def test_paths_are_tried_in_the_order_allowed_and_refusals_are_told() -> None:
-    """shm and cma both reach the pool; what is allowed first wins."""
+    """shm and cma both reach the pool; the first allowed one wins."""
     both: Any = ShmAndCma
     owner = ProcessPeer(Case("both", both, shared, shared), 4, (NBYTES,))
     offered = owner.endpoint()

@@ -1,4 +1,4 @@
-"""A rank that reaches several ranks of one peer: each has a link, postings and an end of its own."""
+"""A rank that reaches several ranks of one peer has a link, postings and an end for each of them."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -57,7 +57,7 @@ def test_two_ranks_of_a_peer_are_read_at_once(case: Case, peers: dict[int, Peer]
 
 
 def test_ranks_of_one_peer_ask_a_process_with_one_token(case: Case) -> None:
-    """As the ranks of a destination do that has more of them than its source."""
+    """This happens when the destination has more ranks than its source."""
     if case.in_process or case.name == "nixl":
         pytest.skip("no process is asked, or only for its end")
     peer = ProcessPeer(case, 1, (NBYTES,))
@@ -79,7 +79,7 @@ def test_ranks_of_one_peer_ask_a_process_with_one_token(case: Case) -> None:
 
 
 def linked(held: Held) -> Rank:
-    """To two ranks of peer `h`."""
+    """Makes a rank that is connected to two ranks of peer `h`."""
     rank = with_held(held)
     for number in RANKS:
         rank.mover.connect("h", RankEndpoint(number), ["held"])
@@ -189,7 +189,7 @@ def test_a_rekey_disconnects_every_rank_of_its_path() -> None:
 
 
 def test_an_older_peer_is_asked_as_ever_by_the_rank_of_its_own_number() -> None:
-    """It knows no question that names a rank."""
+    """An older peer knows no question that names a rank."""
     seen = list[bytes]()
     pool = CASES[1].peer_memory((NBYTES,))[0]
     path = ShmPath(pool)

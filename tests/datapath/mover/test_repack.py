@@ -1,4 +1,4 @@
-"""Reads that end with a re-pack: over every data path, in an arena whose pieces are never handed on too soon."""
+"""Reads that end with a re-pack, on every data path, in an arena whose pieces are never reused too soon."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -88,7 +88,7 @@ def test_out_of_a_mapped_pool_strips_are_copied_without_a_staging_buffer(
 
 
 def test_two_ranks_of_a_peer_are_re_packed_at_once(case: Case) -> None:
-    """In an arena with room for one at a time and for both."""
+    """The arena has room for one re-pack at a time, or for both."""
     make = LocalPeer if case.in_process else ProcessPeer
     peers = [make(case, seed, (NBYTES,)) for seed in (5, 6)]
     second = Repack((replace(HEAD_OF_EACH, dst=HEAD_OF_EACH.dst + NBYTES // 2),), 3 * BLOCK)
@@ -141,7 +141,7 @@ def test_a_posting_that_finds_no_room_waits_and_none_overtakes_it() -> None:
     for name, blocks in (("a", 5), ("b", 4), ("c", 3)):
         post(rank, name, blocks)
     rank.mover.connect("h2", RankEndpoint(0), ["held"])
-    rank.mapped()  # all is posted: c has room, and b came first
+    rank.mapped()  # all is posted: c has room, but b came first
     assert len(held.buffers) == 1
     held.state = DONE
     assert [rank.next(PostingEnded).posting_id for _ in "abc"] == ["a", "b", "c"]

@@ -1,4 +1,4 @@
-"""Re-packs that are cut short: by a lost read, a re-key, a disconnect or a close."""
+"""Re-packs that are cut short by a lost read, a re-key, a disconnect or a close."""
 
 import threading
 from dataclasses import replace
@@ -18,7 +18,7 @@ from tests.datapath.repacks import BLOCK, BLOCKS, HEAD_OF_EACH, THREE, post, sta
 
 
 def begins_anew(rank: Rank, held: Held) -> None:
-    """The data path has begun anew: all of the arena is free again."""
+    """Asserts that the data path began anew, and that all of the arena is free again."""
     rank.next(Rekeyed)
     rank.mover.connect("h", RankEndpoint(0), ["held"])
     rank.mapped()
@@ -107,7 +107,7 @@ def test_close_ends_what_is_read_and_what_waits() -> None:
 
 @pytest.fixture
 def copies(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """No strip is copied before it is set."""
+    """Holds all copies of strips until the returned event is set."""
     may, copy = threading.Event(), strips.copier()
 
     def wait(strip: Strip) -> None:
@@ -119,7 +119,7 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 
 class Rekeying(HeldWritten):
-    """Says when it is about to be re-keyed."""
+    """A path that says when it is about to be re-keyed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -132,11 +132,11 @@ class Rekeying(HeldWritten):
 
 
 IN_PIECES: dict[str, Any] = {"runs": BLOCKS, "repack": replace(THREE, strips=(HEAD_OF_EACH, HEAD_OF_EACH))}
-"""A re-pack of more than one piece, which is what threads get: the same strip twice."""
+"""Options of a re-pack with more than one piece, which threads then copy: the same strip twice."""
 
 
 def two_paths(held: HeldWritten) -> Rank:
-    """Connected to "h" over a path that can be re-keyed, and to "p" over one that cannot and has read all at once."""
+    """Makes a rank connected to "h" by a path that can be re-keyed, and to "p" by one that cannot and reads at once."""
     other = Held()
     other.name, other.state = "other", DONE
     rank = Rank(lambda _: [held, other], staging_bytes=8 * BLOCK, copy_threads=1)

@@ -1,4 +1,4 @@
-"""The turns that a mover gives its data paths, what they cost, and how long ago a posting made progress."""
+"""Turns that a mover gives its data paths, their cost, and the age of a posting's last progress."""
 
 import threading
 import time
@@ -19,7 +19,7 @@ def cpu_s(mover: Mover) -> float:
 
 
 def between_turns_s(mover: Mover) -> float | None:
-    """For how long its thread would wait if nothing had happened for a second; None: until something does."""
+    """Returns its thread's wait after a second without events, in seconds; None if it waits until something happens."""
     return mover._wait_s(time.monotonic() + 1.0)
 
 
@@ -35,7 +35,7 @@ def test_paths_get_turns_while_an_access_is_expected_and_none_afterwards() -> No
     rank.mover.unexpect("b")
     rank.mover.unexpect("b")
     rank.mover.connect("nobody", RankEndpoint(1), [])
-    rank.not_mapped()  # everything before is done
+    rank.not_mapped()  # all earlier commands are done
     turns = held.turns
     threading.Event().wait(0.05)
     assert held.turns == turns
@@ -43,7 +43,7 @@ def test_paths_get_turns_while_an_access_is_expected_and_none_afterwards() -> No
 
 
 def test_peers_that_need_no_turns_for_their_bytes_get_few_while_nothing_moves_here() -> None:
-    """A new peer of them still connects by these."""
+    """Turns are still given, since a new peer of that kind connects by them."""
     held = Held()
     held.peers_need_turns = False
     rank = held_rank(held)

@@ -1,4 +1,4 @@
-"""The mover waits no longer than it means to, however little of a processor it gets."""
+"""The mover's waits end in time, however little of a processor it gets."""
 
 import sys
 import threading
@@ -16,12 +16,12 @@ from tests.datapath.peers import DEADLINE_S
 WAIT_S = 1e-6
 FOR_S = 3.0
 LONG_S = 5.0
-"""Many times what so many turns take."""
+"""Maximum time for a few turns, in seconds: many times what they take."""
 
 
 @pytest.fixture
 def crowd() -> Iterator[None]:
-    """Other threads want the interpreter and the processors all the time."""
+    """Keeps the interpreter and the processors busy with other threads."""
     over, before = threading.Event(), sys.getswitchinterval()
 
     def work() -> None:
@@ -41,7 +41,7 @@ def crowd() -> Iterator[None]:
 
 @pytest.mark.usefixtures("crowd")
 def test_a_wait_that_is_over_before_it_begins_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is so where the mover is held up in between, and with waits as short as these."""
+    """A wait may be over before it begins if the mover is held up in between; waits this short make that likely."""
     monkeypatch.setattr(back_off, "NEEDED_S", ((0.0, 0.0), (float("inf"), WAIT_S)))
     held = Held()
     rank = Rank(lambda _: [held])
@@ -50,7 +50,7 @@ def test_a_wait_that_is_over_before_it_begins_is_over(monkeypatch: pytest.Monkey
     rank.post("a", "p", WHOLE)
     end = time.monotonic() + FOR_S
     while time.monotonic() < end:
-        # It makes the mover wait anew. Afterwards nothing but its own clock wakes it.
+        # The command makes the mover wait anew; afterwards only its own clock wakes it.
         rank.mover.expect("x", Operation.READ)
         turns, limit = held.turns + 3, time.monotonic() + LONG_S
         while held.turns < turns:

@@ -1,4 +1,4 @@
-"""Movers of sources and of targets: postings that write, and what ends a peer's writes."""
+"""Movers of sources and targets: postings that write, and the end of a peer's writes."""
 
 import threading
 import time
@@ -20,12 +20,12 @@ from tests.datapath.peers import DEADLINE_S, GUARD, Bytes, content, expected, ru
 
 DONE, FAILED, UNPROVED = PostingState.DONE, PostingState.FAILED, PostingState.UNPROVED
 WRITE = Operation.WRITE
-KEY = "source"  # where AT_SOURCE leads
+KEY = "source"  # the key to which AT_SOURCE leads
 
 
 @pytest.fixture
 def peer() -> Iterator[Bytes]:
-    """The memory of a peer in this process."""
+    """Yields the memory of a peer in this process."""
     memory = content(1, NBYTES)
     path = LoopbackPath(PrivateMemory.of(memory), KEY)
     yield memory

@@ -43,12 +43,12 @@ from tests.datapath.nixl.peer import (
 )
 from tests.datapath.peers import reach
 
-# Two slices of many rows: a process is stopped or killed within one.
+# Two slices of many rows each: a process is stopped or killed within one.
 BYTES = 64 << 20
 
 
 class Process:
-    """A source or a target, seen from the test."""
+    """A source or a target, as the test sees it."""
 
     def __init__(self, role: str, memory_fd: int, env: dict[str, str]) -> None:
         self._socket, theirs = socket.socketpair()
@@ -66,12 +66,12 @@ class Process:
         self.endpoint: RankEndpoint = receive(self._socket)
 
     def ask(self, command: str, *arguments: object) -> Any:
-        """Runs one of its commands there and returns what it returns."""
+        """Runs a command there, and returns its result."""
         send(self._socket, (command, *arguments))
         return receive(self._socket)
 
     def stop(self) -> None:
-        """Returns when it runs no more."""
+        """Stops the process, and returns when it no longer runs."""
         self._process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
 
@@ -79,12 +79,12 @@ class Process:
         self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """Returns when it is gone."""
+        """Kills the process, and returns when it is gone."""
         self._process.kill()
         self._process.wait()
 
     def end(self) -> int:
-        """Its exit code."""
+        """Ends the process, and returns its exit code."""
         with contextlib.suppress(ProcessLookupError):
             self.go_on()
         self._socket.close()
@@ -95,7 +95,7 @@ class Process:
 
 
 class Pair:
-    """A source that is connected to a target; both are warm, and the target's memory is zero again."""
+    """A source that is connected to a target; one write was made, and the target's memory is zero again."""
 
     def __init__(self, env: dict[str, str]) -> None:
         fd = os.memfd_create("target")
@@ -108,18 +108,18 @@ class Pair:
         self.write_all()
 
     def write_all(self) -> None:
-        """A write from its begin to its end; then the memory is zero again."""
+        """Makes a write from start to end, and clears the memory."""
         self.source.ask("write")
         assert self.source.ask("finish") == (PostingState.DONE, True)
         self.memory[:] = 0
 
     def begin(self) -> None:
-        """Returns when bytes of a write have arrived."""
+        """Begins a write, and returns when some of its bytes have arrived."""
         self.source.ask("write")
         until(lambda: bool(self.memory[:: 64 << 10].any()))
 
     def stop_under_a_write(self, process: Process) -> None:
-        """Returns when it is stopped, some bytes of a write have arrived, and some have not."""
+        """Stops a process when some bytes of a write have arrived, and some have not."""
         self.begin()
         process.stop()
         while self.memory.all():
@@ -148,7 +148,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 class Target:
-    """The target, seen from itself."""
+    """The target, in its own process."""
 
     def __init__(self, memory: NDArray[np.uint8]) -> None:
         self.path = NixlPath(PrivateMemory.of(memory), "target")
@@ -158,7 +158,7 @@ class Target:
         self.path.progress()
 
     def turns(self) -> None:
-        """So many that nothing is left to receive."""
+        """Takes so many turns that nothing is left to receive."""
         for _ in range(2000):
             self.path.progress()
 
@@ -169,11 +169,11 @@ class Target:
         return self.path.peers_need_turns
 
     def hold(self, source: RankEndpoint) -> None:
-        """Connects to the source too, as ranks do both ways, and holds its process."""
+        """Connects to the source, as ranks do both ways, and holds its process."""
         self._source = reach(self.path, source).process
 
     def source_ended(self) -> tuple[bool, bool]:
-        """Whether the source's process is gone, and whether that is proof enough."""
+        """Tells whether the source's process is gone, and whether that is a sufficient proof of rest."""
         assert self._source is not None
         return self._source.ended, self.path.ends_with_process
 
@@ -186,7 +186,7 @@ class Target:
 
 
 class Source:
-    """The source, seen from itself. `target` is what its bytes are to become."""
+    """The source, in its own process; `target` is the memory that it writes."""
 
     def __init__(self, target: NDArray[np.uint8]) -> None:
         self._target = target
@@ -206,7 +206,7 @@ class Source:
         self._remote = reach(self.path, endpoint)
 
     def write(self, run: int = RUN, nbytes: int = BYTES) -> str:
-        """Writes so many bytes, the last run first. Returns why nothing was started, or nothing."""
+        """Writes `nbytes` bytes, the last run first; returns why nothing was started, or an empty text."""
         assert self._remote
         self._run, self._nbytes = run, nbytes
         try:
@@ -216,14 +216,14 @@ class Source:
         return ""
 
     def state(self) -> PostingState:
-        """After some turns."""
+        """Returns the state of the posting after some turns."""
         assert self._posting
         for _ in range(200):
             self.turn()
         return self._posting.poll()
 
     def finish(self) -> tuple[PostingState, bool]:
-        """How it ended, and whether at that moment all bytes were there."""
+        """Returns how the posting ended, and whether all bytes had arrived at that moment."""
         assert self._posting
         posting = self._posting
         until(lambda: posting.poll() is not PostingState.PENDING)
@@ -231,7 +231,7 @@ class Source:
         return posting.poll(), bool(np.array_equal(there, own[::-1]))
 
     def cut(self) -> None:
-        """Shuts every connection to another process's agent."""
+        """Shuts down every connection to another process's agent."""
         for entry in Path("/proc/self/fd").iterdir():
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(entry.name))) as one:
                 if one.family != socket.AF_UNIX:

@@ -5,7 +5,7 @@
         ...
         peer.memory  # what its bytes are
 
-New processes and not forks: UCX reads its environment once, when it is loaded.
+Processes are new, not forks, since UCX reads its environment once, when it is loaded.
 """
 
 import contextlib
@@ -41,17 +41,17 @@ RUN = 8 << 10
 
 
 def nothing() -> None:
-    """A `wake` for tests that poll anyway."""
+    """Does nothing: a `wake` for tests that poll anyway."""
 
 
 def runs_over(nbytes: int, run: int = RUN) -> Runs:
-    """All bytes of both sides, last run first, so that no two can be one."""
+    """Makes runs over all bytes of both sides, last run first, so that no two can be joined."""
     place = np.arange(0, nbytes, run, dtype=np.int64)
     return Runs(place[::-1].copy(), place, np.full(len(place), run, dtype=np.int64))
 
 
 def finish(posting: Posting) -> PostingState:
-    """The end of a posting; fails the test when it does not come."""
+    """Waits for the end of a posting; fails the test when it does not come."""
     deadline = time.monotonic() + DEADLINE_S
     while posting.poll() is PostingState.PENDING:
         assert time.monotonic() < deadline, "the posting does not end"
@@ -59,12 +59,12 @@ def finish(posting: Posting) -> PostingState:
 
 
 def pattern(nbytes: int) -> NDArray[np.uint8]:
-    """What a peer's memory holds; no two blocks of it are alike."""
+    """Returns the bytes of a peer's memory; no two blocks of it are alike."""
     return np.random.default_rng(nbytes).integers(1, 256, nbytes, dtype=np.uint8)
 
 
 class NixlPeer:
-    """The process, seen from the test. `sizes` are the bytes of its segments, `env` is put over the test's."""
+    """The process, as the test sees it; `sizes` are the bytes of its segments, and `env` overrides the test's."""
 
     def __init__(self, sizes: tuple[int, ...], env: dict[str, str] | None = None) -> None:
         self._socket, theirs = socket.socketpair()
@@ -81,7 +81,7 @@ class NixlPeer:
     def __exit__(self, *_: object) -> None:
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGCONT)
-        self._socket.close()  # it ends when it can read no more
+        self._socket.close()  # the process ends when it can read no more
         try:
             self.process.wait(DEADLINE_S)
         except subprocess.TimeoutExpired:
@@ -89,7 +89,7 @@ class NixlPeer:
             self.process.wait()
 
     def ask(self, command: str) -> Any:
-        """Runs one of the functions of `Service` there and returns what it returns."""
+        """Runs a function of `Service` there, and returns its result."""
         send(self._socket, command)
         return receive(self._socket)
 
@@ -133,7 +133,7 @@ def scenario(
 ) -> "subprocess.CompletedProcess[str]":
     """Runs the lines in a process that has `memory`, a `path` and a `remote`.
 
-    `meanwhile` is called once it prints a line or ends; then it may read one.
+    `meanwhile` is called once the process prints a line or ends; after that the process may read a line.
     """
     argument = pickle.dumps((peer.endpoint, peer.process.pid)).hex()
     return run_python(textwrap.dedent(PRELUDE) + textwrap.dedent(code), argument, env, meanwhile)
@@ -166,13 +166,13 @@ def run_python(
 
 
 def environment(changes: dict[str, str] | None) -> dict[str, str]:
-    """This process's, with `changes`, and with the project to import."""
+    """Returns this process's environment with `changes`, and with the project's path to import."""
     search_path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     return {**os.environ, "PYTHONPATH": search_path, **(changes or {})}
 
 
 class Service:
-    """The process, seen from itself."""
+    """The service in the process."""
 
     def __init__(self, channel: socket.socket, sizes: tuple[int, ...]) -> None:
         self._channel = channel
@@ -182,7 +182,7 @@ class Service:
         send(channel, self._path.offer(RankEndpoint(7)))
 
     def run(self) -> None:
-        """Ends when the other side closes the channel."""
+        """Serves until the other side closes the channel."""
         with contextlib.suppress(EOFError, ConnectionResetError):
             while True:
                 if select.select([self._channel], [], [], POLL_S if self._polls else None)[0]:
@@ -207,7 +207,7 @@ def send(channel: socket.socket, value: object) -> None:
 
 
 def receive(channel: socket.socket) -> Any:
-    """Raises EOFError when the other side is gone."""
+    """Receives a value; raises EOFError when the other side is gone."""
     return pickle.loads(_exactly(channel, int.from_bytes(_exactly(channel, 4), "little")))
 
 

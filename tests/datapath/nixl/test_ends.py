@@ -1,8 +1,8 @@
-"""How reads and processes of data path `nixl` end: peers that die or stop, and exits at any moment.
+"""Ends of reads and processes of data path `nixl`: peers that die or stop, and exits at any moment.
 
-A process's end is seen from outside, by its exit code: the library can fault in its own destruction.
-Over TCP bytes move only while both sides make progress, so that a read is met under way; over what
-UCX takes by default a slice is copied within one call.
+A process's end is seen from outside, by its exit code, since the library can fault in its own destruction. Over TCP
+bytes move only while both sides make progress, so that tests can interrupt a read. Over UCX's default transports a
+slice is copied within one call.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import pytest
 
 from tests.datapath.nixl.peer import TCP, NixlPeer, scenario
 
-# Several slices, and over TCP more than one call brings.
+# Several slices: over TCP, more than one call moves.
 BYTES = 64 << 20
 
 
@@ -101,12 +101,12 @@ def test_a_stopped_peer_keeps_a_read_pending_and_after_close_no_byte_of_it_lands
 
 
 def went_on(peer: NixlPeer) -> None:
-    """Waits until the peer has done what it had begun. UCX ends it for that: see kvgrpc/datapath/nixl/path.py."""
+    """Waits until the peer has finished, or until UCX has ended its process: see kvgrpc/datapath/nixl/path.py."""
     with contextlib.suppress(EOFError, OSError):
         peer.ask("poll")
 
 
-# What a process does after `begin()` has returned a posting that is not over, and how it must end.
+# Lines that a process runs after `begin()` returned an unfinished posting, and how the process must end.
 ENDS = {
     "closes twice": (
         """
@@ -168,7 +168,7 @@ ENDS = {
 
 @pytest.fixture(scope="module")
 def silent_peer() -> Iterator[NixlPeer]:
-    """It answers nobody, so that a read stays posted."""
+    """Makes a peer that answers nobody, so that a read stays posted."""
     with NixlPeer((1 << 20,)) as peer:
         peer.ask("stop_polling")
         yield peer

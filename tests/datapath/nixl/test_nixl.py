@@ -1,7 +1,6 @@
 """Data path `nixl` with the real library: UCX over this machine's transports, between real processes.
 
-What all data paths have in common is in test_contract.py; how transfers and processes end, in
-test_nixl_ends.py.
+The contract of all data paths is in test_contract.py; ends of transfers and processes are in test_ends.py.
 """
 
 import contextlib
@@ -134,12 +133,12 @@ def test_an_agent_does_not_connect_to_itself(rank: Rank) -> None:
 
 
 def resealed(endpoint: NixlEndpoint, change: Callable[[bytes], bytes]) -> NixlEndpoint:
-    """As somebody sends it who means to."""
+    """Changes the metadata of an endpoint and seals it again, as an attacker would."""
     return replace(endpoint, metadata=metadata.seal(change(metadata.unseal(endpoint.metadata))))
 
 
 def address_at(unsealed: bytes) -> int:
-    """Where UCX's address begins: behind its tag and length."""
+    """Returns the offset of UCX's address, behind its tag and length."""
     return unsealed.index(b"UCX|c") + 13
 
 
@@ -248,7 +247,7 @@ def test_an_unknown_backend_is_refused_with_those_there_are() -> None:
 
 
 def test_loading_nixl_leaves_logging_and_the_environment_as_the_program_set_them(tmp_path: Path) -> None:
-    """NIXL's own import closes handlers: a file opened with "w" stayed silent from then on."""
+    """NIXL's own import closes log handlers, and a file opened with "w" would stay silent afterwards."""
     code = """
         import logging, os, sys
         logging.basicConfig(filename=sys.argv[1], filemode="w", level=logging.INFO)
@@ -288,7 +287,7 @@ def test_close_gives_every_descriptor_of_the_agent_back() -> None:
     def descriptors() -> int:
         return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
-    Rank().close()  # what UCX opens once for the process
+    Rank().close()  # UCX opens some descriptors once for the process
     with NixlPeer((1 << 20,)) as peer:
         before = descriptors()
         rank = Rank()

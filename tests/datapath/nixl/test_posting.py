@@ -1,4 +1,4 @@
-"""Postings of data path `nixl` on a scripted library: its errors prove nothing of what was written."""
+"""Postings of data path `nixl` on a scripted library, whose errors prove nothing about what was written."""
 
 import threading
 
@@ -55,7 +55,7 @@ def scripted(
 
 
 def sliced(*transfers: tuple[int, ScriptedTransfer]) -> tuple[list[int], NixlPosting]:
-    """A posting whose slices belong to parts, and the parts that have arrived."""
+    """Returns the list of parts that arrive, empty at first, and a posting whose slices belong to parts."""
     connection = ScriptedConnection([transfer for _, transfer in transfers], FAILED)
     empty = np.empty((1, 3), dtype=np.uint64)
     pieces = iter([Slice(empty, "DRAM", empty, "DRAM", part) for part, _ in transfers])

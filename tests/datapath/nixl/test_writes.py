@@ -1,7 +1,7 @@
-"""What is proved when a write by data path `nixl` ends, or the process at either of its ends.
+"""Proofs at the end of a write by data path `nixl`, or of the process at either side.
 
-By CMA the source's process writes into the target's memory; by TCP the target's process does, with
-what it received. The proofs differ, and each test names the one that it is about.
+By CMA the source's process writes into the target's memory; by TCP the target's process writes what it received. The
+proofs differ, and each test names its transport.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ TRIALS = 20
 
 
 def assert_seen(trial: Callable[[Pair], bool], env: dict[str, str]) -> None:
-    """That what no proof excludes does happen: not in each trial, since it depends on where a process was stopped."""
+    """Asserts that an event that no proof excludes happens in some trial; it depends on where a process was stopped."""
     for _ in range(TRIALS):
         with Pair(env) as pair:
             if trial(pair):
@@ -28,7 +28,7 @@ def assert_seen(trial: Callable[[Pair], bool], env: dict[str, str]) -> None:
 
 
 def lands_later(pair: Pair) -> bool:
-    """Whether bytes land in a stopped target once it goes on."""
+    """Tells whether bytes land in a stopped target once it goes on."""
     before = pair.landed()
     pair.target.go_on()
     pair.target.ask("turns")
@@ -44,7 +44,7 @@ def test_done_means_that_all_bytes_are_in_the_peer_s_memory_already(env: dict[st
 
 
 def test_by_cma_a_write_of_runs_of_any_length_into_a_stopped_peer_becomes_done() -> None:
-    """What `written_by_caller` relies on: UCX leaves none of them to the other lanes."""
+    """`written_by_caller` relies on this: UCX leaves no run to its other lanes."""
     with Pair(CMA) as pair:
         pair.target.stop()
         for run in (1, 8, 100, 1 << 10, RUN, 9000, 64 << 10, 1 << 20):
@@ -109,11 +109,11 @@ def test_by_tcp_nothing_of_a_killed_source_follows_the_end_of_the_target_s_agent
         assert pair.target.end() == 0
 
 
-@pytest.mark.slow  # about NIXL, not about us: why no more is claimed
+@pytest.mark.slow  # about NIXL: the reason for not claiming more
 def test_by_tcp_bytes_of_a_killed_source_land_while_the_target_s_agent_lives() -> None:
     def trial(pair: Pair) -> bool:
         pair.stop_under_a_write(pair.target)
-        pair.source.ask("state")  # fills what lies between the two
+        pair.source.ask("state")  # fills the buffers between the two
         pair.source.kill()
         return lands_later(pair)
 
@@ -136,7 +136,7 @@ def test_by_tcp_nothing_of_a_stopped_source_follows_the_end_of_the_target_s_agen
         assert (pair.source.end(), pair.target.end()) == (0, 0)
 
 
-@pytest.mark.slow  # about NIXL, not about us: why no more is claimed
+@pytest.mark.slow  # about NIXL: the reason for not claiming more
 def test_by_cma_a_stopped_source_goes_on_after_the_end_of_the_target_s_agent_which_claims_no_proof() -> None:
     def trial(pair: Pair) -> bool:
         pair.stop_under_a_write(pair.source)
@@ -177,7 +177,7 @@ def test_a_killed_target_ends_a_write_and_never_harms_the_source(env: dict[str, 
         pair.begin()
         pair.target.kill()
         state, complete = pair.source.ask("finish")
-        # What was over before the source noticed counts.
+        # A write that was over before the source noticed counts.
         assert state is end or (state is DONE and complete)
         at_end = pair.memory.copy()
         pair.source.ask("write")
@@ -187,7 +187,7 @@ def test_a_killed_target_ends_a_write_and_never_harms_the_source(env: dict[str, 
         assert pair.source.end() == 0
 
 
-@pytest.mark.slow  # about NIXL, not about us: why no more is claimed
+@pytest.mark.slow  # about NIXL: the reason for not claiming more
 def test_by_tcp_a_write_that_is_closed_proves_nothing_for_bytes_land_in_a_stopped_target_later() -> None:
     def trial(pair: Pair) -> bool:
         pair.stop_under_a_write(pair.target)
@@ -198,7 +198,7 @@ def test_by_tcp_a_write_that_is_closed_proves_nothing_for_bytes_land_in_a_stoppe
     assert_seen(trial, TCP)
 
 
-@pytest.mark.slow  # about NIXL, not about us: why no more is claimed
+@pytest.mark.slow  # about NIXL: the reason for not claiming more
 def test_by_tcp_an_error_proves_nothing_for_bytes_land_in_a_stopped_target_later() -> None:
     def trial(pair: Pair) -> bool:
         pair.stop_under_a_write(pair.target)

@@ -1,4 +1,4 @@
-"""Path cma: the process that is read is the one that offered, and alive after the last byte."""
+"""Data path cma: the process that is read is the one that made the offer, and it is alive after the last byte."""
 
 import ctypes
 import mmap
@@ -85,7 +85,7 @@ def test_a_list_of_memory_that_makes_no_sense_is_refused(peer: ProcessPeer, own:
 
 
 def test_a_peer_that_died_after_the_last_byte_fails_the_check(own: tuple[CmaPath, Any]) -> None:
-    """All bytes were there, yet what died may have been dying when it was read."""
+    """All bytes had arrived, but the peer may have been dying while it was read."""
     victim = ProcessPeer(CMA, 3, (1 << 20,))
     remote = reach(own[0], victim.endpoint())
     process, source = remote._process, remote._source[0]
@@ -131,7 +131,7 @@ def test_an_early_end_of_a_call_is_resumed_where_it_stopped() -> None:
 
 
 def holed(_: tuple[int, ...]) -> tuple[PrivateMemory, list[Bytes]]:
-    """A page of memory, and behind it one that is offered and not there."""
+    """Makes a page of memory, with a page behind it that is offered but not mapped."""
     hole = mmap.mmap(-1, 2 * PAGE)
     address = ctypes.addressof(ctypes.c_char.from_buffer(hole))
     ctypes.CDLL(None).munmap(ctypes.c_void_p(address + PAGE), ctypes.c_size_t(PAGE))
@@ -139,7 +139,7 @@ def holed(_: tuple[int, ...]) -> tuple[PrivateMemory, list[Bytes]]:
 
 
 def test_rows_before_a_hole_arrive_and_the_hole_is_an_error(own: tuple[CmaPath, Any]) -> None:
-    """The kernel ends the call early at the hole; the next call names the error."""
+    """The kernel ends the call early at the hole; the next call reports the error."""
     peer = ProcessPeer(Case("cma-hole", make_cma, holed, private), 4, (PAGE,))
     remote = reach(own[0], peer.endpoint())
     posting = move(own[0], remote, runs_of((0, 0, PAGE), (PAGE, PAGE, 10), (0, 3 * PAGE, 10)))
@@ -148,7 +148,7 @@ def test_rows_before_a_hole_arrive_and_the_hole_is_an_error(own: tuple[CmaPath, 
     assert np.array_equal(own[1][:PAGE], peer.content)
     assert (own[1][PAGE:] == GUARD).all()
     remote.close()
-    peer.kill()  # it could not unmap what is not there
+    peer.kill()  # it cannot unmap the missing page
     peer.close()
 
 
@@ -162,7 +162,7 @@ def test_device_memory_is_neither_offered_nor_a_destination(peer: ProcessPeer) -
 
 
 def test_a_reader_can_be_admitted_where_yama_asks_for_it() -> None:
-    """Without Yama the kernel knows no such request."""
+    """Without Yama the kernel does not know this request."""
     if not process._yama():
         with pytest.raises(OSError, match="Invalid argument"):
             libc.admit_tracer(None)

@@ -1,4 +1,4 @@
-"""Path shm: who gets a descriptor, and which descriptors a reader refuses to map."""
+"""Data path shm: which peers get a descriptor, and which descriptors a reader refuses to map."""
 
 import array
 import contextlib
@@ -106,7 +106,7 @@ def test_a_guessed_token_is_refused(reader: ShmPath, source: ShmPath) -> None:
 
 
 def test_tokens_of_an_earlier_life_are_refused(reader: ShmPath) -> None:
-    """A peer that was restarted has another socket, another pool and other tokens."""
+    """A restarted peer has another socket, another pool and other tokens."""
     peer = ProcessPeer(SHM, 1, (8192,))
     before = peer.endpoint()
     peer.kill()
@@ -142,7 +142,7 @@ def test_what_contradicts_itself_is_refused(reader: ShmPath, source: ShmPath) ->
 
 @contextlib.contextmanager
 def giving(*fds: int, payload: bytes = b"\0") -> Iterator[ShmEndpoint]:
-    """A peer that answers with these descriptors, whatever they are."""
+    """Makes a peer that answers with these descriptors."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         path = f"\0kvgrpc-test-{os.getpid()}-{fds}"
         listener.bind(path)
@@ -226,7 +226,7 @@ def test_connecting_and_closing_leaks_no_descriptor(reader: ShmPath, source: Shm
         assert works(reader, source)
         with pytest.raises(DataPathUnavailable):
             connect(reader, replace(offered(source), nonce=b"n" * 32))
-    assert open_descriptors() < before + 20  # the socket's thread may be about to close some
+    assert open_descriptors() < before + 20  # the socket's thread may still have some to close
 
 
 @pytest.mark.parametrize("garbage", [b"", b"x", b"x" * 65, b"x" * 100_000, bytes(range(256))])
@@ -304,7 +304,7 @@ def test_another_user_gets_no_descriptor(source: ShmPath) -> None:
     part = offered(source)
     child = os.fork()
     if not child:
-        # Little but system calls here: the process has threads.
+        # Only system calls are safe in this child: the parent has threads.
         answer = b"none"
         with contextlib.suppress(OSError):
             os.setuid(65534)

@@ -1,4 +1,4 @@
-"""docs/decisions: records in one form, each with a status, and an index that has them all."""
+"""The records in docs/decisions have one form and a status each, and the index lists them all."""
 
 import re
 from pathlib import Path
@@ -19,7 +19,7 @@ _STATUS = re.compile(
 
 
 def status(record: Path) -> tuple[str, str]:
-    """What the status line of a record says, and why."""
+    """Returns the status of a record, and the reason that it gives."""
     line = record.read_text().split("\n\n")[1].replace("\n", " ")
     found = _STATUS.match(line)
     assert found, f"{record.name}: {line}"

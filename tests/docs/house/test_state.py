@@ -1,4 +1,4 @@
-"""README: what has run is shown by something that exists, and the lines for vLLM are those of the page about it."""
+"""README: targets or tests that exist show what has run, and its lines for vLLM are those of docs/integrating.md."""
 
 import json
 import re
@@ -10,7 +10,7 @@ TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MUL
 
 
 def connector(text: str) -> dict[str, object]:
-    """What a page gives `--kv-transfer-config`."""
+    """Returns a page's value of `--kv-transfer-config`."""
     found = re.search(r"--kv-transfer-config '(\{.*?\})'", text, re.DOTALL)
     assert found is not None
     made: dict[str, object] = json.loads(found[1])
@@ -42,6 +42,6 @@ def test_words_of_the_readme_are_explained_before_they_are_used() -> None:
 
 
 def test_no_page_installs_what_is_not_published() -> None:
-    """Nothing is: a package is installed from a clone or from a file."""
+    """No package is published: each is installed from a clone or a file."""
     for page in [README, *DOCS.glob("*.md"), *(ROOT / "clients").glob("*/README.md")]:
         assert UNPUBLISHED.findall(page.read_text()) == []

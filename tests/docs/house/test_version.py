@@ -1,4 +1,4 @@
-"""One version: the package's, and that of each file that states it. docs/releasing.md says who bumps them."""
+"""The package and every file that states the version state the same one. docs/releasing.md says who bumps them."""
 
 import re
 
@@ -20,7 +20,7 @@ STATED = {
     "clients/typescript/README.md": r"kvgrpc-(\d\S+)\.tgz",
     "README.md": r"kvgrpc-([\d.]+)-py3",
 }
-"""Where the version stands, and how."""
+"""Files that state the version, and the pattern of each statement."""
 
 
 @pytest.mark.parametrize("path", STATED)

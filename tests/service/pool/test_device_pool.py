@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from kvgrpc.config import DATA_PATHS, Config, PoolConfig
+from kvgrpc.core.actions import CopyOut
 from kvgrpc.core.node import Node
 from kvgrpc.core.values.pieces import Pieces
 from kvgrpc.datapath.cuda_vmm import libcuda
@@ -251,7 +252,8 @@ async def test_after_a_copy_that_was_lost_the_memory_of_its_device_is_not_at_res
     device = made[0].device()
     device.errors["out"] = RuntimeError("an illegal memory access was encountered")
     rank.retired = True
-    rank.copy_out("lost", Pieces(*(np.array([number], dtype=np.int64) for number in (0, 64, 1))))
+    pieces = Pieces(*(np.array([number], dtype=np.int64) for number in (0, 64, 1)))
+    rank.perform(CopyOut(0, "lost", pieces))
     await asyncio.to_thread(device.wait_started, "out")
     assert not await asyncio.to_thread(rank.close, 0.0)
     assert not made[0].closed

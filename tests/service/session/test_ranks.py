@@ -1,21 +1,19 @@
 """Requests of a lead to its ranks."""
 
-from typing import Any
-
 import pytest
 
-from kvgrpc.core.actions import Expect, Operation
+from kvgrpc.core.actions import AwaitEnd, Expect, MakeOffer, RankAction, UnmapPeer
 from kvgrpc.service.session.ranks import Ranks
 
 
 class Asked:
-    """A rank that records what it is told to expect."""
+    """A rank that records its commands."""
 
     def __init__(self) -> None:
-        self.expected: list[tuple[str, bool, Operation]] = []
+        self.commands: list[RankAction] = []
 
-    def expect(self, access: str, open_: bool, operation: Operation) -> None:
-        self.expected.append((access, open_, operation))
+    def perform(self, action: RankAction) -> None:
+        self.commands.append(action)
 
 
 @pytest.mark.parametrize(
@@ -24,10 +22,18 @@ class Asked:
     ids=["reads by itself", "one rank needs help", "not known", "writes"],
 )
 def test_ranks_expect_a_read_only_where_it_needs_their_help(paths: tuple[str, ...], writes: bool, told: bool) -> None:
-    rank: Any = Asked()
+    rank = Asked()
     ranks = Ranks(unaided=frozenset({"shm", "cma"}))
     ranks.ranks = {0: rank}
-    for open_ in (True, False):
-        ranks.expect(Expect("a", open_, writes, paths))
-    operation = Operation.WRITE if writes else Operation.READ
-    assert rank.expected == ([("a", True, operation), ("a", False, operation)] if told else [])
+    expected = [Expect("a", open_, writes, paths) for open_ in (True, False)]
+    for action in expected:
+        ranks.perform(action)
+    assert rank.commands == (expected if told else [])
+
+
+def test_an_end_of_a_peer_is_nothing_to_a_rank_that_is_gone() -> None:
+    ranks = Ranks(unaided=frozenset())
+    for action in (UnmapPeer(0, "p"), AwaitEnd(0, "p")):
+        ranks.perform(action)
+    with pytest.raises(KeyError):
+        ranks.perform(MakeOffer(0, "key", "p"))

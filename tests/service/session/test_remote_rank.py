@@ -13,6 +13,7 @@ import pytest
 
 from kvgrpc.config import Config
 from kvgrpc.core import events
+from kvgrpc.core.actions import AwaitEnd, ComputeChecksums
 from kvgrpc.core.values.pieces import Pieces
 from kvgrpc.errors import InternalError, OutOfRange, Reason
 from kvgrpc.peer.v1 import rank_pb2, rank_pb2_grpc
@@ -117,7 +118,7 @@ def pieces(count: int) -> Pieces:
 async def test_a_command_is_as_long_as_over_the_socket(tmp_path: Path) -> None:
     async with remote_rank(tmp_path) as (server, stream):
         rank = server._ranks.ranks[0]
-        rank.sum("long", pieces(LONG))
+        rank.perform(ComputeChecksums(0, "long", pieces(LONG)))
         message = await hear(stream)
         assert message.ByteSize() > server.config.limits.message_bytes
         (command,) = message.commands
@@ -129,11 +130,11 @@ async def test_a_command_that_no_worker_would_read_fails_and_the_next_one_goes(t
         heard: list[events.Event] = []
         rank = WorkerRank(0, (), heard.append)
         rank.connected(end_of(server))
-        rank.sum("too long", pieces(TOO_LONG))
+        rank.perform(ComputeChecksums(0, "too long", pieces(TOO_LONG)))
         (event,) = heard
         assert isinstance(event, events.ChecksumsComputed)
         assert "does not fit into a frame" in event.message
-        rank.await_end("peer")
+        rank.perform(AwaitEnd(0, "peer"))
         assert [command.await_end.peer for command in (await hear(stream)).commands] == ["peer"]
 
 
@@ -158,7 +159,7 @@ async def test_a_rank_that_does_not_read_is_declared_dead(tmp_path: Path, caplog
         rank = server._ranks.ranks[0]
         for _ in range(2):  # 320 MB, over the limit of 268 MB: bytes count until they are written
             for _ in range(20):
-                rank.sum("long", pieces(LONG))
+                rank.perform(ComputeChecksums(0, "long", pieces(LONG)))
             await hear(stream)
         async with asyncio.timeout(WAIT_S):
             await over.wait()

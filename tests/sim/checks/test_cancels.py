@@ -1,4 +1,4 @@
-"""The simulator's check of cancels: what a lead that was cancelled says, and what one does that hears of it."""
+"""`CancelAudit`: a cancelled lead has to tell the other side, and a lead that hears of a cancel has to act on it."""
 
 from typing import Any
 
@@ -18,14 +18,14 @@ from tests.core.shown import showing
 
 
 def heard(lead: Lead, event: Event, after_s: float = 0.0) -> CancelAudit:
-    """An audit that has heard it, of a caller that shows its proof."""
+    """Returns an audit that has heard the event from a caller that shows its proof."""
     audit = CancelAudit(lead.node)
     audit.hears(showing(event, lead.node), lead.now + after_s)
     return audit
 
 
 def told(lead: Lead, event: Event) -> list[Action]:
-    """What a lead does; its audit agrees."""
+    """Returns the actions of a lead, after its audit agreed with them."""
     audit = heard(lead, event)
     done = lead.node.handle(showing(event, lead.node), lead.now)
     audit.says(done)

@@ -1,4 +1,4 @@
-"""What a lead has to tell its peers when an access is over."""
+"""`CloseAudit`: a lead has to tell its peers when an access is over."""
 
 import pytest
 

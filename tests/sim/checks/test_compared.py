@@ -1,4 +1,4 @@
-"""What a liar's checksums allow (`Compared`), by itself: what is taken for broken, and what not."""
+"""Unit tests of `Compared`, which decides what a liar's checksums allow a destination to use."""
 
 import numpy as np
 import pytest
@@ -13,9 +13,9 @@ from sim.world.memory import KvStore, Memory, layout, sum_of
 
 LIAR = "liar@0000000000000001"
 POOL = layout(4)
-"""A block of the fine group has two cells, 4 apart."""
+"""Pool in which a block of the fine group has two cells, 4 apart."""
 SOURCE, HERE = 1, 2
-"""The block that is moved."""
+"""Ids of the block that moves, at the source and here."""
 FILLED = [HERE, HERE + 4]
 REFUSED = InternalError(Reason.PEER_FAILED, "a lie")
 
@@ -36,7 +36,7 @@ def ids(*some: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 
 
 def moved(name: str = "mt/1") -> Compared:
-    """Both cells have moved, and the source is asked for the sum of their block."""
+    """Returns checks for which both cells have moved and the source was asked for the sum of their block."""
     compared = Compared()
     runs = Runs(ids(SOURCE, SOURCE + 4), ids(*FILLED), ids(1, 1))
     compared.posts(Post(0, "t/0", LIAR, runs, "t", Operation.READ))

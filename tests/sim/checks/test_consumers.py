@@ -1,4 +1,4 @@
-"""The simulator's checks of consumers, and of closes that a peer has to be told of."""
+"""The simulator's checks of consumers, and of the closes that a lead owes its peers."""
 
 import pytest
 
@@ -92,7 +92,7 @@ def test_other_timers_declare_no_peer_dead() -> None:
 
 
 def test_who_died_while_its_lead_was_stopped_is_done_though_it_is_back_in_the_same_step() -> None:
-    """The lead learns of both at once: time passes first, then comes the handshake."""
+    """The lead learns of both at once: its clock passes the grace first, then the handshake arrives."""
     lead, consumer = Lead(), describe("d", 2)
     audit = Audit(lead.node, set(), set())
 

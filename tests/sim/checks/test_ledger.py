@@ -1,4 +1,4 @@
-"""The accounts of one lead: what is taken for broken there."""
+"""The ledger of one lead: it finds every event or answer that breaks a rule."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""The simulator's checks of quarantine and of memory that is recycled."""
+"""The simulator's checks of quarantine and of recycled memory."""
 
 from dataclasses import replace
 
@@ -69,7 +69,7 @@ def test_a_source_that_is_at_rest_says_so_where_it_can() -> None:
 
 
 def seen() -> tuple[Ends, list[Event]]:
-    """What the two ranks of an engine see; only the first one reaches anybody."""
+    """Returns what the two ranks of an engine see of ended processes; only the first rank reaches a peer."""
     events: list[Event] = []
     return Ends(2, lambda rank, _: [0] if rank == 0 else [], events.append), events
 

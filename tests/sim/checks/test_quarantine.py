@@ -1,4 +1,4 @@
-"""When a lead has to help itself because of what is in quarantine, and what a re-key may wait for."""
+"""`QuarantineAudit`: a lead must re-key when too much is in quarantine, within limits on when and how long."""
 
 import pytest
 
@@ -14,7 +14,7 @@ LIMITS = Limits(quarantine_share=0.5, peer_grace_s=10.0, rekey_interval_s=60.0)
 
 
 def state(*, sets_aside: bool = True) -> NodeState:
-    """A lead of 64 blocks."""
+    """Returns the state of a lead with 64 blocks."""
     made = NodeState(LIMITS, frozenset())
     made.begin(1, b"", describe(), attached=True, sets_aside=sets_aside)
     return made

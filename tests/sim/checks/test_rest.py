@@ -1,4 +1,4 @@
-"""By whose word a write is over (`Rest`), by itself: what is taken for broken, and what not."""
+"""Unit tests of `Rest`, which decides when a write is over because its writer said so."""
 
 from collections.abc import Callable
 
@@ -30,7 +30,7 @@ ACCESS, LATER = b"a" * 16, b"b" * 16
 NAME, LATER_NAME = f"w-{ACCESS.hex()}", f"w-{LATER.hex()}"
 TOKEN = b"token"
 P, OTHER = 1, 2
-"""Lives of the engine that pushes."""
+"""Two lives of the engine that pushes."""
 CALL = Call(1, "peer")
 RETURNED = Transfer("t", Direction.RECEIVE, 0.0, b"", "", state=State.FAILED, memory=Disposition.RETURNED)
 
@@ -137,7 +137,7 @@ def test_blocks_come_back_only_when_no_write_is_expected() -> None:
         rest.returned("t")
 
 
-# -- with what else proves it
+# -- other proofs
 
 
 def lead_that_expects() -> tuple[WriterAudit, NodeState]:

@@ -1,4 +1,4 @@
-"""Engines whose groups share their blocks: what their block managers give out, and what is checked of their leads."""
+"""Engines whose groups share blocks: what their block managers give out, and what is checked of their leads."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The simulator's checks of waits and of what is left over: what each finds, and what it accepts."""
+"""The simulator's checks of waits and of leftovers: what each check finds, and what it accepts."""
 
 from dataclasses import replace
 from math import inf
@@ -110,7 +110,7 @@ def test_a_reservation_waits_longer_where_its_source_keeps_what_it_waits_for_and
 
 
 def late_blocks() -> object:
-    """A pull whose engine has room only after the cap of its lease; how it ends."""
+    """Returns the end of a pull whose engine has room only after the cap of its lease."""
     world = World(seed=1, limits=replace(TIGHT, lease_ttl_s=9.0))
     source, consumer = world.hosts
     prompt = Prompt(tuple(range(40)))
@@ -130,7 +130,7 @@ def test_a_pull_whose_blocks_do_not_come_ends_at_the_cap_of_a_lease() -> None:
 
 
 def test_a_pull_that_waits_for_its_blocks_without_an_end_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the random worlds the end of its lease is noticed before."""
+    """The test makes its own world: in random worlds the lease ends first."""
     monkeypatch.setattr(Timers, "set", never(Timer.BLOCKS)(Timers.set))
     with pytest.raises(Violated, match=r"in phase queue .* too long"):
         late_blocks()

@@ -1,4 +1,4 @@
-"""Two minutes of `python -m sim` in every run of all tests: a million steps. For hours of it: `make sim-long`."""
+"""A million steps of `python -m sim`, about two minutes, in every run of all tests. `make sim-long` runs for hours."""
 
 import pytest
 

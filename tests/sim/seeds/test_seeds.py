@@ -1,6 +1,6 @@
-"""Worlds from seeds, as `python -m sim` runs them: every rule holds in them, and much goes wrong in them.
+"""Worlds from seeds, as `python -m sim` runs them: every rule holds in them, although many faults happen.
 
-For many more: `make sim-long`.
+For many more seeds: `make sim-long`.
 """
 
 import os
@@ -22,12 +22,12 @@ FIRST = 1_000
 SEEDS = 48
 STEPS = 1_500
 OF_MIRRORS = {"break_copy"}
-"""For the worlds in which engines have mirrors."""
+"""Faults that happen only in worlds whose engines have mirrors."""
 
 
 @pytest.fixture(scope="module")
 def seen() -> Outcome:
-    """What came of all worlds of this file."""
+    """Returns the summed outcome of all worlds of this file."""
     total = Outcome()
     for seed in range(FIRST, FIRST + SEEDS):
         total.add(run(drawn(seed, STEPS)))
@@ -79,7 +79,7 @@ def test_a_request_that_is_left_out_leaves_the_others_as_they_are() -> None:
 
 
 def test_the_order_of_sets_in_a_process_changes_nothing() -> None:
-    """Another process, with other hashes of strings. In the world of seed 48 several lives may write at once."""
+    """Runs worlds in processes with different hash seeds. In the world of seed 48 several lives may write at once."""
     script = "from tests.sim.seeds.digests import digest; print(*map(digest, range(4)), digest(48, 3_000))"
     seen = {
         subprocess.run(

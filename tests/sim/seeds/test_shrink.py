@@ -1,4 +1,4 @@
-"""A failing world is made smaller, and told in few lines that show what went wrong."""
+"""A failing world is shrunk to a smaller one whose short trace shows what went wrong."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from sim.world.trace import Trace
 from tests.sim.mutants import STEPS, named, planted
 
 SEVERAL = 3
-"""A seed whose world takes more than one request to break the rule."""
+"""Seed whose world takes more than one request to break the rule."""
 
 
 def test_a_smaller_world_breaks_the_same_rule_and_its_trace_tells_how() -> None:

@@ -1,5 +1,5 @@
-"""Two vLLM servers of which each has two connectors: ours, beside one that knows one group of layers alone. vLLM's
-MultiConnector calls the hooks of such engines then, and asks the two in their order.
+"""Two vLLM servers with two connectors each: ours, beside one that knows only a single group of layers. vLLM's
+MultiConnector then calls the hooks for engines with one group, and asks the two connectors in order.
 """
 
 import json
@@ -21,8 +21,8 @@ OURS_FIRST, THEIRS_FIRST, ALONE = "ours first", "theirs first", "alone"
 
 
 def beside(server: Server, folder: Path, order: str, **extra: Any) -> dict[str, Any]:
-    """Ours, and vLLM's example, which keeps prompts in files of this server. Alone, vLLM calls the hooks for several
-    groups.
+    """Returns a configuration with our connector and vLLM's example, which keeps prompts in files of this server. If
+    ours is ALONE, vLLM calls the hooks for several groups.
     """
     mine = {name: value for name, value in ours(server, **extra).items() if name != "engine_id"}
     kept = {"shared_storage_path": str(folder / f"kept-{server.port}")}
@@ -35,7 +35,7 @@ def beside(server: Server, folder: Path, order: str, **extra: Any) -> dict[str, 
 
 
 def two_servers(folder: Path, order: str, **extra: Any) -> Iterator[Servers]:
-    """They do what vLLM does by default with loads that fail: it fails their requests."""
+    """Yields P and D, which by vLLM's default fail the requests of failed loads."""
     p, d = new_server("P"), new_server("D")
     more = {"VLLM_SERVER_DEV_MODE": "1", "KVGRPC_LIMITS_PEER_GRACE_S": "2"}
     with (
@@ -76,13 +76,13 @@ def tokens_of(answer: Any) -> list[int]:
 
 
 def prefilled(server: Server, prompt: list[int], **intent: Any) -> Any:
-    """What P's answer has for D."""
+    """Returns the params that P's answer has for D."""
     params = {**PREFILL, "kvgrpc_intent": intent} if intent else PREFILL
     return ask(server.url, prompt, max_tokens=1, kv_transfer_params=params)["kv_transfer_params"]
 
 
 def forgets(server: Server) -> None:
-    """Its prefix cache is empty. What the other connector keeps in files is not."""
+    """Empties the server's prefix cache, but not the other connector's files."""
     request = urllib.request.Request(f"{server.url}/reset_prefix_cache", b"", method="POST")
     with urllib.request.urlopen(request, timeout=30) as answer:
         assert answer.status == 200
@@ -98,7 +98,7 @@ def at_rest(servers: Servers) -> None:
 
 
 def moves(servers: Servers, log: Path, seed: int, *, computed: int = 0) -> None:
-    """A router moves prompts from the one to the other, all of their tokens but those that decode computes."""
+    """Checks that a router moves prompts from P to D, all of their tokens but the `computed` ones."""
     p, d = servers
     with usual_router(*servers, log) as url:
         for number, length in enumerate([200, 20, 900]):
@@ -142,7 +142,7 @@ def test_what_is_lost_before_it_is_waited_for_is_computed(servers: Servers) -> N
 
 @pytest.mark.parametrize("here", [0, 2 * BLOCK_TOKENS])
 def test_what_is_lost_while_it_is_waited_for_is_computed(servers: Servers, here: int) -> None:
-    """A load that fails, which vLLM has a policy of its own for, of all connectors. `here`: tokens that decode has."""
+    """vLLM has one policy for failed loads of all connectors. `here` is the number of tokens that decode has."""
     p, d = servers
     prompt = prompt_of(150, 740 + here)
     expected = tokens_of(ask(p.url, prompt))

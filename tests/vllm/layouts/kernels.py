@@ -1,5 +1,5 @@
-"""Kernels that store keys and values in blocks, each in an order of its own: vLLM's for processors, and stand-ins for
-those of devices, which are not here.
+"""Kernels that store keys and values in blocks, each in its own order: vLLM's for processors, and stand-ins for those
+of absent devices.
 """
 
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ BLOCKS, HEADS, DIM = 16, 2, 32
 
 
 class Rows:
-    """As those of GPUs do: token by token, its value behind its key."""
+    """Stores like kernels of GPUs: token by token, each value behind its key."""
 
     def do_kv_cache_update(self, layer: Any, key: Any, value: Any, cache: torch.Tensor, slots: torch.Tensor) -> None:
         block_tokens, dim = cache.shape[2], cache.shape[3] // 2
@@ -27,7 +27,7 @@ class Rows:
 
 
 class Interleaved:
-    """As those for matrix units of processors do: pairs of tokens, element by element."""
+    """Stores like kernels for matrix units of processors: pairs of tokens, element by element."""
 
     def do_kv_cache_update(self, layer: Any, key: Any, value: Any, cache: torch.Tensor, slots: torch.Tensor) -> None:
         blocks, heads, tokens, content = cache.shape
@@ -44,14 +44,14 @@ class Broken:
 
 
 def of_processors(cache_dtype: str = "auto") -> CPUAttentionBackendImpl:
-    """VLLM's own."""
+    """Returns vLLM's own kernel for processors."""
     made = CPUAttentionBackendImpl.__new__(CPUAttentionBackendImpl)
     made.attn_type, made.kv_cache_dtype = AttentionType.DECODER, cache_dtype
     return made
 
 
 class Layer(AttentionLayerBase):
-    """One of a model."""
+    """One layer of a model."""
 
     isa = "vec"
     _k_scale_float = _v_scale_float = 1.0
@@ -67,15 +67,15 @@ class Layer(AttentionLayerBase):
 
 
 def config_of(layers: dict[str, Layer], dtype: torch.dtype = torch.float32) -> Any:
-    """Of vLLM, with a model of these layers."""
+    """Returns a configuration of vLLM whose model has these layers."""
     return SimpleNamespace(
         compilation_config=SimpleNamespace(static_forward_context=layers), model_config=SimpleNamespace(dtype=dtype)
     )
 
 
 def cache_of(group: Group, dtype: torch.dtype) -> tuple[PoolLayout, list[torch.Tensor]]:
-    """A pool of this group as the plugin describes it before it has looked, and its layers as vLLM shows them: logical
-    blocks, heads, tokens, keys and values, in the group's order.
+    """Returns a pool of this group as the plugin describes it before it has looked, and its layers as vLLM shows them:
+    logical blocks, heads, tokens, keys and values, in the group's order.
     """
     shape = group.blocks, group.kv_heads, group.block_tokens, 2 * group.head_dim
     head_major = group.order == "head_major"

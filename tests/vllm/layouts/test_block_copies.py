@@ -1,4 +1,4 @@
-"""Mirrors of devices that are no CUDA device: by the copies of blocks that vLLM's platform brings."""
+"""Mirrors of devices without CUDA, which use the block copies of vLLM's platform."""
 
 import threading
 from contextlib import closing
@@ -21,11 +21,11 @@ KEY = b"k" * 16
 
 
 class Platform:
-    """Of a device: how vLLM copies its blocks. The device's memory is a tensor that nothing else touches here."""
+    """The platform's copies of blocks. The device's memory is a tensor that nothing else touches."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, int, list[int]]] = []
-        """Which way, of how many tensors, which blocks."""
+        """Direction, number of tensors, and blocks of each copy."""
         self.errors: list[Exception] = []
         self._lock = threading.Lock()
 
@@ -43,13 +43,13 @@ class Platform:
 
 
 def runs(*rows: tuple[int, int]) -> tuple[Any, Any]:
-    """Offsets and lengths."""
+    """Returns offsets and lengths."""
     offsets, nbytes = np.array(rows, dtype=np.int64).T
     return offsets, nbytes
 
 
 def device_of(layout: PoolLayout) -> tuple[BlockCopies, Platform, torch.Tensor, Any]:
-    """A device with 1, 2, 3 … in its memory, and its mirror, which has nothing."""
+    """Returns a device with 1, 2, 3 … in its memory, and its empty mirror."""
     memory = torch.arange(layout.total_bytes, dtype=torch.int64).remainder(251).to(torch.uint8) + 1
     made, platform, mirror = BlockCopies(layout, memory), Platform(), np.zeros(layout.total_bytes, dtype=np.uint8)
     made.copy = platform.copy
@@ -136,12 +136,12 @@ def test_a_platform_that_cannot_copy_fails_its_transfer_and_no_engine() -> None:
         platform.errors = [RuntimeError("the device is gone")]
         d.begin(request_of("d", p.prefilled("p")))
         wait_until(lambda: p.step() and d.step() and d.told.failed == {"d"})
-    with pytest.raises(InternalError, match="may still use its memory"):  # nothing says that it copies no more
+    with pytest.raises(InternalError, match="may still use its memory"):  # nothing proves that it copies no more
         p.close()
 
 
 class Elsewhere(torch.Tensor):
-    """A tensor that says it is on a device which is not here."""
+    """A tensor that claims to be on a device which does not exist here."""
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]

@@ -1,4 +1,4 @@
-"""Engines with blocks of other sizes exchange KV: the tokens are those of one engine."""
+"""Engines with different block sizes exchange KV: the tokens are those of one engine."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -24,7 +24,7 @@ PAIRS: dict[str, dict[str, dict[str, Any]]] = {
 
 @pytest.fixture(scope="module", params=PAIRS)
 def unlike(request: pytest.FixtureRequest, engines: Engines) -> Iterator[Pair]:
-    """In float32: what bfloat16 rounds otherwise on two ranks makes other tokens."""
+    """Yields engines in float32: bfloat16 would round differently on two ranks and give other tokens."""
     folder = engines.folder / "sizes"
     if not folder.exists():
         write_model(folder)
@@ -91,7 +91,7 @@ def test_blocks_of_small_elements_give_the_tokens_of_one_engine(engines: Engines
         prompt = prompt_of(589, seed=92)
         expected, before = pair.expected(prompt), received(pair.d)
         assert pair.pull(prompt).tokens == expected
-        pair.at_rest()  # and nothing of it is cached
+        pair.at_rest()  # nothing of it stays cached
         assert pair.push(prompt).tokens == expected
         assert received(pair.d) - before == 2 * len(prompt)
         pair.at_rest()

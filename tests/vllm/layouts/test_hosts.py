@@ -1,4 +1,4 @@
-"""Workers are on the host of their scheduler, whoever starts them."""
+"""Workers must be on the host of their scheduler, for any executor."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ POOL = PoolConfig().layout()
 
 
 def test_a_worker_on_another_host_stops_the_start_and_is_named(tmp_path: Path) -> None:
-    """As Ray may place it: vLLM's configuration says nothing of that."""
+    """Ray may place a worker elsewhere, and vLLM's configuration does not say so."""
     here, elsewhere = Met(str(tmp_path), [], POOL, "here"), Met(str(tmp_path / "none"), [], POOL, "gpu-7")
     check_here([[here, here], [here, here]])
     what = r"rank 1 of stage 1 is on gpu-7, and .*/none is not on .*\. To do: keep all workers of an engine on one host"

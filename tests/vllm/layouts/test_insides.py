@@ -1,4 +1,4 @@
-"""Where elements stand within a block is what a kernel does, and engines whose kernels differ exchange KV by that."""
+"""The places of elements within a block depend on the kernel; engines with different kernels exchange KV by them."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -32,7 +32,7 @@ MODEL_TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.uint8
 
 
 def looked(kernel: Any, group: Group, dtype: torch.dtype) -> tuple[PoolLayout, list[torch.Tensor]]:
-    """The pool as a worker tells of it, whose layers have that kernel."""
+    """Returns the pool as a worker reports it after it looked at layers with this kernel, and the layers."""
     layout, caches = cache_of(replace(group, dtype=MODEL_TYPES[dtype]), dtype)
     names = [str(layer) for layer in range(group.layers)]
     of_model = torch.bfloat16 if dtype is torch.uint8 else dtype
@@ -150,25 +150,25 @@ def test_engines_whose_kernels_and_blocks_differ_exchange_every_token(source: st
         assert not d.told.failed
         arrived = {name: layer.clone() for name, layer in d.memory.items()}
         stored(d, made[1][0](), kv, target_blocks)
-        for name, layer in d.memory.items():  # where each token is, this engine's own kernel says
+        for name, layer in d.memory.items():  # this engine's own kernel says where each token is
             slots = slots_of(d, target_blocks)
             assert torch.equal(*(tokens_of(made[1][0](), of, slots) for of in (layer, arrived[name])))
 
 
 def stored(core: Core, kernel: Any, kv: list[torch.Tensor], blocks: list[int]) -> None:
-    """An engine's kernel stores these keys and values of the prompt, layer by layer."""
+    """Stores these keys and values of the prompt by an engine's kernel, layer by layer."""
     for (key, value), cache in zip(kv, core.memory.values(), strict=True):
         kernel.do_kv_cache_update(Layer(kernel), key, value, cache, slots_of(core, blocks))
 
 
 def slots_of(core: Core, blocks: list[int]) -> torch.Tensor:
-    """Where in the cache each token of the prompt is."""
+    """Returns the place of each token of the prompt in the cache."""
     tokens = torch.arange(len(PROMPT))
     return torch.tensor(blocks)[tokens // core.block_tokens] * core.block_tokens + tokens % core.block_tokens
 
 
 def tokens_of(kernel: Any, cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """What a cache has where the kernel stores these tokens."""
+    """Returns the cache's elements at which the kernel stores these tokens."""
     mask = torch.zeros_like(cache)
     ones = torch.ones(len(slots), HEADS, DIM)
     kernel.do_kv_cache_update(Layer(kernel), ones, ones, mask, slots)

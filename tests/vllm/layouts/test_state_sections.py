@@ -1,4 +1,4 @@
-"""States as vLLM describes them: between other numbers of ranks they are exchanged section by section."""
+"""States as vLLM describes them are exchanged section by section between different numbers of ranks."""
 
 from dataclasses import replace
 from typing import Any
@@ -29,7 +29,9 @@ def test_states_are_the_same_however_long_prompts_may_be() -> None:
 
 
 def states_of(ranks: int, kind: str = "MAMBA2", groups: int | None = 1, **change: Any) -> PoolLayout:
-    """Of a model with 8 heads of 16 elements, so many groups of states of 8, and convolutions over 4 tokens."""
+    """Returns the pool of a model with 8 heads of 16 elements, `groups` groups of states of 8, and 4-token
+    convolutions.
+    """
     inputs = 8 * 16 // ranks, 2 * 8 * max((groups or 1) // ranks, 1)
     shapes = ((3, sum(inputs)), (8 // ranks, 16, 8))
     named = MambaAttentionBackendEnum[kind]

@@ -1,4 +1,4 @@
-"""Caches as vLLM describes and allocates them, of models that are not there."""
+"""Caches as vLLM describes and allocates them, without their models."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -44,7 +44,7 @@ MIXED = UniformTypeKVCacheSpecs(block_size=32, kv_cache_specs={"a": FULL, "b": r
 
 
 def cache_of(*specs: KVCacheSpec, layout: str | None = "LBHNC", layers: Sequence[int] = ()) -> KVCacheConfig:
-    """As vLLM makes it of such groups, with so many layers each: all of them from the first byte on."""
+    """Returns vLLM's cache of these groups with this many layers each, all of them from the first byte on."""
     counts = layers or [LAYERS] * len(specs)
     groups = [
         KVCacheGroupSpec([f"layers.{n}.{i}" for i in range(count)], spec)
@@ -62,12 +62,12 @@ def cache_of(*specs: KVCacheSpec, layout: str | None = "LBHNC", layers: Sequence
 
 
 def laid_out(*specs: KVCacheSpec, layout: str | None = "LBHNC", cache_dtype: str = "auto", **parallel: int) -> Any:
-    """The pool of a model with such groups."""
+    """Returns the pool of a model with these groups."""
     return laid_out_as(cache_of(*specs, layout=layout), cache_dtype, heads=4, **parallel)
 
 
 def model_of(heads: int, **more: int | None) -> SimpleNamespace:
-    """As vLLM states a model with so many heads; `more`: of its configuration."""
+    """Returns vLLM's description of a model with this many heads. `more` are fields of its configuration."""
     return SimpleNamespace(get_total_num_kv_heads=lambda: heads, hf_text_config=SimpleNamespace(**more))
 
 
@@ -84,7 +84,7 @@ def laid_out_as(
 
 
 def caches_of(cache: KVCacheConfig, layout: str | None = None) -> dict[str, torch.Tensor]:
-    """What a worker of vLLM has, with blocks stored in that order."""
+    """Returns the caches of a vLLM worker, with blocks stored in that order."""
     memory = torch.zeros(cache.kv_cache_tensors[0].size, dtype=torch.int8)
     found: dict[str, torch.Tensor] = {}
     for tensor, group in zip(cache.kv_cache_tensors, cache.kv_cache_groups, strict=True):

@@ -6,7 +6,7 @@ from tests.vllm.engines import VOCABULARY
 
 
 def write_model(folder: Path) -> None:
-    """A DeepSeek V3 without experts, with random weights and latents of the one size that vLLM has kernels for."""
+    """Writes a DeepSeek V3 without experts, with random weights and the one latent size that vLLM has kernels for."""
     import torch
     from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 

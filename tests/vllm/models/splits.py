@@ -1,4 +1,4 @@
-"""How engines split a model over ranks, as arguments of vLLM's."""
+"""Splits of a model over ranks, as arguments of vLLM."""
 
 from typing import Any
 
@@ -7,4 +7,4 @@ TWO: dict[str, Any] = {"tensor_parallel_size": 2}
 STAGES: dict[str, Any] = {
     "pipeline_parallel_size": 2, "enforce_eager": False, "compilation_config": {"mode": 2, "backend": "eager"},
 }  # fmt: skip
-"""vLLM has no eager pipelines on processors."""
+"""Arguments of two pipeline stages. vLLM has no eager pipelines on processors."""

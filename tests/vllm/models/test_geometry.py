@@ -42,7 +42,7 @@ from tests.vllm.models.caches import (
 
 
 def test_engines_with_full_attention_are_served_whatever_the_number_of_their_ranks() -> None:
-    """What is laid out is one rank's share, which vLLM states as such."""
+    """The layout is one rank's share, as vLLM states it."""
     two = laid_out(FULL, tensor_parallel_size=2, world_size=2)
     (group,) = laid_out(FULL).groups
     assert two == replace(laid_out(FULL), groups=(replace(group, total_kv_heads=8),))
@@ -51,8 +51,8 @@ def test_engines_with_full_attention_are_served_whatever_the_number_of_their_ran
 
 
 def test_layers_of_two_precisions_are_served_and_take_no_parts_of_a_prompt() -> None:
-    """As with --kv-cache-dtype-skip-layers. Blocks that vLLM would zero before they are used it does not zero where
-    they are loaded.
+    """--kv-cache-dtype-skip-layers gives such layers. vLLM zeroes their blocks before use, except where they are
+    loaded.
     """
     narrow = replace(FULL, dtype=torch.float8_e4m3fn, block_size=64)
     cache = cache_of(narrow, WINDOW)
@@ -83,7 +83,7 @@ def test_of_fewer_heads_than_ranks_several_ranks_have_the_same() -> None:
 def test_where_layers_have_other_numbers_of_heads_no_two_ranks_are_said_to_have_the_same(
     model: Any, draft: Any, total: int
 ) -> None:
-    """Which layers a group has is not known by their heads, where each rank has one."""
+    """The number of heads does not tell which layers a group has if each rank has one head."""
     cache = cache_of(replace(FULL, num_kv_heads=1))
     (group,) = laid_out_as(cache, model=model, draft=draft, tensor_parallel_size=16).groups
     assert (group.kv_heads, group.total_kv_heads) == (1, total)
@@ -105,7 +105,7 @@ def test_vllm_states_the_most_heads_of_a_model_s_layers() -> None:
 
 @pytest.mark.parametrize("kind", [FULL, WINDOW], ids=["full", "window"])
 def test_heads_are_found_in_a_block_but_not_the_tokens_of_a_head(kind: Any) -> None:
-    """Backends interleave tokens to suit their processors, so that blocks of another size hold other bytes."""
+    """Backends interleave tokens to suit their processors, so blocks of another size hold other bytes."""
     alone, half = laid_out(kind), laid_out(replace(kind, num_kv_heads=2), tensor_parallel_size=2)
     assert all(difference.bridgeable for difference in differences(Side(alone, 1), Side(half, 2)))
     for other in (laid_out(replace(kind, block_size=64)), laid_out(kind, layout="LBNHC")):
@@ -199,7 +199,7 @@ def test_what_is_not_served_is_refused_with_a_hint(specs: list[Any], parallel: A
 
 
 def test_a_model_without_a_cache_and_groups_of_unlike_layers_are_refused() -> None:
-    """The scheduler is shown one layer's shape for all layers of a group."""
+    """The scheduler sees one layer's shape for all layers of a group."""
     unlike = cache_of(FULL)
     unlike.kv_cache_tensors[0].layers.pop()
     with pytest.raises(ValueError, match=r"layers are alike.* To do: "):
@@ -209,7 +209,7 @@ def test_a_model_without_a_cache_and_groups_of_unlike_layers_are_refused() -> No
 
 
 def test_layers_with_a_window_or_chunks_are_served_as_full_attention_where_blocks_are_there_for_all_tokens() -> None:
-    """As without the hybrid manager: vLLM calls them full attention, and keeps every block."""
+    """This is the case without the hybrid manager: vLLM calls them full attention, and keeps every block."""
     for kept in ({"sliding_window": 64}, {"attention_chunk_size": 64}):
         assert laid_out(FullAttentionSpec(**SHAPE, **kept)) == laid_out(FULL)
 
@@ -260,7 +260,7 @@ def test_caches_that_are_elsewhere_are_refused() -> None:
 
 
 def test_caches_of_another_library_are_refused() -> None:
-    """As those of vLLM's backend for TPUs are."""
+    """vLLM's backend for TPUs has such caches."""
     cache = cache_of(FULL)
     found: dict[str, Any] = dict.fromkeys(caches_of(cache), SimpleNamespace(shape=(10, 4, 32, 64)))
     refused = pytest.raises(ValueError, match=r"caches that are torch tensors .* is a SimpleNamespace\. To do: ")
@@ -277,7 +277,7 @@ def test_layers_that_share_their_kv_are_refused() -> None:
 
 
 def stage_of(*layers: int, specs: Sequence[KVCacheSpec] = (FULL, WINDOW)) -> PoolLayout:
-    """A pipeline stage with so many layers of each group."""
+    """Returns a pipeline stage with this many layers of each group."""
     return laid_out_as(cache_of(*specs, layers=layers), pipeline_parallel_size=2)
 
 
@@ -301,6 +301,6 @@ def test_the_stages_of_an_engine_are_one_pool_with_the_layers_of_all(specs: Sequ
 
 
 def test_stages_without_layers_of_some_group_are_not_served() -> None:
-    """vLLM keeps the group there, without layers and without memory."""
+    """vLLM keeps the group on such a stage, without layers and without memory."""
     with pytest.raises(ValueError, match=r"stages with layers of every group.* To do: .*--pipeline-parallel-size"):
         stage_of(2, 0)

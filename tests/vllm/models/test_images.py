@@ -1,4 +1,4 @@
-"""A prompt with an image: its KV is taken with the same image only, though the token ids are those of any image."""
+"""The KV of a prompt with an image is taken only with the same image, though the token ids of all images are equal."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -12,7 +12,7 @@ from tests.vllm.engines import PREFILL, START_S, VOCABULARY, Answer, Engines, Pa
 pytestmark = pytest.mark.timeout(START_S)
 
 PAD, VIDEO_PAD, BEGIN, END = range(VOCABULARY - 4, VOCABULARY)
-"""Special tokens: one pad stands for an image, and is expanded to as many as it has patches."""
+"""Special tokens. One pad stands for an image, and is expanded to the number of its patches."""
 CAT, DOG = 1, 2
 PATCHES = 16
 PROMPT = [
@@ -26,7 +26,7 @@ TOKENS = len(PROMPT) - 1 + PATCHES
 
 
 def write_model(folder: Path) -> None:
-    """A Qwen 2-VL with random weights, and a processor for images of 112 x 112."""
+    """Writes a Qwen 2-VL with random weights, and a processor for images of 112 x 112."""
     import torch
     from tokenizers import Tokenizer, models
     from transformers import (
@@ -75,14 +75,14 @@ def pair(engines: Engines) -> Iterator[Pair]:
 
 
 def alone(pair: Pair, image: int) -> list[int]:
-    """What one engine makes of it, which forgets it again."""
+    """Returns the tokens of one engine, which then forgets the prompt."""
     tokens = pair.p.ask(PROMPT, image=image).tokens
     assert pair.p.forgets()
     return tokens
 
 
 def moved(pair: Pair, mode: str, given: int, taken: int) -> Answer:
-    """The answer of D to a prompt with the image `taken`, of which P has computed one with the image `given`."""
+    """Returns D's answer to a prompt with the image `taken`, for which P computed the image `given`."""
     if mode == "pull":
         return pair.d.ask(PROMPT, pair.p.ask(PROMPT, PREFILL, 1, image=given).params, image=taken)
     key = bytes([given, taken]) * 8

@@ -1,4 +1,4 @@
-"""MLA: each token has one latent vector for all heads, which every rank has."""
+"""MLA: each token has one latent vector for all heads, and every rank has it."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -21,7 +21,7 @@ PAIRS: dict[str, dict[str, dict[str, Any]]] = {
     "blocks-of-64-to-32": {"P": {"block_size": 64}, "D": {"block_size": 32}},
     "blocks-of-32-to-64": {"P": {"block_size": 32}, "D": {"block_size": 64}},
 }
-"""Not of other numbers of ranks: with them this model's tokens differ in vLLM itself."""
+"""Pairs with equal numbers of ranks only: with others this model's tokens differ in vLLM itself."""
 
 
 @pytest.fixture(scope="module", params=PAIRS)
@@ -41,8 +41,8 @@ def pair(request: pytest.FixtureRequest, engines: Engines) -> Iterator[Pair]:
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("mode", ["pull", "push"])
 def test_latents_give_the_tokens_of_one_engine(pair: Pair, mode: str, length: int) -> None:
-    """vLLM's kernels for processors that prefill and that decode do not agree, and an engine that takes the KV decodes
-    the last token of its prompt. So that is one that the other engine had decoded.
+    """vLLM's prefill and decode kernels for processors do not agree, and an engine that takes the KV decodes the last
+    token of its prompt. So the prompt ends with a token that the other engine decoded.
     """
     prompt = prompt_of(length - 1, seed=31)
     decoded, *expected = pair.p.ask(prompt, None, 1 + MAX_TOKENS).tokens

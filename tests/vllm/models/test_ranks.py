@@ -1,4 +1,4 @@
-"""Engines of two ranks, each with its share of the heads, or with the only one, give the tokens of one of one rank."""
+"""Engines of two ranks, which share the heads or both have the only one, give the tokens of an engine of one rank."""
 
 import os
 import re
@@ -28,14 +28,14 @@ pytestmark = pytest.mark.timeout(START_S)
 
 PROMPTS = {length: prompt_of(length, seed=3) for length in (20, 200, 2 * CHUNK_TOKENS + 77)}
 IDENTITY = re.compile(r"KV is exchanged with engines of (\S+),")
-"""In the log of an engine."""
+"""Line in the log of an engine."""
 DATA_PATHS = {4: "cma", 1: "nixl"}
-"""By the number of KV heads: of one, both ranks have the same."""
+"""Data path by the number of KV heads. With one head, both ranks have the same."""
 
 
 @dataclass
 class Ranks:
-    """Engines of two ranks, and what one of one rank makes of the prompts."""
+    """Engines of two ranks, and the tokens that an engine of one rank gives for the prompts."""
 
     pair: Pair
     expected: dict[int, list[int]]
@@ -44,7 +44,7 @@ class Ranks:
 
 @pytest.fixture(scope="module", params=DATA_PATHS, ids="{}-heads".format)
 def ranks(request: pytest.FixtureRequest, engines: Engines) -> Iterator[Ranks]:
-    """In float32: what bfloat16 rounds otherwise on two ranks makes other tokens."""
+    """Yields engines in float32: bfloat16 would round differently on two ranks and give other tokens."""
     folder = engines.folder / f"heads-{request.param}"
     write_model(folder, request.param)
     more = {"model": str(folder), "dtype": "float32"}
@@ -79,12 +79,12 @@ def test_every_rank_gets_its_share_and_the_tokens_are_those_of_one_rank(ranks: R
 
 
 def test_a_worker_that_dies_within_a_load_ends_its_engine_and_the_source_has_its_blocks_back(ranks: Ranks) -> None:
-    """As vLLM does: an engine that lost a worker is over, and so are its other ones."""
+    """vLLM ends the whole engine, and its other workers, when a worker dies."""
     pair, prompt = ranks.pair, prompt_of(300, seed=4)
     params = pair.p.ask(prompt, {**PREFILL, "kvgrpc_intent": {"ttl": "600s"}}, 1).params
     tree, workers = pair.d.tree(), pair.d.tree(WORKER)
     assert len(workers) == 2
-    os.kill(workers[1], signal.SIGSTOP)  # it would have read everything in a millisecond
+    os.kill(workers[1], signal.SIGSTOP)  # otherwise it would read everything in a millisecond
     line = pair.d.begin(prompt, params)
     wait_until(lambda: "open_access_count" in pair.p.held(), pair.p.held)
     os.kill(workers[1], signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""A data-parallel engine: its replicas share nothing but their configuration, and each has a lead of its own."""
+"""A data-parallel engine: its replicas share only their configuration, and each has a lead of its own."""
 
 import os
 from collections.abc import Iterator
@@ -13,12 +13,12 @@ from tests.vllm.engines import HELD, LEAD, PREFILL, Engine, Engines, Pair, promp
 REPLICAS = 2
 PROMPT_TOKENS = 300
 PULLED, PUSHED = ([prompt_of(PROMPT_TOKENS, 10 * way + replica) for replica in range(REPLICAS)] for way in range(2))
-"""What goes from each replica."""
+"""Prompts that move from each replica."""
 
 
 @pytest.fixture(scope="module")
 def pair(engines: Engines) -> Iterator[Pair]:
-    """P has two replicas, D is alone. Nothing is held at the end, at either."""
+    """Yields P with two replicas, and D alone. Afterwards neither may hold anything."""
     with closing(Pair(engines, each={"P": {"data_parallel_size": REPLICAS}})) as made:
         made.start()
         yield made
@@ -32,14 +32,14 @@ def pair(engines: Engines) -> Iterator[Pair]:
 
 @pytest.fixture(scope="module")
 def expected(pair: Pair) -> list[list[int]]:
-    """What D makes of each prompt alone, pulled ones first; it forgets them again."""
+    """Returns D's own tokens of each prompt, pulled ones first. D then forgets the prompts."""
     found = [pair.d.ask(prompt).tokens for prompt in (*PULLED, *PUSHED)]
     assert pair.d.forgets()
     return found
 
 
 def address_of(engine: Engine, replica: int) -> str:
-    """Where a replica's lead serves."""
+    """Returns the address of a replica's lead."""
     host, _, port = engine.address.rpartition(":")
     return f"{host}:{int(port) + replica}"
 
@@ -51,7 +51,7 @@ def held(engine: Engine, replica: int) -> dict[str, int]:
 
 
 def taken(pair: Pair, before: dict[str, int]) -> tuple[int, int]:
-    """Requests whose KV D received since, and tokens that it did not compute, by vLLM's own count."""
+    """Returns the requests whose KV D received since, and the tokens that it did not compute by vLLM's own count."""
     after = pair.d.counts()
     return tuple(after.get(name, 0) - before.get(name, 0) for name in ("received", "external_hits"))  # type: ignore[return-value]
 

@@ -1,4 +1,4 @@
-"""Settings of vLLM that change the cache, or who computes it: the tokens are those of one engine all the same."""
+"""Settings of vLLM that change the cache, or how it is computed, do not change the tokens."""
 
 import json
 from collections.abc import Iterator
@@ -29,12 +29,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "async_scheduling": {"async_scheduling": True},
 }
 CACHES = {"fp8_e4m3": "uint8", "fp8_e5m2": "uint8"}
-"""What vLLM keeps them in; which of the two it is, is part of what engines compare as their weights."""
+"""Types in which vLLM keeps these caches. Engines compare which of the two it is as part of their weights."""
 LENGTHS = [20, 3 * CHUNK_TOKENS + 77]
 
 
 def write_draft(folder: Path) -> None:
-    """A draft of one layer with random weights, for the usual model."""
+    """Writes a draft of one layer with random weights, for the usual model."""
     import torch
     from safetensors.torch import save_file
     from transformers import LlamaConfig, LlamaForCausalLM

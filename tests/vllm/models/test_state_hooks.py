@@ -1,4 +1,4 @@
-"""What vLLM is told of requests whose layers have states, and peers of the states: see tests/vllm/cores.py."""
+"""Hooks for requests whose layers have states, and what peers learn of the states; see tests/vllm/cores.py."""
 
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -26,13 +26,13 @@ def states() -> Iterator[Cores]:
 
 
 def requested() -> Request:
-    """Of vLLM's own class: a prefill."""
+    """Returns a prefill of vLLM's own request class."""
     wanted = SamplingParams(max_tokens=5, extra_args={"kv_transfer_params": PREFILL})
     return Request("p", list(PROMPT), wanted, None)
 
 
 def prefilling(p: Core) -> tuple[Request, list[int]]:
-    """A request, and the block of its state, when all is computed that P computes of it."""
+    """Returns a request, and the block of its state, after everything that P computes of it."""
     request = requested()
     p.hooks.arrived(request)
     blocks = p.allocate(1)
@@ -71,7 +71,7 @@ def test_a_prompt_without_token_ids_is_computed_as_it_is(states: Cores) -> None:
 
 
 def test_a_state_that_steps_in_flight_change_is_not_handed_over(states: Cores) -> None:
-    """As of an answer that stops while vLLM has scheduled its next token."""
+    """This happens when an answer stops after vLLM has scheduled its next token."""
     p, _ = states
     request, blocks = prefilling(p)
     request.num_output_placeholders = 1
@@ -97,7 +97,7 @@ class Layer(MambaBase):
 
 @pytest.fixture(params=["SD", "DS"])
 def order(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Which dimension comes first. vLLM reads it once in a process."""
+    """Sets which dimension comes first. vLLM reads it once in a process."""
     monkeypatch.setenv("VLLM_SSM_CONV_STATE_LAYOUT", request.param)
     get_conv_state_layout.cache_clear()
     yield request.param

@@ -1,5 +1,5 @@
 """States (Mamba 2, gated delta nets), alone or beside attention: prefill stops before the last token of the prompt,
-decode goes on from its state, and the tokens are those of one engine.
+decode continues from its state, and the tokens are those of one engine.
 """
 
 from collections.abc import Iterator
@@ -43,26 +43,26 @@ class Model:
 
     name: str
     block_tokens: int
-    """Of its attention; of a model without any, any number."""
+    """Block size of its attention, in tokens; any number for a model without attention."""
     attention_bytes: int
-    """Of one block of all layers."""
+    """Size of one attention block of all layers, in bytes."""
     state_bytes: int
-    """Of all layers."""
+    """Size of the states of all layers, in bytes."""
     dtype: str = "float32"
     prefix_caching: bool = False
     shortest: int = 1
-    """Prompts of fewer tokens than vLLM's kernels take on processors end the engine, with a connector or without."""
+    """Minimum tokens of a prompt. Fewer crash vLLM's kernels for processors, with a connector or without."""
     path: str = "cma"
-    """How bytes move."""
+    """Data path."""
 
     @property
     def lengths(self) -> list[int]:
-        """Of prompts: decode has no block for the last token, or it is the first, the second or the last of one."""
+        """Lengths of prompts: the last token has no block at decode, or is the first, second or last of a block."""
         block = self.block_tokens
         return [self.shortest + 1, block, block + 1, block + 2, 2 * max(block, CHUNK_TOKENS) + 77]
 
     def nbytes(self, tokens: int) -> int:
-        """What moves of a prompt of so many tokens."""
+        """Returns the number of bytes that move for a prompt of this many tokens."""
         return -(-(tokens - 1) // self.block_tokens) * self.attention_bytes + self.state_bytes
 
 
@@ -76,7 +76,7 @@ MODELS = {
 
 
 def write_model(folder: Path, name: str) -> None:
-    """A Mamba 2, a Falcon H1, a Granite 4 or a Qwen 3.5 with random weights."""
+    """Writes a Mamba 2, a Falcon H1, a Granite 4 or a Qwen 3.5 with random weights."""
     import torch
     import transformers as hf
 
@@ -111,7 +111,7 @@ def write_model(folder: Path, name: str) -> None:
 
 
 def arguments(engines: Engines, model: Model) -> dict[str, Any]:
-    """Of vLLM. The folder is there."""
+    """Returns the arguments of vLLM, after it wrote the model's folder."""
     folder = engines.folder / f"states-{model.name}"
     if not folder.exists():
         write_model(folder, model.name)
@@ -126,9 +126,9 @@ class States:
     pair: Pair
 
     def asked(self, start: list[int]) -> tuple[list[int], list[int]]:
-        """A prompt of one token more, and what one engine makes of it. In bfloat16 vLLM's kernels that prefill and that
-        decode do not agree, and an engine that takes a state decodes the last token of its prompt. So that is one that
-        the other engine had decoded.
+        """Returns a prompt of one more token, and the tokens that one engine gives for it. In bfloat16 vLLM's prefill
+        and decode kernels do not agree, and an engine that takes a state decodes the last token of its prompt. So the
+        prompt then ends with a token that the other engine decoded.
         """
         if self.model.dtype == "float32":
             prompt = [*start, 77]
@@ -173,7 +173,7 @@ def test_a_prompt_of_one_token_is_computed_by_decode_alone(states: States, mode:
 
 
 def test_states_of_requests_at_once_are_kept_apart(states: States) -> None:
-    """Blocks that attention had are those of a state next, and are zeroed in between."""
+    """Blocks of attention become blocks of a state next, and are zeroed in between."""
     pair = states.pair
     asked = [states.asked(prompt_of(40 + 37 * number, seed=70 + number)) for number in range(6)]
     prompts, expected = [prompt for prompt, _ in asked], [tokens for _, tokens in asked]
@@ -189,7 +189,7 @@ def test_states_of_requests_at_once_are_kept_apart(states: States) -> None:
 
 @pytest.mark.parametrize("more", [1, 2, 40])
 def test_the_next_turn_goes_on_from_the_state_of_the_engine_that_decoded(states: States, more: int) -> None:
-    """Of a turn of one token more than was computed, prefill is to compute none: it begins anew."""
+    """A turn of one token more than was computed leaves nothing for prefill to compute, so it begins anew."""
     pair = states.pair
     prompt, expected = states.asked(prompt_of(states.model.block_tokens + 70, seed=60))
     answer = pair.pull(prompt)
@@ -197,7 +197,7 @@ def test_the_next_turn_goes_on_from_the_state_of_the_engine_that_decoded(states:
     if states.model.dtype == "float32":
         turn = [*prompt, *expected, *prompt_of(more - 1, seed=61)]
         expected_then = pair.expected(turn)
-    else:  # all of the turn is decoded by the one engine
+    else:  # the one engine decodes all of the turn
         decoded = pair.p.ask(prompt[:-1], None, 1 + 2 * MAX_TOKENS + more - 1).tokens
         turn = [*prompt[:-1], *decoded[: 1 + MAX_TOKENS + more - 1]]
         expected_then = decoded[1 + MAX_TOKENS + more - 1 :]
@@ -211,13 +211,13 @@ def test_the_next_turn_goes_on_from_the_state_of_the_engine_that_decoded(states:
     before = received(pair.d)
     tokens = pair.d.ask(turn, relayed.params).tokens
     assert received(pair.d) - before == len(turn) - 1
-    if states.model.dtype == "float32" or more == 2:  # else prefill computes what the one engine decodes
+    if states.model.dtype == "float32" or more == 2:  # otherwise prefill computes what the one engine decodes
         assert tokens == expected_then
     pair.at_rest()
 
 
 def test_what_decode_has_of_a_prompt_does_not_come_again_but_its_state(states: States) -> None:
-    """Where it caches states: that of a prefix which ends with a block."""
+    """An engine that caches states has the state of a prefix that ends with a block."""
     pair, model = states.pair, states.model
     if not model.prefix_caching:
         pytest.skip("vLLM keeps no states here")
@@ -276,7 +276,7 @@ def test_states_move_between_equal_ranks_whatever_is_cached_and_however_long_pro
 def test_states_of_engines_with_other_numbers_of_ranks_give_the_tokens_of_one(
     engines: Engines, name: str, splits: str
 ) -> None:
-    """One rank and two. Of a lone group of heads both ranks have the same inputs, which come from either."""
+    """One rank and two. For a single group of heads both ranks have the same inputs, which come from either."""
     model = MODELS[name]
     more, each = arguments(engines, model), {splits[1]: {"tensor_parallel_size": 2}}
     with closing(Pair(engines, more=more, each=each, data_paths=["cma"], layers_per_part=1)) as pair:

@@ -1,4 +1,4 @@
-"""Engines of other numbers of ranks exchange KV: the tokens are those of one engine."""
+"""Engines with different numbers of ranks exchange KV: the tokens are those of one engine."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -25,7 +25,7 @@ PAIRS = {
 
 @dataclass
 class Unlike:
-    """Both engines, and what one of one rank makes of the prompts."""
+    """Both engines, and the tokens that an engine of one rank gives for the prompts."""
 
     pair: Pair
     expected: dict[int, list[int]]
@@ -33,7 +33,7 @@ class Unlike:
 
 @pytest.fixture(scope="module")
 def expected(engines: Engines) -> dict[int, list[int]]:
-    """In float32: what bfloat16 rounds otherwise on two ranks makes other tokens."""
+    """Returns the tokens in float32: bfloat16 would round differently on two ranks and give other tokens."""
     write_model(engines.folder / "unlike")
     one = Engine("one", 0, engines, extra={}, on_loss="fail", more=model_of(engines))
     one.ready()

@@ -1,5 +1,5 @@
-"""Models whose layers have sliding windows, all or some: the tokens are those of one engine, and what has left a window
-does not move.
+"""Models with sliding windows in all or some layers: the tokens are those of one engine, and KV outside a window does
+not move.
 """
 
 from collections.abc import Iterator
@@ -26,9 +26,9 @@ from tests.vllm.models.windows import MODELS, WINDOW, Model, write_model
 pytestmark = pytest.mark.timeout(START_S)
 
 LENGTHS = [20, WINDOW + 2 * BLOCK_TOKENS - 1, 2 * CHUNK_TOKENS + 77]
-"""Of the second one the last token alone reads the window's first block."""
+"""Lengths of prompts, in tokens. For the second one only the last token reads the window's first block."""
 BLOCK_BYTES = 2 * 4 * BLOCK_TOKENS * 32 * 4
-"""Of one layer, in float32."""
+"""Bytes of a block of one layer, in float32."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def test_what_is_read_of_each_window_moves_and_the_tokens_are_those_of_one_engin
 
 
 def test_what_decode_has_of_a_prompt_does_not_come_again(windows: Windows) -> None:
-    """It has the window of the first prompt's end, and so of what both begin with."""
+    """It has the window at the end of the first prompt, and so the window of the common prefix."""
     pair, shared = windows.pair, prompt_of(11 * BLOCK_TOKENS, seed=40)
     prompts = [shared + prompt_of(count, seed=41 + count) for count in (6, 70)]
     expected = [pair.expected(prompt) for prompt in prompts]
@@ -80,7 +80,7 @@ def test_what_decode_has_of_a_prompt_does_not_come_again(windows: Windows) -> No
 
 @pytest.mark.parametrize("length", [5 * BLOCK_TOKENS, WINDOW + BLOCK_TOKENS - MAX_TOKENS])
 def test_the_next_turn_takes_its_history_from_the_engine_that_decoded(windows: Windows, length: int) -> None:
-    """Also where what was computed ends so that the next token reads one block less of the window."""
+    """This includes a history after whose end the next token reads one block less of the window."""
     pair, prompt = windows.pair, prompt_of(length, seed=60)
     expected = pair.expected(prompt)
     turn = [*prompt, *expected, *prompt_of(40, seed=61)]

@@ -11,13 +11,13 @@ WINDOW = 128
 
 @dataclass(frozen=True)
 class Model:
-    """Which of its layers have a window, and how bytes move."""
+    """The layers that have a window, and the data path."""
 
     windows: tuple[bool, ...]
     path: str
 
     def blocks(self, tokens: int) -> int:
-        """Of all layers, those that move."""
+        """Returns the number of blocks of all layers that move."""
         every, within = -(-tokens // BLOCK_TOKENS), max(tokens - WINDOW, 0) // BLOCK_TOKENS
         return sum(every - within * windowed for windowed in self.windows)
 
@@ -30,7 +30,7 @@ MODELS = {
 
 
 def write_model(folder: Path, model: Model) -> None:
-    """A Mistral or a Gemma 3 with random weights."""
+    """Writes a Mistral or a Gemma 3 with random weights."""
     import torch
     from transformers import Gemma3ForCausalLM, Gemma3TextConfig, MistralConfig, MistralForCausalLM
 

@@ -12,7 +12,7 @@ from tests.vllm.modes.legs import Made
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
-    """Engines of these modes, which compute what does not come."""
+    """Yields a function that makes engines of two modes, where D computes what does not come."""
     monkeypatch.setenv("KVGRPC_LIMITS_ANNOUNCE_WAIT_S", "2")
     with ExitStack() as stack:
 

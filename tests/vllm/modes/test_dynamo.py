@@ -1,4 +1,4 @@
-"""NVIDIA Dynamo asks vLLM's engines by a table of shapes, in which a connector is known by its name."""
+"""NVIDIA Dynamo chooses params for vLLM's engines from a table that knows a connector by its name."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +16,7 @@ UNDER_THEIR_NAME = "NixlConnector"
 
 
 def configured(name: str) -> Any:
-    """An engine with the plugin under that name."""
+    """Returns an engine with the plugin under this name."""
     transfer = KVTransferConfig(
         kv_connector=name, kv_connector_module_path="kvgrpc.integrations.vllm", kv_role="kv_both"
     )

@@ -1,5 +1,5 @@
-"""vLLM servers of which P pushes, behind routers that know nothing of kvgrpc: vllm-router, which runs one leg after the
-other, and what vLLM's own proxy for pushes sends, both legs at once under one X-Request-Id and without a transfer id.
+"""vLLM servers where P pushes, behind routers without kvgrpc: vllm-router, which runs the legs one after the other, and
+vLLM's own proxy for pushes, which sends both at once under one X-Request-Id and without a transfer id.
 """
 
 import json
@@ -22,7 +22,7 @@ FLAGS = ("--max-model-len", "2048", "--block-size", str(BLOCK_TOKENS), "--num-gp
 
 @pytest.fixture(scope="module", params=["auto", "push"])
 def servers(request: pytest.FixtureRequest, model_folder: Path) -> Iterator[Servers]:
-    """P in that mode; D computes what does not come."""
+    """Yields P in that mode, and D, which computes what does not come."""
     p, d = new_server("P"), new_server("D")
     computes = {**ours(d), "kv_load_failure_policy": "recompute"}
     with (
@@ -57,7 +57,7 @@ def at_rest(servers: Servers) -> None:
 
 
 def both_legs(p: Server, d: Server, prompt: list[int], **prefill: Any) -> tuple[Any, list[int]]:
-    """What vLLM's proxy for pushes sends. `prefill`: of P's leg alone. P's answer or error, and D's tokens."""
+    """Sends both legs, with `prefill` for P alone, like vLLM's proxy. Returns P's answer or error, and D's tokens."""
     host, _, port = p.lead.rpartition(":")
     where = {"remote_engine_id": p.name, "remote_host": host, "remote_port": int(port), "tp_size": 1, "pp_size": 1}
     name = os.urandom(16).hex()

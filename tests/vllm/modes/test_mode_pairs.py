@@ -1,5 +1,5 @@
-"""Every mode of P with every mode of D, behind routers that run one leg after the other, or both at once: each pair
-moves KV, or computes, and none fails a request.
+"""Every mode of P with every mode of D, behind routers that run the legs in turn or at once: each pair moves KV or
+computes, and none fails a request.
 """
 
 import pytest
@@ -28,7 +28,7 @@ def test_one_leg_after_the_other_moves_the_kv_whatever_the_modes_are(made: Made,
 @pytest.mark.parametrize("first", ["P", "D"])
 @pytest.mark.parametrize("p_mode", Mode)
 def test_both_legs_at_once_move_the_kv_where_prefill_pushes(made: Made, p_mode: Mode, d_mode: Mode, first: str) -> None:
-    """Without any name but the request id. One set to be pulled alone answers a grant, which such a router drops."""
+    """Only the request id pairs the legs. A P that is set to pull answers with a grant, which such a router drops."""
     p, d = made(p_mode, d_mode)
     if first == "P":
         compute(p, request_of(AT_P, PREFILL))

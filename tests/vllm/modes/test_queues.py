@@ -1,4 +1,4 @@
-"""Requests that wait in decode's queue for longer than what was prefilled for them lives by itself."""
+"""Requests that wait in decode's queue for longer than the lifetime of what was prefilled for them."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -9,14 +9,14 @@ from tests.vllm.counts import received
 from tests.vllm.engines import Engines, Pair, prompt_of, wait_until
 
 LIFE_S = 3.0
-"""Of what nobody renews."""
+"""Lifetime of what nobody renews, in seconds."""
 LONG = 3_900
-"""Tokens of an answer that decode's only place is taken by."""
+"""Number of tokens of an answer that occupies decode's only place."""
 
 
 @pytest.fixture(scope="module", params=["push", "pull"])
 def queueing(request: pytest.FixtureRequest, engines: Engines) -> Iterator[Pair]:
-    """Engines of which decode computes one request at a time."""
+    """Yields engines where decode computes one request at a time."""
     limits = {"registration_timeout_s": LIFE_S, "lease_ttl_s": LIFE_S, "firm_ttl_s": 0.5}
     with closing(
         Pair(engines, each={"D": {"max_num_seqs": 1, "max_model_len": 4_000}}, mode=request.param, limits=limits)
@@ -26,7 +26,7 @@ def queueing(request: pytest.FixtureRequest, engines: Engines) -> Iterator[Pair]
 
 
 def outlives(pair: Pair) -> None:
-    """What the next request of the queue will take is older than it would become by itself."""
+    """Waits until what the next request in the queue takes has outlived its own lifetime."""
 
     def ages() -> list[float]:
         with pair.p.lead() as lead:

@@ -1,5 +1,5 @@
-"""A request that comes again under the name of one that is over is served, or computed: it never fails, and never waits
-for what cannot come.
+"""A request that comes again under the name of an ended one is served or computed: it never fails, and never waits for
+what cannot come.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ NAME = {"transfer_id": "xfer-7c1e"}
 
 
 def forgets(core: Core) -> None:
-    """Its memory has nothing of the try before."""
+    """Clears the memory of the last try."""
     for layer in core.memory.values():
         layer.zero_()
 
@@ -39,7 +39,7 @@ def test_both_legs_again_one_after_the_other_are_served(made: Made, p_mode: Mode
 @pytest.mark.parametrize("p_mode", [Mode.AUTO, Mode.PUSH])
 @pytest.mark.parametrize("first", ["P", "D"])
 def test_both_legs_again_at_once_are_computed_at_once(made: Made, p_mode: Mode, first: str) -> None:
-    """By the name alone: what moved under it is over."""
+    """The name alone decides this: the transfer under it is over."""
     p, d = made(p_mode, Mode.AUTO)
     before = request_of("d0", {**decode_leg(p), **NAME})
     blocks = d.begin(before)

@@ -15,7 +15,7 @@ RUN_S = 600.0
 
 @pytest.fixture(scope="module", params=["auto", "tensors"])
 def result(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the run printed, with engines of one mode."""
+    """Returns the output of the run, with engines of one mode."""
     folder = tmp_path_factory.mktemp("routers")
     command = [sys.executable, "-m", "bench.routers", "--json", "--folder", str(folder)]
     asked = ["--routers", *ROUTERS, "--modes", request.param]

@@ -1,4 +1,4 @@
-"""Requests that vLLM made of one share what it gives, and what it takes."""
+"""Requests that vLLM made from one share what it gives and what it takes."""
 
 import os
 from typing import Any
@@ -12,14 +12,14 @@ from tests.vllm.cores import PROMPT, Core, Cores, request_of
 from tests.vllm.engines import BLOCK_TOKENS, PREFILL, Pair, prompt_of, pushed, wait_until
 
 ANSWERS = "0_cmpl-x-0-0a1b2c3d", "1_cmpl-x-0-0a1b2c3d"
-"""As vLLM names two answers to one prompt."""
+"""Names that vLLM gives two answers to one prompt."""
 PROMPTS = "cmpl-x-0-0a1b2c3d", "cmpl-x-1-4e5f6071"
-"""And two prompts of one list."""
+"""Names that vLLM gives two prompts of one list."""
 KEY = b"k" * 16
 
 
 def left(core: Core, request: Any) -> Any:
-    """What its answer has for the router, of a prompt that was computed."""
+    """Computes a prompt. Returns the params that its answer has for the router."""
     blocks = core.allocate()
     core.hooks.allocated(request, (blocks,), 0)
     return core.left(request, blocks)
@@ -188,8 +188,8 @@ def test_other_prompts_of_a_list_are_computed(cores: Cores) -> None:
 
 
 def clear_prompt(pair: Pair, answers: int, seed: int) -> tuple[list[int], list[int]]:
-    """A prompt and its tokens by one engine alone. They are the same in a batch of several: no two logits of it are so
-    close that a batch's rounding decides between them.
+    """Returns a prompt and the tokens of one engine alone, which are the same in a batch: no two logits are so close
+    that the rounding of a batch decides between them.
     """
     while True:
         prompt = prompt_of(5 * BLOCK_TOKENS + 7, seed=seed)

@@ -1,4 +1,4 @@
-"""Requests that vLLM made of one give its tensors once, and take those that are theirs."""
+"""Requests that vLLM made from one give its tensors once, and take their own."""
 
 from typing import Any
 
@@ -13,13 +13,13 @@ from tests.vllm.engines import PREFILL
 from tests.vllm.tensors.sides import KEY, giving, side_of, taking
 
 ANSWERS = "0_cmpl-x-0-0a1b2c3d", "1_cmpl-x-0-0a1b2c3d"
-"""As vLLM names two answers to one prompt."""
+"""Names that vLLM gives two answers to one prompt."""
 PROMPTS = "cmpl-x-0-0a1b2c3d", "cmpl-x-1-4e5f6071"
-"""And two prompts of one list."""
+"""Names that vLLM gives two prompts of one list."""
 
 
 def computed(side: TensorScheduling, requests: list[Any]) -> list[str]:
-    """In one step, all of each; the requests whose tensors are put."""
+    """Computes all of each request in one step. Returns the requests whose tensors are put."""
     for request in requests:
         side.arrived(request)
     puts = side.step(scheduled({request.request_id: len(PROMPT) for request in requests})).puts

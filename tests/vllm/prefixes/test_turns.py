@@ -1,4 +1,4 @@
-"""The next turn: whose text differs from what was generated, and that of a turn which decode prefilled itself."""
+"""The next turn of a conversation, if its text differs from what was generated, or decode prefilled it."""
 
 from typing import Any
 
@@ -10,11 +10,11 @@ from tests.vllm.cores import PROMPT, Core, Cores, request_of
 from tests.vllm.engines import BLOCK_TOKENS, PREFILL, Pair, prompt_of, wait_until
 
 ALONE = {"do_remote_decode": False, "do_remote_prefill": False}
-"""What a router says of a request that decode is to prefill itself."""
+"""Params of a request that decode is to prefill itself."""
 
 
 def answering(core: Core, name: str, params: Any, **fields: Any) -> dict[str, Any]:
-    """A turn that was prefilled and answered here."""
+    """Prefills and answers a turn here. Returns the answer's params."""
     request = request_of(name, params, **fields)
     core.hooks.arrived(request)
     blocks = core.allocate()
@@ -29,7 +29,7 @@ def test_of_a_prompt_that_goes_on_otherwise_vllm_computes_what_differs(cores: Co
     request = request_of(
         "d", p.prefilled("p"), prompt_token_ids=other, all_token_ids=other, num_prompt_tokens=40, prefill_stats=stats
     )
-    request.num_computed_tokens = len(PROMPT)  # as vLLM says while the request waits
+    request.num_computed_tokens = len(PROMPT)  # vLLM sets this while the request waits
     blocks = d.begin(request)
     wait_until(lambda: d.step() and d.told.loaded == {"d"})
     assert not d.told.failed
@@ -74,12 +74,12 @@ def test_what_no_router_would_hear_of_is_not_offered(
 @pytest.mark.parametrize("alone", [False, True], ids=["prefilled elsewhere", "prefilled by decode"])
 @pytest.mark.parametrize("same", [0, 3])
 def test_a_turn_whose_text_differs_takes_what_is_the_same(pair: Pair, same: int, alone: bool) -> None:
-    """The answer goes into the next turn with other tokens from its first, or its fourth, on."""
+    """The next turn replaces the answer's tokens from the first or the fourth one on."""
     prompt = prompt_of(5 * BLOCK_TOKENS - 4, seed=950 + same + alone)
     answer = pair.d.ask(prompt, ALONE) if alone else pair.pull(prompt)
     turn = [*prompt, *answer.tokens[:same], *prompt_of(100, seed=960 + same)]
     expected = pair.d.ask(turn, salt="apart").tokens
-    wait_until(pair.p.rests)  # and has nothing of the prompt
+    wait_until(pair.p.rests)  # it has nothing of the prompt
     before = pair.p.counts()
     relayed = pair.p.ask(turn, {**PREFILL, **answer.params}, 1)
     assert not relayed.failed

@@ -1,4 +1,4 @@
-"""vLLM without blocks takes back what was handed over and nobody came for."""
+"""vLLM without free blocks takes back hand-overs that nobody came for."""
 
 import os
 import signal
@@ -15,12 +15,12 @@ from tests.vllm.cores import BLOCKS, Core, request_of
 from tests.vllm.engines import BLOCK_TOKENS, DATA_PATHS, Engines, Pair, prompt_of, wait_until
 
 TTL_S = 600.0
-"""Far longer than anything is waited for here."""
+"""TTL in seconds, far longer than any wait here."""
 HELD_UP_S = 2.0
-"""Far more than steps take, and far less than calls to a lead may."""
+"""Maximum delay of steps in seconds: far more than steps take, and far less than calls to a lead may."""
 SMALL_POOL = 24
 LONG = 10 * BLOCK_TOKENS
-"""Two of them leave too few blocks for a third one."""
+"""Tokens of a prompt; two such prompts leave too few blocks for a third."""
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def core() -> Iterator[Core]:
 
 
 def full(core: Core) -> None:
-    """Hand-overs that nobody comes for hold all blocks."""
+    """Fills all blocks with hand-overs that nobody comes for."""
     for number in range((BLOCKS - 1) // 3):
         core.prefilled(f"left-{number}")
     core.step()
@@ -86,7 +86,7 @@ def test_a_lead_that_dies_while_blocks_lack_is_replaced_and_serves(core: Core) -
 
 
 def test_a_lead_that_hangs_while_blocks_lack_holds_up_no_step(core: Core) -> None:
-    """It is not asked again until it has answered: else it would take back more than is needed then."""
+    """A lead that has not answered is not asked again, because it would then take back more than is needed."""
     full(core)
     lead = core.side.lead_pid
     os.kill(lead, signal.SIGSTOP)
@@ -129,7 +129,7 @@ def test_clients_that_hang_up_keep_nobody_waiting(small: Pair) -> None:
     prompt = prompt_of(LONG, seed=410)
     answer = small.pull(prompt)
     assert not answer.failed
-    small.p.let_go()  # the last ones that nobody came for, if they are still there: P forgets nothing that is held
+    small.p.let_go()  # unclaimed hand-overs, if any are left: P forgets nothing that is held
     assert answer.tokens == small.expected(prompt)
 
 

@@ -1,4 +1,4 @@
-"""Engines that prefill and decode for each other: whoever waits for whom, all requests get their answers."""
+"""Engines that prefill and decode for each other: all requests are answered, whichever engine waits for the other."""
 
 import sys
 import time
@@ -12,13 +12,13 @@ from tests.vllm.engines import MAX_TOKENS, PREFILL, Answer, Engine, Engines, Pai
 
 POOL = 400
 PROMPT = 1_100
-"""Eleven of them leave too few blocks for a twelfth."""
+"""Tokens of a prompt; eleven such prompts leave too few blocks for a twelfth."""
 FULL = 11
 KEPT = {"kvgrpc_intent": {"firmTtl": "120s"}}
-"""What P hands over it does not take back for lack of a reader, however long it computes the others."""
+"""Params that keep P's hand-overs firm while it computes the others."""
 REQUESTS = 32
 PATIENCE = 3.0
-"""So many times what one direction takes both may take."""
+"""Maximum time of both directions, as a multiple of the time of one."""
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -39,7 +39,7 @@ def mutual(mutual_engines: Pair) -> Iterator[Pair]:
 
 @dataclass
 class Story:
-    """A request: prefilled at one engine, decoded at the other one as soon as that is done."""
+    """A request that is prefilled at one engine, then decoded at the other."""
 
     source: Engine
     destination: Engine
@@ -58,7 +58,7 @@ class Story:
         self.line = self.source.begin(self.prompt, PREFILL, 1)
 
     def go_on(self) -> None:
-        """Looks for the answer of the leg that it is at."""
+        """Reads the answer of the current leg, if it is there, and begins the next leg."""
         at = self.destination if self.decodes else self.source
         if self.answer is not None or not at.answered(self.line):
             return
@@ -70,7 +70,7 @@ class Story:
 
 
 def play(stories: list[Story], within_s: float) -> float:
-    """All of them, at once. How long that took."""
+    """Runs all stories at once. Returns the time they took, in seconds."""
     began = time.monotonic()
     for story in stories:
         story.begin()
@@ -91,7 +91,7 @@ def test_engines_that_decode_for_each_other_answer_all_requests(mutual: Pair) ->
     ]
     both_ways_s = play(both_ways, PATIENCE * one_way_s)
     sys.stdout.write(f"one way {one_way_s:.1f} s, both ways {both_ways_s:.1f} s\n")
-    # Not which tokens: a prompt of many that are computed at once has other chunks each time, and is rounded otherwise.
+    # Tokens are not compared: the chunks of prompts computed together differ each time, and so does their rounding.
     assert {len(story.tokens) for story in one_way + both_ways} == {MAX_TOKENS}
 
 

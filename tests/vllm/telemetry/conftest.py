@@ -13,7 +13,7 @@ from tests.vllm.servers import Server, healthy, new_server, ours, serving
 
 FLAGS = ("--max-model-len", "2048", "--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", "400")
 SOON_MS = "100"
-"""So long spans wait to be exported."""
+"""Delay before spans are exported, in milliseconds."""
 Servers = tuple[Server, Server]
 
 
@@ -25,7 +25,7 @@ def collector() -> Iterator[Collector]:
 
 @contextmanager
 def exporting(collector: Collector, folder: Path, **extra: Any) -> Iterator[Servers]:
-    """P and D. Leads have the name of their engine's server, as with one variable for a whole container."""
+    """Yields P and D. A lead has its server's service name, as if one variable served a whole container."""
     both = new_server("P"), new_server("D")
     flags = (*FLAGS, "--otlp-traces-endpoint", collector.endpoint.replace("http://", "grpc://"))
     with ExitStack() as stack:

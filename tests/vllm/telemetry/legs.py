@@ -19,7 +19,7 @@ from tests.vllm.servers import MODEL, Server
 
 
 class Router:
-    """Each leg is a client span under one request."""
+    """A router whose legs are client spans under one request."""
 
     def __init__(self, endpoint: str) -> None:
         self._provider = TracerProvider(resource=Resource.create({"service.name": "router"}))
@@ -28,12 +28,14 @@ class Router:
 
     @contextmanager
     def request(self) -> Iterator[str]:
-        """One request; the id of its trace."""
+        """Begins one request, and yields the id of its trace."""
         with self._tracer.start_as_current_span("request") as span:
             yield trace.format_trace_id(span.get_span_context().trace_id)
 
     def leg(self, server: Server, prompt: list[int], *, stated: str = "header", **body: Any) -> Any:
-        """The answer. `stated`: where the trace is, in the header or in the params, or nowhere. Raises HTTPError."""
+        """Returns a leg's answer. `stated` puts the trace into the "header", the "params" or nowhere. Raises
+        HTTPError.
+        """
         headers: dict[str, str] = {}
         with self._tracer.start_as_current_span(f"leg {server.name}", kind=trace.SpanKind.CLIENT):
             inject(headers)
@@ -46,7 +48,7 @@ class Router:
 
 
 def asked(server: Server, prompt: list[int], headers: dict[str, str] | None = None, **body: Any) -> Any:
-    """What a server answers. Raises HTTPError."""
+    """Returns a server's answer. Raises HTTPError."""
     whole = {
         "model": MODEL, "prompt": prompt, "max_tokens": MAX_TOKENS, "temperature": 0, "ignore_eos": True,
         "return_token_ids": True, **body,

@@ -1,4 +1,4 @@
-"""What the connector counts: how it adds up, and what it is called."""
+"""The connector's counts: how they add up, and their names."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +23,7 @@ def loss(reason: Reason) -> Loss:
 
 
 def interval(reason: Reason = Reason.PEER_LOST) -> KVGrpcStats:
-    """A transfer, a load that came and one that did not, and a hand-over that expired."""
+    """Returns the counts of a transfer, a load that came, one that did not, and a hand-over that expired."""
     stats = KVGrpcStats()
     stats.moved(MOVED)
     stats.waits("a")
@@ -38,7 +38,7 @@ def interval(reason: Reason = Reason.PEER_LOST) -> KVGrpcStats:
 
 
 def test_counts_of_steps_add_up_to_those_of_an_interval() -> None:
-    """As vLLM sends them between its processes."""
+    """vLLM sends such counts between its processes."""
     whole = KVGrpcStats(data=interval().to_dict()).aggregate(KVGrpcStats(data=interval().to_dict()))
     assert whole.data["failures"] == {"receive": {"PEER_LOST": 2}, "send": {"LEASE_EXPIRED": 2}}
     assert {name: count for name, count in whole.data.items() if isinstance(count, int) and count} == {
@@ -66,7 +66,7 @@ def test_a_request_for_tensors_waits_from_the_moment_on_that_they_are_asked_for(
 
 
 def made(*others: str) -> tuple[PromMetrics, CollectorRegistry]:
-    """With other connectors beside it."""
+    """Returns metrics, with other connectors beside them, and their registry."""
     registry = CollectorRegistry()
     kinds = {kind: lambda *of, kind=kind, **more: kind(*of, registry=registry, **more)
              for kind in (Counter, Gauge, Histogram)}  # fmt: skip

@@ -1,4 +1,4 @@
-"""Idle engines hear at once that blocks came back, and cost nothing until then."""
+"""Idle engines learn at once that blocks came back, and cost nothing until then."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from tests.vllm.telemetry.legs import asked
 CORE = "VLLM::EngineCore"
 WATCHED_S = 3.0
 IDLE_SHARE = 0.1
-"""Of a processor. An engine that steps all the time takes ten times as much."""
+"""Maximum share of a processor. An engine that steps all the time takes ten times as much."""
 
 
 def usage(server: Server) -> float:
@@ -27,14 +27,14 @@ def processor_s(pid: int) -> float:
 
 
 def handed_over(server: Server, seed: int) -> None:
-    """A prompt that nobody fetches yet."""
+    """Hands over a prompt that nobody fetches yet."""
     params = {**PREFILL, "kvgrpc_intent": {"ttl": "600s", "firmTtl": "600s"}}
     asked(server, prompt_of(300, seed), max_tokens=1, kv_transfer_params=params)
     wait_until(lambda: usage(server) > 0, lambda: "the gauge does not show what is held")
 
 
 def let_go(server: Server) -> None:
-    """As a router does that wants nothing more of what it handed over."""
+    """Releases all leases, like a router that no longer needs what it handed over."""
     with connect_sync(server.lead) as lead:
         for lease in lead.list_leases().leases:
             lead.release_lease(lease.lease_id)

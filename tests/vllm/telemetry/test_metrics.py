@@ -1,4 +1,4 @@
-"""What a server's Prometheus metrics say of transfers: under kvgrpc's names, and under those of NixlConnector."""
+"""A server's Prometheus metrics of transfers, under kvgrpc's names and under those of NixlConnector."""
 
 import os
 import urllib.error
@@ -13,7 +13,7 @@ from tests.vllm.telemetry.conftest import Servers
 from tests.vllm.telemetry.legs import asked
 
 TOKEN_BYTES = 4 * 2 * 4 * 32 * 2
-"""Of the model's KV: layers, K and V, heads, dims, bytes of a number."""
+"""Bytes of a token's KV: layers, K and V, heads, dims, bytes of a number."""
 SERIES = {
     "kvgrpc_transfer_time_seconds": "nixl_xfer_time_seconds",
     "kvgrpc_post_time_seconds": "nixl_post_time_seconds",
@@ -24,7 +24,7 @@ DECODE = {"do_remote_decode": False, "do_remote_prefill": True}
 
 
 class Counted:
-    """What a server's metrics have grown by since it was made."""
+    """Growth of a server's metrics since it was made."""
 
     def __init__(self, server: Server) -> None:
         self._server, self._before = server, dict[str, float]()
@@ -48,13 +48,13 @@ ALL = [f"{name}_{what}" for pair in SERIES.items() for name in pair for what in 
 @pytest.fixture
 def counted(servers: Servers) -> tuple[Counted, Counted]:
     p, d = servers
-    for server in servers:  # what came before is counted when its blocks are free
+    for server in servers:  # earlier counts arrive when their blocks are free
         wait_until(lambda s=server: s.held() == {} and s.counted("vllm:kv_cache_usage_perc") == 0)  # type: ignore[misc]
     return Counted(p).since_now(*ALL), Counted(d).since_now(*ALL)
 
 
 def check_moved(mover: Counted, other: Counted, tokens: int) -> None:
-    """One transfer, of so many tokens' blocks, at the engine whose ranks moved it and at no other."""
+    """Checks that one transfer of this many tokens' blocks was counted, by the mover's engine only."""
     nbytes = -(-tokens // BLOCK_TOKENS) * BLOCK_TOKENS * TOKEN_BYTES
     wait_until(lambda: mover("kvgrpc_transfer_bytes_count") == 1)
     for ours, theirs in SERIES.items():
@@ -77,7 +77,7 @@ def test_a_pull_is_counted_where_it_is_read(servers: Servers, counted: tuple[Cou
 
 
 def test_a_push_is_counted_where_its_bytes_were_moved(servers: Servers, counted: tuple[Counted, Counted]) -> None:
-    """By cma the destination reads what the source has."""
+    """The destination reads by cma, so it counts."""
     p, d = servers
     prompt, key = prompt_of(300, 401), os.urandom(16)
     with ThreadPoolExecutor(2) as pool:

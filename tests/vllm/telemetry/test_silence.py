@@ -1,4 +1,4 @@
-"""An engine in which nothing moves, although requests ask for it, says so once, and why."""
+"""An engine in which nothing moves, although requests ask for it, logs once why."""
 
 import logging
 
@@ -13,7 +13,7 @@ KEY = b"k" * 16
 
 
 class Clock:
-    """One that stands."""
+    """A clock that stands still."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -61,7 +61,7 @@ def test_a_request_alone_is_no_silence(caplog: pytest.LogCaptureFixture) -> None
 def test_a_request_of_which_vllm_says_nothing_more_is_over_and_is_the_cause(
     mode: Mode, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As where another connector stands between, and does not call all hooks."""
+    """This happens when another connector stands between and does not call all hooks."""
     p, d = Core("P", mode=mode), Core("D", OnLoss.RECOMPUTE)
     clock = Clock()
     p.side.stats._silence = Silence(clock)

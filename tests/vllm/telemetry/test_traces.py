@@ -1,4 +1,4 @@
-"""One request, one trace: router, both servers, both leads and what moved between them, with no span in the air."""
+"""One request is one trace: router, both servers, both leads and the data path, without an orphaned span."""
 
 import base64
 import os
@@ -31,7 +31,7 @@ def of_trace(collector: Collector, trace_id: str) -> list[Span]:
 
 
 def loose(spans: list[Span]) -> list[Span]:
-    """Those whose parent did not come, and further ones without any."""
+    """Returns the spans whose parent did not arrive, and every root after the first."""
     ids = {span.span_id for span in spans}
     return [span for span in spans if span.parent_id and span.parent_id not in ids] + [
         span for span in spans if not span.parent_id
@@ -39,7 +39,7 @@ def loose(spans: list[Span]) -> list[Span]:
 
 
 def whole(collector: Collector, trace_id: str, **wanted: int) -> list[Span]:
-    """The trace, once so many spans of each name are there and none is in the air. `_` is a dot, or a blank."""
+    """Returns the trace, once it has this many spans of each name and no orphan. `_` stands for a dot or a blank."""
 
     def counts() -> dict[str, int]:
         spans = of_trace(collector, trace_id)
@@ -63,7 +63,7 @@ BOTH_SERVERS = {"request": 1, "leg_P": 1, "leg_D": 1, "llm_request": 2, "kvgrpc_
 def test_a_pull_is_one_trace_through_router_servers_leads_and_data_path(
     servers: Servers, collector: Collector, router: Router, stated: str, relayed: bool
 ) -> None:
-    """Where no header reaches a server vLLM makes no span of its own."""
+    """vLLM makes no span of its own if no header reaches the server."""
     p, d = servers
     prompt = prompt_of(200, 300 + 2 * relayed + (stated == "params"))
     with router.request() as trace_id:

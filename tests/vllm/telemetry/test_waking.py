@@ -1,4 +1,4 @@
-"""What wakes an engine core that sleeps: see tests/vllm/cores.py."""
+"""Events that wake a sleeping engine core; see tests/vllm/cores.py."""
 
 import os
 import threading
@@ -34,7 +34,7 @@ def released(core: Core) -> None:
 
 
 def handed_over(core: Core, name: str) -> None:
-    """A prompt whose blocks are kept, and nothing else is to be heard."""
+    """Hands over a prompt whose blocks are kept, and waits until there is no other news."""
     core.prefilled(name)
     wait_until(lambda: core.step() and bool(released_leases(core)))
     wait_until(lambda: core.step() and not core.hooks.has_news)
@@ -72,7 +72,7 @@ def test_blocks_of_an_engine_without_kvgrpc_are_looked_for_until_its_lead_is_gon
 ) -> None:
     p, _ = cores
     handed_over(p, "p")
-    monkeypatch.setattr(p.side, "match", None)  # a defect
+    monkeypatch.setattr(p.side, "match", None)  # makes a hook fail
     p.hooks.match(request_of("q", None), 0)
     assert p.hooks.has_news
     wait_until(lambda: p.step() and p.used() == 0)

@@ -17,16 +17,16 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "put_async": {"kv_cache_dtype": "fp8_e4m3"},
     "get": {},
 }
-"""Of both engines, for each way to send."""
+"""Settings of both engines, for each way to send."""
 LAYERS = {"put": 1, "put_async": 3, "get": 4}
-"""The engines have four."""
+"""Layers per tensor, for each way to send. The engines have four layers."""
 ON_DEVICE = {"put_async"}
-"""Whose stores are memory of the engines' own."""
+"""Ways to send whose stores are in the engines' own memory."""
 
 
 @pytest.fixture(scope="session", params=SETTINGS)
 def shared_tensor_pair(request: pytest.FixtureRequest, engines: Engines) -> Iterator[TensorPair]:
-    """Engines that send in one of the three ways. One D fails what does not come, the others compute it."""
+    """Yields engines that send in one of three ways. One D fails what does not come, the others compute it."""
     with closing(
         TensorPair(
             engines,
@@ -42,7 +42,7 @@ def shared_tensor_pair(request: pytest.FixtureRequest, engines: Engines) -> Iter
 
 @pytest.fixture
 def pair(shared_tensor_pair: TensorPair) -> Iterator[TensorPair]:
-    """Both serve, and nothing is left of the test before. After it, nothing may be left either."""
+    """Yields a running pair with nothing left of earlier tests. The test may leave nothing either."""
     shared_tensor_pair.start()
     yield shared_tensor_pair
     shared_tensor_pair.at_rest()
@@ -50,7 +50,7 @@ def pair(shared_tensor_pair: TensorPair) -> Iterator[TensorPair]:
 
 @pytest.fixture
 def worker() -> "Iterator[Callable[..., Worker]]":
-    """Starts workers."""
+    """Yields a function that starts workers."""
     from tests.vllm.tensors.workers import Worker
 
     with ExitStack() as workers:

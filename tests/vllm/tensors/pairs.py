@@ -9,9 +9,9 @@ from tests.vllm.engines import LEAD, MAX_TOKENS, PREFILL, Answer, Engine, Engine
 
 PART_TOKENS = 128
 STORE_BYTES, LONG = 3 << 20, 1400
-"""The tensors of a prompt of so many tokens take nine tenths of a store."""
+"""Size of a store in bytes, and length of a prompt whose tensors take nine tenths of it, in tokens."""
 EXTRA = {"mode": "tensors", "part_tokens": PART_TOKENS, "store_bytes": STORE_BYTES, "timeout_s": 90.0, "ttl_s": 20.0}
-"""Of `kv_connector_extra_config`. No test waits for a timeout: that is longer than any test has."""
+"""Settings in `kv_connector_extra_config`. The timeout is longer than any test, so none waits for it."""
 
 
 class TensorPair(Pair):
@@ -22,23 +22,23 @@ class TensorPair(Pair):
         self.send = send
 
     def intent(self, key: bytes, peer: Engine) -> dict[str, Any]:
-        """What a router says that knows both engines."""
+        """Returns the intent of a router that knows both engines."""
         found = {"transferKey": base64.b64encode(key).decode(), "peer": {"address": peer.address}}
         return {"kvgrpc_intent": found}
 
     def begin_prefill(self, prompt: Sequence[int], key: bytes = b"", **more: Any) -> int:
-        """P's leg. Where tensors are kept today's routers do: they name nothing."""
+        """Begins P's leg. If tensors are kept it names no peer, like routers that do not know kvgrpc."""
         params = PREFILL if self.send == "get" and not key else PREFILL | self.intent(key or os.urandom(16), self.d)
         return self.p.begin(prompt, params, 1, **more)
 
     def moved(self, prompt: Sequence[int], **more: Any) -> Answer:
-        """One leg after the other: D's has what P's answer says."""
+        """Runs one leg after the other; D's leg has the params of P's answer."""
         prefilled = self.p.answer(self.begin_prefill(prompt, **more))
         assert not prefilled.failed, prefilled
         return self.d.ask(prompt, prefilled.params, **more)
 
     def begin_both(self, prompt: Sequence[int], *, first: str = "D", max_tokens: int = MAX_TOKENS) -> dict[str, int]:
-        """Both legs at once."""
+        """Begins both legs at once."""
         key, legs = os.urandom(16), {}
         for name in (first, "DP".replace(first, "")):
             if name == "P":
@@ -54,13 +54,13 @@ class TensorPair(Pair):
         return self.d.answer(legs["D"])
 
     def lost(self, answer: Answer, prompt: Sequence[int]) -> bool:
-        """Whether a request whose KV did not come ended as it should: D fails it, or computes it."""
+        """Checks that a request whose KV did not come ended as configured: D fails it or computes it."""
         if self.on_loss["D"] == "fail":
             return answer.failed
         return answer.tokens == self.expected(prompt)
 
     def at_rest(self) -> None:
-        """No tensor, lease or page at either store, and no block at either engine."""
+        """Waits until no tensor, lease or page is at either store, and no block at either engine."""
         super().at_rest()
         for engine in (self.p, self.d):
             if engine.alive and engine.tree(LEAD):
@@ -68,7 +68,7 @@ class TensorPair(Pair):
 
 
 def stored(engine: Engine) -> dict[str, int]:
-    """What is in its store, or on its way."""
+    """Returns the counts of what is in its store, or arriving."""
     with engine.lead() as lead:
         status, tensors = lead.tensors().status(), lead.tensors().list()
     return {

@@ -1,4 +1,4 @@
-"""The scheduler's side without an engine around it."""
+"""The scheduler's side without an engine."""
 
 import base64
 import os
@@ -22,7 +22,7 @@ DIED = Loss(Reason.PEER_LOST, "its source died", NextStep.RECOMPUTE)
 
 
 def side_of(ranks: int = 1, **options: Any) -> TensorScheduling:
-    """Its parts are blocks."""
+    """Returns a scheduler's side whose parts are blocks."""
     side = TensorScheduling(TensorOptions(part_tokens=BLOCK_TOKENS, **options), LAYOUT, ranks, "127.0.0.1:5000")
     side.blocks = SimpleNamespace(get_block_ids=lambda _: (TABLE,))
     return side
@@ -33,15 +33,15 @@ def intent(key: bytes = KEY, peer: str = PEER) -> dict[str, Any]:
 
 
 def giving(name: str, key: bytes = KEY, **fields: Any) -> Any:
-    """A request that is prefilled here."""
+    """Returns a request that is prefilled here."""
     return request_of(name, {**PREFILL, **intent(key)}, **fields)
 
 
 def taking(name: str, key: bytes = KEY, **fields: Any) -> Any:
-    """A request that was, or is, prefilled elsewhere."""
+    """Returns a request that is prefilled elsewhere."""
     return request_of(name, {"do_remote_prefill": True, **intent(key)}, **fields)
 
 
 def held(side: TensorScheduling, name: str, parts: int, workers: int = 1, key: bytes = KEY) -> None:
-    """So many workers have so many parts for it."""
+    """Reports that this many workers hold this many parts for the request."""
     side.hear(Heard(held=Counter({(name, key, parts): workers})))

@@ -1,4 +1,4 @@
-"""Engines make themselves known to a proxy."""
+"""Engines register with a proxy."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Calls for tensors: more than a lead lets wait, refused for being one too many, and for what never comes."""
+"""Calls for tensors that exceed a lead's limit of waiting calls, or wait for tensors that never come."""
 
 import os
 from collections import Counter
@@ -17,7 +17,7 @@ from tests.vllm.tensors.workers import PARTS, Worker, prompt_of_blocks, put_of
 
 
 def test_more_than_a_lead_lets_wait_are_asked_for_in_turn_and_nobody_is_lost(worker: Callable[..., Worker]) -> None:
-    """What the first request takes never comes, and has all calls for itself when the second one comes."""
+    """The first request's tensors never come, and its calls fill the limit when the second request comes."""
     p, d, keys = worker(), worker(timeout_s=60.0), [os.urandom(16) for _ in range(2)]
     prompt = prompt_of_blocks(2100)
     d.step(expects=[Expect("a", keys[0], "", [prompt.part(number) for number in range(2100)])])
@@ -39,7 +39,7 @@ def test_calls_that_are_refused_for_being_one_too_many_are_made_again(
     parts = [prompt.part(number) for number in range(15)]
     d.step(expects=[Expect("a", key, p.address, parts)])
     wait_until(lambda: d.waits() == 8)
-    wait_until(lambda: d.waits() <= 4)  # half of what there is room for, which puts need, too
+    wait_until(lambda: d.waits() <= 4)  # half of the limit, because puts need room too
     assert max(d.waits() for _ in range(30)) <= 4
     p.step(puts=[put_of(key, part, [part.number], d.address) for part in parts])
     wait_until(lambda: d.hears().held["a", key, 15] == 1)
@@ -123,7 +123,7 @@ def test_a_call_whose_time_is_over_is_made_again_until_its_tensor_comes(
 def test_what_a_request_will_take_lasts_while_it_waits_in_the_queue(
     worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch, send: Send
 ) -> None:
-    """Of two requests that are given the same time the one that is put first outlives the other one, by its watch."""
+    """Two tensors have the same TTL; the one put first outlives the other because it is watched."""
     monkeypatch.setattr(asking, "CALL_S", 0.3)
     p, d, keys = worker(send=send), worker(send=send), [os.urandom(16) for _ in range(2)]
     keeps = p.offers if send is Send.GET else d.stored

@@ -1,4 +1,4 @@
-"""Clients hang up whenever they like, and caches are reset: no tensor stays, and nobody waits for one in vain."""
+"""Clients hang up at any time, and caches are reset: no tensor stays, and nobody waits for one in vain."""
 
 import os
 
@@ -75,12 +75,12 @@ def test_a_reset_ends_what_is_kept_and_what_comes(pair: TensorPair) -> None:
 
 
 def soon(pair: TensorPair, key: bytes) -> dict[str, object]:
-    """An intent by which what nobody takes is kept for a second."""
+    """Returns an intent under which what nobody takes is kept for a second."""
     intent = pair.intent(key, pair.d)["kvgrpc_intent"]
     return {"kvgrpc_intent": {**intent, "ttl": "1s"}}
 
 
 def waits(pair: TensorPair) -> int:
-    """Calls that wait at D's store."""
+    """Returns the number of calls that wait at D's store."""
     with pair.d.lead() as lead:
         return int(lead.tensors().status().waiting_count)

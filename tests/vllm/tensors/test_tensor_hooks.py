@@ -1,4 +1,4 @@
-"""The scheduler's side without an engine: what vLLM is told, and what the workers are."""
+"""The scheduler's side without an engine: its messages to vLLM and to the workers."""
 
 import os
 from collections import Counter
@@ -127,7 +127,7 @@ def test_a_refused_prefill_ends_its_key_so_that_decode_hears_of_it() -> None:
 def test_a_prompt_is_refused_that_has_no_room_in_the_store(
     layers_per_tensor: int, pages: int, ended: list[bytes]
 ) -> None:
-    """It has three parts of two layers, each smaller than a page."""
+    """The prompt has three parts of two layers, each smaller than a page."""
     side = side_of(send=Send.GET, store_bytes=pages << 16, layers_per_tensor=layers_per_tensor)
     side.arrived(giving("a"))
     assert side.step(scheduled()).ended == ended

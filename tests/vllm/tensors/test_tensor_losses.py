@@ -1,4 +1,4 @@
-"""What is not given any more: decode hears of it at once, and nobody else's tensors end with it."""
+"""Decode learns at once of tensors that will not come, and nobody else's tensors end with them."""
 
 import os
 import time
@@ -80,7 +80,7 @@ def test_what_is_said_of_a_request_that_left_is_not_taken_for_the_next_one_of_it
     side, keys = side_of(on_loss=on_loss), [os.urandom(16) for _ in range(2)]
     requests = [taking("a", key) for key in keys]
     for request in requests:
-        side.finished(request)  # the one before
+        side.finished(request)  # the earlier request
         side.arrived(request)
         side.match(request, 0)
         side.step(scheduled())

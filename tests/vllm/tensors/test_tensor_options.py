@@ -1,4 +1,4 @@
-"""What vLLM's configuration says in this mode, against what is documented, and which engines are refused."""
+"""The options of this mode in vLLM's configuration are documented, and unsupported engines are refused."""
 
 import dataclasses
 from types import SimpleNamespace

@@ -1,5 +1,5 @@
-"""How requests find the other engine: by their params, by their id, by the configuration; and what is kept where none
-of these names it.
+"""Requests find the other engine by their params, their id or the configuration; tensors are kept if none of these
+names it.
 """
 
 import os
@@ -20,7 +20,7 @@ from tests.vllm.engines import PREFILL
 from tests.vllm.tensors.sides import KEY, PEER, giving, intent, side_of, taking
 
 OWN = "127.0.0.1:5000"
-"""Of each side of these tests."""
+"""Address of each side of these tests."""
 OTHER = "127.0.0.1:7000"
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 DECODE = {"do_remote_prefill": True}
@@ -28,13 +28,13 @@ PROXY: dict[str, Any] = {"proxy_ip": "127.0.0.1", "proxy_port": 30001}
 
 
 def id_of(prefill: str, decode: str, name: str = "") -> str:
-    """What vLLM makes of the id that a proxy gives both legs."""
+    """Returns the id that vLLM makes of the one that a proxy gives both legs."""
     name = name or uuid.uuid4().hex
     return f"cmpl-___prefill_addr_{prefill}___decode_addr_{decode}_{name}-0-{os.urandom(4).hex()}"
 
 
 def puts_of(side: TensorScheduling, request: Any) -> TensorStep:
-    """The step that computes its prompt."""
+    """Returns the step that computes the request's prompt."""
     side.arrived(request)
     return side.step(scheduled({request.request_id: len(PROMPT)}))
 
@@ -164,7 +164,7 @@ def test_prompts_of_one_request_have_keys_of_their_own_and_answers_to_one_have_n
 @pytest.mark.parametrize("stated", ["headers", "params"])
 @pytest.mark.parametrize("by", ["params", "id"])
 def test_what_a_request_gives_and_takes_is_in_its_trace(stated: str, by: str) -> None:
-    """Of one whose id says what it wants, too, and in the answer, by which the other engine goes on with it."""
+    """This includes requests whose id says what they want. The answer carries the trace to the other engine."""
     trace = {"traceparent": TRACE}
     more: dict[str, Any] = {"trace_headers": trace} if stated == "headers" else {}
     params = [

@@ -1,4 +1,4 @@
-"""What an engine has of a prompt does not come, and may leave its prefix cache while the rest is on its way."""
+"""Parts that an engine has do not come, and they may leave its prefix cache while the rest arrives."""
 
 import os
 from collections.abc import Callable
@@ -51,14 +51,14 @@ def test_a_request_that_asked_is_asked_for_what_it_lacks_by_now_though_others_wa
 
 @pytest.mark.parametrize("on_loss", list(OnLoss))
 def test_where_what_decode_had_was_refused_it_computes_the_prompt_itself(on_loss: OnLoss) -> None:
-    """Nothing failed to come: so it is no failed load either."""
+    """Nothing failed to come, so no load failed."""
     side, requests = side_of(on_loss=on_loss), [taking("a"), taking("b")]
     for request in requests:
         side.arrived(request)
     side.match(requests[0], 32)
     (expect,) = side.step(scheduled()).expects
     assert (expect.let_go, [part.number for part in expect.parts]) == (2, [2])
-    for request in requests:  # the second one had not asked yet
+    for request in requests:  # the second one has not asked yet
         assert side.match(request, 0) == (0, False)
         side.allocated(request, TABLE, 0)
     step = side.step(scheduled())
@@ -84,7 +84,7 @@ def test_a_load_into_blocks_that_nothing_was_taken_for_fails_and_nothing_else_do
 
 
 def test_parts_that_decode_has_take_no_room_and_hold_nobody_up(worker: Callable[..., Worker]) -> None:
-    """They alone would fill both stores, twice."""
+    """These parts alone would fill both stores twice."""
     p, d = (worker(store_bytes=8 * PAGE, timeout_s=20.0) for _ in "pd")
     key, prompt = os.urandom(16), prompt_of_blocks(14)
     d.step(expects=[Expect("a", key, p.address, [prompt.part(13)], let_go=13)])
@@ -95,7 +95,7 @@ def test_parts_that_decode_has_take_no_room_and_hold_nobody_up(worker: Callable[
 
 @pytest.mark.parametrize("asked", [[], [32], [32, 0], [0]], ids=["nothing", "the end", "the end, then all", "all"])
 def test_what_decode_leaves_at_its_source_is_given_back(asked: list[int]) -> None:
-    """But where it fetched all of it: then there is nothing left."""
+    """If decode fetched all of it, nothing is left to give back."""
     side, request = side_of(send=Send.GET), taking("a")
     side.arrived(request)
     for computed in asked:
@@ -109,7 +109,7 @@ def test_what_decode_leaves_at_its_source_is_given_back(asked: list[int]) -> Non
 
 
 def test_a_part_that_decode_has_no_use_for_is_given_back_too() -> None:
-    """It has the last token alone, which decode computes itself."""
+    """The part has only the last token, which decode computes itself."""
     prompt = list(range(2 * BLOCK_TOKENS + 1))
     request = taking("a", prompt_token_ids=prompt, all_token_ids=prompt, num_tokens=len(prompt))
     side = side_of(send=Send.GET)

@@ -1,4 +1,4 @@
-"""Engines of two ranks, each of which has a store and its share of the heads; and latents instead of heads."""
+"""Engines of two ranks, each with a store and its share of the heads, and engines with latents instead of heads."""
 
 from contextlib import closing
 
@@ -25,7 +25,7 @@ def test_every_rank_takes_its_share_and_the_tokens_are_those_of_one_engine(engin
 
 
 def test_latents_give_the_tokens_of_one_engine(engines: Engines) -> None:
-    """The last token of a prompt is one that the other engine had decoded: see models/test_latents.py."""
+    """The prompt ends with a token that the other engine decoded: see models/test_latents.py."""
     folder = engines.folder / "latents"
     if not folder.exists():
         write_model(folder)

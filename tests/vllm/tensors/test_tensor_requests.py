@@ -1,4 +1,4 @@
-"""Several requests at once, prefixes that an engine has, and what a prompt's KV is of."""
+"""Several requests at once, prefixes that an engine has, and the content of a prompt's KV."""
 
 import os
 
@@ -11,7 +11,7 @@ from tests.vllm.tensors.pairs import LONG, PART_TOKENS, TensorPair
 
 @pytest.mark.parametrize("first", ["P", "D"])
 def test_stores_that_are_full_hold_up_and_lose_nothing(pair: TensorPair, first: str) -> None:
-    """They have room for one of these prompts at a time."""
+    """The stores have room for one of these prompts at a time."""
     prompts = [prompt_of(LONG - 50 * seed, 30 + seed) for seed in range(4)]
     expected, before = [pair.expected(prompt) for prompt in prompts], received(pair.d)
     legs = [pair.begin_both(prompt, first=first) for prompt in prompts]
@@ -105,7 +105,7 @@ def test_params_that_name_nothing_are_refused(pair: TensorPair) -> None:
 
 
 def test_a_prompt_whose_tensors_are_larger_than_the_store_goes_through_it(pair: TensorPair) -> None:
-    """But where they are kept until they are fetched: there decode has to compute it."""
+    """Tensors that are kept until they are fetched need room for all of them, so decode computes the prompt then."""
     prompt = prompt_of(1900, seed=90)
     expected, before = pair.expected(prompt), received(pair.d)
     if pair.send == "get":

@@ -1,5 +1,5 @@
-"""Two vLLM servers that exchange prompts as tensors, behind routers: those that run one leg after the other and know
-nothing of kvgrpc, ours, and such as pair engines by the request's id.
+"""Two vLLM servers that exchange prompts as tensors behind routers: ours, those that run the legs in turn without
+kvgrpc, and those that pair engines by the request's id.
 """
 
 import itertools
@@ -31,7 +31,7 @@ Servers = tuple[Server, Server]
 Router = Callable[[Servers, Path], AbstractContextManager[str]]
 FLAGS = ("--max-model-len", "2048", "--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", "400",
          "--dtype", "float32")  # fmt: skip
-"""In bfloat16 two tokens may be as likely, and which one is drawn depends on what else is computed."""
+"""Flags of both servers. In bfloat16 two tokens may be equally likely, and other requests would decide between them."""
 LENGTHS = [200, 20, 900]
 SEEDS = itertools.count(500)
 
@@ -50,20 +50,20 @@ def two_servers(folder: Path, of_each: Callable[[str, Server], dict[str, object]
 
 @pytest.fixture(scope="module")
 def servers(model_folder: Path) -> Iterator[Servers]:
-    """As they are by default."""
+    """Yields servers with the default settings."""
     with two_servers(model_folder, lambda _, __: {}) as pair:
         yield pair
 
 
 @pytest.fixture(scope="module")
 def discovery_port() -> int:
-    """Where a proxy listens for engines, each in its turn."""
+    """Returns the port at which a proxy listens for engines; each proxy uses it in turn."""
     return free_port()
 
 
 @pytest.fixture(scope="module")
 def registered_servers(model_folder: Path, discovery_port: int) -> Iterator[Servers]:
-    """They register with a proxy."""
+    """Yields servers that register with a proxy."""
 
     def registers(name: str, server: Server) -> dict[str, object]:
         proxy = {"proxy_ip": "127.0.0.1", "proxy_port": str(discovery_port), "http_port": str(server.port)}
@@ -98,20 +98,20 @@ def complete(url: str, prompt: list[int], **more: object) -> list[int]:
 
 
 def loaded(server: Server) -> tuple[float, float]:
-    """What it did not compute: tokens, as vLLM counts them and as we do."""
+    """Returns the number of tokens that it did not compute, by our count and by vLLM's."""
     ours, theirs = "vllm:kvgrpc_received_tokens_total", "vllm:external_prefix_cache_hits_total"
     return server.counted(ours), server.counted(theirs)
 
 
 def stored(server: Server) -> int:
-    """Tensors that lie in its store, or are kept there."""
+    """Returns the number of tensors in its store, received or kept."""
     with connect_sync(server.lead) as lead:
         status = lead.tensors().status()
     return int(status.tensor_count + status.offered_count)
 
 
 def serves(servers: Servers, url: str) -> None:
-    """Each answer has the tokens of one engine, and decode loaded all of its prompt but the last token."""
+    """Checks that answers have the tokens of one engine, and decode loaded all of each prompt but the last token."""
     p, d = servers
     for length in LENGTHS:
         prompt, (ours, theirs) = prompt_of(length, next(SEEDS)), loaded(d)
@@ -134,7 +134,7 @@ def test_engines_as_they_are_by_default_exchange_tensors_behind_a_router(
 def test_several_answers_and_lists_of_prompts_go_through_a_router_as_one_request(
     servers: Servers, model_folder: Path
 ) -> None:
-    """VLLM makes several of each. One gives, and all of its answers take; other prompts of a list are computed."""
+    """vLLM makes several requests of each. One gives, all its answers take; other prompts of a list are computed."""
     p, d = servers
     prompts = [prompt_of(200 + 40 * number, next(SEEDS)) for number in range(3)]
     expected = [complete(p.url, prompt) for prompt in prompts]
@@ -155,7 +155,7 @@ def test_several_answers_and_lists_of_prompts_go_through_a_router_as_one_request
 
 @pytest.mark.parametrize("answers", [1, 2])
 def test_clients_that_hang_up_leave_nothing_in_either_store(servers: Servers, model_folder: Path, answers: int) -> None:
-    """At once, and while decode answers."""
+    """One client hangs up at once, one while decode answers."""
     p, d = servers
     more = {"max_tokens": 800, "n": answers, "temperature": 1, "top_k": 1, "ignore_eos": True, "model": MODEL}
     with usual_router(*servers, model_folder / "tensors-hang-ups.log") as url:
@@ -187,7 +187,7 @@ def test_a_proxy_that_pairs_engines_by_the_requests_id_moves_their_tensors(
 
 
 def _all(url: str, **fields: object) -> list[list[int]]:
-    """The answers to a request that has several."""
+    """Returns the answers to a request that has several."""
     body = {"model": MODEL, "max_tokens": MAX_TOKENS, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
     data, headers = json.dumps(body | fields).encode(), {"content-type": "application/json"}
     with urllib.request.urlopen(urllib.request.Request(f"{url}/v1/completions", data, headers), timeout=90) as answer:

@@ -1,4 +1,4 @@
-"""Layers that go as one tensor: which these are, and that blocks come where they belong."""
+"""Layers that move as one tensor: which ones these are, and that their blocks arrive in the right places."""
 
 import torch
 

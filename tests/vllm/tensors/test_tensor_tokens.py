@@ -24,7 +24,7 @@ def test_one_leg_after_the_other_gives_the_tokens_of_one_engine(pair: TensorPair
 
 @pytest.mark.parametrize("first", ["P", "D"])
 def test_both_legs_at_once_give_the_tokens_of_one_engine(pair: TensorPair, first: str) -> None:
-    """The prompt is computed in several steps, and each part goes when it is."""
+    """The prompt is computed in several steps, and each part moves once it is computed."""
     prompt = prompt_of(LONG, seed=2)
     expected, before = pair.expected(prompt), received(pair.d)
     assert pair.both(prompt, first=first).tokens == expected

@@ -1,4 +1,4 @@
-"""The workers' side without an engine: what is put, taken and loaded, and what ends."""
+"""The workers' side without an engine: tensors that are put, taken, loaded and ended."""
 
 import os
 import time
@@ -81,7 +81,7 @@ def test_a_source_whose_store_stays_full_goes_on_in_time_and_its_consumer_hears_
     p, d, key = worker(send=Send.GET, store_bytes=PAGE, timeout_s=1.0), worker(send=Send.GET), os.urandom(16)
     began = time.monotonic()
     p.step(puts=[put_of(key, PARTS[0], [4, 7])])
-    wait_until(lambda: "gives no KV" in caplog.text)  # before anybody fetches the layer that keeps the other one out
+    wait_until(lambda: "gives no KV" in caplog.text)  # before anybody fetches the layer that blocks the other one
     assert time.monotonic() - began < 20.0, "a lease's time, or a registration's"
     d.step(expects=[Expect("a", key, p.address, PARTS[:1])])
     assert d.loses(key).startswith("TRANSFER_ENDED")

@@ -1,4 +1,4 @@
-"""Processes die: whoever is left goes on, with the right tokens and without a tensor of the dead."""
+"""Processes die: the survivors go on with the right tokens and without tensors of the dead process."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ def test_decode_learns_at_once_that_prefill_died_in_the_middle(pair: TensorPair)
 
 
 def test_an_engine_whose_store_died_goes_on_alone(shared_tensor_pair: TensorPair) -> None:
-    """The last test of these engines: P is dead already."""
+    """This is the last test of these engines: P is dead already."""
     d, prompt = shared_tensor_pair.d, prompt_of(100, seed=111)
     expected = d.ask(prompt).tokens
     (lead,) = d.tree(LEAD)

@@ -14,11 +14,11 @@ from tests.vllm.engines import wait_until
 PARTS = [Prompt(Cut(BLOCK_TOKENS, 2 * BLOCK_TOKENS, 1), PROMPT).part(number) for number in (0, 1)]
 PAGE = 1 << 16
 STORE_BYTES = 512 * PAGE
-"""Of which all has memory from the start, in each of a test's workers."""
+"""Store size in bytes. Every worker's store has all its memory from the start."""
 
 
 def prompt_of_blocks(blocks: int) -> Prompt:
-    """Each of its parts is a block."""
+    """Returns a prompt whose parts are blocks."""
     return Prompt(Cut(BLOCK_TOKENS, BLOCK_TOKENS, 1), range(blocks * BLOCK_TOKENS))
 
 
@@ -36,9 +36,7 @@ class Worker:
         self.heard = Heard()
 
     def step(self, told: TensorStep | None = None, **what: Any) -> None:
-        """One step of the engine, of which the worker was told this: that it fetches what it expects, if such is its
-        way.
-        """
+        """Runs one step of the engine with these messages. If the worker sends by GET, it fetches what it expects."""
         step = told or TensorStep(**what)
         for rows in (step.watches, step.expects):
             rows[:] = [replace(expect, fetches=expect.fetches or self._fetches) for expect in rows]
@@ -47,27 +45,27 @@ class Worker:
         self.hears()
 
     def hears(self) -> Heard:
-        """All that it said by now."""
+        """Returns everything that it has reported so far."""
         return self.heard.aggregate(self.side.heard())
 
     def loses(self, key: bytes, name: str = "a") -> str:
-        """Waits until a request under this key is lost, and says why."""
+        """Waits until a request under this key is lost, and returns the reason."""
         wait_until(lambda: (name, key) in self.hears().lost)
         loss = self.heard.lost[name, key]
         return f"{loss.reason}: {loss.message}"
 
     def offers(self) -> int:
-        """Tensors that its lead keeps for others."""
+        """Returns the number of tensors that its lead keeps for others."""
         with connect_sync(self.address) as lead:
             return int(lead.tensors().status().offered_count)
 
     def stored(self) -> int:
-        """Tensors of others that are in its store, or come."""
+        """Returns the number of tensors of others that are in its store, or arriving."""
         with connect_sync(self.address) as lead:
             return int(lead.tensors().status().tensor_count)
 
     def waits(self) -> int:
-        """Calls that wait at its lead."""
+        """Returns the number of calls that wait at its lead."""
         with connect_sync(self.address) as lead:
             return int(lead.tensors().status().waiting_count)
 
