@@ -49,7 +49,7 @@ _DEFECT = re.compile(r"Traceback|a defect of kvgrpc|could not perform|Segmentati
 
 
 class ServeProcess:
-    """A `kvgrpc serve` process. `settings` is the text of the TOML file, and `flags` override it.
+    """A `kvgrpc serve` process. `settings` is the text of the TOML file, and `flags` are more arguments.
 
     With `fresh` it has an interpreter of its own, as users start it; else it is forked from one that has imported
     everything. `within` is a command that starts it elsewhere, and becomes it.

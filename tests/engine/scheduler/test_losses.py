@@ -16,7 +16,7 @@ from tests.engine.support import Lead, new_key, tokens
 from tests.service.engines import wait_until
 
 GONE = {Reason.NO_POOL, Reason.INCARNATION_CHANGED}
-"""Reasons of a lead whose engine is gone. It gives the latter as long as it remembers the engine."""
+"""Reasons of a lead whose engine is gone: INCARNATION_CHANGED while the lead remembers it, else NO_POOL."""
 
 
 @pytest.fixture(scope="module")
