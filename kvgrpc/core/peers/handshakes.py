@@ -135,10 +135,11 @@ class Handshakes:
         """Admits the lead that we dialled, or hangs up: it hears us from now on."""
         dial = self._state.dials.get(event.address)
         if dial is None:
-            self._liveness.hang_up_stranger(event.peer)
+            self._liveness.answered_late(event)
             return
         life = peer_key(event.peer.engine_id, event.peer.incarnation)
         if dial.proving not in ("", life):
+            self._liveness.also_told(event.peer, dial.to, event.shows)
             self._other_life(dial, life, event.shows)
             return
         try:
@@ -223,8 +224,7 @@ class Handshakes:
         """Gives up a handshake of ours that took too long."""
         dial = self._state.dials[address]
         if dial.peer:
-            # Our own ranks did not answer: the next handshake asks them again.
-            self._liveness.unmap(self._state.peers[dial.peer])
+            self._liveness.unmap(self._state.peers[dial.peer])  # our own ranks did not answer: they are asked again
         late = f"the handshake with {address} did not finish in time"
         self._give_up(dial, Unavailable(Reason.PEER_UNREACHABLE, late, retry_delay_s=RETRY_DELAY_S))
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from kvgrpc.core.actions import AwaitEnd, HangUp, MapPeer, UnmapPeer, WeightsUnknown
 from kvgrpc.core.events import HandshakeReceived, MeetingBegan, PeerAlive, PeerAnswered, PeerMapped, PeerSilent
-from kvgrpc.core.peers.proofs import check_next_life, introduced, reached
+from kvgrpc.core.peers.proofs import also_told, check_next_life, introduced, reached
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.tables.peers import Peer, PeerState
 from kvgrpc.core.tables.timers import Timer
@@ -190,6 +190,18 @@ class PeerLiveness:
         """Drops the peer's present mapping, done or under way."""
         peer.paths.clear()
         self._let_go(peer)
+
+    def answered_late(self, event: PeerAnswered) -> None:
+        """Takes an answer to a dial that is over: its proofs count, for a life that lives there."""
+        self.also_told(event.peer, event.address, event.shows, event.asks)
+        self.hang_up_stranger(event.peer)
+
+    def also_told(self, life: EngineDescription, at: str, shows: bytes, asks: bytes = b"") -> None:
+        """Keeps the proofs of a living life that answered where it lives, in a handshake that does not admit it."""
+        known = self._state.peers.get(peer_key(life.engine_id, life.incarnation))
+        if known is not None and known.state is not PeerState.DEAD and known.lives_at(at):
+            told = also_told(known, shows, asks)
+            known.asks, known.shows = told.asks, told.shows
 
     def hang_up_stranger(self, description: EngineDescription) -> None:
         """Closes the channel to a dialled life that is not admitted, unless that life is known here and not dead."""

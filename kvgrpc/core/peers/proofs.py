@@ -67,6 +67,13 @@ def reached(known: Peer | None, event: PeerAnswered, at: str) -> Told:
     return Told((event.asks,), _join((event.shows,), known.shows), known.elder)
 
 
+def also_told(known: Peer, shows: bytes, asks: bytes = b"") -> Told:
+    """Returns the proofs for a life that answered where it lives, in a handshake that does not admit it. It may have
+    been told these proofs, and nothing else: if one side forgot them, both could refuse each other's proofs for ever.
+    """
+    return Told(_join(known.asks, (asks,) if asks else ()), _join(known.shows, (shows,)), known.elder)
+
+
 def living_at(peers: Iterable[Peer], address: str, engine_id: str) -> str:
     """Returns the life that met this lead and was last at this address, of the expected engine if any; empty: none. It
     is shown our proof even if it declared us dead: it would admit us without one, but believe nothing about before.

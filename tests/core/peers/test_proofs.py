@@ -348,3 +348,31 @@ def test_leads_that_shook_hands_at_once_find_together(lead: Lead) -> None:
     lead.feed(PeerAnswered("p:1", P, endpoints(P), C, B))
     assert introduced(lead, LIE, B, shows=A) == B
     assert lead.state.peers[KEY].shows[0] == A, "it is what the caller has shown to take"
+
+
+def test_what_an_answer_tells_is_known_though_its_dial_is_over(lead: Lead) -> None:
+    """Otherwise two leads whose handshakes crossed could refuse each other's proofs for ever."""
+    begin(lead)
+    introduced(lead, shows=A, asks=B)
+    lead.feed(PeerAlive(KEY, B))
+    lead.tick(lead.state.limits.connect_timeout_s)
+    assert not lead.state.dials
+    lead.feed(PeerAnswered("p:1", P, endpoints(P), C, D))
+    peer = lead.state.peers[KEY]
+    assert (peer.asks, peer.shows) == ((B, D), (A, C))
+    assert introduced(lead, D, shows=A) == B
+
+
+def test_a_late_answer_from_elsewhere_tells_nothing(met: Lead) -> None:
+    met.feed(PeerAnswered("elsewhere:1", P, endpoints(P), C, D))
+    peer = met.state.peers[KEY]
+    assert (peer.asks, peer.shows) == ((B,), (A,))
+
+
+def test_what_another_life_than_the_intended_one_tells_is_known_though_the_second_call_fails(met: Lead) -> None:
+    living = replace(Q, address="p:1")
+    introduced_as(met, living)
+    connect(met, "p:1", "p")
+    met.feed(EndpointOffered(0, met.one(actions.MakeOffer).key, endpoint()))
+    met.feed(PeerAnswered("p:1", living, endpoints(living), D, B))
+    assert met.state.peers[key_of(living)].shows == (LIE, D)
