@@ -1,4 +1,5 @@
-"""Closes accesses at their issuers: a close is retried until it is answered, or until the issuer's life is over.
+"""Closes accesses at their issuers: a close is retried until it is answered, or until the issuer's life is over. An
+issuer that goes on refusing a close is told again after its next handshake.
 
 An issuer that misses a reader's close keeps its blocks until the lease runs out; one that misses a writer's close keeps
 them for ever. An issuer declared dead may still live, so its closes wait for it to come back. If its blocks may wait
@@ -21,7 +22,9 @@ from kvgrpc.errors import KVGrpcError
 
 RETRY_DELAY_S = 1.0
 RETRIES = 10
-"""Number of times that an issuer declared dead is dialled again. Each delay is twice the last: 17 minutes in all."""
+"""Number of times that a close is sent again, or a dead issuer dialled again. Each delay is twice the last: 17 minutes
+in all.
+"""
 
 
 class PendingCloses:
@@ -64,16 +67,22 @@ class PendingCloses:
         self._tell(SendClose(access.peer, closing, self._state.incarnation, trace))
 
     def peer_ready(self, address: str, peer: Peer) -> None:
-        """Sends the closes that waited for the issuer at an address."""
-        for send in self._closes.unsent.pop(address, {}).values():
-            self._tell(replace(send, peer=send.peer or peer.key))
+        """Sends the closes that waited for the issuer at an address, and at once those that it refused before."""
+        self._tell_unsent(address, peer)
+        for access_id in [id_ for id_ in self._closes.tries if self._closes.sent[id_].peer == peer.key]:
+            del self._closes.tries[access_id]
+            if self._state.timers.when(Timer.CLOSE_RETRY, access_id.hex()) is not None:
+                self._state.timers.clear(Timer.CLOSE_RETRY, access_id.hex())
+                self.due(access_id.hex())
+        for send in self._closes.parked.pop(peer.key, {}).values():
+            self._send(send)
 
     def peer_failed(self, address: str, error: KVGrpcError, expected: str | None, lead: Peer | None) -> None:  # noqa: ARG002
         """Handles an issuer that cannot be used now. An issuer that answered is told; a known life that may have an
         access is told later. At other issuers the leases run out by themselves.
         """
         if lead is not None:
-            self.peer_ready(address, lead)
+            self._tell_unsent(address, lead)
             return
         for send in self._closes.unsent.pop(address, {}).values():
             self._tell(send)
@@ -86,13 +95,13 @@ class PendingCloses:
         following = self._closes.following.pop(event.access_id, None)
         if following is not None:
             self._closes.sent[event.access_id] = following
+            self._closes.tries.pop(event.access_id, None)
             self._state.timers.clear(Timer.CLOSE_RETRY, event.access_id.hex())
             self._state.emit(following)
         elif event.answered:
-            del self._closes.sent[event.access_id]
-            self._state.timers.clear(Timer.CLOSE_RETRY, event.access_id.hex())
+            self._forget_sent(event.access_id)
         else:
-            self._state.timers.set(Timer.CLOSE_RETRY, event.access_id.hex(), self._state.now + RETRY_DELAY_S)
+            self._retry_later(sent)
 
     def due(self, name: str) -> None:
         """Sends a close again, or the one that follows it."""
@@ -105,8 +114,7 @@ class PendingCloses:
         sent = [(id_, send) for id_, send in self._closes.sent.items() if send.peer == peer.key]
         parked = {id_: self._closes.following.pop(id_, send) for id_, send in sent}
         for access_id in parked:
-            del self._closes.sent[access_id]
-            self._state.timers.clear(Timer.CLOSE_RETRY, access_id.hex())
+            self._forget_sent(access_id)
         for send in parked.values():
             self._park(send)
 
@@ -134,6 +142,27 @@ class PendingCloses:
         self._closes.retries[peer] += 1
         if self._closes.retries[peer] < RETRIES:
             self._await_retry(peer)
+
+    def _tell_unsent(self, address: str, peer: Peer) -> None:
+        for send in self._closes.unsent.pop(address, {}).values():
+            self._tell(replace(send, peer=send.peer or peer.key))
+
+    def _retry_later(self, send: SendClose) -> None:
+        """Sends a close again after a delay, or after the issuer's next handshake if it was refused too many times."""
+        access_id = send.closing.access_id
+        tries = self._closes.tries.get(access_id, 0)
+        if tries == RETRIES:
+            self._forget_sent(access_id)
+            self._closes.parked.setdefault(send.peer, {})[access_id] = send
+            return
+        self._closes.tries[access_id] = tries + 1
+        delay_s = RETRY_DELAY_S * 2**tries
+        self._state.timers.set(Timer.CLOSE_RETRY, access_id.hex(), self._state.now + delay_s)
+
+    def _forget_sent(self, access_id: bytes) -> None:
+        del self._closes.sent[access_id]
+        self._closes.tries.pop(access_id, None)
+        self._state.timers.clear(Timer.CLOSE_RETRY, access_id.hex())
 
     def _tell(self, send: SendClose) -> None:
         """Sends a close now, or when its life is back; a forgotten life is not told."""

@@ -20,10 +20,12 @@ class Closes:
     sent: dict[bytes, SendClose] = field(default_factory=dict)
     following: dict[bytes, SendClose] = field(default_factory=dict)
     """Closes to send for an access once the close under way is answered. An answer names only the access."""
+    tries: dict[bytes, int] = field(default_factory=dict)
+    """Number of times that a sent close was sent again."""
     unsent: dict[str, dict[bytes, SendClose]] = field(default_factory=dict)
     """Closes by address, for issuers that are still being reached. A close that names a life had reached it before."""
     parked: dict[str, dict[bytes, SendClose]] = field(default_factory=dict)
-    """Closes by life, for issuers that were declared dead."""
+    """Closes by life, for issuers that were declared dead, or refused a close too many times."""
     retries: dict[str, int] = field(default_factory=dict)
     """Life -> number of times it was dialled again, for dead lives that may wait for a proof."""
 

@@ -52,16 +52,6 @@ def closing(lead: Lead, number: int = 1) -> SendClose:
     return lead.one(SendClose)
 
 
-def test_a_close_that_is_not_answered_is_sent_again(lead: Lead) -> None:
-    first = closing(lead)
-    for _ in range(3):
-        assert lead.feed(CloseAnswered(access_id(), answered=False)) == []
-        assert lead.tick(0.9) == []
-        assert lead.tick(0.2) == [first]
-    lead.feed(CloseAnswered(access_id(), answered=True))
-    assert lead.tick(100.0) == []
-
-
 def test_answers_to_what_was_never_asked_are_no_news(lead: Lead) -> None:
     for answered in (False, True):
         assert lead.feed(CloseAnswered(access_id(9), answered=answered)) == []
