@@ -19,8 +19,8 @@ import java.util.concurrent.TimeoutException;
  *
  * <ul>
  *   <li>A lease is renewed when a third of its remaining time has passed, so that two renewals may fail.
- *   <li>A lease that is over is dropped, and {@link KeptLease#over} tells how it ended. A lease that could not be renewed
- *       in time is dropped as well: it counts as expired, whatever its server knows.
+ *   <li>A lease that is over is dropped, and {@link KeptLease#over} tells how it ended. A lease that could not be
+ *       renewed in time is dropped as well: it counts as expired, whatever its server knows.
  *   <li>A stream that breaks is opened again, after a growing pause. Closing a keeper ends no lease.
  * </ul>
  */

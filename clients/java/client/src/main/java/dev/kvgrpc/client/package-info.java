@@ -10,8 +10,8 @@
  *   <li>gRPC retries UNAVAILABLE and nothing else. The readers of streams open them again, because only they know where
  *       to resume.
  *   <li>Only a {@link dev.kvgrpc.client.LeaseKeeper} starts a thread.
- *   <li>A blocking method of an interrupted thread ends as gRPC's blocking stubs do: with CANCELLED, and the thread stays
- *       interrupted.
+ *   <li>A blocking method of an interrupted thread ends as gRPC's blocking stubs do: with CANCELLED, and the thread
+ *       stays interrupted.
  * </ul>
  */
 package dev.kvgrpc.client;
