@@ -1,4 +1,4 @@
-"""One case, step by step, on its servers, through one executor."""
+"""Plays one case, step by step, on its servers and through one executor."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ SHOWN = 2_000
 
 @dataclass
 class Failure:
-    """Why a case failed: the step, what was asked, what came, what was wrong with it."""
+    """Why a case failed: the step, the request, the answer, and what was wrong with it."""
 
     case: str
     step: int
@@ -54,7 +54,7 @@ class Player:
     _started: dict[str, asyncio.Task[Json]] = field(default_factory=dict)
 
     async def play(self) -> Failure | None:
-        """Why it failed, or None."""
+        """Returns why the case failed, or None."""
         self.variables |= {name: b64encode(secrets.token_bytes(16)).decode() for name in ("key", "key2", "key3")}
         self.variables |= {"id": secrets.token_hex(4), **self.stage.addresses()}
         number, step = -1, dict[str, Json]()
@@ -91,7 +91,7 @@ class Player:
             await asyncio.sleep(PAUSE_S)
 
     async def _done(self, step: dict[str, Json]) -> Json:
-        """The answer to a step."""
+        """Returns the answer to a step."""
         op = op_of(step)
         if op == "join":
             task = self._started.pop(step["join"], None)
@@ -103,12 +103,12 @@ class Player:
         request, timeout_s = self._request(op, step)
         if "start" in step:
             self._started[step["start"]] = asyncio.create_task(self._ask(request, timeout_s))
-            await asyncio.sleep(0)  # the executor hears of it before the next step
+            await asyncio.sleep(0)  # the request goes out before the next step
             return {"started": True, "request": request}
         return await self._ask(request, timeout_s)
 
     def _request(self, op: str, step: dict[str, Json]) -> tuple[dict[str, Json], float]:
-        """What the executor is told."""
+        """Returns the request to the executor."""
         filled = {name: fill(value, self.variables) for name, value in step.items() if name not in _OURS}
         subject = _SUBJECTS.get(op, op)
         request = {"op": op, **{name: value for name, value in filled.items() if name != op}}
@@ -118,7 +118,7 @@ class Player:
                 del request["request"]
         else:
             request[subject] = filled[op]
-        for kind in ("stream", "keeper"):  # a name of this case only: one of the last case may not be closed yet
+        for kind in ("stream", "keeper"):  # a unique name: the last case's may not be closed yet
             if kind in request:
                 request[kind] = f"{self.variables['id']}-{request[kind]}"
         timeout_s = filled.get("timeoutS", filled.get("deadlineS", CALL_S))
@@ -137,7 +137,7 @@ class Player:
         return {**answer, "request": request}
 
     def _judged(self, step: dict[str, Json], number: int, answer: Json) -> Failure | None:
-        """What is wrong with an answer; saves what is to be saved."""
+        """Returns what is wrong with an answer. Saves what the step wants to keep."""
         if answer.get("started"):
             return None
         request, ok, error = answer.get("request", step), answer.get("ok"), answer.get("error")
@@ -157,7 +157,7 @@ class Player:
         return Failure(self.case.name, number, what, request, error if error is not None else ok, problems)
 
     async def _close(self) -> None:
-        """The executor forgets the servers; what it says to that is not judged."""
+        """Lets the executor forget the servers. Its answer to that is not judged."""
         for name in self.stage.clients():
             try:
                 await self.executor.ask({"op": "close", "server": name}, MARGIN_S)
@@ -175,8 +175,8 @@ _SUBJECTS = {
 
 
 def _unexpected(op: str, expected: dict[str, Json], ok: Json) -> list[str]:
-    """What is wrong with an answer that is no error."""
-    # A message that holds nothing but defaults is like none at all: that there is one is looked at by itself.
+    """Returns what is wrong with an answer that is not an error."""
+    # A message with only default values equals a missing one, so whether it is there is checked separately.
     if op == "next" and not {"timeout", "end"} & expected.keys() and "message" not in ok:
         return [f"there is no message: {ok!r}"]
     return mismatches(expected, ok, "")
