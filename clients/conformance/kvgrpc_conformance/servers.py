@@ -1,5 +1,4 @@
-"""Runs real servers: each is a process of `kvgrpc serve` behind two proxies, one for clients and one for other servers.
-"""
+"""Runs real servers: each is a process of `kvgrpc serve` behind two proxies, for clients and for other servers."""
 
 import asyncio
 import json
