@@ -1,5 +1,4 @@
-"""Holds the servers of a case, shared by all cases of a group or its own, and performs the runner's own steps on them.
-"""
+"""Holds the servers of a case, shared by a group of cases or its own, and performs the runner's own steps on them."""
 
 import asyncio
 import signal
