@@ -25,7 +25,7 @@ import java.util.concurrent.TimeUnit;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.Test;
 
-/** A watch repeats nothing and loses nothing, over streams that break. */
+/** Tests that a watch repeats nothing and loses nothing, over streams that break. */
 class TransferWatchTest {
   private static final TransferFilter FILTER = TransferFilter.newBuilder().setRequestId("r").build();
   private static final Duration LONG = Duration.ofSeconds(20);
@@ -58,7 +58,7 @@ class TransferWatchTest {
   void aMessageThatIsTooLongEndsTheWatch() throws Exception {
     try (TransferWatch watch = client.watch(FILTER, After.PRESENT)) {
       var next = CompletableFuture.supplyAsync(watch::next);
-      Transfer transfer = Transfer.newBuilder().setRequestId("x".repeat(5 << 20)).build(); // more than a client takes
+      Transfer transfer = Transfer.newBuilder().setRequestId("x".repeat(5 << 20)).build(); // longer than a client accepts
       take(streams).caller().onNext(change(1).toBuilder().setTransfer(transfer).build());
       var failed = assertThrows(ExecutionException.class, () -> next.get(20, TimeUnit.SECONDS));
       assertEquals(Status.Code.RESOURCE_EXHAUSTED, KvgrpcException.of(failed).code());
