@@ -23,7 +23,7 @@ import java.util.concurrent.BlockingQueue;
 import java.util.concurrent.LinkedBlockingQueue;
 import java.util.concurrent.TimeUnit;
 
-/** A server on a loopback port that plays kvgrpc. Each test writes its generated services. */
+/** A server on a loopback port that plays kvgrpc. Each test implements its services. */
 final class FakeServer implements AutoCloseable {
   static final Metadata.Key<String> TRACEPARENT = key("traceparent");
   static final long LIFE = 77;

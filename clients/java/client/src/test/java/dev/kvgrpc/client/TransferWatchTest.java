@@ -58,7 +58,7 @@ class TransferWatchTest {
   void aMessageThatIsTooLongEndsTheWatch() throws Exception {
     try (TransferWatch watch = client.watch(FILTER, After.PRESENT)) {
       var next = CompletableFuture.supplyAsync(watch::next);
-      Transfer transfer = Transfer.newBuilder().setRequestId("x".repeat(5 << 20)).build(); // longer than a client accepts
+      Transfer transfer = Transfer.newBuilder().setRequestId("x".repeat(5 << 20)).build(); // more than a client takes
       take(streams).caller().onNext(change(1).toBuilder().setTransfer(transfer).build());
       var failed = assertThrows(ExecutionException.class, () -> next.get(20, TimeUnit.SECONDS));
       assertEquals(Status.Code.RESOURCE_EXHAUSTED, KvgrpcException.of(failed).code());
