@@ -24,7 +24,7 @@ from kvgrpc.v1.transfer_pb2 import TRANSFER_STATE_SUCCEEDED, Transfer, TransferS
 
 TIMEOUT_S = 60.0
 BLOCKS_TTL_S = 120.0
-"""What a router that dies leaves behind is freed after this long."""
+"""Seconds after which the blocks of a router that dies are freed."""
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Request:
     token_ids: list[int]
     request_id: str = field(default_factory=lambda: f"req-{secrets.token_hex(4)}")
     transfer_key: bytes = field(default_factory=lambda: secrets.token_bytes(16))
-    """Pairs the two sides, and lets who knows it cancel both."""
+    """Key that pairs the two sides. Whoever knows it can cancel both."""
     allocations: dict[Client, list[str]] = field(default_factory=dict)
 
     async def run(self) -> Transfer:

@@ -34,13 +34,13 @@ OPS = {
     "join": {"timeoutS"},
     "server": set(),
 }
-"""The steps, by the name that says what is done, with their other fields."""
+"""The steps by their op, with their other fields."""
 JUDGED = {"save", "expect", "error", "withinS", "start", "note"}
 SERVER_STEPS = {
     "restart", "stop", "kill", "begin", "cut", "uncut", "cutPeers", "uncutPeers", "health", "seen",
 }  # fmt: skip
 LASTING = {"restart", "stop", "kill", "begin"}
-"""What changes a server for good: the case has servers of its own."""
+"""Actions that change a server for good. A case with one of them has its own servers."""
 BUILT_IN = frozenset({"id", "key", "key2", "key3", "address", "clients"})
 DEFAULT_SERVERS: dict[str, Json] = {"P": {}, "D": {}}
 
@@ -55,7 +55,7 @@ class Case:
     steps: list[dict[str, Json]]
     servers: dict[str, Json] = field(default_factory=lambda: dict(DEFAULT_SERVERS))
     own: bool = False
-    """It has servers that no other case has."""
+    """True for a case with servers that no other case has."""
 
     @property
     def group(self) -> str:

@@ -22,15 +22,15 @@ class Language:
     start: str
     """The command that starts the executor; `{python}` is the interpreter of the runner."""
     cwd: str = "."
-    """From the root of the repository."""
+    """Working directory of the commands, from the root of the repository."""
     needs: tuple[str, ...] = ()
     """Commands that must be on the PATH."""
     fetch: str = ""
-    """Brings what the build needs, or looks for it, in a shell; where it fails, the language is skipped."""
+    """The shell command that fetches what the build needs, or looks for it. If it fails, the language is skipped."""
     build: str = ""
-    """The command that builds it, in a shell; empty: nothing to build."""
+    """The shell command that builds the executor; empty when there is nothing to build."""
     built: str = ""
-    """A file that is there once it is built, below `cwd`."""
+    """A file, below `cwd`, that exists once the executor is built."""
 
     @property
     def folder(self) -> Path:

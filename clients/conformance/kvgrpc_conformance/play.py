@@ -15,13 +15,13 @@ from .stage import Stage
 from .values import CaseError, Json, at, fill
 
 CALL_S = 10.0
-"""What a step takes that states no time of its own."""
+"""Time limit of a step that states none, in seconds."""
 MARGIN_S = 20.0
-"""Above the time that a step states, before the executor counts as stuck."""
+"""Seconds beyond a step's time limit after which the executor counts as stuck."""
 PAUSE_S = 0.1
-"""Between two attempts of a step that is repeated until it is as expected."""
+"""Pause in seconds between two attempts of a step that is repeated until it is as expected."""
 SHOWN = 2_000
-"""Characters of a request or an answer in a failure."""
+"""Largest number of characters of a request or an answer that a failure shows."""
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Player:
     executor: Executor
     variables: dict[str, Json] = field(default_factory=dict)
     allocations: list[tuple[str, str]] = field(default_factory=list)
-    """What was allocated, by server, to be freed after the case."""
+    """Allocations by server, which are freed after the case."""
     _started: dict[str, asyncio.Task[Json]] = field(default_factory=dict)
 
     async def play(self) -> Failure | None:
@@ -171,7 +171,7 @@ _SUBJECTS = {
     "watch": "stream", "watchEngine": "stream", "keepAlive": "keeper", "kept": "keeper", "stopKeeping": "keeper",
     "cleanUp": "sides", "pull": "request", "move": "request", "connect": "server", "close": "server",
 }  # fmt: skip
-"""How the executor's protocol calls what a step names after its op."""
+"""Names of a step's main field in the executor's protocol, by op."""
 
 
 def _unexpected(op: str, expected: dict[str, Json], ok: Json) -> list[str]:

@@ -20,9 +20,9 @@ def silent(_: str) -> None:
 
 
 CASE_S = 120.0
-"""The longest that one case may take, whatever it waits for."""
+"""Time limit of one case in seconds, whatever it waits for."""
 STAGES_MAX = 3
-"""Groups whose servers stand at once."""
+"""Largest number of groups whose servers run at the same time."""
 
 
 @dataclass
@@ -97,10 +97,10 @@ class Run:
 
     cases: Sequence[Case]
     folder: Path
-    """For logs and settings."""
+    """Folder for logs and settings."""
     build: bool = True
     told: Callable[[str], None] = silent
-    """Hears of every case, as it ends."""
+    """Receives a line for every case, as it ends."""
 
     async def languages(self, languages: Sequence[Language]) -> list[LanguageRun]:
         """Plays the languages one after the other."""

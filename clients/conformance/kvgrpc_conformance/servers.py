@@ -20,7 +20,7 @@ BASE: dict[str, Json] = {
     "drain_s": 1.0,
     "pool": {"layers": 2, "kv_heads": 1, "head_dim": 16, "block_tokens": 16, "blocks": 64},
 }
-"""Settings of every server, unless a case says otherwise: a block has 2 KiB."""
+"""Settings of every server, unless a case states others. A block has 2 KiB."""
 
 
 class ServerFailedError(Exception):

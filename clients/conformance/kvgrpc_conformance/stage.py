@@ -31,7 +31,7 @@ from .values import CaseError, Json
 Request = TypeVar("Request", bound=Message)
 CALL_S = 5.0
 REST_S = 2.0
-"""How long the blocks of a case may take to come back after it."""
+"""Seconds within which the blocks of a case must be returned after it."""
 
 
 class Stage:

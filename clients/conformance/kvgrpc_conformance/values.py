@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 Json = Any
-"""What `json.loads` gives."""
+"""A value that `json.loads` returns."""
 
 _NAME = r"[A-Za-z_]\w*(?:\.\w+)*"
 _WHOLE = re.compile(rf"\$({_NAME})")

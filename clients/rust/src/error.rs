@@ -61,7 +61,7 @@ impl std::error::Error for Called {}
 pub struct FieldViolation {
     /// Path of the field in the request.
     pub field: String,
-    /// What is wrong with it.
+    /// Description of what is wrong with the field.
     pub description: String,
 }
 

@@ -1,4 +1,4 @@
-//! What the channel must know of a method before it sends a call.
+//! Facts about a method that the channel needs before it sends a call.
 
 use std::time::Duration;
 

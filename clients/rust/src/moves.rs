@@ -224,7 +224,7 @@ async fn hand_over_and_pull(
     destination.pull(pull, left).await
 }
 
-/// What an unfinished move has left at the engines.
+/// The traces of an unfinished move at the engines.
 struct Left(Vec<Side>);
 
 impl Drop for Left {

@@ -22,11 +22,12 @@ pub struct Kept {
     /// The state of the lease in the last answer; UNSPECIFIED before the first answer, and for a lease that is unknown
     /// there.
     pub state: LeaseState,
-    /// Why the lease is over; UNSPECIFIED while it is not, and for a reason that this version does not know.
+    /// The reason that the lease is over; UNSPECIFIED while it is not, and for a reason that this version does not
+    /// know.
     pub reason: FailureReason,
     /// Whether the lease is over: its holder must not rely on it, and it is not renewed any more.
     pub over: bool,
-    /// Why the server takes no renewals from this client, if that ended the renewals.
+    /// The error with which the server refuses renewals from this client, if that ended the renewals.
     pub error: Option<Error>,
 }
 
@@ -42,7 +43,7 @@ impl Kept {
 #[derive(Clone, Debug)]
 pub(crate) struct Renewal {
     pub kept: Kept,
-    /// When to renew the lease next.
+    /// Time of the next renewal.
     pub due: Instant,
     /// End of the lease; None before the first answer.
     pub left_until: Option<Instant>,

@@ -62,7 +62,7 @@ struct Watching {
     client: Client,
     filter: TransferFilter,
     position: Position,
-    /// When the last good stream ended.
+    /// Time at which the last good stream ended.
     away_since: Instant,
 }
 

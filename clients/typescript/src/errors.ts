@@ -33,7 +33,7 @@ export interface Called {
   idempotencyKey?: string | undefined;
 }
 
-/** What a server states in addition to code and message, and the call. */
+/** The details that a server states in addition to code and message, and the call. */
 interface Details extends Called {
   reason: Reason;
   next: Next;

@@ -16,7 +16,7 @@ export interface LeaseEnd {
    * more, because it was dropped or because its keeper or client was closed; its remaining time continues.
    */
   state: LeaseState;
-  /** Why the lease could not be renewed. */
+  /** The reason that the lease could not be renewed. */
   reason: Reason;
   /** Error of the call, where renewing itself was refused. */
   error?: KvGrpcError;

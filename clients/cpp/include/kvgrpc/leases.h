@@ -17,7 +17,7 @@ v1::LeaseRef lease_ref(const std::string& lease_id);
 // What is known of a lease.
 struct LeaseStatus {
   v1::LeaseState state = v1::LEASE_STATE_LIVE;
-  // Why the lease is not renewed any more; UNSPECIFIED while it is renewed.
+  // The reason that the lease is not renewed any more; UNSPECIFIED while it is renewed.
   v1::FailureReason reason = v1::FAILURE_REASON_UNSPECIFIED;
   // Whether the lease is over or cannot be renewed. Its holder must not rely on it then.
   bool over = false;

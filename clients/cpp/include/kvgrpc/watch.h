@@ -51,7 +51,7 @@ class TransferWatch {
 struct EngineUpdate {
   // The status. Unset means that the engine is unreachable.
   std::optional<v1::WatchEngineResponse> message;
-  // Why the engine is unreachable.
+  // The error that makes the engine unreachable.
   std::optional<Error> unreachable;
 };
 

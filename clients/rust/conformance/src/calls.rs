@@ -13,7 +13,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::json::Failed;
 
-/// What goes with a call in addition to its message.
+/// The deadline and the metadata that go with a call's message.
 #[derive(Default)]
 pub struct Beside {
     pub metadata: MetadataMap,

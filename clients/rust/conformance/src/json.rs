@@ -10,11 +10,11 @@ use serde_json::{Value, json};
 static SCHEMA: LazyLock<DescriptorPool> =
     LazyLock::new(|| DescriptorPool::decode(kvgrpc::v1::FILE_DESCRIPTOR_SET).expect("the crate's own schema"));
 
-/// Why a request was not answered with `ok`.
+/// The reason that a request was not answered with `ok`.
 pub enum Failed {
     /// The error that the wrapper returned.
     Call(Box<Error>),
-    /// Why the executor cannot carry the request out.
+    /// The reason that the executor cannot carry the request out.
     Executor(String),
 }
 

@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-/// How long requests that are under way may take after the end of the input.
+/// Time limit of the requests that are under way at the end of the input.
 const AT_THE_END: Duration = Duration::from_secs(1);
 
 #[tokio::main(flavor = "current_thread")]

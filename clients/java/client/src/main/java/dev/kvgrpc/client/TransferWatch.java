@@ -25,7 +25,7 @@ public final class TransferWatch extends ReconnectingStream<WatchTransfersReques
   private long incarnation;
   private boolean told;
 
-  /** Where a watch begins: after an event of a life. */
+  /** The point at which a watch begins: after an event of a life. */
   public record After(long eventSeq, long incarnation) {
     /** The present, in any life. */
     public static final After PRESENT = new After(0, 0);
