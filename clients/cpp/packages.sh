@@ -1,9 +1,9 @@
 #!/bin/sh
 # Runs a command with gRPC, protobuf and GoogleTest for C++: `sh packages.sh cmake -S . -B build`. Without a command it
-# only sees to it that they are here.
+# only makes sure that they are here.
 #
-# They are those of this machine, where it has them. Else the packages of Debian or Ubuntu are unpacked into .packages
-# beside this file. That takes no root, and changes nothing else on the machine.
+# They are those of this machine, where it has them. Otherwise the packages of Debian or Ubuntu are unpacked into
+# .packages beside this file. That needs no root, and changes nothing else on the machine.
 set -eu
 cd "$(dirname "$0")"
 wanted='libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc libgtest-dev pkg-config'
@@ -19,16 +19,16 @@ within() {
   multiarch=$(dpkg-architecture -q DEB_HOST_MULTIARCH 2>/dev/null || echo "$(uname -m)-linux-gnu")
   PATH=$root/usr/bin:$PATH
   LD_LIBRARY_PATH=$root/usr/lib/$multiarch${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
-  # gRPC's own file names another folder of libraries than the one of this architecture.
+  # gRPC's own file names another library folder than that of this architecture.
   CMAKE_LIBRARY_PATH=$root/usr/lib/$multiarch
   LIBRARY_PATH=$root/usr/lib/$multiarch
-  # Those that are unpacked first, then the machine's own. The headers that these name are found anyway.
+  # The unpacked files come first, then the machine's own. The headers that these name are found anyway.
   PKG_CONFIG_PATH=$root/usr/lib/$multiarch/pkgconfig:$root/usr/share/pkgconfig${PKG_CONFIG_PATH:+:$PKG_CONFIG_PATH}
   PKG_CONFIG_SYSROOT_DIR=$root
   export PATH LD_LIBRARY_PATH LIBRARY_PATH CMAKE_LIBRARY_PATH PKG_CONFIG_PATH PKG_CONFIG_SYSROOT_DIR
 }
 
-# With lists of packages of its own, which also a user who is not root may fetch.
+# Runs apt with its own lists of packages, which a user who is not root may fetch too.
 own_apt() {
   apt-get -q -o Debug::NoLocking=1 -o Dir::State::lists="$apt/lists" -o Dir::Cache="$apt/cache" "$@"
 }

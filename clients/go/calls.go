@@ -16,12 +16,12 @@ import (
 
 const (
 	traceparentKey = "traceparent"
-	// A server waits no longer than this, whatever the request says.
+	// A server waits no longer than this, whatever the request states.
 	serverWait = time.Minute
-	// ConnectPeer waits for another server, ReleaseQuarantine for the transfers in flight.
+	// ConnectPeer waits for another server, and ReleaseQuarantine for the transfers in flight.
 	longCall = time.Minute
-	// PutTensor returns when its consumers have the tensor: without a timeout the server takes its own, of two minutes,
-	// and with one no more than the longest life of a lease.
+	// PutTensor returns when its consumers have the tensor. Without a timeout in the request the server waits two
+	// minutes. A stated timeout is limited to the longest life of a lease.
 	putTensor        = 2 * time.Minute
 	longestPutTensor = 10 * time.Minute
 )
@@ -43,7 +43,7 @@ func (c calls) unary(
 		ctx, cancel = context.WithTimeout(ctx, deadline(request, c.Timeout))
 		defer cancel()
 	}
-	// Outside gRPC's own repetitions, so that they all carry the same key.
+	// The key is set outside gRPC's own retries, so that all of them carry the same key.
 	request, key := withKey(request)
 	err := toError(ctx, invoke(c.outgoing(ctx), method, request, reply, conn, options...), key)
 	return at(err, method, conn.Target())
@@ -83,7 +83,7 @@ func (s typedStream) Header() (metadata.MD, error) {
 	return header, s.typed(err)
 }
 
-// outgoing adds the client's metadata, and the trace of the call unless the caller has stated one.
+// outgoing adds the client's metadata. It adds the trace of the call unless the caller has stated one.
 func (c calls) outgoing(ctx context.Context) context.Context {
 	for key, value := range c.Metadata {
 		ctx = metadata.AppendToOutgoingContext(ctx, key, value)
@@ -100,7 +100,7 @@ func (c calls) outgoing(ctx context.Context) context.Context {
 	return ctx
 }
 
-// deadline of a call whose context states none. A call that waits at the server gets its wait on top.
+// deadline returns the deadline of a call whose context states none. A wait at the server is added to the usual time.
 func deadline(request any, usual time.Duration) time.Duration {
 	switch request := request.(type) {
 	case *pb.WaitTransferRequest:
@@ -124,7 +124,7 @@ func deadline(request any, usual time.Duration) time.Duration {
 	}
 }
 
-// waitInCall is the time of a wait that a call does by itself, if it does.
+// waitInCall returns how long a call itself waits; 0 where it does not wait.
 func waitInCall(wait *pb.TransferWait) time.Duration {
 	if wait == nil {
 		return 0
@@ -132,7 +132,7 @@ func waitInCall(wait *pb.TransferWait) time.Duration {
 	return wanted(wait.Timeout, serverWait)
 }
 
-// wanted is the wait that a request states, at most the longest that a server allows.
+// wanted returns the wait that a request states, limited to the longest that a server allows, or unset where none is.
 func wanted(stated *durationpb.Duration, unset time.Duration) time.Duration {
 	return wantedUpTo(serverWait, stated, unset)
 }
@@ -144,8 +144,8 @@ func wantedUpTo(most time.Duration, stated *durationpb.Duration, unset time.Dura
 	return min(max(stated.AsDuration(), 0), most)
 }
 
-// withKey gives a request whose idempotency key is empty a random one. The key goes into a shallow copy: a caller that
-// sends the same message twice means two calls.
+// withKey returns a request with a random idempotency key where its own is empty. The key is set on a shallow copy,
+// because a caller that sends the same message twice means two calls.
 func withKey(request any) (any, string) {
 	message, ok := request.(proto.Message)
 	if !ok {

@@ -11,7 +11,7 @@ import (
 // Side is what a failed request has left at one engine.
 type Side struct {
 	Client *Client
-	// TransferKey ends all transfers of the request there, also those still to come. It is used unless TransferID is set.
+	// TransferKey ends all transfers of the request there, later ones included. It is used unless TransferID is set.
 	TransferKey []byte
 	// TransferID ends one transfer.
 	TransferID string
@@ -19,7 +19,7 @@ type Side struct {
 	FreeAllocationIDs []string
 }
 
-// String leaves the key out, which is a secret.
+// String omits the key, because it is a secret.
 func (s Side) String() string {
 	if s.TransferID != "" {
 		return fmt.Sprintf("{TransferID:%s FreeAllocationIDs:%v}", s.TransferID, s.FreeAllocationIDs)
@@ -27,7 +27,7 @@ func (s Side) String() string {
 	return fmt.Sprintf("{TransferKey:[REDACTED] FreeAllocationIDs:%v}", s.FreeAllocationIDs)
 }
 
-// SideResult is what one side said.
+// SideResult is the result of one side.
 type SideResult struct {
 	// Response is nil where the side failed. See also [Outcome].
 	Response *pb.CancelTransferResponse
@@ -35,9 +35,9 @@ type SideResult struct {
 	Err error
 }
 
-// CleanUp cancels a request at all sides and frees its allocations there, in parallel: a side that fails does not keep
-// the others from being told. The results are in the order of the sides. It goes on when ctx has ended, which is often
-// why there is something to clean up; each call has the default deadline.
+// CleanUp cancels a request at all sides and frees its allocations there, in parallel. A failure of one side does not
+// stop the others. The results are in the order of the sides. CleanUp continues after ctx has ended, because that is a
+// common reason to clean up. Each call has the default deadline.
 func CleanUp(ctx context.Context, message string, sides ...Side) []SideResult {
 	ctx = context.WithoutCancel(ctx)
 	results := make([]SideResult, len(sides))

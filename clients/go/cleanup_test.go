@@ -14,7 +14,7 @@ import (
 func TestEachSideIsToldOfACleanUpAlsoWhenAnotherFails(t *testing.T) {
 	var mu sync.Mutex
 	got := map[string]*pb.CancelTransferRequest{}
-	// Both answers wait for both requests: the sides are told in parallel.
+	// Each answer waits for both requests, because CleanUp tells the sides in parallel.
 	var both sync.WaitGroup
 	both.Add(2)
 	side := func(name string, err error) *Client {
@@ -30,7 +30,7 @@ func TestEachSideIsToldOfACleanUpAlsoWhenAnotherFails(t *testing.T) {
 		}), Options{})
 	}
 	over, cancel := context.WithCancel(context.Background())
-	cancel() // a request that was given up is cleaned up all the same
+	cancel() // a request that was given up is cleaned up as well
 	results := CleanUp(over, "gave up",
 		Side{Client: side("P", refusal(codes.NotFound, "TRANSFER_NOT_FOUND", "RECOMPUTE")), TransferID: "t"},
 		Side{Client: side("D", nil), TransferKey: []byte("key"), FreeAllocationIDs: []string{"a"}})

@@ -17,27 +17,27 @@ import (
 	pb "kvgrpc.dev/kvgrpc/gen/kvgrpc/v1"
 )
 
-// Options of a client. The zero value is usable.
+// Options configures a client. The zero value is usable.
 type Options struct {
-	// Timeout is the deadline of a unary call whose context has none, repetitions included. 0 means 10 s. Calls that wait
-	// at the server get their wait on top.
+	// Timeout is the deadline of a unary call whose context has none, retries included. 0 means 10 s. For a call that
+	// waits at the server, the wait is added to it.
 	Timeout time.Duration
-	// Credentials of the transport. Nil means that the connection is not encrypted.
+	// Credentials secure the transport. Nil means that the connection is not encrypted.
 	Credentials credentials.TransportCredentials
-	// Metadata goes with every call, an `authorization` for example.
+	// Metadata is sent with every call, for example an `authorization`.
 	Metadata map[string]string
-	// Traceparent returns the W3C traceparent of a call from its context, or nothing. See also [WithTraceparent].
+	// Traceparent returns the W3C traceparent of a call from its context, or "" for none. See also [WithTraceparent].
 	Traceparent func(context.Context) string
 	// DialOptions are applied after the client's own.
 	DialOptions []grpc.DialOption
 }
 
-// String leaves out the values of the metadata, which may be secrets.
+// String omits the values of the metadata, because they may be secrets.
 func (o Options) String() string {
 	return fmt.Sprintf("{Timeout:%v Metadata:%v}", o.Timeout, slices.Sorted(maps.Keys(o.Metadata)))
 }
 
-// Client of one server, safe for concurrent use. Its fields are the generated stubs.
+// Client is the client of one server. It is safe for concurrent use. Its fields are the generated stubs.
 type Client struct {
 	Admin      pb.AdminServiceClient
 	Handoff    pb.HandoffServiceClient
@@ -52,16 +52,16 @@ type Client struct {
 	closed  context.Context // ends the client's loops
 	close   context.CancelFunc
 	timeout time.Duration
-	silence time.Duration // after which a watch reports an engine unreachable
+	silence time.Duration // a watch reports an engine unreachable after this time
 }
 
 const (
 	defaultTimeout = 10 * time.Second
-	// A server repeats the state of its engine at least every 5 s: three in a row are missing.
+	// A server repeats the state of its engine at least every 5 s, so three messages in a row are missing by then.
 	engineSilence = 15 * time.Second
 )
 
-// Connect makes a client of the server at address, `host:port`. Nothing is sent before the first call.
+// Connect returns a client of the server at address, `host:port`. It sends nothing before the first call.
 func Connect(address string, options Options) (*Client, error) {
 	if options.Timeout < 0 {
 		return nil, errors.New("kvgrpc: the timeout is negative")
@@ -78,9 +78,10 @@ func Connect(address string, options Options) (*Client, error) {
 		grpc.WithDefaultServiceConfig(ServiceConfig),
 		grpc.WithChainUnaryInterceptor(calls.unary),
 		grpc.WithChainStreamInterceptor(calls.stream),
-		// A connection whose other end is gone without a word is noticed within 40 s, while calls are open.
+		// Keepalive detects a dead connection within 40 s while calls are open.
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}),
-		// gRPC's own pause after a refused connection grows to two minutes. A server that restarts is back in seconds.
+		// The default pause of gRPC after a refused connection grows to two minutes. A server that restarts is back in
+		// seconds.
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: pauseMin, Multiplier: 2, Jitter: 0.2, MaxDelay: pauseMax},
 			MinConnectTimeout: 5 * time.Second,
@@ -108,11 +109,11 @@ func Connect(address string, options Options) (*Client, error) {
 	}, nil
 }
 
-// Conn is the client's channel: for services that have no stub here (health, reflection) and for dynamic calls. They
-// get the same deadlines, keys and errors.
+// Conn returns the client's channel, for services that have no stub here (health, reflection) and for dynamic calls.
+// These calls get the same deadlines, keys and errors.
 func (c *Client) Conn() *grpc.ClientConn { return c.conn }
 
-// Close ends the client's calls, streams and loops. Transfers and leases live on at the server.
+// Close ends the client's calls, streams and loops. Transfers and leases continue at the server.
 func (c *Client) Close() error {
 	c.close()
 	return c.conn.Close()
@@ -120,7 +121,7 @@ func (c *Client) Close() error {
 
 var errClosed = errors.New("the client is closed")
 
-// bound is the context of a loop, which also ends with the client.
+// bound returns the context of a loop. It ends with ctx or with the client.
 func (c *Client) bound(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	stop := context.AfterFunc(c.closed, func() { cancel(errClosed) })

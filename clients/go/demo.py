@@ -21,7 +21,7 @@ READY_S = 60
 
 
 def main() -> int:
-    """The exit status of the sample."""
+    """Returns the exit status of the sample."""
     go = shutil.which("go")
     if go is None:
         sys.stdout.write("demo-go: SKIP: go is not on the PATH\n")
@@ -39,7 +39,7 @@ def main() -> int:
 
 
 def start(stack: ExitStack, ready: Path) -> "subprocess.Popen[bytes]":
-    """A server with a pool of its own; stopped when `stack` is left."""
+    """Starts a server with its own pool; leaving `stack` stops it."""
     command = [
         KVGRPC,
         "serve",
@@ -59,7 +59,7 @@ def start(stack: ExitStack, ready: Path) -> "subprocess.Popen[bytes]":
 
 
 def address(ready: Path, server: "subprocess.Popen[bytes]") -> str:
-    """Where a server listens, once it does."""
+    """Returns the address that a server listens at, once it does."""
     until = time.monotonic() + READY_S
     while not ready.exists():
         if server.poll() is not None or time.monotonic() > until:

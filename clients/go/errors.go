@@ -18,43 +18,44 @@ import (
 	pb "kvgrpc.dev/kvgrpc/gen/kvgrpc/v1"
 )
 
-// ErrorDomain is that of the google.rpc.ErrorInfo of a kvgrpc server.
+// ErrorDomain is the domain of the google.rpc.ErrorInfo of a kvgrpc server.
 const ErrorDomain = "kvgrpc.dev"
 
-// Error is what every call and stream of a client fails with:
+// Error is the error of every call and stream of a client:
 //
 //	var failed *kvgrpc.Error
 //	if errors.As(err, &failed) && failed.NextStep() == pb.NextStep_NEXT_STEP_RECOMPUTE { ... }
 //
-// status.Code and status.FromError of gRPC work on it, too.
+// It also works with status.Code and status.FromError of gRPC.
 type Error struct {
 	// Code is the gRPC status code.
 	Code codes.Code
-	// Reason is a name of FailureReason without its prefix. Empty where the error was not made by a kvgrpc server.
+	// Reason is a name of FailureReason without its prefix. It is empty where no kvgrpc server made the error.
 	Reason string
-	// Next is a name of NextStep without its prefix: what would help. Programs use NextStep.
+	// Next is a name of NextStep without its prefix: the recommended next step. Programs use the method NextStep.
 	Next string
-	// Message is one sentence, for readers.
+	// Message is one sentence for readers.
 	Message string
 	// EngineID names the engine that refused.
 	EngineID string
-	// Incarnation is the life of that engine, 0 where it is not stated.
+	// Incarnation identifies the life of that engine, 0 where it is not stated.
 	Incarnation uint64
-	// Metadata is what the reason needs beside these: `phase`, `limit`, `group` ...
+	// Metadata is what the reason needs besides the other fields, for example `phase`, `limit` or `group`.
 	Metadata map[string]string
-	// Method is that which was called, `PoolService/AllocateBlocks`, and Address the server it was called at.
+	// Method is the called method, `PoolService/AllocateBlocks`. Address is the server that was called.
 	Method, Address string
-	// Violations name the wrong fields.
+	// Violations name the wrong fields of the request.
 	Violations []Violation
 	// RetryDelay is how long to wait before the same call can succeed; nil where the server stated nothing.
 	RetryDelay *time.Duration
-	// IdempotencyKey of the request. The same request with this key repeats the call, instead of making a second one.
+	// IdempotencyKey is the key of the request. The same request with this key retries the call and makes no second
+	// one.
 	IdempotencyKey string
 
 	cause error // of the caller's own context
 }
 
-// Violation is a field of the request and what is wrong with it.
+// Violation is a wrong field of the request and what is wrong with it.
 type Violation struct{ Field, Description string }
 
 func (e *Error) Error() string {
@@ -82,8 +83,8 @@ func (e *Error) Error() string {
 	return text.String()
 }
 
-// saidOnce is a message without the reason and the violations, which a server writes into it for tools that show no
-// more.
+// saidOnce returns a message without the reason and the violations. A server writes both into the message for tools
+// that show nothing else.
 func saidOnce(message, reason string, violations []Violation) string {
 	if reason != "" {
 		message = strings.TrimPrefix(message, reason+": ")
@@ -101,23 +102,24 @@ func saidOnce(message, reason string, violations []Violation) string {
 	return message
 }
 
-// Unwrap gives context.Canceled or context.DeadlineExceeded where the caller's context ended the call.
+// Unwrap returns context.Canceled or context.DeadlineExceeded where the caller's context ended the call.
 func (e *Error) Unwrap() error { return e.cause }
 
 // GRPCStatus lets package status of gRPC read the error.
 func (e *Error) GRPCStatus() *status.Status { return status.New(e.Code, e.Error()) }
 
-// FailureReason is the reason as a value, UNSPECIFIED where this version does not know it.
+// FailureReason returns the reason as a value, UNSPECIFIED where this version does not know it.
 func (e *Error) FailureReason() pb.FailureReason {
 	return pb.FailureReason(pb.FailureReason_value["FAILURE_REASON_"+e.Reason])
 }
 
-// NextStep is what would help, as far as this version knows the reason: never retry what you do not understand.
+// NextStep returns the recommended next step. It is UNSPECIFIED, which is no retry, where this version does not know
+// the reason.
 func (e *Error) NextStep() pb.NextStep {
 	return nextStep(e.FailureReason(), pb.NextStep(pb.NextStep_value["NEXT_STEP_"+e.Next]))
 }
 
-// at says of an error where it is from, unless it does.
+// at adds the method and the address to an error that has no method yet.
 func at(err error, method, address string) error {
 	var failed *Error
 	if errors.As(err, &failed) && failed.Method == "" {
@@ -126,7 +128,7 @@ func at(err error, method, address string) error {
 	return err
 }
 
-// toError makes the typed error of what a call with this context ended with. The end of a stream stays io.EOF.
+// toError returns the typed error of a call with this context. The end of a stream stays io.EOF.
 func toError(ctx context.Context, err error, key string) error {
 	var typed *Error
 	if err == nil || err == io.EOF || errors.As(err, &typed) {
@@ -171,7 +173,7 @@ func (e *Error) take(info *errdetails.ErrorInfo) {
 	}
 }
 
-// broken says whether a stream ended for a cause that passes: another one may stand.
+// broken reports whether a stream ended for a temporary reason, so that another stream may succeed.
 func broken(err error) bool {
 	if err == io.EOF {
 		return true // the server ended it: it restarts, or a proxy bounds the life of streams
@@ -184,17 +186,17 @@ func broken(err error) bool {
 	case codes.Unavailable:
 		return true
 	case codes.Internal, codes.Unknown, codes.Canceled, codes.DeadlineExceeded:
-		return failed.Reason == "" // made by gRPC or a proxy, of a connection that was cut
+		return failed.Reason == "" // made by gRPC or a proxy when a connection was cut
 	default:
 		return false
 	}
 }
 
-// What gRPC itself says of a message that is longer than its reader takes: with the code of what passes, though the same
-// message comes again.
+// tooLarge is part of gRPC's own error text for a message that exceeds the reader's size limit. The error has the code
+// of a temporary failure, although the same message would come again.
 const tooLarge = "larger than max"
 
-// brokenOrFull is broken, or refused because there are too many streams at the moment or this one was read too slowly.
+// brokenOrFull reports whether broken does, or whether the server refused because of too many streams or a slow reader.
 func brokenOrFull(err error) bool {
 	if broken(err) {
 		return true
@@ -204,7 +206,7 @@ func brokenOrFull(err error) bool {
 		(failed.Reason != "" || !strings.Contains(failed.Message, tooLarge))
 }
 
-// retryDelay is what the server asked for, 0 where it asked for nothing.
+// retryDelay returns the delay that the server asked for, 0 where it asked for none.
 func retryDelay(err error) time.Duration {
 	var failed *Error
 	if errors.As(err, &failed) && failed.RetryDelay != nil {

@@ -13,7 +13,7 @@ import (
 	pb "kvgrpc.dev/kvgrpc/gen/kvgrpc/v1"
 )
 
-// failure is the typed error of a call that the server ends with err.
+// failure returns the typed error of a call that the server ends with err.
 func failure(t *testing.T, err error) *Error {
 	t.Helper()
 	server := serve(t, "", &transfers{

@@ -7,8 +7,8 @@ import (
 	"google.golang.org/grpc"
 )
 
-// exchange is a stream with one answer for each request, one at a time. A stream that failed is not used again: the
-// next request opens another.
+// exchange is a stream with one answer for each request. It has one request at a time. A stream that failed is not used
+// again; the next request opens another one.
 type exchange[Request, Response any] struct {
 	ctx    context.Context // of the streams
 	open   func(context.Context, ...grpc.CallOption) (grpc.BidiStreamingClient[Request, Response], error)
@@ -16,7 +16,8 @@ type exchange[Request, Response any] struct {
 	cancel context.CancelFunc
 }
 
-// ask returns the answer. When ctx ends first the stream ends, too: a late answer would be taken for the next one's.
+// ask returns the answer. When ctx ends first, ask ends the stream, because the next request would read the late
+// answer.
 func (e *exchange[Request, Response]) ask(ctx context.Context, request *Request) (*Response, error) {
 	var streaming context.Context
 	if e.stream == nil {
@@ -25,7 +26,7 @@ func (e *exchange[Request, Response]) ask(ctx context.Context, request *Request)
 	stop := context.AfterFunc(ctx, e.cancel)
 	response, err := e.attempt(streaming, request)
 	if !stop() && err == nil {
-		e.close() // ctx ended at the same moment as the answer came, which counts
+		e.close() // ctx ended just as the answer came; the answer counts
 	}
 	if err != nil {
 		e.close()
@@ -47,7 +48,7 @@ func (e *exchange[Request, Response]) attempt(streaming context.Context, request
 		}
 		e.stream = stream
 	}
-	// io.EOF says that the stream has ended; why is told by Recv.
+	// io.EOF says that the stream has ended. Recv returns the reason.
 	if err := e.stream.Send(request); err != nil && err != io.EOF {
 		return nil, err
 	}

@@ -17,10 +17,10 @@ import (
 	pb "kvgrpc.dev/kvgrpc/gen/kvgrpc/v1"
 )
 
-// Time that a test gives to what must come. It is used up only by tests that fail.
+// soon is how long a test waits for what must come. Only a test that fails waits so long.
 const soon = 20 * time.Second
 
-// The services of a server in the test's own process. Each test sets the methods that it needs.
+// These are the services of a server in the test's own process. Each test sets the methods that it needs.
 type (
 	transfers struct {
 		pb.UnimplementedTransferServiceServer
@@ -95,7 +95,7 @@ func (s *schedulers) PollSchedulerNews(
 	return s.poll(ctx, r)
 }
 
-// server listens on a real socket.
+// server listens at a real socket.
 type server struct {
 	address string
 	grpc    *grpc.Server
@@ -104,7 +104,7 @@ type server struct {
 	conns []net.Conn
 }
 
-// serve starts a server with these services; at address, or at a free one.
+// serve starts a server with these services, at address or at a free one.
 func serve(t *testing.T, address string, services ...any) *server {
 	t.Helper()
 	if address == "" {
@@ -171,14 +171,14 @@ func connect(t *testing.T, s *server, options Options) *Client {
 	return client
 }
 
-// limited is a context that ends with the test, or when it hangs.
+// limited returns a context that ends with the test, or when the test hangs.
 func limited(t *testing.T) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), soon)
 	t.Cleanup(cancel)
 	return ctx
 }
 
-// refusal is a status as a kvgrpc server makes it.
+// refusal returns a status as a kvgrpc server makes it.
 func refusal(code codes.Code, reason, next string, more ...protoadapt.MessageV1) error {
 	info := &errdetails.ErrorInfo{Reason: reason, Domain: "kvgrpc.dev", Metadata: map[string]string{
 		"next": next, "engine_id": "P", "incarnation": "7",
@@ -196,7 +196,7 @@ func header(seq, incarnation uint64) *pb.ResponseHeader {
 
 func after(d time.Duration) *durationpb.Duration { return durationpb.New(d) }
 
-// next is what comes out of a channel, in time.
+// next returns the next item of a channel, and fails the test where none comes in time.
 func next[T any](t *testing.T, from <-chan T) T {
 	t.Helper()
 	select {

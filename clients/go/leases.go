@@ -13,33 +13,33 @@ import (
 )
 
 const (
-	// Renewals that are due within this time go along with one that is due now.
+	// Renewals that are due within this time are sent with one that is due now.
 	renewTogether = 250 * time.Millisecond
 	// A lease whose cap is near is renewed no more often than this.
 	renewMin = 100 * time.Millisecond
-	// One message has no more leases. A server takes 10,000, but no more than 4 MB, and a grant has up to 700 bytes.
+	// One message has at most so many leases. A server takes 10,000, but at most 4 MB, and a grant has up to 700 bytes.
 	renewBatch = 5_000
 )
 
-// Keeper renews leases over one KeepAlive stream, each when a third of what was left has passed, so that two renewals
-// may fail. A stream that breaks is opened again, with growing pauses.
+// Keeper renews leases over one KeepAlive stream. It renews each lease when a third of its remaining time has passed,
+// so that two renewals may fail. A stream that breaks is opened again, after growing pauses.
 type Keeper struct {
 	ttl    *durationpb.Duration
 	stream exchange[pb.KeepAliveRequest, pb.KeepAliveResponse]
-	usual  time.Duration // limit of one exchange
+	usual  time.Duration // time limit of one exchange
 	news   chan struct{} // a lease was added
 	cancel context.CancelFunc
 	ended  chan struct{}
-	// Until then no stream is tried. The loop's own.
+	// No stream is tried before this time. Only the loop uses it.
 	notBefore time.Time
 
-	mu   sync.Mutex // guards what follows, and the fields of the leases
+	mu   sync.Mutex // guards the fields below, and the fields of the leases
 	held map[*KeptLease]struct{}
-	over error // why nothing is renewed any more
+	over error // why no lease is renewed any more
 }
 
-// KeepAlive starts a keeper that has no lease yet. Renewals ask for ttl; 0 asks for that which each lease was granted
-// with. The keeper ends with ctx or by Close; the leases then live on until their time is over.
+// KeepAlive starts a keeper that has no lease yet. Renewals ask for ttl; 0 asks for the TTL that each lease was granted
+// with. The keeper ends with ctx or by Close. The leases then live until their time is over.
 func (c *Client) KeepAlive(ctx context.Context, ttl time.Duration) *Keeper {
 	ctx, cancel := c.bound(ctx)
 	keeper := &Keeper{
@@ -57,14 +57,14 @@ func (c *Client) KeepAlive(ctx context.Context, ttl time.Duration) *Keeper {
 	return keeper
 }
 
-// Add renews a lease from now on; the first time at once.
+// Add renews a lease from now on. The first renewal is immediate.
 func (k *Keeper) Add(ref *pb.LeaseRef) *KeptLease {
 	lease := &KeptLease{ref: ref, keeper: k, done: make(chan struct{}), due: time.Now()}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	switch {
 	case ref.GetBy() == nil:
-		// At the server it would end the stream, for all leases.
+		// The server would end the stream for it, and with the stream the renewals of all leases.
 		lease.end(LeaseEnd{Err: &Error{Code: codes.InvalidArgument, Message: "a lease is named by its id or a grant"}})
 	case k.over != nil:
 		lease.end(LeaseEnd{State: pb.LeaseState_LEASE_STATE_LIVE, Err: k.over})
@@ -78,7 +78,7 @@ func (k *Keeper) Add(ref *pb.LeaseRef) *KeptLease {
 	return lease
 }
 
-// Drop renews a lease no more. It lives on until its time is over.
+// Drop stops renewing a lease. The lease lives until its time is over.
 func (k *Keeper) Drop(lease *KeptLease) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -124,9 +124,9 @@ func (k *Keeper) run(ctx context.Context) {
 	}
 }
 
-// due waits until a lease is to be renewed, and returns those that go together, with the time that their answer may
-// take: half of what is left to the first of them. Leases whose time is over are ended, also in a pause after a failure.
-// Nothing is due when ctx ends, a lease was added or one is over.
+// due waits until a lease must be renewed. It returns the leases to renew together, and the time limit of their answer:
+// half of the time that is left to the lease that ends first. It ends leases whose time is over, also in the pause
+// after a failure. It returns no leases when ctx ends, when a lease was added, or when the time of a lease is over.
 func (k *Keeper) due(ctx context.Context) (batch []*KeptLease, limit time.Duration) {
 	k.mu.Lock()
 	now := time.Now()
@@ -134,7 +134,7 @@ func (k *Keeper) due(ctx context.Context) (batch []*KeptLease, limit time.Durati
 	next := now.Add(time.Hour)
 	for lease := range k.held {
 		if !lease.until.IsZero() && !now.Before(lease.until) {
-			// Another holder may have renewed it. This one must not rely on that.
+			// Another holder may have renewed the lease. This holder must not rely on that.
 			lease.end(LeaseEnd{State: pb.LeaseState_LEASE_STATE_EXPIRED, Reason: pb.FailureReason_FAILURE_REASON_LEASE_EXPIRED})
 			continue
 		}
@@ -182,13 +182,14 @@ func (k *Keeper) answered(batch []*KeptLease, rows []*pb.RenewedLease, sent time
 			lease.end(LeaseEnd{State: rows[i].GetState(), Reason: reason})
 			continue
 		}
-		// Counted from when it was sent: the holder never believes in a lease longer than the server does.
+		// The time counts from when the renewal was sent, so that the holder never relies on a lease longer than the
+		// server.
 		lease.until = sent.Add(left)
 		lease.due = sent.Add(max(left/3, renewMin))
 	}
 }
 
-// refused ends leases whose renewal the server does not take at all.
+// refused ends leases whose renewal the server refuses as a whole.
 func (k *Keeper) refused(batch []*KeptLease, err error) {
 	end := LeaseEnd{Err: err}
 	if failed, ok := err.(*Error); ok {
@@ -216,26 +217,26 @@ type KeptLease struct {
 	ref    *pb.LeaseRef
 	keeper *Keeper
 	done   chan struct{}
-	until  time.Time // what the server granted; zero before the first answer
+	until  time.Time // end of what the server granted; zero before the first answer
 	due    time.Time
 	ending LeaseEnd
 }
 
-// LeaseEnd is why a lease is renewed no more.
+// LeaseEnd is why a lease is not renewed any more.
 type LeaseEnd struct {
-	// State of the lease: DONE says that its consumers have their KV, UNSPECIFIED that the server does not know it. LIVE
-	// says that it was dropped, or that its keeper has ended.
+	// State is the state of the lease. DONE says that its consumers have their KV. UNSPECIFIED says that the server
+	// does not know the lease. LIVE says that the lease was dropped, or that its keeper has ended.
 	State pb.LeaseState
-	// Reason why it could not be renewed.
+	// Reason is why the lease could not be renewed.
 	Reason pb.FailureReason
-	// Err is set where it was not the lease that ended, but its renewal.
+	// Err is set where the renewals ended and not the lease.
 	Err error
 }
 
-// Done is closed when the lease is renewed no more. See End.
+// Done returns a channel that is closed when the lease is not renewed any more. See End.
 func (l *KeptLease) Done() <-chan struct{} { return l.done }
 
-// End says why the lease is renewed no more; its state is LIVE before that.
+// End returns why the lease is not renewed any more. Before that the state is LIVE.
 func (l *KeptLease) End() LeaseEnd {
 	l.keeper.mu.Lock()
 	defer l.keeper.mu.Unlock()
@@ -247,7 +248,7 @@ func (l *KeptLease) End() LeaseEnd {
 	}
 }
 
-// Left is how long the lease lives for certain: 0 before the first renewal was answered, and when it is over.
+// Left returns how long the lease is sure to live: 0 before the first answer to a renewal, and after its end.
 func (l *KeptLease) Left() time.Duration {
 	l.keeper.mu.Lock()
 	defer l.keeper.mu.Unlock()
@@ -255,11 +256,11 @@ func (l *KeptLease) Left() time.Duration {
 	case <-l.done:
 		return 0
 	default:
-		return max(time.Until(l.until), 0) // of a zero `until`: long over
+		return max(time.Until(l.until), 0) // a zero `until` is long over
 	}
 }
 
-// end is called with the keeper's lock. Only the first end counts: a lease may be dropped while it is renewed.
+// end must be called with the keeper's lock held. Only the first end counts, as a lease may be dropped while it renews.
 func (l *KeptLease) end(why LeaseEnd) {
 	select {
 	case <-l.done:

@@ -135,7 +135,7 @@ func TestALeaseThatIsOverIsToldAndNotRenewedAnyMore(t *testing.T) {
 func TestALeaseThatCouldNotBeRenewedIsOverWhateverIsLeftOfIt(t *testing.T) {
 	for _, row := range []*pb.RenewedLease{
 		{State: pb.LeaseState_LEASE_STATE_RECLAIMED, Reason: pb.FailureReason_FAILURE_REASON_LEASE_RECLAIMED},
-		{State: 66, Reason: 977, Remaining: after(time.Minute)}, // of a newer server
+		{State: 66, Reason: 977, Remaining: after(time.Minute)}, // from a newer server
 	} {
 		_, keeper := keeperOf(t, &renewals{rows: func(_ int, r *pb.KeepAliveRequest) ([]*pb.RenewedLease, error) {
 			return all(r, row), nil
@@ -239,7 +239,7 @@ func TestALeaseThatIsDroppedIsNotRenewedAnyMore(t *testing.T) {
 	dropped := make(chan struct{})
 	fake := &renewals{rows: func(n int, r *pb.KeepAliveRequest) ([]*pb.RenewedLease, error) {
 		if n == 2 {
-			<-dropped // its renewal is under way
+			<-dropped // the renewal is under way
 		}
 		return all(r, live(300*time.Millisecond)), nil
 	}}

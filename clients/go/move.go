@@ -11,12 +11,13 @@ import (
 	pb "kvgrpc.dev/kvgrpc/gen/kvgrpc/v1"
 )
 
-// More than a server's defaults for queue, transfer and settle together.
+// The default exceeds the sum of a server's defaults for queue, transfer and settle.
 const defaultMove = 90 * time.Second
 
-// TransferError is the error of a transfer that ended without its KV, FAILED or CANCELLED; nil of one that succeeded or
-// is not over. To the server such an end is no error of a call: the calls that wait for it answer with OK. Its code is
-// ABORTED, its reason and step are those of the failure; Metadata has `transfer_id` and `phase`.
+// TransferError returns the error of a transfer that ended without its KV, FAILED or CANCELLED. It returns nil for a
+// transfer that succeeded or is not over. At the server such an end is not an error of a call: the calls that wait for
+// the transfer return OK. The code of the error is ABORTED. Its reason and next step are those of the failure. Its
+// Metadata has `transfer_id` and `phase`.
 func TransferError(transfer *pb.Transfer) error {
 	if !IsOver(transfer) || Succeeded(transfer) {
 		return nil
@@ -38,10 +39,10 @@ func TransferError(transfer *pb.Transfer) error {
 	return made
 }
 
-// Pull makes a pull whose destination is stated, and waits for its end: the transfer once the KV is in its blocks. One
-// that ends in another way is an *Error (see TransferError), and comes with the transfer; so is the end of the timeout, as
-// DEADLINE_EXCEEDED, after which the transfer goes on: CancelTransfer ends it. A timeout of 0 is 90 s. Set request.Wait
-// to wait for the return of the memory, too.
+// Pull makes a pull whose destination is stated, and returns the transfer once the KV is in its blocks. Any other end
+// is an *Error (see TransferError), and the transfer is returned with it. When the timeout is over, the error is
+// DEADLINE_EXCEEDED and the transfer continues; CancelTransfer ends it. A timeout of 0 means 90 s. Set request.Wait to
+// wait for the return of the memory as well.
 func (c *Client) Pull(ctx context.Context, request *pb.PullBlocksRequest, timeout time.Duration) (*pb.Transfer, error) {
 	asked := proto.Clone(request).(*pb.PullBlocksRequest)
 	return c.ended(ctx, &asked.Wait, timeout, func(ctx context.Context) (*pb.Transfer, bool, error) {
@@ -50,7 +51,7 @@ func (c *Client) Pull(ctx context.Context, request *pb.PullBlocksRequest, timeou
 	})
 }
 
-// Receive is Pull for a push: it reserves blocks for what request.Source is to send, and waits for it.
+// Receive is Pull for a push: it reserves blocks for what request.Source will send, and waits for the push.
 func (c *Client) Receive(
 	ctx context.Context, request *pb.ReserveBlocksRequest, timeout time.Duration,
 ) (*pb.Transfer, error) {
@@ -95,14 +96,14 @@ func (c *Client) ended(
 	return transfer, TransferError(transfer)
 }
 
-// Moving says how a Move is made. The zero value is usable.
+// Moving configures a Move. The zero value is usable.
 type Moving struct {
-	// RequestID of the LLM's request: a label at both engines.
+	// RequestID is the id of the LLM's request. It labels the transfer at both engines.
 	RequestID string
-	// Into are the blocks that the KV goes to. Nil: as many are allocated at the destination, group by group, as the
-	// source has.
+	// Into are the blocks that the KV goes to. Nil means that Move allocates as many blocks at the destination as the
+	// source has, group by group.
 	Into *pb.Blocks
-	// Timeout of the whole move; 0 means 90 s.
+	// Timeout limits the whole move; 0 means 90 s.
 	Timeout time.Duration
 }
 
@@ -110,16 +111,16 @@ type Moving struct {
 type Moved struct {
 	// Transfer is the RECEIVE at the destination.
 	Transfer *pb.Transfer
-	// Blocks of the destination; those that were allocated for it are freed with their AllocationId.
+	// Blocks are the destination's blocks. Blocks that Move allocated are freed with their AllocationId.
 	Blocks *pb.Blocks
 }
 
-// Move copies the KV of a prompt from blocks of one engine to another one, and waits until it is there: blocks are
-// allocated at the destination, the source's are handed over to be read, and the destination pulls. Both servers manage
-// their pools. The source's blocks stay the caller's, to be freed by FreeBlocks.
+// Move copies the KV of a prompt from blocks of one engine to another engine, and waits until the KV is there. It
+// allocates blocks at the destination, hands the source's blocks over for reading, and lets the destination pull. Both
+// servers must manage their pools. The caller keeps the source's blocks and frees them with FreeBlocks.
 //
-// A move that fails leaves nothing behind: it is cancelled at both sides, and what it allocated is freed. Its error is an
-// *Error; that of a transfer that failed is as TransferError makes it.
+// A move that fails leaves nothing behind: Move cancels it at both sides and frees what it allocated. The error is an
+// *Error. The error of a failed transfer is the one that TransferError returns.
 func Move(
 	ctx context.Context, source, destination *Client, blocks *pb.Blocks, content *pb.Content, options Moving,
 ) (*Moved, error) {
@@ -166,7 +167,7 @@ func moveInto(
 	}, max(time.Until(over), time.Millisecond))
 }
 
-// countsOf are the blocks of each group.
+// countsOf returns the number of blocks of each group.
 func countsOf(blocks *pb.Blocks) (counts []*pb.GroupBlockCount) {
 	for _, group := range blocks.GetGroups() {
 		row := &pb.GroupBlockCount{Group: group.Group}

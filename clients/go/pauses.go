@@ -11,16 +11,16 @@ const (
 	pauseMax = 2 * time.Second
 )
 
-// pauses between attempts grow, with jitter, so that clients of one server do not come back all at once.
+// pauses between attempts grow, with jitter, so that the clients of one server do not all come back at once.
 type pauses struct{ longest time.Duration }
 
-// next is the next pause: no less than the server asked for.
+// next returns the next pause, which is at least as long as the server asked for.
 func (p *pauses) next(asked time.Duration) time.Duration {
 	p.longest = min(max(2*p.longest, pauseMin), pauseMax)
 	return max(p.longest/2+rand.N(p.longest/2+1), asked)
 }
 
-// take sits the next pause out. It fails when the context ends first.
+// take waits for the next pause. It fails when the context ends first.
 func (p *pauses) take(ctx context.Context, asked time.Duration) error {
 	timer := time.NewTimer(p.next(asked))
 	defer timer.Stop()
@@ -32,7 +32,8 @@ func (p *pauses) take(ctx context.Context, asked time.Duration) error {
 	}
 }
 
-// after tells how long a stream stood that broke. Only one that lasted counts as a recovery: the pauses start over.
+// after records how long a stream lasted before it broke. Only a stream that lasted long counts as a recovery: then the
+// pauses start over.
 func (p *pauses) after(stood time.Duration) {
 	if stood >= pauseMax {
 		p.longest = 0

@@ -7,9 +7,9 @@ import (
 	"google.golang.org/protobuf/types/descriptorpb"
 )
 
-// Redacted is a message as text, for logs: what fmt prints of it, but with [REDACTED] in place of its secrets, which are
-// grants' tokens, transfer keys and whatever else the schema marks with debug_redact. The messages' own String shows
-// these in full.
+// Redacted returns a message as text for logs. It is the text that fmt prints, with [REDACTED] in place of the secrets:
+// the tokens of grants, transfer keys and whatever else the schema marks with debug_redact. The String method of a
+// message shows these in full.
 func Redacted(message proto.Message) string {
 	if message == nil || !message.ProtoReflect().IsValid() {
 		return "<nil>"

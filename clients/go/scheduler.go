@@ -13,10 +13,10 @@ import (
 	pb "kvgrpc.dev/kvgrpc/gen/kvgrpc/v1"
 )
 
-// Scheduler speaks for the scheduler of the server's engine, which has one: it says what happens to requests, and is
-// told the news, each once and in order.
+// Scheduler acts for the one scheduler of the server's engine. It reports what happens to requests, and it returns the
+// news, each item once and in order.
 //
-// The first reply says which life of the engine this is. When that is over every step is refused with
+// The first reply states the incarnation of the engine. When the incarnation changes, every step is refused with
 // INCARNATION_CHANGED until StartOver.
 type Scheduler struct {
 	client *Client
@@ -24,12 +24,12 @@ type Scheduler struct {
 	stream exchange[pb.ScheduleRequest, pb.ScheduleResponse]
 	cancel context.CancelFunc
 
-	mu          sync.Mutex // guards what follows
+	mu          sync.Mutex // guards the fields below
 	incarnation uint64
 	seq         uint64 // of the last news that the caller was given
 }
 
-// Scheduler starts to speak for the engine's scheduler. Its stream ends with ctx or by Close.
+// Scheduler returns the scheduler of the server's engine. Its stream ends with ctx or by Close.
 func (c *Client) Scheduler(ctx context.Context) *Scheduler {
 	ctx, cancel := c.bound(ctx)
 	scheduler := &Scheduler{client: c, turn: make(chan struct{}, 1), cancel: cancel}
@@ -37,29 +37,29 @@ func (c *Client) Scheduler(ctx context.Context) *Scheduler {
 	return scheduler
 }
 
-// Close ends the stream. Requests and transfers live on at the server.
+// Close ends the stream. Requests and transfers continue at the server.
 func (s *Scheduler) Close() { s.cancel() }
 
-// Incarnation is the life of the engine that the scheduler's requests and blocks are of; 0 before the first reply.
+// Incarnation returns the incarnation that the scheduler's requests and blocks belong to; 0 before the first reply.
 func (s *Scheduler) Incarnation() uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.incarnation
 }
 
-// StartOver follows INCARNATION_CHANGED: the engine lives anew, knows no request, and blocks that were kept are gone.
+// StartOver follows INCARNATION_CHANGED: the restarted engine knows no request, and the kept blocks are gone.
 func (s *Scheduler) StartOver() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.incarnation, s.seq = 0, 0
 }
 
-// Step says all that one step of the scheduler has to say, in one message, and returns one answer for each call, and
-// the news. A call is a request of SchedulerService (*pb.RequestArrivedRequest, *pb.MatchTokensRequest ...). One that is
-// refused says so in its answer, see [Refusal], and the others go on.
+// Step sends everything that one step of the scheduler reports, in one message. It returns one answer for each call,
+// and the news. A call is a request of SchedulerService (*pb.RequestArrivedRequest, *pb.MatchTokensRequest ...). A call
+// that is refused has the error in its answer, see [Refusal]; the other calls take effect.
 //
-// A stream that breaks is opened again and the step repeated, which is safe, until ctx ends or the client's timeout is
-// over. The next Step or Poll tells the server that this one's news have arrived.
+// When a stream breaks, Step opens another one and repeats the step, which is safe. It stops when ctx ends; a ctx
+// without a deadline gets the client's timeout. The next Step or Poll acknowledges the news of this one.
 func (s *Scheduler) Step(ctx context.Context, calls ...proto.Message) (*pb.ScheduleResponse, error) {
 	request := &pb.ScheduleRequest{}
 	for _, call := range calls {
@@ -100,7 +100,7 @@ func (s *Scheduler) Step(ctx context.Context, calls ...proto.Message) (*pb.Sched
 	}
 }
 
-// Poll returns what is new, and waits for the first of it, at most 60 s: for a scheduler that has nothing to do.
+// Poll returns the news. It waits up to wait for the first item, at most 60 s. It suits a scheduler that is idle.
 func (s *Scheduler) Poll(ctx context.Context, wait time.Duration) ([]*pb.SchedulerNews, error) {
 	request := &pb.PollSchedulerNewsRequest{}
 	request.AfterSeq, request.Incarnation = s.position()
@@ -120,14 +120,14 @@ func (s *Scheduler) position() (seq, incarnation uint64) {
 	return s.seq, s.incarnation
 }
 
-// told returns the news that the caller has not been given: a Step and a Poll at one time are told the same.
+// told returns the news that the caller has not been given. A Step and a Poll at the same time receive the same news.
 func (s *Scheduler) told(header *pb.ResponseHeader, news []*pb.SchedulerNews) []*pb.SchedulerNews {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.incarnation == 0 {
 		s.incarnation = header.GetIncarnation()
 	} else if s.incarnation != header.GetIncarnation() {
-		return nil // asked before StartOver: of a life that is over
+		return nil // asked before StartOver, of an earlier incarnation
 	}
 	for len(news) > 0 && news[0].GetSeq() <= s.seq {
 		news = news[1:]
@@ -138,7 +138,7 @@ func (s *Scheduler) told(header *pb.ResponseHeader, news []*pb.SchedulerNews) []
 	return news
 }
 
-// Refusal is the error that one call of a step was refused with; nil where it was not.
+// Refusal returns the error that refused one call of a step; nil where the call was not refused.
 func Refusal(answer *pb.ScheduleAnswer) *Error {
 	failure := answer.GetFailure()
 	if failure == nil {

@@ -16,14 +16,14 @@ import (
 
 type scheduleStream = grpc.BidiStreamingServer[pb.ScheduleRequest, pb.ScheduleResponse]
 
-// policy is a server's part: it keeps news until they are acknowledged, and answers each call.
+// policy plays a server: it keeps news until they are acknowledged, and answers each call.
 type policy struct {
 	mu          sync.Mutex
 	incarnation uint64
-	made        uint64 // news so far; each step makes one
+	made        uint64 // number of news so far; each step makes one
 	kept        []*pb.SchedulerNews
 	asked       []string
-	// lose says whether the answer to the n-th step is lost.
+	// lose reports whether the answer to the n-th step is lost.
 	lose func(step int) bool
 }
 
@@ -132,7 +132,7 @@ func TestAStepAndAPollTellTheSameNewsOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	equal(t, "news of the poll", seqs(news), "2")
-	// A poll that was under way while a step told its news.
+	// A poll was under way while a step delivered its news.
 	late := scheduler.told(header(0, 7), []*pb.SchedulerNews{{Seq: 1}, {Seq: 2}, {Seq: 3}})
 	equal(t, "late news", seqs(late), "3")
 }

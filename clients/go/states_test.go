@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	pb "kvgrpc.dev/kvgrpc/gen/kvgrpc/v1"
-	// The schemas between leads and of sessions are no part of this package, but their generated code is to compile.
+	// The schemas between leads and of sessions are not part of this package, but their generated code must compile.
 	_ "kvgrpc.dev/kvgrpc/gen/kvgrpc/peer/v1"
 	_ "kvgrpc.dev/kvgrpc/gen/kvgrpc/session/v1"
 )

@@ -9,27 +9,27 @@ import (
 // NewTransferKey returns 16 random bytes that pair the two sides of a transfer. They are a secret.
 func NewTransferKey() []byte {
 	key := make([]byte, 16)
-	rand.Read(key) // never fails: the program ends before it would
+	rand.Read(key) // never fails: the runtime ends the program first
 	return key
 }
 
-// TokenContent is the content of KV that was computed from these tokens, without adapter and salt, under the weights
-// that the engine stated.
+// TokenContent returns the content of KV that was computed from these tokens, without adapter and salt, with the
+// weights that the engine stated.
 func TokenContent(tokenIDs []uint32) *pb.Content {
 	return &pb.Content{Form: &pb.Content_Tokens{Tokens: &pb.TokenContent{TokenIds: tokenIDs}}}
 }
 
-// LeaseByID names a lease by its id.
+// LeaseByID returns a reference to a lease by its id.
 func LeaseByID(id string) *pb.LeaseRef {
 	return &pb.LeaseRef{By: &pb.LeaseRef_LeaseId{LeaseId: id}}
 }
 
-// LeaseByGrant names the lease that a grant stands on.
+// LeaseByGrant returns a reference to the lease that a grant stands on.
 func LeaseByGrant(grant *pb.Grant) *pb.LeaseRef {
 	return &pb.LeaseRef{By: &pb.LeaseRef_Grant{Grant: grant}}
 }
 
-// BlockRuns are block ids as maximal runs, in their order: for engines with a block manager of their own.
+// BlockRuns returns block ids as maximal runs, in their order, for engines with their own block manager.
 func BlockRuns(ids []uint32) *pb.BlockRuns {
 	runs := &pb.BlockRuns{}
 	for i, id := range ids {
@@ -43,7 +43,7 @@ func BlockRuns(ids []uint32) *pb.BlockRuns {
 	return runs
 }
 
-// BlockIDs are the ids of runs, in their order.
+// BlockIDs returns the ids of runs, in their order.
 func BlockIDs(runs *pb.BlockRuns) []uint32 {
 	var ids []uint32
 	for i, start := range runs.GetStarts() {
@@ -54,7 +54,7 @@ func BlockIDs(runs *pb.BlockRuns) []uint32 {
 	return ids
 }
 
-// BlockCount is the number of blocks of all groups.
+// BlockCount returns the number of blocks of all groups.
 func BlockCount(blocks *pb.Blocks) (count int) {
 	for _, group := range blocks.GetGroups() {
 		for _, run := range group.GetRuns().GetCounts() {

@@ -11,12 +11,12 @@ import (
 	pb "kvgrpc.dev/kvgrpc/gen/kvgrpc/v1"
 )
 
-// One call waits half of what a server allows, so that proxies with a limit of a minute let it pass.
+// One call waits half of what a server allows, so that proxies with a limit of one minute let it pass.
 const waitOnce = 30 * time.Second
 
-// Wait returns the transfer once it has met the condition, or as it is when the timeout is over: look at ConditionMet.
-// The timeout may be longer than the minute that one WaitTransfer lasts. A server that is away or too busy meanwhile is
-// asked again while there is time. The wait also ends with its context and its client.
+// Wait returns the transfer once it has met the condition, or its current state when the timeout is over; ConditionMet
+// tells which. The timeout may exceed the minute that one WaitTransfer lasts. While time is left, Wait calls again when
+// the server is away or too busy. The wait also ends with its context and its client.
 func (c *Client) Wait(
 	ctx context.Context, transferID string, until pb.WaitCondition, timeout time.Duration,
 ) (*pb.WaitTransferResponse, error) {
@@ -39,7 +39,7 @@ func (c *Client) Wait(
 		case err != nil && (left <= 0 || !passes(err)):
 			return nil, err
 		}
-		// There was no answer, or one before its time: no loop without a pause.
+		// There was no answer, or the server answered early. The pause prevents a busy loop.
 		pausing, cancel := context.WithTimeout(ctx, left)
 		_ = pauses.take(pausing, retryDelay(err))
 		cancel()
@@ -56,7 +56,7 @@ func (c *Client) waitOnce(
 	})
 }
 
-// passes says whether a wait goes on after an error: the server was away, too busy, or silent for one call, or the
+// passes reports whether a wait continues after an error: the server was away, too busy, or silent for one call, or the
 // connection was cut.
 func passes(err error) bool {
 	return brokenOrFull(err) || status.Code(err) == codes.DeadlineExceeded

@@ -37,7 +37,7 @@ func TestALongWaitIsManyWaitsThatAServerAllows(t *testing.T) {
 
 func TestAWaitThatIsOverGivesTheTransferAsItIs(t *testing.T) {
 	client := waitAt(t, func(_ context.Context, r *pb.WaitTransferRequest) (*pb.WaitTransferResponse, error) {
-		time.Sleep(r.Timeout.AsDuration()) // what a server does
+		time.Sleep(r.Timeout.AsDuration()) // as a server does
 		return &pb.WaitTransferResponse{Transfer: &pb.Transfer{State: pb.TransferState_TRANSFER_STATE_ACTIVE}}, nil
 	})
 	reply, err := client.Wait(limited(t), "t", ended, 50*time.Millisecond)
@@ -109,7 +109,7 @@ func TestAWaitEndsWithARefusalThatCarriesAReason(t *testing.T) {
 	}
 }
 
-// waiting starts a wait for a server that does not answer, and returns when it has arrived there.
+// waiting starts a wait at a server that does not answer, and returns when the call has arrived there.
 func waiting(t *testing.T, ctx context.Context) (*Client, <-chan error) {
 	arrived, failed := make(chan bool, 9), make(chan error, 1)
 	client := waitAt(t, func(ctx context.Context, _ *pb.WaitTransferRequest) (*pb.WaitTransferResponse, error) {

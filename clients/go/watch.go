@@ -11,27 +11,27 @@ import (
 	pb "kvgrpc.dev/kvgrpc/gen/kvgrpc/v1"
 )
 
-// Point in the changes of an engine's transfers. The zero value is the present.
+// Point is a point in the changes of an engine's transfers. The zero value is the present.
 type Point struct {
 	EventSeq uint64
-	// Incarnation is the life of the engine that EventSeq belongs to.
+	// Incarnation identifies the life of the engine that EventSeq belongs to.
 	Incarnation uint64
 }
 
-// PointOf is the point up to which a reply tells everything. A watch after it misses nothing.
+// PointOf returns the point up to which a reply reports everything. A watch from this point misses nothing.
 func PointOf(header *pb.ResponseHeader) Point {
 	return Point{header.GetEventSeq(), header.GetIncarnation()}
 }
 
-// Watch gives every change of the transfers that match, after a point, each as the whole transfer. A stream that breaks
-// is resumed after the last message, with growing pauses, until the context ends. The error, if there is one, is the
-// last that the loop gets:
+// Watch yields every change of the matching transfers after a point, each as the whole transfer. When a stream breaks,
+// Watch resumes after the last message, with growing pauses, until the context ends. An error is the last item of the
+// loop:
 //
 //	for change, err := range client.Watch(ctx, filter, after) { ... }
 //
-// Messages are handed on as the server sends them. One without a transfer tells how far the watch is. One with
-// HistoryLost says that changes are missing: list the transfers; the watch goes on. The error INCARNATION_CHANGED says
-// that the engine has started over: its transfers are gone.
+// Watch yields messages as the server sends them. A message without a transfer states how far the watch has got. A
+// message with HistoryLost states that changes are missing: list the transfers. The watch continues after it. The error
+// INCARNATION_CHANGED states that the engine has restarted: its transfers are gone.
 func (c *Client) Watch(
 	ctx context.Context, filter *pb.TransferFilter, after Point,
 ) iter.Seq2[*pb.WatchTransfersResponse, error] {
@@ -59,7 +59,7 @@ func (c *Client) Watch(
 	}
 }
 
-// watchOnce reads one stream, and moves the point on with every message. False: the caller wants no more.
+// watchOnce reads one stream, and moves the point with every message. It returns false when the caller wants no more.
 func (c *Client) watchOnce(
 	ctx context.Context, filter *pb.TransferFilter, after *Point, yield func(*pb.WatchTransfersResponse, error) bool,
 ) (bool, error) {
@@ -86,7 +86,7 @@ func (c *Client) watchOnce(
 	}
 }
 
-// incarnationChanged is the error of a server that resumes a watch in another life of its engine.
+// incarnationChanged returns the error for a server that resumes a watch in another incarnation of its engine.
 func incarnationChanged(watched uint64, header *pb.ResponseHeader) *Error {
 	return &Error{
 		Code:        codes.Aborted,
@@ -98,7 +98,7 @@ func incarnationChanged(watched uint64, header *pb.ResponseHeader) *Error {
 	}
 }
 
-// overError is the error of a loop whose context has ended.
+// overError returns the error of a loop whose context has ended.
 func overError(ctx context.Context) *Error {
 	code := codes.Canceled
 	if ctx.Err() == context.DeadlineExceeded {

@@ -15,19 +15,19 @@ import (
 	pb "kvgrpc.dev/kvgrpc/gen/kvgrpc/v1"
 )
 
-// EngineUpdate is how an engine is, or that it cannot be reached: one of the two is set.
+// EngineUpdate is the status of an engine, or the error that makes it unreachable. Exactly one field is set.
 type EngineUpdate struct {
-	// Response is the engine's status. Another incarnation in its header says that the leases, grants and transfers of the
-	// one before are gone.
+	// Response is the engine's status. A new incarnation in its header says that the leases, grants and transfers of
+	// the previous one are gone.
 	Response *pb.WatchEngineResponse
-	// Unreachable says why nothing is known of the engine now. Once for each outage, and again when the cause is another.
-	// That of a watch which ends by itself is the last.
+	// Unreachable is why the engine cannot be reached now. It is reported once for each outage, and again when the
+	// cause changes. The error of a watch that ends by itself is its last update.
 	Unreachable error
 }
 
-// WatchEngine tells how the engine is, at once and whenever that has changed, at most once in each interval (0 means
-// 0.1 s). It connects again for ever, with pauses of 0.1 s to 2 s, and ends with its context. It ends by itself where no
-// other stream would be answered differently: with INVALID_ARGUMENT, PERMISSION_DENIED, UNAUTHENTICATED and
+// WatchEngine yields the status of the engine at once and whenever it changes, at most once in each interval (0 means
+// 0.1 s). It reconnects without limit, with pauses of 0.1 s to 2 s, and ends with its context. It ends by itself with
+// the errors that any other stream would get too: INVALID_ARGUMENT, PERMISSION_DENIED, UNAUTHENTICATED and
 // UNIMPLEMENTED.
 func (c *Client) WatchEngine(ctx context.Context, minInterval time.Duration) iter.Seq[EngineUpdate] {
 	return func(yield func(EngineUpdate) bool) {
@@ -68,7 +68,7 @@ func (c *Client) watchEngineOnce(
 ) (wanted, stood bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	// A host that went away says nothing. The server's regular messages tell it sooner than the connection does.
+	// A dead host sends nothing. Missing the server's regular messages shows that sooner than the connection does.
 	silence := max(c.silence, 3*minInterval)
 	var silent atomic.Bool
 	watchdog := time.AfterFunc(silence, func() {
@@ -87,7 +87,7 @@ func (c *Client) watchEngineOnce(
 			break
 		}
 		stood = true
-		watchdog.Stop() // a caller that takes its time is not the engine's silence
+		watchdog.Stop() // a slow caller is not a silent engine
 		if !yield(EngineUpdate{Response: response}) {
 			return false, true, nil
 		}

@@ -28,7 +28,7 @@ func life(incarnation uint64) *handshakes {
 	})
 }
 
-// updates reads a watch into a channel, until the test ends.
+// updates reads a watch into a channel until the test ends.
 func updates(t *testing.T, client *Client) <-chan EngineUpdate {
 	read := make(chan EngineUpdate)
 	ctx := limited(t)

@@ -22,7 +22,7 @@ func change(seq, incarnation uint64) *pb.WatchTransfersResponse {
 	}
 }
 
-// watched runs a watch to its end, and tells what it gave and what the server was asked for.
+// watched runs a watch to its end. It returns what the watch yielded and what the server was asked for.
 func watched(t *testing.T, point Point, watch func(attempt int, stream watchStream) error) (seen, asked []string, last error) {
 	t.Helper()
 	server := serve(t, "", &transfers{watch: func(r *pb.WatchTransfersRequest, stream watchStream) error {
@@ -63,7 +63,7 @@ func TestABrokenWatchResumesAfterTheLastMessageWhateverItWas(t *testing.T) {
 			stream.Send(&pb.WatchTransfersResponse{Header: header(4, 7)})
 			stream.Send(change(5, 7))
 			return status.Error(codes.Unavailable, "cut")
-		case 2: // only how far it is, then the server ends the stream
+		case 2: // only the progress of the watch, then the server ends the stream
 			stream.Send(&pb.WatchTransfersResponse{Header: header(9, 7)})
 			return nil
 		case 3:
@@ -164,7 +164,7 @@ func TestAWatchEndsWithItsContext(t *testing.T) {
 func TestAWatchWhoseMessageIsTooLongEnds(t *testing.T) {
 	_, asked, err := watched(t, Point{}, func(_ int, stream watchStream) error {
 		long := change(1, 7)
-		long.Transfer.RequestId = strings.Repeat("x", 5<<20) // more than a client takes
+		long.Transfer.RequestId = strings.Repeat("x", 5<<20) // longer than a client accepts
 		return stream.Send(long)
 	})
 	if status.Code(err) != codes.ResourceExhausted || len(asked) != 1 {

@@ -1,9 +1,10 @@
-"""The executor of the Python client: reads requests from standard input, one JSON object a line, and answers each.
+"""Runs the executor of the Python client: it reads requests from standard input, one JSON object a line, and answers
+each.
 
     python -m clients.python.conformance
 
-clients/conformance/README.md says what each op does. It judges nothing: what the client answers goes out as it is.
-Every request is a task of its own, so a call that waits delays no other.
+clients/conformance/README.md describes each op. The executor judges nothing: it passes on what the client answers.
+Every request runs in its own task, so a call that waits delays no other.
 """
 
 import asyncio
@@ -33,7 +34,7 @@ async def main() -> None:
 
 
 async def answer(ops: Ops, request: dict[str, Any]) -> None:
-    """Carries one request out and writes its answer."""
+    """Carries out one request and writes its answer."""
     try:
         outcome = {"ok": await ops.perform(request)}
     except KVGrpcError as error:

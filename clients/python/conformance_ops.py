@@ -1,4 +1,4 @@
-"""What the executor does with the client: the only file here that uses kvgrpc.client."""
+"""Carries out the executor's requests with the client. Only this file of the executor uses kvgrpc.client."""
 
 import asyncio
 import platform
@@ -52,7 +52,7 @@ CLOSE_S = 5.0
 
 
 class Ops:
-    """Clients by server, streams and keepers by name."""
+    """Holds clients by server, and streams and keepers by name."""
 
     def __init__(self) -> None:
         self._clients: dict[str, Client] = {}
@@ -61,7 +61,7 @@ class Ops:
         self._held: dict[str, list[Any]] = {}
 
     async def perform(self, request: Json) -> Json:
-        """The answer to one request."""
+        """Returns the answer to one request."""
         op: Callable[[Json], Awaitable[Json]] | None = getattr(self, f"op_{request['op']}", None)
         if op is None:
             raise LookupError(f"there is no op {request['op']}")
@@ -136,7 +136,7 @@ class Ops:
         try:
             transfer = await client.wait(transfer_id, returned=returned, timeout_s=request.get("timeoutS", 10.0))
         except DeadlineExceeded as error:
-            if "method" in error.metadata:  # of a call; the wait's own end names none
+            if "method" in error.metadata:  # of a call; the end of the wait itself names none
                 raise
             reply = await client.get_transfer(transfer_id)
             return {"transfer": as_json(reply.transfer), "conditionMet": False}
@@ -220,8 +220,8 @@ class Ops:
 
 
 async def _messages(events: AsyncIterator[Any]) -> AsyncIterator[Message]:
-    """The wrapper's watch as messages. It tells a new life by a marker and goes on; the protocol of executors has an
-    error for that, which is made here.
+    """Yields the messages of the client's watch. The watch marks a new life and continues. The protocol of executors
+    has an error for a new life, which is raised here.
     """
     async for event in events:
         if isinstance(event, IncarnationChanged):
@@ -231,7 +231,7 @@ async def _messages(events: AsyncIterator[Any]) -> AsyncIterator[Message]:
 
 
 def lease_state(held: Any) -> str:
-    """A LeaseState without its prefix."""
+    """Returns a LeaseState without its prefix."""
     state = getattr(held, "state", None)
     if state:
         return name_of(lease_pb2.LeaseState, state).upper()
@@ -240,25 +240,25 @@ def lease_state(held: Any) -> str:
 
 
 def outcome(one: CleanedUp) -> str:
-    """What a side said: its outcome, or why it failed."""
+    """Returns the result of a side: its outcome, or why it failed."""
     if isinstance(one, KVGrpcError):
         return str(one.reason)
     return transfer_pb2.CancelOutcome.Name(one.outcome).removeprefix("CANCEL_OUTCOME_")
 
 
 def parsed(descriptor: Any, value: Json) -> Any:
-    """A message from its JSON."""
+    """Returns a message from its JSON."""
     return json_format.ParseDict(value, GetMessageClass(descriptor)())
 
 
 def as_json(message: Message) -> Json:
-    """A message as JSON."""
+    """Returns a message as JSON."""
     made: Json = json_format.MessageToDict(message)
     return made
 
 
 def error_of(error: KVGrpcError) -> Json:
-    """A typed error as the runner reads it."""
+    """Returns a typed error in the form that the runner reads."""
     made: Json = {
         "code": error.code,
         "reason": str(error.reason),

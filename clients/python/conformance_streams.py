@@ -1,4 +1,4 @@
-"""Calls and streams of the executor, by the names of their methods, over the client's channel."""
+"""Makes the executor's calls and streams over the client's channel, by the names of their methods."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -24,7 +24,7 @@ class Calls:
         self.caller = Caller(usual.address, usual.timeout_s, (*usual.metadata, *metadata.items()))
 
     async def unary(self, method: MethodDescriptor, request: Any, timeout_s: float | None) -> Message:
-        """One unary call."""
+        """Makes one unary call."""
         stub = self._channel.unary_unary(_path(method), _written, GetMessageClass(method.output_type).FromString)
         options = {} if timeout_s is None else {"timeout_s": timeout_s}
         if "idempotency_key" not in method.input_type.fields_by_name:
@@ -34,7 +34,7 @@ class Calls:
         return await self.caller.change(stub, request, options)
 
     def stream(self, method: MethodDescriptor, request: Any) -> "Streamed":
-        """A stream."""
+        """Opens a stream."""
         read = GetMessageClass(method.output_type).FromString
         if method.client_streaming:
             call = self._channel.stream_stream(_path(method), _written, read)
@@ -52,7 +52,7 @@ class Streamed:
         self._request = GetMessageClass(method.input_type)() if request is None else request
 
     async def metadata(self) -> dict[str, str]:
-        """The server's initial metadata."""
+        """Returns the server's initial metadata."""
         try:
             found = await self.call.initial_metadata()
         except aio.AioRpcError as failed:
@@ -60,7 +60,7 @@ class Streamed:
         return {key: value for key, value in found or () if isinstance(value, str)}
 
     async def read(self) -> Message | None:
-        """The next message; None at the end."""
+        """Returns the next message; None at the end."""
         try:
             message = await self.call.read()
             if message is not aio.EOF:
@@ -78,7 +78,7 @@ class Streamed:
 
 
 class Queued:
-    """A stream of the client's own: an iterator."""
+    """A stream that the client itself makes: an iterator."""
 
     def __init__(self, events: AsyncIterator[Message], close: Callable[[], Awaitable[None]]) -> None:
         self._events, self._close = events, close
@@ -94,7 +94,7 @@ class Queued:
 
 
 class Opened:
-    """A stream with a name. A read that timed out goes on, so that no message is lost."""
+    """A stream with a name. A read that timed out continues, so that no message is lost."""
 
     def __init__(self, server: str, stream: Streamed | Queued) -> None:
         self.server = server
@@ -102,21 +102,21 @@ class Opened:
         self._reading: asyncio.Task[Message | None] | None = None
 
     async def metadata(self) -> dict[str, str]:
-        """The server's initial metadata."""
+        """Returns the server's initial metadata."""
         return await self._stream.metadata()
 
     async def send(self, made: Callable[[MethodDescriptor], Message]) -> None:
-        """One more message of the client's."""
+        """Sends one more message of the client."""
         assert isinstance(self._stream, Streamed)
         await self._stream.call.write(made(self._stream.method))
 
     async def finish(self) -> None:
-        """No more messages of the client's."""
+        """Ends the client's messages."""
         assert isinstance(self._stream, Streamed)
         await self._stream.call.done_writing()
 
     async def next(self, timeout_s: float) -> Message | None:
-        """The next message; None at the end. Raises TimeoutError."""
+        """Returns the next message; None at the end. Raises TimeoutError."""
         if self._reading is None:
             self._reading = asyncio.create_task(self._read())
         message = await asyncio.wait_for(asyncio.shield(self._reading), timeout_s)
@@ -124,7 +124,7 @@ class Opened:
         return message
 
     async def close(self) -> None:
-        """Ends it."""
+        """Ends the stream."""
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)

@@ -1,13 +1,13 @@
-"""A router that drives a pull between two servers that manage their own blocks.
+"""Drives a pull between two servers that manage their own blocks.
 
     kvgrpc serve --port 50051 --engine-id P
     kvgrpc serve --port 50052 --engine-id D
     python clients/python/router.py --prefill 127.0.0.1:50051 --decode 127.0.0.1:50052 --tokens 100
 
-The router stands in for both engines: it takes blocks at both servers, hands those of the prefill engine over, relays
-the grant to the decode engine, and watches the transfer to its end. Whatever goes wrong, it cleans up at both servers:
-one call to each ends the transfers of the request there and frees its blocks. A router whose engines move the KV by
-themselves is examples/router.
+The router takes the place of both engines: it takes blocks at both servers, hands over those of the prefill engine,
+relays the grant to the decode engine, and watches the transfer to its end. Whatever goes wrong, it cleans up at both
+servers: one call to each ends the request's transfers there and frees its blocks. For engines that move the KV by
+themselves, see the router in examples/router.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from kvgrpc.v1.transfer_pb2 import TRANSFER_STATE_SUCCEEDED, Transfer, TransferS
 
 TIMEOUT_S = 60.0
 BLOCKS_TTL_S = 120.0
-"""What a router that dies leaves behind is freed after this long."""
+"""Seconds after which the blocks of a router that dies are freed."""
 
 
 @dataclass
@@ -36,11 +36,11 @@ class Request:
     token_ids: list[int]
     request_id: str = field(default_factory=lambda: f"req-{secrets.token_hex(4)}")
     transfer_key: bytes = field(default_factory=lambda: secrets.token_bytes(16))
-    """Pairs the two sides, and lets who knows it cancel both."""
+    """Key that pairs the two sides. Whoever knows it can cancel both."""
     allocations: dict[Client, list[str]] = field(default_factory=dict)
 
     async def run(self) -> Transfer:
-        """Moves the KV; how the transfer ended."""
+        """Moves the KV, and returns the transfer as it ended."""
         wanted = content(self.token_ids)
         key, label = self.transfer_key, self.request_id
         source = await self._allocate(self.prefill)
@@ -49,10 +49,10 @@ class Request:
         target = await self._allocate(self.decode)
         pull = await self.decode.pull_blocks(offered.grant, wanted, blocks=target, transfer_key=key, request_id=label)
         transfer = pull.transfer
-        # From the pull's own reply on, so that no change of it is missed.
+        # The watch starts at the pull's own reply, so that it misses no change.
         async for event in self.decode.watch(after=pull, transfer_ids=[transfer.transfer_id]):
             if not isinstance(event, WatchTransfersResponse):
-                # Changes are missing, or the engine has started over: ask.
+                # Changes are missing, or the engine has restarted: get the transfer.
                 transfer = (await self.decode.get_transfer(transfer.transfer_id)).transfer
             else:
                 transfer = event.transfer
@@ -72,7 +72,7 @@ class Request:
                 print(f"{self.request_id}: could not be cleaned up: {said}", file=sys.stderr)
 
     async def _allocate(self, client: Client) -> AllocateBlocksResponse:
-        """As many blocks as the prompt needs, of each group."""
+        """Allocates as many blocks of each group as the prompt needs."""
         (pool,) = (await client.describe_pools()).pools
         counts = {index: -(-len(self.token_ids) // group.block_tokens) for index, group in enumerate(pool.groups)}
         reply = await client.allocate(counts, ttl_s=BLOCKS_TTL_S)
@@ -81,7 +81,7 @@ class Request:
 
 
 async def main() -> int:
-    """Moves one prompt; 0 when its KV is there."""
+    """Moves one prompt. Returns 0 when its KV is there."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prefill", default="127.0.0.1:50051", help="server of the prefill engine")
     parser.add_argument("--decode", default="127.0.0.1:50052", help="server of the decode engine")

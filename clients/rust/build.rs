@@ -1,4 +1,4 @@
-//! Makes `kvgrpc::v1` from the schema, and from the same schema the table that `methods.rs` looks calls up in.
+//! Generates `kvgrpc::v1` from the schema, and from the same schema the table in which `methods.rs` looks up calls.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -23,12 +23,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Names of the fields of type bytes that the schema marks with `debug_redact`, which the types of descriptors here do
-/// not have yet. A test of the schema compares them.
+/// Names of the fields of type bytes that the schema marks with `debug_redact`. The descriptor types here do not have
+/// that option yet. A test of the schema compares the names.
 const SECRETS: [&str; 9] =
     ["metadata", "nonce", "proof", "proofs", "rank_ticket", "ticket", "session_secret", "token", "transfer_key"];
 
-/// Messages with a secret: for them, and for the choices in them, `Debug` is not derived but written, without it.
+/// The messages with a secret. For them, and for their oneofs, `Debug` is written without the secret and not derived.
 #[derive(Default)]
 struct Hiding {
     paths: Vec<String>,
@@ -62,7 +62,7 @@ impl Hiding {
             let of_it = |field: &&FieldDescriptorProto| chosen(field) && field.oneof_index == i32::try_from(index).ok();
             let fields: Vec<_> = message.field.iter().filter(of_it).collect();
             if fields.is_empty() {
-                continue; // that of an optional field
+                continue; // the oneof of an optional field
             }
             write!(rows, ".field(\"{0}\", &self.{0})", choice.name()).expect("a string can be written to");
             self.add_choice(message, choice.name(), &fields);
@@ -121,7 +121,7 @@ fn schema(folder: &Path) -> Result<Vec<PathBuf>, Box<dyn Error>> {
     Ok(files)
 }
 
-/// A match arm for each method: whether it is unary, and the number of its request's `idempotency_key`.
+/// Returns a match arm for each method: whether it is unary, and the number of its request's `idempotency_key`.
 fn methods(descriptors: &FileDescriptorSet) -> String {
     let mut keys = HashMap::new();
     for file in &descriptors.file {

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// answer is what goes to the client. Once it has begun, no other engine can begin it anew.
+// answer is the response to the client. Once it has begun, no other engine can begin it again.
 type answer struct {
 	writer http.ResponseWriter
 	sent   atomic.Bool
@@ -20,7 +20,7 @@ type answer struct {
 
 func (a *answer) begun() bool { return a.sent.Load() }
 
-// begin sends the status and the content type, if that has not been done.
+// begin sends the status and the content type, unless that has been done.
 func (a *answer) begin(contentType string) {
 	if !a.sent.Swap(true) {
 		a.writer.Header().Set("Content-Type", contentType)
@@ -28,7 +28,7 @@ func (a *answer) begin(contentType string) {
 	}
 }
 
-// write sends bytes now. An error is not the engine's: the client is gone, and the request's context ends.
+// write sends bytes at once. An error here is not the engine's: the client is gone, and the request's context ends.
 func (a *answer) write(data []byte) error {
 	if _, err := a.writer.Write(data); err != nil {
 		return err
@@ -36,7 +36,7 @@ func (a *answer) write(data []byte) error {
 	return http.NewResponseController(a.writer).Flush()
 }
 
-// relay sends what an engine answers, as it comes. `first` is called when its first token is there.
+// relay sends an engine's answer as it comes. It calls `first` when the first token is there.
 func (a *answer) relay(reply *http.Response, first func()) error {
 	contentType := reply.Header.Get("Content-Type")
 	if strings.HasPrefix(contentType, "text/event-stream") {
@@ -51,7 +51,7 @@ func (a *answer) relay(reply *http.Response, first func()) error {
 	return a.write(withoutParams(body))
 }
 
-// relayEvents sends an event stream. One that begins with an error has not begun.
+// relayEvents sends an event stream. A stream whose first event is an error counts as not begun.
 func (a *answer) relayEvents(contentType string, body io.Reader, first func()) error {
 	lines := bufio.NewReader(body)
 	for {
@@ -82,7 +82,7 @@ func isError(data []byte) bool {
 	return json.Unmarshal(data, &event) == nil && event.Error != nil
 }
 
-// withoutParams is an answer without `kv_transfer_params`: a grant is for engines, not for clients.
+// withoutParams returns an answer without `kv_transfer_params`, because a grant is for engines and not for clients.
 func withoutParams(body []byte) []byte {
 	var whole map[string]json.RawMessage
 	if json.Unmarshal(body, &whole) != nil || whole["kv_transfer_params"] == nil {
@@ -95,7 +95,7 @@ func withoutParams(body []byte) []byte {
 	return nil
 }
 
-// tokens makes the answer of token ids, for engines that say nothing else.
+// tokens makes the answer from token ids, for engines that return nothing else.
 type tokens struct {
 	*attempt
 	promptTokens int

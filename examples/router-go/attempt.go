@@ -13,35 +13,35 @@ import (
 // attempt is one try of a request under one transfer key, and what it holds at engines.
 type attempt struct {
 	*request
-	// id labels the attempt's transfers. Leads search by it and match nothing.
+	// id labels the attempt's transfers. Leads search by it but match nothing by it.
 	id string
 	// key pairs the two sides of the transfer, and cancels it. It is a secret.
 	key []byte
 
-	// later runs what the client does not wait for, and the router before it ends.
+	// later runs work that the client does not wait for. The router waits for it before it ends.
 	later func(func())
 
 	mu sync.Mutex
-	// held is of each engine that was told the key.
+	// held has an entry for each engine that was told the key.
 	held map[*engine]*holding
 }
 
 // holding is what an attempt has at one engine.
 type holding struct {
 	allocations map[string]*allocation
-	// abandoned: another engine took its part.
+	// abandoned is set when another engine has taken over this one's part.
 	abandoned bool
 }
 
-// allocation is blocks that an attempt has taken.
+// allocation is a set of blocks that an attempt has taken.
 type allocation struct {
 	// stop ends its renewals.
 	stop context.CancelFunc
-	// computation is what may write the blocks now; empty where nothing does.
+	// computation is what may write the blocks now; "" where nothing does.
 	computation string
 }
 
-// begin begins an attempt.
+// begin starts an attempt.
 func (r *router) begin(request *request) *attempt {
 	request.attempts++
 	id := request.id
@@ -53,28 +53,28 @@ func (r *router) begin(request *request) *attempt {
 	}
 }
 
-// tell notes that an engine is about to be told the key: from now on the attempt has to be cleaned up there.
+// tell records that an engine is about to be told the key. From now on the attempt must be cleaned up there.
 func (a *attempt) tell(e *engine) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.of(e)
 }
 
-// abandon notes whether an engine has failed, so that another one takes over, unless the same does it after all.
+// abandon records whether an engine has failed, so that another one takes over, unless the same engine tries again.
 func (a *attempt) abandon(e *engine, failed bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.of(e).abandoned = failed
 }
 
-// hold notes an allocation, which is renewed until it is let go.
+// hold records an allocation. It is renewed until it is let go.
 func (a *attempt) hold(e *engine, id string, stop context.CancelFunc) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.of(e).allocations[id] = &allocation{stop: stop}
 }
 
-// write notes which computation may write an allocation from now on; empty: none does any more.
+// write records which computation may write an allocation from now on; "" means that none may.
 func (a *attempt) write(e *engine, id, computation string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -83,8 +83,8 @@ func (a *attempt) write(e *engine, id, computation string) {
 	}
 }
 
-// letGo ends the renewals of an allocation, which the caller frees. False: it was let go already, or may still be
-// written, and is left to the attempt's end.
+// letGo ends the renewals of an allocation, and the caller frees it. It returns false when the allocation was already
+// let go, or may still be written; then it is left to the attempt's end.
 func (a *attempt) letGo(e *engine, id string) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -104,8 +104,8 @@ func (a *attempt) of(e *engine) *holding {
 	return a.held[e]
 }
 
-// left is what an attempt had, by engine: allocations to free with a cancel, to free only, and to free once their
-// computation has stopped.
+// left is what an attempt had, by engine: allocations to free with a cancel, allocations only to free, and allocations
+// to free once their computation has stopped.
 type left struct {
 	cancelled, freed map[*engine][]string
 	written          []writing
@@ -117,8 +117,8 @@ type writing struct {
 	id, computation string
 }
 
-// leave ends all renewals, and returns what is left to end. After a failure everything is cancelled; after a success
-// what was abandoned.
+// leave ends all renewals, and returns what is left to end. After a failure that is everything; after a success it is
+// only what was abandoned.
 func (a *attempt) leave(failed bool) left {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -8,20 +8,20 @@ import (
 	pb "kvgrpc.dev/kvgrpc/gen/kvgrpc/v1"
 )
 
-// load of an engine, as far as it matters to a choice.
+// load is the load of an engine, as far as it matters to a choice.
 type load struct {
 	takesWork bool
-	// room is how many eighths of the pool are free. Coarse, so that a few blocks do not outweigh a queue.
+	// room is how many eighths of the pool are free. It is coarse, so that a few blocks do not outweigh a queue.
 	room int
 	// queue is how many transfers wait for their turn.
 	queue int
-	// underway are the steps that the engine does for this router: its next status will show them.
+	// underway are the steps that the engine does for this router now. The engine's next status will include them.
 	underway int
 	free     int
 }
 
-// choose returns the engine of a role that is best off, or nil where none takes work. It leaves out those that a
-// request is to avoid.
+// choose returns the best engine of a role, or nil where none takes work. It skips the engines that a request must
+// avoid.
 func (f *fleet) choose(role role, avoid map[*engine]bool) *engine {
 	var best *engine
 	var least load
@@ -46,7 +46,8 @@ func (l load) better(than load) bool {
 	) < 0
 }
 
-// load of an engine. One that drains, is too full, has no engine behind its lead or cannot be reached takes no work.
+// load returns the load of an engine. An engine takes no work when it drains, is too full, cannot be reached, or has a
+// lead without an engine.
 func (e *engine) load() load {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -57,11 +58,11 @@ func (e *engine) load() load {
 	return load{true, room, int(e.status.WaitingTurnCount), e.underway, free}
 }
 
-// takesWork says whether new work may be given to the engine now.
+// takesWork reports whether the engine may get new work now.
 func (e *engine) takesWork() bool { return e.load().takesWork }
 
-// roomOf is the number of free blocks, and the eighths of the pool that they are: those of the fullest group. Soft
-// blocks count as free, since the engine takes them back when it needs them.
+// roomOf returns the number of free blocks of the fullest group, and the eighths of the pool that they are. Soft blocks
+// count as free, because the engine takes them back when it needs them.
 func roomOf(groups []*pb.GroupLoad) (free, eighths int) {
 	if len(groups) == 0 {
 		return 0, 0

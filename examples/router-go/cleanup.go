@@ -9,8 +9,8 @@ import (
 	pb "kvgrpc.dev/kvgrpc/gen/kvgrpc/v1"
 )
 
-// end ends an attempt, in the background: the client waits neither for it nor for an engine that is away. What the
-// router cannot say to an engine ends there by itself: leases, allocations and registrations have their times.
+// end ends an attempt in the background. The client waits neither for that nor for an engine that is away. What the
+// router cannot tell an engine ends there by itself, because leases, allocations and registrations have time limits.
 func (r *router) end(ctx context.Context, a *attempt, why error) {
 	left := a.leave(why != nil)
 	message := "done"
@@ -31,7 +31,7 @@ func (r *router) end(ctx context.Context, a *attempt, why error) {
 	})
 	for _, written := range left.written {
 		r.ending.Go(func() {
-			// Blocks that are freed may be another request's at once: none that may still be written.
+			// Freed blocks may belong to another request at once, so no block that may still be written is freed.
 			if err := stop(ctx, written.at, a, written.computation); err != nil {
 				slog.Warn("not freed, it ends with its time", "request", a.id, "engine", written.at.String(),
 					"allocation", written.id, "error", err)
@@ -42,8 +42,8 @@ func (r *router) end(ctx context.Context, a *attempt, why error) {
 	}
 }
 
-// cancel ends everything under the attempt's key at these engines, also what is still to come under it, and frees the
-// attempt's allocations.
+// cancel ends everything under the attempt's key at these engines, later arrivals included, and frees the attempt's
+// allocations.
 func cancel(ctx context.Context, a *attempt, message string, engines map[*engine][]string) {
 	var sides []kvgrpc.Side
 	var order []*engine
@@ -61,7 +61,7 @@ func cancel(ctx context.Context, a *attempt, message string, engines map[*engine
 	}
 }
 
-// free gives an allocation back. Its blocks that are pinned come free at their last unpin.
+// free gives an allocation back. Its pinned blocks become free at their last unpin.
 func free(ctx context.Context, e *engine, allocation string) {
 	_, err := e.client.Pool.FreeBlocks(ctx, &pb.FreeBlocksRequest{
 		Freed: &pb.FreeBlocksRequest_AllocationId{AllocationId: allocation},

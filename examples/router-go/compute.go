@@ -17,32 +17,33 @@ import (
 	pb "kvgrpc.dev/kvgrpc/gen/kvgrpc/v1"
 )
 
-// work is what a driven engine is asked to compute, as `POST /compute`: the KV of the tokens from computed_tokens on,
-// in these blocks; then max_tokens more, one after the other. `DELETE /compute/{id}` ends it: it is answered, with 204,
-// once the engine writes the blocks no more, and never will, also where the computation has not come yet.
+// work is what a driven engine is asked to compute, as `POST /compute`. It computes the KV of the tokens from
+// computed_tokens on into these blocks, and then max_tokens more tokens, one after the other. `DELETE /compute/{id}`
+// ends it. The engine answers that with 204 once it no longer writes the blocks and never will, even where the
+// computation has not arrived yet.
 type work struct {
-	// ID is another one for each computation.
+	// ID is unique for each computation.
 	ID       string   `json:"id"`
 	TokenIDs []uint32 `json:"token_ids"`
-	// ComputedTokens have their KV in the blocks. When that is all of them the engine computes the last one again, since
-	// it needs what follows from it.
+	// ComputedTokens have their KV in the blocks. When those are all tokens, the engine computes the last one again,
+	// because it needs the output of that token.
 	ComputedTokens int `json:"computed_tokens"`
 	MaxTokens      int `json:"max_tokens"`
-	// Blocks is a message kvgrpc.v1.Blocks, as JSON.
+	// Blocks is a message kvgrpc.v1.Blocks as JSON.
 	Blocks json.RawMessage `json:"blocks"`
 }
 
-// progress is one line of the answer. The last line has a finish_reason; without it the answer was cut.
+// progress is one line of the answer. The last line has a finish_reason; an answer without it was cut.
 type progress struct {
 	TokenID      *uint32 `json:"token_id,omitempty"`
 	FinishReason string  `json:"finish_reason,omitempty"`
 }
 
-// stopTimeout bounds how long an engine may go on computing before its blocks are left to their time.
+// stopTimeout bounds how long an engine may continue to compute. After that its blocks are left to their TTL.
 const stopTimeout = 10 * time.Second
 
-// compute has an engine compute, and answers the client with the tokens, if any are asked for. The blocks count as
-// written until the engine's answer has come to its end: an engine need not notice at once that a connection is cut.
+// compute lets an engine compute, and sends the client the tokens, if any were asked for. The blocks count as written
+// until the engine's answer has ended, because an engine may notice late that a connection was cut.
 func (d *driven) compute(ctx context.Context, a *attempt, work work, blocks *pb.Blocks) (err error) {
 	work.ID = rand.Text()
 	if work.Blocks, err = protojson.Marshal(blocks); err != nil {
@@ -76,14 +77,14 @@ func (d *driven) compute(ctx context.Context, a *attempt, work work, blocks *pb.
 	return tokens.finish(finish)
 }
 
-// refusedWork says whether an engine has answered that it does not compute. A 5xx may be that of a proxy, behind which
-// the engine goes on.
+// refusedWork reports whether an engine has answered that it does not compute. A 5xx does not say so: it may come from
+// a proxy in front of an engine that continues.
 func refusedWork(err error) bool {
 	var f *failure
 	return errors.As(err, &f) && f.status >= 400 && f.status < 500
 }
 
-// stop ends a computation. Without an error its engine writes the blocks no more.
+// stop ends a computation. When it returns no error, the engine no longer writes the blocks.
 func stop(ctx context.Context, at *engine, a *attempt, computation string) error {
 	ctx, cancel := context.WithTimeout(ctx, stopTimeout)
 	defer cancel()
@@ -126,7 +127,7 @@ func (d *driven) follow(ctx context.Context, body io.Reader, each func(uint32) e
 	return "", unanswered(ctx, d.engine, "/compute", err)
 }
 
-// engines is for calls to all engines. Waiting for an answer is bounded by the request's context only.
+// engines is the HTTP client for calls to all engines. Only the request's context bounds the wait for an answer.
 var engines = &http.Client{Transport: newTransport()}
 
 func newTransport() *http.Transport {
@@ -136,7 +137,7 @@ func newTransport() *http.Transport {
 	return transport
 }
 
-// post sends a request to an engine, with the trace, and returns its answer if that is 200.
+// post sends a request with its trace to an engine, and returns the answer if its status is 200.
 func post(ctx context.Context, to *engine, path string, a *attempt, body []byte) (*http.Response, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodPost, to.url+path, bytes.NewReader(body))
 	if err != nil {
@@ -144,7 +145,7 @@ func post(ctx context.Context, to *engine, path string, a *attempt, body []byte)
 	}
 	request.Header = a.header.Clone()
 	request.Header.Set("Content-Type", "application/json")
-	// Another one each time: the engine may still know the try before.
+	// The id is new for each try, because the engine may still know the previous try.
 	request.Header.Set("X-Request-Id", a.id+"-"+rand.Text()[:6])
 	if trace := traceparent(ctx); trace != "" {
 		request.Header.Set("Traceparent", trace)

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// serving has the router serve as its program does. End it with the function that is returned, which waits for it.
+// serving runs the router as its program does. The returned function ends it and waits for that.
 func (s *stage) serving(t *testing.T) (stop func()) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -35,7 +35,7 @@ type asked struct {
 	err    error
 }
 
-// asking asks in the background.
+// asking sends a request in the background.
 func (s *stage) asking(t *testing.T, more string) <-chan asked {
 	got := make(chan asked, 1)
 	go func() {
@@ -55,7 +55,7 @@ func TestHalfAnAnswerIsCutWhenTheRouterEnds(t *testing.T) {
 		defer s.d[0].mu.Unlock()
 		return len(s.d[0].works) > 0
 	})
-	time.Sleep(100 * time.Millisecond) // its first token goes to the client
+	time.Sleep(100 * time.Millisecond) // by then the first token goes to the client
 	stop()
 	if half := <-got; half.err == nil || !strings.Contains(half.body, "data:") {
 		t.Errorf("it looks like a whole answer: %+v", half)

@@ -12,11 +12,11 @@ import (
 	pb "kvgrpc.dev/kvgrpc/gen/kvgrpc/v1"
 )
 
-// allocationTTL bounds what a router that dies leaves behind. A living one renews.
+// allocationTTL bounds how long allocations outlive a router that dies. A living router renews them.
 const allocationTTL = time.Minute
 
-// driven is an engine that only computes. The router takes blocks from its lead, says which blocks to compute into, and
-// hands them over or has them filled.
+// driven is an engine that only computes. The router takes blocks from the engine's lead and names the blocks to
+// compute into. It then hands the blocks over or has them filled.
 type driven struct {
 	*engine
 	mu   sync.Mutex
@@ -47,7 +47,7 @@ func (d *driven) push(ctx context.Context, a *attempt, _ *engine) error {
 	if err != nil {
 		return err
 	}
-	// One part for all. An engine that tells when a chunk or a layer is done can have each go at once.
+	// The prompt is reported as one part. An engine that reports each chunk or layer can have each sent at once.
 	_, err = d.client.Handoff.FinishedBlocks(ctx, &pb.FinishedBlocksRequest{
 		TransferKey: a.key,
 		RequestId:   a.id,
@@ -85,7 +85,7 @@ func (d *driven) decode(ctx context.Context, a *attempt, handed *handOver) (fail
 	}
 	defer func() {
 		if failed != nil && ctx.Err() == nil {
-			d.giveBack(ctx, a, blocks) // another try takes others, here or elsewhere
+			d.giveBack(ctx, a, blocks) // another try takes other blocks, here or elsewhere
 		}
 	}()
 	pull, err := d.client.Handoff.PullBlocks(ctx, &pb.PullBlocksRequest{
@@ -150,7 +150,7 @@ func (d *driven) alone(ctx context.Context, a *attempt) error {
 	return d.generate(ctx, a, prompt, 0, blocks)
 }
 
-// target is blocks for the prompt and its answer, and those of them that the prompt's KV goes into.
+// target returns the blocks for the prompt and its answer, and the blocks among them for the prompt's KV.
 func (d *driven) target(ctx context.Context, a *attempt) (prompt []uint32, all, target *pb.Blocks, err error) {
 	if prompt, err = a.prompt(); err != nil {
 		return

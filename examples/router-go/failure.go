@@ -22,19 +22,19 @@ const (
 	nothingHelps = pb.NextStep_NEXT_STEP_UNSPECIFIED
 )
 
-// failure is why a step did not end well, and what helps.
+// failure is why a step failed, and what helps.
 type failure struct {
-	// at is the engine that the step was done at; nil where there was none.
+	// at is the engine of the step; nil where there was none.
 	at *engine
-	// what was done.
+	// what is what was done.
 	what string
 	// next is what helps.
 	next pb.NextStep
-	// delay is how long to wait before that, where it was stated.
+	// delay is how long to wait before the next step, where it was stated.
 	delay time.Duration
 	// body is the HTTP answer of the engine, for the client; empty where the engine gave none.
 	body []byte
-	// status is that of the HTTP answer.
+	// status is the status of the HTTP answer.
 	status int
 	err    error
 }
@@ -48,7 +48,7 @@ func (f *failure) Error() string {
 
 func (f *failure) Unwrap() error { return f.err }
 
-// nextOf is what helps after an error.
+// nextOf returns what helps after an error.
 func nextOf(err error) pb.NextStep {
 	var f *failure
 	if errors.As(err, &f) {
@@ -57,10 +57,10 @@ func nextOf(err error) pb.NextStep {
 	return nothingHelps
 }
 
-// refused is the failure of a call to an engine's lead.
+// refused returns the failure of a call to an engine's lead.
 func refused(ctx context.Context, at *engine, what string, err error) error {
 	if ctx.Err() != nil {
-		return ctx.Err() // the request is over, which is no engine's failure
+		return ctx.Err() // the request is over, which is no failure of an engine
 	}
 	f := &failure{at: at, what: what, err: err}
 	var typed *kvgrpc.Error
@@ -76,7 +76,7 @@ func refused(ctx context.Context, at *engine, what string, err error) error {
 	return f
 }
 
-// away says whether a code that no kvgrpc server has given means that there is none: others may be there.
+// away reports whether a code that no kvgrpc server has returned means that no server is there. Others may be there.
 func away(code codes.Code) bool {
 	switch code {
 	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.Internal, codes.Unknown, codes.Unimplemented:
@@ -86,7 +86,7 @@ func away(code codes.Code) bool {
 	}
 }
 
-// ended is the failure of a transfer that did not succeed.
+// ended returns the failure of a transfer that did not succeed.
 func ended(at *engine, transfer *pb.Transfer) error {
 	reason := transfer.GetFailure()
 	return &failure{
@@ -96,7 +96,7 @@ func ended(at *engine, transfer *pb.Transfer) error {
 	}
 }
 
-// unanswered is the failure of an HTTP call that brought no answer, or not all of it: the engine is away.
+// unanswered returns the failure of an HTTP call whose answer is missing or incomplete: the engine is away.
 func unanswered(ctx context.Context, at *engine, what string, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -104,7 +104,7 @@ func unanswered(ctx context.Context, at *engine, what string, err error) error {
 	return &failure{at: at, what: what, next: retryOther, err: err}
 }
 
-// answered is the failure that an HTTP answer other than 200 tells.
+// answered returns the failure that an HTTP answer other than 200 reports.
 func answered(at *engine, what string, answer *http.Response, body []byte) *failure {
 	f := &failure{
 		at: at, what: what, next: retryOther, status: answer.StatusCode,
@@ -112,7 +112,7 @@ func answered(at *engine, what string, answer *http.Response, body []byte) *fail
 	}
 	switch code := answer.StatusCode; {
 	case code == http.StatusConflict:
-		f.next = recompute // a driven engine whose blocks are of another life
+		f.next = recompute // a driven engine that was given blocks of another life
 	case code == http.StatusTooManyRequests || code == http.StatusRequestTimeout || code >= 500:
 		if seconds, err := strconv.Atoi(answer.Header.Get("Retry-After")); err == nil {
 			f.delay = time.Duration(seconds) * time.Second
@@ -123,12 +123,12 @@ func answered(at *engine, what string, answer *http.Response, body []byte) *fail
 	return f
 }
 
-// wrong is the failure of a request that fails at every engine.
+// wrong returns the failure of a request that fails at every engine.
 func wrong(format string, values ...any) error {
 	return &failure{what: "the request", next: fixRequest, err: fmt.Errorf(format, values...)}
 }
 
-// noEngine is the failure of a request for which no engine is left.
+// noEngine returns the failure of a request for which no engine is left.
 func noEngine(role role) error {
 	return &failure{what: "choosing an engine", next: retryHere, delay: time.Second,
 		err: fmt.Errorf("no %s engine takes work", role)}

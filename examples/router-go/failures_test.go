@@ -18,7 +18,7 @@ func failing(reason pb.FailureReason, next pb.NextStep) *pb.Failure {
 
 func TestRetryHereIsFollowedAtTheSameEngineAfterTheDelay(t *testing.T) {
 	s := on(t, "pull", []string{"drive"}, []string{"drive", "drive"})
-	s.d[1].set(func() { s.d[1].free = 8 }) // the other one is worse off
+	s.d[1].set(func() { s.d[1].free = 8 }) // the other engine has less room
 	until(t, func() bool { return s.router.fleet.choose(decode, nil).lead == s.d[0].address })
 	s.d[0].refusals["AllocateBlocks"] = []error{comeBack(300 * time.Millisecond)}
 	begun := time.Now()
@@ -143,7 +143,7 @@ func TestAStreamThatBeginsWithAnErrorHasNotBegun(t *testing.T) {
 	s.d[0].streamError, s.d[1].streamError = true, false
 	s.d[1].set(func() { s.d[1].free = 8 })
 	until(t, func() bool { return s.router.fleet.choose(decode, nil).lead == s.d[0].address })
-	// The first engine has taken the KV, so the second one finds none: it computes.
+	// The first engine has taken the KV, so the second one finds none and computes.
 	status, body, err := s.ask(t.Context(), `, "stream": true`)
 	if err != nil || status != http.StatusOK || strings.Contains(body, "error") {
 		t.Errorf("%d %s %v", status, body, err)

@@ -19,10 +19,10 @@ import (
 	pb "kvgrpc.dev/kvgrpc/gen/kvgrpc/v1"
 )
 
-// soon is the time that a test gives to what must come. It is used up only by tests that fail.
+// soon is how long a test waits for what must come. Only a test that fails waits so long.
 const soon = 20 * time.Second
 
-// llm is a fake engine behind a fake lead: driven (/compute), and with a scheduler of its own (/v1/completions).
+// llm is a fake engine behind a fake lead. It can be driven (/compute), and has its own scheduler (/v1/completions).
 type llm struct {
 	*lead
 	http *httptest.Server
@@ -32,22 +32,23 @@ type llm struct {
 	works  []work
 	bodies []map[string]json.RawMessage
 	paths  []string
-	// statuses of the next answers, the first one first; 200 where there is none.
+	// statuses are those of the next answers, the first one first; an answer without one gets 200.
 	statuses []int
-	// streamError: the next stream begins with an error.
+	// streamError makes the next stream begin with an error.
 	streamError bool
-	// cut: the next answer breaks off after its first token.
+	// cut makes the next answer break off after its first token.
 	cut bool
-	// stalls: answers break off after their first token, when the caller leaves.
+	// stalls makes answers break off after their first token, when the caller leaves.
 	stalls bool
-	// running are computations that may write their blocks, stopped those that must not, any more or at all.
+	// running are computations that may write their blocks. stopped are computations that must not, any more or at all.
 	running map[string]chan struct{}
 	stopped map[string]bool
-	// lingers: computations write their blocks until it is closed, whatever becomes of their connections.
+	// lingers makes computations write their blocks until it is closed, whatever happens to their connections.
 	lingers chan struct{}
-	// unstoppable: the engine has no DELETE /compute.
+	// unstoppable means that the engine has no DELETE /compute.
 	unstoppable bool
-	// waits: answers wait until it is closed, or the caller leaves; `came` gets one value for each that waits.
+	// waits makes answers wait until it is closed, or until the caller leaves. `came` gets one value for each that
+	// waits.
 	waits, came chan struct{}
 }
 
@@ -66,7 +67,7 @@ func (w *world) newLLM(t *testing.T) *llm {
 	return e
 }
 
-// token is what a model that is no model makes of a prompt: it depends on all of it, and on the place.
+// token returns a made-up next token of a prompt. It depends on the whole prompt and on the place.
 func token(ids []uint32, place int) uint32 {
 	sum := uint32(place)
 	for _, id := range ids {
@@ -75,7 +76,7 @@ func token(ids []uint32, place int) uint32 {
 	return sum % 1000
 }
 
-// admit notes a request and answers with the status that the test wants. False: that was all.
+// admit records a request and answers with the status that the test wants. It returns false when that was the answer.
 func (e *llm) admit(w http.ResponseWriter, r *http.Request) (body []byte, ok bool) {
 	body, _ = io.ReadAll(r.Body)
 	e.mu.Lock()
@@ -134,7 +135,7 @@ func (e *llm) compute(w http.ResponseWriter, r *http.Request) {
 	_ = lines.Encode(progress{FinishReason: "length"})
 }
 
-// start is false for a computation that was stopped before it came.
+// start returns false for a computation that was stopped before it arrived.
 func (e *llm) start(id string) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -179,7 +180,7 @@ func (e *llm) stop(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// told says how many computations the engine was told to stop.
+// told returns how many computations the engine was told to stop.
 func (e *llm) told() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -224,7 +225,7 @@ func (e *llm) completions(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// transfer moves the KV, by this engine's own calls to its lead.
+// transfer moves the KV through this engine's own calls to its lead.
 func (e *llm) transfer(ctx context.Context, prefills, decodes bool, token json.RawMessage, intent *pb.Intent) error {
 	pushes := intent.Mode == pb.TransferMode_TRANSFER_MODE_PUSH
 	switch {
@@ -307,7 +308,7 @@ type stage struct {
 	url    string
 }
 
-// on starts engines and a router: kinds are those of prefill and decode engines, "drive" or "relay".
+// on starts engines and a router. The kinds of prefill and decode engines are "drive" or "relay".
 func on(t *testing.T, mode string, prefills, decodes []string) *stage {
 	t.Helper()
 	s := &stage{world: newWorld()}
@@ -354,7 +355,7 @@ func (s *stage) healthz(t *testing.T) int {
 
 var prompt = []uint32{5, 6, 7, 8, 9, 10}
 
-// ask sends a request; with a context that ends early the client hangs up.
+// ask sends a request. When its context ends early, the client hangs up.
 func (s *stage) ask(ctx context.Context, more string) (status int, body string, err error) {
 	ids, _ := json.Marshal(prompt)
 	return s.send(ctx, "/v1/completions", fmt.Sprintf(`{"model": "tiny", "prompt": %s, "max_tokens": 2%s}`, ids, more))
@@ -380,7 +381,7 @@ func (s *stage) send(ctx context.Context, path, text string) (status int, body s
 	return reply.StatusCode, string(said), err
 }
 
-// served asks, and expects the right tokens.
+// served sends a request, and expects the right tokens.
 func (s *stage) served(t *testing.T) {
 	t.Helper()
 	status, body, err := s.ask(t.Context(), "")

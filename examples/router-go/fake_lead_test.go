@@ -21,18 +21,19 @@ import (
 	pb "kvgrpc.dev/kvgrpc/gen/kvgrpc/v1"
 )
 
-// blockTokens of every fake pool.
+// blockTokens is the block size of every fake pool, in tokens.
 const blockTokens = 4
 
 // world is what leads find out from each other.
 type world struct {
 	mu    sync.Mutex
 	leads map[string]*lead // by address
-	// leases by transfer key: where the KV is. Of a push also where it goes, by "to " and the key.
+	// leases are, by transfer key, the leads that have the KV. For a push, "to " and the key give the destination as
+	// well.
 	leases map[string]*lead
 }
 
-// lead is a fake of one: its state is what a router can see of it.
+// lead is a fake lead. Its state is what a router can see of a lead.
 type lead struct {
 	pb.UnimplementedHandshakeServiceServer
 	pb.UnimplementedPoolServiceServer
@@ -44,30 +45,30 @@ type lead struct {
 	grpc    *grpc.Server
 
 	mu          sync.Mutex
-	changed     chan struct{} // closed at each change, and made anew
+	changed     chan struct{} // closed at each change, and then replaced
 	incarnation uint64
 	admission   pb.Admission
 	free, queue uint32
 	allocations map[string]bool
 	transfers   []*pb.Transfer
 	keys        map[string][]byte // of transfers
-	tombstones  map[string]bool   // of cancelled keys; under the world's lock
+	tombstones  map[string]bool   // of cancelled keys; guarded by the world's lock
 	cancelled   [][]byte
 	calls       []string
 	traces      []string
-	// refusals of a method, the first one first.
+	// refusals are the errors of a method's next calls, the first one first.
 	refusals map[string][]error
-	// fails is how the next transfers to this lead end, the first one first.
+	// fails are the failures of the next transfers to this lead, the first one first.
 	fails []*pb.Failure
-	// lists: ListTransfers waits until it is closed.
+	// lists makes ListTransfers wait until it is closed.
 	lists chan struct{}
-	// holds: transfers to this lead do not go on.
+	// holds stops the progress of transfers to this lead.
 	holds bool
 }
 
 func newWorld() *world { return &world{leads: map[string]*lead{}, leases: map[string]*lead{}} }
 
-// newLead starts a lead on a real socket.
+// newLead starts a lead at a real socket.
 func (w *world) newLead(t *testing.T) *lead {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -90,7 +91,7 @@ func (w *world) newLead(t *testing.T) *lead {
 	return l
 }
 
-// intercept notes each call and its trace, and refuses it where the test says so.
+// intercept records each call and its trace, and refuses the call where the test says so.
 func (l *lead) intercept(
 	ctx context.Context, request any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler,
 ) (any, error) {
@@ -110,7 +111,7 @@ func (l *lead) intercept(
 	return handle(ctx, request)
 }
 
-// set changes a lead, and wakes all that wait for it.
+// set changes a lead, and wakes everything that waits for it.
 func (l *lead) set(change func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -135,7 +136,7 @@ func (l *lead) called(method string) int {
 	return count
 }
 
-// holding is what is left at a lead: allocations, leases, transfers that are not over.
+// holding returns what is left at a lead: allocations, leases, and transfers that are not over.
 func (l *lead) holding() (left []string) {
 	l.mu.Lock()
 	for id := range l.allocations {
@@ -190,7 +191,7 @@ func (l *lead) AllocateBlocks(_ context.Context, r *pb.AllocateBlocksRequest) (*
 	defer l.mu.Unlock()
 	id := fmt.Sprintf("allocation %d", len(l.calls))
 	l.allocations[id] = true
-	// Two runs, in no order: nothing may rely on one.
+	// The blocks are two runs, not in ascending order, because nothing may rely on an order.
 	count := r.GroupBlockCounts[0].BlockCount
 	runs := &pb.BlockRuns{Starts: []uint32{40, 3}, Counts: []uint32{1, count - 1}}
 	if count == 1 {
@@ -206,7 +207,7 @@ func (l *lead) FreeBlocks(_ context.Context, r *pb.FreeBlocksRequest) (*pb.FreeB
 	return &pb.FreeBlocksResponse{Header: l.header()}, nil
 }
 
-// refusesKey says that a key was cancelled here. The world is locked.
+// refusesKey reports that a key was cancelled here. The caller holds the world's lock.
 func (l *lead) refusesKey(key []byte) error {
 	if l.tombstones[string(key)] {
 		return refusal(codes.FailedPrecondition, "CANCELLED", "RECOMPUTE")
@@ -290,7 +291,7 @@ func (l *lead) receive(label string, key []byte) (*pb.Transfer, error) {
 	return transfer, nil
 }
 
-// end ends a transfer to this lead: as the test says, or well where the source has the KV.
+// end ends a transfer to this lead: as the test says, or with success where the source has the KV.
 func (l *lead) end(key []byte) {
 	var failure *pb.Failure
 	l.mu.Lock()
@@ -385,7 +386,7 @@ func (l *lead) CancelTransfer(_ context.Context, r *pb.CancelTransferRequest) (*
 
 var lost = &pb.Failure{Reason: pb.FailureReason_FAILURE_REASON_LEASE_EXPIRED, Next: recompute, Message: "too late"}
 
-// refusal is a status as a lead makes it.
+// refusal returns a status as a lead makes it.
 func refusal(code codes.Code, reason, next string, more ...protoadapt.MessageV1) error {
 	info := &errdetails.ErrorInfo{Reason: reason, Domain: "kvgrpc.dev", Metadata: map[string]string{"next": next}}
 	made, err := status.New(code, "no: "+reason).WithDetails(append([]protoadapt.MessageV1{info}, more...)...)
@@ -395,7 +396,7 @@ func refusal(code codes.Code, reason, next string, more ...protoadapt.MessageV1)
 	return made.Err()
 }
 
-// comeBack is a refusal with a delay.
+// comeBack returns a refusal with a delay.
 func comeBack(after time.Duration) error {
 	return refusal(codes.ResourceExhausted, "POOL_EXHAUSTED", "RETRY_HERE",
 		&errdetails.RetryInfo{RetryDelay: durationpb.New(after)})

@@ -20,7 +20,7 @@ const (
 	decode  role = "decode"
 )
 
-// address of an engine, as on the command line.
+// address is the address of an engine, as on the command line.
 type address struct{ kind, url, lead string }
 
 type addresses []address
@@ -36,46 +36,46 @@ func (a *addresses) Set(text string) error {
 	return nil
 }
 
-// steps are what one engine does for a request. The two kinds of engines do them in their own ways.
+// steps are what one engine does for a request. Each kind of engine has its own implementation.
 type steps interface {
-	// prefill computes the prompt and hands its KV over to whoever pulls it.
+	// prefill computes the prompt and hands its KV over for a pull.
 	prefill(context.Context, *attempt) (*handOver, error)
 	// decode pulls what was handed over, and answers.
 	decode(context.Context, *attempt, *handOver) error
 
-	// expect readies a decode engine for a push from source.
+	// expect prepares a decode engine for a push from source.
 	expect(ctx context.Context, a *attempt, source *engine) (*landing, error)
 	// push computes the prompt and pushes its KV.
 	push(context.Context, *attempt, *engine) error
 	// land waits until the push is there, and answers.
 	land(context.Context, *attempt, *landing) error
 
-	// alone computes everything where it is, and answers.
+	// alone computes everything at this engine, and answers.
 	alone(context.Context, *attempt) error
 }
 
-// engine is one LLM instance: its HTTP server, its lead, and how it is.
+// engine is one LLM instance: its HTTP server, its lead, and its state.
 type engine struct {
 	address
 	steps
 	role   role
 	client *kvgrpc.Client
-	// lifeGrace is the option.
+	// lifeGrace is the option of the same name.
 	lifeGrace time.Duration
 
 	mu sync.Mutex
-	// status is what its lead said last; nil while it cannot be reached.
+	// status is the lead's latest status; nil while the lead cannot be reached.
 	status      *pb.EngineStatus
 	unreachable error
 	engineID    string
 	life        *life
-	// underway are the steps of this router that the engine does now.
+	// underway are the steps that the engine does for this router now.
 	underway int
 }
 
 func (e *engine) String() string { return string(e.role) + " " + e.lead }
 
-// fleet is all engines, each watched.
+// fleet is the set of all engines, each watched.
 type fleet struct {
 	engines []*engine
 	stop    context.CancelFunc
@@ -118,7 +118,7 @@ func (f *fleet) leave() {
 	}
 }
 
-// watch keeps what is known of an engine up to date.
+// watch keeps the engine's status up to date.
 func (e *engine) watch(ctx context.Context) {
 	for update := range e.client.WatchEngine(ctx, 0) {
 		e.learn(update)
@@ -143,7 +143,7 @@ func (e *engine) learn(update kvgrpc.EngineUpdate) {
 	}
 }
 
-// begin counts a step that the engine does; end it with the function that is returned.
+// begin counts a step of the engine. The returned function ends the step.
 func (e *engine) begin() (end func()) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

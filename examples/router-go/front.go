@@ -15,14 +15,14 @@ import (
 	"time"
 )
 
-// bodyMax bounds a request: a million tokens take about 8 MB.
+// bodyMax bounds the body of a request, in bytes. A million tokens take about 8 MB.
 const bodyMax = 32 << 20
 
 // router serves completions.
 type router struct {
 	options options
 	fleet   *fleet
-	// ending are clean-ups under way.
+	// ending counts the clean-ups that are under way.
 	ending   sync.WaitGroup
 	draining atomic.Bool
 }
@@ -35,10 +35,10 @@ func newRouter(o options) (*router, error) {
 	return &router{options: o, fleet: fleet}, nil
 }
 
-// drain makes /healthz say that no more requests are wanted.
+// drain makes /healthz report that no more requests are wanted.
 func (r *router) drain() { r.draining.Store(true) }
 
-// close returns when all is cleaned up. No request may be under way.
+// close returns when everything is cleaned up. No request may be under way.
 func (r *router) close() {
 	r.ending.Wait()
 	r.fleet.leave()
@@ -52,7 +52,7 @@ func (r *router) handler() http.Handler {
 	return mux
 }
 
-// completions serves one request. Its context ends when its client hangs up, and with it all calls for it.
+// completions serves one request. Its context, and with it all calls for the request, ends when the client hangs up.
 func (r *router) completions(w http.ResponseWriter, from *http.Request) {
 	begun, id := time.Now(), "cmpl-"+rand.Text()
 	ctx, span := startRequest(from, id)
@@ -65,7 +65,7 @@ func (r *router) completions(w http.ResponseWriter, from *http.Request) {
 	if err == nil {
 		return
 	}
-	// Its context may have ended with the router, too, while the client is still there.
+	// The context may also have ended with the router while the client is still there.
 	if answer.begun() {
 		panic(http.ErrAbortHandler) // cuts the connection: half an answer must not look like a whole one
 	}
@@ -94,7 +94,7 @@ func (r *router) complete(ctx context.Context, id string, from *http.Request, an
 	return err
 }
 
-// refuse answers a request that nothing was answered to.
+// refuse answers a request that has no answer yet.
 func refuse(w http.ResponseWriter, id string, err error) {
 	status, message := http.StatusBadGateway, "the request "+id+" could not be served"
 	var f *failure
@@ -105,7 +105,7 @@ func refuse(w http.ResponseWriter, id string, err error) {
 		status = http.StatusServiceUnavailable
 		w.Header().Set("Retry-After", "1")
 	case !errors.As(err, &f):
-	case f.next == fixRequest && f.body != nil: // an engine has said what is wrong
+	case f.next == fixRequest && f.body != nil: // an engine has reported what is wrong
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(f.status)
 		_, _ = w.Write(f.body)
@@ -119,7 +119,7 @@ func refuse(w http.ResponseWriter, id string, err error) {
 	write(w, status, map[string]any{"error": map[string]any{"message": message, "code": status}})
 }
 
-// healthz tells how the engines are: 200 while there is one of each role that takes work.
+// healthz reports the state of the engines: 200 while each role has an engine that takes work.
 func (r *router) healthz(w http.ResponseWriter, _ *http.Request) {
 	status := http.StatusOK
 	if r.draining.Load() {

@@ -12,18 +12,18 @@ import (
 	pb "kvgrpc.dev/kvgrpc/gen/kvgrpc/v1"
 )
 
-// params is the object `kv_transfer_params`, which engines with a scheduler of their own read and write. What an
-// engine puts into it is relayed unread.
+// params is the object `kv_transfer_params`, which engines with their own scheduler read and write. The router relays
+// unread what an engine puts into it.
 type params map[string]json.RawMessage
 
-// handOver is what a prefill engine gives for the decode engine: a READ grant, as a message or within params.
+// handOver is what a prefill engine gives the decode engine: a READ grant, as a message or within params.
 type handOver struct {
 	grant  *pb.Grant
 	params params
 }
 
-// landing is where a push goes: what a driven engine's blocks were reserved as, and for a relayed engine, which reserves
-// by itself, where the push comes from.
+// landing is the destination of a push. For a driven engine it is the reservation of its blocks. A relayed engine
+// reserves by itself, so there it is the engine that the push comes from.
 type landing struct {
 	transferID string
 	blocks     *pb.Blocks
@@ -35,7 +35,7 @@ var (
 	toDecode  = params{"do_remote_decode": json.RawMessage("false"), "do_remote_prefill": json.RawMessage("true")}
 )
 
-// with is the object with the attempt's intent beside what is there.
+// with returns the object with the attempt's intent added.
 func (p params) with(intent *pb.Intent) (params, error) {
 	encoded, err := protojson.Marshal(intent)
 	if err != nil {
@@ -46,17 +46,18 @@ func (p params) with(intent *pb.Intent) (params, error) {
 	return made, nil
 }
 
-// intent is what both engines are told about an attempt.
+// intent returns what both engines are told about an attempt.
 func (a *attempt) intent(mode pb.TransferMode) *pb.Intent {
 	intent := &pb.Intent{TransferKey: a.key, RequestId: a.id, Mode: mode, Ttl: durationpb.New(a.ttl)}
 	if mode == pb.TransferMode_TRANSFER_MODE_PULL {
-		// A decode engine that fails is replaced by another, with the same grant. When none is, the router cancels.
+		// A decode engine that fails is replaced by another one with the same grant. Without another one the router
+		// cancels.
 		intent.OnAbort = pb.OnAbort_ON_ABORT_KEEP
 	}
 	return intent
 }
 
-// forRelay is the hand-over as params, whichever kind of engine it is from.
+// forRelay returns the hand-over as params, whichever kind of engine it is from.
 func (h *handOver) forRelay() (params, error) {
 	if h.params != nil {
 		return h.params, nil
@@ -70,7 +71,8 @@ func (h *handOver) forRelay() (params, error) {
 	return made, nil
 }
 
-// forDrive is the hand-over as a grant. Of its fields only the token counts, and only its issuer can read that.
+// forDrive returns the hand-over as a grant. Only the token counts of its fields, and only its issuer can read the
+// token.
 func (h *handOver) forDrive() (*pb.Grant, error) {
 	if h.grant != nil {
 		return h.grant, nil
@@ -79,7 +81,7 @@ func (h *handOver) forDrive() (*pb.Grant, error) {
 	if err := json.Unmarshal(h.params["kvgrpc_grant"], &text); err != nil {
 		return nil, err
 	}
-	// Both alphabets, with padding or without.
+	// The text may use either base64 alphabet, with or without padding.
 	text = strings.NewReplacer("+", "-", "/", "_").Replace(strings.TrimRight(text, "="))
 	token, err := base64.RawURLEncoding.DecodeString(text)
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// hangUp asks, waits until `when` says that it is time, and leaves.
+// hangUp sends a request, waits until `when` returns, and hangs up.
 func (s *stage) hangUp(t *testing.T, when func()) {
 	t.Helper()
 	ctx, leave := context.WithCancel(t.Context())
@@ -24,7 +24,7 @@ func (s *stage) hangUp(t *testing.T, when func()) {
 	}
 }
 
-// cancelledAt says whether all engines were told the same key.
+// cancelledAt reports whether all these engines were told the same key.
 func cancelledAt(engines ...*llm) bool {
 	var keys [][]byte
 	for _, e := range engines {
@@ -49,7 +49,7 @@ func TestAClientThatLeavesBeforePrefillIsDoneEndsItAtP(t *testing.T) {
 
 func TestAClientThatLeavesBetweenPrefillAndDecodeEndsItAtBothSides(t *testing.T) {
 	each(t, "pull", func(t *testing.T, s *stage) {
-		s.d[0].holds = true // the pull goes on until it is cancelled
+		s.d[0].holds = true // the pull continues until it is cancelled
 		s.hangUp(t, func() {
 			until(t, func() bool { return slices.ContainsFunc(s.d[0].holding(), func(string) bool { return true }) })
 		})
@@ -69,12 +69,12 @@ func TestAClientThatLeavesDuringDecodeEndsItAtBothSides(t *testing.T) {
 	}
 }
 
-// heldWhileWritten expects that an engine's blocks stay allocated until it writes them no more.
+// heldWhileWritten expects that an engine's blocks stay allocated until the engine no longer writes them.
 func (s *stage) heldWhileWritten(t *testing.T, e *llm, lingers chan struct{}) {
 	t.Helper()
 	until(t, func() bool { return cancelledAt(s.p[0], s.d[0]) || e == s.p[0] && cancelledAt(e) })
 	until(t, func() bool { return e.told() == 1 })
-	time.Sleep(50 * time.Millisecond) // time for a router that is wrong; one that is right passes however long it is
+	time.Sleep(50 * time.Millisecond) // gives a wrong router time to fail; a correct one passes at any length
 	if left := e.holding(); len(left) != 1 || e.called("FreeBlocks") > 0 {
 		t.Errorf("blocks are freed that the engine writes: %v", left)
 	}
@@ -133,7 +133,7 @@ func TestARefusalToComputeFreesAtOnce(t *testing.T) {
 
 func TestWhatIsAllocatedWhileAClientLeavesIsGivenBack(t *testing.T) {
 	s := on(t, "pull", []string{"drive"}, []string{"drive"})
-	for after := range 20 { // wherever it is hit
+	for after := range 20 { // at different moments of the request
 		ctx, leave := context.WithTimeout(t.Context(), time.Duration(after)*time.Millisecond)
 		_, _, _ = s.ask(ctx, "")
 		leave()

@@ -8,7 +8,7 @@ import (
 
 var errLifeOver = errors.New("the engine has ended, or has started over")
 
-// life of an engine: from one incarnation to the next. Whatever is waited for at its lead comes within it, or never.
+// life is one life of an engine, from one incarnation to the next. A wait at its lead ends within the life, or never.
 type life struct {
 	incarnation uint64
 	over        context.Context
@@ -16,7 +16,7 @@ type life struct {
 	grace       *time.Timer // runs while the engine cannot be reached
 }
 
-// confirm is the life that an engine has with this incarnation. One before it ends.
+// confirm returns the engine's life with this incarnation. It ends an earlier life.
 func (l *life) confirm(incarnation uint64) *life {
 	if l != nil && l.grace != nil {
 		l.grace.Stop()
@@ -42,7 +42,7 @@ func (l *life) doubt(grace time.Duration) {
 	l.grace = time.AfterFunc(grace, func() { l.end(errLifeOver) })
 }
 
-// within is a context that ends with the engine's life, too, for errLifeOver then.
+// within returns a context that also ends with the engine's life, then with errLifeOver.
 func (e *engine) within(ctx context.Context) (context.Context, context.CancelFunc) {
 	e.mu.Lock()
 	life := e.life
@@ -58,7 +58,7 @@ func (e *engine) within(ctx context.Context) (context.Context, context.CancelFun
 	}
 }
 
-// incarnation of an engine, 0 where none is known.
+// incarnation returns the incarnation of an engine, 0 where none is known.
 func (e *engine) incarnation() uint64 {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -1,15 +1,16 @@
-// Router serves OpenAI-style completions with prefill and decode engines. The KV of each prompt goes from the one to
-// the other by kvgrpc.
+// Router serves OpenAI-style completions with prefill and decode engines. It moves the KV of each prompt from the
+// prefill engine to the decode engine by kvgrpc.
 //
 //	go run . -prefill drive,http://127.0.0.1:8100,127.0.0.1:50051 -decode drive,http://127.0.0.1:8200,127.0.0.1:50052
 //
-// Where to read what:
+// The files are:
 //
 //	front.go                 a request comes in, and its answer or error goes out
 //	pull.go, push.go         the steps of a request, in their order
 //	drive.go, compute.go     the steps at an engine whose pool this router manages
-//	relay.go                 the steps at an engine that has a scheduler of its own, such as vLLM
-//	fleet.go, choose.go      which engines there are, how they are, and which one is next; life.go: when one is over
+//	relay.go                 the steps at an engine that has its own scheduler, such as vLLM
+//	fleet.go, choose.go      the engines, their state, and the choice of the next one
+//	life.go                  the end of an engine's life
 //	failure.go, retry.go     what a failure means, and what helps
 //	attempt.go, cleanup.go   what a request holds at engines, and how all of it ends
 //	tracing.go               one trace for each request
@@ -42,21 +43,21 @@ type options struct {
 	mode    string
 	prefill addresses
 	decode  addresses
-	// ttl is how long a prefill engine holds what nobody has come for.
+	// ttl is how long a prefill engine holds KV that no engine has fetched.
 	ttl time.Duration
-	// tries of one step, at all engines together.
+	// tries is the number of tries of one step, at all engines together.
 	tries int
-	// timeout of a whole request.
+	// timeout limits a whole request.
 	timeout time.Duration
-	// drain bounds how long requests may go on after SIGTERM.
+	// drain limits how long requests may continue after SIGTERM.
 	drain time.Duration
-	// lifeGrace is how long an engine that cannot be reached is taken for alive: a connection that was cut stands again
+	// lifeGrace is how long an engine that cannot be reached counts as alive. A connection that was cut recovers
 	// sooner.
 	lifeGrace time.Duration
 }
 
-// cutGrace is how long requests may take to end once they are cut: calls that are not cut with them, to take blocks or
-// to give them back, have 10 seconds.
+// cutGrace is how long requests may take to end once they are cut. The calls that take blocks or give them back are not
+// cut with them and have 10 seconds.
 const cutGrace = 15 * time.Second
 
 func parse(arguments []string) (options, error) {
@@ -112,9 +113,9 @@ func run() error {
 	return serve(stopping, router, listener)
 }
 
-// serve takes requests until stopping, then lets those under way end, for a while.
+// serve takes requests until stopping ends, and then gives those under way a limited time to end.
 func serve(stopping context.Context, router *router, listener net.Listener) error {
-	// Requests are not of `stopping`: they go on when the router is told to end.
+	// Requests do not inherit `stopping`, because they continue when the router is told to end.
 	requests, cut := context.WithCancel(context.Background())
 	defer cut()
 	server := &http.Server{

@@ -13,7 +13,7 @@ import (
 // pool is what the router must know of a driven engine's pool.
 type pool struct {
 	incarnation uint64
-	// blockTokens of each group.
+	// blockTokens is the block size of each group, in tokens.
 	blockTokens []uint32
 }
 
@@ -34,7 +34,7 @@ func (d *driven) describe(ctx context.Context) (*pool, error) {
 		case pb.GroupKind_GROUP_KIND_FULL_ATTENTION, pb.GroupKind_GROUP_KIND_MLA:
 			found.blockTokens = append(found.blockTokens, group.BlockTokens)
 		default:
-			// Blocks of windows and states are other ones for each part of a request: see docs/protocol.md.
+			// The blocks of windows and states differ for each part of a request: see docs/protocol.md.
 			return nil, &failure{at: d.engine, what: "its pool", next: retryOther,
 				err: fmt.Errorf("this router cannot manage blocks of a group that is %v", group.Kind)}
 		}
@@ -43,14 +43,13 @@ func (d *driven) describe(ctx context.Context) (*pool, error) {
 	return found, nil
 }
 
-// blocks is how many blocks of a group hold so many tokens.
+// blocks returns how many blocks of a group hold so many tokens.
 func (p *pool) blocks(group, tokens int) uint32 {
 	size := int(p.blockTokens[group])
 	return uint32((tokens + size - 1) / size)
 }
 
-// first is those of an allocation's blocks that hold its first tokens. They are still blocks of that life and
-// allocation.
+// first returns the blocks of an allocation that hold its first tokens. They keep the life and the allocation id.
 func (p *pool) first(blocks *pb.Blocks, tokens int) *pb.Blocks {
 	cut := &pb.Blocks{Incarnation: blocks.Incarnation, AllocationId: blocks.AllocationId}
 	for _, group := range blocks.Groups {
@@ -79,7 +78,7 @@ func (d *driven) allocate(ctx context.Context, a *attempt, tokens int) (*pb.Bloc
 			&pb.GroupBlockCount{Group: uint32(group), BlockCount: described.blocks(group, tokens)})
 	}
 	a.tell(d.engine)
-	// Not cancelled with the request: blocks whose id is not known could not be given back.
+	// The call is not cancelled with the request, because blocks with an unknown id could not be given back.
 	reply, err := d.client.Pool.AllocateBlocks(context.WithoutCancel(ctx), request)
 	if err != nil {
 		return nil, refused(ctx, d.engine, "AllocateBlocks", err)
@@ -90,7 +89,7 @@ func (d *driven) allocate(ctx context.Context, a *attempt, tokens int) (*pb.Bloc
 	return reply.Blocks, ctx.Err()
 }
 
-// renew keeps an allocation. One that is gone is found out by the next call with its blocks.
+// renew keeps an allocation. If the allocation is gone, the next call with its blocks reports that.
 func (d *driven) renew(ctx context.Context, allocation string) {
 	for sleep(ctx, allocationTTL/3) {
 		_, err := d.client.Pool.AllocateBlocks(ctx, &pb.AllocateBlocksRequest{
@@ -102,7 +101,7 @@ func (d *driven) renew(ctx context.Context, allocation string) {
 	}
 }
 
-// giveBack frees an allocation. Blocks that a lease pins come free with it, so nobody has to think of them again.
+// giveBack frees an allocation. Blocks that a lease pins become free with the lease and need no further call.
 func (d *driven) giveBack(ctx context.Context, a *attempt, blocks *pb.Blocks) {
 	if a.letGo(d.engine, blocks.AllocationId) {
 		free(context.WithoutCancel(ctx), d.engine, blocks.AllocationId)

@@ -2,8 +2,8 @@ package main
 
 import "context"
 
-// pull: the prefill engine computes the prompt and hands it over; a decode engine pulls it, and answers. A decode
-// engine that fails is replaced by another with the same grant.
+// pull lets the prefill engine compute the prompt and hand it over. A decode engine pulls the KV and answers. A decode
+// engine that fails is replaced by another one with the same grant.
 func (r *router) pull(ctx context.Context, request *request) error {
 	var a *attempt
 	var handed *handOver
@@ -26,7 +26,7 @@ func (r *router) pull(ctx context.Context, request *request) error {
 	return err
 }
 
-// alone: a decode engine computes everything. The way out when the KV is lost.
+// alone lets a decode engine compute everything. It is the fallback when the KV is lost.
 func (r *router) alone(ctx context.Context, request *request) error {
 	return r.step(ctx, request, decode, "recompute", func(ctx context.Context, e *engine) error {
 		a := r.begin(request)

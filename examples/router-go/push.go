@@ -5,8 +5,9 @@ import (
 	"errors"
 )
 
-// push: the decode engine says where the KV is to go, the prefill engine computes the prompt and sends it there, and
-// the decode engine answers. When either fails the other one is stopped, and all begins anew under another key.
+// push lets the decode engine state where the KV goes. The prefill engine computes the prompt and sends the KV there,
+// and the decode engine answers. When either engine fails, the other one is stopped and the request restarts under a
+// new key.
 func (r *router) push(ctx context.Context, request *request) error {
 	return r.step(ctx, request, decode, "push", func(ctx context.Context, destination *engine) error {
 		source := r.fleet.choose(prefill, request.avoid)
@@ -41,7 +42,7 @@ func (a *attempt) pushed(ctx context.Context, source, destination *engine) error
 		})
 }
 
-// together runs functions at once. The first that fails ends the context of the others, and its error is returned.
+// together runs functions in parallel. The first failure ends the context of the others, and is returned.
 func together(ctx context.Context, functions ...func(context.Context) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

@@ -10,11 +10,11 @@ import (
 	pb "kvgrpc.dev/kvgrpc/gen/kvgrpc/v1"
 )
 
-// relayed is an engine with a scheduler of its own, such as vLLM with kvgrpc's connector. It moves KV by itself: the
-// router puts an intent into its request, carries what the one engine answers to the other, and looks at leads.
+// relayed is an engine with its own scheduler, such as vLLM with kvgrpc's connector. It moves KV by itself. The router
+// puts an intent into its request, carries the answer of one engine to the other, and asks the leads.
 type relayed struct{ *engine }
 
-// lengths of the answer are the decode engine's matter.
+// lengths are the fields for the length of the answer, which only the decode engine gets.
 var lengths = []string{"max_tokens", "max_completion_tokens", "min_tokens", "stream_options", "n"}
 
 func (e *relayed) prefill(ctx context.Context, a *attempt) (*handOver, error) {
@@ -26,7 +26,7 @@ func (e *relayed) prefill(ctx context.Context, a *attempt) (*handOver, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Named tensors have no grant: a key and an address, which the decode engine reads.
+	// Named tensors have no grant. They have a key and an address, which the decode engine reads.
 	if len(said["kvgrpc_grant"]) == 0 && len(said["kvgrpc_intent"]) == 0 {
 		return nil, &failure{at: e.engine, what: "prefill", next: retryOther, err: errors.New("no grant in its answer")}
 	}
@@ -44,7 +44,7 @@ func (e *relayed) push(ctx context.Context, a *attempt, destination *engine) err
 	return err
 }
 
-// computePrompt asks for one token, which is thrown away, and returns what the engine has for the other one.
+// computePrompt asks for one token and discards it. It returns what the engine has for the decode engine.
 func (e *relayed) computePrompt(ctx context.Context, a *attempt, given params) (params, error) {
 	body, err := a.with(map[string]any{"max_tokens": 1, "stream": false, "kv_transfer_params": given}, lengths...)
 	if err != nil {
@@ -78,7 +78,7 @@ func (e *relayed) decode(ctx context.Context, a *attempt, handed *handOver) erro
 }
 
 func (e *relayed) expect(_ context.Context, a *attempt, source *engine) (*landing, error) {
-	// The engine reserves its blocks when it gets its request, and its lead registers the push at the source's.
+	// The engine reserves its blocks when it gets its request. Its lead then registers the push at the source's lead.
 	a.tell(source)
 	return &landing{source: source}, nil
 }
@@ -95,7 +95,7 @@ func (e *relayed) land(ctx context.Context, a *attempt, landing *landing) error 
 
 func (e *relayed) alone(ctx context.Context, a *attempt) error { return e.complete(ctx, a, nil) }
 
-// complete has the engine answer the client. Why KV did not come is not in an HTTP status: the lead is asked.
+// complete lets the engine answer the client. The lead is asked why KV did not arrive, as no HTTP status says so.
 func (e *relayed) complete(ctx context.Context, a *attempt, params params) error {
 	fields := map[string]any{}
 	if params != nil {
@@ -123,14 +123,14 @@ func (e *relayed) complete(ctx context.Context, a *attempt, params params) error
 	return nil
 }
 
-// look notes how the attempt's transfer is, in a span of its own: that of the step may be over before.
+// look records the state of the attempt's transfer in its own span, because the span of the step may end earlier.
 func (e *relayed) look(ctx context.Context, a *attempt) {
 	ctx, span := startStep(ctx, "look", e.engine)
 	defer span.End()
 	observe(ctx, e.received(ctx, a))
 }
 
-// explain is why an engine did not answer: what its lead says of the transfer, if that failed.
+// explain returns why an engine did not answer: the lead's account of the transfer, if the transfer failed.
 func (e *relayed) explain(ctx context.Context, a *attempt, err error) error {
 	if nextOf(err) != retryOther {
 		return err
@@ -143,7 +143,7 @@ func (e *relayed) explain(ctx context.Context, a *attempt, err error) error {
 	return ended(e.engine, transfer)
 }
 
-// received is the attempt's latest transfer to this engine, or nil where none is known.
+// received returns the attempt's latest transfer to this engine, or nil where none is known.
 func (e *relayed) received(ctx context.Context, a *attempt) *pb.Transfer {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// The paths of requests, here and at engines.
+// These are the paths of requests, at this router and at engines.
 const (
 	completions = "/v1/completions"
 	chats       = "/v1/chat/completions"
@@ -19,7 +19,7 @@ type request struct {
 	// path and header are those that engines get.
 	path   string
 	header http.Header
-	// body is the client's, field by field, unread but for those below.
+	// body is the client's body by field. Only the fields below are read.
 	body   map[string]json.RawMessage
 	stream bool
 	// ttl is how long a prompt's KV waits for its decode engine.
@@ -27,11 +27,11 @@ type request struct {
 	answer *answer
 
 	attempts int
-	// avoid are engines that have failed the request.
+	// avoid are the engines that have failed the request.
 	avoid map[*engine]bool
 }
 
-// newRequest reads a request. Only an object with a prompt is one, or, of a chat, with messages.
+// newRequest reads a request. It must be an object with a prompt or, for a chat, with messages.
 func newRequest(id string, from *http.Request, body []byte, answer *answer) (*request, error) {
 	r := &request{id: id, path: from.URL.Path, header: http.Header{}, answer: answer, avoid: map[*engine]bool{}}
 	if given := from.Header.Get("Authorization"); given != "" {
@@ -51,7 +51,7 @@ func newRequest(id string, from *http.Request, body []byte, answer *answer) (*re
 	if err := r.read("stream", &r.stream); err != nil {
 		return nil, err
 	}
-	// What the engines tell each other is the router's word.
+	// Only the router states what the engines tell each other.
 	delete(r.body, "kv_transfer_params")
 	return r, nil
 }
@@ -68,7 +68,7 @@ func (r *request) read(name string, into any) error {
 	return nil
 }
 
-// with is the body with other fields, and without some.
+// with returns the body with the given fields set, and without some others.
 func (r *request) with(fields map[string]any, without ...string) ([]byte, error) {
 	body := make(map[string]any, len(r.body)+len(fields))
 	for name, value := range r.body {
@@ -83,7 +83,7 @@ func (r *request) with(fields map[string]any, without ...string) ([]byte, error)
 	return json.Marshal(body)
 }
 
-// prompt is the token ids, which a driven engine needs: it has no tokenizer.
+// prompt returns the token ids. A driven engine needs them, because it has no tokenizer.
 func (r *request) prompt() ([]uint32, error) {
 	if r.path == chats {
 		return nil, wrong("a chat is for engines with a tokenizer: this one is driven")
@@ -95,7 +95,7 @@ func (r *request) prompt() ([]uint32, error) {
 	return ids, nil
 }
 
-// maxTokens is how many tokens are wanted at most.
+// maxTokens returns the largest number of tokens that the client wants.
 func (r *request) maxTokens() (int, error) {
 	wanted, answers := 16, 1
 	if err := r.read("max_tokens", &wanted); err != nil {

@@ -12,9 +12,10 @@ const (
 	pauseMax = 5 * time.Second
 )
 
-// step does one step of a request at an engine of a role, and again as its failures say: at the same engine after the
-// delay, or at another one. It gives up after as many tries as are allowed, and as soon as the client has got a part of
-// its answer. RECOMPUTE is not for a decode engine's step to follow; a prefill is one computation as good as another.
+// step does one step of a request at an engine of a role, and repeats it as its failures say: at the same engine after
+// the delay, or at another one. It gives up after the allowed number of tries, or once the client has got a part of its
+// answer. RECOMPUTE ends the tries of a decode engine's step. After RECOMPUTE a prefill is tried at another engine,
+// because any computation of the prompt will do.
 func (r *router) step(
 	ctx context.Context, request *request, role role, name string, do func(context.Context, *engine) error,
 ) error {

@@ -11,7 +11,7 @@ import (
 
 var kinds = []string{"drive", "relay"}
 
-// each runs a test for every pair of kinds: a grant goes from any engine to any other.
+// each runs a test for every pair of kinds, because a grant goes from any engine to any other.
 func each(t *testing.T, mode string, test func(*testing.T, *stage)) {
 	for _, p := range kinds {
 		for _, d := range kinds {

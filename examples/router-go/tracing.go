@@ -20,16 +20,16 @@ import (
 	pb "kvgrpc.dev/kvgrpc/gen/kvgrpc/v1"
 )
 
-// w3c is how a trace goes on: as a traceparent, in HTTP headers and in gRPC metadata.
+// w3c propagates a trace as a traceparent, in HTTP headers and in gRPC metadata.
 var w3c propagation.TraceContext
 
-// startTracing exports spans where the environment names a collector. Without one each request has a trace all the
-// same: its id goes on to engines and leads, which may export theirs.
+// startTracing exports spans where the environment names a collector. Without a collector each request still has a
+// trace, and engines and leads get its id, because they may export their spans.
 func startTracing(ctx context.Context) (flush func(), err error) {
 	about, err := resource.New(ctx,
 		resource.WithAttributes(attribute.String("service.name", "kvgrpc-router")),
 		resource.WithTelemetrySDK(),
-		resource.WithFromEnv(), // the last wins: OTEL_SERVICE_NAME
+		resource.WithFromEnv(), // the last option wins: OTEL_SERVICE_NAME
 	)
 	if err != nil {
 		return nil, err
@@ -55,21 +55,21 @@ func startTracing(ctx context.Context) (flush func(), err error) {
 
 func tracer() trace.Tracer { return otel.Tracer("kvgrpc.dev/kvgrpc/examples/router") }
 
-// traceparent is the W3C traceparent of a context, empty where it has no trace.
+// traceparent returns the W3C traceparent of a context, "" where the context has no trace.
 func traceparent(ctx context.Context) string {
 	carrier := propagation.MapCarrier{}
 	w3c.Inject(ctx, carrier)
 	return carrier.Get("traceparent")
 }
 
-// startRequest is the span of a request, in the trace of its client if that has one.
+// startRequest starts the span of a request, in the client's trace if there is one.
 func startRequest(from *http.Request, id string) (context.Context, trace.Span) {
 	ctx := w3c.Extract(from.Context(), propagation.HeaderCarrier(from.Header))
 	return tracer().Start(ctx, from.Method+" "+from.URL.Path, trace.WithSpanKind(trace.SpanKindServer),
 		trace.WithAttributes(attribute.String("kvgrpc.request_id", id)))
 }
 
-// startStep is the span of one step at an engine.
+// startStep starts the span of one step at an engine.
 func startStep(ctx context.Context, name string, e *engine) (context.Context, trace.Span) {
 	return tracer().Start(ctx, name, trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(
 		attribute.String("kvgrpc.lead", e.lead), attribute.String("kvgrpc.role", string(e.role))))
@@ -82,7 +82,7 @@ func endStep(span trace.Span, err error) {
 	span.End()
 }
 
-// observe notes in the span of a step how its transfer is.
+// observe records the state of a step's transfer in the step's span.
 func observe(ctx context.Context, transfer *pb.Transfer) {
 	if transfer == nil {
 		return

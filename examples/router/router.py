@@ -1,12 +1,12 @@
-"""A router for one prefill and one decode engine: OpenAI completions in, two legs out, KV moved by kvgrpc between them.
+"""Routes requests to one prefill and one decode engine: it takes OpenAI completions, and kvgrpc moves the KV.
 
     python examples/router/router.py --prefill http://127.0.0.1:8100 --prefill-lead 127.0.0.1:50051
         --decode http://127.0.0.1:8200 --decode-lead 127.0.0.1:50052 --port 8300 --mode pull
 
-Every request gets a transfer key of its own, which both engines are told in `kvgrpc_intent`. In a pull the prefill leg
-comes first, and its `kv_transfer_params` go to the decode leg unread. In a push both legs go at once, and the decode
-leg is told where the prefill engine is. If a leg fails, or the client hangs up, the router ends the other leg and
-everything under that key at either lead: one call to each, in any state of the transfer.
+Every request gets its own transfer key, which `kvgrpc_intent` tells both engines. In a pull the prefill leg comes
+first, and its `kv_transfer_params` go to the decode leg unread. In a push both legs start at once, and the decode leg
+is told the address of the prefill engine. If a leg fails or the client hangs up, the router ends the other leg. It also
+ends everything under that key, with one call to each lead, in any state of the transfer.
 
 It needs aiohttp, which comes with vLLM.
 """
@@ -50,7 +50,7 @@ class Router:
             await self._cancel(key, f"a leg failed: {error}")
             raise
         except asyncio.CancelledError:
-            # Shielded: the clean-up must not be cancelled with the request.
+            # The clean-up is shielded, because it must not be cancelled with the request.
             await asyncio.shield(self._cancel(key, "the client hung up"))
             raise
 
@@ -74,7 +74,7 @@ class Router:
         return answer
 
     async def _prefill(self, request: web.Request, body: Body, params: Body) -> Body:
-        """Sends the prefill leg for one token, which is thrown away."""
+        """Sends the prefill leg for one token, and discards that token."""
         short = {name: value for name, value in body.items() if name not in LENGTHS}
         short |= {"max_tokens": 1, "stream": False, "kv_transfer_params": params}
         url = self._options.prefill + request.path
@@ -97,7 +97,7 @@ class Router:
             return relayed
 
     async def _cancel(self, key: bytes, message: str) -> None:
-        """Ends everything under a key, on both sides, and refuses later calls under it."""
+        """Ends everything under a key, on both sides, and makes both refuse later calls under it."""
         said = await clean_up([CleanUp(lead, key) for lead in self._leads.values()], message=message)
         for name, outcome in zip(self._leads, said, strict=True):
             if isinstance(outcome, KVGrpcError):
@@ -105,7 +105,7 @@ class Router:
 
 
 def trace_of(request: web.Request) -> dict[str, str]:
-    """Returns the headers that make both legs, and the engines' transfers, a part of the client's trace."""
+    """Returns the headers that add both legs, and the engines' transfers, to the client's trace."""
     return {name: request.headers[name] for name in ("traceparent", "tracestate") if name in request.headers}
 
 
@@ -115,7 +115,7 @@ def intent(key: bytes, mode: str, **more: Any) -> Body:
 
 
 async def check(answer: Any, leg: str) -> None:
-    """Raises HTTPBadGateway for an answer that is no success."""
+    """Raises HTTPBadGateway for an answer that is not a success."""
     if answer.status != 200:
         raise web.HTTPBadGateway(text=f"the {leg} engine answered {answer.status}: {await answer.text()}")
 

@@ -9,7 +9,7 @@ from examples.transformers.roles import PROMPT, TOKENS, decode_process, prefill_
 
 
 def main() -> int:
-    """Runs both, and compares. Returns 0 if the tokens are the same."""
+    """Runs both ways, and compares. Returns 0 if the tokens are the same."""
     spawn = multiprocessing.get_context("spawn")
     pipes, processes = [], []
     for work in (prefill_process, decode_process):
@@ -20,7 +20,7 @@ def main() -> int:
     p, d = pipes
     p.recv()
     decode_address, key = d.recv(), os.urandom(16)
-    d.send(key)  # it waits for tensors that nobody has computed yet
+    d.send(key)  # D waits for tensors that nobody has computed yet
     p.send((key, decode_address))
     d.send(p.recv())
     two = d.recv()

@@ -1,4 +1,4 @@
-"""A Llama with random weights, small enough for any processor, and its greedy tokens."""
+"""Makes a Llama with random weights, small enough for any processor, and its greedy tokens."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ def compute(model: Any, cache: Any, ids: list[int]) -> int:
 
 
 def decode(model: Any, cache: Any, first: int, count: int) -> list[int]:
-    """Returns `count` greedy tokens, of which the first is known."""
+    """Returns `count` greedy tokens; `first` is the first of them."""
     tokens = [first]
     while len(tokens) < count:
         tokens.append(compute(model, cache, tokens[-1:]))

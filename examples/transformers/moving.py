@@ -1,7 +1,7 @@
-"""Moves a cache: all that an engine on transformers adds to use kvgrpc.
+"""Moves a cache: this is all that an engine on transformers adds to use kvgrpc.
 
 Each layer's new keys and values are put as soon as the layer has computed them, so that they move while the next layers
-compute. A prompt that is computed in chunks is moved in as many parts.
+compute. A prompt that is computed in chunks moves in as many parts.
 """
 
 import hashlib
@@ -55,8 +55,8 @@ def prefill(model: Any, prompt: list[int], chunk: int, sender: Sender) -> int:
 
 
 def receive(model: Any, store: TensorStore, key: bytes, prompt: list[int], chunk: int) -> Any:
-    """Returns the cache of a prompt that is computed elsewhere, maybe still during that; then releases the request
-    here.
+    """Returns the cache of a prompt from another engine, which may still be computing it. Releases the request here
+    when the cache is complete.
     """
     cache, digest = new_cache(model), digest_of(prompt)
     for layer in range(len(model.model.layers)):

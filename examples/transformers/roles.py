@@ -1,4 +1,4 @@
-"""The two processes: each has the model, and a store with a lead of its own."""
+"""Runs the two processes. Each has the model and a store with its own lead."""
 
 import random
 from multiprocessing.connection import Connection
@@ -21,7 +21,7 @@ def prefill_process(pipe: Connection) -> None:
         key, address = pipe.recv()
         pipe.send(prefill(model, PROMPT, CHUNK, Sender(store, key, digest_of(PROMPT), address)))
         store.wait_for_saved()  # the model's cache may be overwritten from here on
-        pipe.recv()  # the other engine has it
+        pipe.recv()  # the other engine has the tensors
 
 
 def decode_process(pipe: Connection) -> None:

@@ -1,5 +1,6 @@
-"""Plays the cases of `clients/conformance/cases` on real servers, through one executor of each language, and judges.
+"""Plays the cases of `clients/conformance/cases` on real servers, through one executor of each language, and judges
+them.
 
-What a case and an executor are is in clients/conformance/README.md. Here is the runner only: it knows no language but
-by `languages.toml`, and nothing of a client but what its executor answers.
+clients/conformance/README.md explains cases and executors. This package is only the runner: it knows the languages only
+from `languages.toml`, and a client only by the answers of its executor.
 """

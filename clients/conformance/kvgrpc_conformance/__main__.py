@@ -1,6 +1,6 @@
-"""`python -m kvgrpc_conformance`: plays the cases.
+"""Plays the cases: `python -m kvgrpc_conformance`.
 
-Exit codes: 0 all passed, 1 some failed, 2 wrong arguments or cases.
+Exit codes: 0 all cases passed, 1 some failed, 2 wrong arguments or cases.
 """
 
 import argparse
@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # read when gRPC is first used: it speaks of forks that are none
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # read when gRPC is first used: it warns of forks that never happen
 
 from . import cases as suite, languages as known, report
 from .run import LanguageRun, Run, silent
@@ -19,7 +19,7 @@ from .values import CaseError
 
 
 def main() -> int:
-    """Reads the arguments, plays, reports."""
+    """Reads the arguments, plays the cases, and reports."""
     options = _arguments()
     try:
         chosen = suite.load()
@@ -40,7 +40,7 @@ def main() -> int:
     unknown = [name for name in (*names, *required) if name not in found]
     if unknown or not chosen:
         return _refuse(f"unknown: {', '.join(unknown)}" if unknown else "no case is called so")
-    # Cases that share servers one after the other, so that their servers are started once.
+    # Cases that share servers follow one another, so that their servers are started once.
     groups = {case.group: i for i, case in reversed(list(enumerate(chosen)))}
     chosen.sort(key=lambda case: groups[case.group])
     with tempfile.TemporaryDirectory(prefix="kvgrpc-conformance-", ignore_cleanup_errors=True) as folder:
@@ -53,7 +53,7 @@ def main() -> int:
 
 
 async def _played(run: Run, chosen: list[known.Language]) -> list[LanguageRun]:
-    """Ends its servers and executors also when it is told to end."""
+    """Plays the chosen languages. It ends its servers and executors even when it is told to end."""
     task = asyncio.ensure_future(run.languages(chosen))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     return await task

@@ -1,4 +1,4 @@
-"""Cases, as the files of `cases/` hold them, and whether each is well formed."""
+"""Loads cases from the files of `cases/`, and checks whether each is well formed."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -34,20 +34,20 @@ OPS = {
     "join": {"timeoutS"},
     "server": set(),
 }
-"""The steps, by the name that says what is done, with their other fields."""
+"""The steps by their op, with their other fields."""
 JUDGED = {"save", "expect", "error", "withinS", "start", "note"}
 SERVER_STEPS = {
     "restart", "stop", "kill", "begin", "cut", "uncut", "cutPeers", "uncutPeers", "health", "seen",
 }  # fmt: skip
 LASTING = {"restart", "stop", "kill", "begin"}
-"""What changes a server for good: the case has servers of its own."""
+"""Actions that change a server for good. A case with one of them has its own servers."""
 BUILT_IN = frozenset({"id", "key", "key2", "key3", "address", "clients"})
 DEFAULT_SERVERS: dict[str, Json] = {"P": {}, "D": {}}
 
 
 @dataclass(frozen=True)
 class Case:
-    """One case."""
+    """One case of the suite."""
 
     name: str
     title: str
@@ -55,16 +55,16 @@ class Case:
     steps: list[dict[str, Json]]
     servers: dict[str, Json] = field(default_factory=lambda: dict(DEFAULT_SERVERS))
     own: bool = False
-    """It has servers that no other case has."""
+    """True for a case with servers that no other case has."""
 
     @property
     def group(self) -> str:
-        """Cases of one group may share servers."""
+        """Name of the case's group. The cases of one group may share servers."""
         return json.dumps(self.servers, sort_keys=True)
 
 
 def load(folder: Path = FOLDER) -> list[Case]:
-    """All cases, file by file. Raises CaseError."""
+    """Returns all cases, file by file. Raises CaseError."""
     fragments = json.loads((folder / FRAGMENTS).read_text())
     cases = []
     for path in sorted(folder.glob("*.json")):
@@ -90,7 +90,7 @@ def _case(row: Mapping[str, Json], whole: Mapping[str, Json], fragments: Mapping
 
 
 def _with_fragments(steps: list[dict[str, Json]], fragments: Mapping[str, Json]) -> Iterator[dict[str, Json]]:
-    """The steps, those of fragments in their place; a `set` before them gives their variables."""
+    """Yields the steps, with fragments replaced by their steps. A `set` before these gives them their variables."""
     for step in steps:
         if "use" not in step:
             yield step
@@ -103,7 +103,7 @@ def _with_fragments(steps: list[dict[str, Json]], fragments: Mapping[str, Json])
 
 
 def faults(case: Case) -> list[str]:
-    """What is wrong with a case, as far as it can be said without playing it."""
+    """Returns what is wrong with a case, as far as that shows without playing it."""
     known, streams = set(BUILT_IN), dict[str, str]()
     found = []
     if not case.title.endswith("."):
@@ -116,7 +116,7 @@ def faults(case: Case) -> list[str]:
 
 
 def op_of(step: Mapping[str, Json]) -> str:
-    """What a step does."""
+    """Returns the op of a step."""
     if "set" in step:
         return "set"
     for op in OPS:
@@ -146,7 +146,7 @@ def _step_faults(step: Mapping[str, Json], case: Case, known: set[str], streams:
 
 
 def _message_faults(op: str, step: Mapping[str, Json], streams: dict[str, str]) -> Iterator[str]:
-    """Whether requests and what is expected of replies fit their messages."""
+    """Yields faults where requests and expected replies do not fit their messages."""
     if op in ("call", "open", "redacted"):
         method = schema.full_name(step[op])
         if method not in schema.methods():
@@ -181,7 +181,7 @@ def _stream_faults(op: str, step: Mapping[str, Json], streams: dict[str, str]) -
 
 
 def methods_in(cases: list[Case]) -> set[str]:
-    """The RPCs that some case calls."""
+    """Returns the RPCs that some case calls."""
     named = [
         schema.full_name(step[op]) for case in cases for step in case.steps for op in ("call", "open") if op in step
     ]
@@ -191,7 +191,7 @@ def methods_in(cases: list[Case]) -> set[str]:
 
 
 def reasons_in(cases: list[Case]) -> set[str]:
-    """The reasons that some case expects, of an error or of a failure."""
+    """Returns the reasons that some case expects, of an error or of a failure."""
     found: set[str] = set()
     for case in cases:
         for step in case.steps:

@@ -1,4 +1,4 @@
-"""One executor process: requests go out as lines, answers come back in any order."""
+"""Runs one executor process: requests go out as lines, and answers come back in any order."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ END_S = 10.0
 
 
 class ExecutorFailedError(Exception):
-    """The executor ended, answered what is no answer, or said nothing in time."""
+    """Raised when the executor ended, sent an invalid answer, or sent none in time."""
 
 
 class Executor:
@@ -33,7 +33,7 @@ class Executor:
         self._why = "it is not started"
 
     async def start(self) -> Json:
-        """Starts it; what it says of itself. Raises ExecutorFailedError."""
+        """Starts the executor, and returns what it says about itself. Raises ExecutorFailedError."""
         with self._log.open("ab") as log:
             try:
                 self._process = await asyncio.create_subprocess_exec(
@@ -51,7 +51,7 @@ class Executor:
         return (await self.ask({"op": "hello"}, HELLO_S)).get("ok", {})
 
     async def ask(self, request: dict[str, Json], timeout_s: float) -> Json:
-        """The answer to one request: `ok` or `error`. Raises ExecutorFailedError."""
+        """Returns the answer to one request: `ok` or `error`. Raises ExecutorFailedError."""
         if self._process is None or self._process.stdin is None or self._reading is None or self._reading.done():
             raise ExecutorFailedError(f"the executor has ended: {self._why}\n{tail(self._log)}")
         self._count += 1
@@ -69,7 +69,7 @@ class Executor:
             self._waiting.pop(number, None)
 
     async def close(self) -> int:
-        """Ends its input, and so itself; its status."""
+        """Ends the executor by ending its input, and returns its exit status."""
         if self._process is None:
             return 0
         assert self._process.stdin is not None

@@ -1,4 +1,4 @@
-"""The languages: what each needs, how it is built and started. All of it is data, in languages.toml."""
+"""Reads from languages.toml what each language needs, and how its executor is built and started."""
 
 import asyncio
 import shutil
@@ -22,15 +22,15 @@ class Language:
     start: str
     """The command that starts the executor; `{python}` is the interpreter of the runner."""
     cwd: str = "."
-    """From the root of the repository."""
+    """Working directory of the commands, from the root of the repository."""
     needs: tuple[str, ...] = ()
     """Commands that must be on the PATH."""
     fetch: str = ""
-    """Brings what the build needs, or looks for it, in a shell; where it fails, the language is skipped."""
+    """The shell command that fetches what the build needs, or looks for it. If it fails, the language is skipped."""
     build: str = ""
-    """The command that builds it, in a shell; empty: nothing to build."""
+    """The shell command that builds the executor; empty when there is nothing to build."""
     built: str = ""
-    """A file that is there once it is built, below `cwd`."""
+    """A file, below `cwd`, that exists once the executor is built."""
 
     @property
     def folder(self) -> Path:
@@ -41,25 +41,25 @@ class Language:
         return self.start.replace("{python}", sys.executable)
 
     def missing(self) -> str:
-        """Why it cannot be built, or nothing."""
+        """Returns why the executor cannot be built, or an empty text."""
         for command in self.needs:
             if shutil.which(command) is None:
                 return f"{command} is not on the PATH"
         return "" if self.folder.is_dir() else f"there is no folder {self.cwd}"
 
     def unbuilt(self) -> str:
-        """Why it cannot be started, or nothing."""
+        """Returns why the executor cannot be started, or an empty text."""
         return f"{self.cwd}/{self.built} is not built" if self.built and not (self.folder / self.built).exists() else ""
 
 
 def load(path: Path = FILE) -> list[Language]:
-    """All languages, in the order of the file."""
+    """Returns all languages, in the order of the file."""
     rows = tomllib.loads(path.read_text())["language"]
     return [Language(**{**row, "needs": tuple(row.get("needs", ()))}) for row in rows]
 
 
 async def failing(language: Language, command: str) -> str:
-    """Runs its `fetch` or `build`, which give way to all else on the machine; why it failed, or nothing."""
+    """Runs `fetch` or `build` of a language at low priority. Returns why it failed, or an empty text."""
     if not command:
         return ""
     process = await asyncio.create_subprocess_exec(

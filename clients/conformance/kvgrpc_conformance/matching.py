@@ -1,7 +1,7 @@
-"""Whether an answer is as a case expects it: field by field, and what is not named is not looked at.
+"""Compares an answer with what a case expects, field by field. Fields that the case does not name are ignored.
 
-JSON leaves out fields that have their default, so 0, "", false, [] and {} also match a field that is not there. 64-bit
-numbers are texts in JSON, and durations have as many decimals as a language likes: numbers are compared as numbers.
+JSON omits fields with their default value, so 0, "", false, [] and {} also match a missing field. 64-bit numbers are
+texts in JSON, and languages write durations with different numbers of decimals, so numbers are compared as numbers.
 """
 
 import re
@@ -14,7 +14,7 @@ _NUMBER = re.compile(r"(-?\d+(?:\.\d+)?)s?")
 
 
 def mismatches(expected: Json, found: Json, where: str = "") -> list[str]:
-    """What is not as expected, one sentence each; none when all is."""
+    """Returns what differs from the expected value, one sentence each; an empty list when nothing does."""
     if isinstance(expected, Mapping):
         if any(name.startswith("$") for name in expected):
             return [line for name, wanted in expected.items() for line in _test(name, wanted, found, where)]
@@ -45,7 +45,7 @@ def _same(expected: Json, found: Json) -> bool:
 
 
 def _number(value: Json) -> Fraction | None:
-    """The number that a value is: also a 64-bit one, which is a text, and a duration in seconds."""
+    """Returns the number that a value stands for: a number, a 64-bit number as text, or a duration in seconds."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int | float):
@@ -64,7 +64,7 @@ def _test(name: str, wanted: Json, found: Json, where: str) -> list[str]:
 
 def _compared(relation: Callable[[Fraction, Fraction], bool]) -> Callable[[Json, Json], bool]:
     def compare(wanted: Json, found: Json) -> bool:
-        # Either may be a 0 that JSON left out: what is wanted may have been saved from an answer.
+        # Either value may be a 0 that JSON omitted, because the expected value may have been saved from an answer.
         left, right = (_number(0 if value is None else value) for value in (found, wanted))
         return left is not None and right is not None and relation(left, right)
 

@@ -1,6 +1,6 @@
-"""A server from the future: it answers what a case lays down, with fields and values that no client knows yet.
+"""Plays a server of a newer version: it answers what a case states, with fields and values that no client knows.
 
-It is also how a case sees what a client really sent: every call is kept, with its request and its metadata.
+It also shows a case what a client really sent, because it keeps every call with its request and its metadata.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ DOMAIN = "kvgrpc.dev"
 
 
 class NewerServer:
-    """Answers each method with its rows in turn, the last one for ever."""
+    """Answers each method with its rows in turn, and repeats the last one."""
 
     def __init__(self, name: str, answers: Mapping[str, Json]) -> None:
         self.name = name
@@ -34,12 +34,12 @@ class NewerServer:
 
     @property
     def address(self) -> str:
-        """Where clients find it."""
+        """Address of the server for clients."""
         return self.clients.address
 
     @property
     def peer_address(self) -> str:
-        """Where servers find it."""
+        """Address of the server for other servers."""
         return self.clients.address
 
     async def start(self) -> None:
@@ -52,23 +52,23 @@ class NewerServer:
         self.clients.target = port
 
     async def close(self) -> None:
-        """Ends it, with the calls that go on."""
+        """Ends the server and the calls that are under way."""
         await self.clients.close()
         if self._server is not None:
             await self._server.stop(0)
 
     def answers_at_all(self, method: str) -> bool:
-        """Whether the method is implemented."""
+        """Returns whether the method is implemented."""
         return method in self._answers
 
     def answers(self, method: str) -> list[Json]:
-        """What the method answers now: the rows of one call."""
+        """Returns the rows of the method's next call."""
         rows = self._answers[method]
         row = rows[min(sum(call["method"] == method for call in self.seen), len(rows) - 1)]
         return row if isinstance(row, list) else [row]
 
     def keep(self, method: str, request: bytes, metadata: Any) -> None:
-        """Notes a call."""
+        """Records a call."""
         made = schema.request(method, {})
         made.MergeFromString(request)
         texts = {key: value for key, value in metadata or () if isinstance(value, str)}
@@ -95,7 +95,7 @@ class _Handlers(grpc.GenericRpcHandler):
 
 @dataclass(frozen=True)
 class _Call:
-    """One call of a method; requests come as bytes and are answered as such."""
+    """One call of a method. Requests and answers are bytes."""
 
     server: NewerServer
     method: str
@@ -127,13 +127,13 @@ class _Call:
 
 
 async def _played(method: str, rows: list[Json], context: "aio.ServicerContext[Any, Any]") -> AsyncIterator[bytes]:
-    """One call's messages: each row is a message, a pause, or the error that it ends with."""
+    """Yields the messages of one call. Each row is a message, a pause, or the error that ends the call."""
     for row in rows:
         await asyncio.sleep(row.get("delayS", 0.0))
         if "error" in row:
             await _abort(row["error"], context)
         if "reply" in row or "hex" in row:
-            # What is appended merges into the message, as a newer schema's fields do.
+            # The appended bytes merge into the message, as the fields of a newer schema do.
             yield schema.reply(method, row.get("reply", {})).SerializeToString() + bytes.fromhex(row.get("hex", ""))
 
 

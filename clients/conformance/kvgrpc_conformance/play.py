@@ -1,4 +1,4 @@
-"""One case, step by step, on its servers, through one executor."""
+"""Plays one case, step by step, on its servers and through one executor."""
 
 import asyncio
 import json
@@ -15,18 +15,18 @@ from .stage import Stage
 from .values import CaseError, Json, at, fill
 
 CALL_S = 10.0
-"""What a step takes that states no time of its own."""
+"""Time limit of a step that states none, in seconds."""
 MARGIN_S = 20.0
-"""Above the time that a step states, before the executor counts as stuck."""
+"""Seconds beyond a step's time limit after which the executor counts as stuck."""
 PAUSE_S = 0.1
-"""Between two attempts of a step that is repeated until it is as expected."""
+"""Pause in seconds between two attempts of a step that is repeated until it is as expected."""
 SHOWN = 2_000
-"""Characters of a request or an answer in a failure."""
+"""Largest number of characters of a request or an answer that a failure shows."""
 
 
 @dataclass
 class Failure:
-    """Why a case failed: the step, what was asked, what came, what was wrong with it."""
+    """Why a case failed: the step, the request, the answer, and what was wrong with it."""
 
     case: str
     step: int
@@ -50,11 +50,11 @@ class Player:
     executor: Executor
     variables: dict[str, Json] = field(default_factory=dict)
     allocations: list[tuple[str, str]] = field(default_factory=list)
-    """What was allocated, by server, to be freed after the case."""
+    """Allocations by server, which are freed after the case."""
     _started: dict[str, asyncio.Task[Json]] = field(default_factory=dict)
 
     async def play(self) -> Failure | None:
-        """Why it failed, or None."""
+        """Returns why the case failed, or None."""
         self.variables |= {name: b64encode(secrets.token_bytes(16)).decode() for name in ("key", "key2", "key3")}
         self.variables |= {"id": secrets.token_hex(4), **self.stage.addresses()}
         number, step = -1, dict[str, Json]()
@@ -91,7 +91,7 @@ class Player:
             await asyncio.sleep(PAUSE_S)
 
     async def _done(self, step: dict[str, Json]) -> Json:
-        """The answer to a step."""
+        """Returns the answer to a step."""
         op = op_of(step)
         if op == "join":
             task = self._started.pop(step["join"], None)
@@ -103,12 +103,12 @@ class Player:
         request, timeout_s = self._request(op, step)
         if "start" in step:
             self._started[step["start"]] = asyncio.create_task(self._ask(request, timeout_s))
-            await asyncio.sleep(0)  # the executor hears of it before the next step
+            await asyncio.sleep(0)  # the request goes out before the next step
             return {"started": True, "request": request}
         return await self._ask(request, timeout_s)
 
     def _request(self, op: str, step: dict[str, Json]) -> tuple[dict[str, Json], float]:
-        """What the executor is told."""
+        """Returns the request to the executor."""
         filled = {name: fill(value, self.variables) for name, value in step.items() if name not in _OURS}
         subject = _SUBJECTS.get(op, op)
         request = {"op": op, **{name: value for name, value in filled.items() if name != op}}
@@ -118,7 +118,7 @@ class Player:
                 del request["request"]
         else:
             request[subject] = filled[op]
-        for kind in ("stream", "keeper"):  # a name of this case only: one of the last case may not be closed yet
+        for kind in ("stream", "keeper"):  # a unique name: the last case's may not be closed yet
             if kind in request:
                 request[kind] = f"{self.variables['id']}-{request[kind]}"
         timeout_s = filled.get("timeoutS", filled.get("deadlineS", CALL_S))
@@ -137,7 +137,7 @@ class Player:
         return {**answer, "request": request}
 
     def _judged(self, step: dict[str, Json], number: int, answer: Json) -> Failure | None:
-        """What is wrong with an answer; saves what is to be saved."""
+        """Returns what is wrong with an answer. Saves what the step wants to keep."""
         if answer.get("started"):
             return None
         request, ok, error = answer.get("request", step), answer.get("ok"), answer.get("error")
@@ -157,7 +157,7 @@ class Player:
         return Failure(self.case.name, number, what, request, error if error is not None else ok, problems)
 
     async def _close(self) -> None:
-        """The executor forgets the servers; what it says to that is not judged."""
+        """Lets the executor forget the servers. Its answer to that is not judged."""
         for name in self.stage.clients():
             try:
                 await self.executor.ask({"op": "close", "server": name}, MARGIN_S)
@@ -171,12 +171,12 @@ _SUBJECTS = {
     "watch": "stream", "watchEngine": "stream", "keepAlive": "keeper", "kept": "keeper", "stopKeeping": "keeper",
     "cleanUp": "sides", "pull": "request", "move": "request", "connect": "server", "close": "server",
 }  # fmt: skip
-"""How the executor's protocol calls what a step names after its op."""
+"""Names of a step's main field in the executor's protocol, by op."""
 
 
 def _unexpected(op: str, expected: dict[str, Json], ok: Json) -> list[str]:
-    """What is wrong with an answer that is no error."""
-    # A message that holds nothing but defaults is like none at all: that there is one is looked at by itself.
+    """Returns what is wrong with an answer that is not an error."""
+    # A message with only default values equals a missing one, so whether it is there is checked separately.
     if op == "next" and not {"timeout", "end"} & expected.keys() and "message" not in ok:
         return [f"there is no message: {ok!r}"]
     return mismatches(expected, ok, "")

@@ -1,4 +1,4 @@
-"""Child processes that end with the runner, and whose last words are kept."""
+"""Runs child processes that end with the runner, and keeps the end of their logs."""
 
 import asyncio
 import os
@@ -9,8 +9,8 @@ from pathlib import Path
 
 STOP_S = 20.0
 TAIL_BYTES = 4_000
-# The kernel ends the child when the runner is gone, however it went. The child asks for it itself, before it becomes
-# the command: a `preexec_fn` would run between fork and exec, where gRPC's own fork handlers are in the way.
+# The kernel ends the child when the runner is gone, whatever ended it. The child asks for that itself before it becomes
+# the command. A `preexec_fn` would run between fork and exec and conflict with gRPC's own fork handlers.
 _BOUND = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
@@ -20,13 +20,13 @@ if os.getppid() == int(sys.argv[1]):
 
 
 def bound(*command: str) -> tuple[str, ...]:
-    """The command, for a child that ends with this process."""
+    """Returns the command for a child that ends with this process."""
     return (sys.executable, "-SEc", _BOUND, str(os.getpid()), *command)
 
 
 async def stop(process: asyncio.subprocess.Process, number: int = signal.SIGTERM) -> None:
-    """Ends a child, at the latest by force."""
-    # Not by `send_signal`: it looks whether the child has ended, and takes its status from who waits for it.
+    """Ends a child, by force if it does not end in time."""
+    # `send_signal` does not fit: it polls the child, and takes its exit status away from whoever waits for it.
     with suppress(ProcessLookupError):
         os.kill(process.pid, number)
     try:
@@ -38,7 +38,7 @@ async def stop(process: asyncio.subprocess.Process, number: int = signal.SIGTERM
 
 
 def tail(path: Path, start: int = 0) -> str:
-    """The end of a log, of what was written after its first `start` bytes."""
+    """Returns the end of a log, of what was written after its first `start` bytes."""
     try:
         return path.read_bytes()[start:][-TAIL_BYTES:].decode(errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""A port that forwards bytes to a server, and can be cut."""
+"""Forwards bytes from a port to a server. The connections can be cut."""
 
 import asyncio
 from contextlib import suppress
@@ -7,7 +7,7 @@ CHUNK_BYTES = 1 << 16
 
 
 class Proxy:
-    """Forwards from `address` to `target`, a port of this host. While it is cut, what connects is closed at once."""
+    """Forwards from `address` to `target`, a port of this host. While it is cut, new connections are closed at once."""
 
     def __init__(self) -> None:
         self.target = 0
@@ -18,12 +18,12 @@ class Proxy:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Takes a free port."""
+        """Listens at a free port."""
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     def cut(self) -> None:
-        """Ends every connection, and lets none stand until `uncut`."""
+        """Ends every connection, and closes new ones at once until `uncut`."""
         self._cut = True
         for writer in self._open:
             writer.transport.abort()
@@ -33,13 +33,13 @@ class Proxy:
         self._cut = False
 
     async def close(self) -> None:
-        """Ends all of it."""
+        """Ends the proxy and its connections."""
         self.cut()
         if self._server is not None:
             self._server.close()
             await self._server.wait_closed()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.sleep(0)  # connections that were aborted are closed in the loop's next round
+        await asyncio.sleep(0)  # aborted connections are closed in the loop's next round
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.ensure_future(self._forwarded(reader, writer))
@@ -50,7 +50,7 @@ class Proxy:
         if self._cut:
             writer.transport.abort()
             return
-        # Noted before the first await: a cut in between must not miss it.
+        # The connection is recorded before the first await, so that a cut in between does not miss it.
         self._open.add(writer)
         try:
             there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self.target)
@@ -74,5 +74,5 @@ async def _forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
         while data := await reader.read(CHUNK_BYTES):
             writer.write(data)
             await writer.drain()
-    # Either side's end is the end of both: gRPC never closes half of a connection.
+    # The end of either side ends both, because gRPC never closes half of a connection.
     writer.transport.abort()

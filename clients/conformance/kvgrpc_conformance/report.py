@@ -1,4 +1,4 @@
-"""What came of a run: as a table, as JSON, as the matrix in clients/README.md."""
+"""Reports the results of a run: as a table, as JSON, and as the matrix in clients/README.md."""
 
 import json
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ BEGIN, END = "<!-- conformance: begin -->", "<!-- conformance: end -->"
 
 
 def table(runs: Sequence[LanguageRun]) -> str:
-    """One line a language."""
+    """Returns a table with one line for each language."""
     rows = [("language", "version", "cases", "passed", "failed", "")]
     for run in runs:
         if run.why:
@@ -26,7 +26,7 @@ def table(runs: Sequence[LanguageRun]) -> str:
 
 
 def as_json(runs: Sequence[LanguageRun]) -> str:
-    """For programs."""
+    """Returns the results as JSON, for programs."""
     return json.dumps({"languages": [_row(run) for run in runs], "failures": _failures(runs)}, indent=2)
 
 
@@ -53,13 +53,13 @@ def _failures(runs: Sequence[LanguageRun]) -> Json:
 
 
 def failures(runs: Sequence[LanguageRun]) -> str:
-    """All that is known of each case that failed."""
+    """Returns everything that is known of each failed case."""
     found = [(run, outcome) for run in runs for outcome in run.outcomes if outcome.failure]
     return "\n\n".join(f"{run.language}: {outcome.case.title}\n{outcome.failure}" for run, outcome in found)
 
 
 def matrix(runs: Sequence[LanguageRun]) -> str:
-    """Cases passed of all, one row an area and one column a language."""
+    """Returns the passed cases of all, with one row for each area and one column for each language."""
     areas = list(dict.fromkeys(outcome.case.area for run in runs for outcome in run.outcomes))
     heads = [f"{run.language} {run.version}".strip() for run in runs]
     lines = [f"| area | {' | '.join(heads)} |", f"|---|{'---|' * len(runs)}"]
@@ -77,7 +77,7 @@ def _cell(run: LanguageRun, area: str) -> str:
 
 
 def write_matrix(runs: Sequence[LanguageRun], path: Path = README) -> None:
-    """Between its two markers. Raises ValueError where they are missing."""
+    """Writes the matrix between its two markers. Raises ValueError where they are missing."""
     text = path.read_text()
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)

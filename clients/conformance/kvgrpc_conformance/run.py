@@ -1,4 +1,4 @@
-"""All cases through the executors of all languages."""
+"""Plays all cases through the executors of all languages."""
 
 import asyncio
 import os
@@ -16,18 +16,18 @@ from .stage import Stage
 
 
 def silent(_: str) -> None:
-    """Hears and says nothing."""
+    """Drops a line of progress."""
 
 
 CASE_S = 120.0
-"""The longest that one case may take, whatever it waits for."""
+"""Time limit of one case in seconds, whatever it waits for."""
 STAGES_MAX = 3
-"""Groups whose servers stand at once."""
+"""Largest number of groups whose servers run at the same time."""
 
 
 @dataclass
 class Outcome:
-    """One case in one language."""
+    """Result of one case in one language."""
 
     case: Case
     failure: str = ""
@@ -36,7 +36,7 @@ class Outcome:
 
 @dataclass
 class LanguageRun:
-    """All cases of one language; `why` says why there are none."""
+    """Results of all cases of one language; `why` says why there are none."""
 
     language: str
     version: str = ""
@@ -49,7 +49,7 @@ class LanguageRun:
 
 
 class Stages:
-    """Servers of groups of cases; the group that was not used for longest makes room."""
+    """Servers of groups of cases. The group whose last use is oldest makes room for a new one."""
 
     def __init__(self, folder: Path, told: Callable[[str], None]) -> None:
         self._folder, self._told = folder, told
@@ -57,7 +57,7 @@ class Stages:
         self._count = 0
 
     async def of(self, case: Case) -> Stage:
-        """The servers of a case. Raises ServerFailedError."""
+        """Returns the servers of a case. Raises ServerFailedError."""
         if not case.own and case.group in self._stages:
             self._stages[case.group] = stage = self._stages.pop(case.group)
             return stage
@@ -75,7 +75,7 @@ class Stages:
         return stage
 
     async def give_back(self, case: Case, stage: Stage, allocations: list[tuple[str, str]]) -> None:
-        """After a case: what it has changed for good is not used again."""
+        """Takes servers back after a case. Servers that the case has changed for good are not used again."""
         left = "" if case.own else await stage.tidy(allocations)
         if left:
             self._told(
@@ -97,13 +97,13 @@ class Run:
 
     cases: Sequence[Case]
     folder: Path
-    """For logs and settings."""
+    """Folder for logs and settings."""
     build: bool = True
     told: Callable[[str], None] = silent
-    """Hears of every case, as it ends."""
+    """Receives a line for every case, as it ends."""
 
     async def languages(self, languages: Sequence[Language]) -> list[LanguageRun]:
-        """One language after the other."""
+        """Plays the languages one after the other."""
         stages = Stages(self.folder, self.told)
         try:
             return [await self.language(language, stages) for language in languages]
@@ -111,7 +111,7 @@ class Run:
             await stages.close()
 
     async def language(self, language: Language, stages: Stages) -> LanguageRun:
-        """All cases of one language."""
+        """Plays all cases of one language."""
         run = LanguageRun(language.name)
         run.why = language.missing() or (await failing(language, language.fetch) if self.build else "")
         broken = await failing(language, language.build) if self.build and not run.why else ""

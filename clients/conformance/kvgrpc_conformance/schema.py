@@ -1,4 +1,4 @@
-"""The schema, as cases need it: which methods there are, and whether what a case says fits its message."""
+"""Looks up the schema for cases: which methods exist, and whether a message of a case fits its type."""
 
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -30,56 +30,56 @@ _FILES = (admin_pb2, handoff_pb2, handshake_pb2, lease_pb2, pool_pb2, scheduler_
 
 @cache
 def methods() -> dict[str, MethodDescriptor]:
-    """Every RPC of kvgrpc.v1, by `kvgrpc.v1.Service/Method`."""
+    """Returns every RPC of kvgrpc.v1, by `kvgrpc.v1.Service/Method`."""
     services = [service for file in _FILES for service in file.DESCRIPTOR.services_by_name.values()]
     return {f"{service.full_name}/{method.name}": method for service in services for method in service.methods}
 
 
 def full_name(method: str) -> str:
-    """Cases may leave the package out."""
+    """Returns the full name of a method. Cases may omit the package."""
     return method if "." in method else f"{PACKAGE}.{method}"
 
 
 def reasons() -> list[str]:
-    """Every reason of a failure, without its prefix."""
+    """Returns every reason of a failure, without its prefix."""
     names = [name.removeprefix("FAILURE_REASON_") for name in common_pb2.FailureReason.DESCRIPTOR.values_by_name]
     return [name for name in names if name != "UNSPECIFIED"]
 
 
 def request(method: str, value: Json) -> Message:
-    """The request message of a method. Raises json_format.ParseError."""
+    """Returns the request message of a method. Raises json_format.ParseError."""
     return parsed(methods()[method].input_type, value)
 
 
 def reply(method: str, value: Json) -> Message:
-    """The reply message of a method. Raises json_format.ParseError."""
+    """Returns the reply message of a method. Raises json_format.ParseError."""
     return parsed(methods()[method].output_type, value)
 
 
 def parsed(descriptor: Descriptor, value: Json) -> Message:
-    """A message from its JSON. Raises json_format.ParseError."""
+    """Returns a message from its JSON. Raises json_format.ParseError."""
     return json_format.ParseDict(value, GetMessageClass(descriptor)())
 
 
 def request_faults(method: str, value: Json) -> Iterator[str]:
-    """What of a request cannot be, as far as that is known before its variables are."""
+    """Yields what is impossible in a request, as far as that is known before its variables are."""
     yield from _faults(methods()[method].input_type, value, "request", expected=False)
 
 
 def reply_faults(method: str, value: Json) -> Iterator[str]:
-    """What a case expects that its message does not have."""
+    """Yields what a case expects although its message does not have it."""
     yield from _faults(methods()[method].output_type, value, "reply", expected=True)
 
 
 def unknown_paths(asked: Json, error: Json) -> list[str]:
-    """Violations of an error that name no field of the request that was refused."""
+    """Returns violations of an error that name no field of the refused request."""
     if not isinstance(error, Mapping) or asked.get("op") not in ("call", "open"):
         return []
     method, reason = asked["method"].rpartition("/")[2], error.get("reason", "")
     messages = [methods()[asked["method"]].input_type]
     if reason in ABOUT_ENGINES:
         messages.append(handshake_pb2.EngineDescription.DESCRIPTOR)
-    if method == "PutTensor":  # a consumer that waits says what it expects, and the put is told
+    if method == "PutTensor":  # a consumer that waits states what it expects, and the put is told
         messages.append(tensor_pb2.GetTensorRequest.DESCRIPTOR)
     paths = [violation["field"] for violation in error.get("violations", [])]
     return [

@@ -1,4 +1,4 @@
-"""Real servers: `kvgrpc serve` in a process of its own, behind two proxies: for clients, and for other servers."""
+"""Runs real servers: each is a process of `kvgrpc serve` behind two proxies, for clients and for other servers."""
 
 import asyncio
 import json
@@ -20,15 +20,15 @@ BASE: dict[str, Json] = {
     "drain_s": 1.0,
     "pool": {"layers": 2, "kv_heads": 1, "head_dim": 16, "block_tokens": 16, "blocks": 64},
 }
-"""Settings of every server, unless a case says otherwise: a block has 2 KiB."""
+"""Settings of every server, unless a case states others. A block has 2 KiB."""
 
 
 class ServerFailedError(Exception):
-    """A server did not start, or ended."""
+    """Raised when a server did not start, or ended."""
 
 
 class Server:
-    """One server, through all its lives: a restart keeps both addresses."""
+    """One server through all its lives. A restart keeps both addresses."""
 
     def __init__(self, name: str, settings: Mapping[str, Json], folder: Path) -> None:
         self.name = name
@@ -40,12 +40,12 @@ class Server:
 
     @property
     def address(self) -> str:
-        """Where clients find it."""
+        """Address of the server for clients."""
         return self.clients.address
 
     @property
     def peer_address(self) -> str:
-        """Where other servers find it; grants name this one."""
+        """Address of the server for other servers. Grants name this one."""
         return self.peers.address
 
     async def start(self) -> None:
@@ -79,33 +79,33 @@ class Server:
         self.clients.target = self.peers.target = port
 
     async def end(self, number: int = signal.SIGTERM) -> None:
-        """Ends its life; `begin` begins another one."""
+        """Ends the current life; `begin` begins another one."""
         if self._process is not None:
             await stop(self._process, number)
             self._process = None
 
     async def close(self) -> None:
-        """Ends everything."""
+        """Ends the server and its proxies."""
         await self.end()
         await self.clients.close()
         await self.peers.close()
 
     def mark_log(self) -> None:
-        """What it has logged so far is of another case."""
+        """Marks the present end of the log, because earlier lines belong to another case."""
         log = self._folder / "log"
         self._logged = log.stat().st_size if log.exists() else 0
 
     def log(self) -> str:
-        """The last of what it logged since then, warnings and worse."""
+        """Returns the last lines that it logged since then, at level warning and above."""
         return tail(self._folder / "log", self._logged)
 
     def alive(self) -> bool:
-        """Whether its process lives."""
+        """Returns whether its process lives."""
         return self._process is not None and self._process.returncode is None
 
 
 def free_port() -> int:
-    """A port that nobody listens at. A server that takes it a moment later is the only one that looks for it."""
+    """Returns a port that nobody listens at. A server takes it a moment later; no other program looks for it."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port: int = one.getsockname()[1]
@@ -113,7 +113,7 @@ def free_port() -> int:
 
 
 def to_toml(settings: Mapping[str, Json]) -> str:
-    """Settings as TOML; tables last, as it wants them. JSON writes these values as TOML does."""
+    """Returns settings as TOML, with tables last as TOML requires. JSON writes these values as TOML does."""
     values = [f"{key} = {json.dumps(value)}" for key, value in settings.items() if not isinstance(value, Mapping)]
     tables = {key: value for key, value in settings.items() if isinstance(value, Mapping)}
     for key, table in tables.items():

@@ -1,4 +1,4 @@
-"""The servers of a case: shared by all cases of a group, or its own; and what the runner itself does to them."""
+"""Holds the servers of a case, shared by a group of cases or its own, and performs the runner's own steps on them."""
 
 import asyncio
 import signal
@@ -31,7 +31,7 @@ from .values import CaseError, Json
 Request = TypeVar("Request", bound=Message)
 CALL_S = 5.0
 REST_S = 2.0
-"""How long the blocks of a case may take to come back after it."""
+"""Seconds within which the blocks of a case must be returned after it."""
 
 
 class Stage:
@@ -47,41 +47,41 @@ class Stage:
                 self._real[name] = Server(name, settings, folder / name)
 
     async def start(self) -> None:
-        """Starts all, at once. Raises ServerFailedError."""
+        """Starts all servers in parallel. Raises ServerFailedError."""
         await asyncio.gather(*(server.start() for server in self._all().values()))
 
     async def close(self) -> None:
-        """Ends all."""
+        """Ends all servers."""
         await asyncio.gather(*(server.close() for server in self._all().values()))
 
     def _all(self) -> dict[str, Server | NewerServer]:
         return {**self._real, **self._newer}
 
     def is_real(self, name: str) -> bool:
-        """Whether that server is one of kvgrpc, and none that a case makes up."""
+        """Returns whether that server is a kvgrpc server, and not one that a case makes up."""
         return name in self._real
 
     def clients(self) -> dict[str, str]:
-        """Where clients find each server."""
+        """Returns the address of each server for clients."""
         return {name: server.address for name, server in self._all().items()}
 
     def addresses(self) -> dict[str, dict[str, str]]:
-        """What cases name addresses by: `$address.P` for other servers, `$clients.P` for clients."""
+        """Returns the variables for addresses: `$address.P` for other servers, `$clients.P` for clients."""
         peers = {name: server.peer_address for name, server in self._all().items()}
         return {"address": peers, "clients": self.clients()}
 
     def mark_logs(self) -> None:
-        """A case begins."""
+        """Marks the logs at the begin of a case."""
         for server in self._real.values():
             server.mark_log()
 
     def logs(self) -> str:
-        """What the servers logged, where they did."""
+        """Returns what the servers logged, where they did."""
         found = [(name, server.log()) for name, server in self._real.items()]
         return "\n".join(f"--- server {name}\n{log}" for name, log in found if log)
 
     async def act(self, step: dict[str, str]) -> Json:
-        """A step of the runner's own; its answer has the form of an executor's."""
+        """Performs a step of the runner. Its answer has the form of an executor's answer."""
         ((what, name),) = step.items()
         if what == "seen":
             return {"ok": {"calls": self._newer[name].seen}}
@@ -102,7 +102,7 @@ class Stage:
         return {"ok": {}}
 
     async def tidy(self, allocations: list[tuple[str, str]]) -> str:
-        """Ends what a case left; why the servers are not as new, or nothing."""
+        """Ends what a case left. Returns why the servers are not as new, or an empty text."""
         for server in self._real.values():
             server.clients.uncut()
             server.peers.uncut()
@@ -146,7 +146,7 @@ async def _tidied(server: Server, allocations: list[str]) -> str:
 
 
 async def _quietly(method: "aio.UnaryUnaryMultiCallable[Request, Any]", request: Request) -> None:
-    """What is over already is over."""
+    """Makes a call, and ignores that its object is already over."""
     try:
         await method(request, timeout=CALL_S)
     except aio.AioRpcError as error:
@@ -161,7 +161,7 @@ async def _at_rest(pool: "pool_pb2_grpc.PoolServiceAsyncStub", admin: "admin_pb2
         try:
             groups = (await pool.GetPoolStatus(pool_pb2.GetPoolStatusRequest(), timeout=CALL_S)).groups
         except aio.AioRpcError:
-            return ""  # it has no pool that could be left in a state
+            return ""  # without a pool nothing can be left over
         status = await admin.GetStatus(admin_pb2.GetStatusRequest(), timeout=CALL_S)
         busy = status.counts.pending_transfer_count + status.counts.active_transfer_count + status.counts.lease_count
         free = all(group.free_block_count == group.block_count for group in groups)

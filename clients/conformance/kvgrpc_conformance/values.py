@@ -1,6 +1,6 @@
-"""Values in cases: `$variables`, values that are made (`{"$range": [0, 40]}`), and paths into answers.
+"""Evaluates values in cases: `$variables`, generated values (`{"$range": [0, 40]}`), and paths into answers.
 
-Requests are filled in just before they are sent, so what an earlier step saved stands for its value.
+Requests are filled in just before they are sent, so a value that an earlier step saved is used.
 """
 
 import base64
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 Json = Any
-"""What `json.loads` gives."""
+"""A value that `json.loads` returns."""
 
 _NAME = r"[A-Za-z_]\w*(?:\.\w+)*"
 _WHOLE = re.compile(rf"\$({_NAME})")
@@ -17,11 +17,13 @@ _INSIDE = re.compile(rf"\$\{{({_NAME})\}}")
 
 
 class CaseError(Exception):
-    """The case itself is wrong: it can be judged by nobody."""
+    """Raised when the case itself is wrong, so that nothing can judge it."""
 
 
 def at(value: Json, path: str) -> Json:
-    """What lies at `reply.blocks.groups[0].group`; None where nothing does, as for a field that has its default."""
+    """Returns the value at `reply.blocks.groups[0].group`; None where there is none, as for a field with its default
+    value.
+    """
     for name in path.replace("[", ".").replace("]", "").split("."):
         if isinstance(value, list):
             value = value[int(name)] if name.lstrip("-").isdecimal() and -len(value) <= int(name) < len(value) else None
@@ -33,7 +35,7 @@ def at(value: Json, path: str) -> Json:
 
 
 def names_in(value: Json) -> set[str]:
-    """The variables that a value needs."""
+    """Returns the variables that a value needs."""
     if isinstance(value, str):
         whole = _WHOLE.fullmatch(value)
         found = [whole[1]] if whole else _INSIDE.findall(value)
@@ -46,7 +48,7 @@ def names_in(value: Json) -> set[str]:
 
 
 def fill(value: Json, variables: Mapping[str, Json]) -> Json:
-    """The value with its variables filled in and what is made made. Raises CaseError."""
+    """Returns the value with its variables filled in and its generated values made. Raises CaseError."""
     if isinstance(value, str):
         return _fill_text(value, variables)
     if isinstance(value, list):
@@ -78,21 +80,21 @@ def _variable(path: str, variables: Mapping[str, Json]) -> Json:
 
 
 def _add(pair: Json) -> Json:
-    """A number plus another. 64-bit numbers are texts in JSON, and stay so."""
+    """Returns the sum of two numbers. 64-bit numbers are texts in JSON, and stay texts."""
     left, right = pair
     total = int(left or 0) + int(right)
     return str(total) if isinstance(left, str) else total
 
 
 def _changed(token: str) -> str:
-    """Bytes with one bit of the last one turned over."""
+    """Returns the bytes with one bit of the last byte flipped."""
     data = bytearray(base64.b64decode(token))
     data[-1] ^= 1
     return base64.b64encode(data).decode()
 
 
 def _merged(parts: Json) -> Json:
-    """Objects laid over each other; null takes a field away."""
+    """Returns the objects merged in order; null removes a field."""
     whole = {name: item for part in parts for name, item in part.items()}
     return {name: item for name, item in whole.items() if item is not None}
 

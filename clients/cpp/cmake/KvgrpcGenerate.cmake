@@ -1,7 +1,7 @@
 # kvgrpc_readable(OUT ROOT)
 #
-# Sets OUT to a folder with the schema below ROOT that the protoc found can read: ROOT itself, or, for protoc 3, a copy
-# without the option debug_redact, which that does not know and which changes no message.
+# Sets OUT to a folder with the schema below ROOT that the found protoc can read. That is ROOT itself or, for protoc 3,
+# a copy without the option debug_redact, which protoc 3 does not know and which changes no message.
 function(kvgrpc_readable out root)
   execute_process(COMMAND ${KVGRPC_PROTOC} --version OUTPUT_VARIABLE version)
   if(NOT version MATCHES "libprotoc 3\\.")
@@ -27,8 +27,8 @@ endfunction()
 
 # kvgrpc_generate(OUT ROOT dir PACKAGE folder FILES name... [SERVICES])
 #
-# Generates C++ of ROOT/PACKAGE/NAME.proto below KVGRPC_GENERATED_DIR, and sets OUT to the files made. With SERVICES
-# also the stubs. Default options of both generators.
+# Generates C++ of ROOT/PACKAGE/NAME.proto below KVGRPC_GENERATED_DIR, and sets OUT to the generated files. With
+# SERVICES it also generates the stubs. Both generators have their default options.
 set(KVGRPC_GENERATED_DIR "${CMAKE_CURRENT_BINARY_DIR}/generated")
 
 function(kvgrpc_generate out)

@@ -1,5 +1,5 @@
-// Does what the conformance runner tells it, one JSON object a line; see clients/conformance/README.md. It knows no
-// case and judges nothing.
+// Carries out the requests of the conformance runner, one JSON object a line; see clients/conformance/README.md. It
+// knows no case and judges nothing.
 #include <cstdlib>
 #include <functional>
 #include <future>
@@ -96,7 +96,7 @@ const std::map<std::string, NamedMethod> kUnary = {
     KVGRPC_UNARY(Transfer, CancelTransfer),
 };
 
-// Things that requests name.
+// Objects that requests name.
 template <class Thing>
 class Named {
  public:
@@ -267,10 +267,10 @@ std::string answer(const Struct& request) {
   }
 }
 
-// Requests that wait for nothing. They are answered in their order, so that one may build on another.
+// Requests that never wait. They are answered in their order, so that one may build on another.
 const std::set<std::string> kAtOnce = {"hello", "connect", "close", "watch", "watchEngine", "keepAlive", "cancel"};
 
-// All others have a thread each: a call that waits delays no other.
+// Runs the executor. Every other request has its own thread, so that a waiting call delays no other.
 int run() {
   std::mutex output;
   std::vector<std::future<void>> requests;
@@ -296,7 +296,7 @@ int run() {
   }
   const auto until = kvgrpc::Clock::now() + std::chrono::seconds(1);
   for (const auto& request : requests) request.wait_until(until);
-  std::_Exit(0);  // calls that still wait, watches and keepers end with the process
+  std::_Exit(0);  // waiting calls, watches and keepers end with the process
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The JSON of the executor's protocol, by Protobuf's own parser: a line is a google.protobuf.Struct.
+// The JSON of the executor's protocol, read by Protobuf's own parser: a line is a google.protobuf.Struct.
 #pragma once
 
 #include <google/protobuf/struct.pb.h>
@@ -23,7 +23,7 @@ std::string to_json(const Message& message);
 void from_json(const std::string& json, Message& message);
 std::string quoted(const std::string& text);
 
-// Fields of a request. Without a default a missing one is Unable.
+// Return fields of a request. Without a default, a missing field throws Unable.
 const Value* find(const Struct& fields, const std::string& name);
 const Value& field(const Struct& fields, const std::string& name);
 std::string text(const Struct& fields, const std::string& name);
@@ -32,7 +32,7 @@ std::optional<kvgrpc::Nanoseconds> seconds(const Struct& fields, const std::stri
 void read_message(const Struct& fields, const std::string& name, Message& message);
 kvgrpc::CallOptions call_options(const Struct& fields);
 
-// The object of `error`.
+// Returns the object of `error`.
 std::string error_json(const kvgrpc::Error& error);
 std::string error_json(const Unable& error);
 

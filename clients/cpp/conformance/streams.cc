@@ -11,8 +11,8 @@
 namespace executor {
 namespace {
 
-// A thread reads the stream into a queue, since a generated stream has no read with a time limit. `Call` is what the
-// stub returns.
+// Reads a stream into a queue with a thread, because a generated stream has no read with a time limit. `Call` is what
+// the stub returns.
 template <class Call, class Request, class Response>
 class Generated : public Source {
  public:
@@ -57,7 +57,7 @@ class Generated : public Source {
       Request message;
       read_message(request, "request", message);
       const std::lock_guard lock(writing_);
-      call_->Write(message);  // of a stream that has ended `next` gives the status
+      call_->Write(message);  // after the stream has ended, `next` returns the status
     } else {
       Source::send(request);
     }
@@ -137,7 +137,7 @@ class Transfers : public Source {
 class Engine : public Source {
  public:
   explicit Engine(kvgrpc::EngineWatch watch) : watch_(std::move(watch)) {}
-  // That the engine is unreachable has no place in the protocol: the next message is waited for.
+  // The protocol has no message for an unreachable engine, so this waits for the next message.
   std::string next(kvgrpc::Nanoseconds timeout) override {
     const std::lock_guard lock(mutex_);
     const auto until = kvgrpc::Clock::now() + timeout;
@@ -172,7 +172,7 @@ std::shared_ptr<Source> watch_transfers(const kvgrpc::Client& client, const Stru
   read_message(request, "filter", filter);
   kvgrpc::WatchPosition after;
   if (find(request, "after")) {
-    // A header has both fields, and Protobuf reads their numbers, which JSON may have as texts.
+    // A header has both fields, and Protobuf reads numbers that JSON may hold as texts.
     kvgrpc::v1::ResponseHeader header;
     read_message(request, "after", header);
     after = {header.event_seq(), header.incarnation()};

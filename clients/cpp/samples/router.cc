@@ -16,10 +16,10 @@ namespace v1 = kvgrpc::v1;
 
 namespace {
 
-constexpr auto kPullTime = 90s;  // more than a server's defaults for queue, transfer and settle together
+constexpr auto kPullTime = 90s;  // exceeds the sum of a server's defaults for queue, transfer and settle
 
-// Whether the two can exchange blocks. Lets them connect, so that the first transfer does not pay for it. Returns the
-// tokens of a block.
+// Checks that the two can exchange blocks and lets them connect, so that the first transfer need not wait for that.
+// Returns the number of tokens in a block.
 std::uint32_t pair(const kvgrpc::Client& p, const kvgrpc::Client& d) {
   const auto source = p.call(&kvgrpc::HandshakeStub::GetCapabilities, v1::GetCapabilitiesRequest());
   const auto destination = d.call(&kvgrpc::HandshakeStub::GetCapabilities, v1::GetCapabilitiesRequest());
@@ -59,7 +59,7 @@ void free_blocks(const kvgrpc::Client& engine, const v1::Blocks& blocks) {
   std::cout << "freed     " << kvgrpc::block_count(reply.freed_blocks()) << " blocks\n";
 }
 
-// Watches a transfer until its memory is back. `made` is the reply that told of it: the watch starts where that stands.
+// Watches a transfer until its memory is returned. The watch starts at the point of `made`, the reply that made it.
 v1::Transfer follow(const kvgrpc::Client& engine, const v1::PullBlocksResponse& made) {
   v1::Transfer transfer = made.transfer();
   v1::TransferFilter filter;
@@ -97,7 +97,7 @@ void report(const v1::Transfer& transfer) {
   }
 }
 
-// The life of one request, as its router sees it.
+// Runs one request as its router sees it.
 void run(const kvgrpc::Client& p, const kvgrpc::Client& d, std::uint32_t blocks) {
   const auto block_tokens = pair(p, d);
   std::vector<std::uint32_t> prompt(std::size_t{blocks} * block_tokens);
@@ -111,7 +111,7 @@ void run(const kvgrpc::Client& p, const kvgrpc::Client& d, std::uint32_t blocks)
     const auto target = allocate(d, blocks);
     sides[1].free_allocation_ids = {target.allocation_id()};
 
-    // P has computed the prompt: its blocks are pinned under a lease, and P mints the grant to read them.
+    // P has computed the prompt. Its blocks are pinned under a lease, and P mints the grant to read them.
     v1::FinishedBlocksRequest finished;
     finished.set_transfer_key(key);
     finished.set_request_id("sample");
@@ -121,7 +121,7 @@ void run(const kvgrpc::Client& p, const kvgrpc::Client& d, std::uint32_t blocks)
     std::cout << "finished  " << handed_over.lease().lease_id() << ", a grant of "
               << handed_over.grant().token().size() << " bytes\n";
 
-    // The router relays the grant, unread. D pulls with it, and says for which tokens.
+    // The router relays the grant unread. D pulls with it and states the tokens.
     v1::PullBlocksRequest pull;
     *pull.mutable_grant() = handed_over.grant();
     pull.set_transfer_key(key);
@@ -132,12 +132,12 @@ void run(const kvgrpc::Client& p, const kvgrpc::Client& d, std::uint32_t blocks)
     report(received);
     if (!kvgrpc::has_succeeded(received)) throw std::runtime_error("the pull ended: " + received.failure().message());
 
-    // P hears from D that its consumer is done; the wait is for the last message between them.
+    // D has told P that its consumer is done. The wait covers the last message between them.
     kvgrpc::wait(p, handed_over.transfer().transfer_id(), v1::WAIT_CONDITION_RETURNED, 5s);
     free_blocks(p, source);
     free_blocks(d, target);
   } catch (const std::exception& error) {
-    // Both sides are told, whatever became of the request there, and the blocks come back when nothing touches them.
+    // Both sides are told, whatever became of the request there. The blocks are freed when nothing uses them any more.
     for (const auto& row : kvgrpc::clean_up(sides, error.what())) {
       std::cerr << "clean-up  " << (row.reply ? kvgrpc::name_of(kvgrpc::outcome(*row.reply)) : row.error->what())
                 << '\n';

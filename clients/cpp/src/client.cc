@@ -12,14 +12,14 @@ namespace kvgrpc {
 namespace {
 
 constexpr std::chrono::seconds kLongestWait(60);  // of one call, at any server
-// PutTensor returns when its consumers have the tensor: without a timeout the server takes its own, of two minutes, and
-// with one no more than the longest life of a lease.
+// Default wait of PutTensor, which returns when its consumers have the tensor. Without a timeout in the request the
+// server waits two minutes. A stated timeout is limited to the longest life of a lease.
 constexpr std::chrono::seconds kPutTensor(120);
 constexpr std::chrono::seconds kLongestPutTensor(600);
-// ReleaseQuarantine is over when every rank has begun its data paths again.
+// Shortest deadline of ReleaseQuarantine. The call is over when every rank has begun its data paths again.
 constexpr std::chrono::seconds kReleaseQuarantine(60);
 
-// The wait that a request asks for, as the server reads it.
+// Returns the wait that a request asks for, as the server reads it.
 Nanoseconds wait_of(bool stated, const google::protobuf::Duration& wait, Nanoseconds unset,
                     Nanoseconds longest = kLongestWait) {
   return stated ? std::clamp<Nanoseconds>(from_duration(wait), Nanoseconds(0), longest) : unset;
@@ -28,13 +28,13 @@ Nanoseconds wait_of(bool stated, const google::protobuf::Duration& wait, Nanosec
 grpc::ChannelArguments channel_arguments() {
   grpc::ChannelArguments arguments;
   arguments.SetServiceConfigJSON(kServiceConfig);
-  // A connection whose other end is gone without a word is noticed in 40 s, while calls are open. Not more than gRPC's
-  // own two pings go out without data between them: servers with gRPC's own limits do not object to those.
+  // Keepalive detects a dead connection in 40 s while calls are open. At most gRPC's default of two pings is sent
+  // without data between them, because servers with gRPC's default limits accept that.
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 30'000);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 0);
-  // gRPC's own pause after a refused connection grows to two minutes, in which every call fails at once. A server that
-  // restarts is back in seconds.
+  // gRPC's default pause after a refused connection grows to two minutes, and every call in it fails at once. A server
+  // that restarts is back in seconds.
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2'000);
   return arguments;
@@ -71,7 +71,7 @@ const char kServiceConfig[] = R"({
 
 namespace {
 
-// The time of a wait that a call does by itself, if it does.
+// Returns how long a call itself waits; 0 where it does not wait.
 template <typename Request>
 Nanoseconds wait_in_call(const Request& request) {
   if (!request.has_wait()) return Nanoseconds(0);
@@ -121,9 +121,9 @@ Nanoseconds timeout_of(const v1::ReleaseQuarantineRequest&, const Options& optio
 void Client::prepare(grpc::ClientContext& context, const CallOptions& call,
                      std::optional<Nanoseconds> timeout) const {
   if (call.timeout) timeout = call.timeout;
-  // The system's clock, which is the one that gRPC takes: a deadline is counted from now at once.
+  // gRPC takes deadlines by the system's clock. This one is counted from now.
   if (timeout) {
-    const auto span = std::min<Nanoseconds>(*timeout, std::chrono::hours(24 * 365));  // else the sum overflows
+    const auto span = std::min<Nanoseconds>(*timeout, std::chrono::hours(24 * 365));  // otherwise the sum overflows
     context.set_deadline(std::chrono::system_clock::now() + span);
   }
   for (const auto& [key, value] : options().metadata) context.AddMetadata(key, value);
@@ -140,7 +140,7 @@ Called Client::called(const google::protobuf::Message& request) const {
   for (int i = 0; i < file->service_count(); ++i) {
     const auto* service = file->service(i);
     for (int k = 0; k < service->method_count(); ++k) {
-      // Every method has a request of its own.
+      // Every method has its own request type.
       if (service->method(k)->input_type() == type) made.method = service->name() + "/" + service->method(k)->name();
     }
   }

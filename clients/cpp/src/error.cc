@@ -10,7 +10,7 @@ namespace {
 
 constexpr char kDomain[] = "kvgrpc.dev";
 
-// Takes a value out of the metadata: what has a field of its own is not told twice.
+// Takes a value out of the metadata, because a value with its own field is not reported twice.
 std::string take(std::map<std::string, std::string>& metadata, const std::string& key) {
   const auto node = metadata.extract(key);
   return node ? node.mapped() : "";
@@ -51,7 +51,7 @@ struct Error::Parts {
     return parts;
   }
 
-  // A server writes reason and violations into the sentence, for tools that show nothing else.
+  // Removes the reason and the violations from the message. A server adds both for tools that show nothing else.
   void say_once() {
     const std::string repeated = reason_name + ": ";
     if (!reason_name.empty() && message.rfind(repeated, 0) == 0) message.erase(0, repeated.size());
@@ -66,7 +66,7 @@ struct Error::Parts {
     if (said != std::string::npos) message.erase(said);
   }
 
-  // By the name in the type URL and not by Any::UnpackTo: the messages have other full names here.
+  // The name in the type URL decides, not Any::UnpackTo, because the messages have other full names here.
   void read(const google::protobuf::Any& detail) {
     const std::string type = detail.type_url().substr(detail.type_url().rfind('/') + 1);
     if (type == "google.rpc.ErrorInfo") {
@@ -110,7 +110,7 @@ struct Error::Parts {
 
   v1::NextStep next() const {
     v1::NextStep value = v1::NEXT_STEP_UNSPECIFIED;
-    // What would help against a reason that is unknown here is not to be done, whatever it is.
+    // The next step for a reason that is unknown here must not be taken, whatever it is.
     if (name_of(reason()) == reason_name) v1::NextStep_Parse("NEXT_STEP_" + next_name, &value);
     return value;
   }

@@ -18,16 +18,17 @@ using std::chrono::seconds;
 using KeepAliveStream =
     detail::Stream<grpc::ClientAsyncReaderWriter<v1::KeepAliveRequest, v1::KeepAliveResponse>, v1::KeepAliveResponse>;
 
-// Renewals that are due this soon go along with one that is due now.
+// Renewals that are due within this time are sent with one that is due now.
 constexpr milliseconds kTogether(250);
-// Between two renewals of a lease, also when its cap leaves it little time, and for an answer.
+// Shortest time between two renewals of a lease, even when its cap leaves it little time, and shortest wait for an
+// answer.
 constexpr milliseconds kShortest(100);
-// The longest that a stream may take to answer before it is given up.
+// Longest wait for an answer before the stream is given up.
 constexpr seconds kAnswer(5);
-// Leases in one message. A server takes 10,000, but also no more than 4 MB, and a grant has up to 700 bytes.
+// Largest number of leases in one message. A server takes 10,000, but at most 4 MB, and a grant has up to 700 bytes.
 constexpr std::size_t kBatch = 5'000;
 
-// Whether every other stream with these leases will be refused as well.
+// Returns whether every other stream with these leases would be refused as well.
 bool is_refusal(const Error& error) {
   switch (error.code()) {
     case grpc::StatusCode::INVALID_ARGUMENT:
@@ -130,7 +131,7 @@ class LeaseKeeper::State {
     woken_.wait_until(lock, until, [this] { return stopped_; });
   }
 
-  // Leases whose time is over, as far as this side knows.
+  // Ends the leases whose time is over, as far as this side knows.
   void expire() {
     const auto now = Clock::now();
     for (std::size_t i = 0; i < kept_.size(); ++i) {
@@ -140,7 +141,7 @@ class LeaseKeeper::State {
     }
   }
 
-  // The leases to renew now, or when to look again; no time when none is left.
+  // Returns the leases to renew now, or when to look again; no time when no lease is left.
   std::pair<Batch, std::optional<Clock::time_point>> due_now() const {
     const auto now = Clock::now();
     std::optional<Clock::time_point> wake;
@@ -148,7 +149,7 @@ class LeaseKeeper::State {
     for (std::size_t i = 0; i < kept_.size(); ++i) {
       const Kept& kept = kept_[i];
       if (kept.status.over) continue;
-      // While no stream may be opened yet an expiry may come first.
+      // While no stream may be opened yet, the end of a lease may come first.
       auto next = std::max(kept.due, not_before_);
       if (kept.left_until) next = std::min(next, *kept.left_until);
       wake = std::min(wake.value_or(next), next);
@@ -178,8 +179,8 @@ class LeaseKeeper::State {
     for (std::size_t row = 0; row < batch.size(); ++row) take(batch[row], reply.leases(static_cast<int>(row)), sent);
   }
 
-  // Until when an answer to a renewal that is sent now is waited for: so that the lease that ends first has time for
-  // another attempt, and that its end is not slept through.
+  // Returns how long to wait for the answer to a renewal that is sent now. The lease that ends first must have time for
+  // another attempt, and its end must not be missed.
   Clock::time_point answer_until(Clock::time_point sent) const {
     std::optional<Clock::time_point> first;
     for (const Kept& kept : kept_) {
@@ -250,7 +251,7 @@ class LeaseKeeper::State {
   const OnOver on_over_;
   CallOptions options_;
 
-  // Shared with other threads, under the mutex: `status` of the leases, and these. All else is the thread's own.
+  // The mutex guards `status` of the leases and the fields that follow it. Only the keeper's thread uses all others.
   mutable std::mutex mutex_;
   mutable std::condition_variable over_;
   std::condition_variable woken_;

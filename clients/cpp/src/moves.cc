@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::chrono::seconds kOneWait(30);  // of one call, as in `wait`
 
-// What a transfer that is not over waits for, or its phase.
+// Returns what a transfer that is not over waits for, or its phase.
 std::string phase_of(const v1::Transfer& transfer) {
   if (is_over(transfer)) return "return";
   if (transfer.waiting_for() != v1::WAITING_FOR_UNSPECIFIED) {
@@ -97,7 +97,7 @@ Moved move(const Client& source, const Client& destination, const v1::Blocks& bl
     request.set_request_id(moving.request_id);
     const auto left = std::max<Nanoseconds>(end - Clock::now(), std::chrono::milliseconds(1));
     return {pull(destination, std::move(request), left), std::move(into)};
-  } catch (...) {  // also what the options of a client throw
+  } catch (...) {  // this includes what the options of a client throw
     clean_up({{source, key, "", {}}, {destination, key, "", allocated}}, "the move failed");
     throw;
   }

@@ -14,8 +14,8 @@ class Pause {
   static constexpr std::chrono::milliseconds kFirst{100};
   static constexpr std::chrono::milliseconds kLongest{2'000};
 
-  // The next pause; the server's wish counts where it is longer. Jitter keeps the callers of one server from coming
-  // back all at once.
+  // Returns the next pause. The server's wish counts where it is longer. Jitter keeps the callers of one server from
+  // coming back all at once.
   Nanoseconds next(std::optional<Nanoseconds> asked = std::nullopt) {
     const double share = std::uniform_real_distribution<>(0.5, 1.0)(random_);
     const auto pause = std::chrono::duration_cast<Nanoseconds>(current_ * share);
@@ -23,7 +23,7 @@ class Pause {
     return std::max(pause, asked.value_or(Nanoseconds(0)));
   }
 
-  // An attempt worked, for so long. One that worked for a moment only is no recovery.
+  // Records that an attempt worked for this time. Only one that worked for long enough counts as a recovery.
   void worked(Nanoseconds lived) {
     if (lived >= kLongest) current_ = kFirst;
   }

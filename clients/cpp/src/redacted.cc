@@ -12,7 +12,7 @@ using google::protobuf::Message;
 
 constexpr char kRedacted[] = "[REDACTED]";
 
-// By name, because Protobuf 3.21 does not know the schema's own mark, debug_redact. A test of the schema compares them.
+// The secrets by name, because Protobuf 3.21 does not know the option debug_redact. A test of the schema compares them.
 const std::set<std::string> kSecrets = {"metadata", "nonce",          "proof",  "proofs",      "rank_ticket",
                                         "ticket",   "session_secret", "token",  "transfer_key"};
 

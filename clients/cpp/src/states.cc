@@ -5,7 +5,7 @@
 namespace kvgrpc {
 namespace {
 
-// `prefix` is what all values of the enum begin with.
+// Returns the name without `prefix`, with which all values of the enum begin.
 template <class Enum>
 std::string short_name(Enum value, const std::string& name, std::size_t prefix) {
   if (value == Enum{}) return "";

@@ -1,4 +1,4 @@
-// One stream whose operations have time limits, over a completion queue of its own.
+// A stream whose operations have time limits, with its own completion queue.
 #pragma once
 
 #include <grpcpp/client_context.h>
@@ -17,8 +17,8 @@ namespace kvgrpc::detail {
 
 enum class Progress { kDone, kTimeout, kEnded };
 
-// `Call` is what an Async method of a generated stub returns. One thread at a time uses a stream; cancel() may come
-// from any. An operation that runs into its time limit goes on: the next call of the same method takes it up.
+// `Call` is what an Async method of a generated stub returns. One thread at a time uses a stream. Any thread may call
+// cancel(). An operation that reaches its time limit continues, and the next call of the same method takes it up.
 template <class Call, class Response>
 class Stream {
  public:
@@ -36,11 +36,11 @@ class Stream {
     void* found = nullptr;
     bool ok = false;
     while (queue_.Next(&found, &ok)) {
-      // Every operation must have left the queue before its buffers go.
+      // Every operation must leave the queue before its buffers are freed.
     }
   }
 
-  // kDone: `message` is the next one. kEnded: status() says why.
+  // Reads a message. kDone: `message` is the next one. kEnded: status() has the reason.
   Progress read(Response& message, Clock::time_point until) {
     if (const auto step = started(until); step != Progress::kDone) return step;
     if (!reading_) {
@@ -55,7 +55,7 @@ class Stream {
     return Progress::kDone;
   }
 
-  // kTimeout: give the stream up. A message may not be replaced while it is written.
+  // Writes a message. kTimeout: give the stream up, because a message may not be replaced while it is written.
   template <class Request>
   Progress write(const Request& message, Clock::time_point until) {
     if (const auto step = started(until); step != Progress::kDone) return step;
@@ -65,7 +65,7 @@ class Stream {
     return ok_[kWrite] ? Progress::kDone : finish(until);
   }
 
-  // Of a stream that has ended.
+  // Returns the status of a stream that has ended.
   const grpc::Status& status() const { return status_; }
 
   void cancel() { context_.TryCancel(); }
@@ -90,7 +90,7 @@ class Stream {
     return await(kFinish, until) ? Progress::kEnded : Progress::kTimeout;
   }
 
-  // Whether an operation is done before the time is over; ok_ then has its result.
+  // Returns whether an operation is done before the time is over. Then ok_ has its result.
   bool await(Operation operation, Clock::time_point until) {
     while (pending_[operation]) {
       void* found = nullptr;

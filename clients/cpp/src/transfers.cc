@@ -12,7 +12,7 @@
 namespace kvgrpc {
 namespace {
 
-// Of one call; half of what a server allows, so that proxies with a limit of a minute let it pass.
+// Wait of one call: half of what a server allows, so that proxies with a limit of one minute let it pass.
 constexpr std::chrono::seconds kOneWait(30);
 
 CleanedUp clean_up_side(const CleanUpSide& side, const std::string& message, const CallOptions& options) {
@@ -28,14 +28,14 @@ CleanedUp clean_up_side(const CleanUpSide& side, const std::string& message, con
     return {side.client.call(&TransferStub::CancelTransfer, request, options), std::nullopt};
   } catch (const Error& error) {
     return {std::nullopt, error};
-  } catch (const std::exception& error) {  // what the client's own options throw, where they ask for a trace
+  } catch (const std::exception& error) {  // what the client's options throw when asked for a trace
     return {std::nullopt, Error(grpc::StatusCode::UNKNOWN, v1::FAILURE_REASON_UNSPECIFIED, error.what())};
   } catch (...) {
     return {std::nullopt, Error(grpc::StatusCode::UNKNOWN, v1::FAILURE_REASON_UNSPECIFIED, "no call could be made")};
   }
 }
 
-// A thread for a side; where there is none, the side is told when its row is asked for.
+// Runs each side in a thread. A side that gets no thread is told when its row is asked for.
 template <class Tell>
 std::future<CleanedUp> begun(Tell tell) {
   try {
@@ -53,7 +53,7 @@ Waited wait(const Client& client, const std::string& transfer_id, v1::WaitCondit
   detail::Pause pause;
   while (true) {
     const auto began = Clock::now();
-    // When the time is over a last look: of zero the answer comes at once.
+    // When the time is over, a last call follows. With a timeout of zero its answer comes at once.
     const auto once = std::clamp<Nanoseconds>(end - began, Nanoseconds(0), kOneWait);
     Nanoseconds rest{};
     v1::WaitTransferRequest request;
@@ -70,7 +70,7 @@ Waited wait(const Client& client, const std::string& transfer_id, v1::WaitCondit
         pause = {};
         continue;
       }
-      // The server does not wait as long as it is asked to: no loop without a pause.
+      // The server did not wait as long as it was asked to. The pause prevents a busy loop.
       rest = pause.next();
     } catch (const Error& error) {
       if (!detail::is_passing(error) || Clock::now() >= end) throw;

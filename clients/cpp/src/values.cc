@@ -17,7 +17,7 @@ google::protobuf::Duration to_duration(Nanoseconds value) {
 }
 
 Nanoseconds from_duration(const google::protobuf::Duration& value) {
-  // A Duration may be 292 times as long as nanoseconds in 64 bits can tell.
+  // A Duration may be 292 times as long as 64 bits of nanoseconds can hold.
   constexpr std::int64_t kMost = duration_cast<seconds>(Nanoseconds::max()).count() - 1;
   return seconds(std::clamp<std::int64_t>(value.seconds(), -kMost, kMost)) + Nanoseconds(value.nanos());
 }

@@ -13,7 +13,7 @@ namespace {
 
 using grpc::StatusCode;
 
-// A stream that may be cancelled from another thread while it is used, or while its user pauses between two.
+// A stream that another thread may cancel, while it is used or while its user pauses between two streams.
 template <class Response>
 class Reopened {
  public:
@@ -31,7 +31,7 @@ class Reopened {
     if (cancelled_) stream_->cancel();
   }
 
-  // The end of a stream that failed: another may be opened after the pause.
+  // Ends a stream that failed. Another stream may be opened after the pause.
   void close(const Error& why) {
     pause_.worked(Clock::now() - opened_);
     close(pause_.next(why.retry_delay()));
@@ -43,7 +43,7 @@ class Reopened {
     not_before_ = Clock::now() + pause;
   }
 
-  // Sits a pause out. False: the time was over first.
+  // Waits for the end of the pause. It returns false when the time was over first.
   bool rest(Clock::time_point until) {
     std::unique_lock lock(mutex_);
     woken_.wait_until(lock, std::min(until, not_before_), [this] { return cancelled_; });
@@ -72,20 +72,20 @@ class Reopened {
   detail::Pause pause_;
 };
 
-// What a stream ended with. That it ended at all is news to a watch, also without an error.
+// Returns what a stream ended with. For a watch any end is an error, even the status OK.
 Error end_of(const grpc::Status& status, const std::string& method, const Client& client) {
   if (!status.ok()) return Error(status, {method, client.address(), ""});
   return Error(StatusCode::UNAVAILABLE, v1::FAILURE_REASON_UNSPECIFIED, "the server ended the stream");
 }
 
-// Whether a server will refuse every such watch.
+// Returns whether a server will refuse every such watch.
 bool is_refusal(const Error& error) {
   return error.code() == StatusCode::INVALID_ARGUMENT || error.code() == StatusCode::UNIMPLEMENTED ||
          error.code() == StatusCode::PERMISSION_DENIED || error.code() == StatusCode::UNAUTHENTICATED;
 }
 
 Clock::time_point after(Nanoseconds timeout) {
-  return Clock::now() + std::min<Nanoseconds>(timeout, std::chrono::hours(24 * 365));  // else the sum overflows
+  return Clock::now() + std::min<Nanoseconds>(timeout, std::chrono::hours(24 * 365));  // otherwise the sum overflows
 }
 
 }  // namespace
@@ -143,7 +143,7 @@ class TransferWatch::State {
       stream_.close(why);
       throw why;
     }
-    // That a stream's time is over is no failure, and the next one needs no pause.
+    // The end of a stream's time is not a failure, and the next stream needs no pause.
     const bool of_old_age = why.code() == StatusCode::DEADLINE_EXCEEDED &&
                             Clock::now() - stream_.opened() >= client_.options().watch_stream_timeout / 2;
     if (of_old_age && !interruption_) {
@@ -154,7 +154,7 @@ class TransferWatch::State {
     }
   }
 
-  // Whether the reader is to see a message; every one moves the position.
+  // Returns whether the reader gets a message. Every message moves the position.
   bool take(const v1::WatchTransfersResponse& message) {
     const auto& header = message.header();
     interruption_.reset();
@@ -240,7 +240,7 @@ class EngineWatch::State {
     return Error(StatusCode::UNAVAILABLE, v1::FAILURE_REASON_UNSPECIFIED, "the engine says nothing");
   }
 
-  // Something to tell only where it is news.
+  // Returns an update only where it is news.
   std::optional<EngineUpdate> lost(const Error& why) {
     stream_.check();
     stream_.close(why);
@@ -253,7 +253,7 @@ class EngineWatch::State {
   v1::WatchEngineRequest request_;
   CallOptions options_;
   Reopened<v1::WatchEngineResponse> stream_;
-  // Since the last message, and only while next() listened: a reader that was away has not heard what was said.
+  // Time since the last message, counted only while next() listens, because messages that came in between are unread.
   Nanoseconds silence_{};
   bool unreachable_ = false;
 };

@@ -1,4 +1,4 @@
-// A program of this project as a child, with pipes to its input and from its output.
+// A program of this project as a child process, with pipes to its input and from its output.
 #pragma once
 
 #include <sys/wait.h>
@@ -44,13 +44,13 @@ class Program {
     fputs((line + "\n").c_str(), input_);
     fflush(input_);
   }
-  // Empty at the end of the output.
+  // Returns the next line, or an empty text at the end of the output.
   std::string read() {
     std::string line;
     for (int byte = 0; (byte = fgetc(output_)) != EOF && byte != '\n';) line += static_cast<char>(byte);
     return line;
   }
-  // Ends the input. Returns the status.
+  // Ends the input, and returns the exit status.
   int end() {
     if (input_) {
       fclose(input_);

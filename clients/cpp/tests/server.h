@@ -1,4 +1,4 @@
-// A server that plays kvgrpc's part, in this process, over a real socket. Each test says what its methods do.
+// A server that plays kvgrpc in this process, over a real socket. Each test defines its methods.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -22,10 +22,10 @@ using grpc::ServerContext;
 using grpc::Status;
 using grpc::StatusCode;
 
-// Longer than any test takes; its end is a failure.
+// Time limit that exceeds any test. Reaching it is a failure.
 constexpr auto kLong = 20s;
 
-// What one thread leaves for another.
+// What one thread leaves for another thread.
 template <class T>
 class Mailbox {
  public:
@@ -155,7 +155,7 @@ class Server {
 
   ~Server() { stop(); }
 
-  // At its first port again, when it has been stopped.
+  // Starts again at its first port, after it was stopped.
   void start() {
     grpc::ServerBuilder builder;
     builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
@@ -188,7 +188,7 @@ struct WithServer : ::testing::Test {
   Client client(Options options = {}) { return connect(server.address(), std::move(options)); }
 };
 
-// The error that `body` throws.
+// Returns the error that `body` throws.
 template <class Body>
 Error error_of(Body body) {
   try {

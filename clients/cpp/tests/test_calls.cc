@@ -6,7 +6,7 @@ namespace kvgrpc::testing {
 namespace {
 
 struct Calls : WithServer {
-  // Seconds until the deadline of a call, as its server sees them.
+  // Returns the seconds until the deadline of a call, as its server sees them.
   Mailbox<double> left_s;
   std::atomic<int> attempts{0};
 

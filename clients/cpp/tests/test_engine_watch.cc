@@ -23,7 +23,7 @@ struct WatchEngine : WithServer {
   }
 };
 
-// A silence that is as short as in a test may be over before a busy machine has opened the stream.
+// With a silence as short as in a test, the time may be over before a busy machine has opened the stream.
 void await_message(EngineWatch& watch) {
   while (!watch.next(kLong).value().message) {
   }
@@ -40,7 +40,7 @@ TEST_F(WatchEngine, AnEngineThatIsLostIsToldOnceAndItsNextLifeFollows) {
   const auto lost = watch.next(kLong);
   EXPECT_FALSE(lost->message);
   ASSERT_TRUE(lost->unreachable);
-  EXPECT_FALSE(watch.next(600ms));  // it has tried again meanwhile, which is no news
+  EXPECT_FALSE(watch.next(600ms));  // it has retried in the meantime, which is not reported
   server.start();
   const auto back = watch.next(kLong);
   ASSERT_TRUE(back->message);
@@ -75,7 +75,7 @@ TEST_F(WatchEngine, AReaderThatWasAwayFindsNoSilence) {
   EngineWatch watch(impatient(100ms));
   await_message(watch);
   written.take();
-  std::this_thread::sleep_for(150ms);  // longer than the silence that is allowed
+  std::this_thread::sleep_for(150ms);  // longer than the allowed silence
   EXPECT_TRUE(watch.next(kLong)->message);
 }
 

@@ -29,7 +29,7 @@ struct KeepAlive : WithServer {
   Mailbox<Renewal> renewals;
   std::atomic<int> streams{0};
 
-  // Answers each row with what `answer` says of its lease; nothing ends the stream as UNAVAILABLE.
+  // Answers each row with what `answer` returns for its lease. Nothing ends the stream as UNAVAILABLE.
   using Answer = std::function<std::optional<v1::RenewedLease>(const std::string& lease_id, int renewal)>;
   void serve(Answer answer) {
     server.leases.keep_alive = [this, answer, count = std::make_shared<std::atomic<int>>(0)](auto*, auto* stream) {
@@ -163,7 +163,7 @@ TEST_F(KeepAlive, WhatTheServerRefusesIsToldOfEveryLease) {
   EXPECT_EQ(streams, 1);
 }
 
-// The first renewal is answered; the second of the first stream is not.
+// The first renewal of the first stream is answered, and the second is not.
 struct SilentOnce : KeepAlive {
   void serve_once(Nanoseconds left, bool again) {
     server.leases.keep_alive = [this, left, again](auto* context, auto* stream) {
@@ -236,7 +236,7 @@ TEST_F(Stopping, EndsAWaitForTheEndOfALease) {
   const auto began = Clock::now();
   Mailbox<LeaseStatus> told;
   std::thread waiting([&] { told.put(kept.wait_over(0, kLong)); });
-  std::this_thread::sleep_for(50ms);  // it waits by now
+  std::this_thread::sleep_for(50ms);  // the wait has begun by now
   kept.stop();
   EXPECT_FALSE(told.take().over);
   waiting.join();

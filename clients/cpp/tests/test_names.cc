@@ -1,5 +1,5 @@
-// Names that the generators make of the schema must be neither keywords nor macros of common headers. This file holds
-// by being compiled: the headers come first, and their macros would break the generated ones.
+// Tests that names generated from the schema are neither keywords nor macros of common headers. Compiling this file is
+// the test: the headers come first, and their macros would break the generated ones.
 #include <endian.h>
 #include <fcntl.h>
 #include <netinet/in.h>

@@ -6,7 +6,7 @@
 namespace kvgrpc::testing {
 namespace {
 
-// Two servers that play a pull; it ends in `end`.
+// Plays two servers of a pull, which ends in `end`.
 struct Router : ::testing::Test {
   Server p, d;
   Mailbox<v1::CancelTransferRequest> cancelled;

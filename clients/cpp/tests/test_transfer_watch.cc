@@ -22,7 +22,7 @@ v1::WatchTransfersResponse change(std::uint64_t event_seq, const std::string& id
 struct Watch : WithServer {
   Mailbox<v1::WatchTransfersRequest> asked;
 
-  // The n-th stream does what the n-th of `streams` says; the last one stands for all that follow.
+  // Lets the n-th stream do what the n-th of `streams` does. The last one also plays all later streams.
   using Stream = std::function<Status(ServerContext*, grpc::ServerWriter<v1::WatchTransfersResponse>*)>;
   void serve(std::vector<Stream> streams) {
     server.transfers.watch_transfers = [this, streams, opened = std::make_shared<std::atomic<std::size_t>>(0)](
@@ -46,13 +46,13 @@ TEST_F(Watch, ABrokenStreamIsResumedAfterTheLastMessage) {
   EXPECT_EQ(watch.next(kLong)->transfer().event_seq(), 10U);
   EXPECT_EQ(asked.take().incarnation(), 0U);
   const auto resumed = asked.take();
-  EXPECT_EQ(resumed.after_event_seq(), 9U);  // also of a message without a transfer
+  EXPECT_EQ(resumed.after_event_seq(), 9U);  // this includes a message without a transfer
   EXPECT_EQ(resumed.incarnation(), 7U);
   EXPECT_EQ(watch.position().event_seq, 10U);
 }
 
 TEST_F(Watch, AMessageThatIsTooLongEndsTheWatch) {
-  serve({tell({change(1, std::string(5 << 20, 'x'))})});  // more than a client takes
+  serve({tell({change(1, std::string(5 << 20, 'x'))})});  // longer than a client accepts
   TransferWatch watch(client());
   EXPECT_EQ(error_of([&] { watch.next(kLong); }).code(), StatusCode::RESOURCE_EXHAUSTED);
 }

@@ -31,7 +31,7 @@ TEST_F(Wait, ALongWaitIsAskedForInPieces) {
 TEST_F(Wait, AServerThatIsAwayInBetweenIsAskedAgain) {
   server.transfers.wait_transfer = [&](auto*, const auto&, auto* reply) {
     reply->set_condition_met(true);
-    return ++calls <= 6 ? unavailable() : Status::OK;  // more often than gRPC repeats by itself
+    return ++calls <= 6 ? unavailable() : Status::OK;  // more often than gRPC retries
   };
   EXPECT_TRUE(wait(client(), "t", v1::WAIT_CONDITION_ENDED, kLong).condition_met);
   EXPECT_EQ(calls, 7);
@@ -70,7 +70,7 @@ TEST_F(Wait, AServerThatDoesNotWaitIsNotAskedWithoutAPause) {
     return Status::OK;
   };
   EXPECT_FALSE(wait(client(), "t", v1::WAIT_CONDITION_ENDED, 500ms).condition_met);
-  EXPECT_LE(calls, 7);  // after 50, 100 and 200 ms or more, and a last look
+  EXPECT_LE(calls, 7);  // after 50, 100 and 200 ms or more, and a last call
 }
 
 TEST_F(Wait, TheLastLookOfAWaitWhoseTimeIsOverDoesNotWait) {

@@ -1,4 +1,4 @@
-//! Makes a match over all methods of the schema, so that the executor calls each through the generated client.
+//! Generates a match over all methods of the schema, so that the executor calls each one through the generated client.
 
 use std::error::Error;
 use std::fmt::Write as _;

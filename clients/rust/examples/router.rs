@@ -35,7 +35,7 @@ async fn main() -> ExitCode {
     }
 }
 
-/// What an error says, with the reason of a call that failed.
+/// Returns the text of an error, with the reason of a call that failed.
 fn said(error: &Failed) -> String {
     match error.downcast_ref::<Status>() {
         Some(status) => kvgrpc::Error::from(status.clone()).to_string(),
@@ -59,7 +59,7 @@ async fn route() -> Result<(), Failed> {
     tokio::time::timeout(limit, run(&p, &d, of("blocks", "32").parse()?)).await?
 }
 
-/// The life of one request, as its router sees it.
+/// Runs one request as its router sees it.
 pub async fn run(p: &Client, d: &Client, block_count: u32) -> Result<(), Failed> {
     let block_tokens = pair(p, d).await?;
     let source = allocate(p, block_count).await?;
@@ -73,7 +73,7 @@ pub async fn run(p: &Client, d: &Client, block_count: u32) -> Result<(), Failed>
     let transfer_key = random_key().to_vec();
     let moved = pull(p, d, &transfer_key, &source, &target, block_count * block_tokens).await;
     if let Err(error) = moved {
-        // One call at each side: transfers end, what they pinned comes free when it is safe, allocations are freed.
+        // Each side gets one call: it ends transfers, unpins blocks when that is safe, and frees allocations.
         let side = |client: &Client, blocks: &Blocks| Side {
             client: client.clone(),
             target: Target::TransferKey(transfer_key.clone()),
@@ -92,8 +92,8 @@ pub async fn run(p: &Client, d: &Client, block_count: u32) -> Result<(), Failed>
     Ok(())
 }
 
-/// Finds out whether the two can exchange blocks, and lets them connect, so that the first transfer does not pay for it.
-/// The tokens of a block.
+/// Checks that the two can exchange blocks and lets them connect, so that the first transfer need not wait for that.
+/// Returns the number of tokens in a block.
 async fn pair(p: &Client, d: &Client) -> Result<u32, Failed> {
     let source = p.handshake().get_capabilities(GetCapabilitiesRequest {}).await?.into_inner().engine;
     let destination = d.handshake().get_capabilities(GetCapabilitiesRequest {}).await?.into_inner().engine;
@@ -120,7 +120,7 @@ async fn allocate(engine: &Client, block_count: u32) -> Result<Blocks, kvgrpc::E
     Ok(engine.pool().allocate_blocks(request).await?.into_inner().blocks.unwrap_or_default())
 }
 
-/// Blocks that something still pins come free at their last unpin.
+/// Frees blocks. Pinned blocks become free at their last unpin.
 async fn free(engine: &Client, blocks: &Blocks) -> Result<(), kvgrpc::Error> {
     let freed = Some(Freed::AllocationId(blocks.allocation_id.clone()));
     let reply = engine.pool().free_blocks(FreeBlocksRequest { freed, ..Default::default() }).await?.into_inner();
@@ -151,7 +151,7 @@ async fn pull(
     let grant = handed_over.grant.ok_or("no grant")?;
     println!("finished  {}, a grant of {} bytes", grant.lease_id, grant.token.len());
 
-    // The router relays the grant, unread. D pulls with it, and says for which tokens.
+    // The router relays the grant unread. D pulls with it and states the tokens.
     let destination = PullDestination { blocks: Some(target.clone()), have_tokens: 0 };
     let request = PullBlocksRequest {
         request_id: "demo".into(),
@@ -194,7 +194,7 @@ async fn follow(engine: &Client, mut transfer: Transfer, after: Position) -> Res
     Ok(transfer)
 }
 
-/// What an operator wants to know of a transfer that is over.
+/// Prints what an operator wants to know of a transfer that is over.
 fn report(transfer: &Transfer) {
     println!(
         "transfer  {} {:?}: {} blocks, {} bytes, {} tokens",

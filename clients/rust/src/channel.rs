@@ -1,11 +1,11 @@
-//! The channel: what every call of a client gets, whichever generated client makes it.
+//! The channel adds to every call what a client must send, whichever generated client makes the call.
 //!
 //! Rules:
-//! * Every unary call has a deadline, which covers its repetitions.
-//! * A unary call that ends with UNAVAILABLE is repeated, and nothing else is. ConnectPeer is not.
-//! * A request with an `idempotency_key` never leaves without one, and all repetitions have the same.
-//! * A stream is handed on as it is: only its reader knows where to go on.
-//! * A connection that breaks is UNAVAILABLE: it tells nothing of what the server decided.
+//! * Every unary call of `kvgrpc.v1` has a deadline, which includes its retries.
+//! * A unary call is retried after UNAVAILABLE and after nothing else. ConnectPeer is not retried.
+//! * A request with an `idempotency_key` is never sent without a key, and all retries have the same key.
+//! * A stream is passed on unchanged, because only its reader knows where to resume.
+//! * A broken connection is reported as UNAVAILABLE. It says nothing about what the server decided.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -32,16 +32,16 @@ use crate::{Error, trace};
 const REPETITIONS: u32 = 3;
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// Of one attempt to connect.
+/// Time limit of one attempt to connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Servers object to clients that ping more often.
+/// Interval of the pings of a connection. Servers refuse clients that ping more often.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
 const TIMEOUT_HEADER: HeaderName = HeaderName::from_static("grpc-timeout");
-/// Bytes before a message: a flag and its length.
+/// Number of bytes before a message: a flag and the length.
 const FRAME_HEAD: usize = 5;
 
-/// The transport of a [`Client`](crate::Client), for generated clients of any service of the server.
+/// The transport of a [`Client`](crate::Client), for the generated clients of any service of the server.
 #[derive(Clone, Debug)]
 pub struct Channel {
     inner: transport::Channel,
@@ -81,7 +81,7 @@ impl Channel {
         Ok(Self { inner, address, deadline: options.deadline, metadata: Arc::new(metadata) })
     }
 
-    /// The same connection, with this in the metadata of every call.
+    /// Returns the same connection with this entry in the metadata of every call.
     pub(crate) fn with(&self, key: &'static str, value: &str) -> Result<Self, Error> {
         let value = HeaderValue::try_from(value);
         let value = value.map_err(|_| Error::new(Code::InvalidArgument, format!("{key} is no text")))?;
@@ -90,7 +90,8 @@ impl Channel {
         Ok(Self { metadata: Arc::new(metadata), ..self.clone() })
     }
 
-    /// What the request states goes before what the client states, and that before the current span.
+    /// Adds metadata to a request. An entry of the request wins over the client's, and both win over the current
+    /// span's.
     fn add_metadata(&self, headers: &mut HeaderMap) {
         for key in self.metadata.keys() {
             if !headers.contains_key(key) {
@@ -167,7 +168,7 @@ async fn send(inner: &mut transport::Channel, request: Request<Body>) -> Result<
     inner.call(request).await.map_err(broken)
 }
 
-/// A whole response of a unary call, read to its trailers: there is the status.
+/// The whole response of a unary call, read up to its trailers, which hold the status.
 struct Answer {
     head: response::Parts,
     body: Collected<Bytes>,
@@ -187,13 +188,13 @@ impl Answer {
     fn code(&self) -> Code {
         match self.status() {
             Some(status) => status.code(),
-            // Not from a gRPC server: a proxy whose server is away.
+            // The answer is not from a gRPC server but from a proxy whose server is away.
             None if matches!(self.head.status.as_u16(), 429 | 502..=504) => Code::Unavailable,
             None => Code::Unknown,
         }
     }
 
-    /// The response of a call that went well, or that no gRPC server answered; else its status.
+    /// Returns the response of a call that succeeded or that no gRPC server answered, and otherwise its status.
     fn into_response(self) -> Result<Response<Body>, Status> {
         match self.status() {
             Some(status) if status.code() != Code::Ok => Err(status),
@@ -202,7 +203,7 @@ impl Answer {
     }
 }
 
-/// The status of a call whose connection broke, or could not be made.
+/// Returns the status of a call whose connection broke or could not be made.
 fn broken(error: impl Into<StdError>) -> Status {
     let error = error.into();
     let mut text = error.to_string();
@@ -224,7 +225,7 @@ fn late(path: &str, allowed: Duration) -> Status {
     Status::deadline_exceeded(format!("{}: no answer within {allowed:?}", path.trim_start_matches('/')))
 }
 
-/// The frame with a random key, if its message has none. One that is compressed is left as it is.
+/// Returns the frame with a random key if its message has none. A compressed frame is unchanged.
 fn with_key(frame: Bytes, field: Option<i32>) -> Bytes {
     let Some(field) = field.and_then(|field| u32::try_from(field).ok()) else {
         return frame;
@@ -244,7 +245,7 @@ fn with_key(frame: Bytes, field: Option<i32>) -> Bytes {
     made.freeze()
 }
 
-/// The key of a frame; empty where it has none, or none that can be read.
+/// Returns the key of a frame, or an empty text where it has none that can be read.
 fn key_of(frame: &[u8], field: Option<i32>) -> String {
     let field = field.and_then(|field| u32::try_from(field).ok());
     let mut message = frame.get(FRAME_HEAD..).unwrap_or_default();
@@ -276,7 +277,7 @@ fn has_field(mut message: &[u8], field: u32) -> bool {
     false
 }
 
-/// Rounded up, so that this side's own timer is the first.
+/// Returns the value of the timeout header. It is rounded up, so that the timer of this side ends first.
 fn timeout_value(left: Duration) -> HeaderValue {
     let most = 99_999_999; // the header has eight digits
     let value = match u64::try_from(left.as_micros().div_ceil(1000)).unwrap_or(u64::MAX) {

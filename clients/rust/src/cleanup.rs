@@ -1,4 +1,4 @@
-//! Cleaning up after a request at all engines that took part in it.
+//! Cleans up after a request at all engines that took part in it.
 
 use tonic::Code;
 
@@ -10,18 +10,19 @@ use crate::v1::{CancelTransferRequest, CancelTransferResponse};
 /// One engine that took part in a request.
 #[derive(Clone, Debug)]
 pub struct Side {
-    /// Its server.
+    /// The client of its server.
     pub client: Client,
-    /// Its transfers of the request: all by key, or one by id.
+    /// The transfers of the request at this engine: all by key, or one by id.
     pub target: Target,
-    /// Allocations to free as well.
+    /// The allocations to free as well.
     pub free_allocation_ids: Vec<String>,
 }
 
-/// Cancels at all sides at once and frees what the request held there. Each side is told, whatever the others say; the
-/// answers are in the order of the sides. `message` goes to logs and to the transfers' failure.
+/// Cancels the request at all sides in parallel and frees what it held there. Every side is told, whatever the others
+/// answer. The results are in the order of the sides. `message` goes to logs and to the failure of the transfers.
 ///
-/// Once it has begun it goes on in the background though its future is dropped: requests often end so.
+/// Once started, the clean-up continues in the background even if its future is dropped, as a request that ends often
+/// drops it.
 pub async fn clean_up(sides: Vec<Side>, message: &str) -> Vec<Result<CancelTransferResponse, Error>> {
     let calls: Vec<_> = sides
         .into_iter()

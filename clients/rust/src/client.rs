@@ -1,4 +1,4 @@
-//! One server, as its clients see it.
+//! One server as its clients see it.
 
 use crate::channel::Channel;
 use crate::options::Options;
@@ -12,17 +12,18 @@ use crate::v1::tensor_service_client::TensorServiceClient;
 use crate::v1::transfer_service_client::TransferServiceClient;
 use crate::{Error, trace};
 
-/// A client of the server at `address` (`host:port`), in the current Tokio runtime. Nothing is sent before the first
-/// call, and a server that is away is an error of that call.
+/// Returns a client of the server at `address` (`host:port`), in the current Tokio runtime. It sends nothing before the
+/// first call. If the server is away, that call fails.
 ///
 /// # Errors
 ///
-/// INVALID_ARGUMENT for an address or metadata that cannot be.
+/// INVALID_ARGUMENT for an invalid address or invalid metadata.
 pub fn connect(address: &str, options: Options) -> Result<Client, Error> {
     Ok(Client { channel: Channel::new(address, &options)?, watch_patience: options.watch_patience })
 }
 
-/// One server. Cheap to clone; all clones share one connection, and any number of calls may run at once.
+/// A client of one server. It is cheap to clone. All clones share one connection, and any number of calls may run at
+/// once.
 #[derive(Clone, Debug)]
 pub struct Client {
     pub(crate) channel: Channel,
@@ -30,57 +31,58 @@ pub struct Client {
 }
 
 impl Client {
-    /// The transport, for generated clients of other services, such as `grpc.health.v1`. What it adds to calls it adds to
-    /// those of `kvgrpc.v1` only: others have the deadline that their caller states.
+    /// Returns the transport, for generated clients of other services such as `grpc.health.v1`. Only calls of
+    /// `kvgrpc.v1` get a deadline and a key here. A call of another service has the deadline that its caller states.
     pub fn channel(&self) -> Channel {
         self.channel.clone()
     }
 
-    /// The same connection, for the calls of one request: each carries this W3C trace context.
+    /// Returns the same connection for the calls of one request. Each call carries this W3C trace context.
     ///
     /// # Errors
     ///
-    /// INVALID_ARGUMENT for what cannot be a header.
+    /// INVALID_ARGUMENT for a text that cannot be a header.
     pub fn with_traceparent(&self, traceparent: &str) -> Result<Self, Error> {
         Ok(Self { channel: self.channel.with(trace::TRACEPARENT, traceparent)?, ..self.clone() })
     }
 
-    /// Who is there, what it can do, and how it is now.
+    /// Returns the service for the server's identity, its capabilities and its status.
     pub fn handshake(&self) -> HandshakeServiceClient<Channel> {
         HandshakeServiceClient::new(self.channel())
     }
 
-    /// Handing blocks over, and taking them.
+    /// Returns the service that hands blocks over and takes them.
     pub fn handoff(&self) -> HandoffServiceClient<Channel> {
         HandoffServiceClient::new(self.channel())
     }
 
-    /// Following and ending transfers.
+    /// Returns the service that follows and ends transfers.
     pub fn transfers(&self) -> TransferServiceClient<Channel> {
         TransferServiceClient::new(self.channel())
     }
 
-    /// Pinning finished blocks.
+    /// Returns the service that pins finished blocks.
     pub fn leases(&self) -> LeaseServiceClient<Channel> {
         LeaseServiceClient::new(self.channel())
     }
 
-    /// The pool: what it is, what is free, allocation.
+    /// Returns the service of the pool: its description, its free blocks, and allocation.
     pub fn pool(&self) -> PoolServiceClient<Channel> {
         PoolServiceClient::new(self.channel())
     }
 
-    /// The calls of an engine's scheduler, one by one. [`Client::scheduler`](Self::scheduler) makes steps of them.
+    /// Returns the service with the single calls of an engine's scheduler. [`Client::scheduler`](Self::scheduler)
+    /// combines them into steps.
     pub fn scheduler_service(&self) -> SchedulerServiceClient<Channel> {
         SchedulerServiceClient::new(self.channel())
     }
 
-    /// Named tensors, of a server whose pool is a staging store.
+    /// Returns the service of named tensors, for a server whose pool is a staging store.
     pub fn tensors(&self) -> TensorServiceClient<Channel> {
         TensorServiceClient::new(self.channel())
     }
 
-    /// An operator's questions.
+    /// Returns the service for operators.
     pub fn admin(&self) -> AdminServiceClient<Channel> {
         AdminServiceClient::new(self.channel())
     }

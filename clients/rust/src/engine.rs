@@ -1,4 +1,4 @@
-//! Watching how an engine is, for as long as one likes.
+//! Watches the status of an engine.
 
 use std::time::Duration;
 
@@ -13,28 +13,30 @@ use crate::pauses::Pauses;
 use crate::v1::{WatchEngineRequest, WatchEngineResponse};
 use crate::values::proto_duration;
 
-/// A server says something every 5 s. Three times that long without a word, and it is not there.
+/// Time without a message after which a server counts as away. A server sends a message at least every 5 s.
 const SILENCE: Duration = Duration::from_secs(15);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
-/// A watch of an engine. It ends by itself only where every other stream would be refused, too.
+/// A watch of an engine. It ends by itself only where every other stream would be refused too.
 pub type EngineWatch = Events<EngineEvent>;
 
-/// What a watch of an engine tells.
+/// One event of a watch of an engine.
 #[derive(Clone, Debug)]
 pub enum EngineEvent {
-    /// How the engine is. Another `header.incarnation` than before tells that all leases, grants and transfers are gone.
+    /// The status of the engine. A new `header.incarnation` says that all leases, grants and transfers are gone.
     Status(Box<WatchEngineResponse>),
-    /// The server cannot be reached, or says nothing, or refuses the watch. Told once, until there is a status again.
-    /// That of a watch which ends by itself is the last event.
+    /// The server cannot be reached, is silent, or refuses the watch. This is reported once, until there is a status
+    /// again. The error of a watch that ends by itself is its last event.
     Unreachable(Error),
 }
 
 impl Client {
-    /// How the engine is, at once and whenever that has changed, at most once in `min_interval`: from 0.1 s, which None
-    /// means, to 5 s. It outlasts the engine's lives, and connects again for ever, with growing pauses of 0.1 to 2 s.
+    /// Watches the status of the engine. It is reported at once and whenever it changes, at most once in
+    /// `min_interval`, which is 0.1 s to 5 s; None means 0.1 s. The watch continues over the engine's lives. It
+    /// reconnects without limit, with growing pauses of 0.1 s to 2 s.
     ///
-    /// It ends with PERMISSION_DENIED, UNAUTHENTICATED, UNIMPLEMENTED or INVALID_ARGUMENT: no repetition changes these.
+    /// The watch ends with PERMISSION_DENIED, UNAUTHENTICATED, UNIMPLEMENTED or INVALID_ARGUMENT, because a retry would
+    /// get the same error.
     pub fn watch_engine(&self, min_interval: Option<Duration>) -> EngineWatch {
         let client = self.clone();
         let request = WatchEngineRequest { min_interval: min_interval.map(proto_duration) };
@@ -49,7 +51,7 @@ async fn run(client: Client, request: WatchEngineRequest, sender: mpsc::Sender<E
         let mut heard = false;
         let error = stream(&client, request, &sender, &mut heard).await;
         if heard {
-            // A connection that breaks says nothing yet of the server: the next attempt does.
+            // A broken connection alone is not reported: the next attempt shows whether the server is there.
             told = false;
             pauses.start_over();
         }
@@ -65,12 +67,12 @@ async fn run(client: Client, request: WatchEngineRequest, sender: mpsc::Sender<E
     }
 }
 
-/// Whether every other stream would be refused as well.
+/// Returns whether every other stream would be refused as well.
 fn is_refusal(code: Code) -> bool {
     matches!(code, Code::PermissionDenied | Code::Unauthenticated | Code::Unimplemented | Code::InvalidArgument)
 }
 
-/// One stream to its end, and why it ended.
+/// Reads one stream to its end, and returns why it ended.
 async fn stream(
     client: &Client,
     request: WatchEngineRequest,

@@ -14,7 +14,7 @@ use crate::v1::{Failure, FailureReason, NextStep};
 /// The domain of kvgrpc's reasons in `google.rpc.ErrorInfo`.
 pub const DOMAIN: &str = "kvgrpc.dev";
 
-/// Why a call failed: what its gRPC status and the details in it say.
+/// The reason of a failed call, from its gRPC status and the details in it.
 #[derive(Clone, Debug)]
 pub struct Error(Box<Said>);
 
@@ -32,7 +32,7 @@ struct Said {
     called: Called,
 }
 
-/// Which call a status is of. It goes along as the source of the status, the only place in it that no server fills.
+/// The call that a status belongs to. It is the source of the status, the only part of it that no server fills.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Called {
     pub method: String,
@@ -41,7 +41,7 @@ pub(crate) struct Called {
 }
 
 impl Called {
-    /// The same status, which knows its call.
+    /// Returns the same status, which now knows its call.
     pub fn note(&self, mut status: Status) -> Status {
         status.set_source(Arc::new(self.clone()));
         status
@@ -56,12 +56,12 @@ impl fmt::Display for Called {
 
 impl std::error::Error for Called {}
 
-/// A field of the request that is wrong.
+/// A wrong field of the request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FieldViolation {
     /// Path of the field in the request.
     pub field: String,
-    /// What is wrong with it.
+    /// Description of what is wrong with the field.
     pub description: String,
 }
 
@@ -77,13 +77,13 @@ impl Error {
         error
     }
 
-    /// The same error, with one more row of metadata.
+    /// Returns the same error with one more entry of metadata.
     pub(crate) fn with(mut self, key: &str, value: &str) -> Self {
         self.0.metadata.insert(key.to_owned(), value.to_owned());
         self
     }
 
-    /// That of a call that a message reports: the same as if the call had ended with it.
+    /// Returns the error of a call that a message reports, as if the call had ended with it.
     pub(crate) fn reported(status_code: u32, failure: Failure) -> Self {
         let code = i32::try_from(status_code).map_or(Code::Unknown, Code::from_i32);
         let mut error = Self::because(code, failure.reason(), failure.next(), failure.message.clone());
@@ -93,84 +93,84 @@ impl Error {
         error
     }
 
-    /// The gRPC status code.
+    /// Returns the gRPC status code.
     pub fn code(&self) -> Code {
         self.0.code
     }
 
-    /// The name of the code, for example `NOT_FOUND`.
+    /// Returns the name of the code, for example `NOT_FOUND`.
     pub fn code_name(&self) -> &'static str {
         CODES.iter().find(|(code, _)| *code == self.0.code).map_or("UNKNOWN", |(_, name)| *name)
     }
 
-    /// Why; UNSPECIFIED when the status names no reason, or one that this version does not know.
+    /// Returns the reason; UNSPECIFIED when the status names no reason, or one that this version does not know.
     pub fn reason(&self) -> FailureReason {
         FailureReason::from_str_name(&format!("FAILURE_REASON_{}", self.0.reason)).unwrap_or_default()
     }
 
-    /// The reason as the server named it, without its prefix; empty when it named none.
+    /// Returns the reason as the server named it, without its prefix; empty when the server named none.
     pub fn reason_name(&self) -> &str {
         &self.0.reason
     }
 
-    /// What would help; UNSPECIFIED when that is not known, or the reason is not: then it is not to be done.
+    /// Returns the recommended next step; UNSPECIFIED, which is no retry, when the step or the reason is unknown.
     pub fn next(&self) -> NextStep {
         if self.reason() == FailureReason::Unspecified { NextStep::Unspecified } else { self.0.next }
     }
 
-    /// Whether the same call may succeed later, here or at another engine. Not known means no.
+    /// Returns whether the same call may succeed later, here or at another engine. It is false when that is unknown.
     pub fn may_retry(&self) -> bool {
         is_retry(self.next())
     }
 
-    /// One sentence, to be read.
+    /// Returns the message: one sentence for readers.
     pub fn message(&self) -> &str {
         &self.0.message
     }
 
-    /// The engine that refused; empty when no engine did.
+    /// Returns the engine that refused; empty when no engine did.
     pub fn engine_id(&self) -> &str {
         &self.0.engine_id
     }
 
-    /// The life of the engine that refused; 0 when no engine did.
+    /// Returns the incarnation of the engine that refused; 0 when no engine did.
     pub fn incarnation(&self) -> u64 {
         self.0.incarnation
     }
 
-    /// The fields of the request that are wrong.
+    /// Returns the wrong fields of the request.
     pub fn violations(&self) -> &[FieldViolation] {
         &self.0.violations
     }
 
-    /// How long to wait before the same call may succeed, where the server says it.
+    /// Returns how long to wait before the same call may succeed, where the server states it.
     pub fn retry_delay(&self) -> Option<Duration> {
         self.0.retry_delay
     }
 
-    /// What the reason needs: `group`, `free_block_count`, `limit`, `phase` and others.
+    /// Returns what the reason needs: `group`, `free_block_count`, `limit`, `phase` and others.
     pub fn metadata(&self) -> &HashMap<String, String> {
         &self.0.metadata
     }
 
-    /// What was called, `PoolService/AllocateBlocks`; empty for an error that is no unary call's.
+    /// Returns the called method, `PoolService/AllocateBlocks`; empty where the error is not of a unary call.
     pub fn method(&self) -> &str {
         &self.0.called.method
     }
 
-    /// The server that it was called at.
+    /// Returns the server that was called.
     pub fn address(&self) -> &str {
         &self.0.called.address
     }
 
-    /// Of the request, where it has one: the same request with this key repeats the call, instead of making a second
-    /// one.
+    /// Returns the key of the request, where it has one. The same request with this key retries the call and makes no
+    /// second one.
     pub fn idempotency_key(&self) -> &str {
         &self.0.called.idempotency_key
     }
 
-    /// Whether the same may work in a moment: the server did not answer, or has no room now, or something between
-    /// failed that is no server of kvgrpc (a connection that was cut, a proxy), and so names no reason.
+    /// Returns whether the same call may succeed in a moment. That is so when the server did not answer or has no room
+    /// now, and when something other than a kvgrpc server failed (a cut connection, a proxy), which names no reason.
     pub(crate) fn is_passing(&self) -> bool {
         match self.0.code {
             Code::Unavailable | Code::DeadlineExceeded | Code::ResourceExhausted => true,
@@ -180,7 +180,7 @@ impl Error {
     }
 }
 
-/// Whether a step is a repetition of what failed.
+/// Returns whether a step is a retry of what failed.
 pub(crate) fn is_retry(next: NextStep) -> bool {
     matches!(next, NextStep::RetryHere | NextStep::RetryOtherConsumer)
 }
@@ -204,7 +204,7 @@ impl From<Status> for Error {
             metadata: HashMap::new(),
             called: status.source().and_then(|source| source.downcast_ref::<Called>()).cloned().unwrap_or_default(),
         };
-        // The reasons of others (proxies, say) are not ours, even where they have the same name.
+        // The reasons of others, for example of proxies, are not kvgrpc's, even where a name is the same.
         if let Some(info) = details.error_info().filter(|info| info.domain == DOMAIN) {
             let of = |key: &str| info.metadata.get(key).cloned().unwrap_or_default();
             said.reason = info.reason.clone();
@@ -240,7 +240,7 @@ impl fmt::Display for Error {
     }
 }
 
-/// A message without the reason and the violations, which a server writes into it for tools that show no more.
+/// Returns a message without the reason and the violations. A server adds both for tools that show nothing else.
 fn said_once(message: String, reason: &str, violations: &[FieldViolation]) -> String {
     let bare = match message.strip_prefix(reason).and_then(|rest| rest.strip_prefix(": ")) {
         Some(rest) if !reason.is_empty() => rest,

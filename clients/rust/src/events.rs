@@ -1,4 +1,4 @@
-//! What a loop in the background tells.
+//! The events of a loop in the background.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -7,10 +7,10 @@ use futures_core::Stream;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-/// More than a few that nobody reads hold the loop up, and then the server.
+/// Largest number of unread events. Beyond it, the loop waits for the reader, and the server for the loop.
 const UNREAD: usize = 16;
 
-/// What a loop in the background tells, in order. Dropping it ends the loop.
+/// The events of a loop in the background, in order. Dropping it ends the loop.
 #[derive(Debug)]
 pub struct Events<T> {
     unread: mpsc::Receiver<T>,
@@ -26,7 +26,7 @@ impl<T: Send + 'static> Events<T> {
 }
 
 impl<T> Events<T> {
-    /// The next one; None after the end. Nothing is lost when the future is dropped.
+    /// Returns the next event; None after the end. Dropping the future loses no event.
     pub async fn next(&mut self) -> Option<T> {
         self.unread.recv().await
     }

@@ -1,4 +1,4 @@
-//! Leases that are kept alive over one KeepAlive stream; their holder learns when one is over.
+//! Keeps leases alive over one KeepAlive stream, and tells their holder when one is over.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -16,9 +16,9 @@ use crate::renewal::{Kept, Renewal};
 use crate::v1::{KeepAliveRequest, KeepAliveResponse, LeaseRef, RenewedLease};
 use crate::values::proto_duration;
 
-/// Renewals that are due this soon go along with one that is due now.
+/// Renewals that are due within this time are sent with one that is due now.
 const TOGETHER: Duration = Duration::from_millis(250);
-/// Leases in one message. A server takes 10,000, but also no more than 4 MB, and a grant has up to 700 bytes.
+/// Largest number of leases in one message. A server takes 10,000, but at most 4 MB, and a grant has up to 700 bytes.
 const BATCH: usize = 5_000;
 const SHORTEST_ANSWER: Duration = Duration::from_millis(100);
 const LONGEST_ANSWER: Duration = Duration::from_secs(10);
@@ -34,8 +34,8 @@ pub struct Keeper {
 }
 
 impl Client {
-    /// Renews these leases from now on: at once, then at every third of what was granted. `ttl` is the duration to ask
-    /// for; None takes the one that each lease was granted with.
+    /// Renews these leases from now on: at once, and then whenever a third of the granted time has passed. `ttl` is the
+    /// duration to ask for; None asks for the TTL that each lease was granted with.
     pub fn keep_alive(&self, leases: impl IntoIterator<Item = LeaseRef>, ttl: Option<Duration>) -> Keeper {
         let (tell, kept) = watch::channel(Vec::new());
         let (added, additions) = mpsc::unbounded_channel();
@@ -50,21 +50,21 @@ impl Client {
 }
 
 impl Keeper {
-    /// One more lease, and its index.
+    /// Adds a lease, and returns its index.
     pub fn add(&mut self, lease: LeaseRef) -> usize {
-        let _ = self.added.send(lease.clone()); // fails only when the task is gone, and that goes with the keeper
+        let _ = self.added.send(lease.clone()); // fails only when the task is gone, which ends with the keeper
         self.leases.push(lease);
         self.leases.len() - 1
     }
 
-    /// The lease with this index, counted from 0 in the order in which they were added, as it is known now. None before
-    /// the first renewal, and for an index that there is not.
+    /// Returns what is known now of the lease with this index. Indexes count from 0 in the order of the additions. It
+    /// returns None before the first answer to a renewal, and for an index that does not exist.
     pub fn kept(&self, index: usize) -> Option<Kept> {
         self.kept.borrow().get(index).cloned()
     }
 
-    /// Returns when that lease is over, or when the keeper is dropped: then with what was known last, since the lease
-    /// is not kept any more. Never for an index that there is not.
+    /// Returns when that lease is over, or when the keeper is dropped. In the second case it returns what was known
+    /// last, because the lease is not kept any more. It never returns for an index that does not exist.
     pub fn over(&self, index: usize) -> impl Future<Output = Kept> + Send + use<> {
         let mut kept = self.kept.clone();
         let unknown = self.leases.get(index).cloned().map(Kept::unknown);
@@ -79,7 +79,7 @@ impl Keeper {
         }
     }
 
-    /// The next lease that is over, with its index; each is told once. None when none is left.
+    /// Returns the next lease that is over, with its index. Each lease is returned once; None when none is left.
     pub async fn next_over(&mut self) -> Option<(usize, Kept)> {
         while self.told.len() < self.leases.len() {
             let found =
@@ -182,7 +182,7 @@ impl Keeping {
                 }
             }
             failed => {
-                // The answer to this request may still come: it must not be taken for that to the next one.
+                // The answer to this request may still come. The next request must not read it as its own.
                 self.stream = None;
                 let asked = failed.ok().and_then(Result::err).and_then(|error| error.retry_delay());
                 let next = Instant::now() + pauses.next().max(asked.unwrap_or_default());
@@ -204,7 +204,7 @@ impl Keeping {
             }
             None => {
                 let (requests, outgoing) = mpsc::channel(1);
-                // A server may answer the call only when it has something to say: the first request goes first.
+                // A server may answer the call only when it has something to say, so the first request is sent first.
                 requests.send(request).await.map_err(|_| ended())?;
                 let answers = self.client.leases().keep_alive(ReceiverStream::new(outgoing)).await?.into_inner();
                 self.stream.insert(Stream { requests, answers })
@@ -219,7 +219,7 @@ impl Keeping {
     }
 }
 
-/// Whether a later renewal may be taken. What is wrong with the request or its caller stays wrong.
+/// Returns whether a later renewal may be accepted. An error in the request or its caller is permanent.
 fn may_come_back(code: Code) -> bool {
     !matches!(
         code,

@@ -1,10 +1,10 @@
 //! Client of kvgrpc, the service that moves KV-cache blocks between LLM engines.
 //!
-//! [`connect`] gives a [`Client`]. Its services are the generated clients of [`v1`] over one [`Channel`], which adds to
-//! every call what the protocol asks of clients: a deadline, an idempotency key, the repetition of UNAVAILABLE, the
-//! trace context. [`Error`] is what a status says, with types. On top of that stand the loops that every user needs:
-//! [`Client::wait`], [`Client::watch`], [`Client::watch_engine`], [`Client::keep_alive`], [`clean_up`],
-//! [`Client::pull`], [`move_blocks`] and [`Client::scheduler`]. What `{:?}` prints of a message hides its secrets.
+//! [`connect`] returns a [`Client`]. Its services are the generated clients of [`v1`] over one [`Channel`]. The channel
+//! adds to every call what the protocol asks of clients: a deadline, an idempotency key, the retry of UNAVAILABLE, and
+//! the trace context. [`Error`] is a typed status. The crate also has the loops that users need: [`Client::wait`],
+//! [`Client::watch`], [`Client::watch_engine`], [`Client::keep_alive`], [`clean_up`], [`Client::pull`], [`move_blocks`]
+//! and [`Client::scheduler`]. `{:?}` of a message hides its secrets.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), kvgrpc::Error> {
@@ -55,7 +55,7 @@ pub mod v1 {
     tonic::include_proto!("kvgrpc.v1");
     include!(concat!(env!("OUT_DIR"), "/redacted.rs"));
 
-    /// The schema, as an encoded `google.protobuf.FileDescriptorSet`: for reflection and for JSON.
+    /// The schema as an encoded `google.protobuf.FileDescriptorSet`, for reflection and for JSON.
     pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
 }
 

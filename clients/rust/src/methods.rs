@@ -1,4 +1,4 @@
-//! What the channel must know of a method before it sends a call.
+//! Facts about a method that the channel needs before it sends a call.
 
 use std::time::Duration;
 
@@ -11,14 +11,15 @@ use crate::v1::{
 use crate::values::std_duration;
 
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
-/// PutTensor returns when its consumers have the tensor: without a timeout the server takes its own, of two minutes, and
-/// with one no more than the longest life of a lease.
+/// Time that PutTensor adds to the deadline. PutTensor returns when its consumers have the tensor. Without a timeout in
+/// the request the server waits two minutes. A stated timeout is limited to the longest life of a lease.
 const PUT_TENSOR: Duration = Duration::from_secs(120);
 const LONGEST_PUT_TENSOR: Duration = Duration::from_secs(600);
 
-/// ConnectPeer waits for another server: with the usual deadline a minute in all.
+/// Time that ConnectPeer adds to the deadline, because it waits for another server. The usual total is one minute.
 const CONNECT_PEER: Duration = Duration::from_secs(50);
-/// ReleaseQuarantine is over when every rank has begun its data paths again: with the usual deadline a minute in all.
+/// Time that ReleaseQuarantine adds to the deadline. The call is over when every rank has begun its data paths again.
+/// The usual total is one minute.
 const RELEASE_QUARANTINE: Duration = Duration::from_secs(50);
 const CONNECT_PEER_PATH: &str = "/kvgrpc.v1.HandshakeService/ConnectPeer";
 
@@ -30,19 +31,19 @@ pub(crate) struct Method {
 }
 
 impl Method {
-    /// None for a method of another package.
+    /// Returns None for a method of another package.
     pub fn of(path: &str) -> Option<Self> {
         Some(include!(concat!(env!("OUT_DIR"), "/methods.rs")))
     }
 }
 
-/// Whether UNAVAILABLE of this method is worth a repetition. That of ConnectPeer is the other server's, after the whole
-/// time that a connection may take.
+/// Returns whether the method is retried after UNAVAILABLE. ConnectPeer is not: its UNAVAILABLE comes from the other
+/// server, after the full time that a connection may take.
 pub(crate) fn is_repeated(path: &str) -> bool {
     path != CONNECT_PEER_PATH
 }
 
-/// How long the server may take by the request's own word, on top of the deadline of any call.
+/// Returns how long the server may take by the request's own fields, in addition to the deadline of any call.
 pub(crate) fn time_at_server(path: &str, request: &[u8]) -> Duration {
     let wait = |timeout: Option<prost_types::Duration>| timeout.map_or(LONGEST_WAIT, std_duration).min(LONGEST_WAIT);
     match path {

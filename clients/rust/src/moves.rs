@@ -1,6 +1,6 @@
-//! Pulls and pushes whose end is waited for, and one call that moves the KV of a prompt.
+//! Pulls and pushes that wait for their end, and one call that moves the KV of a prompt.
 //!
-//! A transfer that ends without its KV is an error here; to a server it is none of a call.
+//! A transfer that ends without its KV is an error here. At the server it is not an error of a call.
 
 use std::time::Duration;
 
@@ -19,18 +19,19 @@ use crate::v1::{
 use crate::values::{proto_duration, random_key};
 use crate::{Error, Waited};
 
-/// Of one call; half of what a server allows, so that proxies with a limit of a minute let it pass.
+/// Wait of one call: half of what a server allows, so that proxies with a limit of one minute let it pass.
 const ONE_WAIT: Duration = Duration::from_secs(30);
-/// More than a server's defaults for queue, transfer and settle together.
+/// Default time of a move. It exceeds the sum of a server's defaults for queue, transfer and settle.
 const MOVE: Duration = Duration::from_secs(90);
 const FAILED: &str = "the move failed";
 
 impl Transfer {
-    /// The error of a transfer that has ended without its KV.
+    /// Returns the error of a transfer that has ended without its KV.
     ///
     /// # Errors
     ///
-    /// FAILED or CANCELLED: ABORTED with reason and step of the failure, and `transfer_id` and `phase` in the metadata.
+    /// FAILED or CANCELLED: ABORTED with the reason and the next step of the failure, and with `transfer_id` and
+    /// `phase` in the metadata.
     pub fn check(&self) -> Result<(), Error> {
         if !self.is_over() || self.has_succeeded() {
             return Ok(());
@@ -51,24 +52,24 @@ impl Transfer {
 }
 
 impl Client {
-    /// Makes a pull whose destination is stated, and waits for its end: the transfer once the KV is in its blocks. Set
-    /// `wait.until` to wait for the return of the memory, too.
+    /// Makes a pull whose destination is stated, and waits for its end. It returns the transfer once the KV is in its
+    /// blocks. Set `wait.until` to wait for the return of the memory as well.
     ///
     /// # Errors
     ///
-    /// What refuses the call; what [`Transfer::check`] says of its end; DEADLINE_EXCEEDED when the time is over, after
-    /// which the transfer goes on: CancelTransfer ends it.
+    /// The error that refuses the call, or the error of [`Transfer::check`]. When the time is over, it is
+    /// DEADLINE_EXCEEDED: then the transfer continues, and CancelTransfer ends it.
     pub async fn pull(&self, mut request: PullBlocksRequest, timeout: Duration) -> Result<Transfer, Error> {
         let (end, until) = (Instant::now() + timeout, in_call(&mut request.wait, timeout));
         let reply = self.handoff().pull_blocks(request).await.map(Response::into_inner)?;
         self.ended(reply.transfer.unwrap_or_default(), reply.condition_met, until, end).await
     }
 
-    /// As [`Client::pull`], for a push: reserves blocks for what the request's source is to send.
+    /// Reserves blocks for what the request's source will push, and waits for it as [`Client::pull`] does.
     ///
     /// # Errors
     ///
-    /// As of [`Client::pull`].
+    /// The errors of [`Client::pull`].
     pub async fn receive(&self, mut request: ReserveBlocksRequest, timeout: Duration) -> Result<Transfer, Error> {
         let (end, until) = (Instant::now() + timeout, in_call(&mut request.wait, timeout));
         let reply = self.handoff().reserve_blocks(request).await.map(Response::into_inner)?;
@@ -97,14 +98,14 @@ impl Client {
     }
 }
 
-/// Lets a call wait by itself; what it waits for.
+/// Lets a call wait by itself, and returns what it waits for.
 fn in_call(wait: &mut Option<TransferWait>, timeout: Duration) -> WaitCondition {
     let wait = wait.get_or_insert_default();
     wait.timeout = Some(proto_duration(timeout.min(ONE_WAIT)));
     wait.until()
 }
 
-/// What a transfer that is not done waits for, or its phase.
+/// Returns what a transfer that is not done waits for, or its phase.
 fn phase(transfer: &Transfer) -> String {
     if transfer.is_over() {
         return "return".to_owned();
@@ -118,14 +119,15 @@ fn phase(transfer: &Transfer) -> String {
     }
 }
 
-/// How a move is made.
+/// Options of a move.
 #[derive(Clone, Debug)]
 pub struct Moving {
-    /// A label at both engines.
+    /// A label of the transfer at both engines.
     pub request_id: String,
-    /// Where the KV goes. None: as many blocks are allocated at the destination, group by group, as the source has.
+    /// The destination blocks. With None, as many blocks are allocated at the destination as the source has, group by
+    /// group.
     pub into: Option<Blocks>,
-    /// Of the whole move; 90 s by default.
+    /// Time limit of the whole move; 90 s by default.
     pub timeout: Duration,
 }
 
@@ -135,25 +137,25 @@ impl Default for Moving {
     }
 }
 
-/// Where the KV is now.
+/// The result of a move.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Moved {
     /// The RECEIVE at the destination.
     pub transfer: Transfer,
-    /// The destination's blocks; those that were allocated for it are freed by their allocation id.
+    /// The destination's blocks. Blocks that the move allocated are freed by their allocation id.
     pub blocks: Blocks,
 }
 
-/// Copies the KV of a prompt from blocks of one engine to another one, and waits until it is there: blocks are allocated
-/// at the destination, those of the source are handed over to be read, and the destination pulls. Both servers manage
-/// their pools; the source's blocks stay the caller's.
+/// Copies the KV of a prompt from blocks of one engine to another engine, and waits until the KV is there. It allocates
+/// blocks at the destination, hands the source's blocks over for reading, and lets the destination pull. Both servers
+/// must manage their pools. The caller keeps the source's blocks.
 ///
 /// A move that fails, or whose future is dropped, leaves nothing behind: it is cancelled at both sides, and what it
 /// allocated is freed.
 ///
 /// # Errors
 ///
-/// What refuses a call, or as of [`Client::pull`].
+/// The error that refuses a call, or the errors of [`Client::pull`].
 pub async fn move_blocks(
     source: &Client,
     destination: &Client,
@@ -222,7 +224,7 @@ async fn hand_over_and_pull(
     destination.pull(pull, left).await
 }
 
-/// What a move that does not come to its end has left at engines.
+/// The traces of an unfinished move at the engines.
 struct Left(Vec<Side>);
 
 impl Drop for Left {

@@ -1,18 +1,18 @@
 use std::fmt;
 use std::time::Duration;
 
-/// How a [`Client`](crate::Client) behaves. `Options::default()` suits most.
+/// Options of a [`Client`](crate::Client). `Options::default()` suits most programs.
 #[derive(Clone)]
 pub struct Options {
-    /// Deadline of a unary call that states none, repetitions included. A call that waits at the server gets its wait on
-    /// top, ConnectPeer and ReleaseQuarantine the 50 s that another server or the ranks may take.
+    /// Deadline of a unary call that states none, retries included. The wait of a call that waits at the server is
+    /// added to it. For ConnectPeer and ReleaseQuarantine 50 s are added, which another server or the ranks may take.
     pub deadline: Duration,
-    /// Sent with every call, for example an `authorization`. A key of the call itself goes before it.
+    /// Metadata of every call, for example an `authorization`. A key that the call itself states wins.
     pub metadata: Vec<(String, String)>,
-    /// How long the server may be away before a watch of transfers ends with the last error. That it says nothing while
-    /// its stream stands does not count.
+    /// How long the server may be away before a watch of transfers ends with the last error. Silence on an open stream
+    /// does not count.
     pub watch_patience: Duration,
-    /// Certificates for an `https://` address. Unset means those that the system trusts.
+    /// Certificates for an `https://` address. By default these are the ones that the system trusts.
     #[cfg(feature = "tls")]
     pub tls: Option<tonic::transport::ClientTlsConfig>,
 }
@@ -30,7 +30,7 @@ impl Default for Options {
 }
 
 impl fmt::Debug for Options {
-    /// Without the values of the metadata, which may be secrets.
+    /// Omits the values of the metadata, because they may be secrets.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let metadata: Vec<_> = self.metadata.iter().map(|(key, _)| (key, "[REDACTED]")).collect();
         formatter

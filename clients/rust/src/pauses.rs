@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Each pause is twice the last one, up to `longest`, less a jitter that keeps clients from coming back all at once.
+/// Pauses that double up to `longest`. Each is shortened by a jitter that keeps clients from coming back all at once.
 #[derive(Debug)]
 pub(crate) struct Pauses {
     first: Duration,

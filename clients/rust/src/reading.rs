@@ -1,7 +1,7 @@
-//! What messages mean, also where they hold values that this version does not know.
+//! The meaning of messages, also of those with values that this version does not know.
 //!
 //! The accessors of generated enums read an unknown value as UNSPECIFIED. The schema makes that the safe case, so each
-//! of these asks for the values that are known to say yes.
+//! function here returns true only for known values.
 
 use crate::error::is_retry;
 use crate::v1::{
@@ -10,52 +10,53 @@ use crate::v1::{
 };
 
 impl Transfer {
-    /// Whether it has ended, one way or another. An unknown state is not an end.
+    /// Returns whether the transfer has ended, whatever the outcome. An unknown state is not an end.
     pub fn is_over(&self) -> bool {
         matches!(self.state(), TransferState::Succeeded | TransferState::Failed | TransferState::Cancelled)
     }
 
-    /// Whether it ended well: the KV of a RECEIVE is in its blocks, verified at the source.
+    /// Returns whether the transfer has succeeded: the KV of a RECEIVE is in its blocks, verified at the source.
     pub fn has_succeeded(&self) -> bool {
         self.state() == TransferState::Succeeded
     }
 
-    /// Whether this engine's blocks may be reused. An unknown disposition is QUARANTINED.
+    /// Returns whether this engine's blocks may be reused. An unknown disposition is QUARANTINED.
     pub fn may_reuse_memory(&self) -> bool {
         self.is_over() && self.memory() == MemoryDisposition::Returned
     }
 }
 
 impl LeaseState {
-    /// Whether the lease pins nothing any more. An unknown state is not an end.
+    /// Returns whether the lease pins nothing any more. An unknown state is not an end.
     pub fn is_over(self) -> bool {
         !matches!(self, Self::Unspecified | Self::Live)
     }
 }
 
 impl Lease {
-    /// Whether it pins nothing any more. An unknown state is not an end.
+    /// Returns whether the lease pins nothing any more. An unknown state is not an end.
     pub fn is_over(&self) -> bool {
         self.state().is_over()
     }
 }
 
 impl Failure {
-    /// Whether the same may succeed later, here or at another engine. An unknown reason has no retry.
+    /// Returns whether the same may succeed later, here or at another engine. It is false for an unknown reason.
     pub fn may_retry(&self) -> bool {
         is_retry(self.next()) && self.reason() != FailureReason::Unspecified
     }
 }
 
 impl EngineStatus {
-    /// Whether the engine takes new work. An unknown admission is none.
+    /// Returns whether the engine takes new work. It is false for an unknown admission.
     pub fn takes_work(&self) -> bool {
         self.admission() == Admission::Open
     }
 }
 
 impl CancelTransferResponse {
-    /// Whether bytes may still be in flight, so that blocks stay QUARANTINED. An unknown outcome means that they may.
+    /// Returns whether bytes may still be in flight, so that blocks stay QUARANTINED. It is true for an unknown
+    /// outcome.
     pub fn may_be_in_flight(&self) -> bool {
         matches!(self.outcome(), CancelOutcome::Unspecified | CancelOutcome::CancelledInFlight)
     }

@@ -1,7 +1,7 @@
-//! What is known of one lease that is kept alive. Pure: every clock reading is an argument.
+//! What is known of one lease that is kept alive. The functions are pure: every clock reading is an argument.
 //!
-//! What is left is counted from the moment a renewal was sent, so that the holder never believes in a lease longer than
-//! its issuer does. A lease that could not be renewed in time counts as expired, whatever the server may know.
+//! The remaining time counts from the moment when a renewal was sent, so that the holder never relies on a lease longer
+//! than its issuer does. A lease that could not be renewed in time counts as expired, whatever the server knows.
 
 use std::time::Duration;
 
@@ -11,26 +11,28 @@ use crate::Error;
 use crate::v1::{FailureReason, LeaseRef, LeaseState, RenewedLease};
 use crate::values::std_duration;
 
-/// Between two renewals of a lease, also when its cap leaves it little time.
+/// Shortest time between two renewals of a lease, even when its cap leaves it little time.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
 
 /// A lease that is kept alive, as it is known now.
 #[derive(Clone, Debug)]
 pub struct Kept {
-    /// Which one.
+    /// The reference of the lease.
     pub lease: LeaseRef,
-    /// Its state by the last answer; UNSPECIFIED before the first one, and for one that is unknown there.
+    /// The state of the lease in the last answer; UNSPECIFIED before the first answer, and for a lease that is unknown
+    /// there.
     pub state: LeaseState,
-    /// Why it is over; UNSPECIFIED while it is not, and for a reason that this version does not know.
+    /// The reason that the lease is over; UNSPECIFIED while it is not, and for a reason that this version does not
+    /// know.
     pub reason: FailureReason,
-    /// Nobody may rely on it any more, and it is renewed no more.
+    /// Whether the lease is over: its holder must not rely on it, and it is not renewed any more.
     pub over: bool,
-    /// Why the server takes no renewals from this client, if that is how it ended.
+    /// The error with which the server refuses renewals from this client, if that ended the renewals.
     pub error: Option<Error>,
 }
 
 impl Kept {
-    /// Before the first answer.
+    /// Returns the lease as it is before the first answer.
     pub(crate) fn unknown(lease: LeaseRef) -> Self {
         let (state, reason) = (LeaseState::Unspecified, FailureReason::Unspecified);
         Self { lease, state, reason, over: false, error: None }
@@ -41,19 +43,19 @@ impl Kept {
 #[derive(Clone, Debug)]
 pub(crate) struct Renewal {
     pub kept: Kept,
-    /// When to renew it next.
+    /// Time of the next renewal.
     pub due: Instant,
-    /// Unknown before the first answer.
+    /// End of the lease; None before the first answer.
     pub left_until: Option<Instant>,
 }
 
 impl Renewal {
-    /// Due at once: only an answer tells how long it lives.
+    /// Returns a lease that is due at once, because only an answer tells how long it lives.
     pub fn new(lease: LeaseRef, now: Instant) -> Self {
         Self { kept: Kept::unknown(lease), due: now, left_until: None }
     }
 
-    /// What the server said to a renewal sent at `sent`.
+    /// Takes the server's answer to a renewal that was sent at `sent`.
     pub fn answered(&mut self, row: RenewedLease, sent: Instant) {
         let left = row.remaining.map(std_duration).unwrap_or_default();
         if row.reason == i32::from(FailureReason::Unspecified) && !left.is_zero() {
@@ -67,19 +69,19 @@ impl Renewal {
         self.kept.reason = row.reason();
     }
 
-    /// No answer came: again at `next`, as long as there is time.
+    /// Records that no answer came. The next renewal is at `next`, or earlier when the lease would end first.
     pub fn not_answered(&mut self, next: Instant) {
         self.due = self.left_until.map_or(next, |until| next.min(until));
     }
 
-    /// The server takes no renewals from this client.
+    /// Records that the server takes no renewals from this client.
     pub fn refused(&mut self, error: &Error) {
         self.kept.over = true;
         self.kept.reason = error.reason();
         self.kept.error = Some(error.clone());
     }
 
-    /// Whether its time is over.
+    /// Returns whether the time of the lease is over, and then ends it.
     pub fn expired(&mut self, now: Instant) -> bool {
         if self.kept.over || self.left_until.is_none_or(|until| now < until) {
             return false;

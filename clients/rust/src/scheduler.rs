@@ -18,12 +18,12 @@ use crate::v1::{
 };
 use crate::values::proto_duration;
 
-/// Of one step.
+/// Number of retries of one step.
 const REPETITIONS: u32 = 3;
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// The scheduler of one engine, which has one. It knows the life of the engine that its requests and blocks are of, and
-/// which news were delivered.
+/// The one scheduler of an engine. It knows the life of the engine that its requests and blocks belong to, and which
+/// news were delivered.
 #[derive(Debug)]
 pub struct Scheduler {
     client: Client,
@@ -38,43 +38,44 @@ struct Stream {
     answers: Streaming<ScheduleResponse>,
 }
 
-/// What came of one step.
+/// The result of one step.
 #[derive(Debug)]
 pub struct Step {
-    /// One for each call, in the same order. A call that was refused is the error that it would be alone.
+    /// One answer for each call, in the same order. A refused call has the error that it would have alone.
     pub answers: Vec<Result<Answer, Error>>,
     /// News that were not delivered before, in order. The next step or poll acknowledges them.
     pub news: Vec<SchedulerNews>,
-    /// There are others after them.
+    /// Whether more news follow.
     pub more: bool,
 }
 
 impl Client {
-    /// For the scheduler of the server's engine.
+    /// Returns the scheduler of the server's engine.
     pub fn scheduler(&self) -> Scheduler {
         Scheduler { client: self.clone(), stream: None, incarnation: 0, delivered: 0 }
     }
 }
 
 impl Scheduler {
-    /// The life of the engine that the requests are of; 0 before the first answer.
+    /// Returns the incarnation of the engine that the requests belong to; 0 before the first answer.
     pub fn incarnation(&self) -> u64 {
         self.incarnation
     }
 
-    /// For the life that the engine has now. It knows no request, and blocks that were kept are gone.
+    /// Starts over with the engine's present life. The engine knows no request, and the kept blocks are gone.
     pub fn start_over(&mut self) {
         self.stream = None;
         (self.incarnation, self.delivered) = (0, 0);
     }
 
-    /// All that one step of the scheduler has to say, in one message, and the news. A stream that breaks is opened again
-    /// and the step is said again: every call of it is safe to repeat. So it is after a future that was dropped.
+    /// Sends everything that one step of the scheduler reports, in one message. It returns the answers and the
+    /// news. When a stream breaks, another one is opened and the step is repeated: every call of a step is safe to
+    /// repeat. The same holds after a dropped future.
     ///
     /// # Errors
     ///
-    /// ABORTED INCARNATION_CHANGED: the engine lives anew; see [`start_over`](Self::start_over). The last error, when the
-    /// server is away. Nothing of the step is lost or told twice then: make it again.
+    /// ABORTED INCARNATION_CHANGED: the engine has restarted; see [`start_over`](Self::start_over). The last error,
+    /// when the server is away: repeat the step then, because nothing of it is lost or reported twice.
     pub async fn step(&mut self, calls: impl IntoIterator<Item = ScheduleCall>) -> Result<Step, Error> {
         let request = ScheduleRequest {
             calls: calls.into_iter().collect(),
@@ -106,11 +107,11 @@ impl Scheduler {
         Ok(Step { answers, news: self.deliver(reply.news), more: reply.more })
     }
 
-    /// News that were not delivered before, waiting so long for the first one, at most 60 s.
+    /// Returns the news that were not delivered before. It waits up to `wait` for the first item, at most 60 s.
     ///
     /// # Errors
     ///
-    /// As of [`step`](Self::step).
+    /// The errors of [`step`](Self::step).
     pub async fn poll(&mut self, wait: Duration) -> Result<Vec<SchedulerNews>, Error> {
         let request = PollSchedulerNewsRequest {
             after_seq: self.delivered,
@@ -122,8 +123,8 @@ impl Scheduler {
         Ok(self.deliver(reply.news))
     }
 
-    /// One message out, one in. The stream is kept only when that went well: the answer to a step that was given up must
-    /// not be taken for that to the next one.
+    /// Sends one message and reads one. The stream is kept only after a success, because the next step must not read
+    /// the answer to a step that was given up.
     async fn exchange(&mut self, request: ScheduleRequest) -> Result<ScheduleResponse, Error> {
         let ended = || Error::new(Code::Unavailable, "the server ended the stream of steps");
         let mut stream = match self.stream.take() {
@@ -133,7 +134,7 @@ impl Scheduler {
             }
             None => {
                 let (requests, outgoing) = mpsc::channel(1);
-                // A server may answer the call only when it has something to say: the first step goes first.
+                // A server may answer the call only when it has something to say, so the first step is sent first.
                 requests.send(request).await.map_err(|_| ended())?;
                 let calling = self.client.scheduler_service().schedule(ReceiverStream::new(outgoing)).await;
                 Stream { requests, answers: calling?.into_inner() }
@@ -165,7 +166,7 @@ fn answer(row: ScheduleAnswer) -> Result<Answer, Error> {
     }
 }
 
-/// Every request of the service that may be part of a step.
+/// Makes a [`ScheduleCall`] of every request of the service that may be part of a step.
 macro_rules! calls_of_a_step {
     ($($variant:ident($request:ident)),* $(,)?) => {$(
         impl From<crate::v1::$request> for ScheduleCall {

@@ -5,7 +5,7 @@ use tonic::codegen::http::HeaderValue;
 /// The key of the trace context in the metadata of a call.
 pub(crate) const TRACEPARENT: &str = "traceparent";
 
-/// That of the current span of OpenTelemetry.
+/// Returns the trace context of OpenTelemetry's current span.
 #[cfg(feature = "opentelemetry")]
 pub(crate) fn current() -> Option<HeaderValue> {
     use opentelemetry::trace::TraceContextExt;
@@ -20,7 +20,7 @@ pub(crate) fn current() -> Option<HeaderValue> {
     HeaderValue::try_from(format!("00-{}-{}-{flags:02x}", span.trace_id(), span.span_id())).ok()
 }
 
-/// Without the feature `opentelemetry` a task has no trace context of its own.
+/// Returns None: without the feature `opentelemetry` a task has no trace context.
 #[cfg(not(feature = "opentelemetry"))]
 pub(crate) fn current() -> Option<HeaderValue> {
     None

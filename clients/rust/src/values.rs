@@ -1,20 +1,20 @@
-//! Values of the schema from those of the language, and back.
+//! Conversions between values of the schema and values of the language.
 
 use std::time::Duration;
 
 use crate::v1::{BlockRuns, Blocks, GroupBlocks};
 
-/// As the schema has it. More than it can hold is the most that it can.
+/// Returns the duration as the schema has it. A longer one than the schema can hold becomes the longest.
 pub fn proto_duration(duration: Duration) -> prost_types::Duration {
     prost_types::Duration::try_from(duration).unwrap_or(prost_types::Duration { seconds: i64::MAX, nanos: 0 })
 }
 
-/// As the language has it. A negative one, which no server sends, is zero.
+/// Returns the duration as the language has it. A negative one, which no server sends, becomes zero.
 pub fn std_duration(duration: prost_types::Duration) -> Duration {
     Duration::try_from(duration).unwrap_or_default()
 }
 
-/// 16 random bytes: a transfer key, which is a secret between the two sides.
+/// Returns 16 random bytes for a transfer key, which is a secret between the two sides.
 ///
 /// # Panics
 ///
@@ -25,13 +25,13 @@ pub fn random_key() -> [u8; 16] {
     key
 }
 
-/// A text that no other client chooses.
+/// Returns a text that no other client chooses.
 pub(crate) fn idempotency_key() -> String {
     random_key().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 impl Blocks {
-    /// Number of blocks in all groups.
+    /// Returns the number of blocks in all groups.
     pub fn block_count(&self) -> u64 {
         let runs = self.groups.iter().filter_map(|group| group.runs.as_ref());
         runs.flat_map(|runs| &runs.counts).map(|count| u64::from(*count)).sum()
@@ -39,21 +39,21 @@ impl Blocks {
 }
 
 impl GroupBlocks {
-    /// Block ids of one group, in token order.
+    /// Returns the block ids of one group, in token order.
     pub fn new(group: u32, ids: impl IntoIterator<Item = u32>) -> Self {
         Self { group, runs: Some(ids.into_iter().collect()) }
     }
 }
 
 impl BlockRuns {
-    /// The block ids, in their order.
+    /// Returns the block ids, in their order.
     pub fn ids(&self) -> impl Iterator<Item = u32> {
         self.starts.iter().zip(&self.counts).flat_map(|(start, count)| *start..start.saturating_add(*count))
     }
 }
 
 impl FromIterator<u32> for BlockRuns {
-    /// Block ids as maximal runs.
+    /// Returns block ids as maximal runs.
     fn from_iter<Ids: IntoIterator<Item = u32>>(ids: Ids) -> Self {
         let mut runs = Self::default();
         let mut next = None;

@@ -1,4 +1,4 @@
-//! Waiting for one transfer, longer than one call may.
+//! Waits for one transfer, for longer than one call may.
 
 use std::time::Duration;
 
@@ -10,26 +10,27 @@ use crate::pauses::Pauses;
 use crate::v1::{Transfer, WaitCondition, WaitTransferRequest};
 use crate::values::proto_duration;
 
-/// Of one call; half of what a server allows, so that proxies with a limit of a minute let it pass.
+/// Wait of one call: half of what a server allows, so that proxies with a limit of one minute let it pass.
 const ONE_WAIT: Duration = Duration::from_secs(30);
 
-/// What came of a wait.
+/// The result of a wait.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Waited {
-    /// The transfer as it is.
+    /// The transfer in its current state.
     pub transfer: Transfer,
-    /// The condition was met; else the time was over.
+    /// Whether the condition was met. If not, the time was over.
     pub condition_met: bool,
 }
 
 impl Client {
-    /// Waits until the transfer is over, or (RETURNED) its memory is returned too, however it ended, or until the time is
-    /// over. A server that is away or full for a while does not end it, nor does a proxy that fails.
+    /// Waits until the transfer is over (ENDED), until its memory is returned as well (RETURNED), or until the time is
+    /// over. The outcome of the transfer does not matter. A server that is away or full for a while does not end the
+    /// wait, and neither does a proxy that fails.
     ///
     /// # Errors
     ///
-    /// NOT_FOUND TRANSFER_NOT_FOUND: its memory counts as QUARANTINED. The last error, when the time was over before the
-    /// server was back.
+    /// NOT_FOUND TRANSFER_NOT_FOUND: the memory counts as QUARANTINED. The last error, when the time was over before
+    /// the server was back.
     pub async fn wait(
         &self,
         transfer_id: impl Into<String>,
@@ -53,7 +54,7 @@ impl Client {
                     let (transfer, condition_met) = (reply.transfer.unwrap_or_default(), reply.condition_met);
                     return Ok(Waited { transfer, condition_met });
                 }
-                // The server's own limit may be shorter than the wait that was asked for.
+                // The server's own limit may be shorter than the requested wait.
                 Ok(_) if asked.elapsed() >= Duration::from_secs(1) => pauses.start_over(),
                 Ok(_) => sleep(pauses.next().min(left)).await,
                 Err(error) if error.is_passing() && Instant::now() < end => {

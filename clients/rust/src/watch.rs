@@ -1,9 +1,9 @@
-//! Watching transfers over streams that break: nothing that is read is repeated or lost.
+//! Watches transfers over streams that break. No message is repeated or lost.
 //!
 //! Rules:
-//! * A stream is opened after the last message that was read, in the life that it belongs to; one without a transfer
-//!   counts too.
-//! * `history_lost` is the reader's: it lists, and the watch goes on with what comes later.
+//! * A stream is opened after the last message that was read, in the life that the message belongs to. A message
+//!   without a transfer counts too.
+//! * After `history_lost` the reader lists the transfers. The watch continues with later changes.
 //! * The watch ends with the engine's life, and when the server is away for longer than the client's patience.
 
 use std::time::Duration;
@@ -21,34 +21,34 @@ use crate::v1::{
 };
 
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-/// A stream that stood so long was a good one, though nothing was said on it.
+/// A stream that lasted this long counts as good, even without a message.
 const LASTING: Duration = LONGEST_PAUSE;
 
-/// A watch of transfers. After an error there is nothing more.
+/// A watch of transfers. An error is its last item.
 pub type Watch = Events<Result<WatchTransfersResponse, Error>>;
 
-/// What a reader knows already: the changes of one life of the engine up to a number.
+/// A point in the changes of one life of the engine. The reader knows all changes up to it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Position {
     /// Sequence number of the last change.
     pub event_seq: u64,
-    /// The life that the number belongs to.
+    /// Incarnation of the life that the number belongs to.
     pub incarnation: u64,
 }
 
 impl From<&ResponseHeader> for Position {
-    /// Everything that a reply tells.
+    /// Returns the position up to which a reply reports everything.
     fn from(header: &ResponseHeader) -> Self {
         Self { event_seq: header.event_seq, incarnation: header.incarnation }
     }
 }
 
 impl Client {
-    /// Every change of the transfers that match, from now on, or after a position, such as that of the header of an
-    /// earlier reply. A stream that breaks is resumed after its last message.
+    /// Watches every change of the matching transfers, from now on or after a position, for example that of the header
+    /// of an earlier reply. A stream that breaks is resumed after its last message.
     ///
-    /// Where `history_lost` is set, changes up to its header's number may be missing: list the transfers. The watch ends
-    /// with ABORTED INCARNATION_CHANGED when the life of the engine is over: its transfers are gone.
+    /// Where `history_lost` is set, changes up to the number in the header may be missing: list the transfers. The
+    /// watch ends with ABORTED INCARNATION_CHANGED when the life of the engine is over: its transfers are gone.
     pub fn watch(&self, filter: TransferFilter, after: Option<Position>) -> Watch {
         let (client, position) = (self.clone(), after.unwrap_or_default());
         let watching = Watching { client, filter, position, away_since: Instant::now() };
@@ -62,7 +62,7 @@ struct Watching {
     client: Client,
     filter: TransferFilter,
     position: Position,
-    /// The end of the last stream that stood.
+    /// Time at which the last good stream ended.
     away_since: Instant,
 }
 
@@ -85,7 +85,7 @@ impl Watching {
         }
     }
 
-    /// One stream to its end. Ok when the reader is gone.
+    /// Reads one stream to its end. It returns Ok when the reader is gone.
     async fn stream(&mut self, sender: &Sender) -> Result<(), Error> {
         let request = WatchTransfersRequest {
             filter: Some(self.filter.clone()),
@@ -107,15 +107,15 @@ impl Watching {
                 Err(status) => break status.into(),
             }
         };
-        // A server says nothing for as long as nothing changes: until now it was there. One that takes the watch only
-        // to end it at once was not.
+        // A server is silent while nothing changes, so it was there until now. A server that ends the watch at once was
+        // not.
         if heard || opened.elapsed() >= LASTING.min(self.client.watch_patience / 2) {
             self.away_since = Instant::now();
         }
         Err(ended)
     }
 
-    /// Whether the message is for the reader: one whose change it has seen is not.
+    /// Returns whether the reader gets the message: a change that the reader has seen is dropped.
     fn take(&mut self, message: &WatchTransfersResponse) -> Result<bool, Error> {
         let header = message.header.clone().unwrap_or_default();
         let known = self.position;

@@ -1,4 +1,4 @@
-//! What the channel adds to every call.
+//! Tests what the channel adds to every call.
 
 mod common;
 
@@ -16,7 +16,7 @@ use kvgrpc::{Error, Options, proto_duration};
 use tokio::sync::mpsc;
 use tonic::{Code, Request, Status};
 
-/// A server whose AllocateBlocks fails so often, then answers; and the keys that it got.
+/// Starts a server whose AllocateBlocks fails so many times and then answers. Returns the keys that it got.
 async fn failing(times: usize, code: Code) -> (common::Running, mpsc::UnboundedReceiver<String>) {
     let (sender, keys) = mpsc::unbounded_channel();
     let calls = AtomicUsize::new(0);
@@ -89,7 +89,7 @@ async fn connect_peer_is_not_repeated() {
     assert_eq!(calls.load(Ordering::SeqCst), 1);
 }
 
-/// The deadline that the server was told, in seconds; as the error's text, since the fakes answer so.
+/// Returns the deadline that the server was told, in seconds, as the text of an error.
 fn told<Q, A>(request: Request<Q>) -> std::future::Ready<Result<A, Status>> {
     let header = request.metadata().get("grpc-timeout").and_then(|value| value.to_str().ok()).unwrap_or_default();
     let millis: f64 = header.trim_end_matches('m').parse().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Watching engines, and keeping leases alive.
+//! Tests watches of engines, and leases that are kept alive.
 
 mod common;
 
@@ -19,7 +19,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Status, Streaming};
 use tonic_types::{ErrorDetails, StatusExt};
 
-/// A server whose n-th WatchEngine tells of the n-th life, and stays open.
+/// Starts a server whose n-th WatchEngine reports the n-th life, and stays open.
 async fn living() -> Running {
     let calls = AtomicUsize::new(0);
     let watch_engine = on(move |_| {
@@ -96,7 +96,7 @@ async fn a_watch_of_an_engine_asks_for_the_interval_of_its_caller() {
     }
 }
 
-/// A refusal that asks for a long pause.
+/// Returns a refusal that asks for a long pause.
 fn full() -> Status {
     let mut details = ErrorDetails::new();
     details.set_retry_info(Some(Duration::from_secs(3600)));
@@ -116,7 +116,7 @@ async fn a_watch_of_an_engine_pauses_for_as_long_as_its_server_asks() {
     let mut watch = client(server.address).watch_engine(None);
     let EngineEvent::Unreachable(error) = soon(watch.next()).await.unwrap() else { panic!("it was refused") };
     assert_eq!(error.code(), Code::ResourceExhausted);
-    tokio::time::sleep(Duration::from_millis(500)).await; // in which it would come back some three times
+    tokio::time::sleep(Duration::from_millis(500)).await; // time for about three retries
     assert_eq!(calls.load(Ordering::SeqCst), 1);
 }
 
@@ -159,7 +159,8 @@ fn live(left: Duration) -> RenewedLease {
 /// The ids of one renewal, and the stream and TTL that it came with.
 type Renewal = (usize, Vec<String>, Option<Duration>);
 
-/// A server that answers each lease of a renewal by `answer(id)`; `breaks` ends every stream after so many renewals.
+/// Starts a server that answers each lease of a renewal by `answer(id)`. `breaks` ends every stream after so many
+/// renewals.
 async fn keeping(
     breaks: usize,
     answer: impl Fn(&str) -> RenewedLease + Send + Sync + 'static,

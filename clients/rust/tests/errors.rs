@@ -1,4 +1,4 @@
-//! What the typed error of a call holds.
+//! Tests what the typed error of a call contains.
 
 mod common;
 

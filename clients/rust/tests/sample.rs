@@ -1,4 +1,4 @@
-//! The sample, with fakes for its servers.
+//! Tests the sample, with fakes for its servers.
 
 mod common;
 #[allow(dead_code)]
@@ -20,7 +20,7 @@ use kvgrpc::v1::{
 use tokio::sync::mpsc;
 use tonic::Request;
 
-/// A server that is source and destination in one: the pull ends as `end`. And what it was asked to do, in order.
+/// Starts a server that is both source and destination, whose pull ends as `end`. Returns its calls, in order.
 async fn both(end: TransferState) -> (Running, mpsc::UnboundedReceiver<String>) {
     let (say, asked) = mpsc::unbounded_channel();
     let tell = move |what: String| say.send(what).expect("the test reads");

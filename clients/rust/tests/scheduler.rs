@@ -1,4 +1,4 @@
-//! Steps of a scheduler over a stream, and the news.
+//! Tests the steps of a scheduler over a stream, and the news.
 
 mod common;
 
@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Status, Streaming};
 
-/// A server that plays `reply(n)` to the n-th step, over as many streams as that takes: an error ends one.
+/// Starts a server that plays `reply(n)` to the n-th step, over as many streams as that takes. An error ends a stream.
 async fn scheduled(
     reply: impl Fn(usize, &ScheduleRequest) -> Result<ScheduleResponse, Status> + Send + Sync + 'static,
 ) -> (Running, mpsc::UnboundedReceiver<(usize, ScheduleRequest)>) {
@@ -76,7 +76,7 @@ async fn a_step_whose_stream_breaks_is_said_again_and_its_news_are_told_once_and
     let (server, mut steps) = scheduled(|step, request| match step {
         1 => Err(Status::unavailable("cut")),
         _ => {
-            // A server tells again what may not have arrived.
+            // A server repeats news that may not have arrived.
             let news = news(request.after_seq.saturating_sub(1)..request.after_seq + 3);
             Ok(ScheduleResponse { header: header(7, 0), news, answers: vec![matched(1)], more: false })
         }

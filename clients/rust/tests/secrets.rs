@@ -1,4 +1,4 @@
-//! What is printed of a message, and of a client.
+//! Tests what is printed of a message, and of a client.
 
 use kvgrpc::v1::cancel_transfer_request::Target;
 use kvgrpc::v1::{

@@ -1,4 +1,4 @@
-//! Waiting for transfers, watching them, and cleaning up after them.
+//! Tests waits for transfers, watches of transfers, and clean-ups.
 
 mod common;
 
@@ -23,7 +23,7 @@ fn transfer(state: TransferState) -> Option<Transfer> {
     Some(Transfer { transfer_id: "t".into(), state: state.into(), ..Default::default() })
 }
 
-/// A server whose n-th WaitTransfer is answered by `answer(n)`; and the timeouts that it was asked for.
+/// Starts a server whose n-th WaitTransfer is answered by `answer(n)`. Returns the timeouts that it was asked for.
 async fn waiting(
     answer: impl Fn(usize) -> Result<bool, Status> + Send + Sync + 'static,
 ) -> (common::Running, mpsc::UnboundedReceiver<Duration>) {
@@ -77,7 +77,7 @@ async fn a_wait_for_an_unknown_transfer_is_an_error_at_once() {
     assert_eq!(unknown.code(), Code::NotFound);
 }
 
-/// What a kvgrpc server refuses with.
+/// Returns a refusal of a kvgrpc server.
 fn refusal(code: Code, reason: &str, next: &str) -> Status {
     let metadata = [("next".to_owned(), next.to_owned()), ("engine_id".to_owned(), "P".to_owned())];
     Status::with_error_details(code, "no", ErrorDetails::with_error_info(reason, DOMAIN, metadata))
@@ -118,7 +118,7 @@ fn change(event_seq: u64) -> WatchTransfersResponse {
     WatchTransfersResponse { transfer: transfer(TransferState::Active), ..at(event_seq) }
 }
 
-/// A server whose n-th WatchTransfers is `stream(n)`; and where each began.
+/// Starts a server whose n-th WatchTransfers is `stream(n)`. Returns where each one began.
 async fn watched(
     stream: impl Fn(usize) -> Result<Answers<WatchTransfersResponse>, Status> + Send + Sync + 'static,
 ) -> (common::Running, mpsc::UnboundedReceiver<Position>) {
@@ -223,7 +223,7 @@ async fn a_watch_outlasts_a_connection_that_is_cut() {
     assert_eq!(soon(began.recv()).await, Some(Position { event_seq: 1, incarnation: 7 }));
 }
 
-/// A watch that has run into its patience of 300 ms with `first` on its stream, and is then cut off.
+/// Runs a watch into its patience of 300 ms with `first` on its stream, and then cuts it off.
 async fn quiet(first: Vec<WatchTransfersResponse>) -> Vec<u64> {
     let told = first.len();
     let (server, mut began) =

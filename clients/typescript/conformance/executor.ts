@@ -1,4 +1,4 @@
-// The conformance executor: does what it is told, one JSON object a line, and judges nothing. The protocol is in
+// The conformance executor: carries out one JSON object a line, and judges nothing. The protocol is in
 // clients/conformance/README.md.
 
 import { createInterface } from "node:readline";
@@ -26,11 +26,11 @@ import { iteratorSource, streamSource, type Source } from "./sources.js";
 
 type Json = Record<string, any>;
 
-/** What cannot be carried out here. */
+/** A request that cannot be carried out here. */
 class ExecutorError extends Error {}
 
 const clients = new Map<string, Client>();
-/** With the name of their server: they end with its client. */
+/** The sources with the name of their server. They end with its client. */
 const sources = new Map<string, { server: string; source: Source }>();
 const keepers = new Map<string, { server: string; keeper: Keeper; leases: HeldLease[] }>();
 
@@ -205,7 +205,7 @@ function source(name: string): Source {
   return found.source;
 }
 
-/** The method of the client that makes a unary call. */
+/** Returns the method of the client that makes a unary call. */
 function unary(from: Client, method: AnyMethod): (request: object, options: object) => Promise<object> {
   const service = from[method.service] as unknown as Record<string, (request: object, options: object) => Promise<object>>;
   const call = service[method.name];
@@ -213,7 +213,7 @@ function unary(from: Client, method: AnyMethod): (request: object, options: obje
   return call;
 }
 
-/** True once `done` resolves; false when the time is over before. */
+/** Returns true once `done` resolves, and false when the time is over first. */
 async function within(done: Promise<unknown>, ms: number): Promise<boolean> {
   let timer: NodeJS.Timeout | undefined;
   const over = new Promise<boolean>((resolve) => (timer = setTimeout(resolve, ms, false)));

@@ -1,7 +1,7 @@
-// Protobuf's JSON mapping, exactly, between JSON and the objects of the generated code.
+// Protobuf's exact JSON mapping, between JSON and the objects of the generated code.
 //
-// The generated toJSON and fromJSON differ from it: a Duration is an object there, a 64-bit integer a number, and an
-// enum value that is unknown is lost. So types are looked up in the schema, as the compiler wrote it.
+// The generated toJSON and fromJSON differ from it. There a Duration is an object, a 64-bit integer is a number, and an
+// unknown enum value is lost. So types are looked up in the schema, as the compiler wrote it.
 
 import { readFileSync } from "node:fs";
 import { durationFromJson, durationToJson, type Duration } from "kvgrpc";
@@ -35,7 +35,7 @@ const LARGEST = 2 ** 64 - 2 ** 11;
 const messages = new Map<string, Message>();
 const enums = new Map<string, Enum>();
 
-/** The schema lies beside the generated code, which is two folders up from the compiled executor. */
+/** The schema is beside the generated code, which is two folders up from the compiled executor. */
 const schema = JSON.parse(readFileSync(new URL("../../gen/schema.json", import.meta.url), "utf8")) as Schema;
 for (const file of schema.file) {
   for (const message of file.messageType ?? []) add(`.${file.package}`, message);
@@ -48,7 +48,7 @@ function add(scope: string, message: Message): void {
   for (const nested of message.nestedType ?? []) add(name, nested);
 }
 
-/** A message of the generated code as JSON; what is not set is left out. */
+/** Returns a message of the generated code as JSON. Fields that are not set are left out. */
 export function toJson(type: string, message: object): Object_ {
   const json: Object_ = {};
   for (const field of fieldsOf(type)) {
@@ -68,7 +68,7 @@ export function toJson(type: string, message: object): Object_ {
   return json;
 }
 
-/** JSON as what fromPartial of the generated code takes. Throws on names that the message does not have. */
+/** Returns JSON as fromPartial of the generated code takes it. Throws on names that the message does not have. */
 export function fromJson(type: string, json: object): Object_ {
   const message: Object_ = {};
   const fields = new Map(fieldsOf(type).flatMap((field) => [[field.jsonName, field], [field.name, field]]));
@@ -104,7 +104,7 @@ function valueFromJson(field: Field, value: unknown): unknown {
   if (field.type === "TYPE_ENUM") return typeof value === "string" ? numberOf(field, value) : value;
   if (field.type === "TYPE_BYTES") return new Uint8Array(Buffer.from(value as string, "base64"));
   if (field.type === "TYPE_STRING" || field.type === "TYPE_BOOL") return value;
-  // A number has no room for the largest integers of 64 bits: what stands for them is the largest one below.
+  // A number cannot hold the largest integers of 64 bits. The largest one below stands for them.
   return Math.min(Number(value), LARGEST);
 }
 
@@ -124,7 +124,7 @@ function valuesOf(field: Field): Enum["value"] {
   return enums.get(field.typeName!)?.value ?? [];
 }
 
-/** The value's field of a map's entry; undefined for what is no map. */
+/** Returns the value's field of a map's entry; undefined for a field that is not a map. */
 function mapEntry(field: Field): Field | undefined {
   const type = field.type === "TYPE_MESSAGE" ? messages.get(field.typeName!) : undefined;
   return type?.options?.mapEntry ? type.field?.find((part) => part.name === "value") : undefined;

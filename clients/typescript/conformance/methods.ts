@@ -1,4 +1,4 @@
-// The methods and messages of the generated code by their names in the schema.
+// The methods and messages of the generated code, by their names in the schema.
 
 import * as kvgrpc from "kvgrpc";
 import type { Client, Method } from "kvgrpc";
@@ -10,7 +10,7 @@ interface MessageType {
 }
 
 export interface AnyMethod {
-  /** Where the client has it. */
+  /** Name of the service in the client. */
   service: ServiceName & keyof Client;
   name: string;
   definition: Method<object, object>;
@@ -38,14 +38,14 @@ for (const [service, definitions] of SERVICES) {
   }
 }
 
-/** By "kvgrpc.v1.LeaseService/GetLease". */
+/** Returns the method of a path, for example "kvgrpc.v1.LeaseService/GetLease". */
 export function methodOf(path: string): AnyMethod {
   const found = methods.get(`/${path}`);
   if (!found) throw new TypeError(`there is no method ${path}`);
   return found;
 }
 
-/** By ".kvgrpc.v1.GetLeaseRequest". */
+/** Returns the message of a type, for example ".kvgrpc.v1.GetLeaseRequest". */
 export function messageOf(type: string): MessageType {
   return (kvgrpc as unknown as Record<string, MessageType>)[type.split(".").at(-1)!]!;
 }

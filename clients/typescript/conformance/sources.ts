@@ -1,4 +1,4 @@
-// What `next` reads from: a raw stream, or a watch of the wrapper.
+// The sources that `next` reads from: a raw stream, or a watch of the wrapper.
 
 import { status } from "@grpc/grpc-js";
 import { KvGrpcError, type Stream } from "kvgrpc";
@@ -12,14 +12,16 @@ export interface Source {
   cancel(): void;
 }
 
-/** Reads one message after the other. One that comes after a timeout is the answer to the next call; the end and an error
- * are the answer to all later ones. */
+/**
+ * Reads one message after the other. A message that comes after a timeout is the answer to the next call. The end and
+ * an error are the answer to all later calls.
+ */
 class Reader {
   private pending: Promise<Json> | undefined;
 
   constructor(private readonly read: () => Promise<Json>) {}
 
-  /** Reads ahead: a failure is told by `next`. */
+  /** Reads ahead. `next` reports a failure. */
   start(): Promise<Json> {
     if (!this.pending) {
       this.pending = this.read();

@@ -1,4 +1,4 @@
-// A scheduler and router in one: drives one pull between two kvgrpc servers.
+// A scheduler and router in one: it drives one pull between two kvgrpc servers.
 //
 //     kvgrpc serve --port 50051 &
 //     kvgrpc serve --port 50052 &
@@ -34,14 +34,14 @@ const { values: flags } = parseArgs({
   },
 });
 
-/** The life of one request, as its router sees it. */
+/** Runs one request as its router sees it. */
 async function run(prefill: Client, decode: Client, blockCount: number, signal: AbortSignal): Promise<void> {
   const blockTokens = await pair(prefill, decode);
   const transferKey = randomBytes(16);
   const content = { tokens: { tokenIds: prompt(blockCount * blockTokens) } };
   const groupBlockCounts = [{ group: 0, blockCount }];
 
-  // P has a place for the prompt's KV, D one to put it.
+  // P holds the prompt's KV in these blocks, and D receives it into its own.
   const source = await prefill.pool.allocateBlocks({ groupBlockCounts });
   const destination = await decode.pool.allocateBlocks({ groupBlockCounts });
   const sides = [
@@ -58,7 +58,7 @@ async function run(prefill: Client, decode: Client, blockCount: number, signal: 
     console.log(`finished  ${handedOver.lease!.leaseId}, a grant of ${handedOver.grant!.token.length} bytes`);
     await whoPinsWhat(prefill, decode);
 
-    // The router relays the grant, unread. D pulls with it, and says for which tokens.
+    // The router relays the grant unread. D pulls with it and states the tokens.
     const pull = await decode.handoff.pullBlocks({
       transferKey,
       requestId: "demo",
@@ -70,11 +70,11 @@ async function run(prefill: Client, decode: Client, blockCount: number, signal: 
     report(received);
     if (!hasSucceeded(received)) throw new Error(`the pull ended as ${TransferState[received.state]}`);
 
-    // P has learnt from D that its consumer is done. The wait is for the last message between them.
+    // D has told P that its consumer is done. The wait covers the last message between them.
     const until = WaitCondition.WAIT_CONDITION_RETURNED;
     await prefill.wait(handedOver.transfer!.transferId, { until, timeoutMs: 5_000, signal });
   } catch (error) {
-    // Whatever went wrong: no side keeps blocks or a transfer for a request that is given up.
+    // Whatever went wrong, no side keeps blocks or a transfer for a request that is given up.
     for (const side of await cleanUp(sides, { message: "the demo failed" })) {
       console.log(`cleaned   ${side.error ? explain(side.error) : `outcome ${side.outcome}`}`);
     }
@@ -86,8 +86,8 @@ async function run(prefill: Client, decode: Client, blockCount: number, signal: 
 }
 
 /**
- * Finds out whether the two can exchange blocks and lets them connect, so that the first transfer does not pay for it.
- * Returns the tokens of a block.
+ * Checks that the two can exchange blocks and lets them connect, so that the first transfer need not wait for that.
+ * Returns the number of tokens in a block.
  */
 async function pair(prefill: Client, decode: Client): Promise<number> {
   const [source, destination] = await Promise.all([
@@ -112,7 +112,7 @@ async function follow(client: Client, pull: PullBlocksResponse, signal: AbortSig
   const filter = { transferIds: [transferId] };
   if (isOver(pull.transfer!) && mayReuseMemory(pull.transfer)) return pull.transfer!;
   for await (const change of client.watch({ filter, after: pull.header, signal })) {
-    // Changes are missing: one look at the transfer stands for all of them.
+    // Changes are missing. One look at the transfer replaces all of them.
     const transfer = change.transfer ?? (await client.transfers.getTransfer({ transferId })).transfer!;
     const { [transfer.state]: state } = TransferState;
     const { [transfer.memory]: memory } = MemoryDisposition;
@@ -147,7 +147,7 @@ async function whoPinsWhat(...clients: Client[]): Promise<void> {
   }
 }
 
-/** Gives blocks back. Those that something still pins come free at their last unpin. */
+/** Gives blocks back. Pinned blocks become free at their last unpin. */
 async function free(client: Client, blocks: Blocks): Promise<void> {
   const { header, freedBlocks } = await client.pool.freeBlocks({ blocks });
   console.log(`freed     ${countOf(freedBlocks)} blocks of ${header!.engineId}`);
@@ -166,7 +166,7 @@ function hex(bytes: number): string {
   return randomBytes(bytes).toString("hex");
 }
 
-/** Adds the reason, which is for programs, to the sentence, which is for readers. */
+/** Adds the reason, which is for programs, to the message, which is for readers. */
 function explain(error: unknown): string {
   if (error instanceof KvGrpcError) return `${error.message} [${error.codeName} ${error.reason}, next ${error.next}]`;
   return error instanceof Error ? error.message : String(error);

@@ -1,4 +1,4 @@
-// One call: its deadline, its metadata, its idempotency key, its typed error. All calls of the library go through here.
+// One call with its deadline, metadata, idempotency key and typed error. All calls of the library go through here.
 
 import { randomUUID } from "node:crypto";
 import { Metadata, type CallOptions as GrpcCallOptions, type Client as GrpcClient } from "@grpc/grpc-js";
@@ -19,33 +19,35 @@ export interface Method<Request, Response> {
 
 /** Options of one call. */
 export interface CallOptions {
-  /** Deadline, retries included. Replaces the default of the method. */
+  /** Deadline in milliseconds, retries included. It replaces the default of the method. */
   timeoutMs?: number;
-  /** Ends the call; it then throws the signal's reason. */
+  /** Ends the call; the call then throws the signal's reason. */
   signal?: AbortSignal;
-  /** Sent beside the client's own. */
+  /** Metadata of the call, in addition to the client's own. */
   metadata?: Record<string, string>;
-  /** W3C trace context of the request that the call is for. */
+  /** W3C trace context of the request that the call belongs to. */
   traceparent?: string;
-  /** Waits for a connection, up to the deadline, instead of failing with UNAVAILABLE while there is none. */
+  /**
+   * Waits for a connection, up to the deadline. Otherwise the call fails with UNAVAILABLE while there is no connection.
+   */
   waitForReady?: boolean;
 }
 
 /** Options of all calls of a client. */
 export interface CallDefaults {
-  /** Of the server, for errors. */
+  /** Address of the server, for errors. */
   address: string;
   timeoutMs: number;
   metadata: Record<string, string>;
-  /** Asked before every call that states no traceparent. */
+  /** Returns the trace context of a call that states none. */
   traceparent: () => string | undefined;
 }
 
-/** A server holds a waiting call for so long at most. */
+/** Longest time in milliseconds that a server holds a waiting call. */
 const LONGEST_WAIT_MS = 60_000;
 /**
- * PutTensor returns when its consumers have the tensor: without a timeout the server takes its own, of two minutes, and
- * with one no more than the longest life of a lease.
+ * Default wait of PutTensor in milliseconds. PutTensor returns when its consumers have the tensor. Without a timeout in
+ * the request the server waits two minutes. A stated timeout is limited to the longest life of a lease.
  */
 const PUT_TENSOR_MS = 120_000;
 const LONGEST_PUT_TENSOR_MS = 600_000;
@@ -55,7 +57,7 @@ interface Waiting {
   wait?: Duration | TransferWait;
 }
 
-/** What a method takes beside the time of any call, because it is meant to wait. */
+/** Milliseconds that a waiting method needs in addition to the time of any call. */
 const WAITS: Record<string, (request: Waiting) => number> = {
   "/kvgrpc.v1.HandoffService/PullBlocks": (request) => inCallMs(request.wait as TransferWait | undefined),
   "/kvgrpc.v1.HandoffService/ReserveBlocks": (request) => inCallMs(request.wait as TransferWait | undefined),
@@ -66,7 +68,7 @@ const WAITS: Record<string, (request: Waiting) => number> = {
   "/kvgrpc.v1.TensorService/PutTensor": (request) => waitMs(request.timeout, PUT_TENSOR_MS, LONGEST_PUT_TENSOR_MS),
 };
 
-/** Two servers get to know each other meanwhile, or transfers in flight come to their end. */
+/** Calls that wait for two servers to get to know each other, or for transfers in flight to end. */
 const LONG_CALLS = new Set([
   "/kvgrpc.v1.HandshakeService/ConnectPeer",
   "/kvgrpc.v1.AdminService/ReleaseQuarantine",
@@ -83,7 +85,7 @@ export class Caller {
     private readonly defaults: CallDefaults,
   ) {}
 
-  /** A unary call. */
+  /** Makes a unary call. */
   async unary<Request, Response>(
     method: Method<Request, Response>,
     request: Request,
@@ -112,7 +114,7 @@ export class Caller {
     });
   }
 
-  /** A stream. It has no deadline unless one is stated: a dead connection is noticed by keepalive. */
+  /** Opens a stream. It has no deadline unless one is stated; keepalive detects a dead connection. */
   stream<Request, Response>(
     method: Method<Request, Response>,
     request: Request | undefined,
@@ -139,8 +141,8 @@ export class Caller {
   }
 
   /**
-   * Runs what makes calls and pauses for longer than one call lasts. Its signal aborts with the caller's, and when the
-   * client is closed.
+   * Runs a function that makes calls and pauses for longer than one call lasts. The signal of the function aborts with
+   * the caller's signal, and when the client is closed.
    */
   async last<T>(signal: AbortSignal | undefined, run: (signal: AbortSignal) => Promise<T>): Promise<T> {
     this.check(signal);
@@ -156,7 +158,7 @@ export class Caller {
     }
   }
 
-  /** Ends all streams and waits; what reads them does not open others. */
+  /** Ends all streams and waits. The readers of the streams do not open others. */
   close(): void {
     this.closed = true;
     for (const ending of this.lasting) ending.abort(closedError());
@@ -206,7 +208,9 @@ function deadline(timeoutMs: number): GrpcCallOptions {
   return { deadline: new Date(Date.now() + timeoutMs) };
 }
 
-/** The key of a request that has one; once for a call, since gRPC's repetitions send the same bytes. */
+/**
+ * Returns the key of a request that has one. It is set once for a call, because gRPC's own retries send the same bytes.
+ */
 function setIdempotencyKey(request: Record<string, unknown>): string | undefined {
   if (request.idempotencyKey === "") request.idempotencyKey = randomUUID();
   return request.idempotencyKey as string | undefined;

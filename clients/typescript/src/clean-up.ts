@@ -1,4 +1,4 @@
-// What a failed request leaves behind, cleaned up at both sides.
+// Cleans up at both sides what a failed request leaves behind.
 
 import { status } from "@grpc/grpc-js";
 import { CancelOutcome, type CancelTransferResponse, type Transfer } from "../gen/kvgrpc/v1/transfer.js";
@@ -9,27 +9,27 @@ import { KvGrpcError } from "./errors.js";
 /** One engine of a request, and what the request had there. */
 export interface Side {
   client: Client;
-  /** All transfers of the request, those still to come included. Or: */
+  /** Ends all transfers of the request, later ones included. It is an alternative to `transferId`. */
   transferKey?: Uint8Array;
-  /** one of them. */
+  /** Ends one transfer. */
   transferId?: string;
-  /** Freed as well; pinned blocks follow at their last unpin. */
+  /** Allocations to free as well. Pinned blocks become free at their last unpin. */
   freeAllocationIds?: string[];
 }
 
 export interface CleanUpOptions extends CallOptions {
-  /** For logs and the transfer's failure message. */
+  /** Text for logs and for the transfer's failure message. */
   message?: string;
 }
 
-/** What one side said, in the order of the sides: its outcome, or the error that it failed with. */
+/** Result of one side, in the order of the sides: its outcome, or its error. */
 export type CleanedSide =
   | { outcome: CancelOutcome; transfers: Transfer[]; error?: undefined }
   | { outcome?: undefined; transfers: Transfer[]; error: KvGrpcError };
 
 /**
- * Cancels and frees at all sides at once. A side that fails does not keep another from being told, nor does one whose
- * client is closed. It throws only where `signal` aborts, once all sides have been told or given up.
+ * Cancels and frees at all sides in parallel. Neither a side that fails nor one whose client is closed stops the
+ * others. It throws only where `signal` aborts, once every side has been told or given up.
  */
 export async function cleanUp(sides: readonly Side[], options: CleanUpOptions = {}): Promise<CleanedSide[]> {
   const told = await Promise.allSettled(sides.map((side) => cleanUpSide(side, options)));
@@ -52,7 +52,7 @@ async function cleanUpSide(side: Side, { message, ...call }: CleanUpOptions): Pr
   return { outcome: reply.outcome, transfers: reply.transfers };
 }
 
-/** Also where no call could be made: a client that is closed throws an error of its own. */
+/** Returns a typed error, even where no call could be made: a closed client throws an error of its own. */
 function asTyped(error: unknown): KvGrpcError {
   if (error instanceof KvGrpcError) return error;
   const text = error instanceof Error ? error.message : String(error);

@@ -18,26 +18,28 @@ import { watchEngine, type EngineNews, type WatchEngineOptions } from "./watch-e
 const TIMEOUT_MS = 10_000;
 
 export interface ConnectOptions {
-  /** Without them the connection is not encrypted. */
+  /** Credentials of the channel. Without them the connection is not encrypted. */
   credentials?: ChannelCredentials;
-  /** Deadline of a unary call that states none; 10 s. Calls that wait have it on top of their wait. */
+  /**
+   * Deadline in milliseconds of a unary call that states none; 10,000 by default. The wait of a waiting call is added.
+   */
   timeoutMs?: number;
-  /** Sent with every call, for example `{ authorization: "Bearer ..." }`. */
+  /** Metadata of every call, for example `{ authorization: "Bearer ..." }`. */
   metadata?: Record<string, string>;
-  /** W3C trace context of every call that states none, or a function that tells the current one. */
+  /** W3C trace context of every call that states none, or a function that returns the current one. */
   traceparent?: string | (() => string | undefined);
-  /** gRPC's, over those of this library. */
+  /** Channel options of gRPC, which override those of this library. */
   channelOptions?: ChannelOptions;
 }
 
-/** A client of the server at `address` (`host:port`). Nothing is sent before the first call. */
+/** Returns a client of the server at `address` (`host:port`). It sends nothing before the first call. */
 export function connect(address: string, options: ConnectOptions = {}): Client {
   return new Client(address, options);
 }
 
-/** One server. Any number of calls may run at once. */
+/** The client of one server. Any number of calls may run at once. */
 export class Client implements Services {
-  /** For what has no method here. */
+  /** The gRPC client, for services and methods that have no method here. */
   readonly grpc: GrpcClient;
   readonly admin: Services["admin"];
   readonly handoff: Services["handoff"];
@@ -79,25 +81,25 @@ export class Client implements Services {
   }
 
   /**
-   * Makes a pull whose destination is stated, and waits for its end: the transfer once the KV is in its blocks. What ended
-   * in another way throws as checkTransfer does, and the end of the time with DEADLINE_EXCEEDED: the transfer goes on then,
-   * and cancelTransfer ends it. State `wait.until` to wait for the return of the memory, too.
+   * Makes a pull whose destination is stated, and waits for its end. It returns the transfer once the KV is in its
+   * blocks. Any other end throws as checkTransfer does. When the time is over, it throws DEADLINE_EXCEEDED: then the
+   * transfer continues, and cancelTransfer ends it. State `wait.until` to wait for the return of the memory as well.
    */
   pull(request: Partially<PullBlocksRequest>, options?: EndOptions): Promise<Transfer> {
     return pull(this, request, options);
   }
 
-  /** As pull, for a push: reserves blocks for what the request's source is to send. */
+  /** Reserves blocks for what the request's source will push, and waits for it as pull does. */
   receive(request: Partially<ReserveBlocksRequest>, options?: EndOptions): Promise<Transfer> {
     return receive(this, request, options);
   }
 
-  /** Tells every change of transfers; resumes by itself. */
+  /** Yields every change of transfers, and resumes by itself. */
   watch(options?: WatchOptions): AsyncGenerator<WatchTransfersResponse, void, void> {
     return watch(this.caller, options);
   }
 
-  /** Tells how the engine is, and that it cannot be reached; connects again by itself. */
+  /** Yields the status of the engine, or that it cannot be reached, and reconnects by itself. */
   watchEngine(options?: WatchEngineOptions): AsyncGenerator<EngineNews, void, void> {
     return watchEngine(this.caller, options);
   }
@@ -109,7 +111,7 @@ export class Client implements Services {
     return keeper;
   }
 
-  /** A stream as it is, without resuming: `client.stream(SchedulerServiceService.schedule)`. */
+  /** Opens a stream that does not resume: `client.stream(SchedulerServiceService.schedule)`. */
   stream<Request, Response>(
     method: Method<Request, Response>,
     request?: Request,
@@ -118,7 +120,7 @@ export class Client implements Services {
     return this.caller.stream(method, request, options);
   }
 
-  /** Ends renewals, watches, waits and the connection. Transfers and leases live on at the server. */
+  /** Ends renewals, watches, waits and the connection. Transfers and leases continue at the server. */
   close(): void {
     for (const keeper of this.keepers) keeper.close();
     this.caller.close();

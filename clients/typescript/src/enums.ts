@@ -1,6 +1,5 @@
-// What the values of the schema's enums allow. A server may be newer than this library, so values that it does not know
-// read as the safe case: an unknown state is not an end, unknown memory is in quarantine, an unknown reason is not
-// retried.
+// The meaning of the schema's enum values. A server may be newer than this library, so an unknown value reads as the
+// safe case: an unknown state is not an end, unknown memory is in quarantine, and an unknown reason is not retried.
 
 import { FailureReason, NextStep, type Failure } from "../gen/kvgrpc/v1/common.js";
 import { Admission } from "../gen/kvgrpc/v1/handshake.js";
@@ -31,17 +30,17 @@ const LEASE_ENDS = new Set([
   LeaseState.LEASE_STATE_RECLAIMED,
 ]);
 
-/** Whether a transfer has ended, one way or another. Says nothing about its memory. */
+/** Returns whether a transfer has ended, whatever the outcome. It says nothing about the memory of the transfer. */
 export function isOver(transfer: Pick<Transfer, "state">): boolean {
   return TRANSFER_ENDS.has(transfer.state);
 }
 
-/** Whether a transfer has ended well: at the destination the KV is in the blocks. */
+/** Returns whether a transfer has succeeded: at the destination the KV is in the blocks. */
 export function hasSucceeded(transfer: Pick<Transfer, "state">): boolean {
   return transfer.state === TransferState.TRANSFER_STATE_SUCCEEDED;
 }
 
-/** What is known of a transfer's blocks; QUARANTINED where that is unknown. */
+/** Returns the disposition of a transfer's blocks; QUARANTINED where it is unknown. */
 export function memoryOf(transfer: Pick<Transfer, "memory"> | undefined): MemoryDisposition {
   switch (transfer?.memory) {
     case MemoryDisposition.MEMORY_DISPOSITION_HELD:
@@ -52,13 +51,15 @@ export function memoryOf(transfer: Pick<Transfer, "memory"> | undefined): Memory
   }
 }
 
-/** Whether the engine's blocks of a transfer may be reused: it is over, and they are returned. */
+/** Returns whether the engine's blocks of a transfer may be reused: the transfer is over and they are returned. */
 export function mayReuseMemory(transfer: Pick<Transfer, "memory" | "state"> | undefined): boolean {
   if (!transfer || !isOver(transfer)) return false;
   return memoryOf(transfer) === MemoryDisposition.MEMORY_DISPOSITION_RETURNED;
 }
 
-/** Whether bytes may still be in flight after a cancel. Its transfers say which blocks are returned. */
+/**
+ * Returns whether bytes may still be in flight after a cancel. The cancelled transfers state which blocks are returned.
+ */
 export function mayBeInFlight(cancelled: Pick<CancelTransferResponse, "outcome">): boolean {
   switch (cancelled.outcome) {
     case CancelOutcome.CANCEL_OUTCOME_CANCELLED_BEFORE_ACCESS:
@@ -70,17 +71,17 @@ export function mayBeInFlight(cancelled: Pick<CancelTransferResponse, "outcome">
   }
 }
 
-/** Whether a lease has ended. */
+/** Returns whether a lease has ended. */
 export function isLeaseOver(lease: { state: LeaseState }): boolean {
   return LEASE_ENDS.has(lease.state);
 }
 
-/** Whether an engine takes new work. */
+/** Returns whether an engine takes new work. */
 export function takesWork(engine: { admission: Admission } | undefined): boolean {
   return engine?.admission === Admission.ADMISSION_OPEN;
 }
 
-/** Whether the same may be tried again, here or with another engine; `next` says which. */
+/** Returns whether the same may be tried again, here or with another engine; `next` says which. */
 export function mayRetry(failure: Pick<Failure, "next" | "reason"> | KvGrpcError | undefined): boolean {
   if (!failure || !isKnown(failure.reason)) return false;
   switch (failure.next) {
@@ -99,12 +100,14 @@ function isKnown(reason: FailureReason | Reason): boolean {
   return name !== undefined && name !== "UNSPECIFIED" && `${REASON_PREFIX}${name}` in FailureReason;
 }
 
-/** Name of a reason as in errors; one that is unknown reads as INTERNAL. */
+/** Returns the name of a reason as errors have it; an unknown reason reads as INTERNAL. */
 export function reasonName(reason: FailureReason): string {
   return nameOf(FailureReason, REASON_PREFIX, reason) ?? "INTERNAL";
 }
 
-/** Name of an enum's value without the enum's prefix; undefined for a value that this library does not know. */
+/**
+ * Returns the name of an enum's value without the enum's prefix; undefined for a value that this library does not know.
+ */
 export function nameOf(values: Record<number, string>, prefix: string, value: number): string | undefined {
   const name = values[value];
   return name?.startsWith(prefix) ? name.slice(prefix.length) : undefined;

@@ -1,4 +1,4 @@
-// The one error of all calls, and how it is made from a gRPC status.
+// The error of all calls, and how it is made from a gRPC status.
 
 import { BinaryReader } from "@bufbuild/protobuf/wire";
 import { status, type Metadata, type ServiceError } from "@grpc/grpc-js";
@@ -8,13 +8,13 @@ import { milliseconds } from "./durations.js";
 
 type WithoutPrefix<Name, Prefix extends string> = Name extends `${Prefix}${infer Rest}` ? Rest : never;
 
-/** Name of a FailureReason. A server may be newer than this library: other names are possible. */
+/** Name of a FailureReason. A server may be newer than this library, so other names are possible. */
 export type Reason = WithoutPrefix<keyof typeof FailureReason, "FAILURE_REASON_"> | (string & {});
 
-/** Name of a NextStep: what would help. */
+/** Name of a NextStep: the recommended next step. */
 export type Next = WithoutPrefix<keyof typeof NextStep, "NEXT_STEP_"> | (string & {});
 
-/** One wrong field of a request. */
+/** A wrong field of a request. */
 export interface Violation {
   field: string;
   description: string;
@@ -23,22 +23,22 @@ export interface Violation {
 const DOMAIN = "kvgrpc.dev";
 const DETAILS_KEY = "grpc-status-details-bin";
 
-/** Which call it was. */
+/** The call that an error belongs to. */
 export interface Called {
-  /** What was called: `PoolService/AllocateBlocks`. */
+  /** The called method: `PoolService/AllocateBlocks`. */
   method: string;
-  /** The server that it was called at. */
+  /** The server that was called. */
   address: string;
-  /** Of the request; the same request with this key repeats the call, instead of making a second one. */
+  /** Key of the request. The same request with this key retries the call and makes no second one. */
   idempotencyKey?: string | undefined;
 }
 
-/** What a server states beside code and message, and which call it was. */
+/** The details that a server states in addition to code and message, and the call. */
 interface Details extends Called {
   reason: Reason;
   next: Next;
   engineId: string;
-  /** The life of the engine that refused; 0 where it is not stated. */
+  /** Incarnation of the engine that refused; 0 where it is not stated. */
   incarnation: number;
   violations: Violation[];
   retryDelayMs: number | undefined;
@@ -60,9 +60,9 @@ const NO_DETAILS: Details = {
 };
 
 /**
- * A call that failed. Programs look at `reason` and `next`; the message is for people.
+ * The error of a failed call. Programs use `reason` and `next`; the message is for people.
  *
- * A status without details was not made by a kvgrpc server but by gRPC or a proxy: its reason is "UNSPECIFIED".
+ * A status without details was made by gRPC or a proxy, not by a kvgrpc server. Its reason is "UNSPECIFIED".
  */
 export class KvGrpcError extends Error implements Details {
   override readonly name = "KvGrpcError";
@@ -103,7 +103,7 @@ export class KvGrpcError extends Error implements Details {
   }
 }
 
-/** The typed error of a failed call. */
+/** Returns the typed error of a failed call. */
 export function fromStatus(
   failed: Pick<ServiceError, "code" | "details" | "metadata">,
   { method = "", address = "", idempotencyKey = "" }: Partial<Called> = {},
@@ -113,7 +113,7 @@ export function fromStatus(
   return new KvGrpcError(failed.code, saidOnce(message, details), details, { cause: failed });
 }
 
-/** The sentence without its reason, which a server writes into it for tools that show no more. */
+/** Returns the message without its reason. A server writes the reason into it for tools that show nothing else. */
 function saidOnce(message: string, { reason }: Partial<Details>): string {
   return reason && message.startsWith(`${reason}: `) ? message.slice(reason.length + 2) : message;
 }
@@ -144,7 +144,7 @@ function errorInfo(encoded: Uint8Array): Partial<Details> {
   const reason = text(info[1]);
   return {
     reason,
-    // What would help against a reason that this library does not know is not to be done, whatever it is.
+    // The next step for a reason that this library does not know must not be taken, whatever it is.
     next: `FAILURE_REASON_${reason}` in FailureReason ? (metadata.next ?? NO_DETAILS.next) : NO_DETAILS.next,
     engineId: metadata.engine_id ?? "",
     incarnation: Number(metadata.incarnation ?? 0) || 0,
@@ -165,8 +165,8 @@ function retryDelayMs(encoded: Uint8Array): number | undefined {
 }
 
 /**
- * Texts and messages of an encoded message by field number. The google.rpc messages are few and frozen, so they are
- * read by their numbers. What cannot be read is left out: an error must not hide behind another one.
+ * Returns the texts and messages of an encoded message by field number. The google.rpc messages are few and frozen, so
+ * they are read by number. Whatever cannot be read is left out, because an error must not hide behind another one.
  */
 function fields(encoded: Uint8Array): Record<number, Uint8Array[]> {
   const found: Record<number, Uint8Array[]> = {};
@@ -178,7 +178,7 @@ function fields(encoded: Uint8Array): Record<number, Uint8Array[]> {
       else reader.skip(wireType);
     }
   } catch {
-    // Cut off or malformed: what was read so far stands.
+    // The message is cut off or malformed. The fields before that are kept.
   }
   return found;
 }

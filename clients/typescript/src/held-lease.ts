@@ -9,29 +9,29 @@ import type { KvGrpcError, Reason } from "./errors.js";
 /** A lease by its id, by a grant that stands on it, or as a reply gave it. */
 export type AnyLease = string | Grant | Lease | LeaseRef;
 
-/** How a lease ended. */
+/** The end of a lease. */
 export interface LeaseEnd {
   /**
-   * DONE: its consumers have their KV. UNSPECIFIED: the server does not know it. LIVE: it is not kept any more, because it
-   * was dropped or its keeper or client was closed; what is left of it goes on.
+   * DONE: the consumers have their KV. UNSPECIFIED: the server does not know the lease. LIVE: the lease is not kept any
+   * more, because it was dropped or because its keeper or client was closed; its remaining time continues.
    */
   state: LeaseState;
-  /** Why it could not be renewed. */
+  /** The reason that the lease could not be renewed. */
   reason: Reason;
-  /** Where renewing itself was refused: the error of the call. */
+  /** Error of the call, where renewing itself was refused. */
   error?: KvGrpcError;
 }
 
-/** Between two renewals of a lease, also when its cap leaves it little time. */
+/** Shortest time between two renewals of a lease in milliseconds, even when its cap leaves it little time. */
 const SHORTEST_MS = 100;
-/** Until the next attempt for a lease that lives and could not be renewed. */
+/** Time in milliseconds to the next attempt for a lease that lives and could not be renewed. */
 const AGAIN_MS = 1_000;
 
 export class HeldLease {
   readonly ref: LeaseRef;
-  /** Resolves when the lease is over, or not kept any more. */
+  /** Resolves when the lease is over or not kept any more. */
   readonly over: Promise<LeaseEnd>;
-  /** When to renew it next, by this process's monotonic clock. */
+  /** Time of the next renewal, by this process's monotonic clock. */
   dueAt = 0;
   private end: LeaseEnd | undefined;
   private leftUntil = 0;
@@ -44,7 +44,7 @@ export class HeldLease {
     this.over = new Promise((resolve) => (this.resolve = resolve));
   }
 
-  /** As it was told last; LIVE before the first answer. */
+  /** State in the last answer; LIVE before the first answer. */
   get state(): LeaseState {
     return this.end?.state ?? this.lastState;
   }
@@ -53,14 +53,16 @@ export class HeldLease {
     return this.end !== undefined && this.end.state !== LeaseState.LEASE_STATE_LIVE;
   }
 
-  /** What is left for sure, counted from when the renewal was sent: never more than the server grants. */
+  /**
+   * Time that is certainly left. It counts from when the renewal was sent, so it never exceeds what the server grants.
+   */
   get remainingMs(): number {
     return this.isOver ? 0 : Math.max(this.leftUntil - performance.now(), 0);
   }
 
-  /** What the server said to a renewal sent at `sentAt`. */
+  /** Takes the server's answer to a renewal that was sent at `sentAt`. */
   answered(row: RenewedLease, sentAt: number): void {
-    if (this.end) return; // dropped while it was renewed
+    if (this.end) return; // dropped while its renewal was under way
     const { reason } = row;
     const remainingMs = milliseconds(row.remaining);
     const refused = reason !== FailureReason.FAILURE_REASON_UNSPECIFIED;
@@ -76,7 +78,7 @@ export class HeldLease {
     }
   }
 
-  /** Only the first end counts. */
+  /** Ends the lease. Only the first end counts. */
   finish(end: LeaseEnd): void {
     clearTimeout(this.expiry);
     if (this.end) return;
@@ -84,12 +86,15 @@ export class HeldLease {
     this.resolve(end);
   }
 
-  /** It is not renewed any more: what is left goes on, and nothing more is told. */
+  /** Stops renewing. The remaining time of the lease continues, and nothing more is reported. */
   forget(): void {
     this.finish({ state: LeaseState.LEASE_STATE_LIVE, reason: "UNSPECIFIED" });
   }
 
-  /** A lease that could not be renewed in time is over for its holder, whatever the server may know. */
+  /**
+   * Ends the lease after this time. A lease that was not renewed in time is over for its holder, whatever the server
+   * knows.
+   */
   private expireIn(ms: number): void {
     clearTimeout(this.expiry);
     const expired: LeaseEnd = { state: LeaseState.LEASE_STATE_EXPIRED, reason: "LEASE_EXPIRED" };

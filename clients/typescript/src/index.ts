@@ -1,6 +1,6 @@
 // kvgrpc: a client that moves KV-cache blocks between LLM engines.
 //
-// The messages, enums and service definitions are generated from the schema, whose comments are the contract.
+// The messages, enums and service definitions are generated from the schema. Its comments are the contract.
 
 export * from "../gen/google/protobuf/duration.js";
 export * from "../gen/kvgrpc/v1/admin.js";

@@ -1,12 +1,12 @@
-// The JSON form of an Intent, which routers put into an engine's request under `kvgrpc_intent`.
+// The JSON form of an Intent. Routers put it into an engine's request under `kvgrpc_intent`.
 //
-// The generated toJSON is not Protobuf's JSON mapping where a message holds a Duration: the mapping writes "2.5s".
+// Where a message holds a Duration, the generated toJSON differs from Protobuf's JSON mapping, which writes "2.5s".
 
 import { Intent } from "../gen/kvgrpc/v1/common.js";
 import { durationFromJson, durationToJson } from "./durations.js";
 import type { Partially } from "./services.js";
 
-/** Its Durations, by their names in JSON, which readers take in the schema's spelling, too. */
+/** Names of its Durations in JSON. Readers also take the spelling of the schema. */
 const DURATIONS = [
   ["ttl", "ttl"],
   ["firmTtl", "firm_ttl"],

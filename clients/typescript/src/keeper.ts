@@ -1,11 +1,11 @@
 // Keeps leases alive over one KeepAlive stream.
 //
 // Rules:
-// * Each lease is renewed when a third of what was left has passed, so that two renewals may fail. Leases that are due
-//   about the same time go in one message.
-// * A stream that breaks is opened again, with growing pauses. Nothing else is tried.
-// * A lease that is over is renewed no more, and its holder is told its state and the reason.
-// * The holder of a lease that is not kept any more is told so: nobody waits for an end that nobody looks for.
+// * Each lease is renewed when a third of its remaining time has passed, so that two renewals may fail. Leases that are
+//   due at about the same time go in one message.
+// * A stream that breaks is opened again, after growing pauses. Nothing else is retried.
+// * A lease that is over is renewed no more. Its holder gets its state and the reason.
+// * The holder of a lease that is not kept any more is told, so that nobody waits for an end that nobody watches for.
 
 import { status } from "@grpc/grpc-js";
 import {
@@ -24,15 +24,17 @@ import { endedStream, passing } from "./retryable.js";
 import type { Stream } from "./stream.js";
 
 export interface KeepAliveOptions extends Omit<CallOptions, "timeoutMs" | "signal"> {
-  /** Asked for with each renewal; unless stated, the duration that each lease was granted with. */
+  /** TTL of each renewal in milliseconds. By default it is the TTL that each lease was granted with. */
   ttlMs?: number;
 }
 
-/** Renewals that are due this soon go along with one that is due now. */
+/** Renewals that are due within so many milliseconds are sent with one that is due now. */
 const TOGETHER_MS = 250;
-/** Leases in one message. A server takes 10,000, but no more than 4 MB, and a grant has up to 700 bytes. */
+/**
+ * Largest number of leases in one message. A server takes 10,000, but at most 4 MB, and a grant has up to 700 bytes.
+ */
 const BATCH = 5_000;
-/** The longest that one answer may take. */
+/** Longest wait for one answer, in milliseconds. */
 const ANSWER_MS = 10_000;
 
 export class Keeper {
@@ -52,7 +54,7 @@ export class Keeper {
     for (const lease of leases) this.add(lease);
   }
 
-  /** The leases that are kept, in the order in which they came; without those that are over. */
+  /** The leases that are kept, in the order of their additions. Leases that are over are left out. */
   get leases(): HeldLease[] {
     return [...this.held];
   }
@@ -67,14 +69,14 @@ export class Keeper {
     return held;
   }
 
-  /** Renews this lease no more. It ends by itself, unless it is released. */
+  /** Stops renewing this lease. It ends by itself, unless it is released. */
   drop(lease: HeldLease): void {
     lease.forget();
     this.held.delete(lease);
     this.wake();
   }
 
-  /** Renews nothing any more. No lease is released. */
+  /** Stops all renewals. It releases no lease. */
   close(): void {
     this.closing.abort();
     for (const lease of this.held) this.drop(lease);
@@ -85,7 +87,7 @@ export class Keeper {
   private start(): void {
     if (this.running) return this.wake();
     this.running = true;
-    // A moment later, so that leases that are added together are renewed together.
+    // The start is deferred, so that leases that are added together are renewed together.
     queueMicrotask(() => void this.run());
   }
 
@@ -93,7 +95,7 @@ export class Keeper {
     try {
       while (this.held.size > 0 && !this.closing.signal.aborted) await this.step();
     } catch (error) {
-      // Renewing was refused: no holder shall rely on a lease that is not renewed.
+      // Renewing was refused. No holder may rely on a lease that is not renewed.
       if (!this.closing.signal.aborted) this.fail(error);
     } finally {
       this.running = false;
@@ -118,10 +120,10 @@ export class Keeper {
     }
   }
 
-  /** One row a lease, in order. */
+  /** Returns one row for each lease, in order. */
   private async renew(batch: HeldLease[]): Promise<RenewedLease[]> {
     const { ttlMs, ...call } = this.options;
-    // It waits for the connection: a lease has no time for two pauses, ours and the channel's.
+    // The call waits for the connection, because a lease has no time for both pauses, the keeper's and the channel's.
     const waiting = { ...call, waitForReady: true };
     const stream = (this.stream ??= this.caller.stream(LeaseServiceService.keepAlive, undefined, waiting));
     const ttl = ttlMs === undefined ? undefined : duration(ttlMs);
@@ -165,7 +167,7 @@ export class Keeper {
   }
 }
 
-/** Half of what the first of them has left, so that there is time for another stream. */
+/** Returns half of what the first lease of the batch has left, so that there is time for another stream. */
 function answerMs(batch: HeldLease[]): number {
   const left = batch.map((lease) => lease.remainingMs).filter((ms) => ms > 0);
   return Math.min(Math.max(Math.min(...left) / 2, 100), ANSWER_MS);

@@ -1,5 +1,5 @@
-// Pulls and pushes whose end is waited for, and one call that moves the KV of a prompt. A transfer that ends without
-// its KV is an error here; to a server it is none of a call.
+// Pulls and pushes that wait for their end, and one call that moves the KV of a prompt. A transfer that ends without
+// its KV is an error here. At the server it is not an error of a call.
 
 import { randomBytes } from "node:crypto";
 import { status } from "@grpc/grpc-js";
@@ -14,34 +14,38 @@ import { hasSucceeded, isOver, nameOf, reasonName } from "./enums.js";
 import { KvGrpcError } from "./errors.js";
 import type { Partially } from "./services.js";
 
-/** Of one call; half of what a server allows, so that proxies with a limit of a minute let it pass. */
+/**
+ * Wait of one call in milliseconds: half of what a server allows, so that proxies with a limit of one minute let it
+ * pass.
+ */
 const ONE_WAIT_MS = 30_000;
-/** More than a server's defaults for queue, transfer and settle together. */
+/** Default time of a move in milliseconds. It exceeds the sum of a server's defaults for queue, transfer and settle. */
 const DEFAULT_MS = 90_000;
 
 export interface EndOptions extends Omit<CallOptions, "timeoutMs"> {
-  /** Up to the end of the transfer; 90 s unless stated. */
+  /** Time in milliseconds up to the end of the transfer; 90,000 by default. */
   timeoutMs?: number;
 }
 
 export interface MoveOptions extends EndOptions {
-  /** A label at both engines. */
+  /** Label of the transfer at both engines. */
   requestId?: string;
-  /** Where the KV goes. Unset: as many blocks are allocated at the destination, group by group, as the source has. */
+  /** Destination blocks. Unset: as many blocks are allocated at the destination as the source has, group by group. */
   into?: Blocks;
 }
 
-/** Where the KV is now. */
+/** The result of a move. */
 export interface Moved {
   /** The RECEIVE at the destination. */
   transfer: Transfer;
-  /** The destination's blocks; those that were allocated for it are freed by their allocation id. */
+  /** The destination's blocks. Blocks that the move allocated are freed by their allocation id. */
   blocks: Blocks;
 }
 
 /**
- * The transfer, which has succeeded or is not over. One that has ended without its KV throws a KvGrpcError: its code is
- * ABORTED, its reason and step are those of the failure, and its metadata has `transfer_id` and `phase`.
+ * Returns the transfer, which has succeeded or is not over. A transfer that has ended without its KV throws a
+ * KvGrpcError. The code of the error is ABORTED, its reason and next step are those of the failure, and its metadata
+ * has `transfer_id` and `phase`.
  */
 export function checkTransfer(transfer: Transfer): Transfer {
   if (!isOver(transfer) || hasSucceeded(transfer)) return transfer;
@@ -60,7 +64,7 @@ export function pull(client: Client, request: Partially<PullBlocksRequest>, opti
   return ended(client, request.wait, options, (wait, call) => client.handoff.pullBlocks({ ...request, wait }, call));
 }
 
-/** As pull, for a push: reserves blocks for what the request's source is to send. */
+/** Reserves blocks for what the request's source will push, and waits for it as pull does. */
 export function receive(
   client: Client,
   request: Partially<ReserveBlocksRequest>,
@@ -70,9 +74,9 @@ export function receive(
 }
 
 /**
- * Copies the KV of a prompt from blocks of one engine to another one, and waits until it is there: blocks are allocated
- * at the destination, those of the source are handed over to be read, and the destination pulls. Both servers manage
- * their pools; the source's blocks stay the caller's.
+ * Copies the KV of a prompt from blocks of one engine to another engine, and waits until the KV is there. It allocates
+ * blocks at the destination, hands the source's blocks over for reading, and lets the destination pull. Both servers
+ * must manage their pools. The caller keeps the source's blocks.
  *
  * A move that fails leaves nothing behind: it is cancelled at both sides, and what it allocated is freed.
  */
@@ -130,7 +134,7 @@ async function ended(
   return checkTransfer(transfer!);
 }
 
-/** What a transfer that is not over waits for, or its phase. */
+/** Returns what a transfer that is not over waits for, or its phase. */
 function waitsFor(transfer: Transfer): string {
   const waiting = nameOf(WaitingFor, "WAITING_FOR_", transfer.waitingFor);
   if (waiting && waiting !== "UNSPECIFIED") return waiting.toLowerCase();

@@ -1,18 +1,21 @@
-// Which ends of a stream or a wait are worth another attempt.
+// The ends of a stream or a wait that are worth another attempt.
 
 import { status } from "@grpc/grpc-js";
 import { KvGrpcError } from "./errors.js";
 
-/** The server is away, or too busy for the moment. */
+/** Codes of a server that is away or too busy for the moment. */
 const PASSING = new Set([status.UNAVAILABLE, status.RESOURCE_EXHAUSTED, status.DEADLINE_EXCEEDED]);
 
-/** Also how transports and proxies tell of a broken connection. From a kvgrpc server, with details, they are final. */
+/**
+ * Codes with which transports and proxies report a broken connection. From a kvgrpc server, with details, they are
+ * final.
+ */
 const BROKEN = new Set([status.CANCELLED, status.UNKNOWN, status.INTERNAL, status.ABORTED]);
 
-/** What gRPC itself says of a message that is longer than its reader takes: the same message comes again. */
+/** Part of gRPC's error text for a message over the reader's size limit. The same message would come again. */
 const TOO_LARGE = "larger than max";
 
-/** The error if another attempt may succeed; else it is thrown. */
+/** Returns the error if another attempt may succeed, and throws it otherwise. */
 export function passing(error: unknown): KvGrpcError {
   if (error instanceof KvGrpcError && !(error.reason === "UNSPECIFIED" && error.message.includes(TOO_LARGE))) {
     if (PASSING.has(error.code)) return error;
@@ -21,7 +24,7 @@ export function passing(error: unknown): KvGrpcError {
   throw error;
 }
 
-/** What a stream that a server ended without an error counts as. */
+/** Returns the error of a stream that a server ended without an error. */
 export function endedStream(what: string): KvGrpcError {
   return new KvGrpcError(status.UNAVAILABLE, `the server ended ${what}`);
 }

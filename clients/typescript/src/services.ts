@@ -12,7 +12,7 @@ import type { CallOptions, Caller, Method } from "./caller.js";
 
 type Builtin = Uint8Array | string | number | boolean | undefined;
 
-/** A message of which only some fields are stated; the others are unset. */
+/** A message with only some fields stated; the others are unset. */
 export type Partially<T> = T extends Builtin
   ? T
   : T extends (infer Item)[]
@@ -35,7 +35,7 @@ interface MessageType {
   fromPartial(fields: object): unknown;
 }
 
-/** The request type of a method: each service's file has it under the method's name. */
+/** Returns the request type of a method. The file of each service has it under the method's name. */
 export function requestType(file: object, path: string): MessageType {
   const name = `${path.slice(path.lastIndexOf("/") + 1)}Request`;
   const type = (file as Record<string, MessageType | undefined>)[name];

@@ -1,4 +1,4 @@
-// A stream of messages from the server, and to it where the method takes one.
+// A stream of messages from the server, and to the server where the method takes them.
 
 import {
   Metadata,
@@ -12,15 +12,15 @@ import { fromStatus, type Called, type KvGrpcError } from "./errors.js";
 type Call<Request, Response> = ClientReadableStream<Response> | ClientDuplexStream<Request, Response>;
 
 /**
- * Read it with `for await`, or message by message with `next`. Leaving the loop cancels the call.
+ * A stream that is read with `for await`, or message by message with `next`. Leaving the loop cancels the call.
  *
- * What was read ahead is given before the status is told, also of a call that failed. gRPC for Node reads some 16
- * messages ahead and drops what came after them when a call fails.
+ * Messages that were read ahead are returned before the status, even when the call failed. gRPC for Node reads about 16
+ * messages ahead and drops the later ones when a call fails.
  */
 export class Stream<Request, Response> implements AsyncIterable<Response> {
-  /** The server's initial metadata; rejects when the call fails before it is there. */
+  /** The server's initial metadata; rejects when the call fails before the metadata is there. */
   readonly initialMetadata: Promise<Metadata>;
-  /** Resolves when the call is over, well or not. */
+  /** Resolves when the call is over, with success or not. */
   readonly ended: Promise<void>;
   private status: StatusObject | undefined;
   private aborted: AbortSignal | undefined;
@@ -43,7 +43,7 @@ export class Stream<Request, Response> implements AsyncIterable<Response> {
         resolve();
       });
     });
-    // The status says the same; without a listener it would end the process.
+    // The status reports the same error. Without a listener the error would end the process.
     call.on("error", () => {});
     this.initialMetadata = new Promise((resolve, reject) => {
       call.once("metadata", resolve);
@@ -53,10 +53,10 @@ export class Stream<Request, Response> implements AsyncIterable<Response> {
         else resolve(new Metadata());
       });
     });
-    this.initialMetadata.catch(() => {}); // also where nobody asks for it
+    this.initialMetadata.catch(() => {}); // keeps the rejection from being unhandled where nobody asks
   }
 
-  /** The next message; undefined after a status of OK. Throws KvGrpcError after another one. */
+  /** Returns the next message; undefined after a status of OK. Throws KvGrpcError after another status. */
   async next(): Promise<Response | undefined> {
     for (;;) {
       const message = this.call.read() as Response | null;
@@ -69,13 +69,13 @@ export class Stream<Request, Response> implements AsyncIterable<Response> {
     return undefined;
   }
 
-  /** Sends a message; resolves when it may be followed by another, or when the call has ended. */
+  /** Sends a message; resolves when another one may follow, or when the call has ended. */
   async send(request: Request): Promise<void> {
     const call = this.call as ClientDuplexStream<Request, Response>;
     await Promise.race([this.ended, new Promise<void>((resolve) => call.write(request, () => resolve()))]);
   }
 
-  /** No message of the client follows. */
+  /** Ends the client's messages. */
   finish(): void {
     (this.call as ClientDuplexStream<Request, Response>).end();
   }

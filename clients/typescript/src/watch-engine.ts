@@ -1,4 +1,4 @@
-// Watching an engine: how it is, and that it cannot be reached, for as long as the reader reads.
+// Watches an engine: its status, and whether it can be reached, for as long as the reader reads.
 
 import { status } from "@grpc/grpc-js";
 import { HandshakeServiceService, WatchEngineRequest, type WatchEngineResponse } from "../gen/kvgrpc/v1/handshake.js";
@@ -9,10 +9,13 @@ import { Pauses } from "./pauses.js";
 import { endedStream } from "./retryable.js";
 import type { Stream } from "./stream.js";
 
-/** A server says something every 5 s. One that misses three times is stopped, or the connection is dead. */
+/**
+ * Silence in milliseconds after which an engine counts as unreachable. A server sends a message at least every 5 s. If
+ * three are missing, the server has stopped or the connection is dead.
+ */
 const SILENCE_MS = 15_000;
 
-/** A repetition does not make these better. */
+/** Codes that a retry does not change. */
 const FINAL = new Set([
   status.INVALID_ARGUMENT,
   status.UNIMPLEMENTED,
@@ -21,18 +24,21 @@ const FINAL = new Set([
 ]);
 
 export interface WatchEngineOptions extends Omit<CallOptions, "timeoutMs"> {
-  /** Told at most once in this time; 0.1 s unless stated. */
+  /** Shortest time in milliseconds between two messages; 100 by default. */
   minIntervalMs?: number;
-  /** A server that is silent for so long counts as unreachable; 15 s unless stated. */
+  /** Silence in milliseconds after which the server counts as unreachable; 15,000 by default. */
   silenceMs?: number;
 }
 
-/** How the engine is, or why it cannot be reached. Another `header.incarnation`: all of the life before is gone. */
+/**
+ * The status of the engine, or why it cannot be reached. A new `header.incarnation` means that the previous life is
+ * gone.
+ */
 export type EngineNews = ({ reachable: true } & WatchEngineResponse) | { reachable: false; error: KvGrpcError };
 
 /**
- * Tells how an engine is, at once and whenever it has changed. Connects again for ever; that the engine is unreachable
- * is told once, until it answers again.
+ * Yields the status of an engine, at once and whenever it changes. It reconnects without limit. An unreachable engine
+ * is reported once, until it answers again.
  */
 export async function* watchEngine(
   caller: Caller,

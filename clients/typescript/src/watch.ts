@@ -1,4 +1,4 @@
-// Watching transfers over streams that break: what is read is neither repeated nor lost.
+// Watches transfers over streams that break. No message is repeated or lost.
 
 import { status } from "@grpc/grpc-js";
 import type { ResponseHeader } from "../gen/kvgrpc/v1/common.js";
@@ -14,23 +14,23 @@ import { Pauses } from "./pauses.js";
 import { endedStream, passing } from "./retryable.js";
 import type { Partially } from "./services.js";
 
-/** A point in the history of an engine's life: the header of any of its replies is one. */
+/** A point in the history of an engine's life. The header of any reply is one. */
 export type Position = Pick<ResponseHeader, "eventSeq" | "incarnation">;
 
 export interface WatchOptions extends Omit<CallOptions, "timeoutMs"> {
-  /** Which transfers; all unless stated. */
+  /** Transfers to watch; all by default. */
   filter?: Partially<TransferFilter>;
-  /** Tell every change after this one; from now on unless stated. */
+  /** Point after which every change is reported; the present by default. */
   after?: Position;
 }
 
 /**
- * Every change of the transfers that match, in order, for as long as the reader reads. A stream that breaks is resumed
- * after the last message.
+ * Yields every change of the matching transfers, in order, for as long as the reader reads. A stream that breaks is
+ * resumed after the last message.
  *
- * A message with `historyLost` stands for changes that are missing: list the transfers. The watch goes on with later
- * changes. When the engine's life is over the watch ends with INCARNATION_CHANGED: all that was of it is gone, also what
- * changed last and was not told any more.
+ * A message with `historyLost` stands for changes that are missing: list the transfers. The watch continues with later
+ * changes. When the engine's life is over, the watch ends with INCARNATION_CHANGED. Everything of that life is gone,
+ * including its last changes that were not reported.
  */
 export async function* watch(
   caller: Caller,
@@ -48,7 +48,7 @@ export async function* watch(
         if (incarnation && header.incarnation !== incarnation) throw anotherLife(header, incarnation);
         ({ eventSeq, incarnation } = header);
         pauses.reset();
-        // Messages with neither only say how far the server is.
+        // A message with neither only states the server's progress.
         if (message.transfer || message.historyLost) yield message;
       }
     } catch (error) {

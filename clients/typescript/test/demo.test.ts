@@ -15,7 +15,7 @@ import {
 } from "kvgrpc";
 import { serve, type Call, type Writing } from "./server.js";
 
-/** As much of an engine as the sample sees. `end` is how a transfer ends. */
+/** Plays as much of an engine as the sample sees. `end` is how a transfer ends. */
 async function engine(t: TestContext, engineId: string, end: TransferState) {
   const seen: Record<string, any> = {};
   const header = { engineId, incarnation: 7, eventSeq: 1 };

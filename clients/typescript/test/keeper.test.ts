@@ -26,7 +26,7 @@ interface Asked {
   answer(...rows: Row[]): void;
 }
 
-/** The test answers each renewal by itself. */
+/** Lets the test answer each renewal itself. */
 async function start(t: TestContext) {
   const asked = new Inbox<Asked>();
   const streams: Renewals[] = [];
@@ -50,7 +50,7 @@ test("a lease is renewed when a third of what was granted has passed, over one s
   first.answer(granted(900));
   const second = await asked.take();
   second.answer(granted(900));
-  // Of the first message the connection is a part; it counts from when it was sent.
+  // The first message includes the connection. The time counts from when the message was sent.
   const passed = (await asked.take()).at - second.at;
   assert(passed >= 270 && passed < 600, `renewed after ${passed} ms`);
   assert.equal(streams.length, 1);
@@ -113,7 +113,7 @@ test("a server that does not answer in time gets another stream", async (t) => {
   const { asked, streams, engine } = await start(t);
   engine.keepAlive(["a"]);
   (await asked.take()).answer(granted(900));
-  await asked.take(); // not answered
+  await asked.take(); // the request stays unanswered
   (await asked.take()).answer(granted(900));
   assert.equal(streams.length, 2);
 });

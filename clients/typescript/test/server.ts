@@ -1,4 +1,4 @@
-// A server in this process that plays the part of a kvgrpc server: the generated services, and handlers of a test.
+// A server in this process that plays a kvgrpc server: the generated services, and handlers of a test.
 
 import { BinaryWriter } from "@bufbuild/protobuf/wire";
 import {
@@ -31,13 +31,13 @@ const SERVICES = {
   transfers: kvgrpc.TransferServiceService,
 };
 
-/** Handlers by service and method; a unary one returns its reply, or throws a `refusal`. */
+/** Handlers by service and method. A unary handler returns its reply, or throws a `refusal`. */
 export type Handlers = { [Service in keyof typeof SERVICES]?: Record<string, (call: any) => unknown> };
 
 export interface TestServer {
   address: string;
   port: number;
-  /** Cuts all connections and listens no more. */
+  /** Cuts all connections and stops listening. */
   stop(): void;
 }
 
@@ -61,7 +61,7 @@ export async function serve(t: TestContext, handlers: Handlers, port = 0): Promi
   return { address: `127.0.0.1:${bound}`, port: bound, stop: () => server.forceShutdown() };
 }
 
-/** A client that is closed when the test is over. */
+/** Returns a client that is closed when the test is over. */
 export function client(t: TestContext, server: TestServer, options: ConnectOptions = {}): Client {
   const made = connect(server.address, options);
   t.after(() => made.close());
@@ -93,7 +93,7 @@ interface RefusalDetails {
   retryDelay?: kvgrpc.Duration;
 }
 
-/** A status with details, as a server sends it. */
+/** Returns a status with details, as a server sends it. */
 export function refusal(code: status, message: string, details?: RefusalDetails) {
   const metadata = new Metadata();
   if (details) metadata.set("grpc-status-details-bin", Buffer.from(richStatus(code, message, details)));

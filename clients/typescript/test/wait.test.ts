@@ -4,7 +4,7 @@ import { test, type TestContext } from "node:test";
 import { TransferState, WaitCondition, milliseconds, type WaitTransferRequest } from "kvgrpc";
 import { client, refusal, serve, type Call } from "./server.js";
 
-/** Without gRPC's own retries, so that each handler's answer is one attempt of the wait. */
+/** Connects without gRPC's own retries, so that each handler's answer is one attempt of the wait. */
 const ONE_ATTEMPT = { channelOptions: { "grpc.enable_retries": 0 } };
 const ENDED = { transfer: { transferId: "t", state: TransferState.TRANSFER_STATE_SUCCEEDED }, conditionMet: true };
 const PENDING = { transfer: { transferId: "t", state: TransferState.TRANSFER_STATE_PENDING }, conditionMet: false };

@@ -13,7 +13,7 @@ const message = (eventSeq: number, rest: object = {}, incarnation = 7): any => (
 const change = (eventSeq: number, incarnation = 7) =>
   message(eventSeq, { transfer: { transferId: `t${eventSeq}`, state: TransferState.TRANSFER_STATE_PENDING } }, incarnation);
 
-/** Each stream of the watch is played by the next of `plays`; the last one stands. */
+/** Plays each stream of the watch by the next of `plays`. The last stream stays open. */
 async function start(t: TestContext, ...plays: ((call: Watching) => void)[]) {
   const requests: WatchTransfersRequest[] = [];
   const cancelled = new Inbox<true>();
@@ -167,7 +167,7 @@ test("closing the client ends its watches", async (t) => {
 
 test("a watch whose message is too long ends", async (t) => {
   const { requests, engine } = await start(t, ...Array(3).fill((call: Watching) => {
-    call.write(message(1, { transfer: { transferId: "x".repeat(5 << 20), state: 1 } })); // more than a client takes
+    call.write(message(1, { transfer: { transferId: "x".repeat(5 << 20), state: 1 } })); // longer than a client accepts
   }));
   await assert.rejects(take(engine.watch(), 1), { code: status.RESOURCE_EXHAUSTED });
   assert.equal(requests.length, 1);

@@ -1,4 +1,4 @@
-// A client of one server: its channel, its stubs, and what every call needs.
+// The client of one server: its channel, its stubs, and what every call needs.
 #pragma once
 
 #include <grpcpp/channel.h>
@@ -37,37 +37,38 @@ using TransferStub = v1::TransferService::Stub;
 
 using Metadata = std::multimap<std::string, std::string>;
 
-// The service config of every channel: UNAVAILABLE is retried a few times with growing pauses, and nothing else; no
-// stream is, since only its reader knows where to go on, and not ConnectPeer, which has taken its whole time by then.
+// The service config of every channel. UNAVAILABLE is retried a few times with growing pauses, and nothing else is.
+// Streams are not retried, because only the reader of a stream knows where to resume. ConnectPeer is not retried,
+// because it has used its full time by then.
 extern const char kServiceConfig[];
 
-// Of a client.
+// Options of a client.
 struct Options {
-  // Unset: the connection is not encrypted.
+  // Credentials of the channel. Unset means that the connection is not encrypted.
   std::shared_ptr<grpc::ChannelCredentials> credentials;
-  // Deadline of a unary call, retries included; of one that waits at the server it is added to the wait.
+  // Deadline of a unary call, retries included. The wait of a call that waits at the server is added.
   // ReleaseQuarantine, which waits for the engine's ranks, has at least 60 s.
   Nanoseconds call_timeout = std::chrono::seconds(10);
   // Deadline of ConnectPeer, which is a handshake of two other servers.
   Nanoseconds connect_peer_timeout = std::chrono::seconds(60);
-  // Deadline of one stream of a TransferWatch, which then goes on with another: so long a connection that died silently
-  // goes unnoticed.
+  // Deadline of one stream of a TransferWatch, which then continues with another stream. A dead connection is noticed
+  // after this time at the latest.
   Nanoseconds watch_stream_timeout = std::chrono::seconds(60);
-  // How long an engine that is watched may say nothing before it is unreachable. Servers say something every 5 s.
+  // Silence after which a watched engine counts as unreachable. A server sends a message at least every 5 s.
   Nanoseconds engine_silence = std::chrono::seconds(15);
-  // Sent with every call, for example an `authorization`. Keys are in lower case.
+  // Metadata of every call, for example an `authorization`. Keys are in lower case.
   Metadata metadata;
-  // Asked before every call for the W3C traceparent that it belongs to; an empty answer sends none.
+  // Returns the W3C traceparent of a call, before the call is made. An empty text sends none.
   std::function<std::string()> traceparent;
 };
 
-// Of one call.
+// Options of one call.
 struct CallOptions {
-  // Unset: the default of the method.
+  // Deadline of the call. Unset means the default of the method.
   std::optional<Nanoseconds> timeout;
-  // W3C traceparent; empty asks Options::traceparent.
+  // W3C traceparent. An empty text asks Options::traceparent.
   std::string traceparent;
-  // Sent beside that of the client.
+  // Metadata of the call, in addition to the client's own.
   Metadata metadata;
 };
 
@@ -79,7 +80,7 @@ template <class Request>
 struct HasIdempotencyKey<Request, std::void_t<decltype(std::declval<Request&>().mutable_idempotency_key())>>
     : std::true_type {};
 
-// The default deadline, method by method.
+// Returns the default deadline of a method.
 template <class Request>
 Nanoseconds timeout_of(const Request&, const Options& options) {
   return options.call_timeout;
@@ -96,15 +97,16 @@ Nanoseconds timeout_of(const v1::ReleaseQuarantineRequest& request, const Option
 
 }  // namespace detail
 
-// One server. A handle: copies share the channel, which lives as long as the last of them. Any thread may use it.
+// The client of one server. It is a handle: copies share the channel, which lives as long as the last copy. Any thread
+// may use it.
 class Client {
  public:
-  // One unary call:
+  // Makes one unary call:
   //
   //     auto reply = client.call(&kvgrpc::HandoffStub::PullBlocks, request);
   //
-  // It has a deadline, metadata and a trace, and an idempotency key where the request has the field and leaves it
-  // empty. Throws Error.
+  // The call has a deadline, metadata and a trace. It has an idempotency key where the request has the field; a random
+  // one where the field is empty. Throws Error.
   template <class Stub, class Request, class Response>
   Response call(grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*), Request request,
                 const CallOptions& options = {}) const {
@@ -119,12 +121,12 @@ class Client {
     return response;
   }
 
-  // The generated stub, for streams and asynchronous calls of your own. Prepare their context.
+  // Returns the generated stub, for streams and asynchronous calls. Prepare their contexts with prepare().
   template <class Stub>
   Stub& stub() const {
     return *std::get<std::unique_ptr<Stub>>(shared_->stubs);
   }
-  // Gives a context its deadline (that of the options, else `timeout`, else none), metadata and trace.
+  // Gives a context its deadline (that of the options, otherwise `timeout`, otherwise none), metadata and trace.
   void prepare(grpc::ClientContext& context, const CallOptions& options = {},
                std::optional<Nanoseconds> timeout = std::nullopt) const;
 
@@ -144,14 +146,14 @@ class Client {
     std::shared_ptr<grpc::Channel> channel;
     Stubs stubs;
   };
-  // Which call a request makes, for its error.
+  // Returns the call that a request makes, for its error.
   Called called(const google::protobuf::Message& request) const;
   explicit Client(std::shared_ptr<const Shared> shared) : shared_(std::move(shared)) {}
 
   std::shared_ptr<const Shared> shared_;
 };
 
-// A client of the server at `address` (`host:port`). Nothing is sent before the first call.
+// Returns a client of the server at `address` (`host:port`). It sends nothing before the first call.
 Client connect(const std::string& address, Options options = {});
 
 }  // namespace kvgrpc

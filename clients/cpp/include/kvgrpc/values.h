@@ -16,19 +16,19 @@ using Clock = std::chrono::steady_clock;
 google::protobuf::Duration to_duration(Nanoseconds value);
 Nanoseconds from_duration(const google::protobuf::Duration& value);
 
-// Random bytes from the operating system. 16 of them make a transfer key.
+// Returns random bytes from the operating system. 16 of them make a transfer key.
 std::string random_bytes(std::size_t count);
-// 128 random bits as 32 hex digits: an idempotency key.
+// Returns 128 random bits as 32 hex digits: an idempotency key.
 std::string random_key();
 
-// What KV is of: these tokens, with no adapter and no salt, under the weights that the engine stated.
+// Returns the content of KV of these tokens, with no adapter and no salt, under the weights that the engine stated.
 v1::Content token_content(const std::vector<std::uint32_t>& token_ids);
 
-// Block ids as maximal runs, in their order.
+// Returns block ids as maximal runs, in their order.
 v1::BlockRuns block_runs(const std::vector<std::uint32_t>& ids);
-// The ids of runs, in their order. Of a broken pair of lists the shorter one counts.
+// Returns the ids of runs, in their order. If the two lists differ in length, the shorter one counts.
 std::vector<std::uint32_t> block_ids(const v1::BlockRuns& runs);
-// Blocks of all groups together.
+// Returns the number of blocks of all groups together.
 std::uint64_t block_count(const v1::Blocks& blocks);
 
 }  // namespace kvgrpc

@@ -1,7 +1,7 @@
-// Watching transfers and engines over streams that break and are opened again.
+// Watches of transfers and engines, over streams that break and are opened again.
 //
-// A watch has no thread of its own: next() does the work, on the caller's. One thread at a time calls it; cancel() may
-// come from any.
+// A watch has no thread: next() does the work on the caller's thread. One thread at a time calls next(). Any thread may
+// call cancel().
 #pragma once
 
 #include <cstdint>
@@ -12,14 +12,14 @@
 
 namespace kvgrpc {
 
-// Where a watch of transfers starts: what any reply's header says.
+// The point at which a watch of transfers starts. The header of any reply states one.
 struct WatchPosition {
   std::uint64_t event_seq = 0;
-  // 0: with the present.
+  // Incarnation of the engine. 0 starts with the present.
   std::uint64_t incarnation = 0;
 };
 
-// Every change of the transfers that match, in order, none twice.
+// Every change of the matching transfers, in order, and none twice.
 class TransferWatch {
  public:
   explicit TransferWatch(Client client, v1::TransferFilter filter = {}, WatchPosition after = {},
@@ -28,17 +28,17 @@ class TransferWatch {
   TransferWatch& operator=(TransferWatch&&) noexcept;
   ~TransferWatch();
 
-  // The next change (`transfer` is set), or word that changes are missing (`history_lost`): list the transfers then,
-  // the watch goes on with later ones. Nothing when `timeout` is over.
+  // Returns the next change (`transfer` is set), or a message that changes are missing (`history_lost`): list the
+  // transfers then; the watch continues with later changes. It returns nothing when `timeout` is over.
   //
-  // Throws Error: INCARNATION_CHANGED when the life that is watched is over and with it all its transfers, CANCELLED
-  // after cancel(), and what the server refuses the watch with. A stream that breaks is no error: it is opened again
-  // after position(), after pauses that grow from 0.1 s to 2 s.
+  // Throws Error: INCARNATION_CHANGED when the watched life is over and its transfers are gone, CANCELLED after
+  // cancel(), and the error with which the server refuses the watch. A stream that breaks is not an error: it is opened
+  // again after position(), after pauses that grow from 0.1 s to 2 s.
   std::optional<v1::WatchTransfersResponse> next(Nanoseconds timeout);
 
-  // How far the watch is.
+  // Returns how far the watch has got.
   WatchPosition position() const;
-  // Why no stream stands now; nothing while one does. For a reader that is tired of waiting.
+  // Returns why there is no stream now; nothing while there is one. A reader may give up because of it.
   std::optional<Error> interruption() const;
   void cancel();
 
@@ -49,28 +49,28 @@ class TransferWatch {
 
 // What is known of an engine: its status, or that it cannot be reached.
 struct EngineUpdate {
-  // Unset: unreachable.
+  // The status. Unset means that the engine is unreachable.
   std::optional<v1::WatchEngineResponse> message;
-  // Why it is unreachable.
+  // The error that makes the engine unreachable.
   std::optional<Error> unreachable;
 };
 
-// The status of one engine, over all its lives. A message of another incarnation tells that all leases, grants and
-// transfers of the one before are gone.
+// The status of one engine, over all its lives. A message with another incarnation says that all leases, grants and
+// transfers of the previous life are gone.
 class EngineWatch {
  public:
-  // The server tells changes at most once in `min_interval`; unset means 0.1 s.
+  // With `min_interval` unset, the server reports changes at most once in 0.1 s.
   explicit EngineWatch(Client client, std::optional<Nanoseconds> min_interval = std::nullopt, CallOptions options = {});
   EngineWatch(EngineWatch&&) noexcept;
   EngineWatch& operator=(EngineWatch&&) noexcept;
   ~EngineWatch();
 
-  // The next status, or, once for each time that it is lost, that the engine is unreachable: its stream broke, or said
-  // nothing for Options::engine_silence. It is tried again for ever, after pauses that grow from 0.1 s to 2 s. Nothing
-  // when `timeout` is over.
+  // Returns the next status, or that the engine is unreachable. An engine is unreachable when its stream broke or was
+  // silent for Options::engine_silence, and that is reported once for each outage. The watch retries without limit,
+  // after pauses that grow from 0.1 s to 2 s. It returns nothing when `timeout` is over.
   //
-  // Throws Error: CANCELLED after cancel(), and what the server refuses every such watch with (INVALID_ARGUMENT,
-  // UNIMPLEMENTED, PERMISSION_DENIED, UNAUTHENTICATED).
+  // Throws Error: CANCELLED after cancel(), and the error with which the server refuses every such watch
+  // (INVALID_ARGUMENT, UNIMPLEMENTED, PERMISSION_DENIED, UNAUTHENTICATED).
   std::optional<EngineUpdate> next(Nanoseconds timeout);
   void cancel();
 

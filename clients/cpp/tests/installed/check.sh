@@ -3,7 +3,7 @@
 set -eu
 build=$1 cmake=$2 compiler=$3
 here=$(cd "$(dirname "$0")" && pwd)
-# Where gRPC's packages are unpacked (packages.sh), pkg-config takes every path to be below that folder.
+# Where gRPC's packages are unpacked (packages.sh), pkg-config expects every path below that folder.
 folder=$(mktemp -d -p "${PKG_CONFIG_SYSROOT_DIR:-${TMPDIR:-/tmp}}")
 trap 'rm -rf "$folder"' EXIT
 
@@ -13,7 +13,7 @@ trap 'rm -rf "$folder"' EXIT
 "$cmake" --build "$folder/by-cmake"
 "$folder/by-cmake/consumer"
 
-# The prefix in the file is that of the configuration; pkg-config takes the one that the file lies in.
+# The prefix in the file is that of the configuration. pkg-config uses the one that the file lies in.
 pc=$(find "$folder/prefix" -name kvgrpc.pc)
 export PKG_CONFIG_PATH="$(dirname "$pc")${PKG_CONFIG_PATH:+:$PKG_CONFIG_PATH}"
 flags=$(pkg-config --define-prefix --cflags --libs kvgrpc)

@@ -1,5 +1,5 @@
-// Conformance is the Go executor of the conformance suite: it reads one request a line from standard input, does what
-// it says with the client as a user would, and writes one answer a line to standard output. It knows no case.
+// Conformance is the Go executor of the conformance suite. It reads one request a line from standard input, carries it
+// out with the client as a user would, and writes one answer a line to standard output. It knows no test case.
 //
 //	go run ./cmd/conformance
 package main
@@ -22,7 +22,7 @@ import (
 	"kvgrpc.dev/kvgrpc"
 )
 
-// request is one line of input; which fields it has depends on its op.
+// request is one line of input. The op decides which fields it has.
 type request struct {
 	ID json.RawMessage `json:"id"`
 	Op string          `json:"op"`
@@ -55,7 +55,7 @@ type request struct {
 	Message string `json:"message"`
 }
 
-// point in the changes of an engine; numbers of 64 bits come as text or as numbers.
+// point is a point in the changes of an engine. Its numbers of 64 bits come as text or as numbers.
 type point struct {
 	EventSeq    uint64text `json:"eventSeq"`
 	Incarnation uint64text `json:"incarnation"`
@@ -77,7 +77,7 @@ func (u *uint64text) UnmarshalJSON(data []byte) error {
 
 type answer map[string]any
 
-// executor holds what requests name.
+// executor holds the objects that requests name.
 type executor struct {
 	mu      sync.Mutex
 	clients map[string]*kvgrpc.Client
@@ -100,7 +100,8 @@ func main() {
 	}
 }
 
-// serve answers each request by itself, so that one that waits delays no other. The end of the input ends them all.
+// serve answers each request in its own goroutine, so that a waiting request delays no other. The end of the input ends
+// all of them.
 func (e *executor) serve(in io.Reader, out io.Writer) error {
 	var mu sync.Mutex
 	answers := json.NewEncoder(out)
@@ -213,7 +214,7 @@ func named[T any](e *executor, table map[string]T, what, name string) (T, error)
 	return value, nil
 }
 
-// describe gives what the client's typed error holds; any other error is the executor's own.
+// describe returns what the client's typed error holds. Any other error is the executor's own.
 func describe(err error) answer {
 	var failed *kvgrpc.Error
 	if !errors.As(err, &failed) {

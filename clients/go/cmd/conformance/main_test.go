@@ -19,7 +19,7 @@ import (
 	pb "kvgrpc.dev/kvgrpc/gen/kvgrpc/v1"
 )
 
-// fake plays a server's part.
+// fake plays the part of a server.
 type fake struct {
 	pb.UnimplementedTransferServiceServer
 	pb.UnimplementedLeaseServiceServer
@@ -85,7 +85,7 @@ func (fake) KeepAlive(stream grpc.BidiStreamingServer[pb.KeepAliveRequest, pb.Ke
 	}
 }
 
-// runner plays the runner's part.
+// runner plays the part of the runner.
 type runner struct {
 	t   *testing.T
 	in  io.Writer

@@ -15,7 +15,7 @@ import (
 	pb "kvgrpc.dev/kvgrpc/gen/kvgrpc/v1"
 )
 
-// decode reads a message that may be left out.
+// decode reads a message that may be missing.
 func decode(data json.RawMessage, into proto.Message) error {
 	if len(data) == 0 {
 		return nil
@@ -141,7 +141,7 @@ func redacted(r *request) (answer, error) {
 	return answer{"text": kvgrpc.Redacted(message)}, nil
 }
 
-// keeper is one, and its leases in the order in which the runner named them.
+// keeper is a keeper with its leases in the order in which the runner named them.
 type keeper struct {
 	*kvgrpc.Keeper
 	leases []*kvgrpc.KeptLease
@@ -211,7 +211,7 @@ func (e *executor) cleanUp(ctx context.Context, r *request) (answer, error) {
 	return answer{"outcomes": outcomes}, nil
 }
 
-// refusalName is the reason of an error, or its code where it was not made by a server.
+// refusalName returns the reason of an error, or its code where no server made the error.
 func refusalName(err error) string {
 	var failed *kvgrpc.Error
 	if errors.As(err, &failed) && failed.Reason != "" {
@@ -220,7 +220,7 @@ func refusalName(err error) string {
 	return fmt.Sprint(describe(err)["code"])
 }
 
-// enumName is the name of a value without its prefix, its number where this version does not know it.
+// enumName returns the name of a value without its prefix, or its number where this version does not know it.
 func enumName(value fmt.Stringer, prefix string) string {
 	return strings.TrimPrefix(value.String(), prefix)
 }

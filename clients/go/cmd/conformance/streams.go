@@ -18,7 +18,7 @@ import (
 	pb "kvgrpc.dev/kvgrpc/gen/kvgrpc/v1"
 )
 
-// stream is one that the runner reads, of a call or of a watch.
+// stream is a stream that the runner reads, of a call or of a watch.
 type stream struct {
 	cancel   context.CancelFunc
 	results  chan result // closed after the last one
@@ -30,7 +30,7 @@ type stream struct {
 	sendMu sync.Mutex
 }
 
-// result is a message, or what the stream ended with: an error, or nothing after a status of OK.
+// result is a message or the end of the stream: an error, or nothing after a status of OK.
 type result struct {
 	message proto.Message
 	err     error
@@ -50,7 +50,7 @@ func method(name string) (protoreflect.MethodDescriptor, error) {
 	return made, nil
 }
 
-// path is the method's name as gRPC has it.
+// path returns the method's name in the form that gRPC uses.
 func path(method protoreflect.MethodDescriptor) string {
 	return fmt.Sprintf("/%s/%s", method.Parent().FullName(), method.Name())
 }
@@ -108,7 +108,7 @@ func (e *executor) open(ctx context.Context, r *request) (answer, error) {
 		}
 	}
 	header, err := raw.Header()
-	if err == nil && header == nil { // it ended before it had any
+	if err == nil && header == nil { // the call ended before it had any
 		err = raw.RecvMsg(responses.New().Interface())
 		made.end(result{err: ended(err)})
 		return answer{"metadata": answer{}}, ended(err)
@@ -134,7 +134,7 @@ func (e *executor) open(ctx context.Context, r *request) (answer, error) {
 	return answer{"metadata": told}, nil
 }
 
-// ended is the error that a stream ended with; none after a status of OK.
+// ended returns the error that a stream ended with; nil after a status of OK.
 func ended(err error) error {
 	if err == io.EOF {
 		return nil
@@ -159,7 +159,7 @@ func (s *stream) send(r *request) error {
 	}
 	s.sendMu.Lock()
 	defer s.sendMu.Unlock()
-	if err := s.raw.SendMsg(message); err != nil && err != io.EOF { // EOF: `next` tells why
+	if err := s.raw.SendMsg(message); err != nil && err != io.EOF { // EOF: `next` returns the reason
 		return err
 	}
 	return nil
@@ -242,7 +242,7 @@ func (e *executor) watchEngine(ctx context.Context, r *request) (answer, error) 
 			}
 		}
 		if ctx.Err() != nil {
-			last = result{} // it was cancelled: an outage before that is not its end
+			last = result{} // the watch was cancelled: an earlier outage is not its end
 		}
 		made.end(last)
 	}()

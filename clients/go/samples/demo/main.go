@@ -4,7 +4,7 @@
 //	kvgrpc serve --port 50052 &
 //	go run ./samples/demo -prefill 127.0.0.1:50051 -decode 127.0.0.1:50052
 //
-// main.go is the story, print.go what an operator sees of it.
+// The story is in main.go, and the operator's view of it in print.go.
 package main
 
 import (
@@ -40,7 +40,7 @@ func main() {
 	}
 }
 
-// run connects the two engines and gives them one request.
+// run connects the two engines and moves one request's KV between them.
 func run(ctx context.Context, prefill, decode string, blocks uint32) error {
 	p, err := kvgrpc.Connect(prefill, kvgrpc.Options{})
 	if err != nil {
@@ -65,8 +65,8 @@ func run(ctx context.Context, prefill, decode string, blocks uint32) error {
 	return r.free(ctx)
 }
 
-// pair finds out whether the two can exchange blocks and lets them connect, so that the first transfer does not pay
-// for it. It returns the tokens of a block.
+// pair checks that the two can exchange blocks and lets them connect, so that the first transfer need not wait for
+// that. It returns the number of tokens in a block.
 func pair(ctx context.Context, p, d *kvgrpc.Client) (uint32, error) {
 	source, err := p.Handshake.GetCapabilities(ctx, &pb.GetCapabilitiesRequest{})
 	if err != nil {
@@ -95,14 +95,14 @@ func pair(ctx context.Context, p, d *kvgrpc.Client) (uint32, error) {
 	return source.Engine.Pool.Groups[0].BlockTokens, nil
 }
 
-// request is one LLM request, as its router sees it.
+// request is one LLM request as its router sees it.
 type request struct {
 	p, d           *kvgrpc.Client
 	key            []byte
 	source, target *pb.Blocks
 }
 
-// held is what the request has at one engine: no blocks where it failed before it got some.
+// held is what the request has at one engine. Its blocks are nil where the request failed before it got any.
 type held struct {
 	by     *kvgrpc.Client
 	blocks *pb.Blocks
@@ -112,7 +112,8 @@ func (r *request) held() []held { return []held{{r.p, r.source}, {r.d, r.target}
 
 // pull moves the KV of a prompt from P to D.
 func (r *request) pull(ctx context.Context, blocks, tokens uint32) (err error) {
-	// P has computed a prompt. Its blocks are handed over: pinned under a lease, and P mints the grant to read them.
+	// P has computed a prompt and hands its blocks over: they are pinned under a lease, and P mints the grant to read
+	// them.
 	if r.source, err = allocate(ctx, r.p, blocks); err != nil {
 		return err
 	}
@@ -130,7 +131,7 @@ func (r *request) pull(ctx context.Context, blocks, tokens uint32) (err error) {
 		return err
 	}
 
-	// The router relays the grant, unread. D pulls with it, and says for which tokens.
+	// The router relays the grant unread. D pulls with it and states the tokens.
 	if r.target, err = allocate(ctx, r.d, blocks); err != nil {
 		return err
 	}
@@ -154,7 +155,7 @@ func (r *request) pull(ctx context.Context, blocks, tokens uint32) (err error) {
 		return fmt.Errorf("the pull ended as %v: %v, next %v", received.State, failure.GetReason(), kvgrpc.NextStep(failure))
 	}
 
-	// P has learnt from D that its consumer is done. One look would do; the wait is for the last message between them.
+	// D has told P that its consumer is done. One look would suffice; the wait covers the last message between them.
 	returned := pb.WaitCondition_WAIT_CONDITION_RETURNED
 	if _, err := r.p.Wait(ctx, handedOver.Transfer.TransferId, returned, 5*time.Second); err != nil {
 		return err
@@ -162,8 +163,8 @@ func (r *request) pull(ctx context.Context, blocks, tokens uint32) (err error) {
 	return whoPinsWhat(ctx, r.p, r.d)
 }
 
-// allocate takes blocks. Later calls get the whole message: it names the engine's life and the allocation. If the
-// engine restarts meanwhile, a call with these blocks is refused and does not touch blocks of another request.
+// allocate takes blocks. Later calls get the whole message, because it names the engine's life and the allocation. If
+// the engine restarts in between, a call with these blocks is refused and does not touch blocks of another request.
 func allocate(ctx context.Context, client *kvgrpc.Client, blocks uint32) (*pb.Blocks, error) {
 	reply, err := client.Pool.AllocateBlocks(ctx, &pb.AllocateBlocksRequest{
 		GroupBlockCounts: []*pb.GroupBlockCount{{Group: 0, BlockCount: blocks}},
@@ -171,7 +172,7 @@ func allocate(ctx context.Context, client *kvgrpc.Client, blocks uint32) (*pb.Bl
 	return reply.GetBlocks(), err
 }
 
-// follow watches a transfer from the reply that made it until it is over and its blocks are returned.
+// follow watches a transfer, starting at the reply that made it, until it is over and its blocks are returned.
 func follow(ctx context.Context, client *kvgrpc.Client, pull *pb.PullBlocksResponse) (*pb.Transfer, error) {
 	transfer := pull.Transfer
 	if kvgrpc.MayReuseMemory(transfer) {
@@ -200,7 +201,7 @@ func follow(ctx context.Context, client *kvgrpc.Client, pull *pb.PullBlocksRespo
 	return transfer, nil
 }
 
-// free gives blocks back. Those that something still pins come free at their last unpin.
+// free gives blocks back. Pinned blocks become free at their last unpin.
 func (r *request) free(ctx context.Context) error {
 	var failed []error
 	for _, held := range r.held() {
@@ -216,7 +217,7 @@ func (r *request) free(ctx context.Context) error {
 	return errors.Join(failed...)
 }
 
-// cleanUp ends what a failed request has left, at both sides in one call each.
+// cleanUp ends what a failed request has left, with one call at each side.
 func (r *request) cleanUp(ctx context.Context, why error) {
 	var sides []kvgrpc.Side
 	for _, held := range r.held() {
@@ -246,6 +247,6 @@ func prompt(tokens uint32) []uint32 {
 
 func newTraceparent() string {
 	random := make([]byte, 24)
-	rand.Read(random) // never fails: the program ends before it would
+	rand.Read(random) // never fails: the runtime ends the program first
 	return fmt.Sprintf("00-%x-%x-01", random[:16], random[16:])
 }

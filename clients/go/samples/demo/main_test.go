@@ -12,7 +12,7 @@ import (
 	pb "kvgrpc.dev/kvgrpc/gen/kvgrpc/v1"
 )
 
-// engine plays a server's part, as far as the demo asks for it.
+// engine plays the part of a server, as far as the demo needs one.
 type engine struct {
 	pb.UnimplementedAdminServiceServer
 	pb.UnimplementedHandoffServiceServer
@@ -23,7 +23,7 @@ type engine struct {
 
 	name    string
 	address string
-	end     pb.TransferState // of the pull
+	end     pb.TransferState // the state that the pull ends in
 
 	mu    sync.Mutex
 	asked []string

@@ -1,4 +1,4 @@
-//! Generated code of the packages `kvgrpc.v1`, `kvgrpc.peer.v1` and `kvgrpc.session.v1`; nothing uses it but its test.
+//! Generated code of the packages `kvgrpc.v1`, `kvgrpc.peer.v1` and `kvgrpc.session.v1`. Only its test uses it.
 
 #![allow(missing_docs, clippy::all)]
 

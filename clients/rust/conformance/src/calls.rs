@@ -1,4 +1,4 @@
-//! Calls through the generated clients over the wrapper's channel, by the name of their method.
+//! Calls through the generated clients over the wrapper's channel, by the name of the method.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::json::Failed;
 
-/// What goes with a call beside its message.
+/// The deadline and the metadata that go with a call's message.
 #[derive(Default)]
 pub struct Beside {
     pub metadata: MetadataMap,
@@ -43,13 +43,13 @@ impl Beside {
     }
 }
 
-/// One unary call: its message, encoded.
+/// One unary call and its encoded message.
 pub struct Call {
     pub message: Vec<u8>,
     pub beside: Beside,
 }
 
-/// One streaming call: where the client's messages come from, and where the server's go.
+/// One streaming call: the source of the client's messages, and the sink of the server's.
 pub struct Open {
     pub outgoing: mpsc::UnboundedReceiver<Vec<u8>>,
     pub beside: Beside,
@@ -57,21 +57,21 @@ pub struct Open {
     pub incoming: mpsc::Sender<Item>,
 }
 
-/// A message, encoded; or None for an end with OK.
+/// An encoded message, or None for an end with OK.
 pub type Item = Result<Option<Vec<u8>>, Error>;
 
-/// None for a method that is not unary.
+/// Makes a unary call. It returns None for a method that is not unary.
 pub async fn unary(channel: Channel, method: &str, call: Call) -> Option<Result<Vec<u8>, Failed>> {
     Some(include!(concat!(env!("OUT_DIR"), "/unary.rs")))
 }
 
-/// None for a method that is unary. Else it returns when the stream is over.
+/// Makes a streaming call. It returns None for a unary method, and otherwise when the stream is over.
 pub async fn stream(channel: Channel, method: &str, open: Open) -> Option<()> {
     include!(concat!(env!("OUT_DIR"), "/streams.rs"));
     Some(())
 }
 
-/// What is printed of a method's request, which is encoded; None for an unknown method.
+/// Returns the printed form of a method's encoded request; None for an unknown method.
 pub fn redacted(method: &str, message: &[u8]) -> Option<String> {
     Some(include!(concat!(env!("OUT_DIR"), "/redacted.rs")))
 }
@@ -108,7 +108,7 @@ async fn converse<Q: Message + Default + 'static, A: Message>(
 
 type Typed<Q> = tokio_stream::adapters::Map<UnboundedReceiverStream<Vec<u8>>, fn(Vec<u8>) -> Q>;
 
-/// A stream that is refused has opened, too: its error is what comes next.
+/// Passes messages on. A stream that is refused has opened too: its error is the next item.
 async fn pump<A: Message>(
     opening: Result<Response<Streaming<A>>, Status>,
     opened: oneshot::Sender<Value>,

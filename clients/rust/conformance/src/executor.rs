@@ -1,4 +1,4 @@
-//! What each request does.
+//! Carries out the requests of the runner.
 
 use std::collections::HashMap;
 use std::pin::Pin;
@@ -16,10 +16,10 @@ use crate::json::{Failed, decode, encode, read, types_of, write};
 use crate::streams::Stream;
 
 pub type Answer = Result<Value, Failed>;
-/// What is left to do of a request once its names are known.
+/// The rest of a request once its names are known.
 pub type Rest = Pin<Box<dyn Future<Output = Answer> + Send>>;
 
-/// The names that requests have given.
+/// The names that requests have defined.
 #[derive(Default)]
 pub struct Executor {
     clients: HashMap<String, Client>,
@@ -28,7 +28,7 @@ pub struct Executor {
 }
 
 impl Executor {
-    /// Begins a request, in the order in which requests come; the rest may take its time.
+    /// Begins a request. Requests begin in the order in which they come; the rest may take longer.
     pub fn begin(&mut self, request: &Value) -> Result<Rest, Failed> {
         match text(request, "op")? {
             "hello" => done(json!({"language": "rust", "version": env!("KVGRPC_RUST_VERSION")})),
@@ -168,7 +168,7 @@ impl Executor {
         let over = keeper.over(index);
         let patience = seconds(request, "timeoutS")?;
         Ok(Box::pin(async move {
-            // What is not known to be over is live.
+            // A lease that is not known to be over is live.
             let state = timeout(patience, over).await.map_or(LeaseState::Live, |kept| kept.state);
             Ok(json!({"state": state.as_str_name().trim_start_matches("LEASE_STATE_")}))
         }))
@@ -242,7 +242,7 @@ fn filter(request: &Value) -> Result<TransferFilter, Failed> {
     if request["filter"].is_null() { Ok(TransferFilter::default()) } else { read("TransferFilter", &request["filter"]) }
 }
 
-/// It has the fields of a ResponseHeader.
+/// Reads a position from an object with the fields of a ResponseHeader.
 fn position(after: &Value) -> Result<Option<Position>, Failed> {
     if after.is_null() {
         return Ok(None);

@@ -1,4 +1,4 @@
-//! Messages in Protobuf's JSON mapping, and errors as the executor's protocol has them.
+//! Messages in Protobuf's JSON mapping, and errors in the form of the executor's protocol.
 
 use std::sync::LazyLock;
 
@@ -10,11 +10,11 @@ use serde_json::{Value, json};
 static SCHEMA: LazyLock<DescriptorPool> =
     LazyLock::new(|| DescriptorPool::decode(kvgrpc::v1::FILE_DESCRIPTOR_SET).expect("the crate's own schema"));
 
-/// Why a request was not answered with `ok`.
+/// The reason that a request was not answered with `ok`.
 pub enum Failed {
-    /// What the wrapper said.
+    /// The error that the wrapper returned.
     Call(Box<Error>),
-    /// The executor cannot carry it out.
+    /// The reason that the executor cannot carry the request out.
     Executor(String),
 }
 
@@ -59,7 +59,7 @@ impl Failed {
     }
 }
 
-/// The request and the answer of a method, by its path without a slash before it.
+/// Returns the request and the answer of a method, by its path without a leading slash.
 pub fn types_of(method: &str) -> Result<(MessageDescriptor, MessageDescriptor), Failed> {
     let unknown = || Failed::Executor(format!("no method {method}"));
     let (service, name) = method.split_once('/').ok_or_else(unknown)?;
@@ -68,13 +68,13 @@ pub fn types_of(method: &str) -> Result<(MessageDescriptor, MessageDescriptor), 
     Ok((found.input(), found.output()))
 }
 
-/// A message of this type, encoded.
+/// Encodes a message of this type.
 pub fn encode(of: &MessageDescriptor, value: &Value) -> Result<Vec<u8>, Failed> {
     let message = DynamicMessage::deserialize(of.clone(), value);
     Ok(message.map_err(|error| Failed::Executor(format!("{}: {error}", of.name())))?.encode_to_vec())
 }
 
-/// A message of this type in JSON.
+/// Returns a message of this type as JSON.
 pub fn decode(of: &MessageDescriptor, message: &[u8]) -> Value {
     let message = DynamicMessage::decode(of.clone(), message).expect("what the generated code made");
     serde_json::to_value(message).expect("the mapping has no failures")
@@ -84,13 +84,13 @@ fn type_named(name: &str) -> MessageDescriptor {
     SCHEMA.get_message_by_name(&format!("kvgrpc.v1.{name}")).expect("a message of the schema")
 }
 
-/// A message of the generated code, from its JSON.
+/// Returns a message of the generated code from its JSON.
 pub fn read<M: Message + Default>(name: &str, value: &Value) -> Result<M, Failed> {
     let encoded = encode(&type_named(name), value)?;
     M::decode(encoded.as_slice()).map_err(|error| Failed::Executor(error.to_string()))
 }
 
-/// A message of the generated code in JSON.
+/// Returns a message of the generated code as JSON.
 pub fn write<M: Message>(name: &str, message: &M) -> Value {
     decode(&type_named(name), &message.encode_to_vec())
 }

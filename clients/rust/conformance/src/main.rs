@@ -1,5 +1,5 @@
-//! The conformance executor of the Rust client: one JSON object a line on standard input, one a line on standard output.
-//! clients/conformance/README.md says what each does.
+//! The conformance executor of the Rust client. It reads one JSON object a line from standard input, and writes one a
+//! line to standard output. clients/conformance/README.md describes the objects.
 
 mod calls;
 mod executor;
@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-/// How long requests that are under way may still take when the input has ended.
+/// Time limit of the requests that are under way at the end of the input.
 const AT_THE_END: Duration = Duration::from_secs(1);
 
 #[tokio::main(flavor = "current_thread")]

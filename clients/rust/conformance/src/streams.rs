@@ -13,11 +13,11 @@ use tokio::time::timeout;
 use crate::calls::{self, Beside, Item, Open};
 use crate::json::{Failed, decode, encode, types_of, write};
 
-/// A message in JSON; or None for an end with OK.
+/// A message in JSON, or None for an end with OK.
 type Read = Result<Option<Value>, Failed>;
 
 pub struct Stream {
-    /// The server that it goes to.
+    /// The server that the stream goes to.
     pub server: String,
     outgoing: Lock<Option<mpsc::UnboundedSender<Vec<u8>>>>,
     request: Option<MessageDescriptor>,
@@ -27,7 +27,7 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// A stream of the schema, and its initial metadata to come.
+    /// Opens a stream of the schema, and returns it with its initial metadata to come.
     pub fn open(
         server: &str,
         channel: kvgrpc::Channel,
@@ -60,7 +60,7 @@ impl Stream {
         Ok((stream, metadata))
     }
 
-    /// The wrapper's watch of transfers.
+    /// Returns the wrapper's watch of transfers as a stream.
     pub fn watch(server: &str, mut watch: Watch) -> Self {
         Self::running(server, |incoming| async move {
             while let Some(change) = watch.next().await {
@@ -72,7 +72,7 @@ impl Stream {
         })
     }
 
-    /// The wrapper's watch of an engine. That it is unreachable is no message.
+    /// Returns the wrapper's watch of an engine as a stream. An unreachable engine is not a message.
     pub fn watch_engine(server: &str, mut watch: EngineWatch) -> Self {
         Self::running(server, |incoming| async move {
             while let Some(event) = watch.next().await {
@@ -101,18 +101,18 @@ impl Stream {
         }
     }
 
-    /// One more message of the client's stream.
+    /// Sends one more message of the client.
     pub fn send(&self, message: &Value) -> Result<(), Failed> {
         let outgoing = self.outgoing.lock().expect("no panic");
         let (Some(outgoing), Some(request)) = (&*outgoing, &self.request) else {
             return Err(Failed::Executor("the client's stream has ended".into()));
         };
-        // What the server has ended cannot be sent to; `next` tells.
+        // A stream that the server has ended takes no message; `next` reports the end.
         let _ = outgoing.send(encode(request, message)?);
         Ok(())
     }
 
-    /// The client's stream ends.
+    /// Ends the client's messages.
     pub fn finish(&self) {
         self.outgoing.lock().expect("no panic").take();
     }
@@ -122,7 +122,7 @@ impl Stream {
         self.task.abort();
     }
 
-    /// What comes next.
+    /// Returns the next message.
     pub async fn next(&self, patience: Duration) -> Result<Value, Failed> {
         if *self.cancelled.lock().expect("no panic") {
             return Err(tonic::Status::cancelled("by the caller").into());

@@ -1,4 +1,4 @@
-//! The server's part: one fake for each service, made of the generated service stubs. A method that a test does not set
+//! Plays the server: one fake for each service, made of the generated service stubs. A method that a test does not set
 //! answers UNIMPLEMENTED.
 #![allow(dead_code, missing_docs)]
 
@@ -23,13 +23,13 @@ use tokio::task::JoinHandle;
 use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
 use tonic::{Request, Response, Status, Streaming};
 
-/// A test that waits longer has failed.
+/// Time limit of a test's wait. A test that waits longer has failed.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
 pub type Answers<A> = ReceiverStream<Result<A, Status>>;
 type Handler<Q, A> = Box<dyn Fn(Request<Q>) -> Pin<Box<dyn Future<Output = Result<A, Status>> + Send>> + Send + Sync>;
 
-/// What a fake does in one method.
+/// Makes the handler of a fake for one method.
 pub fn on<Q, A, F, Answering>(handle: F) -> Option<Handler<Q, A>>
 where
     F: Fn(Request<Q>) -> Answering + Send + Sync + 'static,
@@ -38,7 +38,7 @@ where
     Some(Box::new(move |request| Box::pin(handle(request))))
 }
 
-/// A stream of these messages; it then ends with the status, or stays open.
+/// Returns a stream of these messages. It then ends with the status, or stays open.
 pub fn answers<A: Send + 'static>(messages: Vec<A>, end: Option<Status>) -> Answers<A> {
     let (sender, receiver) = mpsc::channel(16);
     tokio::spawn(async move {
@@ -161,7 +161,7 @@ fake_service! {
     bidi schedule(ScheduleRequest) -> ScheduleResponse, ScheduleStream;
 }
 
-/// What one server does.
+/// The handlers of one server.
 #[derive(Default)]
 pub struct Server {
     pub handshakes: Handshakes,
@@ -172,7 +172,7 @@ pub struct Server {
     pub scheduling: Scheduling,
 }
 
-/// A server that runs. It ends, with its connections, when it is dropped.
+/// A running server. Dropping it ends it and its connections.
 pub struct Running {
     pub address: SocketAddr,
     task: JoinHandle<()>,

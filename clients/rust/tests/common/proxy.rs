@@ -41,12 +41,12 @@ impl Proxy {
         Self { address, cut, refuses, task }
     }
 
-    /// Ends every connection that there is.
+    /// Ends every open connection.
     pub fn cut(&self) {
         let _ = self.cut.send(());
     }
 
-    /// Whether new connections end at once.
+    /// Sets whether new connections end at once.
     pub fn refuse(&self, refuses: bool) {
         self.refuses.store(refuses, Ordering::SeqCst);
     }

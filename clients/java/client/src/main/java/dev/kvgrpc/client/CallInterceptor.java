@@ -29,12 +29,12 @@ import java.util.concurrent.TimeUnit;
 
 /** Gives every unary call its deadline and its idempotency key, and every call its metadata. */
 final class CallInterceptor implements ClientInterceptor {
-  /** The longest that a server lets a call wait; also what a wait without a timeout means. */
+  /** Longest time that a server lets a call wait. A wait without a timeout means the same. */
   static final Duration WAIT_MAX = Duration.ofSeconds(60);
 
   /**
-   * ConnectPeer makes two leads shake hands, which may take a whole connect timeout at each. ReleaseQuarantine lets transfers
-   * in flight come to their end.
+   * Calls with a deadline of at least one minute. ConnectPeer lets two leads shake hands, which may take a whole
+   * connect timeout at each of them. ReleaseQuarantine lets transfers in flight end.
    */
   private static final Set<String> LONG_CALLS = Set.of(
       HandshakeServiceGrpc.getConnectPeerMethod().getFullMethodName(),
@@ -43,8 +43,8 @@ final class CallInterceptor implements ClientInterceptor {
   private static final Duration LONG_CALL = Duration.ofSeconds(60);
 
   /**
-   * PutTensor returns when its consumers have the tensor: without a timeout the server takes its own, of two minutes, and
-   * with one no more than the longest life of a lease.
+   * Default wait of PutTensor, which returns when its consumers have the tensor. Without a timeout in the request the
+   * server waits two minutes. A stated timeout is limited to the longest life of a lease.
    */
   private static final Duration PUT_TENSOR = Duration.ofSeconds(120);
 
@@ -69,7 +69,7 @@ final class CallInterceptor implements ClientInterceptor {
     };
   }
 
-  /** How long a call with this request may take. */
+  /** Returns how long a call with this request may take. */
   Duration timeout(MethodDescriptor<?, ?> method, Object request) {
     if (LONG_CALLS.contains(method.getFullMethodName())) {
       return options.timeout().compareTo(LONG_CALL) > 0 ? options.timeout() : LONG_CALL;
@@ -111,7 +111,10 @@ final class CallInterceptor implements ClientInterceptor {
     return Duration.ofNanos(Math.min(Durations.nanos(wait), WAIT_MAX.toNanos()));
   }
 
-  /** The request with a key of its own, where it has the field and leaves it empty. gRPC repeats it as it is. */
+  /**
+   * Returns the request with a random key, where it has the field and leaves it empty. gRPC's own retries send the same
+   * key.
+   */
   @SuppressWarnings("unchecked")
   static <Q> Q withKey(Q request) {
     if (!(request instanceof Message message)) {
@@ -135,7 +138,7 @@ final class CallInterceptor implements ClientInterceptor {
     return new Called(method.getFullMethodName().replace("kvgrpc.v1.", ""), channel.authority(), key);
   }
 
-  /** Notes the call in the trailers of one that failed. */
+  /** Adds the call to the trailers of a call that failed. */
   private static final class Noting<R> extends SimpleForwardingClientCallListener<R> {
     private final Called called;
 
@@ -169,7 +172,7 @@ final class CallInterceptor implements ClientInterceptor {
     }
   }
 
-  /** A call that begins with its request, because its deadline depends on it. */
+  /** A call that begins with its request, because its deadline depends on the request. */
   private final class UnaryCall<Q, R> extends ClientCall<Q, R> {
     private final MethodDescriptor<Q, R> method;
     private final CallOptions call;

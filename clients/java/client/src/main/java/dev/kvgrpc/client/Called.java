@@ -3,7 +3,7 @@ package dev.kvgrpc.client;
 import io.grpc.Metadata;
 import java.nio.charset.StandardCharsets;
 
-/** Which call an error is of. The interceptor notes it in the trailers, the only thing that every kind of stub hands on. */
+/** The call that an error belongs to. The interceptor adds it to the trailers, which every kind of stub passes on. */
 record Called(String method, String address, String idempotencyKey) {
   static final Called NONE = new Called("", "", "");
 
@@ -11,7 +11,7 @@ record Called(String method, String address, String idempotencyKey) {
   private static final Metadata.Key<byte[]> ADDRESS = key("address");
   private static final Metadata.Key<byte[]> IDEMPOTENCY_KEY = key("idempotency-key");
 
-  /** What was noted, as far as it was. */
+  /** Returns what the trailers have of it. */
   static Called in(Metadata trailers) {
     return trailers == null
         ? NONE

@@ -11,25 +11,25 @@ import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.Future;
 
-/** Cleans up after a failed request: cancels its transfers and frees its allocations, at all sides at once. */
+/** Cleans up after a failed request: cancels its transfers and frees its allocations, at all sides in parallel. */
 public final class CleanUp {
   private CleanUp() {}
 
-  /** One side, by the transfer's key (all of the engine's transfers with it, and those to come) or by its id. */
+  /** One side, by the transfer's key (all of the engine's transfers with it, later ones included) or by its id. */
   public record Side(
       KvgrpcClient client, ByteString transferKey, String transferId, List<String> freeAllocationIds) {
 
-    /** By key. */
+    /** Returns a side by the transfer's key. */
     public static Side ofKey(KvgrpcClient client, ByteString transferKey, String... freeAllocationIds) {
       return new Side(client, transferKey, "", List.of(freeAllocationIds));
     }
 
-    /** By id. */
+    /** Returns a side by the transfer's id. */
     public static Side ofId(KvgrpcClient client, String transferId, String... freeAllocationIds) {
       return new Side(client, ByteString.EMPTY, transferId, List.of(freeAllocationIds));
     }
 
-    /** Without the key, which is a secret. */
+    /** Omits the key, because it is a secret. */
     @Override
     public String toString() {
       String target = transferId.isEmpty() ? "transferKey=[REDACTED]" : "transferId=" + transferId;
@@ -43,14 +43,14 @@ public final class CleanUp {
     }
   }
 
-  /** What one side said: a reply, or an error after which nothing was cancelled or freed there. */
+  /** The result of one side: a reply, or an error after which nothing was cancelled or freed there. */
   public record Outcome(Optional<CancelTransferResponse> reply, Optional<KvgrpcException> error) {}
 
   /**
-   * Tells every side, whatever the others say, and returns what each said, in the same order. Never throws because a
-   * side failed: what it holds ends by itself then, with the lease and the TTL of the allocation. Goes on when the caller's
-   * own call is over, which is often why there is something to clean up: each side has the default deadline. Likewise when
-   * the thread is interrupted, which it still is afterwards.
+   * Tells every side, whatever the others answer, and returns their results in the same order. It never throws because
+   * a side failed: what that side holds ends by itself, with the lease and the TTL of the allocation. It continues
+   * after the caller's own call is over, because that is a common reason to clean up. Each side has the default
+   * deadline. It also continues when the thread is interrupted, and the thread is still interrupted afterwards.
    */
   public static List<Outcome> run(List<Side> sides, String message) {
     return sides.stream().map(side -> begun(side, message)).toList().stream().map(CleanUp::outcome).toList();
@@ -61,7 +61,7 @@ public final class CleanUp {
       var transfers = TransferServiceGrpc.newFutureStub(side.client().channel());
       return Context.ROOT.call(() -> transfers.cancelTransfer(side.request(message)));
     } catch (Exception failed) {
-      // What the client's own options throw, where they ask for a trace.
+      // The client's own options may throw when they are asked for a trace.
       return CompletableFuture.failedFuture(failed);
     }
   }
@@ -75,7 +75,7 @@ public final class CleanUp {
         } catch (ExecutionException failed) {
           return new Outcome(Optional.empty(), Optional.of(KvgrpcException.of(failed)));
         } catch (InterruptedException meanwhile) {
-          // Whoever interrupts may close the clients next, and with them the calls.
+          // The interrupting thread may close the clients next, and with them the calls.
           interrupted = true;
         }
       }

@@ -8,18 +8,18 @@ import java.util.TreeSet;
 import java.util.function.Supplier;
 
 /**
- * How to connect.
+ * Options of a connection.
  *
- * @param timeout deadline of a call that states none, repetitions included; of one that waits at the server, this and
- *     the wait
- * @param credentials of the channel; not encrypted by default
- * @param metadata sent with every call, for example an {@code authorization}
- * @param traceparent asked for the W3C context of every call, in the thread that makes it; null or empty: none
+ * @param timeout deadline of a call that states none, retries included; the wait of a call that waits at the server is
+ *     added
+ * @param credentials credentials of the channel; not encrypted by default
+ * @param metadata metadata of every call, for example an {@code authorization}
+ * @param traceparent returns the W3C context of every call, in the thread that makes the call; null or empty for none
  */
 public record ClientOptions(
     Duration timeout, ChannelCredentials credentials, Map<String, String> metadata, Supplier<String> traceparent) {
 
-  /** Checks. */
+  /** Checks the options. */
   public ClientOptions {
     if (timeout.isZero() || timeout.isNegative()) {
       throw new IllegalArgumentException("every call has a deadline: a timeout is positive, not " + timeout);
@@ -27,33 +27,33 @@ public record ClientOptions(
     metadata = Map.copyOf(metadata);
   }
 
-  /** 10 s, not encrypted, no metadata, no trace. */
+  /** Returns the default options: 10 s, not encrypted, no metadata, no trace. */
   public static ClientOptions defaults() {
     return new ClientOptions(Duration.ofSeconds(10), InsecureChannelCredentials.create(), Map.of(), () -> "");
   }
 
-  /** Without the values of the metadata, which may be secrets. */
+  /** Omits the values of the metadata, because they may be secrets. */
   @Override
   public String toString() {
     return "ClientOptions[timeout=" + timeout + ", metadata=" + new TreeSet<>(metadata.keySet()) + "]";
   }
 
-  /** With another deadline. */
+  /** Returns the options with another deadline. */
   public ClientOptions withTimeout(Duration timeout) {
     return new ClientOptions(timeout, credentials, metadata, traceparent);
   }
 
-  /** With TLS, say. */
+  /** Returns the options with other credentials, for example for TLS. */
   public ClientOptions withCredentials(ChannelCredentials credentials) {
     return new ClientOptions(timeout, credentials, metadata, traceparent);
   }
 
-  /** With other metadata. */
+  /** Returns the options with other metadata. */
   public ClientOptions withMetadata(Map<String, String> metadata) {
     return new ClientOptions(timeout, credentials, metadata, traceparent);
   }
 
-  /** With a trace context. */
+  /** Returns the options with a trace context. */
   public ClientOptions withTraceparent(Supplier<String> traceparent) {
     return new ClientOptions(timeout, credentials, metadata, traceparent);
   }

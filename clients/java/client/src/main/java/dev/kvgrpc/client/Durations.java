@@ -2,11 +2,11 @@ package dev.kvgrpc.client;
 
 import java.time.Duration;
 
-/** Between the durations of the schema and those of Java. */
+/** Conversions between the durations of the schema and those of Java. */
 public final class Durations {
   private Durations() {}
 
-  /** For a field of a request. */
+  /** Returns a duration for a field of a request. */
   public static com.google.protobuf.Duration toProto(Duration duration) {
     return com.google.protobuf.Duration.newBuilder()
         .setSeconds(duration.getSeconds())
@@ -14,12 +14,12 @@ public final class Durations {
         .build();
   }
 
-  /** Of a field of a reply. */
+  /** Returns the duration of a field of a reply. */
   public static Duration toJava(com.google.protobuf.Duration duration) {
     return Duration.ofSeconds(duration.getSeconds(), duration.getNanos());
   }
 
-  /** Nanoseconds, for waiting: never negative, and 100 years for what is longer. */
+  /** Returns nanoseconds for a wait. They are never negative, and a longer duration counts as 100 years. */
   static long nanos(Duration duration) {
     Duration longest = Duration.ofDays(36_500);
     if (duration.isNegative()) {

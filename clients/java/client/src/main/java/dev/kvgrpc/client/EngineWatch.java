@@ -7,23 +7,23 @@ import java.time.Duration;
 import java.util.Optional;
 
 /**
- * How an engine is, over all of its lives. It is reconnected for ever, and says once of each outage that the engine cannot be
- * reached; the next status says that it can. A status of another incarnation says that the leases, grants and transfers
- * of the one before are gone.
+ * Watches an engine over all of its lives. It reconnects without limit. It reports once for each outage that the engine
+ * cannot be reached; the next status reports that it can. A status with another incarnation says that the leases,
+ * grants and transfers of the previous life are gone.
  *
- * <p>One thread reads, any may close.
+ * <p>One thread reads, and any thread may close.
  */
 public final class EngineWatch extends ReconnectingStream<WatchEngineRequest, WatchEngineResponse> {
-  /** A server says something at least every 5 s. */
+  /** Silence after which a server counts as away. A server sends a message at least every 5 s. */
   private static final Duration SILENCE = Duration.ofSeconds(15);
 
   private final WatchEngineRequest request;
   private boolean unreachable;
 
-  /** What a watch tells. */
+  /** One item of a watch. */
   public sealed interface News permits Status, Unreachable {}
 
-  /** The engine as it is now. */
+  /** The present status of the engine. */
   public record Status(WatchEngineResponse message) implements News {}
 
   /** The engine cannot be reached now: give it no work. */
@@ -35,12 +35,12 @@ public final class EngineWatch extends ReconnectingStream<WatchEngineRequest, Wa
     request = (minInterval == null ? builder : builder.setMinInterval(Durations.toProto(minInterval))).build();
   }
 
-  /** What is next. */
+  /** Returns the next item. */
   public News next() {
     return next(Duration.ofDays(36_500)).orElseThrow();
   }
 
-  /** What is next; empty after that time. The watch stands then. */
+  /** Returns the next item; empty after the timeout. The watch continues then. */
   public Optional<News> next(Duration timeout) {
     long until = after(timeout);
     while (true) {
@@ -67,7 +67,7 @@ public final class EngineWatch extends ReconnectingStream<WatchEngineRequest, Wa
   @Override
   boolean isPassing(KvgrpcException error) {
     return switch (error.code()) {
-      // No other stream would be answered differently.
+      // Every other stream would get the same answer.
       case INVALID_ARGUMENT, UNIMPLEMENTED, PERMISSION_DENIED, UNAUTHENTICATED -> false;
       default -> true;
     };

@@ -21,12 +21,12 @@ public final class KeptLease {
   private long due;
 
   /**
-   * How a lease ended.
+   * The end of a lease.
    *
-   * @param state EXPIRED, RELEASED, DONE, VOIDED or LOST; UNSPECIFIED for one that the server does not know; UNRECOGNIZED for
-   *     one that could not be renewed in a state that this version does not know
-   * @param reason why it could not be renewed
-   * @param error of the last attempt, where no answer came or the server refused the whole call; else null
+   * @param state EXPIRED, RELEASED, DONE, VOIDED or LOST; UNSPECIFIED for a lease that the server does not know;
+   *     UNRECOGNIZED for a lease that could not be renewed, in a state that this version does not know
+   * @param reason why the lease could not be renewed
+   * @param error error of the last attempt, where no answer came or the server refused the whole call; otherwise null
    */
   public record End(LeaseState state, FailureReason reason, KvgrpcException error) {}
 
@@ -35,24 +35,24 @@ public final class KeptLease {
     this.due = now;
   }
 
-  /** Which lease. */
+  /** Returns the reference of the lease. */
   public LeaseRef ref() {
     return ref;
   }
 
-  /** Completed when the lease is over; cancelled when its keeper stops before. */
+  /** Completes when the lease is over. It is cancelled when the keeper stops before that. */
   public CompletableFuture<End> over() {
     return over;
   }
 
-  /** LIVE, or how it ended. A lease that was not answered yet counts as live. */
+  /** Returns LIVE, or how the lease ended. A lease without an answer counts as live. */
   public LeaseState state() {
     return over.isDone() && !over.isCancelled() ? over.join().state() : LeaseState.LEASE_STATE_LIVE;
   }
 
   /**
-   * What is left, counted from the moment when the renewal was sent, so that a holder never believes in a lease longer
-   * than its server; empty before the first answer.
+   * Returns the remaining time; empty before the first answer. It counts from the moment when the renewal was sent, so
+   * that a holder never relies on a lease longer than its server does.
    */
   public synchronized Optional<Duration> remaining() {
     if (!answered) {
@@ -62,21 +62,21 @@ public final class KeptLease {
     return Optional.of(Duration.ofNanos(left));
   }
 
-  /** When it must be renewed next. */
+  /** Returns when the lease must be renewed next. */
   synchronized long due() {
     return due;
   }
 
-  /** When it is over unless it is renewed; a long time from {@code now} before the first answer. */
+  /** Returns when the lease is over unless it is renewed; long after {@code now} before the first answer. */
   synchronized long leftUntil(long now) {
     return answered ? leftUntil : now + Duration.ofDays(1).toNanos();
   }
 
-  /** What the server said to a renewal sent at {@code sent}. */
+  /** Takes the server's answer to a renewal that was sent at {@code sent}. */
   synchronized void take(RenewedLease row, long sent) {
     boolean refused = row.getReason() != FailureReason.FAILURE_REASON_UNSPECIFIED;
     long remaining = Durations.nanos(Durations.toJava(row.getRemaining()));
-    // A state that is unknown is not an end. But of those that could not be renewed only a live one may be, later.
+    // An unknown state is not an end. But a lease that could not be renewed may be renewed later only if it is LIVE.
     boolean lost = refused && row.getState() != LeaseState.LEASE_STATE_LIVE;
     if (States.isOver(row.getState()) || lost) {
       FailureReason reason = row.getReason() == FailureReason.UNRECOGNIZED
@@ -92,14 +92,14 @@ public final class KeptLease {
     due = sent + (refused ? PAUSE_REFUSED_NANOS : Math.max(remaining / 3, PAUSE_MIN_NANOS));
   }
 
-  /** Ends it when its time is over by this process's own clock: on doubt a holder must not rely on it. */
+  /** Ends the lease when its time is over by this process's own clock: in doubt, a holder must not rely on it. */
   synchronized void expire(long now, KvgrpcException last) {
     if (answered && now - leftUntil >= 0) {
       end(new End(LeaseState.LEASE_STATE_EXPIRED, FailureReason.FAILURE_REASON_LEASE_EXPIRED, last));
     }
   }
 
-  /** The server refused the whole call, and would refuse it again. */
+  /** Ends the lease: the server refused the whole call, and would refuse it again. */
   void refuse(KvgrpcException error) {
     end(new End(LeaseState.LEASE_STATE_UNSPECIFIED, error.failureReason(), error));
   }

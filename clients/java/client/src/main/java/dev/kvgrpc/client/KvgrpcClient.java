@@ -35,7 +35,7 @@ import java.util.concurrent.TimeUnit;
 import java.util.function.Function;
 
 /**
- * One server. Thread-safe, and cheap to keep: one for each server is enough.
+ * The client of one server. It is thread-safe and cheap to keep: one for each server is enough.
  *
  * <p>Its stubs are the generated ones. {@link #call} makes a call with one and throws the typed error:
  *
@@ -57,74 +57,74 @@ public final class KvgrpcClient implements AutoCloseable {
         connection, new CallInterceptor(options), new Reconnection(connection));
   }
 
-  /** A client of the server at {@code address} ({@code host:port}). Connects at the first call. */
+  /** Returns a client of the server at {@code address} ({@code host:port}). It connects at the first call. */
   public static KvgrpcClient connect(String address) {
     return connect(address, ClientOptions.defaults());
   }
 
-  /** As {@link #connect(String)}, with options. */
+  /** Returns a client as {@link #connect(String)} does, with options. */
   public static KvgrpcClient connect(String address, ClientOptions options) {
     ManagedChannel connection = Grpc.newChannelBuilder(address, options.credentials())
         .defaultServiceConfig(ServiceConfig.MAP)
         .disableServiceConfigLookUp()
-        // A connection whose other end is gone without a word is noticed in 40 s. Pings go out during calls only.
+        // Keepalive detects a dead connection in 40 s. Pings are sent only during calls.
         .keepAliveTime(30, TimeUnit.SECONDS)
         .keepAliveTimeout(10, TimeUnit.SECONDS)
         .build();
     return new KvgrpcClient(connection, options, ConcurrentHashMap.newKeySet());
   }
 
-  /** The same connection, for calls that belong to the trace of this W3C context. Closing either closes both. */
+  /** Returns the same connection for calls of the trace of this W3C context. Closing either client closes both. */
   public KvgrpcClient withTraceparent(String traceparent) {
     return new KvgrpcClient(connection, options.withTraceparent(() -> traceparent), keepers);
   }
 
-  /** For stubs of other kinds: future, asynchronous. Deadlines, keys and metadata are seen to. */
+  /** Returns the channel for stubs of other kinds: future, asynchronous. It sets deadlines, keys and metadata. */
   public Channel channel() {
     return channel;
   }
 
-  /** First contact, and how an engine is. */
+  /** Returns the service for first contact and for the status of an engine. */
   public HandshakeServiceBlockingStub handshake() {
     return HandshakeServiceGrpc.newBlockingStub(channel);
   }
 
-  /** The pool. */
+  /** Returns the service of the pool. */
   public PoolServiceBlockingStub pool() {
     return PoolServiceGrpc.newBlockingStub(channel);
   }
 
-  /** Handing blocks over, and taking them. */
+  /** Returns the service that hands blocks over and takes them. */
   public HandoffServiceBlockingStub handoff() {
     return HandoffServiceGrpc.newBlockingStub(channel);
   }
 
-  /** Transfers. */
+  /** Returns the service of transfers. */
   public TransferServiceBlockingStub transfers() {
     return TransferServiceGrpc.newBlockingStub(channel);
   }
 
-  /** Leases. */
+  /** Returns the service of leases. */
   public LeaseServiceBlockingStub leases() {
     return LeaseServiceGrpc.newBlockingStub(channel);
   }
 
-  /** For the scheduler of the server's engine. */
+  /** Returns the service for the scheduler of the server's engine. */
   public SchedulerServiceBlockingStub scheduler() {
     return SchedulerServiceGrpc.newBlockingStub(channel);
   }
 
-  /** Named tensors, of a server whose pool is a staging store. */
+  /** Returns the service of named tensors, for a server whose pool is a staging store. */
   public TensorServiceBlockingStub tensors() {
     return TensorServiceGrpc.newBlockingStub(channel);
   }
 
-  /** For operators. */
+  /** Returns the service for operators. */
   public AdminServiceBlockingStub admin() {
     return AdminServiceGrpc.newBlockingStub(channel);
   }
 
-  /** A call of a blocking stub. Throws {@link KvgrpcException}. */
+  /** Makes a call with a blocking stub. Throws {@link KvgrpcException}. */
   public static <Q, R> R call(Function<Q, R> method, Q request) {
     try {
       return method.apply(request);
@@ -133,37 +133,37 @@ public final class KvgrpcClient implements AutoCloseable {
     }
   }
 
-  /** A stream of one's own, read by pulling. It does not come back when it breaks: {@link #watch} does. */
+  /** Opens a stream that the caller reads by pulling. It does not reconnect when it breaks; {@link #watch} does. */
   public <Q, R> MessageStream<Q, R> open(MethodDescriptor<Q, R> method) {
     return open(method, new Metadata());
   }
 
-  /** As {@link #open(MethodDescriptor)}, with metadata. */
+  /** Opens a stream as {@link #open(MethodDescriptor)} does, with metadata. */
   public <Q, R> MessageStream<Q, R> open(MethodDescriptor<Q, R> method, Metadata metadata) {
     return new MessageStream<>(channel, method).start(metadata);
   }
 
   /**
-   * Waits until the transfer is over ({@code ENDED}) or its memory is returned as well ({@code RETURNED}), or the time is
-   * over: the reply's {@code condition_met} tells which. The timeout may be longer than one call's; a server that cannot be
-   * reached or is too busy is tried again while time is left. A silent server can add 10 s. The wait also ends with the
-   * client, and with the current {@link io.grpc.Context}.
+   * Waits until the transfer is over ({@code ENDED}), until its memory is returned as well ({@code RETURNED}), or until
+   * the time is over. The reply's {@code condition_met} tells whether the condition was met. The timeout may exceed
+   * that of one call. While time is left, the call is repeated when the server cannot be reached or is too busy. A
+   * silent server can add 10 s. The wait also ends with the client, and with the current {@link io.grpc.Context}.
    */
   public WaitTransferResponse await(String transferId, WaitCondition until, Duration timeout) {
     return new Waiting(this, transferId, until).run(timeout);
   }
 
-  /** Changes of transfers that match, after an event, for as long as one likes. */
+  /** Watches the changes of matching transfers, after an event, until the watch is closed. */
   public TransferWatch watch(TransferFilter filter, TransferWatch.After after) {
     return new TransferWatch(this, filter, after);
   }
 
-  /** How the engine is, at once and whenever it has changed, also after restarts. */
+  /** Watches the status of the engine: at once and whenever it changes, also after restarts. */
   public EngineWatch watchEngine() {
     return new EngineWatch(this, null);
   }
 
-  /** As {@link #watchEngine()}, told at most once in {@code minInterval}. */
+  /** Watches as {@link #watchEngine()} does, with at most one status in {@code minInterval}. */
   public EngineWatch watchEngine(Duration minInterval) {
     return new EngineWatch(this, minInterval);
   }
@@ -173,7 +173,7 @@ public final class KvgrpcClient implements AutoCloseable {
     return keepAlive(leases, null);
   }
 
-  /** As {@link #keepAlive(List)}, each for {@code ttl} from every renewal on. */
+  /** Renews as {@link #keepAlive(List)} does, with {@code ttl} as the TTL of every renewal. */
   public LeaseKeeper keepAlive(List<LeaseRef> leases, Duration ttl) {
     LeaseKeeper keeper = new LeaseKeeper(this, ttl);
     leases.forEach(keeper::keep);
@@ -181,11 +181,11 @@ public final class KvgrpcClient implements AutoCloseable {
     return keeper.start();
   }
 
-  /** Ends calls, watches and renewals. Transfers and leases live on at the server. */
+  /** Ends calls, watches and renewals. Transfers and leases continue at the server. */
   @Override
   public void close() {
     connection.shutdownNow();
-    // After that: a keeper that is made meanwhile sees for itself that there is no connection.
+    // The keepers are closed after that, because a keeper that starts meanwhile then finds no connection.
     keepers.forEach(LeaseKeeper::close);
     try {
       connection.awaitTermination(5, TimeUnit.SECONDS);

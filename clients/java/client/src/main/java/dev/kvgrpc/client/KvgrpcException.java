@@ -23,8 +23,8 @@ import java.util.concurrent.CompletionException;
 import java.util.concurrent.ExecutionException;
 
 /**
- * Why a call or a stream failed. Programs decide by {@link #next}, {@link #reason} and {@link #code}; the message is
- * for readers. A status that no kvgrpc server made (a proxy's, gRPC's own) has its code and message only.
+ * The reason that a call or a stream failed. Programs decide by {@link #next}, {@link #reason} and {@link #code}; the
+ * message is for readers. A status that no kvgrpc server made (a proxy's, gRPC's own) has only a code and a message.
  */
 public final class KvgrpcException extends RuntimeException {
   /** The domain of reasons that are names of {@link FailureReason}. */
@@ -38,7 +38,7 @@ public final class KvgrpcException extends RuntimeException {
   private final Status.Code code;
   private final String description;
 
-  /** A field of the request that is wrong. */
+  /** A wrong field of the request. */
   public record Violation(String field, String description) {}
 
   private record Details(
@@ -49,7 +49,7 @@ public final class KvgrpcException extends RuntimeException {
       Called called) {
     static final Details NONE = ofThisSide("", Map.of());
 
-    /** Of an error that no server made. */
+    /** Returns the details of an error that no server made. */
     static Details ofThisSide(String reason, Map<String, String> metadata) {
       return new Details(reason, metadata, List.of(), Optional.empty(), Called.NONE);
     }
@@ -62,7 +62,7 @@ public final class KvgrpcException extends RuntimeException {
     this.details = details;
   }
 
-  /** The typed error of whatever a stub threw or a future failed with. */
+  /** Returns the typed error of whatever a stub threw or a future failed with. */
   public static KvgrpcException of(Throwable failure) {
     if (failure instanceof KvgrpcException typed) {
       return typed;
@@ -88,7 +88,7 @@ public final class KvgrpcException extends RuntimeException {
     return of(status, null, null);
   }
 
-  /** For a reader that notices a new life by itself. */
+  /** Returns the error for a reader that itself notices a new life. */
   static KvgrpcException incarnationChanged(ResponseHeader header) {
     Map<String, String> metadata = Map.of(
         "next", "RECOMPUTE",
@@ -98,7 +98,7 @@ public final class KvgrpcException extends RuntimeException {
     return new KvgrpcException(Status.ABORTED.withDescription("the engine has begun another life"), details, null);
   }
 
-  /** Of a transfer that has ended without its KV. */
+  /** Returns the error of a transfer that has ended without its KV. */
   static KvgrpcException of(Transfer transfer) {
     Failure failure = transfer.getFailure();
     boolean stated = failure.getReasonValue() != 0;
@@ -113,7 +113,7 @@ public final class KvgrpcException extends RuntimeException {
     return new KvgrpcException(Status.ABORTED.withDescription(message), details, null);
   }
 
-  /** Of a transfer that is not done when the time of a wait is over. */
+  /** Returns the error of a transfer that is not done when the time of a wait is over. */
   static KvgrpcException late(Transfer transfer) {
     Map<String, String> metadata =
         Map.of("transfer_id", transfer.getTransferId(), "phase", States.phase(transfer));
@@ -122,17 +122,20 @@ public final class KvgrpcException extends RuntimeException {
         Status.DEADLINE_EXCEEDED.withDescription("the transfer is not done in its time"), details, null);
   }
 
-  /** The gRPC code. */
+  /** Returns the gRPC code. */
   public Status.Code code() {
     return code;
   }
 
-  /** The name of a {@link FailureReason} without its prefix, also of one that this version does not know; else empty. */
+  /**
+   * Returns the name of a {@link FailureReason} without its prefix, even if this version does not know it; otherwise
+   * empty.
+   */
   public String reason() {
     return details.reason();
   }
 
-  /** The reason as the schema's enum; INTERNAL for one that this version does not know, UNSPECIFIED without one. */
+  /** Returns the reason as the schema's enum; INTERNAL for an unknown one, UNSPECIFIED without one. */
   public FailureReason failureReason() {
     if (reason().isEmpty()) {
       return FailureReason.FAILURE_REASON_UNSPECIFIED;
@@ -140,29 +143,29 @@ public final class KvgrpcException extends RuntimeException {
     return named(FailureReason.class, REASON_PREFIX + reason(), FailureReason.FAILURE_REASON_INTERNAL);
   }
 
-  /** What would help. UNSPECIFIED: unknown, do not retry by machine. */
+  /** Returns the recommended next step. UNSPECIFIED means that it is unknown: do not retry automatically. */
   public NextStep next() {
     boolean known = isNamed(FailureReason.class, REASON_PREFIX + reason());
     String name = NEXT_PREFIX + metadata().getOrDefault("next", "");
     return known ? named(NextStep.class, name, NextStep.NEXT_STEP_UNSPECIFIED) : NextStep.NEXT_STEP_UNSPECIFIED;
   }
 
-  /** The same call may succeed later, here: after {@link #retryDelay}, where there is one. */
+  /** Returns whether the same call may succeed later, here: after {@link #retryDelay}, where there is one. */
   public boolean mayRetryHere() {
     return next() == NextStep.NEXT_STEP_RETRY_HERE;
   }
 
-  /** The server's sentence. {@link #getMessage} has code, reason, the wrong fields and the call as well. */
+  /** Returns the server's message. {@link #getMessage} adds the code, the reason, the wrong fields and the call. */
   public String description() {
     return description;
   }
 
-  /** The engine that refused; empty when no engine did. */
+  /** Returns the engine that refused; empty when no engine did. */
   public String engineId() {
     return metadata().getOrDefault("engine_id", "");
   }
 
-  /** The life of the engine that refused; 0 when no engine did. */
+  /** Returns the incarnation of the engine that refused; 0 when no engine did. */
   public long incarnation() {
     try {
       return Long.parseLong(metadata().getOrDefault("incarnation", "0"));
@@ -171,42 +174,44 @@ public final class KvgrpcException extends RuntimeException {
     }
   }
 
-  /** The wrong fields of the request. */
+  /** Returns the wrong fields of the request. */
   public List<Violation> violations() {
     return details.violations();
   }
 
-  /** How long to wait before the same call; empty where the server stated none. */
+  /** Returns how long to wait before the same call; empty where the server stated nothing. */
   public Optional<Duration> retryDelay() {
     return details.retryDelay();
   }
 
-  /** What the reason needs: {@code limit}, {@code group}, {@code phase} and others. */
+  /** Returns what the reason needs: {@code limit}, {@code group}, {@code phase} and others. */
   public Map<String, String> metadata() {
     return details.metadata();
   }
 
-  /** What was called, {@code PoolService/AllocateBlocks}; empty for an error that is no call's. */
+  /** Returns the called method, {@code PoolService/AllocateBlocks}; empty where the error is not of a call. */
   public String method() {
     return details.called().method();
   }
 
-  /** The server that it was called at. */
+  /** Returns the server that was called. */
   public String address() {
     return details.called().address();
   }
 
-  /** Of the request, where it has one: the same request with this key repeats the call, instead of making a second one. */
+  /**
+   * Returns the key of the request, if any. The same request with this key retries the call and makes no second one.
+   */
   public String idempotencyKey() {
     return details.called().idempotencyKey();
   }
 
-  /** gRPC itself refused a message that is longer than its reader takes: the same message would come again. */
+  /** Returns whether gRPC itself refused a message over the reader's size limit. The same message would come again. */
   boolean isTooLarge() {
     return !isServers() && (description.contains("exceeds maximum size") || description.contains("larger than max"));
   }
 
-  /** A kvgrpc server made this status: it has a reason. */
+  /** Returns whether a kvgrpc server made this status: it has a reason. */
   boolean isServers() {
     return !reason().isEmpty();
   }
@@ -234,12 +239,12 @@ public final class KvgrpcException extends RuntimeException {
         }
       }
     } catch (InvalidProtocolBufferException | IllegalArgumentException | ArithmeticException malformed) {
-      // Details that cannot be read are as good as none: the code still counts.
+      // Details that cannot be read count as none. The code still counts.
     }
     return new Details(reason, metadata, violations, retryDelay, Called.in(trailers));
   }
 
-  /** Code and reason, what is wrong, and the fields that are. */
+  /** Returns the code, the reason, the message and the wrong fields. */
   private static String sentence(Status status, Details details) {
     String said = withoutRepetition(status.getDescription(), details);
     StringBuilder text = new StringBuilder(status.getCode().name());
@@ -265,7 +270,7 @@ public final class KvgrpcException extends RuntimeException {
     return text.toString();
   }
 
-  /** A server writes reason and violations into the sentence, too, for tools that show no more. */
+  /** Returns the message without the reason and the violations. A server adds both for tools that show nothing else. */
   private static String withoutRepetition(String description, Details details) {
     String sentence = description == null ? "" : description;
     String prefix = details.reason() + ": ";

@@ -18,9 +18,9 @@ import java.util.concurrent.TimeoutException;
  * <p>Rules:
  *
  * <ul>
- *   <li>A lease is renewed when a third of what was left has passed, so that two renewals may fail.
- *   <li>One that is over is dropped, and {@link KeptLease#over} tells how it ended. So does one that could not be renewed in
- *       time: it counts as expired, whatever its server may know.
+ *   <li>A lease is renewed when a third of its remaining time has passed, so that two renewals may fail.
+ *   <li>A lease that is over is dropped, and {@link KeptLease#over} tells how it ended. A lease that could not be
+ *       renewed in time is dropped as well: it counts as expired, whatever its server knows.
  *   <li>A stream that breaks is opened again, after a growing pause. Closing a keeper ends no lease.
  * </ul>
  */
@@ -29,7 +29,9 @@ public final class LeaseKeeper implements AutoCloseable {
   private static final long ANSWER_MAX_NANOS = Duration.ofSeconds(10).toNanos();
   private static final long ANSWER_MIN_NANOS = Duration.ofMillis(100).toNanos();
 
-  /** A server takes 10,000 rows, but also no more than 4 MB, and a grant has some 700 bytes. */
+  /**
+   * Largest number of leases in one message. A server takes 10,000, but at most 4 MB, and a grant has about 700 bytes.
+   */
   private static final int BATCH_MAX = 5_000;
 
   private final KvgrpcClient client;
@@ -53,7 +55,7 @@ public final class LeaseKeeper implements AutoCloseable {
     return this;
   }
 
-  /** Renews this lease, too, from now on. */
+  /** Renews this lease too, from now on. */
   public synchronized KeptLease keep(LeaseRef ref) {
     if (closed) {
       throw new IllegalStateException("the keeper is closed");
@@ -64,14 +66,14 @@ public final class LeaseKeeper implements AutoCloseable {
     return lease;
   }
 
-  /** Renews it no more. */
+  /** Stops renewing a lease. */
   public synchronized void drop(KeptLease lease) {
     if (kept.remove(lease)) {
       lease.stop();
     }
   }
 
-  /** The leases that are renewed. */
+  /** Returns the leases that are renewed. */
   public synchronized List<KeptLease> leases() {
     return List.copyOf(kept);
   }
@@ -93,13 +95,13 @@ public final class LeaseKeeper implements AutoCloseable {
         renew(due);
       }
     } finally {
-      // Also after an error: no holder shall believe in a lease that nobody renews.
+      // The keeper also closes after an error: no holder may rely on a lease that nobody renews.
       close();
       leases().forEach(KeptLease::stop);
     }
   }
 
-  /** Waits until leases are due. Null: closed. */
+  /** Waits until leases are due, and returns them. Null means that the keeper is closed. */
   private synchronized List<KeptLease> nextDue() {
     while (!closed && !client.isClosed()) {
       long now = System.nanoTime();
@@ -118,7 +120,7 @@ public final class LeaseKeeper implements AutoCloseable {
     return null;
   }
 
-  /** Until the next attempt, or the end of a lease, or word from another thread. */
+  /** Waits for the next attempt, the end of a lease, or a wake-up by another thread. */
   private void pause(long now) {
     long longest = Duration.ofHours(1).toNanos();
     for (KeptLease lease : kept) {
@@ -193,7 +195,7 @@ public final class LeaseKeeper implements AutoCloseable {
     }
   }
 
-  /** The error of the last attempt, where it failed. */
+  /** Returns the error of the last attempt, where it failed. */
   public synchronized Optional<KvgrpcException> lastFailure() {
     return Optional.ofNullable(lastFailure);
   }

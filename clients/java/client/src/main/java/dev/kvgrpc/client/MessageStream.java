@@ -14,8 +14,8 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 
 /**
- * One stream that is read by pulling: the server is asked for one message more whenever one was taken, so that a slow
- * reader holds its server up and not its own memory. One thread sends, one reads, any may close.
+ * A stream that is read by pulling. The server is asked for one more message whenever one was taken, so that a slow
+ * reader delays its server and does not fill its own memory. One thread sends, one reads, and any thread may close.
  */
 public final class MessageStream<Q, R> implements AutoCloseable {
   private final BlockingQueue<Object> arrived = new LinkedBlockingQueue<>();
@@ -36,26 +36,29 @@ public final class MessageStream<Q, R> implements AutoCloseable {
     return this;
   }
 
-  /** Sends a message; nothing on a stream that is closed, whose reader is told. */
+  /** Sends a message. On a closed stream it does nothing; the reader gets the reason. */
   public synchronized void send(Q message) {
     if (!closed) {
       call.sendMessage(message);
     }
   }
 
-  /** No message follows. */
+  /** Ends the client's messages. */
   public synchronized void finish() {
     if (!closed) {
       call.halfClose();
     }
   }
 
-  /** The server's initial metadata; fails with a {@link KvgrpcException} when the stream ends without. */
+  /**
+   * Returns the server's initial metadata. It fails with a {@link KvgrpcException} when the stream ends without
+   * metadata.
+   */
   public CompletableFuture<Metadata> headers() {
     return headers;
   }
 
-  /** The next message; null when the server has ended the stream well. */
+  /** Returns the next message; null when the server has ended the stream without an error. */
   public R next() {
     try {
       return next(Duration.ofDays(36_500));
@@ -64,7 +67,9 @@ public final class MessageStream<Q, R> implements AutoCloseable {
     }
   }
 
-  /** As {@link #next()}, but waits no longer than that. The stream stands after the timeout. */
+  /**
+   * Returns the next message as {@link #next()} does, after at most this wait. The stream continues after the timeout.
+   */
   @SuppressWarnings("unchecked")
   public R next(Duration timeout) throws TimeoutException {
     Object taken = end != null ? end : poll(timeout);

@@ -24,14 +24,14 @@ import java.util.List;
 import java.util.Optional;
 
 /**
- * Pulls and pushes whose end is waited for, and one call that moves the KV of a prompt. A transfer that ends without its KV
- * is an exception here; to a server it is no error of a call.
+ * Pulls and pushes that wait for their end, and one call that moves the KV of a prompt. A transfer that ends without
+ * its KV is an exception here. At the server it is not an error of a call.
  */
 public final class Moves {
-  /** More than a server's defaults for queue, transfer and settle together. */
+  /** Default time of a move. It exceeds the sum of a server's defaults for queue, transfer and settle. */
   public static final Duration TIMEOUT = Duration.ofSeconds(90);
 
-  /** Of one call: half of what a server allows, so that proxies with a limit of a minute let it pass. */
+  /** Wait of one call: half of what a server allows, so that proxies with a limit of one minute let it pass. */
   private static final Duration ONCE = Duration.ofSeconds(30);
 
   private static final SecureRandom RANDOM = new SecureRandom();
@@ -39,9 +39,9 @@ public final class Moves {
   private Moves() {}
 
   /**
-   * The transfer, which has succeeded or is not over. One that has ended without its KV throws {@link KvgrpcException}: its
-   * code is ABORTED, its reason and step are those of the failure, and its metadata has {@code transfer_id} and
-   * {@code phase}.
+   * Returns the transfer, which has succeeded or is not over. A transfer that has ended without its KV throws {@link
+   * KvgrpcException}. The code of the exception is ABORTED, its reason and next step are those of the failure, and its
+   * metadata has {@code transfer_id} and {@code phase}.
    */
   public static Transfer check(Transfer transfer) {
     if (States.isOver(transfer) && transfer.getState() != TransferState.TRANSFER_STATE_SUCCEEDED) {
@@ -51,9 +51,10 @@ public final class Moves {
   }
 
   /**
-   * Makes a pull whose destination is stated, and waits for its end: the transfer once the KV is in its blocks. Throws what
-   * refuses the call, what {@link #check} throws, or DEADLINE_EXCEEDED when the time is over: the transfer goes on then, and
-   * CancelTransfer ends it. State {@code wait.until} to wait for the return of the memory, too.
+   * Makes a pull whose destination is stated, and waits for its end. It returns the transfer once the KV is in its
+   * blocks. It throws the error that refuses the call, or the one that {@link #check} throws. When the time is over, it
+   * throws DEADLINE_EXCEEDED: then the transfer continues, and CancelTransfer ends it. State {@code wait.until} to wait
+   * for the return of the memory as well.
    */
   public static Transfer pull(KvgrpcClient client, PullBlocksRequest request, Duration timeout) {
     long end = System.nanoTime() + Durations.nanos(timeout);
@@ -63,7 +64,7 @@ public final class Moves {
     return ended(client, reply.getTransfer(), reply.getConditionMet(), wait.getUntil(), end);
   }
 
-  /** As {@link #pull}, for a push: reserves blocks for what the request's source is to send. */
+  /** Reserves blocks for what the request's source will push, and waits for it as {@link #pull} does. */
   public static Transfer receive(KvgrpcClient client, ReserveBlocksRequest request, Duration timeout) {
     long end = System.nanoTime() + Durations.nanos(timeout);
     TransferWait wait = inCall(request.getWait(), timeout);
@@ -72,24 +73,27 @@ public final class Moves {
     return ended(client, reply.getTransfer(), reply.getConditionMet(), wait.getUntil(), end);
   }
 
-  /** How a move is made: a label at both engines, where the KV goes, and how long it may take. */
+  /** The options of a move: a label at both engines, the destination blocks, and the time limit. */
   public record Options(String requestId, Optional<Blocks> into, Duration timeout) {
-    /** Into as many blocks as the source has, group by group, which are allocated at the destination; within 90 s. */
+    /**
+     * Returns the default options. They allocate as many blocks at the destination as the source has, group by group,
+     * and allow 90 s.
+     */
     public static Options defaults() {
       return new Options("", Optional.empty(), TIMEOUT);
     }
   }
 
-  /** Where the KV is now: the RECEIVE at the destination, and its blocks, which are freed by their allocation id. */
+  /** The result of a move: the RECEIVE at the destination, and its blocks. They are freed by their allocation id. */
   public record Moved(Transfer transfer, Blocks blocks) {}
 
   /**
-   * Copies the KV of a prompt from blocks of one engine to another one, and waits until it is there: blocks are allocated at
-   * the destination, those of the source are handed over to be read, and the destination pulls. Both servers manage their
-   * pools; the source's blocks stay the caller's.
+   * Copies the KV of a prompt from blocks of one engine to another engine, and waits until the KV is there. It
+   * allocates blocks at the destination, hands the source's blocks over for reading, and lets the destination pull.
+   * Both servers must manage their pools. The caller keeps the source's blocks.
    *
-   * <p>A move that fails leaves nothing behind: it is cancelled at both sides, and what it allocated is freed. Throws {@link
-   * KvgrpcException}.
+   * <p>A move that fails leaves nothing behind: it is cancelled at both sides, and what it allocated is freed. Throws
+   * {@link KvgrpcException}.
    */
   public static Moved move(
       KvgrpcClient source, KvgrpcClient destination, Blocks blocks, Content content, Options options) {

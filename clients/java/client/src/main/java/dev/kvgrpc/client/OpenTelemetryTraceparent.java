@@ -5,11 +5,11 @@ import io.opentelemetry.api.trace.SpanContext;
 import java.util.function.Supplier;
 
 /**
- * The context of OpenTelemetry's current span, for {@link ClientOptions#withTraceparent}. It needs
- * {@code io.opentelemetry:opentelemetry-api}, which this library does not bring.
+ * Returns the context of OpenTelemetry's current span, for {@link ClientOptions#withTraceparent}. It needs {@code
+ * io.opentelemetry:opentelemetry-api}, which this library does not bring.
  */
 public final class OpenTelemetryTraceparent implements Supplier<String> {
-  /** Empty outside of any span. */
+  /** Returns an empty text outside of any span. */
   @Override
   public String get() {
     SpanContext span = Span.current().getSpanContext();

@@ -8,8 +8,8 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 
 /**
- * A server stream that is opened again when it breaks, by the thread that reads it. Between streams there is a growing
- * pause; how many follow each other has no limit, since a reader can stop at any time.
+ * A server stream that its reading thread opens again when it breaks. There is a growing pause between streams. Their
+ * number has no limit, because a reader can stop at any time.
  */
 abstract class ReconnectingStream<Q, R> implements AutoCloseable {
   private final KvgrpcClient client;
@@ -23,7 +23,7 @@ abstract class ReconnectingStream<Q, R> implements AutoCloseable {
   private long reopenAt = System.nanoTime();
   private KvgrpcException failure;
 
-  /** What came of one step: a message, or the error that broke the stream. */
+  /** The result of one step: a message, or the error that broke the stream. */
   record Step<R>(R message, boolean first, KvgrpcException broken) {}
 
   ReconnectingStream(KvgrpcClient client, MethodDescriptor<Q, R> method) {
@@ -31,16 +31,16 @@ abstract class ReconnectingStream<Q, R> implements AutoCloseable {
     this.method = method;
   }
 
-  /** What to ask for now, after all that was read. */
+  /** Returns the request for the next stream, after everything that was read. */
   abstract Q request();
 
-  /** Another stream may do better than the one that ended with this. */
+  /** Returns whether another stream may succeed after one that ended with this error. */
   abstract boolean isPassing(KvgrpcException error);
 
-  /** How long a server may be silent before the stream counts as broken. */
+  /** Returns how long a server may be silent before the stream counts as broken. */
   abstract Duration silence();
 
-  /** Ends the watch, also under a thread that reads. */
+  /** Ends the watch, even while a thread reads it. */
   @Override
   public void close() {
     closed.countDown();
@@ -50,7 +50,7 @@ abstract class ReconnectingStream<Q, R> implements AutoCloseable {
     }
   }
 
-  /** The next message or break; null when {@code until} is over. */
+  /** Returns the next message or break; null when the time {@code until} is reached. */
   final Step<R> step(long until) {
     if (failure != null) {
       throw failure;
@@ -131,7 +131,7 @@ abstract class ReconnectingStream<Q, R> implements AutoCloseable {
     return error;
   }
 
-  /** For {@code until}: the end of a timeout that begins now. */
+  /** Returns the end of a timeout that begins now, for {@code until}. */
   static long after(Duration timeout) {
     return System.nanoTime() + Durations.nanos(timeout);
   }

@@ -11,8 +11,8 @@ import java.time.Duration;
 import java.util.concurrent.atomic.AtomicLong;
 
 /**
- * Connects again when a call is made. gRPC's own pause after a refused connection grows to two minutes, in which every
- * call fails at once; a server that restarts is back in seconds.
+ * Reconnects when a call is made. gRPC's own pause after a refused connection grows to two minutes, and every call in
+ * it fails at once. A server that restarts is back in seconds.
  */
 final class Reconnection implements ClientInterceptor {
   private static final long PAUSE_NANOS = Duration.ofMillis(100).toNanos();

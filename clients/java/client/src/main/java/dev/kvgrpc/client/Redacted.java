@@ -6,15 +6,16 @@ import com.google.protobuf.Message;
 import com.google.protobuf.TextFormat;
 import java.util.List;
 
-/** Messages as text, for logs. */
+/** Messages as text for logs. */
 public final class Redacted {
   private static final ByteString REDACTED = ByteString.copyFromUtf8("[REDACTED]");
 
   private Redacted() {}
 
   /**
-   * The message's text on one line, with [REDACTED] in place of what the schema marks with {@code debug_redact}: tokens of
-   * grants, transfer keys, and others. A message's own {@code toString} may show them in full.
+   * Returns the message's text on one line, with [REDACTED] in place of what the schema marks with {@code
+   * debug_redact}: the tokens of grants, transfer keys, and others. A message's own {@code toString} may show them in
+   * full.
    */
   public static String text(Message message) {
     return TextFormat.printer().emittingSingleLine(true).printToString(redacted(message));

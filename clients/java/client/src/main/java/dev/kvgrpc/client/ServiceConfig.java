@@ -4,8 +4,9 @@ import java.util.List;
 import java.util.Map;
 
 /**
- * What gRPC repeats by itself: UNAVAILABLE, because it says that the server did not take the call. Not ConnectPeer, whose
- * UNAVAILABLE is the other server's, after the whole time that a connection may take. Not streams.
+ * The calls that gRPC retries: those with UNAVAILABLE, because it says that the server did not take the call. Streams
+ * are not retried. ConnectPeer is not retried either: its UNAVAILABLE comes from the other server, after the full time
+ * that a connection may take.
  */
 final class ServiceConfig {
   static final Map<String, ?> MAP = Map.of(

@@ -13,11 +13,11 @@ import dev.kvgrpc.v1.WaitCondition;
 import dev.kvgrpc.v1.WaitingFor;
 import java.util.Locale;
 
-/** What enum values mean, also those that a newer server sends: they read as the safe case. */
+/** The meaning of enum values. Values that only a newer server knows read as the safe case. */
 public final class States {
   private States() {}
 
-  /** It has ended, one way or another. A state that this version does not know is not an end. */
+  /** Returns whether the transfer has ended, whatever the outcome. An unknown state is not an end. */
   public static boolean isOver(Transfer transfer) {
     return switch (transfer.getState()) {
       case TRANSFER_STATE_SUCCEEDED, TRANSFER_STATE_FAILED, TRANSFER_STATE_CANCELLED -> true;
@@ -25,17 +25,20 @@ public final class States {
     };
   }
 
-  /** Of a RECEIVE: the KV is in the blocks. Of a SEND: the consumers are done. */
+  /**
+   * Returns whether the transfer has succeeded. For a RECEIVE, the KV is in the blocks. For a SEND, the consumers are
+   * done.
+   */
   public static boolean succeeded(Transfer transfer) {
     return transfer.getState() == TransferState.TRANSFER_STATE_SUCCEEDED;
   }
 
-  /** It is over and this engine's blocks are the engine's again. */
+  /** Returns whether the transfer is over and this engine's blocks are the engine's again. */
   public static boolean mayReuseMemory(Transfer transfer) {
     return isOver(transfer) && transfer.getMemory() == MemoryDisposition.MEMORY_DISPOSITION_RETURNED;
   }
 
-  /** The memory's disposition; QUARANTINED for one that this version does not know. */
+  /** Returns the memory's disposition; QUARANTINED for an unknown one. */
   public static MemoryDisposition memory(Transfer transfer) {
     return switch (transfer.getMemory()) {
       case MEMORY_DISPOSITION_HELD, MEMORY_DISPOSITION_RETURNED -> transfer.getMemory();
@@ -43,12 +46,12 @@ public final class States {
     };
   }
 
-  /** The transfer is where a wait for {@code until} ends. */
+  /** Returns whether the transfer has reached the end of a wait for {@code until}. */
   public static boolean meets(Transfer transfer, WaitCondition until) {
     return until == WaitCondition.WAIT_CONDITION_RETURNED ? mayReuseMemory(transfer) : isOver(transfer);
   }
 
-  /** It pins no more. A state that this version does not know is not an end. */
+  /** Returns whether the lease pins nothing any more. An unknown state is not an end. */
   public static boolean isOver(LeaseState lease) {
     return switch (lease) {
       case LEASE_STATE_EXPIRED, LEASE_STATE_RELEASED, LEASE_STATE_DONE, LEASE_STATE_VOIDED, LEASE_STATE_LOST,
@@ -57,12 +60,12 @@ public final class States {
     };
   }
 
-  /** The engine takes new work. */
+  /** Returns whether the engine takes new work. */
   public static boolean takesWork(Admission admission) {
     return admission == Admission.ADMISSION_OPEN;
   }
 
-  /** What would help; UNSPECIFIED, so no retry, where this version does not know the reason or the step. */
+  /** Returns the recommended next step; UNSPECIFIED, which is no retry, where the reason or the step is unknown. */
   public static NextStep next(Failure failure) {
     boolean known = switch (failure.getReason()) {
       case FAILURE_REASON_UNSPECIFIED, UNRECOGNIZED -> false;
@@ -71,7 +74,7 @@ public final class States {
     return known ? failure.getNext() : NextStep.NEXT_STEP_UNSPECIFIED;
   }
 
-  /** What a transfer that is not over waits for, or its phase: in lower case, as errors name it. */
+  /** Returns what a transfer that is not over waits for, or its phase, in lower case as errors name it. */
   static String phase(Transfer transfer) {
     if (isOver(transfer)) {
       return "return";
@@ -83,13 +86,13 @@ public final class States {
     return phases == 0 ? "queue" : name(transfer.getPhases(phases - 1).getPhase());
   }
 
-  /** In lower case, as errors name a phase; empty for none. */
+  /** Returns the phase in lower case, as errors name it; empty for none. */
   static String name(TransferPhase phase) {
     boolean none = phase == TransferPhase.TRANSFER_PHASE_UNSPECIFIED;
     return none ? "" : phase.name().replace("TRANSFER_PHASE_", "").toLowerCase(Locale.ROOT);
   }
 
-  /** The reason; INTERNAL for one that this version does not know. */
+  /** Returns the reason; INTERNAL for an unknown one. */
   public static FailureReason reason(Failure failure) {
     return switch (failure.getReason()) {
       case FAILURE_REASON_UNSPECIFIED, UNRECOGNIZED -> FailureReason.FAILURE_REASON_INTERNAL;

@@ -9,14 +9,15 @@ import java.time.Duration;
 import java.util.Optional;
 
 /**
- * Changes of transfers, over streams that break: what was read is neither repeated nor lost.
+ * Watches the changes of transfers over streams that break. No message is repeated or lost.
  *
- * <p>Messages are the server's. The first says that the watch stands, and has no transfer; so have those that only tell
- * how far the server is. One with {@code history_lost} says that changes before it are missing: list the transfers. The
- * watch goes on after it. It ends with INCARNATION_CHANGED when the life that it is of is over, since all that was known of
- * that life's transfers is gone.
+ * <p>Messages are the server's. The first message says that the watch is open and has no transfer. Messages that only
+ * state the server's progress have no transfer either. A message with {@code history_lost} says that changes before it
+ * are missing: list the transfers. The watch continues after it. The watch ends with INCARNATION_CHANGED when its life
+ * is over, because the transfers of that life are gone.
  *
- * <p>One thread reads, any may close. Nothing runs in between: a watch that nobody reads connects to nobody.
+ * <p>One thread reads, and any thread may close. Nothing runs in the background: a watch connects only while it is
+ * read.
  */
 public final class TransferWatch extends ReconnectingStream<WatchTransfersRequest, WatchTransfersResponse> {
   private final TransferFilter filter;
@@ -24,12 +25,12 @@ public final class TransferWatch extends ReconnectingStream<WatchTransfersReques
   private long incarnation;
   private boolean told;
 
-  /** Where a watch begins: after an event of a life. */
+  /** The point at which a watch begins: after an event of a life. */
   public record After(long eventSeq, long incarnation) {
-    /** Now, whichever life it is. */
+    /** The present, in any life. */
     public static final After PRESENT = new After(0, 0);
 
-    /** After all that a reply says: of a list, or of a call that made a transfer. */
+    /** Returns the point up to which a reply reports everything, of a list or of a call that made a transfer. */
     public static After of(ResponseHeader header) {
       return new After(header.getEventSeq(), header.getIncarnation());
     }
@@ -42,12 +43,12 @@ public final class TransferWatch extends ReconnectingStream<WatchTransfersReques
     this.incarnation = after.incarnation();
   }
 
-  /** The next message. */
+  /** Returns the next message. */
   public WatchTransfersResponse next() {
     return next(Duration.ofDays(36_500)).orElseThrow();
   }
 
-  /** The next message; empty after that time. The watch stands then. */
+  /** Returns the next message; empty after the timeout. The watch continues then. */
   public Optional<WatchTransfersResponse> next(Duration timeout) {
     long until = after(timeout);
     while (true) {
@@ -61,7 +62,7 @@ public final class TransferWatch extends ReconnectingStream<WatchTransfersReques
     }
   }
 
-  /** Where another watch would go on. */
+  /** Returns where another watch would continue. */
   public After position() {
     return new After(eventSeq, incarnation);
   }
@@ -71,7 +72,7 @@ public final class TransferWatch extends ReconnectingStream<WatchTransfersReques
     if (incarnation != 0 && header.getIncarnation() != incarnation) {
       throw fail(KvgrpcException.incarnationChanged(header));
     }
-    // That a later stream stands is no news.
+    // The start of a later stream is not reported.
     boolean news = !told || !first || message.hasTransfer() || message.getHistoryLost();
     told = true;
     incarnation = header.getIncarnation();
@@ -93,7 +94,7 @@ public final class TransferWatch extends ReconnectingStream<WatchTransfersReques
     return switch (error.code()) {
       case UNAVAILABLE, DEADLINE_EXCEEDED -> true;
       case RESOURCE_EXHAUSTED -> !error.isTooLarge();
-      // Of a connection that was cut, or a proxy that reset the stream.
+      // The connection was cut, or a proxy reset the stream.
       case CANCELLED, INTERNAL, UNKNOWN -> !error.isServers();
       default -> false;
     };
@@ -101,7 +102,7 @@ public final class TransferWatch extends ReconnectingStream<WatchTransfersReques
 
   @Override
   Duration silence() {
-    // Nothing may change for days. A connection that is dead is found out by pings.
+    // Nothing may change for days. Pings detect a dead connection.
     return Duration.ofDays(36_500);
   }
 }

@@ -8,12 +8,12 @@ import java.time.Duration;
 import java.util.Optional;
 import java.util.concurrent.TimeUnit;
 
-/** Waits for one transfer, longer than one WaitTransfer may take. */
+/** Waits for one transfer, for longer than one WaitTransfer may take. */
 final class Waiting {
-  /** Of one call: half of what a server allows, so that proxies with a limit of a minute let it pass. */
+  /** Wait of one call: half of what a server allows, so that proxies with a limit of one minute let it pass. */
   private static final long ONCE_NANOS = Duration.ofSeconds(30).toNanos();
 
-  /** In a pause, until the next look whether the wait may go on. */
+  /** Interval in a pause at which the wait checks whether it may continue. */
   private static final long LOOK_NANOS = Duration.ofMillis(100).toNanos();
 
   private final KvgrpcClient client;
@@ -38,7 +38,7 @@ final class Waiting {
         if (System.nanoTime() - begun >= once / 2) {
           pauses.reset();
         } else {
-          // The server answers before its time: no loop without a pause.
+          // The server may answer early. The pause prevents a busy loop.
           pause(until, Optional.empty());
         }
       } catch (KvgrpcException error) {
@@ -59,13 +59,13 @@ final class Waiting {
   private boolean isPassing(KvgrpcException error) {
     return !isEnded() && switch (error.code()) {
       case UNAVAILABLE, RESOURCE_EXHAUSTED, DEADLINE_EXCEEDED -> true;
-      // Of a connection that was cut, or a proxy that reset the call.
+      // The connection was cut, or a proxy reset the call.
       case CANCELLED, INTERNAL, UNKNOWN -> !error.isServers();
       default -> false;
     };
   }
 
-  /** No call can be made any more: the client is closed, or the call is over that the wait is a part of. */
+  /** Returns whether no call can be made any more: the client is closed, or the call that contains the wait is over. */
   private boolean isEnded() {
     return client.isClosed() || Context.current().isCancelled();
   }

@@ -49,7 +49,7 @@ import java.util.concurrent.TimeUnit;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.Test;
 
-/** What every call has: a deadline, an idempotency key, metadata, and repetitions of UNAVAILABLE. */
+/** Tests what every call has: a deadline, an idempotency key, metadata, and retries of UNAVAILABLE. */
 class CallTest {
   private static final String CONTEXT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 

@@ -31,7 +31,7 @@ import java.util.concurrent.atomic.AtomicInteger;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.Test;
 
-/** Cleaning up tells every side, and what each said. */
+/** Tests that a clean-up tells every side, and returns the result of each. */
 class CleanUpTest {
   private static final ByteString KEY = ByteString.copyFromUtf8("0123456789abcdef");
 

@@ -18,7 +18,7 @@ import java.util.concurrent.LinkedBlockingQueue;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.Test;
 
-/** The watch of an engine outlasts its lives, and tells when it cannot be reached. */
+/** Tests that the watch of an engine continues over its lives, and reports when the engine cannot be reached. */
 class EngineWatchTest {
   private static final Duration LONG = Duration.ofSeconds(20);
 
@@ -39,7 +39,7 @@ class EngineWatchTest {
       assertEquals(1, status(watch).getHeader().getEventSeq());
       server.stop();
       assertInstanceOf(EngineWatch.Unreachable.class, watch.next(LONG).orElseThrow());
-      // Some attempts fail meanwhile, and tell nothing.
+      // Some attempts fail in the meantime, which is not reported.
       assertTrue(watch.next(Duration.ofMillis(400)).isEmpty());
       server.start();
       assertEquals(2, status(watch).getHeader().getEventSeq());

@@ -23,7 +23,7 @@ import java.util.concurrent.BlockingQueue;
 import java.util.concurrent.LinkedBlockingQueue;
 import java.util.concurrent.TimeUnit;
 
-/** A server on a loopback port that plays kvgrpc's part: its services are the generated ones, written by each test. */
+/** A server on a loopback port that plays kvgrpc. Each test implements its services. */
 final class FakeServer implements AutoCloseable {
   static final Metadata.Key<String> TRACEPARENT = key("traceparent");
   static final long LIFE = 77;
@@ -41,7 +41,7 @@ final class FakeServer implements AutoCloseable {
     start();
   }
 
-  /** On the port that it had. */
+  /** Starts the server at the port that it had. */
   void start() {
     NettyServerBuilder builder = NettyServerBuilder.forAddress(new InetSocketAddress("127.0.0.1", port));
     for (BindableService service : services) {
@@ -55,7 +55,7 @@ final class FakeServer implements AutoCloseable {
     port = server.getPort();
   }
 
-  /** Cuts every connection and takes no new one. */
+  /** Cuts every connection and accepts no new one. */
   void stop() {
     server.shutdownNow();
     try {
@@ -102,7 +102,7 @@ final class FakeServer implements AutoCloseable {
     return Metadata.Key.of(name, Metadata.ASCII_STRING_MARSHALLER);
   }
 
-  /** A status as a kvgrpc server makes it. */
+  /** Returns a status as a kvgrpc server makes it. */
   static StatusRuntimeException refusal(Status.Code code, String reason, String next, Message... more) {
     ErrorInfo info = ErrorInfo.newBuilder()
         .setDomain("kvgrpc.dev")

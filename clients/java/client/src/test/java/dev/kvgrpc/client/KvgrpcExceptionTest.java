@@ -26,7 +26,7 @@ import java.util.Map;
 import java.util.Optional;
 import org.junit.jupiter.api.Test;
 
-/** What a typed error holds. */
+/** Tests what a typed error contains. */
 class KvgrpcExceptionTest {
   @Test
   void aRefusalHasAllThatItsDetailsSay() {

@@ -10,7 +10,9 @@ import dev.kvgrpc.session.v1.RankCommand;
 import java.util.List;
 import org.junit.jupiter.api.Test;
 
-/** The packages for leads, which are no part of the library, compile beside it: no name is made twice. */
+/**
+ * Tests that the packages for leads, which are not part of the library, compile beside it: no name is generated twice.
+ */
 class LeadProtosTest {
   @Test
   void everyFileForLeadsIsMadeIntoClasses() {

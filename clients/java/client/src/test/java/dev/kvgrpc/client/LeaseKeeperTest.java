@@ -24,7 +24,7 @@ import java.util.concurrent.TimeUnit;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.Test;
 
-/** Leases are renewed in time, and their ends are told. */
+/** Tests that leases are renewed in time, and that their ends are reported. */
 class LeaseKeeperTest {
   private final BlockingQueue<Asked> asked = new LinkedBlockingQueue<>();
   private final FakeServer server = new FakeServer(new Leases());

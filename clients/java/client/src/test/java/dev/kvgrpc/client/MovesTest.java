@@ -23,7 +23,7 @@ import io.grpc.Status;
 import java.util.List;
 import org.junit.jupiter.api.Test;
 
-/** What became of a transfer as an exception, and what is printed of messages. */
+/** Tests the exceptions of transfers, and the printed form of messages. */
 class MovesTest {
   private static final ByteString SECRET = ByteString.copyFromUtf8("open sesame");
 

@@ -14,7 +14,7 @@ import dev.kvgrpc.v1.Transfer;
 import dev.kvgrpc.v1.TransferState;
 import org.junit.jupiter.api.Test;
 
-/** What a newer server may send reads as the safe case. */
+/** Tests that values of a newer server read as the safe case. */
 class StatesTest {
   private static Transfer.Builder ended() {
     return Transfer.newBuilder().setState(TransferState.TRANSFER_STATE_FAILED);

@@ -25,7 +25,7 @@ import java.util.concurrent.TimeUnit;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.Test;
 
-/** A watch repeats nothing and loses nothing, over streams that break. */
+/** Tests that a watch repeats nothing and loses nothing, over streams that break. */
 class TransferWatchTest {
   private static final TransferFilter FILTER = TransferFilter.newBuilder().setRequestId("r").build();
   private static final Duration LONG = Duration.ofSeconds(20);

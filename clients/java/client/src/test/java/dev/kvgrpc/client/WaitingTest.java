@@ -25,12 +25,12 @@ import java.util.concurrent.TimeUnit;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.Test;
 
-/** Waiting for one transfer by as many calls as it takes. */
+/** Tests waits for one transfer, by as many calls as that takes. */
 class WaitingTest {
   private static final WaitCondition RETURNED = WaitCondition.WAIT_CONDITION_RETURNED;
 
   private static final Object SILENCE = new Object();
-  /** With more time to the next attempt than a test has. */
+  /** Returns a refusal that asks for a longer pause than a test lasts. */
   private static final StatusRuntimeException AWAY = FakeServer.refusal(
       Status.Code.RESOURCE_EXHAUSTED,
       "QUEUE_FULL",
@@ -72,7 +72,7 @@ class WaitingTest {
 
   @Test
   void aServerThatIsAwayIsWaitedForWhileTimeIsLeft() {
-    // More than gRPC itself repeats one call.
+    // The server fails more often than gRPC retries one call.
     for (int i = 0; i < 6; i++) {
       answers.add(Status.UNAVAILABLE.asRuntimeException());
     }
@@ -83,7 +83,7 @@ class WaitingTest {
   @Test
   void aServerThatAnswersBeforeItsTimeIsNotAskedAtFullSpeed() {
     assertFalse(client.await("t", RETURNED, Duration.ofMillis(400)).getConditionMet());
-    // The pauses are 50 ms at least, and the end of the time may be met by short waits.
+    // The pauses are at least 50 ms, and short waits may reach the end of the time.
     assertTrue(requests.size() < 20, () -> requests.size() + " calls");
   }
 
@@ -134,7 +134,7 @@ class WaitingTest {
     return endedBy(client, context, end);
   }
 
-  /** The error of a wait that has begun when something ends it. */
+  /** Returns the error of a wait that has begun when something ends it. */
   private KvgrpcException endedBy(KvgrpcClient waiting, Context context, Runnable end) throws Exception {
     var failed = new CompletableFuture<KvgrpcException>();
     Thread waiter = new Thread(context.wrap(() -> {

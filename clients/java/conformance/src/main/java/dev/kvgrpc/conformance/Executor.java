@@ -41,7 +41,7 @@ import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 
-/** Does what one request of the runner says, by the wrapper, and judges nothing. */
+/** Carries out one request of the runner with the wrapper, and judges nothing. */
 final class Executor {
   private final Map<String, KvgrpcClient> clients = new ConcurrentHashMap<>();
   private final Map<String, Reader> streams = new ConcurrentHashMap<>();
@@ -52,7 +52,7 @@ final class Executor {
 
   private record Keeping(LeaseKeeper keeper, List<KeptLease> leases) {}
 
-  /** The answer to one line. */
+  /** Returns the answer to one line. */
   String answer(String line) {
     JsonObject request = JsonParser.parseString(line).getAsJsonObject();
     JsonObject answer = new JsonObject();
@@ -227,7 +227,7 @@ final class Executor {
       refs.add((LeaseRef) Methods.message(LeaseRef.newBuilder(), ref));
     }
     Duration ttl = request.has("ttlS") ? seconds(request, "ttlS", 0) : null;
-    // One by one: what is over already is in no list of the keeper any more.
+    // Leases are added one by one, because the keeper's list no longer has those that are over.
     LeaseKeeper keeper = client(request).keepAlive(List.of(), ttl);
     keepers.put(text(request, "keeper"), new Keeping(keeper, refs.stream().map(keeper::keep).toList()));
     return new JsonObject();
@@ -343,7 +343,7 @@ final class Executor {
     return Duration.ofNanos((long) (seconds * 1e9));
   }
 
-  /** Standard base64, of either alphabet. */
+  /** Returns the bytes of standard base64, of either alphabet. */
   private static ByteString bytes(String base64) {
     return ByteString.copyFrom(Base64.getDecoder().decode(base64.replace('-', '+').replace('_', '/')));
   }

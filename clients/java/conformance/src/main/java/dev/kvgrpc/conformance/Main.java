@@ -9,16 +9,18 @@ import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.concurrent.TimeUnit;
 
-/** One request a line on standard input, one answer a line on standard output, each by itself. */
+/**
+ * Reads one request a line from standard input, and writes one answer a line to standard output, each independently.
+ */
 public final class Main {
   private Main() {}
 
-  /** Ends with status 0 when its input ends. */
+  /** Runs the executor. It exits with status 0 when its input ends. */
   public static void main(String[] args) throws IOException, InterruptedException {
     PrintStream output = new PrintStream(System.out, false, StandardCharsets.UTF_8);
-    System.setOut(System.err); // no library's print may get between the answers
+    System.setOut(System.err); // no library's print may come between the answers
     run(new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8)), output);
-    System.exit(0); // calls that still wait are nobody's any more
+    System.exit(0); // nobody waits for the calls that are left
   }
 
   static void run(BufferedReader input, PrintStream output) throws IOException, InterruptedException {

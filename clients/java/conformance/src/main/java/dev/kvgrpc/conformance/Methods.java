@@ -27,7 +27,7 @@ final class Methods {
 
   private Methods() {}
 
-  /** By a name like {@code kvgrpc.v1.LeaseService/GetLease}. */
+  /** Returns the method of a name such as {@code kvgrpc.v1.LeaseService/GetLease}. */
   static MethodDescriptor<Message, Message> named(String name) {
     MethodDescriptor<Message, Message> method = BY_NAME.get(name);
     if (method == null) {
@@ -36,7 +36,7 @@ final class Methods {
     return method;
   }
 
-  /** The method's request, as the JSON says; empty without. */
+  /** Returns the method's request from its JSON; an empty request without JSON. */
   static Message request(MethodDescriptor<Message, Message> method, JsonElement json) {
     Message prototype = (Message) ((PrototypeMarshaller<?>) method.getRequestMarshaller()).getMessagePrototype();
     return json == null ? prototype : message(prototype.newBuilderForType(), json);

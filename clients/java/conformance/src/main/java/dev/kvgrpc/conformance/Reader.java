@@ -9,9 +9,9 @@ import java.time.Duration;
 import java.util.Optional;
 import java.util.concurrent.TimeoutException;
 
-/** A stream that the runner reads by name: of a plain call, or of one of the wrapper's watches. */
+/** A stream that the runner reads by name: a plain call, or one of the wrapper's watches. */
 interface Reader extends AutoCloseable {
-  /** What {@code next} answers. */
+  /** Returns the answer of {@code next}. */
   JsonObject next(Duration timeout);
 
   @Override
@@ -48,7 +48,7 @@ interface Reader extends AutoCloseable {
     }
   }
 
-  /** The wrapper's watch of the engine; outages are no messages. */
+  /** The wrapper's watch of the engine. Outages are not messages. */
   record Engine(EngineWatch watch) implements Reader {
     @Override
     public synchronized JsonObject next(Duration timeout) {

@@ -39,7 +39,7 @@ import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Test;
 
-/** The executor says what the wrapper says, in the runner's words. */
+/** Tests that the executor returns what the wrapper returns, in the form of the runner. */
 class ExecutorTest {
   private final Executor executor = new Executor();
   private Server server;
@@ -135,7 +135,7 @@ class ExecutorTest {
     return answer.getAsJsonObject("ok");
   }
 
-  /** Sends the initial metadata at once, as kvgrpc does: a stream stands before its first message. */
+  /** Sends the initial metadata at once, as kvgrpc does: a stream is open before its first message. */
   private static final class HeadersFirst implements ServerInterceptor {
     @Override
     public <Q, R> ServerCall.Listener<Q> interceptCall(

@@ -37,8 +37,8 @@ import java.util.List;
 import java.util.stream.IntStream;
 
 /**
- * A router that drives one pull between two servers: P, which computed a prompt's KV, and D, which wants it. Both serve
- * a pool that they manage themselves.
+ * A router that drives one pull between two servers: P, which computed a prompt's KV, and D, which wants it. Both
+ * servers manage their pools themselves.
  *
  * <p>Arguments: P's address, D's address, how many blocks to move, and the W3C traceparent of the request.
  */
@@ -54,7 +54,7 @@ public final class Router {
     this.d = d;
   }
 
-  /** Ends with status 1 when the pull fails. */
+  /** Runs the pull. It exits with status 1 when the pull fails. */
   public static void main(String[] args) {
     String prefill = args.length > 0 ? args[0] : "127.0.0.1:50051";
     String decode = args.length > 1 ? args[1] : "127.0.0.1:50052";
@@ -70,7 +70,7 @@ public final class Router {
     }
   }
 
-  /** The life of one request. */
+  /** Runs one request. */
   private void run(int blockCount) {
     int blockTokens = pair();
     List<CleanUp.Side> sides = new ArrayList<>(List.of(CleanUp.Side.ofKey(p, transferKey)));
@@ -83,7 +83,7 @@ public final class Router {
       free(p, source);
       free(d, destination);
     } catch (RuntimeException failed) {
-      // What a failed request leaves at either side is cancelled and freed, whatever the other says.
+      // At each side, what a failed request leaves is cancelled and freed, whatever the other side answers.
       for (CleanUp.Outcome outcome : CleanUp.run(sides, "the router gave up")) {
         System.out.println("clean up  " + outcome.reply().map(reply -> reply.getOutcome().name())
             .orElseGet(() -> outcome.error().orElseThrow().getMessage()));
@@ -92,7 +92,7 @@ public final class Router {
     }
   }
 
-  /** Finds out whether the two can exchange blocks, and lets them connect before the first transfer needs it. */
+  /** Checks that the two can exchange blocks, and lets them connect before the first transfer needs it. */
   private int pair() {
     var source = call(p.handshake()::getCapabilities, GetCapabilitiesRequest.getDefaultInstance()).getEngine();
     var destination = call(d.handshake()::getCapabilities, GetCapabilitiesRequest.getDefaultInstance()).getEngine();
@@ -110,7 +110,7 @@ public final class Router {
   }
 
   private void move(Blocks source, Blocks destination, Content content) {
-    // P has computed a prompt. Its blocks are handed over: pinned under a lease, with a grant to read them.
+    // P has computed a prompt and hands its blocks over: they are pinned under a lease, with a grant to read them.
     HandOver handOver = HandOver.newBuilder().setBlocks(source).setContent(content).build();
     FinishedBlocksResponse finished = call(
         p.handoff()::finishedBlocks,
@@ -121,7 +121,7 @@ public final class Router {
             .build());
     System.out.println("finished  " + finished.getLease().getLeaseId());
 
-    // The router relays the grant, unread. D pulls with it, and says for which tokens.
+    // The router relays the grant unread. D pulls with it and states the tokens.
     PullBlocksResponse pull = call(
         d.handoff()::pullBlocks,
         PullBlocksRequest.newBuilder()
@@ -136,7 +136,7 @@ public final class Router {
     if (!States.succeeded(received)) {
       throw new IllegalStateException("the pull ended as " + received.getState() + ": " + received.getFailure());
     }
-    // P has learnt from D that its consumer is done; the wait is for the last message between them.
+    // D has told P that its consumer is done. The wait covers the last message between them.
     p.await(finished.getTransfer().getTransferId(), WaitCondition.WAIT_CONDITION_RETURNED, PATIENCE);
   }
 
@@ -145,7 +145,7 @@ public final class Router {
     Transfer transfer = pull.getTransfer();
     String id = transfer.getTransferId();
     long until = System.nanoTime() + PATIENCE.toNanos();
-    // From the change that the reply shows: none that comes after it is missed.
+    // The watch starts at the change that the reply shows, so no later change is missed.
     After after = new After(transfer.getEventSeq(), pull.getHeader().getIncarnation());
     TransferFilter filter = TransferFilter.newBuilder().addTransferIds(id).build();
     try (TransferWatch watch = d.watch(filter, after)) {
