@@ -65,9 +65,7 @@ class MinimalEngine:
         self.layers_here: WeakKeyDictionary[Handle, tuple[tuple[int, int], ...]] = WeakKeyDictionary()
         """Ranges (first, count) of the complete layers of pushes in flight."""
         self.prefilled_s = self.received_s = 0.0
-        """Time of the last complete prefill, and of the last transfer to this engine, on this host's
-        CLOCK_MONOTONIC.
-        """
+        """Time of the last complete prefill, and of the last transfer here, on this host's CLOCK_MONOTONIC."""
         self._why: WeakKeyDictionary[Handle, str] = WeakKeyDictionary()
         """Errors of failed transfers."""
 

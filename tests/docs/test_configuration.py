@@ -108,7 +108,7 @@ def test_exit_codes_are_those_of_the_command() -> None:
 @pytest.mark.parametrize("name", [name for row in VARIABLES for name in plain(row[0]).split(", ")])
 def test_the_other_variables_are_read_somewhere(name: str) -> None:
     """Only UCX reads UCX_NET_DEVICES; the data path's description contains its name."""
-    assert any(name in path.read_text() for path in (ROOT / "kvgrpc").rglob("*.py"))
+    assert any(name in path.read_text() for folder in ("kvgrpc", "bench") for path in (ROOT / folder).rglob("*.py"))
 
 
 def test_the_wait_for_the_first_engine_is_as_long_as_it_says() -> None:
