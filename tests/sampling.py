@@ -1,4 +1,5 @@
 """A sample of the tests for `make test`: every short file, and of the long ones as many as fit, by a seed of the day.
+Of a family of tests that are alike, marked `family(name)`, one is in it.
 
     pytest --record-durations tests/durations.json      # after a run of everything: what each file took
     pytest --sample 480 --sample-seed 2026-11-28        # files that take 480 s of all workers together
@@ -20,13 +21,13 @@ SHORT_S = 1.0
 """Duration up to which a file is in every sample, in seconds of one worker."""
 UNKNOWN_S = 2.0
 """Duration assumed for a file that has no record, in seconds."""
-ALWAYS = ("tests/sim/test_mutants.py",)
-"""Files in every sample, whatever they take: the planted bugs."""
+ALWAYS = {"tests/sim/test_mutants.py": 120.0}
+"""Files in every sample -> seconds that one test of each of their families takes: the planted bugs."""
 
 
 def sample(files: Iterable[str], seconds: Mapping[str, float], budget_s: float, seed: str) -> set[str]:
     """The files of a sample. Long files are taken in the seed's order, each one that still fits the budget."""
-    known = {name: seconds.get(name, UNKNOWN_S) for name in files}
+    known = {name: ALWAYS.get(name, seconds.get(name, UNKNOWN_S)) for name in files}
     chosen = {name for name, took_s in known.items() if took_s <= SHORT_S or name in ALWAYS}
     left_s = budget_s - sum(known[name] for name in chosen)
     others = sorted(known.keys() - chosen)
@@ -38,6 +39,21 @@ def sample(files: Iterable[str], seconds: Mapping[str, float], budget_s: float, 
     return chosen
 
 
+def one_of_each_family(items: Iterable[pytest.Item], seed: str) -> set[pytest.Item]:
+    """Returns the tests without a family, and of each family of a file the one that the seed chooses."""
+    families: dict[tuple[Path, str], list[pytest.Item]] = {}
+    kept: set[pytest.Item] = set()
+    for item in items:
+        family = next(item.iter_markers("family"), None)
+        if family is None:
+            kept.add(item)
+        else:
+            families.setdefault((item.path, family.args[0]), []).append(item)
+    for (path, name), members in families.items():
+        kept.add(random.Random(f"{seed} {path.name} {name}").choice(sorted(members, key=lambda item: item.nodeid)))
+    return kept
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The options of this plugin."""
     group = parser.getgroup("sampling")
@@ -47,7 +63,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 class Sampling:
-    """Leaves out what is not in the sample."""
+    """Leaves out the tests that are not in the sample."""
 
     def __init__(self, budget_s: float, seed: str) -> None:
         self._budget_s = budget_s
@@ -65,9 +81,9 @@ class Sampling:
         root = config.rootpath
         names = {item: item.path.relative_to(root).as_posix() for item in items}
         chosen = sample(set(names.values()), json.loads(DURATIONS.read_text()), self._budget_s, self._seed)
-        left_out = [item for item in items if names[item] not in chosen]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if names[item] in chosen]
+        kept = one_of_each_family([item for item in items if names[item] in chosen], self._seed)
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = [item for item in items if item in kept]
 
 
 class Durations:

@@ -22,7 +22,7 @@ WORLDS = {
 
 
 @pytest.mark.timeout(900)  # up to 400 worlds, each of which takes seconds on a busy machine
-@pytest.mark.parametrize("mutant", MUTANTS, ids=[m.what for m in MUTANTS])
+@pytest.mark.parametrize("mutant", [pytest.param(m, id=m.what, marks=pytest.mark.family(m.rule.name)) for m in MUTANTS])
 def test_a_planted_bug_is_found(mutant: Mutant) -> None:
     assert hunt(mutant).seeds is not None
 
@@ -35,7 +35,9 @@ def test_a_bug_is_planted_in_one_place_and_gone_afterwards(mutant: Mutant) -> No
     assert vars(mutant.place).get(mutant.name) is sound
 
 
-@pytest.mark.parametrize("kind", WORLDS.values(), ids=WORLDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, id=name, marks=pytest.mark.family(name)) for name, kind in WORLDS.items()]
+)
 @pytest.mark.parametrize("seed", range(SOUND))
 def test_the_same_worlds_are_sound_when_nothing_is_planted(seed: int, kind: dict[str, bool]) -> None:
     assert run(drawn(seed, STEPS, **kind)).violations == []
