@@ -119,7 +119,7 @@ MUTANTS = (
     ),
     Mutant("leases never expire", hand_overs.HandOvers, "due", bugs.always(None), Rule.R8),
     Mutant("an expired lease is revived", lease_renewals.LeaseRenewals, "_renew_one", bugs.revived, Rule.R8),
-    Mutant("a renewal comes before what was due", node.Node, "handle", bugs.renewals_first, Rule.R8, 200),
+    Mutant("a renewal comes before what was due", node.Node, "handle", bugs.renewals_first, Rule.R8, 400),
     Mutant("a renewal shortens", leases.Lease, "renew", bugs.shortening, Rule.R8),
     Mutant("a cancel is lost", state.NodeState, "tombstone_key", bugs.always(None), Rule.R5),
     Mutant("a cancel in flight is lost", pulls.Pulls, "cancel", bugs.always(None), Rule.R5),
