@@ -13,13 +13,13 @@ import torch
 from numpy.typing import NDArray
 from typer.testing import CliRunner
 
+from bench.command import bench
 from bench.measures import devices
 from bench.plan import PULL_QUICK
 from bench.results.devices import DEVICE_BASELINES, DeviceResult
 from bench.run import run_devices
 from bench.stages import devices as stage
 from bench.stages.devices import DeviceEngines
-from kvgrpc.cli.app import app
 from kvgrpc.core.values.descriptors import Ids
 from kvgrpc.datapath.cuda_vmm import libcuda
 from kvgrpc.datapath.cuda_vmm.memory import VmmMemory
@@ -138,12 +138,12 @@ def test_a_device_is_closed_when_its_copies_are_over(monkeypatch: pytest.MonkeyP
 
 def test_without_a_gpu_it_says_so_and_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "missing", lambda _: "there is none")
-    result = CliRunner().invoke(app, ["bench", "pull", "--device", "cuda", "--quick"])
+    result = CliRunner().invoke(bench, ["pull", "--device", "cuda", "--quick"])
     assert (result.exit_code, result.output) == (0, "SKIP: there is none\n")
 
 
 def test_another_device_is_an_option_that_is_not_usable() -> None:
-    result = CliRunner().invoke(app, ["bench", "pull", "--device", "tpu"])
+    result = CliRunner().invoke(bench, ["pull", "--device", "tpu"])
     assert result.exit_code == 2
     assert "choose from host, cuda" in result.output
 
@@ -222,6 +222,6 @@ def test_a_driver_without_such_memory_is_said_at_once(monkeypatch: pytest.Monkey
 
 
 def test_memory_of_a_gpu_is_no_data_path_of_host_memory() -> None:
-    result = CliRunner().invoke(app, ["bench", "pull", "--data-paths", "cuda_vmm"])
+    result = CliRunner().invoke(bench, ["pull", "--data-paths", "cuda_vmm"])
     assert result.exit_code == 2
     assert "--data-paths" in result.output

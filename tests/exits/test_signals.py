@@ -21,11 +21,11 @@ from tests.service.engines import EXIT_S, wait_until
 
 STARTED_S = 90.0
 COMMANDS = {
-    "demo": (["demo"], 5),
+    "demo": (["kvgrpc", "demo"], 5),
     "bench": (["bench", "pull", "--quick"], 3),
     "sim": (["sim", "--seeds", "0", "--seconds", "300"], 1),
 }
-"""Arguments of each command, and the number of processes it works with."""
+"""Module and arguments of each command, and the number of processes it works with."""
 FROM_SHELL = {signal.SIGTERM: 143, signal.SIGINT: 130}
 pytestmark = pytest.mark.timeout(STARTED_S + 2 * EXIT_S)
 
@@ -37,7 +37,7 @@ def children(pid: int) -> list[int]:
 
 @contextmanager
 def running(*arguments: str) -> Iterator["subprocess.Popen[str]"]:
-    command = [sys.executable, "-m", "kvgrpc", *arguments]
+    command = [sys.executable, "-m", *arguments]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             yield process
@@ -69,7 +69,10 @@ def test_a_command_that_is_told_to_stop_ends_what_it_started(name: str, number: 
 def test_a_server_that_is_stopped_before_it_serves_ends_with_0(tmp_path: Path, number: signal.Signals) -> None:
     config = tmp_path / "config"
     os.mkfifo(config)
-    with running("serve", "--config", str(config)) as process, config.open("w"):  # opens when the server reads it
+    with (
+        running("kvgrpc", "serve", "--config", str(config)) as process,
+        config.open("w"),
+    ):  # opens when the server reads it
         process.send_signal(number)
         _, said = process.communicate(timeout=EXIT_S)
         assert (process.returncode, said) == (0, "")
@@ -79,7 +82,7 @@ def test_the_demo_says_which_of_its_processes_ended_how() -> None:
     def server_p(of: int) -> list[int]:
         return [child for child in children(of) if b"\0--engine-id\0P\0" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
-    with running("demo") as process:
+    with running("kvgrpc", "demo") as process:
         wait_until(lambda: len(children(process.pid)) >= 5, STARTED_S)
         os.kill(server_p(process.pid)[0], signal.SIGKILL)
         _, said = process.communicate(timeout=STARTED_S)
