@@ -8,8 +8,9 @@ from vllm.v1.request import RequestStatus
 
 from kvgrpc.integrations.params import answered_push
 from kvgrpc.integrations.vllm.siblings import family_of, is_told_of
+from tests.vllm.clear import clear_prompt
 from tests.vllm.cores import PROMPT, Core, Cores, request_of
-from tests.vllm.engines import BLOCK_TOKENS, PREFILL, Pair, prompt_of, pushed, wait_until
+from tests.vllm.engines import BLOCK_TOKENS, PREFILL, Pair, pushed, wait_until
 
 ANSWERS = "0_cmpl-x-0-0a1b2c3d", "1_cmpl-x-0-0a1b2c3d"
 """Names that vLLM gives two answers to one prompt."""
@@ -187,27 +188,10 @@ def test_other_prompts_of_a_list_are_computed(cores: Cores) -> None:
     assert not d.told.failed
 
 
-def clear_prompt(pair: Pair, answers: int, seed: int) -> tuple[list[int], list[int]]:
-    """Returns a prompt and the tokens of one engine alone, which are the same in a batch: no two logits are so close
-    that the rounding of a batch decides between them.
-    """
-    while True:
-        prompt = prompt_of(5 * BLOCK_TOKENS + 7, seed=seed)
-        expected = pair.expected(prompt)
-        for _ in range(2):
-            alone = pair.p.ask(prompt, n=answers)
-            assert pair.p.forgets()
-            if [alone.tokens, *alone.others] != [expected] * answers:
-                break
-        else:
-            return prompt, expected
-        seed += 100
-
-
 @pytest.mark.parametrize("push", [False, True])
 @pytest.mark.parametrize("answers", [2, 4])
 def test_several_answers_have_the_tokens_of_one_engine_and_one_transfer(pair: Pair, answers: int, push: bool) -> None:
-    prompt, expected = clear_prompt(pair, answers, seed=900 + answers + push)
+    prompt, expected = clear_prompt(pair, 5 * BLOCK_TOKENS + 7, answers, seed=900 + answers + push)
     before, key = pair.d.counts(), os.urandom(16)
     if push:
         source = pair.p.begin(prompt, {**PREFILL, **pushed(key)}, 1, n=answers)

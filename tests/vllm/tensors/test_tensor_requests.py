@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from tests.vllm.clear import clear_prompt
 from tests.vllm.counts import received
 from tests.vllm.engines import BLOCK_TOKENS, CHUNK_TOKENS, PREFILL, prompt_of
 from tests.vllm.tensors.pairs import LONG, PART_TOKENS, TensorPair
@@ -56,8 +57,8 @@ def test_a_prompt_that_decode_has_comes_no_more(pair: TensorPair) -> None:
 def test_several_answers_have_the_tokens_of_one_engine_whose_prompt_is_given_once(
     pair: TensorPair, answers: int
 ) -> None:
-    prompt = prompt_of(CHUNK_TOKENS + 40 * answers, seed=63 + answers)
-    expected, before, sent = pair.expected(prompt), received(pair.d), pair.p.counts().get("sent", 0)
+    prompt, expected = clear_prompt(pair, CHUNK_TOKENS + 40 * answers, answers, seed=63 + answers)
+    before, sent = received(pair.d), pair.p.counts().get("sent", 0)
     prefilled = pair.p.answer(pair.begin_prefill(prompt, n=answers))
     answer = pair.d.ask(prompt, prefilled.params, n=answers)
     assert [answer.tokens, *answer.others] == answers * [expected]
