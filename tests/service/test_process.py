@@ -209,7 +209,7 @@ def test_without_nixl_it_says_so_and_the_other_paths_work(start: Start, tmp_path
     capabilities = source.api.handshake.GetCapabilities(handshake_pb2.GetCapabilitiesRequest())
     paths = {path.data_path: path for path in capabilities.data_paths}
     assert not paths[common_pb2.DATA_PATH_NIXL].available
-    assert paths[common_pb2.DATA_PATH_NIXL].why.startswith("NIXL is not installed: pip install")
+    assert paths[common_pb2.DATA_PATH_NIXL].why.startswith("NIXL is not installed: install kvgrpc")
     assert paths[common_pb2.DATA_PATH_SHM].available
     blocks, target = source.allocate(1), destination.allocate(1)
     written = source.write(blocks, seed=4)
