@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from kvgrpc.core.values import content as contents, grants
 from kvgrpc.core.values.calls import BlockLists
 from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.ids import check_transfer_key
+from kvgrpc.core.values.records import dataclass
 from kvgrpc.core.values.request_times import RequestTime
 from kvgrpc.errors import InvalidRequest, OutOfRange, Reason, invalid
 from kvgrpc.v1 import common_pb2, scheduler_pb2

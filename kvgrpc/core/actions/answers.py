@@ -1,6 +1,6 @@
 """Answers to calls: each call is answered once, by a Reply or a Refuse with its id."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from kvgrpc.core.events import Opened
 from kvgrpc.core.tables.accesses import Verdict
@@ -11,6 +11,7 @@ from kvgrpc.core.values.compatibility import EngineDescription
 from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.core.values.kept_blocks import keeping
+from kvgrpc.core.values.records import dataclass
 from kvgrpc.core.values.sends import Values
 from kvgrpc.errors import KVGrpcError, Reason
 

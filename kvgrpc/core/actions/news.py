@@ -1,9 +1,10 @@
 """News for the attached engine, watchers and operators."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from kvgrpc.core.tables.transfers import Failure, Transfer
 from kvgrpc.core.values.calls import LayerRange
+from kvgrpc.core.values.records import dataclass
 from kvgrpc.core.values.telemetry import MoveTelemetry
 
 

@@ -1,12 +1,13 @@
 """Messages from a node to other leads; the shell returns their answers as events."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from kvgrpc.core.events import Closing, ReadyPart, Settling
 from kvgrpc.core.tables.accesses import Opening
 from kvgrpc.core.values.calls import LayerRange
 from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.endpoints import RankEndpoint
+from kvgrpc.core.values.records import dataclass
 from kvgrpc.core.values.sends import SendAsk
 
 

@@ -1,11 +1,11 @@
 """Commands from a node to its ranks; ranks report back as `events.ranks`."""
 
-from dataclasses import dataclass
 from enum import Enum
 
 from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.core.values.pieces import Pieces
+from kvgrpc.core.values.records import dataclass
 from kvgrpc.core.values.sends import SendAnswer, SendAsk
 from kvgrpc.core.values.strips import Repack
 

@@ -3,13 +3,13 @@
 Each carries a `Call` and is answered exactly once, by a Reply or a Refuse with its id. Random ids enter here.
 """
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
 from kvgrpc.core.values.calls import BlockLists, Call, LayerRange
 from kvgrpc.core.values.content import Content
 from kvgrpc.core.values.grants import OnAbort
+from kvgrpc.core.values.records import dataclass
 from kvgrpc.core.values.request_times import RequestTime
 
 

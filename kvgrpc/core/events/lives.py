@@ -1,8 +1,7 @@
 """Events of this engine itself: its lives, its memory, and time."""
 
-from dataclasses import dataclass
-
 from kvgrpc.core.values.compatibility import EngineDescription
+from kvgrpc.core.values.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,13 @@
 """Requests and answers of other leads."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from kvgrpc.core.tables.accesses import CloseOutcome, Opening, Verdict
 from kvgrpc.core.values.calls import BlockLists, Call, LayerRange, ReadyPart
 from kvgrpc.core.values.compatibility import EngineDescription
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.core.values.kept_blocks import keeping_lists
+from kvgrpc.core.values.records import dataclass
 from kvgrpc.core.values.sends import SendAnswer, SendAsk
 from kvgrpc.errors import KVGrpcError
 

@@ -1,9 +1,8 @@
 """Reports of ranks."""
 
-from dataclasses import dataclass
-
 from kvgrpc.core.values.calls import LayerRange
 from kvgrpc.core.values.endpoints import RankEndpoint
+from kvgrpc.core.values.records import dataclass
 from kvgrpc.core.values.sends import SendAsk, Values
 
 

@@ -6,11 +6,11 @@ taken while it was declared dead gets the name back by showing its earlier proof
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from kvgrpc.core.events import HandshakeReceived, PeerAnswered
 from kvgrpc.core.tables.peers import Peer, PeerState, is_one_of
 from kvgrpc.core.values.ids import PROOFS_MAX
+from kvgrpc.core.values.records import dataclass
 from kvgrpc.errors import PreconditionFailed, Reason, Unavailable
 
 NEXT_LIFE_DELAY_S = 0.25

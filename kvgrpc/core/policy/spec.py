@@ -1,13 +1,14 @@
 """The names and content of a request's transfers, as its scheduler states them."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Generic, TypeVar
 
 from kvgrpc.core.policy.request import without_backoff
 from kvgrpc.core.policy.values import Arrival, Give, Mode, Rules, Take
 from kvgrpc.core.values.grants import Access, Claims, OnAbort, read_claims
 from kvgrpc.core.values.ids import check_transfer_key
+from kvgrpc.core.values.records import dataclass
 from kvgrpc.core.values.request_times import heard
 from kvgrpc.errors import PreconditionFailed, Reason
 

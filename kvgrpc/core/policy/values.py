@@ -1,13 +1,13 @@
 """The inputs and outputs of a scheduler's policy; see `policy`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
 from kvgrpc.core.tables.transfers import Side as End
 from kvgrpc.core.values.calls import LayerRange
 from kvgrpc.core.values.layout import Group
+from kvgrpc.core.values.records import dataclass
 from kvgrpc.errors import NextStep, Reason
 
 Table: TypeAlias = Sequence[Sequence[int]]

@@ -10,7 +10,6 @@ youngest readers first. Their readers are told and compute what they lose.
 
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
@@ -27,6 +26,7 @@ from kvgrpc.core.tables.pins import Counts, PinKind
 from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.core.values.owners import ENGINE_SIDE, Kind, Thing, Verb, may
+from kvgrpc.core.values.records import dataclass
 from kvgrpc.core.values.request_times import RequestTime, heard
 from kvgrpc.errors import PreconditionFailed, Reason
 

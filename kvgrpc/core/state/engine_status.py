@@ -1,8 +1,7 @@
 """The load of an engine, for routers that choose among engines."""
 
-from dataclasses import dataclass
-
 from kvgrpc.core.state.node_state import NodeState
+from kvgrpc.core.values.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,13 @@ A verdict is given once and never changes.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 
 from kvgrpc.core.values.calls import ReadyPart
 from kvgrpc.core.values.content import Claim, Content
 from kvgrpc.core.values.grants import Access as Kind
+from kvgrpc.core.values.records import dataclass
 from kvgrpc.errors import Reason
 
 ACCESS_BYTES = 3_100

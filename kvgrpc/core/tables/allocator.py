@@ -6,7 +6,7 @@ effect at the last unpin.
 """
 
 from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from kvgrpc.core.tables.pins import PinTable
 from kvgrpc.core.values.descriptors import Blocks, Ids
 from kvgrpc.core.values.kept_blocks import Kept, kept_bytes, pack, unpack
 from kvgrpc.core.values.owners import Kind, Thing, Verb, may
+from kvgrpc.core.values.records import dataclass
 from kvgrpc.errors import Exhausted, PreconditionFailed, Reason
 
 RETRY_DELAY_S = 0.1

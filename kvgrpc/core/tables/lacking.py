@@ -1,8 +1,8 @@
 """Requests that lack blocks here, as far as callers ask for blocks in their name."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from kvgrpc.core.values.records import dataclass
 from kvgrpc.core.values.request_times import RequestTime
 
 KEPT = 16

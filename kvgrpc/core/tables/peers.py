@@ -2,7 +2,7 @@
 
 import hmac
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 
 from kvgrpc.core.tables.transfers import RankPath
@@ -10,6 +10,7 @@ from kvgrpc.core.values.bridge import Bridges
 from kvgrpc.core.values.compatibility import EngineDescription
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.core.values.ids import peer_key
+from kvgrpc.core.values.records import dataclass
 
 
 class PeerState(Enum):

@@ -9,7 +9,6 @@ proves that counts and owners agree.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
 from typing import TypeVar
@@ -18,6 +17,7 @@ import numpy as np
 
 from kvgrpc.core.values.descriptors import Blocks, Ids
 from kvgrpc.core.values.kept_blocks import keeping, kept, kept_bytes
+from kvgrpc.core.values.records import dataclass
 from kvgrpc.errors import PreconditionFailed, Reason
 
 

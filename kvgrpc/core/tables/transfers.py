@@ -4,11 +4,11 @@
 state are data here. State ("it is over") and memory disposition ("the memory may be reused") are independent.
 """
 
-from dataclasses import dataclass
 from enum import Enum
 from hashlib import sha256
 from typing import NotRequired, TypedDict
 
+from kvgrpc.core.values.records import dataclass
 from kvgrpc.errors import NextStep, Reason, note
 
 WHY_BYTES_MAX = 512

@@ -1,8 +1,7 @@
 """Requests of callers about a lead's tensors."""
 
-from dataclasses import dataclass
-
 from kvgrpc.core.tensors.values import ANY, Description, Expected, Named, TensorId
+from kvgrpc.core.values.records import dataclass
 
 CONSUMERS_MAX = 64
 """Maximum number of consumers to which one call sends a tensor."""

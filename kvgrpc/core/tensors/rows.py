@@ -1,11 +1,11 @@
 """Rows of the table of tensors, its limits, and the effects that it asks of the shell."""
 
-from dataclasses import dataclass
 from enum import Enum
 
 from kvgrpc.core.tensors.calls import LeadAddress
 from kvgrpc.core.tensors.values import ANY, Description, Expected, TensorId
 from kvgrpc.core.values.owners import ANONYMOUS, ENGINE_SIDE, Kind, Thing, Verb, may
+from kvgrpc.core.values.records import dataclass
 from kvgrpc.errors import KVGrpcError, Reason
 
 

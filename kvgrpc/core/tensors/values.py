@@ -16,12 +16,13 @@ with the contents of its tensors. Test vectors: proto/vectors/tensor.json.
 import hashlib
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 from kvgrpc.core.values.content import OPAQUE_BYTES_MAX, Content
 from kvgrpc.core.values.groups import ITEM_BYTES
 from kvgrpc.core.values.ids import check_transfer_key
 from kvgrpc.core.values.layout import BYTES_MAX, LAYERS_MAX
+from kvgrpc.core.values.records import dataclass
 from kvgrpc.errors import FieldViolation, PreconditionFailed, Reason, invalid
 
 NAME_BYTES_MAX = 256

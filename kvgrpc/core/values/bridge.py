@@ -6,7 +6,6 @@ into a staging buffer and copies the bytes it needs from there.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -18,6 +17,7 @@ from kvgrpc.core.values.descriptors import Ids, Runs, check_ids, holds
 from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout
 from kvgrpc.core.values.patterns import Pattern, patterns_of, unit_tokens
 from kvgrpc.core.values.plans import Draft, Pair, PairRuns, Units, list_runs, regions_of, stage
+from kvgrpc.core.values.records import dataclass
 from kvgrpc.core.values.strips import Repack
 from kvgrpc.core.values.views import Share, shares
 from kvgrpc.errors import InvalidRequest, Reason

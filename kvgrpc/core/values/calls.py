@@ -1,9 +1,10 @@
 """Values that calls share: the caller, and the forms that name blocks and layers."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from kvgrpc.core.values.descriptors import Ids
 from kvgrpc.core.values.owners import ANONYMOUS
+from kvgrpc.core.values.records import dataclass
 
 BlockLists = tuple[tuple[int, Ids], ...]
 """Rows (group, block ids), as the caller wrote them."""

@@ -1,10 +1,10 @@
 """Blocks that one round of a move copies, and how much they are."""
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from kvgrpc.core.values.calls import LayerRange
 from kvgrpc.core.values.descriptors import Blocks
+from kvgrpc.core.values.records import dataclass
 
 
 class Size(NamedTuple):

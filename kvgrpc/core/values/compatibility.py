@@ -3,11 +3,10 @@
 The decision is a pure function of two descriptions. Nothing else in the core compares descriptions.
 """
 
-from dataclasses import dataclass
-
 from kvgrpc.core.values.bridge import Side
 from kvgrpc.core.values.layout import PoolKind, PoolLayout
 from kvgrpc.core.values.obstacles import Difference, differences
+from kvgrpc.core.values.records import dataclass
 from kvgrpc.core.values.views import check_heads
 from kvgrpc.errors import FieldViolation, KVGrpcError, PreconditionFailed, Reason
 

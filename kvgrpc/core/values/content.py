@@ -14,8 +14,8 @@ The issuer keeps its whole chain. The other side names a K and its own h_K; K is
 import hashlib
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from kvgrpc.core.values.records import dataclass
 from kvgrpc.errors import InvalidRequest, OutOfRange, PreconditionFailed, Reason, invalid
 
 UNIT_TOKENS = 16

@@ -5,12 +5,12 @@ before any address is computed: an id out of range would otherwise address the n
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvgrpc.core.values.layout import PoolLayout, Region
+from kvgrpc.core.values.records import dataclass
 from kvgrpc.errors import FieldViolation, InvalidRequest, OutOfRange, Reason, invalid
 
 Ids = NDArray[np.int64]

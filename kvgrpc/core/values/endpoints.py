@@ -4,9 +4,11 @@ The service carries them between leads, `kvgrpc.datapath` makes and uses them, a
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from typing import Self
+
+from kvgrpc.core.values.records import dataclass
 
 
 class MemoryKind(Enum):

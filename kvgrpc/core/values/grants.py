@@ -9,11 +9,11 @@ import base64
 import hmac
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
 
 from kvgrpc.core.values.ids import TRANSFER_KEY_BYTES_MIN
+from kvgrpc.core.values.records import dataclass
 from kvgrpc.errors import Aborted, InvalidRequest, PermissionDenied, PreconditionFailed, Reason
 
 GRANT_BYTES_MAX = 512

@@ -2,9 +2,10 @@
 that they fit together.
 """
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
+
+from kvgrpc.core.values.records import dataclass
 
 BYTES_MAX = 2**53 - 1
 """Upper bound for sizes and offsets. Every language can hold it, and no sum of offsets leaves 64 bits."""

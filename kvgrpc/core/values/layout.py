@@ -6,7 +6,6 @@ says where bytes are, never to whom they belong or when they may be touched.
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
@@ -26,6 +25,7 @@ from kvgrpc.core.values.groups import (
     Strides,
     TensorKind,
 )  # fmt: skip
+from kvgrpc.core.values.records import dataclass
 from kvgrpc.core.values.strides import wrong_strides
 from kvgrpc.errors import FieldViolation, InvalidRequest, OutOfRange, Reason
 

@@ -1,7 +1,6 @@
 """Limits and defaults. docs/protocol.md shows the same table; GetCapabilities serves it."""
 
-from dataclasses import dataclass
-
+from kvgrpc.core.values.records import dataclass
 from kvgrpc.errors import InvalidRequest, OutOfRange, Reason, invalid
 
 PROTOCOL_MIN = 1

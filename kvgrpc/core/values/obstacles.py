@@ -1,10 +1,11 @@
 """Obstacles between two pools: the fields that keep blocks from being exchanged, and the cost of a bridge."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 
 from kvgrpc.core.values.bridge import STAGING_BYTES, Bridge, Side, common_stages
 from kvgrpc.core.values.layout import PAGES, Group, GroupKind, PoolLayout, Strides
+from kvgrpc.core.values.records import dataclass
 from kvgrpc.core.values.views import total_heads, view_of
 
 ROWS_MAX = 1 << 16

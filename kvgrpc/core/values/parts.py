@@ -7,7 +7,6 @@ told. A block is listed by one part; other parts refer to it by its position.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +17,7 @@ from kvgrpc.core.values.chunks import Chunk
 from kvgrpc.core.values.descriptors import Blocks, Ids, check_ids, check_spaces, holds
 from kvgrpc.core.values.kept_blocks import NO_IDS, Kept, kept_bytes, no_blocks, pack, unpack
 from kvgrpc.core.values.layout import Group, PoolLayout
+from kvgrpc.core.values.records import dataclass
 from kvgrpc.errors import InvalidRequest, KVGrpcError, OutOfRange, PreconditionFailed, Reason, invalid
 
 PARTS_MAX = 16_384

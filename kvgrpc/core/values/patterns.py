@@ -6,11 +6,11 @@ of one unit. Dimensions that are contiguous on both sides are merged into one ru
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
 from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region, TensorKind
+from kvgrpc.core.values.records import dataclass
 from kvgrpc.core.values.views import Share, View, view_of
 
 

@@ -1,7 +1,7 @@
 """Byte ranges of blocks over which checksums are computed."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
@@ -9,6 +9,7 @@ from kvgrpc.core.values.calls import LayerRange
 from kvgrpc.core.values.chunks import Chunk
 from kvgrpc.core.values.descriptors import Blocks, Ids, holds
 from kvgrpc.core.values.layout import PoolLayout, Region
+from kvgrpc.core.values.records import dataclass
 
 
 @dataclass(frozen=True, eq=False)

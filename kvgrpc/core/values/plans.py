@@ -1,7 +1,7 @@
 """Plans the byte runs of each pair of ranks from patterns and lists of blocks."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 import numpy as np
@@ -9,6 +9,7 @@ import numpy as np
 from kvgrpc.core.values.descriptors import Ids, Runs, coalesce
 from kvgrpc.core.values.layout import Region
 from kvgrpc.core.values.patterns import Pattern
+from kvgrpc.core.values.records import dataclass
 from kvgrpc.core.values.strips import Repack, Strip, spread
 
 

@@ -1,10 +1,11 @@
 """Sends that a rank asks of a peer's rank, on a data path where bytes move only if both act (PostSend)."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
 from kvgrpc.core.values.descriptors import Ids
+from kvgrpc.core.values.records import dataclass
 
 MEET = 0
 """Sequence number under which two ranks make their process group. Sends count from 1."""

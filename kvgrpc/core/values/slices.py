@@ -1,11 +1,12 @@
 """Splits a round of a move into postings, and into batches for which a destination asks for checksums."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from kvgrpc.core.values.bridge import Bridge
 from kvgrpc.core.values.chunks import Chunk, Size
 from kvgrpc.core.values.plans import PairRuns
+from kvgrpc.core.values.records import dataclass
 
 RUNS_MAX = 1 << 17
 """Maximum runs of one posting, unless one block has more: they are planned at once, and go to a worker in one frame."""

@@ -1,12 +1,13 @@
 """Strips: copies of one shape at many places. A list of runs would be longer than what a re-pack moves."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 import numpy as np
 
 from kvgrpc.core.values.descriptors import Ids, Runs
+from kvgrpc.core.values.records import dataclass
 
 DIMENSIONS_MAX = 4
 """Maximum number of dimensions: layers, keys and values, heads, tokens."""

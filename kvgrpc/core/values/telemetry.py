@@ -1,6 +1,6 @@
 """Cost of a move, for the engine whose ranks moved the bytes."""
 
-from dataclasses import dataclass
+from kvgrpc.core.values.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,11 @@ A block of one region is an array [layers, keys and values, heads, tokens] of ru
 token. A rank's number determines its heads of the model.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from kvgrpc.core.values.groups import PARTS
 from kvgrpc.core.values.layout import ITEM_BYTES, Group, GroupKind, PoolLayout, Region, Strides, TensorKind
+from kvgrpc.core.values.records import dataclass
 from kvgrpc.errors import FieldViolation, InvalidRequest, Reason
 
 

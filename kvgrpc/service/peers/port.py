@@ -7,7 +7,7 @@ list is never dialled.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import grpc
@@ -18,6 +18,7 @@ from kvgrpc.core.peers.proofs import reached
 from kvgrpc.core.tables.accesses import Verdict
 from kvgrpc.core.values.ids import peer_key
 from kvgrpc.core.values.limits import Limits
+from kvgrpc.core.values.records import dataclass
 from kvgrpc.core.values.sends import SendAnswer, Values
 from kvgrpc.errors import (
     DeadlineExceeded,

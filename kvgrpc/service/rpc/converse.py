@@ -8,13 +8,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import grpc.aio
 
 from kvgrpc.core import actions, events
 from kvgrpc.core.values.owners import ANONYMOUS
+from kvgrpc.core.values.records import dataclass
 from kvgrpc.errors import Exhausted, InternalError, InvalidRequest, KVGrpcError, OutOfRange, Reason
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.service import telemetry

@@ -5,12 +5,12 @@ import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
+from kvgrpc.core.values.records import dataclass
 from kvgrpc.errors import InternalError, InvalidRequest, KVGrpcError, OutOfRange, Reason
 from kvgrpc.service import heap, status, telemetry
 from kvgrpc.service.callers import PRINCIPAL, principal_of

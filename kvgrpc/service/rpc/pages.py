@@ -9,11 +9,11 @@ import base64
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from google.protobuf.message import Message
 
+from kvgrpc.core.values.records import dataclass
 from kvgrpc.errors import Aborted, InvalidRequest, Reason, invalid
 from kvgrpc.service.lead import Lead
 from kvgrpc.v1.common_pb2 import ResponseHeader

@@ -1,9 +1,9 @@
 """Waits for a transfer: one condition and timeout for WaitTransfer and for calls that wait for their own transfer."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from kvgrpc.core.tables.transfers import Transfer
+from kvgrpc.core.values.records import dataclass
 from kvgrpc.errors import invalid
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.places import may_stand

@@ -7,11 +7,12 @@ does not come this way is asked for by itself.
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from kvgrpc.core.tensors.bundles import BYTES_MAX, SHARE, Gathering
 from kvgrpc.core.tensors.calls import Get, LeadAddress, Put
 from kvgrpc.core.tensors.store import pages_for
+from kvgrpc.core.values.records import dataclass
 from kvgrpc.errors import KVGrpcError
 from kvgrpc.service.alarm import Alarm
 from kvgrpc.service.tensors.delivery import fetch, fetch_together

@@ -7,7 +7,7 @@ retried: each of its tensors is then sent by itself.
 
 import asyncio
 import logging
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from kvgrpc.core.events import CancelScope
 from kvgrpc.core.tensors.bundles import BYTES_MAX, Gathering
@@ -15,6 +15,7 @@ from kvgrpc.core.tensors.calls import LeadAddress, Put
 from kvgrpc.core.tensors.ended import too_late
 from kvgrpc.core.tensors.rows import Offer
 from kvgrpc.core.tensors.store import pages_for
+from kvgrpc.core.values.records import dataclass
 from kvgrpc.errors import (
     DeadlineExceeded,
     InternalError,

@@ -6,7 +6,6 @@ the old. The node is asked only when it is not busy: in a call, in a task, or wh
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from kvgrpc.core.events import CancelScope
@@ -21,6 +20,7 @@ from kvgrpc.core.values.grants import read_claims
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.core.values.limits import granted_timeout
 from kvgrpc.core.values.owners import ANONYMOUS
+from kvgrpc.core.values.records import dataclass
 from kvgrpc.errors import Exhausted, KVGrpcError, PreconditionFailed, Reason
 from kvgrpc.service.alarm import Alarm
 from kvgrpc.service.callers import payer

@@ -65,13 +65,12 @@ def test_a_request_for_tensors_waits_from_the_moment_on_that_they_are_asked_for(
     assert waited_s > 0
 
 
-def made(*others: str) -> tuple[PromMetrics, CollectorRegistry]:
-    """Returns metrics, with other connectors beside them, and their registry."""
+def made() -> tuple[PromMetrics, CollectorRegistry]:
+    """Returns metrics and their registry."""
     registry = CollectorRegistry()
     kinds = {kind: lambda *of, kind=kind, **more: kind(*of, registry=registry, **more)
              for kind in (Counter, Gauge, Histogram)}  # fmt: skip
-    extra = {"connectors": [{"kv_connector": name} for name in others]} if others else {}
-    config = SimpleNamespace(kv_transfer_config=SimpleNamespace(kv_connector_extra_config=extra))
+    config = SimpleNamespace(kv_transfer_config=SimpleNamespace(kv_connector_extra_config=None))
     return PromMetrics(config, kinds, ["engine"], {0: ["0"], 1: ["1"]}), registry
 
 
@@ -81,7 +80,7 @@ def value(registry: CollectorRegistry, name: str, **labels: str) -> Any:
 
 @pytest.mark.parametrize(("reason", "on_the_way"), [(Reason.PEER_LOST, 1), (Reason.CONTENT_MISMATCH, 0)])
 def test_an_interval_is_observed_under_both_names(reason: Reason, on_the_way: int) -> None:
-    metrics, registry = made("OffloadingConnector")
+    metrics, registry = made()
     metrics.observe(interval(reason).to_dict(), 1)
     sums = {"transfer_time_seconds": 0.5, "post_time_seconds": 0.25, "transfer_bytes": 2**20, "transfer_descriptors": 8}
     for name, theirs in NIXL_SERIES.items():
@@ -90,13 +89,6 @@ def test_an_interval_is_observed_under_both_names(reason: Reason, on_the_way: in
     assert value(registry, f"{NIXL_FAILED}_total") == on_the_way
     assert value(registry, "vllm:kvgrpc_failures_total", direction="receive", reason=reason.value) == 1
     assert value(registry, "vllm:kvgrpc_wait_time_seconds_count") == 1
-
-
-def test_names_of_nixl_are_its_own_where_it_is_there() -> None:
-    metrics, registry = made("KVGrpcConnector", "NixlConnector")
-    metrics.observe(interval().to_dict(), 1)
-    assert value(registry, "vllm:kvgrpc_transfer_bytes_sum") == 2**20
-    assert not [family.name for family in registry.collect() if "nixl" in family.name]
 
 
 def test_every_metric_is_documented() -> None:

@@ -1,7 +1,6 @@
 """A server's Prometheus metrics of transfers, under kvgrpc's names and under those of NixlConnector."""
 
 import os
-import urllib.error
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -99,8 +98,7 @@ def test_what_expired_and_what_failed_is_counted_by_its_reason(
     wait_until(lambda: at_p("kvgrpc_expired_total") == 1)
     assert at_p("nixl_num_kv_expired_reqs_total") == at_p("kvgrpc_unsent_total") == 1
     assert p.counted("vllm:kvgrpc_failures_total", direction="send", reason="LEASE_EXPIRED") >= 1
-    with pytest.raises(urllib.error.HTTPError, match="500"):
-        asked(d, prompt, kv_transfer_params=late)
+    asked(d, prompt, kv_transfer_params=late)
     wait_until(lambda: at_d("kvgrpc_lost_total") == 1)
     assert d.counted("vllm:kvgrpc_failures_total", direction="receive", reason="LEASE_EXPIRED") >= 1
     assert (at_d("nixl_num_failed_transfers_total"), at_d("kvgrpc_failures_total")) == (0, 1)

@@ -2,7 +2,6 @@
 
 import base64
 import os
-import urllib.error
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -107,8 +106,7 @@ def test_a_transfer_that_fails_is_in_the_trace_with_its_reason(
         ask = {**PREFILL, "kvgrpc_intent": {"ttl": "0.2s"}}
         params = router.leg(p, prompt, max_tokens=1, kv_transfer_params=ask)["kv_transfer_params"]
         wait_until(lambda: p.held() == {}, p.held)
-        with pytest.raises(urllib.error.HTTPError, match="500"):
-            router.leg(d, prompt, kv_transfer_params=params)
+        router.leg(d, prompt, kv_transfer_params=params)
     spans = whole(collector, trace_id, **BOTH_SERVERS)
     for name, service in (("kvgrpc.receive", "D"), ("kvgrpc.send", "P")):
         span = named(spans, name)
