@@ -2,14 +2,14 @@
 
 import re
 
-from kvgrpc.core.actions import Allocated, LeaseView, Openings, Reclaimed, Renewed, Verdicts
+from kvgrpc.core.actions import LeaseView, Openings, Reclaimed, Renewed, Verdicts
 from kvgrpc.core.events import Opened
 from kvgrpc.core.tables.leases import LeaseState
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.transfers import Direction, Disposition, Phase, State, Transfer, TransferPath
 from kvgrpc.errors import Reason
 from kvgrpc.peer.v1 import peer_pb2
-from kvgrpc.v1 import admin_pb2, common_pb2, lease_pb2, pool_pb2, transfer_pb2
+from kvgrpc.v1 import admin_pb2, lease_pb2, pool_pb2, transfer_pb2
 from kvgrpc.wire.bounds import TEXT_BYTES_MAX
 from kvgrpc.wire.description import PATHS_SHOWN_MAX
 from kvgrpc.wire.packed import put_runs
@@ -168,11 +168,6 @@ def reclaimed(value: Reclaimed, incarnation: int) -> pool_pb2.Reclaimed:
         ],
         claimed_lease_count=value.claimed,
     )
-
-
-def allocated_blocks(value: Allocated, incarnation: int) -> common_pb2.Blocks | None:
-    """Returns the blocks of an allocation, in that life of its engine; None if none was made (validate_only)."""
-    return pool_blocks(value.blocks, incarnation, value.allocation_id) if value.allocation_id else None
 
 
 def renewed(value: Renewed) -> list[lease_pb2.RenewedLease]:

@@ -232,6 +232,8 @@ class Introduced:
 
     engine: EngineDescription
     """This engine when the endpoints were made; a later memory generation has other endpoints."""
+    peer: EngineDescription
+    """The engine of the caller."""
     endpoints: tuple[RankEndpoint, ...]
     protocol: int
     proof: bytes = field(default=b"", repr=False)

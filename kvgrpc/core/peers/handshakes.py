@@ -188,9 +188,10 @@ class Handshakes:
             assert isinstance(shake, Admission)
             self._state.timers.clear(Timer.ADMIT, shake.key)
             shake.peer.told = generation
-            self._state.reply(
-                shake.call_id, Introduced(self._state.pool, shake.endpoints(), shake.protocol, shake.proof)
+            answer = Introduced(
+                self._state.pool, shake.peer.description, shake.endpoints(), shake.protocol, shake.proof
             )
+            self._state.reply(shake.call_id, answer)
 
     def meeting_began(self, event: MeetingBegan) -> None:
         """Extends the deadlines of handshakes whose ranks meet: loading a library takes long."""

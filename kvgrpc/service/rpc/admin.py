@@ -2,7 +2,6 @@
 
 import logging
 
-from kvgrpc.core import actions
 from kvgrpc.core.node import Node
 from kvgrpc.core.tables.accesses import Access
 from kvgrpc.core.tables.lacking import Lacking
@@ -12,12 +11,13 @@ from kvgrpc.core.tables.pins import Pin, PinKind
 from kvgrpc.core.tables.transfers import State
 from kvgrpc.errors import note
 from kvgrpc.service.lead import Lead
+from kvgrpc.service.methods import DRAIN, RELEASE_QUARANTINE, reply_to
 from kvgrpc.service.rpc import allocations
 from kvgrpc.service.rpc.admission import admission
 from kvgrpc.service.rpc.method import unary
 from kvgrpc.service.rpc.pages import page
 from kvgrpc.v1 import admin_pb2, admin_pb2_grpc, pool_pb2
-from kvgrpc.wire import answers, requests
+from kvgrpc.wire import answers
 from kvgrpc.wire.description import peer_to_proto
 from kvgrpc.wire.values import duration, pool_blocks
 
@@ -97,39 +97,19 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
 
     @unary
     async def Drain(self, request: admin_pb2.DrainRequest, trace: str) -> admin_pb2.DrainResponse:
-        lead = self._lead
-        header, answer = await lead.ask(
-            actions.Drained, "Drain", request, trace, lambda call: requests.drain(request, call)
-        )
-        open_to, _ = admission(lead)
-        return admin_pb2.DrainResponse(
-            header=header,
-            admission=open_to,
-            transfer_count=answer.transfers,
-            lease_count=answer.leases,
-            quarantined_block_count=answer.quarantined_blocks,
-            oldest_transfer_id=answer.oldest_transfer_id,
-        )
+        reply = await reply_to(DRAIN, self._lead, request, trace)
+        reply.admission, _ = admission(self._lead)
+        return reply
 
     @unary
     async def ReleaseQuarantine(
         self, request: admin_pb2.ReleaseQuarantineRequest, trace: str
     ) -> admin_pb2.ReleaseQuarantineResponse:
-        header, answer = await self._lead.ask(
-            actions.QuarantineReleased,
-            "ReleaseQuarantine",
-            request,
-            trace,
-            lambda call: requests.release_quarantine(request, call),
-        )
+        reply = await reply_to(RELEASE_QUARANTINE, self._lead, request, trace)
         if request.force:
-            _log.warning("%d blocks left quarantine at an operator's word: %s", answer.released, note(request.message))
-        return admin_pb2.ReleaseQuarantineResponse(
-            header=header,
-            released_block_count=answer.released,
-            left_block_count=answer.left,
-            memory_generation=answer.memory_generation,
-        )
+            released, why = reply.released_block_count, note(request.message)
+            _log.warning("%d blocks left quarantine at an operator's word: %s", released, why)
+        return reply
 
 
 def _kept(ledger: Ledger) -> admin_pb2.Kept:

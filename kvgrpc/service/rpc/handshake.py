@@ -2,20 +2,18 @@
 
 from collections.abc import AsyncIterator
 
-from kvgrpc.core import actions, events
 from kvgrpc.core.state.engine_status import engine_status
 from kvgrpc.core.values.compatibility import compare
 from kvgrpc.core.values.limits import PROTOCOL_MAX, PROTOCOL_MIN
 from kvgrpc.errors import invalid
 from kvgrpc.service.engine_watchers import BEAT_S, INTERVAL_S
 from kvgrpc.service.lead import Lead
+from kvgrpc.service.methods import CONNECT_PEER, HANDSHAKE, reply_to
 from kvgrpc.service.rpc.admission import admission
 from kvgrpc.service.rpc.method import streaming, unary
 from kvgrpc.v1 import handshake_pb2, handshake_pb2_grpc
 from kvgrpc.wire import description
-from kvgrpc.wire.endpoints import endpoint_to_proto, endpoints_from_proto
 from kvgrpc.wire.limits import limits_to_proto
-from kvgrpc.wire.proofs import new_proof, proof
 from kvgrpc.wire.values import data_path, seconds
 
 
@@ -75,27 +73,7 @@ class HandshakeService(handshake_pb2_grpc.HandshakeServiceServicer):
 
     @unary
     async def Handshake(self, request: handshake_pb2.HandshakeRequest, trace: str) -> handshake_pb2.HandshakeResponse:
-        lead = self._lead
-        peer = description.engine_from_proto(request.engine, "engine")
-        endpoints = endpoints_from_proto(request.endpoints)
-        shows, proofs = proof("proof", request.proof), tuple(request.proofs)
-        header, answer = await lead.ask(
-            actions.Introduced,
-            "Handshake",
-            request,
-            trace,
-            lambda call: events.HandshakeReceived(
-                call, peer, endpoints, request.expected_engine_id, shows, new_proof(), proofs
-            ),
-        )
-        return handshake_pb2.HandshakeResponse(
-            header=header,
-            engine=description.engine_to_proto(answer.engine),
-            endpoints=[endpoint_to_proto(endpoint) for endpoint in answer.endpoints],
-            protocol=answer.protocol,
-            proof=answer.proof,
-            differences=[description.difference_to_proto(difference) for difference in compare(answer.engine, peer)],
-        )
+        return await reply_to(HANDSHAKE, self._lead, request, trace)
 
     @unary
     async def CheckCompatibility(
@@ -114,20 +92,10 @@ class HandshakeService(handshake_pb2_grpc.HandshakeServiceServicer):
     async def ConnectPeer(
         self, request: handshake_pb2.ConnectPeerRequest, trace: str
     ) -> handshake_pb2.ConnectPeerResponse:
-        lead = self._lead
-        address = request.peer.address
-        if not address:
+        if not request.peer.address:
             raise invalid("peer.address", "is required")
-        lead.check_dial(address, "peer.address")
-        header, answer = await lead.ask(
-            actions.PeerConnected,
-            "ConnectPeer",
-            request,
-            trace,
-            lambda call: events.ConnectPeer(call, address, request.peer.engine_id, request.validate_only),
-        )
-        peer = None if answer.peer is None else description.peer_to_proto(answer.peer)
-        return handshake_pb2.ConnectPeerResponse(header=header, peer=peer)
+        self._lead.check_dial(request.peer.address, "peer.address")
+        return await reply_to(CONNECT_PEER, self._lead, request, trace)
 
 
 def _status(lead: Lead) -> handshake_pb2.EngineStatus:

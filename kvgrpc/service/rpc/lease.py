@@ -2,13 +2,12 @@
 
 from collections.abc import AsyncIterator
 
-from kvgrpc.core import actions
 from kvgrpc.service.lead import Lead
+from kvgrpc.service.methods import GRANT_LEASE, KEEP_ALIVE, RELEASE_LEASE, RENEW_LEASES, reply_to
 from kvgrpc.service.rpc.method import streaming, unary
 from kvgrpc.service.rpc.pages import page
-from kvgrpc.v1 import common_pb2, lease_pb2, lease_pb2_grpc
+from kvgrpc.v1 import lease_pb2, lease_pb2_grpc
 from kvgrpc.wire import answers, requests
-from kvgrpc.wire.values import grant, pool_blocks
 
 
 class LeaseService(lease_pb2_grpc.LeaseServiceServicer):
@@ -19,36 +18,15 @@ class LeaseService(lease_pb2_grpc.LeaseServiceServicer):
 
     @unary
     async def GrantLease(self, request: lease_pb2.GrantLeaseRequest, trace: str) -> lease_pb2.GrantLeaseResponse:
-        lead = self._lead
-        header, answer = await lead.ask(
-            actions.HandedOver,
-            "GrantLease",
-            request,
-            trace,
-            lambda call: requests.grant_lease(request, call, lead.weights, lead.block_limit),
-        )
-        return lease_pb2.GrantLeaseResponse(
-            header=header,
-            lease=answers.lease(answer.lease, header.incarnation),
-            grant=grant(answer.token) if answer.token else None,
-        )
+        return await reply_to(GRANT_LEASE, self._lead, request, trace)
 
     @unary
     async def RenewLeases(self, request: lease_pb2.RenewLeasesRequest, trace: str) -> lease_pb2.RenewLeasesResponse:
-        header, rows = await self._renew(request, trace)
-        return lease_pb2.RenewLeasesResponse(header=header, leases=rows)
+        return await reply_to(RENEW_LEASES, self._lead, request, trace)
 
     @unary
     async def ReleaseLease(self, request: lease_pb2.ReleaseLeaseRequest, trace: str) -> lease_pb2.ReleaseLeaseResponse:
-        lead = self._lead
-        header, answer = await lead.ask(
-            actions.Released, "ReleaseLease", request, trace, lambda call: requests.release_lease(request, call)
-        )
-        return lease_pb2.ReleaseLeaseResponse(
-            header=header,
-            lease=answers.lease(answer.lease, header.incarnation),
-            freed_blocks=pool_blocks(answer.freed, header.incarnation),
-        )
+        return await reply_to(RELEASE_LEASE, self._lead, request, trace)
 
     @unary
     async def GetLease(self, request: lease_pb2.GetLeaseRequest, trace: str) -> lease_pb2.GetLeaseResponse:
@@ -78,19 +56,7 @@ class LeaseService(lease_pb2_grpc.LeaseServiceServicer):
         self, request: AsyncIterator[lease_pb2.KeepAliveRequest], trace: str
     ) -> AsyncIterator[lease_pb2.KeepAliveResponse]:
         async for row in request:
-            header, rows = await self._renew(row, trace)
-            yield lease_pb2.KeepAliveResponse(header=header, leases=rows, sequence=row.sequence)
-            del row, rows  # frees them now: the next message may come much later
-
-    async def _renew(
-        self, request: lease_pb2.RenewLeasesRequest | lease_pb2.KeepAliveRequest, trace: str
-    ) -> tuple[common_pb2.ResponseHeader, list[lease_pb2.RenewedLease]]:
-        lead = self._lead
-        header, answer = await lead.ask(
-            actions.Renewed,
-            "RenewLeases",
-            request,
-            trace,
-            lambda call: requests.renew_leases(request, call, lead.renewal_limit),
-        )
-        return header, answers.renewed(answer)
+            reply = await reply_to(KEEP_ALIVE, self._lead, row, trace)
+            reply.sequence = row.sequence
+            yield reply
+            del row, reply  # frees them now: the next message may come much later

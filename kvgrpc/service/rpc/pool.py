@@ -2,19 +2,18 @@
 
 import itertools
 
-from kvgrpc.core import actions
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.values.descriptors import holds
 from kvgrpc.core.values.layout import PoolKind, Region
 from kvgrpc.errors import OutOfRange, PreconditionFailed, Reason, invalid
 from kvgrpc.service.lead import Lead
+from kvgrpc.service.methods import ALLOCATE_BLOCKS, FREE_BLOCKS, RECLAIM_BLOCKS, reply_to
 from kvgrpc.service.rpc import allocations
 from kvgrpc.service.rpc.method import unary
 from kvgrpc.service.rpc.pages import page
 from kvgrpc.v1 import pool_pb2, pool_pb2_grpc
-from kvgrpc.wire import answers, requests
 from kvgrpc.wire.description import POOL_KINDS, pool_to_proto
-from kvgrpc.wire.values import duration, layer_range, lists_of, pool_blocks
+from kvgrpc.wire.values import layer_range, lists_of
 
 READ_BYTES_MAX = 1 << 20
 
@@ -37,43 +36,15 @@ class PoolService(pool_pb2_grpc.PoolServiceServicer):
     async def AllocateBlocks(
         self, request: pool_pb2.AllocateBlocksRequest, trace: str
     ) -> pool_pb2.AllocateBlocksResponse:
-        lead = self._lead
-        header, answer = await lead.ask(
-            actions.Allocated,
-            "AllocateBlocks",
-            request,
-            trace,
-            lambda call: requests.allocate_blocks(request, call),
-        )
-        remaining_s = answer.remaining_s
-        return pool_pb2.AllocateBlocksResponse(
-            header=header,
-            blocks=answers.allocated_blocks(answer, header.incarnation),
-            remaining=None if remaining_s is None else duration(remaining_s),
-        )
+        return await reply_to(ALLOCATE_BLOCKS, self._lead, request, trace)
 
     @unary
     async def FreeBlocks(self, request: pool_pb2.FreeBlocksRequest, trace: str) -> pool_pb2.FreeBlocksResponse:
-        lead = self._lead
-        header, answer = await lead.ask(
-            actions.Freed,
-            "FreeBlocks",
-            request,
-            trace,
-            lambda call: requests.free_blocks(request, call, lead.block_limit),
-        )
-        return pool_pb2.FreeBlocksResponse(header=header, freed_blocks=pool_blocks(answer.freed, header.incarnation))
+        return await reply_to(FREE_BLOCKS, self._lead, request, trace)
 
     @unary
     async def ReclaimBlocks(self, request: pool_pb2.ReclaimBlocksRequest, trace: str) -> pool_pb2.ReclaimBlocksResponse:
-        header, answer = await self._lead.ask(
-            actions.Reclaimed,
-            "ReclaimBlocks",
-            request,
-            trace,
-            lambda call: requests.reclaim_blocks(request, call),
-        )
-        return pool_pb2.ReclaimBlocksResponse(header=header, reclaimed=answers.reclaimed(answer, header.incarnation))
+        return await reply_to(RECLAIM_BLOCKS, self._lead, request, trace)
 
     @unary
     async def ListAllocations(

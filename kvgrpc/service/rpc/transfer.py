@@ -2,16 +2,16 @@
 
 from collections.abc import AsyncIterator, Callable
 
-from kvgrpc.core import actions
 from kvgrpc.core.tables.transfers import Transfer
 from kvgrpc.errors import Aborted, Reason, invalid
 from kvgrpc.service.lead import Lead
+from kvgrpc.service.methods import ACKNOWLEDGE_TRANSFERS, CANCEL_TRANSFER, reply_to
 from kvgrpc.service.rpc.method import streaming, unary
 from kvgrpc.service.rpc.pages import page
 from kvgrpc.service.rpc.waits import condition, timeout_s, wait_of
 from kvgrpc.service.watchers import WAITED_MAX
 from kvgrpc.v1 import transfer_pb2, transfer_pb2_grpc
-from kvgrpc.wire import answers, requests
+from kvgrpc.wire import answers
 from kvgrpc.wire.bounds import NAMES_MAX, check_count
 from kvgrpc.wire.values import seconds
 
@@ -121,33 +121,13 @@ class TransferService(transfer_pb2_grpc.TransferServiceServicer):
     async def AcknowledgeTransfers(
         self, request: transfer_pb2.AcknowledgeTransfersRequest, trace: str
     ) -> transfer_pb2.AcknowledgeTransfersResponse:
-        lead = self._lead
-        header, answer = await lead.ask(
-            actions.Acknowledged,
-            "AcknowledgeTransfers",
-            request,
-            trace,
-            lambda call: requests.acknowledge(request, call),
-        )
-        return transfer_pb2.AcknowledgeTransfersResponse(header=header, acknowledged_count=answer.count)
+        return await reply_to(ACKNOWLEDGE_TRANSFERS, self._lead, request, trace)
 
     @unary
     async def CancelTransfer(
         self, request: transfer_pb2.CancelTransferRequest, trace: str
     ) -> transfer_pb2.CancelTransferResponse:
-        lead = self._lead
-        header, answer = await lead.ask(
-            actions.Cancelled,
-            "CancelTransfer",
-            request,
-            trace,
-            lambda call: requests.cancel_transfer(request, call),
-        )
-        return transfer_pb2.CancelTransferResponse(
-            header=header,
-            outcome=answers.OUTCOMES[answer.outcome],
-            transfers=[answers.transfer(transfer, lead.runner.now) for transfer in answer.transfers],
-        )
+        return await reply_to(CANCEL_TRANSFER, self._lead, request, trace)
 
 
 def _filter(wanted: transfer_pb2.TransferFilter, now: Callable[[], float]) -> Callable[[Transfer], bool]:

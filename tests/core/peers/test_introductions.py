@@ -29,7 +29,7 @@ def test_a_peer_that_introduces_itself_learns_our_endpoints_and_is_mapped(lead: 
     assert [type(action) for action in lead.done] == [MapPeer, MakeOffer]
     lead.feed(EndpointOffered(0, lead.one(MakeOffer).key, endpoint(0, "ours")))
     proof = lead.state.peers[key_of(P)].asks[0]
-    assert lead.answer(call) == Introduced(lead.me, (endpoint(0, "ours"),), 1, proof)
+    assert lead.answer(call) == Introduced(lead.me, P, (endpoint(0, "ours"),), 1, proof)
     assert state_of(lead, P) is PeerState.CONNECTED
 
 
