@@ -88,7 +88,7 @@ class Server:
         self._features = (*FEATURES, "remote_ranks") if config.session_socket else FEATURES
         self._lead = Lead(self.config, self._runner, lambda: self._paths, self._read, self._progress_age_s, __version__)
         stores = RemoteStores(channel_options(self.config.limits))
-        self._tensors = self._lead.tensors = Staging(self._lead, stores, self._pool_memory)
+        self._staging = Staging(self._lead, stores, self._pool_memory)
         self._runner.on_transfer.append(self._trace_transfer)
         self._channels = PeerChannels(
             self._runner, self.config.limits, self.config.may_dial, channel_options(self.config.limits)
@@ -112,9 +112,9 @@ class Server:
         self._check_spill()
         self._ready.remove()  # a killed process may have left it
         if self.config.session_socket:
-            self._sessions = Sessions(self._lead, self, self.config.session_socket)
+            self._sessions = Sessions(self._lead, self._staging, self, self.config.session_socket)
         self._runner.start(self._channels, self._ranks, self._sessions or self)
-        self._grpc, self._health = build(self._lead, self.config.limits, self._sessions)
+        self._grpc, self._health = build(self._lead, self._staging, self.config.limits, self._sessions)
         host, _ = split_address(self.config.listen, "listen")
         try:
             port = self._grpc.add_insecure_port(self.config.listen)
@@ -164,7 +164,7 @@ class Server:
         await asyncio.sleep(0)
         if self._sessions is not None:
             await self._sessions.stop()
-        await self._tensors.stop()
+        await self._staging.stop()
         await self._channels.stop()
         await self._lead.standing.end()
         await self._grpc.stop(grace=0.5)

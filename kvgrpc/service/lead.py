@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from google.protobuf.message import Message
 
@@ -22,9 +22,6 @@ from kvgrpc.service.watchers import Watchers
 from kvgrpc.v1 import common_pb2
 from kvgrpc.wire.bounds import text
 from kvgrpc.wire.requests import make_call
-
-if TYPE_CHECKING:
-    from kvgrpc.service.tensors.staging import Staging
 
 _Answer = TypeVar("_Answer", bound=Answer)
 DIAL_ANSWERS_KEPT = 1_024
@@ -56,8 +53,6 @@ class Lead:
         self.version = version
         self.ticket = b""
         """The ticket of the attached engine; empty while none is attached."""
-        self.tensors: Staging
-        """Set by the maker of the lead, because the staging needs the lead itself."""
 
     @property
     def node(self) -> Node:

@@ -29,6 +29,7 @@ from kvgrpc.service.rpc.reflection import Schema
 from kvgrpc.service.rpc.scheduler import SchedulerService
 from kvgrpc.service.rpc.tensor import TensorService
 from kvgrpc.service.rpc.transfer import TransferService
+from kvgrpc.service.tensors.staging import Staging
 from kvgrpc.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -100,7 +101,7 @@ class _OthersFaults(logging.Filter):
 _OTHERS_FAULTS = _OthersFaults()
 
 
-def build(lead: Lead, limits: Limits, sessions: Attaching | None) -> tuple[grpc.aio.Server, Health]:
+def build(lead: Lead, staging: Staging, limits: Limits, sessions: Attaching | None) -> tuple[grpc.aio.Server, Health]:
     """Returns a server with all services, not yet bound, and its health. Ranks on other hosts attach to `sessions`."""
     for name in ("grpc._cython.cygrpc", "grpc._common"):
         logging.getLogger(name).addFilter(_OTHERS_FAULTS)
@@ -133,7 +134,7 @@ def build(lead: Lead, limits: Limits, sessions: Attaching | None) -> tuple[grpc.
     transfer_pb2_grpc.add_TransferServiceServicer_to_server(TransferService(lead), ours)
     lease_pb2_grpc.add_LeaseServiceServicer_to_server(LeaseService(lead), ours)
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(SchedulerService(lead), ours)
-    tensor_pb2_grpc.add_TensorServiceServicer_to_server(TensorService(lead), ours)
+    tensor_pb2_grpc.add_TensorServiceServicer_to_server(TensorService(lead, staging), ours)
     pool_pb2_grpc.add_PoolServiceServicer_to_server(PoolService(lead), ours)
     admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(lead), ours)
     peer_pb2_grpc.add_PeerServiceServicer_to_server(PeerService(lead), ours)

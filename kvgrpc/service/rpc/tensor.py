@@ -1,12 +1,14 @@
 """TensorService: named tensors."""
 
-from kvgrpc.core.tensors.rows import Offer, Tensor
+from dataclasses import asdict
+
 from kvgrpc.errors import OutOfRange, Reason
 from kvgrpc.service.callers import PRINCIPAL
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.rpc.method import STANDING_BYTES_MAX, unary
 from kvgrpc.service.rpc.pages import page
 from kvgrpc.service.tensors import answers
+from kvgrpc.service.tensors.staging import Staging
 from kvgrpc.v1 import tensor_pb2, tensor_pb2_grpc
 from kvgrpc.wire import tensors as wire
 
@@ -14,16 +16,16 @@ from kvgrpc.wire import tensors as wire
 class TensorService(tensor_pb2_grpc.TensorServiceServicer):
     """Converts a request, asks the store, and converts its answer."""
 
-    def __init__(self, lead: Lead) -> None:
-        self._lead = lead
+    def __init__(self, lead: Lead, staging: Staging) -> None:
+        self._lead, self._staging = lead, staging
 
     @unary
     async def PutTensor(self, request: tensor_pb2.PutTensorRequest, trace: str) -> tensor_pb2.PutTensorResponse:
-        return await answers.put(self._lead, request, trace, PRINCIPAL.get())
+        return await answers.put(self._staging, request, trace, PRINCIPAL.get())
 
     @unary
     async def GetTensor(self, request: tensor_pb2.GetTensorRequest, trace: str) -> tensor_pb2.GetTensorResponse:
-        return await answers.get(self._lead, request, trace, PRINCIPAL.get())
+        return await answers.get(self._staging, request, trace, PRINCIPAL.get())
 
     @unary
     async def ReleaseTensors(
@@ -36,16 +38,15 @@ class TensorService(tensor_pb2_grpc.TensorServiceServicer):
                 "or none for all of the request",
                 metadata={"limit": f"{STANDING_BYTES_MAX}"},
             )
-        return await answers.release(self._lead, request, trace, PRINCIPAL.get())
+        return await answers.release(self._staging, request, trace, PRINCIPAL.get())
 
     @unary
     async def ListTensors(self, request: tensor_pb2.ListTensorsRequest, trace: str) -> tensor_pb2.ListTensorsResponse:
         lead = self._lead
-        table, now = lead.tensors.store.table, lead.runner.now
-        every: list[Tensor | Offer] = [*table.tensors.values(), *table.offers.values()]
+        now = lead.runner.now
         rows = [
             row
-            for row in every
+            for row in self._staging.store.rows()
             if request.transfer_key in (b"", row.id.key)
             and (not request.states or wire.state_of(row) in request.states)
         ]
@@ -64,18 +65,5 @@ class TensorService(tensor_pb2_grpc.TensorServiceServicer):
     async def GetStagingStatus(
         self, request: tensor_pb2.GetStagingStatusRequest, trace: str
     ) -> tensor_pb2.GetStagingStatusResponse:
-        lead = self._lead
-        table, state = lead.tensors.store.table, lead.node.state
-        return tensor_pb2.GetStagingStatusResponse(
-            header=lead.header(),
-            page_bytes=table.page_bytes,
-            page_count=table.store_pages,
-            used_page_count=table.store_pages - state.allocator.free_count(0),
-            spill_page_count=table.limits.spill_pages,
-            used_spill_page_count=table.spill_pages.used,
-            tensor_count=len(table.tensors),
-            offered_count=len(table.offers),
-            waiting_count=len(table.waits),
-            reserved_page_count=lead.tensors.store.pages.line.reserved,
-            queued_count=len(lead.tensors.store.pages.line),
-        )
+        status = self._staging.store.status()
+        return tensor_pb2.GetStagingStatusResponse(header=self._lead.header(), **asdict(status))

@@ -25,6 +25,7 @@ from kvgrpc.service.session.socket import Frames, SessionSocket, check_user, hun
 from kvgrpc.service.session.tensor_calls import takes_tensors
 from kvgrpc.service.session.void_page import SLOTS
 from kvgrpc.service.session.workers import Reports, SocketEnd, WorkerEnd, write, write_with_descriptor
+from kvgrpc.service.tensors.staging import Staging
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.wire import session as wire
 from kvgrpc.wire.description import pool_to_proto
@@ -77,8 +78,9 @@ class Sessions:
     `over` is set when an engine has ended, or none has come: for a server that exits with its engine.
     """
 
-    def __init__(self, lead: Lead, host: Host, path: str) -> None:
+    def __init__(self, lead: Lead, staging: Staging, host: Host, path: str) -> None:
         self._lead = lead
+        self._staging = staging
         self._host = host
         self._path = path
         self._socket: SessionSocket | None = None
@@ -262,7 +264,7 @@ class Sessions:
 
     def _take_call(self, session: Session, call: session_pb2.Call) -> None:
         runner = self._lead.runner
-        if takes_tensors(self._lead, call, session.next_event):
+        if takes_tensors(self._staging, call, session.next_event):
             return
         number = runner.next_call_id()
 

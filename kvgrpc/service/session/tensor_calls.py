@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 from google.protobuf.message import Message
 
 from kvgrpc.errors import InternalError, KVGrpcError, Reason
-from kvgrpc.service.lead import Lead
 from kvgrpc.service.session.calls import refusal
 from kvgrpc.service.tensors.answers import of_session
+from kvgrpc.service.tensors.staging import Staging
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.wire import fields
 
@@ -16,13 +16,13 @@ _log = logging.getLogger(__name__)
 _KINDS = frozenset({"put_tensor", "get_tensor", "release_tensors"})
 
 
-def takes_tensors(lead: Lead, call: session_pb2.Call, next_event: Callable[[], session_pb2.Event]) -> bool:
+def takes_tensors(staging: Staging, call: session_pb2.Call, next_event: Callable[[], session_pb2.Event]) -> bool:
     """Returns whether the call is about tensors; it has begun then. Events of a session that is over go nowhere."""
     kind = call.WhichOneof("request")
     if kind not in _KINDS:
         return False
-    work = of_session(lead, kind, call)
-    lead.tensors.serve(_answer(work, kind, call, next_event))
+    work = of_session(staging, kind, call)
+    staging.serve(_answer(work, kind, call, next_event))
     return True
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from kvgrpc.core.values.owners import ANONYMOUS, ENGINE
-from kvgrpc.service.lead import Lead
+from kvgrpc.service.tensors.staging import Staging
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.v1 import tensor_pb2
 from kvgrpc.wire import tensors as wire
@@ -15,19 +15,21 @@ from kvgrpc.wire.values import grant, pool_blocks
 
 
 async def put(
-    lead: Lead, request: tensor_pb2.PutTensorRequest, trace: str, caller: str
+    staging: Staging, request: tensor_pb2.PutTensorRequest, trace: str, caller: str
 ) -> tensor_pb2.PutTensorResponse:
     """Serves PutTensor."""
-    found = await lead.tensors.put(wire.put(request, lead.config.limits), trace, caller)
+    lead = staging.lead
+    found = await staging.put(wire.put(request, lead.config.limits), trace, caller)
     first, *bundled = [wire.row(tensor, lead.runner.now, lead.node.state.transfers) for tensor in found]
     return tensor_pb2.PutTensorResponse(header=lead.header(), tensor=first, bundled_tensors=bundled)
 
 
 async def get(
-    lead: Lead, request: tensor_pb2.GetTensorRequest, trace: str, caller: str
+    staging: Staging, request: tensor_pb2.GetTensorRequest, trace: str, caller: str
 ) -> tensor_pb2.GetTensorResponse:
     """Serves GetTensor."""
-    got = await lead.tensors.get(wire.get(request), trace, caller)
+    got = await staging.get(wire.get(request), trace, caller)
+    lead = staging.lead
     header = lead.header()
     first, *bundled = [wire.row(tensor, lead.runner.now, lead.node.state.transfers) for tensor in got.tensors]
     made = tensor_pb2.GetTensorResponse(header=header, tensor=first, bundled_tensors=bundled)
@@ -40,22 +42,24 @@ async def get(
 
 
 async def release(
-    lead: Lead, request: tensor_pb2.ReleaseTensorsRequest, trace: str, caller: str = ANONYMOUS
+    staging: Staging, request: tensor_pb2.ReleaseTensorsRequest, trace: str, caller: str = ANONYMOUS
 ) -> tensor_pb2.ReleaseTensorsResponse:
     """Serves ReleaseTensors."""
     asked = wire.release(request)
-    here = lead.tensors.release(asked, caller)
-    there = await lead.tensors.give_back(asked, trace) if asked.source is not None else 0
-    return tensor_pb2.ReleaseTensorsResponse(header=lead.header(), released_count=here, source_released_count=there)
+    here = staging.release(asked, caller)
+    there = await staging.give_back(asked, trace) if asked.source is not None else 0
+    return tensor_pb2.ReleaseTensorsResponse(
+        header=staging.lead.header(), released_count=here, source_released_count=there
+    )
 
 
-_OF_SESSION: dict[str, Callable[[Lead, Any, str, str], Awaitable[Message]]] = {
+_OF_SESSION: dict[str, Callable[[Staging, Any, str, str], Awaitable[Message]]] = {
     "put_tensor": put,
     "get_tensor": get,
     "release_tensors": release,
 }
 
 
-def of_session(lead: Lead, kind: str, call: session_pb2.Call) -> Callable[[], Awaitable[Message]]:
+def of_session(staging: Staging, kind: str, call: session_pb2.Call) -> Callable[[], Awaitable[Message]]:
     """Returns the function that serves a session's call about tensors. `kind`: the field of its request."""
-    return lambda: _OF_SESSION[kind](lead, getattr(call, kind), readable_trace(call.traceparent), ENGINE)
+    return lambda: _OF_SESSION[kind](staging, getattr(call, kind), readable_trace(call.traceparent), ENGINE)

@@ -33,27 +33,12 @@ from kvgrpc.service.tensors.pages import Pages, StorePages
 from kvgrpc.service.tensors.remote import RemoteStores
 from kvgrpc.service.tensors.sending import Sending
 from kvgrpc.service.tensors.spill import Memory, SpillMemory
+from kvgrpc.service.tensors.store import Store
 from kvgrpc.service.tensors.transfers import error_of
 from kvgrpc.service.tensors.waiting import Result, Waiting
 
 TELLING_MAX = 1_024
 """Maximum number of calls in flight that tell a source that its tensors are wanted no more."""
-
-
-@dataclass(eq=False)
-class _Store:
-    """The store of one life."""
-
-    life: Life
-    pages: StorePages
-    waiting: Waiting
-    keeping: Keeping
-    sending: Sending
-    fetching: Fetching
-
-    @property
-    def table(self) -> TensorTable:
-        return self.life.table
 
 
 @dataclass(frozen=True)
@@ -72,14 +57,15 @@ class Staging:
     """The tensors of this server's engine. Calls raise their refusals."""
 
     def __init__(self, lead: Lead, remote: RemoteStores, memory: Callable[[], Memory | None]) -> None:
-        self._lead, self._remote, self._memory = lead, remote, memory
+        self.lead = lead
+        self._remote, self._memory = remote, memory
         self._arriving: dict[str, tuple[Sequence[Tensor], bool]] = {}
         """Tensors by transfer, and whether they were fetched."""
         self._alarm = Alarm(self._due)
         self._seen_cancels: tuple[int, bytes] = (0, b"")
         self._looking = False
         self._telling: set[asyncio.Task[int | KVGrpcError]] = set()
-        self._store: _Store | None = None
+        self._store: Store | None = None
         self._ending: set[asyncio.Task[Any]] = set()
         self._serving: set[asyncio.Task[None]] = set()
         lead.runner.on_transfer.append(self._changed)
@@ -89,13 +75,13 @@ class Staging:
     # -- calls
 
     @property
-    def store(self) -> _Store:
+    def store(self) -> Store:
         """The store of this life. Raises PreconditionFailed (POOL_KIND_MISMATCH) if the pool is no staging store,
         Unavailable (NO_POOL, or ENGINE_LOST when the server stops).
         """
-        if self._store is None and self._lead.node.state.stopping:
-            raise gone(self._lead)
-        self._lead.node.state.pool  # noqa: B018 - raises if there is no pool
+        if self._store is None and self.lead.node.state.stopping:
+            raise gone(self.lead)
+        self.lead.node.state.pool  # noqa: B018 - raises if there is no pool
         if self._store is None:
             raise PreconditionFailed(
                 Reason.POOL_KIND_MISMATCH,
@@ -106,9 +92,9 @@ class Staging:
 
     async def put(self, put: Put, trace: str, caller: str = ANONYMOUS) -> Sequence[Result]:
         """Serves PutTensor of that principal. Returns the tensors as they are here."""
-        store, limits = self.store, self._lead.config.limits
-        self._lead.node.state.check_key(put.id.key)
-        until = self._lead.runner.now + granted_timeout(put.timeout_s, limits.registration_timeout_s, limits)
+        store, limits = self.store, self.lead.config.limits
+        self.lead.node.state.check_key(put.id.key)
+        until = self.lead.runner.now + granted_timeout(put.timeout_s, limits.registration_timeout_s, limits)
         if put.token:
             return await self._receive(store, put, until, trace)
         return [await store.sending.put(put, until, trace, caller)]
@@ -117,12 +103,12 @@ class Staging:
         """Serves GetTensor of that principal."""
         store = self.store
         if get.source is not None:
-            self._lead.check_dial(get.source.address, "source.address")
-        self._lead.node.state.check_key(get.id.key)
+            self.lead.check_dial(get.source.address, "source.address")
+        self.lead.node.state.check_key(get.id.key)
         if get.bundled:
             offers, token = store.keeping.lend(get, trace)
             return Got(offers, token=token)
-        most_s = self._lead.config.limits.wait_s
+        most_s = self.lead.config.limits.wait_s
         until = store.life.now + min(get.timeout_s or most_s, most_s)
         purpose = Purpose.OFFERED if get.as_offer else Purpose.GIVEN
         fetches = get.source is not None
@@ -145,7 +131,7 @@ class Staging:
         """Serves ReleaseTensors of that principal. Returns how many were here."""
         store, source = self.store, release.source
         if source is not None:
-            self._lead.check_dial(source.address, "source.address")
+            self.lead.check_dial(source.address, "source.address")
             if len(self._telling) >= TELLING_MAX:
                 raise Exhausted(Reason.QUEUE_FULL, f"{TELLING_MAX} sources are being told", retry_delay_s=RETRY_DELAY_S)
         ended = Reason.TRANSFER_ENDED
@@ -160,7 +146,7 @@ class Staging:
         told.add_done_callback(self._telling.discard)
         await asyncio.wait((told,))
         if told.cancelled():
-            raise gone(self._lead)
+            raise gone(self.lead)
         result: int | KVGrpcError = told.result()
         if isinstance(result, KVGrpcError):
             raise result
@@ -180,11 +166,11 @@ class Staging:
 
     # -- arrivals
 
-    async def _receive(self, store: _Store, put: Put, until: float, trace: str) -> Sequence[Tensor]:
+    async def _receive(self, store: Store, put: Put, until: float, trace: str) -> Sequence[Tensor]:
         claims = read_claims(put.token)
         source = claims.address
-        self._lead.check_dial(source, "grant")
-        self._lead.node.state.check_open()
+        self.lead.check_dial(source, "grant")
+        self.lead.node.state.check_open()
         pages = sum(store.table.check_size(tensor.described) for tensor in put.tensors)
         if claims.token_count != pages:
             raise PreconditionFailed(
@@ -193,7 +179,7 @@ class Staging:
                 "different sizes, or the grant is of other tensors",
             )
         store.table.waits.check_room(len(put.tensors))
-        ttl_s = put.ttl_s or self._lead.config.limits.registration_timeout_s
+        ttl_s = put.ttl_s or self.lead.config.limits.registration_timeout_s
         try:
             tensors = store.table.arrive(put.tensors, source, ttl_s, store.life.now, payer())
         finally:
@@ -208,16 +194,16 @@ class Staging:
             store.life.spawn(self._bring(store, tensors, put, trace, until))
         return await store.waiting.end_of_all(numbers)
 
-    def _fetched(self, store: _Store, put: Put, trace: str) -> None:
+    def _fetched(self, store: Store, put: Put, trace: str) -> None:
         """Begins to bring what a source gives. Raises a refusal."""
-        source, ttl_s = read_claims(put.token).address, self._lead.config.limits.registration_timeout_s
-        self._lead.check_dial(source, "grant")
+        source, ttl_s = read_claims(put.token).address, self.lead.config.limits.registration_timeout_s
+        self.lead.check_dial(source, "grant")
         tensors = store.table.arrive(put.tensors, source, ttl_s, store.life.now, payer())
         if tensors:
             store.life.spawn(self._bring(store, tensors, put, trace))
 
     async def _bring(
-        self, store: _Store, tensors: Sequence[Tensor], put: Put, trace: str, put_until: float | None = None
+        self, store: Store, tensors: Sequence[Tensor], put: Put, trace: str, put_until: float | None = None
     ) -> None:
         """Gives tensors pages and begins their pull. Without `put_until` they were fetched, else put. Tensors fetched
         together that do not come are asked for again, each by itself.
@@ -243,7 +229,7 @@ class Staging:
                 transfers.free(tensor.allocation_id)  # dropped before it had its pages
         self._perform()
 
-    def _end_if_unwanted(self, store: _Store, transfer_id: str) -> None:
+    def _end_if_unwanted(self, store: Store, transfer_id: str) -> None:
         """Ends a transfer if all its tensors are unwanted."""
         tensors, _ = self._arriving.get(transfer_id, ((), False))
         if tensors and _gone(tensors):
@@ -281,9 +267,9 @@ class Staging:
             self._looking = False
         self._perform()
 
-    def _see_cancels(self, store: _Store) -> None:
+    def _see_cancels(self, store: Store) -> None:
         """Ends the tensors of requests cancelled since the last look."""
-        stones = self._lead.node.state.tombstones
+        stones = self.lead.node.state.tombstones
         newest = (len(stones), next(reversed(stones), b""))
         if newest == self._seen_cancels:
             return
@@ -312,7 +298,7 @@ class Staging:
         if failed:
             raise failed[0]
 
-    def _do(self, store: _Store, effect: Effect) -> None:
+    def _do(self, store: Store, effect: Effect) -> None:
         match effect:
             case Answer(wait, result):
                 store.waiting.answer(wait, result)
@@ -342,17 +328,17 @@ class Staging:
     def _begin(self) -> None:
         """Begins a new life. The node is busy."""
         self._end_life()
-        engine, config = self._lead.node.state.description, self._lead.config
+        engine, config = self.lead.node.state.description, self.lead.config
         page_bytes = _page_bytes(engine)
         if engine is None or not page_bytes:
             return
         spill_pages = min(config.tensors.spill_bytes // page_bytes, PAGES_MAX)
-        limits, ledger = config.tensors.limits(spill_pages, config.limits), self._lead.node.state.ledger
+        limits, ledger = config.tensors.limits(spill_pages, config.limits), self.lead.node.state.ledger
         table = TensorTable(limits, engine.pool.groups[0].blocks, page_bytes, ledger)
-        life = Life(self._lead, table, self._perform)
+        life = Life(self.lead, table, self._perform)
         pages = StorePages(life, SpillMemory(spill_pages, page_bytes, self._memory))
         keeping = Keeping(life)
-        store = self._store = _Store(
+        store = self._store = Store(
             life, pages, Waiting(life, pages.look), keeping, Sending(life, self._remote, keeping),
             Fetching(life, self._remote, lambda put, trace: self._fetched(store, put, trace)),
         )  # fmt: skip

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvgrpc.service.lead import Lead
+from kvgrpc.service.tensors.staging import Staging
 from tests.service.conftest import SHARED
 from tests.service.engines import ServeProcess, meet, wait_until
 from tests.service.tensors.leads import served
@@ -70,11 +70,11 @@ def begin(tmp_path: Path) -> Iterator[Begin]:
 async def pair() -> AsyncIterator[Pair]:
     """Yields a source and a consumer in this process."""
     async with served(pages=PAGES) as p, served(pages=PAGES) as d:
-        yield Pair(p._lead, d._lead)
+        yield Pair(p._staging, d._staging)
 
 
 @pytest.fixture
-async def lead() -> AsyncIterator[Lead]:
-    """Yields the lead of a store in this process."""
+async def staging() -> AsyncIterator[Staging]:
+    """Yields the staging store of a lead in this process."""
     async with served() as server:
-        yield server._lead
+        yield server._staging

@@ -8,8 +8,8 @@ from kvgrpc.config import Config, TensorsConfig
 from kvgrpc.core.tensors.rows import Tensor
 from kvgrpc.core.tensors.values import Description, Named, TensorId
 from kvgrpc.server import Server
-from kvgrpc.service.lead import Lead
 from kvgrpc.service.tensors.life import Life
+from kvgrpc.service.tensors.staging import Staging
 
 KEY = b"k" * 16
 PAGE = 4096
@@ -36,8 +36,8 @@ def of_pages(pages: int = 1) -> Description:
     return Description("uint8", (pages * PAGE,), pages * PAGE)
 
 
-def life_of(lead: Lead) -> Life:
-    return lead.tensors.store.life
+def life_of(staging: Staging) -> Life:
+    return staging.store.life
 
 
 def arriving(life: Life, name: str = "a", pages: int = 1) -> Tensor:

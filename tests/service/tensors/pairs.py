@@ -14,7 +14,7 @@ from kvgrpc.core.tensors.rows import Offer, Stage
 from kvgrpc.core.tensors.values import ANY, Expected, Named
 from kvgrpc.core.values.owners import STORE
 from kvgrpc.errors import KVGrpcError, Reason
-from kvgrpc.service.lead import Lead
+from kvgrpc.service.tensors.staging import Staging
 from tests.service.tensors.leads import KEY, life_of, named, of_pages
 
 PAGES = 128
@@ -28,15 +28,15 @@ Calls = dict[str, "asyncio.Future[Any]"]
 class Pair:
     """A source and a consumer."""
 
-    def __init__(self, p: Lead, d: Lead) -> None:
+    def __init__(self, p: Staging, d: Staging) -> None:
         self.p, self.d = p, d
 
-    def put(self, name: str, pages: int = 1, to: Lead | None = None, **fields: Any) -> "asyncio.Future[Any]":
-        consumers = (LeadAddress((to or self.d).node.state.pool.address),)
+    def put(self, name: str, pages: int = 1, to: Staging | None = None, **fields: Any) -> "asyncio.Future[Any]":
+        consumers = (LeadAddress((to or self.d).lead.node.state.pool.address),)
         usual: dict[str, Any] = {"consumers": consumers, "timeout_s": PATIENCE_S} | fields
         allocation_id, _ = life_of(self.p).transfers.allocate(pages, "")
         described = usual.pop("described", of_pages(pages))
-        return asyncio.ensure_future(self.p.tensors.put(Put(named(name), described, allocation_id, **usual), "", STORE))
+        return asyncio.ensure_future(self.p.put(Put(named(name), described, allocation_id, **usual), "", STORE))
 
     def put_all(self, names: str = "abcd", pages: int = 1) -> dict[str, "asyncio.Future[Any]"]:
         return {name: self.put(name, pages) for name in names}
@@ -47,16 +47,16 @@ class Pair:
             await self.put(name, pages, consumers=(), **fields)
 
     def get(self, name: str, expected: Expected = ANY, **fields: Any) -> "asyncio.Future[Any]":
-        return asyncio.ensure_future(self.d.tensors.get(Get(named(name), expected, timeout_s=PATIENCE_S, **fields), ""))
+        return asyncio.ensure_future(self.d.get(Get(named(name), expected, timeout_s=PATIENCE_S, **fields), ""))
 
     def fetch(self, name: str, expected: Expected = ANY) -> "asyncio.Future[Any]":
-        return self.get(name, expected, source=LeadAddress(self.p.node.state.pool.address))
+        return self.get(name, expected, source=LeadAddress(self.p.lead.node.state.pool.address))
 
     def fetch_all(self, names: str = "abcd") -> dict[str, "asyncio.Future[Any]"]:
         return {name: self.fetch(name) for name in names}
 
-    def transfers(self, side: Lead, direction: Direction) -> list[Transfer]:
-        rows = side.node.state.transfers
+    def transfers(self, side: Staging, direction: Direction) -> list[Transfer]:
+        rows = side.lead.node.state.transfers
         return [row for row in rows if row.direction is direction]
 
     def pulls(self) -> list[int]:
@@ -73,18 +73,18 @@ class Pair:
 
     async def check_empty(self) -> None:
         """Checks at both sides that every page is free, and that no table has an entry left."""
-        for lead in (self.p, self.d):
-            lead.tensors.release(Release(KEY))
-            life = life_of(lead)
+        for staging in (self.p, self.d):
+            staging.release(Release(KEY))
+            life = life_of(staging)
             await until(lambda life=life: life.transfers.free_pages() == PAGES)  # type: ignore[misc]
-            store = lead.tensors.store
+            store = staging.store
             sending, keeping, fetching = store.sending, store.keeping, store.fetching
             rows = (sending._ways, sending._gathering, fetching._calls, fetching._gathering, store.pages.line)
             await until(lambda rows=rows: not any(map(len, rows)))  # type: ignore[misc]
             assert not sending._sent
             assert not any((keeping._kept, keeping._lent, keeping._ended))
-            assert not lead.tensors._arriving
-            assert not len(lead.node.state.allocator)
+            assert not staging._arriving
+            assert not len(staging.lead.node.state.allocator)
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
@@ -118,6 +118,6 @@ async def filled_up(pair: Pair, begin: Callable[[], Calls]) -> tuple[Calls, str]
     """Returns calls for four tensors, the last three waiting together for room at the consumer, and what fills it."""
     filled = pair.fill()
     calls = begin()
-    await until(lambda: len(pair.d.tensors.store.pages.line) == 2)
+    await until(lambda: len(pair.d.store.pages.line) == 2)
     assert pair.stages() == dict.fromkeys("abcd", Stage.ARRIVING)
     return calls, filled

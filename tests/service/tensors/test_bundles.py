@@ -28,7 +28,7 @@ async def test_what_waits_for_one_consumer_goes_together(pair: Pair) -> None:
     assert pair.stages() == dict.fromkeys("abcd", Stage.STORED)
     of = {row.transfer_id for row in life_of(pair.d).table.tensors.values() if row.id.name in REST}
     assert len(of) == 1
-    ends = [row.state for lead in (pair.p, pair.d) for row in lead.node.state.transfers]
+    ends = [row.state for side in (pair.p, pair.d) for row in side.lead.node.state.transfers]
     assert ends == [State.SUCCEEDED] * 4
     await pair.check_empty()
 
@@ -40,9 +40,9 @@ async def test_each_of_them_is_released_and_held_by_itself(pair: Pair) -> None:
         got = await pair.get(name)
         (found,), (allocation_id, pages) = got.tensors, got.pages
         assert (found.stage, len(pages)) == (Stage.HELD, 1)
-        assert pair.d.tensors.release(Release(KEY, (named(name),))) == 1
+        assert pair.d.release(Release(KEY, (named(name),))) == 1
         assert life.transfers.free_pages() == PAGES - left
-        assert not pair.d.node.state.allocator.known(allocation_id)
+        assert not pair.d.lead.node.state.allocator.known(allocation_id)
     await pair.check_empty()
 
 
@@ -51,7 +51,7 @@ async def test_a_bundle_has_no_more_pages_and_tensors_than_it_may(pair: Pair) ->
     assert pair.pulls() == [MOST // 2 + 1] * 3
     names = [f"n{i}" for i in range(TENSORS_MAX + 2)]
     life_of(pair.d).table.release(KEY, [named(name) for name in "abc"], Reason.TRANSFER_ENDED, 0.0)
-    pair.d.tensors._perform()
+    pair.d._perform()
     await ended({name: pair.put(name) for name in names})
     assert max(pair.pulls()[:-3]) <= MOST
     await pair.check_empty()
@@ -68,18 +68,18 @@ async def test_the_largest_bundle_goes_at_once_however_its_tensors_are_described
 async def test_what_a_consumer_says_of_its_limit_is_remembered(pair: Pair) -> None:
     async with served(pages=8) as small:
         for _ in range(2):
-            await ended({name: pair.put(name, to=small._lead) for name in "abcdefg"})
-            assert set(life_of(small._lead).table.tensors) == {named(name) for name in "abcdefg"}
-            small._lead.tensors.release(Release(KEY, tuple(named(name) for name in "abcdefg")))
-            small._lead.tensors.store.table.ended._rows.clear()
-            pair.p.tensors.store.table.kept.sent._rows.clear()
-        found = sorted(row.nbytes // 4096 for row in pair.transfers(small._lead, Direction.RECEIVE))
+            await ended({name: pair.put(name, to=small._staging) for name in "abcdefg"})
+            assert set(life_of(small._staging).table.tensors) == {named(name) for name in "abcdefg"}
+            small._staging.release(Release(KEY, tuple(named(name) for name in "abcdefg")))
+            small._staging.store.table.ended._rows.clear()
+            pair.p.store.table.kept.sent._rows.clear()
+        found = sorted(row.nbytes // 4096 for row in pair.transfers(small._staging, Direction.RECEIVE))
         assert found == [1] * 8 + [2, 4], "the first bundle, of six, was refused; those after it were of four and two"
     await pair.check_empty()
 
 
 async def test_one_that_the_consumer_refuses_hinders_no_other(pair: Pair) -> None:
-    pair.d.tensors.release(Release(KEY, (named("c"),)))
+    pair.d.release(Release(KEY, (named("c"),)))
     asked = pair.get("b", Expected(dtype="float32"))
     await asyncio.sleep(0)
     calls = pair.put_all()
@@ -93,7 +93,7 @@ async def test_one_that_the_consumer_refuses_hinders_no_other(pair: Pair) -> Non
 
 async def test_one_that_is_at_the_consumer_already_hinders_no_other(pair: Pair) -> None:
     await pair.put("c")
-    pair.p.tensors.store.table.kept.sent._rows.clear()
+    pair.p.store.table.kept.sent._rows.clear()
     await ended(pair.put_all())
     assert pair.stages() == dict.fromkeys("abcd", Stage.STORED)
     await pair.check_empty()
@@ -106,7 +106,7 @@ async def on_the_way(pair: Pair) -> tuple[Calls, str]:
 
 async def test_one_that_its_source_takes_back_is_gone_and_the_others_come(pair: Pair) -> None:
     calls, filled = await on_the_way(pair)
-    assert pair.p.tensors.release(Release(KEY, (named("c"),))) == 1
+    assert pair.p.release(Release(KEY, (named("c"),))) == 1
     assert await reason_of(calls.pop("c")) is Reason.TRANSFER_ENDED
     life_of(pair.d).transfers.free(filled)
     await ended(calls)
@@ -117,7 +117,7 @@ async def test_one_that_its_source_takes_back_is_gone_and_the_others_come(pair: 
 async def test_one_that_its_source_takes_back_before_its_turn_never_goes(pair: Pair) -> None:
     calls = pair.put_all()
     await asyncio.sleep(0)
-    assert pair.p.tensors.release(Release(KEY, (named("c"),))) == 1
+    assert pair.p.release(Release(KEY, (named("c"),))) == 1
     assert await reason_of(calls.pop("c")) is Reason.TRANSFER_ENDED
     await ended(calls)
     assert pair.pulls() == [1, 2]
@@ -126,7 +126,7 @@ async def test_one_that_its_source_takes_back_before_its_turn_never_goes(pair: P
 
 async def test_one_that_its_consumer_releases_on_the_way_is_gone_and_the_others_come(pair: Pair) -> None:
     calls, filled = await on_the_way(pair)
-    pair.d.tensors.release(Release(KEY, (named("c"),)))
+    pair.d.release(Release(KEY, (named("c"),)))
     assert await reason_of(calls.pop("c")) is Reason.TRANSFER_ENDED
     life_of(pair.d).transfers.free(filled)
     await ended(calls)
@@ -137,7 +137,7 @@ async def test_one_that_its_consumer_releases_on_the_way_is_gone_and_the_others_
 @pytest.mark.parametrize("side", ["p", "d"])
 async def test_the_end_of_a_request_ends_all_of_a_bundle(pair: Pair, side: str) -> None:
     calls, filled = await on_the_way(pair)
-    getattr(pair, side).tensors.release(Release(KEY))
+    getattr(pair, side).release(Release(KEY))
     for call in calls.values():
         assert await reason_of(call) in {Reason.TRANSFER_ENDED, Reason.CANCELLED}
     life_of(pair.d).transfers.free(filled)
@@ -159,7 +159,7 @@ async def test_a_bundle_whose_transfer_is_cancelled_is_not_sent_again(pair: Pair
 
 async def test_a_bundle_for_which_there_is_no_room_is_put_one_by_one_until_there_is(pair: Pair) -> None:
     calls, filled = await on_the_way(pair)
-    await until(lambda: len(pair.d.tensors.store.pages.line) == 4)
+    await until(lambda: len(pair.d.store.pages.line) == 4)
     life_of(pair.d).transfers.free(filled)
     await ended(calls)
     assert pair.stages() == dict.fromkeys("abcd", Stage.STORED)
@@ -169,10 +169,10 @@ async def test_a_bundle_for_which_there_is_no_room_is_put_one_by_one_until_there
 async def test_what_the_consumers_engine_waits_for_takes_its_bundle_with_it(pair: Pair) -> None:
     filled = pair.fill()
     calls = pair.put_all()
-    await until(lambda: len(pair.d.tensors.store.pages.line) == 2)
+    await until(lambda: len(pair.d.store.pages.line) == 2)
     asked = pair.get("c")
     await asyncio.sleep(0)
-    place = pair.d.tensors.store.pages.line.head(life_of(pair.d).now)
+    place = pair.d.store.pages.line.head(life_of(pair.d).now)
     assert place is not None
     assert (place.id, place.pages, place.urgent) == (named("b"), 3, True)
     life_of(pair.d).transfers.free(filled)
@@ -221,24 +221,25 @@ async def test_pages_that_their_engine_freed_before_their_turn_are_not_sent(pair
 async def test_a_bundle_goes_when_its_time_has_come_though_the_alarm_rang_before(pair: Pair) -> None:
     pair.fill()
     calls = {"a": pair.put("a")}
-    await until(lambda: len(pair.d.tensors.store.pages.line) == 1)
-    sending = pair.p.tensors.store.sending
+    await until(lambda: len(pair.d.store.pages.line) == 1)
+    sending = pair.p.store.sending
     sending._alarm.set(asyncio.get_running_loop().time())
     calls["b"] = pair.put("b")
     await until(lambda: "b" in pair.stages(), 2.0)
-    pair.p.tensors.release(Release(KEY))
+    pair.p.release(Release(KEY))
     for call in calls.values():
         assert await reason_of(call) is Reason.TRANSFER_ENDED
 
 
 async def test_others_than_one_that_is_released_at_the_consumer_while_their_bytes_move_come(pair: Pair) -> None:
     async with served(pages=PAGES, bandwidth_limit_bytes_per_s=100_000.0) as server:
-        slow = server._lead
+        slow = server._staging
+        transfers = slow.lead.node.state.transfers
         calls = {name: pair.put(name, 4, to=slow) for name in "abcd"}
-        await until(lambda: sum(row.state is State.ACTIVE for row in slow.node.state.transfers) == 1)
+        await until(lambda: sum(row.state is State.ACTIVE for row in transfers) == 1)
         await calls.pop("a")
-        await until(lambda: any(row.state is State.ACTIVE and row.blocks != 4 for row in slow.node.state.transfers))
-        slow.tensors.release(Release(KEY, (named("b"),)))
+        await until(lambda: any(row.state is State.ACTIVE and row.blocks != 4 for row in transfers))
+        slow.release(Release(KEY, (named("b"),)))
         assert await reason_of(calls.pop("b")) is Reason.TRANSFER_ENDED
         await ended(calls)
         assert {id_.name for id_ in life_of(slow).table.tensors} == set("acd")
@@ -251,7 +252,7 @@ async def test_what_is_for_tensors_that_the_engine_waits_for_is_not_for_others_o
     filled = pair.fill()
     calls = pair.put_all()
     asked = pair.get("c")
-    await until(lambda: len(pair.d.tensors.store.pages.line) == 2)
+    await until(lambda: len(pair.d.store.pages.line) == 2)
     life.transfers.free(two)
     await asyncio.wait_for(asyncio.gather(asked, calls["a"], calls["b"]), 20.0)
     assert life.transfers.free_pages() >= RESERVED_PAGES - 1
@@ -262,7 +263,7 @@ async def test_what_is_for_tensors_that_the_engine_waits_for_is_not_for_others_o
 
 
 async def test_a_put_that_is_refused_at_once_leaves_nothing_and_may_be_made_again(pair: Pair) -> None:
-    state, usual = pair.p.node.state, pair.p.node.state.limits
+    state, usual = pair.p.lead.node.state, pair.p.lead.node.state.limits
     state.limits = replace(usual, transfers=0)
     refused = pair.put("a")
     assert await reason_of(refused) is Reason.QUEUE_FULL
@@ -277,7 +278,7 @@ async def test_a_put_that_is_refused_at_once_leaves_nothing_and_may_be_made_agai
 async def test_the_pages_of_what_was_sent_by_itself_are_free_while_others_of_its_bundle_wait(pair: Pair) -> None:
     two, _ = life_of(pair.d).transfers.allocate(RESERVED_PAGES + 2, "")
     calls, filled = await on_the_way(pair)
-    await until(lambda: len(pair.d.tensors.store.pages.line) == 4)
+    await until(lambda: len(pair.d.store.pages.line) == 4)
     life_of(pair.d).transfers.free(two)
     await asyncio.wait_for(asyncio.gather(calls["a"], calls["b"]), 20.0)
     assert not calls["d"].done()
@@ -291,7 +292,7 @@ async def test_a_source_that_stops_ends_what_waits(pair: Pair) -> None:
     calls, _ = await on_the_way(pair)
     waiting = [pair.put(name) for name in "ef"]
     await asyncio.sleep(0)
-    pair.p.tensors._end_life()
+    pair.p._end_life()
     for call in [*calls.values(), *waiting]:
         assert await reason_of(call) in {Reason.INCARNATION_CHANGED, Reason.ENGINE_LOST}
 
@@ -300,7 +301,7 @@ async def test_a_source_that_stops_ends_what_waits(pair: Pair) -> None:
 
 
 async def test_a_bundle_may_be_relayed_and_is_stored_as_it_is_described(pair: Pair) -> None:
-    found = await pair.d.tensors.put(relayed(pair, "abc"), "")
+    found = await pair.d.put(relayed(pair, "abc"), "")
     assert [row.id for row in found] == [named(name) for name in "abc"]
     assert pair.pulls() == [3]
     await pair.check_empty()
@@ -321,14 +322,14 @@ async def test_a_relayed_bundle_that_is_not_the_sources_moves_nothing(
     pair: Pair, told: dict[str, Any], reason: Reason
 ) -> None:
     bundle = relayed(pair, "abc", **told)
-    assert await reason_of(asyncio.ensure_future(pair.d.tensors.put(bundle, ""))) is reason
+    assert await reason_of(asyncio.ensure_future(pair.d.put(bundle, ""))) is reason
     assert (pair.stages(), len(life_of(pair.d).table.waits)) == ({}, 0)
     await until(lambda: life_of(pair.d).transfers.free_pages() == PAGES)
 
 
 async def test_a_bundle_that_is_put_twice_is_refused_the_second_time_and_stays(pair: Pair) -> None:
     bundle = relayed(pair, "abc")
-    await pair.d.tensors.put(bundle, "")
-    assert await reason_of(asyncio.ensure_future(pair.d.tensors.put(bundle, ""))) is Reason.TRANSFER_EXISTS
+    await pair.d.put(bundle, "")
+    assert await reason_of(asyncio.ensure_future(pair.d.put(bundle, ""))) is Reason.TRANSFER_EXISTS
     assert pair.stages() == dict.fromkeys("abc", Stage.STORED)
     await pair.check_empty()

@@ -84,7 +84,7 @@ async def on_the_way(pair: Pair) -> tuple[Calls, str]:
 
 async def test_one_that_its_source_takes_back_is_refused_and_the_others_come(pair: Pair) -> None:
     calls, filled = await on_the_way(pair)
-    assert pair.p.tensors.release(Release(KEY, (named("c"),))) == 1
+    assert pair.p.release(Release(KEY, (named("c"),))) == 1
     life_of(pair.d).transfers.free(filled)
     assert await reason_of(calls.pop("c")) is Reason.TRANSFER_ENDED
     await ended(calls)
@@ -100,7 +100,7 @@ async def test_one_whose_own_lease_ends_is_not_given_and_the_others_come(pair: P
     for name in "abd":
         await calls[name]
     assert not calls["c"].done(), "it may be put again"
-    pair.d.tensors.release(Release(KEY, (named("c"),)))
+    pair.d.release(Release(KEY, (named("c"),)))
     assert await reason_of(calls["c"]) is Reason.TRANSFER_ENDED
     await pair.check_empty()
 
@@ -127,7 +127,7 @@ async def test_calls_that_leave_before_their_source_is_asked_leave_nothing(pair:
 
 async def test_a_bundle_that_is_lost_is_fetched_again_one_by_one(pair: Pair) -> None:
     calls, filled = await on_the_way(pair)
-    (bundle,) = (life_of(pair.p).transfers.find(next(iter(pair.p.tensors.store.keeping._lent))),)
+    (bundle,) = (life_of(pair.p).transfers.find(next(iter(pair.p.store.keeping._lent))),)
     assert bundle is not None
     life_of(pair.p).transfers.end(bundle.id, "lost", CancelScope.BOTH)
     life_of(pair.d).transfers.free(filled)
@@ -142,7 +142,7 @@ async def test_a_bundle_that_is_lost_is_fetched_again_one_by_one(pair: Pair) -> 
 def asked(pair: Pair, names: str, most_pages: int = MOST, expected: Expected = ANY) -> "asyncio.Future[Any]":
     wanted = tuple(Wanted(named(name), expected) for name in names)
     get = Get(wanted[0].id, expected, as_offer=True, bundled=wanted[1:], most_pages=most_pages)
-    return asyncio.ensure_future(pair.p.tensors.get(get, ""))
+    return asyncio.ensure_future(pair.p.get(get, ""))
 
 
 async def test_a_source_gives_what_it_has_and_no_more_pages_than_are_wanted(pair: Pair) -> None:

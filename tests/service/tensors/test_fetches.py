@@ -96,11 +96,11 @@ def test_a_call_that_left_asks_its_source_no_more(stores: Pair, key: bytes) -> N
 
 async def test_a_call_that_waits_when_its_server_stops_hears_that_and_so_does_one_that_comes_then() -> None:
     async with served() as server:
-        tensors = server._lead.tensors
-        call = asyncio.ensure_future(tensors.get(Get(named(), ANY), ""))
+        staging = server._staging
+        call = asyncio.ensure_future(staging.get(Get(named(), ANY), ""))
         await asyncio.sleep(0)
         await server.stop()
-        for late in (call, tensors.get(Get(named(), ANY), "")):
+        for late in (call, staging.get(Get(named(), ANY), "")):
             with pytest.raises(Unavailable, match="ENGINE_LOST"):
                 await late
 

@@ -15,10 +15,10 @@ from kvgrpc.core.tensors.values import ANY
 from kvgrpc.core.values.owners import ANONYMOUS, ENGINE
 from kvgrpc.errors import DeadlineExceeded, Exhausted, InternalError, KVGrpcError, PreconditionFailed, Reason
 from kvgrpc.server import Server
-from kvgrpc.service.lead import Lead
 from kvgrpc.service.tensors.life import Life
 from kvgrpc.service.tensors.pages import StorePages
 from kvgrpc.service.tensors.spill import SpillMemory
+from kvgrpc.service.tensors.staging import Staging
 from tests.service.tensors.leads import (
     KEY,
     PAGE,
@@ -35,9 +35,9 @@ from tests.service.tensors.leads import (
 MANY = 500
 
 
-def got(lead: Lead, name: str = "a", timeout_s: float = 20.0) -> "asyncio.Future[Any]":
+def got(staging: Staging, name: str = "a", timeout_s: float = 20.0) -> "asyncio.Future[Any]":
     """Starts a call that gets a tensor."""
-    return asyncio.ensure_future(lead.tensors.get(Get(named(name), ANY, timeout_s=timeout_s), ""))
+    return asyncio.ensure_future(staging.get(Get(named(name), ANY, timeout_s=timeout_s), ""))
 
 
 def put(life: Life, pages: StorePages, name: str = "new", count: int = 1) -> "asyncio.Future[Any]":
@@ -63,23 +63,23 @@ def timers() -> int:
     return sum(not handle.cancelled() for handle in loop._scheduled)
 
 
-async def test_a_tensor_that_is_dropped_before_its_first_step_takes_no_place(lead: Lead) -> None:
-    life = life_of(lead)
+async def test_a_tensor_that_is_dropped_before_its_first_step_takes_no_place(staging: Staging) -> None:
+    life = life_of(staging)
     spilled(life)
     fill(life)
-    call = got(lead)
-    asyncio.get_running_loop().call_soon(lead.tensors.release, Release(KEY))
+    call = got(staging)
+    asyncio.get_running_loop().call_soon(staging.release, Release(KEY))
     assert (await refusal(call)).reason is Reason.TRANSFER_ENDED
     await settled()
-    assert len(lead.tensors.store.pages.line) == 0
+    assert len(staging.store.pages.line) == 0
 
 
 @pytest.mark.parametrize("end", ["deadline", "leaves"])
-async def test_what_nobody_waits_for_any_more_has_no_place_before_others(lead: Lead, end: str) -> None:
-    life, pages = life_of(lead), lead.tensors.store.pages
+async def test_what_nobody_waits_for_any_more_has_no_place_before_others(staging: Staging, end: str) -> None:
+    life, pages = life_of(staging), staging.store.pages
     spilled(life)
     allocation = fill(life)
-    call = got(lead, timeout_s=0.1 if end == "deadline" else 20.0)
+    call = got(staging, timeout_s=0.1 if end == "deadline" else 20.0)
     await settled()
     assert len(pages.line) == 1
     if end == "deadline":
@@ -93,11 +93,11 @@ async def test_what_nobody_waits_for_any_more_has_no_place_before_others(lead: L
     await put(life, pages)
 
 
-async def test_who_waits_longer_has_the_tensor_when_there_is_room(lead: Lead) -> None:
-    life = life_of(lead)
+async def test_who_waits_longer_has_the_tensor_when_there_is_room(staging: Staging) -> None:
+    life = life_of(staging)
     spilled(life)
     allocation = fill(life)
-    short, long = got(lead, timeout_s=0.1), got(lead)
+    short, long = got(staging, timeout_s=0.1), got(staging)
     assert isinstance(await refusal(short), DeadlineExceeded)
     assert not long.done()
     life.transfers.free(allocation)
@@ -105,8 +105,8 @@ async def test_who_waits_longer_has_the_tensor_when_there_is_room(lead: Lead) ->
     assert tensor is life.table.tensors[named()]
 
 
-async def test_a_place_that_is_kept_for_one_that_is_to_come_again_costs_one_timer(lead: Lead) -> None:
-    life, pages = life_of(lead), lead.tensors.store.pages
+async def test_a_place_that_is_kept_for_one_that_is_to_come_again_costs_one_timer(staging: Staging) -> None:
+    life, pages = life_of(staging), staging.store.pages
     pages.line.refuse(pages.line.join(named("absent"), 1, urgent=False), life.now)
     before = timers()
     for _ in range(MANY):
@@ -127,37 +127,37 @@ def failing(life: Life, store: Any) -> StorePages:
     return StorePages(life, SpillMemory(SPILL_PAGES, PAGE, lambda: store))
 
 
-async def test_a_copy_out_that_fails_leaves_the_tensor_in_the_store_and_is_not_tried_again(lead: Lead) -> None:
-    life = life_of(lead)
+async def test_a_copy_out_that_fails_leaves_the_tensor_in_the_store_and_is_not_tried_again(staging: Staging) -> None:
+    life = life_of(staging)
     pages = failing(life, np.zeros(0, np.uint8))
     tensor = stored(life)
     fill(life)
     for name in ("one", "two"):
         assert isinstance(await refusal(put(life, pages, name)), Exhausted)
     assert (tensor.stage, tensor.copying, life.table.spill_pages.used) == (Stage.STORED, False, 0)
-    assert (await got(lead)).tensors == (tensor,)
+    assert (await got(staging)).tensors == (tensor,)
 
 
-async def test_a_copy_back_that_fails_is_told_and_gives_the_pages_back(lead: Lead) -> None:
-    life = life_of(lead)
+async def test_a_copy_back_that_fails_is_told_and_gives_the_pages_back(staging: Staging) -> None:
+    life = life_of(staging)
     memory = np.zeros(PAGES * PAGE, np.uint8)
     memory.flags.writeable = False
     pages = failing(life, memory)
     tensor, free = spilled(life), life.transfers.free_pages()
-    lead.tensors.store.pages = pages
-    error = await refusal(got(lead))
+    staging.store.pages = pages
+    error = await refusal(got(staging))
     assert isinstance(error, InternalError)
     assert (tensor.stage, tensor.copying, life.transfers.free_pages()) == (Stage.SPILLED, False, free)
 
 
-async def test_one_that_stays_in_the_store_while_it_is_copied_out_leaves_the_turn_to_the_next(lead: Lead) -> None:
-    life, pages = life_of(lead), lead.tensors.store.pages
+async def test_one_that_stays_in_the_store_while_it_is_copied_out_leaves_the_turn_to_the_next(staging: Staging) -> None:
+    life, pages = life_of(staging), staging.store.pages
     idle = [stored(life, name) for name in ("wanted", "other", "next")]
     fill(life)
     new = put(life, pages)
     await asyncio.sleep(0)
     assert stages(idle) == [Stage.SPILLING, Stage.SPILLING, Stage.STORED]
-    call = got(lead, "wanted")
+    call = got(staging, "wanted")
     await asyncio.wait_for(new, 10.0)
     assert (await call).tensors == (idle[0],)
     assert stages(idle) == [Stage.HELD, Stage.SPILLED, Stage.SPILLED]
@@ -167,15 +167,15 @@ def stages(tensors: list[Tensor]) -> list[Stage]:
     return [tensor.stage for tensor in tensors]
 
 
-async def test_one_that_is_released_before_its_caller_has_it_is_not_given(lead: Lead) -> None:
-    life = life_of(lead)
+async def test_one_that_is_released_before_its_caller_has_it_is_not_given(staging: Staging) -> None:
+    life = life_of(staging)
     tensor = arriving(life)
-    call = got(lead)
+    call = got(staging)
     await settled()
     tensor.allocation_id, _ = life.transfers.allocate(1, "")
     life.table.stored(tensor, life.now)
     life.perform()
-    assert lead.tensors.release(Release(KEY)) == 1
+    assert staging.release(Release(KEY)) == 1
     error = await refusal(call)
     assert isinstance(error, PreconditionFailed)
     assert error.reason is Reason.TRANSFER_ENDED
@@ -190,12 +190,12 @@ async def test_a_spill_that_does_not_fit_the_machine_is_refused_when_the_server_
 
 @pytest.mark.parametrize(("caller", "stage"), [(ANONYMOUS, Stage.STORED), (ENGINE, Stage.HELD)])
 async def test_a_tensor_that_comes_as_its_caller_leaves_is_held_by_the_engine_alone(
-    lead: Lead, caller: str, stage: Stage
+    staging: Staging, caller: str, stage: Stage
 ) -> None:
-    call = asyncio.ensure_future(lead.tensors.get(Get(named(), ANY, timeout_s=20.0), "", caller))
+    call = asyncio.ensure_future(staging.get(Get(named(), ANY, timeout_s=20.0), "", caller))
     await asyncio.sleep(0)
-    tensor = stored(life_of(lead))
-    lead.tensors._perform()
+    tensor = stored(life_of(staging))
+    staging._perform()
     assert tensor.stage is Stage.HELD
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -203,11 +203,11 @@ async def test_a_tensor_that_comes_as_its_caller_leaves_is_held_by_the_engine_al
     assert tensor.stage is stage
 
 
-async def test_a_tensor_that_one_caller_did_not_take_is_held_by_the_other_that_did(lead: Lead) -> None:
-    calls = [asyncio.ensure_future(lead.tensors.get(Get(named(), ANY, timeout_s=20.0), "")) for _ in range(2)]
+async def test_a_tensor_that_one_caller_did_not_take_is_held_by_the_other_that_did(staging: Staging) -> None:
+    calls = [asyncio.ensure_future(staging.get(Get(named(), ANY, timeout_s=20.0), "")) for _ in range(2)]
     await asyncio.sleep(0)
-    tensor = stored(life_of(lead))
-    lead.tensors._perform()
+    tensor = stored(life_of(staging))
+    staging._perform()
     calls[0].cancel()
     await asyncio.gather(*calls, return_exceptions=True)
     assert calls[1].result().tensors == (tensor,)

@@ -1,0 +1,66 @@
+"""The staging store of one life of the engine: its table, and the parts that do the table's work."""
+
+from dataclasses import dataclass
+
+from kvgrpc.core.tensors.rows import Offer, Tensor
+from kvgrpc.core.tensors.table import TensorTable
+from kvgrpc.service.tensors.fetching import Fetching
+from kvgrpc.service.tensors.keeping import Keeping
+from kvgrpc.service.tensors.life import Life
+from kvgrpc.service.tensors.pages import StorePages
+from kvgrpc.service.tensors.sending import Sending
+from kvgrpc.service.tensors.waiting import Waiting
+
+
+@dataclass(frozen=True)
+class StoreStatus:
+    """What a store holds and who waits, in numbers."""
+
+    page_bytes: int
+    page_count: int
+    used_page_count: int
+    spill_page_count: int
+    used_spill_page_count: int
+    tensor_count: int
+    offered_count: int
+    waiting_count: int
+    reserved_page_count: int
+    """Number of pages that only tensors get which the engine waits for."""
+    queued_count: int
+    """Number of requests for pages that wait for their turn."""
+
+
+@dataclass(eq=False)
+class Store:
+    """The store of one life."""
+
+    life: Life
+    pages: StorePages
+    waiting: Waiting
+    keeping: Keeping
+    sending: Sending
+    fetching: Fetching
+
+    @property
+    def table(self) -> TensorTable:
+        return self.life.table
+
+    def rows(self) -> list[Tensor | Offer]:
+        """Returns the tensors that are here, and those kept for others."""
+        return [*self.table.tensors.values(), *self.table.offers.values()]
+
+    def status(self) -> StoreStatus:
+        """Returns the numbers of this moment."""
+        table, line = self.table, self.pages.line
+        return StoreStatus(
+            page_bytes=table.page_bytes,
+            page_count=table.store_pages,
+            used_page_count=table.store_pages - self.life.transfers.free_pages(),
+            spill_page_count=table.limits.spill_pages,
+            used_spill_page_count=table.spill_pages.used,
+            tensor_count=len(table.tensors),
+            offered_count=len(table.offers),
+            waiting_count=len(table.waits),
+            reserved_page_count=line.reserved,
+            queued_count=len(line),
+        )
