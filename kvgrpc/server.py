@@ -330,6 +330,7 @@ class Server:
                 *((CHECKSUMS,) if self.config.checksums else ()),
                 *((KEY_COLUMNS,) if layout.has_key_columns else ()),
             ),
+            message_bytes=self.config.limits.message_bytes,
         )
 
     def _advertised(self, host: str, bound: str) -> str:

@@ -24,10 +24,9 @@ from kvgrpc.core.values.ids import peer_key
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.core.values.limits import PROTOCOL_MAX, PROTOCOL_MIN, Limits
 from kvgrpc.peer.v1 import peer_pb2
-from kvgrpc.service.rpc.converse import put_openings, put_verdicts, put_widened
 from kvgrpc.v1 import handoff_pb2, transfer_pb2
 from kvgrpc.v1.common_pb2 import ResponseHeader
-from kvgrpc.wire import accesses, answers, peer_requests, requests
+from kvgrpc.wire import accesses, answers, peer_answers, peer_requests, requests
 from kvgrpc.wire.values import grant
 
 _LIMITS = Limits()
@@ -40,18 +39,18 @@ _IGNORED = (actions.TransferChanged, actions.TellEngine, actions.Expect)
 
 @dataclass(frozen=True)
 class Method:
-    """One RPC: its request, the core's event for it, and the reply from the core's answer."""
+    """One call: its request, the core's event for it from the calling lead, and the reply from the core's answer."""
 
     name: str
     request: type[Message]
-    to_event: Callable[[Any, events.Call], events.Event]
+    to_event: Callable[[Any, peer_pb2.Caller, events.Call], events.Event]
     to_reply: Callable[[ResponseHeader, Any, float], Message]
 
 
-def _peer_reply(kind: type[Message], put: Callable[[ResponseHeader, Any, Any], None]) -> Any:
+def _peer_reply(kind: Any, put: Callable[[Any, Any], None]) -> Any:
     def make(header: ResponseHeader, answer: Any, _: float) -> Message:
-        reply = kind()
-        put(header, answer, reply)
+        reply: Message = kind(header=header)
+        put(answer, reply)
         return reply
 
     return make
@@ -60,7 +59,7 @@ def _peer_reply(kind: type[Message], put: Callable[[ResponseHeader, Any, Any], N
 RESERVE = Method(
     "ReserveBlocks",
     handoff_pb2.ReserveBlocksRequest,
-    lambda request, call: requests.reserve_blocks(request, call, "", _MOST),
+    lambda request, _, call: requests.reserve_blocks(request, call, "", _MOST),
     lambda header, answer, now: handoff_pb2.ReserveBlocksResponse(
         header=header, transfer=answers.transfer(answer.transfer, now), grant=grant(answer.token)
     ),
@@ -68,7 +67,7 @@ RESERVE = Method(
 REGISTER = Method(
     "RegisterPush",
     handoff_pb2.RegisterPushRequest,
-    requests.register_push,
+    lambda request, _, call: requests.register_push(request, call),
     lambda header, answer, now: handoff_pb2.RegisterPushResponse(
         header=header, transfer=answers.transfer(answer.transfer, now)
     ),
@@ -76,7 +75,7 @@ REGISTER = Method(
 FINISH = Method(
     "FinishedBlocks",
     handoff_pb2.FinishedBlocksRequest,
-    lambda request, call: requests.finished_blocks(request, call, "", _MOST),
+    lambda request, _, call: requests.finished_blocks(request, call, "", _MOST),
     lambda header, answer, now: handoff_pb2.FinishedBlocksResponse(
         header=header,
         lease=answers.lease(answer.lease, header.incarnation),
@@ -84,16 +83,18 @@ FINISH = Method(
     ),
 )
 _OPEN = Method(
-    "OpenAccess", peer_pb2.OpenAccessRequest, lambda request, call: peer_requests.open_access(request, call, _MOST),
-    _peer_reply(peer_pb2.OpenAccessResponse, put_openings),
+    "OpenAccess", peer_pb2.OpenAccessRequest,
+    lambda request, caller, call: peer_requests.open_access(request, caller, call, _MOST),
+    _peer_reply(peer_pb2.OpenAccessResponse, peer_answers.openings),
 )  # fmt: skip
 _PARTS = Method(
-    "PartsReady", peer_pb2.PartsReadyRequest, lambda request, call: peer_requests.parts_ready(request, call, _MOST),
-    _peer_reply(peer_pb2.PartsReadyResponse, put_widened),
+    "PartsReady", peer_pb2.PartsReadyRequest,
+    lambda request, caller, call: peer_requests.parts_ready(request, caller, call, _MOST),
+    _peer_reply(peer_pb2.PartsReadyResponse, lambda *_: None),
 )  # fmt: skip
 _SETTLE = Method(
     "SettleAccess", peer_pb2.SettleAccessRequest, peer_requests.settle_access,
-    _peer_reply(peer_pb2.SettleAccessResponse, put_verdicts),
+    _peer_reply(peer_pb2.SettleAccessResponse, peer_answers.verdicts),
 )  # fmt: skip
 
 
@@ -188,7 +189,7 @@ class Leads:
         request = method.request.FromString(data)
         self._calls += 1
         call = replace(requests.make_call(self._calls, "engine", "", method.name, request), proof=lead.asks)
-        self._feed(lead, method.to_event(request, call))
+        self._feed(lead, method.to_event(request, self._other(lead).caller, call))
         answer = self._replies.pop(call.id).answer
         return method.to_reply(self._header(lead), answer, self._now).SerializeToString()
 
@@ -213,15 +214,15 @@ class Leads:
         there = self._other(lead)
         match action:
             case actions.SendOpen(opening=opening):
-                sent = accesses.open_request(lead.caller, opening).SerializeToString()
+                sent = accesses.open_request(opening).SerializeToString()
                 reply = peer_pb2.OpenAccessResponse.FromString(self._perform(there, _OPEN, sent))
                 self._feed(lead, events.AccessAnswered(opening.access_id, accesses.opened(reply, _MOST)))
             case actions.SendParts(access_id=access_id, parts=parts):
-                sent = accesses.parts_request(lead.caller, access_id, parts).SerializeToString()
+                sent = accesses.parts_request(access_id, parts).SerializeToString()
                 peer_pb2.PartsReadyResponse.FromString(self._perform(there, _PARTS, sent))
                 self._feed(lead, events.PartsAnswered(access_id, None))
             case actions.SendSettle(settling=settling):
-                sent = accesses.settle_request(lead.caller, settling).SerializeToString()
+                sent = accesses.settle_request(settling).SerializeToString()
                 verdict = peer_pb2.SettleAccessResponse.FromString(self._perform(there, _SETTLE, sent))
                 self._feed(lead, events.SettleAnswered(settling.access_id, accesses.verdict(verdict)))
             case actions.Post():

@@ -1,27 +1,20 @@
 """The lead: the objects that the RPC services share. The rules are in the node."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from functools import lru_cache
 from typing import TypeVar
 
-from google.protobuf.message import Message
-
 from kvgrpc.config import Config
 from kvgrpc.core.actions import Answer
-from kvgrpc.core.events import Call, Event
 from kvgrpc.core.node import Node
 from kvgrpc.errors import PermissionDenied, Reason
 from kvgrpc.peer.v1 import peer_pb2
-from kvgrpc.service.callers import PRINCIPAL
 from kvgrpc.service.engine_watchers import EngineWatchers
 from kvgrpc.service.open_streams import OpenStreams
-from kvgrpc.service.places import CONNECTION
-from kvgrpc.service.runner import Runner, wall_us
+from kvgrpc.service.runner import Runner
 from kvgrpc.service.watchers import Watchers
 from kvgrpc.v1 import common_pb2
 from kvgrpc.wire.bounds import text
-from kvgrpc.wire.requests import make_call
 
 _Answer = TypeVar("_Answer", bound=Answer)
 DIAL_ANSWERS_KEPT = 1_024
@@ -94,22 +87,3 @@ class Lead:
         return common_pb2.ResponseHeader(
             engine_id=engine_id, incarnation=state.incarnation, event_seq=state.transfers.seq
         )
-
-    async def ask(
-        self,
-        kind: type[_Answer],
-        method: str,
-        request: Message,
-        trace: str,
-        convert: Callable[[Call], Event],
-    ) -> tuple[common_pb2.ResponseHeader, _Answer]:
-        """Converts a request, asks the node, and returns the answer with the header of that moment: before this task
-        runs again there may be later changes, or another life. Raises KVGrpcError.
-        """
-        call = make_call(self.runner.next_call_id(), PRINCIPAL.get(), trace, method, request, CONNECTION.get())
-        call = replace(call, wall_us=wall_us())
-        event, header = convert(call), self.header()
-        reply = await self.runner.ask(call.id, event)
-        assert isinstance(reply.answer, kind)
-        header.event_seq = reply.event_seq
-        return header, reply.answer

@@ -23,7 +23,7 @@ from kvgrpc.errors import (
     note,
     said_once,
 )
-from kvgrpc.v1 import common_pb2
+from kvgrpc.v1 import calls_pb2, common_pb2
 
 DOMAIN = "kvgrpc.dev"
 DETAILS_KEY = "grpc-status-details-bin"
@@ -154,17 +154,27 @@ def details(error: KVGrpcError, who: common_pb2.ResponseHeader) -> list[AnyMessa
 
 def from_rpc_error(error: grpc.aio.AioRpcError) -> KVGrpcError:
     """Returns the typed error that a peer raised; for a status without our details, an error of the code's class."""
-    kind = BY_CODE.get(error.code().name, InternalError)
-    fallback = _FALLBACK.get(error.code().name, Reason.PEER_FAILED)
-    found = kind(fallback, error.details() or error.code().name)
+    found = _of_code(error.code().name, error.details() or "")
     for key, value in error.trailing_metadata() or ():
         if key == DETAILS_KEY and isinstance(value, bytes):
             _add_details(found, value)
-    if isinstance(found, Exhausted) and found.reason is fallback and TOO_LARGE in found.message:
+    if isinstance(found, Exhausted) and found.reason is Reason.PEER_FAILED and TOO_LARGE in found.message:
         return OutOfRange(Reason.LIMIT_EXCEEDED, found.message)
     return found
 
 
+def from_call_status(error: calls_pb2.CallStatus) -> KVGrpcError:
+    """Returns the typed error that a peer answered to a call on a stream. An unknown code becomes InternalError."""
+    found = _of_code(_CODES.get(error.code, "UNKNOWN"), error.message)
+    _add_details(found, error.SerializeToString())
+    return found
+
+
+def _of_code(code: str, message: str) -> KVGrpcError:
+    return BY_CODE.get(code, InternalError)(_FALLBACK.get(code, Reason.PEER_FAILED), message or code)
+
+
+_CODES = {code.value[0]: code.name for code in grpc.StatusCode}
 _FALLBACK = {"UNAVAILABLE": Reason.PEER_UNREACHABLE, "DEADLINE_EXCEEDED": Reason.PEER_UNREACHABLE}
 
 

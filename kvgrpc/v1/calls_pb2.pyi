@@ -161,7 +161,8 @@ Global___UnaryAnswer: _TypeAlias = UnaryAnswer  # noqa: Y015
 @_typing.final
 class CallStatus(_message.Message):
     """Status of a call that failed. It has the same fields as google.rpc.Status, so its bytes also parse as that message. A
-    call by itself has the same bytes in its trailing metadata `grpc-status-details-bin`.
+    call by itself has the same bytes in its trailing metadata `grpc-status-details-bin`. The streams of calls between
+    leads (PeerService.Converse) have it, too.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

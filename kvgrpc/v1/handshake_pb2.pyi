@@ -159,6 +159,7 @@ class EngineDescription(_message.Message):
     MEMORY_GENERATION_FIELD_NUMBER: _builtins.int
     FEATURES_FIELD_NUMBER: _builtins.int
     REQUIRED_FEATURES_FIELD_NUMBER: _builtins.int
+    MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
     engine_id: _builtins.str
     """Id of the engine."""
     incarnation: _builtins.int
@@ -178,6 +179,10 @@ class EngineDescription(_message.Message):
     """Number of ranks."""
     memory_generation: _builtins.int
     """Number of re-registrations of the memory within this incarnation."""
+    message_bytes: _builtins.int
+    """Maximum size of one message that the engine's lead takes, in bytes; 0 means 4,194,304. A peer sends it no longer
+    one.
+    """
     @_builtins.property
     def pool(self) -> _pool_types_pb2.PoolDescription:
         """The pool of each rank."""
@@ -206,10 +211,11 @@ class EngineDescription(_message.Message):
         memory_generation: _builtins.int = ...,
         features: _abc.Iterable[Global___Feature.ValueType] | None = ...,
         required_features: _abc.Iterable[Global___Feature.ValueType] | None = ...,
+        message_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["pool", b"pool"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "engine_id", b"engine_id", "features", b"features", "incarnation", b"incarnation", "memory_generation", b"memory_generation", "pool", b"pool", "protocol_max", b"protocol_max", "protocol_min", b"protocol_min", "required_features", b"required_features", "weights_revision", b"weights_revision", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "engine_id", b"engine_id", "features", b"features", "incarnation", b"incarnation", "memory_generation", b"memory_generation", "message_bytes", b"message_bytes", "pool", b"pool", "protocol_max", b"protocol_max", "protocol_min", b"protocol_min", "required_features", b"required_features", "weights_revision", b"weights_revision", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -12,13 +12,19 @@ from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.errors import InternalError, KVGrpcError, PreconditionFailed, Reason, note
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.wire.bounds import text
-from kvgrpc.wire.packed import packed_checksums, put_runs, unpacked_checksums
-from kvgrpc.wire.values import CLOSE_OUTCOMES, block_lists, core_reason, data_path, layer_ranges, put_content, reason
+from kvgrpc.wire.packed import packed_checksums, put_runs
+from kvgrpc.wire.values import CLOSE_OUTCOMES, block_lists, core_reason, data_path, layer_ranges, put_content
 
 _Row = TypeVar("_Row")
+CALLS = {
+    field.name: field.message_type.name.removesuffix("Request")
+    for field in peer_pb2.PeerCall.DESCRIPTOR.oneofs_by_name["call"].fields
+    if field.message_type is not None  # each is; the descriptor's type does not say so
+}
+"""Names of the calls between leads, by their fields of PeerCall and PeerAnswer."""
 
 
-def open_request(caller: peer_pb2.Caller, opening: Opening) -> peer_pb2.OpenAccessRequest:
+def open_request(opening: Opening) -> peer_pb2.OpenAccessRequest:
     """Makes an OpenAccess request with one row."""
     row = peer_pb2.AccessOpening(
         access_id=opening.access_id,
@@ -41,10 +47,10 @@ def open_request(caller: peer_pb2.Caller, opening: Opening) -> peer_pb2.OpenAcce
                 token_count=claim.tokens, digest=claim.digest, opaque_id=claim.opaque, prefix_digests=claim.prefix
             )
         )
-    return peer_pb2.OpenAccessRequest(caller=caller, openings=[row])
+    return peer_pb2.OpenAccessRequest(openings=[row])
 
 
-def settle_request(caller: peer_pb2.Caller, settling: Settling) -> peer_pb2.SettleAccessRequest:
+def settle_request(settling: Settling) -> peer_pb2.SettleAccessRequest:
     """Makes a SettleAccess request with one row."""
     row = peer_pb2.AccessSettling(
         access_id=settling.access_id,
@@ -53,10 +59,10 @@ def settle_request(caller: peer_pb2.Caller, settling: Settling) -> peer_pb2.Sett
         part=settling.part,
         layers_done=layer_ranges(settling.layers_done),
     )
-    return peer_pb2.SettleAccessRequest(caller=caller, settlings=[row])
+    return peer_pb2.SettleAccessRequest(settlings=[row])
 
 
-def close_request(caller: peer_pb2.Caller, closing: Closing) -> peer_pb2.CloseAccessRequest:
+def close_request(closing: Closing) -> peer_pb2.CloseAccessRequest:
     """Makes a CloseAccess request with one row."""
     row = peer_pb2.AccessClosing(
         access_id=closing.access_id,
@@ -65,21 +71,21 @@ def close_request(caller: peer_pb2.Caller, closing: Closing) -> peer_pb2.CloseAc
         token=closing.token,
         message=closing.message,
     )
-    return peer_pb2.CloseAccessRequest(caller=caller, closings=[row])
+    return peer_pb2.CloseAccessRequest(closings=[row])
 
 
-def parts_request(caller: peer_pb2.Caller, access_id: bytes, parts: Sequence[ReadyPart]) -> peer_pb2.PartsReadyRequest:
+def parts_request(access_id: bytes, parts: Sequence[ReadyPart]) -> peer_pb2.PartsReadyRequest:
     """Makes a PartsReady request."""
-    request = peer_pb2.PartsReadyRequest(caller=caller, access_id=access_id)
+    request = peer_pb2.PartsReadyRequest(access_id=access_id)
     _put_parts(parts, request.parts)
     return request
 
 
 def checksum_request(
-    caller: peer_pb2.Caller, access_id: bytes, blocks: Sequence[tuple[Blocks, LayerRange | None]]
+    access_id: bytes, blocks: Sequence[tuple[Blocks, LayerRange | None]]
 ) -> peer_pb2.ChecksumBlocksRequest:
     """Makes a ChecksumBlocks request."""
-    request = peer_pb2.ChecksumBlocksRequest(caller=caller, access_id=access_id)
+    request = peer_pb2.ChecksumBlocksRequest(access_id=access_id)
     for lists, layers in blocks:
         row = request.blocks.add()
         for group, ids in enumerate(lists):
@@ -95,12 +101,6 @@ def checksums(reply: peer_pb2.ChecksumBlocksResponse) -> tuple[bytes, ...]:
     if [row.rank for row in reply.ranks] != list(range(len(reply.ranks))):
         raise PreconditionFailed(Reason.PEER_FAILED, "the peer's checksums are not those of its ranks in their order")
     return tuple(packed_checksums(row.values) for row in reply.ranks)
-
-
-def put_checksums(by_rank: Sequence[bytes], reply: peer_pb2.ChecksumBlocksResponse) -> None:
-    """Writes the checksums of each rank into an answer: the inverse of `checksums`."""
-    for rank, values in enumerate(by_rank):
-        reply.ranks.add(rank=rank, values=unpacked_checksums(values))
 
 
 def _put_parts(parts: Sequence[ReadyPart], rows: RepeatedCompositeFieldContainer[peer_pb2.ReadyPart]) -> None:
@@ -141,11 +141,6 @@ def verdict(reply: peer_pb2.SettleAccessResponse) -> Verdict:
     row = _only(reply.results)
     valid = row.verdict == peer_pb2.VERDICT_VALID
     return Verdict(valid, None if valid else core_reason(row.reason), note(row.message))
-
-
-def call_error(error: KVGrpcError) -> peer_pb2.CallError:
-    """Returns the message for the error of a call in a conversation."""
-    return peer_pb2.CallError(code=error.code, reason=reason(error.reason), message=error.message)
 
 
 def _only(rows: Sequence[_Row]) -> _Row:

@@ -2,18 +2,15 @@
 
 import re
 
-from kvgrpc.core.actions import LeaseView, Openings, Reclaimed, Renewed, Verdicts
-from kvgrpc.core.events import Opened
+from kvgrpc.core.actions import LeaseView, Reclaimed, Renewed
 from kvgrpc.core.tables.leases import LeaseState
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.transfers import Direction, Disposition, Phase, State, Transfer, TransferPath
 from kvgrpc.errors import Reason
-from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import admin_pb2, lease_pb2, pool_pb2, transfer_pb2
 from kvgrpc.wire.bounds import TEXT_BYTES_MAX
 from kvgrpc.wire.description import PATHS_SHOWN_MAX
-from kvgrpc.wire.packed import put_runs
-from kvgrpc.wire.values import PHASES, data_path, duration, error_row, failure, layer_ranges, pool_blocks, reason
+from kvgrpc.wire.values import PHASES, data_path, duration, failure, layer_ranges, pool_blocks, reason
 
 DIRECTIONS = {
     Direction.SEND: transfer_pb2.DIRECTION_SEND,
@@ -179,40 +176,6 @@ def renewed(value: Renewed) -> list[lease_pb2.RenewedLease]:
 def _renewed(left_s: float, why: Reason | None, state: LeaseState | None) -> lease_pb2.RenewedLease:
     shown = lease_pb2.LEASE_STATE_UNSPECIFIED if state is None else LEASE_STATES[state]
     return lease_pb2.RenewedLease(remaining=duration(left_s), reason=reason(why), state=shown)
-
-
-def openings(value: Openings, into: peer_pb2.OpenAccessResponse) -> None:
-    """Writes the rows of OpenAccess in place: a message that is put into another one is copied with all its blocks."""
-    for row in value.rows:
-        made = into.results.add()
-        if isinstance(row, Opened):
-            _opened(row, made)
-        else:
-            made.failure.CopyFrom(error_row(row))
-
-
-def verdicts(value: Verdicts) -> list[peer_pb2.SettledAccess]:
-    """Returns the rows of SettleAccess."""
-    return [
-        peer_pb2.SettledAccess(
-            verdict=peer_pb2.VERDICT_VALID if row.valid else peer_pb2.VERDICT_STALE,
-            reason=reason(row.reason),
-            message=row.message,
-        )
-        for row in value.rows
-    ]
-
-
-def _opened(row: Opened, into: peer_pb2.OpenedAccess) -> None:
-    for group, ids in row.blocks:  # also groups without blocks: a destination that has all tokens says so for each
-        put_runs(ids, into.blocks.add(group=group).runs)
-    into.token_count = row.token_count
-    into.offer_tokens = row.offer_tokens
-    into.remaining.CopyFrom(duration(row.remaining_s))
-    into.ttl.CopyFrom(duration(row.ttl_s))
-    into.memory_generation = row.memory_generation
-    into.transfer_id = row.transfer_id
-    into.lease_id = row.lease_id
 
 
 def _phase(value: Phase, created: float, end: float) -> transfer_pb2.PhaseTiming:

@@ -65,6 +65,8 @@ METADATA_BYTES_MAX = 1 << 20
 """Maximum bytes of a library's metadata for its endpoint."""
 DIGESTS_BYTES_MAX = 1 << 22
 """Maximum bytes of a digest chain: over two million tokens."""
+DETAIL_BYTES_MAX = 65_536
+"""Maximum bytes of one detail of an error: of 16 wrong fields, with a note about each."""
 ADDRESS_MAX = 2**53 - 1
 """Maximum address in a process. The kernel gives out higher ones only on request, and every language can hold it."""
 

@@ -8,6 +8,7 @@ from kvgrpc.core.tables.peers import PeerState, PeerView
 from kvgrpc.core.tables.transfers import RankPath
 from kvgrpc.core.values.compatibility import EngineDescription
 from kvgrpc.core.values.layout import Group, GroupKind, PoolKind, PoolLayout, Region, Section, Strides, TensorKind
+from kvgrpc.core.values.limits import MESSAGE_BYTES
 from kvgrpc.core.values.obstacles import Difference
 from kvgrpc.errors import InvalidRequest, invalid
 from kvgrpc.v1 import handshake_pb2, pool_types_pb2
@@ -191,6 +192,7 @@ def engine_to_proto(engine: EngineDescription) -> handshake_pb2.EngineDescriptio
         memory_generation=engine.memory_generation,
         features=[FEATURES[name] for name in engine.features],
         required_features=[FEATURES[name] for name in engine.required_features],
+        message_bytes=engine.message_bytes,
     )
 
 
@@ -222,6 +224,7 @@ def engine_from_proto(value: handshake_pb2.EngineDescription, field: str) -> Eng
             memory_generation=value.memory_generation,
             features=tuple(_feature(number) for number in value.features),
             required_features=tuple(_feature(number) for number in value.required_features),
+            message_bytes=value.message_bytes or MESSAGE_BYTES,
         )
 
 

@@ -98,7 +98,7 @@ TABLE: tuple[Bound, ...] = (
     Bound(
         Kind.ROWS, bounds.NAMES_MAX,
         "features required_features states memory_dispositions labels rejected free_allocation_ids consumers "
-        "state_sections",
+        "state_sections details",
     ),
     Bound(Kind.ROWS, bounds.DIFFERENCES_MAX, "differences"),
     Bound(Kind.ROWS, bounds.CALLS_MAX, "ReleaseTensorsRequest.names"),
@@ -110,7 +110,7 @@ TABLE: tuple[Bound, ...] = (
         "request_id idempotency_key transfer_id transfer_ids lease_id allocation_id address engine_id "
         "expected_engine_id peer_engine_id weights_revision trace_id pair_id name dtype space backend agent "
         "socket_path fingerprint data_path code peer posting_id key value page_token free_allocation_ids method "
-        "peer_address unavailable_reason label",
+        "peer_address unavailable_reason label type_url",
     ),
     Bound(Kind.BYTES, bounds.SALT_BYTES_MAX, "adapter cache_salt"),
     Bound(
@@ -119,6 +119,7 @@ TABLE: tuple[Bound, ...] = (
         "ticket rank_ticket content_digest device_uuid proof proofs",
     ),
     Bound(Kind.BYTES, bounds.METADATA_BYTES_MAX, "metadata"),
+    Bound(Kind.BYTES, bounds.DETAIL_BYTES_MAX, "Any.value"),
     Bound(Kind.BYTES, bounds.DIGESTS_BYTES_MAX, "digests prefix_digests"),
     Bound(Kind.BYTES, bounds.MESSAGE_BYTES_MAX, "UnaryCall.request"),
     Bound(Kind.CUT, NOTE_BYTES_MAX, "message why not_at_rest field here there traceparent"),
@@ -143,7 +144,7 @@ TABLE: tuple[Bound, ...] = (
         "have_tokens "
         "computed_tokens external_tokens memory_generation protocol protocol_min protocol_max block_count length "
         "MultimodalItem.offset Region.layer_count first_layer block_tokens kv_head_count head_dim window_tokens "
-        "total_kv_head_count stage layer shape_sizes page_count page_count_max allocation",
+        "total_kv_head_count stage layer shape_sizes page_count page_count_max allocation message_bytes code",
     ),
 )  # fmt: skip
 _BY_NAME = {(_ASPECTS[row.kind], name): row for row in TABLE for name in row.fields.split()}

@@ -1,4 +1,4 @@
-"""Conversion of requests of the peer API to the core's events."""
+"""Conversion of calls between leads to the core's events. The caller is that of the stream on which the call came."""
 
 from collections.abc import Sequence
 
@@ -12,14 +12,16 @@ from kvgrpc.wire.bounds import BLOCK_ROWS_MAX, RANGES_MAX, ROWS_MAX, check_block
 from kvgrpc.wire.values import block_lists, close_outcome, core_data_path, layer_range, push_content
 
 
-def open_access(request: peer_pb2.OpenAccessRequest, call: events.Call, limit: int) -> events.OpenAccess:
+def open_access(
+    request: peer_pb2.OpenAccessRequest, caller: peer_pb2.Caller, call: events.Call, limit: int
+) -> events.OpenAccess:
     """Converts OpenAccess."""
     rows = request.openings
     check_count("openings", len(rows), ROWS_MAX)
     check_counts("openings.data_paths", (row.data_paths for row in rows), RANGES_MAX)
     _check_ready("openings.parts", [part for row in rows for part in row.parts], limit)
     openings = tuple(_opening(row, limit) for row in rows)
-    return events.OpenAccess(call, request.caller.engine_id, request.caller.incarnation, openings)
+    return events.OpenAccess(call, caller.engine_id, caller.incarnation, openings)
 
 
 def _opening(row: peer_pb2.AccessOpening, limit: int) -> Opening:
@@ -39,7 +41,9 @@ def _opening(row: peer_pb2.AccessOpening, limit: int) -> Opening:
     )
 
 
-def settle_access(request: peer_pb2.SettleAccessRequest, call: events.Call) -> events.SettleAccess:
+def settle_access(
+    request: peer_pb2.SettleAccessRequest, caller: peer_pb2.Caller, call: events.Call
+) -> events.SettleAccess:
     """Converts SettleAccess."""
     check_count("settlings", len(request.settlings), ROWS_MAX)
     check_counts("settlings.layers_done", (row.layers_done for row in request.settlings), RANGES_MAX)
@@ -53,32 +57,37 @@ def settle_access(request: peer_pb2.SettleAccessRequest, call: events.Call) -> e
         )
         for row in request.settlings
     )
-    return events.SettleAccess(call, request.caller.engine_id, request.caller.incarnation, rows)
+    return events.SettleAccess(call, caller.engine_id, caller.incarnation, rows)
 
 
-def close_access(request: peer_pb2.CloseAccessRequest, call: events.Call) -> events.CloseAccess:
+def close_access(
+    request: peer_pb2.CloseAccessRequest, caller: peer_pb2.Caller, call: events.Call
+) -> events.CloseAccess:
     """Converts CloseAccess. An unknown outcome becomes FAILED, which takes nothing from other consumers."""
     check_count("closings", len(request.closings), ROWS_MAX)
     rows = tuple(
         events.Closing(row.access_id, close_outcome(row.outcome), row.quiesced, row.token, note(row.message))
         for row in request.closings
     )
-    return events.CloseAccess(call, request.caller.engine_id, request.caller.incarnation, rows)
+    return events.CloseAccess(call, caller.engine_id, caller.incarnation, rows)
 
 
-def parts_ready(request: peer_pb2.PartsReadyRequest, call: events.Call, limit: int) -> events.PartsReady:
+def parts_ready(
+    request: peer_pb2.PartsReadyRequest, caller: peer_pb2.Caller, call: events.Call, limit: int
+) -> events.PartsReady:
     """Converts PartsReady."""
     _check_ready("parts", request.parts, limit)
     parts = _parts(request.parts, limit)
-    return events.PartsReady(call, request.caller.engine_id, request.caller.incarnation, request.access_id, parts)
+    return events.PartsReady(call, caller.engine_id, caller.incarnation, request.access_id, parts)
 
 
-def checksum_blocks(request: peer_pb2.ChecksumBlocksRequest, call: events.Call, limit: int) -> events.ChecksumBlocks:
+def checksum_blocks(
+    request: peer_pb2.ChecksumBlocksRequest, caller: peer_pb2.Caller, call: events.Call, limit: int
+) -> events.ChecksumBlocks:
     """Converts ChecksumBlocks of at most `limit` blocks in all."""
     check_count("blocks", len(request.blocks), RANGES_MAX)
     check_blocks("blocks.blocks", [row.blocks for row in request.blocks], BLOCK_ROWS_MAX, limit)
     blocks = tuple((block_lists(row.blocks, limit), layer_range(row)) for row in request.blocks)
-    caller = request.caller
     return events.ChecksumBlocks(call, caller.engine_id, caller.incarnation, request.access_id, blocks)
 
 

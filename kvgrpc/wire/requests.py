@@ -48,9 +48,7 @@ def make_call(
     life = _life(request)
     key = getattr(request, "idempotency_key", "")
     if not key:
-        caller = getattr(request, "caller", None)
-        proof = b"" if caller is None else caller.proof
-        return events.Call(call_id, principal, trace, incarnation=life, connection=connection, proof=proof)
+        return events.Call(call_id, principal, trace, incarnation=life, connection=connection)
     text("idempotency_key", key)
     body = hashlib.sha256(_effect(request).SerializeToString(deterministic=True)).digest()
     return events.Call(call_id, principal, trace, key, method, body, life, connection)

@@ -25,17 +25,17 @@ from kvgrpc.wire.packed import ids, put_columns
 Report = events.SendWanted | events.SendPosted | events.MeetingBegan
 
 
-def post_send_request(caller: peer_pb2.Caller, access_id: bytes, ask: SendAsk) -> peer_pb2.PostSendRequest:
+def post_send_request(access_id: bytes, ask: SendAsk) -> peer_pb2.PostSendRequest:
     """Makes a PostSend request."""
     request = peer_pb2.PostSendRequest(
-        caller=caller, access_id=access_id, source_rank=ask.source_rank, rank=ask.rank, epoch=ask.epoch,
-        sequence=ask.sequence, values=[peer_pb2.GroupValue(key=key, value=value) for key, value in ask.values],
+        access_id=access_id, source_rank=ask.source_rank, rank=ask.rank, epoch=ask.epoch, sequence=ask.sequence,
+        values=[peer_pb2.GroupValue(key=key, value=value) for key, value in ask.values],
     )  # fmt: skip
     put_columns(request, offsets=ask.offsets, nbytes=ask.nbytes)
     return request
 
 
-def post_send(request: peer_pb2.PostSendRequest, call: events.Call) -> events.PostSend:
+def post_send(request: peer_pb2.PostSendRequest, caller: peer_pb2.Caller, call: events.Call) -> events.PostSend:
     """Converts PostSend: the inverse of `post_send_request`. Raises OutOfRange and InvalidRequest if malformed."""
     _check(request.offsets, request.nbytes, request.values)
     if not request.sequence and request.offsets:
@@ -47,16 +47,11 @@ def post_send(request: peer_pb2.PostSendRequest, call: events.Call) -> events.Po
         _offsets("nbytes", request.nbytes),
         _values(request.values),
     )  # fmt: skip
-    return events.PostSend(call, request.caller.engine_id, request.caller.incarnation, request.access_id, ask)
-
-
-def put_send_under_way(values: Values, into: peer_pb2.PostSendResponse) -> None:
-    """Writes the answer to PostSend."""
-    into.values.extend([peer_pb2.GroupValue(key=key, value=value) for key, value in values])
+    return events.PostSend(call, caller.engine_id, caller.incarnation, request.access_id, ask)
 
 
 def send_under_way(reply: peer_pb2.PostSendResponse) -> Values:
-    """Converts the answer to PostSend: the inverse of `put_send_under_way`."""
+    """Converts the answer to PostSend: the inverse of `peer_answers.send_under_way`."""
     check_count("values", len(reply.values), SEND_VALUES_MAX)
     return _values(reply.values)
 

@@ -1,6 +1,6 @@
-"""The services of the schema, by their full names."""
+"""The services of the schema, by their full names, and the requests of RPCs and calls."""
 
-from google.protobuf.descriptor import ServiceDescriptor
+from google.protobuf.descriptor import Descriptor, ServiceDescriptor
 
 from kvgrpc.peer.v1 import peer_pb2, rank_pb2
 from kvgrpc.v1 import (
@@ -14,6 +14,7 @@ from kvgrpc.v1 import (
     tensor_pb2,
     transfer_pb2,
 )
+from kvgrpc.wire.accesses import CALLS
 
 FILES = (
     handshake_pb2, handoff_pb2, transfer_pb2, lease_pb2, scheduler_pb2, tensor_pb2, pool_pb2, admin_pb2, calls_pb2,
@@ -23,3 +24,9 @@ FILES = (
 
 def services() -> dict[str, ServiceDescriptor]:
     return {service.full_name: service for file in FILES for service in file.DESCRIPTOR.services_by_name.values()}
+
+
+def requests() -> dict[str, Descriptor]:
+    """Returns the request of each RPC, and of each call between leads."""
+    calls = {CALLS[field.name]: field.message_type for field in peer_pb2.PeerCall.DESCRIPTOR.oneofs[0].fields}
+    return calls | {rpc.name: rpc.input_type for service in services().values() for rpc in service.methods}

@@ -22,7 +22,7 @@ from kvgrpc.v1 import transfer_pb2
 from kvgrpc.wire.fields import TABLE, Kind
 from tests.docs import reasons
 from tests.docs.pages import DOCS, ROOT, code, plain, section, tables
-from tests.docs.schema import services
+from tests.docs.schema import requests
 
 PAGE = DOCS / "protocol.md"
 
@@ -87,7 +87,7 @@ def test_retries_between_leads_are_as_often_as_it_says() -> None:
 
 def test_calls_with_an_idempotency_key_are_those_of_the_schema() -> None:
     shown = {rpc: key for rpcs, key in table("## Idempotency") for rpc in rpcs.split(", ")}
-    rpcs = {rpc.name: rpc.input_type for service in services().values() for rpc in service.methods}
+    rpcs = requests()
     assert shown.keys() <= rpcs.keys()
     keyed = {name for name, request in rpcs.items() if "idempotency_key" in request.fields_by_name}
     assert {rpc for rpc, key in shown.items() if key == "idempotency_key"} == keyed

@@ -18,11 +18,11 @@ from kvgrpc.service.watchers import WATCHES_OF_CONNECTION_MAX
 from kvgrpc.v1 import common_pb2, handshake_pb2
 from tests.docs import reasons
 from tests.docs.pages import DOCS, ROOT, code, plain, section, tables
-from tests.docs.schema import services
+from tests.docs.schema import requests
 
 PAGE = DOCS / "routers.md"
 PICTURES = sorted(DOCS.glob("router-*.svg"))
-RPCS = {rpc.name for service in services().values() for rpc in service.methods}
+RPCS = requests().keys()
 NOT_RPCS = {"MessagePack", "OpenAI", "TypeScript", "XpYd", "ZeroMQ"}
 """Words with two capitals that are not RPCs."""
 

@@ -1,11 +1,10 @@
-"""A source whose answers are heavy: unary ones, and those on the streams between leads."""
+"""A source whose answers are heavy: those of calls, and the messages of streams that have them."""
 
 from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
 
 import google_crc32c
-import grpc
 
 from kvgrpc.peer.v1 import peer_pb2
 from tests.fuzz.heavy import Heavy
@@ -18,23 +17,17 @@ REPLIES = (
     "Handshake", "KeepLiveness", "OpenAccess", "ChecksumBlocks", "SettleAccess", "CloseAccess", "RenewLeases",
     "Converse",
 )  # fmt: skip
-"""RPCs of which one has heavy replies in each life."""
+"""RPCs and calls of which one has heavy replies in each life."""
 SHORT_TTL_S = 0.15
 """TTL of a lease that is to be renewed soon, in seconds."""
-_CALLS = {
-    "open_access": "OpenAccess",
-    "settle_access": "SettleAccess",
-    "close_access": "CloseAccess",
-    "checksum_blocks": "ChecksumBlocks",
-}
 
 
 class Liar(Rogue):
-    """A good source with a new life for every input, but for one RPC per life. `converses`: also on the stream."""
+    """A good source with a new life for every input, but for one RPC or call per life."""
 
-    def __init__(self, like: Engine, known: Known, *, converses: bool) -> None:
+    def __init__(self, like: Engine, known: Known) -> None:
         super().__init__(like)
-        self._known, self._converses = known, converses
+        self._known = known
         self.sent_bytes = 0
         """Size of the largest heavy reply in this life, or 0."""
 
@@ -53,32 +46,23 @@ class Liar(Rogue):
 
         return change
 
-    def PartsReady(self, request: peer_pb2.PartsReadyRequest, context: Any) -> peer_pb2.PartsReadyResponse:  # noqa: N802
-        return self._changed("PartsReady", peer_pb2.PartsReadyResponse(), context)
+    def parts_ready(self, _request: peer_pb2.PartsReadyRequest) -> peer_pb2.PartsReadyResponse:
+        return peer_pb2.PartsReadyResponse()
 
-    def ChecksumBlocks(  # noqa: N802
-        self, request: peer_pb2.ChecksumBlocksRequest, context: Any
-    ) -> peer_pb2.ChecksumBlocksResponse:
+    def checksum_blocks(self, request: peer_pb2.ChecksumBlocksRequest) -> peer_pb2.ChecksumBlocksResponse:
         blocks = sum(sum(rows.runs.counts) for part in request.blocks for rows in part.blocks)
         values = [google_crc32c.value(bytes(BLOCK_BYTES))] * blocks
-        reply = peer_pb2.ChecksumBlocksResponse(ranks=[peer_pb2.RankChecksums(rank=0, values=values)])
-        return self._changed("ChecksumBlocks", reply, context)
+        return peer_pb2.ChecksumBlocksResponse(ranks=[peer_pb2.RankChecksums(rank=0, values=values)])
 
     def Converse(  # noqa: N802
         self, request_iterator: Iterator[peer_pb2.ConverseRequest], context: Any
-    ) -> Iterator[peer_pb2.ConverseResponse]:
-        if not self._converses:
-            context.abort(grpc.StatusCode.UNIMPLEMENTED, "a peer of an earlier version")
-        context.send_initial_metadata(())
-        for message in request_iterator:
-            reply = peer_pb2.ConverseResponse()
-            for call in message.calls:
-                kind: Any = call.WhichOneof("call")
-                said: Any = getattr(self, _CALLS[kind])(getattr(call, kind), context)
-                into = getattr(reply.answers.add(call_id=call.call_id), kind)
-                into.SetInParent()
-                into.MergeFromString(said if isinstance(said, bytes) else said.SerializeToString())
-            yield self._changed("Converse", reply, context)
+    ) -> Iterator[Any]:
+        for said in super().Converse(request_iterator, context):
+            yield self._changed("Converse", said if "Converse" not in self.changes else _read(said), "")
+
+
+def _read(said: bytes) -> peer_pb2.ConverseResponse:
+    return peer_pb2.ConverseResponse.FromString(said)
 
 
 def _short(reply: peer_pb2.OpenAccessResponse) -> None:

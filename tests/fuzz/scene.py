@@ -106,7 +106,7 @@ class Scene:
             )
         )
         part = peer_pb2.ReadyPart(blocks=[group(range(3))], layers=common_pb2.LayerRange(count=1))
-        return peer_pb2.PartsReadyRequest(caller=self.consumer.caller, access_id=key, parts=[part])
+        return peer_pb2.PartsReadyRequest(access_id=key, parts=[part])
 
     def translated(self, message: Message, first: "Scene") -> Message:
         """Replaces the names of the first scene by the names of this one, in place, and returns the message."""
@@ -298,34 +298,27 @@ def _peer_requests(made: _Made) -> Iterator[Request]:
         access_id=made.keys[5], token=made.reserved.grant.token, push_content=OPAQUE, reverse_access_id=made.keys[4],
         parts=[peer_pb2.ReadyPart(number=1, blocks=made.free.groups, layers=common_pb2.LayerRange(count=2), last=True)],
     )  # fmt: skip
-    open_ = peer_pb2.OpenAccessRequest(caller=caller, openings=[*openings, pushes])
-    settle = peer_pb2.SettleAccessRequest(
-        caller=caller, settlings=[peer_pb2.AccessSettling(access_id=made.keys[3], last=True, moved_bytes=1, part=1)]
-    )
-    close = peer_pb2.CloseAccessRequest(
-        caller=caller,
-        closings=[
-            peer_pb2.AccessClosing(access_id=made.keys[3], quiesced=True, token=made.handed.grant.token, message="no")
-        ],
-    )
-    parts = peer_pb2.PartsReadyRequest(caller=caller, access_id=made.keys[5], parts=pushes.parts)
-    yield "OpenAccess", open_
-    yield "SettleAccess", settle
-    yield "CloseAccess", close
-    yield "PartsReady", parts
-    said = [
-        peer_pb2.PeerCall(call_id=1, open_access=open_), peer_pb2.PeerCall(call_id=2, settle_access=settle),
-        peer_pb2.PeerCall(call_id=3, close_access=close), peer_pb2.PeerCall(call_id=4, parts_ready=parts),
-    ]  # fmt: skip
-    yield "Converse", peer_pb2.ConverseRequest(calls=said, caller=made.consumer.caller)
-    yield "KeepLiveness", peer_pb2.KeepLivenessRequest(caller=caller)
+    closing = peer_pb2.AccessClosing(access_id=made.keys[3], quiesced=True, token=made.handed.grant.token, message="no")
+    settling = peer_pb2.AccessSettling(access_id=made.keys[3], last=True, moved_bytes=1, part=1)
     sums = peer_pb2.BlocksOfLayers(blocks=[group(made.blocks[:3])], layers=common_pb2.LayerRange(count=2))
+    ask = peer_pb2.PostSendRequest(access_id=made.keys[3], epoch=1, sequence=1, offsets=[0], nbytes=[64])
+    said = [
+        peer_pb2.PeerCall(call_id=1, open_access=peer_pb2.OpenAccessRequest(openings=[*openings, pushes])),
+        peer_pb2.PeerCall(call_id=2, settle_access=peer_pb2.SettleAccessRequest(settlings=[settling])),
+        peer_pb2.PeerCall(call_id=3, close_access=peer_pb2.CloseAccessRequest(closings=[closing])),
+        peer_pb2.PeerCall(
+            call_id=4, parts_ready=peer_pb2.PartsReadyRequest(access_id=made.keys[5], parts=pushes.parts)
+        ),
+        peer_pb2.PeerCall(
+            call_id=5, checksum_blocks=peer_pb2.ChecksumBlocksRequest(access_id=made.keys[3], blocks=[sums]),
+            timeout=dur(5),
+        ),
+        peer_pb2.PeerCall(call_id=6, post_send=ask),
+    ]  # fmt: skip
+    for calls in (said, *([call] for call in said)):
+        yield "Converse", peer_pb2.ConverseRequest(calls=calls, caller=caller)
+    yield "KeepLiveness", peer_pb2.KeepLivenessRequest(caller=caller)
     yield "ConnectRank", rank_pb2.ConnectRankRequest(ticket=made.keys[0] * 2, rank=1, returns=True, not_at_rest="no")
-    yield "ChecksumBlocks", peer_pb2.ChecksumBlocksRequest(caller=caller, access_id=made.keys[3], blocks=[sums])
-    yield (
-        "PostSend",
-        peer_pb2.PostSendRequest(caller=caller, access_id=made.keys[3], epoch=1, sequence=1, offsets=[0], nbytes=[64]),
-    )
 
 
 def _tensor_requests(made: _Made) -> Iterator[Request]:

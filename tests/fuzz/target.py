@@ -14,12 +14,14 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
+from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import admin_pb2, common_pb2, handshake_pb2, pool_pb2, scheduler_pb2
+from kvgrpc.wire.accesses import CALLS
 from tests.fuzz.inside import ANSWER_S, State
 from tests.fuzz.messages import TEXTS
 from tests.fuzz.scene import Scene
 from tests.fuzz.weights import Scales
-from tests.service.api import read_refusal
+from tests.service.api import CallFailed, read_refusal
 from tests.service.contract import errors_of
 from tests.service.engines import SUCCEEDED, Engine, meet, wait_until
 from tests.service.footprint import footprint
@@ -138,8 +140,10 @@ class Target:
         call = self._stub(path, streams)
         try:
             answer = call(iter(bodies) if streams[0] else bodies[0], timeout=timeout)
+            replies = []
             for reply in answer if streams[1] else [answer]:
                 self._learn(method, reply)
+                replies.append(reply)
                 if streams == (False, True):  # watches do not end by themselves
                     answer.cancel()
         except grpc.RpcError as error:
@@ -149,7 +153,7 @@ class Target:
             if service.full_name.startswith("kvgrpc."):
                 assert (refusal.code, refusal.reason) in errors_of(path) - {("INTERNAL", "INTERNAL")}, refusal
             return f"{refusal.code} {refusal.reason}: {refusal.message[:200]}"
-        return ""
+        return _refusal_of_all(bodies, replies) if method.name == "Converse" else ""
 
     def _stub(self, path: str, streams: tuple[bool, bool]) -> Any:
         """Returns a callable that sends and receives bytes."""
@@ -272,6 +276,20 @@ def changes_nothing(digest: State, refused: Callable[[], bool], begin_anew: Call
         return once(rest=True)
 
     return any(once(rest=bool(i)) for i in range(TRIES)) and any(anew() for _ in range(TRIES))
+
+
+def _refusal_of_all(bodies: list[bytes], replies: list[bytes]) -> str:
+    """Returns the first refusal of the calls on a stream if all were refused, else "". Fails for a refusal that the
+    contract does not list.
+    """
+    answers = [answer for reply in replies for answer in peer_pb2.ConverseResponse.FromString(reply).answers]
+    calls = [call for body in bodies for call in peer_pb2.ConverseRequest.FromString(body).calls]
+    listed = {error for name in CALLS.values() for error in errors_of(name)} - {("INTERNAL", "INTERNAL")}
+    found = [read_refusal("", CallFailed(answer.error)) for answer in answers if answer.HasField("error")]
+    assert {(refusal.code, refusal.reason) for refusal in found} <= listed, found
+    if not calls or len(found) < len(calls):
+        return ""
+    return f"{found[0].code} {found[0].reason}: {found[0].message[:200]}"
 
 
 def _kind(refusal: str) -> str:

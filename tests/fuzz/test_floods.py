@@ -231,10 +231,11 @@ def test_callers_that_leave(after: Flooded) -> None:
     consumer = Consumer(engine)
     consumer.handshake()
     waits = transfer_pb2.WaitTransferRequest(transfer_id=sent.transfer.transfer_id, timeout=dur(60))
-    opens = peer_pb2.OpenAccessRequest(caller=consumer.caller)
+    call = peer_pb2.PeerCall(call_id=1, open_access=peer_pb2.OpenAccessRequest())
+    opens = peer_pb2.ConverseRequest(caller=consumer.caller, calls=[call])
     for _ in range(40):
         begun: list[Any] = [api.transfers.WaitTransfer.future(waits) for _ in range(AT_ONCE)]
-        begun += [api.peer.OpenAccess.future(opens) for _ in range(AT_ONCE)]
+        begun += [api.peer.Converse(iter([opens])) for _ in range(AT_ONCE)]
         begun += [api.peer.KeepLiveness(iter([peer_pb2.KeepLivenessRequest(caller=consumer.caller)])) for _ in range(4)]
         for call in begun:
             call.cancel()

@@ -35,22 +35,16 @@ class Victim:
         self._scales = Scales(engine.process.pid, state)
         known = Known()
         known.harvest(engine.api.handshake.GetCapabilities(handshake_pb2.GetCapabilitiesRequest()))
-        self._liars = [Liar(engine, known, converses=converses) for converses in (False, True)]  # type: ignore[abstract]
+        self._liar = Liar(engine, known)
         self._blocks = engine.allocate(3)
 
     def input(self, random: Random) -> None:
         """Pulls from a new life of a peer, with one heavy reply."""
-        liar, rpc, seed, warm = (
-            random.choice(self._liars),
-            random.choice(REPLIES),
-            random.random(),
-            random.random() < 0.5,
-        )
+        liar, rpc, seed = self._liar, random.choice(REPLIES), random.random()
 
         def give() -> bool:
             liar.live_anew(secrets.randbits(52) + 1, rpc, seed)
-            for _ in range(2 if warm else 1):  # the stream exists from the second pull on
-                self._pull(liar, waits=rpc in ("RenewLeases", "CloseAccess"))
+            self._pull(liar, waits=rpc in ("RenewLeases", "CloseAccess"))
             time.sleep(SETTLED_S)
             return True
 
@@ -73,15 +67,14 @@ class Victim:
 
     def check_sound(self) -> None:
         """Checks that a pull from a peer without heavy replies ends and the engine is alive."""
-        liar = self._liars[0]
+        liar = self._liar
         liar.live_anew(secrets.randbits(52) + 1, "", 0.0)
         pulled = self.engine.pull(liar.grant(40), TOKENS, self._blocks)
         assert self.engine.wait(pulled.transfer_id).transfer_id == pulled.transfer_id
         self.engine.check_alive()
 
     def close(self) -> None:
-        for liar in self._liars:
-            liar.close()
+        self._liar.close()
         self.engine.reset()
 
 

@@ -33,14 +33,13 @@ def of_the_scene(target: Target, method: MethodDescriptor) -> list[Any]:
 
 
 def of_a_push(target: Target, method: MethodDescriptor) -> list[Any]:
-    """Returns valid requests about a push that has just begun, for the methods that report its parts."""
+    """Returns a valid request about a push that has just begun: the call that reports its parts."""
     try:
         told = target.scene.opened_push()
     except grpc.RpcError:  # another input has replaced the consumer's life, or ended the reservation
         return of_the_scene(target, method)
-    if method.name == "PartsReady":
-        return [told]
-    return [peer_pb2.ConverseRequest(calls=[peer_pb2.PeerCall(call_id=1, parts_ready=told)])]
+    caller, call = target.scene.consumer.caller, peer_pb2.PeerCall(call_id=1, parts_ready=told)
+    return [peer_pb2.ConverseRequest(calls=[call], caller=caller)]
 
 
 def test_every_field_of_every_request_is_filled_in_its_turn() -> None:
@@ -79,7 +78,7 @@ def test_no_call_keeps_memory_or_holds_up_the_loop(target: Target, run: Run, ser
     def call(random: Random) -> None:
         target.begin()
         (method,) = random.choices(methods, [WEIGHTS[method] for method in methods])
-        pushes = method.name in ("PartsReady", "Converse") and random.random() < 0.5
+        pushes = method.name == "Converse" and random.random() < 0.5
         choices = random.getstate()
 
         def bodies(valid: list[Any]) -> list[bytes]:

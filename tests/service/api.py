@@ -1,7 +1,8 @@
 """The whole API of one server as plain generated stubs, and refusals as a client sees them.
 
-Every unary call has a deadline. A refusal is read by the rules that the schema states for all clients: code, ErrorInfo,
-BadRequest, RetryInfo. `refused` also checks each refusal against the "Errors:" list of its RPC in proto/.
+Every unary call has a deadline, and so has every call between leads, which goes over a stream of its own. A refusal is
+read by the rules that the schema states for all clients: code, ErrorInfo, BadRequest, RetryInfo. `refused` also checks
+each refusal against the "Errors:" list of its RPC or call in proto/.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,9 +17,10 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_channelz.v1 import channelz_pb2_grpc
 from grpc_health.v1 import health_pb2_grpc
 
-from kvgrpc.peer.v1 import peer_pb2_grpc
+from kvgrpc.peer.v1 import peer_pb2, peer_pb2_grpc
 from kvgrpc.v1 import (
     admin_pb2_grpc,
+    calls_pb2,
     calls_pb2_grpc,
     common_pb2,
     handoff_pb2_grpc,
@@ -30,11 +32,13 @@ from kvgrpc.v1 import (
     tensor_pb2_grpc,
     transfer_pb2_grpc,
 )
+from kvgrpc.wire.accesses import CALLS
 from kvgrpc.wire.paths import ABOUT_ENGINES, is_field
 from tests.service.contract import errors_of
 
 CALL_S = 60.0
 """Default deadline of a call, in seconds: far above what any call may take, below the limit of a test."""
+_KINDS = {name: kind for kind, name in CALLS.items()}
 
 
 @dataclass(frozen=True)
@@ -77,8 +81,19 @@ class Api:
 
     @property
     def last_method(self) -> str:
-        """The unary RPC that was called last, as /package.Service/Method."""
+        """The unary RPC or call between leads that was made last, as /package.Service/Method."""
         return self._deadlines.last_method
+
+    def ask(self, caller: peer_pb2.Caller, request: Message, timeout: float = CALL_S, **fields: Any) -> Any:
+        """Makes one call between leads, with these fields of PeerCall, and returns the reply. Raises CallFailed."""
+        name = request.DESCRIPTOR.name.removesuffix("Request")
+        self._deadlines.last_method = f"/kvgrpc.peer.v1.PeerService/{name}"
+        call = peer_pb2.PeerCall(call_id=1, **{_KINDS[name]: request}, **fields)
+        stream = self.peer.Converse(iter([peer_pb2.ConverseRequest(caller=caller, calls=[call])]), timeout=timeout)
+        ((answer,),) = [message.answers for message in stream]
+        if answer.HasField("error"):
+            raise CallFailed(answer.error)
+        return getattr(answer, _KINDS[name])
 
     def refusal(self, call: Callable[[], object]) -> Refusal:
         """Makes the call and returns its refusal. Fails if the call succeeds."""
@@ -90,6 +105,23 @@ class Api:
 
     def close(self) -> None:
         self.plain.close()
+
+
+class CallFailed(grpc.RpcError):
+    """The error of a call on a stream, in the form of a unary call's error."""
+
+    def __init__(self, error: calls_pb2.CallStatus) -> None:
+        super().__init__(error.message)
+        self._error = error
+
+    def code(self) -> grpc.StatusCode:
+        return next(code for code in grpc.StatusCode if code.value[0] == self._error.code)
+
+    def details(self) -> str:
+        return self._error.message
+
+    def trailing_metadata(self) -> tuple[tuple[str, bytes], ...]:
+        return (("grpc-status-details-bin", self._error.SerializeToString()),)
 
 
 def read_refusal(method: str, error: grpc.RpcError) -> Refusal:
@@ -129,12 +161,13 @@ def check_paths(method: str, reason: str, fields: tuple[str, ...]) -> None:
     service, _, name = method.strip("/").partition("/")
     if not service.startswith("kvgrpc."):
         return
-    request = descriptor_pool.Default().FindServiceByName(service).methods_by_name[name].input_type
+    request = descriptor_pool.Default().FindMessageTypeByName(f"{service.rpartition('.')[0]}.{name}Request")
     engine = handshake_pb2.EngineDescription.DESCRIPTOR
     for path in fields:
         about_engines = reason in ABOUT_ENGINES and is_field(path, engine)
         told = path.startswith(ASKED_BY_ANOTHER) and service.endswith("TensorService")
-        assert is_field(path, request) or about_engines or told, f"{method} has no field {path} ({reason})"
+        of_call = service.endswith("PeerService") and is_field(path, peer_pb2.PeerCall.DESCRIPTOR)
+        assert is_field(path, request) or about_engines or told or of_call, f"{method} has no field {path} ({reason})"
 
 
 @contextmanager

@@ -3,6 +3,9 @@
 import secrets
 import threading
 from collections.abc import Iterator, Sequence
+from typing import Any
+
+from google.protobuf.message import Message
 
 from kvgrpc.core.values.content import chain
 from kvgrpc.peer.v1 import peer_pb2
@@ -47,6 +50,10 @@ class Consumer:
         other.engine.engine_id = self.engine.engine_id
         return other
 
+    def ask(self, request: Message, **fields: Any) -> Any:
+        """Makes a call of this life at the issuer, and returns the reply."""
+        return self._issuer.api.ask(self.caller, request, **fields)
+
     def open(
         self, grant: common_pb2.Grant, token_ids: Sequence[int], access_id: bytes = b"", *, use_tokens: int = 0
     ) -> peer_pb2.OpenAccessResponse:
@@ -54,21 +61,21 @@ class Consumer:
         return self.open_row(opening(grant.token, token_ids, access_id or new_key(), use_tokens=use_tokens))
 
     def open_row(self, *rows: peer_pb2.AccessOpening) -> peer_pb2.OpenAccessResponse:
-        request = peer_pb2.OpenAccessRequest(caller=self.caller, openings=rows)
-        return self._issuer.api.peer.OpenAccess(request)
+        reply: peer_pb2.OpenAccessResponse = self.ask(peer_pb2.OpenAccessRequest(openings=rows))
+        return reply
 
     def settle(self, access_id: bytes, *, last: bool = True) -> peer_pb2.SettledAccess:
         row = peer_pb2.AccessSettling(access_id=access_id, last=last)
-        request = peer_pb2.SettleAccessRequest(caller=self.caller, settlings=[row])
-        (result,) = self._issuer.api.peer.SettleAccess(request).results
+        (result,) = self.ask(peer_pb2.SettleAccessRequest(settlings=[row])).results
+        assert isinstance(result, peer_pb2.SettledAccess)
         return result
 
     def close(self, access_id: bytes, outcome: int, token: bytes = b"") -> bool:
         """Calls CloseAccess, and returns whether the access was open."""
         row = peer_pb2.AccessClosing(access_id=access_id, outcome=outcome, quiesced=True, token=token)  # type: ignore[arg-type]
-        request = peer_pb2.CloseAccessRequest(caller=self.caller, closings=[row])
-        (result,) = self._issuer.api.peer.CloseAccess(request).results
-        return result.was_open
+        (result,) = self.ask(peer_pb2.CloseAccessRequest(closings=[row])).results
+        was_open: bool = result.was_open
+        return was_open
 
     def beats(self, count: int = 1) -> Iterator[peer_pb2.KeepLivenessResponse]:
         """Sends that many beats on a liveness stream, and returns the answers."""

@@ -1,4 +1,6 @@
-"""Error lists of the schema: the codes and reasons with which proto/ says that each RPC may be refused."""
+"""Error lists of the schema: the codes and reasons with which proto/ says that each RPC, and each call between leads,
+may be refused.
+"""
 
 import functools
 import re
@@ -6,6 +8,7 @@ from pathlib import Path
 
 PROTO = Path(__file__).parent.parent.parent / "proto"
 _RPC = re.compile(r"^\s*rpc (\w+)\(")
+_CALL = re.compile(r"^Request of (\w+), which ")
 _SERVICE = re.compile(r"^service (\w+) ")
 # Matches "CODE REASON, REASON: why" and "CODE: as elsewhere, and REASON with its why".
 _PART = re.compile(r"(?P<code>[A-Z_]{4,})(?P<named>[^:]*):?(?P<rest>.*)")
@@ -34,13 +37,15 @@ def errors_of(method: str) -> frozenset[tuple[str, str]]:
 
 @functools.cache
 def listed() -> dict[str, set[tuple[str, str]]]:
-    """Returns RPC name -> (code, reason) pairs. RPC names are unique over all services."""
+    """Returns RPC name -> (code, reason) pairs, and the same of calls. Names are unique over all services."""
     comments = {name: text for path in PROTO.rglob("*.proto") for name, text in _comments(path.read_text())}
     return {name: _pairs(name, comments) for name in comments}
 
 
 def _comments(source: str) -> list[tuple[str, str]]:
-    """Returns (RPC, its comment with the service's errors of every call) for each RPC of a file."""
+    """Returns (RPC, its comment with the service's errors of every call) for each RPC of a file. A call that is no RPC
+    has the comment of its request.
+    """
     found = []
     comment: list[str] = []
     shared = ""
@@ -52,7 +57,7 @@ def _comments(source: str) -> list[tuple[str, str]]:
         text, comment = "\n".join(comment), []
         if _SERVICE.match(line):
             shared = text.partition("Errors of every call: ")[2]
-        elif rpc := _RPC.match(line):
+        elif rpc := _RPC.match(line) or _CALL.match(text):
             found.append((rpc[1], f"{text}\n* {shared}" if shared else text))
     return found
 

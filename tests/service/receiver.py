@@ -14,24 +14,21 @@ from kvgrpc.datapath.collective.group import Group, Job
 from kvgrpc.datapath.collective.messages import messages
 from kvgrpc.peer.v1 import peer_pb2
 from tests.service.consumer import Consumer
-from tests.service.engines import BLOCK_BYTES, Engine
+from tests.service.engines import BLOCK_BYTES
 
 WAIT_S = 60.0
 HOST = "127.0.0.1"
 
 
-def post_send(consumer: Consumer, access: bytes, sequence: int, **fields: Any) -> peer_pb2.PostSendRequest:
-    return peer_pb2.PostSendRequest(
-        caller=consumer.caller, access_id=access, sequence=sequence, **{"epoch": 1, **fields}
-    )
+def post_send(access: bytes, sequence: int, **fields: Any) -> peer_pb2.PostSendRequest:
+    return peer_pb2.PostSendRequest(access_id=access, sequence=sequence, **{"epoch": 1, **fields})
 
 
 class Receiver:
     """A consumer's rank that receives."""
 
-    def __init__(self, engine: Engine, consumer: Consumer) -> None:
+    def __init__(self, consumer: Consumer) -> None:
         self.memory = np.zeros(4 * BLOCK_BYTES, dtype=np.uint8)
-        self._engine = engine
         self._consumer = consumer
         self._ready = threading.Event()
         self._group = Group(
@@ -44,8 +41,7 @@ class Receiver:
 
     def _tell(self, values: Values) -> None:
         rows = [peer_pb2.GroupValue(key=key, value=value) for key, value in values]
-        asked = post_send(self._consumer, b"", 0, values=rows)
-        reply = self._engine.api.peer.PostSend(asked, timeout=WAIT_S)
+        reply = self._consumer.ask(post_send(b"", 0, values=rows))
         self._group.learn(tuple((row.key, row.value) for row in reply.values))
 
     def receive(self, number: int, nbytes: list[int]) -> None:

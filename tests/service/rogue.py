@@ -13,7 +13,8 @@ from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.datapath.host.memory import SharedMemory
 from kvgrpc.datapath.paths.shm import ShmPath
 from kvgrpc.peer.v1 import peer_pb2, peer_pb2_grpc
-from kvgrpc.v1 import common_pb2, handshake_pb2, handshake_pb2_grpc, lease_pb2, lease_pb2_grpc
+from kvgrpc.v1 import calls_pb2, common_pb2, handshake_pb2, handshake_pb2_grpc, lease_pb2, lease_pb2_grpc
+from kvgrpc.wire.accesses import CALLS
 from kvgrpc.wire.endpoints import endpoint_to_proto
 from tests.service.engines import BLOCK_TOKENS, Engine
 from tests.service.values import dur, group
@@ -28,7 +29,7 @@ _M = TypeVar("_M")
 class Rogue(
     handshake_pb2_grpc.HandshakeServiceServicer, peer_pb2_grpc.PeerServiceServicer, lease_pb2_grpc.LeaseServiceServicer
 ):
-    """A good source, except for a test's changes to its replies, by RPC name.
+    """A good source, except for a test's changes to its replies, by the name of the RPC, or of the call between leads.
 
     A change gets the reply. It may alter it, return another one or bytes that are no message, raise `Abort`, or wait.
     """
@@ -43,10 +44,10 @@ class Rogue(
         self.changes: dict[str, Change] = {}
         self.calls: dict[str, int] = {}
         self.traceparents: dict[str, str] = {}
-        """Trace context of the last call of each RPC."""
+        """Trace context of the last call of each name."""
         self._memory = SharedMemory.create(described.engine.pool.total_bytes)
         self._path = ShmPath(self._memory)
-        self._server = grpc.server(ThreadPoolExecutor(8))
+        self._server = grpc.server(ThreadPoolExecutor(16))
         loose: Any = _Loose(self._server)
         handshake_pb2_grpc.add_HandshakeServiceServicer_to_server(self, loose)
         peer_pb2_grpc.add_PeerServiceServicer_to_server(self, loose)
@@ -74,15 +75,38 @@ class Rogue(
         reply = handshake_pb2.HandshakeResponse(
             engine=self.engine, endpoints=[endpoint], protocol=1, proof=secrets.token_bytes(32)
         )
-        return self._changed("Handshake", reply, context)
+        return self._unary("Handshake", reply, context)
 
     def KeepLiveness(  # noqa: N802
         self, request_iterator: Iterator[peer_pb2.KeepLivenessRequest], context: Any
     ) -> Iterator[peer_pb2.KeepLivenessResponse]:
         for _ in request_iterator:
-            yield self._changed("KeepLiveness", peer_pb2.KeepLivenessResponse(proof=self.told), context)
+            yield self._unary("KeepLiveness", peer_pb2.KeepLivenessResponse(proof=self.told), context)
 
-    def OpenAccess(self, request: peer_pb2.OpenAccessRequest, context: Any) -> peer_pb2.OpenAccessResponse:  # noqa: N802
+    def RenewLeases(self, request: lease_pb2.RenewLeasesRequest, context: Any) -> lease_pb2.RenewLeasesResponse:  # noqa: N802
+        reply = lease_pb2.RenewLeasesResponse(leases=[lease_pb2.RenewedLease(remaining=dur(30))] * len(request.leases))
+        return self._unary("RenewLeases", reply, context)
+
+    def Converse(  # noqa: N802
+        self, request_iterator: Iterator[peer_pb2.ConverseRequest], context: Any
+    ) -> Iterator[Any]:
+        for message in request_iterator:
+            for call in message.calls:
+                yield _field(1, self.answer(call))
+
+    def answer(self, call: peer_pb2.PeerCall) -> bytes:
+        """Returns the encoded answer to a call on a stream."""
+        kind = call.WhichOneof("call")
+        assert kind is not None
+        try:
+            good = getattr(self, kind)(getattr(call, kind))
+            body, field = _serialized(self._changed(CALLS[kind], good, call.traceparent)), kind
+        except Abort as wanted:
+            body, field = wanted.packed, "error"
+        number = peer_pb2.PeerAnswer.DESCRIPTOR.fields_by_name[field].number
+        return peer_pb2.PeerAnswer(call_id=call.call_id).SerializeToString() + _field(number, body)
+
+    def open_access(self, request: peer_pb2.OpenAccessRequest) -> peer_pb2.OpenAccessResponse:
         reply = peer_pb2.OpenAccessResponse()
         for row in request.openings:
             count = -(-row.content.token_count // BLOCK_TOKENS)
@@ -90,34 +114,28 @@ class Rogue(
                 blocks=[group(BLOCKS[:count])], token_count=row.content.token_count, offer_tokens=40,
                 remaining=dur(30), ttl=dur(30), transfer_id="t-rogue", lease_id="l-rogue",
             )  # fmt: skip
-        return self._changed("OpenAccess", reply, context)
+        return reply
 
-    def SettleAccess(self, request: peer_pb2.SettleAccessRequest, context: Any) -> peer_pb2.SettleAccessResponse:  # noqa: N802
-        reply = peer_pb2.SettleAccessResponse(
-            results=[peer_pb2.SettledAccess(verdict=peer_pb2.VERDICT_VALID) for _ in request.settlings]
-        )
-        return self._changed("SettleAccess", reply, context)
+    def settle_access(self, request: peer_pb2.SettleAccessRequest) -> peer_pb2.SettleAccessResponse:
+        rows = [peer_pb2.SettledAccess(verdict=peer_pb2.VERDICT_VALID) for _ in request.settlings]
+        return peer_pb2.SettleAccessResponse(results=rows)
 
-    def CloseAccess(self, request: peer_pb2.CloseAccessRequest, context: Any) -> peer_pb2.CloseAccessResponse:  # noqa: N802
-        reply = peer_pb2.CloseAccessResponse(results=[peer_pb2.ClosedAccess(was_open=True) for _ in request.closings])
-        return self._changed("CloseAccess", reply, context)
+    def close_access(self, request: peer_pb2.CloseAccessRequest) -> peer_pb2.CloseAccessResponse:
+        return peer_pb2.CloseAccessResponse(results=[peer_pb2.ClosedAccess(was_open=True) for _ in request.closings])
 
-    def RenewLeases(self, request: lease_pb2.RenewLeasesRequest, context: Any) -> lease_pb2.RenewLeasesResponse:  # noqa: N802
-        reply = lease_pb2.RenewLeasesResponse(leases=[lease_pb2.RenewedLease(remaining=dur(30))] * len(request.leases))
-        return self._changed("RenewLeases", reply, context)
-
-    def _changed(self, rpc: str, reply: _M, context: Any) -> _M:
-        self.calls[rpc] = self.calls.get(rpc, 0) + 1
-        self.traceparents[rpc] = dict(context.invocation_metadata()).get("traceparent", "")
-        change = self.changes.get(rpc)
-        if change is None:
-            return reply
-        other: Any = None
+    def _unary(self, rpc: str, reply: _M, context: Any) -> _M:
         try:
-            other = change(reply)
+            return self._changed(rpc, reply, dict(context.invocation_metadata()).get("traceparent", ""))
         except Abort as wanted:
             context.set_trailing_metadata(wanted.trailers)
             context.abort(wanted.code, wanted.details)
+            raise
+
+    def _changed(self, rpc: str, reply: _M, traceparent: str) -> _M:
+        self.calls[rpc] = self.calls.get(rpc, 0) + 1
+        self.traceparents[rpc] = traceparent
+        change = self.changes.get(rpc)
+        other: Any = None if change is None else change(reply)
         return other if other is not None else reply
 
 
@@ -135,6 +153,14 @@ class _Loose:
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, loose),))
 
 
+def _field(number: int, body: bytes) -> bytes:
+    """Returns a length-delimited field of a message, whatever its body is."""
+    size, length = len(body), b""
+    while size > 0x7F:
+        length, size = length + bytes([size & 0x7F | 0x80]), size >> 7
+    return bytes([number << 3 | 2]) + length + bytes([size]) + body
+
+
 def _serialized(reply: Any) -> bytes:
     return reply if isinstance(reply, bytes) else reply.SerializeToString()
 
@@ -147,6 +173,12 @@ class Abort(Exception):
         self.code = code
         self.details = details
         self.trailers = trailers
+
+    @property
+    def packed(self) -> bytes:
+        """The status as the error of a call on a stream; details may be no message."""
+        status: bytes = calls_pb2.CallStatus(code=self.code.value[0], message=self.details).SerializeToString()
+        return status + b"".join(value for _, value in self.trailers)
 
 
 def abort(code: grpc.StatusCode, *trailers: tuple[str, bytes]) -> Change:

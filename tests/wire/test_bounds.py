@@ -25,6 +25,7 @@ from kvgrpc.wire.endpoints import endpoints_from_proto
 
 LIMIT = 65_536
 CALL = events.Call(1, "test")
+CALLER = peer_pb2.Caller(engine_id="p", incarnation=7)
 ROW = common_pb2.GroupBlocks()
 RANGE = common_pb2.LayerRange(count=1)
 LONG = "\N{SNOWMAN}" * 86
@@ -41,7 +42,11 @@ def tokens(**fields: Any) -> common_pb2.Content:
 
 def open_access(**fields: Any) -> object:
     request = peer_pb2.OpenAccessRequest(openings=[peer_pb2.AccessOpening(**fields)])
-    return peer_requests.open_access(request, CALL, LIMIT)
+    return peer_requests.open_access(request, CALLER, CALL, LIMIT)
+
+
+def parts_ready(rows: list[peer_pb2.ReadyPart]) -> object:
+    return peer_requests.parts_ready(peer_pb2.PartsReadyRequest(parts=rows), CALLER, CALL, LIMIT)
 
 
 def openings_of_parts(count: int) -> peer_pb2.OpenAccessRequest:
@@ -58,27 +63,34 @@ TOO_MANY: dict[str, Callable[[], object]] = {
         tokens(token_ids=[1], multimodal_items=[common_pb2.MultimodalItem()] * (bounds.ITEMS_MAX + 1)), ""
     ),
     "openings": lambda: peer_requests.open_access(
-        peer_pb2.OpenAccessRequest(openings=[peer_pb2.AccessOpening()] * (bounds.ROWS_MAX + 1)), CALL, LIMIT
+        peer_pb2.OpenAccessRequest(openings=[peer_pb2.AccessOpening()] * (bounds.ROWS_MAX + 1)), CALLER, CALL, LIMIT
     ),
     "openings.parts": lambda: open_access(parts=parts(BATCH_PARTS + 1)),
     "openings.parts.blocks": lambda: open_access(parts=parts(257, 256)),
-    "openings.parts.blocks in all": lambda: peer_requests.open_access(openings_of_parts(33), CALL, LIMIT),
+    "openings.parts.blocks in all": lambda: peer_requests.open_access(openings_of_parts(33), CALLER, CALL, LIMIT),
     "openings.data_paths": lambda: open_access(data_paths=[common_pb2.DATA_PATH_SHM] * (bounds.RANGES_MAX + 1)),
     "settlings": lambda: peer_requests.settle_access(
-        peer_pb2.SettleAccessRequest(settlings=[peer_pb2.AccessSettling()] * (bounds.ROWS_MAX + 1)), CALL
+        peer_pb2.SettleAccessRequest(settlings=[peer_pb2.AccessSettling()] * (bounds.ROWS_MAX + 1)), CALLER, CALL
     ),
     "settlings.layers_done": lambda: peer_requests.settle_access(
         peer_pb2.SettleAccessRequest(
             settlings=[peer_pb2.AccessSettling(layers_done=[RANGE] * (bounds.RANGES_MAX // 2 + 1))] * 2
         ),
+        CALLER,
         CALL,
     ),
     "closings": lambda: peer_requests.close_access(
-        peer_pb2.CloseAccessRequest(closings=[peer_pb2.AccessClosing()] * (bounds.ROWS_MAX + 1)), CALL
+        peer_pb2.CloseAccessRequest(closings=[peer_pb2.AccessClosing()] * (bounds.ROWS_MAX + 1)), CALLER, CALL
     ),
-    "parts": lambda: peer_requests.parts_ready(peer_pb2.PartsReadyRequest(parts=parts(BATCH_PARTS + 1)), CALL, LIMIT),
-    "parts.known": lambda: peer_requests.parts_ready(peer_pb2.PartsReadyRequest(parts=parts(257, 0, 256)), CALL, LIMIT),
-    "parts.blocks": lambda: peer_requests.parts_ready(peer_pb2.PartsReadyRequest(parts=parts(257, 256)), CALL, LIMIT),
+    "parts": lambda: peer_requests.parts_ready(
+        peer_pb2.PartsReadyRequest(parts=parts(BATCH_PARTS + 1)), CALLER, CALL, LIMIT
+    ),
+    "parts.known": lambda: peer_requests.parts_ready(
+        peer_pb2.PartsReadyRequest(parts=parts(257, 0, 256)), CALLER, CALL, LIMIT
+    ),
+    "parts.blocks": lambda: peer_requests.parts_ready(
+        peer_pb2.PartsReadyRequest(parts=parts(257, 256)), CALLER, CALL, LIMIT
+    ),
     "leases": lambda: requests.renew_leases(
         lease_pb2.RenewLeasesRequest(leases=[lease_pb2.LeaseRef(lease_id="l")] * 11), CALL, 10
     ),
@@ -137,7 +149,7 @@ def test_blocks_are_counted_before_anything_is_made_of_their_runs() -> None:
     tracemalloc.start()
     try:
         with pytest.raises(OutOfRange):
-            peer_requests.open_access(openings_of_parts(200), CALL, LIMIT)
+            peer_requests.open_access(openings_of_parts(200), CALLER, CALL, LIMIT)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -146,7 +158,7 @@ def test_blocks_are_counted_before_anything_is_made_of_their_runs() -> None:
 
 def test_as_many_rows_as_may_be_are_taken() -> None:
     rows = [peer_pb2.AccessClosing(access_id=bytes([i])) for i in range(2)] * (bounds.ROWS_MAX // 2)
-    heard = peer_requests.close_access(peer_pb2.CloseAccessRequest(closings=rows), CALL)
+    heard = peer_requests.close_access(peer_pb2.CloseAccessRequest(closings=rows), CALLER, CALL)
     assert len(heard.closings) == bounds.ROWS_MAX
     assert len(values.block_lists([ROW] * bounds.GROUPS_MAX, LIMIT)) == bounds.GROUPS_MAX
 
@@ -216,7 +228,7 @@ NOTES: dict[str, Callable[[str], Any]] = {
         CALL, "", LIMIT,
     ).failure,
     "a closing": lambda why: peer_requests.close_access(
-        peer_pb2.CloseAccessRequest(closings=[peer_pb2.AccessClosing(message=why)]), CALL
+        peer_pb2.CloseAccessRequest(closings=[peer_pb2.AccessClosing(message=why)]), CALLER, CALL
     ).closings[0].message,
     "a cancellation": lambda why: requests.cancel_transfer(
         transfer_pb2.CancelTransferRequest(message=why), CALL

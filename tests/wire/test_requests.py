@@ -18,6 +18,7 @@ from tests.wire.messages import messages, outcome
 
 LIMIT = 1000
 CALL = events.Call(1, "test")
+CALLER = peer_pb2.Caller(engine_id="p", incarnation=7)
 Convert = Callable[[Any], object]
 
 CONVERTERS: dict[type[Message], Convert] = {
@@ -31,11 +32,11 @@ CONVERTERS: dict[type[Message], Convert] = {
     transfer_pb2.AcknowledgeTransfersRequest: lambda r: requests.acknowledge(r, CALL),
     pool_pb2.AllocateBlocksRequest: lambda r: requests.allocate_blocks(r, CALL),
     pool_pb2.FreeBlocksRequest: lambda r: requests.free_blocks(r, CALL, LIMIT),
-    peer_pb2.OpenAccessRequest: lambda r: peer_requests.open_access(r, CALL, LIMIT),
-    peer_pb2.SettleAccessRequest: lambda r: peer_requests.settle_access(r, CALL),
-    peer_pb2.CloseAccessRequest: lambda r: peer_requests.close_access(r, CALL),
-    peer_pb2.PartsReadyRequest: lambda r: peer_requests.parts_ready(r, CALL, LIMIT),
-    peer_pb2.ChecksumBlocksRequest: lambda r: peer_requests.checksum_blocks(r, CALL, LIMIT),
+    peer_pb2.OpenAccessRequest: lambda r: peer_requests.open_access(r, CALLER, CALL, LIMIT),
+    peer_pb2.SettleAccessRequest: lambda r: peer_requests.settle_access(r, CALLER, CALL),
+    peer_pb2.CloseAccessRequest: lambda r: peer_requests.close_access(r, CALLER, CALL),
+    peer_pb2.PartsReadyRequest: lambda r: peer_requests.parts_ready(r, CALLER, CALL, LIMIT),
+    peer_pb2.ChecksumBlocksRequest: lambda r: peer_requests.checksum_blocks(r, CALLER, CALL, LIMIT),
     handoff_pb2.ReserveBlocksRequest: lambda r: requests.reserve_blocks(r, CALL, "w", LIMIT),
     handoff_pb2.RegisterPushRequest: lambda r: requests.register_push(r, CALL),
 }
@@ -141,7 +142,7 @@ def test_an_abort_means_release_unless_keep_is_said(number: int) -> None:
 )  # fmt: skip
 def test_a_close_takes_nothing_from_others_unless_that_is_said(number: int, outcome: CloseOutcome) -> None:
     row = peer_pb2.AccessClosing(access_id=b"x", outcome=number, quiesced=True, token=b"t")  # type: ignore[arg-type]
-    (closing,) = peer_requests.close_access(peer_pb2.CloseAccessRequest(closings=[row]), CALL).closings
+    (closing,) = peer_requests.close_access(peer_pb2.CloseAccessRequest(closings=[row]), CALLER, CALL).closings
     assert closing == events.Closing(b"x", outcome, True, b"t")
 
 
@@ -186,14 +187,14 @@ def test_checksums_and_parts_name_so_many_blocks_in_all() -> None:
     runs = common_pb2.GroupBlocks(runs=common_pb2.BlockRuns(starts=[0], counts=[LIMIT]))
     sums = peer_pb2.ChecksumBlocksRequest()
     sums.blocks.add(blocks=[runs])
-    assert peer_requests.checksum_blocks(sums, CALL, LIMIT).blocks
+    assert peer_requests.checksum_blocks(sums, CALLER, CALL, LIMIT).blocks
     sums.blocks.add(blocks=[runs])
     with pytest.raises(OutOfRange):
-        peer_requests.checksum_blocks(sums, CALL, LIMIT)
+        peer_requests.checksum_blocks(sums, CALLER, CALL, LIMIT)
     parts = peer_pb2.PartsReadyRequest()
     parts.parts.add(blocks=[runs])
     parts.parts.add(number=1, known_block_counts=[LIMIT])
-    assert len(peer_requests.parts_ready(parts, CALL, LIMIT).parts) == 2
+    assert len(peer_requests.parts_ready(parts, CALLER, CALL, LIMIT).parts) == 2
     parts.parts.add(number=2, blocks=[runs])
     with pytest.raises(OutOfRange):
-        peer_requests.parts_ready(parts, CALL, LIMIT)
+        peer_requests.parts_ready(parts, CALLER, CALL, LIMIT)

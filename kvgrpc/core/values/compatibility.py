@@ -5,6 +5,7 @@ The decision is a pure function of two descriptions. Nothing else in the core co
 
 from kvgrpc.core.values.bridge import Side
 from kvgrpc.core.values.layout import PoolKind, PoolLayout
+from kvgrpc.core.values.limits import MESSAGE_BYTES
 from kvgrpc.core.values.obstacles import Difference, differences
 from kvgrpc.core.values.records import dataclass
 from kvgrpc.core.values.views import check_heads
@@ -38,6 +39,8 @@ class EngineDescription:
     features: tuple[str, ...] = ()
     required_features: tuple[str, ...] = ()
     """Features that a peer must have."""
+    message_bytes: int = MESSAGE_BYTES
+    """Maximum size of one message that the engine's lead takes, in bytes."""
 
     def __post_init__(self) -> None:
         check_heads(self.pool, self.world_size)

@@ -5,6 +5,8 @@ from kvgrpc.errors import InvalidRequest, OutOfRange, Reason, invalid
 
 PROTOCOL_MIN = 1
 PROTOCOL_MAX = 1
+MESSAGE_BYTES = 4 * 1024 * 1024
+"""Maximum size of one message, in bytes, unless a server is set or states otherwise: gRPC's own default."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Limits:
     """Maximum time for which an OpenAccess waits for a lease that is not announced or a step that is not over."""
     idempotency_s: float = 60.0
     blocks_per_request: int = 65_536
-    message_bytes: int = 4 * 1024 * 1024
+    message_bytes: int = MESSAGE_BYTES
     leases: int = 200_000
     allocations: int = 65_536
     """Maximum number of allocations that hold a block, in a pool that this server manages."""

@@ -9,6 +9,7 @@ from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from kvgrpc.v1 import calls_pb2 as _calls_pb2
 from kvgrpc.v1 import common_pb2 as _common_pb2
 import builtins as _builtins
 import sys
@@ -97,9 +98,9 @@ class Caller(_message.Message):
     incarnation: _builtins.int
     """Life of the calling engine."""
     proof: _builtins.bytes
-    """Proof that the handshake gave this life to show here: HandshakeResponse.proof of a handshake that the caller made,
-    or HandshakeRequest.proof of one that the callee made. Required, except in the calls of a Converse stream that has
-    shown it. It is a secret and appears in no log, list or error.
+    """Required. Proof that the handshake gave this life to show here: HandshakeResponse.proof of a handshake that the
+    caller made, or HandshakeRequest.proof of one that the callee made. It is a secret and appears in no log, list or
+    error.
     """
     def __init__(
         self,
@@ -117,17 +118,279 @@ class Caller(_message.Message):
 Global___Caller: _TypeAlias = Caller  # noqa: Y015
 
 @_typing.final
-class OpenAccessRequest(_message.Message):
-    """Accesses to open."""
+class ConverseRequest(_message.Message):
+    """Calls of one lead."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALLS_FIELD_NUMBER: _builtins.int
+    CALLER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___PeerCall]:
+        """Calls to make; each is answered by itself. At most 4,096, and about 1 MB unless one call alone is longer. More
+        calls end the stream with OUT_OF_RANGE LIMIT_EXCEEDED. A message is at most as long as the callee takes
+        (EngineDescription.message_bytes).
+        """
+
+    @_builtins.property
+    def caller(self) -> Global___Caller:
+        """Required in the first message, which may have no calls. The calling lead, for all calls of the stream."""
+
+    def __init__(
+        self,
+        *,
+        calls: _abc.Iterable[Global___PeerCall] | None = ...,
+        caller: Global___Caller | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "calls", b"calls"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ConverseRequest: _TypeAlias = ConverseRequest  # noqa: Y015
+
+@_typing.final
+class PeerCall(_message.Message):
+    """One call. It takes a place among the calls of its connection, as a unary call does, and is refused with
+    RESOURCE_EXHAUSTED LIMIT_EXCEEDED where no place is left.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_ID_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
+    OPEN_ACCESS_FIELD_NUMBER: _builtins.int
+    SETTLE_ACCESS_FIELD_NUMBER: _builtins.int
+    CLOSE_ACCESS_FIELD_NUMBER: _builtins.int
+    PARTS_READY_FIELD_NUMBER: _builtins.int
+    CHECKSUM_BLOCKS_FIELD_NUMBER: _builtins.int
+    POST_SEND_FIELD_NUMBER: _builtins.int
+    TIMEOUT_FIELD_NUMBER: _builtins.int
+    call_id: _builtins.int
+    """Id that the caller chooses. It is not used again while the call is unanswered."""
+    traceparent: _builtins.str
+    """W3C traceparent of the call; empty means none. Leads pass no tracestate to each other."""
+    @_builtins.property
+    def open_access(self) -> Global___OpenAccessRequest:
+        """Request of OpenAccess."""
+
+    @_builtins.property
+    def settle_access(self) -> Global___SettleAccessRequest:
+        """Request of SettleAccess."""
+
+    @_builtins.property
+    def close_access(self) -> Global___CloseAccessRequest:
+        """Request of CloseAccess."""
+
+    @_builtins.property
+    def parts_ready(self) -> Global___PartsReadyRequest:
+        """Request of PartsReady."""
+
+    @_builtins.property
+    def checksum_blocks(self) -> Global___ChecksumBlocksRequest:
+        """Request of ChecksumBlocks."""
+
+    @_builtins.property
+    def post_send(self) -> Global___PostSendRequest:
+        """Request of PostSend."""
+
+    @_builtins.property
+    def timeout(self) -> _duration_pb2.Duration:
+        """Time for which the caller waits for the answer; positive. A call that takes longer is given up, as if the caller
+        had cancelled it, and is not answered. Unset means as long as the stream lives.
+        """
+
+    def __init__(
+        self,
+        *,
+        call_id: _builtins.int = ...,
+        traceparent: _builtins.str = ...,
+        open_access: Global___OpenAccessRequest | None = ...,
+        settle_access: Global___SettleAccessRequest | None = ...,
+        close_access: Global___CloseAccessRequest | None = ...,
+        parts_ready: Global___PartsReadyRequest | None = ...,
+        checksum_blocks: Global___ChecksumBlocksRequest | None = ...,
+        post_send: Global___PostSendRequest | None = ...,
+        timeout: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "checksum_blocks", b"checksum_blocks", "close_access", b"close_access", "open_access", b"open_access", "parts_ready", b"parts_ready", "post_send", b"post_send", "settle_access", b"settle_access", "timeout", b"timeout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "call_id", b"call_id", "checksum_blocks", b"checksum_blocks", "close_access", b"close_access", "open_access", b"open_access", "parts_ready", b"parts_ready", "post_send", b"post_send", "settle_access", b"settle_access", "timeout", b"timeout", "traceparent", b"traceparent"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_call: _TypeAlias = _typing.Literal["open_access", "settle_access", "close_access", "parts_ready", "checksum_blocks", "post_send"]  # noqa: Y015
+    _WhichOneofArgType_call: _TypeAlias = _typing.Literal["call", b"call"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_call) -> _WhichOneofReturnType_call | None: ...
+
+Global___PeerCall: _TypeAlias = PeerCall  # noqa: Y015
+
+@_typing.final
+class ConverseResponse(_message.Message):
+    """Answers to calls."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ANSWERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___PeerAnswer]:
+        """All answers that are known by now."""
+
+    def __init__(
+        self,
+        *,
+        answers: _abc.Iterable[Global___PeerAnswer] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ConverseResponse: _TypeAlias = ConverseResponse  # noqa: Y015
+
+@_typing.final
+class PeerAnswer(_message.Message):
+    """The answer to one call."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_ID_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    OPEN_ACCESS_FIELD_NUMBER: _builtins.int
+    SETTLE_ACCESS_FIELD_NUMBER: _builtins.int
+    CLOSE_ACCESS_FIELD_NUMBER: _builtins.int
+    PARTS_READY_FIELD_NUMBER: _builtins.int
+    CHECKSUM_BLOCKS_FIELD_NUMBER: _builtins.int
+    POST_SEND_FIELD_NUMBER: _builtins.int
+    call_id: _builtins.int
+    """Id of the answered call."""
+    @_builtins.property
+    def error(self) -> _calls_pb2.CallStatus:
+        """Status of a call that failed as a whole, or whose reply would be longer than the caller takes."""
+
+    @_builtins.property
+    def open_access(self) -> Global___OpenAccessResponse:
+        """Reply of OpenAccess."""
+
+    @_builtins.property
+    def settle_access(self) -> Global___SettleAccessResponse:
+        """Reply of SettleAccess."""
+
+    @_builtins.property
+    def close_access(self) -> Global___CloseAccessResponse:
+        """Reply of CloseAccess."""
+
+    @_builtins.property
+    def parts_ready(self) -> Global___PartsReadyResponse:
+        """Reply of PartsReady."""
+
+    @_builtins.property
+    def checksum_blocks(self) -> Global___ChecksumBlocksResponse:
+        """Reply of ChecksumBlocks."""
+
+    @_builtins.property
+    def post_send(self) -> Global___PostSendResponse:
+        """Reply of PostSend."""
+
+    def __init__(
+        self,
+        *,
+        call_id: _builtins.int = ...,
+        error: _calls_pb2.CallStatus | None = ...,
+        open_access: Global___OpenAccessResponse | None = ...,
+        settle_access: Global___SettleAccessResponse | None = ...,
+        close_access: Global___CloseAccessResponse | None = ...,
+        parts_ready: Global___PartsReadyResponse | None = ...,
+        checksum_blocks: Global___ChecksumBlocksResponse | None = ...,
+        post_send: Global___PostSendResponse | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "checksum_blocks", b"checksum_blocks", "close_access", b"close_access", "error", b"error", "open_access", b"open_access", "parts_ready", b"parts_ready", "post_send", b"post_send", "settle_access", b"settle_access"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "call_id", b"call_id", "checksum_blocks", b"checksum_blocks", "close_access", b"close_access", "error", b"error", "open_access", b"open_access", "parts_ready", b"parts_ready", "post_send", b"post_send", "settle_access", b"settle_access"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_answer: _TypeAlias = _typing.Literal["error", "open_access", "settle_access", "close_access", "parts_ready", "checksum_blocks", "post_send"]  # noqa: Y015
+    _WhichOneofArgType_answer: _TypeAlias = _typing.Literal["answer", b"answer"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_answer) -> _WhichOneofReturnType_answer | None: ...
+
+Global___PeerAnswer: _TypeAlias = PeerAnswer  # noqa: Y015
+
+@_typing.final
+class KeepLivenessRequest(_message.Message):
+    """Beat of the dialling side."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CALLER_FIELD_NUMBER: _builtins.int
-    OPENINGS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def caller(self) -> Global___Caller:
-        """Required. The calling lead."""
+        """Required in the first beat. The calling lead, for the whole stream."""
 
+    def __init__(
+        self,
+        *,
+        caller: Global___Caller | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeepLivenessRequest: _TypeAlias = KeepLivenessRequest  # noqa: Y015
+
+@_typing.final
+class KeepLivenessResponse(_message.Message):
+    """Answer to a beat."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
+    proof: _builtins.bytes
+    """Proof that the handshake gave the answering side to show, in the first answer. A caller that gets another proof
+    ends the stream, because another party answered it.
+    """
+    @_builtins.property
+    def header(self) -> _common_pb2.ResponseHeader:
+        """The answering engine and its incarnation."""
+
+    def __init__(
+        self,
+        *,
+        header: _common_pb2.ResponseHeader | None = ...,
+        proof: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "proof", b"proof"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeepLivenessResponse: _TypeAlias = KeepLivenessResponse  # noqa: Y015
+
+@_typing.final
+class OpenAccessRequest(_message.Message):
+    """Request of OpenAccess, which verifies grants and returns which blocks they stand for, and for how long. No byte may
+    move before. The call is idempotent by access id: a repeated call gets the same answer while the access is open. The
+    call waits up to 5 seconds for a grant's lease that is not announced yet, and for the engine step of the blocks if it
+    has not ended yet.
+
+    A row's failure: INVALID_FIELD, GRANT_INVALID, GRANT_FOREIGN, GRANT_WRONG_ACCESS, INCARNATION_CHANGED,
+    LEASE_NOT_FOUND, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, LEASE_RECLAIMED, LEASE_REFUSED, ACCESS_REUSED,
+    ACCESS_CLOSED, CONTENT_MISMATCH, CONTENT_RANGE, CONTENT_REQUIRED, DEADLINE (the step or the caller's liveness did
+    not come in time), LIMIT_EXCEEDED, ENGINE_LOST, QUARANTINED (the issuer registers its memory again: ask again),
+    FEATURE_UNAVAILABLE (an access to write into an engine that has FEATURE_READS_PUSHES).
+
+    Errors (no row was opened):
+    * INVALID_ARGUMENT CONTENT_REQUIRED: the content of a row covers no token, or its opaque id is too long.
+    * OUT_OF_RANGE LIMIT_EXCEEDED: a row lists more blocks than a request may.
+    * RESOURCE_EXHAUSTED QUARANTINED: the issuer registers its memory again; retry after the delay.
+    * FAILED_PRECONDITION NO_HANDSHAKE: also when the issuer registered its memory again since the handshake.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPENINGS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def openings(self) -> _containers.RepeatedCompositeFieldContainer[Global___AccessOpening]:
         """Accesses to open; at most 256. A row is refused with LIMIT_EXCEEDED if its grant and those of the rows before it
@@ -138,12 +401,11 @@ class OpenAccessRequest(_message.Message):
     def __init__(
         self,
         *,
-        caller: Global___Caller | None = ...,
         openings: _abc.Iterable[Global___AccessOpening] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "openings", b"openings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["openings", b"openings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -368,16 +630,15 @@ Global___OpenedAccess: _TypeAlias = OpenedAccess  # noqa: Y015
 
 @_typing.final
 class SettleAccessRequest(_message.Message):
-    """Accesses to settle."""
+    """Request of SettleAccess, which asks after the last byte whether accesses were valid throughout. VALID means that the
+    lease, the incarnation and the memory generation have stayed as they were at the opening, without a break. No answer
+    counts as a failure. The issuer keeps the verdict for the settle timeout, so that the caller can ask again after a
+    lost reply. `last` closes the access and asserts that the caller's movers are at rest.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    CALLER_FIELD_NUMBER: _builtins.int
     SETTLINGS_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def caller(self) -> Global___Caller:
-        """Required. The calling lead."""
-
     @_builtins.property
     def settlings(self) -> _containers.RepeatedCompositeFieldContainer[Global___AccessSettling]:
         """Accesses to settle; at most 256."""
@@ -385,12 +646,11 @@ class SettleAccessRequest(_message.Message):
     def __init__(
         self,
         *,
-        caller: Global___Caller | None = ...,
         settlings: _abc.Iterable[Global___AccessSettling] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "settlings", b"settlings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["settlings", b"settlings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -500,16 +760,13 @@ Global___SettledAccess: _TypeAlias = SettledAccess  # noqa: Y015
 
 @_typing.final
 class CloseAccessRequest(_message.Message):
-    """Accesses to close."""
+    """Request of CloseAccess, which ends accesses that will not be settled. For an unknown id the call leaves a tombstone,
+    which refuses an opening that comes late. The caller repeats the call until it is answered.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    CALLER_FIELD_NUMBER: _builtins.int
     CLOSINGS_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def caller(self) -> Global___Caller:
-        """Required. The calling lead."""
-
     @_builtins.property
     def closings(self) -> _containers.RepeatedCompositeFieldContainer[Global___AccessClosing]:
         """Accesses to close; at most 256."""
@@ -517,12 +774,11 @@ class CloseAccessRequest(_message.Message):
     def __init__(
         self,
         *,
-        caller: Global___Caller | None = ...,
         closings: _abc.Iterable[Global___AccessClosing] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "closings", b"closings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closings", b"closings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -623,19 +879,26 @@ Global___ClosedAccess: _TypeAlias = ClosedAccess  # noqa: Y015
 
 @_typing.final
 class PartsReadyRequest(_message.Message):
-    """Parts of a push that may be read."""
+    """Request of PartsReady, which widens the access of a push that the destination moves. The source says which of its
+    blocks form the next parts, and that the destination may read them under the READ access that the source opened for
+    it. Parts are numbered within the WRITE access. Parts that are already known are skipped, so the call may be
+    repeated. A push has at most 16,384 parts, and 65,536 blocks (the destination's limit for one request) in all of
+    them.
+
+    Errors:
+    * FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, TRANSFER_ENDED: the access is not open here.
+    * PERMISSION_DENIED ACCESS_REUSED: the source writes under this access.
+    * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE; FAILED_PRECONDITION CONTENT_RANGE: the parts are not those of
+      this push.
+    * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    CALLER_FIELD_NUMBER: _builtins.int
     ACCESS_ID_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
     access_id: _builtins.bytes
     """Required. Id of the WRITE access that the source opened."""
-    @_builtins.property
-    def caller(self) -> Global___Caller:
-        """Required. The calling lead."""
-
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReadyPart]:
         """Parts in their order; at most 512, with 65,536 blocks in all. A source with more parts calls again."""
@@ -643,13 +906,12 @@ class PartsReadyRequest(_message.Message):
     def __init__(
         self,
         *,
-        caller: Global___Caller | None = ...,
         access_id: _builtins.bytes = ...,
         parts: _abc.Iterable[Global___ReadyPart] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_id", b"access_id", "caller", b"caller", "parts", b"parts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_id", b"access_id", "parts", b"parts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -727,276 +989,47 @@ class PartsReadyResponse(_message.Message):
 Global___PartsReadyResponse: _TypeAlias = PartsReadyResponse  # noqa: Y015
 
 @_typing.final
-class ConverseRequest(_message.Message):
-    """Calls of one lead."""
+class ChecksumBlocksRequest(_message.Message):
+    """Request of ChecksumBlocks, which returns the CRC-32C of blocks that the caller may read under an access, as they lie
+    in memory since their hand-over. A caller that compares arrived bytes calls it while it reads, and settles only when
+    all checksums are equal. The verdict of the settling is the issuer's word, not a checksum. The call is safe to
+    repeat. It makes the issuer's ranks read the blocks, unless the issuer has already summed up what it handed over:
+    then whole blocks in the order of their hand-over cost nothing. No block is listed twice for the same layer. The
+    issuer serves peers in turn. It does not sum up blocks that no caller waits for any more, because the time of the
+    call is over, its stream ended or the access is over.
 
-    DESCRIPTOR: _descriptor.Descriptor
-
-    CALLS_FIELD_NUMBER: _builtins.int
-    CALLER_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___PeerCall]:
-        """Calls to make; each is answered by itself. At most 4,096, and about 1 MB unless one call alone is longer. More
-        calls end the stream with OUT_OF_RANGE LIMIT_EXCEEDED.
-        """
-
-    @_builtins.property
-    def caller(self) -> Global___Caller:
-        """Calling lead of all calls of this stream, in the first message, which may have no calls. If it is stated, the
-        `caller` of each call is ignored; otherwise each call states its own.
-        """
-
-    def __init__(
-        self,
-        *,
-        calls: _abc.Iterable[Global___PeerCall] | None = ...,
-        caller: Global___Caller | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "calls", b"calls"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ConverseRequest: _TypeAlias = ConverseRequest  # noqa: Y015
-
-@_typing.final
-class PeerCall(_message.Message):
-    """One call."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    CALL_ID_FIELD_NUMBER: _builtins.int
-    TRACEPARENT_FIELD_NUMBER: _builtins.int
-    OPEN_ACCESS_FIELD_NUMBER: _builtins.int
-    SETTLE_ACCESS_FIELD_NUMBER: _builtins.int
-    CLOSE_ACCESS_FIELD_NUMBER: _builtins.int
-    PARTS_READY_FIELD_NUMBER: _builtins.int
-    CHECKSUM_BLOCKS_FIELD_NUMBER: _builtins.int
-    POST_SEND_FIELD_NUMBER: _builtins.int
-    call_id: _builtins.int
-    """Id that the caller chooses. It is not used again while the call is unanswered."""
-    traceparent: _builtins.str
-    """W3C traceparent of the call; empty means none. Leads pass no tracestate to each other."""
-    @_builtins.property
-    def open_access(self) -> Global___OpenAccessRequest:
-        """Request of OpenAccess."""
-
-    @_builtins.property
-    def settle_access(self) -> Global___SettleAccessRequest:
-        """Request of SettleAccess."""
-
-    @_builtins.property
-    def close_access(self) -> Global___CloseAccessRequest:
-        """Request of CloseAccess."""
-
-    @_builtins.property
-    def parts_ready(self) -> Global___PartsReadyRequest:
-        """Request of PartsReady."""
-
-    @_builtins.property
-    def checksum_blocks(self) -> Global___ChecksumBlocksRequest:
-        """Request of ChecksumBlocks."""
-
-    @_builtins.property
-    def post_send(self) -> Global___PostSendRequest:
-        """Request of PostSend."""
-
-    def __init__(
-        self,
-        *,
-        call_id: _builtins.int = ...,
-        traceparent: _builtins.str = ...,
-        open_access: Global___OpenAccessRequest | None = ...,
-        settle_access: Global___SettleAccessRequest | None = ...,
-        close_access: Global___CloseAccessRequest | None = ...,
-        parts_ready: Global___PartsReadyRequest | None = ...,
-        checksum_blocks: Global___ChecksumBlocksRequest | None = ...,
-        post_send: Global___PostSendRequest | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "checksum_blocks", b"checksum_blocks", "close_access", b"close_access", "open_access", b"open_access", "parts_ready", b"parts_ready", "post_send", b"post_send", "settle_access", b"settle_access"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "call_id", b"call_id", "checksum_blocks", b"checksum_blocks", "close_access", b"close_access", "open_access", b"open_access", "parts_ready", b"parts_ready", "post_send", b"post_send", "settle_access", b"settle_access", "traceparent", b"traceparent"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_call: _TypeAlias = _typing.Literal["open_access", "settle_access", "close_access", "parts_ready", "checksum_blocks", "post_send"]  # noqa: Y015
-    _WhichOneofArgType_call: _TypeAlias = _typing.Literal["call", b"call"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_call) -> _WhichOneofReturnType_call | None: ...
-
-Global___PeerCall: _TypeAlias = PeerCall  # noqa: Y015
-
-@_typing.final
-class ConverseResponse(_message.Message):
-    """Answers to calls."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    ANSWERS_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___PeerAnswer]:
-        """All answers that are known by now."""
-
-    def __init__(
-        self,
-        *,
-        answers: _abc.Iterable[Global___PeerAnswer] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ConverseResponse: _TypeAlias = ConverseResponse  # noqa: Y015
-
-@_typing.final
-class PeerAnswer(_message.Message):
-    """The answer to one call."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    CALL_ID_FIELD_NUMBER: _builtins.int
-    ERROR_FIELD_NUMBER: _builtins.int
-    OPEN_ACCESS_FIELD_NUMBER: _builtins.int
-    SETTLE_ACCESS_FIELD_NUMBER: _builtins.int
-    CLOSE_ACCESS_FIELD_NUMBER: _builtins.int
-    PARTS_READY_FIELD_NUMBER: _builtins.int
-    CHECKSUM_BLOCKS_FIELD_NUMBER: _builtins.int
-    POST_SEND_FIELD_NUMBER: _builtins.int
-    call_id: _builtins.int
-    """Id of the answered call."""
-    @_builtins.property
-    def error(self) -> Global___CallError:
-        """Error of a call that failed as a whole."""
-
-    @_builtins.property
-    def open_access(self) -> Global___OpenAccessResponse:
-        """Reply of OpenAccess."""
-
-    @_builtins.property
-    def settle_access(self) -> Global___SettleAccessResponse:
-        """Reply of SettleAccess."""
-
-    @_builtins.property
-    def close_access(self) -> Global___CloseAccessResponse:
-        """Reply of CloseAccess."""
-
-    @_builtins.property
-    def parts_ready(self) -> Global___PartsReadyResponse:
-        """Reply of PartsReady."""
-
-    @_builtins.property
-    def checksum_blocks(self) -> Global___ChecksumBlocksResponse:
-        """Reply of ChecksumBlocks."""
-
-    @_builtins.property
-    def post_send(self) -> Global___PostSendResponse:
-        """Reply of PostSend."""
-
-    def __init__(
-        self,
-        *,
-        call_id: _builtins.int = ...,
-        error: Global___CallError | None = ...,
-        open_access: Global___OpenAccessResponse | None = ...,
-        settle_access: Global___SettleAccessResponse | None = ...,
-        close_access: Global___CloseAccessResponse | None = ...,
-        parts_ready: Global___PartsReadyResponse | None = ...,
-        checksum_blocks: Global___ChecksumBlocksResponse | None = ...,
-        post_send: Global___PostSendResponse | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "checksum_blocks", b"checksum_blocks", "close_access", b"close_access", "error", b"error", "open_access", b"open_access", "parts_ready", b"parts_ready", "post_send", b"post_send", "settle_access", b"settle_access"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "call_id", b"call_id", "checksum_blocks", b"checksum_blocks", "close_access", b"close_access", "error", b"error", "open_access", b"open_access", "parts_ready", b"parts_ready", "post_send", b"post_send", "settle_access", b"settle_access"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_answer: _TypeAlias = _typing.Literal["error", "open_access", "settle_access", "close_access", "parts_ready", "checksum_blocks", "post_send"]  # noqa: Y015
-    _WhichOneofArgType_answer: _TypeAlias = _typing.Literal["answer", b"answer"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_answer) -> _WhichOneofReturnType_answer | None: ...
-
-Global___PeerAnswer: _TypeAlias = PeerAnswer  # noqa: Y015
-
-@_typing.final
-class CallError(_message.Message):
-    """Error of a call. A call by itself has it as its status."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    CODE_FIELD_NUMBER: _builtins.int
-    REASON_FIELD_NUMBER: _builtins.int
-    MESSAGE_FIELD_NUMBER: _builtins.int
-    code: _builtins.str
-    """Name of the gRPC status code."""
-    reason: _common_pb2.FailureReason.ValueType
-    """Reason of the failure."""
-    message: _builtins.str
-    """One sentence for people."""
-    def __init__(
-        self,
-        *,
-        code: _builtins.str = ...,
-        reason: _common_pb2.FailureReason.ValueType = ...,
-        message: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "message", b"message", "reason", b"reason"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___CallError: _TypeAlias = CallError  # noqa: Y015
-
-@_typing.final
-class KeepLivenessRequest(_message.Message):
-    """Beat of the dialling side."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    CALLER_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def caller(self) -> Global___Caller:
-        """Required in the first beat. The calling lead, for the whole stream."""
-
-    def __init__(
-        self,
-        *,
-        caller: Global___Caller | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___KeepLivenessRequest: _TypeAlias = KeepLivenessRequest  # noqa: Y015
-
-@_typing.final
-class KeepLivenessResponse(_message.Message):
-    """Answer to a beat."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    HEADER_FIELD_NUMBER: _builtins.int
-    PROOF_FIELD_NUMBER: _builtins.int
-    proof: _builtins.bytes
-    """Proof that the handshake gave the answering side to show, in the first answer. A caller that gets another proof
-    ends the stream, because another party answered it.
+    Errors:
+    * FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, PREEMPTED,
+      CANCELLED, MEMORY_CHANGED: the access is not valid, for the same reasons as in SettledAccess.
+    * PERMISSION_DENIED NOT_OWNER: the access does not cover these blocks.
+    * INVALID_ARGUMENT GROUP_MISMATCH, BLOCK_DUPLICATE, INVALID_FIELD; OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED.
+    * INTERNAL DATA_PATH_FAILED: the issuer cannot sum up its memory.
+    * RESOURCE_EXHAUSTED LIMIT_EXCEEDED; DEADLINE_EXCEEDED DEADLINE.
     """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ACCESS_ID_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    access_id: _builtins.bytes
+    """Required. Id of the access under which the caller reads."""
     @_builtins.property
-    def header(self) -> _common_pb2.ResponseHeader:
-        """The answering engine and its incarnation."""
+    def blocks(self) -> _containers.RepeatedCompositeFieldContainer[Global___BlocksOfLayers]:
+        """Blocks of the issuer; at most 16,384 rows, with 65,536 rows of blocks in them."""
 
     def __init__(
         self,
         *,
-        header: _common_pb2.ResponseHeader | None = ...,
-        proof: _builtins.bytes = ...,
+        access_id: _builtins.bytes = ...,
+        blocks: _abc.Iterable[Global___BlocksOfLayers] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "proof", b"proof"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_id", b"access_id", "blocks", b"blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___KeepLivenessResponse: _TypeAlias = KeepLivenessResponse  # noqa: Y015
+Global___ChecksumBlocksRequest: _TypeAlias = ChecksumBlocksRequest  # noqa: Y015
 
 @_typing.final
 class BlocksOfLayers(_message.Message):
@@ -1027,40 +1060,6 @@ class BlocksOfLayers(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BlocksOfLayers: _TypeAlias = BlocksOfLayers  # noqa: Y015
-
-@_typing.final
-class ChecksumBlocksRequest(_message.Message):
-    """Blocks to sum up."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    CALLER_FIELD_NUMBER: _builtins.int
-    ACCESS_ID_FIELD_NUMBER: _builtins.int
-    BLOCKS_FIELD_NUMBER: _builtins.int
-    access_id: _builtins.bytes
-    """Required. Id of the access under which the caller reads."""
-    @_builtins.property
-    def caller(self) -> Global___Caller:
-        """Required. The calling lead."""
-
-    @_builtins.property
-    def blocks(self) -> _containers.RepeatedCompositeFieldContainer[Global___BlocksOfLayers]:
-        """Blocks of the issuer; at most 16,384 rows, with 65,536 rows of blocks in them."""
-
-    def __init__(
-        self,
-        *,
-        caller: Global___Caller | None = ...,
-        access_id: _builtins.bytes = ...,
-        blocks: _abc.Iterable[Global___BlocksOfLayers] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_id", b"access_id", "blocks", b"blocks", "caller", b"caller"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ChecksumBlocksRequest: _TypeAlias = ChecksumBlocksRequest  # noqa: Y015
 
 @_typing.final
 class RankChecksums(_message.Message):
@@ -1124,11 +1123,29 @@ Global___ChecksumBlocksResponse: _TypeAlias = ChecksumBlocksResponse  # noqa: Y0
 
 @_typing.final
 class PostSendRequest(_message.Message):
-    """Bytes that a rank of the issuer sends."""
+    """Request of PostSend, which makes a rank of the issuer send bytes to a rank of the caller, which is about to receive
+    them. The caller may read the bytes under an access. The call applies where the two ranks have chosen
+    DATA_PATH_COLLECTIVE, by which bytes move only if both ranks act. The reply comes when the send is in progress,
+    behind earlier sends, and the caller's rank receives from then on. The reply says nothing about what has arrived: the
+    caller finds that out itself, and settles. Sequence 0 sends nothing, needs no access, and makes the two ranks'
+    process group, with an epoch higher than any since the caller's last handshake. The group of the previous epoch is
+    then over, with everything in progress on it. In each epoch sends count from 1, one after the other. A refused send
+    takes no number. A caller that does not know the result of its call begins a new epoch. The call is not safe to
+    repeat.
+
+    Errors:
+    * FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, PREEMPTED,
+      CANCELLED, MEMORY_CHANGED: the access is not valid, for the same reasons as in SettledAccess.
+    * PERMISSION_DENIED NOT_OWNER: the access does not cover these bytes.
+    * FAILED_PRECONDITION DATA_PATH_FAILED: the rank cannot send, the epoch or the number is not the next one, the
+      values are no half of a group, or too many groups are being made or came to nothing lately: the message says when
+      to try again. Nothing is sent; the caller begins a new epoch.
+    * INVALID_ARGUMENT INVALID_FIELD: the ranks exchange no bytes, or the call has no runs.
+    * RESOURCE_EXHAUSTED LIMIT_EXCEEDED; DEADLINE_EXCEEDED DEADLINE: the rank did not begin in time.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    CALLER_FIELD_NUMBER: _builtins.int
     ACCESS_ID_FIELD_NUMBER: _builtins.int
     SOURCE_RANK_FIELD_NUMBER: _builtins.int
     RANK_FIELD_NUMBER: _builtins.int
@@ -1148,10 +1165,6 @@ class PostSendRequest(_message.Message):
     sequence: _builtins.int
     """Number of the send. It grows by one with each send of the epoch, from 1 on; 0 makes the process group."""
     @_builtins.property
-    def caller(self) -> Global___Caller:
-        """Required. The calling lead."""
-
-    @_builtins.property
     def offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Start of each run in the memory of the issuer's rank. At most 131,072, and as many as `nbytes`."""
 
@@ -1166,7 +1179,6 @@ class PostSendRequest(_message.Message):
     def __init__(
         self,
         *,
-        caller: Global___Caller | None = ...,
         access_id: _builtins.bytes = ...,
         source_rank: _builtins.int = ...,
         rank: _builtins.int = ...,
@@ -1176,9 +1188,9 @@ class PostSendRequest(_message.Message):
         nbytes: _abc.Iterable[_builtins.int] | None = ...,
         values: _abc.Iterable[Global___GroupValue] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_id", b"access_id", "caller", b"caller", "epoch", b"epoch", "nbytes", b"nbytes", "offsets", b"offsets", "rank", b"rank", "sequence", b"sequence", "source_rank", b"source_rank", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_id", b"access_id", "epoch", b"epoch", "nbytes", b"nbytes", "offsets", b"offsets", "rank", b"rank", "sequence", b"sequence", "source_rank", b"source_rank", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

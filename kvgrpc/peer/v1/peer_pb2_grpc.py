@@ -30,9 +30,8 @@ class PeerServiceStub:
     before the first byte and settled after the last. The opener chooses the access id at random, a new one for every
     posting. Every call carries rows. A row that fails is an answer and never fails the other rows.
 
-    The caller's name in a message proves nothing: a call counts for a life only with the proof that this life's
-    handshake gave it. A stream shows the proof once, in its first message, and then belongs to that life. A unary call
-    shows the proof in each request.
+    The caller's name in a message proves nothing: a stream counts for a life only with the proof that this life's
+    handshake gave it. A stream shows the proof once, in its first message, and then belongs to that life.
 
     Errors of every call: FAILED_PRECONDITION NO_HANDSHAKE, NOT_PROVED: the caller's incarnation is unknown, or declared
     dead; or the proof is missing, or another one. Nothing changes then. Handshake, with the proofs that are known
@@ -45,36 +44,6 @@ class PeerServiceStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.OpenAccess = channel.unary_unary(
-                '/kvgrpc.peer.v1.PeerService/OpenAccess',
-                request_serializer=kvgrpc_dot_peer_dot_v1_dot_peer__pb2.OpenAccessRequest.SerializeToString,
-                response_deserializer=kvgrpc_dot_peer_dot_v1_dot_peer__pb2.OpenAccessResponse.FromString,
-                _registered_method=True)
-        self.SettleAccess = channel.unary_unary(
-                '/kvgrpc.peer.v1.PeerService/SettleAccess',
-                request_serializer=kvgrpc_dot_peer_dot_v1_dot_peer__pb2.SettleAccessRequest.SerializeToString,
-                response_deserializer=kvgrpc_dot_peer_dot_v1_dot_peer__pb2.SettleAccessResponse.FromString,
-                _registered_method=True)
-        self.CloseAccess = channel.unary_unary(
-                '/kvgrpc.peer.v1.PeerService/CloseAccess',
-                request_serializer=kvgrpc_dot_peer_dot_v1_dot_peer__pb2.CloseAccessRequest.SerializeToString,
-                response_deserializer=kvgrpc_dot_peer_dot_v1_dot_peer__pb2.CloseAccessResponse.FromString,
-                _registered_method=True)
-        self.PartsReady = channel.unary_unary(
-                '/kvgrpc.peer.v1.PeerService/PartsReady',
-                request_serializer=kvgrpc_dot_peer_dot_v1_dot_peer__pb2.PartsReadyRequest.SerializeToString,
-                response_deserializer=kvgrpc_dot_peer_dot_v1_dot_peer__pb2.PartsReadyResponse.FromString,
-                _registered_method=True)
-        self.ChecksumBlocks = channel.unary_unary(
-                '/kvgrpc.peer.v1.PeerService/ChecksumBlocks',
-                request_serializer=kvgrpc_dot_peer_dot_v1_dot_peer__pb2.ChecksumBlocksRequest.SerializeToString,
-                response_deserializer=kvgrpc_dot_peer_dot_v1_dot_peer__pb2.ChecksumBlocksResponse.FromString,
-                _registered_method=True)
-        self.PostSend = channel.unary_unary(
-                '/kvgrpc.peer.v1.PeerService/PostSend',
-                request_serializer=kvgrpc_dot_peer_dot_v1_dot_peer__pb2.PostSendRequest.SerializeToString,
-                response_deserializer=kvgrpc_dot_peer_dot_v1_dot_peer__pb2.PostSendResponse.FromString,
-                _registered_method=True)
         self.Converse = channel.stream_stream(
                 '/kvgrpc.peer.v1.PeerService/Converse',
                 request_serializer=kvgrpc_dot_peer_dot_v1_dot_peer__pb2.ConverseRequest.SerializeToString,
@@ -92,124 +61,27 @@ class PeerServiceServicer:
     before the first byte and settled after the last. The opener chooses the access id at random, a new one for every
     posting. Every call carries rows. A row that fails is an answer and never fails the other rows.
 
-    The caller's name in a message proves nothing: a call counts for a life only with the proof that this life's
-    handshake gave it. A stream shows the proof once, in its first message, and then belongs to that life. A unary call
-    shows the proof in each request.
+    The caller's name in a message proves nothing: a stream counts for a life only with the proof that this life's
+    handshake gave it. A stream shows the proof once, in its first message, and then belongs to that life.
 
     Errors of every call: FAILED_PRECONDITION NO_HANDSHAKE, NOT_PROVED: the caller's incarnation is unknown, or declared
     dead; or the proof is missing, or another one. Nothing changes then. Handshake, with the proofs that are known
     (HandshakeRequest.proofs), then call again.
     """
 
-    def OpenAccess(self, request, context):
-        """Verifies grants and returns which blocks they stand for, and for how long. No byte may move before. The call is
-        idempotent by access id: a repeated call gets the same answer while the access is open. The call waits up to 5
-        seconds for a grant's lease that is not announced yet, and for the engine step of the blocks if it has not ended
-        yet.
-
-        A row's failure: INVALID_FIELD, GRANT_INVALID, GRANT_FOREIGN, GRANT_WRONG_ACCESS, INCARNATION_CHANGED,
-        LEASE_NOT_FOUND, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, LEASE_RECLAIMED, LEASE_REFUSED, ACCESS_REUSED,
-        ACCESS_CLOSED, CONTENT_MISMATCH, CONTENT_RANGE, CONTENT_REQUIRED, DEADLINE (the step or the caller's liveness did
-        not come in time), LIMIT_EXCEEDED, ENGINE_LOST, QUARANTINED (the issuer registers its memory again: ask again),
-        FEATURE_UNAVAILABLE (an access to write into an engine that has FEATURE_READS_PUSHES).
-
-        Errors (no row was opened):
-        * INVALID_ARGUMENT CONTENT_REQUIRED: the content of a row covers no token, or its opaque id is too long.
-        * OUT_OF_RANGE LIMIT_EXCEEDED: a row lists more blocks than a request may.
-        * RESOURCE_EXHAUSTED QUARANTINED: the issuer registers its memory again; retry after the delay.
-        * FAILED_PRECONDITION NO_HANDSHAKE: also when the issuer registered its memory again since the handshake.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def SettleAccess(self, request, context):
-        """Asks after the last byte whether accesses were valid throughout. VALID means that the lease, the incarnation and
-        the memory generation have stayed as they were at the opening, without a break. No answer counts as a failure. The
-        issuer keeps the verdict for the settle timeout, so that the caller can ask again after a lost reply. `last` closes
-        the access and asserts that the caller's movers are at rest.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def CloseAccess(self, request, context):
-        """Ends accesses that will not be settled. For an unknown id the call leaves a tombstone, which refuses an opening
-        that comes late. The caller repeats the call until it is answered.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def PartsReady(self, request, context):
-        """Widens the access of a push that the destination moves. The source says which of its blocks form the next parts,
-        and that the destination may read them under the READ access that the source opened for it. Parts are numbered
-        within the WRITE access. Parts that are already known are skipped, so the call may be repeated. A push has at most
-        16,384 parts, and 65,536 blocks (the destination's limit for one request) in all of them.
-
-        Errors:
-        * FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, TRANSFER_ENDED: the access is not open here.
-        * PERMISSION_DENIED ACCESS_REUSED: the source writes under this access.
-        * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE; FAILED_PRECONDITION CONTENT_RANGE: the parts are not those of
-        this push.
-        * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ChecksumBlocks(self, request, context):
-        """Returns the CRC-32C of blocks that the caller may read under an access, as they lie in memory since their
-        hand-over. A caller that compares arrived bytes calls it while it reads, and settles only when all checksums are
-        equal. The verdict of the settling is the issuer's word, not a checksum. The call is safe to repeat. It makes the
-        issuer's ranks read the blocks, unless the issuer has already summed up what it handed over: then whole blocks in
-        the order of their hand-over cost nothing. No block is listed twice for the same layer. The issuer serves peers in
-        turn. It does not sum up blocks that no caller waits for any more, because the call or its stream ended or the
-        access is over.
-
-        Errors:
-        * FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, PREEMPTED,
-        CANCELLED, MEMORY_CHANGED: the access is not valid, for the same reasons as in SettledAccess.
-        * PERMISSION_DENIED NOT_OWNER: the access does not cover these blocks.
-        * INVALID_ARGUMENT GROUP_MISMATCH, BLOCK_DUPLICATE, INVALID_FIELD; OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED.
-        * INTERNAL DATA_PATH_FAILED: the issuer cannot sum up its memory.
-        * RESOURCE_EXHAUSTED LIMIT_EXCEEDED; DEADLINE_EXCEEDED DEADLINE.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def PostSend(self, request, context):
-        """Makes a rank of the issuer send bytes to a rank of the caller, which is about to receive them. The caller may read
-        the bytes under an access. It applies where the two ranks have chosen DATA_PATH_COLLECTIVE, by which bytes move
-        only if both ranks act. The reply comes when the send is in progress, behind earlier sends, and the caller's rank
-        receives from then on. The reply says nothing about what has arrived: the caller finds that out itself, and
-        settles. Sequence 0 sends nothing, needs no access, and makes the two ranks' process group, with an epoch higher
-        than any since the caller's last handshake. The group of the previous epoch is then over, with everything in
-        progress on it. In each epoch sends count from 1, one after the other. A refused send takes no number. A caller
-        that does not know the result of its call begins a new epoch. The call is not safe to repeat.
-
-        Errors:
-        * FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, PREEMPTED,
-        CANCELLED, MEMORY_CHANGED: the access is not valid, for the same reasons as in SettledAccess.
-        * PERMISSION_DENIED NOT_OWNER: the access does not cover these bytes.
-        * FAILED_PRECONDITION DATA_PATH_FAILED: the rank cannot send, the epoch or the number is not the next one, the
-        values are no half of a group, or too many groups are being made or came to nothing lately: the message says when
-        to try again. Nothing is sent; the caller begins a new epoch.
-        * INVALID_ARGUMENT INVALID_FIELD: the ranks exchange no bytes, or the call has no runs.
-        * RESOURCE_EXHAUSTED LIMIT_EXCEEDED; DEADLINE_EXCEEDED DEADLINE: the rank did not begin in time.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def Converse(self, request_iterator, context):
-        """Carries the calls above over one stream, which costs both sides about half of what the calls cost by themselves.
-        The side that dialled opens it, for as long as it likes. Each answer names its call. Answers come in the order in
-        which they are known, not in the order of the calls. The end of the stream says nothing about unanswered calls. All
-        calls except PostSend are idempotent, so the caller asks again, on another stream or by the calls above.
+        """Carries the calls between two leads: OpenAccess, SettleAccess, CloseAccess, PartsReady, ChecksumBlocks and
+        PostSend. The request message of a call says what the call does, and lists its errors. A call over a stream costs
+        both sides about half of what a unary call costs. The side that has a call opens the stream, for as long as it
+        likes.
 
-        Errors: RESOURCE_EXHAUSTED LIMIT_EXCEEDED as the error of a call when too many calls of the stream wait.
+        Each answer names its call. Answers come in the order in which they are known, not in the order of the calls. An
+        error of one call is its answer and ends no other call. An error of the stream ends the stream, and says nothing
+        about unanswered calls, nor does any other end of the stream. All calls except PostSend are idempotent, so the
+        caller makes an unanswered call again, on another stream.
+
+        Errors (of the stream):
+        * OUT_OF_RANGE LIMIT_EXCEEDED: a message has too many calls.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -228,36 +100,6 @@ class PeerServiceServicer:
 
 def add_PeerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'OpenAccess': grpc.unary_unary_rpc_method_handler(
-                    servicer.OpenAccess,
-                    request_deserializer=kvgrpc_dot_peer_dot_v1_dot_peer__pb2.OpenAccessRequest.FromString,
-                    response_serializer=kvgrpc_dot_peer_dot_v1_dot_peer__pb2.OpenAccessResponse.SerializeToString,
-            ),
-            'SettleAccess': grpc.unary_unary_rpc_method_handler(
-                    servicer.SettleAccess,
-                    request_deserializer=kvgrpc_dot_peer_dot_v1_dot_peer__pb2.SettleAccessRequest.FromString,
-                    response_serializer=kvgrpc_dot_peer_dot_v1_dot_peer__pb2.SettleAccessResponse.SerializeToString,
-            ),
-            'CloseAccess': grpc.unary_unary_rpc_method_handler(
-                    servicer.CloseAccess,
-                    request_deserializer=kvgrpc_dot_peer_dot_v1_dot_peer__pb2.CloseAccessRequest.FromString,
-                    response_serializer=kvgrpc_dot_peer_dot_v1_dot_peer__pb2.CloseAccessResponse.SerializeToString,
-            ),
-            'PartsReady': grpc.unary_unary_rpc_method_handler(
-                    servicer.PartsReady,
-                    request_deserializer=kvgrpc_dot_peer_dot_v1_dot_peer__pb2.PartsReadyRequest.FromString,
-                    response_serializer=kvgrpc_dot_peer_dot_v1_dot_peer__pb2.PartsReadyResponse.SerializeToString,
-            ),
-            'ChecksumBlocks': grpc.unary_unary_rpc_method_handler(
-                    servicer.ChecksumBlocks,
-                    request_deserializer=kvgrpc_dot_peer_dot_v1_dot_peer__pb2.ChecksumBlocksRequest.FromString,
-                    response_serializer=kvgrpc_dot_peer_dot_v1_dot_peer__pb2.ChecksumBlocksResponse.SerializeToString,
-            ),
-            'PostSend': grpc.unary_unary_rpc_method_handler(
-                    servicer.PostSend,
-                    request_deserializer=kvgrpc_dot_peer_dot_v1_dot_peer__pb2.PostSendRequest.FromString,
-                    response_serializer=kvgrpc_dot_peer_dot_v1_dot_peer__pb2.PostSendResponse.SerializeToString,
-            ),
             'Converse': grpc.stream_stream_rpc_method_handler(
                     servicer.Converse,
                     request_deserializer=kvgrpc_dot_peer_dot_v1_dot_peer__pb2.ConverseRequest.FromString,
@@ -281,176 +123,13 @@ class PeerService:
     before the first byte and settled after the last. The opener chooses the access id at random, a new one for every
     posting. Every call carries rows. A row that fails is an answer and never fails the other rows.
 
-    The caller's name in a message proves nothing: a call counts for a life only with the proof that this life's
-    handshake gave it. A stream shows the proof once, in its first message, and then belongs to that life. A unary call
-    shows the proof in each request.
+    The caller's name in a message proves nothing: a stream counts for a life only with the proof that this life's
+    handshake gave it. A stream shows the proof once, in its first message, and then belongs to that life.
 
     Errors of every call: FAILED_PRECONDITION NO_HANDSHAKE, NOT_PROVED: the caller's incarnation is unknown, or declared
     dead; or the proof is missing, or another one. Nothing changes then. Handshake, with the proofs that are known
     (HandshakeRequest.proofs), then call again.
     """
-
-    @staticmethod
-    def OpenAccess(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/kvgrpc.peer.v1.PeerService/OpenAccess',
-            kvgrpc_dot_peer_dot_v1_dot_peer__pb2.OpenAccessRequest.SerializeToString,
-            kvgrpc_dot_peer_dot_v1_dot_peer__pb2.OpenAccessResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def SettleAccess(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/kvgrpc.peer.v1.PeerService/SettleAccess',
-            kvgrpc_dot_peer_dot_v1_dot_peer__pb2.SettleAccessRequest.SerializeToString,
-            kvgrpc_dot_peer_dot_v1_dot_peer__pb2.SettleAccessResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def CloseAccess(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/kvgrpc.peer.v1.PeerService/CloseAccess',
-            kvgrpc_dot_peer_dot_v1_dot_peer__pb2.CloseAccessRequest.SerializeToString,
-            kvgrpc_dot_peer_dot_v1_dot_peer__pb2.CloseAccessResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def PartsReady(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/kvgrpc.peer.v1.PeerService/PartsReady',
-            kvgrpc_dot_peer_dot_v1_dot_peer__pb2.PartsReadyRequest.SerializeToString,
-            kvgrpc_dot_peer_dot_v1_dot_peer__pb2.PartsReadyResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ChecksumBlocks(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/kvgrpc.peer.v1.PeerService/ChecksumBlocks',
-            kvgrpc_dot_peer_dot_v1_dot_peer__pb2.ChecksumBlocksRequest.SerializeToString,
-            kvgrpc_dot_peer_dot_v1_dot_peer__pb2.ChecksumBlocksResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def PostSend(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/kvgrpc.peer.v1.PeerService/PostSend',
-            kvgrpc_dot_peer_dot_v1_dot_peer__pb2.PostSendRequest.SerializeToString,
-            kvgrpc_dot_peer_dot_v1_dot_peer__pb2.PostSendResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
 
     @staticmethod
     def Converse(request_iterator,

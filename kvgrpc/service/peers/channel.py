@@ -42,9 +42,12 @@ class PeerChannel:
         self._limits = limits
         self._liveness: asyncio.Task[None] | None = None
 
-    def speak_for(self, engine_id: str, incarnation: int, shows: bytes) -> None:
-        """Makes all calls over this channel speak for that life, which shows this proof."""
+    def speak_for(self, engine_id: str, incarnation: int, shows: bytes, peer_takes: int) -> None:
+        """Makes all calls over this channel speak for that life, which shows this proof. `peer_takes`: maximum size of
+        a message that the peer takes, in bytes.
+        """
         self.caller.CopyFrom(peer_pb2.Caller(engine_id=engine_id, incarnation=incarnation, proof=shows))
+        self.stream.message_bytes = min(self._limits.message_bytes, peer_takes)
 
     async def start_liveness(self, asks: bytes) -> None:
         """Opens the liveness stream and waits for the first beat: then the peer admits our calls. `asks`: the proof

@@ -8,6 +8,7 @@ import grpc.aio
 
 from kvgrpc.errors import LATE_WRITE, DeadlineExceeded, InternalError, KVGrpcError, Reason, Unavailable
 from kvgrpc.service import status
+from kvgrpc.v1 import calls_pb2
 from kvgrpc.wire import fields
 
 _log = logging.getLogger(__name__)
@@ -29,6 +30,14 @@ def bounded(reply: Any, who: str) -> Any:
     except KVGrpcError as error:
         raise InternalError(Reason.PEER_FAILED, f"the answer of {who} holds more than it may: {error}") from error
     return reply
+
+
+def stated(error: calls_pb2.CallStatus, who: str) -> KVGrpcError:
+    """Returns the typed error that a peer answered to a call on a stream."""
+    try:
+        return status.from_call_status(bounded(error, who))
+    except KVGrpcError as unreadable:
+        return unreadable.untraced()
 
 
 def failure_of(error: Exception, what: str) -> KVGrpcError:

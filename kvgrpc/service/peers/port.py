@@ -25,7 +25,6 @@ from kvgrpc.errors import (
     Exhausted,
     InternalError,
     KVGrpcError,
-    OutOfRange,
     PermissionDenied,
     PreconditionFailed,
     Reason,
@@ -36,10 +35,10 @@ from kvgrpc.service import telemetry
 from kvgrpc.service.peers import public
 from kvgrpc.service.peers.channel import PeerChannel
 from kvgrpc.service.peers.errors import bounded, dial_failure, failure_of, wants_proof
-from kvgrpc.service.peers.stream import Answered
 from kvgrpc.service.runner import Runner
 from kvgrpc.v1 import handshake_pb2, handshake_pb2_grpc
 from kvgrpc.wire import accesses, description, sends
+from kvgrpc.wire.accesses import CALLS
 from kvgrpc.wire.endpoints import endpoint_to_proto, endpoints_from_proto
 from kvgrpc.wire.proofs import new_proof, proof
 
@@ -52,31 +51,18 @@ CALL_TIMEOUT_S = 5.0
 """Timeout of calls that the peer's lead answers by itself, in seconds; above any pause of a healthy lead."""
 HANG_UP_GRACE_S = 2.0
 """Time a closed channel gives its calls in flight, in seconds: closings must not be lost."""
-ENVELOPE_BYTES = 1_024
-"""Upper bound of what a stream adds to a call, in bytes."""
 STOP_GRACE_S = 0.1
 """The same time when this server stops, in seconds: its peers notice its end anyway."""
 
 
 @dataclass(frozen=True)
 class _Call:
-    """One call of PeerService."""
+    """One call on a stream. `kind`: its field of PeerCall."""
 
-    method: str
+    kind: str
     peer: str
     trace: str
     timeout_s: float = CALL_TIMEOUT_S
-
-
-_FIELDS = {
-    "OpenAccess": "open_access",
-    "SettleAccess": "settle_access",
-    "CloseAccess": "close_access",
-    "PartsReady": "parts_ready",
-    "ChecksumBlocks": "checksum_blocks",
-    "PostSend": "post_send",
-}
-"""Fields of PeerCall, by method."""
 
 
 class PeerChannels:
@@ -168,7 +154,6 @@ class PeerChannels:
         if old is not None:
             self._spawn(old.close(HANG_UP_GRACE_S))
         self._channels[channel.peer] = channel
-        channel.stream.start()
         self._runner.feed(answered)
 
     def _check_place(self, key: str, at: str, answered: events.PeerAnswered) -> None:
@@ -207,86 +192,59 @@ class PeerChannels:
             raise PreconditionFailed(
                 Reason.PEER_FAILED, f"{channel.address} describes itself badly: {error}"
             ) from error
-        channel.speak_for(here.engine_id, here.incarnation, shows)
+        channel.speak_for(here.engine_id, here.incarnation, shows, peer.message_bytes)
         return events.PeerAnswered(action.address, peer, endpoints, shows, asks)
 
     # -- accesses
 
     def open_access(self, action: actions.SendOpen) -> None:
         limit = self._limits.blocks_per_request
-        call = _Call("OpenAccess", action.peer, action.trace, self._limits.open_wait_s + 2.0)
+        call = _Call("open_access", action.peer, action.trace, self._limits.open_wait_s + 2.0)
 
         def answered(result: events.Opened | KVGrpcError) -> None:
             retryable = isinstance(result, Unavailable | Exhausted)
             self._runner.feed(events.AccessAnswered(action.opening.access_id, result, retryable))
 
-        self._ask(
-            call,
-            lambda channel: accesses.open_request(channel.caller, action.opening),
-            lambda reply: accesses.opened(reply, limit),
-            answered,
-        )
+        self._ask(call, accesses.open_request(action.opening), lambda reply: accesses.opened(reply, limit), answered)
 
     def settle_access(self, action: actions.SendSettle) -> None:
-        call = _Call("SettleAccess", action.peer, action.trace)
+        call = _Call("settle_access", action.peer, action.trace)
 
         def answered(result: Verdict | KVGrpcError) -> None:
             retryable = isinstance(result, Unavailable) or wants_proof(result)
             self._runner.feed(events.SettleAnswered(action.settling.access_id, result, retryable))
 
-        self._ask(
-            call,
-            lambda channel: accesses.settle_request(channel.caller, action.settling),
-            accesses.verdict,
-            answered,
-        )
+        self._ask(call, accesses.settle_request(action.settling), accesses.verdict, answered)
 
     def close_access(self, action: actions.SendClose) -> None:
-        call = _Call("CloseAccess", action.peer, action.trace)
-
-        def request(channel: PeerChannel) -> peer_pb2.CloseAccessRequest:
-            # A life that ends closes its accesses over its old channels.
-            caller = peer_pb2.Caller()
-            caller.CopyFrom(channel.caller)
-            caller.incarnation = action.incarnation
-            return accesses.close_request(caller, action.closing)
+        call = _Call("close_access", action.peer, action.trace)
 
         def answered(result: bool | KVGrpcError) -> None:
             known = not isinstance(result, KVGrpcError) or result.reason is Reason.NO_HANDSHAKE
             self._runner.feed(events.CloseAnswered(action.closing.access_id, known, action.closing.quiesced))
 
-        self._ask(call, request, lambda _: True, answered)
+        self._ask(call, accesses.close_request(action.closing), lambda _: True, answered, action.incarnation)
 
     def parts_ready(self, action: actions.SendParts) -> None:
-        call = _Call("PartsReady", action.peer, action.trace)
+        call = _Call("parts_ready", action.peer, action.trace)
 
         def answered(result: KVGrpcError | None) -> None:
             retryable = isinstance(result, Unavailable | Exhausted) or wants_proof(result)
             self._runner.feed(events.PartsAnswered(action.access_id, result, retryable))
 
-        self._ask(
-            call,
-            lambda channel: accesses.parts_request(channel.caller, action.access_id, action.parts),
-            lambda _: None,
-            answered,
-        )
+        self._ask(call, accesses.parts_request(action.access_id, action.parts), lambda _: None, answered)
 
     def checksum_blocks(self, action: actions.SendChecksums) -> None:
-        call = _Call("ChecksumBlocks", action.peer, action.trace, self._limits.transfer_timeout_s)
+        call = _Call("checksum_blocks", action.peer, action.trace, self._limits.transfer_timeout_s)
 
         def answered(result: tuple[bytes, ...] | KVGrpcError) -> None:
             retryable = isinstance(result, Unavailable | Exhausted) or wants_proof(result)
             self._runner.feed(events.ChecksumsAnswered(action.name, action.number, result, retryable))
 
-        self._ask(
-            call,
-            lambda channel: accesses.checksum_request(channel.caller, action.access_id, action.blocks),
-            accesses.checksums,
-            answered,
-        )
+        self._ask(call, accesses.checksum_request(action.access_id, action.blocks), accesses.checksums, answered)
 
     def post_send(self, action: actions.SendPostSend) -> None:
-        call, ask = _Call("PostSend", action.peer, action.trace, POST_SEND_TIMEOUT_S), action.ask
+        call, ask = _Call("post_send", action.peer, action.trace, POST_SEND_TIMEOUT_S), action.ask
 
         def answered(result: Values | KVGrpcError) -> None:
             answer = SendAnswer(ask.source_rank, ask.epoch, ask.sequence)
@@ -298,12 +256,7 @@ class PeerChannels:
                 answer = replace(answer, values=result)
             self._runner.feed(events.PostSendAnswered(action.rank, action.peer, answer, action.incarnation))
 
-        self._ask(
-            call,
-            lambda channel: sends.post_send_request(channel.caller, action.access_id, ask),
-            sends.send_under_way,
-            answered,
-        )
+        self._ask(call, sends.post_send_request(action.access_id, ask), sends.send_under_way, answered)
 
     def register_push(self, action: actions.SendRegister) -> None:
         self._spawn(self._register(action))
@@ -314,58 +267,39 @@ class PeerChannels:
     def _ask(
         self,
         call: "_Call",
-        request: Callable[[PeerChannel], Any],
+        request: Any,
         convert: Callable[[Any], _T],
         then: Callable[[_T | KVGrpcError], None],
+        life: int = 0,
     ) -> None:
-        """Makes a call of PeerService, over the stream to the peer if there is one. `then` gets the result.
+        """Makes a call over the stream to the peer. `then` gets the result. `life`: our life that must speak, unless 0.
 
         The channel is looked up at once: the next action may be to hang up.
         """
         try:
             channel = self._channel(call.peer)
-            message = request(channel)
-            self._check_size(call, message)
+            if life not in (0, channel.caller.incarnation):
+                raise PreconditionFailed(Reason.NOT_PROVED, "no stream of that life is left")
         except KVGrpcError as error:
             then(error)
             return
-        trace, ended = telemetry.client_call(f"kvgrpc.peer.v1.PeerService/{call.method}", call.trace, call.peer)
+        name = CALLS[call.kind]
+        trace, ended = telemetry.client_call(f"kvgrpc.peer.v1.PeerService/{name}", call.trace, call.peer)
 
         def answered(reply: Any | KVGrpcError) -> None:
             result: _T | KVGrpcError
             try:
                 result = reply if isinstance(reply, KVGrpcError) else convert(bounded(reply, call.peer))
             except Exception as error:  # noqa: BLE001 - the node waits for an answer in any case
-                result = failure_of(error, call.method)
+                result = failure_of(error, name)
             ended(result if isinstance(result, KVGrpcError) else None)
             if wants_proof(result):
                 self._runner.feed(events.ProofRefused(call.peer))
             then(result)
 
-        if channel.stream.usable:
-            row = peer_pb2.PeerCall(traceparent=trace)
-            getattr(row, _FIELDS[call.method]).CopyFrom(message)
-            channel.stream.call(row, call.timeout_s, answered)
-        else:
-            channel.stream.start()
-            self._spawn(self._call_alone(channel, call, message, trace, answered))
-
-    def _check_size(self, call: "_Call", message: Any) -> None:
-        """Raises OutOfRange for a call that is too long for any lead: over a stream it would fail all other calls."""
-        nbytes, most = message.ByteSize(), self._limits.message_bytes - ENVELOPE_BYTES
-        if nbytes > most:
-            raise OutOfRange(Reason.LIMIT_EXCEEDED, f"{call.method} would have {nbytes} bytes; the limit is {most}")
-
-    async def _call_alone(
-        self, channel: PeerChannel, call: "_Call", message: Any, trace: str, answered: Answered
-    ) -> None:
-        metadata = telemetry.metadata(trace)
-        try:
-            reply = await getattr(channel.stub, call.method)(message, timeout=call.timeout_s, metadata=metadata)
-        except Exception as error:  # noqa: BLE001 - the node waits for an answer in any case
-            answered(failure_of(error, call.method))
-        else:
-            answered(reply)
+        row = peer_pb2.PeerCall(traceparent=trace)
+        getattr(row, call.kind).CopyFrom(request)
+        channel.stream.call(row, call.timeout_s, answered)
 
     async def _renew(self, asked: Awaitable[Sequence[events.Event]]) -> None:
         for answered in await asked:
@@ -384,7 +318,7 @@ class PeerChannels:
             raise PermissionDenied(Reason.DIAL_REFUSED, f"peer {peer} has no address that this server may dial")
         here = self._runner.node.state.pool
         channel = PeerChannel(address, self._options, self._runner, self._limits, peer)
-        channel.speak_for(here.engine_id, here.incarnation, known.shows[0])
+        channel.speak_for(here.engine_id, here.incarnation, known.shows[0], known.description.message_bytes)
         self._channels[peer] = channel
         return channel
 

@@ -8,27 +8,38 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import grpc.aio
 
 from kvgrpc.core import actions, events
-from kvgrpc.core.values.owners import ANONYMOUS
+from kvgrpc.core.values.ids import peer_key
 from kvgrpc.core.values.records import dataclass
-from kvgrpc.errors import Exhausted, InternalError, InvalidRequest, KVGrpcError, OutOfRange, Reason
+from kvgrpc.errors import (
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    KVGrpcError,
+    OutOfRange,
+    Reason,
+    Unavailable,
+)
 from kvgrpc.peer.v1 import peer_pb2
-from kvgrpc.service import telemetry
+from kvgrpc.service import status, telemetry
+from kvgrpc.service.callers import PRINCIPAL
 from kvgrpc.service.lead import Lead
+from kvgrpc.service.places import CONNECTION, Places
 from kvgrpc.service.rpc.method import check_request
 from kvgrpc.service.rpc.outgoing import Outgoing
-from kvgrpc.v1.common_pb2 import ResponseHeader
-from kvgrpc.wire import accesses, answers, fields, peer_requests, sends
-from kvgrpc.wire.accesses import call_error
+from kvgrpc.service.runner import copied
+from kvgrpc.wire import fields, paths, peer_answers, peer_requests, sends
+from kvgrpc.wire.accesses import CALLS
+from kvgrpc.wire.answers import readable_trace
+from kvgrpc.wire.values import timeout_s
 
 _log = logging.getLogger(__name__)
 
-WAITING_MAX = 4_096
-"""Maximum number of calls of one stream that wait for their answer."""
 TURN_S = 0.005
 """Time to handle calls of one message before other work runs, in seconds: a message may have thousands."""
 
@@ -37,109 +48,87 @@ TURN_S = 0.005
 class _Method:
     """One kind of call: how to make the core's event from it, and how to put the answer into the reply."""
 
-    name: str
-    to_event: Callable[[Lead, Any, events.Call], events.Event]
-    put_reply: Callable[[ResponseHeader, Any, Any], None]
-
-
-def put_openings(header: ResponseHeader, answer: actions.Openings, into: peer_pb2.OpenAccessResponse) -> None:
-    """Fills in the reply to OpenAccess."""
-    into.header.CopyFrom(header)
-    answers.openings(answer, into)
-
-
-def put_verdicts(header: ResponseHeader, answer: actions.Verdicts, into: peer_pb2.SettleAccessResponse) -> None:
-    """Fills in the reply to SettleAccess."""
-    into.header.CopyFrom(header)
-    into.results.extend(answers.verdicts(answer))
-
-
-def put_closings(header: ResponseHeader, answer: actions.Closings, into: peer_pb2.CloseAccessResponse) -> None:
-    """Fills in the reply to CloseAccess."""
-    into.header.CopyFrom(header)
-    into.results.extend([peer_pb2.ClosedAccess(was_open=was_open) for was_open in answer.rows])
-
-
-def put_widened(header: ResponseHeader, _: actions.Widened, into: peer_pb2.PartsReadyResponse) -> None:
-    """Fills in the reply to PartsReady."""
-    into.header.CopyFrom(header)
-
-
-def put_checksums(header: ResponseHeader, answer: actions.Checksums, into: peer_pb2.ChecksumBlocksResponse) -> None:
-    """Fills in the reply to ChecksumBlocks."""
-    into.header.CopyFrom(header)
-    accesses.put_checksums(answer.by_rank, into)
-
-
-def open_access(lead: Lead, request: peer_pb2.OpenAccessRequest, call: events.Call) -> events.OpenAccess:
-    """Makes the event of OpenAccess. Checks the caller first: blocks that an unproved peer names are not looked at."""
-    lead.check_caller(request.caller)
-    return peer_requests.open_access(request, call, lead.block_limit)
-
-
-def parts_ready(lead: Lead, request: peer_pb2.PartsReadyRequest, call: events.Call) -> events.PartsReady:
-    """Makes the event of PartsReady, after the same check."""
-    lead.check_caller(request.caller)
-    return peer_requests.parts_ready(request, call, lead.block_limit)
-
-
-def checksum_blocks(lead: Lead, request: peer_pb2.ChecksumBlocksRequest, call: events.Call) -> events.ChecksumBlocks:
-    """Makes the event of ChecksumBlocks, after the same check."""
-    lead.check_caller(request.caller)
-    return peer_requests.checksum_blocks(request, call, lead.block_limit)
-
-
-def put_send(header: ResponseHeader, answer: actions.SendUnderWay, into: peer_pb2.PostSendResponse) -> None:
-    """Fills in the reply to PostSend."""
-    into.header.CopyFrom(header)
-    sends.put_send_under_way(answer.values, into)
-
-
-def post_send(lead: Lead, request: peer_pb2.PostSendRequest, call: events.Call) -> events.PostSend:
-    """Makes the event of PostSend, after the same check."""
-    lead.check_caller(request.caller)
-    return sends.post_send(request, call)
+    to_event: Callable[[Any, peer_pb2.Caller, events.Call, int], events.Event]
+    put_answer: Callable[[Any, Any], None]
 
 
 _METHODS = {
-    "open_access": _Method("OpenAccess", open_access, put_openings),
-    "settle_access": _Method("SettleAccess", lambda _, row, call: peer_requests.settle_access(row, call), put_verdicts),
-    "close_access": _Method("CloseAccess", lambda _, row, call: peer_requests.close_access(row, call), put_closings),
-    "parts_ready": _Method("PartsReady", parts_ready, put_widened),
-    "checksum_blocks": _Method("ChecksumBlocks", checksum_blocks, put_checksums),
-    "post_send": _Method("PostSend", post_send, put_send),
+    "open_access": _Method(peer_requests.open_access, peer_answers.openings),
+    "settle_access": _Method(
+        lambda request, caller, call, _: peer_requests.settle_access(request, caller, call), peer_answers.verdicts
+    ),
+    "close_access": _Method(
+        lambda request, caller, call, _: peer_requests.close_access(request, caller, call), peer_answers.closings
+    ),
+    "parts_ready": _Method(peer_requests.parts_ready, lambda *_: None),
+    "checksum_blocks": _Method(peer_requests.checksum_blocks, peer_answers.checksums),
+    "post_send": _Method(
+        lambda request, caller, call, _: sends.post_send(request, caller, call), peer_answers.send_under_way
+    ),
 }
+"""Methods by the fields of PeerCall and PeerAnswer."""
+
+
+@dataclass(eq=False)
+class _Call:
+    """One call that is not answered yet."""
+
+    call_id: int
+    kind: str
+    ended: telemetry.Ended
+    request: Any
+    """The request; None once the node has it."""
+    timer: asyncio.TimerHandle | None = None
 
 
 class Conversation:
-    """One stream of one caller."""
+    """One stream of one caller. Its calls take places of `places` while they are not answered."""
 
-    def __init__(self, lead: Lead, context: Any) -> None:
+    def __init__(self, lead: Lead, context: Any, places: Places) -> None:
         self._lead = lead
         self._context = context
-        self._outgoing = Outgoing(context, peer_pb2.ConverseResponse, lead.config.limits.message_bytes)
-        self._waiting: set[int] = set()
-        """Ids of the waiting calls at the node."""
+        self._places = places
+        self._connection = CONNECTION.get()
+        self._message_bytes = lead.config.limits.message_bytes
+        self._outgoing = Outgoing(context, peer_pb2.ConverseResponse, self._message_bytes)
+        self._calls: dict[int, _Call] = {}
+        """Calls by their ids at the node."""
         self._caller = peer_pb2.Caller()
-        """The caller of the whole stream, with its proof; empty: each call names its own."""
+        """The caller of all calls, with its proof; empty until a message states it."""
+        self._answered_all: asyncio.Future[None] | None = None
 
     async def run(self) -> None:
-        """Serves until the caller ends the stream."""
-        await self._context.send_initial_metadata(())  # tells the caller that this server knows the method
+        """Serves until the caller ends the stream and its last call is answered."""
+        await self._context.send_initial_metadata(())  # some libraries wait for it before they send anything
         try:
             while (message := await self._lead.standing.read(self._context.read)) is not grpc.aio.EOF:
                 check_request(message)
                 if message.HasField("caller") and not self._caller.engine_id:
-                    self._caller.CopyFrom(message.caller)
+                    self._meet(message.caller)
                 self._outgoing.more = True
                 await self._take_all(message.calls)
                 self._outgoing.more = False
                 await self._outgoing.write()
                 del message  # frees it now: the next message may come much later
+            await self._lead.standing.read(self._settle)
         finally:
             self._outgoing.close()
-            for number in list(self._waiting):
-                self._lead.runner.abandon(number)
+            for number in list(self._calls):
+                self._give_up(number, Unavailable(Reason.PEER_UNREACHABLE, "the stream ended before the answer"))
+
+    async def _settle(self) -> None:
+        """Waits for the unanswered calls, and sends their answers."""
+        if self._calls:
+            self._answered_all = asyncio.get_running_loop().create_future()
+            await self._answered_all
+        await self._outgoing.write()
+
+    def _meet(self, caller: peer_pb2.Caller) -> None:
+        """Takes the caller of the stream, and answers no longer than that lead takes."""
+        self._caller.CopyFrom(caller)
+        peer = self._lead.node.state.peers.get(peer_key(caller.engine_id, caller.incarnation))
+        if peer is not None:
+            self._outgoing.bound(min(self._message_bytes, peer.description.message_bytes))
 
     async def _take_all(self, calls: Sequence[peer_pb2.PeerCall]) -> None:
         """Takes all calls of one message, and lets other work run in between."""
@@ -150,55 +139,93 @@ class Conversation:
                 await asyncio.sleep(0)
                 began = time.monotonic()
 
-    def _take(self, call: peer_pb2.PeerCall) -> None:
+    def _take(self, message: peer_pb2.PeerCall) -> None:
         """Feeds one call to the node. The answer comes now or later."""
-        kind = call.WhichOneof("call")
-        method = _METHODS.get(kind or "")
-        if kind is None or method is None:
-            self._fail(call.call_id, InvalidRequest(Reason.INVALID_FIELD, "this server does not know that call"))
+        kind = message.WhichOneof("call")
+        if kind is None:
+            unknown = InvalidRequest(Reason.INVALID_FIELD, "this server does not know that call")
+            self._refuse(message.call_id, unknown)
             return
-        if len(self._waiting) >= WAITING_MAX:
-            limit = {"limit": str(WAITING_MAX)}
-            error = Exhausted(Reason.LIMIT_EXCEEDED, f"{WAITING_MAX} calls wait", retry_delay_s=0.1, metadata=limit)
-            self._fail(call.call_id, error)
+        trace, ended = telemetry.server_call(f"PeerService/{CALLS[kind]}", readable_trace(message.traceparent))
+        try:
+            self._places.take(self._connection)
+        except KVGrpcError as error:
+            ended(error)
+            self._refuse(message.call_id, error)
             return
-        name = f"PeerService/{method.name}"
-        trace, ended = telemetry.server_call(name, answers.readable_trace(call.traceparent))
         runner = self._lead.runner
         number = runner.next_call_id()
-
-        def answered(reply: actions.Reply | KVGrpcError) -> None:
-            self._waiting.discard(number)
-            if isinstance(reply, KVGrpcError):
-                ended(reply)
-                self._fail(call.call_id, reply)
-                return
-            ended(None)
-            answer = self._outgoing.answer(call.call_id)
-            method.put_reply(self._lead.header(), reply.answer, getattr(answer, kind))
-            nbytes, most = answer.ByteSize(), self._outgoing.answer_bytes
-            if nbytes > most:  # otherwise the message is refused with all answers in it
-                what = f"the answer to {method.name} has {nbytes} bytes; the limit is {most}"
-                answer.error.CopyFrom(call_error(OutOfRange(Reason.LIMIT_EXCEEDED, what)))
-                answer.ClearField(kind)
-            self._outgoing.see_to_write()
-
-        self._waiting.add(number)
+        call = self._calls[number] = _Call(message.call_id, kind, ended, getattr(message, kind))
         try:
-            request = getattr(call, kind)
-            fields.check(request)
-            if self._caller.engine_id:
-                request.caller.CopyFrom(self._caller)
-            made = events.Call(number, ANONYMOUS, trace, proof=request.caller.proof)
-            event = method.to_event(self._lead, request, made)
+            wait_s = timeout_s(message, "timeout")
+            event = self._event(call, number, trace)
         except KVGrpcError as error:
-            answered(error)
+            self._answered(number, error)
         except Exception as error:  # noqa: BLE001 - no request may stop the server
-            _log.exception("%s failed", name)
-            answered(InternalError(Reason.INTERNAL, f"a defect of kvgrpc: {error!r}"))
+            self._answered(number, _defect(kind, error))
         else:
-            runner.submit(number, event, answered)
+            runner.submit(number, event, partial(self._answered, number))
+            call.request = None
+            if wait_s is not None and number in self._calls:
+                late = DeadlineExceeded(Reason.DEADLINE, "the call's time was over", metadata={"phase": "call"})
+                call.timer = asyncio.get_running_loop().call_later(wait_s, self._give_up, number, late)
 
-    def _fail(self, call_id: int, error: KVGrpcError) -> None:
-        self._outgoing.answer(call_id).error.CopyFrom(call_error(error.untraced()))
+    def _event(self, call: _Call, number: int, trace: str) -> events.Event:
+        """Returns the event of a call. The caller is checked before the blocks that it names are looked at."""
+        lead, caller = self._lead, self._caller
+        fields.check(call.request)
+        lead.check_caller(caller)
+        made = events.Call(number, PRINCIPAL.get(), trace, connection=self._connection, proof=caller.proof)
+        return _METHODS[call.kind].to_event(call.request, caller, made, lead.block_limit)
+
+    def _answered(self, number: int, reply: actions.Reply | KVGrpcError) -> None:
+        call = self._end(number)
+        if isinstance(reply, KVGrpcError):
+            error: KVGrpcError | None = paths.placed(copied(reply), call.request)
+        else:
+            error = self._reply(call, reply)
+        call.ended(error)
+        if error is not None:
+            self._refuse(call.call_id, error)
+
+    def _reply(self, call: _Call, reply: actions.Reply) -> KVGrpcError | None:
+        """Adds the reply to the next message. Returns the error of a reply that cannot be sent, which is taken back."""
+        answer = self._outgoing.answer(call.call_id)
+        try:
+            into = getattr(answer, call.kind)
+            into.header.CopyFrom(self._lead.header())
+            _METHODS[call.kind].put_answer(reply.answer, into)
+        except Exception as error:  # noqa: BLE001 - the event is handled: its answer is no defect of the node
+            self._outgoing.take_back()
+            return _defect(call.kind, error)
+        nbytes, most = answer.ByteSize(), self._outgoing.answer_bytes
+        if nbytes > most:  # otherwise the message is refused with all answers in it
+            self._outgoing.take_back()
+            what = f"the answer to {CALLS[call.kind]} has {nbytes} bytes; the limit is {most}"
+            return OutOfRange(Reason.LIMIT_EXCEEDED, what, metadata={"limit": str(most)})
         self._outgoing.see_to_write()
+        return None
+
+    def _refuse(self, call_id: int, error: KVGrpcError) -> None:
+        packed = status.packed_status(error.untraced(), self._lead.header())
+        self._outgoing.answer(call_id, len(packed)).error.MergeFromString(packed)
+        self._outgoing.see_to_write()
+
+    def _give_up(self, number: int, error: KVGrpcError) -> None:
+        """Ends a call without an answer: nobody waits for one any more."""
+        self._end(number).ended(error)
+        self._lead.runner.abandon(number)
+
+    def _end(self, number: int) -> _Call:
+        call = self._calls.pop(number)
+        self._places.give_back(self._connection)
+        if call.timer is not None:
+            call.timer.cancel()
+        if self._answered_all is not None and not self._calls and not self._answered_all.done():
+            self._answered_all.set_result(None)
+        return call
+
+
+def _defect(kind: str, error: Exception) -> KVGrpcError:
+    _log.error("%s failed", CALLS[kind], exc_info=error)
+    return InternalError(Reason.INTERNAL, f"a defect of kvgrpc: {error!r}")

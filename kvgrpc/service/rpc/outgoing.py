@@ -24,10 +24,9 @@ class Outgoing(Generic[_M]):
     """
 
     def __init__(self, context: Any, kind: type[_M], most: int) -> None:
-        self.answer_bytes = most - ENVELOPE_BYTES
+        self.bound(most)
         self._context = context
         self._kind = kind
-        self._together = min(MESSAGE_BYTES, most // SHARE)
         self._messages: list[Any] = []
         self._sending = asyncio.Lock()
         self._writers: set[asyncio.Task[None]] = set()
@@ -36,11 +35,22 @@ class Outgoing(Generic[_M]):
         self.more = False
         """More answers follow at once, and their producer calls `write`."""
 
+    def bound(self, most: int) -> None:
+        """Makes later messages at most that long."""
+        self.answer_bytes = most - ENVELOPE_BYTES
+        self._together = min(MESSAGE_BYTES, most // SHARE)
+
     def answer(self, call_id: int, nbytes: int = 0) -> Any:
         """Adds an answer to the next message, for the caller to fill in place: a later insertion would copy it."""
         if not self._messages or self._messages[-1].ByteSize() + nbytes > self._together:
             self._messages.append(self._kind())
         return self._messages[-1].answers.add(call_id=call_id)
+
+    def take_back(self) -> None:
+        """Removes the answer that was added last."""
+        del self._messages[-1].answers[-1]
+        if not self._messages[-1].answers:
+            self._messages.pop()
 
     def add_empty(self) -> None:
         """Adds a message without answers."""

@@ -1,100 +1,37 @@
-"""PeerService: the calls of other leads to this one."""
+"""PeerService: the streams of other leads to this one, of calls and of beats."""
 
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
-from kvgrpc.core import actions, events
+from kvgrpc.core import events
 from kvgrpc.core.values.ids import peer_key
 from kvgrpc.errors import KVGrpcError
 from kvgrpc.peer.v1 import peer_pb2, peer_pb2_grpc
 from kvgrpc.service import status
+from kvgrpc.service.callers import PRINCIPAL, principal_of
 from kvgrpc.service.lead import Lead
-from kvgrpc.service.places import CONNECTION
-from kvgrpc.service.rpc import converse as conversation
-from kvgrpc.service.rpc.converse import Conversation, put_checksums, put_closings, put_openings, put_send, put_verdicts
-from kvgrpc.service.rpc.method import streaming, unary
-from kvgrpc.wire import peer_requests
+from kvgrpc.service.places import CONNECTION, Places
+from kvgrpc.service.rpc.converse import Conversation
+from kvgrpc.service.rpc.method import streaming
 
 
 class PeerService(peer_pb2_grpc.PeerServiceServicer):
-    """Converts a request, asks the node, and converts its answer."""
+    """Serves both kinds of streams. `calls`: places of the calls on streams."""
 
-    def __init__(self, lead: Lead) -> None:
+    def __init__(self, lead: Lead, calls: Places) -> None:
         self._lead = lead
+        self._calls = calls
         self._streams: Counter[str] = Counter()
         """Number of open liveness streams by peer key: more than one while a peer reconnects."""
-
-    @unary
-    async def OpenAccess(self, request: peer_pb2.OpenAccessRequest, trace: str) -> peer_pb2.OpenAccessResponse:
-        lead = self._lead
-        header, answer = await lead.ask(
-            actions.Openings, "OpenAccess", request, trace, lambda call: conversation.open_access(lead, request, call)
-        )
-        reply = peer_pb2.OpenAccessResponse()
-        put_openings(header, answer, reply)
-        return reply
-
-    @unary
-    async def SettleAccess(self, request: peer_pb2.SettleAccessRequest, trace: str) -> peer_pb2.SettleAccessResponse:
-        lead = self._lead
-        header, answer = await lead.ask(
-            actions.Verdicts, "SettleAccess", request, trace, lambda call: peer_requests.settle_access(request, call)
-        )
-        reply = peer_pb2.SettleAccessResponse()
-        put_verdicts(header, answer, reply)
-        return reply
-
-    @unary
-    async def CloseAccess(self, request: peer_pb2.CloseAccessRequest, trace: str) -> peer_pb2.CloseAccessResponse:
-        lead = self._lead
-        header, answer = await lead.ask(
-            actions.Closings, "CloseAccess", request, trace, lambda call: peer_requests.close_access(request, call)
-        )
-        reply = peer_pb2.CloseAccessResponse()
-        put_closings(header, answer, reply)
-        return reply
-
-    @unary
-    async def PartsReady(self, request: peer_pb2.PartsReadyRequest, trace: str) -> peer_pb2.PartsReadyResponse:
-        lead = self._lead
-        header, _ = await lead.ask(
-            actions.Widened, "PartsReady", request, trace, lambda call: conversation.parts_ready(lead, request, call)
-        )
-        return peer_pb2.PartsReadyResponse(header=header)
-
-    @unary
-    async def ChecksumBlocks(
-        self, request: peer_pb2.ChecksumBlocksRequest, trace: str
-    ) -> peer_pb2.ChecksumBlocksResponse:
-        lead = self._lead
-        header, answer = await lead.ask(
-            actions.Checksums,
-            "ChecksumBlocks",
-            request,
-            trace,
-            lambda call: conversation.checksum_blocks(lead, request, call),
-        )
-        reply = peer_pb2.ChecksumBlocksResponse()
-        put_checksums(header, answer, reply)
-        return reply
-
-    @unary
-    async def PostSend(self, request: peer_pb2.PostSendRequest, trace: str) -> peer_pb2.PostSendResponse:
-        lead = self._lead
-        header, answer = await lead.ask(
-            actions.SendUnderWay, "PostSend", request, trace, lambda call: conversation.post_send(lead, request, call)
-        )
-        reply = peer_pb2.PostSendResponse()
-        put_send(header, answer, reply)
-        return reply
 
     async def Converse(self, request_iterator: object, context: Any) -> None:  # type: ignore[override]
         """Serves one stream, whose conversation writes each answer when it is known."""
         try:
+            PRINCIPAL.set(principal_of(context.invocation_metadata(), self._lead.ticket))
             with self._lead.standing.one():
-                await Conversation(self._lead, context).run()
+                await Conversation(self._lead, context, self._calls).run()
         except KVGrpcError as error:
             await status.abort(context, error, self._lead.header())
         finally:

@@ -137,7 +137,7 @@ def build(lead: Lead, staging: Staging, limits: Limits, sessions: Attaching | No
     tensor_pb2_grpc.add_TensorServiceServicer_to_server(TensorService(lead, staging), ours)
     pool_pb2_grpc.add_PoolServiceServicer_to_server(PoolService(lead), ours)
     admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(lead), ours)
-    peer_pb2_grpc.add_PeerServiceServicer_to_server(PeerService(lead), ours)
+    peer_pb2_grpc.add_PeerServiceServicer_to_server(PeerService(lead, calls), ours)
     rank_pb2_grpc.add_RankServiceServicer_to_server(RankService(lead, sessions), ours)
     calls_pb2_grpc.add_CallServiceServicer_to_server(CallService(lead, registrar.unary, most), ours)
     health = Health(lead, SERVICES)

@@ -30,9 +30,8 @@ SHAPELESS: Sequence[Values] = (
 
 def ask(sender: Engine, consumer: Consumer, epoch: int, values: Values) -> str:
     """Asks for a process group. Returns the error text, or "" if the group is being made."""
-    request = peer_pb2.PostSendRequest(caller=consumer.caller, epoch=epoch, values=in_rows(values))
     try:
-        sender.api.peer.PostSend(request, timeout=WAIT_S)
+        consumer.ask(peer_pb2.PostSendRequest(epoch=epoch, values=in_rows(values)), timeout=WAIT_S)
     except grpc.RpcError as error:
         return str(error.details())
     return ""
@@ -51,7 +50,7 @@ def serve(engine: Engine) -> None:
     """Serves an honest peer, which then leaves."""
     honest = Consumer(engine)
     honest.handshake()
-    Receiver(engine, honest).close()
+    Receiver(honest).close()
 
 
 def attack(sender: Engine, half: Callable[[int], Values]) -> tuple[int, int]:

@@ -9,6 +9,7 @@ import pytest
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import common_pb2, handoff_pb2, handshake_pb2, pool_pb2, pool_types_pb2, transfer_pb2
 from tests.service.api import read_refusal, refused
+from tests.service.consumer import Consumer
 from tests.service.engines import Engine, unchanged
 from tests.service.footprint import resident_bytes
 from tests.service.hostile.rows import rows_of
@@ -18,12 +19,14 @@ ROWS = 2_000_000
 """Number of empty rows, which take two bytes each."""
 
 
+PEER_CALLS: dict[str, Any] = {
+    "openings": peer_pb2.OpenAccessRequest,
+    "settlings": peer_pb2.SettleAccessRequest,
+    "closings": peer_pb2.CloseAccessRequest,
+    "parts": peer_pb2.PartsReadyRequest,
+    "blocks": peer_pb2.ChecksumBlocksRequest,
+}
 FLOODS: dict[str, Callable[[], bytes]] = {
-    "peer.v1.PeerService/OpenAccess": lambda: rows_of(peer_pb2.OpenAccessRequest, "openings"),
-    "peer.v1.PeerService/SettleAccess": lambda: rows_of(peer_pb2.SettleAccessRequest, "settlings"),
-    "peer.v1.PeerService/CloseAccess": lambda: rows_of(peer_pb2.CloseAccessRequest, "closings"),
-    "peer.v1.PeerService/PartsReady": lambda: rows_of(peer_pb2.PartsReadyRequest, "parts"),
-    "peer.v1.PeerService/ChecksumBlocks": lambda: rows_of(peer_pb2.ChecksumBlocksRequest, "blocks"),
     "v1.HandoffService/FinishedBlocks": lambda: handoff_pb2.FinishedBlocksRequest(
         transfer_key=new_key(),
         for_readers=handoff_pb2.HandOver(blocks=common_pb2.Blocks.FromString(rows_of(common_pb2.Blocks, "groups"))),
@@ -52,6 +55,14 @@ def test_two_million_rows_are_refused_unread(source: Engine, rpc: str) -> None:
     refusal = read_refusal(rpc, caught.value)
     assert (refusal.code, refusal.reason) == ("OUT_OF_RANGE", "LIMIT_EXCEEDED"), refusal
     assert len(refusal.fields) == 1
+
+
+@pytest.mark.parametrize("field", PEER_CALLS)
+def test_two_million_rows_of_a_call_between_leads_are_refused_unread(source: Engine, field: str) -> None:
+    request = PEER_CALLS[field].FromString(rows_of(PEER_CALLS[field], field))
+    with unchanged(source):
+        refusal = source.api.refusal(lambda: Consumer(source).ask(request))
+    assert (refusal.code, refusal.reason, refusal.fields) == ("OUT_OF_RANGE", "LIMIT_EXCEEDED", (field,))
 
 
 def test_two_million_calls_in_one_message_end_their_stream_and_nothing_else(source: Engine) -> None:

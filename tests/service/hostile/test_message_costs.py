@@ -29,10 +29,21 @@ WHOLE = common_pb2.GroupBlocks(runs=common_pb2.BlockRuns(starts=[0], counts=[65_
 """The maximum number of blocks that a request may name, in a few bytes."""
 
 
-def many_blocks(caller: peer_pb2.Caller) -> bytes:
-    """Returns a request of 29 KB that names 134 million blocks."""
-    row = peer_pb2.AccessOpening(parts=[peer_pb2.ReadyPart(blocks=[WHOLE])] * 64)
-    return peer_pb2.OpenAccessRequest(caller=caller, openings=[row] * 32).SerializeToString()
+MANY_BLOCKS = peer_pb2.OpenAccessRequest(
+    openings=[peer_pb2.AccessOpening(parts=[peer_pb2.ReadyPart(blocks=[WHOLE])] * 64)] * 32
+)
+"""A request of 29 KB that names 134 million blocks."""
+
+
+def said(caller: peer_pb2.Caller, **call: Any) -> bytes:
+    """Returns a message with one call between leads."""
+    made = peer_pb2.ConverseRequest(caller=caller, calls=[peer_pb2.PeerCall(call_id=1, **call)])
+    return made.SerializeToString()
+
+
+def rows(request: Any, field: str, count: int = 2_000_000) -> Any:
+    """Returns a request with that many empty rows."""
+    return request.FromString(rows_of(request, field, count))
 
 
 def handshake(engine: Engine, endpoint: pool_types_pb2.RankEndpoint) -> bytes:
@@ -56,22 +67,37 @@ def known(engine: Engine) -> peer_pb2.Caller:
     return consumer.caller
 
 
+CONVERSE = "peer.v1.PeerService/Converse"
 MESSAGES: dict[str, tuple[str, Messages]] = {
     "a stranger names millions of blocks": (
-        "peer.v1.PeerService/OpenAccess", lambda engine: many_blocks(Consumer(engine).caller)
+        CONVERSE, lambda engine: said(Consumer(engine).caller, open_access=MANY_BLOCKS)
     ),
-    "a peer names millions of blocks": (
-        "peer.v1.PeerService/OpenAccess", lambda engine: many_blocks(known(engine))
-    ),
+    "a peer names millions of blocks": (CONVERSE, lambda engine: said(known(engine), open_access=MANY_BLOCKS)),
     "a stranger opens two million accesses": (
-        "peer.v1.PeerService/OpenAccess", lambda _: rows_of(peer_pb2.OpenAccessRequest, "openings")
+        CONVERSE, lambda engine: said(Consumer(engine).caller, open_access=rows(peer_pb2.OpenAccessRequest, "openings"))
     ),
     "a stranger has parts without end": (
-        "peer.v1.PeerService/PartsReady", lambda _: rows_of(peer_pb2.PartsReadyRequest, "parts", 100_000)
+        CONVERSE,
+        lambda engine: said(
+            Consumer(engine).caller, parts_ready=rows(peer_pb2.PartsReadyRequest, "parts", 100_000)
+        ),
     ),
     "a stranger has more memory than there is room for": ("v1.HandshakeService/Handshake", many_segments),
     "a stranger has much to say of its memory": ("v1.HandshakeService/Handshake", long_metadata),
 }  # fmt: skip
+
+
+def refused(engine: Engine, rpc: str, body: bytes) -> None:
+    """Sends a message, which must be refused, or whose call must be."""
+    if rpc == CONVERSE:
+        stream: Any = engine.api.channel.stream_stream(f"/kvgrpc.{rpc}")
+        (reply,) = stream(iter([body]), timeout=60)
+        (answer,) = peer_pb2.ConverseResponse.FromString(reply).answers
+        assert answer.HasField("error")
+        return
+    call: Any = engine.api.channel.unary_unary(f"/kvgrpc.{rpc}")
+    with pytest.raises(grpc.RpcError):
+        call(body, timeout=60)
 
 
 def busy_s(pid: int) -> float:
@@ -91,14 +117,11 @@ def test_a_message_leaves_little_behind_and_costs_little_time(start: Start, mess
     (engine,) = start(())
     rpc, make = MESSAGES[message]
     body = make(engine)
-    call: Any = engine.api.channel.unary_unary(f"/kvgrpc.{rpc}")
     fresh = resident_bytes(engine.process.pid)
-    with pytest.raises(grpc.RpcError):
-        call(body, timeout=60)
+    refused(engine, rpc, body)
     wait_until(lambda: resident_after_others(engine) - fresh < BUFFERS_BYTES_MAX)
     before, began_s = resident_bytes(engine.process.pid), busy_s(engine.process.pid)
-    with pytest.raises(grpc.RpcError):
-        call(body, timeout=60)
+    refused(engine, rpc, body)
     assert busy_s(engine.process.pid) - began_s < BUSY_S_MAX
     wait_until(lambda: resident_after_others(engine) - before < KEPT_BYTES_MAX)
 
@@ -106,7 +129,7 @@ def test_a_message_leaves_little_behind_and_costs_little_time(start: Start, mess
 def test_others_are_served_between_the_thousands_of_calls_of_a_small_message(start: Start) -> None:
     (engine,) = start(())
     body = peer_pb2.ConverseRequest(calls=[peer_pb2.PeerCall()] * 4_096).SerializeToString()
-    call: Any = engine.api.channel.stream_stream("/kvgrpc.peer.v1.PeerService/Converse")
+    call: Any = engine.api.channel.stream_stream(f"/kvgrpc.{CONVERSE}")
     other = Api(engine.address)
     before = resident_bytes(engine.process.pid)
     rows: list[bytes] = []

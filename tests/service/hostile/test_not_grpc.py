@@ -54,7 +54,6 @@ METHODS = [
     "/kvgrpc.v1.HandoffService/PullBlocks",
     "/kvgrpc.v1.PoolService/AllocateBlocks",
     "/kvgrpc.v1.HandshakeService/Handshake",
-    "/kvgrpc.peer.v1.PeerService/OpenAccess",
 ]
 BODIES = {
     "random": b"\xff" + secrets.token_bytes(1000),
@@ -82,13 +81,14 @@ def test_a_method_that_does_not_exist_is_unimplemented(source: Engine, method: s
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_a_stream_of_garbage_ends_only_itself(source: Engine) -> None:
+@pytest.mark.parametrize("rpc", ["KeepLiveness", "Converse"])
+def test_a_stream_of_garbage_ends_only_itself(source: Engine, rpc: str) -> None:
     stream = source.api.channel.stream_stream(
-        "/kvgrpc.peer.v1.PeerService/KeepLiveness", request_serializer=bytes, response_deserializer=bytes
+        f"/kvgrpc.peer.v1.PeerService/{rpc}", request_serializer=bytes, response_deserializer=bytes
     )
     with unchanged(source), pytest.raises(grpc.RpcError) as caught:
         list(stream(iter([BODIES["random"]] * 3), timeout=10))
-    assert read_refusal("KeepLiveness", caught.value).reason == "INVALID_FIELD"
+    assert read_refusal(rpc, caught.value).reason == "INVALID_FIELD"
 
 
 CONTEXTS = {

@@ -14,6 +14,7 @@ from tests.service.consumer import Consumer
 from tests.service.engines import Engine
 from tests.service.footprint import resident_bytes
 from tests.service.pushes import cancel_key, reserve
+from tests.service.streamed import info_of
 from tests.service.values import content, for_readers, group, named_blocks, new_key, prompt
 
 CALLS = 60
@@ -50,12 +51,6 @@ CALLERS: dict[str, tuple[str, Callable[[], Any]]] = {
     "when its grant is read": (
         "v1.HandoffService/PullBlocks",
         lambda: handoff_pb2.PullBlocksRequest(grant=common_pb2.Grant(token=TEXT.encode()), request_id="r"),
-    ),
-    "of a stranger": (
-        "peer.v1.PeerService/CloseAccess",
-        lambda: peer_pb2.CloseAccessRequest(
-            caller=CALLER, closings=[peer_pb2.AccessClosing(access_id=b"a" * 16, message=TEXT)]
-        ),
     ),
     "of a watch": (
         "v1.TransferService/WatchTransfers",
@@ -106,10 +101,8 @@ def test_refused_calls_keep_no_memory_however_long_they_were(source: Engine, who
 
 
 def test_refused_calls_of_a_stream_keep_no_memory(source: Engine) -> None:
-    closing = peer_pb2.CloseAccessRequest(
-        caller=CALLER, closings=[peer_pb2.AccessClosing(access_id=b"a" * 16, message=TEXT)]
-    )
-    message = peer_pb2.ConverseRequest(calls=[peer_pb2.PeerCall(call_id=1, close_access=closing)])
+    closing = peer_pb2.CloseAccessRequest(closings=[peer_pb2.AccessClosing(access_id=b"a" * 16, message=TEXT)])
+    message = peer_pb2.ConverseRequest(calls=[peer_pb2.PeerCall(call_id=1, close_access=closing)], caller=CALLER)
     turns = iter(range(WARM_UP + CALLS))
     seen = []
 
@@ -119,7 +112,7 @@ def test_refused_calls_of_a_stream_keep_no_memory(source: Engine) -> None:
 
     for reply in source.api.peer.Converse(messages(), timeout=60):
         for answer in reply.answers:
-            assert answer.error.reason == common_pb2.FAILURE_REASON_NO_HANDSHAKE
+            assert info_of(answer.error.details).reason == "NO_HANDSHAKE"
             seen.append(resident_bytes(source.process.pid))
     assert len(seen) == WARM_UP + CALLS
     assert seen[-1] - seen[WARM_UP] < KEPT_BYTES_MAX

@@ -14,6 +14,7 @@ from tests.service.api import read_refusal, refused
 from tests.service.consumer import Consumer
 from tests.service.engines import Engine, unchanged, wait_until
 from tests.service.rogue import Rogue
+from tests.service.streamed import info_of
 from tests.service.values import new_key
 
 UINT32, INTEGER = 2**32 - 1, 2**53 - 1
@@ -57,30 +58,30 @@ def stolen(engine: Engine, consumer: Consumer, proof: bytes) -> peer_pb2.Caller:
     return peer_pb2.Caller(engine_id=peer.engine_id, incarnation=peer.incarnation, proof=proof)
 
 
-def requests(caller: peer_pb2.Caller) -> dict[str, Any]:
+def requests() -> dict[str, Any]:
     """Returns a request of each call between leads, with every number that only grows at its maximum."""
     access, part = new_key(), peer_pb2.ReadyPart(number=UINT32)
     opening = peer_pb2.AccessOpening(access_id=access, part_epoch=UINT32, parts=[part])
     settling = peer_pb2.AccessSettling(access_id=access, part=UINT32, last=True)
     closing = peer_pb2.AccessClosing(access_id=access, quiesced=True)
     return {
-        "OpenAccess": peer_pb2.OpenAccessRequest(caller=caller, openings=[opening]),
-        "SettleAccess": peer_pb2.SettleAccessRequest(caller=caller, settlings=[settling]),
-        "CloseAccess": peer_pb2.CloseAccessRequest(caller=caller, closings=[closing]),
-        "PartsReady": peer_pb2.PartsReadyRequest(caller=caller, access_id=access, parts=[part]),
-        "ChecksumBlocks": peer_pb2.ChecksumBlocksRequest(caller=caller, access_id=access),
-        "PostSend": peer_pb2.PostSendRequest(caller=caller, epoch=UINT32),
+        "OpenAccess": peer_pb2.OpenAccessRequest(openings=[opening]),
+        "SettleAccess": peer_pb2.SettleAccessRequest(settlings=[settling]),
+        "CloseAccess": peer_pb2.CloseAccessRequest(closings=[closing]),
+        "PartsReady": peer_pb2.PartsReadyRequest(access_id=access, parts=[part]),
+        "ChecksumBlocks": peer_pb2.ChecksumBlocksRequest(access_id=access),
+        "PostSend": peer_pb2.PostSendRequest(epoch=UINT32),
     }
 
 
 @pytest.mark.parametrize("proof", PROOFS.values(), ids=PROOFS)
-@pytest.mark.parametrize("rpc", requests(peer_pb2.Caller()))
+@pytest.mark.parametrize("call", requests())
 def test_no_call_in_the_name_of_a_peer_is_taken_without_its_proof(
-    source: Engine, honest: Consumer, rpc: str, proof: bytes
+    source: Engine, honest: Consumer, call: str, proof: bytes
 ) -> None:
-    request = requests(stolen(source, honest, proof))[rpc]
+    caller = stolen(source, honest, proof)
     with unchanged(source), refused(source.api, "FAILED_PRECONDITION", "NOT_PROVED"):
-        getattr(source.api.peer, rpc)(request)
+        source.api.ask(caller, requests()[call])
 
 
 @pytest.mark.parametrize("proof", PROOFS.values(), ids=PROOFS)
@@ -97,18 +98,22 @@ def test_nobody_else_keeps_a_peer_alive(source: Engine, proof: bytes) -> None:
     assert listed(source, silent).state == handshake_pb2.PEER_STATE_SUSPECT
 
 
-def test_a_stream_speaks_for_the_life_that_it_has_shown_whatever_its_calls_state(
-    source: Engine, honest: Consumer
-) -> None:
-    said = peer_pb2.PeerCall(call_id=1, settle_access=peer_pb2.SettleAccessRequest(caller=honest.caller))
+def test_a_stream_speaks_for_the_life_that_it_has_shown_first(source: Engine, honest: Consumer) -> None:
+    callers = [stolen(source, honest, bytes(32)), honest.caller]
+    call = peer_pb2.PeerCall(call_id=1, settle_access=peer_pb2.SettleAccessRequest())
 
-    def answered(caller: peer_pb2.Caller) -> peer_pb2.PeerAnswer:
-        message = peer_pb2.ConverseRequest(calls=[said], caller=caller)
-        (answer,) = next(source.api.peer.Converse(iter([message]), timeout=10)).answers
-        return answer
+    def answered(callers: list[peer_pb2.Caller]) -> list[peer_pb2.PeerAnswer]:
+        messages = [peer_pb2.ConverseRequest(calls=[call], caller=caller) for caller in callers]
+        stream = source.api.peer.Converse(iter(messages), timeout=10)
+        return [answer for reply in stream for answer in reply.answers]
 
-    assert answered(stolen(source, honest, bytes(32))).error.reason == common_pb2.FAILURE_REASON_NOT_PROVED
-    assert answered(honest.caller).HasField("settle_access")
+    assert [info_of(answer.error.details).reason for answer in answered(callers)] == ["NOT_PROVED"] * 2
+    assert all(answer.HasField("settle_access") for answer in answered(callers[::-1]))
+
+
+def test_a_stream_speaks_for_nobody_before_it_has_shown_who_calls(source: Engine) -> None:
+    with unchanged(source), refused(source.api, "FAILED_PRECONDITION", "NO_HANDSHAKE"):
+        source.api.ask(peer_pb2.Caller(), peer_pb2.SettleAccessRequest())
 
 
 @pytest.mark.parametrize("proof", PROOFS.values(), ids=PROOFS)
@@ -120,7 +125,7 @@ def test_no_handshake_in_the_name_of_a_peer_is_taken_without_its_proof(
     request.engine.memory_generation = UINT32
     with unchanged(source), refused(source.api, "FAILED_PRECONDITION", "NOT_PROVED"):
         source.api.handshake.Handshake(request)
-    assert source.api.peer.SettleAccess(peer_pb2.SettleAccessRequest(caller=honest.caller)).HasField("header")
+    assert honest.ask(peer_pb2.SettleAccessRequest()).HasField("header")
 
 
 def test_a_peer_that_shows_its_proof_shakes_hands_again_and_keeps_it(source: Engine, honest: Consumer) -> None:

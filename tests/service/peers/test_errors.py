@@ -14,7 +14,7 @@ from kvgrpc.errors import KVGrpcError, NextStep, Reason, Unavailable
 from kvgrpc.peer.v1 import peer_pb2, peer_pb2_grpc
 from kvgrpc.service.peers.errors import dial_failure, failure_of
 from kvgrpc.service.status import next_step
-from kvgrpc.v1 import handshake_pb2, handshake_pb2_grpc
+from kvgrpc.v1 import handshake_pb2, handshake_pb2_grpc, lease_pb2, lease_pb2_grpc
 
 
 def test_a_call_on_a_connection_that_closed_meanwhile_is_no_defect(caplog: pytest.LogCaptureFixture) -> None:
@@ -33,7 +33,7 @@ def test_a_call_on_a_connection_that_closed_meanwhile_is_no_defect(caplog: pytes
     assert not caplog.records
 
 
-class Rude(peer_pb2_grpc.PeerServiceServicer):
+class Rude(peer_pb2_grpc.PeerServiceServicer, lease_pb2_grpc.LeaseServiceServicer):
     """A server that ends liveness streams without reading them, and answers no other call before it stops."""
 
     address = ""
@@ -47,9 +47,9 @@ class Rude(peer_pb2_grpc.PeerServiceServicer):
         context.add_callback(self.ended.release)
         context.abort(grpc.StatusCode.UNAVAILABLE, "it stops")
 
-    def CloseAccess(self, _request: Any, _context: Any) -> peer_pb2.CloseAccessResponse:  # noqa: N802
+    def RenewLeases(self, _request: Any, _context: Any) -> lease_pb2.RenewLeasesResponse:  # noqa: N802
         self.stops.wait()
-        return peer_pb2.CloseAccessResponse()
+        return lease_pb2.RenewLeasesResponse()
 
 
 @pytest.fixture
@@ -58,6 +58,7 @@ def rude() -> Iterator[Rude]:
     server = grpc.server(ThreadPoolExecutor(2))
     rude = Rude()  # type: ignore[abstract]  # it serves what its tests need
     peer_pb2_grpc.add_PeerServiceServicer_to_server(rude, server)
+    lease_pb2_grpc.add_LeaseServiceServicer_to_server(rude, server)
     rude.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
     yield rude
@@ -93,13 +94,13 @@ def test_a_stream_that_its_peer_ends_before_a_write_is_no_failure_of_the_peer(ru
 def test_a_call_that_is_not_answered_in_time_may_be_made_again(rude: Rude) -> None:
     async def call() -> KVGrpcError:
         async with grpc.aio.insecure_channel(rude.address) as channel:
-            stub: Any = peer_pb2_grpc.PeerServiceStub(channel)
+            stub: Any = lease_pb2_grpc.LeaseServiceStub(channel)
             try:
-                await stub.CloseAccess(peer_pb2.CloseAccessRequest(), timeout=0.05)
+                await stub.RenewLeases(lease_pb2.RenewLeasesRequest(), timeout=0.05)
             except grpc.aio.AioRpcError as error:
-                return failure_of(error, "CloseAccess")
+                return failure_of(error, "RenewLeases")
         pytest.fail("it was answered")
 
     found = asyncio.run(call())
     assert (type(found), found.reason) == (Unavailable, Reason.PEER_UNREACHABLE)
-    assert found.message == "CloseAccess was not answered in time"
+    assert found.message == "RenewLeases was not answered in time"

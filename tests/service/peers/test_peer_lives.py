@@ -1,11 +1,12 @@
 """Lives of a peer at PeerService: a handshake admits a life, and silence during the grace ends it."""
 
 import queue
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 
 import grpc
 import pytest
+from google.protobuf.message import Message
 
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import admin_pb2, common_pb2, handshake_pb2
@@ -43,16 +44,12 @@ def hasty(shared_hasty: Engine) -> Iterator[Engine]:
     shared_hasty.reset()
 
 
-@pytest.mark.parametrize("rpc", ["OpenAccess", "SettleAccess", "CloseAccess"])
-def test_a_caller_without_a_handshake_is_refused(source: Engine, rpc: str) -> None:
-    stranger = Consumer(source)
-    request = {
-        "OpenAccess": peer_pb2.OpenAccessRequest(caller=stranger.caller),
-        "SettleAccess": peer_pb2.SettleAccessRequest(caller=stranger.caller),
-        "CloseAccess": peer_pb2.CloseAccessRequest(caller=stranger.caller),
-    }[rpc]
+@pytest.mark.parametrize(
+    "request_type", [peer_pb2.OpenAccessRequest, peer_pb2.SettleAccessRequest, peer_pb2.CloseAccessRequest]
+)
+def test_a_caller_without_a_handshake_is_refused(source: Engine, request_type: Callable[[], Message]) -> None:
     with unchanged(source), refused(source.api, "FAILED_PRECONDITION", "NO_HANDSHAKE"):
-        getattr(source.api.peer, rpc)(request)
+        Consumer(source).ask(request_type())
 
 
 def test_a_liveness_stream_without_a_handshake_is_refused(source: Engine) -> None:

@@ -21,10 +21,10 @@ TOKENS = prompt(32)
 
 
 def asked(
-    consumer: Consumer, access: bytes, blocks: list[int], layers: common_pb2.LayerRange | None = None
+    access: bytes, blocks: list[int], layers: common_pb2.LayerRange | None = None
 ) -> peer_pb2.ChecksumBlocksRequest:
     row = peer_pb2.BlocksOfLayers(blocks=[group(blocks)], layers=layers)
-    return peer_pb2.ChecksumBlocksRequest(caller=consumer.caller, access_id=access, blocks=[row])
+    return peer_pb2.ChecksumBlocksRequest(access_id=access, blocks=[row])
 
 
 def test_blocks_under_an_access_have_checksums_whole_or_by_layers_in_the_order_asked_for(source: Engine) -> None:
@@ -33,13 +33,12 @@ def test_blocks_under_an_access_have_checksums_whole_or_by_layers_in_the_order_a
     blocks = source.allocate(2)
     written = source.write(blocks, seed=7)
     consumer.open(source.hand_over(TOKENS, blocks).grant, TOKENS, access)
-    peer = source.api.peer
-    (whole,) = peer.ChecksumBlocks(asked(consumer, access, blocks[::-1])).ranks
+    (whole,) = consumer.ask(asked(access, blocks[::-1])).ranks
     assert (whole.rank, list(whole.values)) == (0, [google_crc32c.value(data) for data in written[::-1]])
     first = common_pb2.LayerRange(first=0, count=1)
-    (part,) = peer.ChecksumBlocks(asked(consumer, access, blocks, first)).ranks
+    (part,) = consumer.ask(asked(access, blocks, first)).ranks
     assert list(part.values) == [google_crc32c.value(data[:LAYER_BYTES]) for data in written]
-    (none,) = peer.ChecksumBlocks(asked(consumer, access, [])).ranks
+    (none,) = consumer.ask(asked(access, [])).ranks
     assert not none.values
     assert len(written[0]) == BLOCK_BYTES
     consumer.close(access, peer_pb2.CLOSE_OUTCOME_DROPPED)
@@ -50,18 +49,17 @@ def test_other_blocks_and_unknown_accesses_are_refused(source: Engine) -> None:
     consumer.handshake()
     blocks = source.allocate(3)
     consumer.open(source.hand_over(TOKENS, blocks[:2]).grant, TOKENS, access)
-    peer = source.api.peer
-    for request, code, reason in (
-        (asked(consumer, new_key(), blocks[:1]), "FAILED_PRECONDITION", "ACCESS_NOT_FOUND"),
-        (asked(consumer, access, blocks[2:]), "PERMISSION_DENIED", "NOT_OWNER"),
-        (asked(consumer, access, [1 << 20]), "OUT_OF_RANGE", "BLOCK_OUT_OF_RANGE"),
-        (asked(Consumer(source), access, blocks[:1]), "FAILED_PRECONDITION", "NO_HANDSHAKE"),
+    for who, request, code, reason in (
+        (consumer, asked(new_key(), blocks[:1]), "FAILED_PRECONDITION", "ACCESS_NOT_FOUND"),
+        (consumer, asked(access, blocks[2:]), "PERMISSION_DENIED", "NOT_OWNER"),
+        (consumer, asked(access, [1 << 20]), "OUT_OF_RANGE", "BLOCK_OUT_OF_RANGE"),
+        (Consumer(source), asked(access, blocks[:1]), "FAILED_PRECONDITION", "NO_HANDSHAKE"),
     ):
         with refused(source.api, code, reason):
-            peer.ChecksumBlocks(request)
+            who.ask(request)
     consumer.close(access, peer_pb2.CLOSE_OUTCOME_DROPPED)
     with refused(source.api, "FAILED_PRECONDITION", "ACCESS_CLOSED"):
-        peer.ChecksumBlocks(asked(consumer, access, blocks[:1]))
+        consumer.ask(asked(access, blocks[:1]))
 
 
 def test_an_access_whose_lease_ended_under_it_is_refused_with_the_reason(source: Engine) -> None:
@@ -72,7 +70,7 @@ def test_an_access_whose_lease_ended_under_it_is_refused_with_the_reason(source:
     consumer.open(handed.grant, TOKENS[:16], access)
     source.release(handed.lease.lease_id)
     with refused(source.api, "FAILED_PRECONDITION", "LEASE_RELEASED"):
-        source.api.peer.ChecksumBlocks(asked(consumer, access, blocks))
+        consumer.ask(asked(access, blocks))
     consumer.close(access, peer_pb2.CLOSE_OUTCOME_DROPPED)
 
 
@@ -81,10 +79,10 @@ def test_a_checksum_is_computed_once_in_a_call_however_often_its_block_is_listed
     consumer.handshake()
     blocks = source.allocate(2)
     consumer.open(source.hand_over(TOKENS, blocks).grant, TOKENS, access)
-    request = asked(consumer, access, blocks[:1])
+    request = asked(access, blocks[:1])
     request.blocks.extend([peer_pb2.BlocksOfLayers(blocks=[group(blocks[:1])])] * 16_000)
     with refused(source.api, "INVALID_ARGUMENT", "BLOCK_DUPLICATE"):
-        source.api.peer.ChecksumBlocks(request)
+        consumer.ask(request)
     consumer.close(access, peer_pb2.CLOSE_OUTCOME_DROPPED)
 
 
@@ -95,9 +93,8 @@ ACCESSES = 150
 WINDOW_S = 0.3
 
 
-def many_calls(source: Engine) -> list[peer_pb2.ChecksumBlocksRequest]:
+def many_calls(source: Engine, consumer: Consumer) -> list[peer_pb2.ChecksumBlocksRequest]:
     """Returns calls of one peer, for 80 GB in all, which take seconds."""
-    consumer = Consumer(source)
     consumer.handshake()
     tokens, blocks = prompt(16 * LARGE_BLOCKS), source.allocate(LARGE_BLOCKS)
     assert blocks == list(range(blocks[0], blocks[0] + LARGE_BLOCKS))
@@ -105,20 +102,22 @@ def many_calls(source: Engine) -> list[peer_pb2.ChecksumBlocksRequest]:
     found = []
     for _ in range(ACCESSES):
         consumer.open(grant, tokens, access := new_key())
-        request = asked(consumer, access, [])
+        request = asked(access, [])
         runs = common_pb2.BlockRuns(starts=blocks[:1], counts=[LARGE_BLOCKS])
         request.blocks[0].blocks[0].CopyFrom(common_pb2.GroupBlocks(runs=runs))
         found += [request] * WAITING_OF_ACCESS_MAX
-    assert len(source.api.peer.ChecksumBlocks(found[0]).ranks[0].values) == LARGE_BLOCKS
+    assert len(consumer.ask(found[0]).ranks[0].values) == LARGE_BLOCKS
     return found
 
 
 def test_calls_of_a_stream_that_broke_cost_no_more_than_what_the_ranks_are_at(start: Start) -> None:
     (source,) = start(LARGE)
+    consumer = Consumer(source)
     message = peer_pb2.ConverseRequest()
-    for number, request in enumerate(many_calls(source)):
+    for number, request in enumerate(many_calls(source, consumer)):
         message.calls.add(call_id=number).checksum_blocks.CopyFrom(request)
-    message.calls.add(call_id=len(message.calls)).settle_access.CopyFrom(peer_pb2.SettleAccessRequest())
+    message.calls.add(call_id=len(message.calls)).settle_access.SetInParent()
+    message.caller.CopyFrom(consumer.caller)
     over = threading.Event()
 
     def messages() -> Iterator[peer_pb2.ConverseRequest]:
@@ -126,7 +125,7 @@ def test_calls_of_a_stream_that_broke_cost_no_more_than_what_the_ranks_are_at(st
         over.wait()
 
     stream = source.api.peer.Converse(messages(), timeout=60)
-    next(stream)  # the last call, refused at once, shows that all calls have arrived
+    next(stream)  # the last call, answered at once, shows that all calls have arrived
     stream.cancel()
     over.set()
     before = processor_s(source)

@@ -19,6 +19,7 @@ from kvgrpc.v1 import (
     tensor_pb2,
     transfer_pb2,
 )
+from kvgrpc.wire.accesses import CALLS
 from tests.service.api import refused
 from tests.service.conftest import SETTINGS, Start
 from tests.service.consumer import Consumer
@@ -53,7 +54,7 @@ def calls_of_a_push(engine: Engine, peer: Engine, consumer: Consumer) -> Calls:
             access_id=access, token=wanted.grant.token, push_content=opaque, reverse_access_id=new_key()
         )
     )
-    yield "PartsReady", api.peer.PartsReady(peer_pb2.PartsReadyRequest(caller=consumer.caller, access_id=access))
+    yield "PartsReady", consumer.ask(peer_pb2.PartsReadyRequest(access_id=access))
 
 
 def calls_of_a_scheduler(engine: Engine) -> Calls:
@@ -81,15 +82,10 @@ def calls_of_a_reader(engine: Engine, consumer: Consumer, handed: handoff_pb2.Fi
     api = engine.api
     access = new_key()
     yield "OpenAccess", consumer.open(handed.grant, prompt(16), access)
-    asked = peer_pb2.ChecksumBlocksRequest(caller=consumer.caller, access_id=access)
-    yield "ChecksumBlocks", api.peer.ChecksumBlocks(asked)
-    half = in_rows(dead(1))
-    yield "PostSend", api.peer.PostSend(peer_pb2.PostSendRequest(caller=consumer.caller, epoch=1, values=half))
-    yield "SettleAccess", api.peer.SettleAccess(peer_pb2.SettleAccessRequest(caller=consumer.caller))
-    yield "CloseAccess", api.peer.CloseAccess(peer_pb2.CloseAccessRequest(caller=consumer.caller))
-    said = peer_pb2.PeerCall(call_id=1, close_access=peer_pb2.CloseAccessRequest(caller=consumer.caller))
-    (answer,) = next(api.peer.Converse(iter([peer_pb2.ConverseRequest(calls=[said])]))).answers
-    yield "Converse", answer.close_access
+    yield "ChecksumBlocks", consumer.ask(peer_pb2.ChecksumBlocksRequest(access_id=access))
+    yield "PostSend", consumer.ask(peer_pb2.PostSendRequest(epoch=1, values=in_rows(dead(1))))
+    yield "SettleAccess", consumer.ask(peer_pb2.SettleAccessRequest())
+    yield "CloseAccess", consumer.ask(peer_pb2.CloseAccessRequest())
     yield "KeepLiveness", next(api.peer.KeepLiveness(iter([peer_pb2.KeepLivenessRequest(caller=consumer.caller)])))
 
 
@@ -201,7 +197,8 @@ def test_every_reply_says_who_answered_and_in_which_life(start: Start) -> None:
     told = [(engine, dict(one_call_of_each_rpc(engine, peer))), (store, dict(calls_about_tensors(store)))]
     # tests/engine/ranks/test_connect_rank.py calls ConnectRank.
     called = {rpc for _, replies in told for rpc in replies}
-    assert {*called, "ConnectRank"} == {m.name for service in SERVICES for m in service.methods}
+    rpcs = {m.name for service in SERVICES for m in service.methods} - {"Converse"}
+    assert {*called, "ConnectRank"} == rpcs | set(CALLS.values())
     for one, replies in told:
         for rpc, reply in replies.items():
             assert (reply.header.engine_id, reply.header.incarnation) == (one.engine_id, one.incarnation()), rpc

@@ -76,7 +76,7 @@ def test_every_unary_method_of_the_package_can_be_called(start: Start) -> None:
         "kvgrpc.v1.LeaseService/KeepAlive",
         "kvgrpc.v1.CallService/StreamCalls",
         "kvgrpc.v1.TransferService/NoSuchMethod",
-        "kvgrpc.peer.v1.PeerService/OpenAccess",
+        "kvgrpc.peer.v1.PeerService/Converse",
         "grpc.health.v1.Health/Check",
         "/kvgrpc.v1.AdminService/GetStatus",
         "",

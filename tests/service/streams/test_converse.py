@@ -1,9 +1,7 @@
-"""Calls between leads over one stream, in any number, with answers that are taken or not."""
+"""The answering side of a stream of calls between leads: what holds for a unary call holds for each call."""
 
 import asyncio
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import grpc
@@ -11,85 +9,240 @@ import grpc.aio
 import pytest
 
 from kvgrpc.config import Config, PoolConfig
-from kvgrpc.core.values.limits import Limits
-from kvgrpc.errors import KVGrpcError, Reason
-from kvgrpc.peer.v1 import peer_pb2, peer_pb2_grpc
+from kvgrpc.core import actions
+from kvgrpc.errors import InternalError, KVGrpcError, PreconditionFailed, Reason
+from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.server import Server
-from kvgrpc.service.peers.stream import PeerStream
+from kvgrpc.service import telemetry
+from kvgrpc.service.lead import Lead
+from kvgrpc.service.places import Places
+from kvgrpc.service.rpc import converse
 from kvgrpc.service.rpc.converse import Conversation
-from kvgrpc.service.rpc.server import channel_options
-from kvgrpc.wire.bounds import CALLS_MAX
-from tests.service.engines import Engine, wait_until
-from tests.service.values import new_key
+from kvgrpc.wire.accesses import CALLS
+from tests.service.api import read_refusal, refused
+from tests.service.consumer import Consumer
+from tests.service.engines import Engine, unchanged, wait_until
+from tests.service.streamed import info_of
+from tests.service.values import dur
+
+TRACE = f"00-{'4b' * 16}-{'7a' * 8}-01"
 
 
-def long_call(blocks: int) -> peer_pb2.PeerCall:
-    """Returns a PartsReady of blocks that are not contiguous."""
-    call = peer_pb2.PeerCall()
-    call.parts_ready.access_id = new_key()
-    runs = call.parts_ready.parts.add().blocks.add().runs
-    runs.starts.extend(range(0, 2 * blocks, 2))
-    runs.counts.extend([1] * blocks)
-    return call
+@pytest.fixture
+async def lead() -> AsyncIterator[Lead]:
+    """Yields the lead of a server in this process."""
+    server = Server(Config(listen="127.0.0.1:0", data_paths=("shm",), pool=PoolConfig(blocks=8, layers=1)))
+    await server.start()
+    yield server._lead
+    await server.stop()
 
 
-@pytest.mark.parametrize(("count", "blocks"), [(24, 60_000), (CALLS_MAX + 100, 1)])
-async def test_calls_too_many_for_one_message_go_in_several(source: Engine, count: int, blocks: int) -> None:
-    async with grpc.aio.insecure_channel(source.address, options=channel_options(Limits())) as channel:
-        stream = PeerStream(peer_pb2_grpc.PeerServiceStub(channel), "peer", peer_pb2.Caller())
-        stream.start()
-        await asyncio.to_thread(wait_until, lambda: stream.usable)
-        calls = [long_call(blocks) for _ in range(count)]
-        found: list[Any] = []
-        over = asyncio.Event()
+class Held:
+    """Replaces the node of a lead: calls wait until the test answers them."""
 
-        def answered(answer: Any) -> None:
-            found.append(answer)
-            if len(found) == count:
-                over.set()
+    def __init__(self, lead: Lead, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.answered: dict[int, Callable[[Any], None]] = {}
+        self.abandoned: list[int] = []
+        monkeypatch.setattr(lead, "check_caller", lambda _: None)
+        monkeypatch.setattr(lead.runner, "submit", lambda number, _, answered: self.answered.update({number: answered}))
+        monkeypatch.setattr(lead.runner, "abandon", self.abandoned.append)
 
-        for call in calls:
-            stream.call(call, 120.0, answered)
-        await over.wait()
-        assert {answer.reason for answer in found if isinstance(answer, KVGrpcError)} == {Reason.NO_HANDSHAKE}
-        assert stream.usable
-        await stream.close(0)
+    def answer(self, reply: actions.Answer | KVGrpcError) -> None:
+        """Answers the call that has waited longest."""
+        number = next(iter(self.answered))
+        made = reply if isinstance(reply, KVGrpcError) else actions.Reply(number, reply, 0)
+        self.answered.pop(number)(made)
 
 
-@contextmanager
-def babbling() -> Iterator[str]:
-    """Yields the address of a server whose answers are no messages."""
-
-    class Handler(grpc.GenericRpcHandler):
-        def service(self, handler_call_details: object) -> Any:
-            return grpc.stream_stream_rpc_method_handler(self.answer)
-
-        def answer(self, calls: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-            context.send_initial_metadata(())
-            next(calls)  # the caller's introduction
-            for _ in calls:
-                yield b"\xff\xff"
-
-    server = grpc.server(ThreadPoolExecutor(2), handlers=[Handler()])
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        server.stop(0).wait(10)
+@pytest.fixture
+def held(lead: Lead, monkeypatch: pytest.MonkeyPatch) -> Held:
+    return Held(lead, monkeypatch)
 
 
-async def test_a_stream_whose_answers_cannot_be_read_fails_its_calls_and_is_over() -> None:
-    with babbling() as address:
-        async with grpc.aio.insecure_channel(address) as channel:
-            stream = PeerStream(peer_pb2_grpc.PeerServiceStub(channel), "peer", peer_pb2.Caller())
-            stream.start()
-            await asyncio.to_thread(wait_until, lambda: stream.usable)
-            answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-            stream.call(long_call(1), 120.0, answer.set_result)
-            assert (await answer).reason is Reason.PEER_FAILED
-            assert not stream.usable
-            await stream.close(0)
+class Spans:
+    """Records the spans of calls: their names and traces, and how they ended."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun: list[tuple[str, str]] = []
+        self.ended: list[Exception | None] = []
+        monkeypatch.setattr(telemetry, "server_call", self._begin)
+
+    def _begin(self, name: str, trace: str) -> tuple[str, telemetry.Ended]:
+        self.begun.append((name, trace))
+        return trace, self.ended.append
+
+
+class Stream:
+    """The context of a stream, served by a conversation."""
+
+    def __init__(self, lead: Lead, places: Places | None = None) -> None:
+        self.sent: asyncio.Queue[object] = asyncio.Queue()
+        self.answers: list[peer_pb2.PeerAnswer] = []
+        conversation = Conversation(lead, self, places or Places("calls", 100, 100, 0.1))
+        self._served = asyncio.create_task(self._serve(lead, conversation))
+
+    async def _serve(self, lead: Lead, conversation: Conversation) -> None:
+        with lead.standing.one():
+            await conversation.run()
+
+    async def say(self, *calls: peer_pb2.PeerCall) -> None:
+        """Sends calls, and lets the conversation take them."""
+        self.sent.put_nowait(peer_pb2.ConverseRequest(calls=calls))
+        await self.rest()
+
+    async def rest(self) -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    async def end(self) -> None:
+        self._served.cancel()
+        await asyncio.gather(self._served, return_exceptions=True)
+
+    async def half_close(self) -> "asyncio.Task[None]":
+        self.sent.put_nowait(grpc.aio.EOF)
+        await self.rest()
+        return self._served
+
+    # -- the context
+
+    async def send_initial_metadata(self, metadata: object) -> None:
+        pass
+
+    async def read(self) -> object:
+        return await self.sent.get()
+
+    async def write(self, message: peer_pb2.ConverseResponse) -> None:
+        self.answers.extend(message.answers)
+
+
+def settle(call_id: int, **fields: Any) -> peer_pb2.PeerCall:
+    return peer_pb2.PeerCall(call_id=call_id, settle_access=peer_pb2.SettleAccessRequest(), **fields)
+
+
+def refusals(stream: Stream) -> dict[int, str]:
+    """Returns the reasons of the answers that are errors."""
+    return {row.call_id: info_of(row.error.details).reason for row in stream.answers if row.HasField("error")}
+
+
+def test_every_call_of_the_schema_is_served() -> None:
+    assert converse._METHODS.keys() == CALLS.keys()
+
+
+async def test_a_call_whose_time_is_over_is_given_up_and_not_answered(lead: Lead, held: Held) -> None:
+    stream = Stream(lead)
+    await stream.say(settle(1, timeout=dur(0.01)), settle(2), settle(3, timeout=dur(60)))
+    first = next(iter(held.answered))
+    await asyncio.to_thread(wait_until, lambda: held.abandoned)
+    assert held.abandoned == [first]
+    assert stream.answers == []
+    held.answered.pop(first)
+    held.answer(actions.Verdicts(()))
+    held.answer(actions.Verdicts(()))
+    await stream.rest()
+    assert [answer.call_id for answer in stream.answers] == [2, 3]
+    await stream.end()
+    assert held.abandoned == [first]
+
+
+@pytest.mark.parametrize("seconds", [0, -1])
+def test_the_time_of_a_call_is_positive(source: Engine, seconds: int) -> None:
+    consumer = Consumer(source)
+    consumer.handshake()
+    with unchanged(source), refused(source.api, "INVALID_ARGUMENT", "INVALID_FIELD"):
+        consumer.ask(peer_pb2.SettleAccessRequest(), timeout={"seconds": seconds})
+
+
+async def test_a_call_that_waits_takes_a_place_among_the_calls_of_its_connection(lead: Lead, held: Held) -> None:
+    stream, other = (Stream(lead, places := Places("calls", 2, 3, 0.1, own=0)), Stream(lead, places))
+    await stream.say(settle(1), settle(2), settle(3))
+    assert refusals(stream) == {3: "LIMIT_EXCEEDED"}
+    await other.say(settle(4))
+    assert refusals(other) == {4: "LIMIT_EXCEEDED"}, "streams of one connection share its places"
+    held.answer(actions.Verdicts(()))
+    await stream.say(settle(5))
+    assert refusals(stream).keys() == {3}
+    await stream.end()
+    await other.say(settle(6), settle(7))
+    assert refusals(other).keys() == {4}, "the end of a stream frees the places of its calls"
+    await other.end()
+
+
+async def test_the_span_of_a_call_ends_however_the_call_ends(
+    lead: Lead, held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spans, stream = Spans(monkeypatch), Stream(lead)
+    await stream.say(settle(1, traceparent=TRACE), settle(2, traceparent="none"), settle(3, timeout=dur(0.01)))
+    await stream.say(settle(4))
+    assert spans.begun == [("PeerService/SettleAccess", trace) for trace in (TRACE, "", "", "")]
+    held.answer(actions.Verdicts(()))
+    held.answer(PreconditionFailed(Reason.NO_HANDSHAKE, "no"))
+    await asyncio.to_thread(wait_until, lambda: len(spans.ended) == 3)
+    await stream.end()
+    reasons = [error.reason if isinstance(error, KVGrpcError) else None for error in spans.ended]
+    assert reasons == [None, Reason.NO_HANDSHAKE, Reason.DEADLINE, Reason.PEER_UNREACHABLE]
+
+
+async def test_an_answer_that_cannot_be_written_fails_its_own_call_only(
+    lead: Lead, held: Held, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(_answer: object, into: peer_pb2.SettleAccessResponse) -> None:
+        into.results.add()
+        raise ValueError("out of range")
+
+    stream = Stream(lead)
+    method = converse._METHODS["settle_access"]
+    await stream.say(settle(1), settle(2))
+    with monkeypatch.context() as patched:
+        patched.setitem(converse._METHODS, "settle_access", converse._Method(method.to_event, broken))
+        held.answer(actions.Verdicts(()))
+    held.answer(actions.Verdicts(()))
+    await stream.rest()
+    assert refusals(stream) == {1: "INTERNAL"}
+    assert [answer.WhichOneof("answer") for answer in stream.answers] == ["error", "settle_access"]
+    assert "SettleAccess failed" in caplog.text
+    await stream.end()
+
+
+async def test_a_call_that_cannot_be_converted_fails_alone(
+    lead: Lead, held: Held, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> Any:
+        raise ValueError("a defect")
+
+    method = converse._METHODS["close_access"]
+    monkeypatch.setitem(converse._METHODS, "close_access", converse._Method(broken, method.put_answer))
+    stream = Stream(lead)
+    await stream.say(peer_pb2.PeerCall(call_id=1, close_access=peer_pb2.CloseAccessRequest()), settle(2))
+    held.answer(InternalError(Reason.INTERNAL_DEFECT, "no"))
+    await stream.rest()
+    assert refusals(stream) == {1: "INTERNAL", 2: "INTERNAL_DEFECT"}
+    assert "CloseAccess failed" in caplog.text
+    await stream.end()
+
+
+async def test_a_caller_that_makes_no_more_calls_gets_the_answers_to_the_last(lead: Lead, held: Held) -> None:
+    stream = Stream(lead)
+    await stream.say(settle(1), settle(2))
+    served = await stream.half_close()
+    assert not served.done()
+    held.answer(actions.Verdicts(()))
+    held.answer(actions.Verdicts(()))
+    await served
+    assert [answer.call_id for answer in stream.answers] == [1, 2]
+
+
+async def test_calls_of_a_stream_that_ends_are_given_up(lead: Lead, held: Held) -> None:
+    stream = Stream(lead)
+    await stream.say(settle(1), settle(2, timeout=dur(60)))
+    await stream.end()
+    assert sorted(held.abandoned) == sorted(held.answered)
+
+
+def test_a_stream_that_shows_a_ticket_of_no_engine_is_refused(source: Engine) -> None:
+    with unchanged(source), pytest.raises(grpc.RpcError) as caught:
+        list(source.api.peer.Converse(iter([]), timeout=10, metadata=(("kvgrpc-ticket", "00" * 32),)))
+    refusal = read_refusal("Converse", caught.value)
+    assert (refusal.code, refusal.reason) == ("PERMISSION_DENIED", "NOT_OWNER")
 
 
 class Caller:
@@ -115,13 +268,10 @@ class Caller:
         self.log.append(f"wrote {len(message.answers)}")
 
 
-async def test_who_does_not_take_a_late_answer_is_not_read_any_further() -> None:
-    server = Server(Config(listen="127.0.0.1:0", data_paths=("shm",), pool=PoolConfig(blocks=8, layers=1)))
-    await server.start()
-    lead = server._lead
+async def test_who_does_not_take_a_late_answer_is_not_read_any_further(lead: Lead) -> None:
     calls = [peer_pb2.PeerCall(call_id=number) for number in range(1, 101)]
     caller = Caller(iter([peer_pb2.ConverseRequest(calls=calls)] * 2))
-    conversation = Conversation(lead, caller)
+    conversation = Conversation(lead, caller, Places("calls", 100, 100, 0.1))
     conversation._take(peer_pb2.PeerCall(call_id=101))  # its answer is not part of any reading
 
     async def serve() -> None:
@@ -135,5 +285,4 @@ async def test_who_does_not_take_a_late_answer_is_not_read_any_further() -> None
     assert caller.log == ["read"]
     caller.takes.set()
     await served
-    await server.stop()
     assert caller.log == ["read", "wrote 1", "wrote 100", "read", "wrote 100", "read"]

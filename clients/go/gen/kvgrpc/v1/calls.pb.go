@@ -311,7 +311,8 @@ func (*UnaryAnswer_Reply) isUnaryAnswer_Answer() {}
 func (*UnaryAnswer_Error) isUnaryAnswer_Answer() {}
 
 // Status of a call that failed. It has the same fields as google.rpc.Status, so its bytes also parse as that message. A
-// call by itself has the same bytes in its trailing metadata `grpc-status-details-bin`.
+// call by itself has the same bytes in its trailing metadata `grpc-status-details-bin`. The streams of calls between
+// leads (PeerService.Converse) have it, too.
 type CallStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// gRPC status code.

@@ -253,8 +253,11 @@ type EngineDescription struct {
 	// Features that a peer must have too. An engine that lacks one of them refuses the handshake with
 	// PROTOCOL_UNSUPPORTED, which keeps older engines away from what they would misread.
 	RequiredFeatures []Feature `protobuf:"varint,11,rep,packed,name=required_features,json=requiredFeatures,proto3,enum=kvgrpc.v1.Feature" json:"required_features,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// Maximum size of one message that the engine's lead takes, in bytes; 0 means 4,194,304. A peer sends it no longer
+	// one.
+	MessageBytes  uint32 `protobuf:"varint,12,opt,name=message_bytes,json=messageBytes,proto3" json:"message_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *EngineDescription) Reset() {
@@ -362,6 +365,13 @@ func (x *EngineDescription) GetRequiredFeatures() []Feature {
 		return x.RequiredFeatures
 	}
 	return nil
+}
+
+func (x *EngineDescription) GetMessageBytes() uint32 {
+	if x != nil {
+		return x.MessageBytes
+	}
+	return 0
 }
 
 // Limits and defaults of this server. docs/protocol.md has the same table.
@@ -1774,7 +1784,7 @@ var File_kvgrpc_v1_handshake_proto protoreflect.FileDescriptor
 
 const file_kvgrpc_v1_handshake_proto_rawDesc = "" +
 	"\n" +
-	"\x19kvgrpc/v1/handshake.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\x1a\x1akvgrpc/v1/pool_types.proto\"\xca\x03\n" +
+	"\x19kvgrpc/v1/handshake.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\x1a\x1akvgrpc/v1/pool_types.proto\"\xef\x03\n" +
 	"\x11EngineDescription\x12\x1b\n" +
 	"\tengine_id\x18\x01 \x01(\tR\bengineId\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x06R\vincarnation\x12\x18\n" +
@@ -1788,7 +1798,8 @@ const file_kvgrpc_v1_handshake_proto_rawDesc = "" +
 	"\x11memory_generation\x18\t \x01(\rR\x10memoryGeneration\x12.\n" +
 	"\bfeatures\x18\n" +
 	" \x03(\x0e2\x12.kvgrpc.v1.FeatureR\bfeatures\x12?\n" +
-	"\x11required_features\x18\v \x03(\x0e2\x12.kvgrpc.v1.FeatureR\x10requiredFeatures\"\xff\x05\n" +
+	"\x11required_features\x18\v \x03(\x0e2\x12.kvgrpc.v1.FeatureR\x10requiredFeatures\x12#\n" +
+	"\rmessage_bytes\x18\f \x01(\rR\fmessageBytes\"\xff\x05\n" +
 	"\x06Limits\x126\n" +
 	"\tlease_ttl\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\bleaseTtl\x126\n" +
 	"\tlease_cap\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\bleaseCap\x12>\n" +

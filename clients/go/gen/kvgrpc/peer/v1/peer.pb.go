@@ -145,9 +145,9 @@ type Caller struct {
 	EngineId string `protobuf:"bytes,1,opt,name=engine_id,json=engineId,proto3" json:"engine_id,omitempty"`
 	// Life of the calling engine.
 	Incarnation uint64 `protobuf:"fixed64,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
-	// Proof that the handshake gave this life to show here: HandshakeResponse.proof of a handshake that the caller made,
-	// or HandshakeRequest.proof of one that the callee made. Required, except in the calls of a Converse stream that has
-	// shown it. It is a secret and appears in no log, list or error.
+	// Required. Proof that the handshake gave this life to show here: HandshakeResponse.proof of a handshake that the
+	// caller made, or HandshakeRequest.proof of one that the callee made. It is a secret and appears in no log, list or
+	// error.
 	Proof         []byte `protobuf:"bytes,3,opt,name=proof,proto3" json:"proof,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -204,22 +204,605 @@ func (x *Caller) GetProof() []byte {
 	return nil
 }
 
-// Accesses to open.
+// Calls of one lead.
+type ConverseRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Calls to make; each is answered by itself. At most 4,096, and about 1 MB unless one call alone is longer. More
+	// calls end the stream with OUT_OF_RANGE LIMIT_EXCEEDED. A message is at most as long as the callee takes
+	// (EngineDescription.message_bytes).
+	Calls []*PeerCall `protobuf:"bytes,1,rep,name=calls,proto3" json:"calls,omitempty"`
+	// Required in the first message, which may have no calls. The calling lead, for all calls of the stream.
+	Caller        *Caller `protobuf:"bytes,2,opt,name=caller,proto3" json:"caller,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConverseRequest) Reset() {
+	*x = ConverseRequest{}
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConverseRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConverseRequest) ProtoMessage() {}
+
+func (x *ConverseRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConverseRequest.ProtoReflect.Descriptor instead.
+func (*ConverseRequest) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *ConverseRequest) GetCalls() []*PeerCall {
+	if x != nil {
+		return x.Calls
+	}
+	return nil
+}
+
+func (x *ConverseRequest) GetCaller() *Caller {
+	if x != nil {
+		return x.Caller
+	}
+	return nil
+}
+
+// One call. It takes a place among the calls of its connection, as a unary call does, and is refused with
+// RESOURCE_EXHAUSTED LIMIT_EXCEEDED where no place is left.
+type PeerCall struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Id that the caller chooses. It is not used again while the call is unanswered.
+	CallId uint64 `protobuf:"varint,1,opt,name=call_id,json=callId,proto3" json:"call_id,omitempty"`
+	// W3C traceparent of the call; empty means none. Leads pass no tracestate to each other.
+	Traceparent string `protobuf:"bytes,2,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
+	// The call.
+	//
+	// Types that are valid to be assigned to Call:
+	//
+	//	*PeerCall_OpenAccess
+	//	*PeerCall_SettleAccess
+	//	*PeerCall_CloseAccess
+	//	*PeerCall_PartsReady
+	//	*PeerCall_ChecksumBlocks
+	//	*PeerCall_PostSend
+	Call isPeerCall_Call `protobuf_oneof:"call"`
+	// Time for which the caller waits for the answer; positive. A call that takes longer is given up, as if the caller
+	// had cancelled it, and is not answered. Unset means as long as the stream lives.
+	Timeout       *durationpb.Duration `protobuf:"bytes,9,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PeerCall) Reset() {
+	*x = PeerCall{}
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PeerCall) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PeerCall) ProtoMessage() {}
+
+func (x *PeerCall) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PeerCall.ProtoReflect.Descriptor instead.
+func (*PeerCall) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *PeerCall) GetCallId() uint64 {
+	if x != nil {
+		return x.CallId
+	}
+	return 0
+}
+
+func (x *PeerCall) GetTraceparent() string {
+	if x != nil {
+		return x.Traceparent
+	}
+	return ""
+}
+
+func (x *PeerCall) GetCall() isPeerCall_Call {
+	if x != nil {
+		return x.Call
+	}
+	return nil
+}
+
+func (x *PeerCall) GetOpenAccess() *OpenAccessRequest {
+	if x != nil {
+		if x, ok := x.Call.(*PeerCall_OpenAccess); ok {
+			return x.OpenAccess
+		}
+	}
+	return nil
+}
+
+func (x *PeerCall) GetSettleAccess() *SettleAccessRequest {
+	if x != nil {
+		if x, ok := x.Call.(*PeerCall_SettleAccess); ok {
+			return x.SettleAccess
+		}
+	}
+	return nil
+}
+
+func (x *PeerCall) GetCloseAccess() *CloseAccessRequest {
+	if x != nil {
+		if x, ok := x.Call.(*PeerCall_CloseAccess); ok {
+			return x.CloseAccess
+		}
+	}
+	return nil
+}
+
+func (x *PeerCall) GetPartsReady() *PartsReadyRequest {
+	if x != nil {
+		if x, ok := x.Call.(*PeerCall_PartsReady); ok {
+			return x.PartsReady
+		}
+	}
+	return nil
+}
+
+func (x *PeerCall) GetChecksumBlocks() *ChecksumBlocksRequest {
+	if x != nil {
+		if x, ok := x.Call.(*PeerCall_ChecksumBlocks); ok {
+			return x.ChecksumBlocks
+		}
+	}
+	return nil
+}
+
+func (x *PeerCall) GetPostSend() *PostSendRequest {
+	if x != nil {
+		if x, ok := x.Call.(*PeerCall_PostSend); ok {
+			return x.PostSend
+		}
+	}
+	return nil
+}
+
+func (x *PeerCall) GetTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.Timeout
+	}
+	return nil
+}
+
+type isPeerCall_Call interface {
+	isPeerCall_Call()
+}
+
+type PeerCall_OpenAccess struct {
+	// Request of OpenAccess.
+	OpenAccess *OpenAccessRequest `protobuf:"bytes,3,opt,name=open_access,json=openAccess,proto3,oneof"`
+}
+
+type PeerCall_SettleAccess struct {
+	// Request of SettleAccess.
+	SettleAccess *SettleAccessRequest `protobuf:"bytes,4,opt,name=settle_access,json=settleAccess,proto3,oneof"`
+}
+
+type PeerCall_CloseAccess struct {
+	// Request of CloseAccess.
+	CloseAccess *CloseAccessRequest `protobuf:"bytes,5,opt,name=close_access,json=closeAccess,proto3,oneof"`
+}
+
+type PeerCall_PartsReady struct {
+	// Request of PartsReady.
+	PartsReady *PartsReadyRequest `protobuf:"bytes,6,opt,name=parts_ready,json=partsReady,proto3,oneof"`
+}
+
+type PeerCall_ChecksumBlocks struct {
+	// Request of ChecksumBlocks.
+	ChecksumBlocks *ChecksumBlocksRequest `protobuf:"bytes,7,opt,name=checksum_blocks,json=checksumBlocks,proto3,oneof"`
+}
+
+type PeerCall_PostSend struct {
+	// Request of PostSend.
+	PostSend *PostSendRequest `protobuf:"bytes,8,opt,name=post_send,json=postSend,proto3,oneof"`
+}
+
+func (*PeerCall_OpenAccess) isPeerCall_Call() {}
+
+func (*PeerCall_SettleAccess) isPeerCall_Call() {}
+
+func (*PeerCall_CloseAccess) isPeerCall_Call() {}
+
+func (*PeerCall_PartsReady) isPeerCall_Call() {}
+
+func (*PeerCall_ChecksumBlocks) isPeerCall_Call() {}
+
+func (*PeerCall_PostSend) isPeerCall_Call() {}
+
+// Answers to calls.
+type ConverseResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// All answers that are known by now.
+	Answers       []*PeerAnswer `protobuf:"bytes,1,rep,name=answers,proto3" json:"answers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConverseResponse) Reset() {
+	*x = ConverseResponse{}
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConverseResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConverseResponse) ProtoMessage() {}
+
+func (x *ConverseResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConverseResponse.ProtoReflect.Descriptor instead.
+func (*ConverseResponse) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *ConverseResponse) GetAnswers() []*PeerAnswer {
+	if x != nil {
+		return x.Answers
+	}
+	return nil
+}
+
+// The answer to one call.
+type PeerAnswer struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Id of the answered call.
+	CallId uint64 `protobuf:"varint,1,opt,name=call_id,json=callId,proto3" json:"call_id,omitempty"`
+	// Result of the call.
+	//
+	// Types that are valid to be assigned to Answer:
+	//
+	//	*PeerAnswer_Error
+	//	*PeerAnswer_OpenAccess
+	//	*PeerAnswer_SettleAccess
+	//	*PeerAnswer_CloseAccess
+	//	*PeerAnswer_PartsReady
+	//	*PeerAnswer_ChecksumBlocks
+	//	*PeerAnswer_PostSend
+	Answer        isPeerAnswer_Answer `protobuf_oneof:"answer"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PeerAnswer) Reset() {
+	*x = PeerAnswer{}
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PeerAnswer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PeerAnswer) ProtoMessage() {}
+
+func (x *PeerAnswer) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PeerAnswer.ProtoReflect.Descriptor instead.
+func (*PeerAnswer) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *PeerAnswer) GetCallId() uint64 {
+	if x != nil {
+		return x.CallId
+	}
+	return 0
+}
+
+func (x *PeerAnswer) GetAnswer() isPeerAnswer_Answer {
+	if x != nil {
+		return x.Answer
+	}
+	return nil
+}
+
+func (x *PeerAnswer) GetError() *v1.CallStatus {
+	if x != nil {
+		if x, ok := x.Answer.(*PeerAnswer_Error); ok {
+			return x.Error
+		}
+	}
+	return nil
+}
+
+func (x *PeerAnswer) GetOpenAccess() *OpenAccessResponse {
+	if x != nil {
+		if x, ok := x.Answer.(*PeerAnswer_OpenAccess); ok {
+			return x.OpenAccess
+		}
+	}
+	return nil
+}
+
+func (x *PeerAnswer) GetSettleAccess() *SettleAccessResponse {
+	if x != nil {
+		if x, ok := x.Answer.(*PeerAnswer_SettleAccess); ok {
+			return x.SettleAccess
+		}
+	}
+	return nil
+}
+
+func (x *PeerAnswer) GetCloseAccess() *CloseAccessResponse {
+	if x != nil {
+		if x, ok := x.Answer.(*PeerAnswer_CloseAccess); ok {
+			return x.CloseAccess
+		}
+	}
+	return nil
+}
+
+func (x *PeerAnswer) GetPartsReady() *PartsReadyResponse {
+	if x != nil {
+		if x, ok := x.Answer.(*PeerAnswer_PartsReady); ok {
+			return x.PartsReady
+		}
+	}
+	return nil
+}
+
+func (x *PeerAnswer) GetChecksumBlocks() *ChecksumBlocksResponse {
+	if x != nil {
+		if x, ok := x.Answer.(*PeerAnswer_ChecksumBlocks); ok {
+			return x.ChecksumBlocks
+		}
+	}
+	return nil
+}
+
+func (x *PeerAnswer) GetPostSend() *PostSendResponse {
+	if x != nil {
+		if x, ok := x.Answer.(*PeerAnswer_PostSend); ok {
+			return x.PostSend
+		}
+	}
+	return nil
+}
+
+type isPeerAnswer_Answer interface {
+	isPeerAnswer_Answer()
+}
+
+type PeerAnswer_Error struct {
+	// Status of a call that failed as a whole, or whose reply would be longer than the caller takes.
+	Error *v1.CallStatus `protobuf:"bytes,2,opt,name=error,proto3,oneof"`
+}
+
+type PeerAnswer_OpenAccess struct {
+	// Reply of OpenAccess.
+	OpenAccess *OpenAccessResponse `protobuf:"bytes,3,opt,name=open_access,json=openAccess,proto3,oneof"`
+}
+
+type PeerAnswer_SettleAccess struct {
+	// Reply of SettleAccess.
+	SettleAccess *SettleAccessResponse `protobuf:"bytes,4,opt,name=settle_access,json=settleAccess,proto3,oneof"`
+}
+
+type PeerAnswer_CloseAccess struct {
+	// Reply of CloseAccess.
+	CloseAccess *CloseAccessResponse `protobuf:"bytes,5,opt,name=close_access,json=closeAccess,proto3,oneof"`
+}
+
+type PeerAnswer_PartsReady struct {
+	// Reply of PartsReady.
+	PartsReady *PartsReadyResponse `protobuf:"bytes,6,opt,name=parts_ready,json=partsReady,proto3,oneof"`
+}
+
+type PeerAnswer_ChecksumBlocks struct {
+	// Reply of ChecksumBlocks.
+	ChecksumBlocks *ChecksumBlocksResponse `protobuf:"bytes,7,opt,name=checksum_blocks,json=checksumBlocks,proto3,oneof"`
+}
+
+type PeerAnswer_PostSend struct {
+	// Reply of PostSend.
+	PostSend *PostSendResponse `protobuf:"bytes,8,opt,name=post_send,json=postSend,proto3,oneof"`
+}
+
+func (*PeerAnswer_Error) isPeerAnswer_Answer() {}
+
+func (*PeerAnswer_OpenAccess) isPeerAnswer_Answer() {}
+
+func (*PeerAnswer_SettleAccess) isPeerAnswer_Answer() {}
+
+func (*PeerAnswer_CloseAccess) isPeerAnswer_Answer() {}
+
+func (*PeerAnswer_PartsReady) isPeerAnswer_Answer() {}
+
+func (*PeerAnswer_ChecksumBlocks) isPeerAnswer_Answer() {}
+
+func (*PeerAnswer_PostSend) isPeerAnswer_Answer() {}
+
+// Beat of the dialling side.
+type KeepLivenessRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Required in the first beat. The calling lead, for the whole stream.
+	Caller        *Caller `protobuf:"bytes,1,opt,name=caller,proto3" json:"caller,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KeepLivenessRequest) Reset() {
+	*x = KeepLivenessRequest{}
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KeepLivenessRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KeepLivenessRequest) ProtoMessage() {}
+
+func (x *KeepLivenessRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KeepLivenessRequest.ProtoReflect.Descriptor instead.
+func (*KeepLivenessRequest) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *KeepLivenessRequest) GetCaller() *Caller {
+	if x != nil {
+		return x.Caller
+	}
+	return nil
+}
+
+// Answer to a beat.
+type KeepLivenessResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The answering engine and its incarnation.
+	Header *v1.ResponseHeader `protobuf:"bytes,1,opt,name=header,proto3" json:"header,omitempty"`
+	// Proof that the handshake gave the answering side to show, in the first answer. A caller that gets another proof
+	// ends the stream, because another party answered it.
+	Proof         []byte `protobuf:"bytes,2,opt,name=proof,proto3" json:"proof,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KeepLivenessResponse) Reset() {
+	*x = KeepLivenessResponse{}
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KeepLivenessResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KeepLivenessResponse) ProtoMessage() {}
+
+func (x *KeepLivenessResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KeepLivenessResponse.ProtoReflect.Descriptor instead.
+func (*KeepLivenessResponse) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *KeepLivenessResponse) GetHeader() *v1.ResponseHeader {
+	if x != nil {
+		return x.Header
+	}
+	return nil
+}
+
+func (x *KeepLivenessResponse) GetProof() []byte {
+	if x != nil {
+		return x.Proof
+	}
+	return nil
+}
+
+// Request of OpenAccess, which verifies grants and returns which blocks they stand for, and for how long. No byte may
+// move before. The call is idempotent by access id: a repeated call gets the same answer while the access is open. The
+// call waits up to 5 seconds for a grant's lease that is not announced yet, and for the engine step of the blocks if it
+// has not ended yet.
+//
+// A row's failure: INVALID_FIELD, GRANT_INVALID, GRANT_FOREIGN, GRANT_WRONG_ACCESS, INCARNATION_CHANGED,
+// LEASE_NOT_FOUND, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, LEASE_RECLAIMED, LEASE_REFUSED, ACCESS_REUSED,
+// ACCESS_CLOSED, CONTENT_MISMATCH, CONTENT_RANGE, CONTENT_REQUIRED, DEADLINE (the step or the caller's liveness did
+// not come in time), LIMIT_EXCEEDED, ENGINE_LOST, QUARANTINED (the issuer registers its memory again: ask again),
+// FEATURE_UNAVAILABLE (an access to write into an engine that has FEATURE_READS_PUSHES).
+//
+// Errors (no row was opened):
+// * INVALID_ARGUMENT CONTENT_REQUIRED: the content of a row covers no token, or its opaque id is too long.
+// * OUT_OF_RANGE LIMIT_EXCEEDED: a row lists more blocks than a request may.
+// * RESOURCE_EXHAUSTED QUARANTINED: the issuer registers its memory again; retry after the delay.
+// * FAILED_PRECONDITION NO_HANDSHAKE: also when the issuer registered its memory again since the handshake.
 type OpenAccessRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Required. The calling lead.
-	Caller *Caller `protobuf:"bytes,1,opt,name=caller,proto3" json:"caller,omitempty"`
 	// Accesses to open; at most 256. A row is refused with LIMIT_EXCEEDED if its grant and those of the rows before it
 	// stand for more than 65,536 blocks (the issuer's limit for one request), unless it is the first row: open it by
 	// another call.
-	Openings      []*AccessOpening `protobuf:"bytes,2,rep,name=openings,proto3" json:"openings,omitempty"`
+	Openings      []*AccessOpening `protobuf:"bytes,1,rep,name=openings,proto3" json:"openings,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *OpenAccessRequest) Reset() {
 	*x = OpenAccessRequest{}
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[1]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -231,7 +814,7 @@ func (x *OpenAccessRequest) String() string {
 func (*OpenAccessRequest) ProtoMessage() {}
 
 func (x *OpenAccessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[1]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -244,14 +827,7 @@ func (x *OpenAccessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenAccessRequest.ProtoReflect.Descriptor instead.
 func (*OpenAccessRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{1}
-}
-
-func (x *OpenAccessRequest) GetCaller() *Caller {
-	if x != nil {
-		return x.Caller
-	}
-	return nil
+	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *OpenAccessRequest) GetOpenings() []*AccessOpening {
@@ -302,7 +878,7 @@ type AccessOpening struct {
 
 func (x *AccessOpening) Reset() {
 	*x = AccessOpening{}
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[2]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -314,7 +890,7 @@ func (x *AccessOpening) String() string {
 func (*AccessOpening) ProtoMessage() {}
 
 func (x *AccessOpening) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[2]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -327,7 +903,7 @@ func (x *AccessOpening) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AccessOpening.ProtoReflect.Descriptor instead.
 func (*AccessOpening) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{2}
+	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *AccessOpening) GetAccessId() []byte {
@@ -434,7 +1010,7 @@ type ContentClaim struct {
 
 func (x *ContentClaim) Reset() {
 	*x = ContentClaim{}
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[3]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -446,7 +1022,7 @@ func (x *ContentClaim) String() string {
 func (*ContentClaim) ProtoMessage() {}
 
 func (x *ContentClaim) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[3]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -459,7 +1035,7 @@ func (x *ContentClaim) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContentClaim.ProtoReflect.Descriptor instead.
 func (*ContentClaim) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{3}
+	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ContentClaim) GetTokenCount() uint32 {
@@ -503,7 +1079,7 @@ type OpenAccessResponse struct {
 
 func (x *OpenAccessResponse) Reset() {
 	*x = OpenAccessResponse{}
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[4]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -515,7 +1091,7 @@ func (x *OpenAccessResponse) String() string {
 func (*OpenAccessResponse) ProtoMessage() {}
 
 func (x *OpenAccessResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[4]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -528,7 +1104,7 @@ func (x *OpenAccessResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenAccessResponse.ProtoReflect.Descriptor instead.
 func (*OpenAccessResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{4}
+	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *OpenAccessResponse) GetHeader() *v1.ResponseHeader {
@@ -572,7 +1148,7 @@ type OpenedAccess struct {
 
 func (x *OpenedAccess) Reset() {
 	*x = OpenedAccess{}
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[5]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -584,7 +1160,7 @@ func (x *OpenedAccess) String() string {
 func (*OpenedAccess) ProtoMessage() {}
 
 func (x *OpenedAccess) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[5]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -597,7 +1173,7 @@ func (x *OpenedAccess) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenedAccess.ProtoReflect.Descriptor instead.
 func (*OpenedAccess) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{5}
+	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *OpenedAccess) GetFailure() *v1.Failure {
@@ -663,20 +1239,21 @@ func (x *OpenedAccess) GetLeaseId() string {
 	return ""
 }
 
-// Accesses to settle.
+// Request of SettleAccess, which asks after the last byte whether accesses were valid throughout. VALID means that the
+// lease, the incarnation and the memory generation have stayed as they were at the opening, without a break. No answer
+// counts as a failure. The issuer keeps the verdict for the settle timeout, so that the caller can ask again after a
+// lost reply. `last` closes the access and asserts that the caller's movers are at rest.
 type SettleAccessRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Required. The calling lead.
-	Caller *Caller `protobuf:"bytes,1,opt,name=caller,proto3" json:"caller,omitempty"`
 	// Accesses to settle; at most 256.
-	Settlings     []*AccessSettling `protobuf:"bytes,2,rep,name=settlings,proto3" json:"settlings,omitempty"`
+	Settlings     []*AccessSettling `protobuf:"bytes,1,rep,name=settlings,proto3" json:"settlings,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SettleAccessRequest) Reset() {
 	*x = SettleAccessRequest{}
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[6]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -688,7 +1265,7 @@ func (x *SettleAccessRequest) String() string {
 func (*SettleAccessRequest) ProtoMessage() {}
 
 func (x *SettleAccessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[6]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -701,14 +1278,7 @@ func (x *SettleAccessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleAccessRequest.ProtoReflect.Descriptor instead.
 func (*SettleAccessRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{6}
-}
-
-func (x *SettleAccessRequest) GetCaller() *Caller {
-	if x != nil {
-		return x.Caller
-	}
-	return nil
+	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *SettleAccessRequest) GetSettlings() []*AccessSettling {
@@ -737,7 +1307,7 @@ type AccessSettling struct {
 
 func (x *AccessSettling) Reset() {
 	*x = AccessSettling{}
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[7]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -749,7 +1319,7 @@ func (x *AccessSettling) String() string {
 func (*AccessSettling) ProtoMessage() {}
 
 func (x *AccessSettling) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[7]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -762,7 +1332,7 @@ func (x *AccessSettling) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AccessSettling.ProtoReflect.Descriptor instead.
 func (*AccessSettling) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{7}
+	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *AccessSettling) GetAccessId() []byte {
@@ -813,7 +1383,7 @@ type SettleAccessResponse struct {
 
 func (x *SettleAccessResponse) Reset() {
 	*x = SettleAccessResponse{}
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[8]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -825,7 +1395,7 @@ func (x *SettleAccessResponse) String() string {
 func (*SettleAccessResponse) ProtoMessage() {}
 
 func (x *SettleAccessResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[8]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -838,7 +1408,7 @@ func (x *SettleAccessResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleAccessResponse.ProtoReflect.Descriptor instead.
 func (*SettleAccessResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{8}
+	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *SettleAccessResponse) GetHeader() *v1.ResponseHeader {
@@ -871,7 +1441,7 @@ type SettledAccess struct {
 
 func (x *SettledAccess) Reset() {
 	*x = SettledAccess{}
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[9]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -883,7 +1453,7 @@ func (x *SettledAccess) String() string {
 func (*SettledAccess) ProtoMessage() {}
 
 func (x *SettledAccess) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[9]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -896,7 +1466,7 @@ func (x *SettledAccess) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettledAccess.ProtoReflect.Descriptor instead.
 func (*SettledAccess) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{9}
+	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *SettledAccess) GetVerdict() Verdict {
@@ -920,20 +1490,19 @@ func (x *SettledAccess) GetMessage() string {
 	return ""
 }
 
-// Accesses to close.
+// Request of CloseAccess, which ends accesses that will not be settled. For an unknown id the call leaves a tombstone,
+// which refuses an opening that comes late. The caller repeats the call until it is answered.
 type CloseAccessRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Required. The calling lead.
-	Caller *Caller `protobuf:"bytes,1,opt,name=caller,proto3" json:"caller,omitempty"`
 	// Accesses to close; at most 256.
-	Closings      []*AccessClosing `protobuf:"bytes,2,rep,name=closings,proto3" json:"closings,omitempty"`
+	Closings      []*AccessClosing `protobuf:"bytes,1,rep,name=closings,proto3" json:"closings,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CloseAccessRequest) Reset() {
 	*x = CloseAccessRequest{}
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[10]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -945,7 +1514,7 @@ func (x *CloseAccessRequest) String() string {
 func (*CloseAccessRequest) ProtoMessage() {}
 
 func (x *CloseAccessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[10]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -958,14 +1527,7 @@ func (x *CloseAccessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseAccessRequest.ProtoReflect.Descriptor instead.
 func (*CloseAccessRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{10}
-}
-
-func (x *CloseAccessRequest) GetCaller() *Caller {
-	if x != nil {
-		return x.Caller
-	}
-	return nil
+	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *CloseAccessRequest) GetClosings() []*AccessClosing {
@@ -996,7 +1558,7 @@ type AccessClosing struct {
 
 func (x *AccessClosing) Reset() {
 	*x = AccessClosing{}
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[11]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1008,7 +1570,7 @@ func (x *AccessClosing) String() string {
 func (*AccessClosing) ProtoMessage() {}
 
 func (x *AccessClosing) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[11]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1021,7 +1583,7 @@ func (x *AccessClosing) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AccessClosing.ProtoReflect.Descriptor instead.
 func (*AccessClosing) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{11}
+	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *AccessClosing) GetAccessId() []byte {
@@ -1072,7 +1634,7 @@ type CloseAccessResponse struct {
 
 func (x *CloseAccessResponse) Reset() {
 	*x = CloseAccessResponse{}
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[12]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1084,7 +1646,7 @@ func (x *CloseAccessResponse) String() string {
 func (*CloseAccessResponse) ProtoMessage() {}
 
 func (x *CloseAccessResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[12]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1097,7 +1659,7 @@ func (x *CloseAccessResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseAccessResponse.ProtoReflect.Descriptor instead.
 func (*CloseAccessResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{12}
+	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *CloseAccessResponse) GetHeader() *v1.ResponseHeader {
@@ -1125,7 +1687,7 @@ type ClosedAccess struct {
 
 func (x *ClosedAccess) Reset() {
 	*x = ClosedAccess{}
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[13]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1137,7 +1699,7 @@ func (x *ClosedAccess) String() string {
 func (*ClosedAccess) ProtoMessage() {}
 
 func (x *ClosedAccess) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[13]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1150,7 +1712,7 @@ func (x *ClosedAccess) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClosedAccess.ProtoReflect.Descriptor instead.
 func (*ClosedAccess) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{13}
+	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ClosedAccess) GetWasOpen() bool {
@@ -1160,22 +1722,31 @@ func (x *ClosedAccess) GetWasOpen() bool {
 	return false
 }
 
-// Parts of a push that may be read.
+// Request of PartsReady, which widens the access of a push that the destination moves. The source says which of its
+// blocks form the next parts, and that the destination may read them under the READ access that the source opened for
+// it. Parts are numbered within the WRITE access. Parts that are already known are skipped, so the call may be
+// repeated. A push has at most 16,384 parts, and 65,536 blocks (the destination's limit for one request) in all of
+// them.
+//
+// Errors:
+//   - FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, TRANSFER_ENDED: the access is not open here.
+//   - PERMISSION_DENIED ACCESS_REUSED: the source writes under this access.
+//   - INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE; FAILED_PRECONDITION CONTENT_RANGE: the parts are not those of
+//     this push.
+//   - OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED.
 type PartsReadyRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Required. The calling lead.
-	Caller *Caller `protobuf:"bytes,1,opt,name=caller,proto3" json:"caller,omitempty"`
 	// Required. Id of the WRITE access that the source opened.
-	AccessId []byte `protobuf:"bytes,2,opt,name=access_id,json=accessId,proto3" json:"access_id,omitempty"`
+	AccessId []byte `protobuf:"bytes,1,opt,name=access_id,json=accessId,proto3" json:"access_id,omitempty"`
 	// Parts in their order; at most 512, with 65,536 blocks in all. A source with more parts calls again.
-	Parts         []*ReadyPart `protobuf:"bytes,3,rep,name=parts,proto3" json:"parts,omitempty"`
+	Parts         []*ReadyPart `protobuf:"bytes,2,rep,name=parts,proto3" json:"parts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PartsReadyRequest) Reset() {
 	*x = PartsReadyRequest{}
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[14]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1187,7 +1758,7 @@ func (x *PartsReadyRequest) String() string {
 func (*PartsReadyRequest) ProtoMessage() {}
 
 func (x *PartsReadyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[14]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1200,14 +1771,7 @@ func (x *PartsReadyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PartsReadyRequest.ProtoReflect.Descriptor instead.
 func (*PartsReadyRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{14}
-}
-
-func (x *PartsReadyRequest) GetCaller() *Caller {
-	if x != nil {
-		return x.Caller
-	}
-	return nil
+	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *PartsReadyRequest) GetAccessId() []byte {
@@ -1245,7 +1809,7 @@ type ReadyPart struct {
 
 func (x *ReadyPart) Reset() {
 	*x = ReadyPart{}
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[15]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1257,7 +1821,7 @@ func (x *ReadyPart) String() string {
 func (*ReadyPart) ProtoMessage() {}
 
 func (x *ReadyPart) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[15]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1270,7 +1834,7 @@ func (x *ReadyPart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadyPart.ProtoReflect.Descriptor instead.
 func (*ReadyPart) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{15}
+	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ReadyPart) GetNumber() uint32 {
@@ -1319,7 +1883,7 @@ type PartsReadyResponse struct {
 
 func (x *PartsReadyResponse) Reset() {
 	*x = PartsReadyResponse{}
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[16]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1331,7 +1895,7 @@ func (x *PartsReadyResponse) String() string {
 func (*PartsReadyResponse) ProtoMessage() {}
 
 func (x *PartsReadyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[16]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1344,7 +1908,7 @@ func (x *PartsReadyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PartsReadyResponse.ProtoReflect.Descriptor instead.
 func (*PartsReadyResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{16}
+	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *PartsReadyResponse) GetHeader() *v1.ResponseHeader {
@@ -1354,599 +1918,45 @@ func (x *PartsReadyResponse) GetHeader() *v1.ResponseHeader {
 	return nil
 }
 
-// Calls of one lead.
-type ConverseRequest struct {
+// Request of ChecksumBlocks, which returns the CRC-32C of blocks that the caller may read under an access, as they lie
+// in memory since their hand-over. A caller that compares arrived bytes calls it while it reads, and settles only when
+// all checksums are equal. The verdict of the settling is the issuer's word, not a checksum. The call is safe to
+// repeat. It makes the issuer's ranks read the blocks, unless the issuer has already summed up what it handed over:
+// then whole blocks in the order of their hand-over cost nothing. No block is listed twice for the same layer. The
+// issuer serves peers in turn. It does not sum up blocks that no caller waits for any more, because the time of the
+// call is over, its stream ended or the access is over.
+//
+// Errors:
+//   - FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, PREEMPTED,
+//     CANCELLED, MEMORY_CHANGED: the access is not valid, for the same reasons as in SettledAccess.
+//   - PERMISSION_DENIED NOT_OWNER: the access does not cover these blocks.
+//   - INVALID_ARGUMENT GROUP_MISMATCH, BLOCK_DUPLICATE, INVALID_FIELD; OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED.
+//   - INTERNAL DATA_PATH_FAILED: the issuer cannot sum up its memory.
+//   - RESOURCE_EXHAUSTED LIMIT_EXCEEDED; DEADLINE_EXCEEDED DEADLINE.
+type ChecksumBlocksRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Calls to make; each is answered by itself. At most 4,096, and about 1 MB unless one call alone is longer. More
-	// calls end the stream with OUT_OF_RANGE LIMIT_EXCEEDED.
-	Calls []*PeerCall `protobuf:"bytes,1,rep,name=calls,proto3" json:"calls,omitempty"`
-	// Calling lead of all calls of this stream, in the first message, which may have no calls. If it is stated, the
-	// `caller` of each call is ignored; otherwise each call states its own.
-	Caller        *Caller `protobuf:"bytes,2,opt,name=caller,proto3" json:"caller,omitempty"`
+	// Required. Id of the access under which the caller reads.
+	AccessId []byte `protobuf:"bytes,1,opt,name=access_id,json=accessId,proto3" json:"access_id,omitempty"`
+	// Blocks of the issuer; at most 16,384 rows, with 65,536 rows of blocks in them.
+	Blocks        []*BlocksOfLayers `protobuf:"bytes,2,rep,name=blocks,proto3" json:"blocks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *ConverseRequest) Reset() {
-	*x = ConverseRequest{}
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[17]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *ConverseRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*ConverseRequest) ProtoMessage() {}
-
-func (x *ConverseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[17]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use ConverseRequest.ProtoReflect.Descriptor instead.
-func (*ConverseRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{17}
-}
-
-func (x *ConverseRequest) GetCalls() []*PeerCall {
-	if x != nil {
-		return x.Calls
-	}
-	return nil
-}
-
-func (x *ConverseRequest) GetCaller() *Caller {
-	if x != nil {
-		return x.Caller
-	}
-	return nil
-}
-
-// One call.
-type PeerCall struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// Id that the caller chooses. It is not used again while the call is unanswered.
-	CallId uint64 `protobuf:"varint,1,opt,name=call_id,json=callId,proto3" json:"call_id,omitempty"`
-	// W3C traceparent of the call; empty means none. Leads pass no tracestate to each other.
-	Traceparent string `protobuf:"bytes,2,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
-	// The call.
-	//
-	// Types that are valid to be assigned to Call:
-	//
-	//	*PeerCall_OpenAccess
-	//	*PeerCall_SettleAccess
-	//	*PeerCall_CloseAccess
-	//	*PeerCall_PartsReady
-	//	*PeerCall_ChecksumBlocks
-	//	*PeerCall_PostSend
-	Call          isPeerCall_Call `protobuf_oneof:"call"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *PeerCall) Reset() {
-	*x = PeerCall{}
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[18]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *PeerCall) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*PeerCall) ProtoMessage() {}
-
-func (x *PeerCall) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[18]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use PeerCall.ProtoReflect.Descriptor instead.
-func (*PeerCall) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{18}
-}
-
-func (x *PeerCall) GetCallId() uint64 {
-	if x != nil {
-		return x.CallId
-	}
-	return 0
-}
-
-func (x *PeerCall) GetTraceparent() string {
-	if x != nil {
-		return x.Traceparent
-	}
-	return ""
-}
-
-func (x *PeerCall) GetCall() isPeerCall_Call {
-	if x != nil {
-		return x.Call
-	}
-	return nil
-}
-
-func (x *PeerCall) GetOpenAccess() *OpenAccessRequest {
-	if x != nil {
-		if x, ok := x.Call.(*PeerCall_OpenAccess); ok {
-			return x.OpenAccess
-		}
-	}
-	return nil
-}
-
-func (x *PeerCall) GetSettleAccess() *SettleAccessRequest {
-	if x != nil {
-		if x, ok := x.Call.(*PeerCall_SettleAccess); ok {
-			return x.SettleAccess
-		}
-	}
-	return nil
-}
-
-func (x *PeerCall) GetCloseAccess() *CloseAccessRequest {
-	if x != nil {
-		if x, ok := x.Call.(*PeerCall_CloseAccess); ok {
-			return x.CloseAccess
-		}
-	}
-	return nil
-}
-
-func (x *PeerCall) GetPartsReady() *PartsReadyRequest {
-	if x != nil {
-		if x, ok := x.Call.(*PeerCall_PartsReady); ok {
-			return x.PartsReady
-		}
-	}
-	return nil
-}
-
-func (x *PeerCall) GetChecksumBlocks() *ChecksumBlocksRequest {
-	if x != nil {
-		if x, ok := x.Call.(*PeerCall_ChecksumBlocks); ok {
-			return x.ChecksumBlocks
-		}
-	}
-	return nil
-}
-
-func (x *PeerCall) GetPostSend() *PostSendRequest {
-	if x != nil {
-		if x, ok := x.Call.(*PeerCall_PostSend); ok {
-			return x.PostSend
-		}
-	}
-	return nil
-}
-
-type isPeerCall_Call interface {
-	isPeerCall_Call()
-}
-
-type PeerCall_OpenAccess struct {
-	// Request of OpenAccess.
-	OpenAccess *OpenAccessRequest `protobuf:"bytes,3,opt,name=open_access,json=openAccess,proto3,oneof"`
-}
-
-type PeerCall_SettleAccess struct {
-	// Request of SettleAccess.
-	SettleAccess *SettleAccessRequest `protobuf:"bytes,4,opt,name=settle_access,json=settleAccess,proto3,oneof"`
-}
-
-type PeerCall_CloseAccess struct {
-	// Request of CloseAccess.
-	CloseAccess *CloseAccessRequest `protobuf:"bytes,5,opt,name=close_access,json=closeAccess,proto3,oneof"`
-}
-
-type PeerCall_PartsReady struct {
-	// Request of PartsReady.
-	PartsReady *PartsReadyRequest `protobuf:"bytes,6,opt,name=parts_ready,json=partsReady,proto3,oneof"`
-}
-
-type PeerCall_ChecksumBlocks struct {
-	// Request of ChecksumBlocks.
-	ChecksumBlocks *ChecksumBlocksRequest `protobuf:"bytes,7,opt,name=checksum_blocks,json=checksumBlocks,proto3,oneof"`
-}
-
-type PeerCall_PostSend struct {
-	// Request of PostSend.
-	PostSend *PostSendRequest `protobuf:"bytes,8,opt,name=post_send,json=postSend,proto3,oneof"`
-}
-
-func (*PeerCall_OpenAccess) isPeerCall_Call() {}
-
-func (*PeerCall_SettleAccess) isPeerCall_Call() {}
-
-func (*PeerCall_CloseAccess) isPeerCall_Call() {}
-
-func (*PeerCall_PartsReady) isPeerCall_Call() {}
-
-func (*PeerCall_ChecksumBlocks) isPeerCall_Call() {}
-
-func (*PeerCall_PostSend) isPeerCall_Call() {}
-
-// Answers to calls.
-type ConverseResponse struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// All answers that are known by now.
-	Answers       []*PeerAnswer `protobuf:"bytes,1,rep,name=answers,proto3" json:"answers,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *ConverseResponse) Reset() {
-	*x = ConverseResponse{}
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[19]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *ConverseResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*ConverseResponse) ProtoMessage() {}
-
-func (x *ConverseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[19]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use ConverseResponse.ProtoReflect.Descriptor instead.
-func (*ConverseResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{19}
-}
-
-func (x *ConverseResponse) GetAnswers() []*PeerAnswer {
-	if x != nil {
-		return x.Answers
-	}
-	return nil
-}
-
-// The answer to one call.
-type PeerAnswer struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// Id of the answered call.
-	CallId uint64 `protobuf:"varint,1,opt,name=call_id,json=callId,proto3" json:"call_id,omitempty"`
-	// Result of the call.
-	//
-	// Types that are valid to be assigned to Answer:
-	//
-	//	*PeerAnswer_Error
-	//	*PeerAnswer_OpenAccess
-	//	*PeerAnswer_SettleAccess
-	//	*PeerAnswer_CloseAccess
-	//	*PeerAnswer_PartsReady
-	//	*PeerAnswer_ChecksumBlocks
-	//	*PeerAnswer_PostSend
-	Answer        isPeerAnswer_Answer `protobuf_oneof:"answer"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *PeerAnswer) Reset() {
-	*x = PeerAnswer{}
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[20]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *PeerAnswer) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*PeerAnswer) ProtoMessage() {}
-
-func (x *PeerAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[20]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use PeerAnswer.ProtoReflect.Descriptor instead.
-func (*PeerAnswer) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{20}
-}
-
-func (x *PeerAnswer) GetCallId() uint64 {
-	if x != nil {
-		return x.CallId
-	}
-	return 0
-}
-
-func (x *PeerAnswer) GetAnswer() isPeerAnswer_Answer {
-	if x != nil {
-		return x.Answer
-	}
-	return nil
-}
-
-func (x *PeerAnswer) GetError() *CallError {
-	if x != nil {
-		if x, ok := x.Answer.(*PeerAnswer_Error); ok {
-			return x.Error
-		}
-	}
-	return nil
-}
-
-func (x *PeerAnswer) GetOpenAccess() *OpenAccessResponse {
-	if x != nil {
-		if x, ok := x.Answer.(*PeerAnswer_OpenAccess); ok {
-			return x.OpenAccess
-		}
-	}
-	return nil
-}
-
-func (x *PeerAnswer) GetSettleAccess() *SettleAccessResponse {
-	if x != nil {
-		if x, ok := x.Answer.(*PeerAnswer_SettleAccess); ok {
-			return x.SettleAccess
-		}
-	}
-	return nil
-}
-
-func (x *PeerAnswer) GetCloseAccess() *CloseAccessResponse {
-	if x != nil {
-		if x, ok := x.Answer.(*PeerAnswer_CloseAccess); ok {
-			return x.CloseAccess
-		}
-	}
-	return nil
-}
-
-func (x *PeerAnswer) GetPartsReady() *PartsReadyResponse {
-	if x != nil {
-		if x, ok := x.Answer.(*PeerAnswer_PartsReady); ok {
-			return x.PartsReady
-		}
-	}
-	return nil
-}
-
-func (x *PeerAnswer) GetChecksumBlocks() *ChecksumBlocksResponse {
-	if x != nil {
-		if x, ok := x.Answer.(*PeerAnswer_ChecksumBlocks); ok {
-			return x.ChecksumBlocks
-		}
-	}
-	return nil
-}
-
-func (x *PeerAnswer) GetPostSend() *PostSendResponse {
-	if x != nil {
-		if x, ok := x.Answer.(*PeerAnswer_PostSend); ok {
-			return x.PostSend
-		}
-	}
-	return nil
-}
-
-type isPeerAnswer_Answer interface {
-	isPeerAnswer_Answer()
-}
-
-type PeerAnswer_Error struct {
-	// Error of a call that failed as a whole.
-	Error *CallError `protobuf:"bytes,2,opt,name=error,proto3,oneof"`
-}
-
-type PeerAnswer_OpenAccess struct {
-	// Reply of OpenAccess.
-	OpenAccess *OpenAccessResponse `protobuf:"bytes,3,opt,name=open_access,json=openAccess,proto3,oneof"`
-}
-
-type PeerAnswer_SettleAccess struct {
-	// Reply of SettleAccess.
-	SettleAccess *SettleAccessResponse `protobuf:"bytes,4,opt,name=settle_access,json=settleAccess,proto3,oneof"`
-}
-
-type PeerAnswer_CloseAccess struct {
-	// Reply of CloseAccess.
-	CloseAccess *CloseAccessResponse `protobuf:"bytes,5,opt,name=close_access,json=closeAccess,proto3,oneof"`
-}
-
-type PeerAnswer_PartsReady struct {
-	// Reply of PartsReady.
-	PartsReady *PartsReadyResponse `protobuf:"bytes,6,opt,name=parts_ready,json=partsReady,proto3,oneof"`
-}
-
-type PeerAnswer_ChecksumBlocks struct {
-	// Reply of ChecksumBlocks.
-	ChecksumBlocks *ChecksumBlocksResponse `protobuf:"bytes,7,opt,name=checksum_blocks,json=checksumBlocks,proto3,oneof"`
-}
-
-type PeerAnswer_PostSend struct {
-	// Reply of PostSend.
-	PostSend *PostSendResponse `protobuf:"bytes,8,opt,name=post_send,json=postSend,proto3,oneof"`
-}
-
-func (*PeerAnswer_Error) isPeerAnswer_Answer() {}
-
-func (*PeerAnswer_OpenAccess) isPeerAnswer_Answer() {}
-
-func (*PeerAnswer_SettleAccess) isPeerAnswer_Answer() {}
-
-func (*PeerAnswer_CloseAccess) isPeerAnswer_Answer() {}
-
-func (*PeerAnswer_PartsReady) isPeerAnswer_Answer() {}
-
-func (*PeerAnswer_ChecksumBlocks) isPeerAnswer_Answer() {}
-
-func (*PeerAnswer_PostSend) isPeerAnswer_Answer() {}
-
-// Error of a call. A call by itself has it as its status.
-type CallError struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// Name of the gRPC status code.
-	Code string `protobuf:"bytes,1,opt,name=code,proto3" json:"code,omitempty"`
-	// Reason of the failure.
-	Reason v1.FailureReason `protobuf:"varint,2,opt,name=reason,proto3,enum=kvgrpc.v1.FailureReason" json:"reason,omitempty"`
-	// One sentence for people.
-	Message       string `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *CallError) Reset() {
-	*x = CallError{}
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[21]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *CallError) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*CallError) ProtoMessage() {}
-
-func (x *CallError) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[21]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use CallError.ProtoReflect.Descriptor instead.
-func (*CallError) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{21}
-}
-
-func (x *CallError) GetCode() string {
-	if x != nil {
-		return x.Code
-	}
-	return ""
-}
-
-func (x *CallError) GetReason() v1.FailureReason {
-	if x != nil {
-		return x.Reason
-	}
-	return v1.FailureReason(0)
-}
-
-func (x *CallError) GetMessage() string {
-	if x != nil {
-		return x.Message
-	}
-	return ""
-}
-
-// Beat of the dialling side.
-type KeepLivenessRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// Required in the first beat. The calling lead, for the whole stream.
-	Caller        *Caller `protobuf:"bytes,1,opt,name=caller,proto3" json:"caller,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *KeepLivenessRequest) Reset() {
-	*x = KeepLivenessRequest{}
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[22]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *KeepLivenessRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*KeepLivenessRequest) ProtoMessage() {}
-
-func (x *KeepLivenessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[22]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use KeepLivenessRequest.ProtoReflect.Descriptor instead.
-func (*KeepLivenessRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{22}
-}
-
-func (x *KeepLivenessRequest) GetCaller() *Caller {
-	if x != nil {
-		return x.Caller
-	}
-	return nil
-}
-
-// Answer to a beat.
-type KeepLivenessResponse struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// The answering engine and its incarnation.
-	Header *v1.ResponseHeader `protobuf:"bytes,1,opt,name=header,proto3" json:"header,omitempty"`
-	// Proof that the handshake gave the answering side to show, in the first answer. A caller that gets another proof
-	// ends the stream, because another party answered it.
-	Proof         []byte `protobuf:"bytes,2,opt,name=proof,proto3" json:"proof,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *KeepLivenessResponse) Reset() {
-	*x = KeepLivenessResponse{}
+func (x *ChecksumBlocksRequest) Reset() {
+	*x = ChecksumBlocksRequest{}
 	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *KeepLivenessResponse) String() string {
+func (x *ChecksumBlocksRequest) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*KeepLivenessResponse) ProtoMessage() {}
+func (*ChecksumBlocksRequest) ProtoMessage() {}
 
-func (x *KeepLivenessResponse) ProtoReflect() protoreflect.Message {
+func (x *ChecksumBlocksRequest) ProtoReflect() protoreflect.Message {
 	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -1958,21 +1968,21 @@ func (x *KeepLivenessResponse) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use KeepLivenessResponse.ProtoReflect.Descriptor instead.
-func (*KeepLivenessResponse) Descriptor() ([]byte, []int) {
+// Deprecated: Use ChecksumBlocksRequest.ProtoReflect.Descriptor instead.
+func (*ChecksumBlocksRequest) Descriptor() ([]byte, []int) {
 	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{23}
 }
 
-func (x *KeepLivenessResponse) GetHeader() *v1.ResponseHeader {
+func (x *ChecksumBlocksRequest) GetAccessId() []byte {
 	if x != nil {
-		return x.Header
+		return x.AccessId
 	}
 	return nil
 }
 
-func (x *KeepLivenessResponse) GetProof() []byte {
+func (x *ChecksumBlocksRequest) GetBlocks() []*BlocksOfLayers {
 	if x != nil {
-		return x.Proof
+		return x.Blocks
 	}
 	return nil
 }
@@ -2032,70 +2042,6 @@ func (x *BlocksOfLayers) GetLayers() *v1.LayerRange {
 	return nil
 }
 
-// Blocks to sum up.
-type ChecksumBlocksRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// Required. The calling lead.
-	Caller *Caller `protobuf:"bytes,1,opt,name=caller,proto3" json:"caller,omitempty"`
-	// Required. Id of the access under which the caller reads.
-	AccessId []byte `protobuf:"bytes,2,opt,name=access_id,json=accessId,proto3" json:"access_id,omitempty"`
-	// Blocks of the issuer; at most 16,384 rows, with 65,536 rows of blocks in them.
-	Blocks        []*BlocksOfLayers `protobuf:"bytes,3,rep,name=blocks,proto3" json:"blocks,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *ChecksumBlocksRequest) Reset() {
-	*x = ChecksumBlocksRequest{}
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[25]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *ChecksumBlocksRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*ChecksumBlocksRequest) ProtoMessage() {}
-
-func (x *ChecksumBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[25]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use ChecksumBlocksRequest.ProtoReflect.Descriptor instead.
-func (*ChecksumBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{25}
-}
-
-func (x *ChecksumBlocksRequest) GetCaller() *Caller {
-	if x != nil {
-		return x.Caller
-	}
-	return nil
-}
-
-func (x *ChecksumBlocksRequest) GetAccessId() []byte {
-	if x != nil {
-		return x.AccessId
-	}
-	return nil
-}
-
-func (x *ChecksumBlocksRequest) GetBlocks() []*BlocksOfLayers {
-	if x != nil {
-		return x.Blocks
-	}
-	return nil
-}
-
 // The checksums of one rank.
 type RankChecksums struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2110,7 +2056,7 @@ type RankChecksums struct {
 
 func (x *RankChecksums) Reset() {
 	*x = RankChecksums{}
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[26]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2122,7 +2068,7 @@ func (x *RankChecksums) String() string {
 func (*RankChecksums) ProtoMessage() {}
 
 func (x *RankChecksums) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[26]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2135,7 +2081,7 @@ func (x *RankChecksums) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankChecksums.ProtoReflect.Descriptor instead.
 func (*RankChecksums) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{26}
+	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *RankChecksums) GetRank() uint32 {
@@ -2165,7 +2111,7 @@ type ChecksumBlocksResponse struct {
 
 func (x *ChecksumBlocksResponse) Reset() {
 	*x = ChecksumBlocksResponse{}
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[27]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2177,7 +2123,7 @@ func (x *ChecksumBlocksResponse) String() string {
 func (*ChecksumBlocksResponse) ProtoMessage() {}
 
 func (x *ChecksumBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[27]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2190,7 +2136,7 @@ func (x *ChecksumBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChecksumBlocksResponse.ProtoReflect.Descriptor instead.
 func (*ChecksumBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{27}
+	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ChecksumBlocksResponse) GetHeader() *v1.ResponseHeader {
@@ -2207,34 +2153,50 @@ func (x *ChecksumBlocksResponse) GetRanks() []*RankChecksums {
 	return nil
 }
 
-// Bytes that a rank of the issuer sends.
+// Request of PostSend, which makes a rank of the issuer send bytes to a rank of the caller, which is about to receive
+// them. The caller may read the bytes under an access. The call applies where the two ranks have chosen
+// DATA_PATH_COLLECTIVE, by which bytes move only if both ranks act. The reply comes when the send is in progress,
+// behind earlier sends, and the caller's rank receives from then on. The reply says nothing about what has arrived: the
+// caller finds that out itself, and settles. Sequence 0 sends nothing, needs no access, and makes the two ranks'
+// process group, with an epoch higher than any since the caller's last handshake. The group of the previous epoch is
+// then over, with everything in progress on it. In each epoch sends count from 1, one after the other. A refused send
+// takes no number. A caller that does not know the result of its call begins a new epoch. The call is not safe to
+// repeat.
+//
+// Errors:
+//   - FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, PREEMPTED,
+//     CANCELLED, MEMORY_CHANGED: the access is not valid, for the same reasons as in SettledAccess.
+//   - PERMISSION_DENIED NOT_OWNER: the access does not cover these bytes.
+//   - FAILED_PRECONDITION DATA_PATH_FAILED: the rank cannot send, the epoch or the number is not the next one, the
+//     values are no half of a group, or too many groups are being made or came to nothing lately: the message says when
+//     to try again. Nothing is sent; the caller begins a new epoch.
+//   - INVALID_ARGUMENT INVALID_FIELD: the ranks exchange no bytes, or the call has no runs.
+//   - RESOURCE_EXHAUSTED LIMIT_EXCEEDED; DEADLINE_EXCEEDED DEADLINE: the rank did not begin in time.
 type PostSendRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Required. The calling lead.
-	Caller *Caller `protobuf:"bytes,1,opt,name=caller,proto3" json:"caller,omitempty"`
 	// Id of the access under which the caller reads; empty with sequence 0.
-	AccessId []byte `protobuf:"bytes,2,opt,name=access_id,json=accessId,proto3" json:"access_id,omitempty"`
+	AccessId []byte `protobuf:"bytes,1,opt,name=access_id,json=accessId,proto3" json:"access_id,omitempty"`
 	// Rank of the issuer, which sends.
-	SourceRank uint32 `protobuf:"varint,3,opt,name=source_rank,json=sourceRank,proto3" json:"source_rank,omitempty"`
+	SourceRank uint32 `protobuf:"varint,2,opt,name=source_rank,json=sourceRank,proto3" json:"source_rank,omitempty"`
 	// Rank of the caller, which receives.
-	Rank uint32 `protobuf:"varint,4,opt,name=rank,proto3" json:"rank,omitempty"`
+	Rank uint32 `protobuf:"varint,3,opt,name=rank,proto3" json:"rank,omitempty"`
 	// Epoch of the two ranks' process group.
-	Epoch uint32 `protobuf:"varint,5,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Epoch uint32 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	// Number of the send. It grows by one with each send of the epoch, from 1 on; 0 makes the process group.
-	Sequence uint64 `protobuf:"varint,6,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	Sequence uint64 `protobuf:"varint,5,opt,name=sequence,proto3" json:"sequence,omitempty"`
 	// Start of each run in the memory of the issuer's rank. At most 131,072, and as many as `nbytes`.
-	Offsets []uint64 `protobuf:"varint,7,rep,packed,name=offsets,proto3" json:"offsets,omitempty"`
+	Offsets []uint64 `protobuf:"varint,6,rep,packed,name=offsets,proto3" json:"offsets,omitempty"`
 	// Length of each run in bytes; positive.
-	Nbytes []uint64 `protobuf:"varint,8,rep,packed,name=nbytes,proto3" json:"nbytes,omitempty"`
+	Nbytes []uint64 `protobuf:"varint,7,rep,packed,name=nbytes,proto3" json:"nbytes,omitempty"`
 	// With sequence 0: values that the caller's half of the group tells the other half. At most 4.
-	Values        []*GroupValue `protobuf:"bytes,9,rep,name=values,proto3" json:"values,omitempty"`
+	Values        []*GroupValue `protobuf:"bytes,8,rep,name=values,proto3" json:"values,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PostSendRequest) Reset() {
 	*x = PostSendRequest{}
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[28]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2246,7 +2208,7 @@ func (x *PostSendRequest) String() string {
 func (*PostSendRequest) ProtoMessage() {}
 
 func (x *PostSendRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[28]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2259,14 +2221,7 @@ func (x *PostSendRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PostSendRequest.ProtoReflect.Descriptor instead.
 func (*PostSendRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{28}
-}
-
-func (x *PostSendRequest) GetCaller() *Caller {
-	if x != nil {
-		return x.Caller
-	}
-	return nil
+	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *PostSendRequest) GetAccessId() []byte {
@@ -2340,7 +2295,7 @@ type GroupValue struct {
 
 func (x *GroupValue) Reset() {
 	*x = GroupValue{}
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[29]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2352,7 +2307,7 @@ func (x *GroupValue) String() string {
 func (*GroupValue) ProtoMessage() {}
 
 func (x *GroupValue) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[29]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2365,7 +2320,7 @@ func (x *GroupValue) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupValue.ProtoReflect.Descriptor instead.
 func (*GroupValue) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{29}
+	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *GroupValue) GetKey() string {
@@ -2395,7 +2350,7 @@ type PostSendResponse struct {
 
 func (x *PostSendResponse) Reset() {
 	*x = PostSendResponse{}
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[30]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2407,7 +2362,7 @@ func (x *PostSendResponse) String() string {
 func (*PostSendResponse) ProtoMessage() {}
 
 func (x *PostSendResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[30]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2420,7 +2375,7 @@ func (x *PostSendResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PostSendResponse.ProtoReflect.Descriptor instead.
 func (*PostSendResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{30}
+	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *PostSendResponse) GetHeader() *v1.ResponseHeader {
@@ -2441,14 +2396,49 @@ var File_kvgrpc_peer_v1_peer_proto protoreflect.FileDescriptor
 
 const file_kvgrpc_peer_v1_peer_proto_rawDesc = "" +
 	"\n" +
-	"\x19kvgrpc/peer/v1/peer.proto\x12\x0ekvgrpc.peer.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\"b\n" +
+	"\x19kvgrpc/peer/v1/peer.proto\x12\x0ekvgrpc.peer.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x15kvgrpc/v1/calls.proto\x1a\x16kvgrpc/v1/common.proto\"b\n" +
 	"\x06Caller\x12\x1b\n" +
 	"\tengine_id\x18\x01 \x01(\tR\bengineId\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x06R\vincarnation\x12\x19\n" +
-	"\x05proof\x18\x03 \x01(\fB\x03\x80\x01\x01R\x05proof\"~\n" +
-	"\x11OpenAccessRequest\x12.\n" +
-	"\x06caller\x18\x01 \x01(\v2\x16.kvgrpc.peer.v1.CallerR\x06caller\x129\n" +
-	"\bopenings\x18\x02 \x03(\v2\x1d.kvgrpc.peer.v1.AccessOpeningR\bopenings\"\xf8\x03\n" +
+	"\x05proof\x18\x03 \x01(\fB\x03\x80\x01\x01R\x05proof\"q\n" +
+	"\x0fConverseRequest\x12.\n" +
+	"\x05calls\x18\x01 \x03(\v2\x18.kvgrpc.peer.v1.PeerCallR\x05calls\x12.\n" +
+	"\x06caller\x18\x02 \x01(\v2\x16.kvgrpc.peer.v1.CallerR\x06caller\"\xb5\x04\n" +
+	"\bPeerCall\x12\x17\n" +
+	"\acall_id\x18\x01 \x01(\x04R\x06callId\x12 \n" +
+	"\vtraceparent\x18\x02 \x01(\tR\vtraceparent\x12D\n" +
+	"\vopen_access\x18\x03 \x01(\v2!.kvgrpc.peer.v1.OpenAccessRequestH\x00R\n" +
+	"openAccess\x12J\n" +
+	"\rsettle_access\x18\x04 \x01(\v2#.kvgrpc.peer.v1.SettleAccessRequestH\x00R\fsettleAccess\x12G\n" +
+	"\fclose_access\x18\x05 \x01(\v2\".kvgrpc.peer.v1.CloseAccessRequestH\x00R\vcloseAccess\x12D\n" +
+	"\vparts_ready\x18\x06 \x01(\v2!.kvgrpc.peer.v1.PartsReadyRequestH\x00R\n" +
+	"partsReady\x12P\n" +
+	"\x0fchecksum_blocks\x18\a \x01(\v2%.kvgrpc.peer.v1.ChecksumBlocksRequestH\x00R\x0echecksumBlocks\x12>\n" +
+	"\tpost_send\x18\b \x01(\v2\x1f.kvgrpc.peer.v1.PostSendRequestH\x00R\bpostSend\x123\n" +
+	"\atimeout\x18\t \x01(\v2\x19.google.protobuf.DurationR\atimeoutB\x06\n" +
+	"\x04call\"H\n" +
+	"\x10ConverseResponse\x124\n" +
+	"\aanswers\x18\x01 \x03(\v2\x1a.kvgrpc.peer.v1.PeerAnswerR\aanswers\"\x97\x04\n" +
+	"\n" +
+	"PeerAnswer\x12\x17\n" +
+	"\acall_id\x18\x01 \x01(\x04R\x06callId\x12-\n" +
+	"\x05error\x18\x02 \x01(\v2\x15.kvgrpc.v1.CallStatusH\x00R\x05error\x12E\n" +
+	"\vopen_access\x18\x03 \x01(\v2\".kvgrpc.peer.v1.OpenAccessResponseH\x00R\n" +
+	"openAccess\x12K\n" +
+	"\rsettle_access\x18\x04 \x01(\v2$.kvgrpc.peer.v1.SettleAccessResponseH\x00R\fsettleAccess\x12H\n" +
+	"\fclose_access\x18\x05 \x01(\v2#.kvgrpc.peer.v1.CloseAccessResponseH\x00R\vcloseAccess\x12E\n" +
+	"\vparts_ready\x18\x06 \x01(\v2\".kvgrpc.peer.v1.PartsReadyResponseH\x00R\n" +
+	"partsReady\x12Q\n" +
+	"\x0fchecksum_blocks\x18\a \x01(\v2&.kvgrpc.peer.v1.ChecksumBlocksResponseH\x00R\x0echecksumBlocks\x12?\n" +
+	"\tpost_send\x18\b \x01(\v2 .kvgrpc.peer.v1.PostSendResponseH\x00R\bpostSendB\b\n" +
+	"\x06answer\"E\n" +
+	"\x13KeepLivenessRequest\x12.\n" +
+	"\x06caller\x18\x01 \x01(\v2\x16.kvgrpc.peer.v1.CallerR\x06caller\"d\n" +
+	"\x14KeepLivenessResponse\x121\n" +
+	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12\x19\n" +
+	"\x05proof\x18\x02 \x01(\fB\x03\x80\x01\x01R\x05proof\"N\n" +
+	"\x11OpenAccessRequest\x129\n" +
+	"\bopenings\x18\x01 \x03(\v2\x1d.kvgrpc.peer.v1.AccessOpeningR\bopenings\"\xf8\x03\n" +
 	"\rAccessOpening\x12\x1b\n" +
 	"\taccess_id\x18\x01 \x01(\fR\baccessId\x12\x19\n" +
 	"\x05token\x18\x02 \x01(\fB\x03\x80\x01\x01R\x05token\x126\n" +
@@ -2487,10 +2477,9 @@ const file_kvgrpc_peer_v1_peer_proto_rawDesc = "" +
 	"\x11memory_generation\x18\a \x01(\rR\x10memoryGeneration\x12\x1f\n" +
 	"\vtransfer_id\x18\b \x01(\tR\n" +
 	"transferId\x12\x19\n" +
-	"\blease_id\x18\t \x01(\tR\aleaseId\"\x83\x01\n" +
-	"\x13SettleAccessRequest\x12.\n" +
-	"\x06caller\x18\x01 \x01(\v2\x16.kvgrpc.peer.v1.CallerR\x06caller\x12<\n" +
-	"\tsettlings\x18\x02 \x03(\v2\x1e.kvgrpc.peer.v1.AccessSettlingR\tsettlings\"\xae\x01\n" +
+	"\blease_id\x18\t \x01(\tR\aleaseId\"S\n" +
+	"\x13SettleAccessRequest\x12<\n" +
+	"\tsettlings\x18\x01 \x03(\v2\x1e.kvgrpc.peer.v1.AccessSettlingR\tsettlings\"\xae\x01\n" +
 	"\x0eAccessSettling\x12\x1b\n" +
 	"\taccess_id\x18\x01 \x01(\fR\baccessId\x12\x12\n" +
 	"\x04last\x18\x02 \x01(\bR\x04last\x12\x1f\n" +
@@ -2505,10 +2494,9 @@ const file_kvgrpc_peer_v1_peer_proto_rawDesc = "" +
 	"\rSettledAccess\x121\n" +
 	"\averdict\x18\x01 \x01(\x0e2\x17.kvgrpc.peer.v1.VerdictR\averdict\x120\n" +
 	"\x06reason\x18\x02 \x01(\x0e2\x18.kvgrpc.v1.FailureReasonR\x06reason\x12\x18\n" +
-	"\amessage\x18\x03 \x01(\tR\amessage\"\x7f\n" +
-	"\x12CloseAccessRequest\x12.\n" +
-	"\x06caller\x18\x01 \x01(\v2\x16.kvgrpc.peer.v1.CallerR\x06caller\x129\n" +
-	"\bclosings\x18\x02 \x03(\v2\x1d.kvgrpc.peer.v1.AccessClosingR\bclosings\"\xb5\x01\n" +
+	"\amessage\x18\x03 \x01(\tR\amessage\"O\n" +
+	"\x12CloseAccessRequest\x129\n" +
+	"\bclosings\x18\x01 \x03(\v2\x1d.kvgrpc.peer.v1.AccessClosingR\bclosings\"\xb5\x01\n" +
 	"\rAccessClosing\x12\x1b\n" +
 	"\taccess_id\x18\x01 \x01(\fR\baccessId\x126\n" +
 	"\aoutcome\x18\x02 \x01(\x0e2\x1c.kvgrpc.peer.v1.CloseOutcomeR\aoutcome\x12\x1a\n" +
@@ -2519,11 +2507,10 @@ const file_kvgrpc_peer_v1_peer_proto_rawDesc = "" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x126\n" +
 	"\aresults\x18\x02 \x03(\v2\x1c.kvgrpc.peer.v1.ClosedAccessR\aresults\")\n" +
 	"\fClosedAccess\x12\x19\n" +
-	"\bwas_open\x18\x01 \x01(\bR\awasOpen\"\x91\x01\n" +
-	"\x11PartsReadyRequest\x12.\n" +
-	"\x06caller\x18\x01 \x01(\v2\x16.kvgrpc.peer.v1.CallerR\x06caller\x12\x1b\n" +
-	"\taccess_id\x18\x02 \x01(\fR\baccessId\x12/\n" +
-	"\x05parts\x18\x03 \x03(\v2\x19.kvgrpc.peer.v1.ReadyPartR\x05parts\"\xc4\x01\n" +
+	"\bwas_open\x18\x01 \x01(\bR\awasOpen\"a\n" +
+	"\x11PartsReadyRequest\x12\x1b\n" +
+	"\taccess_id\x18\x01 \x01(\fR\baccessId\x12/\n" +
+	"\x05parts\x18\x02 \x03(\v2\x19.kvgrpc.peer.v1.ReadyPartR\x05parts\"\xc4\x01\n" +
 	"\tReadyPart\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\rR\x06number\x12.\n" +
 	"\x06blocks\x18\x02 \x03(\v2\x16.kvgrpc.v1.GroupBlocksR\x06blocks\x12-\n" +
@@ -2531,70 +2518,29 @@ const file_kvgrpc_peer_v1_peer_proto_rawDesc = "" +
 	"\x04last\x18\x04 \x01(\bR\x04last\x12,\n" +
 	"\x12known_block_counts\x18\x05 \x03(\rR\x10knownBlockCounts\"G\n" +
 	"\x12PartsReadyResponse\x121\n" +
-	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\"q\n" +
-	"\x0fConverseRequest\x12.\n" +
-	"\x05calls\x18\x01 \x03(\v2\x18.kvgrpc.peer.v1.PeerCallR\x05calls\x12.\n" +
-	"\x06caller\x18\x02 \x01(\v2\x16.kvgrpc.peer.v1.CallerR\x06caller\"\x80\x04\n" +
-	"\bPeerCall\x12\x17\n" +
-	"\acall_id\x18\x01 \x01(\x04R\x06callId\x12 \n" +
-	"\vtraceparent\x18\x02 \x01(\tR\vtraceparent\x12D\n" +
-	"\vopen_access\x18\x03 \x01(\v2!.kvgrpc.peer.v1.OpenAccessRequestH\x00R\n" +
-	"openAccess\x12J\n" +
-	"\rsettle_access\x18\x04 \x01(\v2#.kvgrpc.peer.v1.SettleAccessRequestH\x00R\fsettleAccess\x12G\n" +
-	"\fclose_access\x18\x05 \x01(\v2\".kvgrpc.peer.v1.CloseAccessRequestH\x00R\vcloseAccess\x12D\n" +
-	"\vparts_ready\x18\x06 \x01(\v2!.kvgrpc.peer.v1.PartsReadyRequestH\x00R\n" +
-	"partsReady\x12P\n" +
-	"\x0fchecksum_blocks\x18\a \x01(\v2%.kvgrpc.peer.v1.ChecksumBlocksRequestH\x00R\x0echecksumBlocks\x12>\n" +
-	"\tpost_send\x18\b \x01(\v2\x1f.kvgrpc.peer.v1.PostSendRequestH\x00R\bpostSendB\x06\n" +
-	"\x04call\"H\n" +
-	"\x10ConverseResponse\x124\n" +
-	"\aanswers\x18\x01 \x03(\v2\x1a.kvgrpc.peer.v1.PeerAnswerR\aanswers\"\x9b\x04\n" +
-	"\n" +
-	"PeerAnswer\x12\x17\n" +
-	"\acall_id\x18\x01 \x01(\x04R\x06callId\x121\n" +
-	"\x05error\x18\x02 \x01(\v2\x19.kvgrpc.peer.v1.CallErrorH\x00R\x05error\x12E\n" +
-	"\vopen_access\x18\x03 \x01(\v2\".kvgrpc.peer.v1.OpenAccessResponseH\x00R\n" +
-	"openAccess\x12K\n" +
-	"\rsettle_access\x18\x04 \x01(\v2$.kvgrpc.peer.v1.SettleAccessResponseH\x00R\fsettleAccess\x12H\n" +
-	"\fclose_access\x18\x05 \x01(\v2#.kvgrpc.peer.v1.CloseAccessResponseH\x00R\vcloseAccess\x12E\n" +
-	"\vparts_ready\x18\x06 \x01(\v2\".kvgrpc.peer.v1.PartsReadyResponseH\x00R\n" +
-	"partsReady\x12Q\n" +
-	"\x0fchecksum_blocks\x18\a \x01(\v2&.kvgrpc.peer.v1.ChecksumBlocksResponseH\x00R\x0echecksumBlocks\x12?\n" +
-	"\tpost_send\x18\b \x01(\v2 .kvgrpc.peer.v1.PostSendResponseH\x00R\bpostSendB\b\n" +
-	"\x06answer\"k\n" +
-	"\tCallError\x12\x12\n" +
-	"\x04code\x18\x01 \x01(\tR\x04code\x120\n" +
-	"\x06reason\x18\x02 \x01(\x0e2\x18.kvgrpc.v1.FailureReasonR\x06reason\x12\x18\n" +
-	"\amessage\x18\x03 \x01(\tR\amessage\"E\n" +
-	"\x13KeepLivenessRequest\x12.\n" +
-	"\x06caller\x18\x01 \x01(\v2\x16.kvgrpc.peer.v1.CallerR\x06caller\"d\n" +
-	"\x14KeepLivenessResponse\x121\n" +
-	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12\x19\n" +
-	"\x05proof\x18\x02 \x01(\fB\x03\x80\x01\x01R\x05proof\"o\n" +
+	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\"l\n" +
+	"\x15ChecksumBlocksRequest\x12\x1b\n" +
+	"\taccess_id\x18\x01 \x01(\fR\baccessId\x126\n" +
+	"\x06blocks\x18\x02 \x03(\v2\x1e.kvgrpc.peer.v1.BlocksOfLayersR\x06blocks\"o\n" +
 	"\x0eBlocksOfLayers\x12.\n" +
 	"\x06blocks\x18\x01 \x03(\v2\x16.kvgrpc.v1.GroupBlocksR\x06blocks\x12-\n" +
-	"\x06layers\x18\x02 \x01(\v2\x15.kvgrpc.v1.LayerRangeR\x06layers\"\x9c\x01\n" +
-	"\x15ChecksumBlocksRequest\x12.\n" +
-	"\x06caller\x18\x01 \x01(\v2\x16.kvgrpc.peer.v1.CallerR\x06caller\x12\x1b\n" +
-	"\taccess_id\x18\x02 \x01(\fR\baccessId\x126\n" +
-	"\x06blocks\x18\x03 \x03(\v2\x1e.kvgrpc.peer.v1.BlocksOfLayersR\x06blocks\";\n" +
+	"\x06layers\x18\x02 \x01(\v2\x15.kvgrpc.v1.LayerRangeR\x06layers\";\n" +
 	"\rRankChecksums\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x12\x16\n" +
 	"\x06values\x18\x02 \x03(\aR\x06values\"\x80\x01\n" +
 	"\x16ChecksumBlocksResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x123\n" +
-	"\x05ranks\x18\x02 \x03(\v2\x1d.kvgrpc.peer.v1.RankChecksumsR\x05ranks\"\xab\x02\n" +
-	"\x0fPostSendRequest\x12.\n" +
-	"\x06caller\x18\x01 \x01(\v2\x16.kvgrpc.peer.v1.CallerR\x06caller\x12\x1b\n" +
-	"\taccess_id\x18\x02 \x01(\fR\baccessId\x12\x1f\n" +
-	"\vsource_rank\x18\x03 \x01(\rR\n" +
+	"\x05ranks\x18\x02 \x03(\v2\x1d.kvgrpc.peer.v1.RankChecksumsR\x05ranks\"\xfb\x01\n" +
+	"\x0fPostSendRequest\x12\x1b\n" +
+	"\taccess_id\x18\x01 \x01(\fR\baccessId\x12\x1f\n" +
+	"\vsource_rank\x18\x02 \x01(\rR\n" +
 	"sourceRank\x12\x12\n" +
-	"\x04rank\x18\x04 \x01(\rR\x04rank\x12\x14\n" +
-	"\x05epoch\x18\x05 \x01(\rR\x05epoch\x12\x1a\n" +
-	"\bsequence\x18\x06 \x01(\x04R\bsequence\x12\x18\n" +
-	"\aoffsets\x18\a \x03(\x04R\aoffsets\x12\x16\n" +
-	"\x06nbytes\x18\b \x03(\x04R\x06nbytes\x122\n" +
-	"\x06values\x18\t \x03(\v2\x1a.kvgrpc.peer.v1.GroupValueR\x06values\"4\n" +
+	"\x04rank\x18\x03 \x01(\rR\x04rank\x12\x14\n" +
+	"\x05epoch\x18\x04 \x01(\rR\x05epoch\x12\x1a\n" +
+	"\bsequence\x18\x05 \x01(\x04R\bsequence\x12\x18\n" +
+	"\aoffsets\x18\x06 \x03(\x04R\aoffsets\x12\x16\n" +
+	"\x06nbytes\x18\a \x03(\x04R\x06nbytes\x122\n" +
+	"\x06values\x18\b \x03(\v2\x1a.kvgrpc.peer.v1.GroupValueR\x06values\"4\n" +
 	"\n" +
 	"GroupValue\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
@@ -2610,16 +2556,8 @@ const file_kvgrpc_peer_v1_peer_proto_rawDesc = "" +
 	"\x19CLOSE_OUTCOME_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15CLOSE_OUTCOME_DROPPED\x10\x01\x12\x18\n" +
 	"\x14CLOSE_OUTCOME_FAILED\x10\x02\x12\x1b\n" +
-	"\x17CLOSE_OUTCOME_CANCELLED\x10\x032\xe5\x05\n" +
-	"\vPeerService\x12X\n" +
-	"\n" +
-	"OpenAccess\x12!.kvgrpc.peer.v1.OpenAccessRequest\x1a\".kvgrpc.peer.v1.OpenAccessResponse\"\x03\x90\x02\x02\x12^\n" +
-	"\fSettleAccess\x12#.kvgrpc.peer.v1.SettleAccessRequest\x1a$.kvgrpc.peer.v1.SettleAccessResponse\"\x03\x90\x02\x02\x12[\n" +
-	"\vCloseAccess\x12\".kvgrpc.peer.v1.CloseAccessRequest\x1a#.kvgrpc.peer.v1.CloseAccessResponse\"\x03\x90\x02\x02\x12X\n" +
-	"\n" +
-	"PartsReady\x12!.kvgrpc.peer.v1.PartsReadyRequest\x1a\".kvgrpc.peer.v1.PartsReadyResponse\"\x03\x90\x02\x02\x12d\n" +
-	"\x0eChecksumBlocks\x12%.kvgrpc.peer.v1.ChecksumBlocksRequest\x1a&.kvgrpc.peer.v1.ChecksumBlocksResponse\"\x03\x90\x02\x01\x12M\n" +
-	"\bPostSend\x12\x1f.kvgrpc.peer.v1.PostSendRequest\x1a .kvgrpc.peer.v1.PostSendResponse\x12Q\n" +
+	"\x17CLOSE_OUTCOME_CANCELLED\x10\x032\xbf\x01\n" +
+	"\vPeerService\x12Q\n" +
 	"\bConverse\x12\x1f.kvgrpc.peer.v1.ConverseRequest\x1a .kvgrpc.peer.v1.ConverseResponse(\x010\x01\x12]\n" +
 	"\fKeepLiveness\x12#.kvgrpc.peer.v1.KeepLivenessRequest\x1a$.kvgrpc.peer.v1.KeepLivenessResponse(\x010\x01BN\n" +
 	"\x12dev.kvgrpc.peer.v1B\tPeerProtoP\x01Z+kvgrpc.dev/kvgrpc/gen/kvgrpc/peer/v1;peerv1b\x06proto3"
@@ -2637,130 +2575,112 @@ func file_kvgrpc_peer_v1_peer_proto_rawDescGZIP() []byte {
 }
 
 var file_kvgrpc_peer_v1_peer_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_kvgrpc_peer_v1_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
+var file_kvgrpc_peer_v1_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
 var file_kvgrpc_peer_v1_peer_proto_goTypes = []any{
 	(Verdict)(0),                   // 0: kvgrpc.peer.v1.Verdict
 	(CloseOutcome)(0),              // 1: kvgrpc.peer.v1.CloseOutcome
 	(*Caller)(nil),                 // 2: kvgrpc.peer.v1.Caller
-	(*OpenAccessRequest)(nil),      // 3: kvgrpc.peer.v1.OpenAccessRequest
-	(*AccessOpening)(nil),          // 4: kvgrpc.peer.v1.AccessOpening
-	(*ContentClaim)(nil),           // 5: kvgrpc.peer.v1.ContentClaim
-	(*OpenAccessResponse)(nil),     // 6: kvgrpc.peer.v1.OpenAccessResponse
-	(*OpenedAccess)(nil),           // 7: kvgrpc.peer.v1.OpenedAccess
-	(*SettleAccessRequest)(nil),    // 8: kvgrpc.peer.v1.SettleAccessRequest
-	(*AccessSettling)(nil),         // 9: kvgrpc.peer.v1.AccessSettling
-	(*SettleAccessResponse)(nil),   // 10: kvgrpc.peer.v1.SettleAccessResponse
-	(*SettledAccess)(nil),          // 11: kvgrpc.peer.v1.SettledAccess
-	(*CloseAccessRequest)(nil),     // 12: kvgrpc.peer.v1.CloseAccessRequest
-	(*AccessClosing)(nil),          // 13: kvgrpc.peer.v1.AccessClosing
-	(*CloseAccessResponse)(nil),    // 14: kvgrpc.peer.v1.CloseAccessResponse
-	(*ClosedAccess)(nil),           // 15: kvgrpc.peer.v1.ClosedAccess
-	(*PartsReadyRequest)(nil),      // 16: kvgrpc.peer.v1.PartsReadyRequest
-	(*ReadyPart)(nil),              // 17: kvgrpc.peer.v1.ReadyPart
-	(*PartsReadyResponse)(nil),     // 18: kvgrpc.peer.v1.PartsReadyResponse
-	(*ConverseRequest)(nil),        // 19: kvgrpc.peer.v1.ConverseRequest
-	(*PeerCall)(nil),               // 20: kvgrpc.peer.v1.PeerCall
-	(*ConverseResponse)(nil),       // 21: kvgrpc.peer.v1.ConverseResponse
-	(*PeerAnswer)(nil),             // 22: kvgrpc.peer.v1.PeerAnswer
-	(*CallError)(nil),              // 23: kvgrpc.peer.v1.CallError
-	(*KeepLivenessRequest)(nil),    // 24: kvgrpc.peer.v1.KeepLivenessRequest
-	(*KeepLivenessResponse)(nil),   // 25: kvgrpc.peer.v1.KeepLivenessResponse
+	(*ConverseRequest)(nil),        // 3: kvgrpc.peer.v1.ConverseRequest
+	(*PeerCall)(nil),               // 4: kvgrpc.peer.v1.PeerCall
+	(*ConverseResponse)(nil),       // 5: kvgrpc.peer.v1.ConverseResponse
+	(*PeerAnswer)(nil),             // 6: kvgrpc.peer.v1.PeerAnswer
+	(*KeepLivenessRequest)(nil),    // 7: kvgrpc.peer.v1.KeepLivenessRequest
+	(*KeepLivenessResponse)(nil),   // 8: kvgrpc.peer.v1.KeepLivenessResponse
+	(*OpenAccessRequest)(nil),      // 9: kvgrpc.peer.v1.OpenAccessRequest
+	(*AccessOpening)(nil),          // 10: kvgrpc.peer.v1.AccessOpening
+	(*ContentClaim)(nil),           // 11: kvgrpc.peer.v1.ContentClaim
+	(*OpenAccessResponse)(nil),     // 12: kvgrpc.peer.v1.OpenAccessResponse
+	(*OpenedAccess)(nil),           // 13: kvgrpc.peer.v1.OpenedAccess
+	(*SettleAccessRequest)(nil),    // 14: kvgrpc.peer.v1.SettleAccessRequest
+	(*AccessSettling)(nil),         // 15: kvgrpc.peer.v1.AccessSettling
+	(*SettleAccessResponse)(nil),   // 16: kvgrpc.peer.v1.SettleAccessResponse
+	(*SettledAccess)(nil),          // 17: kvgrpc.peer.v1.SettledAccess
+	(*CloseAccessRequest)(nil),     // 18: kvgrpc.peer.v1.CloseAccessRequest
+	(*AccessClosing)(nil),          // 19: kvgrpc.peer.v1.AccessClosing
+	(*CloseAccessResponse)(nil),    // 20: kvgrpc.peer.v1.CloseAccessResponse
+	(*ClosedAccess)(nil),           // 21: kvgrpc.peer.v1.ClosedAccess
+	(*PartsReadyRequest)(nil),      // 22: kvgrpc.peer.v1.PartsReadyRequest
+	(*ReadyPart)(nil),              // 23: kvgrpc.peer.v1.ReadyPart
+	(*PartsReadyResponse)(nil),     // 24: kvgrpc.peer.v1.PartsReadyResponse
+	(*ChecksumBlocksRequest)(nil),  // 25: kvgrpc.peer.v1.ChecksumBlocksRequest
 	(*BlocksOfLayers)(nil),         // 26: kvgrpc.peer.v1.BlocksOfLayers
-	(*ChecksumBlocksRequest)(nil),  // 27: kvgrpc.peer.v1.ChecksumBlocksRequest
-	(*RankChecksums)(nil),          // 28: kvgrpc.peer.v1.RankChecksums
-	(*ChecksumBlocksResponse)(nil), // 29: kvgrpc.peer.v1.ChecksumBlocksResponse
-	(*PostSendRequest)(nil),        // 30: kvgrpc.peer.v1.PostSendRequest
-	(*GroupValue)(nil),             // 31: kvgrpc.peer.v1.GroupValue
-	(*PostSendResponse)(nil),       // 32: kvgrpc.peer.v1.PostSendResponse
-	(v1.DataPath)(0),               // 33: kvgrpc.v1.DataPath
-	(*v1.Content)(nil),             // 34: kvgrpc.v1.Content
-	(*v1.ResponseHeader)(nil),      // 35: kvgrpc.v1.ResponseHeader
-	(*v1.Failure)(nil),             // 36: kvgrpc.v1.Failure
-	(*v1.GroupBlocks)(nil),         // 37: kvgrpc.v1.GroupBlocks
-	(*durationpb.Duration)(nil),    // 38: google.protobuf.Duration
+	(*RankChecksums)(nil),          // 27: kvgrpc.peer.v1.RankChecksums
+	(*ChecksumBlocksResponse)(nil), // 28: kvgrpc.peer.v1.ChecksumBlocksResponse
+	(*PostSendRequest)(nil),        // 29: kvgrpc.peer.v1.PostSendRequest
+	(*GroupValue)(nil),             // 30: kvgrpc.peer.v1.GroupValue
+	(*PostSendResponse)(nil),       // 31: kvgrpc.peer.v1.PostSendResponse
+	(*durationpb.Duration)(nil),    // 32: google.protobuf.Duration
+	(*v1.CallStatus)(nil),          // 33: kvgrpc.v1.CallStatus
+	(*v1.ResponseHeader)(nil),      // 34: kvgrpc.v1.ResponseHeader
+	(v1.DataPath)(0),               // 35: kvgrpc.v1.DataPath
+	(*v1.Content)(nil),             // 36: kvgrpc.v1.Content
+	(*v1.Failure)(nil),             // 37: kvgrpc.v1.Failure
+	(*v1.GroupBlocks)(nil),         // 38: kvgrpc.v1.GroupBlocks
 	(*v1.LayerRange)(nil),          // 39: kvgrpc.v1.LayerRange
 	(v1.FailureReason)(0),          // 40: kvgrpc.v1.FailureReason
 }
 var file_kvgrpc_peer_v1_peer_proto_depIdxs = []int32{
-	2,  // 0: kvgrpc.peer.v1.OpenAccessRequest.caller:type_name -> kvgrpc.peer.v1.Caller
-	4,  // 1: kvgrpc.peer.v1.OpenAccessRequest.openings:type_name -> kvgrpc.peer.v1.AccessOpening
-	5,  // 2: kvgrpc.peer.v1.AccessOpening.content:type_name -> kvgrpc.peer.v1.ContentClaim
-	33, // 3: kvgrpc.peer.v1.AccessOpening.data_paths:type_name -> kvgrpc.v1.DataPath
-	34, // 4: kvgrpc.peer.v1.AccessOpening.push_content:type_name -> kvgrpc.v1.Content
-	17, // 5: kvgrpc.peer.v1.AccessOpening.parts:type_name -> kvgrpc.peer.v1.ReadyPart
-	35, // 6: kvgrpc.peer.v1.OpenAccessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	7,  // 7: kvgrpc.peer.v1.OpenAccessResponse.results:type_name -> kvgrpc.peer.v1.OpenedAccess
-	36, // 8: kvgrpc.peer.v1.OpenedAccess.failure:type_name -> kvgrpc.v1.Failure
-	37, // 9: kvgrpc.peer.v1.OpenedAccess.blocks:type_name -> kvgrpc.v1.GroupBlocks
-	38, // 10: kvgrpc.peer.v1.OpenedAccess.remaining:type_name -> google.protobuf.Duration
-	38, // 11: kvgrpc.peer.v1.OpenedAccess.ttl:type_name -> google.protobuf.Duration
-	2,  // 12: kvgrpc.peer.v1.SettleAccessRequest.caller:type_name -> kvgrpc.peer.v1.Caller
-	9,  // 13: kvgrpc.peer.v1.SettleAccessRequest.settlings:type_name -> kvgrpc.peer.v1.AccessSettling
-	39, // 14: kvgrpc.peer.v1.AccessSettling.layers_done:type_name -> kvgrpc.v1.LayerRange
-	35, // 15: kvgrpc.peer.v1.SettleAccessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	11, // 16: kvgrpc.peer.v1.SettleAccessResponse.results:type_name -> kvgrpc.peer.v1.SettledAccess
-	0,  // 17: kvgrpc.peer.v1.SettledAccess.verdict:type_name -> kvgrpc.peer.v1.Verdict
-	40, // 18: kvgrpc.peer.v1.SettledAccess.reason:type_name -> kvgrpc.v1.FailureReason
-	2,  // 19: kvgrpc.peer.v1.CloseAccessRequest.caller:type_name -> kvgrpc.peer.v1.Caller
-	13, // 20: kvgrpc.peer.v1.CloseAccessRequest.closings:type_name -> kvgrpc.peer.v1.AccessClosing
-	1,  // 21: kvgrpc.peer.v1.AccessClosing.outcome:type_name -> kvgrpc.peer.v1.CloseOutcome
-	35, // 22: kvgrpc.peer.v1.CloseAccessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	15, // 23: kvgrpc.peer.v1.CloseAccessResponse.results:type_name -> kvgrpc.peer.v1.ClosedAccess
-	2,  // 24: kvgrpc.peer.v1.PartsReadyRequest.caller:type_name -> kvgrpc.peer.v1.Caller
-	17, // 25: kvgrpc.peer.v1.PartsReadyRequest.parts:type_name -> kvgrpc.peer.v1.ReadyPart
-	37, // 26: kvgrpc.peer.v1.ReadyPart.blocks:type_name -> kvgrpc.v1.GroupBlocks
-	39, // 27: kvgrpc.peer.v1.ReadyPart.layers:type_name -> kvgrpc.v1.LayerRange
-	35, // 28: kvgrpc.peer.v1.PartsReadyResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	20, // 29: kvgrpc.peer.v1.ConverseRequest.calls:type_name -> kvgrpc.peer.v1.PeerCall
-	2,  // 30: kvgrpc.peer.v1.ConverseRequest.caller:type_name -> kvgrpc.peer.v1.Caller
-	3,  // 31: kvgrpc.peer.v1.PeerCall.open_access:type_name -> kvgrpc.peer.v1.OpenAccessRequest
-	8,  // 32: kvgrpc.peer.v1.PeerCall.settle_access:type_name -> kvgrpc.peer.v1.SettleAccessRequest
-	12, // 33: kvgrpc.peer.v1.PeerCall.close_access:type_name -> kvgrpc.peer.v1.CloseAccessRequest
-	16, // 34: kvgrpc.peer.v1.PeerCall.parts_ready:type_name -> kvgrpc.peer.v1.PartsReadyRequest
-	27, // 35: kvgrpc.peer.v1.PeerCall.checksum_blocks:type_name -> kvgrpc.peer.v1.ChecksumBlocksRequest
-	30, // 36: kvgrpc.peer.v1.PeerCall.post_send:type_name -> kvgrpc.peer.v1.PostSendRequest
-	22, // 37: kvgrpc.peer.v1.ConverseResponse.answers:type_name -> kvgrpc.peer.v1.PeerAnswer
-	23, // 38: kvgrpc.peer.v1.PeerAnswer.error:type_name -> kvgrpc.peer.v1.CallError
-	6,  // 39: kvgrpc.peer.v1.PeerAnswer.open_access:type_name -> kvgrpc.peer.v1.OpenAccessResponse
-	10, // 40: kvgrpc.peer.v1.PeerAnswer.settle_access:type_name -> kvgrpc.peer.v1.SettleAccessResponse
-	14, // 41: kvgrpc.peer.v1.PeerAnswer.close_access:type_name -> kvgrpc.peer.v1.CloseAccessResponse
-	18, // 42: kvgrpc.peer.v1.PeerAnswer.parts_ready:type_name -> kvgrpc.peer.v1.PartsReadyResponse
-	29, // 43: kvgrpc.peer.v1.PeerAnswer.checksum_blocks:type_name -> kvgrpc.peer.v1.ChecksumBlocksResponse
-	32, // 44: kvgrpc.peer.v1.PeerAnswer.post_send:type_name -> kvgrpc.peer.v1.PostSendResponse
-	40, // 45: kvgrpc.peer.v1.CallError.reason:type_name -> kvgrpc.v1.FailureReason
-	2,  // 46: kvgrpc.peer.v1.KeepLivenessRequest.caller:type_name -> kvgrpc.peer.v1.Caller
-	35, // 47: kvgrpc.peer.v1.KeepLivenessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	37, // 48: kvgrpc.peer.v1.BlocksOfLayers.blocks:type_name -> kvgrpc.v1.GroupBlocks
-	39, // 49: kvgrpc.peer.v1.BlocksOfLayers.layers:type_name -> kvgrpc.v1.LayerRange
-	2,  // 50: kvgrpc.peer.v1.ChecksumBlocksRequest.caller:type_name -> kvgrpc.peer.v1.Caller
-	26, // 51: kvgrpc.peer.v1.ChecksumBlocksRequest.blocks:type_name -> kvgrpc.peer.v1.BlocksOfLayers
-	35, // 52: kvgrpc.peer.v1.ChecksumBlocksResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	28, // 53: kvgrpc.peer.v1.ChecksumBlocksResponse.ranks:type_name -> kvgrpc.peer.v1.RankChecksums
-	2,  // 54: kvgrpc.peer.v1.PostSendRequest.caller:type_name -> kvgrpc.peer.v1.Caller
-	31, // 55: kvgrpc.peer.v1.PostSendRequest.values:type_name -> kvgrpc.peer.v1.GroupValue
-	35, // 56: kvgrpc.peer.v1.PostSendResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	31, // 57: kvgrpc.peer.v1.PostSendResponse.values:type_name -> kvgrpc.peer.v1.GroupValue
-	3,  // 58: kvgrpc.peer.v1.PeerService.OpenAccess:input_type -> kvgrpc.peer.v1.OpenAccessRequest
-	8,  // 59: kvgrpc.peer.v1.PeerService.SettleAccess:input_type -> kvgrpc.peer.v1.SettleAccessRequest
-	12, // 60: kvgrpc.peer.v1.PeerService.CloseAccess:input_type -> kvgrpc.peer.v1.CloseAccessRequest
-	16, // 61: kvgrpc.peer.v1.PeerService.PartsReady:input_type -> kvgrpc.peer.v1.PartsReadyRequest
-	27, // 62: kvgrpc.peer.v1.PeerService.ChecksumBlocks:input_type -> kvgrpc.peer.v1.ChecksumBlocksRequest
-	30, // 63: kvgrpc.peer.v1.PeerService.PostSend:input_type -> kvgrpc.peer.v1.PostSendRequest
-	19, // 64: kvgrpc.peer.v1.PeerService.Converse:input_type -> kvgrpc.peer.v1.ConverseRequest
-	24, // 65: kvgrpc.peer.v1.PeerService.KeepLiveness:input_type -> kvgrpc.peer.v1.KeepLivenessRequest
-	6,  // 66: kvgrpc.peer.v1.PeerService.OpenAccess:output_type -> kvgrpc.peer.v1.OpenAccessResponse
-	10, // 67: kvgrpc.peer.v1.PeerService.SettleAccess:output_type -> kvgrpc.peer.v1.SettleAccessResponse
-	14, // 68: kvgrpc.peer.v1.PeerService.CloseAccess:output_type -> kvgrpc.peer.v1.CloseAccessResponse
-	18, // 69: kvgrpc.peer.v1.PeerService.PartsReady:output_type -> kvgrpc.peer.v1.PartsReadyResponse
-	29, // 70: kvgrpc.peer.v1.PeerService.ChecksumBlocks:output_type -> kvgrpc.peer.v1.ChecksumBlocksResponse
-	32, // 71: kvgrpc.peer.v1.PeerService.PostSend:output_type -> kvgrpc.peer.v1.PostSendResponse
-	21, // 72: kvgrpc.peer.v1.PeerService.Converse:output_type -> kvgrpc.peer.v1.ConverseResponse
-	25, // 73: kvgrpc.peer.v1.PeerService.KeepLiveness:output_type -> kvgrpc.peer.v1.KeepLivenessResponse
-	66, // [66:74] is the sub-list for method output_type
-	58, // [58:66] is the sub-list for method input_type
-	58, // [58:58] is the sub-list for extension type_name
-	58, // [58:58] is the sub-list for extension extendee
-	0,  // [0:58] is the sub-list for field type_name
+	4,  // 0: kvgrpc.peer.v1.ConverseRequest.calls:type_name -> kvgrpc.peer.v1.PeerCall
+	2,  // 1: kvgrpc.peer.v1.ConverseRequest.caller:type_name -> kvgrpc.peer.v1.Caller
+	9,  // 2: kvgrpc.peer.v1.PeerCall.open_access:type_name -> kvgrpc.peer.v1.OpenAccessRequest
+	14, // 3: kvgrpc.peer.v1.PeerCall.settle_access:type_name -> kvgrpc.peer.v1.SettleAccessRequest
+	18, // 4: kvgrpc.peer.v1.PeerCall.close_access:type_name -> kvgrpc.peer.v1.CloseAccessRequest
+	22, // 5: kvgrpc.peer.v1.PeerCall.parts_ready:type_name -> kvgrpc.peer.v1.PartsReadyRequest
+	25, // 6: kvgrpc.peer.v1.PeerCall.checksum_blocks:type_name -> kvgrpc.peer.v1.ChecksumBlocksRequest
+	29, // 7: kvgrpc.peer.v1.PeerCall.post_send:type_name -> kvgrpc.peer.v1.PostSendRequest
+	32, // 8: kvgrpc.peer.v1.PeerCall.timeout:type_name -> google.protobuf.Duration
+	6,  // 9: kvgrpc.peer.v1.ConverseResponse.answers:type_name -> kvgrpc.peer.v1.PeerAnswer
+	33, // 10: kvgrpc.peer.v1.PeerAnswer.error:type_name -> kvgrpc.v1.CallStatus
+	12, // 11: kvgrpc.peer.v1.PeerAnswer.open_access:type_name -> kvgrpc.peer.v1.OpenAccessResponse
+	16, // 12: kvgrpc.peer.v1.PeerAnswer.settle_access:type_name -> kvgrpc.peer.v1.SettleAccessResponse
+	20, // 13: kvgrpc.peer.v1.PeerAnswer.close_access:type_name -> kvgrpc.peer.v1.CloseAccessResponse
+	24, // 14: kvgrpc.peer.v1.PeerAnswer.parts_ready:type_name -> kvgrpc.peer.v1.PartsReadyResponse
+	28, // 15: kvgrpc.peer.v1.PeerAnswer.checksum_blocks:type_name -> kvgrpc.peer.v1.ChecksumBlocksResponse
+	31, // 16: kvgrpc.peer.v1.PeerAnswer.post_send:type_name -> kvgrpc.peer.v1.PostSendResponse
+	2,  // 17: kvgrpc.peer.v1.KeepLivenessRequest.caller:type_name -> kvgrpc.peer.v1.Caller
+	34, // 18: kvgrpc.peer.v1.KeepLivenessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	10, // 19: kvgrpc.peer.v1.OpenAccessRequest.openings:type_name -> kvgrpc.peer.v1.AccessOpening
+	11, // 20: kvgrpc.peer.v1.AccessOpening.content:type_name -> kvgrpc.peer.v1.ContentClaim
+	35, // 21: kvgrpc.peer.v1.AccessOpening.data_paths:type_name -> kvgrpc.v1.DataPath
+	36, // 22: kvgrpc.peer.v1.AccessOpening.push_content:type_name -> kvgrpc.v1.Content
+	23, // 23: kvgrpc.peer.v1.AccessOpening.parts:type_name -> kvgrpc.peer.v1.ReadyPart
+	34, // 24: kvgrpc.peer.v1.OpenAccessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	13, // 25: kvgrpc.peer.v1.OpenAccessResponse.results:type_name -> kvgrpc.peer.v1.OpenedAccess
+	37, // 26: kvgrpc.peer.v1.OpenedAccess.failure:type_name -> kvgrpc.v1.Failure
+	38, // 27: kvgrpc.peer.v1.OpenedAccess.blocks:type_name -> kvgrpc.v1.GroupBlocks
+	32, // 28: kvgrpc.peer.v1.OpenedAccess.remaining:type_name -> google.protobuf.Duration
+	32, // 29: kvgrpc.peer.v1.OpenedAccess.ttl:type_name -> google.protobuf.Duration
+	15, // 30: kvgrpc.peer.v1.SettleAccessRequest.settlings:type_name -> kvgrpc.peer.v1.AccessSettling
+	39, // 31: kvgrpc.peer.v1.AccessSettling.layers_done:type_name -> kvgrpc.v1.LayerRange
+	34, // 32: kvgrpc.peer.v1.SettleAccessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	17, // 33: kvgrpc.peer.v1.SettleAccessResponse.results:type_name -> kvgrpc.peer.v1.SettledAccess
+	0,  // 34: kvgrpc.peer.v1.SettledAccess.verdict:type_name -> kvgrpc.peer.v1.Verdict
+	40, // 35: kvgrpc.peer.v1.SettledAccess.reason:type_name -> kvgrpc.v1.FailureReason
+	19, // 36: kvgrpc.peer.v1.CloseAccessRequest.closings:type_name -> kvgrpc.peer.v1.AccessClosing
+	1,  // 37: kvgrpc.peer.v1.AccessClosing.outcome:type_name -> kvgrpc.peer.v1.CloseOutcome
+	34, // 38: kvgrpc.peer.v1.CloseAccessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	21, // 39: kvgrpc.peer.v1.CloseAccessResponse.results:type_name -> kvgrpc.peer.v1.ClosedAccess
+	23, // 40: kvgrpc.peer.v1.PartsReadyRequest.parts:type_name -> kvgrpc.peer.v1.ReadyPart
+	38, // 41: kvgrpc.peer.v1.ReadyPart.blocks:type_name -> kvgrpc.v1.GroupBlocks
+	39, // 42: kvgrpc.peer.v1.ReadyPart.layers:type_name -> kvgrpc.v1.LayerRange
+	34, // 43: kvgrpc.peer.v1.PartsReadyResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	26, // 44: kvgrpc.peer.v1.ChecksumBlocksRequest.blocks:type_name -> kvgrpc.peer.v1.BlocksOfLayers
+	38, // 45: kvgrpc.peer.v1.BlocksOfLayers.blocks:type_name -> kvgrpc.v1.GroupBlocks
+	39, // 46: kvgrpc.peer.v1.BlocksOfLayers.layers:type_name -> kvgrpc.v1.LayerRange
+	34, // 47: kvgrpc.peer.v1.ChecksumBlocksResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	27, // 48: kvgrpc.peer.v1.ChecksumBlocksResponse.ranks:type_name -> kvgrpc.peer.v1.RankChecksums
+	30, // 49: kvgrpc.peer.v1.PostSendRequest.values:type_name -> kvgrpc.peer.v1.GroupValue
+	34, // 50: kvgrpc.peer.v1.PostSendResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	30, // 51: kvgrpc.peer.v1.PostSendResponse.values:type_name -> kvgrpc.peer.v1.GroupValue
+	3,  // 52: kvgrpc.peer.v1.PeerService.Converse:input_type -> kvgrpc.peer.v1.ConverseRequest
+	7,  // 53: kvgrpc.peer.v1.PeerService.KeepLiveness:input_type -> kvgrpc.peer.v1.KeepLivenessRequest
+	5,  // 54: kvgrpc.peer.v1.PeerService.Converse:output_type -> kvgrpc.peer.v1.ConverseResponse
+	8,  // 55: kvgrpc.peer.v1.PeerService.KeepLiveness:output_type -> kvgrpc.peer.v1.KeepLivenessResponse
+	54, // [54:56] is the sub-list for method output_type
+	52, // [52:54] is the sub-list for method input_type
+	52, // [52:52] is the sub-list for extension type_name
+	52, // [52:52] is the sub-list for extension extendee
+	0,  // [0:52] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_peer_v1_peer_proto_init() }
@@ -2768,7 +2688,7 @@ func file_kvgrpc_peer_v1_peer_proto_init() {
 	if File_kvgrpc_peer_v1_peer_proto != nil {
 		return
 	}
-	file_kvgrpc_peer_v1_peer_proto_msgTypes[18].OneofWrappers = []any{
+	file_kvgrpc_peer_v1_peer_proto_msgTypes[2].OneofWrappers = []any{
 		(*PeerCall_OpenAccess)(nil),
 		(*PeerCall_SettleAccess)(nil),
 		(*PeerCall_CloseAccess)(nil),
@@ -2776,7 +2696,7 @@ func file_kvgrpc_peer_v1_peer_proto_init() {
 		(*PeerCall_ChecksumBlocks)(nil),
 		(*PeerCall_PostSend)(nil),
 	}
-	file_kvgrpc_peer_v1_peer_proto_msgTypes[20].OneofWrappers = []any{
+	file_kvgrpc_peer_v1_peer_proto_msgTypes[4].OneofWrappers = []any{
 		(*PeerAnswer_Error)(nil),
 		(*PeerAnswer_OpenAccess)(nil),
 		(*PeerAnswer_SettleAccess)(nil),
@@ -2791,7 +2711,7 @@ func file_kvgrpc_peer_v1_peer_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvgrpc_peer_v1_peer_proto_rawDesc), len(file_kvgrpc_peer_v1_peer_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   31,
+			NumMessages:   30,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -21,14 +21,8 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	PeerService_OpenAccess_FullMethodName     = "/kvgrpc.peer.v1.PeerService/OpenAccess"
-	PeerService_SettleAccess_FullMethodName   = "/kvgrpc.peer.v1.PeerService/SettleAccess"
-	PeerService_CloseAccess_FullMethodName    = "/kvgrpc.peer.v1.PeerService/CloseAccess"
-	PeerService_PartsReady_FullMethodName     = "/kvgrpc.peer.v1.PeerService/PartsReady"
-	PeerService_ChecksumBlocks_FullMethodName = "/kvgrpc.peer.v1.PeerService/ChecksumBlocks"
-	PeerService_PostSend_FullMethodName       = "/kvgrpc.peer.v1.PeerService/PostSend"
-	PeerService_Converse_FullMethodName       = "/kvgrpc.peer.v1.PeerService/Converse"
-	PeerService_KeepLiveness_FullMethodName   = "/kvgrpc.peer.v1.PeerService/KeepLiveness"
+	PeerService_Converse_FullMethodName     = "/kvgrpc.peer.v1.PeerService/Converse"
+	PeerService_KeepLiveness_FullMethodName = "/kvgrpc.peer.v1.PeerService/KeepLiveness"
 )
 
 // PeerServiceClient is the client API for PeerService service.
@@ -39,92 +33,25 @@ const (
 // before the first byte and settled after the last. The opener chooses the access id at random, a new one for every
 // posting. Every call carries rows. A row that fails is an answer and never fails the other rows.
 //
-// The caller's name in a message proves nothing: a call counts for a life only with the proof that this life's
-// handshake gave it. A stream shows the proof once, in its first message, and then belongs to that life. A unary call
-// shows the proof in each request.
+// The caller's name in a message proves nothing: a stream counts for a life only with the proof that this life's
+// handshake gave it. A stream shows the proof once, in its first message, and then belongs to that life.
 //
 // Errors of every call: FAILED_PRECONDITION NO_HANDSHAKE, NOT_PROVED: the caller's incarnation is unknown, or declared
 // dead; or the proof is missing, or another one. Nothing changes then. Handshake, with the proofs that are known
 // (HandshakeRequest.proofs), then call again.
 type PeerServiceClient interface {
-	// Verifies grants and returns which blocks they stand for, and for how long. No byte may move before. The call is
-	// idempotent by access id: a repeated call gets the same answer while the access is open. The call waits up to 5
-	// seconds for a grant's lease that is not announced yet, and for the engine step of the blocks if it has not ended
-	// yet.
+	// Carries the calls between two leads: OpenAccess, SettleAccess, CloseAccess, PartsReady, ChecksumBlocks and
+	// PostSend. The request message of a call says what the call does, and lists its errors. A call over a stream costs
+	// both sides about half of what a unary call costs. The side that has a call opens the stream, for as long as it
+	// likes.
 	//
-	// A row's failure: INVALID_FIELD, GRANT_INVALID, GRANT_FOREIGN, GRANT_WRONG_ACCESS, INCARNATION_CHANGED,
-	// LEASE_NOT_FOUND, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, LEASE_RECLAIMED, LEASE_REFUSED, ACCESS_REUSED,
-	// ACCESS_CLOSED, CONTENT_MISMATCH, CONTENT_RANGE, CONTENT_REQUIRED, DEADLINE (the step or the caller's liveness did
-	// not come in time), LIMIT_EXCEEDED, ENGINE_LOST, QUARANTINED (the issuer registers its memory again: ask again),
-	// FEATURE_UNAVAILABLE (an access to write into an engine that has FEATURE_READS_PUSHES).
+	// Each answer names its call. Answers come in the order in which they are known, not in the order of the calls. An
+	// error of one call is its answer and ends no other call. An error of the stream ends the stream, and says nothing
+	// about unanswered calls, nor does any other end of the stream. All calls except PostSend are idempotent, so the
+	// caller makes an unanswered call again, on another stream.
 	//
-	// Errors (no row was opened):
-	// * INVALID_ARGUMENT CONTENT_REQUIRED: the content of a row covers no token, or its opaque id is too long.
-	// * OUT_OF_RANGE LIMIT_EXCEEDED: a row lists more blocks than a request may.
-	// * RESOURCE_EXHAUSTED QUARANTINED: the issuer registers its memory again; retry after the delay.
-	// * FAILED_PRECONDITION NO_HANDSHAKE: also when the issuer registered its memory again since the handshake.
-	OpenAccess(ctx context.Context, in *OpenAccessRequest, opts ...grpc.CallOption) (*OpenAccessResponse, error)
-	// Asks after the last byte whether accesses were valid throughout. VALID means that the lease, the incarnation and
-	// the memory generation have stayed as they were at the opening, without a break. No answer counts as a failure. The
-	// issuer keeps the verdict for the settle timeout, so that the caller can ask again after a lost reply. `last` closes
-	// the access and asserts that the caller's movers are at rest.
-	SettleAccess(ctx context.Context, in *SettleAccessRequest, opts ...grpc.CallOption) (*SettleAccessResponse, error)
-	// Ends accesses that will not be settled. For an unknown id the call leaves a tombstone, which refuses an opening
-	// that comes late. The caller repeats the call until it is answered.
-	CloseAccess(ctx context.Context, in *CloseAccessRequest, opts ...grpc.CallOption) (*CloseAccessResponse, error)
-	// Widens the access of a push that the destination moves. The source says which of its blocks form the next parts,
-	// and that the destination may read them under the READ access that the source opened for it. Parts are numbered
-	// within the WRITE access. Parts that are already known are skipped, so the call may be repeated. A push has at most
-	// 16,384 parts, and 65,536 blocks (the destination's limit for one request) in all of them.
-	//
-	// Errors:
-	//   - FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, TRANSFER_ENDED: the access is not open here.
-	//   - PERMISSION_DENIED ACCESS_REUSED: the source writes under this access.
-	//   - INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE; FAILED_PRECONDITION CONTENT_RANGE: the parts are not those of
-	//     this push.
-	//   - OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED.
-	PartsReady(ctx context.Context, in *PartsReadyRequest, opts ...grpc.CallOption) (*PartsReadyResponse, error)
-	// Returns the CRC-32C of blocks that the caller may read under an access, as they lie in memory since their
-	// hand-over. A caller that compares arrived bytes calls it while it reads, and settles only when all checksums are
-	// equal. The verdict of the settling is the issuer's word, not a checksum. The call is safe to repeat. It makes the
-	// issuer's ranks read the blocks, unless the issuer has already summed up what it handed over: then whole blocks in
-	// the order of their hand-over cost nothing. No block is listed twice for the same layer. The issuer serves peers in
-	// turn. It does not sum up blocks that no caller waits for any more, because the call or its stream ended or the
-	// access is over.
-	//
-	// Errors:
-	//   - FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, PREEMPTED,
-	//     CANCELLED, MEMORY_CHANGED: the access is not valid, for the same reasons as in SettledAccess.
-	//   - PERMISSION_DENIED NOT_OWNER: the access does not cover these blocks.
-	//   - INVALID_ARGUMENT GROUP_MISMATCH, BLOCK_DUPLICATE, INVALID_FIELD; OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED.
-	//   - INTERNAL DATA_PATH_FAILED: the issuer cannot sum up its memory.
-	//   - RESOURCE_EXHAUSTED LIMIT_EXCEEDED; DEADLINE_EXCEEDED DEADLINE.
-	ChecksumBlocks(ctx context.Context, in *ChecksumBlocksRequest, opts ...grpc.CallOption) (*ChecksumBlocksResponse, error)
-	// Makes a rank of the issuer send bytes to a rank of the caller, which is about to receive them. The caller may read
-	// the bytes under an access. It applies where the two ranks have chosen DATA_PATH_COLLECTIVE, by which bytes move
-	// only if both ranks act. The reply comes when the send is in progress, behind earlier sends, and the caller's rank
-	// receives from then on. The reply says nothing about what has arrived: the caller finds that out itself, and
-	// settles. Sequence 0 sends nothing, needs no access, and makes the two ranks' process group, with an epoch higher
-	// than any since the caller's last handshake. The group of the previous epoch is then over, with everything in
-	// progress on it. In each epoch sends count from 1, one after the other. A refused send takes no number. A caller
-	// that does not know the result of its call begins a new epoch. The call is not safe to repeat.
-	//
-	// Errors:
-	//   - FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, PREEMPTED,
-	//     CANCELLED, MEMORY_CHANGED: the access is not valid, for the same reasons as in SettledAccess.
-	//   - PERMISSION_DENIED NOT_OWNER: the access does not cover these bytes.
-	//   - FAILED_PRECONDITION DATA_PATH_FAILED: the rank cannot send, the epoch or the number is not the next one, the
-	//     values are no half of a group, or too many groups are being made or came to nothing lately: the message says when
-	//     to try again. Nothing is sent; the caller begins a new epoch.
-	//   - INVALID_ARGUMENT INVALID_FIELD: the ranks exchange no bytes, or the call has no runs.
-	//   - RESOURCE_EXHAUSTED LIMIT_EXCEEDED; DEADLINE_EXCEEDED DEADLINE: the rank did not begin in time.
-	PostSend(ctx context.Context, in *PostSendRequest, opts ...grpc.CallOption) (*PostSendResponse, error)
-	// Carries the calls above over one stream, which costs both sides about half of what the calls cost by themselves.
-	// The side that dialled opens it, for as long as it likes. Each answer names its call. Answers come in the order in
-	// which they are known, not in the order of the calls. The end of the stream says nothing about unanswered calls. All
-	// calls except PostSend are idempotent, so the caller asks again, on another stream or by the calls above.
-	//
-	// Errors: RESOURCE_EXHAUSTED LIMIT_EXCEEDED as the error of a call when too many calls of the stream wait.
+	// Errors (of the stream):
+	// * OUT_OF_RANGE LIMIT_EXCEEDED: a message has too many calls.
 	Converse(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ConverseRequest, ConverseResponse], error)
 	// Keeps two leads informed that both are alive: one stream per pair of leads, opened by the side that dialled, for as
 	// long as both live. The caller sends a beat every fifth of the peer grace, and each beat is answered at once. A side
@@ -139,66 +66,6 @@ type peerServiceClient struct {
 
 func NewPeerServiceClient(cc grpc.ClientConnInterface) PeerServiceClient {
 	return &peerServiceClient{cc}
-}
-
-func (c *peerServiceClient) OpenAccess(ctx context.Context, in *OpenAccessRequest, opts ...grpc.CallOption) (*OpenAccessResponse, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(OpenAccessResponse)
-	err := c.cc.Invoke(ctx, PeerService_OpenAccess_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
-func (c *peerServiceClient) SettleAccess(ctx context.Context, in *SettleAccessRequest, opts ...grpc.CallOption) (*SettleAccessResponse, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(SettleAccessResponse)
-	err := c.cc.Invoke(ctx, PeerService_SettleAccess_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
-func (c *peerServiceClient) CloseAccess(ctx context.Context, in *CloseAccessRequest, opts ...grpc.CallOption) (*CloseAccessResponse, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(CloseAccessResponse)
-	err := c.cc.Invoke(ctx, PeerService_CloseAccess_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
-func (c *peerServiceClient) PartsReady(ctx context.Context, in *PartsReadyRequest, opts ...grpc.CallOption) (*PartsReadyResponse, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(PartsReadyResponse)
-	err := c.cc.Invoke(ctx, PeerService_PartsReady_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
-func (c *peerServiceClient) ChecksumBlocks(ctx context.Context, in *ChecksumBlocksRequest, opts ...grpc.CallOption) (*ChecksumBlocksResponse, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(ChecksumBlocksResponse)
-	err := c.cc.Invoke(ctx, PeerService_ChecksumBlocks_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
-func (c *peerServiceClient) PostSend(ctx context.Context, in *PostSendRequest, opts ...grpc.CallOption) (*PostSendResponse, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(PostSendResponse)
-	err := c.cc.Invoke(ctx, PeerService_PostSend_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
 }
 
 func (c *peerServiceClient) Converse(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ConverseRequest, ConverseResponse], error) {
@@ -235,92 +102,25 @@ type PeerService_KeepLivenessClient = grpc.BidiStreamingClient[KeepLivenessReque
 // before the first byte and settled after the last. The opener chooses the access id at random, a new one for every
 // posting. Every call carries rows. A row that fails is an answer and never fails the other rows.
 //
-// The caller's name in a message proves nothing: a call counts for a life only with the proof that this life's
-// handshake gave it. A stream shows the proof once, in its first message, and then belongs to that life. A unary call
-// shows the proof in each request.
+// The caller's name in a message proves nothing: a stream counts for a life only with the proof that this life's
+// handshake gave it. A stream shows the proof once, in its first message, and then belongs to that life.
 //
 // Errors of every call: FAILED_PRECONDITION NO_HANDSHAKE, NOT_PROVED: the caller's incarnation is unknown, or declared
 // dead; or the proof is missing, or another one. Nothing changes then. Handshake, with the proofs that are known
 // (HandshakeRequest.proofs), then call again.
 type PeerServiceServer interface {
-	// Verifies grants and returns which blocks they stand for, and for how long. No byte may move before. The call is
-	// idempotent by access id: a repeated call gets the same answer while the access is open. The call waits up to 5
-	// seconds for a grant's lease that is not announced yet, and for the engine step of the blocks if it has not ended
-	// yet.
+	// Carries the calls between two leads: OpenAccess, SettleAccess, CloseAccess, PartsReady, ChecksumBlocks and
+	// PostSend. The request message of a call says what the call does, and lists its errors. A call over a stream costs
+	// both sides about half of what a unary call costs. The side that has a call opens the stream, for as long as it
+	// likes.
 	//
-	// A row's failure: INVALID_FIELD, GRANT_INVALID, GRANT_FOREIGN, GRANT_WRONG_ACCESS, INCARNATION_CHANGED,
-	// LEASE_NOT_FOUND, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, LEASE_RECLAIMED, LEASE_REFUSED, ACCESS_REUSED,
-	// ACCESS_CLOSED, CONTENT_MISMATCH, CONTENT_RANGE, CONTENT_REQUIRED, DEADLINE (the step or the caller's liveness did
-	// not come in time), LIMIT_EXCEEDED, ENGINE_LOST, QUARANTINED (the issuer registers its memory again: ask again),
-	// FEATURE_UNAVAILABLE (an access to write into an engine that has FEATURE_READS_PUSHES).
+	// Each answer names its call. Answers come in the order in which they are known, not in the order of the calls. An
+	// error of one call is its answer and ends no other call. An error of the stream ends the stream, and says nothing
+	// about unanswered calls, nor does any other end of the stream. All calls except PostSend are idempotent, so the
+	// caller makes an unanswered call again, on another stream.
 	//
-	// Errors (no row was opened):
-	// * INVALID_ARGUMENT CONTENT_REQUIRED: the content of a row covers no token, or its opaque id is too long.
-	// * OUT_OF_RANGE LIMIT_EXCEEDED: a row lists more blocks than a request may.
-	// * RESOURCE_EXHAUSTED QUARANTINED: the issuer registers its memory again; retry after the delay.
-	// * FAILED_PRECONDITION NO_HANDSHAKE: also when the issuer registered its memory again since the handshake.
-	OpenAccess(context.Context, *OpenAccessRequest) (*OpenAccessResponse, error)
-	// Asks after the last byte whether accesses were valid throughout. VALID means that the lease, the incarnation and
-	// the memory generation have stayed as they were at the opening, without a break. No answer counts as a failure. The
-	// issuer keeps the verdict for the settle timeout, so that the caller can ask again after a lost reply. `last` closes
-	// the access and asserts that the caller's movers are at rest.
-	SettleAccess(context.Context, *SettleAccessRequest) (*SettleAccessResponse, error)
-	// Ends accesses that will not be settled. For an unknown id the call leaves a tombstone, which refuses an opening
-	// that comes late. The caller repeats the call until it is answered.
-	CloseAccess(context.Context, *CloseAccessRequest) (*CloseAccessResponse, error)
-	// Widens the access of a push that the destination moves. The source says which of its blocks form the next parts,
-	// and that the destination may read them under the READ access that the source opened for it. Parts are numbered
-	// within the WRITE access. Parts that are already known are skipped, so the call may be repeated. A push has at most
-	// 16,384 parts, and 65,536 blocks (the destination's limit for one request) in all of them.
-	//
-	// Errors:
-	//   - FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, TRANSFER_ENDED: the access is not open here.
-	//   - PERMISSION_DENIED ACCESS_REUSED: the source writes under this access.
-	//   - INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE; FAILED_PRECONDITION CONTENT_RANGE: the parts are not those of
-	//     this push.
-	//   - OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED.
-	PartsReady(context.Context, *PartsReadyRequest) (*PartsReadyResponse, error)
-	// Returns the CRC-32C of blocks that the caller may read under an access, as they lie in memory since their
-	// hand-over. A caller that compares arrived bytes calls it while it reads, and settles only when all checksums are
-	// equal. The verdict of the settling is the issuer's word, not a checksum. The call is safe to repeat. It makes the
-	// issuer's ranks read the blocks, unless the issuer has already summed up what it handed over: then whole blocks in
-	// the order of their hand-over cost nothing. No block is listed twice for the same layer. The issuer serves peers in
-	// turn. It does not sum up blocks that no caller waits for any more, because the call or its stream ended or the
-	// access is over.
-	//
-	// Errors:
-	//   - FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, PREEMPTED,
-	//     CANCELLED, MEMORY_CHANGED: the access is not valid, for the same reasons as in SettledAccess.
-	//   - PERMISSION_DENIED NOT_OWNER: the access does not cover these blocks.
-	//   - INVALID_ARGUMENT GROUP_MISMATCH, BLOCK_DUPLICATE, INVALID_FIELD; OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED.
-	//   - INTERNAL DATA_PATH_FAILED: the issuer cannot sum up its memory.
-	//   - RESOURCE_EXHAUSTED LIMIT_EXCEEDED; DEADLINE_EXCEEDED DEADLINE.
-	ChecksumBlocks(context.Context, *ChecksumBlocksRequest) (*ChecksumBlocksResponse, error)
-	// Makes a rank of the issuer send bytes to a rank of the caller, which is about to receive them. The caller may read
-	// the bytes under an access. It applies where the two ranks have chosen DATA_PATH_COLLECTIVE, by which bytes move
-	// only if both ranks act. The reply comes when the send is in progress, behind earlier sends, and the caller's rank
-	// receives from then on. The reply says nothing about what has arrived: the caller finds that out itself, and
-	// settles. Sequence 0 sends nothing, needs no access, and makes the two ranks' process group, with an epoch higher
-	// than any since the caller's last handshake. The group of the previous epoch is then over, with everything in
-	// progress on it. In each epoch sends count from 1, one after the other. A refused send takes no number. A caller
-	// that does not know the result of its call begins a new epoch. The call is not safe to repeat.
-	//
-	// Errors:
-	//   - FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, PREEMPTED,
-	//     CANCELLED, MEMORY_CHANGED: the access is not valid, for the same reasons as in SettledAccess.
-	//   - PERMISSION_DENIED NOT_OWNER: the access does not cover these bytes.
-	//   - FAILED_PRECONDITION DATA_PATH_FAILED: the rank cannot send, the epoch or the number is not the next one, the
-	//     values are no half of a group, or too many groups are being made or came to nothing lately: the message says when
-	//     to try again. Nothing is sent; the caller begins a new epoch.
-	//   - INVALID_ARGUMENT INVALID_FIELD: the ranks exchange no bytes, or the call has no runs.
-	//   - RESOURCE_EXHAUSTED LIMIT_EXCEEDED; DEADLINE_EXCEEDED DEADLINE: the rank did not begin in time.
-	PostSend(context.Context, *PostSendRequest) (*PostSendResponse, error)
-	// Carries the calls above over one stream, which costs both sides about half of what the calls cost by themselves.
-	// The side that dialled opens it, for as long as it likes. Each answer names its call. Answers come in the order in
-	// which they are known, not in the order of the calls. The end of the stream says nothing about unanswered calls. All
-	// calls except PostSend are idempotent, so the caller asks again, on another stream or by the calls above.
-	//
-	// Errors: RESOURCE_EXHAUSTED LIMIT_EXCEEDED as the error of a call when too many calls of the stream wait.
+	// Errors (of the stream):
+	// * OUT_OF_RANGE LIMIT_EXCEEDED: a message has too many calls.
 	Converse(grpc.BidiStreamingServer[ConverseRequest, ConverseResponse]) error
 	// Keeps two leads informed that both are alive: one stream per pair of leads, opened by the side that dialled, for as
 	// long as both live. The caller sends a beat every fifth of the peer grace, and each beat is answered at once. A side
@@ -337,24 +137,6 @@ type PeerServiceServer interface {
 // pointer dereference when methods are called.
 type UnimplementedPeerServiceServer struct{}
 
-func (UnimplementedPeerServiceServer) OpenAccess(context.Context, *OpenAccessRequest) (*OpenAccessResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method OpenAccess not implemented")
-}
-func (UnimplementedPeerServiceServer) SettleAccess(context.Context, *SettleAccessRequest) (*SettleAccessResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method SettleAccess not implemented")
-}
-func (UnimplementedPeerServiceServer) CloseAccess(context.Context, *CloseAccessRequest) (*CloseAccessResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method CloseAccess not implemented")
-}
-func (UnimplementedPeerServiceServer) PartsReady(context.Context, *PartsReadyRequest) (*PartsReadyResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method PartsReady not implemented")
-}
-func (UnimplementedPeerServiceServer) ChecksumBlocks(context.Context, *ChecksumBlocksRequest) (*ChecksumBlocksResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method ChecksumBlocks not implemented")
-}
-func (UnimplementedPeerServiceServer) PostSend(context.Context, *PostSendRequest) (*PostSendResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method PostSend not implemented")
-}
 func (UnimplementedPeerServiceServer) Converse(grpc.BidiStreamingServer[ConverseRequest, ConverseResponse]) error {
 	return status.Error(codes.Unimplemented, "method Converse not implemented")
 }
@@ -382,114 +164,6 @@ func RegisterPeerServiceServer(s grpc.ServiceRegistrar, srv PeerServiceServer) {
 	s.RegisterService(&PeerService_ServiceDesc, srv)
 }
 
-func _PeerService_OpenAccess_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(OpenAccessRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(PeerServiceServer).OpenAccess(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: PeerService_OpenAccess_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(PeerServiceServer).OpenAccess(ctx, req.(*OpenAccessRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
-func _PeerService_SettleAccess_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(SettleAccessRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(PeerServiceServer).SettleAccess(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: PeerService_SettleAccess_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(PeerServiceServer).SettleAccess(ctx, req.(*SettleAccessRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
-func _PeerService_CloseAccess_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(CloseAccessRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(PeerServiceServer).CloseAccess(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: PeerService_CloseAccess_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(PeerServiceServer).CloseAccess(ctx, req.(*CloseAccessRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
-func _PeerService_PartsReady_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(PartsReadyRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(PeerServiceServer).PartsReady(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: PeerService_PartsReady_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(PeerServiceServer).PartsReady(ctx, req.(*PartsReadyRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
-func _PeerService_ChecksumBlocks_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(ChecksumBlocksRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(PeerServiceServer).ChecksumBlocks(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: PeerService_ChecksumBlocks_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(PeerServiceServer).ChecksumBlocks(ctx, req.(*ChecksumBlocksRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
-func _PeerService_PostSend_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(PostSendRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(PeerServiceServer).PostSend(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: PeerService_PostSend_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(PeerServiceServer).PostSend(ctx, req.(*PostSendRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
 func _PeerService_Converse_Handler(srv interface{}, stream grpc.ServerStream) error {
 	return srv.(PeerServiceServer).Converse(&grpc.GenericServerStream[ConverseRequest, ConverseResponse]{ServerStream: stream})
 }
@@ -510,32 +184,7 @@ type PeerService_KeepLivenessServer = grpc.BidiStreamingServer[KeepLivenessReque
 var PeerService_ServiceDesc = grpc.ServiceDesc{
 	ServiceName: "kvgrpc.peer.v1.PeerService",
 	HandlerType: (*PeerServiceServer)(nil),
-	Methods: []grpc.MethodDesc{
-		{
-			MethodName: "OpenAccess",
-			Handler:    _PeerService_OpenAccess_Handler,
-		},
-		{
-			MethodName: "SettleAccess",
-			Handler:    _PeerService_SettleAccess_Handler,
-		},
-		{
-			MethodName: "CloseAccess",
-			Handler:    _PeerService_CloseAccess_Handler,
-		},
-		{
-			MethodName: "PartsReady",
-			Handler:    _PeerService_PartsReady_Handler,
-		},
-		{
-			MethodName: "ChecksumBlocks",
-			Handler:    _PeerService_ChecksumBlocks_Handler,
-		},
-		{
-			MethodName: "PostSend",
-			Handler:    _PeerService_PostSend_Handler,
-		},
-	},
+	Methods:     []grpc.MethodDesc{},
 	Streams: []grpc.StreamDesc{
 		{
 			StreamName:    "Converse",
