@@ -180,8 +180,8 @@ class EngineDescription(_message.Message):
     memory_generation: _builtins.int
     """Number of re-registrations of the memory within this incarnation."""
     message_bytes: _builtins.int
-    """Maximum size of one message that the engine's lead takes, in bytes; 0 means 4,194,304. A peer sends it no longer
-    one.
+    """Maximum size of one message that the engine's lead takes, in bytes; 0 means 4,194,304. A peer keeps
+    every message to it within this size.
     """
     @_builtins.property
     def pool(self) -> _pool_types_pb2.PoolDescription:

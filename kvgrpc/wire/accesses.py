@@ -17,9 +17,12 @@ from kvgrpc.wire.values import CLOSE_OUTCOMES, block_lists, core_reason, data_pa
 
 _Row = TypeVar("_Row")
 CALLS = {
-    field.name: field.message_type.name.removesuffix("Request")
-    for field in peer_pb2.PeerCall.DESCRIPTOR.oneofs_by_name["call"].fields
-    if field.message_type is not None  # each is; the descriptor's type does not say so
+    "open_access": "OpenAccess",
+    "settle_access": "SettleAccess",
+    "close_access": "CloseAccess",
+    "parts_ready": "PartsReady",
+    "checksum_blocks": "ChecksumBlocks",
+    "post_send": "PostSend",
 }
 """Names of the calls between leads, by their fields of PeerCall and PeerAnswer."""
 

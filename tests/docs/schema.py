@@ -28,5 +28,6 @@ def services() -> dict[str, ServiceDescriptor]:
 
 def requests() -> dict[str, Descriptor]:
     """Returns the request of each RPC, and of each call between leads."""
-    calls = {CALLS[field.name]: field.message_type for field in peer_pb2.PeerCall.DESCRIPTOR.oneofs[0].fields}
+    messages = peer_pb2.DESCRIPTOR.message_types_by_name
+    calls = {name: messages[f"{name}Request"] for name in CALLS.values()}
     return calls | {rpc.name: rpc.input_type for service in services().values() for rpc in service.methods}

@@ -35,7 +35,7 @@ class Victim:
         self._scales = Scales(engine.process.pid, state)
         known = Known()
         known.harvest(engine.api.handshake.GetCapabilities(handshake_pb2.GetCapabilitiesRequest()))
-        self._liar = Liar(engine, known)
+        self._liar = Liar(engine, known)  # type: ignore[abstract]
         self._blocks = engine.allocate(3)
 
     def input(self, random: Random) -> None:

@@ -84,12 +84,13 @@ class Api:
         """The unary RPC or call between leads that was made last, as /package.Service/Method."""
         return self._deadlines.last_method
 
-    def ask(self, caller: peer_pb2.Caller, request: Message, timeout: float = CALL_S, **fields: Any) -> Any:
+    def ask(self, caller: peer_pb2.Caller, request: Message, **fields: Any) -> Any:
         """Makes one call between leads, with these fields of PeerCall, and returns the reply. Raises CallFailed."""
         name = request.DESCRIPTOR.name.removesuffix("Request")
         self._deadlines.last_method = f"/kvgrpc.peer.v1.PeerService/{name}"
-        call = peer_pb2.PeerCall(call_id=1, **{_KINDS[name]: request}, **fields)
-        stream = self.peer.Converse(iter([peer_pb2.ConverseRequest(caller=caller, calls=[call])]), timeout=timeout)
+        message = peer_pb2.ConverseRequest(caller=caller, calls=[peer_pb2.PeerCall(call_id=1, **fields)])
+        getattr(message.calls[0], _KINDS[name]).CopyFrom(request)
+        stream = self.peer.Converse(iter([message]), timeout=CALL_S)
         ((answer,),) = [message.answers for message in stream]
         if answer.HasField("error"):
             raise CallFailed(answer.error)
@@ -120,7 +121,7 @@ class CallFailed(grpc.RpcError):
     def details(self) -> str:
         return self._error.message
 
-    def trailing_metadata(self) -> tuple[tuple[str, bytes], ...]:
+    def trailing_metadata(self) -> Any:
         return (("grpc-status-details-bin", self._error.SerializeToString()),)
 
 

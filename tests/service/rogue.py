@@ -96,11 +96,10 @@ class Rogue(
 
     def answer(self, call: peer_pb2.PeerCall) -> bytes:
         """Returns the encoded answer to a call on a stream."""
-        kind = call.WhichOneof("call")
-        assert kind is not None
+        field = str(call.WhichOneof("call"))
         try:
-            good = getattr(self, kind)(getattr(call, kind))
-            body, field = _serialized(self._changed(CALLS[kind], good, call.traceparent)), kind
+            good = getattr(self, field)(getattr(call, field))
+            body = _serialized(self._changed(CALLS[field], good, call.traceparent))
         except Abort as wanted:
             body, field = wanted.packed, "error"
         number = peer_pb2.PeerAnswer.DESCRIPTOR.fields_by_name[field].number

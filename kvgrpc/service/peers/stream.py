@@ -82,13 +82,15 @@ class PeerStream:
 
     async def close(self, grace_s: float) -> None:
         """Lets calls in flight be answered for `grace_s` seconds, then ends the stream."""
-        if self._waiting:
-            self._empty = self._loop.create_future()
-            await asyncio.wait((self._empty,), timeout=grace_s)
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+        try:
+            if self._waiting:
+                self._empty = self._loop.create_future()
+                await asyncio.wait((self._empty,), timeout=grace_s)
+        finally:
+            if self._task is not None:
+                self._task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await self._task
 
     async def _run(self) -> None:
         """Runs one stream from its opening to its end, which ends all calls that wait."""
@@ -125,6 +127,7 @@ class PeerStream:
     async def _write(self, stream: Any) -> None:
         # An error that ends a write ends the read too, and the read reports it.
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await stream.wait_for_connection()  # what is given up until then is not sent
             await stream.write(self._next_message(self._caller))
             while True:
                 if not self._unsent:

@@ -34,8 +34,6 @@ from kvgrpc.wire.values import seconds
 
 _log = logging.getLogger(__name__)
 
-PACKAGE = "kvgrpc.v1."
-"""Package of the methods that a stream may call. Methods between leads have a stream of their own."""
 CALLS_A_TURN = 16
 """Number of calls to begin before the event loop runs other work: a message may have thousands."""
 LAST_ANSWERS_S = 0.5
@@ -154,7 +152,7 @@ class CallStream:
         return _Context(self._context.peer(), (*telemetry.metadata(readable_trace(call.traceparent)), *shown))
 
     def _handler(self, method: str) -> Any:
-        handler = self._unary.get(method) if method.startswith(PACKAGE) else None
+        handler = self._unary.get(method)
         if handler is None:
             raise Unimplemented(Reason.FEATURE_UNAVAILABLE, f"this server has no unary method {method!r} to call so")
         return handler

@@ -31,7 +31,7 @@ SHAPELESS: Sequence[Values] = (
 def ask(sender: Engine, consumer: Consumer, epoch: int, values: Values) -> str:
     """Asks for a process group. Returns the error text, or "" if the group is being made."""
     try:
-        consumer.ask(peer_pb2.PostSendRequest(epoch=epoch, values=in_rows(values)), timeout=WAIT_S)
+        consumer.ask(peer_pb2.PostSendRequest(epoch=epoch, values=in_rows(values)))
     except grpc.RpcError as error:
         return str(error.details())
     return ""

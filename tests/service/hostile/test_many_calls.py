@@ -79,7 +79,8 @@ def calling(engine: Engine, method: MethodDescriptor | FieldDescriptor) -> Calla
 
         def converse(maker: Maker) -> Callable[[], object]:
             call = peer_pb2.PeerCall(call_id=1)
-            getattr(call, method.name).CopyFrom(maker.any_of(method.message_type))
+            made: Any = getattr(call, method.name)
+            made.CopyFrom(maker.any_of(made.DESCRIPTOR))
             message = peer_pb2.ConverseRequest(caller=consumer.caller, calls=[call])
             return partial(list, engine.api.peer.Converse(iter([message]), timeout=CALL_S))
 

@@ -47,11 +47,11 @@ class Answering(grpc.GenericRpcHandler):
         for message in messages:
             self.heard.append(message)
             try:
-                said = self._answer(message)
+                answer = self._answer(message)
             except KVGrpcError as error:
                 context.abort(grpc.StatusCode[error.code], error.message)
-            if said is not None:
-                yield said
+            if answer is not None:
+                yield answer
 
     @property
     def calls(self) -> list[peer_pb2.PeerCall]:
@@ -61,10 +61,16 @@ class Answering(grpc.GenericRpcHandler):
         self._server.stop(0).wait(10)
 
 
+def said(*answers: peer_pb2.PeerAnswer) -> bytes:
+    return peer_pb2.ConverseResponse(answers=answers).SerializeToString()
+
+
 def parts_taken(message: peer_pb2.ConverseRequest) -> bytes:
     """Answers every call as PartsReady."""
-    rows = [peer_pb2.PeerAnswer(call_id=call.call_id, parts_ready={}) for call in message.calls]
-    return peer_pb2.ConverseResponse(answers=rows).SerializeToString()
+    rows = [
+        peer_pb2.PeerAnswer(call_id=call.call_id, parts_ready=peer_pb2.PartsReadyResponse()) for call in message.calls
+    ]
+    return said(*rows)
 
 
 def silence(_: peer_pb2.ConverseRequest) -> None:
@@ -178,16 +184,18 @@ async def test_the_end_of_a_stream_fails_its_calls_and_the_next_call_opens_anoth
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         b"\xff\xff",
-        peer_pb2.ConverseResponse(answers=[peer_pb2.PeerAnswer(call_id=1, post_send={})]).SerializeToString(),
+        peer_pb2.ConverseResponse(
+            answers=[peer_pb2.PeerAnswer(call_id=1, post_send=peer_pb2.PostSendResponse())]
+        ).SerializeToString(),
         peer_pb2.ConverseResponse(answers=[peer_pb2.PeerAnswer(call_id=1)]).SerializeToString(),
     ],
     ids=["no message", "another answer", "no answer"],
 )
-async def test_an_answer_that_is_none_fails_the_call(said: bytes) -> None:
-    with closing(Answering(lambda _: said).start()) as peer:
+async def test_an_answer_that_is_none_fails_the_call(message: bytes) -> None:
+    with closing(Answering(lambda _: message).start()) as peer:
         async with Calls(peer.address) as calls:
             assert (await calls.begin(parts())).reason is Reason.PEER_FAILED
 
@@ -205,7 +213,8 @@ async def test_a_call_that_its_reader_cannot_take_is_not_sent_and_ends_no_other(
 async def test_an_error_of_a_call_comes_with_all_its_details(source: Engine) -> None:
     consumer = Consumer(source)
     consumer.handshake()
-    long = peer_pb2.PeerCall(settle_access=peer_pb2.SettleAccessRequest(settlings=[{"access_id": bytes(5_000)}]))
+    rows = [peer_pb2.AccessSettling(access_id=bytes(5_000))]
+    long = peer_pb2.PeerCall(settle_access=peer_pb2.SettleAccessRequest(settlings=rows))
     async with Calls(source.address, consumer.caller) as calls:
         error = await calls.begin(long)
         assert (error.code, error.reason) == ("INVALID_ARGUMENT", Reason.INVALID_FIELD)
@@ -225,6 +234,6 @@ async def test_what_is_not_answered_by_the_end_of_a_stream_fails() -> None:
     with closing(Answering(silence).start()) as peer:
         async with Calls(peer.address) as calls:
             answer = calls.begin(parts())
-            await asyncio.to_thread(wait_until, lambda: peer.calls)
+            await asyncio.to_thread(wait_until, lambda: bool(peer.calls))
             await calls.stream.close(0)
             assert isinstance(answer.result(), Unavailable)

@@ -253,8 +253,8 @@ type EngineDescription struct {
 	// Features that a peer must have too. An engine that lacks one of them refuses the handshake with
 	// PROTOCOL_UNSUPPORTED, which keeps older engines away from what they would misread.
 	RequiredFeatures []Feature `protobuf:"varint,11,rep,packed,name=required_features,json=requiredFeatures,proto3,enum=kvgrpc.v1.Feature" json:"required_features,omitempty"`
-	// Maximum size of one message that the engine's lead takes, in bytes; 0 means 4,194,304. A peer sends it no longer
-	// one.
+	// Maximum size of one message that the engine's lead takes, in bytes; 0 means 4,194,304. A peer keeps
+	// every message to it within this size.
 	MessageBytes  uint32 `protobuf:"varint,12,opt,name=message_bytes,json=messageBytes,proto3" json:"message_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
