@@ -119,7 +119,7 @@ async def test_a_step_has_its_calls_in_their_order(server: FakeServer, client: C
         "request_arrived", "match_tokens", "blocks_allocated", "tokens_computed", "blocks_loaded",
         "request_preempted", "request_finished", "abort_request", "blocks_needed",
     ]  # fmt: skip
-    assert [getattr(call, call.WhichOneof("call")) for call in made] == calls
+    assert [getattr(call, call.WhichOneof("call") or "") for call in made] == calls
     with pytest.raises(TypeError, match="GetTransferRequest"):
         await client.scheduler().step([GetTransferRequest()])  # type: ignore[list-item]
 

@@ -8,7 +8,8 @@ from grpc import aio
 
 from kvgrpc.client import pauses
 from kvgrpc.client.calls import Caller
-from kvgrpc.errors import DeadlineExceeded, Reason, Unavailable
+from kvgrpc.client.status import passes
+from kvgrpc.errors import DeadlineExceeded, KVGrpcError, Reason, Unavailable
 from kvgrpc.v1.scheduler_pb2 import ScheduleRequest, ScheduleResponse
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 STREAM_S = 60.0
 """Age of a stream, in seconds, after which the next step opens another."""
 ATTEMPTS = 4
-"""Maximum number of times that a step is sent: as often as gRPC sends a call that ends with UNAVAILABLE (`channel`)."""
+"""Maximum number of times that a step is sent: as often as gRPC sends a call that meets UNAVAILABLE (`channel`)."""
 
 Stream = aio.StreamStreamCall[ScheduleRequest, ScheduleResponse]
 
@@ -34,7 +35,7 @@ class StepStream:
         self._turn = asyncio.Lock()
 
     async def ask(self, make: Callable[[], ScheduleRequest], timeout_s: float) -> ScheduleResponse:
-        """Returns the answer to the step that `make` makes when it is the step's turn. A step that meets UNAVAILABLE is
+        """Returns the answer to the step that `make` makes when it is the step's turn. A step whose stream is lost is
         sent again, which is safe.
 
         Raises the error of a refusal, DeadlineExceeded, or Unavailable.
@@ -51,9 +52,9 @@ class StepStream:
         while True:
             try:
                 return await self._exchange(step, timeout_s)
-            except Unavailable as error:
+            except KVGrpcError as error:
                 failures += 1
-                if failures == ATTEMPTS:
+                if failures == ATTEMPTS or not passes(error):
                     raise
                 await asyncio.sleep(pauses.growing(failures, error.retry_delay_s))
 
