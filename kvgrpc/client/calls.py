@@ -55,7 +55,7 @@ class Caller:
         headers = self.headers()
         if self.stream is not None:
             began = time.monotonic()
-            reply = await self.stream.reply(request, timeout_s, _traceparent(headers))
+            reply = await self.stream.reply(request, timeout_s, traceparent_of(headers))
             if reply is not None:
                 return reply  # type: ignore[return-value]
             timeout_s = max(timeout_s - (time.monotonic() - began), 0.0)
@@ -124,7 +124,8 @@ class ServerCalls:
         self._call = caller
 
 
-def _traceparent(headers: Metadata) -> str:
+def traceparent_of(headers: Metadata) -> str:
+    """Returns the trace context in a call's metadata, or an empty text."""
     return next((value for key, value in headers if key == "traceparent"), "")
 
 

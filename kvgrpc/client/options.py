@@ -253,6 +253,13 @@ class Computed(Table, total=False):
     step: int
 
 
+class Needed(Call, total=False):
+    """Options of blocks_needed."""
+
+    request_time_us: int
+    request_id: str
+
+
 class Reading(Call, total=False):
     """Options of read_blocks."""
 

@@ -11,24 +11,22 @@ import concurrent.futures
 import functools
 import os
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from kvgrpc.client.cleaning import CleanedUp, CleanUp, clean_up
 from kvgrpc.client.client import Client, connect
 from kvgrpc.client.leases import HeldLease
 from kvgrpc.client.moving import Moved, move
-from kvgrpc.client.scheduler import Scheduler, Step
-from kvgrpc.client.scheduler.step_calls import StepCall
+from kvgrpc.client.scheduler import Scheduler
 from kvgrpc.client.tensors import Tensors
 from kvgrpc.client.transfers import WAIT_S
 from kvgrpc.client.values import AnyBlocks, Tokens
 from kvgrpc.errors import Reason
 from kvgrpc.v1.common_pb2 import Grant
 from kvgrpc.v1.lease_pb2 import LeaseState
-from kvgrpc.v1.scheduler_pb2 import ScheduleResponse
 
 A_co = TypeVar("A_co", covariant=True)
 B = TypeVar("B")
@@ -220,16 +218,6 @@ class SyncHeldLease(_Twin[HeldLease]):
     wait_over = _blocking(HeldLease.wait_over)
 
 
-class SyncStep(Protocol):
-    """Makes one step: sends all its calls in order, and returns their answers and the news."""
-
-    def __call__(self, calls: Iterable[StepCall] = (), *, timeout_s: float | None = None) -> ScheduleResponse: ...
-
-
-def _stepping(step: Step, thread: _LoopThread) -> SyncStep:
-    return lambda calls=(), *, timeout_s=None: thread.run(step(calls, timeout_s=timeout_s))
-
-
 class SyncScheduler(_Twin[Scheduler]):
     """SchedulerService for an engine's scheduler; the methods are those of `Scheduler`."""
 
@@ -252,7 +240,6 @@ class SyncScheduler(_Twin[Scheduler]):
     request_finished = _blocking(Scheduler.request_finished)
     request_preempted = _blocking(Scheduler.request_preempted)
     step = _blocking(Scheduler.step)
-    steps = _managing(Scheduler.steps, _stepping)
     tokens_computed = _blocking(Scheduler.tokens_computed)
 
 

@@ -1247,80 +1247,8 @@ class ScheduleAnswer(_message.Message):
 Global___ScheduleAnswer: _TypeAlias = ScheduleAnswer  # noqa: Y015
 
 @_typing.final
-class ScheduleStepRequest(_message.Message):
-    """One step of a scheduler."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    CALLS_FIELD_NUMBER: _builtins.int
-    AFTER_SEQ_FIELD_NUMBER: _builtins.int
-    INCARNATION_FIELD_NUMBER: _builtins.int
-    after_seq: _builtins.int
-    """Number of the last news that the caller has, as in PollSchedulerNewsRequest."""
-    incarnation: _builtins.int
-    """Life of this engine that the whole step is meant for; 0 is not checked."""
-    @_builtins.property
-    def calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScheduleCall]:
-        """Calls of the step, at most 1,024, handled in this order."""
-
-    def __init__(
-        self,
-        *,
-        calls: _abc.Iterable[Global___ScheduleCall] | None = ...,
-        after_seq: _builtins.int = ...,
-        incarnation: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_seq", b"after_seq", "calls", b"calls", "incarnation", b"incarnation"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ScheduleStepRequest: _TypeAlias = ScheduleStepRequest  # noqa: Y015
-
-@_typing.final
-class ScheduleStepResponse(_message.Message):
-    """Result of a step."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    HEADER_FIELD_NUMBER: _builtins.int
-    ANSWERS_FIELD_NUMBER: _builtins.int
-    NEWS_FIELD_NUMBER: _builtins.int
-    MORE_FIELD_NUMBER: _builtins.int
-    more: _builtins.bool
-    """True if more news follow."""
-    @_builtins.property
-    def header(self) -> _common_pb2.ResponseHeader:
-        """The answering engine and its incarnation."""
-
-    @_builtins.property
-    def answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScheduleAnswer]:
-        """Answers, one per call, in the same order."""
-
-    @_builtins.property
-    def news(self) -> _containers.RepeatedCompositeFieldContainer[Global___SchedulerNews]:
-        """News after the acknowledged ones, including news of this step."""
-
-    def __init__(
-        self,
-        *,
-        header: _common_pb2.ResponseHeader | None = ...,
-        answers: _abc.Iterable[Global___ScheduleAnswer] | None = ...,
-        news: _abc.Iterable[Global___SchedulerNews] | None = ...,
-        more: _builtins.bool = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "header", b"header", "more", b"more", "news", b"news"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ScheduleStepResponse: _TypeAlias = ScheduleStepResponse  # noqa: Y015
-
-@_typing.final
 class ScheduleRequest(_message.Message):
-    """One step of a scheduler, as ScheduleStepRequest."""
+    """One step of a scheduler."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1352,7 +1280,7 @@ Global___ScheduleRequest: _TypeAlias = ScheduleRequest  # noqa: Y015
 
 @_typing.final
 class ScheduleResponse(_message.Message):
-    """Result of a step, as ScheduleStepResponse."""
+    """Result of a step."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

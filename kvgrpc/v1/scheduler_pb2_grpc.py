@@ -31,6 +31,10 @@ class SchedulerServiceStub:
     attached engine each call shows the ticket of the engine's session (common.proto). Only the caller that brought a
     request schedules it.
 
+    A scheduler speaks in one of two ways, or in both. It makes one call for each event of a request, which suits grpcurl
+    and simple schedulers. Or it sends each of its steps, all calls in one message, over the stream of Schedule, which is
+    fast.
+
     Every call names its request by `request_id`. Each call is safe to repeat, has no idempotency key, and changes
     nothing if it says what the server already knows. A late call, about a request that has left or was never there,
     changes nothing either. A call that contradicts what the server knows is refused and changes nothing. The calls of
@@ -43,8 +47,8 @@ class SchedulerServiceStub:
     request. A scheduler that comes over a new connection repeats RequestArrived, or makes any other call, for each
     request that it still has. The memory that requests keep counts toward `kept_bytes`.
 
-    News report the progress of transfers, in order: in PollSchedulerNews, or with each ScheduleStep. If a transfer is
-    refused although the call itself is correct, news report that too.
+    News report the progress of transfers, in order: in PollSchedulerNews, or with the answer to each step. If a transfer
+    is refused although the call itself is correct, news report that too.
 
     The server's settings hold the rules for all requests, such as what becomes of a request whose KV does not come
     (`[scheduler]` in docs/configuration.md).
@@ -106,11 +110,6 @@ class SchedulerServiceStub:
                 request_serializer=kvgrpc_dot_v1_dot_scheduler__pb2.PollSchedulerNewsRequest.SerializeToString,
                 response_deserializer=kvgrpc_dot_v1_dot_scheduler__pb2.PollSchedulerNewsResponse.FromString,
                 _registered_method=True)
-        self.ScheduleStep = channel.unary_unary(
-                '/kvgrpc.v1.SchedulerService/ScheduleStep',
-                request_serializer=kvgrpc_dot_v1_dot_scheduler__pb2.ScheduleStepRequest.SerializeToString,
-                response_deserializer=kvgrpc_dot_v1_dot_scheduler__pb2.ScheduleStepResponse.FromString,
-                _registered_method=True)
         self.Schedule = channel.stream_stream(
                 '/kvgrpc.v1.SchedulerService/Schedule',
                 request_serializer=kvgrpc_dot_v1_dot_scheduler__pb2.ScheduleRequest.SerializeToString,
@@ -124,6 +123,10 @@ class SchedulerServiceServicer:
     attached engine each call shows the ticket of the engine's session (common.proto). Only the caller that brought a
     request schedules it.
 
+    A scheduler speaks in one of two ways, or in both. It makes one call for each event of a request, which suits grpcurl
+    and simple schedulers. Or it sends each of its steps, all calls in one message, over the stream of Schedule, which is
+    fast.
+
     Every call names its request by `request_id`. Each call is safe to repeat, has no idempotency key, and changes
     nothing if it says what the server already knows. A late call, about a request that has left or was never there,
     changes nothing either. A call that contradicts what the server knows is refused and changes nothing. The calls of
@@ -136,8 +139,8 @@ class SchedulerServiceServicer:
     request. A scheduler that comes over a new connection repeats RequestArrived, or makes any other call, for each
     request that it still has. The memory that requests keep counts toward `kept_bytes`.
 
-    News report the progress of transfers, in order: in PollSchedulerNews, or with each ScheduleStep. If a transfer is
-    refused although the call itself is correct, news report that too.
+    News report the progress of transfers, in order: in PollSchedulerNews, or with the answer to each step. If a transfer
+    is refused although the call itself is correct, news report that too.
 
     The server's settings hold the rules for all requests, such as what becomes of a request whose KV does not come
     (`[scheduler]` in docs/configuration.md).
@@ -282,24 +285,16 @@ class SchedulerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ScheduleStep(self, request, context):
-        """Takes all calls of a scheduler's step in one message and returns the news. Each call has the effect that it has
-        alone, in the given order. A refused call says so in its answer, and the other calls go on.
+    def Schedule(self, request_iterator, context):
+        """Takes a scheduler's steps over a stream and answers each one, in order. A step is one message with all its calls.
+        Its answer is one message with the answers to the calls and with the news. Each call has the effect that it has
+        alone, in the given order. A refused call says so in its answer, and the other calls go on. A step costs less than
+        its calls cost alone. A step whose answer was lost with its stream may be sent again over another stream.
 
-        Errors (nothing of the step has happened):
+        Errors (they end the stream, and nothing of their step has happened):
         * OUT_OF_RANGE LIMIT_EXCEEDED: too many calls in one step.
         * INVALID_ARGUMENT INVALID_FIELD: no news has that number yet.
         * ABORTED INCARNATION_CHANGED: the step is meant for another life of this engine.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Schedule(self, request_iterator, context):
-        """Takes steps as ScheduleStep does, over a stream: one answer per step, in order. It costs less than one call per
-        step.
-
-        Errors: as in ScheduleStep; they end the stream.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -358,11 +353,6 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     request_deserializer=kvgrpc_dot_v1_dot_scheduler__pb2.PollSchedulerNewsRequest.FromString,
                     response_serializer=kvgrpc_dot_v1_dot_scheduler__pb2.PollSchedulerNewsResponse.SerializeToString,
             ),
-            'ScheduleStep': grpc.unary_unary_rpc_method_handler(
-                    servicer.ScheduleStep,
-                    request_deserializer=kvgrpc_dot_v1_dot_scheduler__pb2.ScheduleStepRequest.FromString,
-                    response_serializer=kvgrpc_dot_v1_dot_scheduler__pb2.ScheduleStepResponse.SerializeToString,
-            ),
             'Schedule': grpc.stream_stream_rpc_method_handler(
                     servicer.Schedule,
                     request_deserializer=kvgrpc_dot_v1_dot_scheduler__pb2.ScheduleRequest.FromString,
@@ -382,6 +372,10 @@ class SchedulerService:
     attached engine each call shows the ticket of the engine's session (common.proto). Only the caller that brought a
     request schedules it.
 
+    A scheduler speaks in one of two ways, or in both. It makes one call for each event of a request, which suits grpcurl
+    and simple schedulers. Or it sends each of its steps, all calls in one message, over the stream of Schedule, which is
+    fast.
+
     Every call names its request by `request_id`. Each call is safe to repeat, has no idempotency key, and changes
     nothing if it says what the server already knows. A late call, about a request that has left or was never there,
     changes nothing either. A call that contradicts what the server knows is refused and changes nothing. The calls of
@@ -394,8 +388,8 @@ class SchedulerService:
     request. A scheduler that comes over a new connection repeats RequestArrived, or makes any other call, for each
     request that it still has. The memory that requests keep counts toward `kept_bytes`.
 
-    News report the progress of transfers, in order: in PollSchedulerNews, or with each ScheduleStep. If a transfer is
-    refused although the call itself is correct, news report that too.
+    News report the progress of transfers, in order: in PollSchedulerNews, or with the answer to each step. If a transfer
+    is refused although the call itself is correct, news report that too.
 
     The server's settings hold the rules for all requests, such as what becomes of a request whose KV does not come
     (`[scheduler]` in docs/configuration.md).
@@ -661,33 +655,6 @@ class SchedulerService:
             '/kvgrpc.v1.SchedulerService/PollSchedulerNews',
             kvgrpc_dot_v1_dot_scheduler__pb2.PollSchedulerNewsRequest.SerializeToString,
             kvgrpc_dot_v1_dot_scheduler__pb2.PollSchedulerNewsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ScheduleStep(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/kvgrpc.v1.SchedulerService/ScheduleStep',
-            kvgrpc_dot_v1_dot_scheduler__pb2.ScheduleStepRequest.SerializeToString,
-            kvgrpc_dot_v1_dot_scheduler__pb2.ScheduleStepResponse.FromString,
             options,
             channel_credentials,
             insecure,

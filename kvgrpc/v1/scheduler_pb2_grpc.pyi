@@ -38,6 +38,10 @@ class SchedulerServiceStub:
     attached engine each call shows the ticket of the engine's session (common.proto). Only the caller that brought a
     request schedules it.
 
+    A scheduler speaks in one of two ways, or in both. It makes one call for each event of a request, which suits grpcurl
+    and simple schedulers. Or it sends each of its steps, all calls in one message, over the stream of Schedule, which is
+    fast.
+
     Every call names its request by `request_id`. Each call is safe to repeat, has no idempotency key, and changes
     nothing if it says what the server already knows. A late call, about a request that has left or was never there,
     changes nothing either. A call that contradicts what the server knows is refused and changes nothing. The calls of
@@ -50,8 +54,8 @@ class SchedulerServiceStub:
     request. A scheduler that comes over a new connection repeats RequestArrived, or makes any other call, for each
     request that it still has. The memory that requests keep counts toward `kept_bytes`.
 
-    News report the progress of transfers, in order: in PollSchedulerNews, or with each ScheduleStep. If a transfer is
-    refused although the call itself is correct, news report that too.
+    News report the progress of transfers, in order: in PollSchedulerNews, or with the answer to each step. If a transfer
+    is refused although the call itself is correct, news report that too.
 
     The server's settings hold the rules for all requests, such as what becomes of a request whose KV does not come
     (`[scheduler]` in docs/configuration.md).
@@ -160,20 +164,16 @@ class SchedulerServiceStub:
     * ABORTED INCARNATION_CHANGED: the number is of an earlier life of the engine, or the life ended meanwhile: the
       requests of that life are unknown now, and its kept blocks are lost.
     """
-    ScheduleStep: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ScheduleStepRequest, _scheduler_pb2.ScheduleStepResponse]
-    """Takes all calls of a scheduler's step in one message and returns the news. Each call has the effect that it has
-    alone, in the given order. A refused call says so in its answer, and the other calls go on.
+    Schedule: _grpc.StreamStreamMultiCallable[_scheduler_pb2.ScheduleRequest, _scheduler_pb2.ScheduleResponse]
+    """Takes a scheduler's steps over a stream and answers each one, in order. A step is one message with all its calls.
+    Its answer is one message with the answers to the calls and with the news. Each call has the effect that it has
+    alone, in the given order. A refused call says so in its answer, and the other calls go on. A step costs less than
+    its calls cost alone. A step whose answer was lost with its stream may be sent again over another stream.
 
-    Errors (nothing of the step has happened):
+    Errors (they end the stream, and nothing of their step has happened):
     * OUT_OF_RANGE LIMIT_EXCEEDED: too many calls in one step.
     * INVALID_ARGUMENT INVALID_FIELD: no news has that number yet.
     * ABORTED INCARNATION_CHANGED: the step is meant for another life of this engine.
-    """
-    Schedule: _grpc.StreamStreamMultiCallable[_scheduler_pb2.ScheduleRequest, _scheduler_pb2.ScheduleResponse]
-    """Takes steps as ScheduleStep does, over a stream: one answer per step, in order. It costs less than one call per
-    step.
-
-    Errors: as in ScheduleStep; they end the stream.
     """
 
 @_typing.type_check_only
@@ -182,6 +182,10 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     AllocateBlocks gave out, and on the blocks of an attached engine whose own block manager gives them out. For an
     attached engine each call shows the ticket of the engine's session (common.proto). Only the caller that brought a
     request schedules it.
+
+    A scheduler speaks in one of two ways, or in both. It makes one call for each event of a request, which suits grpcurl
+    and simple schedulers. Or it sends each of its steps, all calls in one message, over the stream of Schedule, which is
+    fast.
 
     Every call names its request by `request_id`. Each call is safe to repeat, has no idempotency key, and changes
     nothing if it says what the server already knows. A late call, about a request that has left or was never there,
@@ -195,8 +199,8 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     request. A scheduler that comes over a new connection repeats RequestArrived, or makes any other call, for each
     request that it still has. The memory that requests keep counts toward `kept_bytes`.
 
-    News report the progress of transfers, in order: in PollSchedulerNews, or with each ScheduleStep. If a transfer is
-    refused although the call itself is correct, news report that too.
+    News report the progress of transfers, in order: in PollSchedulerNews, or with the answer to each step. If a transfer
+    is refused although the call itself is correct, news report that too.
 
     The server's settings hold the rules for all requests, such as what becomes of a request whose KV does not come
     (`[scheduler]` in docs/configuration.md).
@@ -302,20 +306,16 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     * ABORTED INCARNATION_CHANGED: the number is of an earlier life of the engine, or the life ended meanwhile: the
       requests of that life are unknown now, and its kept blocks are lost.
     """
-    ScheduleStep: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ScheduleStepRequest, _scheduler_pb2.ScheduleStepResponse]  # type: ignore[assignment]
-    """Takes all calls of a scheduler's step in one message and returns the news. Each call has the effect that it has
-    alone, in the given order. A refused call says so in its answer, and the other calls go on.
+    Schedule: _aio.StreamStreamMultiCallable[_scheduler_pb2.ScheduleRequest, _scheduler_pb2.ScheduleResponse]  # type: ignore[assignment]
+    """Takes a scheduler's steps over a stream and answers each one, in order. A step is one message with all its calls.
+    Its answer is one message with the answers to the calls and with the news. Each call has the effect that it has
+    alone, in the given order. A refused call says so in its answer, and the other calls go on. A step costs less than
+    its calls cost alone. A step whose answer was lost with its stream may be sent again over another stream.
 
-    Errors (nothing of the step has happened):
+    Errors (they end the stream, and nothing of their step has happened):
     * OUT_OF_RANGE LIMIT_EXCEEDED: too many calls in one step.
     * INVALID_ARGUMENT INVALID_FIELD: no news has that number yet.
     * ABORTED INCARNATION_CHANGED: the step is meant for another life of this engine.
-    """
-    Schedule: _aio.StreamStreamMultiCallable[_scheduler_pb2.ScheduleRequest, _scheduler_pb2.ScheduleResponse]  # type: ignore[assignment]
-    """Takes steps as ScheduleStep does, over a stream: one answer per step, in order. It costs less than one call per
-    step.
-
-    Errors: as in ScheduleStep; they end the stream.
     """
 
 class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -323,6 +323,10 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
     AllocateBlocks gave out, and on the blocks of an attached engine whose own block manager gives them out. For an
     attached engine each call shows the ticket of the engine's session (common.proto). Only the caller that brought a
     request schedules it.
+
+    A scheduler speaks in one of two ways, or in both. It makes one call for each event of a request, which suits grpcurl
+    and simple schedulers. Or it sends each of its steps, all calls in one message, over the stream of Schedule, which is
+    fast.
 
     Every call names its request by `request_id`. Each call is safe to repeat, has no idempotency key, and changes
     nothing if it says what the server already knows. A late call, about a request that has left or was never there,
@@ -336,8 +340,8 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
     request. A scheduler that comes over a new connection repeats RequestArrived, or makes any other call, for each
     request that it still has. The memory that requests keep counts toward `kept_bytes`.
 
-    News report the progress of transfers, in order: in PollSchedulerNews, or with each ScheduleStep. If a transfer is
-    refused although the call itself is correct, news report that too.
+    News report the progress of transfers, in order: in PollSchedulerNews, or with the answer to each step. If a transfer
+    is refused although the call itself is correct, news report that too.
 
     The server's settings hold the rules for all requests, such as what becomes of a request whose KV does not come
     (`[scheduler]` in docs/configuration.md).
@@ -503,30 +507,20 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
-    def ScheduleStep(
-        self,
-        request: _scheduler_pb2.ScheduleStepRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_scheduler_pb2.ScheduleStepResponse, _abc.Awaitable[_scheduler_pb2.ScheduleStepResponse]]:
-        """Takes all calls of a scheduler's step in one message and returns the news. Each call has the effect that it has
-        alone, in the given order. A refused call says so in its answer, and the other calls go on.
-
-        Errors (nothing of the step has happened):
-        * OUT_OF_RANGE LIMIT_EXCEEDED: too many calls in one step.
-        * INVALID_ARGUMENT INVALID_FIELD: no news has that number yet.
-        * ABORTED INCARNATION_CHANGED: the step is meant for another life of this engine.
-        """
-
-    @_abc_1.abstractmethod
     def Schedule(
         self,
         request_iterator: _MaybeAsyncIterator[_scheduler_pb2.ScheduleRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_scheduler_pb2.ScheduleResponse], _abc.AsyncIterator[_scheduler_pb2.ScheduleResponse]]:
-        """Takes steps as ScheduleStep does, over a stream: one answer per step, in order. It costs less than one call per
-        step.
+        """Takes a scheduler's steps over a stream and answers each one, in order. A step is one message with all its calls.
+        Its answer is one message with the answers to the calls and with the news. Each call has the effect that it has
+        alone, in the given order. A refused call says so in its answer, and the other calls go on. A step costs less than
+        its calls cost alone. A step whose answer was lost with its stream may be sent again over another stream.
 
-        Errors: as in ScheduleStep; they end the stream.
+        Errors (they end the stream, and nothing of their step has happened):
+        * OUT_OF_RANGE LIMIT_EXCEEDED: too many calls in one step.
+        * INVALID_ARGUMENT INVALID_FIELD: no news has that number yet.
+        * ABORTED INCARNATION_CHANGED: the step is meant for another life of this engine.
         """
 
 def add_SchedulerServiceServicer_to_server(servicer: SchedulerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

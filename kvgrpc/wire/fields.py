@@ -74,8 +74,7 @@ TABLE: tuple[Bound, ...] = (
     ),
     Bound(
         Kind.ROWS, bounds.CALLS_MAX,
-        "ConverseRequest.calls StreamCallsRequest.calls cancelled_call_ids answers ScheduleRequest.calls "
-        "ScheduleStepRequest.calls",
+        "ConverseRequest.calls StreamCallsRequest.calls cancelled_call_ids answers ScheduleRequest.calls",
     ),
     Bound(Kind.ROWS, bounds.FRAME_ROWS_MAX, "CallBatch.calls reports"),
     Bound(Kind.ROWS, BATCH_PARTS, "parts"),

@@ -41,7 +41,7 @@ from kvgrpc.wire.values import content, failure, grant, layer_ranges, named_bloc
 NEWS_PER_REPLY = 1_024
 NEWS_BYTES_MAX = 1 << 20
 """Bytes of one reply after which no more news are added. The others wait for the next reply."""
-_Reply = scheduler_pb2.PollSchedulerNewsResponse | scheduler_pb2.ScheduleStepResponse | scheduler_pb2.ScheduleResponse
+_Reply = scheduler_pb2.PollSchedulerNewsResponse | scheduler_pb2.ScheduleResponse
 _MODES = {common_pb2.TRANSFER_MODE_PULL: Mode.PULL, common_pb2.TRANSFER_MODE_PUSH: Mode.PUSH}
 _ON_LOSS = {
     OnLoss.FAIL: scheduler_pb2.ON_LOSS_FAIL,

@@ -72,7 +72,6 @@ SCHEDULER: dict[str, Callable[[Scheduler], Invoke]] = {
     "blocks_needed": lambda s: lambda **o: s.blocks_needed(1, **o),
     "abort_request": lambda s: lambda **o: s.abort_request("r", **o),
     "poll": lambda s: s.poll,
-    "step": lambda s: s.step,
 }
 
 
@@ -124,7 +123,7 @@ def test_the_table_above_names_every_method() -> None:
         return {name for name, _ in inspect.getmembers(kind, inspect.isfunction) if not name.startswith("_")}
 
     assert public(Client) - {"close", "scheduler", "tensors"} == {name for name in ALL if "." not in name} | LONGER
-    assert public(Scheduler) - {"start_over", "steps"} == SCHEDULER.keys()
+    assert public(Scheduler) - {"start_over", "step"} == SCHEDULER.keys()
     assert public(Tensors) == TENSORS.keys()
 
 

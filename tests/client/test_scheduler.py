@@ -1,16 +1,14 @@
 """The client of SchedulerService: requests, replies, and a request that moves from server to server."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
 from typing import Any
 
 import grpc
 import pytest
 
 from kvgrpc.client import Client, block_ids, block_runs, connect, connect_sync, content, refusal, step_calls
-from kvgrpc.errors import Aborted, DeadlineExceeded, InternalError, InvalidRequest, Reason, Unavailable
+from kvgrpc.errors import Aborted, InternalError, InvalidRequest, Reason
 from kvgrpc.v1.common_pb2 import (
     FAILURE_REASON_BLOCK_COUNT_MISMATCH,
     TRANSFER_MODE_PUSH,
@@ -19,7 +17,6 @@ from kvgrpc.v1.common_pb2 import (
     GroupBlocks,
     Intent,
     PeerAddress,
-    ResponseHeader,
 )
 from kvgrpc.v1.pool_pb2 import AllocateBlocksResponse
 from kvgrpc.v1.scheduler_pb2 import (
@@ -31,26 +28,17 @@ from kvgrpc.v1.scheduler_pb2 import (
     PushOffer,
     RequestArrivedResponse,
     ScheduleAnswer,
-    ScheduleRequest,
-    ScheduleResponse,
-    SchedulerNews,
-    ScheduleStepResponse,
 )
 from kvgrpc.v1.transfer_pb2 import GetTransferRequest
-from tests.client.fake import FakeServer, fail, failing
+from tests.client.fake import FakeServer
 from tests.client.serving import served
+from tests.client.streams.stepping import LIFE, SAID, R, answering, failing_stream, news_from
 
-R = "r1"
 TOKENS = list(range(64))
-LIFE = ResponseHeader(incarnation=7)
 
 
 def last(server: FakeServer) -> Any:
     return server.seen[-1].request
-
-
-def news_from(first: int, count: int) -> list[SchedulerNews]:
-    return [SchedulerNews(seq=first + i, request_id=R) for i in range(count)]
 
 
 # ---- requests that are sent
@@ -98,15 +86,15 @@ async def test_requests_and_blocks_are_of_the_life_in_the_first_reply(server: Fa
     assert (last(server).incarnation, scheduler.incarnation) == (0, 7)
     await scheduler.blocks_allocated(R, [5])
     assert last(server).blocks.incarnation == 7
-    await scheduler.step()
-    assert last(server).incarnation == 7
     taken = Blocks(incarnation=8, allocation_id="a", groups=[GroupBlocks(runs=block_runs([5]))])
     await scheduler.blocks_allocated(R, AllocateBlocksResponse(blocks=taken))
     assert last(server).blocks == taken
     await scheduler.tokens_computed(R, [5], 16, incarnation=9)
     assert last(server).blocks.incarnation == 9
+    server.answers["Schedule"] = answering()
     await scheduler.step([step_calls.tokens_computed(R, [5], 16), step_calls.tokens_computed(R, taken, 16)])
-    assert [call.tokens_computed.blocks.incarnation for call in last(server).calls] == [7, 8]
+    assert SAID[-1].incarnation == 7
+    assert [call.tokens_computed.blocks.incarnation for call in SAID[-1].calls] == [7, 8]
     scheduler.start_over()
     await scheduler.poll()
     assert (last(server).incarnation, last(server).after_seq) == (0, 0)
@@ -122,14 +110,16 @@ async def test_a_step_has_its_calls_in_their_order(server: FakeServer, client: C
         step_calls.request_preempted(R),
         step_calls.request_finished(R, [5], 16, REQUEST_OUTCOME_COMPLETE),
         step_calls.abort_request(R, "why"),
+        step_calls.blocks_needed({1: 2}, request_time_us=3),
     ]
+    server.answers["Schedule"] = answering()
     await client.scheduler().step(calls)
-    made = last(server).calls
+    made = SAID[-1].calls
     assert [call.WhichOneof("call") for call in made] == [
         "request_arrived", "match_tokens", "blocks_allocated", "tokens_computed", "blocks_loaded",
-        "request_preempted", "request_finished", "abort_request",
+        "request_preempted", "request_finished", "abort_request", "blocks_needed",
     ]  # fmt: skip
-    assert [getattr(call, call.WhichOneof("call")) for call in made] == calls
+    assert [getattr(call, call.WhichOneof("call") or "") for call in made] == calls
     with pytest.raises(TypeError, match="GetTransferRequest"):
         await client.scheduler().step([GetTransferRequest()])  # type: ignore[list-item]
 
@@ -142,12 +132,12 @@ async def test_news_are_acknowledged_by_the_next_question(server: FakeServer, cl
     server.answers["PollSchedulerNews"] = lambda *_: PollSchedulerNewsResponse(header=LIFE, news=news_from(3, 2))
     assert [row.seq for row in await scheduler.poll(1.5)] == [3, 4]
     assert (last(server).after_seq, last(server).wait.ToMilliseconds()) == (0, 1500)
-    server.answers["ScheduleStep"] = failing(grpc.StatusCode.UNAVAILABLE, "DRAINING")
-    with pytest.raises(Unavailable):
+    server.answers["Schedule"] = failing_stream(grpc.StatusCode.ABORTED, "INCARNATION_CHANGED")
+    with pytest.raises(Aborted):
         await scheduler.step()
-    server.answers["ScheduleStep"] = lambda *_: ScheduleStepResponse(news=news_from(5, 1))
+    server.answers["Schedule"] = answering(*news_from(5, 1))
     assert [row.seq for row in (await scheduler.step()).news] == [5]
-    assert {request.after_seq for request in server.requests("ScheduleStep")} == {4}, "what failed acknowledged nothing"
+    assert [said.after_seq for said in SAID] == [4], "what failed acknowledged nothing"
     server.answers["PollSchedulerNews"] = lambda *_: PollSchedulerNewsResponse()
     for _ in range(2):
         assert not await scheduler.poll()
@@ -161,100 +151,6 @@ async def test_who_waits_for_news_has_the_time_for_an_answer_on_top(server: Fake
     assert 30.0 < left < 41.0  # gRPC rounds a deadline of this length up, to a tenth of a second
     await client.scheduler().poll(30.0, timeout_s=5.0)
     assert (server.seen[-1].time_s or 99.0) < 30.0
-
-
-# ---- steps over one stream
-
-
-def answering(*news: SchedulerNews) -> Any:
-    """Answers every step with the same news."""
-
-    async def answers(steps: AsyncIterator[ScheduleRequest], _: Any) -> AsyncIterator[ScheduleResponse]:
-        async for step in steps:
-            SAID.append(step)
-            yield ScheduleResponse(header=LIFE, news=news)
-
-    SAID.clear()
-    return answers
-
-
-SAID: list[ScheduleRequest] = []
-"""Steps that the server received over streams."""
-
-
-async def test_steps_over_a_stream_say_and_hear_what_single_ones_do(server: FakeServer, client: Client) -> None:
-    server.answers["Schedule"] = answering(*news_from(1, 2))
-    scheduler = client.scheduler()
-    async with scheduler.steps() as step:
-        reply = await step([step_calls.match_tokens(R, 16), step_calls.abort_request(R)])
-        assert [row.seq for row in reply.news] == [1, 2]
-        await step()
-    assert [call.WhichOneof("call") for call in SAID[0].calls] == ["match_tokens", "abort_request"]
-    assert [(said.after_seq, said.incarnation) for said in SAID] == [(0, 0), (2, 7)]
-    assert len(server.requests("Schedule")) == 1, "one stream for both"
-    await scheduler.poll()
-    assert (last(server).after_seq, last(server).incarnation) == (2, 7)
-
-
-async def test_a_stream_of_steps_that_ended_is_opened_anew(server: FakeServer, client: Client) -> None:
-    async with client.scheduler().steps() as step:
-        with pytest.raises(Unavailable):
-            await step(timeout_s=5.0)  # the server ended the stream without an answer
-        server.answers["Schedule"] = failing_stream
-        with pytest.raises(Aborted) as caught:
-            await step()
-        assert caught.value.reason is Reason.INCARNATION_CHANGED
-        server.answers["Schedule"] = answering()
-        assert (await step()).header == LIFE
-
-
-async def test_a_step_that_meets_the_end_of_its_stream_is_unavailable(server: FakeServer, client: Client) -> None:
-    """Varies how much gRPC knows of the stream's end when the step is written."""
-    for turns in range(20):
-        end = asyncio.Event()
-
-        async def one(
-            steps: AsyncIterator[ScheduleRequest], _: Any, end: asyncio.Event = end
-        ) -> AsyncIterator[ScheduleResponse]:
-            async for _step in steps:
-                yield ScheduleResponse(header=LIFE)
-                await end.wait()
-                return
-
-        server.answers["Schedule"] = one
-        async with client.scheduler().steps() as step:
-            await step()
-            end.set()
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            time.sleep(0.02)  # noqa: ASYNC251 - gRPC's threads go on while this one learns nothing of it
-            with suppress(Unavailable):
-                assert (await step()).header == LIFE
-
-
-async def failing_stream(_: Any, context: Any) -> AsyncIterator[ScheduleResponse]:
-    await fail(context, grpc.StatusCode.ABORTED, "INCARNATION_CHANGED")
-    yield ScheduleResponse()
-
-
-async def test_a_late_answer_is_not_the_answer_to_the_next_step(server: FakeServer, client: Client) -> None:
-    go_on = asyncio.Event()
-
-    async def late(steps: AsyncIterator[ScheduleRequest], _: Any) -> AsyncIterator[ScheduleResponse]:
-        async for step in steps:
-            if len(step.calls) == 1:
-                await go_on.wait()
-            yield ScheduleResponse(answers=[ScheduleAnswer(status_code=len(step.calls))])
-
-    server.answers["Schedule"] = late
-    async with client.scheduler().steps() as step:
-        with pytest.raises(DeadlineExceeded) as caught:
-            await step([step_calls.match_tokens(R)], timeout_s=0.2)
-        assert caught.value.metadata["phase"] == "step"
-        go_on.set()
-        assert (await step()).answers[0].status_code == 0
-        with pytest.raises(ValueError, match="every call has a deadline"):
-            await step(timeout_s=0)
 
 
 def test_a_refusal_within_a_step_is_the_error_of_the_call() -> None:
@@ -336,35 +232,34 @@ async def test_a_bad_call_of_a_step_is_refused_alone(pair: tuple[Client, Client]
     assert caught.value.reason is Reason.INCARNATION_CHANGED
 
 
-async def test_a_request_goes_from_server_to_server_by_steps_over_streams(pair: tuple[Client, Client]) -> None:
+async def test_a_request_goes_from_server_to_server_by_steps(pair: tuple[Client, Client]) -> None:
     p, d = (client.scheduler() for client in pair)
     taken, target = await pair[0].allocate(4), await pair[1].allocate(4)
-    async with p.steps() as at_p, d.steps() as at_d:
-        for step in (at_p, at_d):
-            while (await step()).news:  # skips news of other tests
-                pass
-        prefilled = await at_p(
-            [
-                step_calls.request_arrived("s9", TOKENS, give=KvGift(), intent=Intent(transfer_key=b"s" * 16)),
-                step_calls.request_finished("s9", taken, 64, REQUEST_OUTCOME_COMPLETE),
-            ]
-        )
-        grant = prefilled.answers[1].request_finished.grant
-        reply = await at_d(
-            [
-                step_calls.request_arrived("s9", TOKENS, take=grant),
-                step_calls.match_tokens("s9"),
-                step_calls.blocks_allocated("s9", target, external_tokens=64),
-            ]
-        )
-        assert [refusal(answer) for answer in reply.answers] == [None] * 3
-        assert reply.answers[1].match_tokens.external_tokens == 64
-        news = list(reply.news) or list(await d.poll(30.0))
-        assert [(row.request_id, row.load_ended.computed_tokens) for row in news] == [("s9", 64)]
-        assert not (await at_d()).news, "the number that was heard last is one for stream and calls"
-        sent = await p.poll(30.0)
-        assert [row.WhichOneof("news") for row in sent] == ["send_ended"]
-        await at_p()
+    for scheduler in (p, d):
+        while (await scheduler.step()).news:  # skips news of other tests
+            pass
+    prefilled = await p.step(
+        [
+            step_calls.request_arrived("s9", TOKENS, give=KvGift(), intent=Intent(transfer_key=b"s" * 16)),
+            step_calls.request_finished("s9", taken, 64),
+        ]
+    )
+    grant = prefilled.answers[1].request_finished.grant
+    reply = await d.step(
+        [
+            step_calls.request_arrived("s9", TOKENS, take=grant),
+            step_calls.match_tokens("s9"),
+            step_calls.blocks_allocated("s9", target, external_tokens=64),
+        ]
+    )
+    assert [refusal(answer) for answer in reply.answers] == [None] * 3
+    assert reply.answers[1].match_tokens.external_tokens == 64
+    news = list(reply.news) or list(await d.poll(30.0))
+    assert [(row.request_id, row.load_ended.computed_tokens) for row in news] == [("s9", 64)]
+    assert not (await d.step()).news, "the number that was heard last is one for stream and calls"
+    sent = await p.poll(30.0)
+    assert [row.WhichOneof("news") for row in sent] == ["send_ended"]
+    await p.step()
     for client, blocks in zip(pair, (taken, target), strict=True):
         await client.free(blocks)
 
@@ -378,9 +273,8 @@ async def test_without_an_event_loop_it_is_the_same(addresses: tuple[str, str]) 
             scheduler.request_arrived("t1", give=KvGift(), intent=Intent(transfer_key=b"k" * 16))
             assert scheduler.incarnation
             assert scheduler.match_tokens("t1").external_tokens == 0
-            with scheduler.steps() as step:
-                assert step([step_calls.match_tokens("t1")]).answers[0].match_tokens.external_tokens == 0
-                assert not step(timeout_s=5.0).answers
+            assert scheduler.step([step_calls.match_tokens("t1")]).answers[0].match_tokens.external_tokens == 0
+            assert not scheduler.step(timeout_s=5.0).answers
             assert not scheduler.abort_request("t1").keep
             scheduler.start_over()
             assert not scheduler.incarnation

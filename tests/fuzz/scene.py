@@ -374,7 +374,7 @@ def _scheduler_requests(made: _Made) -> Iterator[Request]:
         yield "".join(word.capitalize() for word in kind.split("_")), row
     yield "PollSchedulerNews", scheduler_pb2.PollSchedulerNewsRequest(after_seq=1, wait=dur(1e-3))
     said = [scheduler_pb2.ScheduleCall(**cast("dict[str, Any]", {kind: row})) for kind, row in each]
-    yield "ScheduleStep", scheduler_pb2.ScheduleStepRequest(calls=said, after_seq=1)
+    yield "Schedule", scheduler_pb2.ScheduleRequest(calls=said, after_seq=1)
     yield "Schedule", scheduler_pb2.ScheduleRequest(calls=said)
 
 

@@ -228,10 +228,9 @@ class Target:
         ids = {"r", *TEXTS, *self.first.known.texts}
         aborts = [scheduler_pb2.AbortRequestRequest(request_id=text) for text in sorted(ids)]
         calls = [scheduler_pb2.ScheduleCall(abort_request=abort) for abort in aborts]
-        step = self.engine.api.scheduler.ScheduleStep
-        told = step(scheduler_pb2.ScheduleStepRequest(calls=calls))
+        told = self.engine.api.step(*calls)
         while told.news:
-            told = step(scheduler_pb2.ScheduleStepRequest(after_seq=told.news[-1].seq))
+            told = self.engine.api.step(after_seq=told.news[-1].seq)
 
     def _begin_scene(self) -> None:
         self.scene = Scene(self.engine, self.peer)

@@ -28,6 +28,7 @@ from kvgrpc.v1 import (
     handshake_pb2_grpc,
     lease_pb2_grpc,
     pool_pb2_grpc,
+    scheduler_pb2,
     scheduler_pb2_grpc,
     tensor_pb2_grpc,
     transfer_pb2_grpc,
@@ -81,7 +82,7 @@ class Api:
 
     @property
     def last_method(self) -> str:
-        """The unary RPC or call between leads that was made last, as /package.Service/Method."""
+        """The RPC or call between leads that was made last, as /package.Service/Method; Schedule after a step."""
         return self._deadlines.last_method
 
     def ask(self, caller: peer_pb2.Caller, request: Message, **fields: Any) -> Any:
@@ -95,6 +96,13 @@ class Api:
         if answer.HasField("error"):
             raise CallFailed(answer.error)
         return getattr(answer, _KINDS[name])
+
+    def step(self, *calls: scheduler_pb2.ScheduleCall, **fields: Any) -> scheduler_pb2.ScheduleResponse:
+        """Makes one step of a scheduler, over a stream of its own. `fields` are those of ScheduleRequest."""
+        request = scheduler_pb2.ScheduleRequest(calls=calls, **fields)
+        self._deadlines.last_method = "/kvgrpc.v1.SchedulerService/Schedule"
+        (reply,) = self.scheduler.Schedule(iter([request]), timeout=CALL_S, metadata=self._deadlines.metadata)
+        return reply
 
     def refusal(self, call: Callable[[], object]) -> Refusal:
         """Makes the call and returns its refusal. Fails if the call succeeds."""
@@ -200,7 +208,7 @@ class _Details:
 class _Deadlines(grpc.UnaryUnaryClientInterceptor):
     def __init__(self, metadata: tuple[tuple[str, str], ...]) -> None:
         self.last_method = ""
-        self._metadata = metadata
+        self.metadata = metadata
 
     def intercept_unary_unary(
         self, continuation: Callable[[Any, Any], Any], client_call_details: Any, request: Any
@@ -208,7 +216,7 @@ class _Deadlines(grpc.UnaryUnaryClientInterceptor):
         old = client_call_details
         self.last_method = old.method if isinstance(old.method, str) else old.method.decode()
         timeout = CALL_S if old.timeout is None else old.timeout
-        metadata = (*(old.metadata or ()), *self._metadata)
+        metadata = (*(old.metadata or ()), *self.metadata)
         details = _Details(
             old.method, timeout, metadata, old.credentials, old.wait_for_ready, getattr(old, "compression", None)
         )

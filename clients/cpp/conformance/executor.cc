@@ -82,7 +82,6 @@ const std::map<std::string, NamedMethod> kUnary = {
     KVGRPC_UNARY(Scheduler, BlocksNeeded),
     KVGRPC_UNARY(Scheduler, AbortRequest),
     KVGRPC_UNARY(Scheduler, PollSchedulerNews),
-    KVGRPC_UNARY(Scheduler, ScheduleStep),
     KVGRPC_UNARY(Tensor, PutTensor),
     KVGRPC_UNARY(Tensor, GetTensor),
     KVGRPC_UNARY(Tensor, ReleaseTensors),

@@ -1,11 +1,11 @@
 // One call with its deadline, metadata, idempotency key and typed error. All calls of the library go through here.
 
 import { randomUUID } from "node:crypto";
-import { Metadata, type CallOptions as GrpcCallOptions, type Client as GrpcClient } from "@grpc/grpc-js";
+import { Metadata, status, type CallOptions as GrpcCallOptions, type Client as GrpcClient } from "@grpc/grpc-js";
 import type { Duration } from "../gen/google/protobuf/duration.js";
 import type { TransferWait } from "../gen/kvgrpc/v1/transfer.js";
 import { milliseconds } from "./durations.js";
-import { fromStatus, type Called } from "./errors.js";
+import { fromStatus, KvGrpcError, type Called } from "./errors.js";
 import { Stream } from "./stream.js";
 
 /** A method of the generated services. */
@@ -142,20 +142,47 @@ export class Caller {
 
   /**
    * Runs a function that makes calls and pauses for longer than one call lasts. The signal of the function aborts with
-   * the caller's signal, and when the client is closed.
+   * the caller's signal, when the client is closed, and with a reason that the function gives to `end`.
    */
-  async last<T>(signal: AbortSignal | undefined, run: (signal: AbortSignal) => Promise<T>): Promise<T> {
+  async last<T>(
+    signal: AbortSignal | undefined,
+    run: (signal: AbortSignal, end: (reason: Error) => void) => Promise<T>,
+  ): Promise<T> {
     this.check(signal);
     const ending = new AbortController();
     const abort = () => ending.abort(signal!.reason);
     signal?.addEventListener("abort", abort, { once: true });
     this.lasting.add(ending);
     try {
-      return await run(ending.signal);
+      return await run(ending.signal, (reason) => ending.abort(reason));
     } finally {
       signal?.removeEventListener("abort", abort);
       this.lasting.delete(ending);
     }
+  }
+
+  /** Runs a function like `last`, within the deadline of a call. The signal then aborts with DEADLINE_EXCEEDED. */
+  async within<T>(
+    method: { path: string },
+    { timeoutMs = this.defaults.timeoutMs, signal }: Pick<CallOptions, "timeoutMs" | "signal">,
+    run: (signal: AbortSignal) => Promise<T>,
+  ): Promise<T> {
+    checkTimeout(timeoutMs);
+    const message = `no answer within ${timeoutMs} ms`;
+    const late = () => new KvGrpcError(status.DEADLINE_EXCEEDED, message, this.called(method));
+    return this.last(signal, async (ending, end) => {
+      const timer = setTimeout(() => end(late()), timeoutMs);
+      try {
+        return await run(ending);
+      } finally {
+        clearTimeout(timer);
+      }
+    });
+  }
+
+  /** Returns the W3C trace context of a call with these options; undefined or empty without one. */
+  traceparent(options: Pick<CallOptions, "traceparent">): string | undefined {
+    return options.traceparent ?? this.defaults.traceparent();
   }
 
   /** Ends all streams and waits. The readers of the streams do not open others. */
@@ -191,7 +218,7 @@ export class Caller {
     for (const [key, value] of Object.entries({ ...this.defaults.metadata, ...options.metadata })) {
       metadata.set(key, value);
     }
-    const traceparent = options.traceparent ?? this.defaults.traceparent();
+    const traceparent = this.traceparent(options);
     if (traceparent) metadata.set("traceparent", traceparent);
     return metadata;
   }
@@ -201,10 +228,14 @@ function closedError(): Error {
   return new Error("the client is closed");
 }
 
-function deadline(timeoutMs: number): GrpcCallOptions {
+function checkTimeout(timeoutMs: number): void {
   if (!(timeoutMs > 0 && Number.isFinite(timeoutMs))) {
     throw new RangeError(`a timeout is a positive number of milliseconds, not ${timeoutMs}`);
   }
+}
+
+function deadline(timeoutMs: number): GrpcCallOptions {
+  checkTimeout(timeoutMs);
   return { deadline: new Date(Date.now() + timeoutMs) };
 }
 

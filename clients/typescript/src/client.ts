@@ -10,6 +10,7 @@ import type { AnyLease } from "./held-lease.js";
 import { Keeper, type KeepAliveOptions } from "./keeper.js";
 import { pull, receive, type EndOptions } from "./move.js";
 import { services, type Partially, type Services } from "./services.js";
+import { Steps } from "./steps.js";
 import type { Stream } from "./stream.js";
 import { wait, type Waited, type WaitOptions } from "./wait.js";
 import { watch, type WatchOptions } from "./watch.js";
@@ -109,6 +110,11 @@ export class Client implements Services {
     const keeper = new Keeper(this.caller, leases, options, () => this.keepers.delete(keeper));
     this.keepers.add(keeper);
     return keeper;
+  }
+
+  /** Sends the steps of a scheduler over one stream, which opens again when it is lost. `metadata` is the stream's. */
+  steps(metadata: Record<string, string> = {}): Steps {
+    return new Steps(this.caller, metadata);
   }
 
   /** Opens a stream that does not resume: `client.stream(SchedulerServiceService.schedule)`. */

@@ -27,6 +27,7 @@ export { Keeper, type KeepAliveOptions } from "./keeper.js";
 export { checkTransfer, move, type EndOptions, type Moved, type MoveOptions } from "./move.js";
 export { redacted } from "./redacted.js";
 export type { Partially, Service, Services } from "./services.js";
+export { Steps, type StepOptions } from "./steps.js";
 export { Stream } from "./stream.js";
 export type { Waited, WaitOptions } from "./wait.js";
 export type { Position, WatchOptions } from "./watch.js";

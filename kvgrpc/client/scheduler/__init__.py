@@ -1,6 +1,6 @@
-"""SchedulerService for an engine's scheduler: its hooks as calls, as steps of many calls, and as a stream of steps."""
+"""SchedulerService for an engine's scheduler: its hooks as calls, and its steps of many calls over a stream."""
 
 from kvgrpc.client.scheduler import step_calls
-from kvgrpc.client.scheduler.scheduler import Scheduler, Step, refusal
+from kvgrpc.client.scheduler.scheduler import Scheduler, refusal
 
-__all__ = ["Scheduler", "Step", "refusal", "step_calls"]
+__all__ = ["Scheduler", "refusal", "step_calls"]

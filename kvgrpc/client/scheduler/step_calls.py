@@ -1,6 +1,7 @@
-"""Builds the requests of SchedulerService for `Scheduler.step`, which sends many in one message.
+"""Builds the requests of SchedulerService, one function for each hook.
 
-Each function is named after its RPC, and its optional arguments are fields of the same name.
+`Scheduler` has a method of the same name and arguments, which sends the request alone; `Scheduler.step` sends many in
+one message. Optional arguments are fields of the same name, except `timeout_s`, which counts for a request sent alone.
 """
 
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from kvgrpc.client import options as opt
 from kvgrpc.client.values import AnyBlocks, Tokens, as_blocks, as_content, block_counts, fields
 from kvgrpc.v1.common_pb2 import Grant
 from kvgrpc.v1.scheduler_pb2 import (
+    REQUEST_OUTCOME_COMPLETE,
     AbortRequestRequest,
     BlocksAllocatedRequest,
     BlocksLoadedRequest,
@@ -57,13 +59,13 @@ def request_arrived(
     return request
 
 
-def match_tokens(request_id: str, computed_tokens: int = 0) -> MatchTokensRequest:
-    """Asks how many tokens beyond those computed here can come from elsewhere."""
-    return MatchTokensRequest(request_id=request_id, computed_tokens=computed_tokens)
+def match_tokens(request_id: str, computed_tokens: int = 0, **options: Unpack[opt.Call]) -> MatchTokensRequest:
+    """Asks how many tokens beyond those computed here can come from elsewhere. Changes nothing."""
+    return MatchTokensRequest(request_id=request_id, computed_tokens=computed_tokens, **fields(options))
 
 
 def blocks_allocated(request_id: str, blocks: AnyBlocks, **options: Unpack[opt.Allocated]) -> BlocksAllocatedRequest:
-    """Reports all blocks of a request."""
+    """Reports all blocks of a request. The missing tokens begin to move, or the source is released."""
     return BlocksAllocatedRequest(request_id=request_id, **_table(blocks, options))
 
 
@@ -74,27 +76,27 @@ def tokens_computed(
     return TokensComputedRequest(request_id=request_id, computed_tokens=computed_tokens, **_table(blocks, options))
 
 
-def blocks_loaded(request_id: str) -> BlocksLoadedRequest:
+def blocks_loaded(request_id: str, **options: Unpack[opt.Call]) -> BlocksLoadedRequest:
     """Reports that a staged engine has copied what arrived."""
-    return BlocksLoadedRequest(request_id=request_id)
+    return BlocksLoadedRequest(request_id=request_id, **fields(options))
 
 
-def request_preempted(request_id: str) -> RequestPreemptedRequest:
-    """Reports that the scheduler gives the request's blocks to another request."""
-    return RequestPreemptedRequest(request_id=request_id)
+def request_preempted(request_id: str, **options: Unpack[opt.Call]) -> RequestPreemptedRequest:
+    """Reports a preemption. The request's blocks may be reused once it is answered."""
+    return RequestPreemptedRequest(request_id=request_id, **fields(options))
 
 
 def request_finished(
     request_id: str,
     blocks: AnyBlocks,
     computed_tokens: int,
-    outcome: RequestOutcome.ValueType,
+    outcome: RequestOutcome.ValueType = REQUEST_OUTCOME_COMPLETE,
     *,
     content: Tokens | None = None,
     **options: Unpack[opt.Computed],
 ) -> RequestFinishedRequest:
-    """Reports the end of a request. `content` has the tokens of prompt and answer, for an engine that decodes and
-    gives.
+    """Reports the end of a request. The reply says whether to keep its blocks, and holds the grant for the next engine.
+    `content` has the tokens of prompt and answer, for an engine that decodes and gives.
     """
     request = RequestFinishedRequest(
         request_id=request_id,
@@ -107,42 +109,30 @@ def request_finished(
     return request
 
 
-def abort_request(request_id: str, message: str = "") -> AbortRequestRequest:
-    """Reports that the request is no longer wanted."""
-    return AbortRequestRequest(request_id=request_id, message=message)
+def abort_request(request_id: str, message: str = "", **options: Unpack[opt.Call]) -> AbortRequestRequest:
+    """Reports that the request is no longer wanted, in any state."""
+    return AbortRequestRequest(request_id=request_id, message=message, **fields(options))
 
 
-def blocks_needed(
-    counts: int | Mapping[int, int], *, request_time_us: int = 0, request_id: str = ""
-) -> BlocksNeededRequest:
-    """Asks for blocks that the scheduler lacks: a count of the only group, or {group: count}. `request_time_us` and
-    `request_id` name the oldest request that waits for blocks.
+def blocks_needed(counts: int | Mapping[int, int], **options: Unpack[opt.Needed]) -> BlocksNeededRequest:
+    """Asks for blocks that the scheduler lacks: a count of the only group, or {group: count}. Blocks of unclaimed
+    hand-overs come back, all or none. `request_time_us` and `request_id` name the oldest request that waits for blocks;
+    with them, hand-overs also yield if their readers are younger and wait for blocks of their own.
     """
-    return BlocksNeededRequest(
-        group_block_counts=block_counts(counts), request_time_us=request_time_us, request_id=request_id
-    )
+    return BlocksNeededRequest(group_block_counts=block_counts(counts), **fields(options))
 
 
 def in_step(call: StepCall) -> ScheduleCall:
     """Wraps a request as one call of a step. Raises TypeError for any other value."""
-    field = _FIELDS.get(type(call))
+    field = _FIELDS.get(call.DESCRIPTOR)
     if field is None:
         raise TypeError(f"a step has calls of SchedulerService, not {type(call).__name__}")
     made: dict[str, Any] = {field: call}
     return ScheduleCall(**made)
 
 
-_FIELDS: dict[type[StepCall], str] = {
-    RequestArrivedRequest: "request_arrived",
-    MatchTokensRequest: "match_tokens",
-    BlocksAllocatedRequest: "blocks_allocated",
-    TokensComputedRequest: "tokens_computed",
-    BlocksLoadedRequest: "blocks_loaded",
-    RequestPreemptedRequest: "request_preempted",
-    RequestFinishedRequest: "request_finished",
-    AbortRequestRequest: "abort_request",
-    BlocksNeededRequest: "blocks_needed",
-}
+_FIELDS = {row.message_type: row.name for row in ScheduleCall.DESCRIPTOR.fields}
+"""Fields of a step's call, by the types of their requests."""
 
 
 def _table(blocks: AnyBlocks, options: Mapping[str, Any]) -> dict[str, Any]:

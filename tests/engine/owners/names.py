@@ -35,7 +35,6 @@ NAMES = {
     "v1.RequestFinishedRequest.request_id": SCHEDULER,
     "v1.AbortRequestRequest.request_id": SCHEDULER,
     "v1.PollSchedulerNewsRequest.after_seq": SCHEDULER,
-    "v1.ScheduleStepRequest.after_seq": SCHEDULER,
     "v1.ScheduleRequest.after_seq": SCHEDULER,
     "v1.LeaseRef.lease_id": ID,
     "v1.LeaseRef.transfer_key": KEY,

@@ -73,8 +73,7 @@ def calls_of_a_scheduler(engine: Engine) -> Calls:
     yield "BlocksNeeded", stub.BlocksNeeded(scheduler_pb2.BlocksNeededRequest(group_block_counts=rows))
     yield "AbortRequest", stub.AbortRequest(scheduler_pb2.AbortRequestRequest(**said))
     yield "PollSchedulerNews", stub.PollSchedulerNews(scheduler_pb2.PollSchedulerNewsRequest())
-    yield "ScheduleStep", stub.ScheduleStep(scheduler_pb2.ScheduleStepRequest())
-    yield "Schedule", next(stub.Schedule(iter([scheduler_pb2.ScheduleRequest()]), timeout=10))
+    yield "Schedule", engine.api.step()
 
 
 def calls_of_a_reader(engine: Engine, consumer: Consumer, handed: handoff_pb2.FinishedBlocksResponse) -> Calls:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvgrpc.service.rpc.scheduler import STEP_CALLS_MAX
+from kvgrpc.service.rpc.scheduler import HOOKS, STEP_CALLS_MAX
 from kvgrpc.service.scheduler.news import NEWS_MAX
 from kvgrpc.v1 import common_pb2, scheduler_pb2
 from tests.service.api import refused
@@ -47,34 +47,32 @@ def calls(engine: Engine, id_: str, grant: common_pb2.Grant, target: list[int]) 
     yield scheduler_pb2.ScheduleCall(abort_request=scheduler_pb2.AbortRequestRequest(request_id="unheard of"))
 
 
-Stepper = Callable[[scheduler_pb2.ScheduleStepRequest], scheduler_pb2.ScheduleStepResponse]
-
-
 @contextmanager
-def stepping(scheduler: Scheduler, by: str) -> Iterator[Stepper]:
-    """Yields a function that makes steps, each by a call or all in one stream, with the same messages."""
-    if by == "unary":
-        yield scheduler.stub.ScheduleStep
-        return
+def stepping(scheduler: Scheduler) -> Iterator[Callable[[scheduler_pb2.ScheduleRequest], Any]]:
+    """Yields a function that makes steps, all over one stream."""
     said: queue.Queue[scheduler_pb2.ScheduleRequest | None] = queue.Queue()
     answers = scheduler.stub.Schedule(iter(said.get, None), timeout=60)
 
-    def step(request: scheduler_pb2.ScheduleStepRequest) -> scheduler_pb2.ScheduleStepResponse:
-        said.put(scheduler_pb2.ScheduleRequest.FromString(request.SerializeToString()))
-        return scheduler_pb2.ScheduleStepResponse.FromString(next(answers).SerializeToString())
+    def step(request: scheduler_pb2.ScheduleRequest) -> scheduler_pb2.ScheduleResponse:
+        said.put(request)
+        return next(answers)
 
     yield step
     said.put(None)
     assert list(answers) == []
 
 
-@pytest.mark.parametrize("by", ["unary", "stream"])
-def test_a_step_says_all_in_one_message_and_a_bad_call_fails_alone(pair: Pair, by: str) -> None:
+def test_hooks_are_the_calls_of_a_step() -> None:
+    fields = scheduler_pb2.ScheduleCall.DESCRIPTOR.oneofs_by_name["call"].fields
+    assert HOOKS.keys() == {row.name for row in fields}
+
+
+def test_a_step_says_all_in_one_message_and_a_bad_call_fails_alone(pair: Pair) -> None:
     p, d = pair
     id_, target = new_id(), d.engine.allocate(3)
     grant = p.prefilled(id_, p.engine.allocate(3))
-    with stepping(d, by) as step:
-        reply = step(scheduler_pb2.ScheduleStepRequest(calls=calls(d.engine, id_, grant, target), after_seq=d.seq))
+    with stepping(d) as step:
+        reply = step(scheduler_pb2.ScheduleRequest(calls=calls(d.engine, id_, grant, target), after_seq=d.seq))
         kinds = [row.WhichOneof("answer") for row in reply.answers]
         assert kinds == [
             "request_arrived", "match_tokens", None, None, "blocks_allocated", "blocks_loaded", "tokens_computed",
@@ -89,7 +87,7 @@ def test_a_step_says_all_in_one_message_and_a_bad_call_fails_alone(pair: Pair, b
         news: list[scheduler_pb2.SchedulerNews] = []
 
         def ended() -> bool:
-            news[:] = step(scheduler_pb2.ScheduleStepRequest(after_seq=d.seq)).news
+            news[:] = step(scheduler_pb2.ScheduleRequest(after_seq=d.seq)).news
             return bool(news)
 
         wait_until(ended)
@@ -102,13 +100,14 @@ def test_a_step_that_cannot_be_as_a_whole_changes_nothing(pair: Pair) -> None:
     _, d = pair
     one = scheduler_pb2.ScheduleCall(request_arrived=arrived(new_id(), give=PREFILL, intent=intent()))
     many = [scheduler_pb2.ScheduleCall()] * (STEP_CALLS_MAX + 1)
-    for step, code, why in (
-        (scheduler_pb2.ScheduleStepRequest(calls=[one], incarnation=7), "ABORTED", "INCARNATION_CHANGED"),
-        (scheduler_pb2.ScheduleStepRequest(calls=[one], after_seq=1 << 60), "INVALID_ARGUMENT", "INVALID_FIELD"),
-        (scheduler_pb2.ScheduleStepRequest(calls=many), "OUT_OF_RANGE", "LIMIT_EXCEEDED"),
-    ):
+    said: list[tuple[list[scheduler_pb2.ScheduleCall], dict[str, int], str, str]] = [
+        ([one], {"incarnation": 7}, "ABORTED", "INCARNATION_CHANGED"),
+        ([one], {"after_seq": 1 << 60}, "INVALID_ARGUMENT", "INVALID_FIELD"),
+        (many, {}, "OUT_OF_RANGE", "LIMIT_EXCEEDED"),
+    ]
+    for rows, fields, code, why in said:
         with unchanged(d.engine), refused(d.engine.api, code, why):
-            d.stub.ScheduleStep(step)
+            d.engine.api.step(*rows, **fields)
     assert not d.aborted(one.request_arrived.request_id)
     assert d.poll() == []
 
@@ -162,9 +161,9 @@ def test_unread_news_keep_new_requests_out(start: Start) -> None:
             scheduler_pb2.ScheduleCall(abort_request=scheduler_pb2.AbortRequestRequest(request_id=f"r-{i}")),
         )
     ]
-    reply = scheduler_pb2.ScheduleStepResponse()
+    reply = scheduler_pb2.ScheduleResponse()
     for _ in range(NEWS_MAX // (STEP_CALLS_MAX // 2)):
-        reply = engine.api.scheduler.ScheduleStep(scheduler_pb2.ScheduleStepRequest(calls=rows))
+        reply = engine.api.step(*rows)
         assert not any(row.status_code for row in reply.answers)
     assert reply.more
     with refused(engine.api, "RESOURCE_EXHAUSTED", "LIMIT_EXCEEDED"):

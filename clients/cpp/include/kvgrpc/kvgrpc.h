@@ -7,6 +7,7 @@
 #include "kvgrpc/moves.h"
 #include "kvgrpc/redacted.h"
 #include "kvgrpc/states.h"
+#include "kvgrpc/steps.h"
 #include "kvgrpc/transfers.h"
 #include "kvgrpc/values.h"
 #include "kvgrpc/watch.h"

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/code"
 
 	"kvgrpc.dev/kvgrpc"
+	pb "kvgrpc.dev/kvgrpc/gen/kvgrpc/v1"
 )
 
 // request is one line of input. The op decides which fields it has.
@@ -220,9 +221,12 @@ func describe(err error) answer {
 	if !errors.As(err, &failed) {
 		return answer{"code": "EXECUTOR", "message": err.Error()}
 	}
+	next := "" // where no kvgrpc server stated it
+	if step := failed.NextStep(); step != pb.NextStep_NEXT_STEP_UNSPECIFIED {
+		next = strings.TrimPrefix(step.String(), "NEXT_STEP_")
+	}
 	told := answer{
-		"code": code.Code(failed.Code).String(), "reason": failed.Reason, "message": failed.Message,
-		"next":     strings.TrimPrefix(failed.NextStep().String(), "NEXT_STEP_"),
+		"code": code.Code(failed.Code).String(), "reason": failed.Reason, "message": failed.Message, "next": next,
 		"engineId": failed.EngineID, "incarnation": fmt.Sprint(failed.Incarnation), "metadata": failed.Metadata,
 	}
 	if failed.Metadata == nil {

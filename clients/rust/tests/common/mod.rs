@@ -157,7 +157,6 @@ fake_service! {
     unary abort_request(AbortRequestRequest) -> AbortRequestResponse;
     unary blocks_needed(BlocksNeededRequest) -> BlocksNeededResponse;
     unary poll_scheduler_news(PollSchedulerNewsRequest) -> PollSchedulerNewsResponse;
-    unary schedule_step(ScheduleStepRequest) -> ScheduleStepResponse;
     bidi schedule(ScheduleRequest) -> ScheduleResponse, ScheduleStream;
 }
 

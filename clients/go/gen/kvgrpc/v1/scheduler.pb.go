@@ -2580,143 +2580,6 @@ func (*ScheduleAnswer_AbortRequest) isScheduleAnswer_Answer() {}
 func (*ScheduleAnswer_BlocksNeeded) isScheduleAnswer_Answer() {}
 
 // One step of a scheduler.
-type ScheduleStepRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// Calls of the step, at most 1,024, handled in this order.
-	Calls []*ScheduleCall `protobuf:"bytes,1,rep,name=calls,proto3" json:"calls,omitempty"`
-	// Number of the last news that the caller has, as in PollSchedulerNewsRequest.
-	AfterSeq uint64 `protobuf:"varint,2,opt,name=after_seq,json=afterSeq,proto3" json:"after_seq,omitempty"`
-	// Life of this engine that the whole step is meant for; 0 is not checked.
-	Incarnation   uint64 `protobuf:"fixed64,3,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *ScheduleStepRequest) Reset() {
-	*x = ScheduleStepRequest{}
-	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[32]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *ScheduleStepRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*ScheduleStepRequest) ProtoMessage() {}
-
-func (x *ScheduleStepRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[32]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use ScheduleStepRequest.ProtoReflect.Descriptor instead.
-func (*ScheduleStepRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_scheduler_proto_rawDescGZIP(), []int{32}
-}
-
-func (x *ScheduleStepRequest) GetCalls() []*ScheduleCall {
-	if x != nil {
-		return x.Calls
-	}
-	return nil
-}
-
-func (x *ScheduleStepRequest) GetAfterSeq() uint64 {
-	if x != nil {
-		return x.AfterSeq
-	}
-	return 0
-}
-
-func (x *ScheduleStepRequest) GetIncarnation() uint64 {
-	if x != nil {
-		return x.Incarnation
-	}
-	return 0
-}
-
-// Result of a step.
-type ScheduleStepResponse struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// The answering engine and its incarnation.
-	Header *ResponseHeader `protobuf:"bytes,1,opt,name=header,proto3" json:"header,omitempty"`
-	// Answers, one per call, in the same order.
-	Answers []*ScheduleAnswer `protobuf:"bytes,2,rep,name=answers,proto3" json:"answers,omitempty"`
-	// News after the acknowledged ones, including news of this step.
-	News []*SchedulerNews `protobuf:"bytes,3,rep,name=news,proto3" json:"news,omitempty"`
-	// True if more news follow.
-	More          bool `protobuf:"varint,4,opt,name=more,proto3" json:"more,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *ScheduleStepResponse) Reset() {
-	*x = ScheduleStepResponse{}
-	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[33]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *ScheduleStepResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*ScheduleStepResponse) ProtoMessage() {}
-
-func (x *ScheduleStepResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[33]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use ScheduleStepResponse.ProtoReflect.Descriptor instead.
-func (*ScheduleStepResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_scheduler_proto_rawDescGZIP(), []int{33}
-}
-
-func (x *ScheduleStepResponse) GetHeader() *ResponseHeader {
-	if x != nil {
-		return x.Header
-	}
-	return nil
-}
-
-func (x *ScheduleStepResponse) GetAnswers() []*ScheduleAnswer {
-	if x != nil {
-		return x.Answers
-	}
-	return nil
-}
-
-func (x *ScheduleStepResponse) GetNews() []*SchedulerNews {
-	if x != nil {
-		return x.News
-	}
-	return nil
-}
-
-func (x *ScheduleStepResponse) GetMore() bool {
-	if x != nil {
-		return x.More
-	}
-	return false
-}
-
-// One step of a scheduler, as ScheduleStepRequest.
 type ScheduleRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Calls of the step, at most 1,024, handled in this order.
@@ -2731,7 +2594,7 @@ type ScheduleRequest struct {
 
 func (x *ScheduleRequest) Reset() {
 	*x = ScheduleRequest{}
-	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[34]
+	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2743,7 +2606,7 @@ func (x *ScheduleRequest) String() string {
 func (*ScheduleRequest) ProtoMessage() {}
 
 func (x *ScheduleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[34]
+	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2756,7 +2619,7 @@ func (x *ScheduleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScheduleRequest.ProtoReflect.Descriptor instead.
 func (*ScheduleRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_scheduler_proto_rawDescGZIP(), []int{34}
+	return file_kvgrpc_v1_scheduler_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ScheduleRequest) GetCalls() []*ScheduleCall {
@@ -2780,7 +2643,7 @@ func (x *ScheduleRequest) GetIncarnation() uint64 {
 	return 0
 }
 
-// Result of a step, as ScheduleStepResponse.
+// Result of a step.
 type ScheduleResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The answering engine and its incarnation.
@@ -2797,7 +2660,7 @@ type ScheduleResponse struct {
 
 func (x *ScheduleResponse) Reset() {
 	*x = ScheduleResponse{}
-	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[35]
+	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2809,7 +2672,7 @@ func (x *ScheduleResponse) String() string {
 func (*ScheduleResponse) ProtoMessage() {}
 
 func (x *ScheduleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[35]
+	mi := &file_kvgrpc_v1_scheduler_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2822,7 +2685,7 @@ func (x *ScheduleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScheduleResponse.ProtoReflect.Descriptor instead.
 func (*ScheduleResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_scheduler_proto_rawDescGZIP(), []int{35}
+	return file_kvgrpc_v1_scheduler_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ScheduleResponse) GetHeader() *ResponseHeader {
@@ -3023,16 +2886,7 @@ const file_kvgrpc_v1_scheduler_proto_rawDesc = "" +
 	"\rabort_request\x18\n" +
 	" \x01(\v2\x1f.kvgrpc.v1.AbortRequestResponseH\x00R\fabortRequest\x12F\n" +
 	"\rblocks_needed\x18\v \x01(\v2\x1f.kvgrpc.v1.BlocksNeededResponseH\x00R\fblocksNeededB\b\n" +
-	"\x06answer\"\x83\x01\n" +
-	"\x13ScheduleStepRequest\x12-\n" +
-	"\x05calls\x18\x01 \x03(\v2\x17.kvgrpc.v1.ScheduleCallR\x05calls\x12\x1b\n" +
-	"\tafter_seq\x18\x02 \x01(\x04R\bafterSeq\x12 \n" +
-	"\vincarnation\x18\x03 \x01(\x06R\vincarnation\"\xc0\x01\n" +
-	"\x14ScheduleStepResponse\x121\n" +
-	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x123\n" +
-	"\aanswers\x18\x02 \x03(\v2\x19.kvgrpc.v1.ScheduleAnswerR\aanswers\x12,\n" +
-	"\x04news\x18\x03 \x03(\v2\x18.kvgrpc.v1.SchedulerNewsR\x04news\x12\x12\n" +
-	"\x04more\x18\x04 \x01(\bR\x04more\"\x7f\n" +
+	"\x06answer\"\x7f\n" +
 	"\x0fScheduleRequest\x12-\n" +
 	"\x05calls\x18\x01 \x03(\v2\x17.kvgrpc.v1.ScheduleCallR\x05calls\x12\x1b\n" +
 	"\tafter_seq\x18\x02 \x01(\x04R\bafterSeq\x12 \n" +
@@ -3049,7 +2903,7 @@ const file_kvgrpc_v1_scheduler_proto_rawDesc = "" +
 	"\x0eRequestOutcome\x12\x1f\n" +
 	"\x1bREQUEST_OUTCOME_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18REQUEST_OUTCOME_COMPLETE\x10\x01\x12\x1b\n" +
-	"\x17REQUEST_OUTCOME_ABORTED\x10\x022\xc8\b\n" +
+	"\x17REQUEST_OUTCOME_ABORTED\x10\x022\xf2\a\n" +
 	"\x10SchedulerService\x12Z\n" +
 	"\x0eRequestArrived\x12 .kvgrpc.v1.RequestArrivedRequest\x1a!.kvgrpc.v1.RequestArrivedResponse\"\x03\x90\x02\x02\x12Q\n" +
 	"\vMatchTokens\x12\x1d.kvgrpc.v1.MatchTokensRequest\x1a\x1e.kvgrpc.v1.MatchTokensResponse\"\x03\x90\x02\x01\x12]\n" +
@@ -3060,8 +2914,7 @@ const file_kvgrpc_v1_scheduler_proto_rawDesc = "" +
 	"\x0fRequestFinished\x12!.kvgrpc.v1.RequestFinishedRequest\x1a\".kvgrpc.v1.RequestFinishedResponse\"\x03\x90\x02\x02\x12T\n" +
 	"\fBlocksNeeded\x12\x1e.kvgrpc.v1.BlocksNeededRequest\x1a\x1f.kvgrpc.v1.BlocksNeededResponse\"\x03\x90\x02\x02\x12T\n" +
 	"\fAbortRequest\x12\x1e.kvgrpc.v1.AbortRequestRequest\x1a\x1f.kvgrpc.v1.AbortRequestResponse\"\x03\x90\x02\x02\x12c\n" +
-	"\x11PollSchedulerNews\x12#.kvgrpc.v1.PollSchedulerNewsRequest\x1a$.kvgrpc.v1.PollSchedulerNewsResponse\"\x03\x90\x02\x02\x12T\n" +
-	"\fScheduleStep\x12\x1e.kvgrpc.v1.ScheduleStepRequest\x1a\x1f.kvgrpc.v1.ScheduleStepResponse\"\x03\x90\x02\x02\x12L\n" +
+	"\x11PollSchedulerNews\x12#.kvgrpc.v1.PollSchedulerNewsRequest\x1a$.kvgrpc.v1.PollSchedulerNewsResponse\"\x03\x90\x02\x02\x12L\n" +
 	"\bSchedule\x12\x1a.kvgrpc.v1.ScheduleRequest\x1a\x1b.kvgrpc.v1.ScheduleResponse\"\x03\x90\x02\x02(\x010\x01BK\n" +
 	"\rdev.kvgrpc.v1B\x0eSchedulerProtoP\x01Z(kvgrpc.dev/kvgrpc/gen/kvgrpc/v1;kvgrpcv1b\x06proto3"
 
@@ -3078,7 +2931,7 @@ func file_kvgrpc_v1_scheduler_proto_rawDescGZIP() []byte {
 }
 
 var file_kvgrpc_v1_scheduler_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_kvgrpc_v1_scheduler_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
+var file_kvgrpc_v1_scheduler_proto_msgTypes = make([]protoimpl.MessageInfo, 34)
 var file_kvgrpc_v1_scheduler_proto_goTypes = []any{
 	(OnLoss)(0),                       // 0: kvgrpc.v1.OnLoss
 	(RequestOutcome)(0),               // 1: kvgrpc.v1.RequestOutcome
@@ -3114,51 +2967,49 @@ var file_kvgrpc_v1_scheduler_proto_goTypes = []any{
 	(*ProvisionalLayers)(nil),         // 31: kvgrpc.v1.ProvisionalLayers
 	(*ScheduleCall)(nil),              // 32: kvgrpc.v1.ScheduleCall
 	(*ScheduleAnswer)(nil),            // 33: kvgrpc.v1.ScheduleAnswer
-	(*ScheduleStepRequest)(nil),       // 34: kvgrpc.v1.ScheduleStepRequest
-	(*ScheduleStepResponse)(nil),      // 35: kvgrpc.v1.ScheduleStepResponse
-	(*ScheduleRequest)(nil),           // 36: kvgrpc.v1.ScheduleRequest
-	(*ScheduleResponse)(nil),          // 37: kvgrpc.v1.ScheduleResponse
-	(*PeerAddress)(nil),               // 38: kvgrpc.v1.PeerAddress
-	(TransferMode)(0),                 // 39: kvgrpc.v1.TransferMode
-	(*Content)(nil),                   // 40: kvgrpc.v1.Content
-	(*Grant)(nil),                     // 41: kvgrpc.v1.Grant
-	(*Intent)(nil),                    // 42: kvgrpc.v1.Intent
-	(*ResponseHeader)(nil),            // 43: kvgrpc.v1.ResponseHeader
-	(*Blocks)(nil),                    // 44: kvgrpc.v1.Blocks
-	(*GroupBlockCount)(nil),           // 45: kvgrpc.v1.GroupBlockCount
-	(*Reclaimed)(nil),                 // 46: kvgrpc.v1.Reclaimed
-	(*durationpb.Duration)(nil),       // 47: google.protobuf.Duration
-	(*Failure)(nil),                   // 48: kvgrpc.v1.Failure
-	(*LayerRange)(nil),                // 49: kvgrpc.v1.LayerRange
+	(*ScheduleRequest)(nil),           // 34: kvgrpc.v1.ScheduleRequest
+	(*ScheduleResponse)(nil),          // 35: kvgrpc.v1.ScheduleResponse
+	(*PeerAddress)(nil),               // 36: kvgrpc.v1.PeerAddress
+	(TransferMode)(0),                 // 37: kvgrpc.v1.TransferMode
+	(*Content)(nil),                   // 38: kvgrpc.v1.Content
+	(*Grant)(nil),                     // 39: kvgrpc.v1.Grant
+	(*Intent)(nil),                    // 40: kvgrpc.v1.Intent
+	(*ResponseHeader)(nil),            // 41: kvgrpc.v1.ResponseHeader
+	(*Blocks)(nil),                    // 42: kvgrpc.v1.Blocks
+	(*GroupBlockCount)(nil),           // 43: kvgrpc.v1.GroupBlockCount
+	(*Reclaimed)(nil),                 // 44: kvgrpc.v1.Reclaimed
+	(*durationpb.Duration)(nil),       // 45: google.protobuf.Duration
+	(*Failure)(nil),                   // 46: kvgrpc.v1.Failure
+	(*LayerRange)(nil),                // 47: kvgrpc.v1.LayerRange
 }
 var file_kvgrpc_v1_scheduler_proto_depIdxs = []int32{
-	38, // 0: kvgrpc.v1.PushOffer.source:type_name -> kvgrpc.v1.PeerAddress
-	39, // 1: kvgrpc.v1.KvGift.mode:type_name -> kvgrpc.v1.TransferMode
-	40, // 2: kvgrpc.v1.RequestArrivedRequest.prompt:type_name -> kvgrpc.v1.Content
-	41, // 3: kvgrpc.v1.RequestArrivedRequest.offer:type_name -> kvgrpc.v1.Grant
+	36, // 0: kvgrpc.v1.PushOffer.source:type_name -> kvgrpc.v1.PeerAddress
+	37, // 1: kvgrpc.v1.KvGift.mode:type_name -> kvgrpc.v1.TransferMode
+	38, // 2: kvgrpc.v1.RequestArrivedRequest.prompt:type_name -> kvgrpc.v1.Content
+	39, // 3: kvgrpc.v1.RequestArrivedRequest.offer:type_name -> kvgrpc.v1.Grant
 	2,  // 4: kvgrpc.v1.RequestArrivedRequest.push:type_name -> kvgrpc.v1.PushOffer
 	3,  // 5: kvgrpc.v1.RequestArrivedRequest.give:type_name -> kvgrpc.v1.KvGift
-	41, // 6: kvgrpc.v1.RequestArrivedRequest.target:type_name -> kvgrpc.v1.Grant
-	42, // 7: kvgrpc.v1.RequestArrivedRequest.intent:type_name -> kvgrpc.v1.Intent
-	43, // 8: kvgrpc.v1.RequestArrivedResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	43, // 9: kvgrpc.v1.MatchTokensResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	44, // 10: kvgrpc.v1.BlocksAllocatedRequest.blocks:type_name -> kvgrpc.v1.Blocks
-	43, // 11: kvgrpc.v1.BlocksAllocatedResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	44, // 12: kvgrpc.v1.TokensComputedRequest.blocks:type_name -> kvgrpc.v1.Blocks
-	43, // 13: kvgrpc.v1.TokensComputedResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	43, // 14: kvgrpc.v1.BlocksLoadedResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	43, // 15: kvgrpc.v1.RequestPreemptedResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	45, // 16: kvgrpc.v1.BlocksNeededRequest.group_block_counts:type_name -> kvgrpc.v1.GroupBlockCount
-	43, // 17: kvgrpc.v1.BlocksNeededResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	46, // 18: kvgrpc.v1.BlocksNeededResponse.reclaimed:type_name -> kvgrpc.v1.Reclaimed
-	44, // 19: kvgrpc.v1.RequestFinishedRequest.blocks:type_name -> kvgrpc.v1.Blocks
+	39, // 6: kvgrpc.v1.RequestArrivedRequest.target:type_name -> kvgrpc.v1.Grant
+	40, // 7: kvgrpc.v1.RequestArrivedRequest.intent:type_name -> kvgrpc.v1.Intent
+	41, // 8: kvgrpc.v1.RequestArrivedResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	41, // 9: kvgrpc.v1.MatchTokensResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	42, // 10: kvgrpc.v1.BlocksAllocatedRequest.blocks:type_name -> kvgrpc.v1.Blocks
+	41, // 11: kvgrpc.v1.BlocksAllocatedResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	42, // 12: kvgrpc.v1.TokensComputedRequest.blocks:type_name -> kvgrpc.v1.Blocks
+	41, // 13: kvgrpc.v1.TokensComputedResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	41, // 14: kvgrpc.v1.BlocksLoadedResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	41, // 15: kvgrpc.v1.RequestPreemptedResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	43, // 16: kvgrpc.v1.BlocksNeededRequest.group_block_counts:type_name -> kvgrpc.v1.GroupBlockCount
+	41, // 17: kvgrpc.v1.BlocksNeededResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	44, // 18: kvgrpc.v1.BlocksNeededResponse.reclaimed:type_name -> kvgrpc.v1.Reclaimed
+	42, // 19: kvgrpc.v1.RequestFinishedRequest.blocks:type_name -> kvgrpc.v1.Blocks
 	1,  // 20: kvgrpc.v1.RequestFinishedRequest.outcome:type_name -> kvgrpc.v1.RequestOutcome
-	40, // 21: kvgrpc.v1.RequestFinishedRequest.content:type_name -> kvgrpc.v1.Content
-	43, // 22: kvgrpc.v1.RequestFinishedResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	41, // 23: kvgrpc.v1.RequestFinishedResponse.grant:type_name -> kvgrpc.v1.Grant
-	43, // 24: kvgrpc.v1.AbortRequestResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	47, // 25: kvgrpc.v1.PollSchedulerNewsRequest.wait:type_name -> google.protobuf.Duration
-	43, // 26: kvgrpc.v1.PollSchedulerNewsResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	38, // 21: kvgrpc.v1.RequestFinishedRequest.content:type_name -> kvgrpc.v1.Content
+	41, // 22: kvgrpc.v1.RequestFinishedResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	39, // 23: kvgrpc.v1.RequestFinishedResponse.grant:type_name -> kvgrpc.v1.Grant
+	41, // 24: kvgrpc.v1.AbortRequestResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	45, // 25: kvgrpc.v1.PollSchedulerNewsRequest.wait:type_name -> google.protobuf.Duration
+	41, // 26: kvgrpc.v1.PollSchedulerNewsResponse.header:type_name -> kvgrpc.v1.ResponseHeader
 	24, // 27: kvgrpc.v1.PollSchedulerNewsResponse.news:type_name -> kvgrpc.v1.SchedulerNews
 	25, // 28: kvgrpc.v1.SchedulerNews.load_ended:type_name -> kvgrpc.v1.LoadEnded
 	26, // 29: kvgrpc.v1.SchedulerNews.send_ended:type_name -> kvgrpc.v1.SendEnded
@@ -3167,16 +3018,16 @@ var file_kvgrpc_v1_scheduler_proto_depIdxs = []int32{
 	29, // 32: kvgrpc.v1.SchedulerNews.load:type_name -> kvgrpc.v1.LoadBlocks
 	30, // 33: kvgrpc.v1.SchedulerNews.reserved_at:type_name -> kvgrpc.v1.ReservedAt
 	31, // 34: kvgrpc.v1.SchedulerNews.provisional:type_name -> kvgrpc.v1.ProvisionalLayers
-	48, // 35: kvgrpc.v1.LoadEnded.failure:type_name -> kvgrpc.v1.Failure
-	44, // 36: kvgrpc.v1.LoadEnded.invalid_blocks:type_name -> kvgrpc.v1.Blocks
+	46, // 35: kvgrpc.v1.LoadEnded.failure:type_name -> kvgrpc.v1.Failure
+	42, // 36: kvgrpc.v1.LoadEnded.invalid_blocks:type_name -> kvgrpc.v1.Blocks
 	0,  // 37: kvgrpc.v1.LoadEnded.on_loss:type_name -> kvgrpc.v1.OnLoss
-	48, // 38: kvgrpc.v1.SendEnded.failure:type_name -> kvgrpc.v1.Failure
-	48, // 39: kvgrpc.v1.TakeLost.failure:type_name -> kvgrpc.v1.Failure
+	46, // 38: kvgrpc.v1.SendEnded.failure:type_name -> kvgrpc.v1.Failure
+	46, // 39: kvgrpc.v1.TakeLost.failure:type_name -> kvgrpc.v1.Failure
 	0,  // 40: kvgrpc.v1.TakeLost.on_loss:type_name -> kvgrpc.v1.OnLoss
-	44, // 41: kvgrpc.v1.SaveBlocks.blocks:type_name -> kvgrpc.v1.Blocks
-	44, // 42: kvgrpc.v1.LoadBlocks.blocks:type_name -> kvgrpc.v1.Blocks
-	41, // 43: kvgrpc.v1.ReservedAt.grant:type_name -> kvgrpc.v1.Grant
-	49, // 44: kvgrpc.v1.ProvisionalLayers.layers_done:type_name -> kvgrpc.v1.LayerRange
+	42, // 41: kvgrpc.v1.SaveBlocks.blocks:type_name -> kvgrpc.v1.Blocks
+	42, // 42: kvgrpc.v1.LoadBlocks.blocks:type_name -> kvgrpc.v1.Blocks
+	39, // 43: kvgrpc.v1.ReservedAt.grant:type_name -> kvgrpc.v1.Grant
+	47, // 44: kvgrpc.v1.ProvisionalLayers.layers_done:type_name -> kvgrpc.v1.LayerRange
 	4,  // 45: kvgrpc.v1.ScheduleCall.request_arrived:type_name -> kvgrpc.v1.RequestArrivedRequest
 	6,  // 46: kvgrpc.v1.ScheduleCall.match_tokens:type_name -> kvgrpc.v1.MatchTokensRequest
 	8,  // 47: kvgrpc.v1.ScheduleCall.blocks_allocated:type_name -> kvgrpc.v1.BlocksAllocatedRequest
@@ -3186,7 +3037,7 @@ var file_kvgrpc_v1_scheduler_proto_depIdxs = []int32{
 	18, // 51: kvgrpc.v1.ScheduleCall.request_finished:type_name -> kvgrpc.v1.RequestFinishedRequest
 	20, // 52: kvgrpc.v1.ScheduleCall.abort_request:type_name -> kvgrpc.v1.AbortRequestRequest
 	16, // 53: kvgrpc.v1.ScheduleCall.blocks_needed:type_name -> kvgrpc.v1.BlocksNeededRequest
-	48, // 54: kvgrpc.v1.ScheduleAnswer.failure:type_name -> kvgrpc.v1.Failure
+	46, // 54: kvgrpc.v1.ScheduleAnswer.failure:type_name -> kvgrpc.v1.Failure
 	5,  // 55: kvgrpc.v1.ScheduleAnswer.request_arrived:type_name -> kvgrpc.v1.RequestArrivedResponse
 	7,  // 56: kvgrpc.v1.ScheduleAnswer.match_tokens:type_name -> kvgrpc.v1.MatchTokensResponse
 	9,  // 57: kvgrpc.v1.ScheduleAnswer.blocks_allocated:type_name -> kvgrpc.v1.BlocksAllocatedResponse
@@ -3196,43 +3047,37 @@ var file_kvgrpc_v1_scheduler_proto_depIdxs = []int32{
 	19, // 61: kvgrpc.v1.ScheduleAnswer.request_finished:type_name -> kvgrpc.v1.RequestFinishedResponse
 	21, // 62: kvgrpc.v1.ScheduleAnswer.abort_request:type_name -> kvgrpc.v1.AbortRequestResponse
 	17, // 63: kvgrpc.v1.ScheduleAnswer.blocks_needed:type_name -> kvgrpc.v1.BlocksNeededResponse
-	32, // 64: kvgrpc.v1.ScheduleStepRequest.calls:type_name -> kvgrpc.v1.ScheduleCall
-	43, // 65: kvgrpc.v1.ScheduleStepResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	33, // 66: kvgrpc.v1.ScheduleStepResponse.answers:type_name -> kvgrpc.v1.ScheduleAnswer
-	24, // 67: kvgrpc.v1.ScheduleStepResponse.news:type_name -> kvgrpc.v1.SchedulerNews
-	32, // 68: kvgrpc.v1.ScheduleRequest.calls:type_name -> kvgrpc.v1.ScheduleCall
-	43, // 69: kvgrpc.v1.ScheduleResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	33, // 70: kvgrpc.v1.ScheduleResponse.answers:type_name -> kvgrpc.v1.ScheduleAnswer
-	24, // 71: kvgrpc.v1.ScheduleResponse.news:type_name -> kvgrpc.v1.SchedulerNews
-	4,  // 72: kvgrpc.v1.SchedulerService.RequestArrived:input_type -> kvgrpc.v1.RequestArrivedRequest
-	6,  // 73: kvgrpc.v1.SchedulerService.MatchTokens:input_type -> kvgrpc.v1.MatchTokensRequest
-	8,  // 74: kvgrpc.v1.SchedulerService.BlocksAllocated:input_type -> kvgrpc.v1.BlocksAllocatedRequest
-	10, // 75: kvgrpc.v1.SchedulerService.TokensComputed:input_type -> kvgrpc.v1.TokensComputedRequest
-	12, // 76: kvgrpc.v1.SchedulerService.BlocksLoaded:input_type -> kvgrpc.v1.BlocksLoadedRequest
-	14, // 77: kvgrpc.v1.SchedulerService.RequestPreempted:input_type -> kvgrpc.v1.RequestPreemptedRequest
-	18, // 78: kvgrpc.v1.SchedulerService.RequestFinished:input_type -> kvgrpc.v1.RequestFinishedRequest
-	16, // 79: kvgrpc.v1.SchedulerService.BlocksNeeded:input_type -> kvgrpc.v1.BlocksNeededRequest
-	20, // 80: kvgrpc.v1.SchedulerService.AbortRequest:input_type -> kvgrpc.v1.AbortRequestRequest
-	22, // 81: kvgrpc.v1.SchedulerService.PollSchedulerNews:input_type -> kvgrpc.v1.PollSchedulerNewsRequest
-	34, // 82: kvgrpc.v1.SchedulerService.ScheduleStep:input_type -> kvgrpc.v1.ScheduleStepRequest
-	36, // 83: kvgrpc.v1.SchedulerService.Schedule:input_type -> kvgrpc.v1.ScheduleRequest
-	5,  // 84: kvgrpc.v1.SchedulerService.RequestArrived:output_type -> kvgrpc.v1.RequestArrivedResponse
-	7,  // 85: kvgrpc.v1.SchedulerService.MatchTokens:output_type -> kvgrpc.v1.MatchTokensResponse
-	9,  // 86: kvgrpc.v1.SchedulerService.BlocksAllocated:output_type -> kvgrpc.v1.BlocksAllocatedResponse
-	11, // 87: kvgrpc.v1.SchedulerService.TokensComputed:output_type -> kvgrpc.v1.TokensComputedResponse
-	13, // 88: kvgrpc.v1.SchedulerService.BlocksLoaded:output_type -> kvgrpc.v1.BlocksLoadedResponse
-	15, // 89: kvgrpc.v1.SchedulerService.RequestPreempted:output_type -> kvgrpc.v1.RequestPreemptedResponse
-	19, // 90: kvgrpc.v1.SchedulerService.RequestFinished:output_type -> kvgrpc.v1.RequestFinishedResponse
-	17, // 91: kvgrpc.v1.SchedulerService.BlocksNeeded:output_type -> kvgrpc.v1.BlocksNeededResponse
-	21, // 92: kvgrpc.v1.SchedulerService.AbortRequest:output_type -> kvgrpc.v1.AbortRequestResponse
-	23, // 93: kvgrpc.v1.SchedulerService.PollSchedulerNews:output_type -> kvgrpc.v1.PollSchedulerNewsResponse
-	35, // 94: kvgrpc.v1.SchedulerService.ScheduleStep:output_type -> kvgrpc.v1.ScheduleStepResponse
-	37, // 95: kvgrpc.v1.SchedulerService.Schedule:output_type -> kvgrpc.v1.ScheduleResponse
-	84, // [84:96] is the sub-list for method output_type
-	72, // [72:84] is the sub-list for method input_type
-	72, // [72:72] is the sub-list for extension type_name
-	72, // [72:72] is the sub-list for extension extendee
-	0,  // [0:72] is the sub-list for field type_name
+	32, // 64: kvgrpc.v1.ScheduleRequest.calls:type_name -> kvgrpc.v1.ScheduleCall
+	41, // 65: kvgrpc.v1.ScheduleResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	33, // 66: kvgrpc.v1.ScheduleResponse.answers:type_name -> kvgrpc.v1.ScheduleAnswer
+	24, // 67: kvgrpc.v1.ScheduleResponse.news:type_name -> kvgrpc.v1.SchedulerNews
+	4,  // 68: kvgrpc.v1.SchedulerService.RequestArrived:input_type -> kvgrpc.v1.RequestArrivedRequest
+	6,  // 69: kvgrpc.v1.SchedulerService.MatchTokens:input_type -> kvgrpc.v1.MatchTokensRequest
+	8,  // 70: kvgrpc.v1.SchedulerService.BlocksAllocated:input_type -> kvgrpc.v1.BlocksAllocatedRequest
+	10, // 71: kvgrpc.v1.SchedulerService.TokensComputed:input_type -> kvgrpc.v1.TokensComputedRequest
+	12, // 72: kvgrpc.v1.SchedulerService.BlocksLoaded:input_type -> kvgrpc.v1.BlocksLoadedRequest
+	14, // 73: kvgrpc.v1.SchedulerService.RequestPreempted:input_type -> kvgrpc.v1.RequestPreemptedRequest
+	18, // 74: kvgrpc.v1.SchedulerService.RequestFinished:input_type -> kvgrpc.v1.RequestFinishedRequest
+	16, // 75: kvgrpc.v1.SchedulerService.BlocksNeeded:input_type -> kvgrpc.v1.BlocksNeededRequest
+	20, // 76: kvgrpc.v1.SchedulerService.AbortRequest:input_type -> kvgrpc.v1.AbortRequestRequest
+	22, // 77: kvgrpc.v1.SchedulerService.PollSchedulerNews:input_type -> kvgrpc.v1.PollSchedulerNewsRequest
+	34, // 78: kvgrpc.v1.SchedulerService.Schedule:input_type -> kvgrpc.v1.ScheduleRequest
+	5,  // 79: kvgrpc.v1.SchedulerService.RequestArrived:output_type -> kvgrpc.v1.RequestArrivedResponse
+	7,  // 80: kvgrpc.v1.SchedulerService.MatchTokens:output_type -> kvgrpc.v1.MatchTokensResponse
+	9,  // 81: kvgrpc.v1.SchedulerService.BlocksAllocated:output_type -> kvgrpc.v1.BlocksAllocatedResponse
+	11, // 82: kvgrpc.v1.SchedulerService.TokensComputed:output_type -> kvgrpc.v1.TokensComputedResponse
+	13, // 83: kvgrpc.v1.SchedulerService.BlocksLoaded:output_type -> kvgrpc.v1.BlocksLoadedResponse
+	15, // 84: kvgrpc.v1.SchedulerService.RequestPreempted:output_type -> kvgrpc.v1.RequestPreemptedResponse
+	19, // 85: kvgrpc.v1.SchedulerService.RequestFinished:output_type -> kvgrpc.v1.RequestFinishedResponse
+	17, // 86: kvgrpc.v1.SchedulerService.BlocksNeeded:output_type -> kvgrpc.v1.BlocksNeededResponse
+	21, // 87: kvgrpc.v1.SchedulerService.AbortRequest:output_type -> kvgrpc.v1.AbortRequestResponse
+	23, // 88: kvgrpc.v1.SchedulerService.PollSchedulerNews:output_type -> kvgrpc.v1.PollSchedulerNewsResponse
+	35, // 89: kvgrpc.v1.SchedulerService.Schedule:output_type -> kvgrpc.v1.ScheduleResponse
+	79, // [79:90] is the sub-list for method output_type
+	68, // [68:79] is the sub-list for method input_type
+	68, // [68:68] is the sub-list for extension type_name
+	68, // [68:68] is the sub-list for extension extendee
+	0,  // [0:68] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_v1_scheduler_proto_init() }
@@ -3283,7 +3128,7 @@ func file_kvgrpc_v1_scheduler_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvgrpc_v1_scheduler_proto_rawDesc), len(file_kvgrpc_v1_scheduler_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   36,
+			NumMessages:   34,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

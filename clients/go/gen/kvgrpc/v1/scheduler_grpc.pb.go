@@ -36,7 +36,6 @@ const (
 	SchedulerService_BlocksNeeded_FullMethodName      = "/kvgrpc.v1.SchedulerService/BlocksNeeded"
 	SchedulerService_AbortRequest_FullMethodName      = "/kvgrpc.v1.SchedulerService/AbortRequest"
 	SchedulerService_PollSchedulerNews_FullMethodName = "/kvgrpc.v1.SchedulerService/PollSchedulerNews"
-	SchedulerService_ScheduleStep_FullMethodName      = "/kvgrpc.v1.SchedulerService/ScheduleStep"
 	SchedulerService_Schedule_FullMethodName          = "/kvgrpc.v1.SchedulerService/Schedule"
 )
 
@@ -48,6 +47,10 @@ const (
 // AllocateBlocks gave out, and on the blocks of an attached engine whose own block manager gives them out. For an
 // attached engine each call shows the ticket of the engine's session (common.proto). Only the caller that brought a
 // request schedules it.
+//
+// A scheduler speaks in one of two ways, or in both. It makes one call for each event of a request, which suits grpcurl
+// and simple schedulers. Or it sends each of its steps, all calls in one message, over the stream of Schedule, which is
+// fast.
 //
 // Every call names its request by `request_id`. Each call is safe to repeat, has no idempotency key, and changes
 // nothing if it says what the server already knows. A late call, about a request that has left or was never there,
@@ -61,8 +64,8 @@ const (
 // request. A scheduler that comes over a new connection repeats RequestArrived, or makes any other call, for each
 // request that it still has. The memory that requests keep counts toward `kept_bytes`.
 //
-// News report the progress of transfers, in order: in PollSchedulerNews, or with each ScheduleStep. If a transfer is
-// refused although the call itself is correct, news report that too.
+// News report the progress of transfers, in order: in PollSchedulerNews, or with the answer to each step. If a transfer
+// is refused although the call itself is correct, news report that too.
 //
 // The server's settings hold the rules for all requests, such as what becomes of a request whose KV does not come
 // (`[scheduler]` in docs/configuration.md).
@@ -156,18 +159,15 @@ type SchedulerServiceClient interface {
 	//   - ABORTED INCARNATION_CHANGED: the number is of an earlier life of the engine, or the life ended meanwhile: the
 	//     requests of that life are unknown now, and its kept blocks are lost.
 	PollSchedulerNews(ctx context.Context, in *PollSchedulerNewsRequest, opts ...grpc.CallOption) (*PollSchedulerNewsResponse, error)
-	// Takes all calls of a scheduler's step in one message and returns the news. Each call has the effect that it has
-	// alone, in the given order. A refused call says so in its answer, and the other calls go on.
+	// Takes a scheduler's steps over a stream and answers each one, in order. A step is one message with all its calls.
+	// Its answer is one message with the answers to the calls and with the news. Each call has the effect that it has
+	// alone, in the given order. A refused call says so in its answer, and the other calls go on. A step costs less than
+	// its calls cost alone. A step whose answer was lost with its stream may be sent again over another stream.
 	//
-	// Errors (nothing of the step has happened):
+	// Errors (they end the stream, and nothing of their step has happened):
 	// * OUT_OF_RANGE LIMIT_EXCEEDED: too many calls in one step.
 	// * INVALID_ARGUMENT INVALID_FIELD: no news has that number yet.
 	// * ABORTED INCARNATION_CHANGED: the step is meant for another life of this engine.
-	ScheduleStep(ctx context.Context, in *ScheduleStepRequest, opts ...grpc.CallOption) (*ScheduleStepResponse, error)
-	// Takes steps as ScheduleStep does, over a stream: one answer per step, in order. It costs less than one call per
-	// step.
-	//
-	// Errors: as in ScheduleStep; they end the stream.
 	Schedule(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ScheduleRequest, ScheduleResponse], error)
 }
 
@@ -279,16 +279,6 @@ func (c *schedulerServiceClient) PollSchedulerNews(ctx context.Context, in *Poll
 	return out, nil
 }
 
-func (c *schedulerServiceClient) ScheduleStep(ctx context.Context, in *ScheduleStepRequest, opts ...grpc.CallOption) (*ScheduleStepResponse, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(ScheduleStepResponse)
-	err := c.cc.Invoke(ctx, SchedulerService_ScheduleStep_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
 func (c *schedulerServiceClient) Schedule(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ScheduleRequest, ScheduleResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &SchedulerService_ServiceDesc.Streams[0], SchedulerService_Schedule_FullMethodName, cOpts...)
@@ -311,6 +301,10 @@ type SchedulerService_ScheduleClient = grpc.BidiStreamingClient[ScheduleRequest,
 // attached engine each call shows the ticket of the engine's session (common.proto). Only the caller that brought a
 // request schedules it.
 //
+// A scheduler speaks in one of two ways, or in both. It makes one call for each event of a request, which suits grpcurl
+// and simple schedulers. Or it sends each of its steps, all calls in one message, over the stream of Schedule, which is
+// fast.
+//
 // Every call names its request by `request_id`. Each call is safe to repeat, has no idempotency key, and changes
 // nothing if it says what the server already knows. A late call, about a request that has left or was never there,
 // changes nothing either. A call that contradicts what the server knows is refused and changes nothing. The calls of
@@ -323,8 +317,8 @@ type SchedulerService_ScheduleClient = grpc.BidiStreamingClient[ScheduleRequest,
 // request. A scheduler that comes over a new connection repeats RequestArrived, or makes any other call, for each
 // request that it still has. The memory that requests keep counts toward `kept_bytes`.
 //
-// News report the progress of transfers, in order: in PollSchedulerNews, or with each ScheduleStep. If a transfer is
-// refused although the call itself is correct, news report that too.
+// News report the progress of transfers, in order: in PollSchedulerNews, or with the answer to each step. If a transfer
+// is refused although the call itself is correct, news report that too.
 //
 // The server's settings hold the rules for all requests, such as what becomes of a request whose KV does not come
 // (`[scheduler]` in docs/configuration.md).
@@ -418,18 +412,15 @@ type SchedulerServiceServer interface {
 	//   - ABORTED INCARNATION_CHANGED: the number is of an earlier life of the engine, or the life ended meanwhile: the
 	//     requests of that life are unknown now, and its kept blocks are lost.
 	PollSchedulerNews(context.Context, *PollSchedulerNewsRequest) (*PollSchedulerNewsResponse, error)
-	// Takes all calls of a scheduler's step in one message and returns the news. Each call has the effect that it has
-	// alone, in the given order. A refused call says so in its answer, and the other calls go on.
+	// Takes a scheduler's steps over a stream and answers each one, in order. A step is one message with all its calls.
+	// Its answer is one message with the answers to the calls and with the news. Each call has the effect that it has
+	// alone, in the given order. A refused call says so in its answer, and the other calls go on. A step costs less than
+	// its calls cost alone. A step whose answer was lost with its stream may be sent again over another stream.
 	//
-	// Errors (nothing of the step has happened):
+	// Errors (they end the stream, and nothing of their step has happened):
 	// * OUT_OF_RANGE LIMIT_EXCEEDED: too many calls in one step.
 	// * INVALID_ARGUMENT INVALID_FIELD: no news has that number yet.
 	// * ABORTED INCARNATION_CHANGED: the step is meant for another life of this engine.
-	ScheduleStep(context.Context, *ScheduleStepRequest) (*ScheduleStepResponse, error)
-	// Takes steps as ScheduleStep does, over a stream: one answer per step, in order. It costs less than one call per
-	// step.
-	//
-	// Errors: as in ScheduleStep; they end the stream.
 	Schedule(grpc.BidiStreamingServer[ScheduleRequest, ScheduleResponse]) error
 	mustEmbedUnimplementedSchedulerServiceServer()
 }
@@ -470,9 +461,6 @@ func (UnimplementedSchedulerServiceServer) AbortRequest(context.Context, *AbortR
 }
 func (UnimplementedSchedulerServiceServer) PollSchedulerNews(context.Context, *PollSchedulerNewsRequest) (*PollSchedulerNewsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method PollSchedulerNews not implemented")
-}
-func (UnimplementedSchedulerServiceServer) ScheduleStep(context.Context, *ScheduleStepRequest) (*ScheduleStepResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method ScheduleStep not implemented")
 }
 func (UnimplementedSchedulerServiceServer) Schedule(grpc.BidiStreamingServer[ScheduleRequest, ScheduleResponse]) error {
 	return status.Error(codes.Unimplemented, "method Schedule not implemented")
@@ -678,24 +666,6 @@ func _SchedulerService_PollSchedulerNews_Handler(srv interface{}, ctx context.Co
 	return interceptor(ctx, in, info, handler)
 }
 
-func _SchedulerService_ScheduleStep_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(ScheduleStepRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(SchedulerServiceServer).ScheduleStep(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: SchedulerService_ScheduleStep_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(SchedulerServiceServer).ScheduleStep(ctx, req.(*ScheduleStepRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
 func _SchedulerService_Schedule_Handler(srv interface{}, stream grpc.ServerStream) error {
 	return srv.(SchedulerServiceServer).Schedule(&grpc.GenericServerStream[ScheduleRequest, ScheduleResponse]{ServerStream: stream})
 }
@@ -749,10 +719,6 @@ var SchedulerService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "PollSchedulerNews",
 			Handler:    _SchedulerService_PollSchedulerNews_Handler,
-		},
-		{
-			MethodName: "ScheduleStep",
-			Handler:    _SchedulerService_ScheduleStep_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

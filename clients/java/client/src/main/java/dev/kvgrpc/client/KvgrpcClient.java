@@ -143,6 +143,11 @@ public final class KvgrpcClient implements AutoCloseable {
     return new MessageStream<>(channel, method).start(metadata);
   }
 
+  /** Returns the stream for the steps of the scheduler of the server's engine. It opens with the first step. */
+  public Steps steps() {
+    return new Steps(withTraceparent(""), options);
+  }
+
   /**
    * Waits until the transfer is over ({@code ENDED}), until its memory is returned as well ({@code RETURNED}), or until
    * the time is over. The reply's {@code condition_met} tells whether the condition was met. The timeout may exceed

@@ -211,6 +211,17 @@ public final class KvgrpcException extends RuntimeException {
     return !isServers() && (description.contains("exceeds maximum size") || description.contains("larger than max"));
   }
 
+  /** Returns whether another attempt may succeed: the server is away or too busy for the moment. */
+  boolean isPassing() {
+    return switch (code) {
+      case UNAVAILABLE, DEADLINE_EXCEEDED -> true;
+      case RESOURCE_EXHAUSTED -> !isTooLarge();
+      // The connection was cut, or a proxy reset the call or the stream.
+      case CANCELLED, INTERNAL, UNKNOWN -> !isServers();
+      default -> false;
+    };
+  }
+
   /** Returns whether a kvgrpc server made this status: it has a reason. */
   boolean isServers() {
     return !reason().isEmpty();

@@ -91,13 +91,7 @@ public final class TransferWatch extends ReconnectingStream<WatchTransfersReques
 
   @Override
   boolean isPassing(KvgrpcException error) {
-    return switch (error.code()) {
-      case UNAVAILABLE, DEADLINE_EXCEEDED -> true;
-      case RESOURCE_EXHAUSTED -> !error.isTooLarge();
-      // The connection was cut, or a proxy reset the stream.
-      case CANCELLED, INTERNAL, UNKNOWN -> !error.isServers();
-      default -> false;
-    };
+    return error.isPassing();
   }
 
   @Override

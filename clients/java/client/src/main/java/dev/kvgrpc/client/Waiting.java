@@ -57,12 +57,7 @@ final class Waiting {
   }
 
   private boolean isPassing(KvgrpcException error) {
-    return !isEnded() && switch (error.code()) {
-      case UNAVAILABLE, RESOURCE_EXHAUSTED, DEADLINE_EXCEEDED -> true;
-      // The connection was cut, or a proxy reset the call.
-      case CANCELLED, INTERNAL, UNKNOWN -> !error.isServers();
-      default -> false;
-    };
+    return !isEnded() && error.isPassing();
   }
 
   /** Returns whether no call can be made any more: the client is closed, or the call that contains the wait is over. */
