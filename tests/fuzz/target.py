@@ -228,9 +228,10 @@ class Target:
         ids = {"r", *TEXTS, *self.first.known.texts}
         aborts = [scheduler_pb2.AbortRequestRequest(request_id=text) for text in sorted(ids)]
         calls = [scheduler_pb2.ScheduleCall(abort_request=abort) for abort in aborts]
-        told = self.engine.api.step(*calls)
+        step = self.engine.api.step
+        told = step(scheduler_pb2.ScheduleRequest(calls=calls))
         while told.news:
-            told = self.engine.api.step(after_seq=told.news[-1].seq)
+            told = step(scheduler_pb2.ScheduleRequest(after_seq=told.news[-1].seq))
 
     def _begin_scene(self) -> None:
         self.scene = Scene(self.engine, self.peer)

@@ -97,9 +97,8 @@ class Api:
             raise CallFailed(answer.error)
         return getattr(answer, _KINDS[name])
 
-    def step(self, *calls: scheduler_pb2.ScheduleCall, **fields: Any) -> scheduler_pb2.ScheduleResponse:
-        """Makes one step of a scheduler, over a stream of its own. `fields` are those of ScheduleRequest."""
-        request = scheduler_pb2.ScheduleRequest(calls=calls, **fields)
+    def step(self, request: scheduler_pb2.ScheduleRequest) -> scheduler_pb2.ScheduleResponse:
+        """Makes one step of a scheduler, over a stream of its own."""
         self._deadlines.last_method = "/kvgrpc.v1.SchedulerService/Schedule"
         (reply,) = self.scheduler.Schedule(iter([request]), timeout=CALL_S, metadata=self._deadlines.metadata)
         return reply

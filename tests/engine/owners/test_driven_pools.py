@@ -47,5 +47,5 @@ def test_no_other_caller_schedules_a_request(leads: Leads, attach: Attach) -> No
     ):
         assert stranger.refusal(lambda call=call, request=request: call(request)).reason == "NOT_OWNER"  # type: ignore[misc]
     step = scheduler_pb2.ScheduleCall(abort_request=scheduler_pb2.AbortRequestRequest(request_id="r"))
-    (answer,) = stranger.step(step).answers
+    (answer,) = stranger.step(scheduler_pb2.ScheduleRequest(calls=[step])).answers
     assert answer.failure.reason == common_pb2.FAILURE_REASON_NOT_OWNER

@@ -144,7 +144,7 @@ SCHEDULING: dict[str, Attack] = {
     "PollSchedulerNews": lambda v: v.api.scheduler.PollSchedulerNews(
         scheduler_pb2.PollSchedulerNewsRequest(after_seq=1)
     ),
-    "Schedule": lambda v: v.api.step(after_seq=1),
+    "Schedule": lambda v: v.api.step(scheduler_pb2.ScheduleRequest(after_seq=1)),
 }
 
 

@@ -73,7 +73,7 @@ def calls_of_a_scheduler(engine: Engine) -> Calls:
     yield "BlocksNeeded", stub.BlocksNeeded(scheduler_pb2.BlocksNeededRequest(group_block_counts=rows))
     yield "AbortRequest", stub.AbortRequest(scheduler_pb2.AbortRequestRequest(**said))
     yield "PollSchedulerNews", stub.PollSchedulerNews(scheduler_pb2.PollSchedulerNewsRequest())
-    yield "Schedule", engine.api.step()
+    yield "Schedule", engine.api.step(scheduler_pb2.ScheduleRequest())
 
 
 def calls_of_a_reader(engine: Engine, consumer: Consumer, handed: handoff_pb2.FinishedBlocksResponse) -> Calls:

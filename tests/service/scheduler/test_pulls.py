@@ -219,6 +219,6 @@ def test_blocks_that_are_lacking_are_asked_for_in_a_step_too(pair: Pair) -> None
     rows = [pool_pb2.GroupBlockCount(group=0, block_count=1)]
     call = scheduler_pb2.ScheduleCall(blocks_needed=scheduler_pb2.BlocksNeededRequest(group_block_counts=rows))
     bad = scheduler_pb2.ScheduleCall(blocks_needed=scheduler_pb2.BlocksNeededRequest())
-    found = p.engine.api.step(call, bad, after_seq=p.seq).answers
+    found = p.engine.api.step(scheduler_pb2.ScheduleRequest(calls=[call, bad], after_seq=p.seq)).answers
     assert found[0].HasField("blocks_needed")
     assert found[1].failure.reason == common_pb2.FAILURE_REASON_INVALID_FIELD

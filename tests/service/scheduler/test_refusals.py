@@ -174,4 +174,4 @@ def test_a_server_without_a_pool_says_so(start: Start) -> None:
     (engine,) = start(("--no-pool",))
     with refused(engine.api, "UNAVAILABLE", "NO_POOL"):
         engine.api.scheduler.RequestArrived(arrived("r"))
-    assert not engine.api.step().news
+    assert not engine.api.step(scheduler_pb2.ScheduleRequest()).news

@@ -100,14 +100,13 @@ def test_a_step_that_cannot_be_as_a_whole_changes_nothing(pair: Pair) -> None:
     _, d = pair
     one = scheduler_pb2.ScheduleCall(request_arrived=arrived(new_id(), give=PREFILL, intent=intent()))
     many = [scheduler_pb2.ScheduleCall()] * (STEP_CALLS_MAX + 1)
-    said: list[tuple[list[scheduler_pb2.ScheduleCall], dict[str, int], str, str]] = [
-        ([one], {"incarnation": 7}, "ABORTED", "INCARNATION_CHANGED"),
-        ([one], {"after_seq": 1 << 60}, "INVALID_ARGUMENT", "INVALID_FIELD"),
-        (many, {}, "OUT_OF_RANGE", "LIMIT_EXCEEDED"),
-    ]
-    for rows, fields, code, why in said:
+    for step, code, why in (
+        (scheduler_pb2.ScheduleRequest(calls=[one], incarnation=7), "ABORTED", "INCARNATION_CHANGED"),
+        (scheduler_pb2.ScheduleRequest(calls=[one], after_seq=1 << 60), "INVALID_ARGUMENT", "INVALID_FIELD"),
+        (scheduler_pb2.ScheduleRequest(calls=many), "OUT_OF_RANGE", "LIMIT_EXCEEDED"),
+    ):
         with unchanged(d.engine), refused(d.engine.api, code, why):
-            d.engine.api.step(*rows, **fields)
+            d.engine.api.step(step)
     assert not d.aborted(one.request_arrived.request_id)
     assert d.poll() == []
 
@@ -163,7 +162,7 @@ def test_unread_news_keep_new_requests_out(start: Start) -> None:
     ]
     reply = scheduler_pb2.ScheduleResponse()
     for _ in range(NEWS_MAX // (STEP_CALLS_MAX // 2)):
-        reply = engine.api.step(*rows)
+        reply = engine.api.step(scheduler_pb2.ScheduleRequest(calls=rows))
         assert not any(row.status_code for row in reply.answers)
     assert reply.more
     with refused(engine.api, "RESOURCE_EXHAUSTED", "LIMIT_EXCEEDED"):
