@@ -355,6 +355,12 @@ cover: venv ## Fail when the tests of the core miss a line or a branch of it
 site: .venv-docs/.installed ## Build the pages as a site into build/site (SITE_REPO_URL for links to other files)
 	@PYTHONDONTWRITEBYTECODE=1 NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
 
+# ---- what users install
+
+.PHONY: wheel
+wheel: venv ## Build the wheel into dist twice, from two copies, and fail when they differ (ARGS=--install weighs an installation)
+	@$(BIN)/python scripts/wheel.py $(ARGS)
+
 # ---- clients
 
 # Every client against real servers, by one suite of cases. What is built here stays in the clients' own folders.
@@ -366,7 +372,7 @@ conformance: venv ## Play the conformance cases with every client (ARGS="--langu
 
 .PHONY: demo
 demo: venv ## Move KV blocks between two engines on this machine (ARGS="--help" for choices)
-	@$(BIN)/kvgrpc demo $(ARGS)
+	@$(BIN)/python -m examples.demo $(ARGS)
 
 .PHONY: demo-go
 demo-go: venv ## The same, driven by a scheduler and router in Go (says so where Go is missing)

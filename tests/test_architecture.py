@@ -5,6 +5,7 @@ is checked that they cannot go stale unnoticed.
 """
 
 import importlib
+import re
 import subprocess
 import sys
 import tomllib
@@ -38,6 +39,17 @@ sys.meta_path.insert(0, OnlyBase())
 for module in sys.argv[1:]:
     __import__(module)
 """
+# Prints all modules of a process with a client.
+CLIENT = """
+import sys
+
+from kvgrpc.client import connect_sync
+
+connect_sync("127.0.0.1:1").close()
+print(*sys.modules)
+"""
+OF_THE_CLIENT = {"client", "errors", "v1"}
+HEAVY = {"nixl_cu12", "numpy", "rich", "torch", "typer"}
 
 
 def test_import_contracts_hold() -> None:
@@ -71,6 +83,18 @@ def test_the_base_install_is_enough_to_import(name: str) -> None:
     command = [sys.executable, "-c", BASE_INSTALL, name]
     result = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
+
+
+def test_a_client_loads_nothing_of_a_server() -> None:
+    loaded = subprocess.run([sys.executable, "-c", CLIENT], cwd=ROOT, check=True, capture_output=True, text=True)
+    names = loaded.stdout.split()
+    assert {name.split(".")[1] for name in names if name.startswith("kvgrpc.")} == OF_THE_CLIENT
+    assert HEAVY.isdisjoint(names)
+
+
+def test_what_is_heavy_is_in_extras_only() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert {re.split("[>=]", row)[0] for row in project["dependencies"]} == {"grpcio", "opentelemetry-api", "protobuf"}
 
 
 def test_public_names_are_sorted_and_importable() -> None:

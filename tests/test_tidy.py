@@ -32,7 +32,6 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
 # Where `print` is what the file is for, once the file is there.
 PRINTERS = {
     "kvgrpc/cli": "what a command says goes to its standard output",
-    "kvgrpc/demo": "the demo shows what happens by printing it",
     "bench": "a benchmark prints its table",
 }
 

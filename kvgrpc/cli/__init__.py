@@ -1,4 +1,4 @@
-"""The command line: `kvgrpc serve | demo | status | drain`.
+"""The command line: `kvgrpc serve | status | drain`.
 
 Each command has one file. `main` is the console script. It also runs with the base package alone, to say what is
 missing.

@@ -3,7 +3,6 @@
 import typer
 
 from kvgrpc import __version__
-from kvgrpc.cli.demo import demo
 from kvgrpc.cli.drain import drain
 from kvgrpc.cli.serve import serve
 from kvgrpc.cli.status import status
@@ -11,14 +10,13 @@ from kvgrpc.cli.status import status
 app = typer.Typer(
     name="kvgrpc",
     help="Moves KV-cache blocks between LLM engines, as a gRPC microservice.",
-    epilog="Start with: kvgrpc serve, then in another terminal: kvgrpc status. kvgrpc demo shows the whole job.",
+    epilog="Start with: kvgrpc serve, then in another terminal: kvgrpc status.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
 app.command()(serve)
-app.command()(demo)
 app.command()(status)
 app.command()(drain)
 

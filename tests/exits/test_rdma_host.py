@@ -115,6 +115,6 @@ def test_workers_of_an_engine_end_in_order(rdma_host: Environment, tmp_path: Pat
 
 
 def test_the_demo_and_its_processes_end_in_order(rdma_host: Environment) -> None:
-    done = run(["-m", "kvgrpc", "demo", "--json", "--datapath", "nixl"], rdma_host)
+    done = run(["-m", "examples.demo", "--json", "--datapath", "nixl"], rdma_host)
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines()[-1] == "stopping all processes"  # nothing after it

@@ -21,7 +21,7 @@ from tests.service.engines import EXIT_S, wait_until
 
 STARTED_S = 90.0
 COMMANDS = {
-    "demo": (["kvgrpc", "demo"], 5),
+    "demo": (["examples.demo"], 5),
     "bench": (["bench", "pull", "--quick"], 3),
     "sim": (["sim", "--seeds", "0", "--seconds", "300"], 1),
 }
@@ -82,12 +82,12 @@ def test_the_demo_says_which_of_its_processes_ended_how() -> None:
     def server_p(of: int) -> list[int]:
         return [child for child in children(of) if b"\0--engine-id\0P\0" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
-    with running("kvgrpc", "demo") as process:
+    with running("examples.demo") as process:
         wait_until(lambda: len(children(process.pid)) >= 5, STARTED_S)
         os.kill(server_p(process.pid)[0], signal.SIGKILL)
         _, said = process.communicate(timeout=STARTED_S)
         assert process.returncode == 1
-        assert said.splitlines()[-1].startswith("kvgrpc demo: ")
+        assert said.splitlines()[-1].startswith("demo: ")
         assert "server P ended with SIGKILL" in said
 
 

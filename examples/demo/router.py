@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from examples.demo.processes import EngineProcess
+from examples.demo.results import Left, Options, PromptResult, Say, silent
+from examples.demo.spans import Span
 from kvgrpc import client
 from kvgrpc.client import name_of
-from kvgrpc.demo.processes import EngineProcess
-from kvgrpc.demo.results import Left, Options, PromptResult, Say, silent
-from kvgrpc.demo.spans import Span
 from kvgrpc.v1 import transfer_pb2
 from kvgrpc.v1.common_pb2 import DataPath, TransferPhase
 

@@ -1,4 +1,4 @@
-"""`kvgrpc demo`: the whole job on real input, shown side by side."""
+"""`python -m examples.demo`: the whole job on real input, shown side by side."""
 
 import json
 from enum import StrEnum
@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvgrpc.cli.stoppable import run_stoppable
+from examples.demo.stoppable import run_stoppable
 from kvgrpc.errors import KVGrpcError
 
 if TYPE_CHECKING:
-    from kvgrpc.demo.results import Result
+    from examples.demo.results import Result
 
 
 class DataPath(StrEnum):
@@ -53,8 +53,8 @@ def demo(
     goes to standard error, the result to standard output. Exit code 0 when every token is equal and nothing is left
     behind, else 1.
     """
-    from kvgrpc.demo.results import Options
-    from kvgrpc.demo.run import run
+    from examples.demo.results import Options
+    from examples.demo.run import run
 
     if layerwise and mode is not Mode.PUSH:
         raise typer.BadParameter("layers are pushed, not pulled: add --mode push", param_hint="--layerwise")
@@ -62,7 +62,7 @@ def demo(
     try:
         result = run_stoppable(run(datapath.value, options, lambda line: typer.echo(line, err=True)))
     except (KVGrpcError, TimeoutError) as error:
-        typer.echo(f"kvgrpc demo: {str(error) or 'a process did not answer in time'}", err=True)
+        typer.echo(f"demo: {str(error) or 'a process did not answer in time'}", err=True)
         raise typer.Exit(1) from error
     raise typer.Exit(report(result, as_json))
 
@@ -72,7 +72,7 @@ def report(result: "Result", as_json: bool) -> int:
     if as_json:
         typer.echo(json.dumps(result.as_json()))
     else:
-        from kvgrpc.cli.demo_view import show
+        from examples.demo.view import show
 
         show(result)
     return 0 if result.identical else 1

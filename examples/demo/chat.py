@@ -6,9 +6,9 @@ missing KV if it is worth it: after a long reply it pulls, after a short one it 
 
 import os
 
+from examples.demo.results import ChatTurn
+from examples.demo.router import Answer, Request, Router
 from kvgrpc import client
-from kvgrpc.demo.results import ChatTurn
-from kvgrpc.demo.router import Answer, Request, Router
 from kvgrpc.errors import InternalError, Reason
 
 TURNS = (

@@ -1,11 +1,11 @@
-"""Output of `kvgrpc demo` for people."""
+"""Output of the demo for people."""
 
 from rich.console import Console
 from rich.table import Table
 from rich.tree import Tree
 
-from kvgrpc.demo.results import PromptResult, Result
-from kvgrpc.demo.spans import Span
+from examples.demo.results import PromptResult, Result
+from examples.demo.spans import Span
 
 LABELS = {"handshake": "shake", "rendezvous": "meet"}
 """Short names of phases, for columns."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from kvgrpc.demo.spans import Span
+from examples.demo.spans import Span
 
 Say = Callable[[str], None]
 """Takes a line about what the demo does now."""

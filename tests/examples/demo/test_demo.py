@@ -1,4 +1,4 @@
-"""`kvgrpc demo`: two servers, two engines, a router, and one engine that does both, for comparison.
+"""The demo: two servers, two engines, a router, and one engine that does both, for comparison.
 
 The start takes most of the time, so the tests share one set of processes. Every run begins with empty caches.
 """
@@ -15,14 +15,14 @@ import pytest
 import pytest_asyncio
 from typer.testing import CliRunner
 
-from kvgrpc.cli.app import app
-from kvgrpc.cli.demo import report
-from kvgrpc.demo import run
-from kvgrpc.demo.processes import DemoFailed
-from kvgrpc.demo.results import Left, Options, PromptResult, Result
-from kvgrpc.demo.run import Stage, started
+from examples.demo import run
+from examples.demo.__main__ import app
+from examples.demo.command import report
+from examples.demo.processes import DemoFailed
+from examples.demo.results import Left, Options, PromptResult, Result
+from examples.demo.run import Stage, started
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 TIMEOUT_S = 150.0
 """Timeout in seconds. An idle machine takes a few; the demo imports torch three times."""
 PHASES = {"queue", "handshake", "open", "wire", "settle"}
@@ -223,7 +223,7 @@ def test_the_ratio_is_that_of_medians_and_only_where_there_is_something_to_compa
 
 
 def test_layers_are_not_pulled() -> None:
-    refused = CliRunner().invoke(app, ["demo", "--layerwise"])
+    refused = CliRunner().invoke(app, ["--layerwise"])
     assert refused.exit_code == 2
     assert "--mode push" in " ".join(refused.output.replace("│", " ").split())
 
@@ -234,7 +234,7 @@ def test_layers_are_not_pulled() -> None:
 def test_every_data_path_gives_the_same_tokens(data_path: str, mode: list[str]) -> None:
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("KVGRPC_", "OTEL_"))}
     done = subprocess.run(
-        [sys.executable, "-m", "kvgrpc", "demo", "--json", "--datapath", data_path, *mode],
+        [sys.executable, "-m", "examples.demo", "--json", "--datapath", data_path, *mode],
         cwd=ROOT, env=clean, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
     )  # fmt: skip
     assert done.stdout, done.stderr

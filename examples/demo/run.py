@@ -7,12 +7,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from examples.demo.chat import converse
+from examples.demo.processes import DemoFailed, EngineProcess, engine, server
+from examples.demo.results import Options, PromptResult, Result, Say, silent
+from examples.demo.router import Request, Router
+from examples.demo.spans import Receiver, Span, receiver
 from kvgrpc import client
-from kvgrpc.demo.chat import converse
-from kvgrpc.demo.processes import DemoFailed, EngineProcess, engine, server
-from kvgrpc.demo.results import Options, PromptResult, Result, Say, silent
-from kvgrpc.demo.router import Request, Router
-from kvgrpc.demo.spans import Receiver, Span, receiver
 
 STORY = (
     "A decode server needs the keys and values that a prefill server computed. It shows a grant, learns which blocks "
