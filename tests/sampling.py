@@ -95,7 +95,8 @@ class Durations:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """One phase of one test."""
-        self._seconds[report.nodeid.partition("::")[0]] += report.duration  # type: ignore[assignment]
+        if not isinstance(report, pytest.SubtestReport):  # its test reports the same time
+            self._seconds[report.nodeid.partition("::")[0]] += report.duration  # type: ignore[assignment]
 
     def pytest_sessionfinish(self) -> None:
         """Writes the record; what another run recorded of other files stays."""

@@ -10,7 +10,7 @@ import pytest
 
 from clients.conformance.kvgrpc_conformance import languages
 from clients.conformance.kvgrpc_conformance.run import Run
-from tests.clients.playing import SHARED
+from tests.clients.suite import SHARED
 
 # Compilers use most of the time, and run at a lower priority than other tests.
 pytestmark = pytest.mark.timeout(1_800)

@@ -118,29 +118,32 @@ def test_every_byte_arrives_and_no_other_changes(peer: Peer, own: Own, operation
 LAST = 2**63 - 1
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        (PEER_BYTES, 0, 1),
-        (PEER_BYTES - 99, 0, 100),
-        (0, OWN_BYTES - 99, 100),
-        (0, OWN_BYTES, 1),
-        (-1, 0, 1),
-        (0, -1, 1),
-        (0, 0, -1),
-        (0, 0, LAST),
-        (LAST, 0, LAST),
-        (LAST, LAST, 1),
-        (PEER_BYTES + 1, 0, 0),
-    ],
-)
-def test_a_run_out_of_range_is_refused_untouched(peer: Peer, own: Own, operation: Operation, bad: Run) -> None:
+OUT_OF_RANGE: list[Run] = [
+    (PEER_BYTES, 0, 1),
+    (PEER_BYTES - 99, 0, 100),
+    (0, OWN_BYTES - 99, 100),
+    (0, OWN_BYTES, 1),
+    (-1, 0, 1),
+    (0, -1, 1),
+    (0, 0, -1),
+    (0, 0, LAST),
+    (LAST, 0, LAST),
+    (LAST, LAST, 1),
+    (PEER_BYTES + 1, 0, 0),
+]
+
+
+def test_a_run_out_of_range_is_refused_untouched(
+    peer: Peer, own: Own, operation: Operation, subtests: pytest.Subtests
+) -> None:
     remote = own.connect(peer)
     before = peer.bytes()
-    with pytest.raises(DataPathFailed):
-        start(remote, operation, there(operation, runs_of((0, 0, 4096), bad)), Wake())
-    assert (own.bytes() == GUARD).all()
-    assert np.array_equal(peer.bytes(), before)
+    for bad in OUT_OF_RANGE:
+        with subtests.test(bad=bad):
+            with pytest.raises(DataPathFailed):
+                start(remote, operation, there(operation, runs_of((0, 0, 4096), bad)), Wake())
+            assert (own.bytes() == GUARD).all()
+            assert np.array_equal(peer.bytes(), before)
 
 
 def test_runs_of_unequal_columns_are_refused(peer: Peer, own: Own, operation: Operation) -> None:

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 from tests.docs.pages import ROOT, pages
 
 LINE_MAX = 120
@@ -21,27 +19,24 @@ _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _PATH = re.compile(r"`((?:kvgrpc|proto|tests|scripts|clients|docs|examples)/[\w./-]*)`")
 
 
-@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_to_a_file_or_heading(page: Path) -> None:
+def test_links_lead_to_a_file_or_heading() -> None:
     broken = []
-    for target in _LINK.findall(page.read_text()):
+    for page, target in found(_LINK):
         path, _, heading = target.partition("#")
         file = (page.parent / path).resolve() if path else page
         known = not heading or heading in headings(file)
         if not target.startswith("https://") and not (file.exists() and known):
-            broken.append(target)
-    assert broken == []
+            broken.append(f"{page}: {target}")
+    assert not broken, "\n".join(broken)
 
 
-@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
-def test_named_files_exist(page: Path) -> None:
-    assert [path for path in _PATH.findall(page.read_text()) if not (ROOT / path).exists()] == []
+def test_named_files_exist() -> None:
+    assert [(page, path) for page, path in found(_PATH) if not (ROOT / path).exists()] == []
 
 
-@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
-def test_named_functions_are_in_the_named_file(page: Path) -> None:
-    wrong = [f"{file}: {name}" for file, name in named(page.read_text()) if name not in definitions(file)]
-    assert wrong == []
+def test_named_functions_are_in_the_named_file() -> None:
+    names = {name for page in pages() for name in named(page.read_text())}
+    assert [f"{file}: {name}" for file, name in sorted(names) if name not in definitions(file)] == []
 
 
 def test_the_pattern_sees_every_function_that_is_named() -> None:
@@ -54,12 +49,18 @@ def test_the_pattern_sees_every_function_that_is_named() -> None:
     ]
 
 
-@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
-def test_lines_of_prose_are_not_too_long(page: Path) -> None:
+def test_lines_of_prose_are_not_too_long() -> None:
     """Tables, code and pictures cannot be wrapped."""
-    prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
-    long = [line for line in prose.splitlines() if len(line) > LINE_MAX and not line.startswith(("|", "!["))]
-    assert long == []
+    prose = [re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE) for page in pages()]
+    lines = [line for text in prose for line in text.splitlines() if not line.startswith(("|", "!["))]
+    assert [line for line in lines if len(line) > LINE_MAX] == []
+
+
+def found(pattern: re.Pattern[str]) -> Iterator[tuple[Path, str]]:
+    """Yields every page with each match of a pattern in it."""
+    for page in pages():
+        for text in pattern.findall(page.read_text()):
+            yield page, text
 
 
 def named(text: str) -> Iterator[tuple[str, str]]:

@@ -4,6 +4,7 @@ import hashlib
 import hmac
 import importlib
 import json
+import math
 import re
 from dataclasses import fields
 from typing import Any
@@ -36,10 +37,13 @@ def test_the_defaults_are_those_of_limits() -> None:
     assert shown == {field.name: f"{getattr(Limits(), field.name):.12g}" for field in fields(Limits)}
 
 
-@pytest.mark.parametrize("row", table("## Defaults and limits", 1), ids=lambda row: row[2])
-def test_each_other_bound_is_that_of_its_constant(row: list[str]) -> None:
-    module, _, name = row[2].rpartition(".")
-    assert row[1] == f"{getattr(importlib.import_module(module), name):.12g}"
+def test_the_other_bounds_are_those_of_their_constants() -> None:
+    def value(path: str) -> str:
+        module, _, name = path.rpartition(".")
+        return f"{getattr(importlib.import_module(module), name, math.nan):.12g}"
+
+    rows = table("## Defaults and limits", 1)
+    assert [(path, shown) for _, shown, path in rows if shown != value(path)] == []
 
 
 def test_the_bounds_of_fields_are_those_of_their_table() -> None:
@@ -59,14 +63,10 @@ def test_every_reason_has_a_row_in_the_order_of_the_schema() -> None:
     assert [row[0] for row in table("## Errors", 1)] == list(Reason)
 
 
-@pytest.mark.parametrize("row", table("## Errors", 1), ids=lambda row: row[0])
-def test_each_reason_has_the_codes_that_it_is_raised_with(row: list[str]) -> None:
-    reason, shown, _ = row
-    if shown == "*reserved*":
-        assert reason not in reasons.sent()
-    else:
-        assert reason in reasons.sent()
-        assert set(shown.split(", ")) == reasons.codes().get(reason, {"—"})
+def test_each_reason_has_the_codes_that_it_is_raised_with() -> None:
+    said = {reason: set(shown.split(", ")) for reason, shown, _ in table("## Errors", 1)}
+    assert {reason for reason, codes in said.items() if codes != {"*reserved*"}} == reasons.sent()
+    assert [reason for reason in reasons.sent() if said[reason] != reasons.codes().get(reason, {"—"})] == []
 
 
 def test_what_would_help_is_what_the_core_says() -> None:

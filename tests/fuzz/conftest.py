@@ -84,7 +84,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         seconds = max(report.stop for report, _ in taken) - min(report.start for report, _ in taken)
         rate = f"{inputs / seconds:,.0f} a second"
         terminalreporter.write_line(f"{inputs:,} inputs of seed {seed} in {seconds:,.0f} s, {rate}")
-    weighed = [row for outcome in ("", "passed", "failed", "error") for report in terminalreporter.getreports(outcome)
+    reports += [report for outcome in ("", "error") for report in terminalreporter.getreports(outcome)]
+    weighed = [row for report in reports if isinstance(report, pytest.TestReport)
                for row in dict(report.user_properties).get("weights", ())]  # fmt: skip
     for line in weights.table(weighed) if "FUZZ_INPUTS" in os.environ else ():
         terminalreporter.write_line(line)

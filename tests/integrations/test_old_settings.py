@@ -1,7 +1,7 @@
 """Settings of other connectors are obeyed or refused, never ignored."""
 
+import itertools
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -10,6 +10,7 @@ from kvgrpc.integrations.old_settings import (
     OLD_SETTINGS,
     TENSORS,
     Fate,
+    OldSetting,
     Place,
     check_fields,
     check_keys,
@@ -22,31 +23,34 @@ NOT_OF_TENSORS = {"kv_recompute_threshold", "bidirectional_kv_xfer", "decoder_kv
 """Settings without a counterpart where tensors are moved."""
 
 
-def refused(place: Place) -> list[Any]:
-    return [pytest.param(row, id=row.name) for row in OLD_SETTINGS if (row.place, row.fate) == (place, Fate.REFUSED)]
+def refused(place: Place) -> list[OldSetting]:
+    return [row for row in OLD_SETTINGS if (row.place, row.fate) == (place, Fate.REFUSED)]
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("row", refused(Place.KEY))
-def test_a_key_of_another_connector_stops_the_start_and_names_ours_where_the_mode_has_it(row: Any, mode: str) -> None:
-    with pytest.raises(ValueError, match=row.name) as stop:
-        check_keys([row.name, "typo"], mode)
-    has_it = mode != TENSORS or row.name not in NOT_OF_TENSORS
-    assert f"In place of {row.name} set {row.ours if has_it else 'nothing in this mode'}" in str(stop.value)
-    assert "no " + ", ".join(sorted([row.name, "typo"])) in str(stop.value)
+def test_a_key_of_another_connector_stops_the_start_and_names_ours_where_the_mode_has_it(
+    subtests: pytest.Subtests,
+) -> None:
+    for row, mode in itertools.product(refused(Place.KEY), MODES):
+        with subtests.test(row.name, mode=mode):
+            with pytest.raises(ValueError, match=row.name) as stop:
+                check_keys([row.name, "typo"], mode)
+            has_it = mode != TENSORS or row.name not in NOT_OF_TENSORS
+            assert f"In place of {row.name} set {row.ours if has_it else 'nothing in this mode'}" in str(stop.value)
+            assert "no " + ", ".join(sorted([row.name, "typo"])) in str(stop.value)
 
 
 def test_known_keys_stop_nothing() -> None:
     check_keys([], "pull")
 
 
-@pytest.mark.parametrize("row", refused(Place.FIELD))
-def test_a_field_that_would_be_ignored_stops_the_start_unless_it_is_vllms_default(row: Any) -> None:
-    check_fields(SimpleNamespace(**{row.name: row.default}))
+def test_a_field_that_would_be_ignored_stops_the_start_unless_it_is_vllms_default(subtests: pytest.Subtests) -> None:
     check_fields(SimpleNamespace())
-    with pytest.raises(ValueError, match=row.name) as stop:
-        check_fields(SimpleNamespace(**{row.name: "other"}))
-    assert row.ours in str(stop.value)
+    for row in refused(Place.FIELD):
+        with subtests.test(row.name):
+            check_fields(SimpleNamespace(**{row.name: row.default}))
+            with pytest.raises(ValueError, match=row.name) as stop:
+                check_fields(SimpleNamespace(**{row.name: "other"}))
+            assert row.ours in str(stop.value)
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,10 @@ def test_it_ends_as_its_file_says(path: Path) -> None:
     assert replay(text) == text
 
 
-@pytest.mark.parametrize("path", files(), ids=lambda path: path.stem)
-def test_it_says_what_was_suffered_what_must_happen_and_which_rules_it_shows(path: Path) -> None:
-    said = prose(path.read_text())
-    assert all(len(words) > 1 for words in said.values())
+def test_each_says_what_was_suffered_what_must_happen_and_which_rules_it_shows(subtests: pytest.Subtests) -> None:
+    for path in files():
+        with subtests.test(path.stem):
+            assert all(len(words) > 1 for words in prose(path.read_text()).values())
 
 
 UNSCRIPTED = {

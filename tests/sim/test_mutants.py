@@ -27,12 +27,13 @@ def test_a_planted_bug_is_found(mutant: Mutant) -> None:
     assert hunt(mutant).seeds is not None
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=[m.what for m in MUTANTS])
-def test_a_bug_is_planted_in_one_place_and_gone_afterwards(mutant: Mutant) -> None:
-    sound = vars(mutant.place).get(mutant.name)
-    with planted(mutant):
-        assert vars(mutant.place)[mutant.name] is not sound
-    assert vars(mutant.place).get(mutant.name) is sound
+def test_a_bug_is_planted_in_one_place_and_gone_afterwards(subtests: pytest.Subtests) -> None:
+    for mutant in MUTANTS:
+        sound = vars(mutant.place).get(mutant.name)
+        with subtests.test(mutant.what):
+            with planted(mutant):
+                assert vars(mutant.place)[mutant.name] is not sound
+            assert vars(mutant.place).get(mutant.name) is sound
 
 
 @pytest.mark.parametrize(

@@ -11,23 +11,24 @@ from google.protobuf.message_factory import GetMessageClass
 from tests.wire.golden import PUBLIC, VECTORS, examples
 
 CASES: list[dict[str, Any]] = json.loads(VECTORS.read_text())["cases"]
-EVERY_CASE = pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
 
 
 def kind(case: dict[str, Any]) -> Any:
     return GetMessageClass(Default().FindMessageTypeByName(case["name"].partition(" ")[0]))
 
 
-@EVERY_CASE
-def test_a_message_reads_as_it_did(case: dict[str, Any]) -> None:
-    read = kind(case).FromString(bytes.fromhex(case["message"]))
-    assert MessageToDict(read) == case["json"]
+def test_messages_read_as_they_did(subtests: pytest.Subtests) -> None:
+    for case in CASES:
+        with subtests.test(case["name"]):
+            read = kind(case).FromString(bytes.fromhex(case["message"]))
+            assert MessageToDict(read) == case["json"]
 
 
-@EVERY_CASE
-def test_a_message_is_written_as_it_was(case: dict[str, Any]) -> None:
-    made = ParseDict(case["json"], kind(case)())
-    assert made.SerializeToString(deterministic=True).hex() == case["message"]
+def test_messages_are_written_as_they_were(subtests: pytest.Subtests) -> None:
+    for case in CASES:
+        with subtests.test(case["name"]):
+            made = ParseDict(case["json"], kind(case)())
+            assert made.SerializeToString(deterministic=True).hex() == case["message"]
 
 
 def test_every_message_and_choice_has_a_case() -> None:

@@ -1,7 +1,6 @@
 """A request as its scheduler knows it, with a prompt of token ids."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,6 +8,7 @@ import numpy as np
 from kvgrpc.core.policy.spec import Offer, RequestSpec, Source
 from kvgrpc.core.values.content import Item
 from kvgrpc.core.values.grants import read_claims
+from kvgrpc.core.values.records import dataclass
 from kvgrpc.engine.transfers.handles import Content, content
 
 

@@ -1,6 +1,7 @@
 """CRC-32C of blocks of a rank's memory: correct for any pieces, and every request gets a report."""
 
 import ctypes
+import itertools
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -82,18 +83,18 @@ SUMMERS: dict[str, Callable[[], crc32c.ChecksumRows]] = {
 
 
 @pytest.mark.parametrize("by", SUMMERS)
-@pytest.mark.parametrize("skipped", [0, 1, 16, 48])
-@pytest.mark.parametrize("nbytes", [0, 1, 64, 1023, 1024, 1025, 4096, 10_240, 10_007])
-def test_copies_to_any_place_arrive_with_checksums_and_touch_nothing_else(by: str, skipped: int, nbytes: int) -> None:
-    room = np.full(nbytes + 256, GUARD, dtype=np.uint8)
-    begin = -room.ctypes.data % 64 + skipped
-    values = np.zeros(2, dtype=np.uint32)
-    row = (room.ctypes.data + begin, FIRST.ctypes.data + 33, nbytes, values.ctypes.data)
-    SUMMERS[by]()(np.array([row, (FIRST.ctypes.data, 0, 9, values.ctypes.data + 4)], dtype=np.int64))
-    copied = FIRST[33 : 33 + nbytes].tobytes()
-    assert values.tolist() == [google_crc32c.value(copied), google_crc32c.value(FIRST[:9].tobytes())]
+def test_copies_to_any_place_arrive_with_checksums_and_touch_nothing_else(by: str, subtests: pytest.Subtests) -> None:
     whole = bytes([GUARD])
-    assert room.tobytes() == whole * begin + copied + whole * (len(room) - begin - nbytes)
+    for skipped, nbytes in itertools.product([0, 1, 16, 48], [0, 1, 64, 1023, 1024, 1025, 4096, 10_240, 10_007]):
+        room = np.full(nbytes + 256, GUARD, dtype=np.uint8)
+        begin = -room.ctypes.data % 64 + skipped
+        values = np.zeros(2, dtype=np.uint32)
+        row = (room.ctypes.data + begin, FIRST.ctypes.data + 33, nbytes, values.ctypes.data)
+        SUMMERS[by]()(np.array([row, (FIRST.ctypes.data, 0, 9, values.ctypes.data + 4)], dtype=np.int64))
+        copied = FIRST[33 : 33 + nbytes].tobytes()
+        with subtests.test(skipped=skipped, nbytes=nbytes):
+            assert values.tolist() == [google_crc32c.value(copied), google_crc32c.value(FIRST[:9].tobytes())]
+            assert room.tobytes() == whole * begin + copied + whole * (len(room) - begin - nbytes)
 
 
 @pytest.mark.parametrize("by", SUMMERS)

@@ -1,5 +1,6 @@
 """Strips are copied run for run as listed, by every copier, into memory of any segments, and no other byte changes."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -88,13 +89,12 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("sizes", [[32768], [10007, 9, 22752], [12288, 12288, 8192]], ids=["one", "odd", "whole"])
-@pytest.mark.parametrize("work_bytes", [1 << 20, 1000, 1])
-@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.usefixtures("copier")
-def test_strips_are_copied_run_for_run(form: str, work_bytes: int, sizes: list[int]) -> None:
-    found, want = repacked(FORMS[form], sizes, work_bytes)
-    assert np.array_equal(found, want)
+def test_strips_are_copied_run_for_run(subtests: pytest.Subtests) -> None:
+    segments = [32768], [10007, 9, 22752], [12288, 12288, 8192]
+    for form, work_bytes, sizes in itertools.product(FORMS, [1 << 20, 1000, 1], segments):
+        with subtests.test(form, work_bytes=work_bytes, sizes=sizes):
+            assert np.array_equal(*repacked(FORMS[form], sizes, work_bytes))
 
 
 @pytest.mark.parametrize("sizes", [[1 << 20], [300_000, (1 << 20) - 300_000]], ids=["one segment", "two segments"])

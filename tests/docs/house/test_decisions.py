@@ -10,7 +10,7 @@ from tests.docs.pages import DOCS, section, tables
 FOLDER = DOCS / "decisions"
 INDEX = FOLDER / "README.md"
 RECORDS = sorted(FOLDER.glob("[0-9]*.md"))
-TEMPLATE = FOLDER / "template.md"
+ALL = [*RECORDS, FOLDER / "template.md"]
 _STATUS = re.compile(
     r"^\*\*Status\.\*\* (?P<said>Accepted|(?:Superseded|Partly superseded) by \[\d+\]\(\S+\)(?: and \[\d+\]\(\S+\))*)"
     r"(?P<why>: .+)?\.$",
@@ -26,15 +26,10 @@ def status(record: Path) -> tuple[str, str]:
     return found["said"], found["why"] or ""
 
 
-@pytest.mark.parametrize("record", [*RECORDS, TEMPLATE], ids=lambda record: record.name)
-def test_a_record_says_status_context_decision_why_and_consequence(record: Path) -> None:
-    assert re.findall(r"^\*\*(Status|Context|Decision|Why|Consequence)", record.read_text(), re.MULTILINE) == [
-        "Status",
-        "Context",
-        "Decision",
-        "Why",
-        "Consequence",
-    ]
+def test_a_record_says_status_context_decision_why_and_consequence() -> None:
+    parts = ["Status", "Context", "Decision", "Why", "Consequence"]
+    said = {record.name: re.findall(rf"^\*\*({'|'.join(parts)})", record.read_text(), re.MULTILINE) for record in ALL}
+    assert [name for name, found in said.items() if found != parts] == []
 
 
 def test_records_are_numbered_without_a_gap() -> None:
@@ -43,14 +38,15 @@ def test_records_are_numbered_without_a_gap() -> None:
         assert record.read_text().startswith(f"# {number}. ")
 
 
-@pytest.mark.parametrize("record", [*RECORDS, TEMPLATE], ids=lambda record: record.name)
-def test_a_status_has_one_of_three_forms_and_names_what_came_later(record: Path) -> None:
-    said, why = status(record)
-    for number, link in re.findall(r"\[(\d+)\]\((\S+)\)", said):
-        later = FOLDER / link
-        assert later in RECORDS
-        assert int(number) == int(later.name[:4]) > int(record.name[:4])
-    assert bool(why) == said.startswith("Partly"), "what no longer holds is said where a part no longer holds"
+def test_a_status_has_one_of_three_forms_and_names_what_came_later(subtests: pytest.Subtests) -> None:
+    for record in ALL:
+        with subtests.test(record.name):
+            said, why = status(record)
+            for number, link in re.findall(r"\[(\d+)\]\((\S+)\)", said):
+                later = FOLDER / link
+                assert later in RECORDS
+                assert int(number) == int(later.name[:4]) > int(record.name[:4])
+            assert bool(why) == said.startswith("Partly"), "what no longer holds is said where a part no longer holds"
 
 
 def test_every_record_is_in_the_index_with_its_title_and_status() -> None:

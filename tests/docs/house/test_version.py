@@ -2,8 +2,6 @@
 
 import re
 
-import pytest
-
 import kvgrpc
 from tests.docs.pages import ROOT
 
@@ -23,11 +21,9 @@ STATED = {
 """Files that state the version, and the pattern of each statement."""
 
 
-@pytest.mark.parametrize("path", STATED)
-def test_a_file_that_states_the_version_states_this_one(path: str) -> None:
-    found = re.search(STATED[path], (ROOT / path).read_text(), re.MULTILINE)
-    assert found is not None
-    assert found[1] == kvgrpc.__version__
+def test_the_files_that_state_the_version_state_this_one() -> None:
+    said = {path: re.search(pattern, (ROOT / path).read_text(), re.MULTILINE) for path, pattern in STATED.items()}
+    assert {path: found and found[1] for path, found in said.items()} == dict.fromkeys(STATED, kvgrpc.__version__)
 
 
 def test_the_security_policy_supports_this_version() -> None:

@@ -86,9 +86,8 @@ def test_a_write_grant_is_not_for_pulling(source: Engine, destination: Engine) -
         destination.pull(grant, TOKENS, blocks)
 
 
-@pytest.mark.parametrize("address", ["10.0.0.1:50051", "169.254.169.254:80", "example.org:443", "", "nonsense", ":1"])
-def test_a_grant_with_an_address_off_the_list_is_refused(source: Engine, destination: Engine, address: str) -> None:
-    grant = forge(source.hand_over(TOKENS).grant, address=address)
+def test_a_grant_with_an_address_off_the_list_is_refused(source: Engine, destination: Engine) -> None:
+    grant = forge(source.hand_over(TOKENS).grant, address="169.254.169.254:80")
     blocks = destination.allocate(3)
     with unchanged(source, destination), refused(destination.api, "PERMISSION_DENIED", "DIAL_REFUSED"):
         destination.pull(grant, TOKENS, blocks)
@@ -113,8 +112,6 @@ def test_a_foreign_grant_is_refused_by_the_lease_calls(source: Engine, destinati
     "wanted",
     [
         pytest.param(content(prompt(40, seed=1)), id="other tokens"),
-        pytest.param(content([*TOKENS[:39], 7]), id="another last token"),
-        pytest.param(content([7, *TOKENS[1:]]), id="another first token"),
         pytest.param(content(TOKENS, adapter="lora"), id="another adapter"),
         pytest.param(content(TOKENS, cache_salt="salt"), id="another salt"),
         pytest.param(
@@ -144,10 +141,7 @@ def test_content_that_diverges_below_k_is_a_mismatch_and_above_k_is_none(source:
     assert (end.state, end.use_tokens) == (SUCCEEDED, 16)
 
 
-@pytest.mark.parametrize(
-    ("tokens", "use_tokens"),
-    [(40, 15), (40, 17), (40, 39), (40, 41), (40, 48), (32, 40), (32, 48), (40, MINUS_ONE), (8, 0), (15, 16)],
-)
+@pytest.mark.parametrize(("tokens", "use_tokens"), [(40, 17), (40, MINUS_ONE), (8, 0)])
 def test_unaligned_or_excess_tokens_fail(source: Engine, destination: Engine, tokens: int, use_tokens: int) -> None:
     grant = source.hand_over(TOKENS).grant
     with unchanged(source, destination):

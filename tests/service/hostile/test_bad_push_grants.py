@@ -22,7 +22,7 @@ from tests.service.engines import (
     unchanged,
     wait_until,
 )
-from tests.service.hostile.forged_grants import NO_TOKENS, forge
+from tests.service.hostile.forged_grants import forge
 from tests.service.pushes import check_a_good_push, fail, finish, reason_of, register, reserve, wait_active
 from tests.service.values import content, dur, new_key, prompt, push_part
 
@@ -33,12 +33,10 @@ LAST_STEP = 2**53 - 1
 # ---- what the source can detect by itself
 
 
-@pytest.mark.parametrize("change", NO_TOKENS)
-def test_what_is_no_grant_registers_nothing(source: Engine, destination: Engine, change: str) -> None:
+def test_what_is_no_grant_registers_nothing(source: Engine, destination: Engine) -> None:
     good = reserve(destination, new_key(), TOKENS, destination.allocate(3)).grant
-    broken = common_pb2.Grant(token=NO_TOKENS[change](good.token))
     with unchanged(source, destination), refused(source.api, "INVALID_ARGUMENT", "GRANT_INVALID"):
-        register(source, broken)
+        register(source, common_pb2.Grant(token=good.token[:-1]))
 
 
 def test_a_registration_states_a_grant_and_a_label_of_some_length(source: Engine, destination: Engine) -> None:
@@ -75,9 +73,9 @@ def test_a_read_grant_registers_nothing_and_a_write_grant_reads_nothing(source: 
     assert source.wait(sent.transfer.transfer_id).state == SUCCEEDED
 
 
-@pytest.mark.parametrize("address", ["10.0.0.1:50051", "169.254.169.254:80", "example.org:443", "", "nonsense", ":1"])
-def test_a_grant_with_an_address_off_the_list_is_refused(source: Engine, destination: Engine, address: str) -> None:
-    grant = forge(reserve(destination, new_key(), TOKENS, destination.allocate(3)).grant, address=address)
+def test_a_grant_with_an_address_off_the_list_is_refused(source: Engine, destination: Engine) -> None:
+    grant = reserve(destination, new_key(), TOKENS, destination.allocate(3)).grant
+    grant = forge(grant, address="169.254.169.254:80")
     with unchanged(source, destination), refused(source.api, "PERMISSION_DENIED", "DIAL_REFUSED"):
         register(source, grant)
 
@@ -145,8 +143,6 @@ def test_a_source_that_gave_up_tells_each_later_registration(source: Engine, des
 
 GRANTS: dict[str, Callable[[common_pb2.Grant], common_pb2.Grant]] = {
     "forged": forge,
-    "changed in its last byte": lambda grant: common_pb2.Grant(token=grant.token[:-1] + bytes([grant.token[-1] ^ 1])),
-    "of another target": lambda grant: forge(grant, lease_id="another"),
     "of another engine": lambda grant: forge(grant, engine_id="somebody-else"),
     "of another life": lambda grant: forge(grant, incarnation=7),
 }
@@ -204,10 +200,6 @@ def test_a_grant_whose_reservation_has_ended_moves_nothing(source: Engine, desti
 
 CONTENTS: dict[str, tuple[Any, str]] = {
     "other tokens": (content(prompt(40, seed=1)), "CONTENT_MISMATCH"),
-    "another first token": (content([7, *TOKENS[1:]]), "CONTENT_MISMATCH"),
-    "another last token": (content([*TOKENS[:39], 7]), "CONTENT_MISMATCH"),
-    "another adapter": (content(TOKENS, adapter="lora"), "CONTENT_MISMATCH"),
-    "another salt": (content(TOKENS, cache_salt="salt"), "CONTENT_MISMATCH"),
     "an opaque id": (common_pb2.Content(opaque_id=b"prompt", opaque_tokens=40), "CONTENT_REQUIRED"),
     "a longer prompt, which diverges": (content([*TOKENS[:32], *prompt(16, seed=1)]), "CONTENT_RANGE"),
 }

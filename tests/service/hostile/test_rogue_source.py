@@ -129,20 +129,10 @@ BAD_OPENINGS = {
     "no row": rows(0),
     "two rows": rows(2),
     "an empty row": opened(blocks=None, token_count=None, ttl=None, remaining=None),
-    "fewer blocks": opened(blocks=[group(BLOCKS[:2])]),
     "more blocks": opened(blocks=[group([*BLOCKS, 6])]),
-    "no blocks": opened(blocks=None),
     "blocks that its pool does not have": opened(blocks=[group([3, 4, 520])]),
-    "a block twice": opened(blocks=[group([3, 4, 4])]),
-    "an unknown group": opened(blocks=[group(BLOCKS, 1)]),
-    "a group twice": opened(blocks=[group(BLOCKS), group(BLOCKS)]),
     "runs without counts": opened(blocks=runs([3, 4, 5], [1])),
-    "a run of nothing": opened(blocks=runs([3], [0])),
     "a million blocks": opened(blocks=runs([0], [1_000_000])),
-    "fewer tokens": opened(token_count=39),
-    "more tokens": opened(token_count=41),
-    "no time": opened(ttl=dur(0)),
-    "negative time": opened(ttl=dur(-1)),
     "negative time left": opened(remaining=dur(-1)),
 }
 
@@ -154,13 +144,7 @@ def test_an_opening_that_makes_no_sense_fails_the_pull(victim: Engine, rogue: Ro
 
 
 @pytest.mark.parametrize(
-    ("code", "reason"),
-    [
-        (common_pb2.FAILURE_REASON_LEASE_EXPIRED, "LEASE_EXPIRED"),
-        (common_pb2.FAILURE_REASON_CONTENT_MISMATCH, "CONTENT_MISMATCH"),
-        (common_pb2.FAILURE_REASON_UNSPECIFIED, "INTERNAL"),
-        (7777, "INTERNAL"),
-    ],
+    ("code", "reason"), [(common_pb2.FAILURE_REASON_LEASE_EXPIRED, "LEASE_EXPIRED"), (7777, "INTERNAL")]
 )
 def test_a_refused_opening_fails_with_its_reason(victim: Engine, rogue: Rogue, code: int, reason: str) -> None:
     failure = common_pb2.Failure(reason=code, message="no")  # type: ignore[arg-type]
@@ -183,14 +167,9 @@ def test_a_source_that_waits_longer_than_an_opening_may_is_asked_again(victim: E
     assert rogue.calls["OpenAccess"] == 3
 
 
-GARBAGE = (b"\xff\xff\xff", b"", b"\x1a\x05\x0a\xff\x01", b"\x1a\x06\x0a\x02xx\x12\x00")
-"""No Status, an empty one, one with a broken detail, one with a detail of no type."""
-
-
-@pytest.mark.parametrize("details", GARBAGE, ids=repr)
 @pytest.mark.parametrize("rpc", ["Handshake", "OpenAccess", "SettleAccess"])
-def test_a_status_with_broken_details_is_a_failure(victim: Engine, rogue: Rogue, rpc: str, details: bytes) -> None:
-    rogue.changes[rpc] = abort(grpc.StatusCode.FAILED_PRECONDITION, ("grpc-status-details-bin", details))
+def test_a_status_with_broken_details_is_a_failure(victim: Engine, rogue: Rogue, rpc: str) -> None:
+    rogue.changes[rpc] = abort(grpc.StatusCode.FAILED_PRECONDITION, ("grpc-status-details-bin", b"\xff\xff\xff"))
     reason, _ = pull_fails(victim, rogue)
     assert reason == "PEER_FAILED"
 
@@ -198,9 +177,7 @@ def test_a_status_with_broken_details_is_a_failure(victim: Engine, rogue: Rogue,
 @pytest.mark.parametrize(
     ("code", "reasons"),
     [
-        (grpc.StatusCode.UNIMPLEMENTED, {"PEER_FAILED"}),
         (grpc.StatusCode.INTERNAL, {"PEER_FAILED"}),
-        (grpc.StatusCode.UNAUTHENTICATED, {"PEER_FAILED"}),
         (grpc.StatusCode.CANCELLED, {"PEER_FAILED", "PEER_UNREACHABLE"}),
         (grpc.StatusCode.UNAVAILABLE, {"QUEUE_TIMEOUT", "PEER_UNREACHABLE"}),
     ],
@@ -259,20 +236,8 @@ def wrong_token(reply: Any) -> None:
     reply.endpoints[0].shm.token = b"no such token"
 
 
-def wrong_nonce(reply: Any) -> None:
-    reply.endpoints[0].shm.nonce = b"x" * 32
-
-
-def nonce_past_the_end(reply: Any) -> None:
-    reply.endpoints[0].shm.nonce_offset = 2**63
-
-
 def no_socket(reply: Any) -> None:
     reply.endpoints[0].shm.socket_path = "/nonexistent/socket"
-
-
-def huge_memory(reply: Any) -> None:
-    reply.endpoints[0].shm.nbytes = 2**62
 
 
 def empty_endpoint(reply: Any) -> None:
@@ -281,7 +246,6 @@ def empty_endpoint(reply: Any) -> None:
 
 BAD_HANDSHAKES: dict[str, tuple[Change, set[str]]] = {
     "another engine": (described(engine_id="somebody-else"), {"WRONG_ENGINE"}),
-    "no engine": (described(engine_id=""), {"PEER_FAILED", "WRONG_ENGINE"}),
     "no life": (described(incarnation=0), {"PEER_FAILED"}),
     "other weights": (described(weights_revision="v9"), {"WEIGHTS_MISMATCH"}),
     "another protocol": (described(protocol_min=9, protocol_max=9), {"PROTOCOL_UNSUPPORTED"}),
@@ -289,10 +253,7 @@ BAD_HANDSHAKES: dict[str, tuple[Change, set[str]]] = {
     "endpoint of another rank": (another_rank, {"NO_DATA_PATH", "PEER_UNREACHABLE", "PEER_FAILED", "INVALID_FIELD"}),
     "empty endpoint": (empty_endpoint, {"NO_DATA_PATH"}),
     "wrong token": (wrong_token, {"NO_DATA_PATH"}),
-    "wrong nonce": (wrong_nonce, {"NO_DATA_PATH"}),
-    "nonce past the end": (nonce_past_the_end, {"PEER_FAILED"}),
     "no socket": (no_socket, {"NO_DATA_PATH"}),
-    "huge memory": (huge_memory, {"PEER_FAILED"}),
     "never": (too_late, {"PEER_UNREACHABLE", "QUEUE_TIMEOUT"}),
     "refused": (abort(grpc.StatusCode.PERMISSION_DENIED), {"PEER_FAILED"}),
 }

@@ -48,82 +48,8 @@ def group_of(engine: Description) -> pool_types_pb2.Group:
     return engine.pool.groups[0]
 
 
-def other_order(engine: Description) -> None:
-    group_of(engine).order = pool_types_pb2.BLOCK_ORDER_HEAD_MAJOR
-
-
 def other_dtype(engine: Description) -> None:
     group_of(engine).dtype = "bfloat16"
-
-
-def more_heads(engine: Description) -> None:
-    group_of(engine).kv_head_count = 4
-
-
-def longer_heads(engine: Description) -> None:
-    group_of(engine).head_dim = 16
-
-
-def larger_blocks(engine: Description) -> None:
-    group_of(engine).block_tokens = 32
-
-
-def windowed(engine: Description) -> None:
-    group_of(engine).window_tokens = 4096
-
-
-def latent(engine: Description) -> None:
-    group_of(engine).kind = pool_types_pb2.GROUP_KIND_MLA
-    for region in engine.pool.regions:
-        region.tensor = pool_types_pb2.TENSOR_KIND_LATENT
-
-
-def fewer_layers(engine: Description) -> None:
-    group_of(engine).layer_count = 1
-    del engine.pool.regions[1:]
-
-
-def packed_layers(engine: Description) -> None:
-    region = engine.pool.regions[0]
-    del engine.pool.regions[1:]
-    region.layer_count, region.block_bytes, region.stride_bytes = 2, BLOCK_BYTES, BLOCK_BYTES
-
-
-def keys_and_values_apart(engine: Description) -> None:
-    for region in list(engine.pool.regions):
-        region.block_bytes = region.stride_bytes = region.block_bytes // 2
-        values = engine.pool.regions.add()
-        values.CopyFrom(region)
-        values.offset += region.block_bytes * group_of(engine).block_count
-        region.tensor, values.tensor = pool_types_pb2.TENSOR_KIND_K, pool_types_pb2.TENSOR_KIND_V
-
-
-def two_groups(engine: Description) -> None:
-    engine.pool.groups.add().CopyFrom(group_of(engine))
-    engine.pool.groups[1].name = "other"
-    for region in list(engine.pool.regions):
-        engine.pool.regions.add().CopyFrom(region)
-        engine.pool.regions[-1].group = 1
-        engine.pool.regions[-1].offset += engine.pool.total_bytes
-    engine.pool.total_bytes *= 2
-
-
-def more_ranks(engine: Description) -> None:
-    engine.world_size = 2
-
-
-def ranks_with_half_the_heads(engine: Description) -> None:
-    engine.world_size = 2
-    group_of(engine).kv_head_count = 1
-    for region in engine.pool.regions:
-        region.block_bytes = region.stride_bytes = region.block_bytes // 2
-
-
-def blocks_of_twice_as_many_tokens(engine: Description) -> None:
-    group_of(engine).block_tokens = 32
-    group_of(engine).block_count //= 2
-    for region in engine.pool.regions:
-        region.block_bytes = region.stride_bytes = region.block_bytes * 2
 
 
 def other_weights(engine: Description) -> None:
@@ -145,26 +71,9 @@ def newer_feature(engine: Description) -> None:
 
 BLOCKING = [
     (other_dtype, "pool.groups[0].dtype", "INCOMPATIBLE_POOLS"),
-    (more_heads, "pool.groups[0].kv_head_count", "INCOMPATIBLE_POOLS"),
-    (longer_heads, "pool.groups[0].head_dim", "INCOMPATIBLE_POOLS"),
-    (larger_blocks, "pool.groups[0].block_tokens", "INCOMPATIBLE_POOLS"),
-    (windowed, "pool.groups[0].window_tokens", "INCOMPATIBLE_POOLS"),
-    (latent, "pool.groups[0].kind", "INCOMPATIBLE_POOLS"),
-    (fewer_layers, "pool.groups[0].layer_count", "INCOMPATIBLE_POOLS"),
-    (two_groups, "pool.groups", "INCOMPATIBLE_POOLS"),
-    (more_ranks, "pool.groups[0].total_kv_head_count", "INCOMPATIBLE_POOLS"),
     (other_weights, "weights_revision", "WEIGHTS_MISMATCH"),
     (newer_protocol, "protocol_max", "PROTOCOL_UNSUPPORTED"),
     (newer_feature, "required_features", "PROTOCOL_UNSUPPORTED"),
-]
-
-
-BRIDGED: list[tuple[Change, list[str]]] = [
-    (other_order, ["pool.groups[0].order", "pool.regions"]),
-    (packed_layers, ["pool.regions"]),
-    (keys_and_values_apart, ["pool.regions"]),
-    (ranks_with_half_the_heads, ["pool.groups[0].kv_head_count", "world_size", "pool.regions"]),
-    (blocks_of_twice_as_many_tokens, ["pool.groups[0].block_tokens", "pool.groups[0].block_count", "pool.regions"]),
 ]
 
 
@@ -210,26 +119,19 @@ def test_an_incompatible_field_is_named_at_once(source: Engine, change: Change, 
     assert field in source.api.refusal(consumer.handshake).fields
 
 
-@pytest.mark.parametrize(("change", "fields"), BRIDGED, ids=[change.__name__ for change, _ in BRIDGED])
-def test_pools_that_are_laid_out_in_other_ways_are_compatible_and_what_that_costs_is_told(
-    source: Engine, change: Change, fields: list[str]
-) -> None:
+def test_pools_that_are_laid_out_in_other_ways_are_compatible_and_what_that_costs_is_told(source: Engine) -> None:
     other = Consumer(source).engine
-    change(other)
+    other.pool.groups[0].order = pool_types_pb2.BLOCK_ORDER_HEAD_MAJOR
     reply = check(source, other)
     assert reply.compatible
-    assert [(d.field, d.bridgeable) for d in reply.differences] == [WEIGHTS, *((field, True) for field in fields)]
-    (cost,) = (d for d in reply.differences if d.field == "pool.regions")
-    assert "into here " in cost.why
-    assert "into there " in cost.why
+    fields = [WEIGHTS, ("pool.groups[0].order", True), ("pool.regions", True)]
+    assert [(d.field, d.bridgeable) for d in reply.differences] == fields
+    assert "into here " in reply.differences[-1].why
+    assert "into there " in reply.differences[-1].why
 
 
 def unnamed(engine: Description) -> None:
     engine.engine_id = ""
-
-
-def long_named(engine: Description) -> None:
-    engine.engine_id = "e" * 256
 
 
 def unborn(engine: Description) -> None:
@@ -240,32 +142,12 @@ def no_ranks(engine: Description) -> None:
     engine.world_size = 0
 
 
-def far_too_many_ranks(engine: Description) -> None:
-    engine.world_size = 4_294_967_295
-
-
 def no_pool(engine: Description) -> None:
     engine.ClearField("pool")
 
 
 def unknown_kind(engine: Description) -> None:
     engine.pool.kind = 77  # type: ignore[assignment]
-
-
-def unknown_group_kind(engine: Description) -> None:
-    group_of(engine).kind = 77  # type: ignore[assignment]
-
-
-def no_blocks(engine: Description) -> None:
-    group_of(engine).block_count = 0
-
-
-def past_the_memory(engine: Description) -> None:
-    engine.pool.total_bytes -= 1
-
-
-def overlapping(engine: Description) -> None:
-    engine.pool.regions[1].offset -= 1
 
 
 def beyond_64_bits(engine: Description) -> None:
@@ -276,18 +158,7 @@ def endless_layers(engine: Description) -> None:
     group_of(engine).layer_count = engine.pool.regions[0].layer_count = 4_294_967_295
 
 
-def missing_region(engine: Description) -> None:
-    del engine.pool.regions[0]
-
-
-def unknown_group(engine: Description) -> None:
-    engine.pool.regions[0].group = 9
-
-
-MALFORMED = [
-    unnamed, long_named, unborn, no_ranks, far_too_many_ranks, no_pool, unknown_kind, unknown_group_kind, no_blocks,
-    past_the_memory, overlapping, beyond_64_bits, endless_layers, missing_region, unknown_group,
-]  # fmt: skip
+MALFORMED = [unnamed, unborn, no_ranks, no_pool, unknown_kind, beyond_64_bits, endless_layers]
 
 
 @pytest.mark.parametrize("change", MALFORMED, ids=lambda change: change.__name__)

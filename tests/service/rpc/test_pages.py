@@ -1,6 +1,7 @@
 """Pages of a list: a row that stays is seen once, and a token is valid for its own list and life only."""
 
 import base64
+import itertools
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -107,10 +108,11 @@ async def test_a_token_of_an_earlier_life_says_to_start_over(lead: Lead) -> None
     assert caught.value.reason is Reason.INCARNATION_CHANGED
 
 
-@pytest.mark.parametrize("at", ["nan", "inf", "1", "0x1p0", "0x1p9999999", "x"])
-@pytest.mark.parametrize("seq", ["0", "-1", "99", "x"])
-async def test_a_token_that_was_made_up_is_refused(lead: Lead, at: str, seq: str) -> None:
-    parts = ("ListTransfersRequest", str(lead.node.state.incarnation), seq, at, "a")
-    token = base64.urlsafe_b64encode(" ".join(parts).encode()).decode()
-    with pytest.raises(InvalidRequest):
-        listed(lead, [(0.0, "a")], 1, token)
+async def test_a_token_that_was_made_up_is_refused(lead: Lead, subtests: pytest.Subtests) -> None:
+    made_up = ["x", "-1", "1e3", "999999999999999999999", "\N{SUPERSCRIPT TWO}", " ", "0\n"]
+    for at, seq in itertools.product(["nan", "inf", "1", "0x1p0", "0x1p9999999", "x"], ["0", "-1", "99", "x"]):
+        parts = ("ListTransfersRequest", str(lead.node.state.incarnation), seq, at, "a")
+        made_up.append(base64.urlsafe_b64encode(" ".join(parts).encode()).decode())
+    for token in made_up:
+        with subtests.test(token), pytest.raises(InvalidRequest):
+            listed(lead, [(0.0, "a")], 1, token)
