@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from random import Random
+from typing import Any, cast
 
 import pytest
 
@@ -86,6 +87,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"{inputs:,} inputs of seed {seed} in {seconds:,.0f} s, {rate}")
     reports += [report for outcome in ("", "error") for report in terminalreporter.getreports(outcome)]
     weighed = [row for report in reports if isinstance(report, pytest.TestReport)
-               for row in dict(report.user_properties).get("weights", ())]  # fmt: skip
+               for row in cast("list[list[Any]]", dict(report.user_properties).get("weights", []))]  # fmt: skip
     for line in weights.table(weighed) if "FUZZ_INPUTS" in os.environ else ():
         terminalreporter.write_line(line)
