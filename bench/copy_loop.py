@@ -10,7 +10,7 @@ from typing import Self
 
 import numpy as np
 
-from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.byte_runs import Runs
 from kvgrpc.datapath.base import Memory
 from kvgrpc.datapath.copy.rows import row_function
 from kvgrpc.datapath.host import libc

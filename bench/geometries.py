@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kvgrpc.core.values.bridge import Bridge, Side
+from kvgrpc.core.values.block_ids import Ids
+from kvgrpc.core.values.bridge import Bridge, BridgeSide
 from kvgrpc.core.values.chunks import Chunk
-from kvgrpc.core.values.descriptors import Ids
 from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region, uniform_layout
 
 LAYERS, HEADS, HEAD_DIM, BLOCK_TOKENS = 8, 8, 128, 16
@@ -20,8 +20,8 @@ class Geometry:
     """One pair. All groups of each side hold the same tokens."""
 
     name: str
-    source: Side
-    destination: Side
+    source: BridgeSide
+    destination: BridgeSide
     tokens: int
 
     def blocks(self, number: int) -> tuple[Ids, ...]:
@@ -56,7 +56,7 @@ class _Split:
     """Number of the model's heads."""
     kind: GroupKind = GroupKind.FULL_ATTENTION
 
-    def side(self, tokens: int) -> Side:
+    def side(self, tokens: int) -> BridgeSide:
         """Returns an engine with room for `tokens` tokens, with a region for each layer."""
         heads = max(self.heads // self.ranks, 1)
         window = tokens // 2 if self.kind is GroupKind.SLIDING_WINDOW else 0
@@ -64,7 +64,7 @@ class _Split:
             "kv", self.kind, LAYERS, self.block_tokens, tokens // self.block_tokens, heads, HEAD_DIM, "bfloat16",
             self.order, window, self.heads,
         )  # fmt: skip
-        return Side(uniform_layout(group, 2 * self.block_tokens * heads * HEAD_DIM * _ELEMENT_BYTES), self.ranks)
+        return BridgeSide(uniform_layout(group, 2 * self.block_tokens * heads * HEAD_DIM * _ELEMENT_BYTES), self.ranks)
 
 
 _PLAIN = _Split()
@@ -82,11 +82,11 @@ _PAIRS: dict[str, tuple[_Split, _Split]] = {
 }
 
 
-def _split(source: _Split, destination: _Split) -> Callable[[int], tuple[Side, Side]]:
+def _split(source: _Split, destination: _Split) -> Callable[[int], tuple[BridgeSide, BridgeSide]]:
     return lambda tokens: (source.side(tokens), destination.side(tokens))
 
 
-def _aliased(tokens: int) -> tuple[Side, Side]:
+def _aliased(tokens: int) -> tuple[BridgeSide, BridgeSide]:
     """Returns two groups of half the layers each in one space: their blocks alias the same bytes."""
     (group,) = _PLAIN.side(tokens).pool.groups
     nbytes = BLOCK_TOKENS * 2 * HEADS * HEAD_DIM * _ELEMENT_BYTES
@@ -99,11 +99,11 @@ def _aliased(tokens: int) -> tuple[Side, Side]:
         for number in (0, 1)
         for layer in range(layers)
     )
-    side = Side(PoolLayout(groups, regions, 2 * group.blocks * layers * nbytes), 1)
+    side = BridgeSide(PoolLayout(groups, regions, 2 * group.blocks * layers * nbytes), 1)
     return side, side
 
 
-_MADE: dict[str, Callable[[int], tuple[Side, Side]]] = {
+_MADE: dict[str, Callable[[int], tuple[BridgeSide, BridgeSide]]] = {
     **{name: _split(*pair) for name, pair in _PAIRS.items()},
     "aliased groups": _aliased,
 }

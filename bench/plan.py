@@ -7,9 +7,10 @@ import numpy as np
 
 from bench.geometries import NAMES
 from kvgrpc.config import DATA_PATHS, PoolConfig
-from kvgrpc.core.values.bridge import Bridge, Side
+from kvgrpc.core.values.block_ids import Ids
+from kvgrpc.core.values.bridge import Bridge, BridgeSide
+from kvgrpc.core.values.byte_runs import Runs
 from kvgrpc.core.values.chunks import Chunk
-from kvgrpc.core.values.descriptors import Ids, Runs
 
 BLOCK_TOKENS = 16
 _HEAD_DIM = 64
@@ -66,7 +67,7 @@ class Case:
 
     def runs(self) -> Runs:
         """Returns the coalesced runs to copy, which are the same for us and for every baseline."""
-        side = Side(pool(self.block_bytes, self.blocks).layout(), 1)
+        side = BridgeSide(pool(self.block_bytes, self.blocks).layout(), 1)
         (planned,) = Bridge(side, side).plan([Chunk((self.ids("source"),), (self.ids("destination"),), None)])
         return planned.runs
 

@@ -4,7 +4,7 @@ import asyncio
 
 from bench.machine import machine, versions
 from bench.measures import devices, geometries, layerwise, leases, push, rate, tensors
-from bench.measures.bandwidth import Bandwidth
+from bench.measures.bandwidth import PullBandwidth
 from bench.measures.latency import Latency
 from bench.plan import GeometryPlan, LayerwisePlan, PullPlan, PushPlan, TensorsPlan, environment_of
 from bench.results.devices import DEVICE_BASELINES, DeviceResult
@@ -13,7 +13,7 @@ from bench.results.pulls import BASELINES, PullResult
 from bench.results.pushes import LAYERWISE_BASELINES, PUSH_BASELINES, LayerwiseResult, PushResult
 from bench.results.tensors import BASELINES as TENSOR_BASELINES, TensorResult
 from bench.stages.devices import MakeDevices
-from bench.stages.servers import Progress, Stage
+from bench.stages.servers import Progress, ServerStage
 
 
 async def run_pull(plan: PullPlan, progress: Progress, *, profile: bool = False) -> PullResult:
@@ -31,13 +31,13 @@ async def run_pull(plan: PullPlan, progress: Progress, *, profile: bool = False)
         await rate.measure(plan, found)
     if not {"latency", "bandwidth"}.intersection(plan.parts):
         return found
-    with Stage(plan, progress, environment_of(plan.data_paths[0])) as stage:
+    with ServerStage(plan, progress, environment_of(plan.data_paths[0])) as stage:
         if "latency" in plan.parts:
             progress("single pulls and calls")
             latency = Latency(plan, stage.source, stage.destination, stage.baseline, profile=profile)
             await latency.run(found)
         if "bandwidth" in plan.parts:
-            bandwidth = Bandwidth(plan, stage, progress)
+            bandwidth = PullBandwidth(plan, stage, progress)
             found.cases = await bandwidth.run()
             found.coalescing_ratio = bandwidth.coalescing_ratio
             found.memcpy_whole_gbps = stage.copy_whole() / 1e9

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kvgrpc.core.policy.values import OnLoss, Rules
 from kvgrpc.core.tensors.rows import TensorLimits
-from kvgrpc.core.tensors.store import PAGE_BYTES, PAGE_BYTES_MAX, PAGE_BYTES_MIN, PAGES_MAX, store_layout
+from kvgrpc.core.tensors.store_layout import PAGE_BYTES, PAGE_BYTES_MAX, PAGE_BYTES_MIN, PAGES_MAX, store_layout
 from kvgrpc.core.values.layout import LAYERS_MAX, Group, GroupKind, PoolLayout, uniform_layout
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import FieldViolation, InvalidRequest, KVGrpcError, Reason, note

@@ -23,7 +23,7 @@ from kvgrpc.datapath.mirror.device import Device
 from kvgrpc.datapath.mirror.mirror import make_memory
 from kvgrpc.errors import KVGrpcError, PreconditionFailed, Reason, Unavailable
 from kvgrpc.service.runner import Runner
-from kvgrpc.service.session.ranks import Rank
+from kvgrpc.service.session.rank_port import CommandedRank
 
 _log = logging.getLogger(__name__)
 VMM, NIXL = "cuda_vmm", "nixl"
@@ -40,7 +40,7 @@ class SharedRank(LocalRank):
     after this process has ended.
     """
 
-    worker: Rank | None = None
+    worker: CommandedRank | None = None
     mirrored = False
 
     def perform(self, action: RankAction) -> None:

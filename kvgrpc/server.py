@@ -39,11 +39,11 @@ from kvgrpc.service.recovery import Recovery
 from kvgrpc.service.rpc.health import Health
 from kvgrpc.service.rpc.server import build, channel_options
 from kvgrpc.service.runner import Runner
-from kvgrpc.service.session.ranks import Rank, Ranks
-from kvgrpc.service.session.socket_server import Sessions
+from kvgrpc.service.session.rank_port import CommandedRank, Ranks
+from kvgrpc.service.session.session_server import SessionServer
 from kvgrpc.service.session.workers import in_workers
 from kvgrpc.service.tensors.remote import RemoteStores
-from kvgrpc.service.tensors.staging import Staging
+from kvgrpc.service.tensors.staging_store import StagingStore
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.wire.description import pool_from_proto, pool_kind_from_proto
 
@@ -82,13 +82,13 @@ class Server:
         self._kept = False
         """True when some memory of a life that is over is not proved to be at rest."""
         self._ranks = Ranks(UNAIDED)
-        self._sessions: Sessions | None = None
+        self._sessions: SessionServer | None = None
         self._local: list[SharedRank] = []
         self._paths: list[DataPathStatus] = []
         self._features = (*FEATURES, "remote_ranks") if config.session_socket else FEATURES
         self._lead = Lead(self.config, self._runner, lambda: self._paths, self._read, self._progress_age_s, __version__)
         stores = RemoteStores(channel_options(self.config.limits))
-        self._staging = Staging(self._lead, stores, self._pool_memory)
+        self._staging = StagingStore(self._lead, stores, self._pool_memory)
         self._runner.on_transfer.append(self._trace_transfer)
         self._channels = PeerChannels(
             self._runner, self.config.limits, self.config.may_dial, channel_options(self.config.limits)
@@ -112,7 +112,7 @@ class Server:
         self._check_spill()
         self._ready.remove()  # a killed process may have left it
         if self.config.session_socket:
-            self._sessions = Sessions(self._lead, self._staging, self, self.config.session_socket)
+            self._sessions = SessionServer(self._lead, self._staging, self, self.config.session_socket)
         self._runner.start(self._channels, self._ranks, self._sessions or self)
         self._grpc, self._health = build(self._lead, self._staging, self.config.limits, self._sessions)
         host, _ = split_address(self.config.listen, "listen")
@@ -189,7 +189,7 @@ class Server:
         self,
         request: session_pb2.AttachRequest,
         secret: bytes,
-        worker: Callable[[int], Rank],
+        worker: Callable[[int], CommandedRank],
         memory: Mapping[int, int],
     ) -> None:
         """Begins a new life for an attached engine, with its pool. Raises InvalidRequest or Exhausted, and
@@ -232,7 +232,7 @@ class Server:
         await self._begin(engine, secrets.token_bytes(32), {0: rank}, [rank])
 
     async def _begin(
-        self, engine: EngineDescription | None, secret: bytes, ranks: dict[int, Rank], local: list[SharedRank],
+        self, engine: EngineDescription | None, secret: bytes, ranks: dict[int, CommandedRank], local: list[SharedRank],
         request: session_pb2.AttachRequest | None = None,
     ) -> None:  # fmt: skip
         """Ends the present life and begins the next. The old memory goes when its last posting has ended."""

@@ -10,8 +10,9 @@
 
 The nodes are the real core. Everything around them (network, movers, memory, engines) is a model, so that whatever the
 core allows to go wrong does go wrong here, and is found. `Audit` compares the node's tables with each other and with
-the world. `Memory` checks the use of blocks at every write. `Engine` checks the KV that it gets. `Ledger` checks the
-life of every transfer and the answer to every call. A failed check raises `Violated`. The same seed gives the same run.
+the world. `Memory` checks the use of blocks at every write. `Engine` checks the KV that it gets. `LeadAccounts` checks
+the life of every transfer and the answer to every call. A failed check raises `Violated`. The same seed gives the same
+run.
 """
 
 from sim.hosts.world import World
@@ -19,7 +20,7 @@ from sim.rules import Rule, Violated
 from sim.seeds.chaos import Chaos, Mishaps
 from sim.seeds.run import Outcome, Violation, digested, run
 from sim.seeds.setup import TIGHT, Setup, drawn
-from sim.seeds.traffic import Habits, Traffic
+from sim.seeds.traffic import Traffic, TrafficHabits
 from sim.world.faults import ROUGH, STORMY, Faults
 
 __all__ = [
@@ -28,12 +29,12 @@ __all__ = [
     "TIGHT",
     "Chaos",
     "Faults",
-    "Habits",
     "Mishaps",
     "Outcome",
     "Rule",
     "Setup",
     "Traffic",
+    "TrafficHabits",
     "Violated",
     "Violation",
     "World",

@@ -29,7 +29,7 @@ WORKER_STEPS = 100_000
 
 
 @dataclass(frozen=True)
-class Kind:
+class WorldKind:
     """The kind of worlds that are run."""
 
     steps: int
@@ -126,7 +126,7 @@ def sim(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     """
     if scenario is not None:
         raise typer.Exit(_replay_scenario(scenario))
-    kind = Kind(
+    kind = WorldKind(
         steps, liars=liars, unlike=unlike, mirrors=mirrors, collective=collective, strangers=strangers, rings=rings,
         digest=digest,
     )  # fmt: skip
@@ -169,7 +169,7 @@ class Worker:
     a process of its own: the first world of a process copies most of the memory it shares with its parent.
     """
 
-    def __init__(self, kind: Kind) -> None:
+    def __init__(self, kind: WorldKind) -> None:
         self.connection, theirs = multiprocessing.Pipe()
         self._process = multiprocessing.get_context("fork").Process(
             target=_work, args=(theirs, self.connection, kind), daemon=True
@@ -214,7 +214,7 @@ class Worker:
         self.connection.close()
 
 
-def _work(connection: Connection, parents: Connection, kind: Kind) -> None:
+def _work(connection: Connection, parents: Connection, kind: WorldKind) -> None:
     from sim import digested, run
 
     parents.close()  # so that this process ends when its parent does
@@ -229,7 +229,7 @@ def _work(connection: Connection, parents: Connection, kind: Kind) -> None:
             connection.send((outcome, time.process_time() - began))
 
 
-def to_json(report: Report, kind: Kind) -> dict[str, Any]:
+def to_json(report: Report, kind: WorldKind) -> dict[str, Any]:
     """Returns the report as JSON."""
     outcome = report.outcome
     return {
@@ -252,7 +252,7 @@ def to_json(report: Report, kind: Kind) -> dict[str, Any]:
     }
 
 
-def show(report: Report, kind: Kind) -> None:
+def show(report: Report, kind: WorldKind) -> None:
     """Prints the report for people, with the trace of the first violation."""
     from rich.console import Console
     from rich.table import Table
@@ -281,7 +281,7 @@ def show(report: Report, kind: Kind) -> None:
         typer.echo("\nno violations")
 
 
-def _run(first: int, most: int, kind: Kind, seconds: float, jobs: int) -> Report:
+def _run(first: int, most: int, kind: WorldKind, seconds: float, jobs: int) -> Report:
     from sim import Outcome
 
     began = time.monotonic()
@@ -345,7 +345,7 @@ def _fresh(worker: Worker, make: Callable[[], Worker]) -> Worker:
     return make()
 
 
-def _replay_command(violation: "Violation", kind: Kind) -> str:
+def _replay_command(violation: "Violation", kind: WorldKind) -> str:
     flags = {
         " --liars": kind.liars,
         " --unlike": kind.unlike,
@@ -358,7 +358,7 @@ def _replay_command(violation: "Violation", kind: Kind) -> str:
     return f"python -m sim --seed {violation.seed} --steps {kind.steps}{more} --trace"
 
 
-def _replay(seed: int, kind: Kind) -> int:
+def _replay(seed: int, kind: WorldKind) -> int:
     """Replays one world, makes it smaller, and prints what led to its violation. Returns the exit code."""
     from sim import run
     from sim.seeds.shrink import shrink

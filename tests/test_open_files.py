@@ -15,7 +15,7 @@ from kvgrpc import open_files
 from kvgrpc.config import Config
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.datapath.asker import address
-from kvgrpc.datapath.host.process_socket import ProcessSocket, Reply
+from kvgrpc.datapath.host.process_socket import ProcessSocket, SocketReply
 from kvgrpc.datapath.questions import Question
 from kvgrpc.open_files import RESERVE, Door, unreserved
 from kvgrpc.server import Server
@@ -112,7 +112,7 @@ def test_peers_that_ask_for_memory_leave_the_reserve_alone_and_are_answered_when
     with ExitStack() as stack:
         asked = ProcessSocket()
         stack.callback(asked.close)
-        question = Question(*asked.mint("peer", "shm", lambda *_: Reply(b"here")))
+        question = Question(*asked.mint("peer", "shm", lambda *_: SocketReply(b"here")))
         with filled_but_for(2 * GUESTS):  # both ends are of this process
             for _ in range(GUESTS + 1):
                 stranger = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))

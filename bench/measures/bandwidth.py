@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from bench.measures.between_hosts import Others, figures, others
 from bench.plan import COLLECTIVE, Case, PullPlan
 from bench.results.pulls import PullCase
-from bench.stages.servers import Pools, Progress, Stage
+from bench.stages.servers import Pools, Progress, ServerStage
 
 
 @dataclass(frozen=True)
-class Move:
+class MoveTimes:
     """Seconds that each way took for one case, in one round."""
 
     ours: float
@@ -33,10 +33,10 @@ class Move:
     """
 
 
-class Bandwidth:
+class PullBandwidth:
     """Measures the cases of one pool size, one data path after the other."""
 
-    def __init__(self, plan: PullPlan, stage: Stage, progress: Progress) -> None:
+    def __init__(self, plan: PullPlan, stage: ServerStage, progress: Progress) -> None:
         self._plan = plan
         self._stage = stage
         self._progress = progress
@@ -70,7 +70,7 @@ class Bandwidth:
             self._coalescing = [move.uncoalesced[best] / move.ours for move in moves]
         return _result(case, moves, pulled.transfer.paths[0].descriptor_count, best)
 
-    async def _round(self, case: Case, pools: Pools) -> Move:
+    async def _round(self, case: Case, pools: Pools) -> MoveTimes:
         """Measures each way once; ours between the baselines, so that drift favours no way."""
         memcpy = pools.baseline.ask("copy", case=case.to_json(), threads=case.threads)["seconds"]
         ids = case.ids("source"), case.ids("destination")
@@ -84,7 +84,7 @@ class Bandwidth:
         if (case.data_path, case.layout) == ("nixl", "contiguous") and smallest and not self._plan.checksum:
             uncoalesced = {mode: pair.move(case, coalesced=False) for mode, pair in pairs.items()}
         beside = others(case, pools)
-        return Move(ours.seconds, ours.phase_s("wire"), memcpy, nixl, beside, at_once, without, uncoalesced)
+        return MoveTimes(ours.seconds, ours.phase_s("wire"), memcpy, nixl, beside, at_once, without, uncoalesced)
 
     async def _without_checksums(self, case: Case, pools: Pools) -> float:
         for server in (pools.source, pools.destination):
@@ -96,8 +96,8 @@ class Bandwidth:
                 server.ask("compare", on=True)
 
 
-def _result(case: Case, moves: list[Move], descriptors: int, mode: str) -> PullCase:
-    def gbps(seconds: Callable[[Move], float]) -> float:
+def _result(case: Case, moves: list[MoveTimes], descriptors: int, mode: str) -> PullCase:
+    def gbps(seconds: Callable[[MoveTimes], float]) -> float:
         return case.nbytes / statistics.median(map(seconds, moves)) / 1e9
 
     return PullCase(
@@ -122,7 +122,7 @@ def _result(case: Case, moves: list[Move], descriptors: int, mode: str) -> PullC
 
 
 def _ratio(
-    moves: list[Move], baseline: Callable[[Move], float | None], measured: Callable[[Move], float | None]
+    moves: list[MoveTimes], baseline: Callable[[MoveTimes], float | None], measured: Callable[[MoveTimes], float | None]
 ) -> float | None:
     """Returns the median over the rounds; None if it was not measured."""
     pairs = [(baseline(move), measured(move)) for move in moves]

@@ -17,13 +17,13 @@ from bench.plan import BLOCK_TOKENS, Case, PushPlan
 from bench.stages.calls import content, named_blocks
 from bench.stages.leads import FINISH, REGISTER, RESERVE, Leads
 from bench.stages.profiling import describe, new_profile
-from kvgrpc.core.values.descriptors import Ids
+from kvgrpc.core.values.block_ids import Ids
 from kvgrpc.v1 import common_pb2, handoff_pb2
 
 _BATCH = 20
 
 
-class Pushing:
+class LeadPushes:
     """Pushes between two leads, one after the other."""
 
     def __init__(self, blocks: int) -> None:
@@ -84,7 +84,7 @@ def handover_ms(plan: PushPlan, layout: str, *, tokens: bool = False) -> float:
     With `tokens`, the content is the prompt's token ids, whose digests are computed, instead of an opaque id.
     """
     case = Case("", 0, plan.control_blocks, layout, 0)
-    pushing, of = Pushing(plan.control_blocks), _content(plan.control_blocks, tokens=tokens)
+    pushing, of = LeadPushes(plan.control_blocks), _content(plan.control_blocks, tokens=tokens)
     spent = []
     with _no_collector():
         for _ in range(plan.handovers + 1):
@@ -98,7 +98,7 @@ def handover_ms(plan: PushPlan, layout: str, *, tokens: bool = False) -> float:
 def profile(plan: PushPlan) -> list[str]:
     """Returns a profile, as lines, of both leads' processor time for one push."""
     case = Case("", 0, plan.control_blocks, "scattered", 0)
-    pushing, of = Pushing(plan.control_blocks), _content(plan.control_blocks)
+    pushing, of = LeadPushes(plan.control_blocks), _content(plan.control_blocks)
     pushing.push(case.ids("source"), case.ids("destination"), of)
     pushing.profile = new_profile()
     for _ in range(plan.handovers):
@@ -120,15 +120,15 @@ def waiting_cost(plan: PushPlan) -> tuple[float, float]:
     return statistics.median(a for a, _ in pairs) * 1e6, statistics.median(b / a for a, b in pairs)
 
 
-def _beside(waiting: int) -> Pushing:
+def _beside(waiting: int) -> LeadPushes:
     """Returns leads with `waiting` registrations that wait: reserved at the destination, registered at the source."""
-    pushing = Pushing(waiting + 1)
+    pushing = LeadPushes(waiting + 1)
     for block in range(1, waiting + 1):
         pushing.register(np.array([block]), content(1))
     return pushing
 
 
-def _batch_s(pushing: Pushing) -> float:
+def _batch_s(pushing: LeadPushes) -> float:
     """Returns the seconds of both cores for one push, over a batch."""
     block, of = np.zeros(1, dtype=np.int64), content(1)
     before = pushing.core_s

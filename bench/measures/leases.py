@@ -12,7 +12,7 @@ from kvgrpc.core import events
 from kvgrpc.core.actions import Action, HandedOver, Reply
 from kvgrpc.core.node import Node
 from kvgrpc.core.values.compatibility import EngineDescription
-from kvgrpc.core.values.content import Content
+from kvgrpc.core.values.content import ContentId
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.core.values.limits import PROTOCOL_MAX, PROTOCOL_MIN, Limits
 
@@ -86,7 +86,7 @@ class _Lead:
             call=self._call(),
             key=secrets.token_bytes(16),
             blocks=((0, np.zeros(1, dtype=np.int64)),),
-            content=Content(BLOCK_TOKENS, opaque=b"bench"),
+            content=ContentId(BLOCK_TOKENS, opaque=b"bench"),
             ttl_s=ttl_s,
             transfer=False,
         )

@@ -18,7 +18,7 @@ from bench.stages.calls import Caller, Moved, Registered
 from bench.stages.engines import Engines
 from bench.stages.processors import profiled, spent_ms
 from bench.stages.raw_pairs import READ, WRITE
-from bench.stages.servers import Pools, Progress, Stage
+from bench.stages.servers import Pools, Progress, ServerStage
 from kvgrpc.v1 import transfer_pb2
 
 _WARM = 20
@@ -29,7 +29,7 @@ _PULL = "pull"
 
 
 @dataclass(frozen=True)
-class Move:
+class PushTimes:
     """Seconds that one case took, in one round."""
 
     ours: float
@@ -40,10 +40,10 @@ class Move:
     others: Others
 
 
-class Bandwidth:
+class PushBandwidth:
     """Measures the cases of data paths whose processes have one environment."""
 
-    def __init__(self, plan: PushPlan, stage: Stage, progress: Progress) -> None:
+    def __init__(self, plan: PushPlan, stage: ServerStage, progress: Progress) -> None:
         self._plan = plan
         self._stage = stage
         self._progress = progress
@@ -67,12 +67,12 @@ class Bandwidth:
         moves = [await self._round(case, pools, first) for first in range(self._plan.repeats + 1)][1:]
         return _result(case, moves, pushed)
 
-    async def _round(self, case: Case, pools: Pools, number: int) -> Move:
+    async def _round(self, case: Case, pools: Pools, number: int) -> PushTimes:
         """Measures each way once; ours in turn before and after the base, so that drift favours no way."""
         base = {} if number % 2 else await self._base(case, pools)
         ours = await self._push(case, pools)
         base = base or await self._base(case, pools)
-        return Move(ours.seconds, ours.phase_s("wire"), base, others(case, pools))
+        return PushTimes(ours.seconds, ours.phase_s("wire"), base, others(case, pools))
 
     async def _base(self, case: Case, pools: Pools) -> dict[str, float]:
         """Returns the seconds of each baseline, by its name."""
@@ -91,7 +91,7 @@ class Bandwidth:
         return pushed
 
 
-def _result(case: Case, moves: list[Move], pushed: Moved) -> PushCase:
+def _result(case: Case, moves: list[PushTimes], pushed: Moved) -> PushCase:
     def gbps(seconds: list[float]) -> float:
         return case.nbytes / statistics.median(seconds) / 1e9
 
@@ -119,7 +119,7 @@ def _result(case: Case, moves: list[Move], pushed: Moved) -> PushCase:
 class OneBlock:
     """Pushes of one block, and the cost of pushing many to real servers, over the first of the plan's data paths."""
 
-    def __init__(self, plan: PushPlan, stage: Stage, *, profile: bool) -> None:
+    def __init__(self, plan: PushPlan, stage: ServerStage, *, profile: bool) -> None:
         self._plan = plan
         self._stage = stage
         self._profile = profile
@@ -206,11 +206,11 @@ async def measure(plan: PushPlan, found: PushResult, progress: Progress, *, prof
     progress(f"the leads alone: pushes beside {plan.waiting_few} and {plan.waiting_many} registrations")
     found.details["core_push_us"], found.waiting_cost_ratio = control.waiting_cost(plan)
     for number, names in enumerate(_by_environment(plan.data_paths)):
-        with Stage(plan, progress, environment_of(names[0])) as stage:
+        with ServerStage(plan, progress, environment_of(names[0])) as stage:
             if not number:
                 progress("pushes of one block")
                 await OneBlock(plan, stage, profile=profile).run(found)
-            found.cases += await Bandwidth(replace(plan, data_paths=names), stage, progress).run()
+            found.cases += await PushBandwidth(replace(plan, data_paths=names), stage, progress).run()
 
 
 def _by_environment(data_paths: tuple[str, ...]) -> list[tuple[str, ...]]:

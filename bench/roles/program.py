@@ -48,13 +48,13 @@ def make_role(name: str) -> Role:
     """Returns the role of that name."""
     if name == "server":
         poll_in_place(os.environ)
-        from bench.roles.serving import Serving
+        from bench.roles.server_role import ServerRole
 
-        return Serving()
+        return ServerRole()
     if name == "store":
-        from bench.roles.storing import Storing
+        from bench.roles.store_role import StoreRole
 
-        return Storing()
+        return StoreRole()
     from bench.roles.baseline import Baseline
 
     return Baseline()

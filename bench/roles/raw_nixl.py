@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 
-from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.byte_runs import Runs
 from kvgrpc.core.values.endpoints import Segment
 from kvgrpc.datapath.base import DataPathFailed, DataPathUnavailable, Memory
 from kvgrpc.datapath.host.addresses import to_rows

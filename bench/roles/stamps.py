@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.byte_runs import Runs
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.datapath.base import DataPath, PeerProcess, Posting, PostingState, PromptRemote, Remote
 from kvgrpc.datapath.questions import Answer, Question

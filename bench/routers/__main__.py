@@ -28,7 +28,7 @@ from typing import Any
 from bench.machine import machine, versions
 from bench.routers.options import parsed
 from bench.routers.result import matrix, merged, put, result_of, table
-from bench.routers.run import Ran, Wanted, run
+from bench.routers.run import Ran, WantedParts, run
 from bench.routers.starting import Programs, command_of
 
 
@@ -66,7 +66,7 @@ def _run(options: argparse.Namespace, folder: Path, found: Ran) -> None:
         llm_d=command_of(options.llm_d),
         production_stack=command_of(options.production_stack),
     )
-    run(Wanted(options.routers, options.modes, programs), folder, found)
+    run(WantedParts(options.routers, options.modes, programs), folder, found)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from bench.routers.client import OK, ask, hang_up
 from bench.routers.kinds import NAMES, ROUTERS, TENSORS, TOY_PROXY
 from bench.routers.model import write_tokenizer
 from bench.routers.result import Outcome, Row, outcome, row
-from bench.routers.starting import EDGE_CASES, Front, Missing, Programs, Site, start
+from bench.routers.starting import EDGE_CASES, Front, Missing, Programs, RouterSite, start
 from kvgrpc.client import connect_sync
 from tests.vllm.engines import BLOCK_TOKENS, START_S, Engines, free_port, wait_until, write_model
 from tests.vllm.servers import Server, healthy, new_server, ours
@@ -37,7 +37,7 @@ Expected = Mapping[Case, str]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedParts:
     """The parts to run."""
 
     routers: Sequence[str]
@@ -56,7 +56,7 @@ class Ran:
     """Result of vLLM's own test of edge cases through its toy proxy, by mode."""
 
 
-def run(wanted: Wanted, folder: Path, ran: Ran) -> None:
+def run(wanted: WantedParts, folder: Path, ran: Ran) -> None:
     """Runs everything wanted. The results are in `ran` even if the run is ended in the middle."""
     write_model(folder / "model")
     write_tokenizer(folder / "model")
@@ -101,7 +101,7 @@ def _alone(engines: Engines, asked: Mapping[str, Sequence[Case]]) -> Expected:
 
 
 @contextmanager
-def _servers(engines: Engines, mode: str) -> Iterator[Site]:
+def _servers(engines: Engines, mode: str) -> Iterator[RouterSite]:
     """Runs P and D, which register at a port where a router may listen."""
     discovery_port = free_port()
     with ExitStack() as stack:
@@ -116,10 +116,10 @@ def _servers(engines: Engines, mode: str) -> Iterator[Site]:
         for server in pair:
             wait_until(lambda s=server: healthy(s.url), lambda s=server: f"server {s.name}", START_S)  # type: ignore[misc]
         p, d = pair
-        yield Site(p, d, discovery_port, engines.folder)
+        yield RouterSite(p, d, discovery_port, engines.folder)
 
 
-def _one(router: str, mode: str, site: Site, front: Front, asked: Sequence[Case], expected: Expected) -> Row:
+def _one(router: str, mode: str, site: RouterSite, front: Front, asked: Sequence[Case], expected: Expected) -> Row:
     """Sends all requests to one router."""
     outcomes = []
     for case in asked:
@@ -139,7 +139,7 @@ def _one(router: str, mode: str, site: Site, front: Front, asked: Sequence[Case]
     return found
 
 
-def _edge_cases(mode: str, site: Site, front: Front, programs: Programs) -> str:
+def _edge_cases(mode: str, site: RouterSite, front: Front, programs: Programs) -> str:
     """Runs vLLM's own test, and returns its result."""
     ports = {"PREFILL": site.p.url, "DECODE": site.d.url, "PROXY": front.url}
     environment = {f"{name}_PORT": url.rpartition(":")[2] for name, url in ports.items()}
@@ -169,7 +169,7 @@ def _came(server: Server, before: float) -> bool:
     return True
 
 
-def _held(site: Site, mode: str) -> dict[str, int]:
+def _held(site: RouterSite, mode: str) -> dict[str, int]:
     """Returns what either lead still holds once nothing more is released."""
 
     def now() -> dict[str, int]:

@@ -56,7 +56,7 @@ class Programs:
 
 
 @dataclass(frozen=True)
-class Site:
+class RouterSite:
     """Two servers, and the port at which they register."""
 
     p: Server
@@ -75,7 +75,7 @@ class Front:
 
 
 @contextmanager
-def start(name: str, site: Site, programs: Programs) -> Iterator[Front]:
+def start(name: str, site: RouterSite, programs: Programs) -> Iterator[Front]:
     """Runs a router that answers requests. Raises Missing on entry, and only then."""
     with ExitStack() as stack:
         try:
@@ -86,38 +86,38 @@ def start(name: str, site: Site, programs: Programs) -> Iterator[Front]:
 
 
 @contextmanager
-def _vllm_router(site: Site, _: Programs) -> Iterator[Front]:
+def _vllm_router(site: RouterSite, _: Programs) -> Iterator[Front]:
     with usual_router(site.p, site.d, site.folder / "vllm-router.log") as url:
         yield Front(url)
 
 
 @contextmanager
-def _discovering(site: Site, _: Programs) -> Iterator[Front]:
+def _discovering(site: RouterSite, _: Programs) -> Iterator[Front]:
     with discovering_router(site.discovery_port, site.folder / "discovering-router.log") as url:
         yield _answering(Front(url))
 
 
 @contextmanager
-def _toy(site: Site, programs: Programs) -> Iterator[Front]:
+def _toy(site: RouterSite, programs: Programs) -> Iterator[Front]:
     with _running([sys.executable, programs.script(TOY), *_hosts(site)], site, "toy") as front:
         yield front
 
 
 @contextmanager
-def _multi_turn(site: Site, programs: Programs) -> Iterator[Front]:
+def _multi_turn(site: RouterSite, programs: Programs) -> Iterator[Front]:
     script = programs.script(f"{PROXIES}/disagg_proxy_multiturn.py")
     with _running([sys.executable, script, *_hosts(site)], site, "multi-turn") as front:
         yield front
 
 
-def _hosts(site: Site) -> list[str]:
+def _hosts(site: RouterSite) -> list[str]:
     of_p = ["--prefiller-host", "127.0.0.1", "--prefiller-port", str(site.p.port)]
     of_d = ["--decoder-host", "127.0.0.1", "--decoder-port", str(site.d.port)]
     return ["--host", "127.0.0.1", *of_p, *of_d]
 
 
 @contextmanager
-def _push(site: Site, programs: Programs) -> Iterator[Front]:
+def _push(site: RouterSite, programs: Programs) -> Iterator[Front]:
     host, _, port = site.p.lead.rpartition(":")
     command = [
         sys.executable, programs.script(f"{PROXIES}/disagg_proxy_pushconnector_demo.py"), "--model", MODEL,
@@ -129,7 +129,7 @@ def _push(site: Site, programs: Programs) -> Iterator[Front]:
 
 
 @contextmanager
-def _xpyd(site: Site, programs: Programs) -> Iterator[Front]:
+def _xpyd(site: RouterSite, programs: Programs) -> Iterator[Front]:
     script, port = programs.script(XPYD, old=True), free_port()
     command = [str(programs.python), "-c", XPYD_MAIN, script, str(site.discovery_port), str(port)]
     with running(command, site.folder / "router-xpyd.log"):
@@ -137,7 +137,7 @@ def _xpyd(site: Site, programs: Programs) -> Iterator[Front]:
 
 
 @contextmanager
-def _production_stack(site: Site, programs: Programs) -> Iterator[Front]:
+def _production_stack(site: RouterSite, programs: Programs) -> Iterator[Front]:
     if not programs.production_stack:
         raise Missing("it is in no package registry, and --production-stack names no program")
     command = [
@@ -151,7 +151,7 @@ def _production_stack(site: Site, programs: Programs) -> Iterator[Front]:
 
 
 @contextmanager
-def _llm_d(site: Site, programs: Programs) -> Iterator[Front]:
+def _llm_d(site: RouterSite, programs: Programs) -> Iterator[Front]:
     """Runs the sidecar before decode. Clients, or a gateway before it, name prefill."""
     if not programs.llm_d:
         raise Missing("the Go module proxy does not serve it here, and --llm-d names no program")
@@ -165,7 +165,7 @@ def _llm_d(site: Site, programs: Programs) -> Iterator[Front]:
 
 def _ours(mode: str) -> "Start":
     @contextmanager
-    def begin(site: Site, _: Programs) -> Iterator[Front]:
+    def begin(site: RouterSite, _: Programs) -> Iterator[Front]:
         with example_router(site.p, site.d, site.folder / f"router-ours-{mode}.log", mode) as url:
             yield Front(url)
 
@@ -174,7 +174,7 @@ def _ours(mode: str) -> "Start":
 
 def _go(mode: str) -> "Start":
     @contextmanager
-    def begin(site: Site, _: Programs) -> Iterator[Front]:
+    def begin(site: RouterSite, _: Programs) -> Iterator[Front]:
         if GO is None:
             raise Missing("go is not on the PATH")
         with go_router(site.p, site.d, site.folder, mode) as url:
@@ -184,7 +184,7 @@ def _go(mode: str) -> "Start":
 
 
 @contextmanager
-def _running(command: Sequence[str], site: Site, name: str) -> Iterator[Front]:
+def _running(command: Sequence[str], site: RouterSite, name: str) -> Iterator[Front]:
     """Runs a router that takes `--port`."""
     port = free_port()
     with running([*command, "--port", str(port)], site.folder / f"router-{name}.log"):
@@ -198,7 +198,7 @@ def _answering(front: Front) -> Front:
     return front
 
 
-Start = Callable[[Site, Programs], AbstractContextManager[Front]]
+Start = Callable[[RouterSite, Programs], AbstractContextManager[Front]]
 _STARTS: dict[str, Start] = {
     "vllm-router": _vllm_router,
     "vllm-router, engines register": _discovering,

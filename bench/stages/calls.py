@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 
 from bench.plan import BLOCK_TOKENS
 from kvgrpc.client.call_stream import CallStream
-from kvgrpc.core.values.descriptors import Ids, to_runs
+from kvgrpc.core.values.block_ids import Ids, to_runs
 from kvgrpc.errors import InternalError, Reason
 from kvgrpc.v1 import common_pb2, handoff_pb2, handoff_pb2_grpc, handshake_pb2, pool_pb2, pool_pb2_grpc, transfer_pb2
 from kvgrpc.v1.handshake_pb2_grpc import HandshakeServiceStub

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from bench.plan import BLOCK_TOKENS, Case, environment_of, path_of, pool
 from bench.stages.engines import environment, next_event
 from bench.stages.memory import fill, lists
-from kvgrpc.core.values.descriptors import Ids
+from kvgrpc.core.values.block_ids import Ids
 from kvgrpc.datapath.base import PostingState
-from kvgrpc.datapath.mirror.lane import Job, Lane
+from kvgrpc.datapath.mirror.lane import CopyJob, CopyLane
 from kvgrpc.datapath.mirror.ranges import Ranges
 from kvgrpc.engine import BlocksReturned, Device, Engine, Rank, Received, content
 from kvgrpc.errors import InternalError, Reason
@@ -71,7 +71,7 @@ class DeviceEngines:
             ends.enter_context(Rank(with_device.ticket, device=device, data_paths=paths, copy_threads=case.threads))
             self._memory = ends.enter_context(Rank(shared.ticket)).memory
             self._beside.open(self._array)
-            self._lanes = {True: Lane("kvgrpc-bench-out"), False: Lane("kvgrpc-bench-in")}
+            self._lanes = {True: CopyLane("kvgrpc-bench-out"), False: CopyLane("kvgrpc-bench-in")}
             ends.callback(self._close_beside)
             self._ends = ends.pop_all()
 
@@ -105,7 +105,7 @@ class DeviceEngines:
         ended = threading.Event()
         out = self._out if out is None else out
         start = self._beside.to_host if out else self._beside.to_device
-        job, began = Job(self._ranges.copies(start), ended.set), time.monotonic()
+        job, began = CopyJob(self._ranges.copies(start), ended.set), time.monotonic()
         self._lanes[out].copy(job)
         if not ended.wait(_COPY_S) or job.poll() is not PostingState.DONE:
             raise InternalError(Reason.INTERNAL, f"the device did not copy: {job.error or 'it does not end'}")

@@ -12,7 +12,7 @@ import numpy as np
 
 from bench.plan import BLOCK_TOKENS, environment_of, path_of
 from bench.stages.memory import fill, lists
-from kvgrpc.core.values.descriptors import Ids
+from kvgrpc.core.values.block_ids import Ids
 from kvgrpc.core.values.layout import PoolLayout
 from kvgrpc.engine import BlocksReturned, Content, Engine, Failed, LayersReceived, Rank, Received, Reserved, content
 from kvgrpc.engine.transfers.events import Event

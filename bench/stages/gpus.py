@@ -19,7 +19,7 @@ from kvgrpc.datapath.cuda_vmm.memory import VmmMemory
 from kvgrpc.datapath.host.addresses import groups, to_rows
 from kvgrpc.datapath.host.memory import PrivateMemory
 from kvgrpc.datapath.mirror import lane
-from kvgrpc.datapath.mirror.lane import Job, Lane
+from kvgrpc.datapath.mirror.lane import CopyJob, CopyLane
 from kvgrpc.engine import Engine, Rank
 from kvgrpc.errors import InternalError, Reason
 
@@ -98,7 +98,7 @@ class GpuEngines:
             source, destination = (PrivateMemory.of(made.tensor).segments for made in self._pools)
             self._rows = to_rows(case.runs(), source, destination, lane.PIECE_BYTES)
             self._device = destination[0].device
-            self._lane = Lane("kvgrpc-bench-between")
+            self._lane = CopyLane("kvgrpc-bench-between")
             ends.callback(self._close_lane)
             self._ends = ends.pop_all()
 
@@ -129,7 +129,7 @@ class GpuEngines:
         ended = threading.Event()
         driver, began = self._pools[1].driver, time.monotonic()
         ranges = groups(self._rows[:, 2], lane.PIECE_BYTES, lane.PIECE_RUNS)
-        job = Job((partial(driver.copy, self._device, self._rows[first:end]) for first, end in ranges), ended.set)
+        job = CopyJob((partial(driver.copy, self._device, self._rows[first:end]) for first, end in ranges), ended.set)
         self._lane.copy(job)
         if not ended.wait(_COPY_S) or job.poll() is not PostingState.DONE:
             raise InternalError(Reason.INTERNAL, f"the device did not copy: {job.error or 'it does not end'}")

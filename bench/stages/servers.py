@@ -50,7 +50,7 @@ class Pools:
             raise InternalError(Reason.INTERNAL, f"the servers moved over {DataPath.Name(used)}, not {case.data_path}")
 
 
-class Stage:
+class ServerStage:
     """The processes of the stage, which get `environment` in addition to ours. Use it as a context manager."""
 
     def __init__(self, plan: Plan, progress: Progress, environment: Mapping[str, str] | None = None) -> None:

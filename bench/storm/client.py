@@ -9,7 +9,7 @@ from typing import Any
 from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, TCPConnector
 
 from bench.storm.outcomes import CUT, FAILED_STREAM, HUNG_UP, TIMED_OUT, UNREACHED, Outcome
-from bench.storm.schedule import Request
+from bench.storm.schedule import StormRequest
 from tests.vllm.servers import MODEL
 
 REQUEST_S = 120.0
@@ -56,7 +56,7 @@ class Answer:
             self.status = "200" if choice["finish_reason"] == "length" else f"200, {choice['finish_reason']}"
 
 
-async def send(http: ClientSession, url: str, request: Request, storm_began: float) -> Outcome:
+async def send(http: ClientSession, url: str, request: StormRequest, storm_began: float) -> Outcome:
     """Sends a request. Always returns, with any outcome."""
     body = {
         "model": MODEL, "prompt": request.prompt, "max_tokens": request.answer_tokens, "temperature": 0,

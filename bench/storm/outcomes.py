@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.storm.schedule import Request
+from bench.storm.schedule import StormRequest
 
 ANSWERED = "200"
 HUNG_UP, TIMED_OUT, CUT, UNREACHED = "hung up", "timed out", "cut", "unreached"
@@ -18,7 +18,7 @@ Expected = Mapping[tuple[int, ...], Sequence[int]]
 class Outcome:
     """The outcome of one request."""
 
-    request: Request
+    request: StormRequest
     status: str
     tokens: tuple[int, ...]
     """All tokens that came, also of an answer that is not whole."""

@@ -29,7 +29,7 @@ MISSED = 10
 
 
 @dataclass(frozen=True)
-class Request:
+class StormRequest:
     """One completion."""
 
     number: int
@@ -46,7 +46,7 @@ class Request:
 class Schedule:
     """All requests of one storm."""
 
-    requests: tuple[Request, ...]
+    requests: tuple[StormRequest, ...]
     kills: tuple[int, ...]
     """Requests after whose sending D is killed."""
 
@@ -56,7 +56,7 @@ def schedule(seed: int, requests: int, hang_ups: float, kills: int) -> Schedule:
     evenly.
     """
     prefixes = [_tokens(_of(seed, f"prefix {number}"), PREFIX_BLOCKS_MAX) for number in range(PREFIXES)]
-    found: list[Request] = []
+    found: list[StormRequest] = []
     for number, pause_s in zip(range(requests), _pauses(seed), strict=False):
         draw = _of(seed, f"request {number}")
         prompt = draw.choice(prefixes) + _tokens(draw, TAIL_BLOCKS_MAX)
@@ -65,7 +65,7 @@ def schedule(seed: int, requests: int, hang_ups: float, kills: int) -> Schedule:
             prompt = found[int(which * len(found))].prompt
         answer_tokens, streams = draw.randint(1, ANSWER_TOKENS_MAX), draw.random() < STREAMED
         hangs_up, moment_s = draw.random() < hang_ups, _moment(draw)
-        found.append(Request(number, prompt, answer_tokens, streams, pause_s, moment_s if hangs_up else None))
+        found.append(StormRequest(number, prompt, answer_tokens, streams, pause_s, moment_s if hangs_up else None))
     return Schedule(tuple(found), tuple(requests * (kill + 1) // (kills + 1) for kill in range(kills)))
 
 

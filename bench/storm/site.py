@@ -37,7 +37,7 @@ class Shape:
 
 
 @dataclass
-class Place:
+class EnginePlace:
     """An engine that may die, and starts again at the same addresses."""
 
     server: Server
@@ -74,11 +74,11 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Site:
+class StormSite:
     """Both engines of one connector, and the router before them."""
 
-    p: Place
-    d: Place
+    p: EnginePlace
+    d: EnginePlace
     router: str
     shape: Shape
 
@@ -118,7 +118,7 @@ class Site:
 
 
 @contextmanager
-def site(engines: Engines, shape: Shape) -> Iterator[Site]:
+def site(engines: Engines, shape: Shape) -> Iterator[StormSite]:
     """Runs a site, and yields it once it is up. A pull uses vllm-router as its users run it, a push examples/router,
     which sends both legs at once.
     """
@@ -132,13 +132,13 @@ def site(engines: Engines, shape: Shape) -> Iterator[Site]:
             else:
                 transfer, environment = {"kv_connector": "NixlConnector", "kv_role": role}, side_channel()
             transfer["kv_load_failure_policy"] = shape.policy
-            places.append(Place(server, engines, core, transfer, environment, flags))
+            places.append(EnginePlace(server, engines, core, transfer, environment, flags))
             stack.callback(places[-1].stop)
             places[-1].start()
         p, d = places
         p.wait()
         d.wait()
-        yield Site(p, d, stack.enter_context(_router(p.server, d.server, engines.folder, shape)), shape)
+        yield StormSite(p, d, stack.enter_context(_router(p.server, d.server, engines.folder, shape)), shape)
 
 
 @contextmanager

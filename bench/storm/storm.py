@@ -10,8 +10,8 @@ from aiohttp import ClientSession
 from bench.storm.client import poke, send
 from bench.storm.outcomes import Expected, Outcome, wrong_from
 from bench.storm.result import Found, Left, found
-from bench.storm.schedule import MISSED, Request, Schedule
-from bench.storm.site import Site
+from bench.storm.schedule import MISSED, Schedule, StormRequest
+from bench.storm.site import StormSite
 from kvgrpc.errors import KVGrpcError
 
 AT_ONCE = 16
@@ -28,7 +28,7 @@ Say = Callable[[str], None]
 class Storm:
     """One run. Requests are sent in order, and none waits for another's answer, up to AT_ONCE."""
 
-    def __init__(self, site: Site, http: ClientSession, expected: Expected, say: Say) -> None:
+    def __init__(self, site: StormSite, http: ClientSession, expected: Expected, say: Say) -> None:
         self._site = site
         self._http = http
         self._expected = expected
@@ -75,7 +75,7 @@ class Storm:
         if killed_at is not None:
             await self._return_of_d()
 
-    async def _one(self, request: Request) -> None:
+    async def _one(self, request: StormRequest) -> None:
         self._under_way += 1
         try:
             outcome = await send(self._http, self._site.router, request, self._began)

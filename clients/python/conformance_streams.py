@@ -10,7 +10,7 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc import aio
 
 from kvgrpc.client import Client
-from kvgrpc.client.calls import Caller
+from kvgrpc.client.caller import Caller
 
 STREAM_S = 120.0
 

@@ -17,7 +17,7 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc import aio
 
 from kvgrpc.client import pauses
-from kvgrpc.client.status import error_of
+from kvgrpc.client.grpc_status import error_of
 from kvgrpc.client.values import duration
 from kvgrpc.errors import KVGrpcError
 from kvgrpc.v1 import calls_pb2, handoff_pb2, lease_pb2, pool_pb2, transfer_pb2
@@ -50,13 +50,13 @@ MESSAGE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class _Method:
+class _UnaryMethod:
     path: str
     reply: type[Message]
 
 
-_METHODS: Mapping[str, _Method] = {
-    method.input_type.full_name: _Method(f"{service.full_name}/{method.name}", GetMessageClass(method.output_type))
+_METHODS: Mapping[str, _UnaryMethod] = {
+    method.input_type.full_name: _UnaryMethod(f"{service.full_name}/{method.name}", GetMessageClass(method.output_type))
     for file in (handoff_pb2, lease_pb2, pool_pb2, transfer_pb2)
     for service in file.DESCRIPTOR.services_by_name.values()
     for method in service.methods
@@ -74,7 +74,7 @@ class _ClosedError(Exception):
 
 
 @dataclass(eq=False)
-class _Waiting:
+class _CallInFlight:
     """A call in flight."""
 
     answer: "asyncio.Future[calls_pb2.UnaryAnswer | None]"
@@ -97,7 +97,7 @@ class CallStream:
         self._called_at = -IDLE_S
         self._received = 0
         self._last_id = 0
-        self._waiting: dict[int, _Waiting] = {}
+        self._waiting: dict[int, _CallInFlight] = {}
         self._unsent: list[calls_pb2.UnaryCall] = []
         self._given_up: list[int] = []
         self._wake: asyncio.Future[None] | None = None
@@ -140,7 +140,7 @@ class CallStream:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
 
-    def _error(self, code: grpc.StatusCode, message: str, method: _Method) -> KVGrpcError:
+    def _error(self, code: grpc.StatusCode, message: str, method: _UnaryMethod) -> KVGrpcError:
         status = calls_pb2.CallStatus(code=code.value[0], message=message)
         return error_of(status, _name(method), self._address)
 
@@ -158,7 +158,7 @@ class CallStream:
         """Returns the answer, or None once the call's time is over. Raises _BrokenError or _ClosedError."""
         loop = asyncio.get_running_loop()
         self._last_id = call.call_id = self._last_id + 1
-        waiting = self._waiting[call.call_id] = _Waiting(loop.create_future(), self._received)
+        waiting = self._waiting[call.call_id] = _CallInFlight(loop.create_future(), self._received)
         self._unsent.append(call)
         self._wake_writer()
         timer = loop.call_later(timeout_s, self._late, call.call_id)
@@ -270,5 +270,5 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _name(method: _Method) -> str:
+def _name(method: _UnaryMethod) -> str:
     return method.path.rpartition("/")[2]

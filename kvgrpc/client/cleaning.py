@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 from grpc import aio
 
 from kvgrpc.client.client import Client
-from kvgrpc.client.options import Call
+from kvgrpc.client.options import CallOptions
 from kvgrpc.errors import KVGrpcError, Reason, Unavailable
 from kvgrpc.v1.transfer_pb2 import CancelTransferResponse
 
@@ -46,7 +46,7 @@ async def clean_up(
 
 
 async def _one(side: CleanUp[Client], message: str, timeout_s: float | None) -> CleanedUp:
-    options: Call = {} if timeout_s is None else {"timeout_s": timeout_s}
+    options: CallOptions = {} if timeout_s is None else {"timeout_s": timeout_s}
     try:
         return await side.client.cancel(
             side.transfer, message=message, free_allocation_ids=side.free_allocation_ids, **options

@@ -16,11 +16,11 @@ from grpc import aio
 
 from kvgrpc.client import options as opt
 from kvgrpc.client.call_stream import CallStream
-from kvgrpc.client.calls import Caller, as_metadata
+from kvgrpc.client.caller import Caller, as_metadata
 from kvgrpc.client.channel import open_channel
 from kvgrpc.client.handoffs import HandoffCalls
-from kvgrpc.client.leases import HeldLease, Keeper, Renewal
-from kvgrpc.client.renewals import Renewals
+from kvgrpc.client.leases import HeldLease, Keeper, KnownLease
+from kvgrpc.client.renewal_stream import RenewalStream
 from kvgrpc.client.scheduler import Scheduler
 from kvgrpc.client.tensors import Tensors
 from kvgrpc.client.values import (
@@ -86,7 +86,7 @@ class Client(HandoffCalls):
         self._handshake = HandshakeServiceStub(channel)
         self._leases = LeaseServiceStub(channel)
         self._pool = PoolServiceStub(channel)
-        self._keeper = Keeper(Renewals(caller, self._leases))
+        self._keeper = Keeper(RenewalStream(caller, self._leases))
 
     async def __aenter__(self) -> Self:
         return self
@@ -107,11 +107,11 @@ class Client(HandoffCalls):
 
     # ---- engines
 
-    async def capabilities(self, **options: Unpack[opt.Call]) -> handshake_pb2.GetCapabilitiesResponse:
+    async def capabilities(self, **options: Unpack[opt.CallOptions]) -> handshake_pb2.GetCapabilitiesResponse:
         """Returns the engine's description and capabilities."""
         return await self._call.read(self._handshake.GetCapabilities, handshake_pb2.GetCapabilitiesRequest(), options)
 
-    async def get_engine(self, **options: Unpack[opt.Call]) -> handshake_pb2.GetEngineResponse:
+    async def get_engine(self, **options: Unpack[opt.CallOptions]) -> handshake_pb2.GetEngineResponse:
         """Returns the engine's current state: whether it takes work, what is free, and what waits."""
         return await self._call.read(self._handshake.GetEngine, handshake_pb2.GetEngineRequest(), options)
 
@@ -126,7 +126,7 @@ class Client(HandoffCalls):
         return watch_engine(self._call, self._handshake.WatchEngine, request)
 
     async def check_compatibility(
-        self, engine: handshake_pb2.EngineDescription, **options: Unpack[opt.Call]
+        self, engine: handshake_pb2.EngineDescription, **options: Unpack[opt.CallOptions]
     ) -> handshake_pb2.CheckCompatibilityResponse:
         """Returns whether this engine and another can exchange blocks, and if not, why. `engine` is the other's
         description.
@@ -135,7 +135,7 @@ class Client(HandoffCalls):
         return await self._call.read(self._handshake.CheckCompatibility, request, options)
 
     async def connect_peer(
-        self, address: str, *, engine_id: str = "", **options: Unpack[opt.Trial]
+        self, address: str, *, engine_id: str = "", **options: Unpack[opt.TrialOptions]
     ) -> handshake_pb2.ConnectPeerResponse:
         """Makes this server do its handshake with another one now, so that the first transfer does not pay for it."""
         peer = PeerAddress(address=address, engine_id=engine_id)
@@ -148,7 +148,7 @@ class Client(HandoffCalls):
         *,
         endpoints: Sequence[pool_types_pb2.RankEndpoint] = (),
         expected_engine_id: str = "",
-        **options: Unpack[opt.Call],
+        **options: Unpack[opt.CallOptions],
     ) -> handshake_pb2.HandshakeResponse:
         """Introduces an engine: meant for leads of other implementations. Routers use `connect_peer`."""
         request = handshake_pb2.HandshakeRequest(
@@ -158,16 +158,16 @@ class Client(HandoffCalls):
 
     # ---- the pool
 
-    async def describe_pools(self, **options: Unpack[opt.Call]) -> pool_pb2.DescribePoolsResponse:
+    async def describe_pools(self, **options: Unpack[opt.CallOptions]) -> pool_pb2.DescribePoolsResponse:
         """Returns the groups, the regions, and who manages the blocks."""
         return await self._call.read(self._pool.DescribePools, pool_pb2.DescribePoolsRequest(), options)
 
-    async def pool_status(self, **options: Unpack[opt.Call]) -> pool_pb2.GetPoolStatusResponse:
+    async def pool_status(self, **options: Unpack[opt.CallOptions]) -> pool_pb2.GetPoolStatusResponse:
         """Returns counts per group: free, allocated, and pinned by each kind of pin."""
         return await self._call.read(self._pool.GetPoolStatus, pool_pb2.GetPoolStatusRequest(), options)
 
     async def allocate(
-        self, counts: int | Mapping[int, int], **options: Unpack[opt.Allocation]
+        self, counts: int | Mapping[int, int], **options: Unpack[opt.AllocateOptions]
     ) -> pool_pb2.AllocateBlocksResponse:
         """Takes free blocks, all or none: a count of the only group, or {group: count}. An allocation is freed after 10
         minutes, or after `ttl_s`; with `no_expiry` only by `free`. `request_id` and `label` appear in `allocations`.
@@ -178,7 +178,7 @@ class Client(HandoffCalls):
         return await self._call.change(self._pool.AllocateBlocks, request, options)
 
     async def reclaim(
-        self, counts: int | Mapping[int, int], **options: Unpack[opt.Reclaiming]
+        self, counts: int | Mapping[int, int], **options: Unpack[opt.ReclaimOptions]
     ) -> pool_pb2.ReclaimBlocksResponse:
         """Takes blocks back from hand-overs that nobody claimed in their firm time, all or none: a count of the only
         group, or {group: count}. `request_time_us` is when the request that needs them began: with it, blocks are also
@@ -188,7 +188,7 @@ class Client(HandoffCalls):
         return await self._call.change(self._pool.ReclaimBlocks, request, options)
 
     async def renew_allocation(
-        self, allocation_id: str, **options: Unpack[opt.Renewal]
+        self, allocation_id: str, **options: Unpack[opt.RenewAllocationOptions]
     ) -> pool_pb2.AllocateBlocksResponse:
         """Extends the TTL of an allocation."""
         request = pool_pb2.AllocateBlocksRequest(allocation_id=allocation_id, **fields(options))
@@ -201,13 +201,15 @@ class Client(HandoffCalls):
         group: int = 0,
         request_id: str = "",
         label: str = "",
-        **options: Unpack[opt.Rows],
+        **options: Unpack[opt.ListOptions],
     ) -> pool_pb2.ListAllocationsResponse:
         """Returns the allocations, or those that hold one block; oldest first."""
         request = pool_pb2.ListAllocationsRequest(block=block, group=group, request_id=request_id, label=label)
         return await self._call.pages(self._pool.ListAllocations, request, options, "allocations")
 
-    async def free(self, blocks: AnyBlocks | str, **options: Unpack[opt.OwnBlocks]) -> pool_pb2.FreeBlocksResponse:
+    async def free(
+        self, blocks: AnyBlocks | str, **options: Unpack[opt.OwnBlocksOptions]
+    ) -> pool_pb2.FreeBlocksResponse:
         """Frees blocks: those given, or (a string) all that is left of this allocation. Pinned blocks become free at
         their last unpin.
         """
@@ -216,7 +218,7 @@ class Client(HandoffCalls):
         return await self._call.change(self._pool.FreeBlocks, request, call_options(options))
 
     async def read_blocks(
-        self, blocks: AnyBlocks, *, rank: int = 0, **options: Unpack[opt.Reading]
+        self, blocks: AnyBlocks, *, rank: int = 0, **options: Unpack[opt.ReadBlocksOptions]
     ) -> pool_pb2.ReadBlocksResponse:
         """Returns the bytes of blocks, for debugging, if the server allows it."""
         request = pool_pb2.ReadBlocksRequest(rank=rank, **own_blocks(blocks, options), **other_fields(options))
@@ -225,7 +227,7 @@ class Client(HandoffCalls):
     # ---- leases
 
     async def grant_lease(
-        self, blocks: AnyBlocks, content: Tokens, **options: Unpack[opt.LeaseGrant]
+        self, blocks: AnyBlocks, content: Tokens, **options: Unpack[opt.GrantLeaseOptions]
     ) -> lease_pb2.GrantLeaseResponse:
         """Pins blocks and mints a READ grant, like finished_blocks, but without a transfer."""
         request = lease_pb2.GrantLeaseRequest(
@@ -234,35 +236,39 @@ class Client(HandoffCalls):
         return await self._call.change(self._leases.GrantLease, request, call_options(options))
 
     async def renew_leases(
-        self, leases: Sequence[AnyLease], **options: Unpack[opt.Renewing]
+        self, leases: Sequence[AnyLease], **options: Unpack[opt.RenewLeasesOptions]
     ) -> lease_pb2.RenewLeasesResponse:
         """Extends leases. A lease that cannot be renewed is a row with a reason, not an error."""
         request = lease_pb2.RenewLeasesRequest(leases=[lease_ref(lease) for lease in leases], **fields(options))
         return await self._call.read(self._leases.RenewLeases, request, options)
 
-    async def release_lease(self, lease: AnyLease, **options: Unpack[opt.Effect]) -> lease_pb2.ReleaseLeaseResponse:
+    async def release_lease(
+        self, lease: AnyLease, **options: Unpack[opt.EffectOptions]
+    ) -> lease_pb2.ReleaseLeaseResponse:
         """Ends a lease early and returns what came free."""
         request = lease_pb2.ReleaseLeaseRequest(lease=lease_ref(lease), **fields(options))
         return await self._call.change(self._leases.ReleaseLease, request, options)
 
-    async def get_lease(self, lease: AnyLease, **options: Unpack[opt.Call]) -> lease_pb2.GetLeaseResponse:
+    async def get_lease(self, lease: AnyLease, **options: Unpack[opt.CallOptions]) -> lease_pb2.GetLeaseResponse:
         """Returns one lease."""
         request = lease_pb2.GetLeaseRequest(lease=lease_ref(lease))
         return await self._call.read(self._leases.GetLease, request, options)
 
-    async def list_leases(self, *, request_id: str = "", **options: Unpack[opt.Rows]) -> lease_pb2.ListLeasesResponse:
+    async def list_leases(
+        self, *, request_id: str = "", **options: Unpack[opt.ListOptions]
+    ) -> lease_pb2.ListLeasesResponse:
         """Returns the live leases, oldest first."""
         request = lease_pb2.ListLeasesRequest(request_id=request_id)
         return await self._call.pages(self._leases.ListLeases, request, options, "leases")
 
     @asynccontextmanager
     async def lease(
-        self, blocks: AnyBlocks, content: Tokens, **options: Unpack[opt.LeaseTerms]
+        self, blocks: AnyBlocks, content: Tokens, **options: Unpack[opt.LeaseOptions]
     ) -> AsyncIterator[HeldLease]:
         """Holds a lease during an `async with`: granted at its start, renewed in time, released at its end."""
         sent = time.monotonic()
         reply = await self.grant_lease(blocks, content, **options)
-        renewal = Renewal(lease_ref(reply.lease), reply.lease.lease_id)
+        renewal = KnownLease(lease_ref(reply.lease), reply.lease.lease_id)
         renewal.granted(in_seconds(reply.lease.remaining), sent)
         async with self._keeper.holding(renewal, reply.grant, lambda: self._release(renewal)) as held:
             yield held
@@ -272,7 +278,7 @@ class Client(HandoffCalls):
         """Renews a lease in time during an `async with`, and with `release` releases it at the end. Raises if the lease
         is already over. `check` and `wait_over` of the yielded HeldLease tell when the lease is lost.
         """
-        renewal = Renewal(lease_ref(lease), lease if isinstance(lease, str) else lease.lease_id)
+        renewal = KnownLease(lease_ref(lease), lease if isinstance(lease, str) else lease.lease_id)
         grant = lease if isinstance(lease, Grant) else None
         sent = time.monotonic()
         reply = await self.renew_leases([lease])
@@ -283,7 +289,7 @@ class Client(HandoffCalls):
         async with self._keeper.holding(renewal, grant, at_end) as held:
             yield held
 
-    async def _release(self, renewal: Renewal) -> None:
+    async def _release(self, renewal: KnownLease) -> None:
         with suppress(NotFound, PreconditionFailed):  # the lease ended a moment ago, which is what is wanted
             await self._call.change(self._leases.ReleaseLease, lease_pb2.ReleaseLeaseRequest(lease=renewal.ref), {})
 
@@ -303,23 +309,23 @@ class Client(HandoffCalls):
 
     # ---- for operators
 
-    async def status(self, **options: Unpack[opt.Call]) -> admin_pb2.GetStatusResponse:
+    async def status(self, **options: Unpack[opt.CallOptions]) -> admin_pb2.GetStatusResponse:
         """Returns whether the server takes work, what it has done, and what is in flight."""
         return await self._call.read(self._admin.GetStatus, admin_pb2.GetStatusRequest(), options)
 
-    async def drain(self, *, cancel: bool = False, **options: Unpack[opt.Effect]) -> admin_pb2.DrainResponse:
+    async def drain(self, *, cancel: bool = False, **options: Unpack[opt.EffectOptions]) -> admin_pb2.DrainResponse:
         """Stops the server from taking new work, or with `cancel` lets it take work again. The reply comes at once and
         says what is still in flight. Call again until nothing is, then stop the server.
         """
         request = admin_pb2.DrainRequest(cancel=cancel, **fields(options))
         return await self._call.change(self._admin.Drain, request, options)
 
-    async def peers(self, **options: Unpack[opt.Call]) -> admin_pb2.ListPeersResponse:
+    async def peers(self, **options: Unpack[opt.CallOptions]) -> admin_pb2.ListPeersResponse:
         """Returns the engines that this one knows, newest first."""
         return await self._call.read(self._admin.ListPeers, admin_pb2.ListPeersRequest(), options)
 
     async def pins(
-        self, block: int | None = None, *, group: int = 0, **options: Unpack[opt.Rows]
+        self, block: int | None = None, *, group: int = 0, **options: Unpack[opt.ListOptions]
     ) -> admin_pb2.ListPinsResponse:
         """Returns who pins which blocks, or one block, why and since when; oldest first."""
         request = admin_pb2.ListPinsRequest()
@@ -328,7 +334,12 @@ class Client(HandoffCalls):
         return await self._call.pages(self._admin.ListPins, request, options, "pins")
 
     async def release_quarantine(
-        self, *, force: bool = False, message: str = "", transfer_ids: Sequence[str] = (), **options: Unpack[opt.Effect]
+        self,
+        *,
+        force: bool = False,
+        message: str = "",
+        transfer_ids: Sequence[str] = (),
+        **options: Unpack[opt.EffectOptions],
     ) -> admin_pb2.ReleaseQuarantineResponse:
         """Ends quarantines: by re-key, or with `force` on the caller's assurance, which `message` explains. A re-key
         takes as long as a transfer may. The deadline is a minute; if transfers may take longer, give a larger

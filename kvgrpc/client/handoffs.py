@@ -7,7 +7,7 @@ from typing import Any, Unpack
 from grpc import aio
 
 from kvgrpc.client import options as opt
-from kvgrpc.client.calls import Caller
+from kvgrpc.client.caller import Caller
 from kvgrpc.client.transfers import WAIT_S, TransferCalls
 from kvgrpc.client.values import (
     AnyBlocks,
@@ -36,7 +36,7 @@ class HandoffCalls(TransferCalls):
         self._handoff = HandoffServiceStub(channel)
 
     async def finished_blocks(
-        self, blocks: AnyBlocks, content: Tokens, **options: Unpack[opt.HandOver]
+        self, blocks: AnyBlocks, content: Tokens, **options: Unpack[opt.FinishedBlocksOptions]
     ) -> handoff_pb2.FinishedBlocksResponse:
         """Hands over the finished blocks of a whole prompt: pins them under a lease and mints the READ grant that
         consumers pull with. The caller must not reuse the blocks before the transfer's memory is RETURNED.
@@ -53,7 +53,7 @@ class HandoffCalls(TransferCalls):
         transfer_key: bytes,
         blocks: AnyBlocks | None = None,
         content: Tokens | None = None,
-        **options: Unpack[opt.Part],
+        **options: Unpack[opt.PushPartOptions],
     ) -> handoff_pb2.FinishedBlocksResponse:
         """Hands over one part of a push as soon as it is written: whole blocks that follow those of the same layers in
         earlier parts. The first part states the `content` of all parts. The final one sets `last`, and may have no
@@ -68,7 +68,7 @@ class HandoffCalls(TransferCalls):
         return await self._call.change(self._handoff.FinishedBlocks, request, call_options(options))
 
     async def source_failed(
-        self, transfer_key: bytes, message: str = "", *, request_id: str = "", **options: Unpack[opt.Effect]
+        self, transfer_key: bytes, message: str = "", *, request_id: str = "", **options: Unpack[opt.EffectOptions]
     ) -> handoff_pb2.FinishedBlocksResponse:
         """Tells that the source cannot deliver: ends the push under this key at once, at both sides."""
         job = handoff_pb2.SourceFailure(message=message)
@@ -85,7 +85,7 @@ class HandoffCalls(TransferCalls):
         blocks: AnyBlocks | None = None,
         have_tokens: int = 0,
         incarnation: int = 0,
-        **options: Unpack[opt.Pull],
+        **options: Unpack[opt.PullBlocksOptions],
     ) -> handoff_pb2.PullBlocksResponse:
         """Pulls what a grant offers, or gives an earlier pull, named by its transfer id, the blocks that it waits for.
 
@@ -106,7 +106,7 @@ class HandoffCalls(TransferCalls):
         blocks: AnyBlocks,
         returned: bool = False,
         timeout_s: float = WAIT_S,
-        **options: Unpack[opt.WaitedPull],
+        **options: Unpack[opt.PullOptions],
     ) -> Transfer:
         """Pulls and waits, like `pull_blocks` and then `wait`, in one RPC if the server supports that. Returns the
         transfer once it is over, however it ended. DeadlineExceeded names the transfer's phase and, in `metadata`, its
@@ -119,7 +119,7 @@ class HandoffCalls(TransferCalls):
         return await self._wait(returned, timeout_s).begun(self._handoff.PullBlocks, request, call_options(options))
 
     async def reserve_blocks(
-        self, transfer_key: bytes, blocks: AnyBlocks, content: Tokens, **options: Unpack[opt.Reservation]
+        self, transfer_key: bytes, blocks: AnyBlocks, content: Tokens, **options: Unpack[opt.ReserveBlocksOptions]
     ) -> handoff_pb2.ReserveBlocksResponse:
         """Reserves blocks that a push will fill, and mints the WRITE grant for them."""
         request = handoff_pb2.ReserveBlocksRequest(
@@ -139,7 +139,7 @@ class HandoffCalls(TransferCalls):
         *,
         returned: bool = False,
         timeout_s: float = WAIT_S,
-        **options: Unpack[opt.WaitedReservation],
+        **options: Unpack[opt.ReceiveOptions],
     ) -> Transfer:
         """Reserves and waits, like `reserve_blocks` and then `wait`, in one RPC if the server supports that. The server
         registers the push at its `source`. Returns the transfer once it is over, like `pull`.
@@ -155,7 +155,7 @@ class HandoffCalls(TransferCalls):
         return await wait.begun(self._handoff.ReserveBlocks, request, call_options(options))
 
     async def register_push(
-        self, grant: Grant, *, request_id: str = "", **options: Unpack[opt.Effect]
+        self, grant: Grant, *, request_id: str = "", **options: Unpack[opt.EffectOptions]
     ) -> handoff_pb2.RegisterPushResponse:
         """Tells the source of a push where to send its blocks."""
         request = handoff_pb2.RegisterPushRequest(grant=grant, request_id=request_id, **fields(options))

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
-from kvgrpc.client.renewals import Renewals
+from kvgrpc.client.renewal_stream import RenewalStream
 from kvgrpc.client.values import in_seconds, reason_of
 from kvgrpc.errors import Aborted, KVGrpcError, NotFound, PreconditionFailed, Reason
 from kvgrpc.v1.common_pb2 import Grant
@@ -37,7 +37,7 @@ _ENDED: dict[Reason, type[KVGrpcError]] = {
 
 
 @dataclass(eq=False)
-class Renewal:
+class KnownLease:
     """The known state of one lease. It is pure: every clock reading is an argument."""
 
     ref: LeaseRef
@@ -96,7 +96,7 @@ class Renewal:
 class HeldLease:
     """A lease that is kept alive."""
 
-    def __init__(self, renewal: Renewal, grant: Grant | None) -> None:
+    def __init__(self, renewal: KnownLease, grant: Grant | None) -> None:
         self.lease_id = renewal.lease_id
         self.grant = grant
         """Grant for consumers to pull with; None for a lease that was named by its id."""
@@ -138,15 +138,15 @@ class HeldLease:
 class Keeper:
     """Renews the leases of one client, in one task that lives only while a lease is held."""
 
-    def __init__(self, renewals: Renewals) -> None:
+    def __init__(self, renewals: RenewalStream) -> None:
         self._renewals = renewals
-        self._held: set[Renewal] = set()
+        self._held: set[KnownLease] = set()
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     @asynccontextmanager
     async def holding(
-        self, renewal: Renewal, grant: Grant | None, release: Callable[[], Awaitable[None]] | None
+        self, renewal: KnownLease, grant: Grant | None, release: Callable[[], Awaitable[None]] | None
     ) -> AsyncIterator[HeldLease]:
         """Renews a lease during the `async with`, then releases it unless it is over. A failed release never hides an
         error of the body. Without such an error it is raised: the blocks stay pinned until the lease expires.
@@ -173,7 +173,7 @@ class Keeper:
                 await self._task
         self._renewals.close()
 
-    def _hold(self, renewal: Renewal) -> None:
+    def _hold(self, renewal: KnownLease) -> None:
         self._held.add(renewal)
         self._news.set()
         if self._task is None or self._task.done():
@@ -182,7 +182,7 @@ class Keeper:
                 self._run(), name="kvgrpc lease renewals", context=contextvars.Context()
             )
 
-    def _drop(self, renewal: Renewal) -> None:
+    def _drop(self, renewal: KnownLease) -> None:
         self._held.discard(renewal)
         self._news.set()
 
@@ -211,7 +211,7 @@ class Keeper:
                 await self._news.wait()
         self._news.clear()
 
-    async def _renew(self, renewals: Sequence[Renewal]) -> None:
+    async def _renew(self, renewals: Sequence[KnownLease]) -> None:
         sent = time.monotonic()
         soonest = min(renewal.left_until for renewal in renewals)
         timeout_s = min(max((soonest - sent) / 2, PAUSE_MIN_S), TIMEOUT_S)
@@ -225,6 +225,6 @@ class Keeper:
             renewal.answered(row, sent)
 
 
-async def _release(renewal: Renewal, release: Callable[[], Awaitable[None]] | None) -> None:
+async def _release(renewal: KnownLease, release: Callable[[], Awaitable[None]] | None) -> None:
     if release is not None and renewal.error is None:
         await release()

@@ -11,7 +11,7 @@ from kvgrpc.v1.common_pb2 import Grant, Intent, OnAbort, PeerAddress
 from kvgrpc.v1.transfer_pb2 import CancelScope, Direction, MemoryDisposition, TransferState, TransferWait
 
 
-class Call(TypedDict, total=False):
+class CallOptions(TypedDict, total=False):
     """Options of every call. Every call has a deadline: `timeout_s` replaces the client's own for this call, retries
     included.
     """
@@ -19,7 +19,7 @@ class Call(TypedDict, total=False):
     timeout_s: float
 
 
-class Change(Call, total=False):
+class ChangeOptions(CallOptions, total=False):
     """Options of every call that changes something. The default key is fresh, so that retries act at most once. To
     repeat a call yourself, give the same key and arguments again. An empty key turns deduplication off.
     """
@@ -27,7 +27,7 @@ class Change(Call, total=False):
     idempotency_key: str
 
 
-class Trial(Call, total=False):
+class TrialOptions(CallOptions, total=False):
     """Options of calls that can be tried: `validate_only` checks all that the server can check and changes nothing. The
     reply says what the call would do, without ids and grants.
     """
@@ -35,11 +35,11 @@ class Trial(Call, total=False):
     validate_only: bool
 
 
-class Effect(Change, Trial, total=False):
+class EffectOptions(ChangeOptions, TrialOptions, total=False):
     """Options of calls that change something and can be tried."""
 
 
-class OwnBlocks(Effect, total=False):
+class OwnBlocksOptions(EffectOptions, total=False):
     """Options of calls that name blocks of this engine. `incarnation` is the life that bare ids belong to, from the
     header of the reply that gave them out. A message of blocks carries it itself.
     """
@@ -47,13 +47,13 @@ class OwnBlocks(Effect, total=False):
     incarnation: int
 
 
-class Renewal(Effect, total=False):
+class RenewAllocationOptions(EffectOptions, total=False):
     """Options of renew_allocation."""
 
     ttl_s: float
 
 
-class TensorPut(Call, total=False):
+class PutTensorOptions(CallOptions, total=False):
     """Options of Tensors.put."""
 
     consumers: int
@@ -62,7 +62,7 @@ class TensorPut(Call, total=False):
     request_id: str
 
 
-class Allocation(Renewal, total=False):
+class AllocateOptions(RenewAllocationOptions, total=False):
     """Options of allocate."""
 
     no_expiry: bool
@@ -72,20 +72,20 @@ class Allocation(Renewal, total=False):
     label: str
 
 
-class Reclaiming(Effect, total=False):
+class ReclaimOptions(EffectOptions, total=False):
     """Options of reclaim."""
 
     request_time_us: int
     request_id: str
 
 
-class Renewing(Trial, total=False):
+class RenewLeasesOptions(TrialOptions, total=False):
     """Options of renew_leases."""
 
     ttl_s: float
 
 
-class HandOver(OwnBlocks, total=False):
+class FinishedBlocksOptions(OwnBlocksOptions, total=False):
     """Options of finished_blocks. `transfer_key` is fresh unless given."""
 
     transfer_key: bytes
@@ -100,7 +100,7 @@ class HandOver(OwnBlocks, total=False):
     request_time_us: int
 
 
-class Part(OwnBlocks, total=False):
+class PushPartOptions(OwnBlocksOptions, total=False):
     """Options of push_part."""
 
     request_id: str
@@ -129,14 +129,14 @@ class PullTerms(TypedDict, total=False):
     transfer_timeout_s: float
 
 
-class Pull(PullTerms, Effect, total=False):
+class PullBlocksOptions(PullTerms, EffectOptions, total=False):
     """Options of pull_blocks. With `wait`, give a longer `timeout_s`; `pull` does that by itself."""
 
     wait: TransferWait
 
 
-class WaitedPull(PullTerms, total=False):
-    """Options of pull: `idempotency_key` as in Change, `incarnation` as in OwnBlocks, `have_tokens` as in
+class PullOptions(PullTerms, total=False):
+    """Options of pull: `idempotency_key` as in ChangeOptions, `incarnation` as in OwnBlocksOptions, `have_tokens` as in
     pull_blocks.
     """
 
@@ -146,7 +146,7 @@ class WaitedPull(PullTerms, total=False):
 
 
 class ReservationTerms(TypedDict, total=False):
-    """Options of receive and reserve_blocks. `incarnation` as in OwnBlocks."""
+    """Options of receive and reserve_blocks. `incarnation` as in OwnBlocksOptions."""
 
     incarnation: int
     request_id: str
@@ -158,20 +158,20 @@ class ReservationTerms(TypedDict, total=False):
     priority: int
 
 
-class Reservation(ReservationTerms, Effect, total=False):
+class ReserveBlocksOptions(ReservationTerms, EffectOptions, total=False):
     """Options of reserve_blocks. With `wait`, give a longer `timeout_s`; `receive` does that by itself."""
 
     source: PeerAddress
     wait: TransferWait
 
 
-class WaitedReservation(ReservationTerms, total=False):
-    """Options of receive. `idempotency_key` as in Change."""
+class ReceiveOptions(ReservationTerms, total=False):
+    """Options of receive. `idempotency_key` as in ChangeOptions."""
 
     idempotency_key: str
 
 
-class LeaseTerms(Change, total=False):
+class LeaseOptions(ChangeOptions, total=False):
     """Options of lease."""
 
     incarnation: int
@@ -184,18 +184,18 @@ class LeaseTerms(Change, total=False):
     labels: dict[str, str]
 
 
-class LeaseGrant(LeaseTerms, Effect, total=False):
+class GrantLeaseOptions(LeaseOptions, EffectOptions, total=False):
     """Options of grant_lease."""
 
 
-class Cancelling(Effect, total=False):
+class CancelOptions(EffectOptions, total=False):
     """Options of cancel."""
 
     scope: CancelScope.ValueType
     free_allocation_ids: Sequence[str]
 
 
-class Which(TypedDict, total=False):
+class WhichTransfers(TypedDict, total=False):
     """Filter of transfers: all given fields must match."""
 
     transfer_ids: Sequence[str]
@@ -210,17 +210,17 @@ class Which(TypedDict, total=False):
     min_age_s: float
 
 
-class Rows(Call, total=False):
+class ListOptions(CallOptions, total=False):
     """Options of calls that list. `limit` bounds the number of rows; without it all pages are fetched."""
 
     limit: int
 
 
-class Listing(Which, Rows, total=False):
+class ListTransfersOptions(WhichTransfers, ListOptions, total=False):
     """Options of list_transfers."""
 
 
-class Arrival(Call, total=False):
+class RequestArrivedOptions(CallOptions, total=False):
     """Options of request_arrived. Without `incarnation` it is meant for the life that the scheduler knows."""
 
     target: Grant
@@ -230,7 +230,7 @@ class Arrival(Call, total=False):
     incarnation: int
 
 
-class Table(Call, total=False):
+class BlockTableOptions(CallOptions, total=False):
     """Options of calls that list the blocks of a request. `incarnation` is the life that the ids belong to, if it is
     not the one that the scheduler knows.
     """
@@ -239,7 +239,7 @@ class Table(Call, total=False):
     incarnation: int
 
 
-class Allocated(Table, total=False):
+class BlocksAllocatedOptions(BlockTableOptions, total=False):
     """Options of blocks_allocated."""
 
     computed_tokens: int
@@ -247,20 +247,20 @@ class Allocated(Table, total=False):
     after_step: int
 
 
-class Computed(Table, total=False):
+class TokensComputedOptions(BlockTableOptions, total=False):
     """Options of tokens_computed and request_finished."""
 
     step: int
 
 
-class Needed(Call, total=False):
+class Needed(CallOptions, total=False):
     """Options of blocks_needed."""
 
     request_time_us: int
     request_id: str
 
 
-class Reading(Call, total=False):
+class ReadBlocksOptions(CallOptions, total=False):
     """Options of read_blocks."""
 
     incarnation: int

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Unpack
 
 from kvgrpc.client import options as opt
-from kvgrpc.client.calls import Caller
+from kvgrpc.client.caller import Caller
 from kvgrpc.client.values import duration
 from kvgrpc.v1 import tensor_pb2 as pb
 from kvgrpc.v1.common_pb2 import Grant, PeerAddress
@@ -43,7 +43,7 @@ class Tensors:
         to: Sequence[str] = (),
         part: int = 0,
         within_s: float = 60.0,
-        **options: Unpack[opt.TensorPut],
+        **options: Unpack[opt.PutTensorOptions],
     ) -> pb.PutTensorResponse:
         """Puts a tensor from an allocation of this server's store to the leads at `to`, or keeps it for others if `to`
         is empty. With the `grant` of its source, puts the tensor into this server's store.
@@ -75,7 +75,7 @@ class Tensors:
         source: str = "",
         as_offer: bool = False,
         within_s: float = 30.0,
-        **options: Unpack[opt.Call],
+        **options: Unpack[opt.CallOptions],
     ) -> pb.GetTensorResponse:
         """Returns the pages of a tensor once it is there, or with `as_offer` the grant of one that is kept for
         others.
@@ -88,7 +88,7 @@ class Tensors:
         return await self._call.read(self._stub.GetTensor, request, {"timeout_s": within_s + MARGIN_S, **options})
 
     async def release(
-        self, transfer_key: bytes, names: Sequence[str] = (), *, source: str = "", **options: Unpack[opt.Call]
+        self, transfer_key: bytes, names: Sequence[str] = (), *, source: str = "", **options: Unpack[opt.CallOptions]
     ) -> pb.ReleaseTensorsResponse:
         """Releases these tensors, part 0 of each, or the whole request; also at the lead at `source`, which keeps them
         for this one.
@@ -104,13 +104,13 @@ class Tensors:
         transfer_key: bytes = b"",
         *,
         states: Sequence["pb.TensorState.ValueType"] = (),
-        **options: Unpack[opt.Rows],
+        **options: Unpack[opt.ListOptions],
     ) -> pb.ListTensorsResponse:
         """Returns who holds which tensors, oldest first."""
         request = pb.ListTensorsRequest(transfer_key=transfer_key, states=states)
         return await self._call.pages(self._stub.ListTensors, request, options, "tensors")
 
-    async def status(self, **options: Unpack[opt.Call]) -> pb.GetStagingStatusResponse:
+    async def status(self, **options: Unpack[opt.CallOptions]) -> pb.GetStagingStatusResponse:
         """Returns how full the store is."""
         return await self._call.read(self._stub.GetStagingStatus, pb.GetStagingStatusRequest(), options)
 

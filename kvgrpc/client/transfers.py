@@ -6,10 +6,10 @@ from typing import Unpack
 from grpc import aio
 
 from kvgrpc.client import options as opt
-from kvgrpc.client.calls import Caller, ServerCalls
+from kvgrpc.client.caller import Caller, ServerCalls
+from kvgrpc.client.transfer_waits import CallerWait
 from kvgrpc.client.values import fields
-from kvgrpc.client.waiting import Wait
-from kvgrpc.client.watch import Cursor, Pace, Reply, Watch, WatchEvent, point_of
+from kvgrpc.client.watch import AnyReply, Cursor, Pace, Watch, WatchEvent, point_of
 from kvgrpc.v1 import transfer_pb2
 from kvgrpc.v1.common_pb2 import ResponseHeader
 from kvgrpc.v1.transfer_pb2_grpc import TransferServiceStub
@@ -25,7 +25,9 @@ class TransferCalls(ServerCalls):
         super().__init__(channel, caller)
         self._transfers = TransferServiceStub(channel)
 
-    async def get_transfer(self, transfer_id: str, **options: Unpack[opt.Call]) -> transfer_pb2.GetTransferResponse:
+    async def get_transfer(
+        self, transfer_id: str, **options: Unpack[opt.CallOptions]
+    ) -> transfer_pb2.GetTransferResponse:
         """Returns one transfer. NotFound means that its memory counts as QUARANTINED."""
         request = transfer_pb2.GetTransferRequest(transfer_id=transfer_id)
         return await self._call.read(self._transfers.GetTransfer, request, options)
@@ -48,14 +50,18 @@ class TransferCalls(ServerCalls):
         """
         return await self._wait(returned, timeout_s).many(transfer_ids, any_of)
 
-    async def list_transfers(self, **options: Unpack[opt.Listing]) -> transfer_pb2.ListTransfersResponse:
+    async def list_transfers(self, **options: Unpack[opt.ListTransfersOptions]) -> transfer_pb2.ListTransfersResponse:
         """Returns the transfers that match, newest first. A watch after this reply misses nothing."""
         call: dict[str, object] = {name: options.pop(name) for name in ("limit", "timeout_s") if name in options}
         request = transfer_pb2.ListTransfersRequest(filter=transfer_pb2.TransferFilter(**fields(options)))
         return await self._call.pages(self._transfers.ListTransfers, request, call, "transfers")
 
     def watch(
-        self, *, after: Reply | ResponseHeader | None = None, pace: Pace | None = None, **which: Unpack[opt.Which]
+        self,
+        *,
+        after: AnyReply | ResponseHeader | None = None,
+        pace: Pace | None = None,
+        **which: Unpack[opt.WhichTransfers],
     ) -> AsyncGenerator[WatchEvent, None]:
         """Yields every change of the transfers that match, from now on, or after an earlier reply, for example that of
         `pull_blocks` or `list_transfers`. The watch survives lost connections and restarts. After `HistoryLost` or
@@ -65,7 +71,7 @@ class TransferCalls(ServerCalls):
         return Watch(self._call, self._transfers.WatchTransfers, cursor, pace or Pace()).events()
 
     async def acknowledge(
-        self, transfer_ids: Sequence[str], **options: Unpack[opt.Effect]
+        self, transfer_ids: Sequence[str], **options: Unpack[opt.EffectOptions]
     ) -> transfer_pb2.AcknowledgeTransfersResponse:
         """Tells the server that the owning engine has seen the end of these transfers and the return of their
         memory.
@@ -74,7 +80,7 @@ class TransferCalls(ServerCalls):
         return await self._call.change(self._transfers.AcknowledgeTransfers, request, options)
 
     async def cancel(
-        self, transfer: str | bytes, *, message: str = "", **options: Unpack[opt.Cancelling]
+        self, transfer: str | bytes, *, message: str = "", **options: Unpack[opt.CancelOptions]
     ) -> transfer_pb2.CancelTransferResponse:
         """Ends a transfer by its id, or (bytes) all with this transfer key. Under an unknown key, later transfers are
         refused. The other side is told and ends CANCELLED too, unless `scope` is THIS_SIDE. `free_allocation_ids` frees
@@ -87,6 +93,6 @@ class TransferCalls(ServerCalls):
             request.transfer_id = transfer
         return await self._call.change(self._transfers.CancelTransfer, request, options)
 
-    def _wait(self, returned: bool, timeout_s: float) -> Wait:
+    def _wait(self, returned: bool, timeout_s: float) -> CallerWait:
         condition = transfer_pb2.WAIT_CONDITION_RETURNED if returned else transfer_pb2.WAIT_CONDITION_ENDED
-        return Wait(self._call, self._transfers, condition, timeout_s)
+        return CallerWait(self._call, self._transfers, condition, timeout_s)

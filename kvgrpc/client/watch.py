@@ -18,8 +18,8 @@ from typing import Protocol
 from grpc import aio
 
 from kvgrpc.client import pauses
-from kvgrpc.client.calls import Caller
-from kvgrpc.client.status import passes
+from kvgrpc.client.caller import Caller
+from kvgrpc.client.grpc_status import passes
 from kvgrpc.errors import DeadlineExceeded, KVGrpcError, Reason, Unavailable
 from kvgrpc.v1.common_pb2 import ResponseHeader
 from kvgrpc.v1.transfer_pb2 import Transfer, TransferFilter, WatchTransfersRequest, WatchTransfersResponse
@@ -46,14 +46,14 @@ WatchEvent = WatchTransfersResponse | HistoryLost | IncarnationChanged
 """A change (its `transfer` is the whole transfer after it), or a marker in place of changes."""
 
 
-class Reply(Protocol):
+class AnyReply(Protocol):
     """Any reply of this engine."""
 
     @property
     def header(self) -> ResponseHeader: ...
 
 
-def point_of(after: Reply | ResponseHeader | None) -> tuple[int, int]:
+def point_of(after: AnyReply | ResponseHeader | None) -> tuple[int, int]:
     """Returns the incarnation and the event number to watch after. A reply with one transfer counts as old as that
     transfer, so that no change of it is missed.
     """

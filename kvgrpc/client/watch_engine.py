@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from grpc import aio
 
 from kvgrpc.client import pauses
-from kvgrpc.client.calls import Caller
+from kvgrpc.client.caller import Caller
 from kvgrpc.errors import DeadlineExceeded, Exhausted, InternalError, KVGrpcError, Reason, Unavailable
 from kvgrpc.v1.handshake_pb2 import WatchEngineRequest, WatchEngineResponse
 

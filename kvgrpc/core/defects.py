@@ -8,7 +8,7 @@ handled nothing yet; all else ends with it: accesses, peers, keys and pins.
 from collections.abc import Iterable
 
 from kvgrpc.core.actions import SendClose
-from kvgrpc.core.events import CloseOutcome, Closing
+from kvgrpc.core.events import AccessClosing, CloseOutcome
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.state.move import Move
 from kvgrpc.core.tables.transfers import Failure, Transfer
@@ -38,7 +38,7 @@ def closings(moves: Iterable[Move], incarnation: int) -> list[SendClose]:
     return [
         SendClose(
             move.peer,
-            Closing(move.access_id, CloseOutcome.FAILED, quiesced=True, token=move.token, message=MESSAGE),
+            AccessClosing(move.access_id, CloseOutcome.FAILED, quiesced=True, token=move.token, message=MESSAGE),
             incarnation,
             move.trace,
             proves=True,

@@ -11,16 +11,16 @@ from enum import Enum
 from kvgrpc.core.actions import (
     Allocated,
     Answer,
+    BlocksReserved,
     Freed,
     GaveUp,
     HandedOver,
-    Pulling,
+    PullStarted,
     Reclaimed,
     Registered,
     Released,
     Renewed,
     Reply,
-    Reserved,
 )
 from kvgrpc.core.events import Call
 from kvgrpc.core.tables.allocator import Allocator
@@ -146,7 +146,10 @@ def lives(answer: Answer, leases: LeaseTable, transfers: TransferTable, allocato
         lease = leases.find(answer.lease.id)
         if lease is not None and lease.live:
             return True
-    if isinstance(answer, HandedOver | Pulling | Registered | Reserved | GaveUp) and answer.transfer is not None:
+    if (
+        isinstance(answer, HandedOver | PullStarted | Registered | BlocksReserved | GaveUp)
+        and answer.transfer is not None
+    ):
         transfer = transfers.find(answer.transfer.id)
         return transfer is not None and not transfer.settled
     return False

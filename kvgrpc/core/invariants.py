@@ -8,7 +8,7 @@ from kvgrpc.core.tables.accesses import AccessState
 from kvgrpc.core.tables.ledger import RowKind
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.transfers import Direction, Disposition
-from kvgrpc.core.values.grants import Access as AccessKind
+from kvgrpc.core.values.grants import AccessKind
 
 
 def check(state: NodeState) -> None:

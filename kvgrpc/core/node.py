@@ -21,16 +21,16 @@ from kvgrpc.core.access.cancels import (
 )
 from kvgrpc.core.access.checksums import ChecksumCalls
 from kvgrpc.core.access.openings import AccessOpenings
-from kvgrpc.core.access.sends import Sends
-from kvgrpc.core.access.serving import Serving
+from kvgrpc.core.access.post_sends import PostSends
+from kvgrpc.core.access.served_accesses import ServedAccesses
 from kvgrpc.core.actions import Acknowledged, Action, Drained, LeaseView, SendClose, TransferChanged
 from kvgrpc.core.defects import closings, take_over
 from kvgrpc.core.idempotency import Begun
 from kvgrpc.core.invariants import check
-from kvgrpc.core.moves.asking import Asking
 from kvgrpc.core.moves.course import Course
 from kvgrpc.core.moves.moves import Moves
 from kvgrpc.core.moves.pending_closes import PendingCloses
+from kvgrpc.core.moves.send_asks import SendAsks
 from kvgrpc.core.peers.handshakes import RETRY_DELAY_S, Handshakes
 from kvgrpc.core.peers.liveness import PeerLiveness
 from kvgrpc.core.pool.allocations import Allocations
@@ -44,18 +44,18 @@ from kvgrpc.core.receive.reservations import Reservations
 from kvgrpc.core.send.checksum_prefetch import ChecksumPrefetch
 from kvgrpc.core.send.firmness import Firmness
 from kvgrpc.core.send.hand_overs import HandOvers
-from kvgrpc.core.send.mirroring import Mirroring
+from kvgrpc.core.send.mirror_copies import MirrorCopies
 from kvgrpc.core.send.push_course import PushCourse
 from kvgrpc.core.send.push_ends import PushEnds
 from kvgrpc.core.send.pushes import Pushes
-from kvgrpc.core.send.reclaiming import Reclaiming
+from kvgrpc.core.send.reclaims import Reclaims
 from kvgrpc.core.send.weak_claims import WeakClaims
 from kvgrpc.core.state import NodeState
-from kvgrpc.core.state.move import Move, Stage
-from kvgrpc.core.state.pull import Pull
+from kvgrpc.core.state.move import Move, MoveStage
+from kvgrpc.core.state.pull import PullMove
 from kvgrpc.core.state.push import Registration
 from kvgrpc.core.state.reactions import Reaction, Reactions
-from kvgrpc.core.state.reservation import Reservation
+from kvgrpc.core.state.reservation import ReservationMove
 from kvgrpc.core.tables.leases import Lease, LeaseState
 from kvgrpc.core.tables.peers import Peer, PeerView
 from kvgrpc.core.tables.timers import Timer
@@ -82,36 +82,38 @@ class Node:
         self._liveness = PeerLiveness(state)
         self._handshakes = Handshakes(state, self._liveness)
         self._closes = PendingCloses(state, self._handshakes)
-        pull_ends, reservation_ends = PullEnds[Pull](state, self._closes), ReservationEnds(state, self._closes)
+        pull_ends, reservation_ends = PullEnds[PullMove](state, self._closes), ReservationEnds(state, self._closes)
         pull_course = PullCourse(state, self._handshakes, self._liveness, pull_ends)
         reservation_course = ReservationCourse(state, self._handshakes, self._liveness, reservation_ends)
         self._firmness = Firmness(state)
         self.weak_claims = WeakClaims(state)
         self._hand_overs = HandOvers(state, self._firmness, self.weak_claims)
-        self._reclaiming = Reclaiming(state, self._hand_overs, self.weak_claims, self._closes)
+        self._reclaims = Reclaims(state, self._hand_overs, self.weak_claims, self._closes)
         self._push_ends = PushEnds(state, self._closes, self._hand_overs, self._firmness)
         self._push_course = PushCourse(state, self._handshakes, self._liveness, self._push_ends, self._hand_overs)
         courses: dict[type[Move], Course[Any]] = {
-            Pull: pull_course,
-            Reservation: reservation_course,
+            PullMove: pull_course,
+            ReservationMove: reservation_course,
             Registration: self._push_course,
         }
         self._moves = Moves(state, self._liveness, courses)
-        ends: dict[type[Pull], PullEnds[Any]] = {Pull: pull_ends, Reservation: reservation_ends}
+        ends: dict[type[PullMove], PullEnds[Any]] = {PullMove: pull_ends, ReservationMove: reservation_ends}
         self._pulls = Pulls(state, self._handshakes, pull_course, ends)
         self._reservations = Reservations(state, self._handshakes, reservation_course)
-        self._mirroring = Mirroring(state, self._hand_overs, self._push_course)
+        self._mirror_copies = MirrorCopies(state, self._hand_overs, self._push_course)
         self._pushes = Pushes(
-            state, self._handshakes, self._push_course, self._hand_overs, self._firmness, self._mirroring
+            state, self._handshakes, self._push_course, self._hand_overs, self._firmness, self._mirror_copies
         )
         self._prefetch = ChecksumPrefetch(state)
         self._checksums = ChecksumCalls(state, self._prefetch)
-        self._sends, self._asking = Sends(state), Asking(state)
+        self._post_sends, self._send_asks = PostSends(state), SendAsks(state)
         self._openings = AccessOpenings(state, self._reservations, self._firmness)
-        self._serving = Serving(state, self._hand_overs, self._pulls, self._reservations, self._pushes, self._openings)
+        self._served = ServedAccesses(
+            state, self._hand_overs, self._pulls, self._reservations, self._pushes, self._openings
+        )
         self._cancels = Cancels(state, self._closes, self._pulls, self._pushes, self._hand_overs, self._openings)
         self._quarantine = Quarantine(state, self._liveness, self._moves, self._reservations)
-        self._pool = Allocations(state, self._reclaiming)
+        self._pool = Allocations(state, self._reclaims)
         state.react = self._reactions()
         self._handlers = self._make_handlers()
         self._deadlines = self._make_deadlines()
@@ -182,7 +184,7 @@ class Node:
             moves = push.registrations.values() if push.over else ()
             return "; ".join(move.missing_proof for move in moves if move.postings)
         move = self.state.moves.find(transfer_id)
-        return move.missing_proof if move is not None and move.stage is Stage.ENDED else ""
+        return move.missing_proof if move is not None and move.stage is MoveStage.ENDED else ""
 
     def check(self) -> None:
         """Asserts what holds between events. For tests and simulators."""
@@ -190,7 +192,7 @@ class Node:
 
     def _reactions(self) -> Reactions:
         """Returns the reactions of the parts to each other's decisions, in this order."""
-        access, closes, moves, asking = self._serving, self._closes, self._moves, self._asking
+        access, closes, moves, asking = self._served, self._closes, self._moves, self._send_asks
         ends = access.peer_dead, closes.peer_dead, moves.peer_dead
         return Reactions(
             peer_heard=Reaction(access.peer_heard, asking.peer_heard),
@@ -202,7 +204,7 @@ class Node:
             memory_changed=Reaction(moves.memory_changed),
             rekey_begins=Reaction(moves.rekey_begins, access.stop_reads),
             rekey_ends=Reaction(access.stop_reads, self._handshakes.rekey_ends, self._liveness.rekey_ends),
-            lease_began=Reaction(self._mirroring.announced, self._prefetch.announced, access.lease_announced),
+            lease_began=Reaction(self._mirror_copies.announced, self._prefetch.announced, access.lease_announced),
             lease_copied=Reaction(self._prefetch.copied, access.lease_copied),
             lease_refused=Reaction(access.lease_refused),
             lease_ended=Reaction(self._prefetch.ended, self._push_ends.lease_ended),
@@ -220,7 +222,7 @@ class Node:
             events.CancelTransfer: (self._cancel,),
             events.AcknowledgeTransfers: (self._acknowledge,),
             events.AllocateBlocks: (self._pool.allocate,),
-            events.ReclaimBlocks: (self._reclaiming.reclaim,),
+            events.ReclaimBlocks: (self._reclaims.reclaim,),
             events.FreeBlocks: (self._pool.free,),
             events.GiveAllocation: (self._pool.give,),
             events.ConnectPeer: (self._handshakes.connect,),
@@ -230,9 +232,9 @@ class Node:
             events.ProofRefused: (self._handshakes.proof_refused,),
             events.PeerAlive: (self._liveness.streaming,),
             events.PeerSilent: (self._liveness.silent,),
-            events.OpenAccess: (self._serving.open,),
-            events.SettleAccess: (self._serving.settle,),
-            events.CloseAccess: (self._serving.close,),
+            events.OpenAccess: (self._served.open,),
+            events.SettleAccess: (self._served.settle,),
+            events.CloseAccess: (self._served.close,),
             events.AccessAnswered: (self._moves.access_answered,),
             events.SettleAnswered: (self._moves.settle_answered,),
             events.CloseAnswered: (self._closes.answered,),
@@ -241,7 +243,7 @@ class Node:
             events.EndpointOffered: (self._handshakes.endpoint_offered,),
             events.MeetingBegan: (self._handshakes.meeting_began,),
             events.PeerMapped: (self._handshakes.mapped,),
-            events.PostingEnded: (self._moves.posting_ended, self._serving.posting_ended),
+            events.PostingEnded: (self._moves.posting_ended, self._served.posting_ended),
             events.StepDone: (self._step_done,),
             events.LeasesVoided: (self._hand_overs.void,),
             events.LifeBegan: (self._begin,),
@@ -249,19 +251,19 @@ class Node:
             events.Tick: (),
             events.RegisterPush: (self._pushes.register,),
             events.ReserveBlocks: (self._reservations.reserve,),
-            events.PartsReady: (self._serving.parts_ready,),
+            events.PartsReady: (self._served.parts_ready,),
             events.PartsAnswered: (self._push_course.parts_answered,),
             events.ChecksumBlocks: (self._checksums.ask,),
-            events.CallAbandoned: (self._checksums.abandoned, self._sends.abandoned, self._handshakes.abandoned),
-            events.PostSend: (self._sends.ask,),
-            events.SendPosted: (self._sends.posted,),
-            events.SendWanted: (self._asking.wanted,),
-            events.PostSendAnswered: (self._asking.answered,),
+            events.CallAbandoned: (self._checksums.abandoned, self._post_sends.abandoned, self._handshakes.abandoned),
+            events.PostSend: (self._post_sends.ask,),
+            events.SendPosted: (self._post_sends.posted,),
+            events.SendWanted: (self._send_asks.wanted,),
+            events.PostSendAnswered: (self._send_asks.answered,),
             events.ChecksumsAnswered: (self._moves.checksums_answered,),
             events.ChecksumsComputed: (
                 self._moves.checksums_computed, self._prefetch.computed, self._checksums.computed,
             ),
-            events.CopiedOut: (self._mirroring.copied,),
+            events.CopiedOut: (self._mirror_copies.copied,),
             events.RegisterAnswered: (self._moves.register_answered,),
             events.ProcessEnded: (self._quarantine.process_ended,),
             events.Rekeyed: (self._quarantine.rekeyed,),
@@ -274,10 +276,10 @@ class Node:
         return {
             Timer.LEASE: self._hand_overs.due,
             Timer.SOFTEN: self._firmness.due,
-            Timer.RENDEZVOUS: self._pushes.expecting.due,
+            Timer.RENDEZVOUS: self._pushes.expected_pushes.due,
             Timer.OPEN_WAIT: self._openings.wait_due,
-            Timer.ACCESS_FORGET: self._serving.forget,
-            Timer.CLOSED_IDS: self._serving.closed_ids_due,
+            Timer.ACCESS_FORGET: self._served.forget,
+            Timer.CLOSED_IDS: self._served.closed_ids_due,
             Timer.CLOSE_RETRY: self._closes.due,
             Timer.DEAD_PEER_RETRY: self._closes.retry_dead_peer,
             Timer.PEER_GRACE: self._liveness.grace_over,
@@ -290,7 +292,7 @@ class Node:
             Timer.REFUSED_LEASE: self._hand_overs.forget_refused,
             Timer.ALLOCATION: self._pool.due,
             Timer.CHECKSUMS: self._checksums.due,
-            Timer.SEND: self._sends.due,
+            Timer.SEND: self._post_sends.due,
             Timer.QUARANTINE: self._quarantine.quarantine_due,
             Timer.REKEY: self._quarantine.rekey_due,
         }
@@ -319,8 +321,8 @@ class Node:
 
     def _finish(self, event: events.FinishedBlocks) -> None:
         if event.expected:
-            self._pushes.expecting.expected(event)
-        elif event.waits_for is events.WaitsFor.REGISTRATION or self._pushes.expecting.awaited(event):
+            self._pushes.expected_pushes.expected(event)
+        elif event.waits_for is events.WaitsFor.REGISTRATION or self._pushes.expected_pushes.awaited(event):
             self._pushes.finish(replace(event, waits_for=events.WaitsFor.REGISTRATION))
         else:
             self._hand_overs.finish(event)
@@ -332,9 +334,9 @@ class Node:
             return
         before = state.steps.done()
         state.steps.finish(event.rank, event.step, event.layers)
-        self._mirroring.go_on()
+        self._mirror_copies.go_on()
         if state.steps.done() > before:
-            self._serving.retry_step()
+            self._served.retry_step()
             self._prefetch.go_on()
         self._moves.step_done(event)
 
@@ -384,9 +386,9 @@ class Node:
         self._pushes.end_all(gone)
         self._pulls.end_all(gone)
         state.drop_moves()
-        self._serving.end_all(error)
+        self._served.end_all(error)
         self._checksums.end_all(error)
-        self._sends.end_all(error)
+        self._post_sends.end_all(error)
         self._handshakes.end_all(Unavailable(Reason.ENGINE_LOST, changed, retry_delay_s=RETRY_DELAY_S))
         self._quarantine.end_all(error)
         self._liveness.end_all()

@@ -38,7 +38,7 @@ _PEERCRED = struct.Struct("3i")  # pid, uid, gid
 _SO_PEERPIDFD = 77  # <asm-generic/socket.h>, since Linux 6.5
 
 
-class Asking:
+class PendingQuestion:
     """One question, until it is answered or given up."""
 
     def __init__(self, question: Question, answered: Callable[[Answer | str], None], rank: int | None) -> None:
@@ -66,41 +66,43 @@ class Asker:
     def __init__(self, name: str) -> None:
         self._name = name
         self._lock = threading.Lock()  # guards what callers change, and whether a question is cancelled
-        self._waiting: deque[Asking] = deque()
+        self._waiting: deque[PendingQuestion] = deque()
         self._closed = False
         self._thread: threading.Thread | None = None
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
         # Only the thread uses what follows.
-        self._under_way: dict[Asking, None] = {}
+        self._under_way: dict[PendingQuestion, None] = {}
         """Questions in flight, the oldest first."""
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake_read, selectors.EVENT_READ)
 
-    def ask(self, question: Question, answered: Callable[[Answer | str], None], rank: int | None = None) -> Asking:
+    def ask(
+        self, question: Question, answered: Callable[[Answer | str], None], rank: int | None = None
+    ) -> PendingQuestion:
         """Queues a question. Another thread calls `answered` with the answer, which `answered` closes, or with the
         reason why there is none; `answered` must not block. `rank` is the number of the asking rank, below RANKS_MAX;
         None means the number of the rank that is asked.
         """
-        asking = Asking(question, answered, rank)
+        pending = PendingQuestion(question, answered, rank)
         with self._lock:
             if self._closed:
                 answered("this rank is closing")
-                return asking
-            self._waiting.append(asking)
+                return pending
+            self._waiting.append(pending)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
         self._wake()
-        return asking
+        return pending
 
-    def cancel(self, asking: Asking) -> None:
+    def cancel(self, pending: PendingQuestion) -> None:
         """Cancels a question: `answered` is not called any more."""
         with self._lock:
-            asking.cancelled = True
+            pending.cancelled = True
             with contextlib.suppress(ValueError):
-                self._waiting.remove(asking)
+                self._waiting.remove(pending)
         self._wake()
 
     def close(self) -> None:
@@ -110,8 +112,8 @@ class Asker:
         self._wake()
         if self._thread is not None:
             self._thread.join()
-        for asking in self._under_way:
-            asking.close()
+        for pending in self._under_way:
+            pending.close()
         self._under_way.clear()
         self._waiting.clear()
         self._selector.close()
@@ -133,19 +135,19 @@ class Asker:
                 elif key.data in self._under_way:
                     self._receive(key.data)
             now = time.monotonic()
-            for asking in [asking for asking in self._under_way if asking.cancelled]:
-                self._end(asking)
+            for pending in [pending for pending in self._under_way if pending.cancelled]:
+                self._end(pending)
             while self._expire_first(now, ANSWER_S):
                 pass
-            for asking in [asking for asking in self._under_way if not asking.connected]:
-                self._connect(asking)
+            for pending in [pending for pending in self._under_way if not pending.connected]:
+                self._connect(pending)
             self._begin_waiting(now)
 
     def _wait_s(self) -> float | None:
         oldest = next(iter(self._under_way), None)
         if oldest is None:
             return None
-        if any(not asking.connected for asking in self._under_way):
+        if any(not pending.connected for pending in self._under_way):
             return _CONNECT_AGAIN_S
         return max(oldest.began + (FAIR_S if self._waiting else ANSWER_S) - time.monotonic(), 0.0)
 
@@ -156,71 +158,71 @@ class Asker:
             with self._lock:
                 if not self._waiting:
                     return
-                asking = self._waiting.popleft()
-            asking.began = now
-            self._under_way[asking] = None
-            self._connect(asking)
+                pending = self._waiting.popleft()
+            pending.began = now
+            self._under_way[pending] = None
+            self._connect(pending)
 
     def _expire_first(self, now: float, patience_s: float) -> bool:
         """Gives up the oldest question if it is at least `patience_s` old. Returns True if it did."""
-        asking = next(iter(self._under_way), None)
-        if asking is None or now - asking.began < patience_s:
+        pending = next(iter(self._under_way), None)
+        if pending is None or now - pending.began < patience_s:
             return False
-        self._tell(asking, f"no answer at {asking.question.socket_path!r} within {patience_s:g} s")
+        self._tell(pending, f"no answer at {pending.question.socket_path!r} within {patience_s:g} s")
         return True
 
-    def _connect(self, asking: Asking) -> None:
-        question = asking.question
+    def _connect(self, pending: PendingQuestion) -> None:
+        question = pending.question
         try:
-            if asking.socket is None:
-                asking.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                asking.socket.setblocking(False)
-            asking.socket.connect(address(question.socket_path))
+            if pending.socket is None:
+                pending.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                pending.socket.setblocking(False)
+            pending.socket.connect(address(question.socket_path))
         except BlockingIOError:
             return  # the listener's queue is full
         except (OSError, ValueError) as error:
             shown = question.socket_path[:_PATH_BYTES_MAX]
-            self._tell(asking, f"{shown!r} cannot be reached from here: {error}")
+            self._tell(pending, f"{shown!r} cannot be reached from here: {error}")
             return
-        asking.connected = True
+        pending.connected = True
         # The process is checked and held before anything is sent: a peer may have named another process's socket. A
         # process that answers a question asked after it was held was there all the time.
-        asking.pid, uid, asking.end = listener(asking.socket)
+        pending.pid, uid, pending.end = listener(pending.socket)
         if uid != os.geteuid():
-            self._tell(asking, f"the peer runs as user {uid}, this process as another")
+            self._tell(pending, f"the peer runs as user {uid}, this process as another")
             return
         try:
-            asking.socket.send(asking.packet)
+            pending.socket.send(pending.packet)
         except OSError as error:
-            self._tell(asking, f"{question.socket_path!r} takes no question: {error}")
+            self._tell(pending, f"{question.socket_path!r} takes no question: {error}")
             return
-        self._selector.register(asking.socket, selectors.EVENT_READ, asking)
+        self._selector.register(pending.socket, selectors.EVENT_READ, pending)
 
-    def _receive(self, asking: Asking) -> None:
-        assert asking.socket is not None
+    def _receive(self, pending: PendingQuestion) -> None:
+        assert pending.socket is not None
         try:
-            payload, fds = _receive(asking.socket, asking.question.descriptors)
+            payload, fds = _receive(pending.socket, pending.question.descriptors)
         except (OSError, ValueError) as error:
-            self._tell(asking, str(error))
+            self._tell(pending, str(error))
             return
-        end, asking.end = asking.end, None
-        self._tell(asking, Answer(asking.question, asking.pid, end, payload, fds))
+        end, pending.end = pending.end, None
+        self._tell(pending, Answer(pending.question, pending.pid, end, payload, fds))
 
-    def _tell(self, asking: Asking, outcome: Answer | str) -> None:
-        self._end(asking)
+    def _tell(self, pending: PendingQuestion, outcome: Answer | str) -> None:
+        self._end(pending)
         with self._lock:
-            if not asking.cancelled and not self._closed:
-                asking.answered(outcome)
+            if not pending.cancelled and not self._closed:
+                pending.answered(outcome)
                 return
         if isinstance(outcome, Answer):
             outcome.close()
 
-    def _end(self, asking: Asking) -> None:
-        del self._under_way[asking]
-        if asking.connected and asking.socket is not None:
+    def _end(self, pending: PendingQuestion) -> None:
+        del self._under_way[pending]
+        if pending.connected and pending.socket is not None:
             with contextlib.suppress(KeyError):  # it ended before it was asked
-                self._selector.unregister(asking.socket)
-        asking.close()
+                self._selector.unregister(pending.socket)
+        pending.close()
 
 
 def address(path: str) -> str:

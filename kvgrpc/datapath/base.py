@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, runtime_checkable
 
-from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.byte_runs import Runs
 from kvgrpc.core.values.endpoints import RankEndpoint, Segment
 from kvgrpc.core.values.sends import SendAnswer, SendAsk, Values
 from kvgrpc.core.values.strips import Strip
@@ -190,7 +190,7 @@ class SentRemote(Remote, Protocol):
         ...
 
 
-class Reaching(Protocol):
+class ReachAttempt(Protocol):
     """An attempt to reach a peer rank."""
 
     def cancel(self) -> None:
@@ -290,7 +290,9 @@ class SentByPeers(Protocol):
         """
         ...
 
-    def reach(self, rank: int, peer: str, endpoint: RankEndpoint, reached: Callable[[Remote | str], None]) -> Reaching:
+    def reach(
+        self, rank: int, peer: str, endpoint: RankEndpoint, reached: Callable[[Remote | str], None]
+    ) -> ReachAttempt:
         """Begins to reach a peer's rank from this rank, number `rank`, in place of `connect`. After the return,
         `reached` gets the remote, or why there is none. Raises DataPathUnavailable.
         """

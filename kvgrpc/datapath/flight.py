@@ -8,23 +8,23 @@ from typing import NamedTuple
 
 from kvgrpc.core.actions import Operation, Post
 from kvgrpc.core.events import PostingEnded
-from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.byte_runs import Runs
 from kvgrpc.core.values.strips import Repack, Strip
+from kvgrpc.datapath.bandwidth_cap import BandwidthCap
 from kvgrpc.datapath.base import Buffer, DataPathFailed, Posting, PostingState
-from kvgrpc.datapath.calls import text
-from kvgrpc.datapath.copy.checksums import Arrival
+from kvgrpc.datapath.copy.checksums import ReadChecksums
 from kvgrpc.datapath.copy.strips import slices_of
+from kvgrpc.datapath.guarded_calls import text
 from kvgrpc.datapath.host.addresses import check_runs, slices
-from kvgrpc.datapath.links import Link
-from kvgrpc.datapath.mirror.mirror import Landing
-from kvgrpc.datapath.staging import Claim, Staging
-from kvgrpc.datapath.throttle import Pace
+from kvgrpc.datapath.links import PeerLink
+from kvgrpc.datapath.mirror.mirror import OnwardCopy
+from kvgrpc.datapath.staging_arena import RoomClaim, StagingArena
 from kvgrpc.errors import KVGrpcError
 
 _log = logging.getLogger(__name__)
 
 
-class _Slice(NamedTuple):
+class _FlightSlice(NamedTuple):
     """A part of a posting that is moved at once."""
 
     nbytes: int
@@ -32,26 +32,26 @@ class _Slice(NamedTuple):
 
 
 def flight_with_repack(
-    post: Post, link: Link, staging: Staging, pace: Pace | None, landing: Landing | None = None
+    post: Post, link: PeerLink, staging: StagingArena, cap: BandwidthCap | None, onward: OnwardCopy | None = None
 ) -> "Flight":
     """Makes the flight of a posting with a re-pack. Raises DataPathFailed as Flight does, and for invalid strips."""
     repack = staging.check(post)
     strips = link.strips_of(repack, post.runs)
     if strips is not None:
-        return StripsFlight(post, link, repack, strips, pace, landing)
-    return StagedFlight(post, link, repack, staging, pace, landing)
+        return StripsFlight(post, link, repack, strips, cap, onward)
+    return StagedFlight(post, link, repack, staging, cap, onward)
 
 
 class Flight:
-    """One posting, moved as a whole or in slices at the pace of a cap, and then copied on from a mirror (`landing`).
+    """One posting, moved as a whole or in slices at the pace of a cap, and then copied on from a mirror (`onward`).
 
     `own_bytes` is the length of the memory that it reads into, or writes from. Raises DataPathFailed if the link does
     not move bytes that way, or a run lies outside either side's memory. All runs are checked before the first moves.
     """
 
     def __init__(
-        self, post: Post, arrival: Arrival | None, link: Link, own_bytes: int, pace: Pace | None,
-        landing: Landing | None = None,
+        self, post: Post, arrival: ReadChecksums | None, link: PeerLink, own_bytes: int, cap: BandwidthCap | None,
+        onward: OnwardCopy | None = None,
     ) -> None:  # fmt: skip
         runs, operation = post.runs, post.operation
         link.check_offers(operation)
@@ -65,13 +65,13 @@ class Flight:
         """Time at which the next slice may start; None if there is no next slice, or one is in flight."""
         self.news_at: float | None = None
         """Time at which the slice in flight was started; None if there is none."""
-        self._pace = pace
-        self._landing = landing
-        self._together = None if arrival is None or pace is not None else link.together(arrival, runs)
+        self._cap = cap
+        self._onward = onward
+        self._together = None if arrival is None or cap is not None else link.together(arrival, runs)
         self._summed = None if arrival is None or self._together is not None else arrival.slices(runs)
         if self._summed is not None:
             runs = self._summed.runs
-        self._left = self._cut(runs, pace)
+        self._left = self._cut(runs, cap)
         self._next = next(self._left, None)
         self._current: Posting | None = None
         self._current_bytes = 0
@@ -82,7 +82,7 @@ class Flight:
     def turn(self, now: float) -> PostingEnded | None:
         """Advances as far as possible without waiting. Returns the posting's end once it has come. Never raises."""
         try:
-            if self._landing is not None and not self._landing.may_come(self.wake):
+            if self._onward is not None and not self._onward.may_come(self.wake):
                 return None
         except DataPathFailed as error:
             return self._failed(error.message)
@@ -98,8 +98,8 @@ class Flight:
                 if (ended := self._all_moved(now)) is not None:
                     return ended
                 continue
-            if self._pace is not None and self.start_at is None:
-                self.start_at = self._pace.book(self._next.nbytes, now)
+            if self._cap is not None and self.start_at is None:
+                self.start_at = self._cap.book(self._next.nbytes, now)
                 self._began = self._began or now
             if self.start_at is not None and now < self.start_at:
                 return None
@@ -118,7 +118,7 @@ class Flight:
     @property
     def lands(self) -> bool:
         """True if the bytes have come and only a mirror's copies are in flight, for which no data path can speak."""
-        return self._landing is not None and self._landing.begun
+        return self._onward is not None and self._onward.begun
 
     def release(self, at_rest: bool) -> None:
         """Releases what the posting holds, after its end. If not `at_rest`, it may still be accessed; then `release` is
@@ -136,25 +136,25 @@ class Flight:
         return "the device" if self.lands else self.link.path.name
 
     def _is_over(self) -> bool:
-        return self._current is None and self._next is None and (self._landing is None or self._landing.begun)
+        return self._current is None and self._next is None and (self._onward is None or self._onward.begun)
 
     def _all_moved(self, now: float) -> PostingEnded | None:
         """Goes on after the last slice. Returns the posting's end, or None if more was begun."""
-        if self._landing is None or self._landing.begun:
+        if self._onward is None or self._onward.begun:
             return self._done()
-        landing = self._landing
-        return self._start(lambda: landing.start(self.wake), 0, now)
+        onward = self._onward
+        return self._start(lambda: onward.start(self.wake), 0, now)
 
-    def _cut(self, runs: Runs, pace: Pace | None) -> Iterator[_Slice]:
+    def _cut(self, runs: Runs, cap: BandwidthCap | None) -> Iterator[_FlightSlice]:
         """Yields the runs as one slice, or as slices of a pace."""
-        for some in [runs] if pace is None else slices(runs, pace.slice_bytes):
-            yield _Slice(some.total_bytes, partial(self._submit, some))
+        for some in [runs] if cap is None else slices(runs, cap.slice_bytes):
+            yield _FlightSlice(some.total_bytes, partial(self._submit, some))
 
     def _submit(self, runs: Runs) -> Posting:
         """Starts one slice."""
         if self._together is not None:
             return self.link.read_and_checksum(*self._together, self.wake)
-        if self._summed is not None and self._pace is None:
+        if self._summed is not None and self._cap is None:
             return self.link.read_slices(self.posting, self._summed, self.wake)
         return self.link.start(self.posting, runs, self.operation, self.wake)
 
@@ -216,16 +216,16 @@ class StripsFlight(Flight):
     """A read whose re-pack is copied straight out of the peer's memory. Raises DataPathFailed as Flight does."""
 
     def __init__(
-        self, post: Post, link: Link, repack: Repack, strips: Sequence[Strip], pace: Pace | None,
-        landing: Landing | None = None,
+        self, post: Post, link: PeerLink, repack: Repack, strips: Sequence[Strip], cap: BandwidthCap | None,
+        onward: OnwardCopy | None = None,
     ) -> None:  # fmt: skip
         self._strips = strips
-        super().__init__(post, None, link, repack.staging_bytes, pace, landing)
+        super().__init__(post, None, link, repack.staging_bytes, cap, onward)
 
-    def _cut(self, runs: Runs, pace: Pace | None) -> Iterator[_Slice]:  # noqa: ARG002 - strips replace the runs
-        for some in [self._strips] if pace is None else slices_of(self._strips, pace.slice_bytes):
+    def _cut(self, runs: Runs, cap: BandwidthCap | None) -> Iterator[_FlightSlice]:  # noqa: ARG002 - strips replace the runs
+        for some in [self._strips] if cap is None else slices_of(self._strips, cap.slice_bytes):
             nbytes = sum(strip.total_bytes for strip in some)
-            yield _Slice(nbytes, lambda some=some: self.link.read_strips(some, self.wake))  # type: ignore[misc]
+            yield _FlightSlice(nbytes, lambda some=some: self.link.read_strips(some, self.wake))  # type: ignore[misc]
 
 
 class StagedFlight(Flight):
@@ -235,15 +235,15 @@ class StagedFlight(Flight):
     """
 
     def __init__(
-        self, post: Post, link: Link, repack: Repack, staging: Staging, pace: Pace | None,
-        landing: Landing | None = None,
+        self, post: Post, link: PeerLink, repack: Repack, staging: StagingArena, cap: BandwidthCap | None,
+        onward: OnwardCopy | None = None,
     ) -> None:  # fmt: skip
         self._repack = repack
         staging.check_room(repack.staging_bytes)
         link.check_stages()
-        super().__init__(post, None, link, self._repack.staging_bytes, pace, landing)
+        super().__init__(post, None, link, self._repack.staging_bytes, cap, onward)
         self._staging = staging
-        self._claim: Claim | None = None
+        self._claim: RoomClaim | None = None
         self._repacked = False
 
     def turn(self, now: float) -> PostingEnded | None:

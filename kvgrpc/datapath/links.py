@@ -7,7 +7,7 @@ from functools import partial
 
 from kvgrpc.core.actions import Operation
 from kvgrpc.core.events import MeetingBegan, PeerMapped, ProcessEnded
-from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.byte_runs import Runs
 from kvgrpc.core.values.endpoints import (
     CmaEndpoint,
     CollectiveEndpoint,
@@ -18,7 +18,7 @@ from kvgrpc.core.values.endpoints import (
     ShmEndpoint,
 )
 from kvgrpc.core.values.strips import Repack, Strip
-from kvgrpc.datapath.asker import Asker, Asking
+from kvgrpc.datapath.asker import Asker, PendingQuestion
 from kvgrpc.datapath.base import (
     Buffer,
     DataPath,
@@ -26,7 +26,7 @@ from kvgrpc.datapath.base import (
     PeerProcess,
     Posting,
     PromptRemote,
-    Reaching,
+    ReachAttempt,
     Remote,
     SentByPeers,
     SentRemote,
@@ -36,8 +36,8 @@ from kvgrpc.datapath.base import (
     WritableRemote,
     WrittenByPeers,
 )
-from kvgrpc.datapath.calls import ask_before, connect, reach, text
-from kvgrpc.datapath.copy.checksums import Arrival, ChecksummingRemote, Job, Slices, Work
+from kvgrpc.datapath.copy.checksums import ChecksumJob, ChecksummedSlices, ChecksummingRemote, ReadChecksums, Work
+from kvgrpc.datapath.guarded_calls import ask_before, connect, reach, text
 from kvgrpc.datapath.host.memory import memory_bytes
 from kvgrpc.datapath.questions import Answer, Question
 from kvgrpc.datapath.reports import Disconnected, Rejected, Report
@@ -52,7 +52,7 @@ Name = tuple[str, int]
 
 
 @dataclass
-class Attempt:
+class ConnectAttempt:
     """A connect in progress: the paths still to try, and why the others were not taken."""
 
     peer: str
@@ -61,9 +61,9 @@ class Attempt:
     number: int = 0
     """Number by which the caller knows the attempt."""
     rejected: list[tuple[str, str]] = field(default_factory=list)
-    asking: Asking | None = None
+    question: PendingQuestion | None = None
     """Question that the peer's process is being asked."""
-    reaching: Reaching | None = None
+    reaching: ReachAttempt | None = None
     """Attempt of a path that makes its way to the peer's rank."""
     cancelled: bool = False
 
@@ -72,7 +72,7 @@ class Attempt:
         return self.peer, self.endpoint.rank
 
 
-class Link:
+class PeerLink:
     """A connected rank of a peer."""
 
     def __init__(self, name: Name, path: DataPath, remote: Remote, endpoint: RankEndpoint) -> None:
@@ -143,17 +143,17 @@ class Link:
         assert self._strips is not None
         return self._strips.read_strips(strips, wake)
 
-    def read_slices(self, posting_id: str, slices: Slices, wake: Callable[[], None]) -> Posting:
+    def read_slices(self, posting_id: str, slices: ChecksummedSlices, wake: Callable[[], None]) -> Posting:
         """Starts a read slice by slice if the data path can, else as one."""
         if self._slicing is not None:
             return self._slicing.read_slices(slices.runs, slices.ends, slices.arrived, wake)
         return self.start(posting_id, slices.runs, Operation.READ, wake)
 
-    def together(self, arrival: Arrival, runs: Runs) -> tuple[Job, list[Work]] | None:
+    def together(self, arrival: ReadChecksums, runs: Runs) -> tuple[ChecksumJob, list[Work]] | None:
         """Returns the work that reads and checksums these runs, or None if checksums are computed after the read."""
         return None if self._checksumming is None else arrival.together(runs, self._checksumming.source)
 
-    def read_and_checksum(self, job: Job, works: list[Work], wake: Callable[[], None]) -> Posting:
+    def read_and_checksum(self, job: ChecksumJob, works: list[Work], wake: Callable[[], None]) -> Posting:
         """Starts the work that `together` returned."""
         assert self._checksumming is not None
         return self._checksumming.read_and_checksum(job, works, wake)
@@ -190,7 +190,7 @@ class _Awaited:
     """True if none of its writes lands after its end."""
 
 
-class Links:
+class PeerLinks:
     """Connected ranks of peers, and those that are being connected. `later` runs something in the mover's thread."""
 
     def __init__(
@@ -205,18 +205,18 @@ class Links:
         self._later = later
         self._report = report
         self._asker = Asker(f"kvgrpc-connect-{rank}")
-        self._links: dict[Name, Link] = {}
-        self._attempts: dict[Name, Attempt] = {}
+        self._links: dict[Name, PeerLink] = {}
+        self._attempts: dict[Name, ConnectAttempt] = {}
         self._awaited: dict[Name, _Awaited] = {}
         self._look_at = 0.0
 
-    def get(self, peer: str, peer_rank: int) -> Link | None:
+    def get(self, peer: str, peer_rank: int) -> PeerLink | None:
         return self._links.get((peer, peer_rank))
 
-    def __iter__(self) -> Iterator[Link]:
+    def __iter__(self) -> Iterator[PeerLink]:
         return iter(self._links.values())
 
-    def connect(self, attempt: Attempt) -> None:
+    def connect(self, attempt: ConnectAttempt) -> None:
         """Begins to connect a rank; PeerMapped answers."""
         if attempt.name in self._links or attempt.name in self._attempts:
             why = "that rank of the peer is connected, or about to be: disconnect it first"
@@ -226,7 +226,7 @@ class Links:
         self._attempts[attempt.name] = attempt
         self._try_next(attempt)
 
-    def _try_next(self, attempt: Attempt) -> None:
+    def _try_next(self, attempt: ConnectAttempt) -> None:
         """Tries the paths until one connects, or one has to ask or reach the peer first."""
         while attempt.allowed:
             name = attempt.allowed.pop(0)
@@ -247,18 +247,18 @@ class Links:
             if isinstance(question, Question):
                 # An older peer, whose ranks are asked only by ranks of the same number, does not understand a number.
                 rank = None if attempt.endpoint.rank == self._rank else self._rank
-                attempt.asking = self._asker.ask(question, partial(self._hand_over, attempt, path), rank)
+                attempt.question = self._asker.ask(question, partial(self._hand_over, attempt, path), rank)
                 return
             if self._conclude(attempt, path, question or connect(path, attempt.endpoint)):
                 return
         del self._attempts[attempt.name]
         self._not_mapped(attempt, tuple(attempt.rejected))
 
-    def _hand_over(self, attempt: Attempt, path: DataPath, answer: Answer | str) -> None:
+    def _hand_over(self, attempt: ConnectAttempt, path: DataPath, answer: Answer | str) -> None:
         """Hands the answer to the mover's thread. The asker's thread calls it."""
         self._later(partial(self._answered, attempt, path, answer))
 
-    def _answered(self, attempt: Attempt, path: DataPath, answer: Answer | str) -> None:
+    def _answered(self, attempt: ConnectAttempt, path: DataPath, answer: Answer | str) -> None:
         try:
             if attempt.cancelled:
                 return
@@ -268,26 +268,26 @@ class Links:
             if isinstance(answer, Answer):
                 answer.close()
 
-    def _reached(self, attempt: Attempt, path: DataPath, outcome: Remote | str) -> None:
+    def _reached(self, attempt: ConnectAttempt, path: DataPath, outcome: Remote | str) -> None:
         """Takes the outcome of an attempt that a path made."""
         attempt.reaching = None
         if not self._conclude(attempt, path, outcome):
             self._try_next(attempt)
 
-    def _conclude(self, attempt: Attempt, path: DataPath, outcome: Remote | str) -> bool:
+    def _conclude(self, attempt: ConnectAttempt, path: DataPath, outcome: Remote | str) -> bool:
         """Records an outcome. Returns True if the peer is connected now."""
         if isinstance(outcome, str):
             attempt.rejected.append((path.name, outcome))
             return False
         del self._attempts[attempt.name]
-        self._links[attempt.name] = Link(attempt.name, path, outcome, attempt.endpoint)
+        self._links[attempt.name] = PeerLink(attempt.name, path, outcome, attempt.endpoint)
         self._mapped(attempt, path.name, outcome.why, tuple(attempt.rejected))
         return True
 
-    def _not_mapped(self, attempt: Attempt, rejected: Rejected) -> None:
+    def _not_mapped(self, attempt: ConnectAttempt, rejected: Rejected) -> None:
         self._mapped(attempt, "", "", rejected)
 
-    def _mapped(self, attempt: Attempt, path: str, why: str, rejected: Rejected) -> None:
+    def _mapped(self, attempt: ConnectAttempt, path: str, why: str, rejected: Rejected) -> None:
         peer, peer_rank = attempt.name
         self._report(PeerMapped(self._rank, peer, path, why, rejected, attempt.number, peer_rank))
 
@@ -348,12 +348,12 @@ class Links:
         if awaited is not None:
             awaited.process.close()
 
-    def ended(self, link: Link) -> None:
+    def ended(self, link: PeerLink) -> None:
         """Records that a posting on the link has ended."""
         link.flights -= 1
         self._close_if_idle(link)
 
-    def drop(self, path: DataPath) -> list[Link]:
+    def drop(self, path: DataPath) -> list[PeerLink]:
         """Forgets the links of a closed path. The caller closes and reports them."""
         dropped = [link for link in self if link.path is path]
         for link in dropped:
@@ -367,14 +367,14 @@ class Links:
             self._cancel(attempt, "the mover is closing")
         self._attempts.clear()
 
-    def _close_if_idle(self, link: Link) -> None:
+    def _close_if_idle(self, link: PeerLink) -> None:
         if link.closing and not link.flights:
             self._report(link.disconnected(link.close()))
 
-    def _cancel(self, attempt: Attempt, why: str) -> None:
+    def _cancel(self, attempt: ConnectAttempt, why: str) -> None:
         attempt.cancelled = True
-        if attempt.asking is not None:
-            self._asker.cancel(attempt.asking)
+        if attempt.question is not None:
+            self._asker.cancel(attempt.question)
         if attempt.reaching is not None:
             attempt.reaching.cancel()
         rejected = (*attempt.rejected, *((name, why) for name in attempt.allowed))

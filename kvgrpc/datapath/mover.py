@@ -22,21 +22,21 @@ from kvgrpc.core.actions import Operation, Post
 from kvgrpc.core.events import EndpointOffered, PostingEnded, Rekeyed
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.core.values.sends import SendAnswer, SendAsk
-from kvgrpc.datapath import calls
+from kvgrpc.datapath import guarded_calls
 from kvgrpc.datapath.back_off import back_off_s
+from kvgrpc.datapath.bandwidth_cap import BandwidthCap
 from kvgrpc.datapath.base import DataPath, DataPathFailed, Memory, WrittenByPeers
-from kvgrpc.datapath.copy.checksums import Arrival
+from kvgrpc.datapath.copy.checksums import ReadChecksums
 from kvgrpc.datapath.flight import Flight, flight_with_repack
 from kvgrpc.datapath.host.memory import memory_bytes, use_device
 from kvgrpc.datapath.inbox import Inbox
-from kvgrpc.datapath.links import END_S, Attempt, Links
-from kvgrpc.datapath.mirror.mirror import Landing, Mirror
+from kvgrpc.datapath.links import END_S, ConnectAttempt, PeerLinks
+from kvgrpc.datapath.mirror.mirror import Mirror, OnwardCopy
 from kvgrpc.datapath.mirror.ranges import filled_by
+from kvgrpc.datapath.rank_sends import RankSends
 from kvgrpc.datapath.reports import Report
-from kvgrpc.datapath.sends import Sends
 from kvgrpc.datapath.settings import DEFAULTS, MoverSettings
-from kvgrpc.datapath.staging import Staging
-from kvgrpc.datapath.throttle import Pace
+from kvgrpc.datapath.staging_arena import StagingArena
 
 _log = logging.getLogger(__name__)
 
@@ -74,17 +74,17 @@ class Mover:
         self._polled = [path for path in paths if path.needs_polling]
         self._report_to = report
         self._mirror = mirror
-        self._pace = None if limit is None else Pace(limit)
+        self._cap = None if limit is None else BandwidthCap(limit)
         self._inbox = Inbox()
         self._thread = threading.Thread(target=self._run, args=(memory,), name=f"kvgrpc-mover-{rank}", daemon=True)
         # Only the mover's thread uses these. progress_age_s reads some; _at_once acts while the thread is idle.
-        self._links = Links(rank, self._paths, self._inbox.later, self._report)
-        self._sends = Sends(rank, paths, self._inbox.later, self._report)
+        self._links = PeerLinks(rank, self._paths, self._inbox.later, self._report)
+        self._sends = RankSends(rank, paths, self._inbox.later, self._report)
         self._flights: dict[str, Flight] = {}
         self._expected: dict[str, Operation] = {}
         self._lost: dict[str, Flight] = {}
         """Postings that ended without proof, by id."""
-        self._staging = Staging(rank, memory, settings.copy_threads, settings.staging_bytes)
+        self._staging = StagingArena(rank, memory, settings.copy_threads, settings.staging_bytes)
         self._offered = self._at_rest = False
         self._close_at: float | None = None
         self._news_at = 0.0
@@ -107,16 +107,16 @@ class Mover:
 
         The endpoint names the rank of the peer. A connected rank must be disconnected before it is connected again.
         """
-        self._inbox.ask(partial(self._links.connect, Attempt(peer, endpoint, list(allowed), attempt)))
+        self._inbox.ask(partial(self._links.connect, ConnectAttempt(peer, endpoint, list(allowed), attempt)))
 
-    def post(self, post: Post, arrival: Arrival | None = None, *, at_once: bool = False) -> PostingEnded | None:
+    def post(self, post: Post, arrival: ReadChecksums | None = None, *, at_once: bool = False) -> PostingEnded | None:
         """Reads from the peer's rank into this one's memory, or writes there; `PostingEnded` always answers.
 
         Bytes that are read are checksummed for `arrival`. A write fails if the data path to that rank offers none. With
         `at_once`, this call may make a small copy itself, if that rank has no posting in flight and the thread is idle,
         and returns the end that is otherwise reported. Raises AlreadyExists while a posting of that name is in flight.
         """
-        at_once = at_once and not (arrival or post.repack or self._pace or self._mirror)
+        at_once = at_once and not (arrival or post.repack or self._cap or self._mirror)
         here = partial(self._at_once, post) if at_once else None
         return self._inbox.post(post.posting_id, partial(self._post, post, arrival), here)
 
@@ -222,7 +222,7 @@ class Mover:
     def _turn_all(self) -> None:
         """Gives a turn to every path that needs it, and polls every posting."""
         for path in self._polled:
-            calls.progress(path)
+            guarded_calls.progress(path)
         for item in list(self._flights.values()):
             self._turn(item)
 
@@ -279,24 +279,24 @@ class Mover:
         self._offered = True
         endpoint = self._endpoint
         for path in self._paths.values():
-            outcome = calls.offer(path, endpoint, peer)
+            outcome = guarded_calls.offer(path, endpoint, peer)
             if isinstance(outcome, str):
                 _log.info("%s is not offered to %s: %s", path.name, key, outcome)
             else:
                 endpoint = outcome
         self._report(EndpointOffered(endpoint.rank, key, endpoint))
 
-    def _post(self, post: Post, arrival: Arrival | None) -> None:
+    def _post(self, post: Post, arrival: ReadChecksums | None) -> None:
         link = self._links.get(post.peer, post.peer_rank)
         if link is None:
             self._refuse(post.posting_id, f"rank {post.peer_rank} of the peer {post.peer} is not connected")
             return
         try:
-            landing = self._landing(post)
+            onward = self._onward(post)
             if post.repack is None:
-                item = Flight(post, arrival, link, self._memory_bytes, self._pace, landing)
+                item = Flight(post, arrival, link, self._memory_bytes, self._cap, onward)
             else:
-                item = flight_with_repack(post, link, self._staging, self._pace, landing)
+                item = flight_with_repack(post, link, self._staging, self._cap, onward)
         except DataPathFailed as error:
             self._refuse(post.posting_id, error.message)
             return
@@ -305,13 +305,13 @@ class Mover:
         self._flights[item.posting] = item
         self._turn(item)
 
-    def _landing(self, post: Post) -> Landing | None:
-        """Returns the landing of a read into a mirror. Raises DataPathFailed for runs outside this memory."""
+    def _onward(self, post: Post) -> OnwardCopy | None:
+        """Returns the copy that follows a read into a mirror. Raises DataPathFailed for runs outside this memory."""
         if self._mirror is None or post.operation is not Operation.READ:
             return None
         if post.repack is not None:
             self._staging.check(post)
-        return Landing(self._mirror, filled_by(post, self._memory_bytes))
+        return OnwardCopy(self._mirror, filled_by(post, self._memory_bytes))
 
     def _refuse(self, posting: str, why: str) -> None:
         self._report_end(PostingEnded(posting, done=False, message=why, own_at_rest=True))
@@ -334,7 +334,7 @@ class Mover:
         flights = [item for item in self._flights.values() if item.link.path is path and not item.lands]
         if any(item.repacks for item in flights):
             self._staging.stop()  # a copy out of the staging buffer is a part of its posting, and ends with it
-        broken = calls.rekey(path.name, path)
+        broken = guarded_calls.rekey(path.name, path)
         for item in flights:
             self._end(item, item.abandon("this rank's memory was re-keyed", quiesced=not broken))
         for link in self._links.drop(path):
@@ -367,8 +367,8 @@ class Mover:
         for link in self._links:
             if id(link) not in busy:
                 link.close()
-        late = calls.late_writes(self._paths.values() if Operation.WRITE in self._expected.values() else ())
-        errors = {path.name: calls.close(path) for path in self._paths.values()}
+        late = guarded_calls.late_writes(self._paths.values() if Operation.WRITE in self._expected.values() else ())
+        errors = {path.name: guarded_calls.close(path) for path in self._paths.values()}
         self._staging.stop()
         still = self._mirror is None or self._mirror.close(_STUCK_S / 2)
         self._at_rest = still and not any(errors.values()) and not late

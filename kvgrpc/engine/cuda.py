@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kvgrpc.core.values.descriptors import Ids, Runs
+from kvgrpc.core.values.block_ids import Ids
+from kvgrpc.core.values.byte_runs import Runs
 from kvgrpc.core.values.endpoints import Segment
 from kvgrpc.datapath.host.addresses import cut_at_ends
 from kvgrpc.datapath.host.memory import PrivateMemory, memory_bytes

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from kvgrpc.datapath.base import DataPathUnavailable
 from kvgrpc.datapath.cuda_vmm import libcuda
 from kvgrpc.datapath.cuda_vmm.driver import DriverError
-from kvgrpc.datapath.cuda_vmm.memory import Allocation, VmmMemory
+from kvgrpc.datapath.cuda_vmm.memory import VmmAllocation, VmmMemory
 from kvgrpc.datapath.host.memory import PrivateMemory
 from kvgrpc.datapath.mirror.device import CopyFailed, Device
 from kvgrpc.errors import Exhausted, FieldViolation, InvalidRequest, PreconditionFailed, Reason
@@ -114,7 +114,7 @@ class CudaMemory:
                 self._torch.cuda.empty_cache()
 
 
-def _free(allocation: Allocation, torch: Any, device: str) -> None:
+def _free(allocation: VmmAllocation, torch: Any, device: str) -> None:
     """Frees an allocation once the device is past all its work. Memory that it may still use is kept for good."""
     try:
         torch.cuda.synchronize(device)

@@ -31,7 +31,7 @@ from kvgrpc.core.values.ids import check_transfer_key
 from kvgrpc.core.values.layout import PoolKind, PoolLayout
 from kvgrpc.core.values.limits import Limits, granted_firm_ttl, granted_ttl
 from kvgrpc.core.values.request_times import plausible
-from kvgrpc.engine.session.connection import Connection
+from kvgrpc.engine.session.connection import LeadConnection
 from kvgrpc.engine.session.launch import LeadProcess
 from kvgrpc.engine.session.lead_restart import COMES_BACK_S, attach_again
 from kvgrpc.engine.session.sessions import Sessions
@@ -56,7 +56,7 @@ class Engine(AbstractContextManager["Engine"]):
 
     def __init__(self, socket_path: str, request: session_pb2.AttachRequest) -> None:
         """Use `attach` or `launch`."""
-        connection = Connection(socket_path)
+        connection = LeadConnection(socket_path)
         answer, page = connection.attach(encode(session_pb2.ClientFrame(attach=request)))
         attached = answer.attached
         self.engine_id = attached.header.engine_id
@@ -182,7 +182,7 @@ class Engine(AbstractContextManager["Engine"]):
         granted_firm_ttl(firm_ttl_s, self.limits)
         key, own, lease_id = self._lives.sign_with(), named_blocks(blocks, self.incarnation), self._lives.mint()
         claims = grants.Claims(
-            access=grants.Access.READ, engine_id=self.engine_id, incarnation=self.incarnation, address=self.address,
+            access=grants.AccessKind.READ, engine_id=self.engine_id, incarnation=self.incarnation, address=self.address,
             lease_id=lease_id, transfer_key=transfer_key, ttl_s=ttl_s,
             block_count=sum(sum(row.runs.counts) for row in own.groups), token_count=content.tokens,
             on_abort=on_abort, request_time_us=began_us,

@@ -31,7 +31,7 @@ from kvgrpc.datapath.host.own_host import own_host
 from kvgrpc.datapath.local_rank import LocalRank, make_paths
 from kvgrpc.datapath.mirror.device import Device
 from kvgrpc.datapath.mirror.mirror import make_memory
-from kvgrpc.engine.session.connection import Connection, LeadDied
+from kvgrpc.engine.session.connection import LeadConnection, LeadDied
 from kvgrpc.engine.session.rank_link import RankLink
 from kvgrpc.engine.steps import Steps
 from kvgrpc.engine.ticket import RankTicket
@@ -309,9 +309,9 @@ class Rank:
         if self._closing.is_set():
             self._next.shutdown()
 
-    def _connect(self) -> Connection:
+    def _connect(self) -> LeadConnection:
         """Returns a new connection to the lead. Raises Unavailable."""
-        return Connection(self._ticket.socket_path) if self._link is None else self._link.connect()
+        return LeadConnection(self._ticket.socket_path) if self._link is None else self._link.connect()
 
     # -- reports to the lead
 

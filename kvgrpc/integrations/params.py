@@ -23,7 +23,7 @@ import numpy as np
 from google.protobuf.json_format import ParseDict, ParseError
 
 from kvgrpc.core.policy.spec import began_at
-from kvgrpc.core.policy.values import Give, Mode
+from kvgrpc.core.policy.values import Give, ModeChoice
 from kvgrpc.core.values import grants
 from kvgrpc.core.values.ids import TRANSFER_KEY_BYTES_MIN
 from kvgrpc.engine.scheduler import Offer, ScheduledRequest, Source
@@ -53,7 +53,7 @@ _ADDED = re.compile(r"^[0-9]+_|-[0-9a-f]{8}$")
 class Defaults:
     """The choices of an engine for what a router does not say."""
 
-    mode: Mode = Mode.AUTO
+    mode: ModeChoice = ModeChoice.AUTO
     """Mode in which a prefill hands over."""
     ttl_s: float | None = None
     """TTL of hand-overs, in seconds; None: the lead's default."""
@@ -105,7 +105,7 @@ def wanted(
             request_id, prompt, priority=intent.priority, label=intent.request_id, request_time_us=began_us, **more
         )
     token = grants.from_json(params) if "kvgrpc_grant" in params else b""
-    writes = bool(token) and grants.read_claims(token).access is grants.Access.WRITE
+    writes = bool(token) and grants.read_claims(token).access is grants.AccessKind.WRITE
     mode = _mode(intent, defaults, pushes=writes)
     fields: dict[str, Any] = {
         "consumers": intent.consumer_count or 1,
@@ -124,7 +124,10 @@ def wanted(
             fields["take"] = Offer(token)
     else:
         fields["take"] = _source(params, intent, token, mode)
-    key, shared = _key(intent, params), isinstance(fields.get("take"), Source) or (prefills and mode is not Mode.PULL)
+    key, shared = (
+        _key(intent, params),
+        isinstance(fields.get("take"), Source) or (prefills and mode is not ModeChoice.PULL),
+    )
     if not key and shared:
         key = _shared_key(request_id, prompt, more.get("cache_salt", ""), defaults.pairing_secret)
     if prefills and key in used_keys:  # its lead refuses it; readers go by the grant in the answer
@@ -142,7 +145,7 @@ def offered(found: ScheduledRequest, defaults: Defaults) -> ScheduledRequest | N
     """
     if found.give is not None or not defaults.offer_ttl_s:
         return None
-    key, give = os.urandom(TRANSFER_KEY_BYTES_MIN), Give(Mode.PULL, prefill=False)
+    key, give = os.urandom(TRANSFER_KEY_BYTES_MIN), Give(ModeChoice.PULL, prefill=False)
     return replace(found, take=None, give=give, transfer_key=key, ttl_s=defaults.offer_ttl_s, firm_ttl_s=None)
 
 
@@ -179,7 +182,7 @@ def answered_push(key: bytes, engine_id: str, address: str, tokens: int, tracepa
 
 
 @dataclass(frozen=True)
-class Named:
+class TensorWish:
     """A request's wish for named tensors: to give those of its prompt, or to take them."""
 
     key: bytes
@@ -195,7 +198,7 @@ class Named:
     traceparent: str = ""
 
 
-def named(params: Params, ttl_s: float | None = None, traceparent: str = "") -> Named | None:
+def tensor_wish(params: Params, ttl_s: float | None = None, traceparent: str = "") -> TensorWish | None:
     """Returns what a request with these params wants of named tensors; None: nothing. `ttl_s`: the default TTL, in
     seconds.
 
@@ -208,7 +211,7 @@ def named(params: Params, ttl_s: float | None = None, traceparent: str = "") -> 
     if decodes and not intent.transfer_key and not params.get("transfer_id"):
         raise _invalid("kvgrpc_intent.transferKey", "is required to take tensors: it is in the answer of the prefill")
     source = _address(params, intent)
-    return Named(
+    return TensorWish(
         _key(intent, params) or os.urandom(TRANSFER_KEY_BYTES_MIN), prefills, source.address,
         intent.ttl.ToMilliseconds() / 1000 if intent.HasField("ttl") else ttl_s, intent.request_id,
         {TRANSFER_MODE_PUSH: True, TRANSFER_MODE_PULL: False}.get(intent.mode), traceparent,
@@ -239,10 +242,10 @@ def _flags(params: Params) -> tuple[bool, bool]:
     return prefills, decodes
 
 
-def _mode(intent: Intent, defaults: Defaults, *, pushes: bool) -> Mode:
+def _mode(intent: Intent, defaults: Defaults, *, pushes: bool) -> ModeChoice:
     if intent.mode == TRANSFER_MODE_UNSPECIFIED:
-        return Mode.PUSH if pushes else defaults.mode
-    return {TRANSFER_MODE_PULL: Mode.PULL, TRANSFER_MODE_PUSH: Mode.PUSH}.get(intent.mode, defaults.mode)
+        return ModeChoice.PUSH if pushes else defaults.mode
+    return {TRANSFER_MODE_PULL: ModeChoice.PULL, TRANSFER_MODE_PUSH: ModeChoice.PUSH}.get(intent.mode, defaults.mode)
 
 
 def _key(intent: Intent, params: Params) -> bytes:
@@ -262,13 +265,13 @@ def _shared_key(request_id: str, prompt: Sequence[int], cache_salt: str, secret:
     return derived_key(secret, b"request_id:" + named + np.asarray(prompt, dtype="<i8").tobytes())
 
 
-def _source(params: Params, intent: Intent, token: bytes, mode: Mode) -> Offer | Source:
+def _source(params: Params, intent: Intent, token: bytes, mode: ModeChoice) -> Offer | Source:
     if token:
         return Offer(token)
     source = _address(params, intent)
     if params.get("remote_block_ids"):
         raise InvalidRequest(Reason.GRANT_INVALID, "kv_transfer_params names blocks of an engine without kvgrpc")
-    if not source.address and not (mode is Mode.PUSH and _key(intent, params)):
+    if not source.address and not (mode is ModeChoice.PUSH and _key(intent, params)):
         what = "kv_transfer_params has no kvgrpc_grant and no address of a prefill engine: nothing can come"
         raise InvalidRequest(Reason.GRANT_INVALID, what)
     return source

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from kvgrpc.errors import Exhausted, KVGrpcError, Reason
-from kvgrpc.service import status
+from kvgrpc.service import grpc_status
 from kvgrpc.v1 import common_pb2
 
 OWN = 4
@@ -82,14 +82,14 @@ class Places:
             connection = context.peer()
             CONNECTION.set(connection)
             try:
-                place = _Place(self, connection, standing)
+                place = _CallPlace(self, connection, standing)
                 _PLACE.set(place)
                 try:
                     return await method(request, context)
                 finally:
                     place.give_back()
             except KVGrpcError as error:
-                await status.abort(context, error, who())
+                await grpc_status.abort(context, error, who())
             except BaseException as ended:
                 ended.__traceback__ = None
                 raise
@@ -99,7 +99,7 @@ class Places:
         return call
 
 
-class _Place:
+class _CallPlace:
     """The place of one call that is served. Raises the same errors as `Places.take`."""
 
     def __init__(self, places: Places, connection: str, standing: Places | None) -> None:
@@ -123,7 +123,7 @@ class _Place:
         self._places.give_back(self._connection, self._count)
 
 
-_PLACE: ContextVar[_Place | None] = ContextVar("place", default=None)
+_PLACE: ContextVar[_CallPlace | None] = ContextVar("place", default=None)
 
 
 def may_stand(nbytes: int) -> bool:

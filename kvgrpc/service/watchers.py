@@ -45,7 +45,7 @@ class Watchers:
         self._runner = runner
         self._waiters: dict[str, list[Waiter]] = {}
         self._waited = 0
-        self._watches: list[Watch] = []
+        self._watches: list[TransferWatcher] = []
         self._places = Places("watches", WATCHES_OF_CONNECTION_MAX, WATCHES_MAX, 1.0, own=0)
         runner.on_transfer.append(self._changed)
         runner.on_life.append(self._life_over)
@@ -116,10 +116,10 @@ class Watchers:
         return {id_: transfers.find(id_) or (None if id_ in pending else seen) for id_, seen in found.items()}
 
     @contextmanager
-    def watch(self, wanted: Condition, backlog: list[Transfer]) -> Iterator["Watch"]:
+    def watch(self, wanted: Condition, backlog: list[Transfer]) -> Iterator["TransferWatcher"]:
         """Yields a watch of `backlog`, then of every wanted change from now on. Raises Exhausted if too many watch."""
         history = self._runner.node.state.limits.transfer_history
-        watch = Watch(wanted, backlog, max(1, history // PROGRESS_SHARE))
+        watch = TransferWatcher(wanted, backlog, max(1, history // PROGRESS_SHARE))
         with self._places.one():
             self._watches.append(watch)
             try:
@@ -154,7 +154,7 @@ def _wake(future: "asyncio.Future[Transfer | None]", transfer: Transfer | None =
         future.set_result(transfer)
 
 
-class Watch:
+class TransferWatcher:
     """The news that one watcher has not been told yet. The watcher is told how far it is after `progress` unwanted
     changes, and at the end of `backlog`.
     """

@@ -5,10 +5,10 @@ from typing import TypeVar
 
 from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 
-from kvgrpc.core.events import Closing, Opened, ReadyPart, Settling
-from kvgrpc.core.tables.accesses import Opening, Verdict
-from kvgrpc.core.values.calls import LayerRange
-from kvgrpc.core.values.descriptors import Blocks
+from kvgrpc.core.events import AccessClosing, AccessSettling, Opened, ReadyPart
+from kvgrpc.core.tables.accesses import AccessOpening, Verdict
+from kvgrpc.core.values.block_ids import Blocks
+from kvgrpc.core.values.call import LayerRange
 from kvgrpc.errors import InternalError, KVGrpcError, PreconditionFailed, Reason, note
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.wire.bounds import text
@@ -27,7 +27,7 @@ CALLS = {
 """Names of the calls between leads, by their fields of PeerCall and PeerAnswer."""
 
 
-def open_request(opening: Opening) -> peer_pb2.OpenAccessRequest:
+def open_request(opening: AccessOpening) -> peer_pb2.OpenAccessRequest:
     """Makes an OpenAccess request with one row."""
     row = peer_pb2.AccessOpening(
         access_id=opening.access_id,
@@ -53,7 +53,7 @@ def open_request(opening: Opening) -> peer_pb2.OpenAccessRequest:
     return peer_pb2.OpenAccessRequest(openings=[row])
 
 
-def settle_request(settling: Settling) -> peer_pb2.SettleAccessRequest:
+def settle_request(settling: AccessSettling) -> peer_pb2.SettleAccessRequest:
     """Makes a SettleAccess request with one row."""
     row = peer_pb2.AccessSettling(
         access_id=settling.access_id,
@@ -65,7 +65,7 @@ def settle_request(settling: Settling) -> peer_pb2.SettleAccessRequest:
     return peer_pb2.SettleAccessRequest(settlings=[row])
 
 
-def close_request(closing: Closing) -> peer_pb2.CloseAccessRequest:
+def close_request(closing: AccessClosing) -> peer_pb2.CloseAccessRequest:
     """Makes a CloseAccess request with one row."""
     row = peer_pb2.AccessClosing(
         access_id=closing.access_id,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence, Sized
 
 import numpy as np
 
-from kvgrpc.core.values.descriptors import FEW_IDS
+from kvgrpc.core.values.block_ids import FEW_IDS
 from kvgrpc.core.values.endpoints import SPANS_MAX
 from kvgrpc.errors import FieldViolation, OutOfRange, Reason, invalid
 from kvgrpc.v1 import common_pb2

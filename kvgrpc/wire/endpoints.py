@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from kvgrpc.core.values.endpoints import (
+    AllocationSpan,
     CmaEndpoint,
     CollectiveEndpoint,
     CudaVmmEndpoint,
@@ -13,7 +14,6 @@ from kvgrpc.core.values.endpoints import (
     RankEndpoint,
     Segment,
     ShmEndpoint,
-    Span,
 )
 from kvgrpc.v1 import pool_types_pb2
 from kvgrpc.wire.bounds import ENDPOINTS_MAX, SEGMENTS_MAX, check_count, check_counts, text
@@ -150,6 +150,6 @@ def _core_cuda_vmm(value: pool_types_pb2.CudaVmmEndpoint) -> CudaVmmEndpoint:
         value.device_uuid,
         value.nonce,
         tuple(one.size_bytes for one in value.allocations),
-        tuple(Span(s.allocation, s.offset, s.size_bytes) for s in value.spans),
+        tuple(AllocationSpan(s.allocation, s.offset, s.size_bytes) for s in value.spans),
         text("endpoints.cuda_vmm.unavailable_reason", value.unavailable_reason),
     )

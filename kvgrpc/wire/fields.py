@@ -14,7 +14,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 from kvgrpc.core.tensors.bundles import TENSORS_MAX
-from kvgrpc.core.tensors.values import DIMENSIONS_MAX
+from kvgrpc.core.tensors.descriptions import DIMENSIONS_MAX
 from kvgrpc.core.values.ids import PROOFS_MAX
 from kvgrpc.core.values.layout import BYTES_MAX, LAYERS_MAX
 from kvgrpc.core.values.parts import BATCH_PARTS
@@ -30,7 +30,7 @@ _Path = tuple[Any, str] | None
 """Position of a message within the whole one: the path of its parent, and its field there."""
 
 
-class Kind(Enum):
+class BoundKind(Enum):
     """The quantity of a field that is bounded."""
 
     ROWS = "rows in a message"
@@ -42,12 +42,12 @@ class Kind(Enum):
 
 
 _ASPECTS = {
-    Kind.ROWS: "rows",
-    Kind.BLOCKS: "rows",
-    Kind.BYTES: "text",
-    Kind.CUT: "text",
-    Kind.NUMBER: "number",
-    Kind.FREE: "number",
+    BoundKind.ROWS: "rows",
+    BoundKind.BLOCKS: "rows",
+    BoundKind.BYTES: "text",
+    BoundKind.CUT: "text",
+    BoundKind.NUMBER: "number",
+    BoundKind.FREE: "number",
 }
 
 
@@ -55,7 +55,7 @@ _ASPECTS = {
 class Bound:
     """One row of the table."""
 
-    kind: Kind
+    kind: BoundKind
     most: int
     fields: str
     """Names of fields, as `field` of any message or as `Message.field`, which takes precedence."""
@@ -63,80 +63,80 @@ class Bound:
     @property
     def says(self) -> str:
         """Error text for one value."""
-        return f"has at most {self.most} bytes" if self.kind is Kind.BYTES else f"is at most {self.most}"
+        return f"has at most {self.most} bytes" if self.kind is BoundKind.BYTES else f"is at most {self.most}"
 
 
 TABLE: tuple[Bound, ...] = (
     Bound(
-        Kind.ROWS, bounds.ROWS_MAX,
+        BoundKind.ROWS, bounds.ROWS_MAX,
         "openings settlings closings OpenAccessResponse.results SettleAccessResponse.results "
         "CloseAccessResponse.results",
     ),
     Bound(
-        Kind.ROWS, bounds.CALLS_MAX,
+        BoundKind.ROWS, bounds.CALLS_MAX,
         "ConverseRequest.calls StreamCallsRequest.calls cancelled_call_ids answers ScheduleRequest.calls",
     ),
-    Bound(Kind.ROWS, bounds.FRAME_ROWS_MAX, "CallBatch.calls reports"),
-    Bound(Kind.ROWS, BATCH_PARTS, "parts"),
-    Bound(Kind.ROWS, bounds.RANGES_MAX, "layers_done data_paths ChecksumBlocksRequest.blocks"),
-    Bound(Kind.ROWS, bounds.BLOCK_ROWS_MAX, "blocks Blocks.groups dropped_block_counts known_block_counts"),
-    Bound(Kind.ROWS, bounds.RUNS_MAX, "starts"),
-    Bound(Kind.BLOCKS, bounds.BLOCKS_MAX, "counts"),
-    Bound(Kind.ROWS, bounds.GROUPS_MAX, "groups group_block_counts"),
-    Bound(Kind.ROWS, bounds.REGIONS_MAX, "regions"),
-    Bound(Kind.ROWS, bounds.SEGMENTS_MAX, "segments spans CudaVmmEndpoint.allocations"),
-    Bound(Kind.ROWS, bounds.ENDPOINTS_MAX, "endpoints ranks"),
-    Bound(Kind.ROWS, bounds.IDS_MAX, "transfer_ids leases reading_access_ids"),
-    Bound(Kind.ROWS, bounds.SEND_RUNS_MAX, "offsets nbytes"),
+    Bound(BoundKind.ROWS, bounds.FRAME_ROWS_MAX, "CallBatch.calls reports"),
+    Bound(BoundKind.ROWS, BATCH_PARTS, "parts"),
+    Bound(BoundKind.ROWS, bounds.RANGES_MAX, "layers_done data_paths ChecksumBlocksRequest.blocks"),
+    Bound(BoundKind.ROWS, bounds.BLOCK_ROWS_MAX, "blocks Blocks.groups dropped_block_counts known_block_counts"),
+    Bound(BoundKind.ROWS, bounds.RUNS_MAX, "starts"),
+    Bound(BoundKind.BLOCKS, bounds.BLOCKS_MAX, "counts"),
+    Bound(BoundKind.ROWS, bounds.GROUPS_MAX, "groups group_block_counts"),
+    Bound(BoundKind.ROWS, bounds.REGIONS_MAX, "regions"),
+    Bound(BoundKind.ROWS, bounds.SEGMENTS_MAX, "segments spans CudaVmmEndpoint.allocations"),
+    Bound(BoundKind.ROWS, bounds.ENDPOINTS_MAX, "endpoints ranks"),
+    Bound(BoundKind.ROWS, bounds.IDS_MAX, "transfer_ids leases reading_access_ids"),
+    Bound(BoundKind.ROWS, bounds.SEND_RUNS_MAX, "offsets nbytes"),
     Bound(
-        Kind.ROWS, bounds.SEND_VALUES_MAX,
+        BoundKind.ROWS, bounds.SEND_VALUES_MAX,
         "PostSendRequest.values PostSendResponse.values",
     ),
-    Bound(Kind.ROWS, bounds.TOKENS_MAX, "token_ids values"),
-    Bound(Kind.ROWS, bounds.ITEMS_MAX, "multimodal_items"),
+    Bound(BoundKind.ROWS, bounds.TOKENS_MAX, "token_ids values"),
+    Bound(BoundKind.ROWS, bounds.ITEMS_MAX, "multimodal_items"),
     Bound(
-        Kind.ROWS, bounds.NAMES_MAX,
+        BoundKind.ROWS, bounds.NAMES_MAX,
         "features required_features states memory_dispositions labels rejected free_allocation_ids consumers "
         "state_sections details",
     ),
-    Bound(Kind.ROWS, bounds.DIFFERENCES_MAX, "differences"),
-    Bound(Kind.ROWS, bounds.CALLS_MAX, "ReleaseTensorsRequest.names"),
-    Bound(Kind.ROWS, TENSORS_MAX, "bundled_tensors"),
-    Bound(Kind.ROWS, DIMENSIONS_MAX * TENSORS_MAX, "shape_sizes"),
-    Bound(Kind.ROWS, PROOFS_MAX, "proofs"),
+    Bound(BoundKind.ROWS, bounds.DIFFERENCES_MAX, "differences"),
+    Bound(BoundKind.ROWS, bounds.CALLS_MAX, "ReleaseTensorsRequest.names"),
+    Bound(BoundKind.ROWS, TENSORS_MAX, "bundled_tensors"),
+    Bound(BoundKind.ROWS, DIMENSIONS_MAX * TENSORS_MAX, "shape_sizes"),
+    Bound(BoundKind.ROWS, PROOFS_MAX, "proofs"),
     Bound(
-        Kind.BYTES, bounds.TEXT_BYTES_MAX,
+        BoundKind.BYTES, bounds.TEXT_BYTES_MAX,
         "request_id idempotency_key transfer_id transfer_ids lease_id allocation_id address engine_id "
         "expected_engine_id peer_engine_id weights_revision trace_id pair_id name dtype space backend agent "
         "socket_path fingerprint data_path code peer posting_id key value page_token free_allocation_ids method "
         "peer_address unavailable_reason label type_url",
     ),
-    Bound(Kind.BYTES, bounds.SALT_BYTES_MAX, "adapter cache_salt"),
+    Bound(BoundKind.BYTES, bounds.SALT_BYTES_MAX, "adapter cache_salt"),
     Bound(
-        Kind.BYTES, bounds.SECRET_BYTES_MAX,
+        BoundKind.BYTES, bounds.SECRET_BYTES_MAX,
         "GroupValue.value access_id reverse_access_id reading_access_ids token digest opaque_id transfer_key nonce "
         "ticket rank_ticket content_digest device_uuid proof proofs",
     ),
-    Bound(Kind.BYTES, bounds.METADATA_BYTES_MAX, "metadata"),
-    Bound(Kind.BYTES, bounds.DETAIL_BYTES_MAX, "Any.value"),
-    Bound(Kind.BYTES, bounds.DIGESTS_BYTES_MAX, "digests prefix_digests"),
-    Bound(Kind.BYTES, bounds.MESSAGE_BYTES_MAX, "UnaryCall.request"),
-    Bound(Kind.CUT, NOTE_BYTES_MAX, "message why not_at_rest field here there traceparent"),
+    Bound(BoundKind.BYTES, bounds.METADATA_BYTES_MAX, "metadata"),
+    Bound(BoundKind.BYTES, bounds.DETAIL_BYTES_MAX, "Any.value"),
+    Bound(BoundKind.BYTES, bounds.DIGESTS_BYTES_MAX, "digests prefix_digests"),
+    Bound(BoundKind.BYTES, bounds.MESSAGE_BYTES_MAX, "UnaryCall.request"),
+    Bound(BoundKind.CUT, NOTE_BYTES_MAX, "message why not_at_rest field here there traceparent"),
     Bound(
-        Kind.NUMBER, BYTES_MAX,
+        BoundKind.NUMBER, BYTES_MAX,
         "offset stride_bytes block_bytes total_bytes nonce_offset nbytes size_bytes moved_bytes layer_bytes "
         "values_bytes head_bytes token_bytes key_element_bytes",
     ),
-    Bound(Kind.NUMBER, bounds.ADDRESS_MAX, "Segment.address"),
-    Bound(Kind.NUMBER, LAYERS_MAX, "Group.layer_count"),
+    Bound(BoundKind.NUMBER, bounds.ADDRESS_MAX, "Segment.address"),
+    Bound(BoundKind.NUMBER, LAYERS_MAX, "Group.layer_count"),
     Bound(
-        Kind.NUMBER, INTEGER_MAX,
+        BoundKind.NUMBER, INTEGER_MAX,
         "after_step step after_seq after_event_seq read_events event_seq attempt incarnation call_id "
         "cancelled_call_ids sequence released_count source_released_count "
         "request_time_us",
     ),
     Bound(
-        Kind.FREE, 0,
+        BoundKind.FREE, 0,
         "seconds nanos rank source_rank peer_rank world_size device void_slot group block count first number part "
         "part_epoch epoch framing "
         "priority consumer_count done_consumer_count page_size token_count opaque_tokens offer_tokens use_tokens "
@@ -180,11 +180,11 @@ class Budget:
                     self.take(row, (path, plan.name))
 
     def _count(self, field: Field, row: Bound, value: Sequence[Any], path: _Path) -> None:
-        count = len(value) if row.kind is Kind.ROWS else blocks_named(value)
+        count = len(value) if row.kind is BoundKind.ROWS else blocks_named(value)
         spent = self._spent[field] = self._spent.get(field, 0) + count
         if spent > row.most:
             # Errors about runs name the list that contains them.
-            name = _name((path, field.name) if row.kind is Kind.ROWS else path and path[0])
+            name = _name((path, field.name) if row.kind is BoundKind.ROWS else path and path[0])
             raise OutOfRange(
                 Reason.LIMIT_EXCEEDED,
                 f"{name} has {spent} {row.kind.value}; the limit is {row.most}",
@@ -199,7 +199,7 @@ def check(message: Message) -> None:
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _FieldPlan:
     """The checks of a field that is set."""
 
     name: str
@@ -214,7 +214,7 @@ class _Plan:
 
 
 @cache
-def _plan(field: Field) -> _Plan:
+def _plan(field: Field) -> _FieldPlan:
     found = {_ASPECTS[row.kind]: row for row in bounds_of(field)}
     rows = found.get("rows")
     kind = field.message_type
@@ -222,20 +222,22 @@ def _plan(field: Field) -> _Plan:
         side = _bound(kind.fields_by_name["value"], "text")
         fits = _fits(side)
         assert fits is not None
-        return _Plan(
+        return _FieldPlan(
             field.name, rows, lambda pairs: all(fits(text) for pair in pairs.items() for text in pair), side.says
         )
     if kind is not None:
         batch = field.name == "calls"
         inside = _bounded(kind)
-        return _Plan(
+        return _FieldPlan(
             field.name, rows, one=inside and not field.is_repeated, many=inside and field.is_repeated and not batch
         )
     element = found.get("text") or found.get("number")
     one = _fits(element) if element is not None else None
     if element is None or one is None:
-        return _Plan(field.name, rows)
-    return _Plan(field.name, rows, (lambda values: all(map(one, values))) if field.is_repeated else one, element.says)
+        return _FieldPlan(field.name, rows)
+    return _FieldPlan(
+        field.name, rows, (lambda values: all(map(one, values))) if field.is_repeated else one, element.says
+    )
 
 
 @cache
@@ -248,10 +250,10 @@ def _bounded(kind: Descriptor) -> bool:
 def _fits(row: Bound) -> Callable[[Any], bool] | None:
     """Returns the predicate for one value, or None if no value is refused."""
     most = row.most
-    if row.kind is Kind.BYTES:
+    if row.kind is BoundKind.BYTES:
         # A character has at most four bytes, so most texts need no encoding.
         return lambda value: len(value) * 4 <= most or len(value.encode() if isinstance(value, str) else value) <= most
-    if row.kind is Kind.NUMBER:
+    if row.kind is BoundKind.NUMBER:
         return lambda value: -most <= value <= most
     return None
 

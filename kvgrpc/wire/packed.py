@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from google.protobuf.message import Message
 
-from kvgrpc.core.values.descriptors import FEW_IDS, Ids, runs_of, to_runs
+from kvgrpc.core.values.block_ids import FEW_IDS, Ids, runs_of, to_runs
 from kvgrpc.v1 import common_pb2
 
 FEW = 1024

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from kvgrpc.core import events
-from kvgrpc.core.tables.accesses import Opening
-from kvgrpc.core.values.content import Claim
+from kvgrpc.core.tables.accesses import AccessOpening
+from kvgrpc.core.values.content import ContentClaim
 from kvgrpc.core.values.parts import BATCH_PARTS
 from kvgrpc.errors import note
 from kvgrpc.peer.v1 import peer_pb2
@@ -24,8 +24,8 @@ def open_access(
     return events.OpenAccess(call, caller.engine_id, caller.incarnation, openings)
 
 
-def _opening(row: peer_pb2.AccessOpening, limit: int) -> Opening:
-    return Opening(
+def _opening(row: peer_pb2.AccessOpening, limit: int) -> AccessOpening:
+    return AccessOpening(
         access_id=row.access_id,
         token=row.token,
         claim=_claim(row.content) if row.HasField("content") else None,
@@ -48,7 +48,7 @@ def settle_access(
     check_count("settlings", len(request.settlings), ROWS_MAX)
     check_counts("settlings.layers_done", (row.layers_done for row in request.settlings), RANGES_MAX)
     rows = tuple(
-        events.Settling(
+        events.AccessSettling(
             row.access_id,
             row.last,
             row.moved_bytes,
@@ -66,7 +66,7 @@ def close_access(
     """Converts CloseAccess. An unknown outcome becomes FAILED, which takes nothing from other consumers."""
     check_count("closings", len(request.closings), ROWS_MAX)
     rows = tuple(
-        events.Closing(row.access_id, close_outcome(row.outcome), row.quiesced, row.token, note(row.message))
+        events.AccessClosing(row.access_id, close_outcome(row.outcome), row.quiesced, row.token, note(row.message))
         for row in request.closings
     )
     return events.CloseAccess(call, caller.engine_id, caller.incarnation, rows)
@@ -107,5 +107,5 @@ def _parts(rows: Sequence[peer_pb2.ReadyPart], limit: int) -> tuple[events.Ready
     )
 
 
-def _claim(value: peer_pb2.ContentClaim) -> Claim:
-    return Claim(value.token_count, value.digest, value.opaque_id, value.prefix_digests)
+def _claim(value: peer_pb2.ContentClaim) -> ContentClaim:
+    return ContentClaim(value.token_count, value.digest, value.opaque_id, value.prefix_digests)

@@ -19,7 +19,7 @@ from kvgrpc.core.actions import (
     Send,
     UnmapPeer,
 )
-from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.byte_runs import Runs
 from kvgrpc.core.values.pieces import Pieces
 from kvgrpc.errors import Reason, Unimplemented
 from kvgrpc.session.v1 import rank_pb2

@@ -20,7 +20,7 @@ _WithGrant = handoff_pb2.FinishedBlocksResponse | handoff_pb2.ReserveBlocksRespo
 
 
 def put_finished(
-    answer: actions.HandedOver | actions.GaveUp | actions.Expected,
+    answer: actions.HandedOver | actions.GaveUp | actions.PushExpected,
     into: handoff_pb2.FinishedBlocksResponse,
     now: float,
     incarnation: int,
@@ -35,12 +35,12 @@ def put_finished(
             _put_transfer(answer.transfer, into, now)
 
 
-def put_pulling(answer: actions.Pulling, into: handoff_pb2.PullBlocksResponse, now: float, _: int) -> None:
+def put_pulling(answer: actions.PullStarted, into: handoff_pb2.PullBlocksResponse, now: float, _: int) -> None:
     """Fills in the reply to PullBlocks."""
     _put_transfer(answer.transfer, into, now)
 
 
-def put_reserved(answer: actions.Reserved, into: handoff_pb2.ReserveBlocksResponse, now: float, _: int) -> None:
+def put_reserved(answer: actions.BlocksReserved, into: handoff_pb2.ReserveBlocksResponse, now: float, _: int) -> None:
     """Fills in the reply to ReserveBlocks."""
     _put_transfer(answer.transfer, into, now)
     _put_grant(answer.token, into)

@@ -14,7 +14,7 @@ from kvgrpc.core.policy.values import (
     Load,
     LoadEnded,
     Loss,
-    Mode,
+    ModeChoice,
     News,
     OnLoss,
     Outcome,
@@ -24,11 +24,11 @@ from kvgrpc.core.policy.values import (
     SendEnded,
     TakeLost,
 )
-from kvgrpc.core.receive.checks import check_key
+from kvgrpc.core.receive.pull_checks import check_key
 from kvgrpc.core.tables.transfers import Failure
 from kvgrpc.core.values import content as contents, grants
-from kvgrpc.core.values.calls import BlockLists
-from kvgrpc.core.values.descriptors import Blocks
+from kvgrpc.core.values.block_ids import Blocks
+from kvgrpc.core.values.call import BlockLists
 from kvgrpc.core.values.ids import check_transfer_key
 from kvgrpc.core.values.records import dataclass
 from kvgrpc.core.values.request_times import RequestTime
@@ -42,7 +42,7 @@ NEWS_PER_REPLY = 1_024
 NEWS_BYTES_MAX = 1 << 20
 """Bytes of one reply after which no more news are added. The others wait for the next reply."""
 _Reply = scheduler_pb2.PollSchedulerNewsResponse | scheduler_pb2.ScheduleResponse
-_MODES = {common_pb2.TRANSFER_MODE_PULL: Mode.PULL, common_pb2.TRANSFER_MODE_PUSH: Mode.PUSH}
+_MODES = {common_pb2.TRANSFER_MODE_PULL: ModeChoice.PULL, common_pb2.TRANSFER_MODE_PUSH: ModeChoice.PUSH}
 _ON_LOSS = {
     OnLoss.FAIL: scheduler_pb2.ON_LOSS_FAIL,
     OnLoss.RECOMPUTE: scheduler_pb2.ON_LOSS_RECOMPUTE,
@@ -50,15 +50,15 @@ _ON_LOSS = {
 
 
 @dataclass(frozen=True)
-class Named:
+class PromptName:
     """The name of a prompt's content, and of any beginning of it for which the caller gave enough."""
 
-    whole: contents.Content
+    whole: contents.ContentId
     tokens: common_pb2.Content | None = field(default=None, compare=False, repr=False)
     """The content as the caller stated it, if by tokens: a beginning of any length can then be named."""
     weights: str = field(default="", compare=False)
 
-    def with_digest(self, tokens: int) -> contents.Content:
+    def with_digest(self, tokens: int) -> contents.ContentId:
         """Returns the whole content, with a digest at `tokens` if it can have one."""
         if self.tokens is None or self.whole.has_digest(tokens):
             return self.whole
@@ -66,21 +66,21 @@ class Named:
         assert made is not None
         return made
 
-    def beginning(self, tokens: int) -> contents.Content:
+    def beginning(self, tokens: int) -> contents.ContentId:
         """Returns the first `tokens` tokens, or the whole if they cannot be named; the hook then refuses the whole."""
         made = self.with_digest(tokens)
         return made if made.opaque or not made.has_digest(tokens) else made.first(tokens)
 
-    def first(self, tokens: int) -> contents.Content:
+    def first(self, tokens: int) -> contents.ContentId:
         """Returns the content of the first `tokens` tokens. Raises OutOfRange (CONTENT_RANGE) if it cannot be named."""
         return self.with_digest(tokens).first(tokens)
 
 
 @dataclass(frozen=True)
-class NamedRequest(RequestSpec[contents.Content]):
+class NamedRequest(RequestSpec[contents.ContentId]):
     """A request whose prompt is known by its name."""
 
-    prompt: Named | None = None
+    prompt: PromptName | None = None
 
     @property
     def prompt_tokens(self) -> int:
@@ -90,11 +90,11 @@ class NamedRequest(RequestSpec[contents.Content]):
     def whole_units(self) -> bool:
         return self.prompt is not None and self.prompt.tokens is None
 
-    def first(self, tokens: int) -> contents.Content:
+    def first(self, tokens: int) -> contents.ContentId:
         return self.named.first(tokens)
 
     @property
-    def named(self) -> Named:
+    def named(self) -> PromptName:
         """Name of the prompt."""
         assert self.prompt is not None, "a request without tokens takes and gives nothing"
         return self.prompt
@@ -114,14 +114,14 @@ class NamedRequest(RequestSpec[contents.Content]):
 # ---- statements of a scheduler
 
 
-def named(value: common_pb2.Content, weights: str) -> Named | None:
+def named(value: common_pb2.Content, weights: str) -> PromptName | None:
     """Converts a Content, or returns None if it is unset."""
     whole = content(value, weights)
     if whole is None or value.WhichOneof("form") != "tokens":
-        return Named(whole) if whole else None
+        return PromptName(whole) if whole else None
     kept = common_pb2.Content()  # a part of a message keeps the whole message alive
     kept.CopyFrom(value)
-    return Named(whole, kept, weights)
+    return PromptName(whole, kept, weights)
 
 
 def arrived(
@@ -192,13 +192,13 @@ def _give(request: scheduler_pb2.RequestArrivedRequest) -> Give | None:
     if not request.HasField("give"):
         return None
     mode = request.give.mode or request.intent.mode
-    return Give(_MODES.get(mode, Mode.PULL), not request.give.decodes)
+    return Give(_MODES.get(mode, ModeChoice.PULL), not request.give.decodes)
 
 
 def _take(request: scheduler_pb2.RequestArrivedRequest) -> Offer | Source | None:
     match request.WhichOneof("take"):
         case "offer":
-            claims_of(request.offer.token, grants.Access.READ)
+            claims_of(request.offer.token, grants.AccessKind.READ)
             return Offer(request.offer.token)
         case "push":
             push = request.push
@@ -216,9 +216,9 @@ def _take(request: scheduler_pb2.RequestArrivedRequest) -> Offer | Source | None
 def _target(request: scheduler_pb2.RequestArrivedRequest, give: Give | None) -> bytes:
     if not request.HasField("target"):
         return b""
-    if give is None or give.mode is not Mode.PUSH:
+    if give is None or give.mode is not ModeChoice.PUSH:
         raise invalid("target", "is for a push from here: say so in give")
-    claims = claims_of(request.target.token, grants.Access.WRITE)
+    claims = claims_of(request.target.token, grants.AccessKind.WRITE)
     check_key(request.intent.transfer_key, claims.transfer_key, "this target")
     return request.target.token
 

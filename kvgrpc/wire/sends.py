@@ -6,7 +6,7 @@ import numpy as np
 
 from kvgrpc.core import events
 from kvgrpc.core.actions import AnswerSend, Send
-from kvgrpc.core.values.descriptors import Ids
+from kvgrpc.core.values.block_ids import Ids
 from kvgrpc.core.values.layout import BYTES_MAX
 from kvgrpc.core.values.sends import SendAnswer, SendAsk, Values
 from kvgrpc.errors import invalid, note

@@ -28,32 +28,32 @@ _News: TypeAlias = (
 
 def put_news(news: actions.EngineNews, into: session_pb2.Event) -> None:
     """Writes news for the engine in place, into an empty event."""
-    if isinstance(news, actions.PushWanted):
+    if isinstance(news, actions.PushWantedNews):
         into.push_wanted.transfer_key = news.key
         return
     row: _News
     match news:
-        case actions.Received():
+        case actions.ReceivedNews():
             row = into.received
             row.use_tokens = news.use_tokens
             if news.telemetry is not None:
                 row.telemetry.CopyFrom(_telemetry(news.telemetry))
-        case actions.PullOpened():
+        case actions.PullOpenedNews():
             row = into.opened
             row.use_tokens = news.use_tokens
-        case actions.LayersReceived():
+        case actions.LayersReceivedNews():
             row = into.layers_received
             row.layers_done.extend(layer_ranges(news.layers_done))
             row.part_epoch = news.part_epoch
-        case actions.Failed():
+        case actions.FailedNews():
             row = into.failed
             row.failure.CopyFrom(failure(news.failure))
             row.cancelled = news.cancelled
-        case actions.BlocksReturned():
+        case actions.BlocksReturnedNews():
             row = into.blocks_returned
             row.lease_id = news.lease_id
             row.telemetries.extend(map(_telemetry, news.telemetries))
-        case actions.PartsReturned():
+        case actions.PartsReturnedNews():
             row = into.parts_returned
             row.lease_id = news.lease_id
     row.transfer_id, row.request_id = news.transfer_id, news.request_id

@@ -3,9 +3,9 @@
 from kvgrpc.core.tables.transfer_table import TransferTable
 from kvgrpc.core.tables.transfers import pair_id
 from kvgrpc.core.tensors.bundles import TENSORS_MAX
-from kvgrpc.core.tensors.calls import CONSUMERS_MAX, Get, LeadAddress, Put, Release, Wanted
-from kvgrpc.core.tensors.rows import Offer, Stage, Tensor
-from kvgrpc.core.tensors.values import DIMENSIONS_MAX, Description, Expected, Named, TensorId
+from kvgrpc.core.tensors.calls import CONSUMERS_MAX, Get, LeadAddress, Put, Release, WantedTensor
+from kvgrpc.core.tensors.descriptions import DIMENSIONS_MAX, Description, ExpectedTensor, NamedTensor, TensorId
+from kvgrpc.core.tensors.rows import Tensor, TensorOffer, TensorStage
 from kvgrpc.core.values.ids import check_transfer_key
 from kvgrpc.core.values.limits import Limits, granted_ttl
 from kvgrpc.errors import invalid
@@ -15,12 +15,12 @@ from kvgrpc.wire.requests import consumers
 from kvgrpc.wire.values import claims_of, duration, seconds, timeout_s
 
 _STATES = {
-    Stage.ARRIVING: tensor_pb2.TENSOR_STATE_ARRIVING,
-    Stage.STORED: tensor_pb2.TENSOR_STATE_STORED,
-    Stage.SPILLING: tensor_pb2.TENSOR_STATE_SPILLED,
-    Stage.SPILLED: tensor_pb2.TENSOR_STATE_SPILLED,
-    Stage.RETURNING: tensor_pb2.TENSOR_STATE_SPILLED,
-    Stage.HELD: tensor_pb2.TENSOR_STATE_HELD,
+    TensorStage.ARRIVING: tensor_pb2.TENSOR_STATE_ARRIVING,
+    TensorStage.STORED: tensor_pb2.TENSOR_STATE_STORED,
+    TensorStage.SPILLING: tensor_pb2.TENSOR_STATE_SPILLED,
+    TensorStage.SPILLED: tensor_pb2.TENSOR_STATE_SPILLED,
+    TensorStage.RETURNING: tensor_pb2.TENSOR_STATE_SPILLED,
+    TensorStage.HELD: tensor_pb2.TENSOR_STATE_HELD,
 }
 
 
@@ -52,7 +52,7 @@ def put(request: tensor_pb2.PutTensorRequest, limits: Limits) -> Put:
         tensor_id(request.tensor), described(request.description), here, request.grant.token, leads,
         len(leads) or consumers(request.consumer_count), ttl_s, timeout_s(request, "timeout"), request.asynchronous,
         text("request_id", request.request_id),
-        tuple(Named(_of_request(f"bundled_tensors[{i}].tensor", key, value.tensor), described(value.description))
+        tuple(NamedTensor(_of_request(f"bundled_tensors[{i}].tensor", key, value.tensor), described(value.description))
               for i, value in enumerate(request.bundled_tensors)),
     )  # fmt: skip
 
@@ -69,7 +69,7 @@ def get(request: tensor_pb2.GetTensorRequest) -> Get:
     return Get(
         tensor_id(request.tensor), _expected(request.expected), source, request.as_offer,
         timeout_s(request, "timeout"), text("request_id", request.request_id),
-        tuple(Wanted(_of_request(f"bundled_tensors[{i}].tensor", key, value.tensor), _expected(value.expected))
+        tuple(WantedTensor(_of_request(f"bundled_tensors[{i}].tensor", key, value.tensor), _expected(value.expected))
               for i, value in enumerate(request.bundled_tensors)),
         request.page_count_max,
     )  # fmt: skip
@@ -109,10 +109,10 @@ def lead_address(field: str, value: common_pb2.PeerAddress) -> LeadAddress:
     return LeadAddress(text(f"{field}.address", value.address), text(f"{field}.engine_id", value.engine_id))
 
 
-def _expected(value: tensor_pb2.ExpectedTensor) -> Expected:
+def _expected(value: tensor_pb2.ExpectedTensor) -> ExpectedTensor:
     if len(value.shape_sizes) > DIMENSIONS_MAX:
         raise invalid("expected.shape_sizes", f"has at most {DIMENSIONS_MAX} dimensions")
-    return Expected(
+    return ExpectedTensor(
         value.dtype or None,
         tuple(value.shape_sizes) if value.shape_sizes or value.scalar else None,
         value.layer if value.HasField("layer") else None,
@@ -136,7 +136,7 @@ def description_to_proto(value: Description) -> tensor_pb2.TensorDescription:
     )  # fmt: skip
 
 
-def bundled_to_proto(value: Named) -> tensor_pb2.BundledTensor:
+def bundled_to_proto(value: NamedTensor) -> tensor_pb2.BundledTensor:
     """Makes a further bundled tensor of a request to another lead. The request has the key."""
     name = tensor_pb2.TensorName(name=value.id.name, part=value.id.part)
     return tensor_pb2.BundledTensor(tensor=name, description=description_to_proto(value.described))
@@ -148,7 +148,7 @@ def wanted_to_proto(value: Get) -> tensor_pb2.WantedTensor:
     return tensor_pb2.WantedTensor(tensor=name, expected=expected_to_proto(value.expected))
 
 
-def expected_to_proto(value: Expected) -> tensor_pb2.ExpectedTensor:
+def expected_to_proto(value: ExpectedTensor) -> tensor_pb2.ExpectedTensor:
     """Makes the message of an expectation, in the form that `get` reads."""
     return tensor_pb2.ExpectedTensor(
         dtype=value.dtype or "", shape_sizes=value.shape or (), scalar=value.shape == (), layer=value.layer,
@@ -156,9 +156,9 @@ def expected_to_proto(value: Expected) -> tensor_pb2.ExpectedTensor:
     )  # fmt: skip
 
 
-def row(value: Tensor | Offer, now: float, transfers: TransferTable) -> tensor_pb2.Tensor:
+def row(value: Tensor | TensorOffer, now: float, transfers: TransferTable) -> tensor_pb2.Tensor:
     """Makes the row of a tensor. For an offer, its transfer tells how many consumers are done."""
-    read = transfers.find(value.transfer_id) if isinstance(value, Offer) else None
+    read = transfers.find(value.transfer_id) if isinstance(value, TensorOffer) else None
     return tensor_pb2.Tensor(
         name=value.id.name,
         part=value.id.part,
@@ -167,13 +167,13 @@ def row(value: Tensor | Offer, now: float, transfers: TransferTable) -> tensor_p
         state=state_of(value),
         page_count=value.pages,
         age=duration(now - value.since),
-        peer_address="" if isinstance(value, Offer) else value.peer,
+        peer_address="" if isinstance(value, TensorOffer) else value.peer,
         transfer_id=value.transfer_id,
-        consumer_count=value.consumer_count if isinstance(value, Offer) else 0,
+        consumer_count=value.consumer_count if isinstance(value, TensorOffer) else 0,
         done_consumer_count=0 if read is None else read.consumers_done,
     )
 
 
-def state_of(value: Tensor | Offer) -> "tensor_pb2.TensorState.ValueType":
+def state_of(value: Tensor | TensorOffer) -> "tensor_pb2.TensorState.ValueType":
     """Returns the state that a row shows."""
-    return tensor_pb2.TENSOR_STATE_OFFERED if isinstance(value, Offer) else _STATES[value.stage]
+    return tensor_pb2.TENSOR_STATE_OFFERED if isinstance(value, TensorOffer) else _STATES[value.stage]

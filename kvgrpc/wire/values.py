@@ -10,9 +10,9 @@ from google.protobuf.message import Message
 from kvgrpc.core.tables.accesses import CloseOutcome
 from kvgrpc.core.tables.transfers import Failure, Side
 from kvgrpc.core.values import content as contents
-from kvgrpc.core.values.calls import BlockLists
-from kvgrpc.core.values.descriptors import Blocks, Ids, expand_runs
-from kvgrpc.core.values.grants import Access, Claims, OnAbort, read_claims
+from kvgrpc.core.values.block_ids import Blocks, Ids, expand_runs
+from kvgrpc.core.values.call import BlockLists
+from kvgrpc.core.values.grants import AccessKind, Claims, OnAbort, read_claims
 from kvgrpc.errors import BY_CODE, InternalError, InvalidRequest, KVGrpcError, NextStep, Reason, invalid, note
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import common_pb2
@@ -62,7 +62,7 @@ CLOSE_OUTCOMES = {
     CloseOutcome.CANCELLED: peer_pb2.CLOSE_OUTCOME_CANCELLED,
 }
 _CLOSE_OUTCOMES = {int(value): outcome for outcome, value in CLOSE_OUTCOMES.items()}
-_ACCESS = {Access.READ: common_pb2.ACCESS_KIND_READ, Access.WRITE: common_pb2.ACCESS_KIND_WRITE}
+_ACCESS = {AccessKind.READ: common_pb2.ACCESS_KIND_READ, AccessKind.WRITE: common_pb2.ACCESS_KIND_WRITE}
 
 
 def duration(seconds: float) -> Duration:
@@ -190,15 +190,15 @@ def on_abort(value: int) -> OnAbort:
     return _ON_ABORT.get(value, OnAbort.RELEASE)
 
 
-def content(value: common_pb2.Content, weights_revision: str, also_at: int = 0) -> contents.Content | None:
+def content(value: common_pb2.Content, weights_revision: str, also_at: int = 0) -> contents.ContentId | None:
     """Converts a Content, or returns None if it is unset. `also_at` adds a digest there, if tokens are given."""
     form = value.WhichOneof("form")
     if form is None:
         return None
     if form == "opaque_id":
-        return contents.Content(value.opaque_tokens, opaque=value.opaque_id)
+        return contents.ContentId(value.opaque_tokens, opaque=value.opaque_id)
     if form == "chain":
-        return contents.Content(value.chain.token_count, digests=value.chain.digests)
+        return contents.ContentId(value.chain.token_count, digests=value.chain.digests)
     tokens = value.tokens
     if tokens.weights_revision and tokens.weights_revision != weights_revision:
         raise InvalidRequest(
@@ -218,7 +218,7 @@ def content(value: common_pb2.Content, weights_revision: str, also_at: int = 0) 
     )
 
 
-def push_content(value: common_pb2.Content) -> contents.Content:
+def push_content(value: common_pb2.Content) -> contents.ContentId:
     """Converts a push's content as its source states it. Raises InvalidRequest unless it is a chain or opaque id."""
     made = content(value, "") if value.WhichOneof("form") in ("chain", "opaque_id") else None
     if made is None:
@@ -226,7 +226,7 @@ def push_content(value: common_pb2.Content) -> contents.Content:
     return made
 
 
-def put_content(value: contents.Content, into: common_pb2.Content) -> None:
+def put_content(value: contents.ContentId, into: common_pb2.Content) -> None:
     """Writes a content as a chain or an opaque id."""
     if value.opaque:
         into.opaque_id, into.opaque_tokens = value.opaque, value.tokens

@@ -10,16 +10,16 @@ from typing import Any
 from kvgrpc.core.actions import (
     Action,
     Answer,
+    BlocksReserved,
     Expect,
     HangUp,
     Openings,
     Operation,
     Post,
-    Pulling,
+    PullStarted,
     Refuse,
     Renewed,
     Reply,
-    Reserved,
     SendChecksums,
     SendClose,
     SendOpen,
@@ -55,7 +55,7 @@ from kvgrpc.core.tables.accesses import Verdict
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.transfers import Direction, State, Transfer
 from kvgrpc.core.values import grants
-from kvgrpc.core.values.descriptors import Blocks
+from kvgrpc.core.values.block_ids import Blocks
 from kvgrpc.core.values.ids import peer_key
 from kvgrpc.core.values.layout import PoolLayout
 from kvgrpc.errors import Reason
@@ -69,7 +69,7 @@ from sim.checks.pinned import Uses, check_free, check_pins
 from sim.checks.quarantine import QuarantineAudit
 from sim.checks.reclaims import ReclaimAudit
 from sim.checks.silences import Silences
-from sim.checks.waits import Waits
+from sim.checks.waits import WaitAudit
 from sim.checks.writers import WriterAudit
 from sim.rules import Rule, broken
 from sim.world.memory import Memory
@@ -94,7 +94,7 @@ class Audit:
         self._closes = CloseAudit(state.limits, state.peers)
         self._cancels = CancelAudit(node)
         self.proven = WriterAudit()
-        self._waits = Waits(state.limits)
+        self._waits = WaitAudit(state.limits)
         self._leases = LeaseTimes(state, self._waits)
         self._overdue = QuarantineAudit(state)
         self._reclaims = ReclaimAudit(state)
@@ -366,9 +366,9 @@ class Audit:
             self._granted(event, answer)
         elif isinstance(event, SettleAccess) and isinstance(answer, Verdicts):
             self._gave_verdicts(event, answer)
-        elif isinstance(event, PullBlocks) and isinstance(answer, Pulling) and answer.transfer is not None:
+        elif isinstance(event, PullBlocks) and isinstance(answer, PullStarted) and answer.transfer is not None:
             self._waits.begun(answer.transfer, event)
-        elif isinstance(event, ReserveBlocks) and isinstance(answer, Reserved) and answer.transfer is not None:
+        elif isinstance(event, ReserveBlocks) and isinstance(answer, BlocksReserved) and answer.transfer is not None:
             self._waits.reserved(answer.transfer, event.registration_timeout_s)
             self._beliefs.wants(answer.transfer.id, event)
 

@@ -24,6 +24,7 @@ from kvgrpc.core.actions import (
 )
 from kvgrpc.core.events import (
     AccessAnswered,
+    AccessSettling,
     ChecksumBlocks,
     ChecksumsAnswered,
     CloseAccess,
@@ -36,16 +37,15 @@ from kvgrpc.core.events import (
     ReserveBlocks,
     SettleAccess,
     SettleAnswered,
-    Settling,
 )
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.tables.accesses import Verdict
 from kvgrpc.core.tables.peers import PeerState
 from kvgrpc.core.tables.transfers import Transfer
-from kvgrpc.core.values.calls import LayerRange
+from kvgrpc.core.values.block_ids import Blocks
+from kvgrpc.core.values.call import LayerRange
 from kvgrpc.core.values.compatibility import EngineDescription
-from kvgrpc.core.values.content import Claim, check, claim
-from kvgrpc.core.values.descriptors import Blocks
+from kvgrpc.core.values.content import ContentClaim, check, claim
 from kvgrpc.core.values.grants import read_claims, verify
 from kvgrpc.core.values.ids import peer_key
 from kvgrpc.errors import KVGrpcError, Reason
@@ -84,7 +84,7 @@ class Beliefs:
         self._delivered: dict[str, tuple[str, int, bytes]] = {}
         """Life, epoch and access of the current delivery, by transfer."""
         self._compared = Compared()
-        self._wanted: dict[str, Claim] = {}
+        self._wanted: dict[str, ContentClaim] = {}
         """Content wanted of a delivery, by transfer."""
 
     def asks(self, action: SendOpen) -> None:
@@ -99,7 +99,7 @@ class Beliefs:
         else:
             self._writes.setdefault((opening.transfer_id, action.peer), []).append(opening.access_id)
 
-    def settles(self, settling: Settling) -> None:
+    def settles(self, settling: AccessSettling) -> None:
         """Takes note that the lead asks a peer for a verdict."""
         if settling.last:
             self._concluded.add(settling.access_id)

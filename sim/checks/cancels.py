@@ -6,13 +6,13 @@ Each lead is checked by itself: what it says when it is cancelled, and what it d
 from collections.abc import Iterator
 
 from kvgrpc.core.actions import Action, SendClose
-from kvgrpc.core.events import CancelScope, CancelTransfer, CloseAccess, CloseOutcome, Closing, Event
+from kvgrpc.core.events import AccessClosing, CancelScope, CancelTransfer, CloseAccess, CloseOutcome, Event
 from kvgrpc.core.node import Node
-from kvgrpc.core.state.pull import Pull
+from kvgrpc.core.state.pull import PullMove
 from kvgrpc.core.tables.accesses import AccessState
 from kvgrpc.core.tables.leases import Lease
 from kvgrpc.core.tables.transfers import Direction, State, Transfer
-from kvgrpc.core.values.grants import Access as AccessKind
+from kvgrpc.core.values.grants import AccessKind
 from kvgrpc.core.values.ids import peer_key
 from sim.rules import Rule, broken
 
@@ -97,12 +97,12 @@ class CancelAudit:
         elif lease is not None:
             yield from ((access_id, state.accesses[access_id].peer) for access_id in lease.accesses)
 
-    def _heard(self, life: str, row: Closing) -> None:
+    def _heard(self, life: str, row: AccessClosing) -> None:
         """Takes note that a peer says that it was cancelled."""
         state = self._node.state
         move = state.moves.of_access(row.access_id)
         access = state.accesses.get(row.access_id)
-        if access is None and type(move) is Pull and move.peer == life:
+        if access is None and type(move) is PullMove and move.peer == life:
             transfer = state.transfers.get(move.transfer_id)
             self._told += [] if transfer.over else [transfer.id]
         if access is None or access.peer != life or access.state is not AccessState.OPEN:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from kvgrpc.core.actions import Post, SendChecksums
 from kvgrpc.core.events import ChecksumsAnswered
-from kvgrpc.core.values.calls import LayerRange
-from kvgrpc.core.values.descriptors import Blocks
+from kvgrpc.core.values.block_ids import Blocks
+from kvgrpc.core.values.call import LayerRange
 from kvgrpc.core.values.layout import PoolLayout
 from kvgrpc.errors import KVGrpcError
 from sim.rules import Rule, broken

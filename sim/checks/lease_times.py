@@ -8,14 +8,14 @@ from kvgrpc.core.state import NodeState
 from kvgrpc.core.tables.transfers import Direction
 from kvgrpc.core.values import grants
 from kvgrpc.errors import KVGrpcError
-from sim.checks.waits import Waits
+from sim.checks.waits import WaitAudit
 from sim.rules import SLACK_S, Rule, broken
 
 
 class LeaseTimes:
     """The leases of one lead, seen through `state`."""
 
-    def __init__(self, state: NodeState, waits: Waits) -> None:
+    def __init__(self, state: NodeState, waits: WaitAudit) -> None:
         self._state = state
         self._waits = waits
         self._asked: dict[int, tuple[tuple[str, float], ...]] = {}

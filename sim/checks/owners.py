@@ -3,7 +3,7 @@
 from kvgrpc.core.actions import Acknowledged, Answer, Cancelled, Reclaimed
 from kvgrpc.core.events import Call, Event
 from kvgrpc.core.state import NodeState
-from kvgrpc.core.values.descriptors import Blocks
+from kvgrpc.core.values.block_ids import Blocks
 from kvgrpc.core.values.owners import ANONYMOUS
 from kvgrpc.errors import KVGrpcError
 from sim.rules import Rule, broken

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.state.engine_status import engine_status
 from kvgrpc.core.tables.pins import EXCLUSIVE, Pin
-from kvgrpc.core.values.descriptors import Blocks
+from kvgrpc.core.values.block_ids import Blocks
 from kvgrpc.core.values.layout import PoolLayout
 from sim.rules import Rule, broken
 from sim.world.memory import Memory

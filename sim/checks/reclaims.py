@@ -10,7 +10,7 @@ from kvgrpc.core.events import CloseAccess, Event, OpenAccess, Opened, ReclaimBl
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.tables.accesses import Access, AccessState
 from kvgrpc.core.tables.leases import Lease, LeaseState
-from kvgrpc.core.values.grants import Access as AccessKind
+from kvgrpc.core.values.grants import AccessKind
 from kvgrpc.core.values.ids import peer_key
 from sim.rules import SLACK_S, Rule, broken
 

@@ -7,7 +7,7 @@ No other life can know it. A false statement cannot be detected, so this does no
 from collections.abc import Callable, Mapping
 
 from kvgrpc.core.events import CloseAccess, OpenAccess, SettleAccess
-from kvgrpc.core.tables.accesses import Access, Opening
+from kvgrpc.core.tables.accesses import Access, AccessOpening
 from kvgrpc.core.values.ids import peer_key
 from sim.rules import Rule, broken
 
@@ -78,7 +78,7 @@ class Rest:
         self._said.clear()
         self._over.clear()
 
-    def _opens(self, life: str, row: Opening, *, known: bool) -> None:
+    def _opens(self, life: str, row: AccessOpening, *, known: bool) -> None:
         """Takes note of an opening: the life has nothing in flight for its earlier accesses of the same target."""
         name = _name(row.access_id)
         self._says(life, self._under({row.token}) - {name})

@@ -4,7 +4,7 @@ from kvgrpc.core.actions import AnswerSend, Send
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.tables.accesses import Access, AccessState
 from kvgrpc.core.tables.pins import PinKind
-from kvgrpc.core.values.grants import Access as AccessKind
+from kvgrpc.core.values.grants import AccessKind
 from sim.rules import Rule, broken
 from sim.world.groups import OUT_OF_TURN
 from sim.world.memory import Cells

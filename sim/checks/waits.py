@@ -14,7 +14,7 @@ from kvgrpc.core.values.limits import Limits, bytes_timeout
 from sim.rules import SLACK_S, Rule, broken
 
 
-class Waits:
+class WaitAudit:
     """The transfers of one lead in one life of its process. Times are on its clock."""
 
     def __init__(self, limits: Limits) -> None:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from kvgrpc.core.values.descriptors import Blocks
+from kvgrpc.core.values.block_ids import Blocks
 from kvgrpc.core.values.layout import PoolLayout
 from sim.rules import Rule, broken
 

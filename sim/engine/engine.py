@@ -9,30 +9,30 @@ from collections.abc import Callable, Sequence
 
 from kvgrpc.core.actions import (
     Allocated,
-    BlocksReturned,
+    BlocksReturnedNews,
     Cancelled,
     EngineNews,
-    Failed,
+    FailedNews,
     HandedOver,
-    LayersReceived,
-    PartsReturned,
-    Received,
+    LayersReceivedNews,
+    PartsReturnedNews,
+    ReceivedNews,
 )
 from kvgrpc.core.events import AllocateBlocks, Call, CancelScope, CancelTransfer, FinishedBlocks, PushSource
 from kvgrpc.core.node import TOMBSTONED
 from kvgrpc.core.tables.transfers import Direction, State
 from kvgrpc.core.values import grants
+from kvgrpc.core.values.block_ids import Blocks
 from kvgrpc.core.values.compatibility import EngineDescription
-from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.ids import mint_lease_id
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.core.values.limits import Limits, granted_ttl
 from kvgrpc.core.values.owners import ENGINE
 from kvgrpc.errors import KVGrpcError
-from sim.engine.jobs import HandOver, Lead, content_of
-from sim.engine.receiving import Fetches
-from sim.engine.requests import Offer, PartPlan, Wish
-from sim.engine.sending import AGAIN_S, Pushes
+from sim.engine.fetches import EngineFetches
+from sim.engine.jobs import EngineHandOver, EngineLead, content_of
+from sim.engine.pushes import AGAIN_S, EnginePushes
+from sim.engine.requests import PartPlan, PromptOffer, PromptWish
 from sim.engine.worker import Worker
 from sim.rules import Rule, broken
 from sim.world.memory import Memory
@@ -50,7 +50,7 @@ class Engine:
     """One life of an engine."""
 
     def __init__(
-        self, lead: Lead, description: EngineDescription, secret: bytes, memories: list[Memory], limits: Limits
+        self, lead: EngineLead, description: EngineDescription, secret: bytes, memories: list[Memory], limits: Limits
     ) -> None:
         self._lead = lead
         self._description = description
@@ -58,10 +58,10 @@ class Engine:
         self._limits = limits
         plant = self._plant = Worker(lead, description, memories)
         self._minted = 0
-        self._offers: dict[str, HandOver] = {}
+        self._offers: dict[str, EngineHandOver] = {}
         """Hand-overs, by transfer."""
-        self._pushes = Pushes(plant, self._offers)
-        self._fetches = Fetches(plant)
+        self._pushes = EnginePushes(plant, self._offers)
+        self._fetches = EngineFetches(plant)
 
     @property
     def refused(self) -> Counter[str]:
@@ -80,7 +80,7 @@ class Engine:
 
         self._lead.call(lambda call: AllocateBlocks(call, counts, no_expiry=True), ENGINE, give)
 
-    def offer(self, offer: Offer) -> bytes | None:
+    def offer(self, offer: PromptOffer) -> bytes | None:
         """Computes a prompt and hands it over. Returns the grant, or None without room. Equal prompts share their
         blocks, also with a request that was received.
         """
@@ -89,21 +89,21 @@ class Engine:
         shared = next((known for known in whole if known.prompt == offer.prompt), None)
         received = self._fetches.shares(offer.prompt)
         if shared is not None:
-            made = HandOver(offer.prompt, blocks.share(shared.blocks), "", shared.step)
+            made = EngineHandOver(offer.prompt, blocks.share(shared.blocks), "", shared.step)
         elif received is not None:
-            made = HandOver(offer.prompt, blocks.share(received), "", 0)
+            made = EngineHandOver(offer.prompt, blocks.share(received), "", 0)
         else:
             taken = self._plant.take(len(offer.prompt.tokens), offer.by, in_line=offer.in_line)
             if taken is None:
                 return None
-            made = HandOver(offer.prompt, taken, "", self._plant.compute(taken, offer))
+            made = EngineHandOver(offer.prompt, taken, "", self._plant.compute(taken, offer))
         self._minted += 1
         made.lease_id = mint_lease_id(self._secret, self._description.incarnation, "engine", self._minted)
         token = self._mint(offer, made)
         self._lead.later(offer.announce_after_s, lambda: self._announce(offer, made, token))
         return token
 
-    def compute(self, offer: Offer, for_s: float) -> bool:
+    def compute(self, offer: PromptOffer, for_s: float) -> bool:
         """Computes a prompt by itself, and uses it for `for_s` seconds. Returns False without room."""
         taken = self._plant.take(len(offer.prompt.tokens), offer.by, in_line=offer.in_line)
         if taken is None:
@@ -115,17 +115,17 @@ class Engine:
     def _free(self, blocks: Blocks) -> None:
         self._plant.free(blocks)
 
-    def pull(self, wish: Wish, token: bytes, ended: Callable[[Failed | None], None]) -> None:
+    def pull(self, wish: PromptWish, token: bytes, ended: Callable[[FailedNews | None], None]) -> None:
         """Pulls with a grant. `ended` gets the failure, or None for success; it is never called for a refused call."""
         self._fetches.pull(wish, token, ended)
 
-    def push(self, offer: Offer, plans: Sequence[PartPlan]) -> None:
+    def push(self, offer: PromptOffer, plans: Sequence[PartPlan]) -> None:
         """Computes a prompt and hands it over to be pushed, part by part."""
         self._pushes.start(offer, plans)
 
     def reserve(
-        self, wish: Wish, key: bytes, source: PushSource | None, relay: Callable[[bytes], None],
-        ended: Callable[[Failed | None], None],
+        self, wish: PromptWish, key: bytes, source: PushSource | None, relay: Callable[[bytes], None],
+        ended: Callable[[FailedNews | None], None],
     ) -> None:  # fmt: skip
         """Reserves blocks for a push. `relay` gets the grant; `ended` is as for `pull`."""
         self._fetches.reserve(wish, key, source, relay, ended)
@@ -173,17 +173,17 @@ class Engine:
 
     def told(self, news: EngineNews) -> None:
         """Takes the lead's news."""
-        if isinstance(news, Received):
+        if isinstance(news, ReceivedNews):
             self._fetches.received(news)
-        elif isinstance(news, Failed) and self._fetches.knows(news.transfer_id):
+        elif isinstance(news, FailedNews) and self._fetches.knows(news.transfer_id):
             self._fetches.failed(news)
-        elif isinstance(news, Failed) and news.transfer_id in self._offers:
+        elif isinstance(news, FailedNews) and news.transfer_id in self._offers:
             self._offers[news.transfer_id].over = True
-        elif isinstance(news, BlocksReturned):
+        elif isinstance(news, BlocksReturnedNews):
             self._returned(news)
-        elif isinstance(news, PartsReturned):
+        elif isinstance(news, PartsReturnedNews):
             self._plant.returned(news.lease_id)
-        elif isinstance(news, LayersReceived):
+        elif isinstance(news, LayersReceivedNews):
             self._fetches.layers(news)
 
     def uses(self, group: int, block: int) -> bool:
@@ -197,10 +197,10 @@ class Engine:
         self._fetches.check_idle()
         self._plant.check_idle()
 
-    def _mint(self, offer: Offer, made: HandOver) -> bytes:
+    def _mint(self, offer: PromptOffer, made: EngineHandOver) -> bytes:
         me = self._description
         claims = grants.Claims(
-            grants.Access.READ,
+            grants.AccessKind.READ,
             me.engine_id,
             me.incarnation,
             me.address,
@@ -214,7 +214,7 @@ class Engine:
         )
         return grants.mint(claims, grants.signing_key(self._secret))
 
-    def _announce(self, offer: Offer, made: HandOver, token: bytes) -> None:
+    def _announce(self, offer: PromptOffer, made: EngineHandOver, token: bytes) -> None:
         """Calls FinishedBlocks, twice under the same idempotency key, which must change nothing."""
 
         def ask(call: Call) -> FinishedBlocks:
@@ -256,7 +256,7 @@ class Engine:
 
         self._lead.call(ask, ENGINE, give, **key)
 
-    def _returned(self, news: BlocksReturned) -> None:
+    def _returned(self, news: BlocksReturnedNews) -> None:
         made = self._offers.get(news.transfer_id)
         if made is not None and made.asking:
             # The answers to earlier calls come first: they may be about the same blocks.

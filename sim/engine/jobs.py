@@ -5,18 +5,18 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
 
-from kvgrpc.core.actions import Failed
+from kvgrpc.core.actions import FailedNews
 from kvgrpc.core.events import Event
-from kvgrpc.core.values.content import Content, chain
-from kvgrpc.core.values.descriptors import Blocks
+from kvgrpc.core.values.block_ids import Blocks
+from kvgrpc.core.values.content import ContentId, chain
 from sim.checks.audit import Audit
-from sim.engine.requests import Wish
+from sim.engine.requests import PromptWish
 from sim.world.memory import Prompt
 from sim.world.network import Ask, Give
 
 
 @dataclass(eq=False)
-class HandOver:
+class EngineHandOver:
     """A hand-over, as its engine sees it."""
 
     prompt: Prompt
@@ -37,13 +37,13 @@ class HandOver:
 
 
 @dataclass(eq=False)
-class Fetch:
+class EngineFetch:
     """A pull, as its engine sees it."""
 
-    wish: Wish
+    wish: PromptWish
     use_tokens: int
     have_tokens: int
-    ended: Callable[[Failed | None], None]
+    ended: Callable[[FailedNews | None], None]
     key: bytes
     transfer_id: str = ""
     blocks: Blocks | None = None
@@ -53,7 +53,7 @@ class Fetch:
     over: bool = False
 
 
-class Lead(Protocol):
+class EngineLead(Protocol):
     """An engine's view of its lead."""
 
     def call(self, ask: Ask, principal: str, give: Give, **fields: str) -> None: ...
@@ -79,6 +79,6 @@ class Lead(Protocol):
 
 
 @lru_cache(maxsize=1024)
-def content_of(prompt: Prompt, also_at: int = 0) -> Content:
+def content_of(prompt: Prompt, also_at: int = 0) -> ContentId:
     """Returns the content of a prompt's KV."""
     return chain(prompt.tokens, cache_salt=prompt.salt, weights_revision="w1", also_at=also_at)

@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 
-from kvgrpc.core.values.calls import LayerRange
+from kvgrpc.core.values.call import LayerRange
 from kvgrpc.core.values.grants import OnAbort
 from kvgrpc.core.values.request_times import RequestTime
 from sim.world.memory import Prompt
 
 
 @dataclass(frozen=True)
-class Offer:
+class PromptOffer:
     """A prompt that an engine must compute and hand over."""
 
     key: bytes
@@ -35,7 +35,7 @@ class Offer:
 
 
 @dataclass(frozen=True)
-class Wish:
+class PromptWish:
     """A prompt that an engine must pull."""
 
     request_id: str
@@ -54,11 +54,11 @@ class Wish:
     """True if a running step still touches the blocks."""
     request_time_us: int = 0
     in_line: bool = False
-    """True if the request waits in line for blocks, as in Offer."""
+    """True if the request waits in line for blocks, as in PromptOffer."""
 
     @property
     def by(self) -> RequestTime | None:
-        """Identity under which the engine asks for blocks, as in Offer."""
+        """Identity under which the engine asks for blocks, as in PromptOffer."""
         return RequestTime(self.request_time_us, self.request_id) if self.request_time_us else None
 
 

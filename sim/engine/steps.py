@@ -7,7 +7,7 @@ from functools import partial
 from random import Random
 
 from kvgrpc.core.events import StepDone
-from kvgrpc.core.values.calls import LayerRange
+from kvgrpc.core.values.call import LayerRange
 from sim.world.memory import ALL_LAYERS
 
 STEP_S = (0.005, 0.05)

@@ -6,15 +6,15 @@ from random import Random
 
 from kvgrpc.core.events import ReclaimBlocks
 from kvgrpc.core.tables.transfers import Transfer
-from kvgrpc.core.values.calls import LayerRange
+from kvgrpc.core.values.block_ids import Blocks
+from kvgrpc.core.values.call import LayerRange
 from kvgrpc.core.values.compatibility import EngineDescription
-from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.owners import ENGINE
 from kvgrpc.core.values.request_times import RequestTime
 from kvgrpc.errors import KVGrpcError, Reason
 from sim.engine.blocks import BlockManager
-from sim.engine.jobs import Lead
-from sim.engine.requests import Offer
+from sim.engine.jobs import EngineLead
+from sim.engine.requests import PromptOffer
 from sim.engine.steps import Steps, Work
 from sim.rules import Rule, broken
 from sim.world.memory import Memory
@@ -23,7 +23,7 @@ from sim.world.memory import Memory
 class Worker:
     """Computes into blocks and recycles them."""
 
-    def __init__(self, lead: Lead, description: EngineDescription, memories: list[Memory]) -> None:
+    def __init__(self, lead: EngineLead, description: EngineDescription, memories: list[Memory]) -> None:
         self.lead = lead
         self.description = description
         self.memories = memories
@@ -89,7 +89,7 @@ class Worker:
         if by is not None:
             self._line.discard(by)
 
-    def compute(self, blocks: Blocks, offer: Offer) -> int:
+    def compute(self, blocks: Blocks, offer: PromptOffer) -> int:
         """Computes the KV of a prompt, now or in a step. Returns the step's number, or 0."""
         if offer.in_step:
             return self.queue(blocks, lambda rank, layers: self.memories[rank].compute(blocks, offer.prompt, layers))

@@ -5,11 +5,12 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from kvgrpc.core.events import (
+    AccessClosing,
+    AccessSettling,
     Call,
     ChecksumBlocks,
     CloseAccess,
     CloseOutcome,
-    Closing,
     Event,
     HandshakeReceived,
     OpenAccess,
@@ -19,10 +20,9 @@ from kvgrpc.core.events import (
     ReleaseLease,
     RenewLeases,
     SettleAccess,
-    Settling,
 )
-from kvgrpc.core.tables.accesses import Opening
-from kvgrpc.core.values.content import Claim
+from kvgrpc.core.tables.accesses import AccessOpening
+from kvgrpc.core.values.content import ContentClaim
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES
 from sim.hosts.known import UINT64, Known
 
@@ -131,7 +131,7 @@ class FalseRequests:
             rows.append(self._new_opening())
         return self._says(replace(event, openings=tuple(rows)))
 
-    def _opening(self, row: Opening) -> Opening:
+    def _opening(self, row: AccessOpening) -> AccessOpening:
         rng, known = self._rng, self._known
         changes: dict[str, Callable[[], object]] = {
             "access_id": known.access_id,
@@ -148,23 +148,23 @@ class FalseRequests:
         }
         return self._changed(row, changes, "parts" if row.parts and rng.randrange(2) else "")
 
-    def _new_opening(self) -> Opening:
+    def _new_opening(self) -> AccessOpening:
         rng, known = self._rng, self._known
         fresh = known.about or rng.randbytes(ACCESS_ID_BYTES)
         if known.openings and rng.randrange(3):
             again = rng.choice(known.openings)
             return replace(again, access_id=rng.choice((again.access_id, fresh, fresh)))
         reverse = rng.choice((b"", rng.randbytes(ACCESS_ID_BYTES)))
-        return Opening(
+        return AccessOpening(
             fresh, known.token(), self._claim(None), known.text(), known.text(), (), reverse,
             known.content(None), known.number(0), known.parts(()),
         )  # fmt: skip
 
-    def _claim(self, claim: Claim | None) -> Claim | None:
+    def _claim(self, claim: ContentClaim | None) -> ContentClaim | None:
         rng, known = self._rng, self._known
         kind = rng.randrange(4)
         if claim is None or kind == 0:
-            return rng.choice((None, Claim(known.number(16), rng.randbytes(32)), Claim(16, b"", b"lie")))
+            return rng.choice((None, ContentClaim(known.number(16), rng.randbytes(32)), ContentClaim(16, b"", b"lie")))
         if kind == 1:
             return replace(claim, tokens=known.number(claim.tokens))
         return replace(claim, digest=rng.choice((b"", rng.randbytes(32))))
@@ -178,7 +178,7 @@ class FalseRequests:
             rows.append(self._new_settling())
         return self._says(replace(event, settlings=tuple(rows)))
 
-    def _settling(self, row: Settling) -> Settling:
+    def _settling(self, row: AccessSettling) -> AccessSettling:
         known = self._known
         changes: dict[str, Callable[[], object]] = {
             "access_id": known.access_id,
@@ -189,10 +189,10 @@ class FalseRequests:
         }
         return self._changed(row, changes)
 
-    def _new_settling(self) -> Settling:
+    def _new_settling(self) -> AccessSettling:
         rng, known = self._rng, self._known
         last, nbytes = rng.random() < 0.7, rng.choice((0, UINT64))
-        return Settling(known.access_id(), last, nbytes, known.number(0), self._layers_done())
+        return AccessSettling(known.access_id(), last, nbytes, known.number(0), self._layers_done())
 
     def _layers_done(self) -> tuple[tuple[int, int], ...]:
         return tuple(filter(None, (self._known.layers() for _ in range(self._rng.randrange(4)))))
@@ -206,7 +206,7 @@ class FalseRequests:
             rows.append(self._new_closing())
         return self._says(replace(event, closings=tuple(rows)))
 
-    def _closing(self, row: Closing) -> Closing:
+    def _closing(self, row: AccessClosing) -> AccessClosing:
         changes: dict[str, Callable[[], object]] = {
             "access_id": self._known.access_id,
             "outcome": lambda: self._rng.choice(list(CloseOutcome)),
@@ -216,9 +216,11 @@ class FalseRequests:
         }
         return self._changed(row, changes)
 
-    def _new_closing(self) -> Closing:
+    def _new_closing(self) -> AccessClosing:
         rng, known = self._rng, self._known
-        return Closing(known.access_id(), rng.choice(list(CloseOutcome)), rng.random() < 0.5, known.token(), "a lie")
+        return AccessClosing(
+            known.access_id(), rng.choice(list(CloseOutcome)), rng.random() < 0.5, known.token(), "a lie"
+        )
 
     def _parts(self, event: PartsReady) -> PartsReady:
         if self._rng.randrange(4):

@@ -20,20 +20,20 @@ from kvgrpc.core.events import (
 from kvgrpc.core.node import Node
 from kvgrpc.core.pool.quarantine import TOO_MUCH
 from kvgrpc.core.tables.peers import Peer, PeerState
+from kvgrpc.core.values.block_ids import Blocks
 from kvgrpc.core.values.compatibility import EngineDescription
-from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.ids import peer_key
 from kvgrpc.core.values.owners import ENGINE
+from sim.checks.accounts import LeadAccounts
 from sim.checks.audit import Audit
-from sim.checks.ledger import Ledger
 from sim.checks.leftovers import check_left
 from sim.checks.unaudited import Unaudited
 from sim.engine.engine import Engine
+from sim.hosts.action_performer import ActionPerformer
 from sim.hosts.life import Life, describe, make_mover
-from sim.hosts.performing import Performing
 from sim.world.clock import Alarm, Clock
 from sim.world.faults import Luck
-from sim.world.memory import Door, Memory, Prompt
+from sim.world.memory import Memory, MemoryDoor, Prompt
 from sim.world.mirror import MirroredMemory
 from sim.world.mover import Mover
 from sim.world.network import Ask, Give
@@ -49,7 +49,7 @@ class Host:
     def __init__(self, address: str, world: Surroundings, rng: Random) -> None:
         self.address = address
         self.up = False
-        self.ledger = Ledger(world.limits)
+        self.ledger = LeadAccounts(world.limits)
         self.node: Node
         self.audit: Audit
         self.tells = False
@@ -71,7 +71,7 @@ class Host:
         """Number of events until the host crashes while it performs an event's actions; negative means never."""
         self._fallen = False
         """True if the host has crashed but its state is not cleared yet."""
-        self._performing = Performing(self, world)
+        self._performing = ActionPerformer(self, world)
         world.network.add(self)
 
     @property
@@ -232,7 +232,7 @@ class Host:
         """Returns True if the other side of a transfer is a liar."""
         return self._world.lied_to(self.node.state.transfers.find(transfer_id))
 
-    def door(self, rank: int) -> Door:
+    def door(self, rank: int) -> MemoryDoor:
         """Returns the door to a rank's memory that peers are offered now."""
         return self._life.doors[rank]
 

@@ -15,14 +15,14 @@ from random import Random
 import numpy as np
 
 from kvgrpc.core.events import LeaseRef, OpenAccess, ReadyPart, RegisterPush, RenewLeases
-from kvgrpc.core.tables.accesses import Opening
+from kvgrpc.core.tables.accesses import AccessOpening
 from kvgrpc.core.tables.peers import Peer
-from kvgrpc.core.values.calls import BlockLists, LayerRange
+from kvgrpc.core.values.block_ids import Ids
+from kvgrpc.core.values.call import BlockLists, LayerRange
 from kvgrpc.core.values.compatibility import EngineDescription
-from kvgrpc.core.values.content import Content
-from kvgrpc.core.values.descriptors import Ids
+from kvgrpc.core.values.content import ContentId
 from kvgrpc.core.values.endpoints import RankEndpoint
-from kvgrpc.core.values.grants import Access, mint, signing_key
+from kvgrpc.core.values.grants import AccessKind, mint, signing_key
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES, peer_key
 from kvgrpc.core.values.layout import BYTES_MAX, PoolLayout
 from kvgrpc.core.values.sends import MEET, SendAsk
@@ -59,8 +59,8 @@ class Known:
         """Grants that the liar holds, and its own that came back. A grant is valid for any bearer."""
         self.texts: deque[str] = deque(("", "t-0", "x" * 256), maxlen=KEPT)
         """Ids of transfers and leases."""
-        self.contents: deque[Content] = deque(maxlen=KEPT)
-        self.openings: deque[Opening] = deque(maxlen=KEPT)
+        self.contents: deque[ContentId] = deque(maxlen=KEPT)
+        self.openings: deque[AccessOpening] = deque(maxlen=KEPT)
         self.lives: deque[tuple[str, int]] = deque(maxlen=KEPT)
         """The liar's own lives, and those that it has made up."""
         self.met: dict[str, deque[tuple[str, int]]] = {}
@@ -139,7 +139,7 @@ class Known:
         claims = claims_of(token)
         if claims is None:
             return b""
-        access, name = self.rng.choice(tuple(Access)), self.name()[:NAME_CHARS] or "l-0"
+        access, name = self.rng.choice(tuple(AccessKind)), self.name()[:NAME_CHARS] or "l-0"
         return mint(replace(claims, access=access, lease_id=name), signing_key(self.rng.randbytes(32)))
 
     def lease(self) -> LeaseRef:
@@ -162,15 +162,15 @@ class Known:
         self._world.network.personas[peer_key(*made)] = Persona(self._address, where)
         return made
 
-    def content(self, like: Content | None) -> Content | None:
+    def content(self, like: ContentId | None) -> ContentId | None:
         """Returns the content of another prompt, a damaged one, or none."""
         rng = self.rng
         if like is not None and like.digests and rng.randrange(2):
             at = rng.randrange(len(like.digests))
             damaged = like.digests[:at] + bytes([like.digests[at] ^ 1]) + like.digests[at + 1 :]
-            return Content(like.tokens, damaged)
+            return ContentId(like.tokens, damaged)
         if not self.contents or not rng.randrange(4):
-            return rng.choice((None, Content(rng.choice((1, 16, 100)), opaque=b"lie")))
+            return rng.choice((None, ContentId(rng.choice((1, 16, 100)), opaque=b"lie")))
         return rng.choice(self.contents)
 
     def error(self) -> KVGrpcError:

@@ -35,8 +35,8 @@ from sim.hosts.known import Known
 from sim.hosts.other_lives import Granted, OtherLives
 from sim.hosts.stolen_names import StolenNames, check_refused, protected
 from sim.world.faults import Range
-from sim.world.memory import Door
-from sim.world.network import Ask, Give, Lead, Result
+from sim.world.memory import MemoryDoor
+from sim.world.network import Ask, Give, NetworkLead, Result
 from sim.world.surroundings import Surroundings
 
 KEPT = 64
@@ -65,7 +65,7 @@ STREAMS = 0.5
 """Probability that a made-up life opens its liveness stream."""
 
 
-class LyingLead(Lead, Protocol):
+class LyingLead(NetworkLead, Protocol):
     """The lead behind the liar."""
 
     @property
@@ -80,7 +80,7 @@ class LyingLead(Lead, Protocol):
     @property
     def peers(self) -> list[Peer]: ...
 
-    def door(self, rank: int) -> Door: ...
+    def door(self, rank: int) -> MemoryDoor: ...
 
 
 class Liar:

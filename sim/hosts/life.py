@@ -11,7 +11,7 @@ from kvgrpc.core.values.compatibility import READS_PUSHES, EngineDescription
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.core.values.limits import PROTOCOL_MAX, PROTOCOL_MIN
 from sim.engine.engine import Engine
-from sim.world.memory import Door, Memory
+from sim.world.memory import Memory, MemoryDoor
 from sim.world.mover import Mover
 from sim.world.sending_mover import SendingMover
 from sim.world.surroundings import Surroundings
@@ -27,7 +27,7 @@ class Life:
     mover: Mover
     memories: list[Memory]
     world: Surroundings
-    doors: dict[int, Door] = field(default_factory=dict)
+    doors: dict[int, MemoryDoor] = field(default_factory=dict)
     """Doors that are offered now, by rank."""
 
     def __post_init__(self) -> None:
@@ -48,7 +48,7 @@ class Life:
 
     def _open_door(self, rank: int) -> None:
         key = f"{self.key}/{rank}.{len(self.world.doors)}"
-        self.doors[rank] = self.world.doors[key] = Door(key, self.memories[rank])
+        self.doors[rank] = self.world.doors[key] = MemoryDoor(key, self.memories[rank])
 
 
 def make_mover(

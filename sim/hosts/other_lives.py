@@ -5,7 +5,15 @@ rest, or that its push is theirs.
 from collections import deque
 from dataclasses import dataclass, replace
 
-from kvgrpc.core.events import CloseAccess, CloseOutcome, Closing, HandshakeReceived, OpenAccess, SettleAccess, Settling
+from kvgrpc.core.events import (
+    AccessClosing,
+    AccessSettling,
+    CloseAccess,
+    CloseOutcome,
+    HandshakeReceived,
+    OpenAccess,
+    SettleAccess,
+)
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES
 from sim.hosts.false_requests import CALL, PeerRequest
 from sim.hosts.known import NO_ENGINE, Known
@@ -48,7 +56,7 @@ class OtherLives:
         rest.
         """
         asked, row = of.asked, of.asked.openings[0]
-        closing = Closing(row.access_id, CloseOutcome.DROPPED, False, row.token)
+        closing = AccessClosing(row.access_id, CloseOutcome.DROPPED, False, row.token)
         return CloseAccess(CALL, asked.engine_id, asked.incarnation, (closing,))
 
     def at_rest(self, of: Granted) -> PeerRequest:
@@ -56,10 +64,10 @@ class OtherLives:
         asked, row, rng = of.asked, of.asked.openings[0], self._known.rng
         life = self._other(asked.engine_id, asked.incarnation)
         if rng.randrange(2):
-            return SettleAccess(CALL, *life, (Settling(row.access_id, last=True),))
+            return SettleAccess(CALL, *life, (AccessSettling(row.access_id, last=True),))
         token = rng.choice((row.token, b""))
         return CloseAccess(
-            CALL, *life, (Closing(row.access_id, rng.choice(list(CloseOutcome)), quiesced=True, token=token),)
+            CALL, *life, (AccessClosing(row.access_id, rng.choice(list(CloseOutcome)), quiesced=True, token=token),)
         )
 
     def stranger(self, me: HandshakeReceived) -> HandshakeReceived:

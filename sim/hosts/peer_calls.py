@@ -64,7 +64,7 @@ from kvgrpc.errors import (
     Unavailable,
 )
 from sim.world.faults import OPEN_TIMEOUT_S, RPC_TIMEOUT_S
-from sim.world.network import Ask, Give, Lead, Network, Result
+from sim.world.network import Ask, Give, Network, NetworkLead, Result
 
 BUSY = (Unavailable, Exhausted)
 """Errors after which a server retries. A settle is retried only without an answer, or to show its proof."""
@@ -76,7 +76,7 @@ up.
 """
 
 
-class Caller(Lead, Protocol):
+class Caller(NetworkLead, Protocol):
     """The channels' view of their host."""
 
     node: Node

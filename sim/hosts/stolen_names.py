@@ -7,11 +7,12 @@ from dataclasses import replace
 from random import Random
 
 from kvgrpc.core.events import (
+    AccessClosing,
+    AccessSettling,
     Call,
     ChecksumBlocks,
     CloseAccess,
     CloseOutcome,
-    Closing,
     HandshakeReceived,
     OpenAccess,
     PartsReady,
@@ -19,17 +20,16 @@ from kvgrpc.core.events import (
     PostSend,
     ReadyPart,
     SettleAccess,
-    Settling,
 )
-from kvgrpc.core.tables.accesses import Opening
+from kvgrpc.core.tables.accesses import AccessOpening
 from kvgrpc.core.tables.peers import Peer, PeerState
-from kvgrpc.core.values.content import Claim
+from kvgrpc.core.values.content import ContentClaim
 from kvgrpc.core.values.sends import MEET, SendAsk
 from kvgrpc.errors import KVGrpcError
 from sim.hosts.false_requests import CALL, PeerRequest
 from sim.hosts.known import UINT32, UINT64, Known
 from sim.rules import Rule, broken
-from sim.world.network import Lead, Result
+from sim.world.network import NetworkLead, Result
 
 
 class StolenNames:
@@ -41,7 +41,7 @@ class StolenNames:
         self._kinds: tuple[Callable[[Call, str, int], PeerRequest], ...] = (
             lambda call, id_, life: OpenAccess(call, id_, life, (self._opening(),)),
             lambda call, id_, life: SettleAccess(
-                call, id_, life, (Settling(known.access_id(), last=True, part=UINT32),)
+                call, id_, life, (AccessSettling(known.access_id(), last=True, part=UINT32),)
             ),
             lambda call, id_, life: CloseAccess(call, id_, life, (self._closing(),)),
             lambda call, id_, life: PartsReady(
@@ -52,7 +52,7 @@ class StolenNames:
             lambda call, id_, life: PostSend(call, id_, life, known.access_id(), SendAsk(0, 0, UINT32, UINT64)),
         )
 
-    def victim(self, lead: Lead) -> Peer | None:
+    def victim(self, lead: NetworkLead) -> Peer | None:
         """Returns a life that has met a lead, as everybody can learn there."""
         met = [peer for peer in lead.peers if protected(peer) and self._known.is_honest(peer)]
         return self._rng.choice(met) if met else None
@@ -65,19 +65,19 @@ class StolenNames:
         told = replace(life, memory_generation=UINT32, address=me.peer.address)
         return replace(me, peer=told, shows=self._rng.randbytes(32), proofs=(proof,) if proof else ())
 
-    def beat(self, victim: Peer, lead: Lead) -> None:
+    def beat(self, victim: Peer, lead: NetworkLead) -> None:
         """Sends a beat on a liveness stream of the liar's own."""
         heard, state = victim.heard, victim.state
         lead.handle(PeerAlive(victim.key, self._proof()))
         if (victim.heard, victim.state) != (heard, state):
             broken(Rule.R2, f"a stranger has kept {victim.key} alive")
 
-    def _opening(self) -> Opening:
+    def _opening(self) -> AccessOpening:
         known = self._known
-        return Opening(known.access_id(), known.token(), Claim(16, b""), part_epoch=UINT32)
+        return AccessOpening(known.access_id(), known.token(), ContentClaim(16, b""), part_epoch=UINT32)
 
-    def _closing(self) -> Closing:
-        return Closing(self._known.access_id(), self._rng.choice(list(CloseOutcome)), quiesced=True)
+    def _closing(self) -> AccessClosing:
+        return AccessClosing(self._known.access_id(), self._rng.choice(list(CloseOutcome)), quiesced=True)
 
     def _proof(self) -> bytes:
         return self._rng.choice((b"", b"\0", self._rng.randbytes(32)))

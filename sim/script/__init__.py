@@ -18,9 +18,9 @@ same outcome. At the end everything is mended, time passes until nothing is left
 transfer or call may be left over.
 """
 
-from sim.script.line import Line
+from sim.script.line import CommandLine
 from sim.script.requests import REQUESTS
-from sim.script.stage import Stage
+from sim.script.stage import ScriptStage
 from sim.script.verbs import WORLD, Verbs
 
 VERBS = Verbs(WORLD | REQUESTS)
@@ -38,7 +38,7 @@ def replay(text: str) -> str:
     Raises ScriptError for a text that is no script, and AssertionError if a rule of the protocol is broken; each names
     the line.
     """
-    stage = Stage()
+    stage = ScriptStage()
     kept: list[str] = []
     lines = text.splitlines()
     at = 0
@@ -65,8 +65,8 @@ def replay(text: str) -> str:
     return "\n".join(kept) + "\n"
 
 
-def _do(stage: Stage, text: str, number: int) -> list[str]:
-    line = Line(text)
+def _do(stage: ScriptStage, text: str, number: int) -> list[str]:
+    line = CommandLine(text)
     try:
         VERBS[line.verb](stage, line)
         line.check_used()

@@ -16,7 +16,7 @@ from sim.world.agenda import Agenda
 from sim.world.faults import RPC_TIMEOUT_S, Faults
 from sim.world.memory import Memory
 from sim.world.mover import Mover
-from sim.world.network import Ask, Give, Lead, Network
+from sim.world.network import Ask, Give, Network, NetworkLead
 from sim.world.surroundings import Surroundings
 
 CALM = Faults(delay_s=(0.001, 0.001), silence_s=(0.5, 0.5))
@@ -40,7 +40,7 @@ class HandNetwork(Network):
         self._rules.setdefault((address, message), []).append((what, for_s))
 
     def rpc(  # noqa: PLR0913 - as in `Network`
-        self, caller: Lead, address: str, ask: Ask, give: Give, timeout_s: float = RPC_TIMEOUT_S,
+        self, caller: NetworkLead, address: str, ask: Ask, give: Give, timeout_s: float = RPC_TIMEOUT_S,
         *, unaltered: bool = False, once: bool = False,
     ) -> None:  # fmt: skip
         """Makes a call like any network, with this message's fault."""

@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 
-from kvgrpc.core.values.calls import LayerRange
-from kvgrpc.core.values.descriptors import Blocks
+from kvgrpc.core.values.block_ids import Blocks
+from kvgrpc.core.values.call import LayerRange
 from kvgrpc.core.values.grants import OnAbort
 from sim.world.memory import Prompt
 
 
 @dataclass(eq=False)
-class Job:
+class ScriptJob:
     """A hand-over, pull or reservation, as its engine sees it."""
 
     name: str
@@ -27,7 +27,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Terms:
+class HandOverTerms:
     """Terms of a hand-over, apart from its blocks."""
 
     ttl_s: float | None = None
@@ -42,7 +42,7 @@ class Terms:
 
 
 @dataclass(frozen=True)
-class Part:
+class ScriptPart:
     """One part of a push: the blocks of tokens [first, end)."""
 
     first: int
@@ -50,7 +50,7 @@ class Part:
     layers: LayerRange | None
     last: bool
     part_epoch: int
-    terms: Terms
+    terms: HandOverTerms
 
 
 NOW, LATER, LOCAL = "now", "later", "local"
@@ -58,7 +58,7 @@ NOW, LATER, LOCAL = "now", "later", "local"
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ReceiveTerms:
     """Terms of a pull or a reservation, apart from its content."""
 
     use_tokens: int = 0

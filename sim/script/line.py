@@ -6,14 +6,14 @@ V = TypeVar("V")
 UNITS = (("ms", 0.001), ("min", 60.0), ("s", 1.0))
 
 
-class Named(dict[str, V]):
+class NamedThings(dict[str, V]):
     """Things that a scenario names: hosts, requests, tables. Raises ValueError for an unknown name."""
 
     def __missing__(self, name: str) -> V:
         raise ValueError(f"there is no {name}")
 
 
-class Line:
+class CommandLine:
     """The unread rest of a command. Whatever is left at the end was not understood."""
 
     def __init__(self, text: str) -> None:

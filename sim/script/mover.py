@@ -10,7 +10,7 @@ from kvgrpc.core.events import Event, PeerMapped, PostingEnded
 from sim.world.agenda import Agenda, Deed
 from sim.world.faults import Faults
 from sim.world.groups import Groups
-from sim.world.memory import UNWRITTEN, Door, Memory
+from sim.world.memory import UNWRITTEN, Memory, MemoryDoor
 from sim.world.mover import Mover
 from sim.world.posted import cells_of
 from sim.world.wires import Wire, Wires
@@ -54,13 +54,13 @@ class Hand:
 
 
 @dataclass(eq=False)
-class _Posting:
+class _HandPosting:
     post: Post
     owner: str
     """The transfer that owns the cells that the posting fills."""
     source: Memory
     sink: Memory
-    door: Door
+    door: MemoryDoor
     """The peer's door."""
     cells: list[tuple[int, int]]
     """Cells that are left to copy, last first."""
@@ -75,7 +75,7 @@ class _Posting:
     doubted: bool = False
     wire: Wire | None = None
     sent: dict[int, int] = field(default_factory=dict)
-    """Wire and moved cells: see `wires.Receive`."""
+    """Wire and moved cells: see `wires.WireRead`."""
 
 
 class HandMover(Mover):
@@ -89,7 +89,7 @@ class HandMover(Mover):
         self._hand = hand
         self._sends = sends
         self._groups = Groups(self, wires, memories, self._luck, report)
-        self._open: dict[_Posting, None] = {}
+        self._open: dict[_HandPosting, None] = {}
         """Postings that are not over."""
         self._rested: Deed | None = None
         self._over = False
@@ -100,7 +100,7 @@ class HandMover(Mover):
         """The lives whose memory is mapped here."""
         return sorted({peer for _, peer, _ in self._mapped})
 
-    def map(self, action: MapPeer, door: Door | None) -> None:
+    def map(self, action: MapPeer, door: MemoryDoor | None) -> None:
         """Maps the memory of a rank's peer. `door` is None if nothing is there."""
         found = door is not None and door.open and not self._hand.unmappable
         path = "collective" if self._sends and action.endpoint.collective is not None else "loopback"
@@ -144,7 +144,7 @@ class HandMover(Mover):
         fills = [dst for _, dst in cells]
         bytes_s, can = self._hand.bytes_s, lambda: door.open
         reads = [src for src, _ in cells] if action.operation is Operation.WRITE else []
-        posting = _Posting(action, owner, source, sink, door, cells[::-1], fills, bytes_s, reads, can)
+        posting = _HandPosting(action, owner, source, sink, door, cells[::-1], fills, bytes_s, reads, can)
         sink.fill(posting.fills, owner, posting.can)
         source.read(posting.reads, action.posting_id)
         self._open[posting] = None
@@ -197,7 +197,7 @@ class HandMover(Mover):
         self._groups.retire()
         self._look()
 
-    def _turn(self, posting: _Posting) -> None:
+    def _turn(self, posting: _HandPosting) -> None:
         """Moves a posting from one stop to the next, unless it is held there."""
         hand = self._hand
         if posting not in self._open:
@@ -215,7 +215,7 @@ class HandMover(Mover):
         else:
             self._then(posting.bytes_s / 2, lambda: self._move(posting))
 
-    def _move(self, posting: _Posting) -> None:
+    def _move(self, posting: _HandPosting) -> None:
         """Moves half of a posting's bytes."""
         if posting not in self._open or not posting.door.open:
             self._turn(posting)
@@ -231,7 +231,7 @@ class HandMover(Mover):
             posting.sink.arrive(dst, number, posting.owner)
         self._turn(posting)
 
-    def _befall(self, posting: _Posting) -> None:
+    def _befall(self, posting: _HandPosting) -> None:
         fault, self._hand.fault = self._hand.fault, ""
         if fault == BREAK:
             self._finish(posting, done=False)
@@ -245,7 +245,7 @@ class HandMover(Mover):
         self._tell_end(posting, done=False, quiesced=False)
         self._turn(posting)
 
-    def _finish(self, posting: _Posting, *, done: bool) -> None:
+    def _finish(self, posting: _HandPosting, *, done: bool) -> None:
         posting.sink.filled(posting.fills, posting.can)
         posting.source.let_go(posting.reads, posting.post.posting_id)
         del self._open[posting]
@@ -253,7 +253,7 @@ class HandMover(Mover):
         self._tell_end(posting, done=done)
         self._look()
 
-    def _tell_end(self, posting: _Posting, *, done: bool, quiesced: bool = True) -> None:
+    def _tell_end(self, posting: _HandPosting, *, done: bool, quiesced: bool = True) -> None:
         post = posting.post
         nbytes = len(posting.fills) if done else 0
         message = "" if done else "the script broke it"

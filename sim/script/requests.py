@@ -2,12 +2,12 @@
 
 from kvgrpc.core.actions import Released, Renewed
 from kvgrpc.core.events import CancelScope, ConnectPeer, LeaseRef, RegisterPush, ReleaseLease, RenewLeases
-from kvgrpc.core.values.calls import LayerRange
+from kvgrpc.core.values.call import LayerRange
 from kvgrpc.core.values.grants import OnAbort
-from sim.script.jobs import LATER, LOCAL, NOW, Part, Terms, Wanted
-from sim.script.line import Line, pair
-from sim.script.receiving import listed
-from sim.script.stage import Stage
+from sim.script.jobs import LATER, LOCAL, NOW, HandOverTerms, ReceiveTerms, ScriptPart
+from sim.script.line import CommandLine, pair
+from sim.script.receives import listed
+from sim.script.stage import ScriptStage
 from sim.script.verbs import Verbs, route
 from sim.world.memory import Prompt
 
@@ -17,7 +17,7 @@ REQUESTS = Verbs()
 
 
 @REQUESTS.named
-def prompt(stage: Stage, line: Line) -> None:
+def prompt(stage: ScriptStage, line: CommandLine) -> None:
     """`prompt NAME tokens=N [like=OTHER until=M] [salt=TEXT]`: which tokens; M of them, or all, are those of OTHER."""
     name, tokens = line.word(), line.number("tokens", 64)
     like, until = line.text("like"), line.number("until")
@@ -27,7 +27,7 @@ def prompt(stage: Stage, line: Line) -> None:
 
 
 @REQUESTS.named
-def compute(stage: Stage, line: Line) -> None:
+def compute(stage: ScriptStage, line: CommandLine) -> None:
     """`compute A NAME [tokens=64] [step=N]`: A computes a prompt and keeps it, when step N is over."""
     address, name = line.word(), line.word()
     shop = stage.engines[address].shop
@@ -37,13 +37,13 @@ def compute(stage: Stage, line: Line) -> None:
 
 
 @REQUESTS.named
-def free(stage: Stage, line: Line) -> None:
+def free(stage: ScriptStage, line: CommandLine) -> None:
     """`free A NAME`: A forgets what it keeps."""
     stage.engines[line.word()].shop.free(line.word())
 
 
 @REQUESTS.named
-def step(stage: Stage, line: Line) -> None:
+def step(stage: ScriptStage, line: CommandLine) -> None:
     """`step A N [rank=N] [layers=FIRST-END]`: a step of A is over, on one rank or on all; or some layers of it."""
     address, number, rank = line.word(), int(line.word()), line.text("rank")
     stage.engines[address].shop.step(number, int(rank) if rank else None, _layers(line))
@@ -53,7 +53,7 @@ def step(stage: Stage, line: Line) -> None:
 
 
 @REQUESTS.named
-def promise(stage: Stage, line: Line) -> None:
+def promise(stage: ScriptStage, line: CommandLine) -> None:
     """`promise A NAME [tokens=64] [ttl=DURATION]`: the grant leaves A before the hand-over that it is for."""
     address, name = line.word(), line.word()
     own = stage.prompt(name, line.number("tokens", 64))
@@ -61,7 +61,7 @@ def promise(stage: Stage, line: Line) -> None:
 
 
 @REQUESTS.named
-def finish(stage: Stage, line: Line) -> None:
+def finish(stage: ScriptStage, line: CommandLine) -> None:
     """`finish A NAME [tokens=64] [ttl=DURATION] [firm=DURATION] [consumers=1] [keep] [step=N] [blocks=IDS] [label=TEXT]
     [retry=KEY]`: A hands a prompt over to readers. `keep`: an abort is no end; `retry`: the idempotency key.
     """
@@ -74,7 +74,7 @@ def finish(stage: Stage, line: Line) -> None:
 
 
 @REQUESTS.named
-def pull(stage: Stage, line: Line) -> None:
+def pull(stage: ScriptStage, line: CommandLine) -> None:
     """`pull A NAME [later|local] [use=K] [have=N] [step=N] [into=IDS] [prompt=OTHER] [grant=OTHER|B:OTHER|none|forged]
     [key=OTHER] [queue=DURATION] [bytes=DURATION] [label=TEXT] [retry=KEY] [no-content]`: A pulls. `B:OTHER` is the
     WRITE grant of a reservation.
@@ -85,33 +85,33 @@ def pull(stage: Stage, line: Line) -> None:
 
 
 @REQUESTS.named
-def give(stage: Stage, line: Line) -> None:
+def give(stage: ScriptStage, line: CommandLine) -> None:
     """`give A NAME [step=N]`: A gives blocks to a pull that waits for them."""
     stage.engines[line.word()].receiving.give(line.word(), _wanted(stage, line))
 
 
 @REQUESTS.named
-def abort(stage: Stage, line: Line) -> None:
+def abort(stage: ScriptStage, line: CommandLine) -> None:
     """`abort A NAME`: A's engine cancels a request that its user has left, by its key."""
     address, name = line.word(), line.word()
     stage.engines[address].cancel(name, stage.key(name), CancelScope.ON_ABORT)
 
 
 @REQUESTS.named
-def cancel(stage: Stage, line: Line) -> None:
+def cancel(stage: ScriptStage, line: CommandLine) -> None:
     """`cancel A NAME`: the request is cancelled on both sides, by its key at A."""
     address, name = line.word(), line.word()
     stage.engines[address].cancel(name, stage.key(name), CancelScope.BOTH)
 
 
 @REQUESTS.named
-def void(stage: Stage, line: Line) -> None:
+def void(stage: ScriptStage, line: CommandLine) -> None:
     """`void A NAME`: A's engine takes the blocks of a hand-over back at once."""
     stage.engines[line.word()].sending.take_back(line.word())
 
 
 @REQUESTS.named
-def renew(stage: Stage, line: Line) -> None:
+def renew(stage: ScriptStage, line: CommandLine) -> None:
     """`renew A NAME [ttl=DURATION]`: the router renews a lease at A."""
     address, name, ttl_s = line.word(), line.word(), line.seconds("ttl")
     ref = LeaseRef(token=stage.grants[name])
@@ -124,7 +124,7 @@ def renew(stage: Stage, line: Line) -> None:
 
 
 @REQUESTS.named
-def release(stage: Stage, line: Line) -> None:
+def release(stage: ScriptStage, line: CommandLine) -> None:
     """`release A NAME`: the router releases a lease at A."""
     address, name = line.word(), line.word()
     shop = stage.engines[address].shop
@@ -136,14 +136,14 @@ def release(stage: Stage, line: Line) -> None:
 
 
 @REQUESTS.named
-def reclaim(stage: Stage, line: Line) -> None:
+def reclaim(stage: ScriptStage, line: CommandLine) -> None:
     """`reclaim A COUNT`: A's engine takes so many blocks back from leases that nobody has claimed."""
     address, count = line.word(), int(line.word())
     stage.engines[address].sending.reclaim(count)
 
 
 @REQUESTS.named
-def connect(stage: Stage, line: Line) -> None:
+def connect(stage: ScriptStage, line: CommandLine) -> None:
     """`connect A B`: the router has A shake hands with B."""
     address, other = line.word(), line.word()
     route(stage, address, other, lambda call: ConnectPeer(call, other), lambda _: "connected")
@@ -153,7 +153,7 @@ def connect(stage: Stage, line: Line) -> None:
 
 
 @REQUESTS.named
-def reserve(stage: Stage, line: Line) -> None:
+def reserve(stage: ScriptStage, line: CommandLine) -> None:
     """`reserve A NAME [from=B] [tokens=64] [under=OTHER]` and as `pull`: A reserves blocks, which its lead registers at
     B. `under`: another request's transfer key.
     """
@@ -166,7 +166,7 @@ def reserve(stage: Stage, line: Line) -> None:
 
 
 @REQUESTS.named
-def register(stage: Stage, line: Line) -> None:
+def register(stage: ScriptStage, line: CommandLine) -> None:
     """`register P NAME grant=A:NAME`: the router registers A's reservation at P."""
     address, name = line.word(), line.word()
     token = _grant(stage, line, name)
@@ -175,7 +175,7 @@ def register(stage: Stage, line: Line) -> None:
 
 
 @REQUESTS.named
-def part(stage: Stage, line: Line) -> None:
+def part(stage: ScriptStage, line: CommandLine) -> None:
     """`part A NAME FIRST-END [layers=FIRST-END] [last] [epoch=N] [consumers=N] [keep] [step=N] [tokens=64]`: A hands
     the blocks of these tokens over. A higher epoch starts over, in other blocks.
     """
@@ -183,39 +183,39 @@ def part(stage: Stage, line: Line) -> None:
     own = stage.prompt(name, line.number("tokens", 64))
     first, end = pair(line.word())
     layers, last, epoch = _layers(line), line.flag("last"), line.number("epoch")
-    row = Part(first, end, layers, last, epoch, _terms(line))
+    row = ScriptPart(first, end, layers, last, epoch, _terms(line))
     stage.engines[address].sending.part(name, own, stage.key(name), row)
 
 
 @REQUESTS.named
-def give_up(stage: Stage, line: Line) -> None:
+def give_up(stage: ScriptStage, line: CommandLine) -> None:
     """`give-up A NAME`: A cannot deliver what it was to push."""
     address, name = line.word(), line.word()
     stage.engines[address].sending.give_up(name, stage.key(name))
 
 
-def _layers(line: Line) -> LayerRange | None:
+def _layers(line: CommandLine) -> LayerRange | None:
     low, high = pair(line.text("layers", "0-0"))
     return (low, high - low) if high else None
 
 
-def _terms(line: Line) -> Terms:
-    return Terms(
+def _terms(line: CommandLine) -> HandOverTerms:
+    return HandOverTerms(
         line.seconds("ttl"), line.number("consumers", 1), OnAbort.KEEP if line.flag("keep") else OnAbort.RELEASE,
         line.number("step"), line.text("label"), line.text("retry"), line.seconds("firm"),
     )  # fmt: skip
 
 
-def _wanted(stage: Stage, line: Line) -> Wanted:
+def _wanted(stage: ScriptStage, line: CommandLine) -> ReceiveTerms:
     blocks = LATER if line.flag("later") else LOCAL if line.flag("local") else line.text("into", NOW)
     key = line.text("key")
-    return Wanted(
+    return ReceiveTerms(
         line.number("use"), line.number("have"), line.number("step"), blocks, stage.key(key) if key else b"",
         line.seconds("queue"), line.seconds("bytes"), line.text("label"), line.text("retry"), line.flag("no-content"),
     )  # fmt: skip
 
 
-def _grant(stage: Stage, line: Line, name: str) -> bytes:
+def _grant(stage: ScriptStage, line: CommandLine, name: str) -> bytes:
     asked = line.text("grant", name)
     address, colon, request = asked.rpartition(":")
     if colon and (address, request) in stage.targets:

@@ -8,43 +8,43 @@ import numpy as np
 from kvgrpc.core.tables.leases import Lease
 from kvgrpc.core.tables.pins import Pin, PinKind
 from kvgrpc.core.tables.transfers import Transfer
-from sim.script.line import Line, Named
-from sim.script.stage import Stage
+from sim.script.line import CommandLine, NamedThings
+from sim.script.stage import ScriptStage
 from sim.script.workshop import runs
 from sim.world.memory import Cell, Prompt
 
-Show = Callable[[Stage, str, Line], list[str]]
+Show = Callable[[ScriptStage, str, CommandLine], list[str]]
 
 
-def transfers(stage: Stage, name: str, _: Line) -> list[str]:
+def transfers(stage: ScriptStage, name: str, _: CommandLine) -> list[str]:
     """Returns all transfers, oldest first; those of one moment are sorted by request."""
     known = sorted(stage.hosts[name].node.state.transfers, key=lambda one: (one.created, one.request_id))
     return [f"{name} {_transfer(transfer)}" for transfer in known]
 
 
-def leases(stage: Stage, name: str, _: Line) -> list[str]:
+def leases(stage: ScriptStage, name: str, _: CommandLine) -> list[str]:
     """Returns the live leases, oldest first."""
     state = stage.hosts[name].node.state
     return [f"{name} {_lease(lease, state.now)}" for lease in state.leases]
 
 
-def pins(stage: Stage, name: str, _: Line) -> list[str]:
+def pins(stage: ScriptStage, name: str, _: CommandLine) -> list[str]:
     """Returns the pins, oldest first; for a quarantine also the proof that would end it."""
     return [f"{name} {_pin(stage, name, pin)}" for pin in stage.hosts[name].node.state.pins]
 
 
-def peers(stage: Stage, name: str, _: Line) -> list[str]:
+def peers(stage: ScriptStage, name: str, _: CommandLine) -> list[str]:
     """Returns the lives of other engines."""
     state = stage.hosts[name].node.state
     return [f"{name} knows {stage.called(key)}: {peer.state.value}" for key, peer in state.peers.items()]
 
 
-def mapped(stage: Stage, name: str, _: Line) -> list[str]:
+def mapped(stage: ScriptStage, name: str, _: CommandLine) -> list[str]:
     """Returns the lives whose memory is mapped."""
     return [f"{name} maps {stage.called(life)}" for life in stage.hosts[name].mover.reaches]
 
 
-def tables(stage: Stage, name: str, _: Line) -> list[str]:
+def tables(stage: ScriptStage, name: str, _: CommandLine) -> list[str]:
     """Returns the sizes of the tables that peers and clients could fill."""
     state = stage.hosts[name].node.state
     counts = {
@@ -58,7 +58,7 @@ def tables(stage: Stage, name: str, _: Line) -> list[str]:
     return [f"{name} has " + ", ".join(f"{what} {count}" for what, count in counts.items())]
 
 
-def bytes_(stage: Stage, name: str, line: Line) -> list[str]:
+def bytes_(stage: ScriptStage, name: str, line: CommandLine) -> list[str]:
     """Returns what the blocks of a request hold, also if they now belong to another request."""
     request = line.word()
     job = stage.engines[name].jobs[request]
@@ -80,12 +80,12 @@ def bytes_(stage: Stage, name: str, line: Line) -> list[str]:
     ]
 
 
-SHOWS: Named[Show] = Named(
+SHOWS: NamedThings[Show] = NamedThings(
     transfers=transfers, leases=leases, pins=pins, peers=peers, mapped=mapped, tables=tables, bytes=bytes_
 )
 
 
-def _held(stage: Stage, name: str, group: int, block: int, wanted: Prompt) -> str:
+def _held(stage: ScriptStage, name: str, group: int, block: int, wanted: Prompt) -> str:
     host = stage.hosts[name]
     found = []
     for number, region in enumerate(host.description.pool.regions):
@@ -117,7 +117,7 @@ def _lease(lease: Lease, now: float) -> str:
     return row
 
 
-def _pin(stage: Stage, name: str, pin: Pin) -> str:
+def _pin(stage: ScriptStage, name: str, pin: Pin) -> str:
     host = stage.hosts[name]
     state = host.node.state
     request = ""
@@ -138,7 +138,7 @@ def _pin(stage: Stage, name: str, pin: Pin) -> str:
     return row
 
 
-def _proof(stage: Stage, proof: str) -> str:
+def _proof(stage: ScriptStage, proof: str) -> str:
     """Returns the proof without ids of accesses and lives, which no scenario can know."""
     for life in re.findall(r"[\w.:-]+@[0-9a-f]{16}", proof):
         proof = proof.replace(life, stage.called(life))

@@ -9,7 +9,7 @@ from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region
 from kvgrpc.core.values.limits import Limits
 from sim.script.engine import ScriptEngine
 from sim.script.hosts import HandHost, HandNetwork
-from sim.script.line import Named
+from sim.script.line import NamedThings
 from sim.script.mover import Hand
 from sim.world.agenda import Agenda
 from sim.world.memory import Cell, KvStore, Memory, Prompt, layout
@@ -29,7 +29,7 @@ class NamedStore(KvStore):
         return self._cells[number]
 
 
-class Stage:
+class ScriptStage:
     """Everything that the commands of one scenario act on."""
 
     def __init__(self) -> None:
@@ -37,11 +37,11 @@ class Stage:
         self.network = HandNetwork(self.agenda)
         self.store = NamedStore()
         self.limits = Limits()
-        self.hosts: Named[HandHost] = Named()
-        self.engines: Named[ScriptEngine] = Named()
+        self.hosts: NamedThings[HandHost] = NamedThings()
+        self.engines: NamedThings[ScriptEngine] = NamedThings()
         """The present life of each engine."""
-        self.prompts: Named[Prompt] = Named()
-        self.grants: Named[bytes] = Named()
+        self.prompts: NamedThings[Prompt] = NamedThings()
+        self.grants: NamedThings[bytes] = NamedThings()
         """READ grants, by request."""
         self.targets: dict[tuple[str, str], bytes] = {}
         """WRITE grants, by engine and request."""

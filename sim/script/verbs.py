@@ -10,18 +10,18 @@ from kvgrpc.core.actions import QuarantineReleased
 from kvgrpc.core.events import Event, ProcessEnded, ReleaseQuarantine
 from kvgrpc.errors import KVGrpcError
 from sim.script.hosts import LATE, LOSE, LOSE_REPLY, TWICE
-from sim.script.line import Line, Named, seconds
+from sim.script.line import CommandLine, NamedThings, seconds
 from sim.script.mover import BREAK, CORRUPT, DOUBT, HALF, STOPS
 from sim.script.shows import SHOWS
-from sim.script.stage import Stage, one_group
+from sim.script.stage import ScriptStage, one_group
 from sim.world.memory import layout
 from sim.world.network import Result
 
-Verb = Callable[[Stage, Line], None]
+Verb = Callable[[ScriptStage, CommandLine], None]
 ROUTER = "router"
 
 
-class Verbs(Named[Verb]):
+class Verbs(NamedThings[Verb]):
     """Commands by name."""
 
     def named(self, do: Verb) -> Verb:
@@ -37,7 +37,7 @@ WORLD = Verbs()
 
 
 @WORLD.named
-def limits(stage: Stage, line: Line) -> None:
+def limits(stage: ScriptStage, line: CommandLine) -> None:
     """`limits NAME=VALUE ...`: limits of the engines that start after it; durations without their `_s`."""
     changes: dict[str, float] = {}
     for name, value in line.options().items():
@@ -49,7 +49,7 @@ def limits(stage: Stage, line: Line) -> None:
 
 
 @WORLD.named
-def engine(stage: Stage, line: Line) -> None:
+def engine(stage: ScriptStage, line: CommandLine) -> None:
     """`engine NAME [blocks=8] [block_tokens=16] [ranks=1] [weights=w1] [protocol=1] [two-groups] [aliased] [writes]
     [compares] [cannot-set-aside] [collective]`: it starts. `aliased`: with two groups that share its blocks. With
     `writes` it writes what it pushes, over a data path that can; `compares`: it compares the checksums of what it
@@ -71,44 +71,44 @@ def engine(stage: Stage, line: Line) -> None:
 
 
 @WORLD.named
-def advance(stage: Stage, line: Line) -> None:
+def advance(stage: ScriptStage, line: CommandLine) -> None:
     """`advance DURATION`: time passes; everything that is seen meanwhile has the time before it."""
     stage.advance(seconds(line.word()))
 
 
 @WORLD.named
-def cut(stage: Stage, line: Line) -> None:
+def cut(stage: ScriptStage, line: CommandLine) -> None:
     """`cut A B`: no message passes between two leads any more. Bytes still do."""
     stage.network.cut(line.word(), line.word())
 
 
 @WORLD.named
-def heal(stage: Stage, line: Line) -> None:
+def heal(stage: ScriptStage, line: CommandLine) -> None:
     """`heal A B`: messages pass again."""
     stage.network.mend(line.word(), line.word())
 
 
 @WORLD.named
-def lose(stage: Stage, line: Line) -> None:
+def lose(stage: ScriptStage, line: CommandLine) -> None:
     """`lose A MESSAGE [reply]`: the next message of that kind from A, or its reply, is lost."""
     what = LOSE_REPLY if line.flag("reply") else LOSE
     stage.network.befall(line.word(), line.word(), what, 0.0)
 
 
 @WORLD.named
-def late(stage: Stage, line: Line) -> None:
+def late(stage: ScriptStage, line: CommandLine) -> None:
     """`late A MESSAGE DURATION`: the next message of that kind arrives so late that its reply is not waited for."""
     stage.network.befall(line.word(), line.word(), LATE, seconds(line.word()))
 
 
 @WORLD.named
-def twice(stage: Stage, line: Line) -> None:
+def twice(stage: ScriptStage, line: CommandLine) -> None:
     """`twice A MESSAGE`: the next message of that kind from A arrives twice."""
     stage.network.befall(line.word(), line.word(), TWICE, 0.0)
 
 
 @WORLD.named
-def crash(stage: Stage, line: Line) -> None:
+def crash(stage: ScriptStage, line: CommandLine) -> None:
     """`crash A [unseen]`: lead, engine and movers of A are gone; `unseen`: with their machine, and no rank sees it."""
     address, stage.network.unseen = line.word(), line.flag("unseen")
     stage.hosts[address].crash()
@@ -116,26 +116,26 @@ def crash(stage: Stage, line: Line) -> None:
 
 
 @WORLD.named
-def restart(stage: Stage, line: Line) -> None:
+def restart(stage: ScriptStage, line: CommandLine) -> None:
     """`restart A`: at the same address, with other memory."""
     stage.start(line.word())
 
 
 @WORLD.named
-def attach(stage: Stage, line: Line) -> None:
+def attach(stage: ScriptStage, line: CommandLine) -> None:
     """`attach A`: the engine of A dies and another one attaches to the same lead."""
     stage.attach(line.word())
 
 
 @WORLD.named
-def stall(stage: Stage, line: Line) -> None:
+def stall(stage: ScriptStage, line: CommandLine) -> None:
     """`stall A DURATION`: all processes of A stop, and then go on where they were."""
     host, for_s = stage.hosts[line.word()], seconds(line.word())
     host.stop(for_s, movers_s=for_s)
 
 
 @WORLD.named
-def prove(stage: Stage, line: Line) -> None:
+def prove(stage: ScriptStage, line: CommandLine) -> None:
     """`prove A B [undrained]`: A's ranks see that the processes of B's present or last life are gone; `undrained`: what
     they had sent may still come.
     """
@@ -145,14 +145,14 @@ def prove(stage: Stage, line: Line) -> None:
 
 
 @WORLD.named
-def rekeys(stage: Stage, line: Line) -> None:
+def rekeys(stage: ScriptStage, line: CommandLine) -> None:
     """`rekeys A prove|prove-nothing`: whether, after a re-key of A, nothing comes that peers had sent before."""
     address, what = line.word(), line.word()
     stage.hosts[address].hand.rekey_proves = what == "prove"
 
 
 @WORLD.named
-def release_quarantine(stage: Stage, line: Line) -> None:
+def release_quarantine(stage: ScriptStage, line: CommandLine) -> None:
     """`release-quarantine A [force]`: an operator wants A's memory back; with `force` at a word, else by a re-key."""
     address, force = line.word(), line.flag("force")
 
@@ -167,7 +167,7 @@ def release_quarantine(stage: Stage, line: Line) -> None:
 
 
 @WORLD.named
-def hold(stage: Stage, line: Line) -> None:
+def hold(stage: ScriptStage, line: CommandLine) -> None:
     """`hold A [start|half|end] [rank=N]`: postings of A's movers stop there."""
     hand = stage.hosts[line.word()].hand
     rank = line.text("rank")
@@ -177,7 +177,7 @@ def hold(stage: Stage, line: Line) -> None:
 
 
 @WORLD.named
-def go(stage: Stage, line: Line) -> None:
+def go(stage: ScriptStage, line: CommandLine) -> None:
     """`go A`: whatever was held goes on."""
     hand = stage.hosts[line.word()].hand
     hand.hold_at, hand.hold_rank = "", None
@@ -185,32 +185,32 @@ def go(stage: Stage, line: Line) -> None:
 
 
 @WORLD.named
-def slow(stage: Stage, line: Line) -> None:
+def slow(stage: ScriptStage, line: CommandLine) -> None:
     """`slow A DURATION`: a posting of A takes so long from now on."""
     address, bytes_s = line.word(), seconds(line.word())
     stage.hosts[address].hand.bytes_s = bytes_s
 
 
 @WORLD.named
-def break_(stage: Stage, line: Line) -> None:
+def break_(stage: ScriptStage, line: CommandLine) -> None:
     """`break A`: the next posting of A fails in its middle."""
     stage.hosts[line.word()].hand.fault = BREAK
 
 
 @WORLD.named
-def corrupt(stage: Stage, line: Line) -> None:
+def corrupt(stage: ScriptStage, line: CommandLine) -> None:
     """`corrupt A`: one block of the next posting of A arrives as something else, without an error."""
     stage.hosts[line.word()].hand.fault = CORRUPT
 
 
 @WORLD.named
-def doubt(stage: Stage, line: Line) -> None:
+def doubt(stage: ScriptStage, line: CommandLine) -> None:
     """`doubt A`: the next posting of A is reported as failed in its middle, is held there, and writes on after `go`."""
     stage.hosts[line.word()].hand.fault = DOUBT
 
 
 @WORLD.named
-def unreachable(stage: Stage, line: Line) -> None:
+def unreachable(stage: ScriptStage, line: CommandLine) -> None:
     """`unreachable A`: no rank of A finds a data path to a peer; `unreachable A no` ends that."""
     address, how = line.word(), line.word("yes")
     stage.hosts[address].hand.unmappable = how == "yes"
@@ -220,7 +220,7 @@ def unreachable(stage: Stage, line: Line) -> None:
 
 
 @WORLD.named
-def show(stage: Stage, line: Line) -> None:
+def show(stage: ScriptStage, line: CommandLine) -> None:
     """`show transfers|leases|pins|peers|mapped|tables|bytes A [NAME]`: what A's lead knows; `bytes`: what the blocks of
     a request hold, also when they are another's now.
     """
@@ -230,7 +230,7 @@ def show(stage: Stage, line: Line) -> None:
 
 
 def route(
-    stage: Stage, address: str, name: str, ask: Callable[..., Event], told: Callable[..., str]
+    stage: ScriptStage, address: str, name: str, ask: Callable[..., Event], told: Callable[..., str]
 ) -> None:  # fmt: skip
     """Makes a call as a router."""
 

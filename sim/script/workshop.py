@@ -5,9 +5,9 @@ from collections.abc import Callable
 import numpy as np
 
 from kvgrpc.core.events import StepDone
-from kvgrpc.core.values.calls import LayerRange
-from kvgrpc.core.values.content import Content, chain
-from kvgrpc.core.values.descriptors import Blocks, Ids
+from kvgrpc.core.values.block_ids import Blocks, Ids
+from kvgrpc.core.values.call import LayerRange
+from kvgrpc.core.values.content import ContentId, chain
 from sim.engine.blocks import BlockManager
 from sim.script.hosts import HandHost
 from sim.world.memory import ALL_LAYERS, Memory, Prompt
@@ -42,7 +42,7 @@ class Workshop:
         """Memories by rank."""
         return self._host.memories
 
-    def content(self, prompt: Prompt) -> Content:
+    def content(self, prompt: Prompt) -> ContentId:
         """Returns the content of a prompt's KV on this engine."""
         return chain(prompt.tokens, cache_salt=prompt.salt, weights_revision=self._weights)
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from kvgrpc.core.actions import Failed
-from sim.engine.requests import Offer, Wish
+from kvgrpc.core.actions import FailedNews
+from sim.engine.requests import PromptOffer, PromptWish
 from sim.hosts.host import Host
 from sim.hosts.world import World
 from sim.rules import Rule, broken
@@ -98,7 +98,7 @@ class _Request:
         self._after(RELAY_S, lambda: to.engine.pull(self._wish(), token, lambda failed: self._came(to, failed)))
         return True
 
-    def _came(self, host: Host, failed: Failed | None) -> None:
+    def _came(self, host: Host, failed: FailedNews | None) -> None:
         if failed is not None:
             self._again(lambda: self._compute(host))
             return
@@ -120,15 +120,15 @@ class _Request:
             if not self._hand_over(self._destination, self._source, 0.0):
                 self._again(lambda: self._compute(self._source))
 
-    def _offer(self, firm_ttl_s: float | None) -> Offer:
+    def _offer(self, firm_ttl_s: float | None) -> PromptOffer:
         """Returns an offer. A firm time of 0 is for the next turn, whose KV is already here."""
-        return Offer(
+        return PromptOffer(
             self._rng.randbytes(16), self._name, self._prompt, 600.0, firm_ttl_s, request_time_us=self._time_us,
             in_line=firm_ttl_s is None,
         )  # fmt: skip
 
-    def _wish(self) -> Wish:
-        return Wish(
+    def _wish(self) -> PromptWish:
+        return PromptWish(
             self._name, self._prompt, self._rng.randbytes(16), blocks_after_s=AGAIN_S, request_time_us=self._time_us,
             in_line=True,
         )  # fmt: skip

@@ -5,7 +5,7 @@ from random import Random
 
 from kvgrpc.core.values.limits import Limits
 from sim.seeds.chaos import Mishaps
-from sim.seeds.traffic import Habits
+from sim.seeds.traffic import TrafficHabits
 from sim.world.faults import ROUGH, STORMY, Faults
 from sim.world.memory import cell_bytes
 
@@ -113,7 +113,7 @@ class Setup:
     """Number of blocks of each group, on each engine."""
     faults: Faults = field(default_factory=Faults)
     mishaps: Mishaps = field(default_factory=Mishaps)
-    habits: Habits = field(default_factory=Habits)
+    habits: TrafficHabits = field(default_factory=TrafficHabits)
     limits: Limits = field(default_factory=Limits)
     writers: frozenset[str] = frozenset()
     aliased: bool = False
@@ -202,7 +202,7 @@ def drawn(  # noqa: PLR0913 - each by name, and off
 def _ring(seed: int, steps: int) -> Setup:
     rng = Random(f"{seed}/ring")  # noqa: S311 - a simulation, no secrets
     engines, cell_s = rng.choice((2, 2, 3, 4)), rng.choice((QUICK_S, QUICK_S, SLOW_S))
-    habits, blocks = Habits(turns=rng.choice((0.0, 0.5))), rng.choice((12, 16, 24))
+    habits, blocks = TrafficHabits(turns=rng.choice((0.0, 0.5))), rng.choice((12, 16, 24))
     return Setup(
         seed, steps, engines=engines, blocks=blocks, habits=habits, faults=Faults(cell_s=cell_s),
         aliased=rng.random() < ALIASED, ring=engines * rng.choice((6, 10)),
@@ -325,7 +325,7 @@ def _drawn(seed: int, steps: int) -> Setup:
         engines=rng.choice((2, 3, 3, 4, 5)),
         ranks=rng.choice((1, 1, 2, 3)),
         blocks=rng.choice((16, 24, 24, 48)),
-        habits=Habits(
+        habits=TrafficHabits(
             pushes=rng.choice((0.0, 0.5, 1.0)),
             meddling=rng.choice((0.05, 0.2, 0.4)),
             mistakes=rng.choice((0.0, 0.05)),

@@ -21,7 +21,7 @@ def never() -> bool:
     return False
 
 
-class Shrinking:
+class ShrinkSearch:
     """One search. `setup` and `violation` are the smallest found so far. The search stops early once `enough` returns
     True.
     """
@@ -114,6 +114,6 @@ def _fewer() -> Iterator[Callable[[Setup], Setup]]:
 
 def shrink(setup: Setup, violation: Violation, runs: int = RUNS, enough: Enough = never) -> tuple[Setup, Violation]:
     """Returns the smallest setup that was found to break the same rule, and its violation."""
-    search = Shrinking(setup, violation, runs, enough)
+    search = ShrinkSearch(setup, violation, runs, enough)
     search.run()
     return search.setup, search.violation

@@ -7,7 +7,7 @@ from itertools import pairwise
 from random import Random
 from typing import Protocol
 
-from kvgrpc.core.actions import Failed
+from kvgrpc.core.actions import FailedNews
 from kvgrpc.core.events import (
     CancelScope,
     ConnectPeer,
@@ -18,10 +18,10 @@ from kvgrpc.core.events import (
     ReleaseLease,
     RenewLeases,
 )
-from kvgrpc.core.values.calls import LayerRange
+from kvgrpc.core.values.call import LayerRange
 from kvgrpc.core.values.grants import OnAbort
 from kvgrpc.errors import NextStep
-from sim.engine.requests import Offer, PartPlan, Wish
+from sim.engine.requests import PartPlan, PromptOffer, PromptWish
 from sim.hosts.host import Host
 from sim.hosts.world import World
 from sim.world.memory import Prompt
@@ -38,8 +38,8 @@ LATE_S = (5.0, 60.0)
 """Range of delays of a late grant, in seconds."""
 
 
-class Habits(Protocol):
-    """Probabilities of actions; see `traffic.Habits`."""
+class StoryHabits(Protocol):
+    """Probabilities of actions; see `traffic.TrafficHabits`."""
 
     @property
     def pushes(self) -> float: ...
@@ -66,7 +66,7 @@ class Counts:
     given_up: int = 0
 
 
-class Library:
+class PromptLibrary:
     """Beginnings that prompts share, and grants that were given out."""
 
     def __init__(self, rng: Random) -> None:
@@ -82,7 +82,7 @@ def tokens(rng: Random, count: int) -> tuple[int, ...]:
 class Story:
     """One request, with everything that follows from it."""
 
-    def __init__(self, world: World, number: int, habits: Habits, library: Library, counts: Counts) -> None:
+    def __init__(self, world: World, number: int, habits: StoryHabits, library: PromptLibrary, counts: Counts) -> None:
         self._world = world
         self._number = number
         self._habits = habits
@@ -126,11 +126,11 @@ class Story:
             if self._often(self._habits.meddling):
                 self._after(rng.expovariate(10.0), self._meddle(source, host, offer, token))
 
-    def _pull(self, source: Host, host: Host, offer: Offer, token: bytes, retries: int) -> Callable[[], None]:
+    def _pull(self, source: Host, host: Host, offer: PromptOffer, token: bytes, retries: int) -> Callable[[], None]:
         """Returns a pull by one consumer, which is retried while that may help."""
         wish = self._wish(offer)
 
-        def ended(failed: Failed | None) -> None:
+        def ended(failed: FailedNews | None) -> None:
             if failed is None:
                 self._counts.received += 1
                 if self._often(self._habits.turns):
@@ -146,7 +146,7 @@ class Story:
 
         return start
 
-    def _turn_back(self, source: Host, host: Host, wish: Wish) -> None:
+    def _turn_back(self, source: Host, host: Host, wish: PromptWish) -> None:
         """Makes the next turn: D hands over what it received, and P pulls it."""
         if not self._world.closing and source is not host:
             self._hand_over(host, [source], wish.prompt)
@@ -178,7 +178,7 @@ class Story:
             if self._often(self._habits.meddling):
                 self._after(rng.expovariate(10.0), self._meddle(source, lead, offer, b""))
 
-    def _reserve(self, source: Host, host: Host, offer: Offer, retries: int) -> Callable[[], None]:
+    def _reserve(self, source: Host, host: Host, offer: PromptOffer, retries: int) -> Callable[[], None]:
         """Returns a reservation at one destination. After a failure another engine takes its place."""
         rng = self._rng
         wish = replace(self._wish(offer), prompt=offer.prompt if rng.randrange(10) else self._prompt())
@@ -193,7 +193,7 @@ class Story:
             if self._mistaken():
                 self._after(rng.uniform(*LATE_S), self._register(source, token))
 
-        def ended(failed: Failed | None) -> None:
+        def ended(failed: FailedNews | None) -> None:
             self._counts.pushed += failed is None
             self._counts.given_up += failed is not None
             others = [other for other in self._world.hosts if other is not source]
@@ -236,9 +236,9 @@ class Story:
         source, *consumers = self._rng.sample(hosts, min(len(hosts), self._rng.choice((2, 2, 3))))
         return source, consumers
 
-    def _offer(self, prompt: Prompt, consumers: list[Host]) -> Offer:
+    def _offer(self, prompt: Prompt, consumers: list[Host]) -> PromptOffer:
         rng = self._rng
-        offer = Offer(
+        offer = PromptOffer(
             key=rng.randbytes(16),
             request_id=f"r{self._number}",
             prompt=prompt,
@@ -252,7 +252,7 @@ class Story:
         self._world.offered[offer.key] = prompt
         return offer
 
-    def _meddle(self, source: Host, host: Host, offer: Offer, token: bytes) -> Callable[[], None]:
+    def _meddle(self, source: Host, host: Host, offer: PromptOffer, token: bytes) -> Callable[[], None]:
         """Returns an action that a router, a peer or an operator may take at any time."""
         number = self._rng.randrange(100)
         ref = LeaseRef(token=token)
@@ -271,7 +271,7 @@ class Story:
         ]
         return self._rng.choice(deeds)
 
-    def _cancel(self, source: Host, host: Host, offer: Offer, token: bytes) -> None:
+    def _cancel(self, source: Host, host: Host, offer: PromptOffer, token: bytes) -> None:
         """Cancels at one of the sides. A pull may be retried under the same key."""
         rng = self._rng
         if not host.ready:
@@ -281,7 +281,7 @@ class Story:
             others = [other for other in self._world.hosts if other is not source]
             self._after(self._relay_s(), lambda: self._offer_again(source, rng.choice(others), offer))
 
-    def _offer_again(self, source: Host, host: Host, offer: Offer) -> None:
+    def _offer_again(self, source: Host, host: Host, offer: PromptOffer) -> None:
         again = source.engine.offer(offer) if source.ready and not self._world.closing else None
         if again is not None:
             self._after(self._relay_s(), self._pull(source, host, offer, again, 0))
@@ -293,7 +293,7 @@ class Story:
         if chosen.up:
             chosen.release_quarantine()
 
-    def _wish(self, offer: Offer) -> Wish:
+    def _wish(self, offer: PromptOffer) -> PromptWish:
         """Returns a wish: mostly for the prompt on offer, else for a longer, shorter or diverging one."""
         rng = self._rng
         wanted = offer.prompt.tokens
@@ -307,7 +307,7 @@ class Story:
             at = rng.randrange(len(wanted))
             wanted = (*wanted[:at], TOKENS, *wanted[at + 1 :])
             use_tokens = rng.choice((0, at - at % 16))
-        return Wish(
+        return PromptWish(
             request_id=offer.request_id,
             prompt=Prompt(wanted, offer.prompt.salt if rng.randrange(20) else "other"),
             access_id=rng.randbytes(16),

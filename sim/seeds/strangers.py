@@ -27,10 +27,10 @@ from kvgrpc.core.events import (
     WaitsFor,
 )
 from kvgrpc.core.state import NodeState
-from kvgrpc.core.values.calls import BlockLists
-from kvgrpc.core.values.content import Content
-from kvgrpc.core.values.descriptors import Ids
-from kvgrpc.core.values.grants import Access, Claims, mint
+from kvgrpc.core.values.block_ids import Ids
+from kvgrpc.core.values.call import BlockLists
+from kvgrpc.core.values.content import ContentId
+from kvgrpc.core.values.grants import AccessKind, Claims, mint
 from kvgrpc.core.values.owners import ANONYMOUS
 from sim.checks.owners import Things, check_refused, check_same, things
 from sim.hosts.host import Host
@@ -115,7 +115,15 @@ class Stranger:
         lease, me = self._rng.choice(leases), source.pool
         count, tokens = sum(map(len, lease.blocks)), lease.content.tokens
         claims = Claims(
-            Access.READ, me.engine_id, source.incarnation, me.address, lease.id, self._key(), lease.ttl_s, count, tokens
+            AccessKind.READ,
+            me.engine_id,
+            source.incarnation,
+            me.address,
+            lease.id,
+            self._key(),
+            lease.ttl_s,
+            count,
+            tokens,
         )
         destination = Destination(self._blocks(state, tokens), allocation_id=self._stated(state))
         token = mint(claims, source.grant_key)
@@ -187,8 +195,8 @@ class Stranger:
     def _key(self) -> bytes:
         return self._rng.randbytes(16)
 
-    def _content(self) -> Content:
-        return Content(self._rng.choice(TOKENS), opaque=b"a stranger's")
+    def _content(self) -> ContentId:
+        return ContentId(self._rng.choice(TOKENS), opaque=b"a stranger's")
 
     def _blocks(self, state: NodeState, tokens: int) -> BlockLists:
         """Returns random blocks of each group for that many tokens, used or not. Groups of one space get different

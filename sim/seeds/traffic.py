@@ -3,11 +3,11 @@
 from dataclasses import dataclass, field, fields
 
 from sim.hosts.world import World
-from sim.seeds.story import Counts, Library, Story
+from sim.seeds.story import Counts, PromptLibrary, Story
 
 
 @dataclass(frozen=True)
-class Habits:
+class TrafficHabits:
     """Probabilities of what schedulers and routers do, per request, or per engine of a request."""
 
     pushes: float = 0.0
@@ -21,13 +21,13 @@ class Habits:
     hang_ups: float = 0.0
     """The client leaves after the hand-over: nobody comes, and nobody says so."""
 
-    def without(self, kind: str) -> "Habits":
+    def without(self, kind: str) -> "TrafficHabits":
         """Returns the habits without that kind."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return Habits(**values | {kind: 0.0})
+        return TrafficHabits(**values | {kind: 0.0})
 
 
-KINDS = tuple(field.name for field in fields(Habits))
+KINDS = tuple(field.name for field in fields(TrafficHabits))
 """Names of the habits."""
 
 
@@ -47,8 +47,8 @@ class Traffic:
 
     def __post_init__(self) -> None:
         self._rng = self.world.rng("traffic")
-        self._library = Library(self.world.rng("library"))
-        self._habits = Habits(self.pushes, self.meddling, self.mistakes, self.turns, self.hang_ups)
+        self._library = PromptLibrary(self.world.rng("library"))
+        self._habits = TrafficHabits(self.pushes, self.meddling, self.mistakes, self.turns, self.hang_ups)
         self.made = 0
         """Number of requests so far, including those that were left out."""
 

@@ -16,7 +16,7 @@ from kvgrpc.core.values.sends import MEET, SendAsk, Values
 from sim.rules import Rule, broken
 from sim.world.faults import Luck
 from sim.world.memory import Memory
-from sim.world.wires import STALL_S, Receive, Wire, Wires, cells_in
+from sim.world.wires import STALL_S, Wire, WireRead, Wires, cells_in
 
 Name = tuple[int, str, int]
 """A rank, a life of a peer, and a rank of that life."""
@@ -37,10 +37,10 @@ class Ranks(Protocol):
     def answer(self, rank: int, do: Callable[[], None], after_s: float = 0.0) -> None:
         """Does what the rank is asked for, sooner or later."""
 
-    def begin(self, posting: Receive) -> None:
+    def begin(self, posting: WireRead) -> None:
         """Starts a posting whose bytes begin to arrive."""
 
-    def fail(self, posting: Receive) -> None:
+    def fail(self, posting: WireRead) -> None:
         """Ends a posting that is not over."""
 
     @property
@@ -61,7 +61,7 @@ class _Source:
     """True while the answer to the last ask is missing."""
     built: bool = False
     wire: Wire | None = None
-    waiting: deque[Receive] = field(default_factory=deque)
+    waiting: deque[WireRead] = field(default_factory=deque)
     """Postings that were not asked for yet, except perhaps the first."""
     closing: bool = False
     """True if the rank is let go once its last posting has ended."""
@@ -119,7 +119,7 @@ class Groups:
         for name in [name for name in self._destinations if action.gone and name[:2] == (action.rank, action.peer)]:
             self._destinations.pop(name).wire.break_("the peer is gone")
 
-    def read(self, name: Name, posting: Receive) -> None:
+    def read(self, name: Name, posting: WireRead) -> None:
         """Queues a posting that reads from a rank that is reached."""
         source = self._find(name)
         assert source is not None, "a lead posts where its rank has reached nothing"
@@ -149,7 +149,7 @@ class Groups:
         self._go_on(source)
         return True
 
-    def ended(self, posting: Receive, *, done: bool) -> None:
+    def ended(self, posting: WireRead, *, done: bool) -> None:
         """Takes note that a posting is over, in any way."""
         if posting.wire is not None:
             posting.wire.ended(posting, done=done)
@@ -281,7 +281,7 @@ class Groups:
         self._go_on(source)
         self._close_if_idle(source)
 
-    def _receive(self, source: _Source, wire: Wire, posting: Receive) -> None:
+    def _receive(self, source: _Source, wire: Wire, posting: WireRead) -> None:
         wire.receive(posting)
 
         def starve() -> None:
@@ -295,7 +295,7 @@ class Groups:
         for posting in waiting:
             self._fail(source.name[0], posting)
 
-    def _fail(self, rank: int, posting: Receive) -> None:
+    def _fail(self, rank: int, posting: WireRead) -> None:
         self._ranks.later(rank, 0.0, lambda: self._ranks.fail(posting))
 
     def _break(self, source: _Source, why: str) -> None:

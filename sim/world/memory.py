@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from zlib import crc32
 
-from kvgrpc.core.values.calls import LayerRange
-from kvgrpc.core.values.descriptors import Blocks
+from kvgrpc.core.values.block_ids import Blocks
+from kvgrpc.core.values.call import LayerRange
 from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region, Strides
 from sim.rules import Rule, broken
 
@@ -381,7 +381,7 @@ class Memory:
 
 
 @dataclass(eq=False)
-class Door:
+class MemoryDoor:
     """A way for peers into the memory of a rank, named by an endpoint, until the data path restarts."""
 
     key: str

@@ -15,7 +15,7 @@ from kvgrpc.errors import Reason
 from sim.rules import Rule, broken
 from sim.world.agenda import Agenda
 from sim.world.faults import Faults, Luck
-from sim.world.memory import UNWRITTEN, Door, Memory, sum_of
+from sim.world.memory import UNWRITTEN, Memory, MemoryDoor, sum_of
 from sim.world.mirror import MirroredMemory
 from sim.world.posted import cells_of
 from sim.world.process_ends import Ends
@@ -39,7 +39,7 @@ class Posting:
     """The transfer that owns the cells that the posting fills."""
     source: Memory
     sink: Memory
-    door: Door
+    door: MemoryDoor
     """The peer's door."""
     cells: list[tuple[int, int]] = field(default_factory=list)
     """Cells that are left to copy, last first."""
@@ -59,7 +59,7 @@ class Posting:
     """Checksums to compute when the posting is over."""
     wire: Wire | None = None
     sent: dict[int, int] = field(default_factory=dict)
-    """Wire and moved cells: see `wires.Receive`."""
+    """Wire and moved cells: see `wires.WireRead`."""
 
 
 class Mover:
@@ -84,7 +84,7 @@ class Mover:
         self._luck = Luck(rng, faults, seen)
         self._memories = memories
         self._report = report
-        self._mapped: dict[tuple[int, str, int], Door] = {}
+        self._mapped: dict[tuple[int, str, int], MemoryDoor] = {}
         """Doors by rank, peer and rank of the peer."""
         self._dead: set[int] = set()
         """Ranks whose process is gone."""
@@ -105,7 +105,7 @@ class Mover:
         self.ends = Ends(len(memories), self._reached, lambda seen: agenda.after(0.0, lambda: report(seen)))
         """Ends of peers' processes, as the ranks of this life see them."""
 
-    def map(self, action: MapPeer, door: Door | None) -> None:
+    def map(self, action: MapPeer, door: MemoryDoor | None) -> None:
         """Maps the memory of a rank's peer. `door` is None if nothing is there. Refused if it is mapped already."""
         name = action.rank, action.peer, action.endpoint.rank
         twice = name in self._mapped

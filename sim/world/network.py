@@ -19,7 +19,7 @@ Ask = Callable[[Call], Event]
 Give = Callable[[Result], None]
 
 
-class Lead(Protocol):
+class NetworkLead(Protocol):
     """The network's view of a host."""
 
     address: str
@@ -77,12 +77,12 @@ class Network:
     def __init__(self, agenda: Agenda, rng: Random, faults: Faults, seen: Counter[str] | None = None) -> None:
         self._agenda = agenda
         self._luck = Luck(rng, faults, seen)
-        self._leads: dict[str, Lead] = {}
+        self._leads: dict[str, NetworkLead] = {}
         self._cut: set[tuple[str, str]] = set()
         """Pairs (from, to) of addresses between which nothing passes."""
         self._silent: set[str] = set()
         """Lives that neither hear nor say anything."""
-        self._streams: dict[tuple[str, str], tuple[Lead, Lead]] = {}
+        self._streams: dict[tuple[str, str], tuple[NetworkLead, NetworkLead]] = {}
         """Liveness streams by the two lives, the dialling one first."""
         self._shown: dict[tuple[str, str], tuple[bytes, bytes]] = {}
         """Proofs that the two lives show on them."""
@@ -102,7 +102,7 @@ class Network:
         persona = self.personas.get(life)
         return life.rpartition("@")[0] if persona is None else persona.home
 
-    def lead(self, address: str) -> Lead:
+    def lead(self, address: str) -> NetworkLead:
         """Returns the host at an address."""
         return self._leads[address]
 
@@ -120,12 +120,12 @@ class Network:
     def faults(self, faults: Faults) -> None:
         self._luck.faults = faults
 
-    def add(self, lead: Lead) -> None:
+    def add(self, lead: NetworkLead) -> None:
         """Connects a host under its address."""
         self._leads[lead.address] = lead
 
     def rpc(  # noqa: PLR0913 - what is known of a call
-        self, caller: Lead, address: str, ask: Ask, give: Give, timeout_s: float = RPC_TIMEOUT_S,
+        self, caller: NetworkLead, address: str, ask: Ask, give: Give, timeout_s: float = RPC_TIMEOUT_S,
         *, unaltered: bool = False, once: bool = False,
     ) -> None:  # fmt: skip
         """Calls the lead at an address. `give` gets the answer, or Unavailable, exactly once while the caller's process
@@ -142,7 +142,7 @@ class Network:
             if open_calls and caller.up and caller.node is node:
                 open_calls.pop()(result)
 
-        asked: list[tuple[Lead, int]] = []
+        asked: list[tuple[NetworkLead, int]] = []
 
         def give_up() -> None:
             if open_calls:
@@ -155,7 +155,7 @@ class Network:
             if not self._luck.strikes("lose_request"):
                 self._agenda.after(self._delay(), lambda: self._arrive(caller, address, ask, answer, asked))
 
-    def stream(self, dialler: Lead, life: str, shown: tuple[bytes, bytes], own: str = "") -> bool:
+    def stream(self, dialler: NetworkLead, life: str, shown: tuple[bytes, bytes], own: str = "") -> bool:
         """Makes a liveness stream between the dialler and the life that it shook hands with. Returns False if that is
         impossible. `own` is a life that the dialler has made up; `shown` has the proofs of both.
         """
@@ -193,13 +193,13 @@ class Network:
         """Lets every host see the end, sooner or later."""
         for lead in self._leads.values():
 
-            def tell(lead: Lead = lead, drained: bool = drained()) -> None:
+            def tell(lead: NetworkLead = lead, drained: bool = drained()) -> None:
                 if lead.up:
                     lead.mover.ends.ended(life, drained=drained)
 
             self._agenda.after(self._luck.draw(self.faults.silence_s), tell)
 
-    def hang_up(self, lead: Lead, life: str) -> None:
+    def hang_up(self, lead: NetworkLead, life: str) -> None:
         """Closes a lead's channel to a life of a peer: the stream ends at both."""
         for pair in ((lead.life, life), (life, lead.life)):
             if pair in self._streams:
@@ -239,7 +239,9 @@ class Network:
             self._break(pair)
             del self._streams[pair]
 
-    def _arrive(self, caller: Lead, address: str, ask: Ask, answer: Give, asked: list[tuple[Lead, int]]) -> None:
+    def _arrive(
+        self, caller: NetworkLead, address: str, ask: Ask, answer: Give, asked: list[tuple[NetworkLead, int]]
+    ) -> None:
         """Delivers a call. `asked` gets the lead, and the number of the call there."""
         lead = self._leads.get(address)
         if lead is None or not lead.up:
@@ -257,7 +259,7 @@ class Network:
             hear = self.between[address].hears if address in self.between else lead.call
             hear(noted, f"peer/{caller.address}", lambda result: self._return(caller, lead, result, answer))
 
-    def _return(self, caller: Lead, lead: Lead, result: Result, answer: Give) -> None:
+    def _return(self, caller: NetworkLead, lead: NetworkLead, result: Result, answer: Give) -> None:
         if (lead.address, caller.address) not in self._cut and not self._luck.strikes("lose_reply"):
             self._agenda.after(self._delay(), lambda: answer(result))
 
@@ -273,12 +275,12 @@ class Network:
             delay_s = self._luck.draw(self.faults.silence_s)
             self._agenda.after(delay_s, lambda lead=lead, own=own, peer=peer: self._notice(pair, lead, own, peer))  # type: ignore[misc]
 
-    def _notice(self, pair: tuple[str, str], lead: Lead, own: str, peer: str) -> None:
+    def _notice(self, pair: tuple[str, str], lead: NetworkLead, own: str, peer: str) -> None:
         stands = pair in self._streams and self._connected(*self._streams[pair])
         if lead.up and lead.life == own and not stands:
             lead.handle(PeerSilent(peer))
 
-    def _reconnect_where(self, wanted: Callable[[Lead, Lead], bool]) -> None:
+    def _reconnect_where(self, wanted: Callable[[NetworkLead, NetworkLead], bool]) -> None:
         for pair, ends in list(self._streams.items()):
             if wanted(*ends):
                 self._agenda.after(self._delay(), lambda pair=pair: self._reconnect(pair))  # type: ignore[misc]
@@ -294,7 +296,7 @@ class Network:
             if lead.up and lead.life == own:
                 lead.handle(PeerAlive(peer, proof))
 
-    def _connected(self, a: Lead, b: Lead) -> bool:
+    def _connected(self, a: NetworkLead, b: NetworkLead) -> bool:
         """Returns True if messages pass both ways."""
         cut = (a.address, b.address) in self._cut or (b.address, a.address) in self._cut
         return not cut and not self._silent & {a.life, b.life}

@@ -1,7 +1,7 @@
 """The cells of modelled memory that a posting copies."""
 
 from kvgrpc.core.actions import Post
-from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.byte_runs import Runs
 
 
 def cells_of(post: Post, cell_bytes: int) -> list[tuple[int, int]]:

@@ -10,7 +10,7 @@ from kvgrpc.core.events import Event, PeerMapped
 from sim.world.agenda import Agenda
 from sim.world.faults import Faults
 from sim.world.groups import Groups, Name
-from sim.world.memory import Door, Memory
+from sim.world.memory import Memory, MemoryDoor
 from sim.world.mover import NEVER, Mover, Posting
 from sim.world.wires import Wires
 
@@ -43,7 +43,7 @@ class SendingMover(Mover):
         """The time until which the movers' processes are stopped."""
         return self._paused_until
 
-    def map(self, action: MapPeer, door: Door | None) -> None:
+    def map(self, action: MapPeer, door: MemoryDoor | None) -> None:
         """Maps the memory of a rank's peer. If both ranks can send, both must come."""
         name = action.rank, action.peer, action.endpoint.rank
         usable = door is not None and door.open and name not in self._mapped and not self._groups.reaches(name)

@@ -12,7 +12,7 @@ from kvgrpc.core.values.ids import peer_key
 from kvgrpc.core.values.layout import PoolLayout
 from kvgrpc.core.values.limits import Limits
 from sim.world.agenda import Agenda
-from sim.world.memory import Door, KvStore, Prompt
+from sim.world.memory import KvStore, MemoryDoor, Prompt
 from sim.world.network import Network
 from sim.world.wires import Wires
 
@@ -64,7 +64,7 @@ class Surroundings:
     overhear: list[Callable[[bytes, str], None]] = field(default_factory=list)
     """Callbacks that guess such an id as it is drawn, and learn the access's address."""
     store: KvStore = field(default_factory=KvStore)
-    doors: dict[str, Door] = field(default_factory=dict)
+    doors: dict[str, MemoryDoor] = field(default_factory=dict)
     """Doors into the memory of all lives, by the key in their endpoints."""
     wires: Wires = field(default_factory=Wires)
     """Wires that the ranks of sources are asked to join."""

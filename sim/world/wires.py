@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvgrpc.core.actions import Post
-from kvgrpc.core.values.descriptors import Ids
+from kvgrpc.core.values.block_ids import Ids
 
 STALL_S = 10.0
 """Maximum time for which a receive may find nothing to receive, in seconds."""
 
 
-class Receive(Protocol):
+class WireRead(Protocol):
     """A posting that reads over a wire."""
 
     post: Post
@@ -36,8 +36,8 @@ def cells_in(offsets: Ids, nbytes: Ids, cell_bytes: int) -> list[int]:
 class Wire:
     """One wire. `begin` lets a posting take its cells, one after the other, and `fail` ends it, at the receiver."""
 
-    begin: Callable[[Receive], None]
-    fail: Callable[[Receive], None]
+    begin: Callable[[WireRead], None]
+    fail: Callable[[WireRead], None]
     cell_bytes: int
     broken: str = ""
     """Why nothing moves over the wire any more."""
@@ -45,15 +45,15 @@ class Wire:
     """Returns the time until which the processes of the wire's source are stopped."""
     sends: deque[list[int]] = field(default_factory=deque)
     """Cells of each send that nobody receives yet, in order."""
-    receives: deque[Receive] = field(default_factory=deque)
-    _begun: Receive | None = None
+    receives: deque[WireRead] = field(default_factory=deque)
+    _begun: WireRead | None = None
 
     def send(self, cells: list[int]) -> None:
         """Lets the source's rank send, after its earlier sends."""
         self.sends.append(cells)
         self._turn()
 
-    def receive(self, posting: Receive) -> None:
+    def receive(self, posting: WireRead) -> None:
         """Lets the destination's rank receive, after its earlier receives."""
         posting.wire = self
         self.receives.append(posting)
@@ -62,11 +62,11 @@ class Wire:
         else:
             self._turn()
 
-    def starves(self, posting: Receive) -> bool:
+    def starves(self, posting: WireRead) -> bool:
         """Returns True if nothing was sent for the next receive yet, and `posting` is that."""
         return self._begun is None and bool(self.receives) and self.receives[0] is posting
 
-    def ended(self, posting: Receive, *, done: bool) -> None:
+    def ended(self, posting: WireRead, *, done: bool) -> None:
         """Takes note that a receive is over. The next one begins, unless it failed."""
         self.receives.remove(posting)
         if self._begun is posting:

@@ -20,10 +20,10 @@ from bench.results.devices import DEVICE_BASELINES, DeviceResult
 from bench.run import run_devices
 from bench.stages import devices as stage
 from bench.stages.devices import DeviceEngines
-from kvgrpc.core.values.descriptors import Ids
+from kvgrpc.core.values.block_ids import Ids
 from kvgrpc.datapath.cuda_vmm import libcuda
 from kvgrpc.datapath.cuda_vmm.memory import VmmMemory
-from kvgrpc.datapath.mirror.lane import Lane
+from kvgrpc.datapath.mirror.lane import CopyLane
 from kvgrpc.engine import Device
 from kvgrpc.errors import InternalError
 from tests.datapath.cuda_vmm.fake_driver import DRIVER, FakeDriver, view
@@ -123,14 +123,14 @@ def test_a_device_is_closed_when_its_copies_are_over(monkeypatch: pytest.MonkeyP
         made.append(Held(np.zeros(nbytes, dtype=np.uint8)))
         return arrays(nbytes)[0], made[0]
 
-    at_rest = Lane.at_rest
+    at_rest = CopyLane.at_rest
 
-    def let_go(lane: Lane, wait_s: float) -> bool:
+    def let_go(lane: CopyLane, wait_s: float) -> bool:
         made[0].over.set()
         return at_rest(lane, wait_s)
 
     monkeypatch.setattr(stage, "_COPY_S", 0.01)
-    monkeypatch.setattr(Lane, "at_rest", let_go)
+    monkeypatch.setattr(CopyLane, "at_rest", let_go)
     with DeviceEngines(CASE, make, out=True) as engines, pytest.raises(InternalError, match="it does not end"):
         engines.copy_s()
     assert made[0].closed

@@ -14,13 +14,13 @@ from bench.storm.schedule import (
     HANG_UP_S_MAX,
     HANG_UP_S_MIN,
     PROMPT_TOKENS_MAX,
-    Request,
+    StormRequest,
     schedule,
 )
 from tests.vllm.engines import BLOCK_TOKENS
 
 RIGHT: Expected = {(5, 6, 7): (10, 11, 12, 13)}
-ASKED = Request(0, (5, 6, 7), answer_tokens=3, streams=True, pause_s=0.0, hang_up_s=None)
+ASKED = StormRequest(0, (5, 6, 7), answer_tokens=3, streams=True, pause_s=0.0, hang_up_s=None)
 LEFT = Left({"P": 0, "D": 3}, None, 7, 2)
 WANTED_KEYS = {
     "answers", "wrong", "wrong_at_first", "statuses", "median_s", "p95_s", "slowest_s", "held", "reclaimed",

@@ -12,7 +12,7 @@ from opentelemetry import trace
 from opentelemetry.trace import NonRecordingSpan, SpanContext
 
 from kvgrpc.client import Client, connect, leases
-from kvgrpc.client.leases import Renewal
+from kvgrpc.client.leases import KnownLease
 from kvgrpc.client.values import duration
 from kvgrpc.errors import Aborted, Exhausted, NotFound, PreconditionFailed, Reason, Unavailable
 from kvgrpc.v1.common_pb2 import (
@@ -102,8 +102,8 @@ def ledger(server: FakeServer) -> Ledger:
 # ---- one lease, without a server
 
 
-def renewal(left_s: float = 30.0) -> Renewal:
-    made = Renewal(LeaseRef(lease_id="l"), "l")
+def renewal(left_s: float = 30.0) -> KnownLease:
+    made = KnownLease(LeaseRef(lease_id="l"), "l")
     made.granted(left_s, sent=100.0)
     return made
 

@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from kvgrpc.client import Client, connect, pauses, waiting
+from kvgrpc.client import Client, connect, pauses, transfer_waits
 from kvgrpc.errors import DeadlineExceeded, PreconditionFailed, Reason, Unavailable
 from kvgrpc.v1.common_pb2 import Grant, PeerAddress
 from kvgrpc.v1.handoff_pb2 import PullBlocksRequest, PullBlocksResponse, ReserveBlocksResponse
@@ -46,14 +46,14 @@ async def test_one_call_waits_and_gives_the_transfer(server: FakeServer, client:
     assert await make(client)(returned=True, timeout_s=100.0) == DONE
     short, long = server.requests(rpc)
     assert (short.wait.until, short.wait.timeout.seconds) == (WAIT_CONDITION_ENDED, 20)
-    assert (long.wait.until, long.wait.timeout.seconds) == (WAIT_CONDITION_RETURNED, waiting.ONE_WAIT_S)
+    assert (long.wait.until, long.wait.timeout.seconds) == (WAIT_CONDITION_RETURNED, transfer_waits.ONE_WAIT_S)
     assert short.idempotency_key != long.idempotency_key != ""
     assert server.requests("WaitTransfer") == []
     (first, second) = [seen.time_s for seen in server.seen]
     assert first is not None
     assert second is not None
-    assert 20 < first <= 20.1 + waiting.ANSWER_S  # leaves time for the answer to arrive
-    assert waiting.ONE_WAIT_S < second <= waiting.ONE_WAIT_S + 0.1 + waiting.ANSWER_S
+    assert 20 < first <= 20.1 + transfer_waits.ANSWER_S  # leaves time for the answer to arrive
+    assert transfer_waits.ONE_WAIT_S < second <= transfer_waits.ONE_WAIT_S + 0.1 + transfer_waits.ANSWER_S
 
 
 @pytest.mark.parametrize("name", CALLS)

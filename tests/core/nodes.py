@@ -21,15 +21,15 @@ from kvgrpc.core import actions, events
 from kvgrpc.core.actions import Action
 from kvgrpc.core.events import Call, CloseOutcome, Destination, Event
 from kvgrpc.core.node import Node
-from kvgrpc.core.tables.accesses import Opening
+from kvgrpc.core.tables.accesses import AccessOpening
 from kvgrpc.core.tables.timers import Timers
 from kvgrpc.core.tables.transfers import Transfer
 from kvgrpc.core.values.bridge import Bridges
-from kvgrpc.core.values.calls import BlockLists
+from kvgrpc.core.values.call import BlockLists
 from kvgrpc.core.values.compatibility import EngineDescription
-from kvgrpc.core.values.content import Claim, Content, chain
+from kvgrpc.core.values.content import ContentClaim, ContentId, chain
 from kvgrpc.core.values.endpoints import LoopbackEndpoint, RankEndpoint
-from kvgrpc.core.values.grants import Access, Claims, OnAbort, mint, signing_key
+from kvgrpc.core.values.grants import AccessKind, Claims, OnAbort, mint, signing_key
 from kvgrpc.core.values.ids import peer_key
 from kvgrpc.core.values.layout import WHOLE, Group, GroupKind, PoolKind, PoolLayout, Region, uniform_layout
 from kvgrpc.core.values.limits import Limits
@@ -109,13 +109,13 @@ def lists(*groups: Sequence[int]) -> BlockLists:
     return tuple((i, ids(*blocks)) for i, blocks in enumerate(groups))
 
 
-def content(tokens: int, first: int = 0) -> Content:
+def content(tokens: int, first: int = 0) -> ContentId:
     """Returns the content of `tokens` token ids that count up from `first`."""
     return chain(range(first, first + tokens), weights_revision="w")
 
 
-def claim(tokens: int, first: int = 0) -> Claim:
-    return Claim(tokens, content(tokens, first).digest(tokens))
+def claim(tokens: int, first: int = 0) -> ContentClaim:
+    return ContentClaim(tokens, content(tokens, first).digest(tokens))
 
 
 def access_id(number: int = 1) -> bytes:
@@ -124,7 +124,7 @@ def access_id(number: int = 1) -> bytes:
 
 def grant(
     source: EngineDescription, *, tokens: int = 32, key: bytes = KEY, on_abort: OnAbort = OnAbort.RELEASE,
-    access: Access = Access.READ, lease_id: str = "l-1", secret: bytes = SECRET, request_time_us: int = 0,
+    access: AccessKind = AccessKind.READ, lease_id: str = "l-1", secret: bytes = SECRET, request_time_us: int = 0,
 ) -> bytes:  # fmt: skip
     """Mints a grant of a source that the test plays."""
     claims = Claims(
@@ -255,13 +255,13 @@ class Lead:
             if other.description.engine_id == peer.engine_id and other.key != key_of(peer):
                 self.feed(events.PeerSilent(other.key))
 
-    def open(self, peer: EngineDescription, *openings: Opening) -> int:
+    def open(self, peer: EngineDescription, *openings: AccessOpening) -> int:
         """Calls OpenAccess as a peer, and returns the call's number."""
         return self.ask(
             lambda c: events.OpenAccess(c, peer.engine_id, peer.incarnation, openings), principal=peer.engine_id
         )
 
-    def opened(self, peer: EngineDescription, *openings: Opening) -> tuple[Any, ...]:
+    def opened(self, peer: EngineDescription, *openings: AccessOpening) -> tuple[Any, ...]:
         """Calls OpenAccess as a peer, expects an answer at once, and returns its rows."""
         answer = self.answer(self.open(peer, *openings))
         assert isinstance(answer, actions.Openings)
@@ -269,7 +269,7 @@ class Lead:
 
     def settle(self, peer: EngineDescription, number: int = 1, *, last: bool = True, nbytes: int = 0) -> Any:
         """Settles an access as a peer, and returns the verdict."""
-        row = events.Settling(access_id(number), last, nbytes)
+        row = events.AccessSettling(access_id(number), last, nbytes)
         answer = self.call(
             lambda c: events.SettleAccess(c, peer.engine_id, peer.incarnation, (row,)), principal=peer.engine_id
         )
@@ -284,7 +284,7 @@ class Lead:
         token: bytes = b"",
     ) -> bool:
         """Closes an access as a peer, and returns whether the access was open."""
-        row = events.Closing(access_id(number), outcome, quiesced=True, token=token)
+        row = events.AccessClosing(access_id(number), outcome, quiesced=True, token=token)
         answer = self.call(
             lambda c: events.CloseAccess(c, peer.engine_id, peer.incarnation, (row,)), principal=peer.engine_id
         )

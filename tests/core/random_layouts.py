@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from hypothesis import strategies as st
 
-from kvgrpc.core.values.bridge import Bridge, Side
+from kvgrpc.core.values.bridge import Bridge, BridgeSide
 from kvgrpc.core.values.chunks import Chunk
 from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region, Section, Strides, TensorKind
 from tests.core.split_kv import ALL_TOKENS, Held, SplitKV
@@ -259,7 +259,7 @@ def _engine(draw: st.DrawFn, model: Sequence[Layers], which: int, ranks: int) ->
             regions += placed
         total = max(total, begin)
     pool = PoolLayout(tuple(groups), tuple(regions), total)
-    return SplitKV(Side(pool, ranks * pool.stages))
+    return SplitKV(BridgeSide(pool, ranks * pool.stages))
 
 
 def _listed(draw: st.DrawFn, side: SplitKV, tokens: int, *, from_first: bool, to_last: bool) -> list[Listed]:

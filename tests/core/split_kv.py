@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgrpc.core.values.bridge import Side
-from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.bridge import BridgeSide
+from kvgrpc.core.values.byte_runs import Runs
 from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region, Strides, TensorKind, uniform_layout
 from kvgrpc.core.values.plans import PairRuns
 from kvgrpc.core.values.strips import Repack
@@ -63,7 +63,7 @@ def _values(place: Numbers) -> Memory:
 class SplitKV:
     """One engine whose elements have a byte each; `memories` are those of its ranks."""
 
-    side: Side
+    side: BridgeSide
     memories: list[Memory] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -200,12 +200,12 @@ def made_split(
     if stages == 2:
         pool = uniform_layout(group, part if latent else 2 * part)
         staged = tuple(replace(region, offset=64 * i, stage=i) for i, region in enumerate(pool.regions))
-        return SplitKV(Side(PoolLayout(pool.groups, staged, pool.total_bytes), 2 * ranks))
+        return SplitKV(BridgeSide(PoolLayout(pool.groups, staged, pool.total_bytes), 2 * ranks))
     if not apart:
-        return SplitKV(Side(uniform_layout(group, part if latent else 2 * part), ranks))
+        return SplitKV(BridgeSide(uniform_layout(group, part if latent else 2 * part), ranks))
     regions = tuple(
         Region(0, layer, 1, (2 * layer + i) * blocks * part, part, part, tensor)
         for layer in range(2)
         for i, tensor in enumerate((TensorKind.K, TensorKind.V))
     )
-    return SplitKV(Side(PoolLayout((group,), regions, 4 * blocks * part), ranks))
+    return SplitKV(BridgeSide(PoolLayout((group,), regions, 4 * blocks * part), ranks))

@@ -6,7 +6,7 @@ import pytest
 
 from kvgrpc.core import actions, events
 from kvgrpc.core.node import Node
-from kvgrpc.core.tables.accesses import Opening
+from kvgrpc.core.tables.accesses import AccessOpening
 from kvgrpc.core.tables.leases import LeaseState, ended_error
 from kvgrpc.core.tables.transfers import Disposition, State
 from kvgrpc.core.values.limits import Limits
@@ -99,7 +99,7 @@ def test_as_many_lost_leases_are_remembered_as_of_any_end() -> None:
 def test_nothing_of_the_last_life_is_vouched_for(lead: Lead) -> None:
     token = lead.finish().token
     lead.admit(D)
-    opening = Opening(access_id(), token, claim(32))
+    opening = AccessOpening(access_id(), token, claim(32))
     assert isinstance(lead.opened(D, opening)[0], events.Opened)
     lead, _ = after_a_defect(lead)
     with refused(Reason.INTERNAL_DEFECT, Unavailable):
@@ -211,7 +211,7 @@ def test_what_was_decided_before_it_raised_is_there_with_the_deadlines_of_others
     with pytest.raises(RuntimeError, match="planted"):
         lead.node.handle(events.StepDone(0, 1), lead.now)
     told = [a.news for a in lead.state.actions if isinstance(a, actions.TellEngine)]
-    assert [type(news) for news in told] == [actions.Failed, actions.BlocksReturned]
+    assert [type(news) for news in told] == [actions.FailedNews, actions.BlocksReturnedNews]
     lead, ended = after_a_defect(lead)
     assert isinstance(lead.node, Raises)
     assert [transfer.id for transfer in ended] == [lives.id]

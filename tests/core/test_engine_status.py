@@ -12,7 +12,7 @@ from kvgrpc.core.state.engine_status import EngineStatus, GroupLoad, engine_stat
 from kvgrpc.core.tables.allocator import Allocator, Terms
 from kvgrpc.core.tables.pins import PinKind, PinTable
 from kvgrpc.core.tables.transfers import State
-from kvgrpc.core.values.descriptors import Blocks
+from kvgrpc.core.values.block_ids import Blocks
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.core.values.owners import ENGINE
 from kvgrpc.errors import Exhausted, PreconditionFailed

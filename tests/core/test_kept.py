@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from kvgrpc.core import events
-from kvgrpc.core.actions import BlocksReturned, Failed
-from kvgrpc.core.tables.accesses import Opening
-from kvgrpc.core.tables.ledger import RowKind, Share
-from kvgrpc.core.values.calls import Call
+from kvgrpc.core.actions import BlocksReturnedNews, FailedNews
+from kvgrpc.core.tables.accesses import AccessOpening
+from kvgrpc.core.tables.ledger import LedgerShare, RowKind
+from kvgrpc.core.values.call import Call
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.core.values.owners import ENGINE, PEER
@@ -105,7 +105,7 @@ def test_what_ends_makes_room(engine: Lead) -> None:
     release(engine, made[0].lease.id)
     hand_over(engine, 300, CALLS["one"])
     engine.tick(40.0)
-    assert engine.state.ledger.by_share[Share.CALLERS] == 0
+    assert engine.state.ledger.by_share[LedgerShare.CALLERS] == 0
 
 
 def test_an_engine_that_is_full_hears_that_its_hand_over_failed(engine: Lead) -> None:
@@ -113,7 +113,7 @@ def test_an_engine_that_is_full_hears_that_its_hand_over_failed(engine: Lead) ->
         for number in range(100):
             hand_over(engine, number, {"principal": ENGINE}, lease_id=f"l-{number}")
     assert engine.state.refused_leases
-    assert not any(isinstance(news, Failed | BlocksReturned) for news in engine.news())
+    assert not any(isinstance(news, FailedNews | BlocksReturnedNews) for news in engine.news())
 
 
 def test_every_call_that_keeps_something_is_refused(engine: Lead) -> None:
@@ -173,7 +173,7 @@ def test_accesses_of_peers_have_a_share_of_their_own(engine: Lead) -> None:
     count = 0
     with refused(Reason.LIMIT_EXCEEDED, Exhausted):
         while count < 40:
-            (row,) = engine.opened(D, Opening(access_id(count + 1), made.token, claim(16)))
+            (row,) = engine.opened(D, AccessOpening(access_id(count + 1), made.token, claim(16)))
             if not isinstance(row, events.Opened):
                 raise row
             count += 1
@@ -187,7 +187,7 @@ def test_accesses_of_peers_have_a_share_of_their_own(engine: Lead) -> None:
 
 def test_a_call_of_a_peer_that_waits_is_weighed(engine: Lead) -> None:
     engine.admit(D)
-    engine.open(D, Opening(access_id(1), grant(engine.me, lease_id="l-later"), claim(16)))
+    engine.open(D, AccessOpening(access_id(1), grant(engine.me, lease_id="l-later"), claim(16)))
     assert engine.state.ledger.by_kind[RowKind.OPENING]
     engine.tick(6.0)
     assert not engine.state.ledger.by_kind[RowKind.OPENING]

@@ -18,9 +18,9 @@ from kvgrpc.core.events import (
     Tick,
 )
 from kvgrpc.core.node import Node
-from kvgrpc.core.tables.accesses import Opening
+from kvgrpc.core.tables.accesses import AccessOpening
 from kvgrpc.core.tables.transfers import Disposition, State
-from kvgrpc.core.values.grants import Access
+from kvgrpc.core.values.grants import AccessKind
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.errors import Aborted, PreconditionFailed, Reason, Unavailable
 from tests.core.nodes import (
@@ -68,7 +68,7 @@ def test_a_node_without_a_life_refuses_work() -> None:
 def test_tables_say_how_many_rows_of_each_index_are_left(lead: Lead) -> None:
     state = lead.node.state
     assert not any({**state.moves.left(), **state.pushes.left(), **state.turns.left()}.values())
-    token = grant(describe("new", 1), access=Access.WRITE)
+    token = grant(describe("new", 1), access=AccessKind.WRITE)
     lead.ask(lambda c: events.RegisterPush(c, token, "", access_id(1), access_id(2)))
     (push,) = state.pushes
     assert state.moves.left() == dict.fromkeys(state.moves.left(), 0) | {"by_name": 1, "by_access": 1, "by_address": 1}
@@ -104,7 +104,7 @@ def test_the_same_events_at_the_same_times_give_the_same_actions() -> None:
         lead = Lead(describe("p", 1))
         lead.admit(D)
         made = lead.finish(40, ttl_s=5.0)
-        lead.opened(D, Opening(access_id(), made.token, claim(32)))
+        lead.opened(D, AccessOpening(access_id(), made.token, claim(32)))
         lead.pull(grant(D), 32, (10, 11))
         lead.tick(100.0)
         return [snapshot(lead.done), snapshot(lead.node)]
@@ -151,7 +151,7 @@ def test_a_server_that_drains_takes_no_new_work_and_ends_the_old(lead: Lead) -> 
             work()
     assert snapshot(lead.node) == before
     lead.give(pull.id, (10, 11))
-    (row,) = lead.opened(D, Opening(access_id(), made.token, claim(32)))
+    (row,) = lead.opened(D, AccessOpening(access_id(), made.token, claim(32)))
     assert isinstance(row, events.Opened)
     assert lead.settle(D).valid
     assert cancel(lead, transfer_id=pull.id).outcome == "cancelled_before_access"
@@ -163,8 +163,8 @@ def test_a_server_that_drains_takes_no_new_work_and_ends_the_old(lead: Lead) -> 
 def test_a_new_life_ends_all_that_the_old_one_had(lead: Lead) -> None:
     lead.admit(D)
     made = lead.finish(consumers=2)
-    lead.opened(D, Opening(access_id(1), made.token, claim(32)))
-    waiting = lead.open(D, Opening(access_id(2), grant(lead.me, lease_id="l-late"), claim(32)))
+    lead.opened(D, AccessOpening(access_id(1), made.token, claim(32)))
+    waiting = lead.open(D, AccessOpening(access_id(2), grant(lead.me, lease_id="l-late"), claim(32)))
     done = lead.begin(describe("p", 9))
     (change,) = lead.seen(TransferChanged)
     assert (change.transfer.state, change.transfer.memory) == (State.FAILED, Disposition.RETURNED)
@@ -183,7 +183,7 @@ def test_nothing_of_the_old_life_is_valid_in_the_new(lead: Lead) -> None:
     made = lead.finish()
     lead.begin(describe("p", 9))
     lead.admit(D)
-    (row,) = lead.opened(D, Opening(access_id(), made.token, claim(32)))
+    (row,) = lead.opened(D, AccessOpening(access_id(), made.token, claim(32)))
     assert row.reason is Reason.INCARNATION_CHANGED
     for which in ({"transfer_id": made.transfer.id},):
         with refused(Reason.TRANSFER_NOT_FOUND):
@@ -259,7 +259,7 @@ def test_a_call_with_any_number_is_answered() -> None:
     lead = Lead(describe("p", 1))
     lead.admit(D)
     made = lead.finish()
-    opening = events.OpenAccess(events.Call(0, "d"), "d", 2, (Opening(access_id(), made.token, claim(32)),))
+    opening = events.OpenAccess(events.Call(0, "d"), "d", 2, (AccessOpening(access_id(), made.token, claim(32)),))
     assert [
         action.call_id
         for action in lead.node.handle(showing(opening, lead.node), lead.now)

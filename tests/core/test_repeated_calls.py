@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kvgrpc.core import actions, events
-from kvgrpc.core.actions import Cancelled, Failed
+from kvgrpc.core.actions import Cancelled, FailedNews
 from kvgrpc.core.events import AllocateBlocks, CancelTransfer, ConnectPeer, LeaseRef, ReleaseLease
 from kvgrpc.core.tables.transfers import Disposition, State
 from kvgrpc.core.values.layout import PoolKind
@@ -151,7 +151,7 @@ def test_cancelling_a_hand_over_releases_its_lease(lead: Lead) -> None:
     assert answer.transfers[0].state is State.CANCELLED
     assert not lead.state.leases.get(made.lease.id).live
     (failed, _) = lead.news()
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, FailedNews)
     assert failed.cancelled
 
 

@@ -12,9 +12,9 @@ import pytest
 from kvgrpc.core import events
 from kvgrpc.core.actions import SendOpen, SendSettle
 from kvgrpc.core.events import AccessAnswered, AcknowledgeTransfers, LeaseRef, PostingEnded, RenewLeases, SettleAnswered
-from kvgrpc.core.tables.accesses import Opening
+from kvgrpc.core.tables.accesses import AccessOpening
 from kvgrpc.core.tables.steps import RankSteps
-from kvgrpc.core.values.bridge import Side
+from kvgrpc.core.values.bridge import BridgeSide
 from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region, uniform_layout
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.core.values.obstacles import differences
@@ -115,7 +115,7 @@ def test_a_pull_costs_the_same_among_many_others() -> None:
         lead.pull(grant(source.me, lease_id="l-x"), number=10**6 + n) for source, lead in (many,) for n in range(300)
     ]
     for number in range(300):
-        opening = Opening(access_id(10**7 + number), grant(many[0].me, lease_id=f"l-{number}"), claim(32))
+        opening = AccessOpening(access_id(10**7 + number), grant(many[0].me, lease_id=f"l-{number}"), claim(32))
         many[0].open(many[1].me, opening)
     for pair in (few, many):
         pull(*pair, 1, 16)
@@ -159,12 +159,12 @@ def test_comparing_unlike_pools_costs_by_the_size_of_what_a_peer_said(stages: in
         here, there = of_groups(count, stages=1), of_groups(count, stages=stages)
         turned = tuple(replace(group, order="head_major") for group in there.groups)
         there = PoolLayout(turned, there.regions, there.total_bytes)
-        return steps(lambda: assert_bridged(Side(here, 1), Side(there, stages)))
+        return steps(lambda: assert_bridged(BridgeSide(here, 1), BridgeSide(there, stages)))
 
     assert compared(64) <= 4.2 * compared(16)
 
 
-def assert_bridged(here: Side, there: Side) -> None:
+def assert_bridged(here: BridgeSide, there: BridgeSide) -> None:
     assert all(difference.bridgeable for difference in differences(here, there))
 
 

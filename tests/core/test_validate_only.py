@@ -7,9 +7,9 @@ import pytest
 from kvgrpc.core import events
 from kvgrpc.core.actions import Acknowledged, PeerConnected, QuarantineReleased, Registered
 from kvgrpc.core.events import LeaseRef, WaitsFor
-from kvgrpc.core.tables.accesses import Opening
+from kvgrpc.core.tables.accesses import AccessOpening
 from kvgrpc.core.tables.leases import LeaseState
-from kvgrpc.core.values.grants import Access
+from kvgrpc.core.values.grants import AccessKind
 from kvgrpc.errors import Reason
 from tests.core.nodes import Lead, access_id, claim, describe, grant, lists, refused, snapshot
 from tests.core.pairs import WRITING, Pair
@@ -40,7 +40,7 @@ def register(lead: Lead, token: bytes, **fields: Any) -> Registered:
 
 
 def test_a_registration_shows_the_transfer_that_there_is(lead: Lead) -> None:
-    token = grant(D, access=Access.WRITE)
+    token = grant(D, access=AccessKind.WRITE)
     before = snapshot(lead.node)
     assert register(lead, token, validate_only=True).transfer is None
     assert snapshot(lead.node) == before
@@ -49,7 +49,7 @@ def test_a_registration_shows_the_transfer_that_there_is(lead: Lead) -> None:
     assert register(lead, token, validate_only=True).transfer == made.transfer
     assert snapshot(lead.node) == before
     register(lead, token)
-    other = grant(describe("e", 3), access=Access.WRITE)
+    other = grant(describe("e", 3), access=AccessKind.WRITE)
     with refused(Reason.TRANSFER_EXISTS):
         register(lead, other, validate_only=True)
 
@@ -76,7 +76,7 @@ def would_free(lead: Lead, lease_id: str) -> list[int]:
 def test_a_lease_tells_which_blocks_its_end_would_free(lead: Lead) -> None:
     lead.admit(D)
     made = lead.finish(48, (0, 1, 2))
-    lead.opened(D, Opening(access_id(), made.token, claim(32)))
+    lead.opened(D, AccessOpening(access_id(), made.token, claim(32)))
     lead.finish(32, (2, 3), key=b"another key here")
     assert would_free(lead, made.lease.id) == [0, 1]
     freed = lead.call(lambda c: events.ReleaseLease(c, LeaseRef(made.lease.id))).freed

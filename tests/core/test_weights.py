@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from kvgrpc.core import events
-from kvgrpc.core.tables.accesses import Opening
+from kvgrpc.core.tables.accesses import AccessOpening
 from kvgrpc.core.tables.ledger import RowKind
-from kvgrpc.core.values.content import Content
+from kvgrpc.core.values.content import ContentId
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.core.values.owners import ENGINE
@@ -65,11 +65,11 @@ def past(lead: Weighed, number: int) -> None:
 
 def opened(lead: Weighed, number: int) -> None:
     made = one_lease(lead, number, transfer=False)
-    lead.open(D, Opening(access_id(number + 1), made.token, claim(512), "t-1", "r-1"))
+    lead.open(D, AccessOpening(access_id(number + 1), made.token, claim(512), "t-1", "r-1"))
 
 
 def waiting(lead: Weighed, number: int) -> None:
-    lead.open(D, Opening(access_id(number + 1), grant(lead.me, lease_id=f"l-{number}"), claim(32), "t-1", "r-1"))
+    lead.open(D, AccessOpening(access_id(number + 1), grant(lead.me, lease_id=f"l-{number}"), claim(32), "t-1", "r-1"))
 
 
 def pulling(lead: Weighed, number: int) -> None:
@@ -147,7 +147,7 @@ def test_a_lease_of_one_run_keeps_no_list_of_ids() -> None:
     lead = Weighed(describe("p", 1, pool=full(65_536)))
     lead.begin(lead.me, attached=False)
     blocks = lists(range(65_536))
-    opaque = Content(65_536 * 16, opaque=b"x" * 32)
+    opaque = ContentId(65_536 * 16, opaque=b"x" * 32)
 
     def make(lead: Weighed, number: int) -> None:
         lead.call(

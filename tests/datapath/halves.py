@@ -4,10 +4,10 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.byte_runs import Runs
 from kvgrpc.core.values.endpoints import Segment
 from kvgrpc.core.values.sends import Values
-from kvgrpc.datapath.collective.group import Group, Job, Library
+from kvgrpc.datapath.collective.group import GroupJob, GroupLibrary, ProcessGroup
 from kvgrpc.datapath.collective.messages import messages
 from kvgrpc.datapath.collective.rendezvous import Rendezvous
 from tests.datapath.peers import DEADLINE_S
@@ -17,12 +17,12 @@ from tests.datapath.pumped import LONG_S
 class Half:
     """A rank's half; `make` connects it by a library."""
 
-    def __init__(self, make: Callable[[Rendezvous], Library], own: Sequence[Segment], *, sends: bool) -> None:
+    def __init__(self, make: Callable[[Rendezvous], GroupLibrary], own: Sequence[Segment], *, sends: bool) -> None:
         self.values: Values = ()
         """Values that it tells the other half."""
         self._own, self._sends = own, sends
         self._told, self._made, self._ended = threading.Event(), threading.Event(), threading.Event()
-        self.group = Group(make, told=self._tell, ready=self._made.set)
+        self.group = ProcessGroup(make, told=self._tell, ready=self._made.set)
 
     def wait_told(self) -> None:
         assert self._told.wait(LONG_S)
@@ -31,9 +31,9 @@ class Half:
         assert self._made.wait(LONG_S)
         assert not self.group.broken
 
-    def start(self, runs: Runs) -> Job:
+    def start(self, runs: Runs) -> GroupJob:
         """Starts its part of the first send."""
-        job = Job(messages(runs, self._own, sends=self._sends), self._ended.set)
+        job = GroupJob(messages(runs, self._own, sends=self._sends), self._ended.set)
         self.group.start(1, job)
         return job
 
@@ -73,7 +73,7 @@ class Halves:
         for half in self.both:
             half.wait_made()
 
-    def move(self, runs: Runs) -> list[Job]:
+    def move(self, runs: Runs) -> list[GroupJob]:
         """Runs one send to its end, and returns the jobs of both halves."""
         jobs = [half.start(runs) for half in self.both]
         for half in self.both:

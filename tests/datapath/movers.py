@@ -10,11 +10,11 @@ import numpy as np
 
 from kvgrpc.core.actions import Operation, Post
 from kvgrpc.core.events import PeerMapped, PostingEnded
-from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.byte_runs import Runs
 from kvgrpc.core.values.endpoints import LoopbackEndpoint, RankEndpoint
 from kvgrpc.datapath.base import Buffer, DataPath, Posting, PostingState, Remote
 from kvgrpc.datapath.host.memory import PrivateMemory
-from kvgrpc.datapath.host.process_socket import ProcessSocket, Reply
+from kvgrpc.datapath.host.process_socket import ProcessSocket, SocketReply
 from kvgrpc.datapath.mover import BEST_FIRST, Mover
 from kvgrpc.datapath.paths.loopback import LoopbackPath
 from kvgrpc.datapath.questions import Answer, Question
@@ -109,10 +109,10 @@ class Held:
         """Returns a question to a process that answers when it is released."""
         return Question(*self.socket.mint("", "held", self._answer)) if self.asks else None
 
-    def _answer(self, *_: object) -> Reply:
+    def _answer(self, *_: object) -> SocketReply:
         self.asked = True
         self.release.wait(DEADLINE_S)
-        return Reply()
+        return SocketReply()
 
     def connect(self, endpoint: RankEndpoint, answer: Answer | str = "") -> Remote:
         self.step("connect")

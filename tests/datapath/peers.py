@@ -18,13 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvgrpc.core.actions import Operation
-from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.byte_runs import Runs
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.core.values.sends import SendAsk
 from kvgrpc.datapath.asker import Asker
 from kvgrpc.datapath.base import DataPath, Memory, Posting, PostingState, Remote, WritableRemote
 from kvgrpc.datapath.collective.path import CollectivePath
-from kvgrpc.datapath.copy.copying import CopyMethod
+from kvgrpc.datapath.copy.copy_methods import CopyMethod
 from kvgrpc.datapath.cuda_vmm.path import CudaVmmPath
 from kvgrpc.datapath.host.memory import PrivateMemory, SharedMemory
 from kvgrpc.datapath.paths.cma import CmaPath

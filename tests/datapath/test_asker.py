@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvgrpc.datapath.asker import ANSWER_S, AT_ONCE, FAIR_S, Asker
-from kvgrpc.datapath.host.process_socket import ProcessSocket, Reply
+from kvgrpc.datapath.host.process_socket import ProcessSocket, SocketReply
 from kvgrpc.datapath.questions import Answer, Question
 from tests.datapath.peers import DEADLINE_S, open_descriptors
 
@@ -42,7 +42,7 @@ def silent(backlog: int) -> Iterator[str]:
 
 
 def question(honest: ProcessSocket) -> Question:
-    return Question(*honest.mint("peer", "shm", lambda *_: Reply(b"here")))
+    return Question(*honest.mint("peer", "shm", lambda *_: SocketReply(b"here")))
 
 
 def next_of(answers: Answers) -> Answer | str:
@@ -75,9 +75,9 @@ def test_while_there_is_room_a_slow_process_has_all_its_time(asker: Asker) -> No
     answers: Answers = queue.SimpleQueue()
     slow = ProcessSocket()
 
-    def answer(*_: object) -> Reply:
+    def answer(*_: object) -> SocketReply:
         threading.Event().wait(3 * FAIR_S)
-        return Reply(b"late")
+        return SocketReply(b"late")
 
     asker.ask(Question(*slow.mint("peer", "shm", answer)), answers.put)
     with silent(10) as path:

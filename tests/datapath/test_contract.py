@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from kvgrpc.core.actions import Operation
-from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.byte_runs import Runs
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.datapath.base import DataPathFailed, DataPathUnavailable, PostingState, Remote, WritableRemote
-from kvgrpc.datapath.copy.copying import available_methods
+from kvgrpc.datapath.copy.copy_methods import available_methods
 from tests.datapath.peers import (
     CASES,
     GUARD,

@@ -14,7 +14,7 @@ from kvgrpc.core.tensors import ended
 from kvgrpc.core.values.compatibility import EngineDescription, check_compatible
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.errors import BY_CODE, InternalError, KVGrpcError, PreconditionFailed
-from kvgrpc.service.tensors import transfers
+from kvgrpc.service.tensors import store_transfers
 from tests.docs.pages import ROOT
 
 ANSWERING = ("core", "service", "wire")
@@ -79,7 +79,7 @@ def _tensors() -> Iterator[tuple[str, str]]:
     """Yields the failures of transfers, raised for callers that wait for their tensor, and the errors after a tensor's
     end.
     """
-    for reason, kind in transfers._BY_REASON.items():
+    for reason, kind in store_transfers._BY_REASON.items():
         yield reason, kind.code
     for reason in ended._SAID:
         yield reason, PreconditionFailed.code

@@ -13,7 +13,7 @@ from kvgrpc.cli import serve
 from kvgrpc.config import DTYPE_BYTES, Config, PoolConfig, SchedulerConfig, TensorsConfig
 from kvgrpc.config_sources import load
 from kvgrpc.service.polling import IN_PLACE, VARIABLE
-from kvgrpc.service.session.socket_server import FIRST_ENGINE_S
+from kvgrpc.service.session.session_server import FIRST_ENGINE_S
 from tests.docs.pages import DOCS, ROOT, code, plain, section, tables
 
 PAGE = DOCS / "configuration.md"

@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from kvgrpc.core.tensors.store import store_layout
-from kvgrpc.core.values.bridge import RUN_BYTES_MIN, STAGED_AT_ONCE_BYTES, STAGING_BYTES, Bridge, Side
+from kvgrpc.core.tensors.store_layout import store_layout
+from kvgrpc.core.values.bridge import RUN_BYTES_MIN, STAGED_AT_ONCE_BYTES, STAGING_BYTES, Bridge, BridgeSide
 from kvgrpc.core.values.compatibility import CHECKSUMS, compare
 from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region, Section, TensorKind, uniform_layout
 from kvgrpc.core.values.obstacles import ROWS_MAX, differences
@@ -36,7 +36,7 @@ def described() -> dict[str, Any]:
     return found
 
 
-def on_ranks(pool: PoolLayout, ranks: int) -> Side:
+def on_ranks(pool: PoolLayout, ranks: int) -> BridgeSide:
     """Returns a pool of the page, which is one of two ranks, as one of `ranks` ranks."""
 
     def scaled(nbytes: int) -> int:
@@ -52,10 +52,12 @@ def on_ranks(pool: PoolLayout, ranks: int) -> Side:
         )
         for region in pool.regions
     )
-    return Side(PoolLayout((replace(pool.groups[0], kv_heads=8 // ranks),), regions, scaled(pool.total_bytes)), ranks)
+    return BridgeSide(
+        PoolLayout((replace(pool.groups[0], kv_heads=8 // ranks),), regions, scaled(pool.total_bytes)), ranks
+    )
 
 
-def side(cell: str, source: str = "") -> Side:
+def side(cell: str, source: str = "") -> BridgeSide:
     """Returns the side that a cell of the table of bridges describes."""
     words = cell.replace("the same", source.partition(",")[0]).split(", ")
     ranks = next((int(word.split()[0]) for word in words if word.endswith("ranks")), 1)
@@ -66,7 +68,7 @@ def side(cell: str, source: str = "") -> Side:
     order = words[0].replace("-", "_")
     group = replace(described()["full"], kv_heads=8 // ranks, block_tokens=tokens, order=order)
     per_region = 32 if "all layers in one region" in words else 1
-    return Side(uniform_layout(group, 2 * group.kv_heads * tokens * 256, per_region), ranks)
+    return BridgeSide(uniform_layout(group, 2 * group.kv_heads * tokens * 256, per_region), ranks)
 
 
 def test_the_pools_of_the_page_are_of_one_model_on_two_ranks() -> None:
@@ -75,7 +77,10 @@ def test_the_pools_of_the_page_are_of_one_model_on_two_ranks() -> None:
     for name in names[:3]:
         check_heads(described()[name], 2)
         assert described()[name].total_bytes == 32 * 1024 * described()["BLOCK_BYTES"]
-        assert all(found.bridgeable for found in differences(Side(described()[name], 2), Side(described()["pool"], 2)))
+        assert all(
+            found.bridgeable
+            for found in differences(BridgeSide(described()[name], 2), BridgeSide(described()["pool"], 2))
+        )
 
 
 def test_groups_of_one_space_lie_on_the_same_bytes_and_apart_they_are_refused_there() -> None:
@@ -122,28 +127,30 @@ def test_check_compatibility_answers_what_the_page_shows() -> None:
 GROUP = Group("g", GroupKind.FULL_ATTENTION, 2, 16, 8, 4, 64, "bfloat16", "head_major")
 
 
-def plainly(ranks: int = 1, nbytes: int = 0, **changes: Any) -> Side:
+def plainly(ranks: int = 1, nbytes: int = 0, **changes: Any) -> BridgeSide:
     group = replace(GROUP, **changes)
-    return Side(uniform_layout(group, nbytes or 2 * group.block_tokens * group.kv_heads * group.head_dim * 2), ranks)
+    return BridgeSide(
+        uniform_layout(group, nbytes or 2 * group.block_tokens * group.kv_heads * group.head_dim * 2), ranks
+    )
 
 
-def opaque(ranks: int = 1, nbytes: int = 656, **changes: Any) -> Side:
+def opaque(ranks: int = 1, nbytes: int = 656, **changes: Any) -> BridgeSide:
     return plainly(ranks, nbytes, dtype="with_scales", **changes)
 
 
-def of_groups(count: int, **changes: Any) -> Side:
+def of_groups(count: int, **changes: Any) -> BridgeSide:
     groups = tuple(replace(GROUP, name=str(i), layers=1, blocks=1, **changes) for i in range(count))
     nbytes = groups[0].kv_heads * 4096
-    return Side(
+    return BridgeSide(
         PoolLayout(groups, tuple(Region(i, 0, 1, i * nbytes, nbytes, nbytes) for i in range(count)), count * nbytes), 1
     )
 
 
-def states(*totals: int) -> Side:
+def states(*totals: int) -> BridgeSide:
     """Returns a side with state sections of these sizes, in bytes."""
     group = Group("s", GroupKind.STATE, 1, 16, 8, 1, 6, "float32", sections=tuple(Section(n, n) for n in totals))
     nbytes = sum(totals)
-    return Side(PoolLayout((group,), (Region(0, 0, 1, 0, nbytes, nbytes, TensorKind.STATE),), 8 * nbytes), 1)
+    return BridgeSide(PoolLayout((group,), (Region(0, 0, 1, 0, nbytes, nbytes, TensorKind.STATE),), 8 * nbytes), 1)
 
 
 ONE_HEAD = {"kv_heads": 1, "total_kv_heads": 1}
@@ -151,13 +158,13 @@ ONE_HEAD = {"kv_heads": 1, "total_kv_heads": 1}
 
 LARGE: dict[str, Any] = {"block_tokens": 4096, "layers": 64, "blocks": 2}
 MANY: dict[str, Any] = {"layers": ROWS_MAX // 16, "blocks": 1, "total_kv_heads": 16}
-LATENT = Side(
+LATENT = BridgeSide(
     PoolLayout((replace(GROUP, kind=GroupKind.MLA),), tuple(
         Region(0, i, 1, i * 8 * 8192, 8192, 8192, TensorKind.LATENT) for i in range(2)
     ), 1 << 20), 1,
 )  # fmt: skip
-REFUSED: list[list[tuple[str, Side, Side]]] = [
-    [("pool.groups", of_groups(1), Side(store_layout(1 << 20), 1))],
+REFUSED: list[list[tuple[str, BridgeSide, BridgeSide]]] = [
+    [("pool.groups", of_groups(1), BridgeSide(store_layout(1 << 20), 1))],
     [("pool.groups", of_groups(1), of_groups(2))],
     [("kind", plainly(), LATENT)],
     [("layer_count", plainly(), plainly(layers=3))],
@@ -186,7 +193,7 @@ REFUSED: list[list[tuple[str, Side, Side]]] = [
 ]
 
 
-def refusing(here: Side, there: Side) -> set[str]:
+def refusing(here: BridgeSide, there: BridgeSide) -> set[str]:
     return {found.field.rpartition("].")[2] for found in differences(here, there) if not found.bridgeable}
 
 

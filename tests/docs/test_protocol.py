@@ -20,7 +20,7 @@ from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import Reason
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.v1 import transfer_pb2
-from kvgrpc.wire.fields import TABLE, Kind
+from kvgrpc.wire.fields import TABLE, BoundKind
 from tests.docs import reasons
 from tests.docs.pages import DOCS, ROOT, code, plain, section, tables
 from tests.docs.schema import requests
@@ -48,7 +48,7 @@ def test_the_other_bounds_are_those_of_their_constants() -> None:
 
 def test_the_bounds_of_fields_are_those_of_their_table() -> None:
     rows = [
-        [", ".join(row.fields.split()), "—" if row.kind is Kind.FREE else str(row.most), row.kind.value]
+        [", ".join(row.fields.split()), "—" if row.kind is BoundKind.FREE else str(row.most), row.kind.value]
         for row in TABLE
     ]
     assert table("### Fields of messages") == rows

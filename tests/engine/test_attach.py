@@ -27,7 +27,7 @@ from kvgrpc.errors import (
     Unavailable,
 )
 from kvgrpc.server import Server
-from kvgrpc.service.session import socket_server
+from kvgrpc.service.session import session_server
 from kvgrpc.v1 import handshake_pb2
 from tests.engine.conftest import Attach, Leads
 from tests.engine.made import layout
@@ -258,7 +258,7 @@ async def test_an_engine_sets_blocks_aside_by_default_also_with_checksums(tmp_pa
 
 def test_a_session_socket_never_replaces_what_it_should_not(leads: Leads, tmp_path: Path) -> None:
     async def start(path: str) -> None:
-        await socket_server.Sessions(None, None, None, path).start()  # type: ignore[arg-type]
+        await session_server.SessionServer(None, None, None, path).start()  # type: ignore[arg-type]
 
     file = tmp_path / "notes.txt"
     file.write_text("mine")

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvgrpc.core.values.descriptors import FEW_IDS
+from kvgrpc.core.values.block_ids import FEW_IDS
 from kvgrpc.engine.transfers.handles import named_blocks
 from kvgrpc.errors import InvalidRequest
 

@@ -13,7 +13,7 @@ import pytest
 
 from kvgrpc.core import events
 from kvgrpc.core.actions import Expect, MakeOffer, MapPeer, Operation, Post, RankAction, UnmapPeer
-from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.byte_runs import Runs
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.core.values.strips import Repack, Strip
 from kvgrpc.engine import Rank, RankTicket, rank as rank_module

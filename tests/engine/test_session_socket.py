@@ -16,7 +16,7 @@ from kvgrpc.config import Config
 from kvgrpc.engine import content
 from kvgrpc.errors import InvalidRequest, OutOfRange, Reason
 from kvgrpc.server import Server
-from kvgrpc.service.session import socket_server, workers
+from kvgrpc.service.session import session_server, workers
 from kvgrpc.session.v1 import rank_pb2, session_pb2
 from kvgrpc.v1 import admin_pb2, common_pb2, handoff_pb2, lease_pb2, pool_pb2
 from kvgrpc.wire import frames
@@ -175,7 +175,7 @@ def test_a_hand_over_that_is_only_checked_makes_nothing(
 
 
 async def test_a_connection_that_says_nothing_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(socket_server, "ATTACH_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(session_server, "ATTACH_TIMEOUT_S", 0.05)
     path = str(tmp_path / "session.sock")
     server = Server(Config(listen="127.0.0.1:0", pool=None, session_socket=path, data_paths=("shm",)))
     await server.start()
@@ -271,7 +271,7 @@ def _held() -> tuple[int, int]:
 
 
 async def test_a_server_tied_to_an_engine_exits_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(socket_server, "FIRST_ENGINE_S", 0.05)
+    monkeypatch.setattr(session_server, "FIRST_ENGINE_S", 0.05)
     path = str(tmp_path / "session.sock")
     config = Config(listen="127.0.0.1:0", pool=None, session_socket=path, data_paths=("shm",), exit_with_engine=True)
     server = Server(config)

@@ -13,7 +13,7 @@ import torch
 from bench.measures.devices import missing
 from bench.plan import PULL_QUICK
 from bench.run import run_devices
-from kvgrpc.core.values.descriptors import Ids
+from kvgrpc.core.values.block_ids import Ids
 from kvgrpc.datapath.host.memory import PrivateMemory, use_device
 from kvgrpc.engine import CopyFailed
 from kvgrpc.engine.cuda import CudaDevice

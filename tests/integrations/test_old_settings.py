@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvgrpc.core.policy.values import Mode
+from kvgrpc.core.policy.values import ModeChoice
 from kvgrpc.integrations.old_settings import (
     OLD_SETTINGS,
     TENSORS,
@@ -18,7 +18,7 @@ from kvgrpc.integrations.old_settings import (
     passes_host,
 )
 
-MODES = [*(mode.value for mode in Mode), TENSORS]
+MODES = [*(mode.value for mode in ModeChoice), TENSORS]
 NOT_OF_TENSORS = {"kv_recompute_threshold", "bidirectional_kv_xfer", "decoder_kv_blocks_ttl", "num_threads"}
 """Settings without a counterpart where tensors are moved."""
 

@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 
-from kvgrpc.core.policy.values import Give, Mode
+from kvgrpc.core.policy.values import Give, ModeChoice
 from kvgrpc.core.values import grants
 from kvgrpc.engine.scheduler import Offer, ScheduledRequest, Source
 from kvgrpc.errors import InvalidRequest, Reason
 from kvgrpc.integrations.derived_keys import read_secret
 from kvgrpc.integrations.params import (
     Defaults,
-    Named,
     RecentKeys,
+    TensorWish,
     answered,
     answered_named,
     answered_push,
-    named,
     offered,
+    tensor_wish,
     traceparent_of,
     wanted,
 )
@@ -33,12 +33,12 @@ PROMPT = [1, 2, 3]
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
-def token(access: grants.Access) -> bytes:
+def token(access: grants.AccessKind) -> bytes:
     claims = grants.Claims(access, "p", 1, "10.0.0.1:50051", "l-1", KEY, 30.0, 1, 3)
     return grants.mint(claims, b"s" * 32)
 
 
-READ, WRITE = token(grants.Access.READ), token(grants.Access.WRITE)
+READ, WRITE = token(grants.AccessKind.READ), token(grants.AccessKind.WRITE)
 
 
 def read(params: dict[str, Any], **defaults: Any) -> ScheduledRequest:
@@ -59,8 +59,8 @@ def test_what_the_usual_proxy_sends_to_prefill_asks_for_a_hand_over() -> None:
         "remote_host": None, "remote_port": None,
     }  # fmt: skip
     found = read(params)
-    assert (found.take, found.give, found.target, found.ttl_s) == (None, Give(Mode.AUTO), b"", None)
-    pulled = [read(params, mode=Mode.PULL) for _ in range(2)]
+    assert (found.take, found.give, found.target, found.ttl_s) == (None, Give(ModeChoice.AUTO), b"", None)
+    pulled = [read(params, mode=ModeChoice.PULL) for _ in range(2)]
     assert {len(each.transfer_key) for each in pulled} == {16}
     assert pulled[0].transfer_key != pulled[1].transfer_key
 
@@ -83,7 +83,7 @@ def test_what_prefill_answers_is_what_decode_takes_with_whatever_a_router_adds()
 def test_a_decode_engine_that_offers_back_gives_under_a_key_of_its_own(params: dict[str, Any]) -> None:
     found, defaults = read(params, offer_ttl_s=60), Defaults(offer_ttl_s=60)
     offers = [offered(found, defaults) for _ in range(2)]
-    assert all(offer and (offer.take, offer.give) == (None, Give(Mode.PULL, prefill=False)) for offer in offers)
+    assert all(offer and (offer.take, offer.give) == (None, Give(ModeChoice.PULL, prefill=False)) for offer in offers)
     assert all(offer and (offer.request_id, offer.prompt, offer.ttl_s) == ("r", tuple(PROMPT), 60) for offer in offers)
     keys = {offer.transfer_key for offer in offers if offer} | {found.transfer_key, KEY}
     assert len(keys) == 3 + (found.transfer_key != KEY)
@@ -110,8 +110,8 @@ def test_routers_that_push_without_knowing_kvgrpc_are_understood_where_push_is_c
         "do_remote_decode": False, "do_remote_prefill": True, "transfer_id": "xfer-7c1e", "remote_engine_id": "p",
         "remote_host": "10.0.0.1", "remote_port": 50051, "remote_request_id": "cmpl-1", "tp_size": 1,
     }  # fmt: skip
-    gives, takes = (read(params, mode=Mode.PUSH) for params in (prefill, decode))
-    assert (gives.give, gives.take) == (Give(Mode.PUSH), None)
+    gives, takes = (read(params, mode=ModeChoice.PUSH) for params in (prefill, decode))
+    assert (gives.give, gives.take) == (Give(ModeChoice.PUSH), None)
     assert (takes.take, takes.give) == (Source("10.0.0.1:50051", "p"), None)
     assert gives.transfer_key == takes.transfer_key
 
@@ -123,12 +123,12 @@ def test_a_prefill_is_asked_for_history_only_by_a_grant() -> None:
         "remote_request_id": "cmpl-1", "remote_host": "10.0.0.2", "remote_port": 5600, "tp_size": 1,
         "remote_num_tokens": 48,
     })  # fmt: skip
-    assert (found.take, found.give, found.target) == (None, Give(Mode.AUTO), b"")
+    assert (found.take, found.give, found.target) == (None, Give(ModeChoice.AUTO), b"")
 
 
 def test_what_decode_answers_is_history_for_the_next_prefill() -> None:
     found = read(answered(READ, prefilled=False))
-    assert (found.take, found.give) == (Offer(READ), Give(Mode.AUTO))
+    assert (found.take, found.give) == (Offer(READ), Give(ModeChoice.AUTO))
 
 
 def test_a_push_is_paired_by_the_intent_and_finds_its_source_by_whichever_address_there_is() -> None:
@@ -139,23 +139,23 @@ def test_a_push_is_paired_by_the_intent_and_finds_its_source_by_whichever_addres
     peer = INTENT | {"peer": {"address": "h:1", "engineId": "p"}, "onAbort": "ON_ABORT_KEEP"}
     assert read(decode | {"kvgrpc_intent": peer}).take == Source("h:1", "p", keep=True)
     assert read({"do_remote_prefill": True, "kvgrpc_intent": INTENT}).take == Source()
-    assert read({"do_remote_decode": True, "kvgrpc_intent": INTENT}).give == Give(Mode.PUSH)
+    assert read({"do_remote_decode": True, "kvgrpc_intent": INTENT}).give == Give(ModeChoice.PUSH)
 
 
 def test_a_write_grant_says_where_a_prefill_is_pushed() -> None:
     found = read({**grants.to_json(WRITE), "kvgrpc_intent": {"transferKey": INTENT["transferKey"]}})
-    assert (found.target, found.give, found.take) == (WRITE, Give(Mode.PUSH), None)
+    assert (found.target, found.give, found.take) == (WRITE, Give(ModeChoice.PUSH), None)
 
 
 def test_the_name_that_a_router_gives_a_push_pairs_it() -> None:
     sides = [{flag: True, "transfer_id": "abc"} for flag in ("do_remote_decode", "do_remote_prefill")]
-    first, second = (read(side, mode=Mode.PUSH) for side in sides)
+    first, second = (read(side, mode=ModeChoice.PUSH) for side in sides)
     assert first.transfer_key == second.transfer_key
-    assert read(sides[0] | {"transfer_id": "abd"}, mode=Mode.PUSH).transfer_key != first.transfer_key
+    assert read(sides[0] | {"transfer_id": "abd"}, mode=ModeChoice.PUSH).transfer_key != first.transfer_key
 
 
-@pytest.mark.parametrize("mode", Mode)
-def test_what_a_prefill_answers_decides_how_decode_takes_it_whatever_its_mode(mode: Mode) -> None:
+@pytest.mark.parametrize("mode", ModeChoice)
+def test_what_a_prefill_answers_decides_how_decode_takes_it_whatever_its_mode(mode: ModeChoice) -> None:
     found = read(answered(READ, prefilled=True), mode=mode)
     assert (found.take, found.give) == (Offer(READ), None)
     pushes = answered_push(KEY, "p", "10.0.0.1:50051", 3)
@@ -170,11 +170,11 @@ def test_an_address_of_ipv6_has_no_brackets_where_its_host_stands_alone() -> Non
     for answer in (answered_push(KEY, "p", "[::1]:50051", 3), answered_named(KEY, "[::1]:50051", puts=False)):
         assert (answer["remote_host"], answer["remote_port"]) == ("::1", 50051)
         where = {"remote_host": answer["remote_host"], "remote_port": answer["remote_port"]}
-        assert read({"do_remote_prefill": True, **where}, mode=Mode.PUSH).take == Source("[::1]:50051")
+        assert read({"do_remote_prefill": True, **where}, mode=ModeChoice.PUSH).take == Source("[::1]:50051")
 
 
 def shared(
-    request_id: str, flag: str, prompt: list[int], mode: Mode = Mode.PUSH, secret: bytes = b"", **more: Any
+    request_id: str, flag: str, prompt: list[int], mode: ModeChoice = ModeChoice.PUSH, secret: bytes = b"", **more: Any
 ) -> bytes:
     """Returns the key of a request with this id that its router did not name."""
     params, defaults = {flag: True, "remote_host": "h", "remote_port": 1}, Defaults(mode, pairing_secret=secret)
@@ -183,9 +183,11 @@ def shared(
     return found.transfer_key
 
 
-@pytest.mark.parametrize("mode", [Mode.PUSH, Mode.AUTO])
+@pytest.mark.parametrize("mode", [ModeChoice.PUSH, ModeChoice.AUTO])
 @pytest.mark.parametrize("id_", ["cmpl-7c1e-0", "chatcmpl-7c1e"])
-def test_a_transfer_without_a_name_has_one_key_on_both_sides_by_request_id_and_prompt(id_: str, mode: Mode) -> None:
+def test_a_transfer_without_a_name_has_one_key_on_both_sides_by_request_id_and_prompt(
+    id_: str, mode: ModeChoice
+) -> None:
     """vLLM's engines append eight digits to the id that they are given."""
     prefill = shared(f"{id_}-0123abcd", "do_remote_decode", PROMPT, mode)
     assert prefill == shared(f"{id_}-fedc9876", "do_remote_prefill", PROMPT, mode)
@@ -214,8 +216,8 @@ def test_a_key_that_engines_derive_by_a_secret_nobody_else_derives() -> None:
 
 def test_what_a_router_names_has_its_name_whatever_secret_engines_share() -> None:
     sides = [{flag: True, "transfer_id": "abc"} for flag in ("do_remote_decode", "do_remote_prefill")]
-    with_secret = {read(side, mode=Mode.PUSH, pairing_secret=SECRET).transfer_key for side in sides}
-    assert with_secret == {read(sides[0], mode=Mode.PUSH).transfer_key}
+    with_secret = {read(side, mode=ModeChoice.PUSH, pairing_secret=SECRET).transfer_key for side in sides}
+    assert with_secret == {read(sides[0], mode=ModeChoice.PUSH).transfer_key}
 
 
 def test_a_secret_is_in_no_text_of_what_an_engine_is_told() -> None:
@@ -296,29 +298,31 @@ def test_params_that_make_no_sense_are_refused_with_their_field(params: dict[str
 
 
 def test_an_answer_of_named_tensors_is_what_decode_takes_with_whatever_a_router_adds() -> None:
-    prefill = named({"do_remote_decode": True, "kvgrpc_intent": {"ttl": "2.5s", "requestId": "r"}}, 9.0)
+    prefill = tensor_wish({"do_remote_decode": True, "kvgrpc_intent": {"ttl": "2.5s", "requestId": "r"}}, 9.0)
     assert prefill is not None
     assert (prefill.gives, prefill.peer, prefill.ttl_s, prefill.label) == (True, "", 2.5, "r")
     assert prefill.puts is None
     for puts in (True, False):
         relayed = {**answered_named(prefill.key, "10.0.0.1:50051", puts=puts), "router": "added"}
-        assert named(json.loads(json.dumps(relayed)), 9.0) == Named(prefill.key, False, "10.0.0.1:50051", 9.0, "", puts)
+        assert tensor_wish(json.loads(json.dumps(relayed)), 9.0) == TensorWish(
+            prefill.key, False, "10.0.0.1:50051", 9.0, "", puts
+        )
 
 
 @pytest.mark.parametrize("address", ["10.0.0.1:50051", "[::1]:50051", "engine.local:50051"])
 def test_a_router_with_an_intent_of_its_own_leaves_decode_the_address_of_what_is_kept(address: str) -> None:
     answered = answered_named(KEY, address, puts=False)
     mine = {"transferKey": INTENT["transferKey"], "mode": "TRANSFER_MODE_PULL", "requestId": "r"}
-    assert named(answered | {"kvgrpc_intent": mine}) == Named(KEY, False, address, None, "r", puts=False)
+    assert tensor_wish(answered | {"kvgrpc_intent": mine}) == TensorWish(KEY, False, address, None, "r", puts=False)
 
 
 def test_tensors_find_their_peer_by_whichever_address_there_is() -> None:
     params = {"do_remote_prefill": True, "transfer_id": "t", "remote_host": "10.0.0.1", "remote_port": 50051}
-    found = named(params)
+    found = tensor_wish(params)
     assert found is not None
     assert (found.peer, found.ttl_s) == ("10.0.0.1:50051", None)
-    assert named({**params, "do_remote_decode": False}) == found
-    assert named({}) is None
+    assert tensor_wish({**params, "do_remote_decode": False}) == found
+    assert tensor_wish({}) is None
 
 
 @pytest.mark.parametrize(
@@ -331,7 +335,7 @@ def test_tensors_find_their_peer_by_whichever_address_there_is() -> None:
 )
 def test_tensors_without_a_name_or_with_wrong_params_are_refused(params: dict[str, Any]) -> None:
     with refused(Reason.INVALID_FIELD, InvalidRequest):
-        named(params)
+        tensor_wish(params)
 
 
 @pytest.mark.parametrize("flags", [{"do_remote_decode": False}, {"do_remote_prefill": False}])
@@ -344,7 +348,7 @@ def test_what_decode_prefilled_itself_is_offered_where_offers_are_made(flags: di
     assert (found.take, found.give, found.label, found.priority, found.request_time_us) == (None, None, "x", 3, 5)
     offer = offered(found, defaults)
     assert offer is not None
-    assert (offer.give, offer.ttl_s) == (Give(Mode.PULL, prefill=False), 60)
+    assert (offer.give, offer.ttl_s) == (Give(ModeChoice.PULL, prefill=False), 60)
 
 
 def test_the_trace_of_a_prefill_goes_on_at_decode_and_ends_with_the_answer() -> None:

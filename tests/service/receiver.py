@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.byte_runs import Runs
 from kvgrpc.core.values.endpoints import Segment
 from kvgrpc.core.values.sends import Values
 from kvgrpc.datapath.base import PostingState
 from kvgrpc.datapath.collective.gloo import GlooGroup
-from kvgrpc.datapath.collective.group import Group, Job
+from kvgrpc.datapath.collective.group import GroupJob, ProcessGroup
 from kvgrpc.datapath.collective.messages import messages
 from kvgrpc.peer.v1 import peer_pb2
 from tests.service.consumer import Consumer
@@ -31,7 +31,7 @@ class Receiver:
         self.memory = np.zeros(4 * BLOCK_BYTES, dtype=np.uint8)
         self._consumer = consumer
         self._ready = threading.Event()
-        self._group = Group(
+        self._group = ProcessGroup(
             lambda rendezvous: GlooGroup(sends=False, host=HOST, rendezvous=rendezvous),
             told=self._tell,
             ready=self._ready.set,
@@ -49,7 +49,7 @@ class Receiver:
         lengths, done = np.array(nbytes, dtype=np.int64), threading.Event()
         runs = Runs(np.cumsum(lengths) - lengths, np.cumsum(lengths) - lengths, lengths)
         own = (Segment(self.memory.ctypes.data, len(self.memory)),)
-        job = Job(messages(runs, own, sends=False), done.set)
+        job = GroupJob(messages(runs, own, sends=False), done.set)
         self._group.start(number, job)
         assert done.wait(WAIT_S)
         assert job.poll() is PostingState.DONE, job.error

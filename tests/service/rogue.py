@@ -64,7 +64,7 @@ class Rogue(
     def grant(self, tokens: int, ttl_s: float = 30.0) -> common_pb2.Grant:
         """Returns a grant of blocks that this source may or may not have."""
         claims = grants.Claims(
-            grants.Access.READ, self.engine.engine_id, self.engine.incarnation, self.engine.address, "l-rogue",
+            grants.AccessKind.READ, self.engine.engine_id, self.engine.incarnation, self.engine.address, "l-rogue",
             secrets.token_bytes(16), ttl_s, len(BLOCKS), tokens,
         )  # fmt: skip
         return common_pb2.Grant(token=grants.mint(claims, b"rogue"))

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from kvgrpc.core.actions import BlocksReturned, Failed, Operation, Post, Verdicts
+from kvgrpc.core.actions import BlocksReturnedNews, FailedNews, Operation, Post, Verdicts
 from kvgrpc.core.events import AccessAnswered, Opened, RenewLeases
 from kvgrpc.core.tables.accesses import AccessState, CloseOutcome, Verdict
 from kvgrpc.core.tables.leases import LeaseState
@@ -202,7 +202,7 @@ def concluded(post: Any) -> Any:
 
 
 def untold(tell: Any) -> Any:
-    return lambda self, owner, news: None if isinstance(news, Failed) else tell(self, owner, news)
+    return lambda self, owner, news: None if isinstance(news, FailedNews) else tell(self, owner, news)
 
 
 def all_agree(both: Any) -> Any:
@@ -389,7 +389,7 @@ def reclaimed_and_live(_: Any) -> Any:
         for lease in plan.leases:
             state.soft_leases.take_out(lease)
             state.pins.drop(lease.id, PinKind.LEASE)
-            state.tell(lease.owner, BlocksReturned(lease.transfer_id, lease.request_id, lease.id))
+            state.tell(lease.owner, BlocksReturnedNews(lease.transfer_id, lease.request_id, lease.id))
 
     return carry_out
 

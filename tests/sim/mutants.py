@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvgrpc.core import idempotency, node, state
-from kvgrpc.core.access import cancels, checksums, openings, sends, serving
+from kvgrpc.core.access import cancels, checksums, openings, post_sends, served_accesses
 from kvgrpc.core.idempotency import Begun
-from kvgrpc.core.moves import asking, course, moves, opened
+from kvgrpc.core.moves import course, moves, opened_check, send_asks
 from kvgrpc.core.moves.pending_closes import PendingCloses
 from kvgrpc.core.peers import liveness
 from kvgrpc.core.pool import allocations, quarantine
@@ -31,14 +31,14 @@ from kvgrpc.core.send import (
     push_course,
     push_ends,
     pushes,
-    reclaiming,
+    reclaims,
     weak_claims,
 )
-from kvgrpc.core.send.mirroring import Mirroring
+from kvgrpc.core.send.mirror_copies import MirrorCopies
 from kvgrpc.core.state import node_state
-from kvgrpc.core.state.move import Comparing
-from kvgrpc.core.state.push import Push
-from kvgrpc.core.state.reservation import Reservation
+from kvgrpc.core.state.checksum_comparison import ChecksumComparison
+from kvgrpc.core.state.push import SourcePush
+from kvgrpc.core.state.reservation import ReservationMove
 from kvgrpc.core.tables import allocator, leases, pins, steps, timers, transfer_table, turns
 from kvgrpc.core.tables.accesses import Verdict
 from kvgrpc.core.tables.timers import Timer
@@ -96,20 +96,21 @@ MUTANTS = (
         lambda done: lambda self, event: done(self, replace(event, layers=None)), Rule.R2,
     ),
     Mutant("a settle timeout is success", moves.Moves, "due", bugs.silence_is_valid, Rule.R2),
-    Mutant("consumers are counted by message", serving.Serving, "_count", bugs.by_access, Rule.R4),
-    Mutant("a consumer that failed is done", serving.Serving, "_count", bugs.failures_done, Rule.R4),
-    Mutant("a destination that gives up under KEEP is done", serving.Serving, "_count", bugs.drops_done, Rule.R4),
+    Mutant("consumers are counted by message", served_accesses.ServedAccesses, "_count", bugs.by_access, Rule.R4),
+    Mutant("a consumer that failed is done", served_accesses.ServedAccesses, "_count", bugs.failures_done, Rule.R4),
+    Mutant("a destination that gives up under KEEP is done", served_accesses.ServedAccesses, "_count", bugs.drops_done,
+        Rule.R4),
     Mutant("blocks are freed at expiry during a read", pull_ends.PullEnds, "end", bugs.free_when_over, Rule.R1),
     Mutant(
-        "blocks are freed at expiry during a write", Reservation, "busy",
+        "blocks are freed at expiry during a write", ReservationMove, "busy",
         lambda _: property(lambda self: bool(self.postings)), Rule.R1,
     ),
     Mutant(
-        "a source frees blocks under its own write", Push, "reads", bugs.always(False), Rule.R1, 60
+        "a source frees blocks under its own write", SourcePush, "reads", bugs.always(False), Rule.R1, 60
     ),
     Mutant("a source forgets its own write", push_ends.PushEnds, "lease_ended", bugs.forgotten_source, Rule.R1, 60),
-    Mutant("another incarnation vouches", serving.Serving, "settle", bugs.any_life, Rule.R2),
-    Mutant("a source vouches after its lease ended", serving, "_verdict", bugs.always(Verdict(True)), Rule.R2),
+    Mutant("another incarnation vouches", served_accesses.ServedAccesses, "settle", bugs.any_life, Rule.R2),
+    Mutant("a source vouches after its lease ended", served_accesses, "_verdict", bugs.always(Verdict(True)), Rule.R2),
     Mutant("a grant of another life is good", openings, "verify", bugs.any_grant, Rule.R2),
     Mutant("late news change why a transfer failed", state.NodeState, "change", bugs.overwritten, Rule.R3),
     Mutant("a transfer ends twice", transfer_table.TransferTable, "change", bugs.ended_again, Rule.R3),
@@ -128,7 +129,8 @@ MUTANTS = (
     Mutant("a cancel does not reach the readers", PendingCloses, "cancel_reader", bugs.always(None), Rule.R5),
     Mutant("a cancel reaches the other side as a failure", PendingCloses, "close", bugs.cancels_are_failures, Rule.R5),
     Mutant("a reader goes on though its source was cancelled", pulls.Pulls, "cancelled", bugs.deaf_reader, Rule.R5),
-    Mutant("one consumer that is cancelled ends all", serving.Serving, "_count", bugs.cancelled_for_all, Rule.R4, 200),
+    Mutant("one consumer that is cancelled ends all", served_accesses.ServedAccesses, "_count", bugs.cancelled_for_all,
+        Rule.R4, 200),
     Mutant("a failure is not told", state.NodeState, "tell", bugs.untold, Rule.R5),
     Mutant("accesses are not closed", PendingCloses, "close", bugs.always(None), Rule.R5),
     Mutant("a source that gives up tells no destination", push_ends.PushEnds, "_over", bugs.silent_end, Rule.R5),
@@ -177,10 +179,11 @@ MUTANTS = (
         rings=True
     ),
     Mutant("readers that read yield", weak_claims.WeakClaims, "reading", bugs.always(None), Rule.R2, rings=True),
-    Mutant("a reclaimed lease vouches", reclaiming.Reclaiming, "carry_out", bugs.reclaimed_and_live, Rule.R5),
+    Mutant("a reclaimed lease vouches", reclaims.Reclaims, "carry_out", bugs.reclaimed_and_live, Rule.R5),
     Mutant("two postings write into one block", pull_course.PullCourse, "_post_slice", bugs.posted_twice, Rule.R1),
     Mutant("a source posts twice into one block", push_course.PushCourse, "_post_slice", bugs.posted_twice, Rule.R1),
-    Mutant("a dead lead is taken for a dead mover", serving.Serving, "peer_dead", bugs.dead_mover, Rule.R1),
+    Mutant("a dead lead is taken for a dead mover", served_accesses.ServedAccesses, "peer_dead", bugs.dead_mover,
+        Rule.R1),
     Mutant(
         "a re-key is trusted where it proves nothing",
         quarantine.Quarantine, "rekeyed", bugs.proved_anyway, Rule.R1, 120
@@ -194,8 +197,8 @@ MUTANTS = (
     Mutant("a proof is ignored", Reservations, "peer_at_rest", bugs.always(None), Rule.END),
     Mutant("the last posting's end is lost", pull_ends.PullEnds, "at_rest", bugs.always(None), Rule.END),
     Mutant("bytes of a turn are not given back", turns.Turns, "leave", bugs.kept_in_flight, Rule.END),
-    Mutant("closes that came early are kept", serving.Serving, "forget", bugs.kept_early, Rule.END),
-    Mutant("checksums are not compared", Comparing, "both", bugs.all_agree, Rule.R2),
+    Mutant("closes that came early are kept", served_accesses.ServedAccesses, "forget", bugs.kept_early, Rule.END),
+    Mutant("checksums are not compared", ChecksumComparison, "both", bugs.all_agree, Rule.R2),
     Mutant(
         "checksums are computed before the step is over",
         checksum_prefetch.ChecksumPrefetch,
@@ -214,31 +217,32 @@ MUTANTS = (
         ),
     )),
     *(replace(mutant, mirrors=True) for mutant in (
-        Mutant("blocks are read before they are in the mirrors", Mirroring, "_add", mirror_bugs.read_uncopied, Rule.R2),
-        Mutant("blocks are copied before their step is done", Mirroring, "_add", mirror_bugs.copied_early, Rule.R2),
-        Mutant("a copy into a mirror that failed is one", Mirroring, "copied", mirror_bugs.copied_anyway, Rule.R2),
-        Mutant("one rank that has copied speaks for all", Mirroring, "copied", mirror_bugs.copied_by_one, Rule.R2),
+        Mutant("blocks are read before they are in the mirrors", MirrorCopies, "_add", mirror_bugs.read_uncopied,
+            Rule.R2),
+        Mutant("blocks are copied before their step is done", MirrorCopies, "_add", mirror_bugs.copied_early, Rule.R2),
+        Mutant("a copy into a mirror that failed is one", MirrorCopies, "copied", mirror_bugs.copied_anyway, Rule.R2),
+        Mutant("one rank that has copied speaks for all", MirrorCopies, "copied", mirror_bugs.copied_by_one, Rule.R2),
     )),
     *(replace(mutant, collective=True) for mutant in (
         Mutant("a send concludes", node.Node, "_hear", send_bugs.sent_is_there, Rule.R9),
-        Mutant("a number of which nothing was heard is used again", asking.Asking, "answered",
+        Mutant("a number of which nothing was heard is used again", send_asks.SendAsks, "answered",
             send_bugs.refused_for_sure, Rule.R9),
         Mutant("a send is waited for without an end", timers.Timers, "set", bugs.never(Timer.SEND), Rule.R7),
-        Mutant("what was readable once is sent", sends.Sends, "_check_granted", send_bugs.outdated, Rule.R2),
+        Mutant("what was readable once is sent", post_sends.PostSends, "_check_granted", send_bugs.outdated, Rule.R2),
     )),
     *(replace(mutant, collective=True, liars=True) for mutant in (
-        Mutant("a source sends what the access does not cover", sends, "covered", bugs.always(True), Rule.R2),
-        Mutant("a peer has sent what another peer may read", sends.Sends, "_check_granted", send_bugs.any_access,
-            Rule.R2, 120),
+        Mutant("a source sends what the access does not cover", post_sends, "covered", bugs.always(True), Rule.R2),
+        Mutant("a peer has sent what another peer may read", post_sends.PostSends, "_check_granted",
+            send_bugs.any_access, Rule.R2, 120),
     )),
     *(replace(mutant, liars=True) for mutant in (
         Mutant(
             "a peer settles an access of another peer",
-            serving.Serving, "_settle_row", trusting.settles_for_all, Rule.R2
+            served_accesses.ServedAccesses, "_settle_row", trusting.settles_for_all, Rule.R2
         ),
         Mutant(
             "a peer closes an access of another peer",
-            serving.Serving, "_close_row", trusting.closes_for_all, Rule.R2
+            served_accesses.ServedAccesses, "_close_row", trusting.closes_for_all, Rule.R2
         ),
         Mutant(
             "a peer sends parts for an access of another peer",
@@ -258,7 +262,7 @@ MUTANTS = (
         Mutant("a grant that is renewed is not verified", hand_overs, "verify", trusting.unsigned, Rule.R2, 60),
         Mutant("a source's answer is not checked", pull_course, "wrong_opened", bugs.always(""), Rule.R2, 60),
         Mutant("a destination's answer is not checked", push_course.PushCourse, "_wrong", bugs.always(""), Rule.R2, 60),
-        Mutant("a peer may list a block in two groups that share it", opened, "check_spaces", bugs.always(None),
+        Mutant("a peer may list a block in two groups that share it", opened_check, "check_spaces", bugs.always(None),
             Rule.R2, 60),
         Mutant("a source's memory is what it was", pull_course.PullCourse, "opened", trusting.any_generation, Rule.R2),
         Mutant(
@@ -271,14 +275,14 @@ MUTANTS = (
         Mutant("layers are there that a source names", Reservations, "_within",
             lambda _: lambda self, layers: layers, Rule.R2, 60),
         Mutant(
-            "any life says that a write is at rest", serving.Serving, "_take_proofs", trusting.any_life_at_rest,
-            Rule.R1,
+            "any life says that a write is at rest", served_accesses.ServedAccesses, "_take_proofs",
+            trusting.any_life_at_rest, Rule.R1,
         ),
         Mutant("another life takes over a push", Reservations, "check", trusting.any_life_delivers, Rule.R2),
         Mutant(
             "checksums that did not come are equal", moves.Moves, "checksums_answered", trusting.absent_agree, Rule.R2
         ),
-        Mutant("fewer checksums will do", Comparing, "both", trusting.shorter_will_do, Rule.R2, 60),
+        Mutant("fewer checksums will do", ChecksumComparison, "both", trusting.shorter_will_do, Rule.R2, 60),
     )),
     *(replace(mutant, strangers=True) for mutant in (
         Mutant("a stranger reads", hand_overs.HandOvers, "_check", owner_bugs.handed_over_by_anybody, Rule.R12),

@@ -9,13 +9,13 @@ import pytest
 
 from kvgrpc.core.actions import MapPeer, Operation, Post, UnmapPeer
 from kvgrpc.core.events import Event, PeerMapped, PostingEnded
-from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.byte_runs import Runs
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.core.values.strips import Repack, Strip
 from sim.engine.blocks import BlockManager
 from sim.world.agenda import Agenda
 from sim.world.faults import Faults, Luck
-from sim.world.memory import UNWRITTEN, Cell, Door, KvStore, Memory, Prompt, layout
+from sim.world.memory import UNWRITTEN, Cell, KvStore, Memory, MemoryDoor, Prompt, layout
 from sim.world.mover import Mover
 from tests.core.nodes import endpoint, ids
 
@@ -151,7 +151,7 @@ class Bench:
         self.own.give(BLOCKS, "t")
         self.reports: list[Event] = []
         self.mover = Mover(self.agenda, Random(1), Faults(**faults), [self.own], self.reports.append)
-        self.mover.map(MapPeer(0, "p@1", endpoint(), 1), Door("p@1/0.0", self.source))
+        self.mover.map(MapPeer(0, "p@1", endpoint(), 1), MemoryDoor("p@1/0.0", self.source))
         cells = ids(*range(24))
         self.runs = Runs(cells[:1], cells[:1], ids(24))
 
@@ -232,7 +232,7 @@ def test_a_mover_that_is_paused_goes_on_afterwards() -> None:
 
 def test_a_rank_refuses_to_map_a_peer_that_it_has_mapped_and_answers_each_attempt_by_its_number() -> None:
     bench = Bench()
-    bench.mover.map(MapPeer(0, "p@1", endpoint(), 2), Door("p@1/0.0", bench.source))
+    bench.mover.map(MapPeer(0, "p@1", endpoint(), 2), MemoryDoor("p@1/0.0", bench.source))
     bench.agenda.run(until=10.0)
     answers = {report.attempt: report.data_path for report in bench.reports if isinstance(report, PeerMapped)}
     assert answers == {1: "loopback", 2: ""}
@@ -242,7 +242,7 @@ def test_a_rank_refuses_to_map_a_peer_that_it_has_mapped_and_answers_each_attemp
 def test_what_a_dead_process_sent_lands_unless_the_data_path_began_anew(rekeyed: bool) -> None:
     bench = Bench(land_late=1.0, slow_s=(5.0, 5.0))
     bench.source.give((ids(*range(8)), ids(*range(8))), "theirs")
-    door = Door("p@1/0.0", bench.source)
+    door = MemoryDoor("p@1/0.0", bench.source)
     bench.mover.unmap(UnmapPeer(0, "p@1"))
     bench.mover.map(MapPeer(0, "p@1", endpoint(), 2), door)
     rest: list[float] = []
@@ -267,7 +267,7 @@ def test_what_a_dead_process_sent_lands_unless_the_data_path_began_anew(rekeyed:
 def test_a_rank_reads_several_ranks_of_a_peer_and_forgets_all_at_once() -> None:
     bench = Bench()
     other = Memory(POOL, 1, KvStore(), ranks=2)
-    bench.mover.map(MapPeer(0, "p@1", RankEndpoint(1), 2), Door("p@1/1.0", other))
+    bench.mover.map(MapPeer(0, "p@1", RankEndpoint(1), 2), MemoryDoor("p@1/1.0", other))
     other.cells = [5] * 24
     everything = (ids(*range(8)), ids(*range(8)))
     bench.own.take_back(BLOCKS)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvgrpc.core.access import serving
+from kvgrpc.core.access import served_accesses
 from kvgrpc.core.tables.accesses import Verdict
 from sim.script import ScriptError, replay
 
@@ -63,7 +63,7 @@ def test_what_is_no_scenario_says_where(text: str, why: str) -> None:
 
 
 def test_what_goes_wrong_under_a_command_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "_verdict", lambda access: Verdict(True))
+    monkeypatch.setattr(served_accesses, "_verdict", lambda access: Verdict(True))
     text = "engine P\nengine D\nfinish P alice\nhold D\npull D alice\nadvance 1s\nvoid P alice\ncompute P bob\n"
     with pytest.raises(AssertionError, match="other KV than was asked for") as caught:
         replay(f"{text}go D\nadvance 1s\n----\n")

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvgrpc.core.actions import Failed, Post
+from kvgrpc.core.actions import FailedNews, Post
 from kvgrpc.core.events import Event, PeerMapped, PostSendAnswered
-from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.byte_runs import Runs
 from sim import Outcome, World, drawn, run
-from sim.engine.requests import Offer, Wish
+from sim.engine.requests import PromptOffer, PromptWish
 from sim.world.memory import Prompt
-from sim.world.wires import Receive, Wire, Wires, cells_in
+from sim.world.wires import Wire, WireRead, Wires, cells_in
 from tests.core.nodes import ids
 
 FIRST = 9_700
@@ -65,9 +65,9 @@ def test_every_rule_holds_where_both_ranks_have_to_act(kind: dict[str, Any]) -> 
 def pull(world: World, number: int, ends: list[object]) -> None:
     source, destination = world.hosts
     key, prompt = number.to_bytes(16, "big"), Prompt(tuple(range(40)))
-    token = source.engine.offer(Offer(key, "r", prompt))
+    token = source.engine.offer(PromptOffer(key, "r", prompt))
     assert token is not None
-    destination.engine.pull(Wish("r", prompt, key), token, ends.append)
+    destination.engine.pull(PromptWish("r", prompt, key), token, ends.append)
 
 
 def test_a_source_that_is_stopped_sends_nothing_meanwhile_and_goes_on() -> None:
@@ -91,7 +91,7 @@ def test_a_rank_may_die_between_any_two_steps_and_the_next_lives_meet_anew(who: 
     world.agenda.after(after_s, lambda: world.hosts[who].lose_rank(0, back_after_s=1.0))
     world.run(30.0)
     assert len(ends) == (1 if who == 0 else len(ends))
-    assert all(end is None or isinstance(end, Failed) for end in ends)
+    assert all(end is None or isinstance(end, FailedNews) for end in ends)
     ends.clear()
     pull(world, 2, ends)
     world.run(30.0)
@@ -126,8 +126,8 @@ class End:
     """The receiving end of a wire."""
 
     def __init__(self) -> None:
-        self.begun: list[Receive] = []
-        self.failed: list[Receive] = []
+        self.begun: list[WireRead] = []
+        self.failed: list[WireRead] = []
         self.wire = Wire(self.begun.append, self.failed.append, cell_bytes=1)
 
 

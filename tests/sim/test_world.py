@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 import pytest
 
-from kvgrpc.core.actions import Failed
+from kvgrpc.core.actions import FailedNews
 from kvgrpc.core.values.content import chain
 from kvgrpc.errors import Reason
 from sim import Traffic, Violated, World
-from sim.engine.requests import Offer, Wish
+from sim.engine.requests import PromptOffer, PromptWish
 from sim.hosts.host import Host
 from sim.world.memory import Prompt
 
@@ -18,10 +18,10 @@ def test_one_pull_between_two_engines() -> None:
     world = World(seed=1)
     source, consumer = world.hosts
     prompt = Prompt(tuple(range(40)))
-    token = source.engine.offer(Offer(b"k" * 16, "r", prompt))
+    token = source.engine.offer(PromptOffer(b"k" * 16, "r", prompt))
     assert token is not None
     ends: list[object] = []
-    consumer.engine.pull(Wish("r", prompt, b"a" * 16), token, ends.append)
+    consumer.engine.pull(PromptWish("r", prompt, b"a" * 16), token, ends.append)
     world.run(1.0)
     assert ends == [None]
     world.finish()
@@ -32,10 +32,10 @@ def pulled(world: World, at_s: float, befall: Callable[[Host], None]) -> list[ob
     """Returns the ends of a pull between two engines whose source is hit by `befall` at that time, in seconds."""
     source, consumer = world.hosts
     prompt = Prompt(tuple(range(40)))
-    token = source.engine.offer(Offer(b"k" * 16, "r", prompt))
+    token = source.engine.offer(PromptOffer(b"k" * 16, "r", prompt))
     assert token is not None
     ends: list[object] = []
-    consumer.engine.pull(Wish("r", prompt, b"a" * 16), token, ends.append)
+    consumer.engine.pull(PromptWish("r", prompt, b"a" * 16), token, ends.append)
     world.agenda.after(at_s, lambda: befall(source))
     world.run(30.0)
     world.finish()
@@ -57,13 +57,13 @@ def test_a_lead_may_crash_in_the_middle_of_any_event(events: int) -> None:
         world.agenda.after(5.0, lambda: None if host.up else host.start())
 
     (end,) = pulled(world, 0.0, befall)
-    assert end is None or isinstance(end, Failed)
+    assert end is None or isinstance(end, FailedNews)
 
 
 def test_a_rank_that_dies_ends_the_life_of_its_engine() -> None:
     world = World(seed=1, ranks=2)
     (end,) = pulled(world, 0.003, lambda host: host.lose_rank(1, back_after_s=1.0))
-    assert isinstance(end, Failed)
+    assert isinstance(end, FailedNews)
     assert all(host.ready for host in world.hosts)
 
 
@@ -72,7 +72,7 @@ def test_nothing_passes_over_a_link_that_is_cut_one_way() -> None:
     p, d = (host.address for host in world.hosts)
     world.network.cut(p, d, one_way=True)
     (end,) = pulled(world, 60.0, lambda host: None)
-    assert isinstance(end, Failed)
+    assert isinstance(end, FailedNews)
     assert end.failure.reason is Reason.PEER_UNREACHABLE
 
 
@@ -98,11 +98,11 @@ def test_prompts_that_diverge_share_only_what_is_equal() -> None:
     source, consumer = world.hosts
     offered = tuple(range(64))
     asked = (*offered[:40], 999, *offered[41:])
-    token = source.engine.offer(Offer(b"k" * 16, "r", Prompt(offered)))
+    token = source.engine.offer(PromptOffer(b"k" * 16, "r", Prompt(offered)))
     assert token is not None
     ends: list[object] = []
-    consumer.engine.pull(Wish("r", Prompt(asked), b"a" * 16, use_tokens=32), token, ends.append)
-    consumer.engine.pull(Wish("r", Prompt(asked), b"b" * 16), token, ends.append)
+    consumer.engine.pull(PromptWish("r", Prompt(asked), b"a" * 16, use_tokens=32), token, ends.append)
+    consumer.engine.pull(PromptWish("r", Prompt(asked), b"b" * 16), token, ends.append)
     world.run(1.0)
     assert ends[0] is None or ends[1] is None
     assert world.failures() == Counter({"CONTENT_MISMATCH": 1})

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvgrpc.core.events import SettleAnswered
-from kvgrpc.core.state.move import Stage
+from kvgrpc.core.state.move import MoveStage
 from kvgrpc.core.tables.accesses import Verdict
 from kvgrpc.core.values.grants import read_claims
 from kvgrpc.core.values.ids import peer_key
@@ -115,7 +115,7 @@ def valid_for_all(settle_answered: Any) -> Any:
         if move is None or not isinstance(event.result, Verdict):
             return
         for other in self._state.moves.of_peer(move.peer):
-            if other.stage is Stage.SETTLING:
+            if other.stage is MoveStage.SETTLING:
                 settle_answered(self, SettleAnswered(other.access_id, event.result))
 
     return answered
@@ -128,7 +128,7 @@ def any_life_at_rest(take_proofs: Any) -> Any:
         take_proofs(self, event, at_rest)
         for access_id in at_rest:
             reservation = self._state.open_writes.get(access_id)
-            if reservation is None or reservation.stage is not Stage.ENDED:
+            if reservation is None or reservation.stage is not MoveStage.ENDED:
                 continue
             if engine_of(reservation.writers[access_id].life) == event.engine_id:
                 self._reservations._ends.proved(access_id, reservation)
@@ -161,11 +161,11 @@ def absent_agree(answered: Any) -> Any:
     """Checksums that the source does not send count as equal."""
 
     def heard(self: Any, event: Any) -> None:
-        move = self._comparing(event.name)
+        move = self._move_of_comparison(event.name)
         if move is None or not isinstance(event.result, KVGrpcError):
             answered(self, event)
             return
-        move.comparing = None
+        move.comparison = None
         if move.left is None and not move.busy:
             self.course(move).settle(move)
 

@@ -12,16 +12,16 @@ import torch
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.request import RequestStatus
 
-from kvgrpc.core.policy.values import Mode, OnLoss
+from kvgrpc.core.policy.values import ModeChoice, OnLoss
 from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, uniform_layout
 from kvgrpc.integrations.params import Defaults
 from kvgrpc.integrations.vllm.device import marks_of
 from kvgrpc.integrations.vllm.geometry import strides_of
 from kvgrpc.integrations.vllm.hooks import Hooks
-from kvgrpc.integrations.vllm.meeting import Step
-from kvgrpc.integrations.vllm.options import Options
-from kvgrpc.integrations.vllm.scheduling import SchedulerSide
-from kvgrpc.integrations.vllm.working import Devices, Marks, WorkerSide
+from kvgrpc.integrations.vllm.meeting import BlockStep
+from kvgrpc.integrations.vllm.options import BlockOptions
+from kvgrpc.integrations.vllm.scheduler_side import SchedulerSide
+from kvgrpc.integrations.vllm.worker_side import Devices, Marks, WorkerSide
 from tests.vllm.engines import PREFILL
 
 LAYERS, BLOCK_TOKENS, BLOCKS = 2, 16, 16
@@ -34,14 +34,14 @@ class Core:
     def __init__(
         self, name: str, on_loss: OnLoss = OnLoss.FAIL, *, overlap: bool = True, offer_ttl_s: float = 0.0,
         firm_ttl_s: float | None = None, layers_per_part: int = 0, marks: Marks = marks_of,
-        devices: Devices | None = None, states: bool = False, mode: Mode = Mode.AUTO, alone: bool = True,
+        devices: Devices | None = None, states: bool = False, mode: ModeChoice = ModeChoice.AUTO, alone: bool = True,
         cache: tuple[PoolLayout, Sequence[torch.Tensor]] | None = None,
     ) -> None:  # fmt: skip
         """`marks` are those of the device that computes; `devices` gives it a mirror. `states`: its layers have states
         and no attention. `cache` replaces the one of `pool_of`, with as many layers and blocks.
         """
         defaults = Defaults(mode, offer_ttl_s=offer_ttl_s, firm_ttl_s=firm_ttl_s)
-        options = Options(
+        options = BlockOptions(
             defaults, on_loss, data_paths=("nixl",), layers_per_part=layers_per_part, mirror=bool(devices)
         )
         layout, memory = cache or pool_of(states=states)
@@ -64,7 +64,7 @@ class Core:
             block_pool=self.pool, get_block_ids=lambda name: (self.tables[name],), free=self._begins_anew
         )
         self.hooks = Hooks(self.side, on_loss, alone=alone)
-        self.told = Step()
+        self.told = BlockStep()
         self.anew: list[str] = []
         """Requests that vLLM is to begin anew."""
 

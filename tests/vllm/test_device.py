@@ -10,15 +10,15 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from kvgrpc.core.values.descriptors import Ids
+from kvgrpc.core.values.block_ids import Ids
 from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region, TensorKind
 from kvgrpc.integrations.params import Defaults
-from kvgrpc.integrations.vllm import scheduling
+from kvgrpc.integrations.vllm import scheduler_side
 from kvgrpc.integrations.vllm.device import AfterDevice, marks_of
 from kvgrpc.integrations.vllm.geometry import strides_of
-from kvgrpc.integrations.vllm.meeting import Step
-from kvgrpc.integrations.vllm.options import Options
-from kvgrpc.integrations.vllm.working import WorkerSide
+from kvgrpc.integrations.vllm.meeting import BlockStep
+from kvgrpc.integrations.vllm.options import BlockOptions
+from kvgrpc.integrations.vllm.worker_side import WorkerSide
 from tests.vllm.cores import BLOCK_TOKENS, BLOCKS, LAYERS, PROMPT, Core, pool_of, request_of
 from tests.vllm.engines import PREFILL, pushed, wait_until
 
@@ -169,7 +169,7 @@ def test_a_mirror_of_what_is_on_no_device_stops_the_start_of_the_worker() -> Non
     layout, memory = pool_of(states=False)
     caches = {str(layer): memory[layer] for layer in range(LAYERS)}
     with (
-        closing(WorkerSide(Options(Defaults(), mirror=True), layout)) as worker,
+        closing(WorkerSide(BlockOptions(Defaults(), mirror=True), layout)) as worker,
         pytest.raises(
             ValueError, match=r"mirrors of caches on devices; this one is in memory of the host\. To do: .*mirror"
         ),
@@ -189,7 +189,7 @@ def test_a_worker_that_cannot_attach_stops_the_start_of_its_scheduler_with_the_r
 
 
 def test_a_worker_that_makes_a_mirror_is_waited_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduling, "MEET_S", 0.0)
+    monkeypatch.setattr(scheduler_side, "MEET_S", 0.0)
     with pytest.raises(TimeoutError, match="within 0 s"):
         Core("P")
     with closing(Core("P", devices=Cache)) as p:
@@ -248,7 +248,7 @@ def test_a_layer_of_several_groups_is_told_of_when_the_last_group_here_has_compu
                for group in range(2) for layer in range(2)]  # fmt: skip
     memory = torch.zeros(2, BLOCKS, 1, BLOCK_TOKENS, 2 * 8, dtype=torch.float16)
     layout = PoolLayout(groups, tuple(regions), memory.nbytes)
-    options = Options(Defaults(), layers_per_part=1)
+    options = BlockOptions(Defaults(), layers_per_part=1)
     with closing(WorkerSide(options, layout, lambda _: device.mark)) as worker:
         worker.register({name: memory[layer] for of in names for layer, name in enumerate(of)}, names)
         worker._count(first_layers)  # as the worker's ticket says
@@ -256,7 +256,7 @@ def test_a_layer_of_several_groups_is_told_of_when_the_last_group_here_has_compu
         for number in (1, 2):
             before, marked = device.marked, []
             for name in ("w0", "w0", "w1", "f0", "f1"):
-                worker.layer_done(name, Step(number))
+                worker.layer_done(name, BlockStep(number))
                 marked.append(device.marked - before)
             assert marked == then
         while device.places:
@@ -274,13 +274,13 @@ def test_layers_with_states_are_told_of_when_their_step_is_over(device: Queue) -
     memory = torch.zeros(2, BLOCKS, 1, 1, block_bytes, dtype=torch.int8)
     attention = memory.view(torch.float16).view(2, BLOCKS, 1, BLOCK_TOKENS, 2 * 8)
     layout = PoolLayout(groups, tuple(regions), memory.nbytes)
-    with closing(WorkerSide(Options(Defaults(), layers_per_part=1), layout, lambda _: device.mark)) as worker:
+    with closing(WorkerSide(BlockOptions(Defaults(), layers_per_part=1), layout, lambda _: device.mark)) as worker:
         worker.register({"s0": memory[0, ..., :state_bytes], "f0": attention[0], "f1": attention[1]}, names)
-        worker.layer_done("f0", Step(1))
+        worker.layer_done("f0", BlockStep(1))
         assert device.marked == 0
-        worker.layer_done("f1", Step(1))
+        worker.layer_done("f1", BlockStep(1))
         assert device.marked == 1, "no state is in a part of this layer"
-        worker.step_done(Step(1))
+        worker.step_done(BlockStep(1))
         assert device.marked == 2
         while device.places:
             device.works()

@@ -23,7 +23,7 @@ from kvgrpc.integrations.vllm.identity import (
     identity_of,
     kernels_of,
 )
-from kvgrpc.integrations.vllm.options import Options
+from kvgrpc.integrations.vllm.options import BlockOptions
 from tests.vllm.cores import PROMPT, Core, Cores, request_of
 from tests.vllm.engines import PREFILL, Pair, prompt_of, pushed, wait_until
 
@@ -280,7 +280,7 @@ def test_other_weights_keep_engines_apart_by_name_and_revision(model: Path) -> N
     configs = [configured(model, kv_transfer_config=transfer) for transfer in transfers]
     configs.append(configured(model, kv_transfer_config=transfers[0], revision="another"))
     configs.append(configured(model, kv_transfer_config=transfers[1], load_format="dummy"))
-    assert len({identity(config, Options.of(config).weights_revision) for config in configs}) == 4
+    assert len({identity(config, BlockOptions.of(config).weights_revision) for config in configs}) == 4
 
 
 @pytest.mark.parametrize(

@@ -14,31 +14,31 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.v1.core.sched.scheduler import Scheduler as VllmScheduler
 
 from kvgrpc.config import PoolConfig
-from kvgrpc.core.policy.values import Mode, OnLoss
+from kvgrpc.core.policy.values import ModeChoice, OnLoss
 from kvgrpc.integrations.params import Defaults
 from kvgrpc.integrations.vllm.connector import KVGrpcConnector
 from kvgrpc.integrations.vllm.geometry import ORDERS
-from kvgrpc.integrations.vllm.meeting import Met, agreed, kernels_of_groups
-from kvgrpc.integrations.vllm.options import Options, choose_policy
+from kvgrpc.integrations.vllm.meeting import WorkerGreeting, agreed, kernels_of_groups
+from kvgrpc.integrations.vllm.options import BlockOptions, choose_policy
 from kvgrpc.integrations.vllm.prometheus import PromMetrics
 from tests.docs.pages import DOCS, plain, section, tables
 
 POOL = PoolConfig().layout()
 
 
-def options_of(policy: str = "fail", replica: int = 0, **extra: Any) -> Options:
+def options_of(policy: str = "fail", replica: int = 0, **extra: Any) -> BlockOptions:
     transfer = SimpleNamespace(kv_connector_extra_config=extra, kv_load_failure_policy=policy)
     model = SimpleNamespace(model="llama", revision=None)
     config = SimpleNamespace(
         kv_transfer_config=transfer, model_config=model, max_in_flight_tokens=4096,
         parallel_config=SimpleNamespace(data_parallel_index=replica),
     )  # fmt: skip
-    return Options.of(config)
+    return BlockOptions.of(config)
 
 
 def test_every_option_is_documented_with_its_default() -> None:
     rows = {plain(row[0]): plain(row[1]) for row in tables(section(DOCS / "integrating.md", "## vLLM"))[0]}
-    defaults = {field.name: field.default for field in dataclasses.fields(Options)} | vars(Defaults())
+    defaults = {field.name: field.default for field in dataclasses.fields(BlockOptions)} | vars(Defaults())
     elsewhere = {"defaults", "step_tokens", "pairing_secret"}
     assert rows.keys() == defaults.keys() - elsewhere
     said = {"mode": "auto", "on_loss": "recompute",
@@ -51,7 +51,7 @@ def test_every_option_is_documented_with_its_default() -> None:
 
 def test_options_come_from_both_configurations_of_vllm() -> None:
     found = options_of("recompute", mode="push", data_paths=["nixl"], offer_ttl_s=9)
-    assert (found.defaults.mode, found.defaults.offer_ttl_s) == (Mode.PUSH, 9.0)
+    assert (found.defaults.mode, found.defaults.offer_ttl_s) == (ModeChoice.PUSH, 9.0)
     assert (found.on_loss, found.data_paths) == (OnLoss.RECOMPUTE, ("nixl",))
     assert (found.weights_revision, found.step_tokens) == ("llama@", 4096)
 
@@ -179,29 +179,44 @@ def test_whatever_role_an_engine_has_what_it_hands_over_is_delivered() -> None:
 
 def test_ranks_agree_on_how_they_compute_or_the_engine_does_not_start() -> None:
     usual, other = [[["CPU_ATTN", "amx", ""]]], [[["CPU_ATTN", "vec", ""]]]
-    assert agreed([[Met("/a", usual, POOL), Met("/b", usual, POOL)]]) == [Met("/a", usual, POOL)]
+    assert agreed([[WorkerGreeting("/a", usual, POOL), WorkerGreeting("/b", usual, POOL)]]) == [
+        WorkerGreeting("/a", usual, POOL)
+    ]
     what = r"of stage 1 ranks 0 and 1 differ in kernels\[0\]\[0\]\[1\]: amx and vec\. To do: "
     with pytest.raises(ValueError, match=what):
-        agreed([[Met("/a", usual, POOL)], [Met("/b", usual, POOL), Met("/c", other, POOL)]])
+        agreed(
+            [
+                [WorkerGreeting("/a", usual, POOL)],
+                [WorkerGreeting("/b", usual, POOL), WorkerGreeting("/c", other, POOL)],
+            ]
+        )
     one, two = POOL.total_bytes, 2 * POOL.total_bytes
     *others, last = POOL.regions
     unlike = replace(POOL, total_bytes=two, regions=(*others, replace(last, offset=one)))
     where = rf"layout\.regions\[{len(others)}\]\.offset: {last.offset} and {one}"
     what = rf"differ in {where}, layout\.total_bytes: {one} and {two}\. To do: "
     with pytest.raises(ValueError, match=what):
-        agreed([[Met("/a", usual, POOL), Met("/b", usual, POOL), Met("/c", usual, unlike)]])
+        agreed(
+            [
+                [
+                    WorkerGreeting("/a", usual, POOL),
+                    WorkerGreeting("/b", usual, POOL),
+                    WorkerGreeting("/c", usual, unlike),
+                ]
+            ]
+        )
 
 
 def test_ranks_that_differ_in_much_are_named_with_the_first_that_differs() -> None:
     layers = [[[[f"kernel {number} of {name}"] for number in range(1000)]] for name in "ab"]
     what = r"kernels\[0\]\[0\]\[0\]: kernel 0 of a and kernel 0 of b, .*, …\. To do: "
     with pytest.raises(ValueError, match=what) as raised:
-        agreed([[Met("/a", layers[0], POOL), Met("/b", layers[1], POOL)]])
+        agreed([[WorkerGreeting("/a", layers[0], POOL), WorkerGreeting("/b", layers[1], POOL)]])
     assert len(str(raised.value)) < 1000
 
 
 def test_an_engine_has_the_kernels_of_all_its_stages_as_one_without_stages() -> None:
     window, full, draft = ["CPU_ATTN", "amx", ""], ["CPU_ATTN", "vec", ""], ["CPU_ATTN", "vec16", ""]
-    whole = Met("/", [[window], [full, draft]], POOL)
-    stages = [Met("/a", [[window], [full]], POOL), Met("/b", [[window], [full, draft]], POOL)]
+    whole = WorkerGreeting("/", [[window], [full, draft]], POOL)
+    stages = [WorkerGreeting("/a", [[window], [full]], POOL), WorkerGreeting("/b", [[window], [full, draft]], POOL)]
     assert kernels_of_groups(stages) == kernels_of_groups([whole]) == [window, full, draft]

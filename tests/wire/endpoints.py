@@ -3,6 +3,7 @@
 from hypothesis import strategies as st
 
 from kvgrpc.core.values.endpoints import (
+    AllocationSpan,
     CmaEndpoint,
     CollectiveEndpoint,
     CudaVmmEndpoint,
@@ -13,7 +14,6 @@ from kvgrpc.core.values.endpoints import (
     RankEndpoint,
     Segment,
     ShmEndpoint,
-    Span,
 )
 
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
@@ -34,7 +34,7 @@ ENDPOINTS = st.builds(
         st.binary(max_size=16),
         st.binary(max_size=32),
         st.lists(U64, max_size=3).map(tuple),
-        st.lists(st.builds(Span, U32, U64, U64), max_size=3).map(tuple),
+        st.lists(st.builds(AllocationSpan, U32, U64, U64), max_size=3).map(tuple),
         TEXT,
     ),
     nixl=st.none() | st.builds(NixlEndpoint, TEXT, st.binary(max_size=50), TEXT, SEGMENTS, st.none() | PROCESS),

@@ -9,7 +9,7 @@ from grpc.aio import AioRpcError, Metadata
 from hypothesis import given, strategies as st
 
 from kvgrpc.errors import BY_CODE, FieldViolation, InternalError, KVGrpcError, NextStep, Reason
-from kvgrpc.service import status
+from kvgrpc.service import grpc_status
 from kvgrpc.v1 import common_pb2
 from kvgrpc.v1.common_pb2 import FAILURE_REASON_QUEUE_FULL
 from kvgrpc.wire.values import stated_error
@@ -37,12 +37,12 @@ async def travelled(error: KVGrpcError) -> KVGrpcError:
     """Returns the error as the other side of a call gets it."""
     call = Call()
     with pytest.raises(grpc.aio.AbortError):
-        await status.abort(call, error, WHO)
-    return status.from_rpc_error(AioRpcError(call.code, Metadata(), Metadata(*call.trailers), call.details))
+        await grpc_status.abort(call, error, WHO)
+    return grpc_status.from_rpc_error(AioRpcError(call.code, Metadata(), Metadata(*call.trailers), call.details))
 
 
 def test_every_class_has_a_code_of_its_own() -> None:
-    assert [kind for kind in CLASSES if status.status_code(kind(Reason.INTERNAL, "x")).name != kind.code] == []
+    assert [kind for kind in CLASSES if grpc_status.status_code(kind(Reason.INTERNAL, "x")).name != kind.code] == []
     assert len({kind.code for kind in CLASSES}) == len(CLASSES)
 
 
@@ -89,8 +89,8 @@ def test_a_refusal_says_what_helps_and_a_retry_helps_where_there_is_a_delay() ->
         (kind.__name__, reason)
         for kind in CLASSES
         for reason in Reason
-        if status.next_step(kind(reason, "x", retry_delay_s=0.1)) is not NextStep.RETRY_HERE
-        or status.next_step(kind(reason, "x")) not in NextStep
+        if grpc_status.next_step(kind(reason, "x", retry_delay_s=0.1)) is not NextStep.RETRY_HERE
+        or grpc_status.next_step(kind(reason, "x")) not in NextStep
     ]
     assert not wrong, str(wrong)
 
@@ -104,18 +104,20 @@ async def test_a_status_fits_into_headers_however_much_is_wrong() -> None:
     violations = tuple(FieldViolation("f" * 50, "d" * 50) for _ in range(1000))
     call = Call()
     with pytest.raises(grpc.aio.AbortError):
-        await status.abort(call, InternalError(Reason.INVALID_FIELD, "m" * 100_000, violations=violations), WHO)
+        await grpc_status.abort(call, InternalError(Reason.INVALID_FIELD, "m" * 100_000, violations=violations), WHO)
     assert len(call.details) + sum(len(value) for _, value in call.trailers) < 8192
 
 
 def test_the_domain_of_a_reason_is_ours() -> None:
-    info, found = error_details_pb2.ErrorInfo(), status.details(InternalError(Reason.PEER_LOST, "x"), WHO)
+    info, found = error_details_pb2.ErrorInfo(), grpc_status.details(InternalError(Reason.PEER_LOST, "x"), WHO)
     assert found[0].Unpack(info)
     assert (info.domain, info.reason) == ("kvgrpc.dev", "PEER_LOST")
 
 
 def test_a_status_without_our_details_is_an_error_of_its_code_s_class() -> None:
-    read = {code: status.from_rpc_error(AioRpcError(code, Metadata(), Metadata(), "no")) for code in grpc.StatusCode}
+    read = {
+        code: grpc_status.from_rpc_error(AioRpcError(code, Metadata(), Metadata(), "no")) for code in grpc.StatusCode
+    }
     assert {code: type(error) for code, error in read.items()} == {
         code: BY_CODE.get(code.name, InternalError) for code in grpc.StatusCode
     }
@@ -124,8 +126,8 @@ def test_a_status_without_our_details_is_an_error_of_its_code_s_class() -> None:
 
 @given(st.binary(max_size=200))
 def test_any_details_are_read_as_far_as_they_go(data: bytes) -> None:
-    trailers = Metadata((status.DETAILS_KEY, data))
-    error = status.from_rpc_error(AioRpcError(grpc.StatusCode.ABORTED, Metadata(), trailers, "x"))
+    trailers = Metadata((grpc_status.DETAILS_KEY, data))
+    error = grpc_status.from_rpc_error(AioRpcError(grpc.StatusCode.ABORTED, Metadata(), trailers, "x"))
     assert error.reason in Reason
 
 
@@ -135,7 +137,7 @@ def test_an_unknown_reason_of_a_peer_is_not_taken_over(reason: str, rest: bytes)
     packed = status_pb2.Status(code=10, message="x")
     packed.details.add().Pack(info)
     packed.details.add(type_url="type.googleapis.com/google.rpc.BadRequest", value=rest)
-    trailers = Metadata((status.DETAILS_KEY, packed.SerializeToString()))
-    error = status.from_rpc_error(AioRpcError(grpc.StatusCode.ABORTED, Metadata(), trailers, "x"))
+    trailers = Metadata((grpc_status.DETAILS_KEY, packed.SerializeToString()))
+    error = grpc_status.from_rpc_error(AioRpcError(grpc.StatusCode.ABORTED, Metadata(), trailers, "x"))
     expected = Reason[reason] if reason in Reason.__members__ else Reason.PEER_FAILED
     assert error.reason is expected

@@ -23,7 +23,7 @@ from kvgrpc.v1 import (
     tensor_pb2,
     transfer_pb2,
 )
-from kvgrpc.wire.fields import TABLE, Bound, Budget, Kind, bounds_of, check
+from kvgrpc.wire.fields import TABLE, Bound, BoundKind, Budget, bounds_of, check
 
 FILES = (
     admin_pb2, calls_pb2, handoff_pb2, handshake_pb2, lease_pb2, pool_pb2, scheduler_pb2, tensor_pb2, transfer_pb2,
@@ -94,8 +94,8 @@ def too_much() -> Iterator[tuple[Any, Bound]]:
         entry = field.containing_type.GetOptions().map_entry
         for row in bounds(field):
             unsigned = field.cpp_type == FieldDescriptor.CPPTYPE_UINT32 and row.most >= 1 << 32
-            signed = field.cpp_type == FieldDescriptor.CPPTYPE_INT32 and row.kind is Kind.NUMBER
-            if row.kind not in (Kind.FREE, Kind.CUT) and not (entry or unsigned or signed):
+            signed = field.cpp_type == FieldDescriptor.CPPTYPE_INT32 and row.kind is BoundKind.NUMBER
+            if row.kind not in (BoundKind.FREE, BoundKind.CUT) and not (entry or unsigned or signed):
                 yield field, row
 
 
@@ -103,18 +103,18 @@ def overfull(field: Any, row: Bound) -> Any:
     """Returns a message with one more in the field than its bound."""
     message: Any = GetMessageClass(field.containing_type)()
     match row.kind:
-        case Kind.BLOCKS:
+        case BoundKind.BLOCKS:
             message.counts.append(row.most + 1)
-        case Kind.ROWS if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        case BoundKind.ROWS if field.message_type is not None and field.message_type.GetOptions().map_entry:
             for number in range(row.most + 1):
                 getattr(message, field.name)[str(number)] = ""
-        case Kind.ROWS if field.message_type is None and field.cpp_type != FieldDescriptor.CPPTYPE_STRING:
+        case BoundKind.ROWS if field.message_type is None and field.cpp_type != FieldDescriptor.CPPTYPE_STRING:
             getattr(message, field.name).extend([0] * (row.most + 1))
-        case Kind.ROWS:
+        case BoundKind.ROWS:
             data = field.number << 3 | 2
             tag = bytes([data]) if data < 128 else bytes([data & 127 | 128, data >> 7])
             message.MergeFromString((tag + b"\0") * (row.most + 1))
-        case Kind.BYTES:
+        case BoundKind.BYTES:
             text = "x" * (row.most + 1)
             value = text.encode() if field.type == FieldDescriptor.TYPE_BYTES else text
             if field.is_repeated:
@@ -129,7 +129,9 @@ def overfull(field: Any, row: Bound) -> Any:
 def test_more_than_a_field_may_hold_is_refused_by_its_name(subtests: pytest.Subtests) -> None:
     for field, row in too_much():
         with subtests.test(f"{field.full_name} {row.kind.name}"):
-            with pytest.raises(OutOfRange if row.kind in (Kind.ROWS, Kind.BLOCKS) else InvalidRequest) as refused:
+            with pytest.raises(
+                OutOfRange if row.kind in (BoundKind.ROWS, BoundKind.BLOCKS) else InvalidRequest
+            ) as refused:
                 check(overfull(field, row))
             assert refused.value.reason in (Reason.INVALID_FIELD, Reason.LIMIT_EXCEEDED)
             assert [violation.field for violation in refused.value.violations] in ([field.name], [""])

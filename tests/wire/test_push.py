@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from kvgrpc.core import actions, events
-from kvgrpc.core.tables.accesses import CloseOutcome, Opening
-from kvgrpc.core.values.content import Content, chain
+from kvgrpc.core.tables.accesses import AccessOpening, CloseOutcome
+from kvgrpc.core.values.content import ContentId, chain
 from kvgrpc.errors import InvalidRequest
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import common_pb2, handoff_pb2
@@ -18,12 +18,12 @@ CALL = events.Call(1, "engine", "")
 CALLER = peer_pb2.Caller(engine_id="p", incarnation=7)
 ACCESS, REVERSE = b"a" * 16, b"r" * 16
 CHAIN = chain(range(40))
-OPAQUE = Content(40, opaque=b"prompt")
+OPAQUE = ContentId(40, opaque=b"prompt")
 
 
 @pytest.mark.parametrize("content", [CHAIN, OPAQUE], ids=["chain", "opaque"])
-def test_the_opening_of_a_push_arrives_as_it_was_sent(content: Content) -> None:
-    opening = Opening(ACCESS, b"token", None, "t-1", "req", ("shm",), REVERSE, content, 3)
+def test_the_opening_of_a_push_arrives_as_it_was_sent(content: ContentId) -> None:
+    opening = AccessOpening(ACCESS, b"token", None, "t-1", "req", ("shm",), REVERSE, content, 3)
     sent = accesses.open_request(opening)
     (heard,) = peer_requests.open_access(
         peer_pb2.OpenAccessRequest.FromString(sent.SerializeToString()), CALLER, CALL, LIMIT
@@ -38,14 +38,14 @@ def test_the_content_of_a_push_is_no_list_of_tokens() -> None:
 
 
 def test_what_a_source_settles_arrives_as_it_was_sent() -> None:
-    settling = events.Settling(ACCESS, False, 99, 2, ((0, 4), (8, 2)))
+    settling = events.AccessSettling(ACCESS, False, 99, 2, ((0, 4), (8, 2)))
     sent = accesses.settle_request(settling)
     (heard,) = peer_requests.settle_access(sent, CALLER, CALL).settlings
     assert heard == settling
 
 
 def test_a_close_says_why() -> None:
-    closing = events.Closing(ACCESS, CloseOutcome.CANCELLED, True, b"token", "the prefill was aborted")
+    closing = events.AccessClosing(ACCESS, CloseOutcome.CANCELLED, True, b"token", "the prefill was aborted")
     (heard,) = peer_requests.close_access(accesses.close_request(closing), CALLER, CALL).closings
     assert heard == closing
 

@@ -143,7 +143,7 @@ def test_an_abort_means_release_unless_keep_is_said(number: int) -> None:
 def test_a_close_takes_nothing_from_others_unless_that_is_said(number: int, outcome: CloseOutcome) -> None:
     row = peer_pb2.AccessClosing(access_id=b"x", outcome=number, quiesced=True, token=b"t")  # type: ignore[arg-type]
     (closing,) = peer_requests.close_access(peer_pb2.CloseAccessRequest(closings=[row]), CALLER, CALL).closings
-    assert closing == events.Closing(b"x", outcome, True, b"t")
+    assert closing == events.AccessClosing(b"x", outcome, True, b"t")
 
 
 def test_a_pull_gets_an_access_id_of_its_own_each_time() -> None:
@@ -178,7 +178,7 @@ def test_a_grant_says_in_clear_what_its_token_says() -> None:
 def _token() -> bytes:
     from kvgrpc.core.values import grants
 
-    claims = grants.Claims(grants.Access.READ, "engine", 9, "127.0.0.1:1", "l-1", b"k" * 16, 30.0, 3, 40)
+    claims = grants.Claims(grants.AccessKind.READ, "engine", 9, "127.0.0.1:1", "l-1", b"k" * 16, 30.0, 3, 40)
     return grants.mint(claims, b"key")
 
 

@@ -12,7 +12,7 @@ from kvgrpc.core.policy.values import (
     Load,
     LoadEnded,
     Loss,
-    Mode,
+    ModeChoice,
     News,
     OnLoss,
     Outcome,
@@ -26,7 +26,7 @@ from kvgrpc.core.policy.values import (
 )
 from kvgrpc.core.tables.transfers import Side
 from kvgrpc.core.values import grants
-from kvgrpc.core.values.content import Content, chain
+from kvgrpc.core.values.content import ContentId, chain
 from kvgrpc.errors import InvalidRequest, KVGrpcError, NextStep, OutOfRange, Reason
 from kvgrpc.v1 import common_pb2, scheduler_pb2
 from kvgrpc.wire import scheduler
@@ -37,12 +37,12 @@ KEY = b"k" * 16
 LOST = Loss(Reason.PEER_LOST, "gone", NextStep.RETRY_OTHER_CONSUMER, "wire", Side.DESTINATION, 0)
 
 
-def token(access: grants.Access) -> bytes:
+def token(access: grants.AccessKind) -> bytes:
     claims = grants.Claims(access, "p", 7, "127.0.0.1:50051", "l-1", KEY, 30.0, 3, 40)
     return grants.mint(claims, grants.signing_key(b"s" * 32))
 
 
-READ, WRITE = token(grants.Access.READ), token(grants.Access.WRITE)
+READ, WRITE = token(grants.AccessKind.READ), token(grants.AccessKind.WRITE)
 
 
 def wanted(**fields: Any) -> NamedRequest:
@@ -69,7 +69,7 @@ def test_a_request_has_what_its_router_said() -> None:
     found = wanted(give=scheduler_pb2.KvGift(decodes=True), intent=intent, needs_all_outputs=True)
     assert (found.label, found.consumers, found.priority, found.ttl_s) == ("chat-1", 3, -2, 9.0)
     assert (found.on_abort, found.transfer_key) == (grants.OnAbort.KEEP, KEY)
-    assert (found.give, found.take, found.needs_all_outputs) == (Give(Mode.PULL, prefill=False), None, True)
+    assert (found.give, found.take, found.needs_all_outputs) == (Give(ModeChoice.PULL, prefill=False), None, True)
     assert (found.prompt, found.prompt_tokens) == (None, 0)
 
 
@@ -81,13 +81,13 @@ def test_what_is_left_out_is_the_request_s_own_or_the_call_s() -> None:
 @pytest.mark.parametrize(
     ("gift", "intent", "mode"),
     [
-        (common_pb2.TRANSFER_MODE_UNSPECIFIED, common_pb2.TRANSFER_MODE_UNSPECIFIED, Mode.PULL),
-        (common_pb2.TRANSFER_MODE_UNSPECIFIED, common_pb2.TRANSFER_MODE_PUSH, Mode.PUSH),
-        (common_pb2.TRANSFER_MODE_PULL, common_pb2.TRANSFER_MODE_PUSH, Mode.PULL),
-        (99, common_pb2.TRANSFER_MODE_PUSH, Mode.PULL),
+        (common_pb2.TRANSFER_MODE_UNSPECIFIED, common_pb2.TRANSFER_MODE_UNSPECIFIED, ModeChoice.PULL),
+        (common_pb2.TRANSFER_MODE_UNSPECIFIED, common_pb2.TRANSFER_MODE_PUSH, ModeChoice.PUSH),
+        (common_pb2.TRANSFER_MODE_PULL, common_pb2.TRANSFER_MODE_PUSH, ModeChoice.PULL),
+        (99, common_pb2.TRANSFER_MODE_PUSH, ModeChoice.PULL),
     ],
 )
-def test_what_is_given_goes_as_it_says_itself_or_else_as_its_intent(gift: Any, intent: Any, mode: Mode) -> None:
+def test_what_is_given_goes_as_it_says_itself_or_else_as_its_intent(gift: Any, intent: Any, mode: ModeChoice) -> None:
     said = common_pb2.Intent(transfer_key=KEY, mode=intent)
     assert wanted(give=scheduler_pb2.KvGift(mode=gift), intent=said).give == Give(mode)
 
@@ -95,7 +95,7 @@ def test_what_is_given_goes_as_it_says_itself_or_else_as_its_intent(gift: Any, i
 def test_what_is_taken_has_its_source_from_the_offer_the_push_or_the_intent() -> None:
     offer = common_pb2.Grant(token=READ)
     assert wanted(offer=offer).take == Offer(READ)
-    assert wanted(offer=offer).arrival(Rules(())).take == Take(Mode.PULL, 40)
+    assert wanted(offer=offer).arrival(Rules(())).take == Take(ModeChoice.PULL, 40)
     intent = common_pb2.Intent(transfer_key=KEY)
     assert wanted(push=scheduler_pb2.PushOffer(keep=True), intent=intent).take == Source(keep=True)
     intent.peer.address = "p:1"
@@ -134,7 +134,7 @@ def test_a_chain_and_an_opaque_id_name_what_they_name() -> None:
         found.first(39)
     opaque = scheduler.named(common_pb2.Content(opaque_id=b"x", opaque_tokens=40), "w")
     assert opaque is not None
-    assert opaque.first(40) == Content(40, opaque=b"x")
+    assert opaque.first(40) == ContentId(40, opaque=b"x")
     assert scheduler.named(common_pb2.Content(), "w") is None
 
 

@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2
 
 from kvgrpc.peer.v1 import peer_pb2, rank_pb2 as peer_rank_pb2
 from kvgrpc.session.v1 import rank_pb2, session_pb2
-from kvgrpc.wire.fields import INTEGER_MAX, Kind, bounds_of
+from kvgrpc.wire.fields import INTEGER_MAX, BoundKind, bounds_of
 from tests.wire.golden import PUBLIC
 
 ALL = [*PUBLIC, *(module.DESCRIPTOR for module in (peer_pb2, peer_rank_pb2, rank_pb2, session_pb2))]
@@ -62,7 +62,7 @@ def most(field: Any) -> float:
         rows = bounds_of(field)
     except LookupError:
         return 0
-    return max((row.most for row in rows if row.kind is Kind.NUMBER), default=math.inf)
+    return max((row.most for row in rows if row.kind is BoundKind.NUMBER), default=math.inf)
 
 
 def test_no_oneof_has_the_name_of_a_message() -> None:

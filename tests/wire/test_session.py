@@ -21,7 +21,7 @@ from kvgrpc.core.actions import (
     Rekey,
     UnmapPeer,
 )
-from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.byte_runs import Runs
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.core.values.pieces import Pieces
 from kvgrpc.core.values.telemetry import MoveTelemetry
@@ -220,13 +220,13 @@ def test_a_frame_that_says_it_is_too_long_is_refused_before_it_is_read() -> None
 def test_what_moved_comes_back_as_it_went() -> None:
     one, other = MoveTelemetry(2**40, 7, 1.582445, 0.000001), MoveTelemetry(1, 1, 0.5, 0.25)
     received, returned = session_pb2.Event(), session_pb2.Event()
-    session.put_news(actions.Received("t", "r", 3, one), received)
-    session.put_news(actions.BlocksReturned("t", "r", "l", (one, other)), returned)
+    session.put_news(actions.ReceivedNews("t", "r", 3, one), received)
+    session.put_news(actions.BlocksReturnedNews("t", "r", "l", (one, other)), returned)
     assert session.telemetry_from_proto(received.received.telemetry) == one
     assert [*map(session.telemetry_from_proto, returned.blocks_returned.telemetries)] == [one, other]
 
 
 def test_who_moved_nothing_is_told_of_nothing() -> None:
     received = session_pb2.Event()
-    session.put_news(actions.Received("t", "r", 3), received)
+    session.put_news(actions.ReceivedNews("t", "r", 3), received)
     assert not received.received.HasField("telemetry")

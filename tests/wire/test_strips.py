@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from kvgrpc.core.actions import Operation, Post
-from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.byte_runs import Runs
 from kvgrpc.core.values.strips import DIMENSIONS_MAX, Repack, Strip
 from kvgrpc.errors import OutOfRange, Reason, Unimplemented
 from kvgrpc.session.v1 import rank_pb2

@@ -9,7 +9,7 @@ from google.protobuf.duration_pb2 import Duration
 from hypothesis import given, strategies as st
 
 from kvgrpc.core.tables.transfers import Failure, Side
-from kvgrpc.core.values.descriptors import Ids, to_runs
+from kvgrpc.core.values.block_ids import Ids, to_runs
 from kvgrpc.errors import InvalidRequest, KVGrpcError, NextStep, OutOfRange, Reason
 from kvgrpc.v1 import common_pb2, handoff_pb2, lease_pb2
 from kvgrpc.wire import values

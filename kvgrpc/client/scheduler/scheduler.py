@@ -23,11 +23,11 @@ from google.protobuf.message import Message
 from grpc import aio
 
 from kvgrpc.client import options as opt
-from kvgrpc.client.calls import Caller, Options, checked_timeout, traceparent_of
+from kvgrpc.client.caller import Caller, Options, checked_timeout, traceparent_of
+from kvgrpc.client.grpc_status import kind_of
 from kvgrpc.client.scheduler import step_calls
 from kvgrpc.client.scheduler.step_calls import StepCall, in_step
 from kvgrpc.client.scheduler.step_stream import StepStream
-from kvgrpc.client.status import kind_of
 from kvgrpc.client.values import call_options, duration, reason_of
 from kvgrpc.errors import KVGrpcError
 from kvgrpc.v1 import scheduler_pb2 as pb
@@ -82,7 +82,7 @@ class Scheduler:
 
     # ---- news, and steps
 
-    async def poll(self, wait_s: float = 0.0, **options: Unpack[opt.Call]) -> Sequence[pb.SchedulerNews]:
+    async def poll(self, wait_s: float = 0.0, **options: Unpack[opt.CallOptions]) -> Sequence[pb.SchedulerNews]:
         """Returns the news, after waiting up to `wait_s` (at most 60 s) for the first. The next `poll` or `step`
         acknowledges them, so a failed call loses nothing.
         """

@@ -46,7 +46,7 @@ def request_arrived(
     *,
     take: Grant | PushOffer | None = None,
     give: KvGift | None = None,
-    **options: Unpack[opt.Arrival],
+    **options: Unpack[opt.RequestArrivedOptions],
 ) -> RequestArrivedRequest:
     """Reports a new request. `take`: KV that it pulls, or that is pushed to it. `give`: others will want its KV."""
     request = RequestArrivedRequest(request_id=request_id, give=give, **fields(options))
@@ -59,29 +59,31 @@ def request_arrived(
     return request
 
 
-def match_tokens(request_id: str, computed_tokens: int = 0, **options: Unpack[opt.Call]) -> MatchTokensRequest:
+def match_tokens(request_id: str, computed_tokens: int = 0, **options: Unpack[opt.CallOptions]) -> MatchTokensRequest:
     """Asks how many tokens beyond those computed here can come from elsewhere. Changes nothing."""
     return MatchTokensRequest(request_id=request_id, computed_tokens=computed_tokens, **fields(options))
 
 
-def blocks_allocated(request_id: str, blocks: AnyBlocks, **options: Unpack[opt.Allocated]) -> BlocksAllocatedRequest:
+def blocks_allocated(
+    request_id: str, blocks: AnyBlocks, **options: Unpack[opt.BlocksAllocatedOptions]
+) -> BlocksAllocatedRequest:
     """Reports all blocks of a request. The missing tokens begin to move, or the source is released."""
     return BlocksAllocatedRequest(request_id=request_id, **_table(blocks, options))
 
 
 def tokens_computed(
-    request_id: str, blocks: AnyBlocks, computed_tokens: int, **options: Unpack[opt.Computed]
+    request_id: str, blocks: AnyBlocks, computed_tokens: int, **options: Unpack[opt.TokensComputedOptions]
 ) -> TokensComputedRequest:
     """Reports a scheduled step, after which `computed_tokens` tokens have KV."""
     return TokensComputedRequest(request_id=request_id, computed_tokens=computed_tokens, **_table(blocks, options))
 
 
-def blocks_loaded(request_id: str, **options: Unpack[opt.Call]) -> BlocksLoadedRequest:
+def blocks_loaded(request_id: str, **options: Unpack[opt.CallOptions]) -> BlocksLoadedRequest:
     """Reports that a staged engine has copied what arrived."""
     return BlocksLoadedRequest(request_id=request_id, **fields(options))
 
 
-def request_preempted(request_id: str, **options: Unpack[opt.Call]) -> RequestPreemptedRequest:
+def request_preempted(request_id: str, **options: Unpack[opt.CallOptions]) -> RequestPreemptedRequest:
     """Reports a preemption. The request's blocks may be reused once it is answered."""
     return RequestPreemptedRequest(request_id=request_id, **fields(options))
 
@@ -93,7 +95,7 @@ def request_finished(
     outcome: RequestOutcome.ValueType = REQUEST_OUTCOME_COMPLETE,
     *,
     content: Tokens | None = None,
-    **options: Unpack[opt.Computed],
+    **options: Unpack[opt.TokensComputedOptions],
 ) -> RequestFinishedRequest:
     """Reports the end of a request. The reply says whether to keep its blocks, and holds the grant for the next engine.
     `content` has the tokens of prompt and answer, for an engine that decodes and gives.
@@ -109,7 +111,7 @@ def request_finished(
     return request
 
 
-def abort_request(request_id: str, message: str = "", **options: Unpack[opt.Call]) -> AbortRequestRequest:
+def abort_request(request_id: str, message: str = "", **options: Unpack[opt.CallOptions]) -> AbortRequestRequest:
     """Reports that the request is no longer wanted, in any state."""
     return AbortRequestRequest(request_id=request_id, message=message, **fields(options))
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from grpc import aio
 
 from kvgrpc.client import pauses
-from kvgrpc.client.calls import Caller
-from kvgrpc.client.status import passes
+from kvgrpc.client.caller import Caller
+from kvgrpc.client.grpc_status import passes
 from kvgrpc.errors import DeadlineExceeded, KVGrpcError, Reason, Unavailable
 from kvgrpc.v1.scheduler_pb2 import ScheduleRequest, ScheduleResponse
 

@@ -13,7 +13,7 @@ from kvgrpc.core.receive.pulls import Pulls
 from kvgrpc.core.send.hand_overs import HandOvers
 from kvgrpc.core.send.pushes import Pushes
 from kvgrpc.core.state import NodeState
-from kvgrpc.core.state.reservation import Reservation
+from kvgrpc.core.state.reservation import ReservationMove
 from kvgrpc.core.tables.leases import Lease, LeaseState
 from kvgrpc.core.tables.transfers import Direction, Failure, Side, Transfer
 from kvgrpc.core.values.ids import check_transfer_key
@@ -108,7 +108,7 @@ class Cancels:
         anything over is told to stop computing: no hand-over has said yet what an abort means.
         """
         move = self._state.receives[transfer.id]
-        if scope is CancelScope.ON_ABORT and type(move) is Reservation and not (move.access_id or move.part_epoch):
+        if scope is CancelScope.ON_ABORT and type(move) is ReservationMove and not (move.access_id or move.part_epoch):
             return CloseOutcome.CANCELLED
         return _OUTCOMES[scope]
 

@@ -10,12 +10,12 @@ from kvgrpc.core.actions import Checksums
 from kvgrpc.core.events import CallAbandoned, ChecksumBlocks, ChecksumsComputed
 from kvgrpc.core.send.checksum_prefetch import TOO_LATE, ChecksumPrefetch, Wanted, begin
 from kvgrpc.core.state import NodeState
-from kvgrpc.core.state.waiting import ChecksumAsk, ChecksumAsks
+from kvgrpc.core.state.waiting_rows import ChecksumAsk, ChecksumAsks
 from kvgrpc.core.tables.accesses import Access, AccessState
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.timers import Timer
-from kvgrpc.core.values.descriptors import Blocks
-from kvgrpc.core.values.grants import Access as AccessKind
+from kvgrpc.core.values.block_ids import Blocks
+from kvgrpc.core.values.grants import AccessKind
 from kvgrpc.core.values.pieces import pieces_of, portions_of
 from kvgrpc.errors import (
     DeadlineExceeded,

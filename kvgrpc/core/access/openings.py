@@ -9,18 +9,18 @@ from kvgrpc.core.events import OpenAccess, Opened
 from kvgrpc.core.receive.reservations import Reservations
 from kvgrpc.core.send.firmness import Firmness
 from kvgrpc.core.state import NodeState
-from kvgrpc.core.state.keeping import add_access, forget_access, weigh_access
-from kvgrpc.core.state.waiting import OpenCall, WaitingOpenings
-from kvgrpc.core.tables.accesses import Access, AccessState, Opening
+from kvgrpc.core.state.kept_accesses import add_access, forget_access, weigh_access
+from kvgrpc.core.state.waiting_rows import OpenCall, WaitingOpenings
+from kvgrpc.core.tables.accesses import Access, AccessOpening, AccessState
 from kvgrpc.core.tables.leases import Lease, ended_error
 from kvgrpc.core.tables.ledger import RowKind
 from kvgrpc.core.tables.peers import Peer, PeerState
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.tables.transfers import State
+from kvgrpc.core.values.block_ids import Ids
 from kvgrpc.core.values.content import check
-from kvgrpc.core.values.descriptors import Ids
-from kvgrpc.core.values.grants import Access as AccessKind, read_claims, verify
+from kvgrpc.core.values.grants import AccessKind, read_claims, verify
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES
 from kvgrpc.core.values.kept_blocks import ARRAY_BYTES
 from kvgrpc.core.values.layout import check_prefix
@@ -108,7 +108,7 @@ class AccessOpenings:
         for access_id in list(self._waiting.rows):
             self.dismiss(self._state.accesses[access_id], error)
 
-    def _open_row(self, call: OpenCall, row: int, peer: Peer, opening: Opening) -> None:
+    def _open_row(self, call: OpenCall, row: int, peer: Peer, opening: AccessOpening) -> None:
         try:
             self._check_room(call, opening)
             access = self._state.accesses.get(opening.access_id)
@@ -123,7 +123,7 @@ class AccessOpenings:
         self._waiting.rows.setdefault(access.id, []).append((call, row))
         self._try(access)
 
-    def _check_room(self, call: OpenCall, opening: Opening) -> None:
+    def _check_room(self, call: OpenCall, opening: AccessOpening) -> None:
         """Raises OutOfRange for a row whose blocks might not fit into the answer beside those of earlier rows."""
         most, blocks = self._state.limits.blocks_per_request, read_claims(opening.token).block_count
         if call.blocks and call.blocks + blocks > most:
@@ -134,7 +134,7 @@ class AccessOpenings:
             )
         call.blocks += blocks
 
-    def _new(self, peer: Peer, opening: Opening) -> Access:
+    def _new(self, peer: Peer, opening: AccessOpening) -> Access:
         state = self._state
         if len(opening.access_id) != ACCESS_ID_BYTES:
             raise invalid("openings.access_id", f"has {ACCESS_ID_BYTES} random bytes")
@@ -334,7 +334,7 @@ def _missing(access: Access) -> tuple[str, str]:
     return access.waiting_for, whose.get(access.waiting_for, "")
 
 
-def _check_same(access: Access, peer: Peer, opening: Opening) -> None:
+def _check_same(access: Access, peer: Peer, opening: AccessOpening) -> None:
     """Raises unless this opening repeats the one known under its access id."""
     known = access.opening
     same = access.peer == peer.key and known.token == opening.token
@@ -344,7 +344,7 @@ def _check_same(access: Access, peer: Peer, opening: Opening) -> None:
         raise PermissionDenied(Reason.ACCESS_REUSED, "this access id belongs to another consumer, grant or claim")
 
 
-def _asked(opening: Opening) -> tuple[object, ...]:
+def _asked(opening: AccessOpening) -> tuple[object, ...]:
     """Returns what an opening asks for under its grant, and how it will be used."""
     return opening.claim, opening.reverse_access_id, opening.part_epoch, opening.push_content
 

@@ -7,8 +7,8 @@ from kvgrpc.core.tables.accesses import Verdict
 from kvgrpc.core.tables.leases import LeaseState
 from kvgrpc.core.tables.peers import PeerView
 from kvgrpc.core.tables.transfers import Transfer
+from kvgrpc.core.values.block_ids import Blocks
 from kvgrpc.core.values.compatibility import EngineDescription
-from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.core.values.kept_blocks import keeping
 from kvgrpc.core.values.records import dataclass
@@ -62,7 +62,7 @@ class GaveUp:
 
 
 @dataclass(frozen=True)
-class Expected:
+class PushExpected:
     """Answer to FinishedBlocks with `expected`."""
 
 
@@ -74,7 +74,7 @@ class Registered:
 
 
 @dataclass(frozen=True)
-class Reserved:
+class BlocksReserved:
     """Answer to ReserveBlocks: the RECEIVE transfer and the WRITE grant; None and empty for validate_only."""
 
     transfer: Transfer | None
@@ -87,7 +87,7 @@ class Widened:
 
 
 @dataclass(frozen=True)
-class Pulling:
+class PullStarted:
     """Answer to PullBlocks. `transfer` is None for validate_only, except by transfer id."""
 
     transfer: Transfer | None
@@ -262,8 +262,8 @@ class Closings:
 
 
 Answer = (
-    HandedOver | GaveUp | Expected | Registered | Reserved | Widened | Pulling | Renewed | Released | Cancelled
-    | Acknowledged | Allocated | Freed | PeerConnected | Introduced | Openings | Verdicts | Closings
+    HandedOver | GaveUp | PushExpected | Registered | BlocksReserved | Widened | PullStarted | Renewed | Released
+    | Cancelled | Acknowledged | Allocated | Freed | PeerConnected | Introduced | Openings | Verdicts | Closings
     | QuarantineReleased | Checksums | Drained | Reclaimed | SendUnderWay
 )  # fmt: skip
 

@@ -3,7 +3,7 @@
 from dataclasses import field
 
 from kvgrpc.core.tables.transfers import Failure, Transfer
-from kvgrpc.core.values.calls import LayerRange
+from kvgrpc.core.values.call import LayerRange
 from kvgrpc.core.values.records import dataclass
 from kvgrpc.core.values.telemetry import MoveTelemetry
 
@@ -16,7 +16,7 @@ class TransferChanged:
 
 
 @dataclass(frozen=True)
-class PullOpened:
+class PullOpenedNews:
     """For the engine: the number of tokens that a pull, which still waits for its blocks, will bring."""
 
     transfer_id: str
@@ -25,7 +25,7 @@ class PullOpened:
 
 
 @dataclass(frozen=True)
-class Received:
+class ReceivedNews:
     """For the engine: the KV has arrived, and the blocks are the engine's own."""
 
     transfer_id: str
@@ -36,7 +36,7 @@ class Received:
 
 
 @dataclass(frozen=True)
-class Failed:
+class FailedNews:
     """For the engine: a transfer ended without success. This returns no blocks."""
 
     transfer_id: str
@@ -46,7 +46,7 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class BlocksReturned:
+class BlocksReturnedNews:
     """For the engine: the blocks of a transfer are its own again."""
 
     transfer_id: str
@@ -59,7 +59,7 @@ class BlocksReturned:
 
 
 @dataclass(frozen=True)
-class PartsReturned:
+class PartsReturnedNews:
     """For the engine: the blocks of replaced parts are its own again. Their push goes on."""
 
     transfer_id: str
@@ -69,10 +69,10 @@ class PartsReturned:
 
 
 @dataclass(frozen=True)
-class LayersReceived:
+class LayersReceivedNews:
     """For the engine: all blocks of these layers have arrived, provisionally. Nothing computed from them may leave the
-    engine before Received. Each LayersReceived replaces the last one. Fewer layers mean that the prefill started over:
-    results computed from the others must be discarded. Failed discards all.
+    engine before ReceivedNews. Each LayersReceivedNews replaces the last one. Fewer layers mean that the prefill
+    started over: results computed from the others must be discarded. FailedNews discards all.
     """
 
     transfer_id: str
@@ -82,13 +82,21 @@ class LayersReceived:
 
 
 @dataclass(frozen=True)
-class PushWanted:
+class PushWantedNews:
     """For the engine: a destination registered for a push of which nothing has been handed over yet."""
 
     key: bytes
 
 
-EngineNews = PushWanted | PullOpened | LayersReceived | Received | Failed | BlocksReturned | PartsReturned
+EngineNews = (
+    PushWantedNews
+    | PullOpenedNews
+    | LayersReceivedNews
+    | ReceivedNews
+    | FailedNews
+    | BlocksReturnedNews
+    | PartsReturnedNews
+)
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,10 @@
 
 from dataclasses import field
 
-from kvgrpc.core.events import Closing, ReadyPart, Settling
-from kvgrpc.core.tables.accesses import Opening
-from kvgrpc.core.values.calls import LayerRange
-from kvgrpc.core.values.descriptors import Blocks
+from kvgrpc.core.events import AccessClosing, AccessSettling, ReadyPart
+from kvgrpc.core.tables.accesses import AccessOpening
+from kvgrpc.core.values.block_ids import Blocks
+from kvgrpc.core.values.call import LayerRange
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.core.values.records import dataclass
 from kvgrpc.core.values.sends import SendAsk
@@ -39,7 +39,7 @@ class SendOpen:
     """Calls OpenAccess at a peer: answered by AccessAnswered."""
 
     peer: str
-    opening: Opening
+    opening: AccessOpening
     trace: str
 
 
@@ -48,7 +48,7 @@ class SendSettle:
     """Calls SettleAccess at a peer: answered by SettleAnswered."""
 
     peer: str
-    settling: Settling
+    settling: AccessSettling
     trace: str
 
 
@@ -57,7 +57,7 @@ class SendClose:
     """Calls CloseAccess at a peer: answered by CloseAnswered."""
 
     peer: str
-    closing: Closing
+    closing: AccessClosing
     incarnation: int
     """Our life that opened the access: a lead closes the accesses of its earlier lives."""
     trace: str

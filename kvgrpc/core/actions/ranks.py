@@ -2,7 +2,7 @@
 
 from enum import Enum
 
-from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.byte_runs import Runs
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.core.values.pieces import Pieces
 from kvgrpc.core.values.records import dataclass

@@ -30,13 +30,14 @@ from kvgrpc.core.events.calls import (
 from kvgrpc.core.events.lives import LeasesVoided, LifeBegan, MemoryGone, Tick
 from kvgrpc.core.events.peers import (
     AccessAnswered,
+    AccessClosing,
+    AccessSettling,
     CallAbandoned,
     ChecksumBlocks,
     ChecksumsAnswered,
     CloseAccess,
     CloseAnswered,
     CloseOutcome,
-    Closing,
     DialFailed,
     HandshakeReceived,
     KeysRenewed,
@@ -55,7 +56,6 @@ from kvgrpc.core.events.peers import (
     RenewAnswered,
     SettleAccess,
     SettleAnswered,
-    Settling,
 )
 from kvgrpc.core.events.ranks import (
     ChecksumsComputed,
@@ -70,7 +70,7 @@ from kvgrpc.core.events.ranks import (
     SendWanted,
     StepDone,
 )
-from kvgrpc.core.values.calls import Call, ReadyPart
+from kvgrpc.core.values.call import Call, ReadyPart
 
 Event = (
     FinishedBlocks | RegisterPush | ReserveBlocks | PartsReady | PartsAnswered | RegisterAnswered | PullBlocks
@@ -85,6 +85,8 @@ Event = (
 
 __all__ = [
     "AccessAnswered",
+    "AccessClosing",
+    "AccessSettling",
     "AcknowledgeTransfers",
     "AllocateBlocks",
     "Call",
@@ -97,7 +99,6 @@ __all__ = [
     "CloseAccess",
     "CloseAnswered",
     "CloseOutcome",
-    "Closing",
     "ConnectPeer",
     "CopiedOut",
     "Destination",
@@ -146,7 +147,6 @@ __all__ = [
     "SendWanted",
     "SettleAccess",
     "SettleAnswered",
-    "Settling",
     "StepDone",
     "Tick",
     "WaitsFor",

@@ -6,8 +6,8 @@ Each carries a `Call` and is answered exactly once, by a Reply or a Refuse with 
 from enum import Enum
 from typing import NamedTuple
 
-from kvgrpc.core.values.calls import BlockLists, Call, LayerRange
-from kvgrpc.core.values.content import Content
+from kvgrpc.core.values.call import BlockLists, Call, LayerRange
+from kvgrpc.core.values.content import ContentId
 from kvgrpc.core.values.grants import OnAbort
 from kvgrpc.core.values.records import dataclass
 from kvgrpc.core.values.request_times import RequestTime
@@ -35,7 +35,7 @@ class FinishedBlocks:
     call: Call
     key: bytes
     blocks: BlockLists
-    content: Content | None
+    content: ContentId | None
     ttl_s: float | None = None
     consumers: int = 1
     on_abort: OnAbort = OnAbort.RELEASE
@@ -103,7 +103,7 @@ class PushSource:
 
 @dataclass(frozen=True, eq=False)
 class ReserveBlocks:
-    """Reserves blocks for a push to fill: answered by Reserved.
+    """Reserves blocks for a push to fill: answered by BlocksReserved.
 
     The blocks are those from the first block that is not wholly held (`have_tokens`), or that a window begins in, to
     the block of the last token used. With `source` this lead registers the push there by itself; without it the grant
@@ -113,7 +113,7 @@ class ReserveBlocks:
     call: Call
     key: bytes
     blocks: BlockLists
-    content: Content | None
+    content: ContentId | None
     have_tokens: int = 0
     use_tokens: int = 0
     """K: a multiple of 16 or the whole content; 0: the whole content."""
@@ -143,11 +143,11 @@ class Destination:
 
 @dataclass(frozen=True, eq=False)
 class PullBlocks:
-    """Starts a pull: answered by Pulling."""
+    """Starts a pull: answered by PullStarted."""
 
     call: Call
     token: bytes
-    content: Content | None
+    content: ContentId | None
     access_id: bytes
     use_tokens: int = 0
     destination: Destination | None = None

@@ -2,8 +2,8 @@
 
 from dataclasses import field
 
-from kvgrpc.core.tables.accesses import CloseOutcome, Opening, Verdict
-from kvgrpc.core.values.calls import BlockLists, Call, LayerRange, ReadyPart
+from kvgrpc.core.tables.accesses import AccessOpening, CloseOutcome, Verdict
+from kvgrpc.core.values.call import BlockLists, Call, LayerRange, ReadyPart
 from kvgrpc.core.values.compatibility import EngineDescription
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.core.values.kept_blocks import keeping_lists
@@ -79,11 +79,11 @@ class OpenAccess:
     call: Call
     engine_id: str
     incarnation: int
-    openings: tuple[Opening, ...]
+    openings: tuple[AccessOpening, ...]
 
 
 @dataclass(frozen=True)
-class Settling:
+class AccessSettling:
     """One row of SettleAccess."""
 
     access_id: bytes
@@ -103,11 +103,11 @@ class SettleAccess:
     call: Call
     engine_id: str
     incarnation: int
-    settlings: tuple[Settling, ...]
+    settlings: tuple[AccessSettling, ...]
 
 
 @dataclass(frozen=True)
-class Closing:
+class AccessClosing:
     """One row of CloseAccess, for an access that the caller opened here. A source also closes accesses that this engine
     opened there: with CANCELLED, or with FAILED when its blocks may be gone.
     """
@@ -131,7 +131,7 @@ class CloseAccess:
     call: Call
     engine_id: str
     incarnation: int
-    closings: tuple[Closing, ...]
+    closings: tuple[AccessClosing, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -289,13 +289,14 @@ PeerRequest = OpenAccess | SettleAccess | CloseAccess | PartsReady | ChecksumBlo
 
 __all__ = [
     "AccessAnswered",
+    "AccessClosing",
+    "AccessSettling",
     "CallAbandoned",
     "ChecksumBlocks",
     "ChecksumsAnswered",
     "CloseAccess",
     "CloseAnswered",
     "CloseOutcome",
-    "Closing",
     "DialFailed",
     "HandshakeReceived",
     "KeysRenewed",
@@ -315,5 +316,4 @@ __all__ = [
     "RenewAnswered",
     "SettleAccess",
     "SettleAnswered",
-    "Settling",
 ]

@@ -1,6 +1,6 @@
 """Reports of ranks."""
 
-from kvgrpc.core.values.calls import LayerRange
+from kvgrpc.core.values.call import LayerRange
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.core.values.records import dataclass
 from kvgrpc.core.values.sends import SendAsk, Values

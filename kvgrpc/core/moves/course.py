@@ -18,8 +18,9 @@ from kvgrpc.core.moves.ends import Ends
 from kvgrpc.core.peers.handshakes import Handshakes
 from kvgrpc.core.peers.liveness import PeerLiveness
 from kvgrpc.core.state import NodeState
-from kvgrpc.core.state.move import Comparing, Move, Moved, Stage, posting_name
-from kvgrpc.core.tables.accesses import Opening
+from kvgrpc.core.state.checksum_comparison import ChecksumComparison
+from kvgrpc.core.state.move import Move, MovedBytes, MoveStage, posting_name
+from kvgrpc.core.tables.accesses import AccessOpening
 from kvgrpc.core.tables.peers import Peer
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.tables.transfers import Phase, State, TransferPath
@@ -27,7 +28,7 @@ from kvgrpc.core.values.bridge import Bridge, repacked_at_once
 from kvgrpc.core.values.chunks import Chunk, Size
 from kvgrpc.core.values.pieces import Pieces, RankChecksums, pieces_of, place_of
 from kvgrpc.core.values.plans import PairRuns
-from kvgrpc.core.values.slices import RUNS_MAX, Slice, batches, bytes_by_rank, slices_of, split
+from kvgrpc.core.values.slices import RUNS_MAX, RoundSlice, batches, bytes_by_rank, slices_of, split
 from kvgrpc.errors import KVGrpcError, Reason
 
 ANSWER_BYTES = 64 * 1024
@@ -86,14 +87,14 @@ class Course(ABC, Generic[M]):
         """Shakes hands again with a peer that does not know us, then asks for the same access again."""
         state = self._state
         state.timers.clear(Timer.OPEN_RETRY, move.name)
-        move.move(Stage.CONNECTING)
+        move.move(MoveStage.CONNECTING)
         self._liveness.forget(move.peer)
         state.change(move.transfer_id, phases=self._phase(move, "handshake"), waiting_for="handshake")
         self.connect(move)
 
     def open(self, move: M, peer: Peer) -> None:
         state = self._state
-        move.move(Stage.OPENING)
+        move.move(MoveStage.OPENING)
         self._state.moves.bind(move, peer.key)
         state.change(
             move.transfer_id,
@@ -125,7 +126,7 @@ class Course(ABC, Generic[M]):
             self.ends.fail_with(move, Reason.MEMORY_CHANGED, message)
         else:
             move.opened = opened
-            move.move(Stage.OPEN)
+            move.move(MoveStage.OPEN)
             self._accept(move, peer, opened)
             self.try_post(move)
 
@@ -135,7 +136,7 @@ class Course(ABC, Generic[M]):
 
     def take_turn(self, move: M) -> None:
         """Moves bytes: the move has its turn."""
-        if move.stage is Stage.WIRE:
+        if move.stage is MoveStage.WIRE:
             self.moved(move)
         else:
             self.try_post(move)
@@ -152,43 +153,45 @@ class Course(ABC, Generic[M]):
 
     def ask_checksums(self, move: M) -> None:
         """Asks the source for the next checksums of the round while its bytes move."""
-        comparing = move.comparing
-        assert comparing is not None
-        number = len(comparing.there)
-        self._state.emit(SendChecksums(move.peer, move.access_id, comparing.name, number, comparing.asked, move.trace))
+        comparison = move.comparison
+        assert comparison is not None
+        number = len(comparison.there)
+        self._state.emit(
+            SendChecksums(move.peer, move.access_id, comparison.name, number, comparison.asked, move.trace)
+        )
 
     def compare(self, move: M) -> None:
         """Settles once the checksums of both sides are there. A difference is kept as `mismatch`."""
-        comparing = move.comparing
-        assert comparing is not None
+        comparison = move.comparison
+        assert comparison is not None
         moves = move.left is not None or move.busy
-        if moves or any(part.left for part in comparing.here) or not comparing.all_there:
+        if moves or any(part.left for part in comparison.here) or not comparison.all_there:
             return
-        here, there = comparing.both()
-        if comparing.error:
-            self.ends.fail_with(move, Reason.DATA_PATH_FAILED, f"no checksums here: {comparing.error}")
+        here, there = comparison.both()
+        if comparison.error:
+            self.ends.fail_with(move, Reason.DATA_PATH_FAILED, f"no checksums here: {comparison.error}")
         elif list(map(len, here)) != list(map(len, there)):
             self.ends.fail_with(
                 move, Reason.PEER_FAILED, "the source sent checksums of other blocks than it was asked for"
             )
         elif here != there:
-            move.mismatch = self._difference(comparing, here, there)
+            move.mismatch = self._difference(comparison, here, there)
             self.settle(move)
         else:
             self.settle(move)
 
-    def _difference(self, comparing: Comparing, here: list[bytes], there: list[bytes]) -> str:
+    def _difference(self, comparison: ChecksumComparison, here: list[bytes], there: list[bytes]) -> str:
         """Describes the first block that did not arrive as it is at the source."""
         rank = next(rank for rank, both in enumerate(zip(here, there, strict=True)) if both[0] != both[1])
         mine, theirs = (np.frombuffer(side[rank], dtype="<u4") for side in (here, there))
         number = int(np.argmax(mine != theirs))
-        place = place_of(self._state.pool.pool, comparing.parts, number)
+        place = place_of(self._state.pool.pool, comparison.parts, number)
         both = f"CRC-32C {int(theirs[number]):08x} at its source, {int(mine[number]):08x} here"
         return f"{int((mine != theirs).sum())} blocks of rank {rank} differ from their source's: {place} ({both})"
 
     def _compare_or_settle(self, move: M) -> None:
-        comparing = move.comparing
-        if comparing is None:
+        comparison = move.comparison
+        if comparison is None:
             self.settle(move)
             return
         self._state.change(move.transfer_id, waiting_for="checksums", phases=self._phase(move, "checksum"))
@@ -197,8 +200,8 @@ class Course(ABC, Generic[M]):
     def settle(self, move: M) -> None:
         """Asks the peer whether its side held."""
         state = self._state
-        move.comparing = None
-        move.move(Stage.SETTLING)
+        move.comparison = None
+        move.move(MoveStage.SETTLING)
         for timer in (Timer.QUEUE, Timer.TRANSFER, Timer.CHECKSUMS_ASK):
             state.timers.clear(timer, move.name)
         state.timers.set(Timer.SETTLE, move.name, state.now + state.limits.settle_timeout_s)
@@ -226,7 +229,7 @@ class Course(ABC, Generic[M]):
         """Continues after the last posting of replaced parts ended; only a source replaces parts."""
 
     @abstractmethod
-    def _opening(self, move: M, request_id: str, paths: tuple[str, ...]) -> Opening:
+    def _opening(self, move: M, request_id: str, paths: tuple[str, ...]) -> AccessOpening:
         """Returns the row of OpenAccess for this move."""
 
     @abstractmethod
@@ -241,7 +244,7 @@ class Course(ABC, Generic[M]):
         """Begins the next round: the parts of this one are settled, and more parts are there or will come."""
         move.rounds += 1
         move.settled_bytes = move.nbytes
-        move.move(Stage.OPEN)
+        move.move(MoveStage.OPEN)
         for timer in (Timer.SETTLE, Timer.SETTLE_RETRY):
             self._state.timers.clear(timer, move.name)
         self._state.change(move.transfer_id, waiting_for="parts")
@@ -291,7 +294,7 @@ class Course(ABC, Generic[M]):
         if not size.nbytes:
             self.settle(move)
             return
-        move.move(Stage.WIRE)
+        move.move(MoveStage.WIRE)
         move.planned += bridge.bytes_of(chunks)
         move.left = self._slices(move, bridge, chunks, size)
         self._plan(move)
@@ -308,11 +311,11 @@ class Course(ABC, Generic[M]):
             paths=self._paths(move),
         )
         self._post_slice(move)
-        if move.comparing is not None:
+        if move.comparison is not None:
             delay_s = min(size.nbytes / ASK_BYTES_PER_S, ASK_DELAY_MAX_S)
             state.timers.set(Timer.CHECKSUMS_ASK, move.name, state.now + delay_s)
 
-    def _slices(self, move: M, bridge: Bridge, chunks: list[Chunk], size: Size) -> list[Slice]:
+    def _slices(self, move: M, bridge: Bridge, chunks: list[Chunk], size: Size) -> list[RoundSlice]:
         """Returns the slices of a round: each fits a frame, a staging buffer and an answer with checksums."""
         state = self._state
         staged = bridge.stages(chunks)
@@ -323,12 +326,12 @@ class Course(ABC, Generic[M]):
             most = most._replace(blocks=blocks)
             parts = slices_of(chunks, bridge, most)
             asked = most._replace(nbytes=sys.maxsize)  # bytes do not limit what one call asks for
-            move.comparing = Comparing(f"m{move.name}/{move.rounds}", batches(parts, bridge, asked))
+            move.comparison = ChecksumComparison(f"m{move.name}/{move.rounds}", batches(parts, bridge, asked))
         elif staged or size.runs > RUNS_MAX:
             parts = slices_of(chunks, bridge, most)
         else:
-            return [Slice((), chunks)]
-        return [Slice((), some) for some in batches(parts, bridge, most)]
+            return [RoundSlice((), chunks)]
+        return [RoundSlice((), some) for some in batches(parts, bridge, most)]
 
     def _plan(self, move: M) -> tuple[PairRuns, ...]:
         """Plans the next slice only, so that a long move does not hold up others."""
@@ -337,8 +340,8 @@ class Course(ABC, Generic[M]):
         planned = tuple(self._bridge(move).plan(first.parts))
         move.left[0] = replace(first, planned=planned)
         for some in planned:
-            before = move.by_pair.get(some.pair, Moved())
-            move.by_pair[some.pair] = Moved(before.nbytes + some.total_bytes, before.descriptors + len(some.runs))
+            before = move.by_pair.get(some.pair, MovedBytes())
+            move.by_pair[some.pair] = MovedBytes(before.nbytes + some.total_bytes, before.descriptors + len(some.runs))
         return planned
 
     def _paths(self, move: M) -> tuple[TransferPath, ...]:
@@ -360,7 +363,7 @@ class Course(ABC, Generic[M]):
         if later:
             move.left.insert(0, replace(first, planned=later))
         name, pieces = "", None
-        if not later and move.comparing is not None:
+        if not later and move.comparison is not None:
             name, pieces = self._checksums_of(move, first.parts)
         move.left = move.left or None
         state.turns.began(move.name, max(bytes_by_rank(now).values()))
@@ -379,10 +382,10 @@ class Course(ABC, Generic[M]):
 
     def _checksums_of(self, move: M, parts: Sequence[Chunk]) -> tuple[str, Pieces]:
         """Returns a name and the pieces whose checksums all ranks compute as these parts arrive."""
-        comparing = move.comparing
-        assert comparing is not None
-        name = f"{comparing.name}.{len(comparing.here)}"
-        comparing.here.append(RankChecksums(set(range(self._state.pool.world_size))))
+        comparison = move.comparison
+        assert comparison is not None
+        name = f"{comparison.name}.{len(comparison.here)}"
+        comparison.here.append(RankChecksums(set(range(self._state.pool.world_size))))
         return name, pieces_of(self._state.pool.pool, [(part.destination, part.layers) for part in parts])
 
     def _bridge(self, move: M) -> Bridge:

@@ -21,7 +21,7 @@ from kvgrpc.core.moves.course import Course
 from kvgrpc.core.moves.failures import TIMEOUTS
 from kvgrpc.core.peers.liveness import PeerLiveness
 from kvgrpc.core.state import NodeState
-from kvgrpc.core.state.move import AT_ISSUER, Move, Stage, rank_of
+from kvgrpc.core.state.move import AT_ISSUER, Move, MoveStage, rank_of
 from kvgrpc.core.tables.accesses import Verdict
 from kvgrpc.core.tables.peers import Peer
 from kvgrpc.core.tables.timers import Timer
@@ -86,7 +86,7 @@ class Moves:
         again.
         """
         for move in self._state.moves:
-            if move.stage in (Stage.OPENING, *AT_ISSUER):
+            if move.stage in (MoveStage.OPENING, *AT_ISSUER):
                 message = "this engine registers its memory again"
                 self.course(move).ends.fail_with(move, Reason.MEMORY_CHANGED, message)
 
@@ -95,7 +95,7 @@ class Moves:
         is named.
         """
         for move in self._state.moves:
-            if move.stage is Stage.ENDED and move.busy and (not transfer_ids or move.transfer_id in transfer_ids):
+            if move.stage is MoveStage.ENDED and move.busy and (not transfer_ids or move.transfer_id in transfer_ids):
                 move.writes_may_land |= bool(move.postings)  # the operator's word covers this engine's memory only
                 for posting_id in list(move.postings):
                     self._state.moves.posting_over(move, posting_id)
@@ -106,7 +106,7 @@ class Moves:
     def access_answered(self, event: AccessAnswered) -> None:
         """Handles the peer's answer to OpenAccess."""
         move = self._state.moves.of_access(event.access_id)
-        if move is None or move.stage is not Stage.OPENING:
+        if move is None or move.stage is not MoveStage.OPENING:
             return
         if isinstance(event.result, Opened):
             self.course(move).opened(move, event.result)
@@ -121,7 +121,7 @@ class Moves:
     def register_answered(self, event: RegisterAnswered) -> None:
         """Retries or fails a reservation that its source did not take."""
         move = self._state.moves.find(event.transfer_id)
-        if move is None or move.stage is not Stage.RENDEZVOUS or event.error is None:
+        if move is None or move.stage is not MoveStage.RENDEZVOUS or event.error is None:
             return
         if event.retryable:
             self._state.timers.set(Timer.OPEN_RETRY, move.name, self._state.now + RETRY_DELAY_S)
@@ -131,7 +131,7 @@ class Moves:
     def settle_answered(self, event: SettleAnswered) -> None:
         """Handles the peer's verdict."""
         move = self._state.moves.of_access(event.access_id)
-        if move is None or move.stage is not Stage.SETTLING:
+        if move is None or move.stage is not MoveStage.SETTLING:
             return
         course, result = self.course(move), event.result
         if isinstance(result, Verdict):
@@ -169,8 +169,8 @@ class Moves:
         if event.done:
             self._count(move, event)
         # Replaced parts need not arrive, but the next parts must not race them.
-        needed = move.stage is not Stage.RENDEZVOUS or not event.quiesced
-        if not event.done and needed and move.stage is not Stage.ENDED:
+        needed = move.stage is not MoveStage.RENDEZVOUS or not event.quiesced
+        if not event.done and needed and move.stage is not MoveStage.ENDED:
             self._broke(move, event)
             self._liveness.map_anew(move.peer)
         elif not move.postings:
@@ -179,13 +179,13 @@ class Moves:
 
     def checksums_answered(self, event: ChecksumsAnswered) -> None:
         """Takes the source's checksums of a round, or of some of its blocks."""
-        move = self._comparing(event.name)
-        if move is None or move.comparing is None or event.number != len(move.comparing.there):
+        move = self._move_of_comparison(event.name)
+        if move is None or move.comparison is None or event.number != len(move.comparison.there):
             return
         course = self.course(move)
         if not isinstance(event.result, KVGrpcError):
-            move.comparing.there.append(event.result)
-            if move.comparing.all_there:
+            move.comparison.there.append(event.result)
+            if move.comparison.all_there:
                 course.compare(move)
             else:
                 course.ask_checksums(move)
@@ -197,10 +197,10 @@ class Moves:
     def checksums_computed(self, event: ChecksumsComputed) -> None:
         """Takes a rank's checksums of one slice of a round."""
         name, _, number = event.name.rpartition(".")
-        move = self._comparing(name)
-        if move is None or move.comparing is None:
+        move = self._move_of_comparison(name)
+        if move is None or move.comparison is None:
             return
-        slices = move.comparing.here
+        slices = move.comparison.here
         if not number.isdecimal() or int(number) >= len(slices):
             return
         if slices[int(number)].take(event.rank, event.values, event.message):
@@ -236,19 +236,19 @@ class Moves:
         """Removes and returns moves that waited for the lead at an address, or for its memory to be mapped again."""
         return [*self._state.moves.take_address(address), *self._state.moves.take_unmapped(address)]
 
-    def _comparing(self, name: str) -> Move | None:
+    def _move_of_comparison(self, name: str) -> Move | None:
         """Returns the move that compares the checksums of its round under this name."""
         move = self._state.moves.find(name[1:].rpartition("/")[0])
-        if move is None or move.stage is not Stage.WIRE or move.comparing is None or move.comparing.name != name:
+        if move is None or move.stage is not MoveStage.WIRE or move.comparison is None or move.comparison.name != name:
             return None
         return move
 
     def _at_rest(self, move: Move) -> None:
         """Continues a move of which nothing is in flight any more."""
         course = self.course(move)
-        if move.stage is Stage.ENDED:
+        if move.stage is MoveStage.ENDED:
             course.ends.at_rest(move)
-        elif move.stage is Stage.RENDEZVOUS:
+        elif move.stage is MoveStage.RENDEZVOUS:
             course.resume(move)
         else:
             course.moved(move)
@@ -266,7 +266,7 @@ class Moves:
         move.unproved.add(event.posting_id)
         if move.unproved == move.postings:
             self._state.turns.ended(move.name)
-        if move.stage is not Stage.ENDED:
+        if move.stage is not MoveStage.ENDED:
             self._broke(move, event)
 
     def _broke(self, move: Move, event: PostingEnded) -> None:
@@ -275,5 +275,5 @@ class Moves:
 
     def _fail_all(self, peer: Peer, reason: Reason, message: str) -> None:
         for move in self._state.moves.of_peer(peer.key):
-            if move.stage is not Stage.ENDED:
+            if move.stage is not MoveStage.ENDED:
                 self.course(move).ends.fail_with(move, reason, message)

@@ -10,11 +10,11 @@ source closes its readers' accesses in the same way.
 from dataclasses import replace
 
 from kvgrpc.core.actions import SendClose
-from kvgrpc.core.events import CloseAnswered, CloseOutcome, Closing
+from kvgrpc.core.events import AccessClosing, CloseAnswered, CloseOutcome
 from kvgrpc.core.peers.handshakes import Handshakes
 from kvgrpc.core.state import NodeState
-from kvgrpc.core.state.move import Move, Stage
-from kvgrpc.core.state.waiting import Closes
+from kvgrpc.core.state.move import Move, MoveStage
+from kvgrpc.core.state.waiting_rows import Closes
 from kvgrpc.core.tables.accesses import Access
 from kvgrpc.core.tables.peers import Peer, PeerState
 from kvgrpc.core.tables.timers import Timer
@@ -47,10 +47,10 @@ class PendingCloses:
         if not access_id:
             return
         rests = not (move.postings or move.writes_may_land)
-        closing = Closing(access_id, outcome, quiesced=rests, token=move.token, message=message)
+        closing = AccessClosing(access_id, outcome, quiesced=rests, token=move.token, message=message)
         peer, incarnation = move.peer or move.asked_of, self._state.incarnation
         send = SendClose(peer, closing, incarnation, move.trace, proves=rests and move.writes)
-        reached = move.stage is Stage.ENDED and access_id not in self._closes.unsent.get(address, {})
+        reached = move.stage is MoveStage.ENDED and access_id not in self._closes.unsent.get(address, {})
         if move.peer or reached:
             self._tell(send)
         elif outcome is not CloseOutcome.FAILED or move.asked_of:
@@ -58,12 +58,16 @@ class PendingCloses:
 
     def cancel_reader(self, access: Access, message: str, trace: str) -> None:
         """Tells the lead that opened an access here that its transfer was cancelled: that lead closes the access."""
-        closing = Closing(access.id, CloseOutcome.CANCELLED, quiesced=True, token=access.opening.token, message=message)
+        closing = AccessClosing(
+            access.id, CloseOutcome.CANCELLED, quiesced=True, token=access.opening.token, message=message
+        )
         self._tell(SendClose(access.peer, closing, self._state.incarnation, trace))
 
     def reader_lost(self, access: Access, message: str, trace: str) -> None:
         """Tells the lead that opened an access here that its blocks are gone: that lead asks by renewing."""
-        closing = Closing(access.id, CloseOutcome.FAILED, quiesced=True, token=access.opening.token, message=message)
+        closing = AccessClosing(
+            access.id, CloseOutcome.FAILED, quiesced=True, token=access.opening.token, message=message
+        )
         self._tell(SendClose(access.peer, closing, self._state.incarnation, trace))
 
     def peer_ready(self, address: str, peer: Peer) -> None:

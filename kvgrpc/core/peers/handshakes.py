@@ -19,7 +19,7 @@ from kvgrpc.core.peers.liveness import PeerLiveness
 from kvgrpc.core.peers.proofs import NEXT_LIFE_DELAY_S, living_at
 from kvgrpc.core.peers.refusals import check_engine, no_data_path
 from kvgrpc.core.state import NodeState
-from kvgrpc.core.state.handshake import Admission, Dialling, Shake
+from kvgrpc.core.state.handshake import Handshake, IncomingHandshake, OutgoingHandshake
 from kvgrpc.core.tables.peers import Peer, PeerState, PeerView
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.values.compatibility import check_compatible, protocol
@@ -122,7 +122,7 @@ class Handshakes:
         check_compatible(here, event.peer)
         peer = self._liveness.admit_caller(event)
         self._make_room(peer)
-        shake = Admission(
+        shake = IncomingHandshake(
             self._new_key(), peer.key, call_id=event.call.id, peer=peer, protocol=protocol(here, event.peer) or 0,
             proof=peer.asks[0],
         )  # fmt: skip
@@ -181,11 +181,11 @@ class Handshakes:
             return
         del self._state.handshakes[shake.key]
         generation = self._state.pool.memory_generation
-        if isinstance(shake, Dialling):
+        if isinstance(shake, OutgoingHandshake):
             shake.told = generation
             self._call(shake)
         else:
-            assert isinstance(shake, Admission)
+            assert isinstance(shake, IncomingHandshake)
             self._state.timers.clear(Timer.ADMIT, shake.key)
             shake.peer.told = generation
             answer = Introduced(
@@ -232,7 +232,7 @@ class Handshakes:
     def admit_due(self, key: str) -> None:
         """Refuses a peer for which our ranks made no endpoint in time."""
         shake = self._state.handshakes.pop(key)
-        assert isinstance(shake, Admission)
+        assert isinstance(shake, IncomingHandshake)
         error = Unavailable(
             Reason.DEADLINE,
             "this engine's ranks made no endpoint in time",
@@ -246,7 +246,7 @@ class Handshakes:
         for dial in list(self._state.dials.values()):
             self._give_up(dial, error)
         for shake in list(self._state.handshakes.values()):
-            assert isinstance(shake, Admission)
+            assert isinstance(shake, IncomingHandshake)
             self._turn_away(shake, error)
 
     def rekey_ends(self) -> None:
@@ -268,11 +268,10 @@ class Handshakes:
         for shake in self._admissions(peer):
             self._turn_away(shake, lost)
 
-    def _admissions(self, peer: Peer) -> list[Admission]:
+    def _admissions(self, peer: Peer) -> list[IncomingHandshake]:
         """Returns the unanswered handshakes of one life, oldest first."""
-        return [
-            shake for shake in self._state.handshakes.values() if isinstance(shake, Admission) and shake.peer is peer
-        ]
+        shakes = self._state.handshakes.values()
+        return [shake for shake in shakes if isinstance(shake, IncomingHandshake) and shake.peer is peer]
 
     def _make_room(self, peer: Peer) -> None:
         """Refuses a life's oldest unanswered handshake if it has too many."""
@@ -283,7 +282,7 @@ class Handshakes:
             error = Exhausted(Reason.LIMIT_EXCEEDED, why, retry_delay_s=RETRY_DELAY_S, metadata=limit)
             self._turn_away(under_way[0], error)
 
-    def _turn_away(self, shake: Admission, error: KVGrpcError) -> None:
+    def _turn_away(self, shake: IncomingHandshake, error: KVGrpcError) -> None:
         del self._state.handshakes[shake.key]
         self._state.timers.clear(Timer.ADMIT, shake.key)
         self._state.refuse(shake.call_id, error)
@@ -298,11 +297,11 @@ class Handshakes:
         peer = self._state.peers.get(peer_key(engine_id, incarnation)) or self._at(address, engine_id, incarnation)
         return peer if peer and peer.usable else None
 
-    def _dial(self, address: str, engine_id: str, trace: str, connection: str = "") -> Dialling:
+    def _dial(self, address: str, engine_id: str, trace: str, connection: str = "") -> OutgoingHandshake:
         dial = self._state.dials.get(address)
         if dial is None:
             self._state.dial_budget.begin(connection, self._state.now)
-            dial = Dialling(
+            dial = OutgoingHandshake(
                 self._new_key(), f"dial {address}", address=address, to=address, expected_engine_id=engine_id,
                 proving=living_at(self._state.peers.values(), address, engine_id), trace=trace,
             )  # fmt: skip
@@ -311,7 +310,7 @@ class Handshakes:
             self._offer(dial)
         return dial
 
-    def _other_life(self, dial: Dialling, life: str, shows: bytes) -> None:
+    def _other_life(self, dial: OutgoingHandshake, life: str, shows: bytes) -> None:
         """Calls once more after another life answered than the intended one. The first call showed it the intended
         life's secrets, which admit nobody; the second shows what this life told us.
         """
@@ -323,14 +322,14 @@ class Handshakes:
         dial.proving = life if known is not None and known.met and known.lives_at(dial.to) else ""
         self._call(dial)
 
-    def _call(self, dial: Dialling) -> None:
+    def _call(self, dial: OutgoingHandshake) -> None:
         """Shakes hands at the address of a dial."""
         known = self._state.peers.get(dial.proving)
         proofs, asks = (known.shows, known.asks[0]) if known is not None else (dial.shows, b"")
         to = "" if dial.to == dial.address else dial.to
         self._state.emit(Dial(dial.address, dial.expected_engine_id, dial.endpoints(), dial.trace, to, proofs, asks))
 
-    def _try_again(self, dial: Dialling, error: KVGrpcError) -> bool:
+    def _try_again(self, dial: OutgoingHandshake, error: KVGrpcError) -> bool:
         """Tries again after NOT_PROVED. While an earlier life of ours is connected there: later. If this life is known
         there: once more, with the proofs that the peer gave us. Proofs go only to an address of the peer's life.
         """
@@ -348,7 +347,7 @@ class Handshakes:
         self._call(dial)
         return True
 
-    def _wait_longer(self, dial: Dialling) -> None:
+    def _wait_longer(self, dial: OutgoingHandshake) -> None:
         """Extends the deadline of a dial, only once: a peer that states other endpoints makes our ranks meet anew."""
         if dial.longer:
             return
@@ -360,11 +359,11 @@ class Handshakes:
         self._shaken += 1
         return f"h{self._shaken}"
 
-    def _offer(self, shake: Shake) -> None:
+    def _offer(self, shake: Handshake) -> None:
         for rank in range(self._state.pool.world_size):
             self._state.emit(MakeOffer(rank, shake.key, shake.with_whom))
 
-    def _finish(self, dial: Dialling, peer: Peer) -> None:
+    def _finish(self, dial: OutgoingHandshake, peer: Peer) -> None:
         """Tells waiting callers and moves, once every rank has tried, whether the peer can be used."""
         if peer.mapping:
             return
@@ -381,7 +380,7 @@ class Handshakes:
                 self._state.reply(call, PeerConnected(self.view(peer)))
         self._state.react.peer_ready(dial.address, peer)
 
-    def _give_up(self, dial: Dialling, error: KVGrpcError) -> None:
+    def _give_up(self, dial: OutgoingHandshake, error: KVGrpcError) -> None:
         """Fails waiting callers and moves. A wrong engine fails only those that expected it; the others dial again."""
         self._end_dial(dial)
         lead = self._state.peers.get(dial.peer)
@@ -394,7 +393,7 @@ class Handshakes:
         for call, engine_id in again.items():
             self._dial(dial.address, engine_id, dial.trace).calls[call] = engine_id
 
-    def _end_dial(self, dial: Dialling) -> None:
+    def _end_dial(self, dial: OutgoingHandshake) -> None:
         del self._state.dials[dial.address]
         self._state.handshakes.pop(dial.key, None)
         self._state.timers.clear(Timer.CONNECT, dial.address)

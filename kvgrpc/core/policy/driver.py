@@ -20,16 +20,16 @@ from kvgrpc.core.policy.values import (
     Cancel,
     Finished,
     GiveUp,
-    HandOver,
+    HandOverBlocks,
+    HandOverPart,
     Loss,
     Match,
-    Mode,
+    ModeChoice,
     News,
     Outcome,
-    Part,
+    RequestSide,
     Reserve,
     Rules,
-    Side,
     Start,
     Table,
     Task,
@@ -43,17 +43,17 @@ KEYS_MAX = 4_096
 
 Spec = TypeVar("Spec", bound=RequestSpec[Any])
 Name = TypeVar("Name")
-Transfer = TypeVar("Transfer")
+TransferRef = TypeVar("TransferRef")
 
 
 @dataclass(eq=False)
-class DrivenRequest(Generic[Spec, Name, Transfer]):
+class DrivenRequest(Generic[Spec, Name, TransferRef]):
     """A request with its transfers. Shells add fields of their own."""
 
     spec: Spec
     given: Name | None = None
     """The name of the KV that goes; None until it is known."""
-    transfers: dict[Side, Transfer] = field(default_factory=dict)
+    transfers: dict[RequestSide, TransferRef] = field(default_factory=dict)
 
     @property
     def id(self) -> str:
@@ -63,17 +63,17 @@ class DrivenRequest(Generic[Spec, Name, Transfer]):
 Driven = TypeVar("Driven", bound=DrivenRequest[Any, Any, Any])
 
 
-class Driver(ABC, Generic[Spec, Driven, Transfer]):
+class PolicyDriver(ABC, Generic[Spec, Driven, TransferRef]):
     """The driver of one engine's policy. Not thread-safe. Its hooks are those of `Policy`."""
 
     def __init__(self, rules: Rules, tell: Callable[[News], None]) -> None:
         """`tell` gets the news for the scheduler."""
         self._tell = tell
-        self._make: dict[type[Task], Callable[[Driven, Any], Transfer | None]] = {
+        self._make: dict[type[Task], Callable[[Driven, Any], TransferRef | None]] = {
             Begin: self._begin,
             Reserve: self._reserve,
-            HandOver: self._hand_over,
-            Part: self._part,
+            HandOverBlocks: self._hand_over,
+            HandOverPart: self._part,
             GiveUp: self._give_up,
         }
         self._begin_life(rules)
@@ -82,7 +82,7 @@ class Driver(ABC, Generic[Spec, Driven, Transfer]):
         """Begins a life of the engine, in which no request is known."""
         self.policy = Policy(rules)
         self._known: dict[str, Driven] = {}
-        self._of: dict[Transfer, tuple[Driven, Side]] = {}
+        self._of: dict[TransferRef, tuple[Driven, RequestSide]] = {}
         """Transfers that may still use their blocks -> request and side."""
 
     # ---- hooks of the scheduler
@@ -174,12 +174,12 @@ class Driver(ABC, Generic[Spec, Driven, Transfer]):
 
     def _admit(self, spec: Spec, arrival: Arrival) -> Driven:
         request, give = self._let_in(spec, arrival), arrival.give
-        if give is None or give.mode is not Mode.PUSH or not arrival.prompt_tokens:
+        if give is None or give.mode is not ModeChoice.PUSH or not arrival.prompt_tokens:
             return request
         if give.prefill:  # a push names its parts before all of them are there
             request.given = spec.first(without_backoff(self.policy.rules, arrival.prompt_tokens))
         if spec.target:
-            self._follow(request, Side.GIVE, self._register(request))
+            self._follow(request, RequestSide.GIVE, self._register(request))
         return request
 
     # ---- done by a shell, which raises KVGrpcError for a request that it cannot make: a loss like any other
@@ -189,33 +189,33 @@ class Driver(ABC, Generic[Spec, Driven, Transfer]):
         """Lets a request in. Raises KVGrpcError to refuse it."""
 
     @abstractmethod
-    def _register(self, request: Driven) -> Transfer:
+    def _register(self, request: Driven) -> TransferRef:
         """Registers the push at the target that the request brought."""
 
     @abstractmethod
-    def _begin(self, request: Driven, task: Begin) -> Transfer: ...
+    def _begin(self, request: Driven, task: Begin) -> TransferRef: ...
 
     @abstractmethod
-    def _reserve(self, request: Driven, task: Reserve) -> Transfer: ...
+    def _reserve(self, request: Driven, task: Reserve) -> TransferRef: ...
 
     @abstractmethod
-    def _hand_over(self, request: Driven, task: HandOver) -> Transfer: ...
+    def _hand_over(self, request: Driven, task: HandOverBlocks) -> TransferRef: ...
 
     @abstractmethod
-    def _part(self, request: Driven, task: Part) -> Transfer: ...
+    def _part(self, request: Driven, task: HandOverPart) -> TransferRef: ...
 
     @abstractmethod
-    def _give_up(self, request: Driven, task: GiveUp) -> Transfer | None:
+    def _give_up(self, request: Driven, task: GiveUp) -> TransferRef | None:
         """Gives up a push. Returns None if no transfer is left that could end."""
 
     @abstractmethod
-    def _start(self, request: Driven, transfer: Transfer, task: Start) -> None: ...
+    def _start(self, request: Driven, transfer: TransferRef, task: Start) -> None: ...
 
     @abstractmethod
-    def _start_over(self, request: Driven, transfer: Transfer) -> None: ...
+    def _start_over(self, request: Driven, transfer: TransferRef) -> None: ...
 
     @abstractmethod
-    def _end(self, request: Driven, transfer: Transfer, message: str) -> None:
+    def _end(self, request: Driven, transfer: TransferRef, message: str) -> None:
         """Cancels a transfer; its end is reported."""
 
     @abstractmethod
@@ -241,7 +241,7 @@ class Driver(ABC, Generic[Spec, Driven, Transfer]):
 
     def _perform(self, request: Driven, task: Task) -> None:
         """Performs a task that makes or extends a transfer, or acts on one. On a transfer at rest it does nothing."""
-        side = Side.TAKE if isinstance(task, Begin | Start | Reserve) else Side.GIVE
+        side = RequestSide.TAKE if isinstance(task, Begin | Start | Reserve) else RequestSide.GIVE
         if isinstance(task, Cancel):
             side = task.side
         make, transfer = self._make.get(type(task)), request.transfers.get(side)
@@ -253,7 +253,7 @@ class Driver(ABC, Generic[Spec, Driven, Transfer]):
         except KVGrpcError as error:
             self._lost(request, side, self._loss(error))
 
-    def _act(self, request: Driven, transfer: Transfer, task: Task) -> None:
+    def _act(self, request: Driven, transfer: TransferRef, task: Task) -> None:
         if isinstance(task, Start):
             self._start(request, transfer, task)
         elif isinstance(task, Cancel):
@@ -261,7 +261,7 @@ class Driver(ABC, Generic[Spec, Driven, Transfer]):
         else:
             self._start_over(request, transfer)
 
-    def _lost(self, request: Driven, side: Side, loss: Loss) -> None:
+    def _lost(self, request: Driven, side: RequestSide, loss: Loss) -> None:
         self.policy.failed(request.id, side, loss)
         transfer = request.transfers.get(side)
         if transfer in self._of:
@@ -270,7 +270,7 @@ class Driver(ABC, Generic[Spec, Driven, Transfer]):
             self.policy.returned(request.id, side)
         self._tell_news(request)
 
-    def _follow(self, request: Driven, side: Side, transfer: Transfer | None) -> None:
+    def _follow(self, request: Driven, side: RequestSide, transfer: TransferRef | None) -> None:
         """Follows a transfer: the shell reports from now on how it fares."""
         if transfer is not None:
             request.transfers[side] = transfer
@@ -278,14 +278,14 @@ class Driver(ABC, Generic[Spec, Driven, Transfer]):
 
     # ---- how transfers fare
 
-    def _failed(self, transfer: Transfer, loss: Loss) -> None:
+    def _failed(self, transfer: TransferRef, loss: Loss) -> None:
         """Takes the failure of a transfer; its blocks return later."""
         if (found := self._find(transfer)) is not None:
             request, side = found
             self.policy.failed(request.id, side, loss)
             self._tell_news(request)
 
-    def _returned(self, transfer: Transfer, *, received: int = 0) -> None:
+    def _returned(self, transfer: TransferRef, *, received: int = 0) -> None:
         """Takes the return of a transfer's blocks: nothing uses them any more. `received`: tokens of the prompt whose
         KV is in them, with earlier ones.
         """
@@ -293,13 +293,13 @@ class Driver(ABC, Generic[Spec, Driven, Transfer]):
         self._of.pop(transfer, None)
         if found is not None:
             request, side = found
-            if received and side is Side.TAKE:
+            if received and side is RequestSide.TAKE:
                 self.policy.received(request.id, received)
             else:
                 self.policy.returned(request.id, side)
             self._tell_news(request)
 
-    def _find(self, transfer: Transfer) -> tuple[Driven, Side] | None:
+    def _find(self, transfer: TransferRef) -> tuple[Driven, RequestSide] | None:
         """Returns a transfer's request and side. None once the request is forgotten, even if another one has its id."""
         found = self._of.get(transfer)
         return found if found is not None and self._known.get(found[0].id) is found[0] else None

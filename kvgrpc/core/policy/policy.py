@@ -17,7 +17,7 @@ ends in one LoadEnded, and everything that was kept ends in one SendEnded.
 Hooks are idempotent, and may be late. A hook that contradicts earlier ones is refused and changes nothing.
 """
 
-from kvgrpc.core.policy.request import Request, Stage, cut, prefills, usable, whole, with_layers, without_backoff
+from kvgrpc.core.policy.request import Request, RequestStage, cut, prefills, usable, whole, with_layers, without_backoff
 from kvgrpc.core.policy.values import (
     Admitted,
     Arrival,
@@ -26,21 +26,21 @@ from kvgrpc.core.policy.values import (
     Finished,
     Give,
     GiveUp,
-    HandOver,
+    HandOverBlocks,
+    HandOverPart,
     Lists,
     Load,
     LoadEnded,
     Loss,
     Match,
-    Mode,
+    ModeChoice,
     OnLoss,
     Outcome,
-    Part,
+    RequestSide,
     Reserve,
     Rules,
     Save,
     SendEnded,
-    Side,
     Start,
     StartOver,
     Table,
@@ -120,7 +120,7 @@ class Policy:
     def match(self, request_id: str, computed_tokens: int) -> Match:
         """Returns how many tokens beyond the computed ones can come from elsewhere."""
         request = self._requests.get(request_id)
-        if request is None or request.take is not Stage.OPEN:
+        if request is None or request.take is not RequestStage.OPEN:
             return Match(0)
         if request.take_loss is not None and (request.taken_back or self.rules.on_loss is OnLoss.RECOMPUTE):
             return Match(0)
@@ -137,7 +137,7 @@ class Policy:
         of tokens (INVALID_FIELD), or too few blocks for them (BLOCK_COUNT_MISMATCH).
         """
         request = self._requests.get(request_id)
-        if request is None or request.take is not Stage.OPEN:
+        if request is None or request.take is not RequestStage.OPEN:
             return
         if external_tokens not in (0, self.match(request_id, computed_tokens).tokens):
             text = f"{external_tokens} tokens are not what can come beyond {computed_tokens}"
@@ -147,7 +147,7 @@ class Policy:
             return
         request.filled = cut(self.rules, table, computed_tokens, request.use_tokens)
         request.have_tokens = computed_tokens
-        request.take = Stage.BUSY
+        request.take = RequestStage.BUSY
         if request.take_loss is not None:
             self._load_ended(request)
         else:
@@ -171,10 +171,10 @@ class Policy:
     def wanted(self, request_id: str) -> bool:
         """Notes that a destination registered for a prefill's KV. Returns whether the KV goes by parts from now on."""
         request = self._requests.get(request_id)
-        if request is None or request.over or request.give is not Stage.OPEN:
+        if request is None or request.over or request.give is not RequestStage.OPEN:
             return False
         request.awaited = True
-        request.pushes = request.pushes or request.arrival.give == Give(Mode.AUTO)
+        request.pushes = request.pushes or request.arrival.give == Give(ModeChoice.AUTO)
         return request.pushes
 
     def preempted(self, request_id: str) -> None:
@@ -183,7 +183,7 @@ class Policy:
         if request is None or request.over:
             return
         request.saved_tokens = 0
-        if any(request.sent) and request.give is Stage.BUSY:
+        if any(request.sent) and request.give is RequestStage.BUSY:
             request.sent = [0] * len(self.rules.groups)
             self._tasks.append(StartOver(request_id))
 
@@ -205,7 +205,7 @@ class Policy:
         if request is None:
             return Finished(keep=False, handed_over=False)
         if request.over:
-            return Finished(request.busy, request.give is Stage.BUSY)
+            return Finished(request.busy, request.give is RequestStage.BUSY)
         tokens = self.given_tokens(request_id, computed_tokens, outcome)
         blocks = cut(self.rules, table, 0, tokens, request.named_tokens(self.rules, tokens)) if tokens else ()
         self._end_take(request, step)
@@ -223,9 +223,9 @@ class Policy:
         if request is None:
             return Finished(keep=False, handed_over=False)
         self._end_take(request, 0, message)
-        if request.over and request.give is Stage.BUSY and request.give_loss is None:
+        if request.over and request.give is RequestStage.BUSY and request.give_loss is None:
             request.give_loss = Loss(Reason.CANCELLED, message, NextStep.RECOMPUTE)
-            self._tasks.append(Cancel(request_id, Side.GIVE, message))
+            self._tasks.append(Cancel(request_id, RequestSide.GIVE, message))
         elif not request.over:
             self._give_up(request, message)
         return self._left(request)
@@ -233,7 +233,7 @@ class Policy:
     def loaded(self, request_id: str) -> None:
         """Ends the load of a staged engine, which has copied the received blocks."""
         request = self._requests.get(request_id)
-        if request is not None and request.take is Stage.LOADING:
+        if request is not None and request.take is RequestStage.LOADING:
             self._load_ended(request)
 
     # ---- how transfers fare
@@ -243,40 +243,40 @@ class Policy:
         than asked for if the source's tokens differ from there on.
         """
         request = self._requests.get(request_id)
-        if request is None or request.take is not Stage.BUSY:
+        if request is None or request.take is not RequestStage.BUSY:
             return
         request.use_tokens = max(min(request.use_tokens, tokens), request.have_tokens)
         if self.rules.staged and not request.over:
-            request.take = Stage.LOADING
+            request.take = RequestStage.LOADING
             self._told.append(Load(request_id, request.filled))
         else:
             self._load_ended(request)
 
-    def failed(self, request_id: str, side: Side, loss: Loss) -> None:
+    def failed(self, request_id: str, side: RequestSide, loss: Loss) -> None:
         """Takes the failure of a transfer; its blocks return later."""
         request = self._requests.get(request_id)
         if request is None:
             return
-        if side is Side.GIVE:
+        if side is RequestSide.GIVE:
             request.give_loss = request.give_loss or loss
-        elif request.take_loss is None and request.take in (Stage.OPEN, Stage.BUSY):
+        elif request.take_loss is None and request.take in (RequestStage.OPEN, RequestStage.BUSY):
             request.take_loss = loss
-            if request.take is Stage.OPEN:
+            if request.take is RequestStage.OPEN:
                 request.taken_back = loss.reason is Reason.LEASE_RECLAIMED
                 on_loss = OnLoss.RECOMPUTE if request.taken_back else self.rules.on_loss
                 self._told.append(TakeLost(request_id, loss, on_loss))
 
-    def returned(self, request_id: str, side: Side) -> None:
+    def returned(self, request_id: str, side: RequestSide) -> None:
         """Takes the return of blocks: nothing of an ended transfer uses them any more."""
         request = self._requests.get(request_id)
         if request is None:
             return
-        if side is Side.TAKE and request.take is Stage.BUSY:
+        if side is RequestSide.TAKE and request.take is RequestStage.BUSY:
             gone = Loss(Reason.CANCELLED, "the transfer ended without a word", NextStep.RECOMPUTE)
             request.take_loss = request.take_loss or gone
             self._load_ended(request)
-        elif side is Side.GIVE and request.give is Stage.BUSY:
-            request.give = Stage.OVER
+        elif side is RequestSide.GIVE and request.give is RequestStage.BUSY:
+            request.give = RequestStage.OVER
             if request.over:
                 self._told.append(SendEnded(request_id, request.give_loss))
         self._forget(request)
@@ -286,30 +286,30 @@ class Policy:
     def _admit(self, arrival: Arrival) -> None:
         request = self._requests[arrival.request_id] = Request(arrival, sent=[0] * len(self.rules.groups))
         if arrival.give is not None and arrival.prompt_tokens:
-            request.give = Stage.OPEN
-            request.pushes = arrival.give.mode is Mode.PUSH
-            request.awaited = arrival.give.mode is not Mode.PULL
+            request.give = RequestStage.OPEN
+            request.pushes = arrival.give.mode is ModeChoice.PUSH
+            request.awaited = arrival.give.mode is not ModeChoice.PULL
         if arrival.take is None:
             return
-        request.take, request.use_tokens = Stage.OPEN, usable(self.rules, arrival)
+        request.take, request.use_tokens = RequestStage.OPEN, usable(self.rules, arrival)
         if not arrival.prompt_tokens:
             request.use_tokens = 0
             loss = Loss(Reason.CONTENT_REQUIRED, "a prompt without token ids takes no KV", NextStep.RECOMPUTE)
-            request.take = Stage.OVER
+            request.take = RequestStage.OVER
             self._told.append(TakeLost(arrival.request_id, loss, self.rules.on_loss))
         elif not request.use_tokens:
             self._let_go(request, 0)
-        elif arrival.take.mode is Mode.PULL:
+        elif arrival.take.mode is ModeChoice.PULL:
             self._tasks.append(Begin(arrival.request_id, request.use_tokens))
 
     def _let_go(self, request: Request, after_step: int) -> None:
         """Tells the source to free its blocks: none is missing here, or none can be used."""
         arrival = request.arrival
         assert arrival.take is not None
-        request.take = Stage.OVER
+        request.take = RequestStage.OVER
         if request.take_loss is not None:
             return
-        if arrival.take.mode is Mode.PULL:
+        if arrival.take.mode is ModeChoice.PULL:
             if not request.use_tokens:  # it did not begin
                 self._tasks.append(Begin(arrival.request_id, 0))
             self._tasks.append(Start(arrival.request_id, (), 0, after_step))
@@ -320,7 +320,7 @@ class Policy:
     def _fill(self, request: Request, after_step: int) -> None:
         arrival = request.arrival
         assert arrival.take is not None
-        if arrival.take.mode is Mode.PULL:
+        if arrival.take.mode is ModeChoice.PULL:
             task: Task = Start(arrival.request_id, request.filled, request.have_tokens, after_step)
         else:
             have, use = request.have_tokens, request.use_tokens
@@ -330,20 +330,20 @@ class Policy:
     def _end_take(self, request: Request, step: int, message: str = "its request is over") -> None:
         """Ends a request's wait for KV; blocks that are being filled return when they are at rest."""
         arrival = request.arrival
-        if arrival.take is None or request.take not in (Stage.OPEN, Stage.BUSY):
+        if arrival.take is None or request.take not in (RequestStage.OPEN, RequestStage.BUSY):
             return
         wanted = request.take_loss is None
-        if wanted and (request.take is Stage.BUSY or arrival.take.mode is Mode.PULL):
-            self._tasks.append(Cancel(arrival.request_id, Side.TAKE, message))
+        if wanted and (request.take is RequestStage.BUSY or arrival.take.mode is ModeChoice.PULL):
+            self._tasks.append(Cancel(arrival.request_id, RequestSide.TAKE, message))
             request.take_loss = Loss(Reason.CANCELLED, message, NextStep.RECOMPUTE)
         elif wanted and not arrival.take.keep:
             self._let_go(request, step)
-        if request.take is Stage.OPEN:
-            request.take = Stage.OVER
+        if request.take is RequestStage.OPEN:
+            request.take = RequestStage.OVER
 
     def _load_ended(self, request: Request) -> None:
         loss, blocks = request.take_loss, request.filled
-        request.take, request.filled = Stage.OVER, ()
+        request.take, request.filled = RequestStage.OVER, ()
         tokens = request.use_tokens if loss is None else request.have_tokens
         id_ = request.arrival.request_id
         self._told.append(LoadEnded(id_, tokens, loss, blocks if loss else (), self.rules.on_loss))
@@ -361,9 +361,9 @@ class Policy:
             ends = last and layers == ranges[-1]
             within = with_layers(self.rules, blocks, layers)
             if any(within) or ends:
-                self._tasks.append(Part(request.arrival.request_id, within, layers, ends, step))
+                self._tasks.append(HandOverPart(request.arrival.request_id, within, layers, ends, step))
         request.sent = [max(sent, end) for sent, end in zip(request.sent, whole, strict=True)]
-        request.give = Stage.BUSY
+        request.give = RequestStage.BUSY
 
     def _save(self, request: Request, table: Table, computed_tokens: int) -> None:
         if self.rules.staged and computed_tokens > request.saved_tokens:
@@ -373,8 +373,8 @@ class Policy:
 
     def _hand_over(self, request: Request, blocks: Lists, tokens: int, step: int) -> None:
         if not request.pushes:
-            self._tasks.append(HandOver(request.arrival.request_id, blocks, tokens, step))
-            request.give = Stage.BUSY
+            self._tasks.append(HandOverBlocks(request.arrival.request_id, blocks, tokens, step))
+            request.give = RequestStage.BUSY
         else:
             self._send(request, blocks, [len(ids) for ids in blocks], last=True, step=step)
 
@@ -385,15 +385,15 @@ class Policy:
         if request.awaited:
             self._tasks.append(GiveUp(request.arrival.request_id, message))
             request.give_loss = Loss(Reason.CANCELLED, message, NextStep.RECOMPUTE)
-        if request.give is Stage.OPEN:
-            request.give = Stage.OVER
+        if request.give is RequestStage.OPEN:
+            request.give = RequestStage.OVER
 
     # ---- the end
 
     def _left(self, request: Request) -> Finished:
         request.over = True
         self._forget(request)
-        return Finished(request.busy, request.give is Stage.BUSY and request.give_loss is None)
+        return Finished(request.busy, request.give is RequestStage.BUSY and request.give_loss is None)
 
     def _forget(self, request: Request) -> None:
         if request.over and not request.busy:

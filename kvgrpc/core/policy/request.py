@@ -3,14 +3,14 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-from kvgrpc.core.policy.values import DROPPED, Arrival, Lists, Loss, Mode, Rules, Table
-from kvgrpc.core.values.calls import LayerRange
+from kvgrpc.core.policy.values import DROPPED, Arrival, Lists, Loss, ModeChoice, Rules, Table
+from kvgrpc.core.values.call import LayerRange
 from kvgrpc.core.values.content import UNIT_TOKENS, largest_use
 from kvgrpc.core.values.layout import GroupKind
 from kvgrpc.errors import InvalidRequest, Reason
 
 
-class Stage(Enum):
+class RequestStage(Enum):
     """The stage of one of a request's two transfers: taking or giving."""
 
     NONE = "none"
@@ -28,7 +28,7 @@ class Request:
     """A request, from its arrival until it has left and nothing of it is kept."""
 
     arrival: Arrival
-    take: Stage = Stage.NONE
+    take: RequestStage = RequestStage.NONE
     use_tokens: int = 0
     have_tokens: int = 0
     filled: Lists = ()
@@ -38,7 +38,7 @@ class Request:
     """The source took its blocks back before this engine had blocks to read into. This is no failed load: the request
     is computed here, whatever `Rules.on_loss` says.
     """
-    give: Stage = Stage.NONE
+    give: RequestStage = RequestStage.NONE
     give_loss: Loss | None = None
     awaited: bool = False
     """A destination may wait for the KV: it has registered, or the mode says that one will."""
@@ -52,18 +52,23 @@ class Request:
 
     @property
     def busy(self) -> bool:
-        return self.take in (Stage.BUSY, Stage.LOADING) or self.give is Stage.BUSY
+        return self.take in (RequestStage.BUSY, RequestStage.LOADING) or self.give is RequestStage.BUSY
 
     @property
     def awaits_push(self) -> bool:
         """True if a push to this request may still come, or go on."""
         take, wanted = self.arrival.take, self.take_loss is None and not self.over
-        return wanted and take is not None and take.mode is Mode.PUSH and self.take in (Stage.OPEN, Stage.BUSY)
+        return (
+            wanted
+            and take is not None
+            and take.mode is ModeChoice.PUSH
+            and self.take in (RequestStage.OPEN, RequestStage.BUSY)
+        )
 
     @property
     def gives(self) -> bool:
         """True if the KV is wanted, and nothing has gone wrong with giving it."""
-        return self.give in (Stage.OPEN, Stage.BUSY) and self.give_loss is None
+        return self.give in (RequestStage.OPEN, RequestStage.BUSY) and self.give_loss is None
 
     @property
     def prefills(self) -> bool:

@@ -5,8 +5,8 @@ from dataclasses import field
 from typing import Any, Generic, TypeVar
 
 from kvgrpc.core.policy.request import without_backoff
-from kvgrpc.core.policy.values import Arrival, Give, Mode, Rules, Take
-from kvgrpc.core.values.grants import Access, Claims, OnAbort, read_claims
+from kvgrpc.core.policy.values import Arrival, Give, ModeChoice, Rules, Take
+from kvgrpc.core.values.grants import AccessKind, Claims, OnAbort, read_claims
 from kvgrpc.core.values.ids import check_transfer_key
 from kvgrpc.core.values.records import dataclass
 from kvgrpc.core.values.request_times import heard
@@ -97,11 +97,11 @@ class RequestSpec(ABC, Generic[Name]):
         take = None
         match self.take:
             case Offer(grant):
-                take = Take(Mode.PULL, claims_of(grant, Access.READ).token_count)
+                take = Take(ModeChoice.PULL, claims_of(grant, AccessKind.READ).token_count)
             case Source():
-                take = Take(Mode.PUSH, without_backoff(rules, self.prompt_tokens), self.take.keep)
+                take = Take(ModeChoice.PUSH, without_backoff(rules, self.prompt_tokens), self.take.keep)
         if self.target:
-            claims_of(self.target, Access.WRITE)
+            claims_of(self.target, AccessKind.WRITE)
         if self.give is not None or isinstance(self.take, Source):
             check_transfer_key(self.transfer_key)
         tokens, whole = self.prompt_tokens, self.whole_units
@@ -119,7 +119,7 @@ def began_at(take: Offer | Source | None, give: Give | None, stated_us: int, arr
     return heard(stated_us, arrived_us, own=False)
 
 
-def claims_of(grant: bytes, access: Access) -> Claims:
+def claims_of(grant: bytes, access: AccessKind) -> Claims:
     """Returns a grant's claims, unverified. Raises InvalidRequest (GRANT_INVALID), PreconditionFailed
     (GRANT_WRONG_ACCESS).
     """

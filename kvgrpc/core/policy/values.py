@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import TypeAlias
 
-from kvgrpc.core.tables.transfers import Side as End
-from kvgrpc.core.values.calls import LayerRange
+from kvgrpc.core.tables.transfers import Side
+from kvgrpc.core.values.call import LayerRange
 from kvgrpc.core.values.layout import Group
 from kvgrpc.core.values.records import dataclass
 from kvgrpc.errors import NextStep, Reason
@@ -20,7 +20,7 @@ Lists: TypeAlias = tuple[tuple[int, ...], ...]
 """Blocks of each group, for one transfer."""
 
 
-class Mode(Enum):
+class ModeChoice(Enum):
     """The side that begins a transfer."""
 
     PULL = "pull"
@@ -45,7 +45,7 @@ class Outcome(Enum):
     """Any other end: its KV is not handed over."""
 
 
-class Side(Enum):
+class RequestSide(Enum):
     """One of a request's two transfers."""
 
     TAKE = "take"
@@ -75,7 +75,7 @@ class Rules:
 class Take:
     """KV that a request can have from elsewhere."""
 
-    mode: Mode
+    mode: ModeChoice
     offer_tokens: int
     """Tokens that a pull's grant offers, or that a push's source will compute."""
     keep: bool = False
@@ -86,7 +86,7 @@ class Take:
 class Give:
     """Another engine, or the request's next turn, will want the request's KV."""
 
-    mode: Mode
+    mode: ModeChoice
     prefill: bool = True
     """True: this engine only prefills the request. False: it decodes, and offers its KV for the next turn."""
 
@@ -119,7 +119,7 @@ class Loss:
     next: NextStep
     phase: str = ""
     """Phase of the transfer's failure; empty if there was no transfer, or it did not fail."""
-    side: End | None = None
+    side: Side | None = None
     """The engine at which it failed."""
     rank: int | None = None
 
@@ -157,7 +157,7 @@ class Reserve:
 
 
 @dataclass(frozen=True)
-class HandOver:
+class HandOverBlocks:
     """Hands finished blocks over to readers; they belong to the transfer until it returned them."""
 
     request_id: str
@@ -167,7 +167,7 @@ class HandOver:
 
 
 @dataclass(frozen=True)
-class Part:
+class HandOverPart:
     """Hands over a part of a push; the blocks belong to the transfer until it returned them."""
 
     request_id: str
@@ -197,11 +197,11 @@ class Cancel:
     """Ends a transfer."""
 
     request_id: str
-    side: Side
+    side: RequestSide
     message: str
 
 
-Task = Begin | Start | Reserve | HandOver | Part | StartOver | GiveUp | Cancel
+Task = Begin | Start | Reserve | HandOverBlocks | HandOverPart | StartOver | GiveUp | Cancel
 
 
 # ---- for the scheduler

@@ -4,16 +4,16 @@ from collections.abc import Collection
 
 from kvgrpc.core.actions import Allocated, Freed
 from kvgrpc.core.events import AllocateBlocks, FreeBlocks, GiveAllocation
-from kvgrpc.core.send.reclaiming import Plan, Reclaiming, named_by
+from kvgrpc.core.send.reclaims import ReclaimPlan, Reclaims, named_by
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.state.block_counts import by_space, check_counts
 from kvgrpc.core.tables.allocator import ALLOCATION_BYTES, RETRY_DELAY_S, Terms
 from kvgrpc.core.tables.timers import Timer
-from kvgrpc.core.values.descriptors import Blocks
+from kvgrpc.core.values.block_ids import Blocks
 from kvgrpc.core.values.ids import mint_id
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.core.values.limits import granted_ttl
-from kvgrpc.core.values.owners import ENGINE, Kind, Thing, Verb, may
+from kvgrpc.core.values.owners import ENGINE, Thing, ThingKind, Verb, may
 from kvgrpc.core.values.request_times import RequestTime
 from kvgrpc.errors import (
     Exhausted,
@@ -27,9 +27,9 @@ from kvgrpc.errors import (
 class Allocations:
     """The calls that make, renew, give and free allocations."""
 
-    def __init__(self, state: NodeState, reclaiming: Reclaiming) -> None:
+    def __init__(self, state: NodeState, reclaims: Reclaims) -> None:
         self._state = state
-        self._reclaiming = reclaiming
+        self._reclaims = reclaims
         self._made = 0
 
     def allocate(self, event: AllocateBlocks) -> None:
@@ -107,14 +107,14 @@ class Allocations:
             taken = state.allocator.choose(counts) if plan is None else ()
         except Exhausted:
             if not event.validate_only:
-                self._reclaiming.asked(by, counts, enough=False)
+                self._reclaims.asked(by, counts, enough=False)
             raise
         if event.validate_only:
             state.reply(event.call.id, Allocated("", (), ttl_s))
             return
-        self._reclaiming.asked(by, counts, enough=True)
+        self._reclaims.asked(by, counts, enough=True)
         if plan is not None:
-            self._reclaiming.carry_out(plan)
+            self._reclaims.carry_out(plan)
             taken = state.allocator.choose(counts)
         self._made += 1
         allocation_id = mint_id(state.secret, state.incarnation, "blocks", "lead", self._made)
@@ -124,19 +124,19 @@ class Allocations:
             state.timers.set(Timer.ALLOCATION, allocation_id, state.now + ttl_s)
         state.reply(event.call.id, Allocated(allocation_id, taken, ttl_s))
 
-    def _plan(self, counts: dict[int, int], by: RequestTime | None, caller: str) -> Plan | None:
+    def _plan(self, counts: dict[int, int], by: RequestTime | None, caller: str) -> ReclaimPlan | None:
         """Returns what to reclaim for the caller; None if nothing is missing. Raises Exhausted (POOL_EXHAUSTED)."""
         state = self._state
         missing = {space: count - state.pins.free[space] for space, count in by_space(counts, state).items()}
         missing = {space: count for space, count in missing.items() if count > 0}
-        plan = self._reclaiming.plan(missing, caller, by=by) if missing else None
+        plan = self._reclaims.plan(missing, caller, by=by) if missing else None
         if missing and plan is None:
             try:
                 state.allocator.choose(counts)
             except Exhausted as error:
                 space = state.pins.spaces[int(error.metadata["group"])]
                 error.metadata["soft_block_count"] = str(state.pins.reclaimable(space))
-                error.retry_delay_s = self._reclaiming.enough_in_s(missing) or RETRY_DELAY_S
+                error.retry_delay_s = self._reclaims.enough_in_s(missing) or RETRY_DELAY_S
                 raise
         return plan
 
@@ -173,7 +173,7 @@ class Allocations:
     def _may(self, caller: str, verb: Verb, allocation_id: str) -> bool:
         """Returns whether the caller may do this; False also for an allocation that does not exist."""
         owner = self._state.allocator.owner(allocation_id)
-        return owner is not None and may(caller, verb, Thing(Kind.ALLOCATION, owner))
+        return owner is not None and may(caller, verb, Thing(ThingKind.ALLOCATION, owner))
 
     def _give_back(self, blocks: Blocks) -> None:
         for allocation_id in self._state.allocator.free(blocks):

@@ -17,7 +17,7 @@ from kvgrpc.core.moves.moves import Moves
 from kvgrpc.core.peers.liveness import PeerLiveness
 from kvgrpc.core.receive.reservations import Reservations
 from kvgrpc.core.state import NodeState
-from kvgrpc.core.state.waiting import Proofs
+from kvgrpc.core.state.waiting_rows import Proofs
 from kvgrpc.core.tables.peers import PeerState
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.timers import Timer

@@ -12,7 +12,7 @@ from kvgrpc.core.events import KeysRenewed, RenewLeases
 from kvgrpc.core.peers.handshakes import Handshakes
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.state.caller_budget import KEYS_A_RENEWAL
-from kvgrpc.core.state.reservation import Reservation
+from kvgrpc.core.state.reservation import ReservationMove
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.values.ids import check_transfer_key
 from kvgrpc.core.values.limits import check_renewals, granted_ttl
@@ -56,7 +56,7 @@ class KeyRenewals:
         for key, left_s in event.rows:
             for transfer in state.transfers.with_key(key):
                 move = state.receives.get(transfer.id)
-                if isinstance(move, Reservation) and move.peer == event.peer and isfinite(left_s):
+                if isinstance(move, ReservationMove) and move.peer == event.peer and isfinite(left_s):
                     due = state.timers.when(Timer.REGISTRATION, move.name)
                     later = min(state.now + left_s, move.cap)
                     if due is not None and later > due:

@@ -7,24 +7,24 @@
 
 from typing import TypeVar
 
-from kvgrpc.core.actions import PullOpened
+from kvgrpc.core.actions import PullOpenedNews
 from kvgrpc.core.events import Opened
 from kvgrpc.core.moves.course import Course
 from kvgrpc.core.peers.handshakes import Handshakes
 from kvgrpc.core.peers.liveness import PeerLiveness
-from kvgrpc.core.receive.checks import wrong_opened
+from kvgrpc.core.receive.pull_checks import wrong_opened
 from kvgrpc.core.receive.pull_ends import PullEnds
-from kvgrpc.core.receive.renewals import Renewals
+from kvgrpc.core.receive.pull_renewals import PullRenewals
 from kvgrpc.core.state import NodeState
-from kvgrpc.core.state.move import Stage
-from kvgrpc.core.state.pull import Pull
-from kvgrpc.core.tables.accesses import Opening
+from kvgrpc.core.state.move import MoveStage
+from kvgrpc.core.state.pull import PullMove
+from kvgrpc.core.tables.accesses import AccessOpening
 from kvgrpc.core.tables.peers import Peer
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.timers import Timer
-from kvgrpc.core.values.descriptors import Blocks
+from kvgrpc.core.values.block_ids import Blocks
 
-P = TypeVar("P", bound=Pull)
+P = TypeVar("P", bound=PullMove)
 
 
 class PullCourse(Course[P]):
@@ -33,7 +33,7 @@ class PullCourse(Course[P]):
     def __init__(self, state: NodeState, handshakes: Handshakes, liveness: PeerLiveness, ends: PullEnds[P]) -> None:
         super().__init__(state, handshakes, liveness)
         self.ends: PullEnds[P] = ends
-        self._renewals = Renewals(state)
+        self._renewals = PullRenewals(state)
         self.retries[Timer.RENEW] = self._renewals.due
 
     def take(self, pull: P, blocks: Blocks, after_step: int, have_tokens: int = 0) -> None:
@@ -49,7 +49,7 @@ class PullCourse(Course[P]):
 
     def try_post(self, move: P) -> None:
         """Moves the bytes once source, destination and step are known."""
-        if move.stage is not Stage.OPEN or move.destination is None or not move.has_parts:
+        if move.stage is not MoveStage.OPEN or move.destination is None or not move.has_parts:
             return
         if not any(len(ids) for ids in move.filled):
             move.begin_round()
@@ -66,7 +66,7 @@ class PullCourse(Course[P]):
         renewal before that says that the pull reads.
         """
         super()._post(move)
-        if move.opened_without_blocks and move.stage is Stage.WIRE:
+        if move.opened_without_blocks and move.stage is MoveStage.WIRE:
             soon = move.opened_at + self._state.limits.firm_ttl_s / 2
             self.renew_by(move, max(soon, self._state.now))
 
@@ -94,15 +94,15 @@ class PullCourse(Course[P]):
         if move.destination is not None and move.unfilled:
             state.change(transfer.id, nbytes=state.bytes_of([len(ids) for ids in move.filled]))
         if move.destination is None:
-            state.tell(transfer.owner, PullOpened(transfer.id, transfer.request_id, opened.token_count))
+            state.tell(transfer.owner, PullOpenedNews(transfer.id, transfer.request_id, opened.token_count))
             state.timers.clear(Timer.QUEUE, move.name)
             state.timers.set(Timer.BLOCKS, move.name, transfer.created + state.limits.lease_cap_s)
         move.opened_at = state.now
         self._renewals.start(move)
 
-    def _opening(self, move: P, request_id: str, paths: tuple[str, ...]) -> Opening:
+    def _opening(self, move: P, request_id: str, paths: tuple[str, ...]) -> AccessOpening:
         move.opened_without_blocks = move.destination is None
-        return Opening(
+        return AccessOpening(
             move.access_id, move.token, move.claim, move.transfer_id, request_id, paths,
             waits_for_blocks=move.opened_without_blocks, request_time_us=move.request_time_us,
         )  # fmt: skip

@@ -6,17 +6,17 @@ until it ended, even if the transfer is over.
 
 from typing import TypeVar
 
-from kvgrpc.core.actions import BlocksReturned, Failed, Received
+from kvgrpc.core.actions import BlocksReturnedNews, FailedNews, ReceivedNews
 from kvgrpc.core.events import CloseOutcome
 from kvgrpc.core.moves.ends import Ends
 from kvgrpc.core.moves.failures import move_failure
-from kvgrpc.core.state.move import Stage
-from kvgrpc.core.state.pull import Pull
+from kvgrpc.core.state.move import MoveStage
+from kvgrpc.core.state.pull import PullMove
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.transfers import Disposition, Failure, State
 from kvgrpc.errors import Reason
 
-P = TypeVar("P", bound=Pull)
+P = TypeVar("P", bound=PullMove)
 
 
 class PullEnds(Ends[P]):
@@ -25,14 +25,14 @@ class PullEnds(Ends[P]):
     def succeed(self, pull: P) -> None:
         """Ends a pull with success: the source vouched for the bytes, and the blocks are the engine's."""
         state = self._state
-        assert pull.stage is Stage.SETTLING
+        assert pull.stage is MoveStage.SETTLING
         assert not pull.busy
-        pull.move(Stage.ENDED)
+        pull.move(MoveStage.ENDED)
         self._close_writes(pull, None, CloseOutcome.FAILED)
         self._stop(pull)
         state.pins.drop(pull.transfer_id, PinKind.TARGET)
         transfer = state.change(pull.transfer_id, state=State.SUCCEEDED, memory=Disposition.RETURNED)
-        news = Received(transfer.id, transfer.request_id, transfer.use_tokens, pull.telemetry)
+        news = ReceivedNews(transfer.id, transfer.request_id, transfer.use_tokens, pull.telemetry)
         state.tell(transfer.owner, news)
         self._forget(pull)
 
@@ -63,15 +63,15 @@ class PullEnds(Ends[P]):
         self._close_writes(pull, failure, outcome)
         if not closed:
             self._closes.close(pull, outcome, failure.message)
-        pull.move(Stage.ENDED)
+        pull.move(MoveStage.ENDED)
         state.moves.over(pull)
-        state.tell(transfer.owner, Failed(transfer.id, transfer.request_id, failure, end is State.CANCELLED))
+        state.tell(transfer.owner, FailedNews(transfer.id, transfer.request_id, failure, end is State.CANCELLED))
         if pull.busy:
             if not pull.moves_nothing:
                 state.pins.quarantine(pull.transfer_id, state.now)
             return
         state.pins.drop(pull.transfer_id, PinKind.TARGET)
-        state.tell(transfer.owner, BlocksReturned(transfer.id, transfer.request_id))
+        state.tell(transfer.owner, BlocksReturnedNews(transfer.id, transfer.request_id))
         self._forget(pull)
 
     def at_rest(self, move: P) -> None:
@@ -79,7 +79,7 @@ class PullEnds(Ends[P]):
         state = self._state
         state.pins.drop(move.transfer_id, PinKind.QUARANTINE)
         transfer = state.change(move.transfer_id, memory=Disposition.RETURNED)
-        state.tell(transfer.owner, BlocksReturned(transfer.id, transfer.request_id))
+        state.tell(transfer.owner, BlocksReturnedNews(transfer.id, transfer.request_id))
         self._forget(move)
 
     def _close_writes(self, move: P, failure: Failure | None, outcome: CloseOutcome) -> None:

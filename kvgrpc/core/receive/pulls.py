@@ -1,21 +1,21 @@
 """PullBlocks: the destination's side of a transfer, from its grant on.
 
 Success has one way only: through SETTLING with VALID. Everything else fails closed: the bytes are never offered.
-`state.move` has the stages as data, `checks` the checks before anything changes, `pull_ends` the ends.
+`state.move` has the stages as data, `pull_checks` the checks before anything changes, `pull_ends` the ends.
 """
 
 from typing import Any
 
-from kvgrpc.core.actions import Pulling
-from kvgrpc.core.events import CloseOutcome, Closing, GiveDestination, PullBlocks, RenewAnswered
+from kvgrpc.core.actions import PullStarted
+from kvgrpc.core.events import AccessClosing, CloseOutcome, GiveDestination, PullBlocks, RenewAnswered
 from kvgrpc.core.moves.failures import LOST_SOURCE
 from kvgrpc.core.peers.handshakes import Handshakes
-from kvgrpc.core.receive.checks import check_destination, check_key, check_pull
+from kvgrpc.core.receive.pull_checks import check_destination, check_key, check_pull
 from kvgrpc.core.receive.pull_course import PullCourse
 from kvgrpc.core.receive.pull_ends import PullEnds
 from kvgrpc.core.state import NodeState
-from kvgrpc.core.state.move import MOVE_BYTES, Stage
-from kvgrpc.core.state.pull import Pull
+from kvgrpc.core.state.move import MOVE_BYTES, MoveStage
+from kvgrpc.core.state.pull import PullMove
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.tables.transfers import TRANSFER_BYTES, Direction, Failure, Phase, Side, State, Transfer
 from kvgrpc.core.values.kept_blocks import blocks_bytes
@@ -29,7 +29,11 @@ class Pulls:
     """Pulls as their callers ask for them, and the ends that callers ask for of anything this engine receives."""
 
     def __init__(
-        self, state: NodeState, handshakes: Handshakes, course: PullCourse[Pull], ends: dict[type[Pull], PullEnds[Any]]
+        self,
+        state: NodeState,
+        handshakes: Handshakes,
+        course: PullCourse[PullMove],
+        ends: dict[type[PullMove], PullEnds[Any]],
     ) -> None:
         self._state = state
         self._handshakes = handshakes
@@ -53,7 +57,7 @@ class Pulls:
         connection = event.call.connection
         self._handshakes.check_room(claims.address, claims.engine_id, claims.incarnation, connection)
         if event.validate_only:
-            state.reply(event.call.id, Pulling(None))
+            state.reply(event.call.id, PullStarted(None))
             return
         transfer = state.create(
             event.call,
@@ -70,7 +74,7 @@ class Pulls:
             phases=(Phase("handshake", state.now),),
             priority=event.priority,
         )
-        pull = Pull(
+        pull = PullMove(
             transfer.id, event.token, claims, event.access_id, event.call.trace, claim,
             payer=event.call.payer, counts_waiting=False, transfer_timeout_s=transfer_s, queue_timeout_s=queue_s,
             request_time_us=self._began(event, claims.request_time_us),
@@ -81,7 +85,7 @@ class Pulls:
         if taken is not None:
             assert event.destination is not None
             self._course.take(pull, taken, event.after_step, event.destination.have_tokens)
-        state.reply(event.call.id, Pulling(transfer))
+        state.reply(event.call.id, PullStarted(transfer))
         self._course.connect(pull, connection)
 
     def _began(self, event: PullBlocks, handed_over_us: int) -> int:
@@ -105,7 +109,7 @@ class Pulls:
             raise PreconditionFailed(Reason.TRANSFER_EXISTS, f"transfer {transfer.id} has its blocks already")
         blocks = check_destination(state, event.destination, pull.claim.tokens, caller)
         state.ledger.check(pull.payer, 2 * blocks_bytes(blocks))
-        state.reply(event.call.id, Pulling(transfer))
+        state.reply(event.call.id, PullStarted(transfer))
         if not event.validate_only:
             self._course.take(pull, blocks, event.after_step, event.destination.have_tokens)
             state.change(transfer.id, nbytes=state.bytes_of([len(ids) for ids in pull.filled]))
@@ -121,20 +125,20 @@ class Pulls:
         """Cancels a pull, or a reservation."""
         self._cancel(self._state.receives[transfer.id], message, Side.DESTINATION, outcome)
 
-    def cancelled(self, peer: str, row: Closing) -> bool:
+    def cancelled(self, peer: str, row: AccessClosing) -> bool:
         """Takes a source's closing of a pull's access. CANCELLED cancels the pull. FAILED means that the blocks may be
         gone: the source is asked at once, by a renewal. Returns False if the access is no pull's from that life.
         """
         pull = self._state.moves.of_access(row.access_id)
-        if type(pull) is not Pull or peer not in (pull.peer, pull.asked_of):
+        if type(pull) is not PullMove or peer not in (pull.peer, pull.asked_of):
             return False
-        if row.outcome is CloseOutcome.CANCELLED and pull.stage is not Stage.ENDED:
+        if row.outcome is CloseOutcome.CANCELLED and pull.stage is not MoveStage.ENDED:
             self._cancel(pull, row.message, Side.SOURCE, CloseOutcome.CANCELLED)
-        elif row.outcome is CloseOutcome.FAILED and pull.stage is Stage.OPEN:
+        elif row.outcome is CloseOutcome.FAILED and pull.stage is MoveStage.OPEN:
             self._course.renew_by(pull, self._state.now)
         return True
 
-    def _cancel(self, pull: Pull, message: str, side: Side, outcome: CloseOutcome) -> None:
+    def _cancel(self, pull: PullMove, message: str, side: Side, outcome: CloseOutcome) -> None:
         failure = Failure(Reason.CANCELLED, message or "cancelled", pull.stage.value, side, next=NextStep.RECOMPUTE)
         self._ends[type(pull)].end(pull, State.CANCELLED, failure, outcome)
 
@@ -143,13 +147,13 @@ class Pulls:
         issuer that misses this closes all accesses of that life when it declares it dead.
         """
         for pull in list(self._state.receives.values()):
-            if pull.stage is not Stage.ENDED:
+            if pull.stage is not MoveStage.ENDED:
                 self._ends[type(pull)].end(pull, State.FAILED, failure, CloseOutcome.DROPPED)
 
     def renew_answered(self, event: RenewAnswered) -> None:
         """Fails a waiting pull at once if its source is gone; a pull that reads learns it by its settle."""
         pull = self._state.receives.get(event.transfer_id)
-        if pull is None or event.error is None or pull.stage is not Stage.OPEN:
+        if pull is None or event.error is None or pull.stage is not MoveStage.OPEN:
             return
         if event.error.reason in LOST_SOURCE:
             self._ends[type(pull)].fail(pull, event.error)

@@ -3,7 +3,7 @@
 from kvgrpc.core.events import CloseOutcome
 from kvgrpc.core.receive.pull_ends import PullEnds
 from kvgrpc.core.receive.writers import drop_writer
-from kvgrpc.core.state.reservation import Reservation
+from kvgrpc.core.state.reservation import ReservationMove
 from kvgrpc.core.tables.accesses import Access, AccessState
 from kvgrpc.core.tables.ledger import RowKind
 from kvgrpc.core.tables.timers import Timer
@@ -11,10 +11,10 @@ from kvgrpc.core.tables.transfers import Failure
 from kvgrpc.errors import Reason
 
 
-class ReservationEnds(PullEnds[Reservation]):
+class ReservationEnds(PullEnds[ReservationMove]):
     """Ends reservations."""
 
-    def stop_reading(self, reservation: Reservation) -> None:
+    def stop_reading(self, reservation: ReservationMove) -> None:
         """Closes the access at the source, so that nothing more is read under it; the push goes on."""
         self._closes.close(reservation, CloseOutcome.FAILED)
         self._state.moves.drop_access(reservation)
@@ -27,16 +27,16 @@ class ReservationEnds(PullEnds[Reservation]):
         kept_s = max(state.limits.settle_timeout_s, state.limits.open_wait_s)
         state.timers.set(Timer.ACCESS_FORGET, access.id.hex(), state.now + kept_s)
 
-    def proved(self, access_id: bytes, reservation: Reservation) -> None:
+    def proved(self, access_id: bytes, reservation: ReservationMove) -> None:
         """Takes a proof that nothing is written any more under an access of an ended reservation."""
         drop_writer(self._state, access_id)
         self.at_rest(reservation)
 
-    def released_by_operator(self, move: Reservation) -> None:
+    def released_by_operator(self, move: ReservationMove) -> None:
         for access_id in list(move.writers):
             drop_writer(self._state, access_id)
 
-    def _close_writes(self, move: Reservation, failure: Failure | None, outcome: CloseOutcome) -> None:
+    def _close_writes(self, move: ReservationMove, failure: Failure | None, outcome: CloseOutcome) -> None:
         """Ends the source's access to write: its later calls are refused. They get CANCELLED only if both sides were
         cancelled.
         """
@@ -58,7 +58,7 @@ class ReservationEnds(PullEnds[Reservation]):
         else:
             self.close_access(access)
 
-    def _forget(self, pull: Reservation) -> None:
+    def _forget(self, pull: ReservationMove) -> None:
         super()._forget(pull)
         del self._state.targets[pull.target_id]
         self._state.ledger.drop(RowKind.PARTS, pull.name)

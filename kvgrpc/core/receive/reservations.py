@@ -6,36 +6,36 @@ of a pull. Either way success needs every part, and the blocks come back when no
 
 from dataclasses import replace
 
-from kvgrpc.core.actions import Operation, Reserved, Widened
+from kvgrpc.core.actions import BlocksReserved, Operation, Widened
 from kvgrpc.core.events import (
+    AccessClosing,
+    AccessSettling,
     CloseOutcome,
-    Closing,
     Destination,
     Opened,
     PartsReady,
     PushSource,
     ReserveBlocks,
-    Settling,
 )
 from kvgrpc.core.moves.course import RE_PACKED_ON_DEVICE
 from kvgrpc.core.peers.handshakes import Handshakes
-from kvgrpc.core.receive.checks import check_destination
 from kvgrpc.core.receive.key_renewals import KeyRenewals
+from kvgrpc.core.receive.pull_checks import check_destination
 from kvgrpc.core.receive.reservation_course import ReservationCourse
 from kvgrpc.core.receive.writers import add_writer, drop_writer
 from kvgrpc.core.state import NodeState
-from kvgrpc.core.state.keeping import weigh_access
-from kvgrpc.core.state.move import MOVE_BYTES, Stage
-from kvgrpc.core.state.reservation import Refusal, Reservation, claims_of, unknown_source
+from kvgrpc.core.state.kept_accesses import weigh_access
+from kvgrpc.core.state.move import MOVE_BYTES, MoveStage
+from kvgrpc.core.state.reservation import Refusal, ReservationMove, claims_of, unknown_source
 from kvgrpc.core.tables.accesses import Access, AccessState, Verdict, parts_bytes
 from kvgrpc.core.tables.ledger import RowKind
 from kvgrpc.core.tables.peers import Peer
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.tables.transfers import TRANSFER_BYTES, Direction, Phase, State
 from kvgrpc.core.values import content as contents
-from kvgrpc.core.values.calls import LayerRange
-from kvgrpc.core.values.content import Content
-from kvgrpc.core.values.grants import Access as AccessKind, Claims, mint
+from kvgrpc.core.values.call import LayerRange
+from kvgrpc.core.values.content import ContentId
+from kvgrpc.core.values.grants import AccessKind, Claims, mint
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES, check_transfer_key, mint_lease_id
 from kvgrpc.core.values.kept_blocks import blocks_bytes
 from kvgrpc.core.values.layout import check_prefix
@@ -99,7 +99,7 @@ class Reservations:
         if event.source is not None:
             self._handshakes.check_room(event.source.address, event.source.engine_id, 0, event.call.connection)
         if event.validate_only:
-            state.reply(event.call.id, Reserved(None, b""))
+            state.reply(event.call.id, BlocksReserved(None, b""))
             return
         self._reserved, source = self._reserved + 1, event.source or PushSource("")
         nbytes = state.bytes_of([len(ids) for ids in blocks])
@@ -117,9 +117,9 @@ class Reservations:
             phases=(Phase("rendezvous", state.now),),
             priority=event.priority,
         )
-        reservation = Reservation(
+        reservation = ReservationMove(
             transfer.id, token, unknown_source(source, event.key), b"", event.call.trace, claim,
-            stage=Stage.RENDEZVOUS,
+            stage=MoveStage.RENDEZVOUS,
             target_id=target_id,
             registration_timeout_s=timeout_s,
             expected=nbytes,
@@ -130,7 +130,7 @@ class Reservations:
         state.receives[transfer.id] = state.targets[target_id] = reservation
         self._course.take(reservation, blocks, event.after_step, event.have_tokens)
         self._course.await_part(reservation)
-        state.reply(event.call.id, Reserved(transfer, token))
+        state.reply(event.call.id, BlocksReserved(transfer, token))
         if source.address:
             self._course.connect(reservation, event.call.connection)
 
@@ -197,7 +197,7 @@ class Reservations:
         parts.extend(opening.parts)
         return parts
 
-    def _compare(self, access: Access, offered: Content, reservation: Reservation) -> None:
+    def _compare(self, access: Access, offered: ContentId, reservation: ReservationMove) -> None:
         """Sets the number of tokens that may be filled: all wanted tokens, or a prefix if that is enough. Raises
         otherwise.
         """
@@ -244,7 +244,7 @@ class Reservations:
         else:
             add_writer(state, reservation, access.id, peer)
             reservation.access_id = access.id
-        reservation.move(Stage.OPEN)
+        reservation.move(MoveStage.OPEN)
         state.timers.clear(Timer.OPEN_RETRY, reservation.name)
         transfer = state.transfers.get(reservation.transfer_id)
         state.change(
@@ -275,7 +275,7 @@ class Reservations:
             lease_id=reservation.target_id,
         )
 
-    def settle(self, access: Access, row: Settling) -> Verdict:
+    def settle(self, access: Access, row: AccessSettling) -> Verdict:
         """Returns the verdict on parts that a writing source has moved. A repeated settle gets the same verdict."""
         if access.verdict is None and (access.state is not AccessState.OPEN or access.opening.reverse_access_id):
             reason = access.stale or Reason.ACCESS_CLOSED
@@ -298,7 +298,7 @@ class Reservations:
         if row.last:
             access.verdict = Verdict(True)
             drop_writer(self._state, access.id)
-            reservation.move(Stage.SETTLING)
+            reservation.move(MoveStage.SETTLING)
             self._state.change(reservation.transfer_id, nbytes=reservation.nbytes, nbytes_done=reservation.nbytes)
             self._ends.succeed(reservation)
         else:
@@ -318,7 +318,7 @@ class Reservations:
             knows = reservation.parts is None and reason is not Reason.PEER_LOST
             self._ends.fail_with(reservation, reason, message, closed=knows)
 
-    def refused(self, peer: Peer, target_id: str, row: Closing) -> None:
+    def refused(self, peer: Peer, target_id: str, row: AccessClosing) -> None:
         """Fails a push whose source cannot deliver: it has opened nothing yet, or has not opened again."""
         reservation = self._state.targets.get(target_id)
         if reservation is None:
@@ -328,14 +328,14 @@ class Reservations:
                 if writer.life == peer.key and peer.was_told(writer.told):
                     drop_writer(self._state, access_id)
         mine = not reservation.write_access or reservation.peer == peer.key
-        if reservation.stage is not Stage.ENDED and mine:
+        if reservation.stage is not MoveStage.ENDED and mine:
             message = row.message or f"engine {peer.description.engine_id} cannot deliver"
             known = reservation.refused if reservation.refused and reservation.refused.peer == peer.key else None
             reason = known.reason if known else Reason.SOURCE_FAILED
             if row.outcome is CloseOutcome.CANCELLED:
                 reason = Reason.CANCELLED
             self._ends.fail_with(reservation, reason, message)
-        elif reservation.stage is Stage.ENDED and not reservation.busy:
+        elif reservation.stage is MoveStage.ENDED and not reservation.busy:
             self._ends.at_rest(reservation)
 
     # -- proofs
@@ -345,7 +345,7 @@ class Reservations:
         that opened the access is believed; one that took its name since is not.
         """
         reservation = self._state.open_writes.get(access_id)
-        if reservation is None or reservation.stage is not Stage.ENDED:
+        if reservation is None or reservation.stage is not MoveStage.ENDED:
             return
         writer = reservation.writers[access_id]
         if writer.life == peer.key and peer.was_told(writer.told):
@@ -359,19 +359,19 @@ class Reservations:
             if reservation.writers[id_].life == peer
         ]
         for access_id, reservation in writes:
-            assert reservation.stage is Stage.ENDED, "what gives the proof has ended the moves"
+            assert reservation.stage is MoveStage.ENDED, "what gives the proof has ended the moves"
             self._ends.proved(access_id, reservation)
 
-    def _replace(self, reservation: Reservation) -> None:
+    def _replace(self, reservation: ReservationMove) -> None:
         """Ends the last access when the prefill of a push starts over: its source has nothing under way under it."""
         self._state.accesses[reservation.write_access].stale = Reason.PREEMPTED
         self._ends.close_access(self._state.accesses[reservation.write_access])
         drop_writer(self._state, reservation.write_access)
         self._course.start_over(reservation)
 
-    def _reservation_of(self, access: Access) -> Reservation:
+    def _reservation_of(self, access: Access) -> ReservationMove:
         reservation = self._state.targets.get(access.lease_id)
-        if reservation is None or reservation.stage is Stage.ENDED:
+        if reservation is None or reservation.stage is MoveStage.ENDED:
             self._state.check_grant(access.opening.token)
             raise PreconditionFailed(Reason.TRANSFER_ENDED, "the push has ended at its destination")
         return reservation

@@ -2,11 +2,11 @@
 
 from kvgrpc.core.actions import Expect
 from kvgrpc.core.state import NodeState
-from kvgrpc.core.state.reservation import Reservation, Writer
+from kvgrpc.core.state.reservation import ReservationMove, Writer
 from kvgrpc.core.tables.peers import Peer
 
 
-def add_writer(state: NodeState, reservation: Reservation, access_id: bytes, peer: Peer) -> None:
+def add_writer(state: NodeState, reservation: ReservationMove, access_id: bytes, peer: Peer) -> None:
     """Notes that a source may write under an access. Ranks are told too: they outlive a lead that dies."""
     reservation.writers[access_id] = Writer(peer.key, peer.asks)
     state.open_writes[access_id] = reservation

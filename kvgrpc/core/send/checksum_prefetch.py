@@ -11,13 +11,13 @@ import numpy as np
 from kvgrpc.core.actions import Checksums, ComputeChecksums
 from kvgrpc.core.events import ChecksumsComputed
 from kvgrpc.core.state import NodeState
-from kvgrpc.core.state.waiting import Places, Prefetch, PrefetchTurn
+from kvgrpc.core.state.waiting_rows import Places, Prefetch, PrefetchTurn
 from kvgrpc.core.tables.accesses import Access
 from kvgrpc.core.tables.leases import Lease, ended_error
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.tables.transfers import Failure
-from kvgrpc.core.values.calls import LayerRange
-from kvgrpc.core.values.descriptors import Blocks
+from kvgrpc.core.values.block_ids import Blocks
+from kvgrpc.core.values.call import LayerRange
 from kvgrpc.core.values.pieces import Pieces, RankChecksums, pieces_of
 from kvgrpc.errors import (
     DeadlineExceeded,

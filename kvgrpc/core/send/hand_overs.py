@@ -6,25 +6,25 @@ its accesses and its transfer in the same step.
 
 from dataclasses import replace
 
-from kvgrpc.core.actions import BlocksReturned, Failed, HandedOver, LeaseView, Released
+from kvgrpc.core.actions import BlocksReturnedNews, FailedNews, HandedOver, LeaseView, Released
 from kvgrpc.core.events import FinishedBlocks, LeaseRef, LeasesVoided, ReleaseLease, WaitsFor
-from kvgrpc.core.send import standing
-from kvgrpc.core.send.covering import check_covers
-from kvgrpc.core.send.failures import WANTED_ENDS, send_failure
+from kvgrpc.core.send import stand_in_leases
 from kvgrpc.core.send.firmness import Firmness
 from kvgrpc.core.send.lease_ids import LEASE_ID_BYTES_MAX, check_lease_id, may_mint
 from kvgrpc.core.send.lease_renewals import LeaseRenewals
+from kvgrpc.core.send.listed_blocks import check_covers
+from kvgrpc.core.send.send_failures import WANTED_ENDS, send_failure
 from kvgrpc.core.send.weak_claims import WeakClaims
 from kvgrpc.core.state import NodeState
-from kvgrpc.core.state.keeping import weigh_access
+from kvgrpc.core.state.kept_accesses import weigh_access
 from kvgrpc.core.tables.accesses import Access, AccessState
 from kvgrpc.core.tables.leases import LEASE_BYTES, Lease, LeaseState
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.tables.transfers import TRANSFER_BYTES, Direction, Disposition, Failure, State, Transfer
-from kvgrpc.core.values.content import Content
-from kvgrpc.core.values.descriptors import Blocks
-from kvgrpc.core.values.grants import Access as AccessKind, Claims, mint, verify
+from kvgrpc.core.values.block_ids import Blocks
+from kvgrpc.core.values.content import ContentId
+from kvgrpc.core.values.grants import AccessKind, Claims, mint, verify
 from kvgrpc.core.values.ids import check_transfer_key, mint_lease_id
 from kvgrpc.core.values.kept_blocks import blocks_bytes, no_blocks
 from kvgrpc.core.values.limits import granted_firm_ttl, granted_ttl
@@ -68,13 +68,13 @@ class HandOvers:
             state.reply(event.call.id, HandedOver(self.preview(lease), None, b""))
             return
         self.add(lease, event)
-        standing.keep(state, lease)
+        stand_in_leases.keep(state, lease)
         self._firmness.handed_over(lease)
         transfer = self._send(lease, event) if event.transfer else None
         state.reply(event.call.id, HandedOver(self.view(lease), transfer, token))
         state.react.lease_began(lease)
 
-    def new_lease(self, event: FinishedBlocks, blocks: Blocks, content: Content, ttl_s: float) -> Lease:
+    def new_lease(self, event: FinishedBlocks, blocks: Blocks, content: ContentId, ttl_s: float) -> Lease:
         """Returns the lease that a hand-over would make. Changes nothing. Raises AlreadyExists, PermissionDenied,
         InvalidRequest or Exhausted.
         """
@@ -210,9 +210,9 @@ class HandOvers:
         if lease.transfer_id:
             self._end_send(lease, failure, cancelled=cancelled)
         else:
-            state.tell(lease.owner, BlocksReturned("", lease.request_id, lease.id))
+            state.tell(lease.owner, BlocksReturnedNews("", lease.request_id, lease.id))
         if how is LeaseState.DONE and lease.received:
-            for other in standing.read(state, lease):
+            for other in stand_in_leases.read(state, lease):
                 self.end(other, LeaseState.DONE)
 
     def retire(self, lease: Lease, how: LeaseState, reason: Reason) -> None:
@@ -271,7 +271,7 @@ class HandOvers:
         state.pins.drop(lease.id, PinKind.LEASE)
         state.leases.ended(lease)
 
-    def _check(self, event: FinishedBlocks) -> tuple[Blocks, Content, float]:
+    def _check(self, event: FinishedBlocks) -> tuple[Blocks, ContentId, float]:
         """Checks a hand-over completely before anything changes."""
         state = self._state
         state.check_open()
@@ -360,7 +360,7 @@ class HandOvers:
             nbytes_done=lease.nbytes_done,
         )
         if failure:
-            state.tell(lease.owner, Failed(transfer.id, transfer.request_id, failure, end is State.CANCELLED))
+            state.tell(lease.owner, FailedNews(transfer.id, transfer.request_id, failure, end is State.CANCELLED))
         if not held:
-            news = BlocksReturned(transfer.id, transfer.request_id, lease.id, lease.telemetries)
+            news = BlocksReturnedNews(transfer.id, transfer.request_id, lease.id, lease.telemetries)
             state.tell(lease.owner, news)

@@ -2,7 +2,7 @@
 
 from kvgrpc.core.send.hand_overs import HandOvers
 from kvgrpc.core.state import NodeState
-from kvgrpc.core.state.push import Push
+from kvgrpc.core.state.push import SourcePush
 from kvgrpc.core.tables.leases import Lease
 from kvgrpc.core.tables.ledger import RowKind
 from kvgrpc.core.tables.transfers import Direction
@@ -24,12 +24,12 @@ def find(state: NodeState, key: bytes) -> Lease | None:
     return None
 
 
-def pushed(state: NodeState, hand_overs: HandOvers, lease: Lease, key: bytes) -> Push:
+def pushed(state: NodeState, hand_overs: HandOvers, lease: Lease, key: bytes) -> SourcePush:
     """Turns the lease into the one part of a new push. Raises what refuses that part, before anything changes."""
     parts = Parts(state.pool.pool, lease.content.tokens, state.limits.blocks_per_request)
     parts.add(parts.check(lease.blocks, None, last=True, after_step=lease.after_step), lease.blocks)
     payer = state.ledger.payer(RowKind.LEASE, lease.id)
-    push = Push(
+    push = SourcePush(
         lease.transfer_id, key, payer, lease.cap, lease_id=lease.id, content=lease.content, parts=parts,
         handed_over=True, consumers=lease.consumers, finished=lease.finished, received=lease.received,
         cancelled_by=lease.cancelled_by, trouble=lease.trouble,

@@ -2,7 +2,7 @@
 
 from kvgrpc.core.events import FinishedBlocks
 from kvgrpc.core.state import NodeState
-from kvgrpc.core.values.owners import ENGINE, EVERYONE, Kind, Thing, Verb, may
+from kvgrpc.core.values.owners import ENGINE, EVERYONE, Thing, ThingKind, Verb, may
 from kvgrpc.errors import AlreadyExists, PermissionDenied, Reason, invalid
 
 LEASE_ID_BYTES_MAX = 64
@@ -10,7 +10,7 @@ LEASE_ID_BYTES_MAX = 64
 
 def may_mint(state: NodeState, event: FinishedBlocks) -> bool:
     """Returns whether the caller may choose lease ids. Where an engine is attached, only the engine may."""
-    return may(event.call.principal, Verb.MINT, Thing(Kind.LEASE, ENGINE if state.attached else EVERYONE))
+    return may(event.call.principal, Verb.MINT, Thing(ThingKind.LEASE, ENGINE if state.attached else EVERYONE))
 
 
 def check_lease_id(state: NodeState, event: FinishedBlocks) -> None:

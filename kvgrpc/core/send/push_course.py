@@ -10,16 +10,16 @@ from kvgrpc.core.actions import SendParts
 from kvgrpc.core.events import Opened, PartsAnswered
 from kvgrpc.core.moves.course import Course
 from kvgrpc.core.moves.moves import RETRY_DELAY_S
-from kvgrpc.core.moves.opened import wrong_blocks
+from kvgrpc.core.moves.opened_check import wrong_blocks
 from kvgrpc.core.peers.handshakes import Handshakes
 from kvgrpc.core.peers.liveness import PeerLiveness
 from kvgrpc.core.send.hand_overs import HandOvers
 from kvgrpc.core.send.push_ends import PushEnds
 from kvgrpc.core.state import NodeState
-from kvgrpc.core.state.keeping import add_access, weigh_access
-from kvgrpc.core.state.move import Stage
+from kvgrpc.core.state.kept_accesses import add_access, weigh_access
+from kvgrpc.core.state.move import MoveStage
 from kvgrpc.core.state.push import Registration
-from kvgrpc.core.tables.accesses import Access, AccessState, Opening
+from kvgrpc.core.tables.accesses import Access, AccessOpening, AccessState
 from kvgrpc.core.tables.peers import Peer
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.timers import Timer
@@ -76,7 +76,7 @@ class PushCourse(Course[Registration]):
 
     def try_post(self, move: Registration) -> None:
         """Posts the ready parts, or tells the destination of them."""
-        if move.stage is not Stage.OPEN:
+        if move.stage is not MoveStage.OPEN:
             return
         done = move.posted if move.writes else move.told
         late = self._ready(move, done)
@@ -98,7 +98,7 @@ class PushCourse(Course[Registration]):
     def parts_answered(self, event: PartsAnswered) -> None:
         """Takes the destination's answer to SendParts, or the error."""
         move = self._state.pushes.of_access(event.access_id)
-        if move is None or move.stage is not Stage.OPEN or not move.telling:
+        if move is None or move.stage is not MoveStage.OPEN or not move.telling:
             return
         if event.error is None:
             move.told, move.telling = move.telling, 0
@@ -194,7 +194,7 @@ class PushCourse(Course[Registration]):
         """Opens a READ access on our own lease for the destination."""
         state = self._state
         lease = state.leases.get(move.push.lease_id)
-        opening = Opening(move.reverse_id, b"", None)
+        opening = AccessOpening(move.reverse_id, b"", None)
         access = Access(opening, peer.description.engine_id, peer.key, lease.id, state.now)
         access.move(AccessState.OPEN)
         add_access(state, peer, access)
@@ -204,9 +204,9 @@ class PushCourse(Course[Registration]):
         weigh_access(state, access)
         state.expect(access, open_=True)
 
-    def _opening(self, move: Registration, request_id: str, paths: tuple[str, ...]) -> Opening:
+    def _opening(self, move: Registration, request_id: str, paths: tuple[str, ...]) -> AccessOpening:
         reverse = b"" if move.writes else move.reverse_id
-        return Opening(
+        return AccessOpening(
             move.access_id, move.token, None, move.transfer_id, request_id, paths, reverse, move.push.content,
             move.push.part_epoch, () if move.writes else move.rows(),
         )  # fmt: skip

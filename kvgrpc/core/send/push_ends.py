@@ -5,17 +5,17 @@ does not end its push: as with pulls, another destination may come while the lea
 for good, or dies, counts as a done consumer if the hand-over says RELEASE.
 """
 
-from kvgrpc.core.actions import BlocksReturned, Failed, PartsReturned
+from kvgrpc.core.actions import BlocksReturnedNews, FailedNews, PartsReturnedNews
 from kvgrpc.core.events import CloseOutcome
 from kvgrpc.core.moves.ends import Ends
 from kvgrpc.core.moves.failures import move_failure
 from kvgrpc.core.moves.pending_closes import PendingCloses
-from kvgrpc.core.send.failures import consumer_cancelled
 from kvgrpc.core.send.firmness import Firmness
 from kvgrpc.core.send.hand_overs import HandOvers
+from kvgrpc.core.send.send_failures import consumer_cancelled
 from kvgrpc.core.state import NodeState
-from kvgrpc.core.state.move import AT_ISSUER, Stage
-from kvgrpc.core.state.push import Push, Registration
+from kvgrpc.core.state.move import AT_ISSUER, MoveStage
+from kvgrpc.core.state.push import Registration, SourcePush
 from kvgrpc.core.tables.accesses import AccessState
 from kvgrpc.core.tables.leases import Lease, LeaseState
 from kvgrpc.core.tables.pins import PinKind
@@ -66,7 +66,7 @@ class PushEnds(Ends[Registration]):
         self._over(move, failure.message)
         self.failed(move.push, move.claims.engine_id, message, outcome)
 
-    def failed(self, push: Push, engine_id: str, message: str, outcome: CloseOutcome) -> None:
+    def failed(self, push: SourcePush, engine_id: str, message: str, outcome: CloseOutcome) -> None:
         """Records that a destination takes nothing, or nothing more, of a push. A cancelled destination is done,
         whatever the grant says. While there are no parts, only the known destinations count.
         """
@@ -103,7 +103,7 @@ class PushEnds(Ends[Registration]):
         if push.over and not push.posting:
             self._return(push)
 
-    def taken_back(self, push: Push) -> None:
+    def taken_back(self, push: SourcePush) -> None:
         """Handles the last parts of an ended push that the engine took back, though our postings may still read them.
 
         Parts that were replaced earlier are not taken back: they are returned when nothing reads them.
@@ -113,16 +113,16 @@ class PushEnds(Ends[Registration]):
             self._tell_parts(push)
             self._return(push)
 
-    def _return(self, push: Push) -> None:
+    def _return(self, push: SourcePush) -> None:
         state = self._state
         transfer = state.transfers.find(push.transfer_id)
         if transfer and transfer.memory is Disposition.QUARANTINED:
             state.change(transfer.id, memory=Disposition.RETURNED)
-            state.tell(transfer.owner, BlocksReturned(transfer.id, transfer.request_id, push.lease_id))
+            state.tell(transfer.owner, BlocksReturnedNews(transfer.id, transfer.request_id, push.lease_id))
 
     # -- pushes
 
-    def end(self, push: Push, end: State, failure: Failure) -> None:
+    def end(self, push: SourcePush, end: State, failure: Failure) -> None:
         """Ends a push without success."""
         state = self._state
         lease = state.leases.find(push.lease_id)
@@ -133,9 +133,9 @@ class PushEnds(Ends[Registration]):
         held = push.reads(state.pins)
         memory = Disposition.QUARANTINED if held else Disposition.RETURNED
         transfer = state.change(push.transfer_id, state=end, failure=failure, memory=memory)
-        state.tell(transfer.owner, Failed(transfer.id, transfer.request_id, failure, end is State.CANCELLED))
+        state.tell(transfer.owner, FailedNews(transfer.id, transfer.request_id, failure, end is State.CANCELLED))
         if not held:
-            state.tell(transfer.owner, BlocksReturned(transfer.id, transfer.request_id))
+            state.tell(transfer.owner, BlocksReturnedNews(transfer.id, transfer.request_id))
 
     def lease_ended(self, lease: Lease, failure: Failure | None) -> None:
         """Ends a push with its lease."""
@@ -143,7 +143,7 @@ class PushEnds(Ends[Registration]):
         if push is not None:
             self._end_all(push, failure)
 
-    def start_over(self, push: Push, how: LeaseState) -> None:
+    def start_over(self, push: SourcePush, how: LeaseState) -> None:
         """Discards the parts of this epoch and ends their lease as `how`. The wait for the next epoch starts."""
         state = self._state
         lease = state.leases.get(push.lease_id)
@@ -168,31 +168,31 @@ class PushEnds(Ends[Registration]):
                 state.pins.drop(move.name, PinKind.ACCESS)
             move.rewind()
             state.moves.weigh(move)
-            if move.stage is not Stage.RENDEZVOUS:
-                move.move(Stage.RENDEZVOUS)
+            if move.stage is not MoveStage.RENDEZVOUS:
+                move.move(MoveStage.RENDEZVOUS)
         self.return_parts(push)
 
-    def return_parts(self, push: Push) -> None:
+    def return_parts(self, push: SourcePush) -> None:
         """Gives the blocks of earlier epochs back to the engine, unless our own postings still read them."""
         if not push.posting:
             self._tell_parts(push)
 
-    def _tell_parts(self, push: Push) -> None:
+    def _tell_parts(self, push: SourcePush) -> None:
         for lease_id in push.returning:
             self._tell_returned(push, lease_id)
         push.returning.clear()
 
-    def _tell_returned(self, push: Push, lease_id: str) -> None:
+    def _tell_returned(self, push: SourcePush, lease_id: str) -> None:
         transfer = self._state.transfers.get(push.transfer_id)
-        self._state.tell(transfer.owner, PartsReturned(transfer.id, transfer.request_id, lease_id))
+        self._state.tell(transfer.owner, PartsReturnedNews(transfer.id, transfer.request_id, lease_id))
 
-    def _take_back(self, push: Push) -> None:
+    def _take_back(self, push: SourcePush) -> None:
         """Drops the pins of this epoch's blocks: the engine reuses them already, though they may be read."""
         for move in push.registrations.values():
             if move.posted_epoch == push.part_epoch:
                 self._state.pins.drop(move.name, PinKind.ACCESS)
 
-    def _end_all(self, push: Push, failure: Failure | None) -> None:
+    def _end_all(self, push: SourcePush, failure: Failure | None) -> None:
         """Ends what is left of a push. Its grants and key are refused for a while. The key of a push that was cancelled
         after both halves had met is not refused, because nothing more can come under it.
         """
@@ -218,7 +218,7 @@ class PushEnds(Ends[Registration]):
             self._closes.close(move, move.push.outcome, message)
         cancelled = move.push.over and move.push.outcome is CloseOutcome.CANCELLED
         self._shut(move, Reason.CANCELLED if cancelled else Reason.LEASE_RELEASED)
-        move.move(Stage.ENDED)
+        move.move(MoveStage.ENDED)
         self._state.moves.over(move)
         if not move.postings:
             self._state.pins.drop(move.name, PinKind.ACCESS)
@@ -240,7 +240,7 @@ class PushEnds(Ends[Registration]):
         self._state.pushes.remove(move)
 
 
-def _said(push: Push, failure: Failure | None) -> Reason:
+def _said(push: SourcePush, failure: Failure | None) -> Reason:
     """Returns the reason given to a destination or a part that comes after the end of its push."""
     if failure is not None and failure.reason in (Reason.SOURCE_FAILED, Reason.LEASE_RECLAIMED):
         return failure.reason

@@ -7,26 +7,26 @@ is checked completely before anything changes.
 from dataclasses import replace
 
 from kvgrpc.core.actions import GaveUp, HandedOver, Registered
-from kvgrpc.core.events import CloseOutcome, Closing, FinishedBlocks, RegisterPush, Settling
+from kvgrpc.core.events import AccessClosing, AccessSettling, CloseOutcome, FinishedBlocks, RegisterPush
 from kvgrpc.core.peers.handshakes import Handshakes
 from kvgrpc.core.send import handed_over
-from kvgrpc.core.send.expecting import Expecting
+from kvgrpc.core.send.expected_pushes import ExpectedPushes
 from kvgrpc.core.send.firmness import Firmness
 from kvgrpc.core.send.hand_overs import HandOvers
-from kvgrpc.core.send.mirroring import Mirroring
+from kvgrpc.core.send.mirror_copies import MirrorCopies
 from kvgrpc.core.send.push_course import PushCourse
 from kvgrpc.core.state import NodeState
-from kvgrpc.core.state.move import MOVE_BYTES, Stage
-from kvgrpc.core.state.push import Push, Registration
+from kvgrpc.core.state.move import MOVE_BYTES, MoveStage
+from kvgrpc.core.state.push import Registration, SourcePush
 from kvgrpc.core.tables.accesses import Access
 from kvgrpc.core.tables.leases import Lease, LeaseState
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.tables.transfers import Direction, Failure, Phase, Side, State
-from kvgrpc.core.values.calls import Call
-from kvgrpc.core.values.content import Content
-from kvgrpc.core.values.descriptors import Blocks
-from kvgrpc.core.values.grants import Access as AccessKind, Claims, OnAbort, read_claims
+from kvgrpc.core.values.block_ids import Blocks
+from kvgrpc.core.values.call import Call
+from kvgrpc.core.values.content import ContentId
+from kvgrpc.core.values.grants import AccessKind, Claims, OnAbort, read_claims
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES, check_transfer_key, peer_key
 from kvgrpc.core.values.kept_blocks import blocks_bytes
 from kvgrpc.core.values.limits import granted_ttl
@@ -49,14 +49,14 @@ class Pushes:
 
     def __init__(
         self, state: NodeState, handshakes: Handshakes, course: PushCourse, hand_overs: HandOvers, firmness: Firmness,
-        mirroring: Mirroring,
+        mirror_copies: MirrorCopies,
     ) -> None:  # fmt: skip
         self._state = state
-        self._mirroring = mirroring
+        self._mirror_copies = mirror_copies
         self._handshakes = handshakes
         self._course = course
         self._ends = course.ends
-        self.expecting = Expecting(state, course.ends)
+        self.expected_pushes = ExpectedPushes(state, course.ends)
         self._hand_overs = hand_overs
         self._firmness = firmness
 
@@ -88,7 +88,7 @@ class Pushes:
             push = handed_over.pushed(state, self._hand_overs, lease, claims.transfer_key)
         elif push is None:
             push = self._new(event.call, event.request_id, claims.transfer_key, "parts")
-            self.expecting.registered(push)
+            self.expected_pushes.registered(push)
         move = self._add(push, event, claims)
         transfer = state.transfers.get(push.transfer_id)
         if move.leading:
@@ -136,16 +136,16 @@ class Pushes:
         )
         # The reply lists no blocks: otherwise every part would list all earlier blocks again.
         state.reply(event.call.id, HandedOver(replace(self._hand_overs.view(lease), blocks=()), transfer, b""))
-        self._mirroring.part_came(lease, part, blocks)
+        self._mirror_copies.part_came(lease, part, blocks)
         if first:
             self._admit(push, lease)
         for move in push.live:
-            if move.stage is Stage.RENDEZVOUS:
+            if move.stage is MoveStage.RENDEZVOUS:
                 self._course.connect(move)
             else:
                 self._course.try_post(move)
 
-    def cancel(self, push: Push, message: str, outcome: CloseOutcome) -> None:
+    def cancel(self, push: SourcePush, message: str, outcome: CloseOutcome) -> None:
         """Ends a push as cancelled. `outcome` is what that means for its destinations."""
         push.outcome = outcome
         failure = Failure(Reason.CANCELLED, message or "cancelled", push.phase, Side.SOURCE, next=NextStep.RECOMPUTE)
@@ -170,7 +170,7 @@ class Pushes:
         elif push is not None:
             self._ends.start_over(push, LeaseState.VOIDED)
 
-    def refused(self, call: Call, peer: str, row: Closing) -> bool:
+    def refused(self, call: Call, peer: str, row: AccessClosing) -> bool:
         """Handles a destination's close of an access that we opened there. Returns False if there is no such access."""
         move = self._state.pushes.of_access(row.access_id) or self._state.pushes.with_token(row.token)
         if move is None:
@@ -178,7 +178,7 @@ class Pushes:
         if peer not in (move.peer, peer_key(move.claims.engine_id, move.claims.incarnation)):
             return False
         message = row.message or "the destination ended the push"
-        if move.stage is not Stage.ENDED:
+        if move.stage is not MoveStage.ENDED:
             self._ends.give_up(move, _REASONS[row.outcome], message, row.outcome)
         elif row.outcome is not CloseOutcome.FAILED and move.push.lacks(move.claims.engine_id):
             self._ends.failed(move.push, move.claims.engine_id, message, row.outcome)
@@ -187,14 +187,14 @@ class Pushes:
     def reader_gone(self, access: Access, message: str, *, received: bool) -> None:
         """Ends a registration whose destination closed the access under which it read."""
         move = self._state.pushes.of_reader(access.id)
-        if move is None or move.stage is Stage.ENDED:
+        if move is None or move.stage is MoveStage.ENDED:
             return
         if received:
             self._ends.done(move)
         elif not move.replaced or access.outcome is CloseOutcome.CANCELLED:
             self._ends.give_up(move, _REASONS[access.outcome], message or "the destination gave up", access.outcome)
 
-    def vouches(self, access: Access, row: Settling) -> bool:
+    def vouches(self, access: Access, row: AccessSettling) -> bool:
         """Returns whether a reading destination was told of the part that it settles. A pull has no parts. The last
         part may be settled without `last`: after a checksum mismatch the settle is not the end.
         """
@@ -204,7 +204,7 @@ class Pushes:
         last = move.parts.complete and row.part == len(move.parts) - 1
         return row.part < max(move.told, move.telling) and (last or not row.last)
 
-    def _new(self, call: Call, request_id: str, key: bytes, waiting_for: str) -> Push:
+    def _new(self, call: Call, request_id: str, key: bytes, waiting_for: str) -> SourcePush:
         state = self._state
         transfer = state.create(
             call,
@@ -216,12 +216,12 @@ class Pushes:
             consumers=1,
         )
         state.lift_tombstone(key)
-        push = Push(transfer.id, key, call.payer, state.now + state.limits.lease_cap_s)
+        push = SourcePush(transfer.id, key, call.payer, state.now + state.limits.lease_cap_s)
         self._state.pushes.begin(push)
-        self.expecting.begun(push)
+        self.expected_pushes.begun(push)
         return push
 
-    def _never_comes(self, call: Call, peer: str, row: Closing) -> bool:
+    def _never_comes(self, call: Call, peer: str, row: AccessClosing) -> bool:
         """Handles a destination that dropped or cancelled its reservation before it registered here. Returns False when
         the row names no such reservation.
         """
@@ -247,14 +247,14 @@ class Pushes:
         self._ends.failed(push, claims.engine_id, message, row.outcome)
         return True
 
-    def _add(self, push: Push, event: RegisterPush, claims: Claims) -> Registration:
+    def _add(self, push: SourcePush, event: RegisterPush, claims: Claims) -> Registration:
         assert len(event.access_id) == len(event.reverse_access_id) == ACCESS_ID_BYTES, "the event has random ids"
         number = len(push.registrations) + 1
         move = Registration(
             push.transfer_id, event.token, claims, event.access_id, event.call.trace,
             name=f"{push.transfer_id}#{number}",
             leading=number == 1,
-            stage=Stage.RENDEZVOUS,
+            stage=MoveStage.RENDEZVOUS,
             push=push,
             reverse_id=event.reverse_access_id,
             payer=event.call.payer,
@@ -266,7 +266,9 @@ class Pushes:
             self._firmness.claimed(lease)
         return move
 
-    def _begin_epoch(self, push: Push, event: FinishedBlocks, parts: Parts, content: Content, lease: Lease) -> None:
+    def _begin_epoch(
+        self, push: SourcePush, event: FinishedBlocks, parts: Parts, content: ContentId, lease: Lease
+    ) -> None:
         """Begins the parts of a push, or of a higher epoch."""
         state = self._state
         if push.parts is not None:
@@ -285,10 +287,10 @@ class Pushes:
         self._hand_overs.add(lease, event)
         state.change(push.transfer_id, consumers=push.consumers)
 
-    def _admit(self, push: Push, lease: Lease) -> None:
+    def _admit(self, push: SourcePush, lease: Lease) -> None:
         """Keeps as many destinations as the hand-over declares. Those that gave up meanwhile count."""
         for move in push.live[max(push.consumers - len(push.finished), 0) :]:
-            if move.stage is not Stage.ENDED:  # an earlier failure here may have ended the push
+            if move.stage is not MoveStage.ENDED:  # an earlier failure here may have ended the push
                 self._ends.fail_with(move, Reason.TRANSFER_EXISTS, f"it has {push.consumers} destinations already")
         self._hand_overs.count(lease)
 
@@ -311,12 +313,12 @@ class Pushes:
         self._state.check_open()
         self._state.check_room()
 
-    def _check_again(self, push: Push, known: Registration) -> None:
+    def _check_again(self, push: SourcePush, known: Registration) -> None:
         """Raises PreconditionFailed (TRANSFER_ENDED) for a registration that failed."""
-        if known.stage is Stage.ENDED and known.claims.engine_id not in push.received:
+        if known.stage is MoveStage.ENDED and known.claims.engine_id not in push.received:
             raise PreconditionFailed(Reason.TRANSFER_ENDED, "this registration has failed here: reserve blocks anew")
 
-    def _check_wanted(self, push: Push) -> None:
+    def _check_wanted(self, push: SourcePush) -> None:
         """Raises AlreadyExists (TRANSFER_EXISTS) when the push has all the destinations that it may have."""
         most = self._state.limits.registrations
         if len(push.registrations) >= most:
@@ -324,7 +326,9 @@ class Pushes:
         if push.content is not None and len(push.live) >= push.consumers - len(push.finished):
             raise AlreadyExists(Reason.TRANSFER_EXISTS, f"this push has all destinations: it declared {push.consumers}")
 
-    def _check(self, event: FinishedBlocks, push: Push | None, *, first: bool) -> tuple[Blocks, Parts, Part, Content]:
+    def _check(
+        self, event: FinishedBlocks, push: SourcePush | None, *, first: bool
+    ) -> tuple[Blocks, Parts, Part, ContentId]:
         """Checks a part completely before anything changes. `first` marks the first part of its epoch."""
         state = self._state
         if push is None:
@@ -353,7 +357,7 @@ class Pushes:
         return blocks, parts, part, content
 
     def _lease(
-        self, event: FinishedBlocks, push: Push | None, content: Content, blocks: Blocks, *, first: bool
+        self, event: FinishedBlocks, push: SourcePush | None, content: ContentId, blocks: Blocks, *, first: bool
     ) -> Lease:
         """Returns the lease of the epoch, or the lease that its first part would make."""
         if push is None or first:
@@ -362,7 +366,7 @@ class Pushes:
             raise invalid("part.lease_id", f"is that of all parts of this epoch: {push.lease_id}")
         return self._state.leases.get(push.lease_id)
 
-    def _give_up(self, event: FinishedBlocks, push: Push | None) -> None:
+    def _give_up(self, event: FinishedBlocks, push: SourcePush | None) -> None:
         """Handles a source that cannot deliver. Without a push, the next push under that key is refused."""
         state = self._state
         if push is None:
@@ -386,13 +390,11 @@ _REASONS = {
 """Reasons for the end of a registration, by the outcome with which its destination closed it."""
 
 
-def _content(event: FinishedBlocks, push: Push | None) -> Content:
+def _content(event: FinishedBlocks, push: SourcePush | None) -> ContentId:
     """Returns the content of the push. The first part states it and later parts may repeat it."""
-    known = None if push is None else push.content
-    if event.content is None and known is None:
+    known = event.content if push is None or push.content is None else push.content
+    if known is None:
         raise InvalidRequest(Reason.CONTENT_REQUIRED, "the first part of a push states the content of the whole prompt")
-    if known is not None and event.content not in (None, known):
+    if event.content not in (None, known):
         raise PreconditionFailed(Reason.CONTENT_MISMATCH, "the parts of a push have one content: the whole prompt's")
-    found = known or event.content
-    assert found is not None
-    return found
+    return known

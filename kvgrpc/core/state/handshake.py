@@ -11,7 +11,7 @@ from kvgrpc.core.values.endpoints import RankEndpoint
 
 
 @dataclass(eq=False)
-class Shake:
+class Handshake:
     """A handshake and the endpoints that our ranks made for it."""
 
     key: str
@@ -26,7 +26,7 @@ class Shake:
 
 
 @dataclass(eq=False)
-class Dialling(Shake):
+class OutgoingHandshake(Handshake):
     """A handshake that we started."""
 
     address: str = ""
@@ -52,7 +52,7 @@ class Dialling(Shake):
 
 
 @dataclass(eq=False)
-class Admission(Shake):
+class IncomingHandshake(Handshake):
     """A handshake that a peer started."""
 
     peer: Peer = field(kw_only=True)

@@ -22,23 +22,21 @@ from math import inf
 from typing import ClassVar, NamedTuple
 
 from kvgrpc.core.actions import Operation
-from kvgrpc.core.events import Opened, PostingEnded, Settling
+from kvgrpc.core.events import AccessSettling, Opened, PostingEnded
+from kvgrpc.core.state.checksum_comparison import ChecksumComparison
 from kvgrpc.core.tables.pins import PinKind, PinTable
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.values.bridge import Bridge
-from kvgrpc.core.values.calls import LayerRange
 from kvgrpc.core.values.chunks import Chunk
-from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.grants import Claims
 from kvgrpc.core.values.kept_blocks import kept_bytes, lists_kept
 from kvgrpc.core.values.limits import Limits, bytes_timeout
-from kvgrpc.core.values.pieces import RankChecksums
 from kvgrpc.core.values.plans import Pair
-from kvgrpc.core.values.slices import Slice
+from kvgrpc.core.values.slices import RoundSlice
 from kvgrpc.core.values.telemetry import MoveTelemetry
 
 
-class Stage(Enum):
+class MoveStage(Enum):
     """The stage of a move."""
 
     # Hashes by identity, as `timers.Timer` does.
@@ -53,14 +51,14 @@ class Stage(Enum):
     ENDED = "ended"
 
 
-STAGES: dict[Stage, frozenset[Stage]] = {
-    Stage.RENDEZVOUS: frozenset({Stage.OPENING, Stage.OPEN, Stage.ENDED}),
-    Stage.CONNECTING: frozenset({Stage.OPENING, Stage.RENDEZVOUS, Stage.ENDED}),
-    Stage.OPENING: frozenset({Stage.OPEN, Stage.CONNECTING, Stage.RENDEZVOUS, Stage.ENDED}),
-    Stage.OPEN: frozenset({Stage.WIRE, Stage.SETTLING, Stage.RENDEZVOUS, Stage.ENDED}),
-    Stage.WIRE: frozenset({Stage.SETTLING, Stage.RENDEZVOUS, Stage.ENDED}),
-    Stage.SETTLING: frozenset({Stage.OPEN, Stage.RENDEZVOUS, Stage.ENDED}),
-    Stage.ENDED: frozenset(),
+STAGES: dict[MoveStage, frozenset[MoveStage]] = {
+    MoveStage.RENDEZVOUS: frozenset({MoveStage.OPENING, MoveStage.OPEN, MoveStage.ENDED}),
+    MoveStage.CONNECTING: frozenset({MoveStage.OPENING, MoveStage.RENDEZVOUS, MoveStage.ENDED}),
+    MoveStage.OPENING: frozenset({MoveStage.OPEN, MoveStage.CONNECTING, MoveStage.RENDEZVOUS, MoveStage.ENDED}),
+    MoveStage.OPEN: frozenset({MoveStage.WIRE, MoveStage.SETTLING, MoveStage.RENDEZVOUS, MoveStage.ENDED}),
+    MoveStage.WIRE: frozenset({MoveStage.SETTLING, MoveStage.RENDEZVOUS, MoveStage.ENDED}),
+    MoveStage.SETTLING: frozenset({MoveStage.OPEN, MoveStage.RENDEZVOUS, MoveStage.ENDED}),
+    MoveStage.ENDED: frozenset(),
 }
 """Allowed next stages of each stage. The values are the phase names that users see."""
 
@@ -68,7 +66,7 @@ MOVE_BYTES = 5_000
 """Estimated bytes of a move without its token and blocks: its deadlines, its indexes and its row in the ledger."""
 PEER_BLOCKS_MAX = 65_536
 """Maximum number of blocks that is believed when a grant states its block count."""
-AT_ISSUER = (Stage.OPEN, Stage.WIRE, Stage.SETTLING)
+AT_ISSUER = (MoveStage.OPEN, MoveStage.WIRE, MoveStage.SETTLING)
 """Stages in which the move's access is open."""
 
 MOVE_TIMERS = (
@@ -86,50 +84,8 @@ MOVE_TIMERS = (
 
 
 @dataclass(eq=False)
-class Comparing:
-    """Checksums of both sides for one round, over its parts in their order."""
-
-    name: str
-    asks: list[list[Chunk]]
-    """Batches of parts. The source is asked for the checksums of one batch at a time."""
-    here: list[RankChecksums] = field(default_factory=list)
-    """This side's checksums of each part, in the order of posting."""
-    there: list[tuple[bytes, ...]] = field(default_factory=list)
-    """The source's answers so far."""
-
-    @property
-    def asked(self) -> tuple[tuple[Blocks, LayerRange | None], ...]:
-        """The source's blocks in the next batch."""
-        return tuple((part.source, part.layers) for part in self.asks[len(self.there)])
-
-    @property
-    def all_there(self) -> bool:
-        """True when the source has answered for all batches."""
-        return len(self.there) == len(self.asks)
-
-    @property
-    def parts(self) -> list[Chunk]:
-        return [part for parts in self.asks for part in parts]
-
-    @property
-    def error(self) -> str:
-        return next((awaited.error for awaited in self.here if awaited.error), "")
-
-    def both(self) -> tuple[list[bytes], list[bytes]]:
-        """Returns the checksums of this side and of the source, by rank, in the order of the blocks."""
-        return _by_rank([awaited.by_rank() for awaited in self.here]), _by_rank(self.there)
-
-
-def _by_rank(parts: list[tuple[bytes, ...]]) -> list[bytes]:
-    """Joins the checksums of each rank over all parts. Returns [] when the parts name different numbers of ranks."""
-    if len({len(part) for part in parts}) != 1:
-        return []
-    return [b"".join(rank) for rank in zip(*parts, strict=True)]
-
-
-@dataclass(eq=False)
 class Move(ABC):
-    """One move; see `Pull`, `Reservation` and `Registration`."""
+    """One move; see `PullMove`, `ReservationMove` and `Registration`."""
 
     operation: ClassVar[Operation] = Operation.WRITE
     """Direction of the postings: READ fills this engine's blocks, WRITE fills the peer's."""
@@ -151,7 +107,7 @@ class Move(ABC):
     """The principal whose share of the kept bytes this move uses."""
     counts_waiting: bool = field(default=True, kw_only=True)
     """True when the transfer timeout also runs while the move waits for its turn."""
-    stage: Stage = field(default=Stage.CONNECTING, kw_only=True)
+    stage: MoveStage = field(default=MoveStage.CONNECTING, kw_only=True)
     transfer_timeout_s: float | None = field(default=None, kw_only=True)
     """Timeout for moving the bytes, in seconds, as the caller stated it. None: it depends on their number."""
     after_step: int = field(default=0, kw_only=True)
@@ -174,17 +130,17 @@ class Move(ABC):
     posted_at: float = field(default=0.0, kw_only=True)
     rounds: int = field(default=0, kw_only=True)
     """Number of rounds that were posted."""
-    comparing: Comparing | None = field(default=None, kw_only=True)
+    comparison: ChecksumComparison | None = field(default=None, kw_only=True)
     """Checksums of the round while they are compared."""
     mismatch: str = field(default="", kw_only=True)
     """Text about the first block with a wrong checksum. It counts only if the source's settle is valid."""
-    left: list[Slice] | None = field(default=None, kw_only=True)
+    left: list[RoundSlice] | None = field(default=None, kw_only=True)
     """Slices of the round that are not posted yet. None when none are left."""
     expected: int = field(default=0, kw_only=True)
     """Expected bytes over all ranks, as far as known before planning."""
     planned: int = field(default=0, kw_only=True)
     """Planned bytes, over all ranks of the destination."""
-    by_pair: "dict[Pair, Moved]" = field(default_factory=dict, kw_only=True)
+    by_pair: "dict[Pair, MovedBytes]" = field(default_factory=dict, kw_only=True)
     """Planned bytes and descriptors of each pair of ranks."""
     nbytes: int = field(default=0, kw_only=True)
     """Bytes moved so far, over all ranks."""
@@ -196,7 +152,7 @@ class Move(ABC):
     def __post_init__(self) -> None:
         self.name = self.name or self.transfer_id
 
-    def move(self, stage: Stage) -> None:
+    def move(self, stage: MoveStage) -> None:
         """Changes the stage. Asserts that `STAGES` allows it."""
         assert stage in STAGES[self.stage], f"{self.stage} to {stage}"
         self.stage = stage
@@ -280,11 +236,11 @@ class Move(ABC):
         """Marks the next round as begun."""
 
     @abstractmethod
-    def settling(self) -> Settling:
+    def settling(self) -> AccessSettling:
         """Returns the settling of the round that has moved."""
 
 
-class Moved(NamedTuple):
+class MovedBytes(NamedTuple):
     """Bytes and descriptors of one pair of ranks in a move."""
 
     nbytes: int = 0

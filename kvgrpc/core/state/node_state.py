@@ -14,17 +14,17 @@ from kvgrpc.core.actions import Action, Answer, EngineNews, Expect, Refuse, Repl
 from kvgrpc.core.events import SendWanted
 from kvgrpc.core.idempotency import IdempotencyKeys, lives
 from kvgrpc.core.state.caller_budget import KEYS_A_RENEWAL, CallerBudget
-from kvgrpc.core.state.handshake import Dialling, Shake
+from kvgrpc.core.state.handshake import Handshake, OutgoingHandshake
 from kvgrpc.core.state.move_table import MoveTable
-from kvgrpc.core.state.pull import Pull
+from kvgrpc.core.state.pull import PullMove
 from kvgrpc.core.state.push_table import PushTable
 from kvgrpc.core.state.reactions import Reactions
-from kvgrpc.core.state.reservation import Reservation
-from kvgrpc.core.state.waiting import ChecksumAsks, Closes, Mirrors, Prefetch, Proofs, WaitingOpenings
+from kvgrpc.core.state.reservation import ReservationMove
+from kvgrpc.core.state.waiting_rows import ChecksumAsks, Closes, Mirrors, Prefetch, Proofs, WaitingOpenings
 from kvgrpc.core.tables.accesses import Access
 from kvgrpc.core.tables.allocator import Allocator
 from kvgrpc.core.tables.closed_ids import ClosedAccessIds
-from kvgrpc.core.tables.lacking import LackingRequests
+from kvgrpc.core.tables.lacking_requests import LackingRequests
 from kvgrpc.core.tables.leases import LeaseTable
 from kvgrpc.core.tables.ledger import Ledger
 from kvgrpc.core.tables.peers import Peer, PeerState
@@ -34,16 +34,16 @@ from kvgrpc.core.tables.steps import RankSteps
 from kvgrpc.core.tables.timers import Timer, Timers
 from kvgrpc.core.tables.tombstones import Tombstone, Tombstones, digest_of, too_late
 from kvgrpc.core.tables.transfer_table import TransferTable
-from kvgrpc.core.tables.transfers import ENDED, Changes, Transfer, Wanted
+from kvgrpc.core.tables.transfers import ENDED, Changes, Transfer, TransferTerms
 from kvgrpc.core.tables.turns import Turns
-from kvgrpc.core.values.calls import BlockLists, Call
+from kvgrpc.core.values.block_ids import Blocks, check_ids, check_spaces
+from kvgrpc.core.values.call import BlockLists, Call
 from kvgrpc.core.values.compatibility import EngineDescription
-from kvgrpc.core.values.descriptors import Blocks, check_ids, check_spaces
 from kvgrpc.core.values.grants import signing_key
 from kvgrpc.core.values.ids import check_transfer_key, peer_key
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.core.values.limits import Limits
-from kvgrpc.core.values.owners import ENGINE, EVERYONE, Kind, Thing, Verb, may
+from kvgrpc.core.values.owners import ENGINE, EVERYONE, Thing, ThingKind, Verb, may
 from kvgrpc.errors import (
     Aborted,
     Exhausted,
@@ -115,9 +115,9 @@ class NodeState:
         self.transfers.enter(self.ledger)
         self.transfers.incarnation, self.transfers.secret = incarnation, secret
         self.defect = "" if description else self.defect
-        self.dials: dict[str, Dialling] = {}
+        self.dials: dict[str, OutgoingHandshake] = {}
         """Handshakes that this lead started, by address."""
-        self.handshakes: dict[str, Shake] = {}
+        self.handshakes: dict[str, Handshake] = {}
         """All handshakes under way, by key."""
         self.drop_moves()
         self.accesses: dict[bytes, Access] = {}
@@ -152,11 +152,11 @@ class NodeState:
     def drop_moves(self) -> None:
         """Makes empty tables of moves. Nothing more is told or proved about moves of an old incarnation."""
         self.moves = MoveTable(self.ledger)
-        self.receives: dict[str, Pull] = {}
+        self.receives: dict[str, PullMove] = {}
         """Pulls and reservations that are not forgotten, by transfer."""
-        self.targets: dict[str, Reservation] = {}
+        self.targets: dict[str, ReservationMove] = {}
         """Reservations that are not forgotten, by the target in their grant."""
-        self.open_writes: dict[bytes, Reservation] = {}
+        self.open_writes: dict[bytes, ReservationMove] = {}
         """Reservations by access. Sources may write into them until the contrary is proved."""
         self.pushes = PushTable(self.ledger)
         self.closes = Closes()
@@ -202,7 +202,7 @@ class NodeState:
         else:
             self.keys.forget(name)
 
-    def create(self, call: Call, **fields: Unpack[Wanted]) -> Transfer:
+    def create(self, call: Call, **fields: Unpack[TransferTerms]) -> Transfer:
         """Creates a transfer for the caller and tells watchers."""
         transfer = self.transfers.create(self.now, call.payer, owner=call.principal, trace=call.trace, **fields)
         self.emit(TransferChanged(transfer))
@@ -275,7 +275,7 @@ class NodeState:
 
     def check_pool(self, caller: str, verb: Verb) -> None:
         """Raises PermissionDenied (NOT_OWNER) for a caller that does not speak for the engine that owns the pool."""
-        if not may(caller, verb, Thing(Kind.POOL, self.pool_owner)):
+        if not may(caller, verb, Thing(ThingKind.POOL, self.pool_owner)):
             raise PermissionDenied(Reason.NOT_OWNER, NOT_THE_ENGINE)
 
     def check_owned(self, blocks: Blocks, allocation_id: str, caller: str) -> None:
@@ -286,7 +286,7 @@ class NodeState:
         if self.pool.pool_kind is PoolKind.SERVER_MANAGED:
             self.allocator.check_usable(blocks, allocation_id, caller)
             return
-        if any(len(ids) for ids in blocks) and not may(caller, Verb.USE, Thing(Kind.BLOCKS, self.pool_owner)):
+        if any(len(ids) for ids in blocks) and not may(caller, Verb.USE, Thing(ThingKind.BLOCKS, self.pool_owner)):
             raise PermissionDenied(Reason.NOT_OWNER, NOT_THE_ENGINE)
         if allocation_id:
             raise PreconditionFailed(

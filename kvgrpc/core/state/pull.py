@@ -4,25 +4,25 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from kvgrpc.core.actions import Operation
-from kvgrpc.core.events import Settling
-from kvgrpc.core.state.move import Move, Stage
+from kvgrpc.core.events import AccessSettling
+from kvgrpc.core.state.move import Move, MoveStage
 from kvgrpc.core.tables.pins import PinKind, PinTable
+from kvgrpc.core.values.block_ids import Blocks
 from kvgrpc.core.values.bridge import Bridge
 from kvgrpc.core.values.chunks import Chunk
-from kvgrpc.core.values.content import Claim
-from kvgrpc.core.values.descriptors import Blocks
+from kvgrpc.core.values.content import ContentClaim
 from kvgrpc.core.values.kept_blocks import Kept, keeping, kept_bytes
 
 
 @keeping("destination")
 @dataclass(eq=False)
-class Pull(Move):
+class PullMove(Move):
     """One pull at its destination."""
 
     operation: ClassVar[Operation] = Operation.READ
     retried_here: ClassVar[bool] = True
 
-    claim: Claim
+    claim: ContentClaim
     queue_timeout_s: float = field(default=0.0, kw_only=True)
     destination: Blocks | None = field(default=None, kw_only=True)
     request_time_us: int = field(default=0, kw_only=True)
@@ -70,7 +70,7 @@ class Pull(Move):
     def pinned(self, pins: PinTable) -> tuple[str, PinKind] | None:  # noqa: ARG002 - its target is pinned until the end
         if self.destination is None or self.moves_nothing:
             return None
-        return self.transfer_id, PinKind.QUARANTINE if self.stage is Stage.ENDED else PinKind.TARGET
+        return self.transfer_id, PinKind.QUARANTINE if self.stage is MoveStage.ENDED else PinKind.TARGET
 
     @property
     def block_count(self) -> int:
@@ -89,5 +89,5 @@ class Pull(Move):
     def begin_round(self) -> None:
         """Does nothing, because a pull has one round."""
 
-    def settling(self) -> Settling:
-        return Settling(self.access_id, last=True, nbytes=self.nbytes)
+    def settling(self) -> AccessSettling:
+        return AccessSettling(self.access_id, last=True, nbytes=self.nbytes)

@@ -11,13 +11,13 @@ settles.
 
 from dataclasses import dataclass, field
 
-from kvgrpc.core.events import CloseOutcome, ReadyPart, Settling
-from kvgrpc.core.state.move import AT_ISSUER, Move, Stage
+from kvgrpc.core.events import AccessSettling, CloseOutcome, ReadyPart
+from kvgrpc.core.state.move import AT_ISSUER, Move, MoveStage
 from kvgrpc.core.tables.pins import PinKind, PinTable
+from kvgrpc.core.values.block_ids import Blocks
 from kvgrpc.core.values.bridge import Bridge
 from kvgrpc.core.values.chunks import Chunk
-from kvgrpc.core.values.content import Content
-from kvgrpc.core.values.descriptors import Blocks
+from kvgrpc.core.values.content import ContentId
 from kvgrpc.core.values.kept_blocks import kept_bytes, lists_kept
 from kvgrpc.core.values.parts import Part, Parts, Progress
 
@@ -28,7 +28,7 @@ DESTINATION_BYTES = 3_000
 
 
 @dataclass(eq=False)
-class Push:
+class SourcePush:
     """Blocks handed over under one transfer key. A push is over when its transfer is."""
 
     transfer_id: str
@@ -40,7 +40,7 @@ class Push:
     over: bool = False
     lease_id: str = ""
     """Lease of the present epoch's parts. Empty while there are none."""
-    content: Content | None = None
+    content: ContentId | None = None
     parts: Parts | None = None
     expected: bool = False
     """True when the engine knows the request: it will hand parts over, or say that there are none."""
@@ -75,7 +75,7 @@ class Push:
     @property
     def live(self) -> "list[Registration]":
         """Destinations that are not ended, in the order of their arrival."""
-        return [found for found in self.registrations.values() if found.stage is not Stage.ENDED]
+        return [found for found in self.registrations.values() if found.stage is not MoveStage.ENDED]
 
     @property
     def claimed(self) -> bool:
@@ -105,7 +105,7 @@ class Push:
     @property
     def phase(self) -> str:
         """The phase of its first live destination."""
-        return next((found.stage.value for found in self.live), Stage.RENDEZVOUS.value)
+        return next((found.stage.value for found in self.live), MoveStage.RENDEZVOUS.value)
 
     @property
     def posting(self) -> bool:
@@ -121,7 +121,7 @@ class Push:
 class Registration(Move):
     """One destination of a push."""
 
-    push: Push = field(kw_only=True)
+    push: SourcePush = field(kw_only=True)
     reverse_id: bytes = field(kw_only=True)
     """Id of the READ access for a destination that moves the bytes."""
     progress: Progress | None = None
@@ -189,11 +189,11 @@ class Registration(Move):
     def begin_round(self) -> None:
         self.posted = self.ready
 
-    def settling(self) -> Settling:
+    def settling(self) -> AccessSettling:
         assert self.progress is not None
         self.progress.settle(self.parts, self.posted)
         nbytes = self.nbytes - self.settled_bytes
-        return Settling(self.access_id, self.last_round, nbytes, self.posted - 1, self.progress.layers_done)
+        return AccessSettling(self.access_id, self.last_round, nbytes, self.posted - 1, self.progress.layers_done)
 
     def rows(self) -> tuple[ReadyPart, ...]:
         """Returns the parts that the destination is to be told of."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable, Iterator
 
-from kvgrpc.core.state.push import Push, Registration
+from kvgrpc.core.state.push import Registration, SourcePush
 from kvgrpc.core.tables.ledger import Ledger, RowKind
 from kvgrpc.core.values.grants import read_claims
 from kvgrpc.errors import KVGrpcError
@@ -13,17 +13,17 @@ class PushTable:
 
     def __init__(self, ledger: Ledger | None = None) -> None:
         self._ledger = ledger or Ledger()
-        self._by_id: dict[str, Push] = {}
-        self._by_key: dict[bytes, Push] = {}
+        self._by_id: dict[str, SourcePush] = {}
+        self._by_key: dict[bytes, SourcePush] = {}
         self._by_access: dict[bytes, Registration] = {}
         self._by_reader: dict[bytes, Registration] = {}
 
-    def begin(self, push: Push) -> None:
+    def begin(self, push: SourcePush) -> None:
         """Adds a new push."""
         self._by_id[push.transfer_id] = self._by_key[push.key] = push
         self._ledger.keep(RowKind.PUSH, push.transfer_id, push.payer, push.kept_bytes)
 
-    def weigh(self, push: Push) -> None:
+    def weigh(self, push: SourcePush) -> None:
         """Updates the weight of a push that has other parts."""
         self._ledger.weigh(RowKind.PUSH, push.transfer_id, push.kept_bytes)
 
@@ -56,7 +56,7 @@ class PushTable:
         move.opened = move.progress = None
         self.forget(move.push)
 
-    def forget(self, push: Push) -> None:
+    def forget(self, push: SourcePush) -> None:
         """Forgets a push if it is over and our own postings do not read its blocks."""
         if push.over and not push.posting:
             self._by_id.pop(push.transfer_id, None)
@@ -64,16 +64,16 @@ class PushTable:
             if self._by_key.get(push.key) is push:
                 del self._by_key[push.key]
 
-    def find(self, transfer_id: str) -> Push | None:
+    def find(self, transfer_id: str) -> SourcePush | None:
         """Returns the push of a transfer."""
         return self._by_id.get(transfer_id)
 
-    def with_key(self, key: bytes) -> Push | None:
+    def with_key(self, key: bytes) -> SourcePush | None:
         """Returns the push under a key that is not over."""
         push = self._by_key.get(key)
         return push if push is not None and not push.over else None
 
-    def with_lease(self, lease_id: str) -> Push | None:
+    def with_lease(self, lease_id: str) -> SourcePush | None:
         """Returns the push whose present parts have that lease. The lease may have ended while postings go on."""
         return next((push for push in self._by_id.values() if push.lease_id == lease_id), None)
 
@@ -97,6 +97,6 @@ class PushTable:
         """Returns the number of rows in each index."""
         return {name[1:]: len(index) for name, index in vars(self).items() if isinstance(index, dict)}
 
-    def __iter__(self) -> Iterator[Push]:
+    def __iter__(self) -> Iterator[SourcePush]:
         """Iterates over a copy, oldest first, because pushes may end meanwhile."""
         return iter(list(self._by_id.values()))

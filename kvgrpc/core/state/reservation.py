@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import ClassVar, NamedTuple
 
-from kvgrpc.core.events import PushSource, Settling
-from kvgrpc.core.state.pull import Pull
+from kvgrpc.core.events import AccessSettling, PushSource
+from kvgrpc.core.state.pull import PullMove
 from kvgrpc.core.values.bridge import Bridge
 from kvgrpc.core.values.chunks import Chunk
 from kvgrpc.core.values.compatibility import EngineDescription
-from kvgrpc.core.values.content import DIGEST_BYTES, UNIT_TOKENS, Claim
-from kvgrpc.core.values.grants import Access as AccessKind, Claims
+from kvgrpc.core.values.content import DIGEST_BYTES, UNIT_TOKENS, ContentClaim
+from kvgrpc.core.values.grants import AccessKind, Claims
 from kvgrpc.core.values.groups import Group
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES
 from kvgrpc.core.values.layout import PoolLayout
@@ -39,7 +39,7 @@ class Writer(NamedTuple):
 
 
 @dataclass(eq=False)
-class Reservation(Pull):
+class ReservationMove(PullMove):
     """One push at its destination. Before the source opened its access, `claims` contain what is known of it."""
 
     retried_here: ClassVar[bool] = False
@@ -67,7 +67,7 @@ class Reservation(Pull):
         """Narrows the request to the first `tokens` tokens, because the source's later tokens differ."""
         claim = self.claim
         self.unfilled = tuple(group.blocks_of(claim.tokens) - group.blocks_of(tokens) for group in groups)
-        self.claim = Claim(tokens, claim.prefix[: tokens // UNIT_TOKENS * DIGEST_BYTES][-DIGEST_BYTES:])
+        self.claim = ContentClaim(tokens, claim.prefix[: tokens // UNIT_TOKENS * DIGEST_BYTES][-DIGEST_BYTES:])
 
     def begin(self, source: PoolLayout, parts: Parts) -> None:
         """Begins to move these parts and those that follow."""
@@ -110,8 +110,8 @@ class Reservation(Pull):
         assert self.parts is not None
         self.posted += len(self.parts.batch(self.posted))
 
-    def settling(self) -> Settling:
-        return Settling(self.access_id, self.last_round, self.nbytes - self.settled_bytes, self.posted - 1)
+    def settling(self) -> AccessSettling:
+        return AccessSettling(self.access_id, self.last_round, self.nbytes - self.settled_bytes, self.posted - 1)
 
 
 def unknown_source(source: PushSource, key: bytes) -> Claims:

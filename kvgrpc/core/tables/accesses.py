@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import field
 from enum import Enum
 
-from kvgrpc.core.values.calls import ReadyPart
-from kvgrpc.core.values.content import Claim, Content
-from kvgrpc.core.values.grants import Access as Kind
+from kvgrpc.core.values.call import ReadyPart
+from kvgrpc.core.values.content import ContentClaim, ContentId
+from kvgrpc.core.values.grants import AccessKind
 from kvgrpc.core.values.records import dataclass
 from kvgrpc.errors import Reason
 
@@ -71,12 +71,12 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Opening:
+class AccessOpening:
     """One row of OpenAccess: the request of a peer."""
 
     access_id: bytes
     token: bytes
-    claim: Claim | None
+    claim: ContentClaim | None
     transfer_id: str = ""
     request_id: str = ""
     data_paths: tuple[str, ...] = ()
@@ -84,7 +84,7 @@ class Opening:
     """WRITE: the READ access that the opener holds on its own lease for the issuer, which then moves the bytes. Empty
     when the opener writes.
     """
-    push_content: Content | None = None
+    push_content: ContentId | None = None
     """WRITE: the content of the whole prompt."""
     part_epoch: int = 0
     """WRITE: the epoch of the parts that move under this access. A higher one replaces parts under earlier accesses."""
@@ -100,7 +100,7 @@ class Opening:
 class Access:
     """One access at its issuer."""
 
-    opening: Opening
+    opening: AccessOpening
     consumer: str
     """The consumer's engine id."""
     peer: str
@@ -113,7 +113,7 @@ class Access:
     verdict: Verdict | None = None
     waiting_for: str = ""
     """The condition that a WAITING access misses: lease, step, liveness, postings, copy."""
-    kind: Kind = Kind.READ
+    kind: AccessKind = AccessKind.READ
     tokens: int = 0
     """Number of tokens that may be read or filled, once it is known that both sides mean the same content."""
     settled: int = 0

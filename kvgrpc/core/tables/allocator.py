@@ -12,9 +12,9 @@ import numpy as np
 
 from kvgrpc.core.tables.ledger import Ledger, RowKind
 from kvgrpc.core.tables.pins import PinTable
-from kvgrpc.core.values.descriptors import Blocks, Ids
+from kvgrpc.core.values.block_ids import Blocks, Ids
 from kvgrpc.core.values.kept_blocks import Kept, kept_bytes, pack, unpack
-from kvgrpc.core.values.owners import Kind, Thing, Verb, may
+from kvgrpc.core.values.owners import Thing, ThingKind, Verb, may
 from kvgrpc.core.values.records import dataclass
 from kvgrpc.errors import Exhausted, PreconditionFailed, Reason
 
@@ -195,7 +195,7 @@ class Allocator:
 
     def _may_use(self, number: int, caller: str) -> bool:
         terms = self._terms.get(number)
-        return terms is not None and may(caller, Verb.USE, Thing(Kind.BLOCKS, terms.owner))
+        return terms is not None and may(caller, Verb.USE, Thing(ThingKind.BLOCKS, terms.owner))
 
     def _of(self, number: int) -> Blocks:
         kept, count = self._kept[number]

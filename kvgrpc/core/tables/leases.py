@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from kvgrpc.core.tables.ledger import Ledger, RowKind, texts_bytes
-from kvgrpc.core.values.content import Content
-from kvgrpc.core.values.descriptors import Blocks
+from kvgrpc.core.values.block_ids import Blocks
+from kvgrpc.core.values.content import ContentId
 from kvgrpc.core.values.grants import OnAbort
 from kvgrpc.core.values.kept_blocks import keeping, kept, kept_bytes, no_blocks
 from kvgrpc.core.values.telemetry import MoveTelemetry
@@ -77,7 +77,7 @@ class Lease:
 
     id: str
     blocks: Blocks
-    content: Content
+    content: ContentId
     granted: float
     ttl_s: float
     """The grant's TTL. A renewal without a TTL uses it."""
@@ -189,7 +189,7 @@ class Lease:
         """Forgets blocks, checksums and digests, which may be large. Only how the lease ended is remembered."""
         self.blocks = no_blocks(len(self.blocks))
         self.checksums = ()
-        self.content = Content(self.content.tokens, opaque=b"forgotten")
+        self.content = ContentId(self.content.tokens, opaque=b"forgotten")
 
     @property
     def live(self) -> bool:
@@ -276,7 +276,7 @@ class LeaseTable:
         life has other blocks.
         """
         for lease in old:
-            gone = Content(lease.content.tokens, opaque=b"forgotten")
+            gone = ContentId(lease.content.tokens, opaque=b"forgotten")
             lost = replace(lease, state=LeaseState.LOST, blocks=(), content=gone, checksums=())
             self._remember(replace(lost, accesses={}, waiting=set(), readers={}))
 

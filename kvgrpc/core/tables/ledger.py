@@ -57,7 +57,7 @@ REMEMBERED = frozenset({RowKind.TENSOR_ENDED, RowKind.ENDED_LEASE, RowKind.PAST_
 """Kinds of rows about ended things. They are in no share."""
 
 
-class Share(Enum):
+class LedgerShare(Enum):
     """The three shares of the kept bytes."""
 
     # Hashes by identity, as `timers.Timer` does.
@@ -75,10 +75,10 @@ class Ledger:
         self.limits = limits or Limits()
         self._rows: dict[RowKind, dict[Hashable, tuple[str, int]]] = {kind: {} for kind in RowKind}
         """Payer and bytes of each row."""
-        self._shares: dict[str, Share] = {}
+        self._shares: dict[str, LedgerShare] = {}
         self.by_kind: dict[RowKind, int] = dict.fromkeys(RowKind, 0)
         """Read-only outside, as are the next two attributes."""
-        self.by_share: dict[Share, int] = dict.fromkeys(Share, 0)
+        self.by_share: dict[LedgerShare, int] = dict.fromkeys(LedgerShare, 0)
         self.by_payer: dict[str, int] = {}
 
     @property
@@ -86,16 +86,16 @@ class Ledger:
         """Sum of all bytes."""
         return sum(self.by_kind.values())
 
-    def limit(self, share: Share) -> int:
+    def limit(self, share: LedgerShare) -> int:
         """Returns the maximum number of bytes of a share."""
-        return self.limits.engine_kept_bytes if share is Share.ENGINE else self.limits.kept_bytes
+        return self.limits.engine_kept_bytes if share is LedgerShare.ENGINE else self.limits.kept_bytes
 
     def check(self, payer: str, nbytes: int) -> None:
         """Raises Exhausted (LIMIT_EXCEEDED) when `nbytes` more bytes of that payer are too many."""
         share = self._shares.get(payer) or share_of(payer)
         mine, most = self.by_payer.get(payer, 0), self.limits.kept_bytes_per_caller
-        if share is not Share.ENGINE and mine + nbytes > most:
-            who = "this caller's calls" if share is Share.CALLERS else "this peer's calls"
+        if share is not LedgerShare.ENGINE and mine + nbytes > most:
+            who = "this caller's calls" if share is LedgerShare.CALLERS else "this peer's calls"
             raise _full(who, mine, nbytes, most)
         if (all_of_them := self.by_share[share]) + nbytes > (limit := self.limit(share)):
             raise _full(f"the calls of {_WHO[share]}", all_of_them, nbytes, limit)
@@ -167,7 +167,7 @@ class Ledger:
 
     def check_sums(self) -> None:
         """Asserts that all sums match the rows. For tests and simulators."""
-        by_share, by_payer = dict.fromkeys(Share, 0), dict[str, int]()
+        by_share, by_payer = dict.fromkeys(LedgerShare, 0), dict[str, int]()
         for kind, rows in self._rows.items():
             assert self.by_kind[kind] == sum(nbytes for _, nbytes in rows.values()), kind
             for payer, nbytes in rows.values() if kind not in REMEMBERED else ():
@@ -176,14 +176,14 @@ class Ledger:
         assert (self.by_share, self.by_payer) == (by_share, by_payer)
 
 
-_WHO = {Share.CALLERS: "all callers", Share.PEERS: "all peers", Share.ENGINE: "the attached engine"}
+_WHO = {LedgerShare.CALLERS: "all callers", LedgerShare.PEERS: "all peers", LedgerShare.ENGINE: "the attached engine"}
 
 
-def share_of(payer: str) -> Share:
+def share_of(payer: str) -> LedgerShare:
     """Returns the share of a payer."""
     if payer in ENGINE_SIDE:
-        return Share.ENGINE
-    return Share.PEERS if payer.startswith(PEER) else Share.CALLERS
+        return LedgerShare.ENGINE
+    return LedgerShare.PEERS if payer.startswith(PEER) else LedgerShare.CALLERS
 
 
 def texts_bytes(*texts: str | bytes) -> int:

@@ -1,6 +1,6 @@
 """The progress of each rank in the engine's steps."""
 
-from kvgrpc.core.values.calls import LayerRange
+from kvgrpc.core.values.call import LayerRange
 from kvgrpc.core.values.compatibility import EngineDescription
 
 

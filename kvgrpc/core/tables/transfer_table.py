@@ -22,7 +22,7 @@ from kvgrpc.core.tables.transfers import (
     pair_id,
 )
 from kvgrpc.core.values.ids import may_name, mint_id
-from kvgrpc.core.values.owners import Kind, Thing, Verb, may
+from kvgrpc.core.values.owners import Thing, ThingKind, Verb, may
 from kvgrpc.errors import NextStep, NotFound, Reason
 
 
@@ -102,7 +102,7 @@ class TransferTable:
     def may(self, caller: str, verb: Verb, transfer_id: str) -> bool:
         """Returns whether a principal may do that with a transfer. False when the transfer does not exist."""
         found = self.find(transfer_id)
-        return found is not None and may(caller, verb, Thing(Kind.TRANSFER, found.owner))
+        return found is not None and may(caller, verb, Thing(ThingKind.TRANSFER, found.owner))
 
     def get_for(self, caller: str, verb: Verb, transfer_id: str) -> Transfer:
         """Returns the transfer. Raises NotFound (TRANSFER_NOT_FOUND), also when the caller may not do that with it."""

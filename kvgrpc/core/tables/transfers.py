@@ -207,7 +207,7 @@ class Transfer:
         return (*self.phases[:-1], Phase(last.name, last.start, now))
 
 
-class Wanted(TypedDict):
+class TransferTerms(TypedDict):
     """Fields that a call states about the transfer that it makes."""
 
     direction: Direction
@@ -226,7 +226,7 @@ class Wanted(TypedDict):
     priority: NotRequired[int]
 
 
-class NewTransfer(Wanted):
+class NewTransfer(TransferTerms):
     """Fields that are stated when a transfer is made."""
 
     owner: str

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Sequence
 from itertools import takewhile
 from typing import Generic, TypeVar
 
-from kvgrpc.core.tensors.values import Named
+from kvgrpc.core.tensors.descriptions import NamedTensor
 from kvgrpc.errors import OutOfRange, Reason, invalid
 
 WAIT_S = 0.01
@@ -28,7 +28,7 @@ Route = TypeVar("Route", bound=Hashable)
 Row = TypeVar("Row", bound=Hashable)
 
 
-class _Waiting(Generic[Row]):
+class _RouteQueue(Generic[Row]):
     """The waiting rows of one route."""
 
     def __init__(self) -> None:
@@ -44,11 +44,11 @@ class _Waiting(Generic[Row]):
         return bool(pages) and (len(pages) >= TENSORS_MAX or sum(pages) + next(reversed(pages)) > most_pages)
 
 
-class Gathering(Generic[Route, Row]):
+class BundleQueue(Generic[Route, Row]):
     """The waiting rows of all routes. A route is what rows that may go together have in common."""
 
     def __init__(self) -> None:
-        self._routes: dict[Route, _Waiting[Row]] = {}
+        self._routes: dict[Route, _RouteQueue[Row]] = {}
         """Routes on which a row waits or is under way."""
         self._queued: dict[Route, None] = {}
         """Routes on which a row waits, in the order of their `since`."""
@@ -58,7 +58,7 @@ class Gathering(Generic[Route, Row]):
 
     def add(self, route: Route, row: Row, pages: int, now: float) -> None:
         """Adds a row that is to go."""
-        waiting = self._routes.setdefault(route, _Waiting())
+        waiting = self._routes.setdefault(route, _RouteQueue())
         if not waiting.rows:
             waiting.since = now
             self._queued[route] = None
@@ -110,14 +110,14 @@ class Gathering(Generic[Route, Row]):
         first = next(iter(self._queued), None)
         return None if first is None else self._routes[first].since + WAIT_S
 
-    def _drop(self, route: Route, waiting: _Waiting[Row]) -> None:
+    def _drop(self, route: Route, waiting: _RouteQueue[Row]) -> None:
         if not waiting.rows:
             self._queued.pop(route, None)
             if not waiting.under_way:
                 del self._routes[route]
 
 
-def check_bundle(tensors: Sequence[Named], pages: int, store_pages: int) -> None:
+def check_bundle(tensors: Sequence[NamedTensor], pages: int, store_pages: int) -> None:
     """Raises OutOfRange (LIMIT_EXCEEDED) for a bundle whose pages exceed its share of a store, and InvalidRequest
     (INVALID_FIELD) for a bundle that names a tensor twice.
     """

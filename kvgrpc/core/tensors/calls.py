@@ -1,6 +1,6 @@
 """Requests of callers about a lead's tensors."""
 
-from kvgrpc.core.tensors.values import ANY, Description, Expected, Named, TensorId
+from kvgrpc.core.tensors.descriptions import ANY, Description, ExpectedTensor, NamedTensor, TensorId
 from kvgrpc.core.values.records import dataclass
 
 CONSUMERS_MAX = 64
@@ -32,21 +32,21 @@ class Put:
     timeout_s: float | None = None
     asynchronous: bool = False
     request_id: str = ""
-    bundled: tuple[Named, ...] = ()
+    bundled: tuple[NamedTensor, ...] = ()
     """Further tensors of the bundle, whose pages follow."""
 
     @property
-    def tensors(self) -> tuple[Named, ...]:
+    def tensors(self) -> tuple[NamedTensor, ...]:
         """All tensors of the put."""
-        return (Named(self.id, self.described), *self.bundled)
+        return (NamedTensor(self.id, self.described), *self.bundled)
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedTensor:
     """A tensor that is wanted."""
 
     id: TensorId
-    expected: Expected = ANY
+    expected: ExpectedTensor = ANY
 
 
 @dataclass(frozen=True)
@@ -54,20 +54,20 @@ class Get:
     """A tensor that is wanted. A request to its source may name several."""
 
     id: TensorId
-    expected: Expected
+    expected: ExpectedTensor
     source: LeadAddress | None = None
     as_offer: bool = False
     timeout_s: float | None = None
     request_id: str = ""
-    bundled: tuple[Wanted, ...] = ()
+    bundled: tuple[WantedTensor, ...] = ()
     """Further tensors. Those that may come with the first one do."""
     most_pages: int = 0
     """Maximum number of pages of all these tensors."""
 
     @property
-    def wanted(self) -> tuple[Wanted, ...]:
+    def wanted(self) -> tuple[WantedTensor, ...]:
         """All tensors of the request."""
-        return (Wanted(self.id, self.expected), *self.bundled)
+        return (WantedTensor(self.id, self.expected), *self.bundled)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ Rules:
 
 from dataclasses import dataclass
 
-from kvgrpc.core.tensors.values import TensorId
+from kvgrpc.core.tensors.descriptions import TensorId
 
 RESERVED = 8
 """One page in `RESERVED` is kept for tensors that the engine waits for."""
@@ -20,7 +20,7 @@ ABSENT_MAX = 4_096
 
 
 @dataclass(eq=False)
-class Place:
+class LinePlace:
     """The place of one tensor or bundle in the line."""
 
     id: TensorId
@@ -39,20 +39,20 @@ class Line:
     def __init__(self, pages: int) -> None:
         self._pages = pages
         self.reserved = pages // RESERVED
-        self._first: dict[Place, None] = {}
+        self._first: dict[LinePlace, None] = {}
         """Places of tensors that the engine waits for, in order."""
-        self._others: dict[Place, None] = {}
-        self._of: dict[TensorId, Place] = {}
+        self._others: dict[LinePlace, None] = {}
+        self._of: dict[TensorId, LinePlace] = {}
         self._absent = 0
 
     def __len__(self) -> int:
         return len(self._of)
 
-    def join(self, id_: TensorId, pages: int, *, urgent: bool) -> Place:
+    def join(self, id_: TensorId, pages: int, *, urgent: bool) -> LinePlace:
         """Returns the place of a tensor: the last one, or the one kept for it. Its number of pages may be a new one."""
         place = self._of.get(id_)
         if place is None:
-            place = self._of[id_] = Place(id_, pages, urgent)
+            place = self._of[id_] = LinePlace(id_, pages, urgent)
             self._row(place)[place] = None
         elif place.absent_until is not None:
             place.absent_until = None
@@ -70,7 +70,7 @@ class Line:
             place.urgent = True
             self._first[place] = None
 
-    def leave(self, place: Place) -> None:
+    def leave(self, place: LinePlace) -> None:
         """Removes a place that has its pages or wants none any more. Idempotent."""
         if self._of.get(place.id) is place:
             del self._of[place.id]
@@ -78,7 +78,7 @@ class Line:
             if place.absent_until is not None:
                 self._absent -= 1
 
-    def refuse(self, place: Place, now: float) -> None:
+    def refuse(self, place: LinePlace, now: float) -> None:
         """Keeps the place of a refused tensor until it comes again."""
         if self._absent >= ABSENT_MAX:
             self.leave(place)
@@ -86,7 +86,7 @@ class Line:
             place.absent_until = now + KEPT_S
             self._absent += 1
 
-    def head(self, now: float) -> Place | None:
+    def head(self, now: float) -> LinePlace | None:
         """Returns the place whose turn it is, which may be absent. Removes places that were kept for too long."""
         for row in (self._first, self._others):
             while row:
@@ -96,10 +96,10 @@ class Line:
                 self.leave(place)
         return None
 
-    def lacks(self, place: Place, free: int) -> int:
+    def lacks(self, place: LinePlace, free: int) -> int:
         """Returns the number of pages that must come free before this place gets its own."""
         wanted = place.pages if place.urgent and place.whole else min(place.pages + self.reserved, self._pages)
         return max(wanted - free, 0)
 
-    def _row(self, place: Place) -> dict[Place, None]:
+    def _row(self, place: LinePlace) -> dict[LinePlace, None]:
         return self._first if place.urgent else self._others

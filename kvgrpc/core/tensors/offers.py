@@ -3,24 +3,24 @@
 from collections.abc import Iterable, Sequence
 
 from kvgrpc.core.tables.ledger import Ledger
-from kvgrpc.core.tensors.calls import Wanted
+from kvgrpc.core.tensors.calls import WantedTensor
+from kvgrpc.core.tensors.descriptions import TensorId
 from kvgrpc.core.tensors.refusals import full, taken
 from kvgrpc.core.tensors.remembered import Remembered
-from kvgrpc.core.tensors.rows import Offer, TensorLimits
-from kvgrpc.core.tensors.values import TensorId
+from kvgrpc.core.tensors.rows import TensorLimits, TensorOffer
 from kvgrpc.errors import PreconditionFailed
 
 
-class Offers:
+class TensorOffers:
     """Offers by tensor id."""
 
     def __init__(self, limits: TensorLimits, ledger: Ledger) -> None:
         self._most = limits.tensors
-        self.rows: dict[TensorId, Offer] = {}
-        self.sent: Remembered[TensorId, Offer] = Remembered(limits.tombstones, limits.tombstone_s, ledger, "sent")
+        self.rows: dict[TensorId, TensorOffer] = {}
+        self.sent: Remembered[TensorId, TensorOffer] = Remembered(limits.tombstones, limits.tombstone_s, ledger, "sent")
         """Past offers. A repeated put gets the same answer as the first one."""
 
-    def find(self, asked: Offer) -> Offer | None:
+    def find(self, asked: TensorOffer) -> TensorOffer | None:
         """Returns the offer that the same put made before, also if it is over. Raises AlreadyExists (TRANSFER_EXISTS)
         while another offer has the name.
         """
@@ -37,16 +37,16 @@ class Offers:
         if len(self.rows) >= self._most:
             raise full(f"{len(self.rows)} tensors are kept here", self._most)
 
-    def lasting(self, ids: Iterable[TensorId]) -> tuple[Offer, ...]:
+    def lasting(self, ids: Iterable[TensorId]) -> tuple[TensorOffer, ...]:
         """Returns the offers that are kept until they are fetched."""
         rows = [self.rows[id_] for id_ in ids if id_ in self.rows]
         return tuple(offer for offer in rows if offer.token and not offer.consumers)
 
-    def together(self, wanted: Sequence[Wanted], most_pages: int) -> list[Offer]:
+    def together(self, wanted: Sequence[WantedTensor], most_pages: int) -> list[TensorOffer]:
         """Returns the offers that one consumer may get under one grant: kept here for it alone, as expected, not on
         their way, and within `most_pages` in all.
         """
-        found: dict[TensorId, Offer] = {}
+        found: dict[TensorId, TensorOffer] = {}
         for each in wanted:
             offer = self.rows.get(each.id)
             if offer is None or not offer.may_go_together or offer.pages > most_pages or offer.id in found:

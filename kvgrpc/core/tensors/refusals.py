@@ -1,6 +1,6 @@
 """Refusals that several parts of the table make."""
 
-from kvgrpc.core.tensors.values import TensorId
+from kvgrpc.core.tensors.descriptions import TensorId
 from kvgrpc.core.tensors.waits import RETRY_DELAY_S
 from kvgrpc.errors import AlreadyExists, Exhausted, Reason
 

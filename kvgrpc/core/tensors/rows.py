@@ -3,8 +3,8 @@
 from enum import Enum
 
 from kvgrpc.core.tensors.calls import LeadAddress
-from kvgrpc.core.tensors.values import ANY, Description, Expected, TensorId
-from kvgrpc.core.values.owners import ANONYMOUS, ENGINE_SIDE, Kind, Thing, Verb, may
+from kvgrpc.core.tensors.descriptions import ANY, Description, ExpectedTensor, TensorId
+from kvgrpc.core.values.owners import ANONYMOUS, ENGINE_SIDE, Thing, ThingKind, Verb, may
 from kvgrpc.core.values.records import dataclass
 from kvgrpc.errors import KVGrpcError, Reason
 
@@ -35,7 +35,7 @@ LEAD_BYTES = 250
 """Estimated bytes of a lead to which a tensor is sent, without its texts."""
 
 
-class Stage(Enum):
+class TensorStage(Enum):
     """The stage of a tensor of another engine."""
 
     ARRIVING = "arriving"
@@ -49,13 +49,13 @@ class Stage(Enum):
     """The engine or an RPC caller has the tensor until it is released."""
 
 
-STAGES: dict[Stage, frozenset[Stage]] = {
-    Stage.ARRIVING: frozenset({Stage.STORED}),
-    Stage.STORED: frozenset({Stage.SPILLING, Stage.HELD}),
-    Stage.SPILLING: frozenset({Stage.SPILLED, Stage.STORED}),
-    Stage.SPILLED: frozenset({Stage.RETURNING}),
-    Stage.RETURNING: frozenset({Stage.STORED, Stage.SPILLED}),
-    Stage.HELD: frozenset({Stage.STORED}),
+STAGES: dict[TensorStage, frozenset[TensorStage]] = {
+    TensorStage.ARRIVING: frozenset({TensorStage.STORED}),
+    TensorStage.STORED: frozenset({TensorStage.SPILLING, TensorStage.HELD}),
+    TensorStage.SPILLING: frozenset({TensorStage.SPILLED, TensorStage.STORED}),
+    TensorStage.SPILLED: frozenset({TensorStage.RETURNING}),
+    TensorStage.RETURNING: frozenset({TensorStage.STORED, TensorStage.SPILLED}),
+    TensorStage.HELD: frozenset({TensorStage.STORED}),
 }
 """Allowed next stages of each stage. In any stage a tensor may be dropped."""
 
@@ -77,7 +77,7 @@ class Tensor:
     """Number in the order in which the life's tensors were made known."""
     made: float = 0.0
     """Time at which it was made known."""
-    stage: Stage = Stage.ARRIVING
+    stage: TensorStage = TensorStage.ARRIVING
     allocation_id: str = ""
     """Allocation of its pages in the store. Empty while it has none."""
     transfer_id: str = ""
@@ -96,8 +96,8 @@ class Tensor:
     def hold(self, now: float, holder: str) -> None:
         """Gives the tensor to a principal, for the first time or again."""
         self.given += 1
-        if self.stage is not Stage.HELD:
-            self.move_to(Stage.HELD, now)
+        if self.stage is not TensorStage.HELD:
+            self.move_to(TensorStage.HELD, now)
         if self.holder not in ENGINE_SIDE:
             self.holder = holder
 
@@ -105,17 +105,17 @@ class Tensor:
         """Returns whether the tensor stays when its request ends for that reason. Its holder has a view on its memory,
         so nobody else can say that the holder is done with it.
         """
-        ends = reason is not Reason.CANCELLED and may(caller, Verb.END, Thing(Kind.HELD_TENSOR, self.holder))
-        return self.stage is Stage.HELD and not ends
+        ends = reason is not Reason.CANCELLED and may(caller, Verb.END, Thing(ThingKind.HELD_TENSOR, self.holder))
+        return self.stage is TensorStage.HELD and not ends
 
-    def move_to(self, stage: Stage, now: float) -> None:
+    def move_to(self, stage: TensorStage, now: float) -> None:
         """Moves the tensor to its next stage. Asserts that `STAGES` allows it."""
         assert stage in STAGES[self.stage], f"{self.stage} -> {stage}"
         self.stage, self.since = stage, now
 
 
 @dataclass(eq=False)
-class Offer:
+class TensorOffer:
     """A tensor of this engine that is kept for others under a lease."""
 
     id: TensorId
@@ -159,7 +159,7 @@ class Offer:
         """True when it is kept for one consumer, and is not on its way to it with others."""
         return bool(self.token) and not self.consumers and self.consumer_count == 1 and not self.lent
 
-    def is_same(self, other: "Offer") -> bool:
+    def is_same(self, other: "TensorOffer") -> bool:
         """Returns whether both offers are of one put that was made twice. An allocation is handed over once."""
         return (self.described, self.allocation_id, self.consumers, self.consumer_count) == (
             other.described, other.allocation_id, other.consumers, other.consumer_count,
@@ -178,14 +178,14 @@ class Purpose(Enum):
 
 
 @dataclass(frozen=True)
-class Wait:
+class TensorWait:
     """One call that waits."""
 
     number: int
     id: TensorId
     purpose: Purpose
     deadline: float
-    expected: Expected = ANY
+    expected: ExpectedTensor = ANY
     fetches: bool = False
     """True when it also asks a source for the tensor."""
     caller: str = ANONYMOUS
@@ -195,11 +195,11 @@ class Wait:
 
 
 @dataclass(frozen=True)
-class Answer:
+class AnswerCall:
     """The call gets the result that it waits for, or an error."""
 
     wait: int
-    result: Tensor | Offer | KVGrpcError
+    result: Tensor | TensorOffer | KVGrpcError
 
 
 @dataclass(frozen=True)
@@ -213,14 +213,14 @@ class Drop:
 class Withdraw:
     """An offer is kept no more."""
 
-    offer: Offer
+    offer: TensorOffer
 
 
 @dataclass(frozen=True)
 class Renew:
     """Somebody waits for more tensors of a request. Its offers are kept for their TTL from now on."""
 
-    offers: tuple[Offer, ...]
+    offers: tuple[TensorOffer, ...]
 
 
 @dataclass(frozen=True)
@@ -237,4 +237,4 @@ class Fetch:
     wait: int
 
 
-Effect = Answer | Drop | Withdraw | Renew | BringBack | Fetch
+Effect = AnswerCall | Drop | Withdraw | Renew | BringBack | Fetch

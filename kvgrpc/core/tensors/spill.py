@@ -1,7 +1,7 @@
 """Space outside the store, and the choice of tensors that go there."""
 
+from kvgrpc.core.tensors.descriptions import TensorId
 from kvgrpc.core.tensors.rows import Tensor
-from kvgrpc.core.tensors.values import TensorId
 
 PASSED_OVER_MAX = 64
 """Maximum number of tensors passed over because they are too large for the free pages outside."""

@@ -14,30 +14,30 @@ from itertools import count
 
 from kvgrpc.core.tables.ledger import Ledger, RowKind
 from kvgrpc.core.tensors.bundles import check_bundle
+from kvgrpc.core.tensors.by_request import TensorsByRequest
+from kvgrpc.core.tensors.descriptions import Description, NamedTensor, TensorId
 from kvgrpc.core.tensors.ended import Ended, too_late
-from kvgrpc.core.tensors.offers import Offers
+from kvgrpc.core.tensors.offers import TensorOffers
 from kvgrpc.core.tensors.own_ends import OwnEnds
 from kvgrpc.core.tensors.refusals import OF_PAIR, full, taken
-from kvgrpc.core.tensors.requests import Requests
 from kvgrpc.core.tensors.rows import (
     TENSOR_BYTES,
-    Answer,
+    AnswerCall,
     BringBack,
     Drop,
     Effect,
     Fetch,
-    Offer,
     Purpose,
     Renew,
-    Stage,
     Tensor,
     TensorLimits,
-    Wait,
+    TensorOffer,
+    TensorStage,
+    TensorWait,
     Withdraw,
 )
 from kvgrpc.core.tensors.spill import Idle, SpillPages
-from kvgrpc.core.tensors.store import pages_for
-from kvgrpc.core.tensors.values import Description, Named, TensorId
+from kvgrpc.core.tensors.store_layout import pages_for
 from kvgrpc.core.tensors.waits import Waits
 from kvgrpc.core.values.owners import ANONYMOUS, ENGINE_SIDE
 from kvgrpc.errors import KVGrpcError, OutOfRange, Reason
@@ -58,17 +58,19 @@ class TensorTable:
         self.waits = Waits(limits.waits, self._ledger)
         self.ended = Ended(limits.tombstones, limits.tombstone_s, self._ledger, "ended")
         self.tensors: dict[TensorId, Tensor] = {}
-        self.kept = Offers(limits, self._ledger)
+        self.kept = TensorOffers(limits, self._ledger)
         self.offers = self.kept.rows
         self.spill_pages = SpillPages(limits.spill_pages)
-        self._requests = Requests()
+        self._requests = TensorsByRequest()
         self._idle = Idle()
         self._own_ends = OwnEnds(limits.held_s)
         self._numbers = count()
 
     # -- arrivals
 
-    def arrive(self, tensors: Sequence[Named], peer: str, ttl_s: float, now: float, payer: str = "") -> list[Tensor]:
+    def arrive(
+        self, tensors: Sequence[NamedTensor], peer: str, ttl_s: float, now: float, payer: str = ""
+    ) -> list[Tensor]:
         """Registers a tensor or bundle that is to come. Returns [] when the very same tensor is here or on its way.
 
         Raises before anything changes: PreconditionFailed for a late tensor (TRANSFER_ENDED, CANCELLED) and for another
@@ -102,7 +104,7 @@ class TensorTable:
 
     def stored(self, tensor: Tensor, now: float) -> None:
         """Records that all bytes of a tensor are in its pages, for the first time or again."""
-        tensor.move_to(Stage.STORED, now)
+        tensor.move_to(TensorStage.STORED, now)
         waits = self.waits.of(tensor.id, _IN_STORE)
         if given := [wait for wait in waits if wait.purpose is Purpose.GIVEN]:
             for wait in given:
@@ -119,7 +121,7 @@ class TensorTable:
         """
         final = not fetched and error.reason in OF_PAIR and len(tensors) == 1  # one of several is put by itself then
         for tensor in [tensor for tensor in tensors if not tensor.gone]:
-            if tensor.stage is Stage.ARRIVING:
+            if tensor.stage is TensorStage.ARRIVING:
                 self._drop(tensor)
             for wait in self.waits.of(tensor.id, _IN_STORE):
                 if wait.purpose is Purpose.STORED or (fetched if wait.fetches else final):
@@ -135,8 +137,8 @@ class TensorTable:
 
     # -- calls that ask
 
-    def ask(self, wait: Wait, now: float) -> None:
-        """Gives a call its tensor, or lets it wait. Raises the error that an Answer would contain, and Exhausted
+    def ask(self, wait: TensorWait, now: float) -> None:
+        """Gives a call its tensor, or lets it wait. Raises the error that an AnswerCall would contain, and Exhausted
         (QUEUE_FULL, LIMIT_EXCEEDED).
         """
         self._check_alive(wait.id)
@@ -144,7 +146,7 @@ class TensorTable:
         if wait.purpose is Purpose.OFFERED and offer is not None:
             wait.expected.check(offer.described)
             if offer.token:
-                self.effects.append(Answer(wait.number, offer))
+                self.effects.append(AnswerCall(wait.number, offer))
                 return
         elif tensor is None and offer is not None:
             raise taken(wait.id, "is this engine's own: it is kept for others")
@@ -152,17 +154,17 @@ class TensorTable:
             self._waits(wait, now)
             return
         wait.expected.check(tensor.described)
-        if wait.purpose is Purpose.STORED and tensor.stage is not Stage.ARRIVING:
-            self.effects.append(Answer(wait.number, tensor))
-        elif tensor.stage in (Stage.STORED, Stage.HELD):
+        if wait.purpose is Purpose.STORED and tensor.stage is not TensorStage.ARRIVING:
+            self.effects.append(AnswerCall(wait.number, tensor))
+        elif tensor.stage in (TensorStage.STORED, TensorStage.HELD):
             self._not_idle(tensor)
             self._hold(tensor, wait.caller, now)
-            self.effects.append(Answer(wait.number, tensor))
+            self.effects.append(AnswerCall(wait.number, tensor))
         else:
             self.waits.add(wait)
             self._not_idle(tensor)
-            if tensor.stage is Stage.SPILLED:
-                tensor.move_to(Stage.RETURNING, now)
+            if tensor.stage is TensorStage.SPILLED:
+                tensor.move_to(TensorStage.RETURNING, now)
                 self.effects.append(BringBack(tensor))
 
     def not_taken(self, tensor: Tensor, now: float) -> None:
@@ -182,7 +184,7 @@ class TensorTable:
 
     # -- offers
 
-    def offer(self, offer: Offer) -> Offer:
+    def offer(self, offer: TensorOffer) -> TensorOffer:
         """Adds an offer, or returns the one that the same put made. Raises PreconditionFailed (TRANSFER_ENDED,
         CANCELLED, CONTENT_MISMATCH), AlreadyExists (TRANSFER_EXISTS) or Exhausted (LIMIT_EXCEEDED).
         """
@@ -201,19 +203,19 @@ class TensorTable:
         self._requests.add(id_)
         return offer
 
-    def offered(self, offer: Offer, token: bytes, transfer_id: str) -> None:
+    def offered(self, offer: TensorOffer, token: bytes, transfer_id: str) -> None:
         """Records that the offer's hand-over stands."""
         offer.token, offer.transfer_id = token, transfer_id
         for wait in self.waits.of(offer.id, (Purpose.OFFERED,)):
             self._answer(wait, offer)
 
-    def offer_over(self, offer: Offer) -> None:
+    def offer_over(self, offer: TensorOffer) -> None:
         """Removes an offer that is lost or was taken back."""
         if self.offers.get(offer.id) is offer:
             del self.offers[offer.id]
             self._forget(offer.id)
 
-    def offer_sent(self, offer: Offer, now: float) -> None:
+    def offer_sent(self, offer: TensorOffer, now: float) -> None:
         """Removes an offer, and remembers how it was put."""
         self.offer_over(offer)
         self.kept.sent.add(offer.id, offer, now, offer.kept_bytes)
@@ -248,7 +250,7 @@ class TensorTable:
 
     def due(self, now: float) -> None:
         """Ends all that is due: waits, tensors that end by themselves, remembered names."""
-        self.effects += [Answer(wait.number, error) for wait, error in self.waits.due(now)]
+        self.effects += [AnswerCall(wait.number, error) for wait, error in self.waits.due(now)]
         self.ended.expire(now)
         self.kept.sent.expire(now)
         for tensor in self._own_ends.due(now):
@@ -266,7 +268,7 @@ class TensorTable:
         chosen = self._idle.choose(pages, self.spill_pages.free)
         for tensor in chosen:
             self._idle.discard(tensor)
-            tensor.move_to(Stage.SPILLING, now)
+            tensor.move_to(TensorStage.SPILLING, now)
             tensor.copying = True
             tensor.slots = self.spill_pages.take(tensor.pages)
         return chosen
@@ -278,7 +280,7 @@ class TensorTable:
         if tensor.gone or not copied or self.waits.of(tensor.id, _GIVEN):
             return self.returned(tensor, now)
         tensor.copying = False
-        tensor.move_to(Stage.SPILLED, now)
+        tensor.move_to(TensorStage.SPILLED, now)
         self._own_ends.stored(tensor, now)
         freed, tensor.allocation_id = tensor.allocation_id, ""
         return freed
@@ -305,7 +307,7 @@ class TensorTable:
         if tensor.gone:
             self._free(tensor)
             return freed
-        tensor.move_to(Stage.SPILLED, now)
+        tensor.move_to(TensorStage.SPILLED, now)
         self._own_ends.stored(tensor, now)
         for wait in self.waits.of(tensor.id, _GIVEN):
             self._answer(wait, error)
@@ -313,7 +315,7 @@ class TensorTable:
 
     # -- helpers
 
-    def _waits(self, wait: Wait, now: float) -> None:
+    def _waits(self, wait: TensorWait, now: float) -> None:
         """Adds a wait and renews all that is here of the request. Raises Exhausted (QUEUE_FULL, LIMIT_EXCEEDED)."""
         self.waits.add(wait)
         rows = self._requests.renewed(wait.id.key, now)
@@ -322,7 +324,7 @@ class TensorTable:
         if kept := self.kept.lasting(rows):
             self.effects.append(Renew(kept))
 
-    def _is_here(self, tensor: Named, *, told: bool) -> bool:
+    def _is_here(self, tensor: NamedTensor, *, told: bool) -> bool:
         """Returns whether a tensor is here or on its way. Raises the error for one that may not come."""
         id_ = tensor.id
         self._check_alive(id_)
@@ -337,7 +339,7 @@ class TensorTable:
         self.check_size(tensor.described)
         return False
 
-    def _arrives(self, named: Named, peer: str, ttl_s: float, now: float, payer: str) -> Tensor:
+    def _arrives(self, named: NamedTensor, peer: str, ttl_s: float, now: float, payer: str) -> Tensor:
         id_, pages = named.id, self.check_size(named.described)
         tensor = Tensor(id_, named.described, pages, peer, now, ttl_s, next(self._numbers), now)
         self.tensors[id_] = tensor
@@ -393,6 +395,6 @@ class TensorTable:
         self._ledger.drop(RowKind.TENSOR, id_)
         self._requests.drop(id_)
 
-    def _answer(self, wait: Wait, result: Tensor | Offer | KVGrpcError) -> None:
+    def _answer(self, wait: TensorWait, result: Tensor | TensorOffer | KVGrpcError) -> None:
         self.waits.forget(wait.number)
-        self.effects.append(Answer(wait.number, result))
+        self.effects.append(AnswerCall(wait.number, result))

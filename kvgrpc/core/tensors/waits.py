@@ -4,8 +4,8 @@ from collections.abc import Collection, Iterator
 
 from kvgrpc.core.tables.ledger import Ledger, RowKind
 from kvgrpc.core.tables.timers import Timer, Timers
-from kvgrpc.core.tensors.rows import Purpose, Wait
-from kvgrpc.core.tensors.values import Description, TensorId
+from kvgrpc.core.tensors.descriptions import Description, TensorId
+from kvgrpc.core.tensors.rows import Purpose, TensorWait
 from kvgrpc.errors import DeadlineExceeded, Exhausted, PreconditionFailed, Reason
 
 RETRY_DELAY_S = 0.1
@@ -25,8 +25,8 @@ class Waits:
     def __init__(self, most: int, ledger: Ledger | None = None) -> None:
         self._most = most
         self._ledger = ledger or Ledger()
-        self._rows: dict[int, Wait] = {}
-        self._of: dict[bytes, dict[TensorId, dict[int, Wait]]] = {}
+        self._rows: dict[int, TensorWait] = {}
+        self._of: dict[bytes, dict[TensorId, dict[int, TensorWait]]] = {}
         """Waiting calls by request and tensor."""
         self._timers = Timers()
 
@@ -39,7 +39,7 @@ class Waits:
             text = f"{self._most} calls wait for tensors here"
             raise Exhausted(Reason.QUEUE_FULL, text, retry_delay_s=RETRY_DELAY_S, metadata={"limit": str(self._most)})
 
-    def add(self, wait: Wait) -> None:
+    def add(self, wait: TensorWait) -> None:
         """Adds a call. Raises Exhausted (QUEUE_FULL, or LIMIT_EXCEEDED for its payer's kept bytes)."""
         self.check_room()
         self._ledger.enter(RowKind.TENSOR_WAIT, wait.number, wait.payer, WAIT_BYTES)
@@ -60,18 +60,18 @@ class Waits:
             if not of:
                 del self._of[wait.id.key]
 
-    def find(self, number: int) -> Wait | None:
+    def find(self, number: int) -> TensorWait | None:
         """Returns the call of this number, if it still waits."""
         return self._rows.get(number)
 
-    def of(self, id_: TensorId, purposes: Collection[Purpose]) -> list[Wait]:
+    def of(self, id_: TensorId, purposes: Collection[Purpose]) -> list[TensorWait]:
         """Returns the calls that wait for a tensor for one of these purposes, in the order of their arrival."""
         rows = self._of.get(id_.key, {}).get(id_, {})
         return [wait for wait in rows.values() if wait.purpose in purposes]
 
     def unlike(
         self, id_: TensorId, purpose: Purpose, described: Description
-    ) -> Iterator[tuple[Wait, PreconditionFailed]]:
+    ) -> Iterator[tuple[TensorWait, PreconditionFailed]]:
         """Yields the calls that expect another tensor than the described one, with their errors."""
         for wait in self.of(id_, (purpose,)):
             try:
@@ -83,7 +83,7 @@ class Waits:
         """Returns the tensors of a request that calls wait for."""
         return list(self._of.get(key, ()))
 
-    def due(self, now: float) -> list[tuple[Wait, DeadlineExceeded]]:
+    def due(self, now: float) -> list[tuple[TensorWait, DeadlineExceeded]]:
         """Removes the calls whose time is over, and returns them with their errors."""
         found = []
         for _, name in self._timers.due(now):

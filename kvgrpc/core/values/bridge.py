@@ -11,15 +11,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvgrpc.core.values.calls import LayerRange
+from kvgrpc.core.values.block_ids import Ids, check_ids
+from kvgrpc.core.values.byte_runs import Runs
+from kvgrpc.core.values.call import LayerRange
 from kvgrpc.core.values.chunks import Chunk, Size
-from kvgrpc.core.values.descriptors import Ids, Runs, check_ids, holds
+from kvgrpc.core.values.layer_ranges import holds
 from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout
 from kvgrpc.core.values.patterns import Pattern, patterns_of, unit_tokens
 from kvgrpc.core.values.plans import Draft, Pair, PairRuns, Units, list_runs, regions_of, stage
 from kvgrpc.core.values.records import dataclass
 from kvgrpc.core.values.strips import Repack
-from kvgrpc.core.values.views import Share, shares
+from kvgrpc.core.values.views import HeadShare, shares
 from kvgrpc.errors import InvalidRequest, Reason
 
 RUN_BYTES_MIN = 2_048
@@ -41,7 +43,7 @@ def repacked_at_once(data_paths: Iterable[str]) -> int:
     return STAGING_BYTES if MAPPED.issuperset(data_paths) else STAGED_AT_ONCE_BYTES
 
 
-class Side(NamedTuple):
+class BridgeSide(NamedTuple):
     """One engine's input to a bridge: its pool and its number of ranks."""
 
     pool: PoolLayout
@@ -56,18 +58,18 @@ class Side(NamedTuple):
 class Bridge:
     """Maps blocks of a source to blocks of a destination. The two pools must have been found compatible."""
 
-    def __init__(self, source: Side, destination: Side, run_bytes_min: int = RUN_BYTES_MIN) -> None:
+    def __init__(self, source: BridgeSide, destination: BridgeSide, run_bytes_min: int = RUN_BYTES_MIN) -> None:
         self._source = source
         self._destination = destination
         self._run_bytes_min = run_bytes_min
-        self._shares: dict[Pair, list[tuple[int, Share]]] = {}
-        self._kinds: list[dict[Share, None]] = [{} for _ in source.pool.groups]
+        self._shares: dict[Pair, list[tuple[int, HeadShare]]] = {}
+        self._kinds: list[dict[HeadShare, None]] = [{} for _ in source.pool.groups]
         """The distinct shares of each group: shares that move the same bytes appear once."""
         for group, share in self._all_shares():
             self._shares.setdefault(Pair(share.rank, share.source_rank), []).append((group, share))
             self._kinds[group][_alike(share)] = None
         self.pairs = tuple(sorted(self._shares))
-        self._patterns: dict[tuple[int, Share], list[Pattern]] = {}
+        self._patterns: dict[tuple[int, HeadShare], list[Pattern]] = {}
         self._sizes: dict[tuple[int, LayerRange | None], Size] = {}
         self._arriving: dict[tuple[int, LayerRange | None], list[int]] = {}
         self._unit_tokens = [unit_tokens(here, there) for here, there in self._groups()]
@@ -125,7 +127,7 @@ class Bridge:
         """
         key = group, layers
         if key not in self._sizes:
-            each: dict[Share, tuple[int, int]] = {}
+            each: dict[HeadShare, tuple[int, int]] = {}
             ranks: dict[int, tuple[int, int]] = {}
             for pair in self.pairs:
                 for share in (share for of, share in self._shares[pair] if of == group):
@@ -210,7 +212,7 @@ class Bridge:
         """
         units = [self._units(chunk) for chunk in chunks]
         staged = any(group in self.repacked for some in units for group in some)
-        drafts: dict[tuple[tuple[int, Share], ...], tuple[Runs, Repack | None] | None] = {}
+        drafts: dict[tuple[tuple[int, HeadShare], ...], tuple[Runs, Repack | None] | None] = {}
         found = []
         for pair in self.pairs:
             # Pairs with like shares move the same runs, so they share one draft.
@@ -224,7 +226,7 @@ class Bridge:
     def _groups(self) -> Iterator[tuple[Group, Group]]:
         return zip(self._source.pool.groups, self._destination.pool.groups, strict=True)
 
-    def _all_shares(self) -> Iterator[tuple[int, Share]]:
+    def _all_shares(self) -> Iterator[tuple[int, HeadShare]]:
         """Yields for each group which heads each rank gets from which rank, stage by stage. Stages that have no layer
         in common exchange nothing.
         """
@@ -244,13 +246,13 @@ class Bridge:
         """Yields every pattern that some pair moves of a group."""
         return (pattern for share in self._kinds[group] for pattern in self._of_share(group, share))
 
-    def _of_share(self, group: int, share: Share) -> list[Pattern]:
+    def _of_share(self, group: int, share: HeadShare) -> list[Pattern]:
         key = group, _alike(share)
         if key not in self._patterns:
             self._patterns[key] = patterns_of(self._source.pool, self._destination.pool, group, share)
         return self._patterns[key]
 
-    def _within(self, group: int, share: Share, layers: LayerRange | None) -> list[Pattern]:
+    def _within(self, group: int, share: HeadShare, layers: LayerRange | None) -> list[Pattern]:
         found = self._of_share(group, share)
         if layers is None:
             return found
@@ -288,7 +290,7 @@ class Bridge:
         return draft.runs(), Repack(tuple(draft.strips), draft.staging_bytes) if staged else None
 
 
-def _alike(share: Share) -> Share:
+def _alike(share: HeadShare) -> HeadShare:
     """Returns a key that is equal for shares that move the same bytes."""
     return share._replace(rank=0, source_rank=0)
 
@@ -348,6 +350,6 @@ class Bridges:
         return tuple(sorted(incoming | {(pair.source_rank, pair.rank) for pair in self.outgoing.pairs}))
 
 
-def bridges(here: Side, there: Side) -> Bridges:
+def bridges(here: BridgeSide, there: BridgeSide) -> Bridges:
     """Makes the bridges between this engine and a peer."""
     return Bridges(Bridge(there, here), Bridge(here, there))

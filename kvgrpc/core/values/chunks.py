@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-from kvgrpc.core.values.calls import LayerRange
-from kvgrpc.core.values.descriptors import Blocks
+from kvgrpc.core.values.block_ids import Blocks
+from kvgrpc.core.values.call import LayerRange
 from kvgrpc.core.values.records import dataclass
 
 

@@ -3,7 +3,7 @@
 The decision is a pure function of two descriptions. Nothing else in the core compares descriptions.
 """
 
-from kvgrpc.core.values.bridge import Side
+from kvgrpc.core.values.bridge import BridgeSide
 from kvgrpc.core.values.layout import PoolKind, PoolLayout
 from kvgrpc.core.values.limits import MESSAGE_BYTES
 from kvgrpc.core.values.obstacles import Difference, differences
@@ -123,9 +123,9 @@ def compare(here: EngineDescription, there: EngineDescription) -> list[Differenc
     return found
 
 
-def side_of(engine: EngineDescription) -> Side:
+def side_of(engine: EngineDescription) -> BridgeSide:
     """Returns an engine's input to a bridge."""
-    return Side(engine.pool, engine.world_size)
+    return BridgeSide(engine.pool, engine.world_size)
 
 
 def _plain(here: EngineDescription, there: EngineDescription) -> bool:

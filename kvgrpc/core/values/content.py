@@ -52,7 +52,7 @@ class Item:
 
 
 @dataclass(frozen=True)
-class Content:
+class ContentId:
     """Identifies the tokens that KV was computed from, by a digest chain or by an opaque id."""
 
     tokens: int
@@ -93,18 +93,18 @@ class Content:
             f"{tokens} tokens is neither a multiple of 16 up to {self.tokens} nor the whole content",
         )
 
-    def first(self, tokens: int) -> "Content":
+    def first(self, tokens: int) -> "ContentId":
         """Returns the content of the first `tokens` tokens. Raises OutOfRange (CONTENT_RANGE) if there is no digest."""
         if self.opaque:
             if tokens != self.tokens:
                 raise OutOfRange(Reason.CONTENT_RANGE, "what an opaque id stands for cannot be cut")
             return self
         last = self.digest(tokens)
-        return Content(tokens, self.digests[: (tokens - 1) // UNIT_TOKENS * DIGEST_BYTES] + last)
+        return ContentId(tokens, self.digests[: (tokens - 1) // UNIT_TOKENS * DIGEST_BYTES] + last)
 
 
 @dataclass(frozen=True)
-class Claim:
+class ContentClaim:
     """A consumer's statement of what it wants: the first `tokens` tokens, and their digest or opaque id."""
 
     tokens: int
@@ -130,7 +130,7 @@ def chain(
     weights_revision: str = "",
     items: Sequence[Item] = (),
     also_at: int = 0,
-) -> Content:
+) -> ContentId:
     """Returns the content of `token_ids`. `also_at` asks for one more digest, at that many tokens (a peer's offer)."""
     head = (b"kvgrpc content v1", adapter.encode(), cache_salt.encode(), weights_revision.encode())
     previous = hashlib.sha256(b"".join(_prefixed(field) for field in head)).digest()
@@ -156,7 +156,7 @@ def chain(
             partial = (also_at, _digest(previous, packed, here, (start, also_at)))
         previous = _digest(previous, packed, here, (start, end))
         digests.append(previous)
-    return Content(len(token_ids), b"".join(digests), partial=partial)
+    return ContentId(len(token_ids), b"".join(digests), partial=partial)
 
 
 def largest_use(own_tokens: int, offer_tokens: int) -> int:
@@ -164,7 +164,7 @@ def largest_use(own_tokens: int, offer_tokens: int) -> int:
     return offer_tokens if offer_tokens <= own_tokens else own_tokens - own_tokens % UNIT_TOKENS
 
 
-def claim(own: Content, offer_tokens: int, use_tokens: int, *, prefix: bool = False) -> Claim:
+def claim(own: ContentId, offer_tokens: int, use_tokens: int, *, prefix: bool = False) -> ContentClaim:
     """Makes the claim on an offer of `offer_tokens` tokens. `use_tokens` 0 takes the largest K allowed. With `prefix`,
     fewer tokens are accepted if the offer differs from some token on.
 
@@ -173,16 +173,16 @@ def claim(own: Content, offer_tokens: int, use_tokens: int, *, prefix: bool = Fa
     if own.opaque:
         if use_tokens not in (0, offer_tokens) or own.tokens != offer_tokens:
             raise OutOfRange(Reason.CONTENT_RANGE, "a content stated as an opaque id is used whole or not at all")
-        return Claim(offer_tokens, opaque=own.opaque)
+        return ContentClaim(offer_tokens, opaque=own.opaque)
     wanted = use_tokens or largest_use(own.tokens, offer_tokens)
     if not use_tokens and not own.has_digest(wanted):
         wanted -= wanted % UNIT_TOKENS
     _check_use(wanted, offer_tokens, own.tokens)
     stated = own.digests[: wanted // UNIT_TOKENS * DIGEST_BYTES] if prefix else b""
-    return Claim(wanted, own.digest(wanted), prefix=stated if len(stated) <= PREFIX_BYTES_MAX else b"")
+    return ContentClaim(wanted, own.digest(wanted), prefix=stated if len(stated) <= PREFIX_BYTES_MAX else b"")
 
 
-def check(offer: Content, wanted: Claim) -> int:
+def check(offer: ContentId, wanted: ContentClaim) -> int:
     """Returns the number of common first tokens: all that are wanted, or the equal whole units if fewer are accepted.
 
     Raises CONTENT_RANGE, CONTENT_REQUIRED or CONTENT_MISMATCH if there are none.
@@ -205,7 +205,7 @@ def check(offer: Content, wanted: Claim) -> int:
     return tokens
 
 
-def _common_units(offer: Content, prefix: bytes) -> int:
+def _common_units(offer: ContentId, prefix: bytes) -> int:
     """Returns the number of common first units, by bisection: a digest covers all units up to its own."""
     low, high = 0, min(len(prefix), len(offer.digests)) // DIGEST_BYTES
     while low < high:

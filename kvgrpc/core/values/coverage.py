@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgrpc.core.values.descriptors import Blocks, Ids
+from kvgrpc.core.values.block_ids import Blocks, Ids
 from kvgrpc.core.values.layout import PoolLayout, Region
 
 

@@ -88,7 +88,7 @@ SPANS_MAX = 8_192
 
 
 @dataclass(frozen=True)
-class Span:
+class AllocationSpan:
     """Bytes of one of an endpoint's allocations."""
 
     allocation: int
@@ -109,7 +109,7 @@ class CudaVmmEndpoint:
     """First bytes of one more allocation, the last one."""
     allocations: tuple[int, ...] = ()
     """Bytes of each allocation, without the nonce's."""
-    spans: tuple[Span, ...] = ()
+    spans: tuple[AllocationSpan, ...] = ()
     """Spans through which a rank's linear offsets run, in order."""
     why_not: str = ""
     """Why the memory has no descriptors. If it is set, all other fields are empty."""

@@ -32,7 +32,7 @@ nothing of a token's signature. Malformed tokens are not cached.
 """
 
 
-class Access(IntEnum):
+class AccessKind(IntEnum):
     """The access that a grant allows. The numbers are those of the wire."""
 
     READ = 1
@@ -50,7 +50,7 @@ class OnAbort(IntEnum):
 class Claims:
     """The claims of a grant's token."""
 
-    access: Access
+    access: AccessKind
     engine_id: str
     incarnation: int
     address: str
@@ -119,7 +119,7 @@ def read_claims(token: bytes) -> Claims:
             raise ValueError("wrong version or length")
         engine_id, address, lease_id, tenant = (field.decode() for field in fields[:4])
         return Claims(
-            Access(access), engine_id, incarnation, address, lease_id, fields[4], ttl_ms / 1000, blocks, tokens,
+            AccessKind(access), engine_id, incarnation, address, lease_id, fields[4], ttl_ms / 1000, blocks, tokens,
             OnAbort(on_abort), tenant, time_us,
         )  # fmt: skip
     except (struct.error, IndexError, ValueError) as error:
@@ -128,7 +128,7 @@ def read_claims(token: bytes) -> Claims:
         ) from error
 
 
-def verify(token: bytes, key: bytes, engine_id: str, incarnation: int, access: Access) -> Claims:
+def verify(token: bytes, key: bytes, engine_id: str, incarnation: int, access: AccessKind) -> Claims:
     """Returns the claims of a token that this engine issued in this incarnation for this kind of access.
 
     Raises InvalidRequest (GRANT_INVALID), PermissionDenied (GRANT_FOREIGN, GRANT_INVALID), Aborted
@@ -166,8 +166,8 @@ def to_json(token: bytes) -> dict[str, bool | int | str | list[int]]:
     if not port.isdecimal():
         host, port = claims.address, "0"
     return {
-        "do_remote_prefill": claims.access is Access.READ,
-        "do_remote_decode": claims.access is Access.WRITE,
+        "do_remote_prefill": claims.access is AccessKind.READ,
+        "do_remote_decode": claims.access is AccessKind.WRITE,
         "remote_engine_id": claims.engine_id,
         "remote_request_id": claims.lease_id,
         "remote_host": host,

@@ -5,8 +5,8 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from kvgrpc.core.values.calls import BlockLists
-from kvgrpc.core.values.descriptors import FEW_IDS, Blocks, Ids, runs_of
+from kvgrpc.core.values.block_ids import FEW_IDS, Blocks, Ids, runs_of
+from kvgrpc.core.values.call import BlockLists
 
 T = TypeVar("T")
 ARRAY_BYTES = 120

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from enum import Enum
 
-from kvgrpc.core.values.bridge import STAGING_BYTES, Bridge, Side, common_stages
+from kvgrpc.core.values.bridge import STAGING_BYTES, Bridge, BridgeSide, common_stages
 from kvgrpc.core.values.layout import PAGES, Group, GroupKind, PoolLayout, Strides
 from kvgrpc.core.values.records import dataclass
 from kvgrpc.core.values.views import total_heads, view_of
@@ -52,7 +52,7 @@ SPLIT_FIELDS = {
 """Fields of a group that may differ if the inside of its blocks is known."""
 
 
-def differences(here: Side, there: Side) -> list[Difference]:
+def differences(here: BridgeSide, there: BridgeSide) -> list[Difference]:
     """Returns all differences of two engines' pools that matter. If a group's blocks cannot be exchanged, the cost of a
     bridge is left out.
     """
@@ -72,7 +72,7 @@ def differences(here: Side, there: Side) -> list[Difference]:
     return found
 
 
-def _of_group(index: int, here: Side, there: Side) -> list[Difference]:
+def _of_group(index: int, here: BridgeSide, there: BridgeSide) -> list[Difference]:
     a, b = here.pool.groups[index], there.pool.groups[index]
     insides = {_inside(here.pool, index), _inside(there.pool, index)}
     sections = bool(a.sections and b.sections)
@@ -95,7 +95,7 @@ def _of_group(index: int, here: Side, there: Side) -> list[Difference]:
     return [difference for difference in (*found, blocks, packed) if difference is not None]
 
 
-def _split(index: int, here: Side, there: Side) -> list[Difference | None]:
+def _split(index: int, here: BridgeSide, there: BridgeSide) -> list[Difference | None]:
     """Returns the differences of a group in whose blocks every head of every token can be found."""
     a, b = here.pool.groups[index], there.pool.groups[index]
     low, high = sorted((a.block_tokens, b.block_tokens))
@@ -108,7 +108,7 @@ def _split(index: int, here: Side, there: Side) -> list[Difference | None]:
     return [*found, other_heads or _differs(index, "kv_heads", a, b, SPLIT_FIELDS["kv_heads"], bridgeable=True)]
 
 
-def _heads_differ(index: int, here: Side, there: Side) -> Difference | None:
+def _heads_differ(index: int, here: BridgeSide, there: BridgeSide) -> Difference | None:
     """Returns a difference if the models' head counts differ: engines would look for a head on other ranks."""
     heads, others = (total_heads(side.pool.groups[index], side.stage_ranks) for side in (here, there))
     if heads == others:
@@ -117,7 +117,7 @@ def _heads_differ(index: int, here: Side, there: Side) -> Difference | None:
     return Difference(_path(index, "total_kv_heads"), str(heads), str(others), False, why)
 
 
-def _by_heads(index: int, here: Side, there: Side) -> list[Difference | None]:
+def _by_heads(index: int, here: BridgeSide, there: BridgeSide) -> list[Difference | None]:
     """Returns the differences of a group in whose blocks every head can be found, and is moved as it is."""
     because = f"of group {here.pool.groups[index].name} it is not known where the tokens of a head are"
     found = [difference for difference in _split(index, here, there) if difference is not None]
@@ -129,7 +129,7 @@ def _by_heads(index: int, here: Side, there: Side) -> list[Difference | None]:
     ]
 
 
-def _told_apart(index: int, here: Side, there: Side) -> Difference | None:
+def _told_apart(index: int, here: BridgeSide, there: BridgeSide) -> Difference | None:
     """Returns a difference unless the same layers hold keys and values together on both sides."""
     mine, theirs = _layers_by_tensor(here.pool, index), _layers_by_tensor(there.pool, index)
     if mine == theirs:
@@ -148,7 +148,7 @@ def _layers_by_tensor(pool: PoolLayout, index: int) -> dict[str, list[tuple[int,
     return found
 
 
-def _whole(index: int, here: Side, there: Side) -> list[Difference | None]:
+def _whole(index: int, here: BridgeSide, there: BridgeSide) -> list[Difference | None]:
     """Returns the differences of a group whose blocks are moved whole. A state is always one block."""
     a, b = here.pool.groups[index], there.pool.groups[index]
     because = UNKNOWN.format(a.name)
@@ -162,7 +162,7 @@ def _whole(index: int, here: Side, there: Side) -> list[Difference | None]:
     return found
 
 
-def _by_sections(index: int, here: Side, there: Side) -> list[Difference | None]:
+def _by_sections(index: int, here: BridgeSide, there: BridgeSide) -> list[Difference | None]:
     """Returns the difference of a state's sections, added up over all ranks."""
     totals, others = (
         " ".join(str(section.total_bytes) for section in side.pool.groups[index].sections) for side in (here, there)
@@ -174,7 +174,7 @@ def _by_sections(index: int, here: Side, there: Side) -> list[Difference | None]
     ]
 
 
-def _packed_otherwise(index: int, here: Side, there: Side) -> Difference | None:
+def _packed_otherwise(index: int, here: BridgeSide, there: BridgeSide) -> Difference | None:
     mine, theirs = _shapes(here.pool, index), _shapes(there.pool, index)
     because = UNKNOWN.format(here.pool.groups[index].name)
     why = f"layers, keys and values are packed into regions in another way, and {because}"
@@ -199,7 +199,7 @@ def _holds_tensors(pool: PoolLayout) -> bool:
     return [(g.name, g.kind, g.block_tokens, g.dtype) for g in pool.groups] == [(PAGES, GroupKind.MLA, 1, "uint8")]
 
 
-def _costs(here: Side, there: Side) -> list[Difference]:
+def _costs(here: BridgeSide, there: BridgeSide) -> list[Difference]:
     """Returns the cost of moving between unlike pools. A cost that is too high is not bridgeable."""
     found = []
     if _split_as(here) != _split_as(there):
@@ -230,7 +230,7 @@ def _costs(here: Side, there: Side) -> list[Difference]:
     return found
 
 
-def _split_as(side: Side) -> str:
+def _split_as(side: BridgeSide) -> str:
     """Returns the ranks of a side as text."""
     return str(side.ranks) if side.pool.stages == 1 else f"{side.pool.stages} stages of {side.stage_ranks}"
 

@@ -25,7 +25,7 @@ ENGINE_SIDE = frozenset({ENGINE, SCHEDULER})
 """Principals that stand for the attached engine. Each owns what the other owns."""
 
 
-class Kind(Enum):
+class ThingKind(Enum):
     """The kind of a thing."""
 
     # Identity is enough, and Enum's own hash is slow, as in `timers.Timer`.
@@ -69,23 +69,23 @@ class Ground(Enum):
     ENGINE = "the engine"
 
 
-RIGHTS: Mapping[tuple[Kind, Verb], frozenset[Ground]] = {
-    (Kind.POOL, Verb.SCHEDULE): frozenset({Ground.OWNER}),
-    (Kind.BLOCKS, Verb.USE): frozenset({Ground.OWNER}),
-    (Kind.ALLOCATION, Verb.USE): frozenset({Ground.OWNER}),
-    (Kind.ALLOCATION, Verb.RENEW): frozenset({Ground.OWNER}),
-    (Kind.LEASE, Verb.MINT): frozenset({Ground.OWNER}),
-    (Kind.LEASE, Verb.SEE): frozenset({Ground.OWNER, Ground.NAME, Ground.GRANT}),
-    (Kind.LEASE, Verb.RENEW): frozenset({Ground.OWNER, Ground.NAME, Ground.GRANT, Ground.KEY}),
-    (Kind.LEASE, Verb.END): frozenset({Ground.OWNER, Ground.NAME, Ground.GRANT}),
-    (Kind.LEASE, Verb.TAKE_BACK): frozenset({Ground.OWNER, Ground.ENGINE}),
-    (Kind.TRANSFER, Verb.SEE): frozenset({Ground.OWNER, Ground.NAME}),
-    (Kind.TRANSFER, Verb.END): frozenset({Ground.OWNER, Ground.NAME, Ground.KEY}),
-    (Kind.TRANSFER, Verb.GIVE_BLOCKS): frozenset({Ground.OWNER}),
-    (Kind.TRANSFER, Verb.ADD_PART): frozenset({Ground.OWNER}),
-    (Kind.TRANSFER, Verb.ACKNOWLEDGE): frozenset({Ground.OWNER}),
-    (Kind.REQUEST, Verb.SCHEDULE): frozenset({Ground.OWNER}),
-    (Kind.HELD_TENSOR, Verb.END): frozenset({Ground.OWNER, Ground.ENGINE}),
+RIGHTS: Mapping[tuple[ThingKind, Verb], frozenset[Ground]] = {
+    (ThingKind.POOL, Verb.SCHEDULE): frozenset({Ground.OWNER}),
+    (ThingKind.BLOCKS, Verb.USE): frozenset({Ground.OWNER}),
+    (ThingKind.ALLOCATION, Verb.USE): frozenset({Ground.OWNER}),
+    (ThingKind.ALLOCATION, Verb.RENEW): frozenset({Ground.OWNER}),
+    (ThingKind.LEASE, Verb.MINT): frozenset({Ground.OWNER}),
+    (ThingKind.LEASE, Verb.SEE): frozenset({Ground.OWNER, Ground.NAME, Ground.GRANT}),
+    (ThingKind.LEASE, Verb.RENEW): frozenset({Ground.OWNER, Ground.NAME, Ground.GRANT, Ground.KEY}),
+    (ThingKind.LEASE, Verb.END): frozenset({Ground.OWNER, Ground.NAME, Ground.GRANT}),
+    (ThingKind.LEASE, Verb.TAKE_BACK): frozenset({Ground.OWNER, Ground.ENGINE}),
+    (ThingKind.TRANSFER, Verb.SEE): frozenset({Ground.OWNER, Ground.NAME}),
+    (ThingKind.TRANSFER, Verb.END): frozenset({Ground.OWNER, Ground.NAME, Ground.KEY}),
+    (ThingKind.TRANSFER, Verb.GIVE_BLOCKS): frozenset({Ground.OWNER}),
+    (ThingKind.TRANSFER, Verb.ADD_PART): frozenset({Ground.OWNER}),
+    (ThingKind.TRANSFER, Verb.ACKNOWLEDGE): frozenset({Ground.OWNER}),
+    (ThingKind.REQUEST, Verb.SCHEDULE): frozenset({Ground.OWNER}),
+    (ThingKind.HELD_TENSOR, Verb.END): frozenset({Ground.OWNER, Ground.ENGINE}),
 }
 """Grounds for each kind and verb. One of them is enough."""
 
@@ -93,7 +93,7 @@ RIGHTS: Mapping[tuple[Kind, Verb], frozenset[Ground]] = {
 class Thing(NamedTuple):
     """A thing that a request names, with its owner."""
 
-    kind: Kind
+    kind: ThingKind
     owner: str
 
 

@@ -11,11 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvgrpc.core.values.block_ids import Blocks, Ids, check_ids, check_spaces
 from kvgrpc.core.values.bridge import Bridge
-from kvgrpc.core.values.calls import LayerRange, ReadyPart
+from kvgrpc.core.values.call import LayerRange, ReadyPart
 from kvgrpc.core.values.chunks import Chunk
-from kvgrpc.core.values.descriptors import Blocks, Ids, check_ids, check_spaces, holds
 from kvgrpc.core.values.kept_blocks import NO_IDS, Kept, kept_bytes, no_blocks, pack, unpack
+from kvgrpc.core.values.layer_ranges import holds
 from kvgrpc.core.values.layout import Group, PoolLayout
 from kvgrpc.core.values.records import dataclass
 from kvgrpc.errors import InvalidRequest, KVGrpcError, OutOfRange, PreconditionFailed, Reason, invalid
@@ -36,7 +37,7 @@ PART_BYTES = 320
 SPAN_BYTES = 120
 
 
-class Span(NamedTuple):
+class PartSpan(NamedTuple):
     """A row of a part: `length` blocks of a group from position `start` on. No earlier part lists the last `new`."""
 
     group: int
@@ -50,7 +51,7 @@ class Part:
     """One part: blocks of some groups, in `layers` (None: all)."""
 
     number: int
-    spans: tuple[Span, ...]
+    spans: tuple[PartSpan, ...]
     layers: LayerRange | None
     last: bool
     after_step: int = 0
@@ -227,7 +228,7 @@ class Parts:
                 self._check_end(i, start + there + others)
                 if start + there > listed or (others and start + there < listed):
                     raise _overlaps(i)
-                spans.append(Span(i, start, there + others, others))
+                spans.append(PartSpan(i, start, there + others, others))
         if not spans and not last:
             raise InvalidRequest(Reason.INVALID_FIELD, f"part {len(self._parts)} has no blocks")
         self._check_room(len(spans), sum(map(len, table)) + sum(new))

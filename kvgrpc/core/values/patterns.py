@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region, TensorKind
 from kvgrpc.core.values.records import dataclass
-from kvgrpc.core.values.views import Share, View, view_of
+from kvgrpc.core.values.views import HeadShare, View, view_of
 
 
 class Dimension(NamedTuple):
@@ -63,7 +63,7 @@ def unit_tokens(source: Group, destination: Group) -> int:
     return min(source.block_tokens, destination.block_tokens)
 
 
-def patterns_of(source: PoolLayout, destination: PoolLayout, group: int, share: Share) -> list[Pattern]:
+def patterns_of(source: PoolLayout, destination: PoolLayout, group: int, share: HeadShare) -> list[Pattern]:
     """Returns the copies of one unit of a group within a share, each byte of the destination's heads once.
 
     `kvgrpc.core.values.obstacles` must have found no obstacle between the pools.
@@ -123,7 +123,7 @@ def _parts(region: Region, view: View | None) -> range:
     return range(view.first_part, view.first_part + view.parts)
 
 
-def _alike(source: Group, destination: Group, region: Region, to: Region, share: Share) -> bool:
+def _alike(source: Group, destination: Group, region: Region, to: Region, share: HeadShare) -> bool:
     """Returns True if a whole block has the same bytes on both sides."""
     same = (source.block_tokens, source.kv_heads, source.order, region.strides, region.block_bytes, region.tensor) == (
         destination.block_tokens, destination.kv_heads, destination.order, to.strides, to.block_bytes, to.tensor,
@@ -139,7 +139,7 @@ def _whole(region: Region, to: Region) -> Pattern:
     )  # fmt: skip
 
 
-def _of_section(source: Group, region: Region, destination: Group, to: Region, share: Share) -> Pattern:
+def _of_section(source: Group, region: Region, destination: Group, to: Region, share: HeadShare) -> Pattern:
     src, dst = (
         one.offset + sum(section.nbytes for section in group.sections[: share.section]) + first
         for group, one, first in ((source, region, share.source_first), (destination, to, share.first))
@@ -172,7 +172,7 @@ class _Seen(NamedTuple):
         return self.region.offset + sum(a * b for a, b in zip(within, view.strides[:3], strict=True))
 
 
-def _common(source: _Seen, destination: _Seen, share: Share, tokens: int, parts: range) -> Pattern:
+def _common(source: _Seen, destination: _Seen, share: HeadShare, tokens: int, parts: range) -> Pattern:
     view, into = source.view, destination.view
     layer = max(view.first_layer, into.first_layer)
     layers = min(view.first_layer + view.layers, into.first_layer + into.layers) - layer

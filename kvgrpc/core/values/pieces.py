@@ -5,9 +5,10 @@ from dataclasses import field
 
 import numpy as np
 
-from kvgrpc.core.values.calls import LayerRange
+from kvgrpc.core.values.block_ids import Blocks, Ids
+from kvgrpc.core.values.call import LayerRange
 from kvgrpc.core.values.chunks import Chunk
-from kvgrpc.core.values.descriptors import Blocks, Ids, holds
+from kvgrpc.core.values.layer_ranges import holds
 from kvgrpc.core.values.layout import PoolLayout, Region
 from kvgrpc.core.values.records import dataclass
 

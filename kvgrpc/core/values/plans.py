@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvgrpc.core.values.descriptors import Ids, Runs, coalesce
+from kvgrpc.core.values.block_ids import Ids
+from kvgrpc.core.values.byte_runs import Runs, coalesce
 from kvgrpc.core.values.layout import Region
 from kvgrpc.core.values.patterns import Pattern
 from kvgrpc.core.values.records import dataclass

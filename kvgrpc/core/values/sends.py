@@ -4,7 +4,7 @@ from dataclasses import field
 
 import numpy as np
 
-from kvgrpc.core.values.descriptors import Ids
+from kvgrpc.core.values.block_ids import Ids
 from kvgrpc.core.values.records import dataclass
 
 MEET = 0

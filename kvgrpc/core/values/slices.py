@@ -13,7 +13,7 @@ RUNS_MAX = 1 << 17
 
 
 @dataclass(frozen=True, eq=False)
-class Slice:
+class RoundSlice:
     """A part of a round that is posted by itself."""
 
     planned: tuple[PairRuns, ...]

@@ -6,7 +6,8 @@ from math import prod
 
 import numpy as np
 
-from kvgrpc.core.values.descriptors import Ids, Runs
+from kvgrpc.core.values.block_ids import Ids
+from kvgrpc.core.values.byte_runs import Runs
 from kvgrpc.core.values.records import dataclass
 
 DIMENSIONS_MAX = 4

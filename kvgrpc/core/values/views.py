@@ -74,7 +74,7 @@ def _packed(group: Group, parts: int, run_bytes: int) -> Strides:
     return Strides(part * parts, part, run_bytes, run_bytes * heads)
 
 
-class Share(NamedTuple):
+class HeadShare(NamedTuple):
     """Heads of one group that a rank of the destination gets from a rank of the source."""
 
     rank: int
@@ -123,7 +123,7 @@ def check_heads(pool: PoolLayout, ranks: int) -> None:
         raise InvalidRequest(Reason.INVALID_FIELD, "the heads are not those of the ranks", violations=tuple(found))
 
 
-def shares(source: Group, source_ranks: int, destination: Group, ranks: int) -> list[Share]:
+def shares(source: Group, source_ranks: int, destination: Group, ranks: int) -> list[HeadShare]:
     """Returns what each rank of the destination gets from which rank: every head of its own once.
 
     Both groups must have the same heads in all. If several ranks of the source have a head, each serves the same number
@@ -140,7 +140,7 @@ def shares(source: Group, source_ranks: int, destination: Group, ranks: int) -> 
             owner = at // source.kv_heads
             stop = min(end, (owner + 1) * source.kv_heads)
             source_rank = owner * source_copies + rank % source_copies
-            found.append(Share(rank, source_rank, at - mine, at % source.kv_heads, stop - at))
+            found.append(HeadShare(rank, source_rank, at - mine, at % source.kv_heads, stop - at))
             at = stop
     return found
 
@@ -150,7 +150,7 @@ def _copies(group: Group, ranks: int) -> int:
     return ranks * group.kv_heads // total_heads(group, ranks)
 
 
-def _shares_of_sections(source: Group, source_ranks: int, destination: Group, ranks: int) -> list[Share]:
+def _shares_of_sections(source: Group, source_ranks: int, destination: Group, ranks: int) -> list[HeadShare]:
     """Returns the shares of a state: every byte of every section once. Among ranks that have the same bytes, the one
     with most of the other sections serves them.
     """
@@ -166,7 +166,7 @@ def _shares_of_sections(source: Group, source_ranks: int, destination: Group, ra
                 stop = min(end, (owner + 1) * here.nbytes)
                 first = owner * source_copies
                 source_rank = min(max(rank * source_ranks // ranks, first), first + source_copies - 1)
-                share = Share(rank, source_rank, at - mine, at % here.nbytes, stop - at, section=number)
+                share = HeadShare(rank, source_rank, at - mine, at % here.nbytes, stop - at, section=number)
                 found.append(share)
                 at = stop
     return found

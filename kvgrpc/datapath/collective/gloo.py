@@ -44,8 +44,8 @@ from kvgrpc.datapath.collective.group import PROOF_S, RECEIVER, SENDER
 from kvgrpc.datapath.collective.half import CONNECTIONS, TOKEN_BYTES, Address, Half, read_half
 from kvgrpc.datapath.collective.messages import PACKED_BYTES_MAX, Message
 from kvgrpc.datapath.collective.rendezvous import Rendezvous
-from kvgrpc.datapath.collective.store import OwnStore
-from kvgrpc.datapath.copy.copying import best, copier
+from kvgrpc.datapath.collective.rendezvous_store import OwnStore
+from kvgrpc.datapath.copy.copy_methods import best, copier
 from kvgrpc.datapath.host.addresses import Rows
 
 _ProcessGroup: Any = distributed.ProcessGroupGloo  # its methods have no types
@@ -63,7 +63,7 @@ _SIZE = struct.Struct("=Q")
 
 
 @dataclass(eq=False)
-class Flying:
+class GlooLaunch:
     """A message that the library has."""
 
     work: Any
@@ -86,7 +86,7 @@ class GlooGroup:
         """Number of the last send launched, and how many of its messages were."""
         before = sockets()
         own, self._peer = (SENDER, RECEIVER) if sends else (RECEIVER, SENDER)
-        made = [_Connection(own, self._peer, host) for _ in range(CONNECTIONS)]
+        made = [_GlooConnection(own, self._peer, host) for _ in range(CONNECTIONS)]
         half = Half(secrets.token_bytes(TOKEN_BYTES), tuple(connection.address for connection in made))
         peers = read_half(rendezvous.exchange(half.values), host)
         try:
@@ -101,7 +101,7 @@ class GlooGroup:
         if sends:
             bound_what_is_unsent(self._sockets)
 
-    def launch(self, message: Message, number: int) -> Flying:
+    def launch(self, message: Message, number: int) -> GlooLaunch:
         """Hands a message of send `number` to the library, which matches no message of another send."""
         send, index = self._launched
         index = index if send == number else 0
@@ -116,9 +116,9 @@ class GlooGroup:
                 _copy(message.rows, destination=buffer.data_ptr())
             work = group.send([part], self._peer, tag)
         self._works.append(work)
-        return Flying(work, message, buffer)
+        return GlooLaunch(work, message, buffer)
 
-    def land(self, flying: Flying, stall_s: float) -> None:
+    def land(self, flying: GlooLaunch, stall_s: float) -> None:
         """Waits until a message has moved, in launch order. Raises RuntimeError if it does not move."""
         self._works.popleft()
         flying.work.wait(timedelta(seconds=stall_s))
@@ -140,7 +140,7 @@ class GlooGroup:
             with suppress(RuntimeError):
                 self._works.popleft().wait(_until(give_up_at))
 
-    def _connect(self, made: list["_Connection"], own: Half, peers: Half) -> None:
+    def _connect(self, made: list["_GlooConnection"], own: Half, peers: Half) -> None:
         """Connects the group. Raises RuntimeError unless the other side comes, at each connection."""
         give_up_at = time.monotonic() + PROOF_S
         for connection, address in zip(made, peers.addresses, strict=True):
@@ -168,7 +168,7 @@ class GlooGroup:
         return torch.empty(max(nbytes, PACKED_BYTES_MAX), dtype=torch.uint8)
 
 
-class _Connection:
+class _GlooConnection:
     """A group of the library's for one connection, which the first message makes. Raises RuntimeError if the library
     states its address in an unknown form.
     """

@@ -35,7 +35,7 @@ _WHERE = re.compile(r"^\[[^\]]*\] *")
 """The position in the library's source with which its errors begin."""
 
 
-class Library(Protocol):
+class GroupLibrary(Protocol):
     """One connected side of a process group, in its library's terms. One thread uses it, except for `shut_down`. When
     nothing refers to it any more, it accesses nothing.
     """
@@ -58,7 +58,7 @@ class Library(Protocol):
 
 
 @dataclass(eq=False)
-class Job:
+class GroupJob:
     """The messages of one send or receive."""
 
     messages: Iterator[Message]
@@ -75,19 +75,19 @@ class Job:
         self.wake()
 
 
-class Group:
+class ProcessGroup:
     """One side of a group. The group's thread calls `make`, then `told` with the values for the other side, and `ready`
     once the group is made or broken.
     """
 
     def __init__(
-        self, make: Callable[[Rendezvous], Library], *, told: Callable[[Values], None], ready: Callable[[], None]
+        self, make: Callable[[Rendezvous], GroupLibrary], *, told: Callable[[Values], None], ready: Callable[[], None]
     ) -> None:
         self._make = make
-        self._library: Library | None = None
+        self._library: GroupLibrary | None = None
         self._ready = ready
         self._rendezvous = Rendezvous(told, BUILD_S)
-        self._jobs: queue.SimpleQueue[tuple[int, Job] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[int, GroupJob] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # guards `broken`: no job comes in after it was set
         self.broken = ""
         """Why nothing moves by the group any more; empty if it works."""
@@ -100,7 +100,7 @@ class Group:
         """Takes the values of the other side."""
         self._rendezvous.learn(values)
 
-    def start(self, number: int, job: Job) -> None:
+    def start(self, number: int, job: GroupJob) -> None:
         """Queues send or receive `number`: its messages move after those of the jobs before it."""
         with self._lock:
             if not self.broken:
@@ -134,8 +134,8 @@ class Group:
     # ---- the thread
 
     def _run(self) -> None:
-        job: Job | None = None
-        library: Library | None = None
+        job: GroupJob | None = None
+        library: GroupLibrary | None = None
         try:
             self._library = library = self._make(self._rendezvous)
             self._rendezvous.tell()
@@ -165,7 +165,7 @@ class Group:
         with self._lock:
             self.broken = self.broken or why
 
-    def _move(self, library: Library, job: Job, number: int) -> None:
+    def _move(self, library: GroupLibrary, job: GroupJob, number: int) -> None:
         """Moves all messages of a job, in order. Raises an error if that fails."""
         flying: deque[Any] = deque()
         for message in job.messages:
@@ -175,7 +175,7 @@ class Group:
         while flying:
             self._land(library, flying.popleft())
 
-    def _land(self, library: Library, flying: Any) -> None:
+    def _land(self, library: GroupLibrary, flying: Any) -> None:
         library.land(flying, STALL_S)
         if self.broken:
             raise RuntimeError(self.broken)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvgrpc.core.values.descriptors import Ids, Runs
+from kvgrpc.core.values.block_ids import Ids
+from kvgrpc.core.values.byte_runs import Runs
 from kvgrpc.core.values.endpoints import Segment
 from kvgrpc.datapath.host.addresses import Rows, cut, to_rows
 

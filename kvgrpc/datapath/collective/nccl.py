@@ -16,7 +16,7 @@ from torch import distributed
 from kvgrpc.datapath.collective.group import RECEIVER, SENDER
 from kvgrpc.datapath.collective.messages import Message
 from kvgrpc.datapath.collective.rendezvous import Rendezvous
-from kvgrpc.datapath.collective.store import RendezvousStore
+from kvgrpc.datapath.collective.rendezvous_store import RendezvousStore
 
 LOOK_S = 0.00005
 """Interval between looks for the end of a message, in seconds."""
@@ -24,7 +24,7 @@ _cuda: Any = torch.cuda  # untyped in part
 
 
 @dataclass(eq=False)
-class Flying:
+class NcclLaunch:
     """A message that the library has."""
 
     work: Any
@@ -53,7 +53,7 @@ class NcclGroup:
         )
         self._group.eager_connect_single_device(self._device)
 
-    def launch(self, message: Message, _: int) -> Flying:
+    def launch(self, message: Message, _: int) -> NcclLaunch:
         """Hands a message to the library, run by run, as one group of calls. NCCL has no tags, only their order."""
         self._group._start_coalescing(self._device)  # noqa: SLF001 - has no public name
         for row in message.rows.tolist():
@@ -62,9 +62,9 @@ class NcclGroup:
                 self._group.send([part], RECEIVER, 0)
             else:
                 self._group.recv([part], SENDER, 0)
-        return Flying(self._group._end_coalescing(self._device))  # noqa: SLF001 - likewise
+        return NcclLaunch(self._group._end_coalescing(self._device))  # noqa: SLF001 - likewise
 
-    def land(self, flying: Flying, stall_s: float) -> None:
+    def land(self, flying: NcclLaunch, stall_s: float) -> None:
         """Waits until a message has moved. Raises RuntimeError if it does not; then no access of it follows."""
         end = time.monotonic() + stall_s
         while not flying.work.is_completed():

@@ -15,16 +15,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.byte_runs import Runs
 from kvgrpc.core.values.endpoints import CollectiveEndpoint, RankEndpoint
 from kvgrpc.core.values.sends import MEET, SendAnswer, SendAsk, Values
 from kvgrpc.datapath.base import DataPathFailed, DataPathUnavailable, PostingState, Remote
-from kvgrpc.datapath.collective.group import BUILD_S, GLOO, NCCL, PROOF_S, STALL_S, Group, Job, Library
+from kvgrpc.datapath.collective.group import BUILD_S, GLOO, NCCL, PROOF_S, STALL_S, GroupJob, GroupLibrary, ProcessGroup
 from kvgrpc.datapath.collective.half import read_half
-from kvgrpc.datapath.collective.making import Making
 from kvgrpc.datapath.collective.messages import FRAMING, messages
 from kvgrpc.datapath.collective.remote import CollectiveRemote
 from kvgrpc.datapath.collective.rendezvous import Rendezvous
+from kvgrpc.datapath.collective.unmade_groups import UnmadeGroups
 from kvgrpc.datapath.host.addresses import check_runs
 from kvgrpc.datapath.host.memory import PrivateMemory, SharedMemory, is_host, memory_bytes
 
@@ -37,7 +37,7 @@ END_S = max(BUILD_S + PROOF_S, STALL_S) + 5.0
 
 
 def _load_torch() -> None:
-    import kvgrpc.datapath.collective.store  # noqa: F401
+    import kvgrpc.datapath.collective.rendezvous_store  # noqa: F401
 
 
 @dataclass(eq=False)
@@ -45,9 +45,9 @@ class _Sender:
     """This rank as the source of one rank of a peer."""
 
     epoch: int
-    group: Group
+    group: ProcessGroup
     sequence: int = MEET
-    jobs: deque[tuple[Job, int]] = field(default_factory=deque)
+    jobs: deque[tuple[GroupJob, int]] = field(default_factory=deque)
     """Sends that have not ended, with the numbers of their runs."""
     anew: bool = False
     """True if the peer has shaken hands since: its next group may have any epoch."""
@@ -77,8 +77,8 @@ class CollectivePath:
         self._remotes: dict[tuple[str, int], CollectiveRemote] = {}
         self._epoch = 0
         """Epoch of the last group that received. All peers share it: a peer declared dead may come back."""
-        self._making = Making()
-        self._retired: list[Group] = []
+        self._unmade = UnmadeGroups()
+        self._retired: list[ProcessGroup] = []
         """Broken groups whose threads may not have ended yet."""
 
     def bind(self, later: Callable[[Callable[[], None]], None], want: Callable[[str, str, SendAsk], None]) -> None:
@@ -95,7 +95,7 @@ class CollectivePath:
     def withdraw(self, peer: str) -> None:
         for key in [key for key in self._senders if key[0] == peer]:
             self.retire(self._senders.pop(key).group, "the peer is gone")
-        self._making.forget(peer)
+        self._unmade.forget(peer)
 
     def question(self, _: RankEndpoint) -> None:
         return None
@@ -115,7 +115,7 @@ class CollectivePath:
         if part.framing != FRAMING:
             why = f"the peer cuts sends by framing {part.framing}, this rank by {FRAMING}: have both run one version"
             raise DataPathUnavailable(why)
-        self._making.check((*key, False))
+        self._unmade.check((*key, False))
         want = partial(self._want, peer)
         if (before := self._remotes.get(key)) is not None:
             before.replaced()
@@ -194,7 +194,7 @@ class CollectivePath:
             raise DataPathFailed(f"{JOBS_MAX} sends wait for those before them")
         if sender.jobs and sum(count for _, count in sender.jobs) + len(runs) > WAITING_RUNS_MAX:
             raise DataPathFailed(f"more than {WAITING_RUNS_MAX} runs wait for the sends before them")
-        job = Job(messages(runs, self._segments, sends=True), lambda: None)
+        job = GroupJob(messages(runs, self._segments, sends=True), lambda: None)
         sender.sequence = ask.sequence
         sender.jobs.append((job, len(runs)))
         sender.group.start(ask.sequence, job)
@@ -203,18 +203,18 @@ class CollectivePath:
 
     def make_group(
         self, peer: tuple[str, int], *, sends: bool, told: Callable[[Values], None], ready: Callable[[], None]
-    ) -> Group:
+    ) -> ProcessGroup:
         pair = (*peer, sends)
-        self._making.check(pair)
+        self._unmade.check(pair)
 
         def later(act: Callable[..., None]) -> Callable[..., None]:
             return lambda *arguments: self._later(partial(act, *arguments))
 
-        group = Group(partial(self._library, sends), told=later(told), ready=later(ready))
-        self._making.add(pair, group)
+        group = ProcessGroup(partial(self._library, sends), told=later(told), ready=later(ready))
+        self._unmade.add(pair, group)
         return group
 
-    def _library(self, sends: bool, rendezvous: Rendezvous) -> Library:
+    def _library(self, sends: bool, rendezvous: Rendezvous) -> GroupLibrary:
         """Makes the library's group in the thread of its group, since loading takes seconds. At one handshake both
         leads let their ranks reach for each other, so that both load at once, before either asks the other.
         """
@@ -231,7 +231,7 @@ class CollectivePath:
         self._epoch += 1
         return self._epoch
 
-    def retire(self, group: Group, why: str) -> None:
+    def retire(self, group: ProcessGroup, why: str) -> None:
         group.abort(why)
         self._retired = [group for group in self._retired if not group.join(0)]
         self._retired.append(group)

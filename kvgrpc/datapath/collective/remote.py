@@ -5,23 +5,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.byte_runs import Runs
 from kvgrpc.core.values.endpoints import CollectiveEndpoint, Segment
 from kvgrpc.core.values.sends import MEET, SendAnswer, SendAsk, Values
 from kvgrpc.datapath.base import Buffer, DataPathFailed, PostingState
-from kvgrpc.datapath.collective.group import NCCL, Group, Job
+from kvgrpc.datapath.collective.group import NCCL, GroupJob, ProcessGroup
 from kvgrpc.datapath.collective.messages import messages
 from kvgrpc.datapath.host.addresses import check_runs
 from kvgrpc.datapath.host.memory import memory_bytes
 
 
 @dataclass(eq=False)
-class Receive:
+class CollectiveRead:
     """A read that waits for its turn, for the source's answer, or for the bytes."""
 
     posting_id: str
     runs: Runs
-    job: Job
+    job: GroupJob
     regrouped: bool = False
     """True if a process group was made for this read."""
 
@@ -33,12 +33,12 @@ class Receive:
         return self.job.error
 
 
-class Receiving(Protocol):
+class GroupOwner(Protocol):
     """The part of a path that its remotes use."""
 
     def make_group(
         self, peer: tuple[str, int], *, sends: bool, told: Callable[[Values], None], ready: Callable[[], None]
-    ) -> Group:
+    ) -> ProcessGroup:
         """Makes one side of a group with a rank of a peer. `told` and `ready` are called from the mover's thread.
         Raises DataPathFailed if too many are being made.
         """
@@ -48,7 +48,7 @@ class Receiving(Protocol):
         """Returns the epoch of the next group that receives: higher than all before."""
         ...
 
-    def retire(self, group: Group, why: str) -> None:
+    def retire(self, group: ProcessGroup, why: str) -> None:
         """Ends a group."""
         ...
 
@@ -66,7 +66,7 @@ class CollectiveRemote:
 
     def __init__(  # noqa: PLR0913 - it needs this much of both sides
         self,
-        path: Receiving,
+        path: GroupOwner,
         key: tuple[str, int],
         source: CollectiveEndpoint,
         own: Sequence[Segment],
@@ -86,10 +86,10 @@ class CollectiveRemote:
         self._sequence = MEET
         self._asked = False
         """True while the peer has not answered an ask."""
-        self._group: Group | None = None
+        self._group: ProcessGroup | None = None
         self._built = False
         self._is_replaced = False
-        self._waiting: deque[Receive] = deque()
+        self._waiting: deque[CollectiveRead] = deque()
         """Reads for which the peer was not asked, or has not answered."""
         self._meet()
 
@@ -98,15 +98,17 @@ class CollectiveRemote:
         what = "NCCL" if self._library == NCCL else "Gloo, over TCP"
         return f"{what}: rank {self.key[1]} of the peer sends, when it is asked to, of {self._source_bytes} bytes"
 
-    def read(self, runs: Runs, wake: Callable[[], None]) -> Receive:
+    def read(self, runs: Runs, wake: Callable[[], None]) -> CollectiveRead:
         return self.read_sent("", runs, wake)
 
-    def read_sent(self, posting_id: str, runs: Runs, wake: Callable[[], None], buffer: Buffer | None = None) -> Receive:
+    def read_sent(
+        self, posting_id: str, runs: Runs, wake: Callable[[], None], buffer: Buffer | None = None
+    ) -> CollectiveRead:
         own = self._own if buffer is None else (buffer.segment,)
         check_runs(runs, self._source_bytes, memory_bytes(own))
         some = runs.nbytes > 0
         runs = Runs(runs.src[some], runs.dst[some], runs.nbytes[some])
-        receive = Receive(posting_id, runs, Job(messages(runs, own, sends=False), wake))
+        receive = CollectiveRead(posting_id, runs, GroupJob(messages(runs, own, sends=False), wake))
         if len(runs):
             self._waiting.append(receive)
             self._go_on()
@@ -127,7 +129,7 @@ class CollectiveRemote:
         else:
             self._group.learn(answer.values)
 
-    def _sent(self, answer: SendAnswer, group: Group) -> None:
+    def _sent(self, answer: SendAnswer, group: ProcessGroup) -> None:
         receive = self._waiting.popleft()
         if not answer.error:
             group.start(answer.sequence, receive.job)
@@ -194,7 +196,7 @@ class CollectiveRemote:
         self._group, self._epoch = group, self._path.next_epoch()
         self._sequence, self._asked, self._built = MEET, True, False  # until the group is made or fails
 
-    def _ready(self, group: Group) -> None:
+    def _ready(self, group: ProcessGroup) -> None:
         """Takes the news that the group is made, or cannot be."""
         if group.broken:
             self._not_met(group.broken)

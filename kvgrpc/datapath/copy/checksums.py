@@ -1,8 +1,8 @@
 """Threads that compute checksums of a rank's memory, beside those that move bytes: nothing else waits for them.
 
-The bytes of a posting (`Arrival`) are checksummed while they are in the processor's cache. A data path that copies by
-itself checksums what it has just copied (`ChecksummingRemote`). On other paths the posting moves in slices, if they can
-(`SlicingRemote`), and each slice is checksummed while the next one moves.
+The bytes of a posting (`ReadChecksums`) are checksummed while they are in the processor's cache. A data path that
+copies by itself checksums what it has just copied (`ChecksummingRemote`). On other paths the posting moves in slices,
+if they can (`SlicingRemote`), and each slice is checksummed while the next one moves.
 """
 
 import itertools
@@ -16,11 +16,12 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from kvgrpc.core.events import ChecksumsComputed
-from kvgrpc.core.values.descriptors import Ids, Runs
+from kvgrpc.core.values.block_ids import Ids
+from kvgrpc.core.values.byte_runs import Runs
 from kvgrpc.core.values.endpoints import Segment
 from kvgrpc.core.values.pieces import Pieces
 from kvgrpc.datapath.base import Memory, Posting
-from kvgrpc.datapath.copy.crc32c import Checksummer, Plan, Values
+from kvgrpc.datapath.copy.crc32c import Checksummer, ChecksumPlan, Values
 from kvgrpc.errors import KVGrpcError
 
 Work = Callable[[], None]
@@ -73,26 +74,26 @@ class ChecksumThreads:
             self._computed(name, b"", error.message)
             return
         works = [partial(plan.sum, first, end) for first, end in plan.slices]
-        job = Job(name, values, len(works), self._computed, places)
+        job = ChecksumJob(name, values, len(works), self._computed, places)
         left = iter(works)
         for _ in range(self.width):
             self._later(job.name, self._turn, job, left)
 
-    def arrival(self, name: str, pieces: Pieces) -> "Arrival | None":
+    def arrival(self, name: str, pieces: Pieces) -> "ReadChecksums | None":
         """Returns the checksums of a posting's bytes. The checksums are reported once all are computed, and not if the
         posting fails. If none can be computed, that is reported at once, and None is returned.
         """
         try:
-            return Arrival(name, pieces, self._made(), self, self._computed)
+            return ReadChecksums(name, pieces, self._made(), self, self._computed)
         except KVGrpcError as error:
             self._computed(name, b"", error.message)
             return None
 
-    def submit(self, job: "Job", work: Work) -> None:
+    def submit(self, job: "ChecksumJob", work: Work) -> None:
         """Queues a piece of work after all that was submitted before."""
         self._later(job.name, job.run, work)
 
-    def _turn(self, job: "Job", left: Iterator[Work]) -> None:
+    def _turn(self, job: "ChecksumJob", left: Iterator[Work]) -> None:
         """Does one piece of work and queues the next, so that bytes that arrived meanwhile come between the two."""
         work = next(left, None)
         if work is not None:
@@ -117,7 +118,7 @@ class ChecksumThreads:
         return self._checksummer
 
 
-class Arrival:
+class ReadChecksums:
     """Checksums of the blocks that one posting brings. Only the mover uses it, by either `together` or `slices`."""
 
     def __init__(
@@ -134,7 +135,7 @@ class Arrival:
         self._threads = threads
         self._report = report
 
-    def together(self, runs: Runs, source: Sequence[Segment]) -> "tuple[Job, list[Work]] | None":
+    def together(self, runs: Runs, source: Sequence[Segment]) -> "tuple[ChecksumJob, list[Work]] | None":
         """Returns the work of copying and checksumming at once, for a path that can address the source.
 
         Returns None if the runs are not exactly the checksummed bytes. Raises DataPathFailed for pieces out of range.
@@ -145,15 +146,15 @@ class Arrival:
         values = _zeros(self._pieces)
         plan = self._checksummer.plan(self._pieces, values, offsets, source)
         works: list[Work] = [partial(plan.sum, first, end) for first, end in plan.slices]
-        return Job(self._name, values, len(works), self._report), works
+        return ChecksumJob(self._name, values, len(works), self._report), works
 
-    def slices(self, runs: Runs) -> "Slices":
+    def slices(self, runs: Runs) -> "ChecksummedSlices":
         """Returns the same bytes in slices of whole checksums. Raises DataPathFailed for pieces out of range."""
         self._checksummer.check(self._pieces)
-        return Slices(self._name, self._pieces, runs, self._checksummer, self._threads, self._report)
+        return ChecksummedSlices(self._name, self._pieces, runs, self._checksummer, self._threads, self._report)
 
 
-class Slices:
+class ChecksummedSlices:
     """A posting in slices, each checksummed while the next one moves. Only the mover's thread makes and uses it."""
 
     def __init__(
@@ -179,9 +180,9 @@ class Slices:
         self._threads = threads
         self._pieces = pieces
         self._values = _zeros(pieces)
-        self._plan: Plan | None = None
+        self._plan: ChecksumPlan | None = None
         self._planning = threading.Lock()
-        self._job = Job(name, self._values, len(self.ends) - 1 + threads.width, report)
+        self._job = ChecksumJob(name, self._values, len(self.ends) - 1 + threads.width, report)
 
     def arrived(self, number: int) -> None:
         """Takes the news that a slice is there. All threads share the last one, since nothing moves beside it."""
@@ -263,7 +264,7 @@ def _joined(runs: Runs, counts: Ids, bounds: list[int]) -> tuple[Runs, list[int]
     return Runs(src[first], dst[first], np.diff(ends[np.append(first, len(src))])), ends[pieces[1:]].tolist()
 
 
-class Job:
+class ChecksumJob:
     """One request for checksums, in pieces of work. Without any work it is over when it is made."""
 
     def __init__(self, name: str, values: Values, works: int, report: Computed, places: Ids | None = None) -> None:
@@ -308,6 +309,6 @@ class ChecksummingRemote(Protocol):
         """The peer's memory, by addresses of this process."""
         ...
 
-    def read_and_checksum(self, job: Job, works: Sequence[Work], wake: Callable[[], None]) -> Posting:
-        """Does what `Remote.read` does for the runs of `Arrival.together`, whose work also copies them."""
+    def read_and_checksum(self, job: ChecksumJob, works: Sequence[Work], wake: Callable[[], None]) -> Posting:
+        """Does what `Remote.read` does for the runs of `ReadChecksums.together`, whose work also copies them."""
         ...

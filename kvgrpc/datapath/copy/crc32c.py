@@ -20,7 +20,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgrpc.core.values.descriptors import Ids, Runs
+from kvgrpc.core.values.block_ids import Ids
+from kvgrpc.core.values.byte_runs import Runs
 from kvgrpc.core.values.endpoints import Segment
 from kvgrpc.core.values.pieces import Pieces
 from kvgrpc.datapath.base import DataPathUnavailable
@@ -49,7 +50,7 @@ _ALIGNED = 64
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class ChecksumPlan:
     """Checksums to compute, as addresses."""
 
     checksum_rows: ChecksumRows
@@ -85,7 +86,7 @@ class Checksummer:
 
     def plan(
         self, pieces: Pieces, into: Values, sources: Ids | None = None, copied_from: Sequence[Segment] = ()
-    ) -> Plan:
+    ) -> ChecksumPlan:
         """Plans checksums that are written to `into`, which is zeros. With `sources`, an offset of `copied_from` for
         each piece, the bytes are first copied from there.
 
@@ -104,7 +105,7 @@ class Checksummer:
         if sources is None:
             asked[:, 1] = 0
         asked[:, 3] = into.ctypes.data + number * into.itemsize
-        return Plan(self._sum, asked, into, _slices(number, ends))
+        return ChecksumPlan(self._sum, asked, into, _slices(number, ends))
 
 
 def _slices(number: Ids, ends: Ids) -> list[tuple[int, int]]:

@@ -12,11 +12,11 @@ from functools import partial
 
 import numpy as np
 
-from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.byte_runs import Runs
 from kvgrpc.core.values.endpoints import Segment
 from kvgrpc.core.values.strips import DIMENSIONS_MAX, Repack, Strip
 from kvgrpc.datapath.base import DataPathFailed
-from kvgrpc.datapath.copy import copying, rows
+from kvgrpc.datapath.copy import copy_methods, rows
 from kvgrpc.datapath.host.addresses import Rows, addresses_of, groups, to_rows, within_one
 
 RUNS_MAX = 1 << 22
@@ -163,7 +163,7 @@ def _rows(runs: Runs) -> Rows:
 
 
 def _copy_rows(rows: Rows) -> None:
-    copy = copying.copier(copying.best(float(rows[:, 2].mean())))
+    copy = copy_methods.copier(copy_methods.best(float(rows[:, 2].mean())))
     assert copy is not None  # the best one works
     copy(rows)
 

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvgrpc.core.values.endpoints import SPANS_MAX, Segment, Span
+from kvgrpc.core.values.endpoints import SPANS_MAX, AllocationSpan, Segment
 from kvgrpc.datapath.base import DataPathUnavailable
 from kvgrpc.datapath.cuda_vmm.driver import Driver, DriverError, Found
 from kvgrpc.datapath.cuda_vmm.memory import KEPT, VmmMemory
 from kvgrpc.datapath.host.memory import NONCE_BYTES
-from kvgrpc.datapath.host.process_socket import Reply
+from kvgrpc.datapath.host.process_socket import SocketReply
 from kvgrpc.datapath.mirror.device import CopyFailed
 from kvgrpc.datapath.questions import DESCRIPTORS_MAX
 
@@ -53,7 +53,7 @@ class Exports:
         """Bytes of each allocation, without the nonce's."""
         return tuple(found.nbytes for found in self._found[:-1])
 
-    def descriptors(self) -> Reply:
+    def descriptors(self) -> SocketReply:
         """Returns new descriptors, the nonce's last. Raises OSError."""
         fds: list[int] = []
         try:
@@ -62,7 +62,7 @@ class Exports:
             for fd in fds:
                 os.close(fd)
             raise OSError(f"the driver gives no descriptor: {error.message}") from error
-        return Reply(fds=tuple(fds))
+        return SocketReply(fds=tuple(fds))
 
     def close(self) -> None:
         """Releases the handles and the nonce. Idempotent."""
@@ -85,8 +85,8 @@ class Exports:
             raise
         return page
 
-    def _all_spans(self, device: int, segments: Sequence[Segment]) -> tuple[Span, ...]:
-        spans: list[Span] = []
+    def _all_spans(self, device: int, segments: Sequence[Segment]) -> tuple[AllocationSpan, ...]:
+        spans: list[AllocationSpan] = []
         for segment in segments:
             spans.extend(self._spans(device, segment))
             if len(spans) > SPANS_MAX:
@@ -96,14 +96,14 @@ class Exports:
                 )
         return tuple(spans)
 
-    def _spans(self, device: int, segment: Segment) -> list[Span]:
+    def _spans(self, device: int, segment: Segment) -> list[AllocationSpan]:
         spans = []
         at, end = segment.address, segment.address + segment.nbytes
         while at < end:
             index = self._index(device, at)
             found = self._found[index]
             upto = min(end, found.address + found.nbytes)
-            spans.append(Span(index, at - found.address, upto - at))
+            spans.append(AllocationSpan(index, at - found.address, upto - at))
             at = upto
         return spans
 

@@ -5,7 +5,7 @@ from kvgrpc.datapath.cuda_vmm.driver import Driver
 from kvgrpc.datapath.host.memory import PrivateMemory
 
 
-class Allocation:
+class VmmAllocation:
     """`nbytes` bytes of a device, rounded up to its granularity, mapped writable here. Raises DriverError."""
 
     def __init__(self, driver: Driver, device: int, nbytes: int) -> None:
@@ -39,7 +39,7 @@ class VmmMemory(PrivateMemory):
 
     def __init__(self, driver: Driver, device: int, nbytes: int) -> None:
         self.driver = driver
-        self.allocation = Allocation(driver, device, nbytes)
+        self.allocation = VmmAllocation(driver, device, nbytes)
         super().__init__([Segment(self.allocation.address, nbytes, MemoryKind.CUDA, device)])
 
     @property

@@ -20,8 +20,8 @@ from uuid import UUID
 
 import numpy as np
 
-from kvgrpc.core.values.descriptors import Runs
-from kvgrpc.core.values.endpoints import SPANS_MAX, CudaVmmEndpoint, MemoryKind, RankEndpoint, Segment, Span
+from kvgrpc.core.values.byte_runs import Runs
+from kvgrpc.core.values.endpoints import SPANS_MAX, AllocationSpan, CudaVmmEndpoint, MemoryKind, RankEndpoint, Segment
 from kvgrpc.datapath.base import DataPathFailed, DataPathUnavailable, Memory
 from kvgrpc.datapath.cuda_vmm import libcuda
 from kvgrpc.datapath.cuda_vmm.driver import Driver, DriverError
@@ -33,7 +33,7 @@ from kvgrpc.datapath.host.process import ADDRESS_MAX
 from kvgrpc.datapath.host.process_socket import ProcessSocket
 from kvgrpc.datapath.mirror import lane
 from kvgrpc.datapath.mirror.device import CopyFailed
-from kvgrpc.datapath.mirror.lane import Job, Lane, Start
+from kvgrpc.datapath.mirror.lane import CopyJob, CopyLane, Start
 from kvgrpc.datapath.questions import Answer, ProcessEnd, Question
 
 _REST_S = 2.0
@@ -66,7 +66,7 @@ class CudaVmmPath:
         except DriverError as error:
             raise DataPathUnavailable(f"the driver of GPUs cannot be used: {error.message}") from error
         self._socket = socket or ProcessSocket()
-        self._lane = Lane(f"kvgrpc-{self.name}")
+        self._lane = CopyLane(f"kvgrpc-{self.name}")
         self._mappings: set[Mappings] = set()
 
     def _export(self) -> None:
@@ -146,9 +146,9 @@ class CudaVmmPath:
         own = self._uuids[self._device]
         return "the same GPU" if uuid == own else f"{_shown(uuid)}, by {_shown(own)}"
 
-    def start(self, runs: Runs, mappings: "Mappings", wake: Callable[[], None]) -> Job:
+    def start(self, runs: Runs, mappings: "Mappings", wake: Callable[[], None]) -> CopyJob:
         """Starts to copy checked runs of a peer's memory into this rank's."""
-        job = Job(self._pieces(runs, mappings.segments), wake)
+        job = CopyJob(self._pieces(runs, mappings.segments), wake)
         self._lane.copy(job)
         return job
 
@@ -202,7 +202,7 @@ class CudaVmmRemote:
             f" copied on {self._on}"
         )
 
-    def read(self, runs: Runs, wake: Callable[[], None]) -> Job:
+    def read(self, runs: Runs, wake: Callable[[], None]) -> CopyJob:
         check_runs(runs, memory_bytes(self._mappings.segments), self._path.nbytes)
         return self._path.start(runs, self._mappings, wake)
 
@@ -273,7 +273,7 @@ class Mappings:
             self._driver.release(handle)  # the mapping keeps the memory
         return address
 
-    def _segment(self, span: Span) -> Segment:
+    def _segment(self, span: AllocationSpan) -> Segment:
         address, _ = self._mapped[span.allocation]
         return Segment(address + span.offset, span.nbytes, MemoryKind.CUDA, self._device)
 

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgrpc.core.values.descriptors import Ids, Runs
+from kvgrpc.core.values.block_ids import Ids
+from kvgrpc.core.values.byte_runs import Runs
 from kvgrpc.core.values.endpoints import Segment
 from kvgrpc.datapath.base import DataPathFailed
 

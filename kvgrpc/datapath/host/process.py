@@ -29,7 +29,7 @@ from kvgrpc.datapath.base import DataPathFailed, DataPathUnavailable, Memory
 from kvgrpc.datapath.host import libc
 from kvgrpc.datapath.host.addresses import Rows
 from kvgrpc.datapath.host.memory import NONCE_BYTES
-from kvgrpc.datapath.host.process_socket import ProcessSocket, Reply
+from kvgrpc.datapath.host.process_socket import ProcessSocket, SocketReply
 from kvgrpc.datapath.questions import Answer, ProcessEnd
 
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
@@ -53,11 +53,11 @@ class OwnProcess:
     def offer(self, peer: str, data_path: str, offered: bytes) -> ProcessEndpoint:
         """Makes an endpoint. `offered` is the digest of its offer. Raises DataPathUnavailable if no peer can ask."""
 
-        def answer(challenge: bytes, pid: int) -> Reply:
+        def answer(challenge: bytes, pid: int) -> SocketReply:
             self._admit(pid)
             address, nonce = self._memory.nonce_address, self._memory.nonce
             proof = np.frombuffer(bytearray(_proof(challenge, address, nonce, offered)), dtype=np.uint8)
-            return Reply(_ADDRESSES.pack(proof.ctypes.data, address), keeps=proof)
+            return SocketReply(_ADDRESSES.pack(proof.ctypes.data, address), keeps=proof)
 
         return ProcessEndpoint(*self._socket.mint(peer, data_path, answer))
 

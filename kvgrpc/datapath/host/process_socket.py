@@ -55,7 +55,7 @@ _CLIENT_S = 1.0
 
 
 @dataclass(frozen=True)
-class Reply:
+class SocketReply:
     """The answer to a peer."""
 
     payload: bytes = b""
@@ -65,12 +65,12 @@ class Reply:
     """Object to keep for as long as the token would have been valid."""
 
 
-Answerer = Callable[[bytes, int], Reply]
+Answerer = Callable[[bytes, int], SocketReply]
 """Answers a challenge of the process with that id (0: not visible). Raises OSError if it cannot."""
 
 
 @dataclass(eq=False)
-class _Token:
+class _SocketToken:
     secret: bytes
     peer: str
     data_path: str
@@ -90,9 +90,9 @@ class ProcessSocket:
         self._in = folder
         self._token_ttl_s = token_ttl_s
         self._lock = threading.Lock()  # guards the tokens
-        self._tokens: dict[bytes, _Token] = {}
+        self._tokens: dict[bytes, _SocketToken] = {}
         """Tokens by secret, the oldest first, which expires first."""
-        self._by_peer: dict[str, list[_Token]] = {}
+        self._by_peer: dict[str, list[_SocketToken]] = {}
         self._server: _Server | None = None
         self._closed = False
 
@@ -112,7 +112,7 @@ class ProcessSocket:
                 except OSError as error:
                     raise DataPathUnavailable(f"cannot make a socket for peers: {error}") from error
             self._make_room(peer, data_path, now)
-            token = _Token(secrets.token_bytes(TOKEN_BYTES), peer, data_path, now + self._token_ttl_s, answerer)
+            token = _SocketToken(secrets.token_bytes(TOKEN_BYTES), peer, data_path, now + self._token_ttl_s, answerer)
             self._tokens[token.secret] = token
             self._by_peer.setdefault(peer, []).append(token)
             return self._server.path, token.secret
@@ -143,14 +143,14 @@ class ProcessSocket:
                 return
             self._drop(oldest)
 
-    def _drop(self, token: _Token) -> None:
+    def _drop(self, token: _SocketToken) -> None:
         del self._tokens[token.secret]
         left = self._by_peer[token.peer]
         left.remove(token)
         if not left:
             del self._by_peer[token.peer]
 
-    def _answer(self, question: bytes, pid: int) -> Reply | None:
+    def _answer(self, question: bytes, pid: int) -> SocketReply | None:
         """Returns the reply to a question, or None for an invalid token."""
         secret, challenge, rank = question[:TOKEN_BYTES], question[TOKEN_BYTES:_UNNUMBERED], question[_UNNUMBERED:]
         numbered = len(rank) == RANK_BYTES and int.from_bytes(rank) < RANKS_MAX
@@ -170,7 +170,7 @@ class ProcessSocket:
 class _Server:
     """The socket and its thread. Raises OSError if the socket cannot be made."""
 
-    def __init__(self, folder: Path | None, answer: Callable[[bytes, int], Reply | None]) -> None:
+    def __init__(self, folder: Path | None, answer: Callable[[bytes, int], SocketReply | None]) -> None:
         self._answers = answer
         self._folder = None if folder is None else Path(tempfile.mkdtemp(prefix="shm", dir=folder))
         self.path = f"@kvgrpc-{secrets.token_hex(16)}" if self._folder is None else str(self._folder / "socket")

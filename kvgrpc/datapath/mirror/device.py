@@ -5,7 +5,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgrpc.core.values.descriptors import Ids
+from kvgrpc.core.values.block_ids import Ids
 from kvgrpc.errors import KVGrpcError, Reason
 
 

@@ -27,7 +27,7 @@ Start = Callable[[], Copy]
 """Function that starts the copies of a piece."""
 
 
-class Job:
+class CopyJob:
     """Copies, in pieces that the lane's thread makes and starts; it is a Posting. `ended` is called once, from any
     thread, when the job is not PENDING any more.
     """
@@ -55,17 +55,17 @@ class Job:
         self._ended()
 
 
-class Lane:
+class CopyLane:
     """The thread that starts copies and waits for them."""
 
     def __init__(self, name: str) -> None:
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[CopyJob | None] = queue.SimpleQueue()
         self._closing = False
         self._lost = ""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def copy(self, job: Job) -> None:
+    def copy(self, job: CopyJob) -> None:
         """Queues a job after all earlier ones. Never blocks."""
         if self._closing:
             job.end(self._refusal())
@@ -91,7 +91,7 @@ class Lane:
                 _log.exception("the owner of a copy could not take its end")
             del job
 
-    def _copied(self, job: Job) -> str:
+    def _copied(self, job: CopyJob) -> str:
         """Copies a job. Returns why it failed, or an empty text."""
         flying: deque[Copy] = deque()
         error = ""
@@ -113,7 +113,7 @@ class Lane:
             return f"this rank lost a copy, of which something may still follow: {self._lost}"
         return "this rank is closing" if self._closing else ""
 
-    def _wait(self, job: Job, do: Callable[[], None]) -> str:
+    def _wait(self, job: CopyJob, do: Callable[[], None]) -> str:
         """Calls the device. Returns why the call failed, or an empty text."""
         try:
             do()

@@ -16,7 +16,7 @@ from kvgrpc.core.values.pieces import Pieces
 from kvgrpc.datapath.base import DataPathFailed, Posting
 from kvgrpc.datapath.host.memory import SharedMemory
 from kvgrpc.datapath.mirror.device import Device
-from kvgrpc.datapath.mirror.lane import Job, Lane
+from kvgrpc.datapath.mirror.lane import CopyJob, CopyLane
 from kvgrpc.datapath.mirror.ranges import Ranges
 from kvgrpc.errors import KVGrpcError
 
@@ -51,12 +51,12 @@ class Mirror:
         self._device = device
         self._report = report
         self._lock = threading.Lock()  # guards the next two
-        self._coming: dict[Job, Ranges] = {}
+        self._coming: dict[CopyJob, Ranges] = {}
         """Copies out that have not ended, or were lost."""
         self._waiting: set[Callable[[], None]] = set()
         """Callbacks for the end of a copy out. A callback that is added several times is called once."""
-        self._out = Lane(f"kvgrpc-out-{rank}")
-        self._in = Lane(f"kvgrpc-in-{rank}")
+        self._out = CopyLane(f"kvgrpc-out-{rank}")
+        self._in = CopyLane(f"kvgrpc-in-{rank}")
 
     def copy_out(self, name: str, pieces: Pieces) -> None:
         """Copies these bytes out of the device. CopiedOut of that name always answers."""
@@ -65,14 +65,14 @@ class Mirror:
         except KVGrpcError as error:
             self._report(CopiedOut(self._rank, name, error.message))
             return
-        job = Job(ranges.copies(self._device.to_host), lambda: self._copied_out(name, job))
+        job = CopyJob(ranges.copies(self._device.to_host), lambda: self._copied_out(name, job))
         with self._lock:
             self._coming[job] = ranges
         self._out.copy(job)
 
     def copy_in(self, ranges: Ranges, wake: Callable[[], None]) -> Posting:
         """Starts to copy bytes that arrived in the mirror into the device."""
-        job = Job(ranges.copies(self._device.to_device), wake)
+        job = CopyJob(ranges.copies(self._device.to_device), wake)
         self._in.copy(job)
         return job
 
@@ -105,7 +105,7 @@ class Mirror:
             return False
         return True
 
-    def _copied_out(self, name: str, job: Job) -> None:
+    def _copied_out(self, name: str, job: CopyJob) -> None:
         with self._lock:
             if not job.lost:
                 self._coming.pop(job, None)
@@ -115,7 +115,7 @@ class Mirror:
             wake()
 
 
-class Landing:
+class OnwardCopy:
     """Bytes of a posting that come into a mirror and go on to the device. Only the mover's thread uses it."""
 
     def __init__(self, mirror: Mirror, ranges: Ranges) -> None:

@@ -7,7 +7,8 @@ from functools import partial
 import numpy as np
 
 from kvgrpc.core.actions import Post
-from kvgrpc.core.values.descriptors import Ids, Runs
+from kvgrpc.core.values.block_ids import Ids
+from kvgrpc.core.values.byte_runs import Runs
 from kvgrpc.core.values.strips import spread
 from kvgrpc.datapath.host.addresses import check_runs, cut, groups
 from kvgrpc.datapath.mirror import lane

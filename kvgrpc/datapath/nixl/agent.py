@@ -15,7 +15,7 @@ from kvgrpc.core.values.endpoints import NixlEndpoint, Segment
 from kvgrpc.datapath.base import Buffer, DataPathFailed, DataPathUnavailable, Memory, PostingState
 from kvgrpc.datapath.host.memory import is_host
 from kvgrpc.datapath.nixl import load, metadata as nixl_metadata, ucx_log
-from kvgrpc.datapath.nixl.posting import Slice, by_type
+from kvgrpc.datapath.nixl.posting import NixlSlice, by_type
 from kvgrpc.errors import KVGrpcError
 
 _log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ _MEANS = {"nixlRemoteDisconnectError": "the peer's agent is gone or the connecti
 
 
 class NixlTransfer:
-    """Implements `Transfer` with a handle of NIXL's."""
+    """Implements `SliceTransfer` with a handle of NIXL's."""
 
     def __init__(self, agent: "NixlAgent", peer: str, handle: Any) -> None:
         self.peer = peer
@@ -161,7 +161,7 @@ class NixlAgent:
         with contextlib.suppress(Exception):  # NIXL itself has forgotten the peer after some errors
             self.nixl.remove_remote_agent(peer)
 
-    def prepare(self, peer: str, piece: Slice, operation: Operation) -> NixlTransfer:
+    def prepare(self, peer: str, piece: NixlSlice, operation: Operation) -> NixlTransfer:
         with _raising(DataPathFailed, "NIXL refused the transfer"):
             # The lists are made for each transfer: out of prepared lists NIXL took 3 times as long to make one.
             own = self.nixl.get_xfer_descs(piece.own, piece.own_type)

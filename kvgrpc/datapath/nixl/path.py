@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from kvgrpc.core.actions import Operation
-from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.byte_runs import Runs
 from kvgrpc.core.values.endpoints import NixlEndpoint, RankEndpoint, Segment
 from kvgrpc.datapath.base import Buffer, DataPathFailed, DataPathUnavailable, Memory, PostingState
 from kvgrpc.datapath.host import addresses
@@ -33,7 +33,7 @@ from kvgrpc.datapath.host.process import HeldProcess, OwnProcess, digest, prove
 from kvgrpc.datapath.host.process_socket import ProcessSocket
 from kvgrpc.datapath.nixl import ucx_log
 from kvgrpc.datapath.nixl.agent import NixlAgent, NixlTransfer
-from kvgrpc.datapath.nixl.posting import SLICE_BYTES, NixlPosting, Slice, slices
+from kvgrpc.datapath.nixl.posting import SLICE_BYTES, NixlPosting, NixlSlice, slices
 from kvgrpc.datapath.questions import Answer, Question
 
 
@@ -139,7 +139,7 @@ class NixlPath:
 
 
 class NixlRemote:
-    """Implements `WritableRemote`, and `Connection` for its postings.
+    """Implements `WritableRemote`, and `AgentConnection` for its postings.
 
     UCX gives a connection up for good at its first error: later postings raise DataPathFailed, and only `close` and a
     new `connect` make another.
@@ -201,7 +201,7 @@ class NixlRemote:
     def closed(self) -> bool:
         return self._agent.closed
 
-    def prepare(self, piece: Slice, operation: Operation) -> NixlTransfer:
+    def prepare(self, piece: NixlSlice, operation: Operation) -> NixlTransfer:
         self._check_usable()
         return self._agent.prepare(self._peer.agent, piece, operation)
 

@@ -1,6 +1,6 @@
 """One posting of data path `nixl`: runs cut into slices, each one transfer of NIXL's, and the end of the posting.
 
-This module does not know NIXL, only `Connection` and `Transfer`.
+This module does not know NIXL, only `AgentConnection` and `SliceTransfer`.
 """
 
 import itertools
@@ -31,7 +31,7 @@ MEMORY_TYPES = ("DRAM", "VRAM")
 
 
 @dataclass(frozen=True, eq=False)
-class Slice:
+class NixlSlice:
     """Descriptors of one transfer: [n, 3] of (address, bytes, device), and NIXL's memory types."""
 
     own: NDArray[np.uint64]
@@ -46,14 +46,14 @@ class Slice:
 _PROVED = (PostingState.PENDING, PostingState.UNPROVED, PostingState.FAILED)
 
 
-class _Place(NamedTuple):
+class _MemoryPlace(NamedTuple):
     """A kind of memory, as NIXL distinguishes it."""
 
     memory_type: str
     device: int
 
 
-class Transfer(Protocol):
+class SliceTransfer(Protocol):
     """One slice in NIXL's hands."""
 
     def post(self) -> tuple[PostingState, str]:
@@ -69,7 +69,7 @@ class Transfer(Protocol):
         ...
 
 
-class Connection(Protocol):
+class AgentConnection(Protocol):
     """An agent and one of its peers."""
 
     @property
@@ -80,7 +80,7 @@ class Connection(Protocol):
         """True if the agent has ended."""
         ...
 
-    def prepare(self, piece: Slice, operation: Operation) -> Transfer:
+    def prepare(self, piece: NixlSlice, operation: Operation) -> SliceTransfer:
         """Makes the transfer of a slice. Raises DataPathFailed; nothing has started then."""
         ...
 
@@ -119,8 +119,8 @@ class NixlPosting:
 
     def __init__(
         self,
-        connection: Connection,
-        slices: Iterator[Slice],
+        connection: AgentConnection,
+        slices: Iterator[NixlSlice],
         wake: Callable[[], None],
         operation: Operation = Operation.READ,
         arrived: Callable[[int], None] | None = None,
@@ -133,7 +133,7 @@ class NixlPosting:
         self._arrived = arrived
         self._there: list[int] = []
         """Parts of which `arrived` has not been told."""
-        self._running: dict[Transfer, int] = {}
+        self._running: dict[SliceTransfer, int] = {}
         """Running transfers, with the part to which each belongs."""
         self._state = PostingState.PENDING
         self._error = ""
@@ -185,7 +185,7 @@ class NixlPosting:
                     self._wake()
                 return
 
-    def _update(self, transfer: Transfer, state: PostingState, error: str) -> None:
+    def _update(self, transfer: SliceTransfer, state: PostingState, error: str) -> None:
         if state is PostingState.PENDING:
             return
         part = self._running.pop(transfer)
@@ -221,7 +221,9 @@ def by_type(segments: Sequence[Segment]) -> Iterator[tuple[str, list[tuple[int, 
             yield memory_type, rows
 
 
-def slices(rows: Rows, own: Sequence[Segment], peer: Sequence[Segment], ends: Sequence[int] = ()) -> Iterator[Slice]:
+def slices(
+    rows: Rows, own: Sequence[Segment], peer: Sequence[Segment], ends: Sequence[int] = ()
+) -> Iterator[NixlSlice]:
     """Yields rows (own address, peer's address, bytes of at most SLICE_BYTES) in slices. `ends` are byte counts at
     which rows end; no slice goes past one of them.
 
@@ -236,17 +238,17 @@ def slices(rows: Rows, own: Sequence[Segment], peer: Sequence[Segment], ends: Se
             yield replace(piece, part=part)
 
 
-def _of_one_kind(rows: Rows, own: Sequence[Segment], peer: Sequence[Segment]) -> Iterator[Slice]:
+def _of_one_kind(rows: Rows, own: Sequence[Segment], peer: Sequence[Segment]) -> Iterator[NixlSlice]:
     for own_place, mine in _by_place(rows, 0, own):
         for peer_place, both in _by_place(mine, 1, peer):
             yield from _cut(both, own_place, peer_place)
 
 
-def _place(segment: Segment) -> _Place:
-    return _Place(MEMORY_TYPES[segment.kind is MemoryKind.CUDA], segment.device)
+def _place(segment: Segment) -> _MemoryPlace:
+    return _MemoryPlace(MEMORY_TYPES[segment.kind is MemoryKind.CUDA], segment.device)
 
 
-def _by_place(rows: Rows, column: int, segments: Sequence[Segment]) -> Iterator[tuple[_Place, Rows]]:
+def _by_place(rows: Rows, column: int, segments: Sequence[Segment]) -> Iterator[tuple[_MemoryPlace, Rows]]:
     """Yields the rows whose address in `column` is in memory of each kind. For one kind, rows are not inspected."""
     places = [_place(segment) for segment in segments]
     kinds = list(dict.fromkeys(places))
@@ -263,13 +265,13 @@ def _by_place(rows: Rows, column: int, segments: Sequence[Segment]) -> Iterator[
             yield place, some
 
 
-def _cut(rows: Rows, own: _Place, peer: _Place) -> Iterator[Slice]:
+def _cut(rows: Rows, own: _MemoryPlace, peer: _MemoryPlace) -> Iterator[NixlSlice]:
     ends = rows[:, 2].cumsum()
     first = taken = 0
     while first < len(rows):
         end = min(int(ends.searchsorted(taken + SLICE_BYTES, side="right")), first + SLICE_ROWS)
         some = rows[first:end]
-        yield Slice(
+        yield NixlSlice(
             _descriptors(some, 0, own.device), own.memory_type, _descriptors(some, 1, peer.device), peer.memory_type
         )
         first, taken = end, int(ends[end - 1])

@@ -9,7 +9,7 @@ byte it must still be alive and still have that memory.
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.byte_runs import Runs
 from kvgrpc.core.values.endpoints import CmaEndpoint, RankEndpoint, Segment
 from kvgrpc.datapath.base import Buffer, DataPathUnavailable
 from kvgrpc.datapath.copy.crew import Crew, PiecesPosting, piece_bytes

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from kvgrpc.core.actions import Operation
-from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.byte_runs import Runs
 from kvgrpc.core.values.endpoints import LoopbackEndpoint, RankEndpoint
 from kvgrpc.datapath.base import Buffer, DataPathFailed, DataPathUnavailable, Memory
-from kvgrpc.datapath.copy import copying
-from kvgrpc.datapath.copy.copying import CopyMethod
+from kvgrpc.datapath.copy import copy_methods
+from kvgrpc.datapath.copy.copy_methods import CopyMethod
 from kvgrpc.datapath.copy.crew import Crew, PiecesPosting, piece_bytes
 from kvgrpc.datapath.host.addresses import check_runs, groups, to_rows
 from kvgrpc.datapath.host.memory import SharedMemory, is_host, memory_bytes
@@ -130,7 +130,7 @@ class LoopbackPath:
         piece = piece_bytes(runs.total_bytes, self._crew.size)
         rows = to_rows(runs, source, destination, piece)
         ranges = groups(rows[:, 2], piece, _ROWS_MAX)
-        copy = copying.copier(CopyMethod.LOOP)
+        copy = copy_methods.copier(CopyMethod.LOOP)
         assert copy is not None  # this method works everywhere
         closing = self._closing
 

@@ -19,18 +19,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.byte_runs import Runs
 from kvgrpc.core.values.endpoints import RankEndpoint, Segment, ShmEndpoint
 from kvgrpc.core.values.strips import Strip
 from kvgrpc.datapath.base import Buffer, DataPathFailed, DataPathUnavailable, Memory
-from kvgrpc.datapath.copy import copying
-from kvgrpc.datapath.copy.checksums import Job, Work
-from kvgrpc.datapath.copy.copying import CopyMethod
+from kvgrpc.datapath.copy import copy_methods
+from kvgrpc.datapath.copy.checksums import ChecksumJob, Work
+from kvgrpc.datapath.copy.copy_methods import CopyMethod
 from kvgrpc.datapath.copy.crew import PIECE_BYTES_MIN, Crew, PiecesPosting, piece_bytes
 from kvgrpc.datapath.copy.strips import works_of
 from kvgrpc.datapath.host.addresses import by_source, check_runs, groups, to_rows
 from kvgrpc.datapath.host.memory import NONCE_BYTES, SharedMemory, check_sealed, is_host, memory_bytes
-from kvgrpc.datapath.host.process_socket import ProcessSocket, Reply
+from kvgrpc.datapath.host.process_socket import ProcessSocket, SocketReply
 from kvgrpc.datapath.questions import Answer, ProcessEnd, Question
 
 _ROWS_MAX = 1 << 16  # rows of one call
@@ -65,7 +65,7 @@ class ShmPath:
         memory = self._memory
         if not isinstance(memory, SharedMemory):
             raise DataPathUnavailable("this rank's memory is not in a pool that can be shared")
-        path, token = self._socket.mint(peer, self.name, lambda *_: Reply(fds=(memory.reopen_read_only(),)))
+        path, token = self._socket.mint(peer, self.name, lambda *_: SocketReply(fds=(memory.reopen_read_only(),)))
         part = ShmEndpoint(path, token, memory.nbytes, memory.nonce, memory.nonce_offset)
         return replace(endpoint, shm=part)
 
@@ -131,7 +131,7 @@ class ShmRemote:
 
     @property
     def why(self) -> str:
-        method = self._method or copying.best(copying.KERNEL_ROW_BYTES)
+        method = self._method or copy_methods.best(copy_methods.KERNEL_ROW_BYTES)
         return (
             f"same host: the peer's pool of {self._nbytes} bytes is mapped read-only and copied by"
             f" {self._crew.size} threads ({method.why})"
@@ -150,8 +150,8 @@ class ShmRemote:
         rows = to_rows(runs, self.source, destination, piece)
         if total > piece:
             rows = by_source(rows)
-        method = self._method or copying.best(total / max(len(rows), 1))
-        copy = copying.copier(method)
+        method = self._method or copy_methods.best(total / max(len(rows), 1))
+        copy = copy_methods.copier(method)
         if copy is None:
             raise DataPathUnavailable(f"this machine cannot copy by the method {method.value}")
         ranges = groups(rows[:, 2], piece, _ROWS_MAX)
@@ -177,7 +177,7 @@ class ShmRemote:
         little = len(runs) <= _FEW_RUNS and runs.total_bytes <= PIECE_BYTES_MIN
         return little and len(self._destination) == 1
 
-    def read_and_checksum(self, job: Job, works: Sequence[Work], wake: Callable[[], None]) -> PiecesPosting:
+    def read_and_checksum(self, job: ChecksumJob, works: Sequence[Work], wake: Callable[[], None]) -> PiecesPosting:
         def copy_piece(i: int) -> None:
             job.run(works[i])
             if job.error:

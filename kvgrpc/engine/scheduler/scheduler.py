@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from kvgrpc.core.actions import Reclaimed
-from kvgrpc.core.policy.driver import RENEW_S, DrivenRequest, Driver
+from kvgrpc.core.policy.driver import RENEW_S, DrivenRequest, PolicyDriver
 from kvgrpc.core.policy.spec import Offer, Source
 from kvgrpc.core.policy.values import (
     Admitted,
@@ -24,17 +24,17 @@ from kvgrpc.core.policy.values import (
     Begin,
     Finished,
     GiveUp,
-    HandOver,
+    HandOverBlocks,
+    HandOverPart,
     Loss,
-    Mode,
+    ModeChoice,
     News,
     Outcome,
-    Part,
     Provisional,
+    RequestSide,
     Reserve,
     ReservedAt,
     Rules,
-    Side,
     Start,
     Table,
 )
@@ -43,7 +43,7 @@ from kvgrpc.core.values.telemetry import MoveTelemetry
 from kvgrpc.engine.engine import Engine
 from kvgrpc.engine.scheduler.request import ScheduledRequest
 from kvgrpc.engine.transfers.events import BlocksReturned, Event, Failed, LayersReceived, Received, Reserved
-from kvgrpc.engine.transfers.handles import Handle, HandOver as HandOverHandle, Pull, content
+from kvgrpc.engine.transfers.handles import Handle, HandOver, Pull, content
 from kvgrpc.engine.transfers.pushes import Push
 from kvgrpc.errors import DeadlineExceeded, InvalidRequest, Reason, Unavailable
 
@@ -60,14 +60,14 @@ _UNKNOWN = b"unknown"
 
 
 @dataclass(eq=False)
-class _Request(DrivenRequest[ScheduledRequest, Sequence[int], Handle]):
+class _EngineRequest(DrivenRequest[ScheduledRequest, Sequence[int], Handle]):
     """A request of a Scheduler, in which `given` are token ids."""
 
     withdrawn: Push | None = None
     """The push that was cancelled to get its blocks back; until they come they may be read."""
 
 
-class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
+class Scheduler(PolicyDriver[ScheduledRequest, _EngineRequest, Handle]):
     """The policy of one engine on its own session. Not thread-safe."""
 
     def __init__(
@@ -98,7 +98,7 @@ class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
     # -- hooks: see Policy
 
     def arrived(self, spec: ScheduledRequest) -> Admitted:
-        """See `Driver.arrived`."""
+        """See `PolicyDriver.arrived`."""
         admitted = super().arrived(spec)
         if spec.transfer_key in self._awaited:
             self._destination_came(spec.transfer_key)
@@ -108,7 +108,7 @@ class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
         """Refuses a request: the destination that waits for its push is told that none comes. Nothing is said if a
         request that was let in has the same key, since its push does come.
         """
-        gives = wanted.give is not None and wanted.give.mode is not Mode.PULL and wanted.give.prefill
+        gives = wanted.give is not None and wanted.give.mode is not ModeChoice.PULL and wanted.give.prefill
         if gives and not self._knows(wanted.transfer_key):
             with suppress(InvalidRequest):  # the key is too short: no destination waits under it
                 self.engine.push(wanted.content(()), transfer_key=wanted.transfer_key, **wanted.labels).fail(message)
@@ -191,21 +191,21 @@ class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
     def grant(self, request_id: str) -> bytes:
         """Returns the READ grant of what was handed over; empty if there is none."""
         request = self._known.get(request_id)
-        handle = request.transfers.get(Side.GIVE) if request is not None else None
-        return handle.grant if isinstance(handle, HandOverHandle) else b""
+        handle = request.transfers.get(RequestSide.GIVE) if request is not None else None
+        return handle.grant if isinstance(handle, HandOver) else b""
 
     def push_key(self, request_id: str) -> bytes:
         """Returns the key of the push that was begun; empty if there is none, or it failed."""
         request = self._known.get(request_id)
-        handle = request.transfers.get(Side.GIVE) if request is not None else None
+        handle = request.transfers.get(RequestSide.GIVE) if request is not None else None
         return handle.transfer_key if isinstance(handle, Push) and not handle.failed else b""
 
     # -- what is asked for
 
-    def _let_in(self, spec: ScheduledRequest, _: Arrival) -> _Request:
-        return _Request(spec)
+    def _let_in(self, spec: ScheduledRequest, _: Arrival) -> _EngineRequest:
+        return _EngineRequest(spec)
 
-    def _begin(self, request: _Request, task: Begin) -> Handle:
+    def _begin(self, request: _EngineRequest, task: Begin) -> Handle:
         spec = request.spec
         return self.engine.pull(
             spec.offer.grant, spec.content(spec.prompt),
@@ -213,11 +213,11 @@ class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
             allow_prefix=self._takes_parts, **spec.labels,
         )  # fmt: skip
 
-    def _start(self, _: _Request, transfer: Handle, task: Start) -> None:
+    def _start(self, _: _EngineRequest, transfer: Handle, task: Start) -> None:
         assert isinstance(transfer, Pull)
         transfer.start(task.blocks, have_tokens=task.have_tokens, after_step=task.after_step)
 
-    def _reserve(self, request: _Request, task: Reserve) -> Handle:
+    def _reserve(self, request: _EngineRequest, task: Reserve) -> Handle:
         spec = request.spec
         return self.engine.reserve(
             task.blocks, spec.content(spec.prompt[: task.use_tokens]), transfer_key=spec.transfer_key,
@@ -226,7 +226,7 @@ class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
             allow_prefix=self._takes_parts, **spec.labels,
         )  # fmt: skip
 
-    def _hand_over(self, request: _Request, task: HandOver) -> Handle:
+    def _hand_over(self, request: _EngineRequest, task: HandOverBlocks) -> Handle:
         spec, given = request.spec, request.given
         assert given is not None, "what is handed over has a name"
         return self.engine.finished_blocks(
@@ -236,10 +236,10 @@ class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
             takes_registrations=spec.give is not None and spec.give.prefill, **spec.labels,
         )  # fmt: skip
 
-    def _say(self, request: _Request, say: Callable[[Push], None]) -> Push:
+    def _say(self, request: _EngineRequest, say: Callable[[Push], None]) -> Push:
         """Calls `say` with the request's push, or with a new one, which begins only if `say` does not raise."""
         spec, ids = request.spec, () if request.given is None else request.given
-        push = request.transfers.get(Side.GIVE) or self.engine.push(
+        push = request.transfers.get(RequestSide.GIVE) or self.engine.push(
             spec.content(ids), transfer_key=spec.transfer_key, consumers=spec.consumers,
             on_abort=spec.on_abort, priority=spec.priority, firm_ttl_s=spec.kept_s, **spec.labels,
         )  # fmt: skip
@@ -249,22 +249,22 @@ class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
         say(push)
         return push
 
-    def _register(self, request: _Request) -> Handle:
+    def _register(self, request: _EngineRequest) -> Handle:
         return self._say(request, lambda push: push.register(request.spec.target))
 
-    def _part(self, request: _Request, task: Part) -> Handle:
+    def _part(self, request: _EngineRequest, task: HandOverPart) -> Handle:
         def hand_over(push: Push) -> None:
             push.finished(task.blocks, layers=task.layers, last=task.last, after_step=task.after_step)
 
         return self._say(request, hand_over)
 
-    def _give_up(self, request: _Request, task: GiveUp) -> Handle | None:
-        push = request.transfers.get(Side.GIVE)
+    def _give_up(self, request: _EngineRequest, task: GiveUp) -> Handle | None:
+        push = request.transfers.get(RequestSide.GIVE)
         if push is not None and push.over:
             return None
         return self._say(request, lambda push: push.fail(task.message))
 
-    def _start_over(self, request: _Request, transfer: Handle) -> None:
+    def _start_over(self, request: _EngineRequest, transfer: Handle) -> None:
         assert isinstance(transfer, Push), "parts of it were handed over"
         if not transfer.start_over():
             # Without a void slot only the lead knows when nothing reads the blocks, and for a push that goes on it says
@@ -272,7 +272,7 @@ class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
             transfer.cancel("its prefill was preempted, and its blocks could not be taken back at once")
             request.withdrawn = transfer
 
-    def _end(self, _: _Request, transfer: Handle, message: str) -> None:
+    def _end(self, _: _EngineRequest, transfer: Handle, message: str) -> None:
         transfer.cancel(message)
         if not transfer.transfer_id:
             self._cancels.append(transfer)
@@ -304,7 +304,7 @@ class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
             self._renew_at = now + self._renew_s
             self.renew_awaited()
 
-    def _renew(self, requests: list[_Request]) -> None:
+    def _renew(self, requests: list[_EngineRequest]) -> None:
         source, keys = requests[0].spec.source, [request.spec.transfer_key for request in requests]
         with suppress(Unavailable):  # a lead that died takes no push either
             self.engine.renew_keys(source.address, keys, source.engine_id)
@@ -354,7 +354,7 @@ class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
                     self._moved(each)
                 self._returned(transfer)
 
-    def _provide(self, request: _Request, event: Reserved | LayersReceived) -> None:
+    def _provide(self, request: _EngineRequest, event: Reserved | LayersReceived) -> None:
         if isinstance(event, LayersReceived):
             self._tell(Provisional(request.id, event.layers_done, event.part_epoch))
         elif not request.spec.source.address:

@@ -36,7 +36,7 @@ class SessionOver(LeadDied):
     """The lead lives, and says that this engine's life is over: a worker or the scheduler is gone."""
 
 
-class Connection:
+class LeadConnection:
     """One connection to a lead. One thread may send while another receives."""
 
     def __init__(self, lead: str | socket.socket) -> None:
@@ -170,7 +170,7 @@ def _connected(socket_path: str) -> socket.socket:
     return made
 
 
-_open: "weakref.WeakSet[Connection]" = weakref.WeakSet()
+_open: "weakref.WeakSet[LeadConnection]" = weakref.WeakSet()
 
 
 def _let_go() -> None:

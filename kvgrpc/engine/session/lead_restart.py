@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from kvgrpc.core.values.layout import PoolKind, PoolLayout
-from kvgrpc.engine.session.connection import Connection, LeadDied
+from kvgrpc.engine.session.connection import LeadConnection, LeadDied
 from kvgrpc.engine.session.launch import DIED_S, READY_TIMEOUT_S, STOP_TIMEOUT_S, LeadProcess
 from kvgrpc.engine.ticket import RankTicket
 from kvgrpc.errors import KVGrpcError, Reason, Unavailable
@@ -30,7 +30,7 @@ WORKERS_S = 30.0
 COMES_BACK_S = 2 * READY_TIMEOUT_S
 """Time that a worker waits for a new lead, in seconds."""
 
-Attached = tuple[Connection, session_pb2.AttachResponse, int]
+Attached = tuple[LeadConnection, session_pb2.AttachResponse, int]
 """A session: its connection, the answer to the attach, and the descriptor of the void page."""
 
 
@@ -60,7 +60,7 @@ class LeadRestart:
         self._step: Callable[[], Attached | None] | None = None
         self._deadline = 0.0
         self._pidfd = -1
-        self._connection: Connection | None = None
+        self._connection: LeadConnection | None = None
         self._why = ""
 
     @property
@@ -148,7 +148,7 @@ class LeadRestart:
                 self._lead.kill()
                 raise Unavailable(Reason.DEADLINE, f"the lead did not serve within {READY_TIMEOUT_S:g} s")
             return
-        self._connection = Connection(self._lead.socket_path)
+        self._connection = LeadConnection(self._lead.socket_path)
         self._connection.send(self._frame)
         self._go(self._attach, WORKERS_S, self._connection.fileno())
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import weakref
 
-from kvgrpc.engine.session.connection import Connection
+from kvgrpc.engine.session.connection import LeadConnection
 from kvgrpc.engine.session.exits import ended_with
 from kvgrpc.errors import Reason, Unavailable
 
@@ -41,7 +41,7 @@ class RankLink:
             self._control.close()
             raise
 
-    def connect(self) -> Connection:
+    def connect(self) -> LeadConnection:
         """Returns a new connection. Raises Unavailable if the link process has ended."""
         here, there = socket.socketpair()
         with there:
@@ -51,7 +51,7 @@ class RankLink:
                 here.close()
                 what = f"the process that links this rank to its lead at {self._address} is gone"
                 raise Unavailable(Reason.PEER_UNREACHABLE, what) from error
-        return Connection(here)
+        return LeadConnection(here)
 
     @property
     def alive(self) -> bool:

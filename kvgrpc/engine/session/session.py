@@ -7,12 +7,12 @@ from typing import Any
 
 from kvgrpc.core.values import grants
 from kvgrpc.core.values.ids import mint_lease_id
-from kvgrpc.engine.session.connection import Connection, LeadDied, SessionOver
+from kvgrpc.engine.session.connection import LeadConnection, LeadDied, SessionOver
 from kvgrpc.engine.session.outbox import Outbox
 from kvgrpc.engine.transfers.events import Event
 from kvgrpc.engine.transfers.handles import Handle, Pull
 from kvgrpc.engine.transfers.table import Transfers
-from kvgrpc.engine.transfers.void_page import VoidPage
+from kvgrpc.engine.transfers.void_slots import VoidSlots
 from kvgrpc.errors import DeadlineExceeded, KVGrpcError, Reason
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.v1 import pool_pb2
@@ -31,7 +31,7 @@ class Session:
     """Everything that ends with a lead. Events for the engine join `events`."""
 
     def __init__(
-        self, connection: Connection, attached: session_pb2.AttachResponse, page: VoidPage, events: list[Event]
+        self, connection: LeadConnection, attached: session_pb2.AttachResponse, page: VoidSlots, events: list[Event]
     ) -> None:
         self.connection = connection
         self._incarnation = attached.header.incarnation

@@ -17,7 +17,7 @@ from kvgrpc.engine.session.session import Session
 from kvgrpc.engine.steps import Steps
 from kvgrpc.engine.transfers.events import BlocksReturned, Event, Received
 from kvgrpc.engine.transfers.handles import Handle, Pull
-from kvgrpc.engine.transfers.void_page import VoidPage
+from kvgrpc.engine.transfers.void_slots import VoidSlots
 from kvgrpc.errors import Reason, Unavailable
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.wire.limits import limits_from_proto
@@ -31,7 +31,7 @@ class Sessions:
     """The calls of an engine to its lead, and the events from its lead."""
 
     def __init__(self, attached: Attached) -> None:
-        self.page = VoidPage()
+        self.page = VoidSlots()
         self._events: list[Event] = []
         self._lost: list[Handle] = []
         """Transfers that failed with a lead, until their memory is proved to be at rest."""

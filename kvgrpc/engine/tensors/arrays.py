@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kvgrpc.core.tensors.values import DTYPES, Description
+from kvgrpc.core.tensors.descriptions import DTYPES, Description
 from kvgrpc.errors import invalid
 
 Bytes = NDArray[np.uint8] | torch.Tensor

@@ -22,9 +22,9 @@ from kvgrpc.errors import DeadlineExceeded, KVGrpcError, Reason, Unavailable
 from kvgrpc.session.v1 import session_pb2
 
 _log = logging.getLogger(__name__)
-Call = dict[str, Any]
+SessionCall = dict[str, Any]
 """Fields of a session's Call by their names: the request, and with some its `traceparent`."""
-Job = Generator[Call | float, session_pb2.CallAnswer, Any]
+Job = Generator[SessionCall | float, session_pb2.CallAnswer, Any]
 Begin = Callable[[], Job]
 
 
@@ -60,7 +60,7 @@ class PendingPut:
 
 
 @dataclass(eq=False)
-class _Running:
+class _RunningJob:
     job: Job
     future: "Future[Any]"
 
@@ -71,12 +71,12 @@ class JobThread:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._lock = threading.Lock()
-        self._new: deque[_Running] = deque()
+        self._new: deque[_RunningJob] = deque()
         self._over: KVGrpcError | None = None
         """Error with which all jobs ended. None while the thread runs."""
         self._closing = False
-        self._calls: dict[int, _Running] = {}
-        self._paused: list[tuple[float, _Running]] = []
+        self._calls: dict[int, _RunningJob] = {}
+        self._paused: list[tuple[float, _RunningJob]] = []
         self._ended = False
         """True if a job has ended since paused jobs were last resumed."""
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -91,7 +91,7 @@ class JobThread:
         with self._lock:
             if self._over is not None or self._closing:
                 raise self._over or _closed()
-            self._new.append(_Running(job, future))
+            self._new.append(_RunningJob(job, future))
             os.eventfd_write(self._wake, 1)
         return future
 
@@ -160,7 +160,7 @@ class JobThread:
         else:
             self._go_on(running, lambda job: job.send(answer))
 
-    def _go_on(self, running: _Running, step: Callable[[Job], Call | float]) -> None:
+    def _go_on(self, running: _RunningJob, step: Callable[[Job], SessionCall | float]) -> None:
         try:
             wanted = step(running.job)
             if isinstance(wanted, float):

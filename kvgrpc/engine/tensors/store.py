@@ -10,14 +10,14 @@ from typing import Any, Self
 
 import torch
 
-from kvgrpc.core.tensors.store import PAGE_BYTES, store_layout
-from kvgrpc.core.tensors.values import Description, TensorId
+from kvgrpc.core.tensors.descriptions import Description, TensorId
+from kvgrpc.core.tensors.store_layout import PAGE_BYTES, store_layout
 from kvgrpc.core.values.layout import PoolKind, PoolLayout
 from kvgrpc.engine.engine import Engine
 from kvgrpc.engine.rank import Rank
 from kvgrpc.engine.tensors.arrays import AnyTensor, Bytes, describe, described_as, read, when_computed
-from kvgrpc.engine.tensors.jobs import Call, Job, JobThread, PendingPut
-from kvgrpc.engine.tensors.saving import Put, Saving, pages_of
+from kvgrpc.engine.tensors.jobs import Job, JobThread, PendingPut, SessionCall
+from kvgrpc.engine.tensors.puts import QueuedPut, StorePuts, pages_of
 from kvgrpc.engine.tensors.stored import NewTensor, StoredTensor
 from kvgrpc.errors import DeadlineExceeded, KVGrpcError, Reason, Unavailable, invalid
 from kvgrpc.v1 import common_pb2, tensor_pb2
@@ -47,8 +47,8 @@ class TensorStore:
             raise
         self._memory: Bytes = self._rank.memory if memory is None else memory
         self._thread = JobThread(engine)
-        self._saving = Saving(engine, self._thread, self._memory)
-        self._got: dict[TensorId, _Got] = {}
+        self._puts = StorePuts(engine, self._thread, self._memory)
+        self._got: dict[TensorId, _TensorGets] = {}
         """Gets in flight and unreleased tensors, by name."""
         self._lock = threading.Lock()
         self._released: list[TensorId] = []
@@ -94,7 +94,7 @@ class TensorStore:
         InvalidRequest for a tensor that cannot be moved, and Unavailable.
         """
         made: Future[NewTensor] = self._thread.run(
-            self._saving.new(described_as(shape, dtype), time.monotonic() + timeout_s)
+            self._puts.new(described_as(shape, dtype), time.monotonic() + timeout_s)
         )
         try:
             return made.result()
@@ -144,15 +144,15 @@ class TensorStore:
         )  # fmt: skip
         if ttl_s is not None:
             request.ttl.CopyFrom(duration(ttl_s))
-        put = Put(tensor, when_computed(tensor), request, what.nbytes, time.monotonic() + timeout_s, traceparent)
-        self._saving.put(put)
+        put = QueuedPut(tensor, when_computed(tensor), request, what.nbytes, time.monotonic() + timeout_s, traceparent)
+        self._puts.put(put)
         return put.pending
 
     def wait_for_saved(self, timeout_s: float | None = None) -> None:
         """Returns when all tensors put before may be changed: they are copied, or never will be. Raises
         DeadlineExceeded (DEADLINE) after `timeout_s`.
         """
-        self._saving.wait(timeout_s)
+        self._puts.wait(timeout_s)
 
     def get(self, key: bytes, name: str | int, **options: Any) -> StoredTensor:
         """Returns the tensor that `get_async` brings. Raises the error that its future ends with."""
@@ -229,7 +229,7 @@ class TensorStore:
 
     def _get(self, id_: TensorId, request: tensor_pb2.GetTensorRequest, deadline: float, trace: str) -> Job:
         """Gets a tensor. A failed get tells the lead of a release that was held back while the get was in flight."""
-        got = self._got.setdefault(id_, _Got())
+        got = self._got.setdefault(id_, _TensorGets())
         got.asked += 1
         try:
             answer = yield from self._ask(request, deadline, trace)
@@ -242,7 +242,7 @@ class TensorStore:
 
     def _ask(
         self, request: tensor_pb2.GetTensorRequest, deadline: float, trace: str
-    ) -> Generator[Call | float, Any, tensor_pb2.GetTensorResponse]:
+    ) -> Generator[SessionCall | float, Any, tensor_pb2.GetTensorResponse]:
         """Asks the lead again until the deadline: one call waits there for `limits.wait_s` at most."""
         while True:
             left_s = max(deadline - time.monotonic(), 1e-3)
@@ -256,7 +256,7 @@ class TensorStore:
                 reply: tensor_pb2.GetTensorResponse = answer.get_tensor
                 return reply
 
-    def _found(self, id_: TensorId, got: "_Got", answer: tensor_pb2.GetTensorResponse) -> StoredTensor:
+    def _found(self, id_: TensorId, got: "_TensorGets", answer: tensor_pb2.GetTensorResponse) -> StoredTensor:
         what, pages = described(answer.tensor.description), pages_of(answer.pages)
         data, is_view = read(self._memory, pages, self._page_bytes, what.nbytes)
         got.held += 1
@@ -334,7 +334,7 @@ class TensorStore:
 
 
 @dataclass(eq=False)
-class _Got:
+class _TensorGets:
     """The gets of one tensor."""
 
     asked: int = 0

@@ -7,7 +7,7 @@ from typing import Any, Self
 import torch
 from numpy.typing import NDArray
 
-from kvgrpc.core.tensors.values import Description, TensorId
+from kvgrpc.core.tensors.descriptions import Description, TensorId
 from kvgrpc.engine.tensors.arrays import Bytes, as_array, as_tensor, when_computed
 from kvgrpc.errors import invalid
 

@@ -8,9 +8,9 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from kvgrpc.core.values import grants
+from kvgrpc.core.values.block_ids import FEW_IDS, to_runs
 from kvgrpc.core.values.content import Item
-from kvgrpc.core.values.descriptors import FEW_IDS, to_runs
-from kvgrpc.engine.transfers.void_page import VoidPage
+from kvgrpc.engine.transfers.void_slots import VoidSlots
 from kvgrpc.errors import InvalidRequest, OutOfRange, PreconditionFailed, Reason
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.v1 import common_pb2, handoff_pb2, transfer_pb2
@@ -75,7 +75,7 @@ def content(
     return Content(common_pb2.Content(tokens=value))
 
 
-class Ask(Protocol):
+class AskLead(Protocol):
     """A function that queues a call of an engine, whose answer and events go to `handle`."""
 
     def __call__(self, handle: "Handle | None", traceparent: str = "", **request: Any) -> session_pb2.Call: ...
@@ -85,7 +85,7 @@ class Ask(Protocol):
 class Handle:
     """One transfer, from the first call about it to its end."""
 
-    ask: Ask = field(repr=False)
+    ask: AskLead = field(repr=False)
     request_id: str = ""
     transfer_id: str = ""
     """Transfer id; empty until the lead answered."""
@@ -120,7 +120,7 @@ class HandOver(Handle):
     grant: bytes = field(repr=False)
     """Token of the READ grant, for the consumer."""
     lease_id: str
-    page: VoidPage = field(repr=False)
+    page: VoidSlots = field(repr=False)
 
     @property
     def kv_transfer_params(self) -> dict[str, Any]:
@@ -180,7 +180,7 @@ class Pull(Handle):
         self.ask(self, pull_blocks=request)
 
 
-def take_back(handle: Handle, page: VoidPage, lease_id: str) -> bool:
+def take_back(handle: Handle, page: VoidSlots, lease_id: str) -> bool:
     """Sets a lease's void flag, and tells the lead to look. Returns False without a flag, or after the end."""
     if handle.lost:
         return not handle.over  # no lead is left to vouch for them

@@ -6,7 +6,7 @@ from typing import Any
 
 from kvgrpc.core.values import grants
 from kvgrpc.engine.transfers.handles import AnyBlocks, Content, Handle, named_blocks, take_back
-from kvgrpc.engine.transfers.void_page import VoidPage
+from kvgrpc.engine.transfers.void_slots import VoidSlots
 from kvgrpc.errors import PreconditionFailed, Reason
 from kvgrpc.v1 import common_pb2, handoff_pb2, lease_pb2
 from kvgrpc.wire.values import ON_ABORT, duration
@@ -42,7 +42,7 @@ class Push(Handle):
 
     transfer_key: bytes = field(repr=False)
     content: Content = field(repr=False)
-    page: VoidPage = field(repr=False)
+    page: VoidSlots = field(repr=False)
     mint: Callable[[], str] = field(repr=False)
     incarnation: int = field(repr=False)
     """Incarnation that the block ids are of."""

@@ -18,7 +18,7 @@ from kvgrpc.engine.transfers.events import (
 )
 from kvgrpc.engine.transfers.handles import Handle, HandOver, Pull
 from kvgrpc.engine.transfers.pushes import Push, Reservation
-from kvgrpc.engine.transfers.void_page import VoidPage
+from kvgrpc.engine.transfers.void_slots import VoidSlots
 from kvgrpc.errors import NextStep, Reason
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.v1 import common_pb2, transfer_pb2
@@ -38,7 +38,7 @@ _PHASES = {value: name for name, value in PHASES.items()}
 class Transfers:
     """The handles that are not over."""
 
-    def __init__(self, page: VoidPage) -> None:
+    def __init__(self, page: VoidSlots) -> None:
         self._page = page
         self._asked: dict[int, Handle] = {}
         """Handles by call, until it is answered."""

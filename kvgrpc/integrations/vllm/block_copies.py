@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kvgrpc.core.values.descriptors import Ids
+from kvgrpc.core.values.block_ids import Ids
 from kvgrpc.core.values.layout import PoolLayout
 
 CopyBlocks = Callable[

@@ -24,17 +24,17 @@ from kvgrpc.integrations.vllm.geometry import REQUIRED_LAYOUT, layout_of, retain
 from kvgrpc.integrations.vllm.hooks import Hooks
 from kvgrpc.integrations.vllm.identity import factors_of, identity_of, kernels_of
 from kvgrpc.integrations.vllm.insides import told
-from kvgrpc.integrations.vllm.meeting import Met, Step, agreed, check_here, kernels_of_groups, of_ours
-from kvgrpc.integrations.vllm.options import Options, choose_policy, export_traces
+from kvgrpc.integrations.vllm.meeting import BlockStep, WorkerGreeting, agreed, check_here, kernels_of_groups, of_ours
+from kvgrpc.integrations.vllm.options import BlockOptions, choose_policy, export_traces
 from kvgrpc.integrations.vllm.prometheus import PromMetrics
-from kvgrpc.integrations.vllm.registering import Registering
-from kvgrpc.integrations.vllm.scheduling import SchedulerSide
+from kvgrpc.integrations.vllm.proxy_registration import ProxyRegistration
+from kvgrpc.integrations.vllm.scheduler_side import SchedulerSide
 from kvgrpc.integrations.vllm.stages import first_layers, joined
 from kvgrpc.integrations.vllm.stats import KVGrpcStats
 from kvgrpc.integrations.vllm.tensors.connector import TensorConnector
 from kvgrpc.integrations.vllm.tensors.options import MODE as TENSORS
 from kvgrpc.integrations.vllm.waking import tell_of_sleep
-from kvgrpc.integrations.vllm.working import WorkerSide
+from kvgrpc.integrations.vllm.worker_side import WorkerSide
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -64,15 +64,15 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
 
     def __init__(self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        self._options, self._layout = Options.of(vllm_config), layout_of(vllm_config, kv_cache_config)
+        self._options, self._layout = BlockOptions.of(vllm_config), layout_of(vllm_config, kv_cache_config)
         self._groups = [group.layer_names for group in kv_cache_config.kv_cache_groups]
-        self._scheduling: SchedulerSide | None = None
-        self._registering: Registering | None = None
+        self._scheduler_side: SchedulerSide | None = None
+        self._registration: ProxyRegistration | None = None
         if role is KVConnectorRole.SCHEDULER:
             retain_windows(kv_cache_config)
             for line in not_read(os.environ):
                 _log.warning(line)
-        self._working = None if role is KVConnectorRole.SCHEDULER else WorkerSide(self._options, self._layout)
+        self._worker_side = None if role is KVConnectorRole.SCHEDULER else WorkerSide(self._options, self._layout)
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: "VllmConfig") -> str:  # noqa: ARG003
@@ -89,11 +89,11 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
         super().bind_kv_cache_manager(kv_cache_manager)
         self._blocks = kv_cache_manager
 
-    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Met]) -> None:
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], WorkerGreeting]) -> None:
         """Completes the start: the identity of the KV needs what only workers know."""
         config, parallel = self._vllm_config, self._vllm_config.parallel_config
         ranks, count = range(parallel.tensor_parallel_size), parallel.pipeline_parallel_size
-        met = [of_ours(Met, [metadata[stage, rank] for rank in ranks]) for stage in range(count)]
+        met = [of_ours(WorkerGreeting, [metadata[stage, rank] for rank in ranks]) for stage in range(count)]
         check_here(met)
         stages = agreed(met)
         factors = factors_of(config, self._options.weights_revision, kernels_of_groups(stages))
@@ -103,17 +103,17 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
         # On a device a step goes on after its hooks; with several steps in flight others begin meanwhile.
         overlap = not current_platform.is_cpu() or config.max_concurrent_batches > 1
         layouts = [first.layout for first in stages]
-        self._scheduling = SchedulerSide(
+        self._scheduler_side = SchedulerSide(
             engine_id, self._options, joined(layouts), identity, overlap=overlap, ranks=len(ranks) * len(stages)
         )
-        self._scheduling.blocks = self._blocks
-        self._hooks = Hooks(self._scheduling, self._options.on_loss, alone=met[0][0].alone)
-        self._scheduling.meet(
+        self._scheduler_side.blocks = self._blocks
+        self._hooks = Hooks(self._scheduler_side, self._options.on_loss, alone=met[0][0].alone)
+        self._scheduler_side.meet(
             [(Path(of.folder), first_layers(layouts, stage)) for stage, some in enumerate(met) for of in some]
         )
         tell_of_loads(self._hooks.adapter_loaded)
         if (proxy := self._options.proxy_of(config)) is not None:
-            self._registering = Registering(proxy, self._scheduling.address)
+            self._registration = ProxyRegistration(proxy, self._scheduler_side.address)
         tell_of_sleep(self._hooks.sleeps)
 
     def on_new_request(self, request: "Request") -> None:
@@ -129,7 +129,7 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
     def update_state_after_alloc(self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int) -> None:
         self._hooks.allocated(request, blocks.get_block_ids(), num_external_tokens)
 
-    def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> Step:
+    def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> BlockStep:
         return self._hooks.step(scheduler_output)
 
     def request_finished_all_groups(
@@ -147,7 +147,7 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
         return True
 
     def has_pending_push_work(self) -> bool:
-        return self._scheduling is not None and self._hooks.has_news
+        return self._scheduler_side is not None and self._hooks.has_news
 
     def reset_cache(self) -> bool:
         return self._hooks.reset()
@@ -159,8 +159,8 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
 
     @property
     def _in(self) -> "WorkerSide":
-        assert self._working is not None, "this is a scheduler's connector"
-        return self._working
+        assert self._worker_side is not None, "this is a scheduler's connector"
+        return self._worker_side
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         self._in.register(kv_caches, self._groups)
@@ -170,11 +170,11 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
         """Takes the function that copies a mirror's blocks, for a device that is no CUDA device."""
         self._in.copy_by(copy_operation)
 
-    def get_handshake_metadata(self) -> Met:
+    def get_handshake_metadata(self) -> WorkerGreeting:
         self._in.attach()
         kernels = [kernels_of(self._vllm_config, names) for names in self._groups]
         alone = get_kv_transfer_group() is self
-        return Met(str(self._in.folder), kernels, self._layout, gethostname(), alone)
+        return WorkerGreeting(str(self._in.folder), kernels, self._layout, gethostname(), alone)
 
     def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:
         """Does nothing: loads run beside the steps."""
@@ -193,15 +193,15 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
         step = self._step()
         return KVConnectorTransferResults(finished_recving=step.loaded, failed_recving=step.failed)
 
-    def _step(self) -> Step:
+    def _step(self) -> BlockStep:
         step = self._get_connector_metadata()
-        assert isinstance(step, Step)
+        assert isinstance(step, BlockStep)
         return step
 
     # -- both
 
     def get_kv_connector_stats(self) -> KVGrpcStats | None:
-        return self._scheduling.stats.take() if self._scheduling is not None else None
+        return self._scheduler_side.stats.take() if self._scheduler_side is not None else None
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVGrpcStats:
@@ -212,9 +212,9 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
         return PromMetrics(*arguments)
 
     def shutdown(self) -> None:
-        if self._registering is not None:
-            self._registering.close()
-        if self._working is not None:
-            self._working.close()
-        elif self._scheduling is not None:  # otherwise the start failed
+        if self._registration is not None:
+            self._registration.close()
+        if self._worker_side is not None:
+            self._worker_side.close()
+        elif self._scheduler_side is not None:  # otherwise the start failed
             self._hooks.close()

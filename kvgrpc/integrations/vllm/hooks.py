@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from kvgrpc.core.policy.values import OnLoss
 from kvgrpc.integrations.params import FLAGS
 from kvgrpc.integrations.vllm.block_tables import blocks_of
-from kvgrpc.integrations.vllm.meeting import Step
+from kvgrpc.integrations.vllm.meeting import BlockStep
 from kvgrpc.integrations.vllm.prompts import begin_anew
-from kvgrpc.integrations.vllm.scheduling import SchedulerSide
+from kvgrpc.integrations.vllm.scheduler_side import SchedulerSide
 from kvgrpc.integrations.vllm.waking import Bell, Ring
 
 if TYPE_CHECKING:
@@ -106,13 +106,13 @@ class Hooks:
         if external_tokens and not known:
             self._failed.add(request_id)
 
-    def step(self, output: "SchedulerOutput") -> Step:
+    def step(self, output: "SchedulerOutput") -> BlockStep:
         """Returns what the worker is to report."""
         self._hear_of(output)
         waiting = bool(self._loading)
         step = (
             self._do(lambda: self._side.step(output, waiting=waiting, holding=bool(self._holding)), otherwise=None)
-            or Step()
+            or BlockStep()
         )
         step.loaded |= self._failed
         step.failed |= self._failed
@@ -139,7 +139,7 @@ class Hooks:
                 self._wanting.discard(request_id)
                 self._do(lambda r=request_id, h=hook: self._side.unheard(r, h), otherwise=None)  # type: ignore[misc]
 
-    def _begin_anew(self, step: Step) -> None:
+    def _begin_anew(self, step: BlockStep) -> None:
         """Turns failed loads into loads of no tokens, which vLLM computes. The fate of failed loads is set by a key of
         vLLM's for all connectors, which is out of reach if several share an engine.
         """
@@ -152,7 +152,7 @@ class Hooks:
             else:
                 step.failed.discard(request_id)
 
-    def _release(self, step: Step) -> None:
+    def _release(self, step: BlockStep) -> None:
         """Releases returned blocks, or all if their lead is gone: a lead that lives may vouch for other blocks."""
         gone = self._over and bool(self._holding) and self._side.lead_gone
         for request_id in self._holding.keys() & (self._holding.keys() if gone else step.sent):
@@ -192,7 +192,7 @@ class Hooks:
         that was to come is used. Returns False if some is, or if its blocks are still being read or filled.
         """
         self._unserved |= self._wanting
-        step = Step()
+        step = BlockStep()
         done = self._do(lambda: self._side.reset(step), otherwise=False) or self._over
         self._failed |= step.loaded & self._loading.keys()
         self._release(step)

@@ -36,8 +36,8 @@ MODEL_BESIDES = frozenset((
     "spec_target_max_model_len", "tokenizer", "tokenizer_mode", "tokenizer_revision", "trust_remote_code",
     "use_fp64_gumbel",
 ))  # fmt: skip
-"""Fields of a model that do not count. `Options.weights_revision` names the weights; the Hugging Face configuration
-counts with all overrides. `multimodal_config` counts by its own fields, without `MULTIMODAL_BESIDES`.
+"""Fields of a model that do not count. `BlockOptions.weights_revision` names the weights; the Hugging Face
+configuration counts with all overrides. `multimodal_config` counts by its own fields, without `MULTIMODAL_BESIDES`.
 """
 MULTIMODAL_BESIDES = frozenset((
     "allow_missing_mm_embeddings", "enable_mm_embeds", "interleave_mm_strings", "language_model_only",

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class Met(KVConnectorHandshakeMetadata):
+class WorkerGreeting(KVConnectorHandshakeMetadata):
     """A worker's message: the folder where it waits for its ticket, and what only it knows of its KV."""
 
     folder: str
@@ -44,7 +44,7 @@ class Met(KVConnectorHandshakeMetadata):
 
 
 @dataclass
-class Step(KVConnectorMetadata):
+class BlockStep(KVConnectorMetadata):
     """A message of the scheduler's side to the worker's, for one step."""
 
     number: int = 0
@@ -59,7 +59,7 @@ class Step(KVConnectorMetadata):
     """Requests whose hand-overs are done with; for the scheduler's side itself."""
 
 
-def check_here(stages: Sequence[Sequence[Met]]) -> None:
+def check_here(stages: Sequence[Sequence[WorkerGreeting]]) -> None:
     """Raises ValueError if a worker is on another host: it reaches its lead by a socket."""
     for stage, ranks in enumerate(stages):
         for rank, met in enumerate(ranks):
@@ -84,7 +84,7 @@ def of_ours(kind: type[T], met: Sequence[Any]) -> list[T]:
     return list(met)
 
 
-def agreed(stages: Sequence[Sequence[Met]]) -> list[Met]:
+def agreed(stages: Sequence[Sequence[WorkerGreeting]]) -> list[WorkerGreeting]:
     """Returns one rank of each pipeline stage: all ranks of a stage compute and lay out their shares alike. Raises
     ValueError if one does not.
     """
@@ -116,7 +116,7 @@ def _different(name: str, one: Any, other: Any) -> Iterator[str]:
         yield f"{name}: {note(str(one), VALUE_BYTES_MAX)} and {note(str(other), VALUE_BYTES_MAX)}"
 
 
-def kernels_of_groups(stages: Sequence[Met]) -> Kernels:
+def kernels_of_groups(stages: Sequence[WorkerGreeting]) -> Kernels:
     """Returns the kernels of all layers, by group and within a group by stage; equal neighbours count once."""
     found = [
         kernel

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.platforms import current_platform
 
-from kvgrpc.core.policy.values import Mode, OnLoss
+from kvgrpc.core.policy.values import ModeChoice, OnLoss
 from kvgrpc.integrations.derived_keys import read_secret
 from kvgrpc.integrations.old_settings import check_fields, check_keys, passes_host
 from kvgrpc.integrations.params import Defaults
-from kvgrpc.integrations.vllm.registering import Proxy
+from kvgrpc.integrations.vllm.proxy_registration import Proxy
 
 if TYPE_CHECKING:
     from vllm.config import KVTransferConfig, VllmConfig
@@ -24,7 +24,7 @@ PORT_MAX = 65_535
 
 
 @dataclass(frozen=True)
-class Options:
+class BlockOptions:
     """The settings of `kv_connector_extra_config`, with related settings of vLLM itself."""
 
     defaults: Defaults
@@ -62,14 +62,14 @@ class Options:
         return ("--data-paths", ",".join(self.data_paths), *limits, *self.serve_flags)
 
     @classmethod
-    def of(cls, config: "VllmConfig") -> "Options":
+    def of(cls, config: "VllmConfig") -> "BlockOptions":
         """Reads the options of an engine. Raises ValueError for unknown and invalid ones."""
         transfer = config.kv_transfer_config
         stated: dict[str, Any] = dict(transfer.kv_connector_extra_config or {})
         stated.pop("on_loss", None)  # `choose_policy` has told vLLM
         model = config.model_config
         defaults = Defaults(
-            Mode(stated.pop("mode", "auto")),
+            ModeChoice(stated.pop("mode", "auto")),
             stated.pop("ttl_s", None),
             stated.pop("firm_ttl_s", None),
             float(stated.pop("offer_ttl_s", 0.0)),
@@ -113,7 +113,7 @@ def choose_policy(transfer: "KVTransferConfig") -> None:
     transfer.kv_load_failure_policy = chosen.value
 
 
-def _listen_of(options: Options, replica: int) -> str:
+def _listen_of(options: BlockOptions, replica: int) -> str:
     """Returns the address at which the lead of a later replica serves: vLLM gives all replicas one configuration.
     Raises ValueError.
     """

@@ -7,7 +7,7 @@ import grpc
 import grpc.aio
 
 from kvgrpc.errors import LATE_WRITE, DeadlineExceeded, InternalError, KVGrpcError, Reason, Unavailable
-from kvgrpc.service import status
+from kvgrpc.service import grpc_status
 from kvgrpc.v1 import calls_pb2
 from kvgrpc.wire import fields
 
@@ -35,7 +35,7 @@ def bounded(reply: Any, who: str) -> Any:
 def stated(error: calls_pb2.CallStatus, who: str) -> KVGrpcError:
     """Returns the typed error that a peer answered to a call on a stream."""
     try:
-        return status.from_call_status(bounded(error, who))
+        return grpc_status.from_call_status(bounded(error, who))
     except KVGrpcError as unreadable:
         return unreadable.untraced()
 
@@ -58,7 +58,7 @@ def failure_of(error: Exception, what: str) -> KVGrpcError:
 def _call_failure(error: grpc.aio.AioRpcError, what: str) -> KVGrpcError:
     if _wrote_late(error):
         return Unavailable(Reason.PEER_UNREACHABLE, f"{what} was cut off: the peer ended it")
-    typed = status.from_rpc_error(error)
+    typed = grpc_status.from_rpc_error(error)
     if isinstance(typed, DeadlineExceeded) and typed.reason is Reason.PEER_UNREACHABLE:  # gRPC's own: no peer says that
         return Unavailable(Reason.PEER_UNREACHABLE, f"{what} was not answered in time")
     return typed

@@ -56,7 +56,7 @@ STOP_GRACE_S = 0.1
 
 
 @dataclass(frozen=True)
-class _Call:
+class _PeerCall:
     """One call on a stream. `kind`: its field of PeerCall."""
 
     kind: str
@@ -199,7 +199,7 @@ class PeerChannels:
 
     def open_access(self, action: actions.SendOpen) -> None:
         limit = self._limits.blocks_per_request
-        call = _Call("open_access", action.peer, action.trace, self._limits.open_wait_s + 2.0)
+        call = _PeerCall("open_access", action.peer, action.trace, self._limits.open_wait_s + 2.0)
 
         def answered(result: events.Opened | KVGrpcError) -> None:
             retryable = isinstance(result, Unavailable | Exhausted)
@@ -208,7 +208,7 @@ class PeerChannels:
         self._ask(call, accesses.open_request(action.opening), lambda reply: accesses.opened(reply, limit), answered)
 
     def settle_access(self, action: actions.SendSettle) -> None:
-        call = _Call("settle_access", action.peer, action.trace)
+        call = _PeerCall("settle_access", action.peer, action.trace)
 
         def answered(result: Verdict | KVGrpcError) -> None:
             retryable = isinstance(result, Unavailable) or wants_proof(result)
@@ -217,7 +217,7 @@ class PeerChannels:
         self._ask(call, accesses.settle_request(action.settling), accesses.verdict, answered)
 
     def close_access(self, action: actions.SendClose) -> None:
-        call = _Call("close_access", action.peer, action.trace)
+        call = _PeerCall("close_access", action.peer, action.trace)
 
         def answered(result: bool | KVGrpcError) -> None:
             known = not isinstance(result, KVGrpcError) or result.reason is Reason.NO_HANDSHAKE
@@ -226,7 +226,7 @@ class PeerChannels:
         self._ask(call, accesses.close_request(action.closing), lambda _: True, answered, action.incarnation)
 
     def parts_ready(self, action: actions.SendParts) -> None:
-        call = _Call("parts_ready", action.peer, action.trace)
+        call = _PeerCall("parts_ready", action.peer, action.trace)
 
         def answered(result: KVGrpcError | None) -> None:
             retryable = isinstance(result, Unavailable | Exhausted) or wants_proof(result)
@@ -235,7 +235,7 @@ class PeerChannels:
         self._ask(call, accesses.parts_request(action.access_id, action.parts), lambda _: None, answered)
 
     def checksum_blocks(self, action: actions.SendChecksums) -> None:
-        call = _Call("checksum_blocks", action.peer, action.trace, self._limits.transfer_timeout_s)
+        call = _PeerCall("checksum_blocks", action.peer, action.trace, self._limits.transfer_timeout_s)
 
         def answered(result: tuple[bytes, ...] | KVGrpcError) -> None:
             retryable = isinstance(result, Unavailable | Exhausted) or wants_proof(result)
@@ -244,7 +244,7 @@ class PeerChannels:
         self._ask(call, accesses.checksum_request(action.access_id, action.blocks), accesses.checksums, answered)
 
     def post_send(self, action: actions.SendPostSend) -> None:
-        call, ask = _Call("post_send", action.peer, action.trace, POST_SEND_TIMEOUT_S), action.ask
+        call, ask = _PeerCall("post_send", action.peer, action.trace, POST_SEND_TIMEOUT_S), action.ask
 
         def answered(result: Values | KVGrpcError) -> None:
             answer = SendAnswer(ask.source_rank, ask.epoch, ask.sequence)
@@ -266,7 +266,7 @@ class PeerChannels:
 
     def _ask(
         self,
-        call: "_Call",
+        call: "_PeerCall",
         request: Any,
         convert: Callable[[Any], _T],
         then: Callable[[_T | KVGrpcError], None],

@@ -31,7 +31,7 @@ ENVELOPE_BYTES = 1_024
 
 
 @dataclass(eq=False)
-class _Waiting:
+class _UnansweredCall:
     kind: str
     deadline: float
     answered: Answered
@@ -49,7 +49,7 @@ class PeerStream:
         self.message_bytes = message_bytes
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
-        self._waiting: dict[int, _Waiting] = {}
+        self._waiting: dict[int, _UnansweredCall] = {}
         self._last_id = 0
         self._unsent: dict[int, peer_pb2.PeerCall] = {}
         """Calls that are not sent yet, by their ids, in their order."""
@@ -71,7 +71,7 @@ class PeerStream:
         self._last_id += 1
         call.call_id = self._last_id
         call.timeout.CopyFrom(duration(timeout_s))
-        self._waiting[call.call_id] = _Waiting(kind, self._loop.time() + timeout_s, answered)
+        self._waiting[call.call_id] = _UnansweredCall(kind, self._loop.time() + timeout_s, answered)
         self._unsent[call.call_id] = call
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)

@@ -4,9 +4,9 @@ import logging
 
 from kvgrpc.core.node import Node
 from kvgrpc.core.tables.accesses import Access
-from kvgrpc.core.tables.lacking import Lacking
+from kvgrpc.core.tables.lacking_requests import LackingRequest
 from kvgrpc.core.tables.leases import Lease
-from kvgrpc.core.tables.ledger import Ledger, Share
+from kvgrpc.core.tables.ledger import Ledger, LedgerShare
 from kvgrpc.core.tables.pins import Pin, PinKind
 from kvgrpc.core.tables.transfers import State
 from kvgrpc.errors import note
@@ -116,10 +116,10 @@ def _kept(ledger: Ledger) -> admin_pb2.Kept:
     by_share, limits = ledger.by_share, ledger.limits
     return admin_pb2.Kept(
         total_bytes=ledger.total,
-        caller_bytes=by_share[Share.CALLERS],
+        caller_bytes=by_share[LedgerShare.CALLERS],
         caller_bytes_max=limits.kept_bytes,
-        peer_bytes=by_share[Share.PEERS],
-        engine_bytes=by_share[Share.ENGINE],
+        peer_bytes=by_share[LedgerShare.PEERS],
+        engine_bytes=by_share[LedgerShare.ENGINE],
         engine_bytes_max=limits.engine_kept_bytes,
         one_caller_bytes_max=limits.kept_bytes_per_caller,
         bytes_by_kind={kind.value: nbytes for kind, nbytes in ledger.by_kind.items() if nbytes},
@@ -152,7 +152,7 @@ def _counts(lead: Lead) -> admin_pb2.Counts:
     )
 
 
-def _lacking(row: Lacking, now: float) -> admin_pb2.LackingRequest:
+def _lacking(row: LackingRequest, now: float) -> admin_pb2.LackingRequest:
     return admin_pb2.LackingRequest(
         request_id=row.by.request_id,
         request_time_us=row.by.time_us,

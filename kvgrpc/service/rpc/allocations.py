@@ -5,7 +5,7 @@ import numpy as np
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.tables.allocator import Terms
 from kvgrpc.core.tables.timers import Timer
-from kvgrpc.core.values.descriptors import check_ids
+from kvgrpc.core.values.block_ids import check_ids
 from kvgrpc.service.lead import Lead
 from kvgrpc.v1 import pool_pb2
 from kvgrpc.wire.values import duration, pool_blocks

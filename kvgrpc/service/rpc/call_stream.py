@@ -22,12 +22,12 @@ from kvgrpc.errors import (
     Unimplemented,
     invalid,
 )
-from kvgrpc.service import status, telemetry
+from kvgrpc.service import grpc_status, telemetry
 from kvgrpc.service.callers import TICKET, ticket_of
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.open_streams import OverError
 from kvgrpc.service.rpc.method import check_request
-from kvgrpc.service.rpc.outgoing import Outgoing
+from kvgrpc.service.rpc.stream_answers import StreamAnswers
 from kvgrpc.v1 import calls_pb2, calls_pb2_grpc
 from kvgrpc.wire.answers import readable_trace
 from kvgrpc.wire.values import seconds
@@ -52,21 +52,21 @@ class CallService(calls_pb2_grpc.CallServiceServicer):
         """Serves one stream, which writes each answer when it is known."""
         try:
             with self._lead.standing.one():
-                await CallStream(self._lead, self._unary, context, self._message_bytes).run()
+                await ServedCallStream(self._lead, self._unary, context, self._message_bytes).run()
         except KVGrpcError as error:
-            await status.abort(context, error, self._lead.header())
+            await grpc_status.abort(context, error, self._lead.header())
         finally:
             del context  # the context keeps the error that ends its call, and the error keeps this frame
 
 
-class CallStream:
+class ServedCallStream:
     """One stream of one client."""
 
     def __init__(self, lead: Lead, unary: Mapping[str, Any], context: Any, message_bytes: int) -> None:
         self._lead = lead
         self._unary = unary
         self._context = context
-        self._outgoing = Outgoing(context, calls_pb2.StreamCallsResponse, message_bytes)
+        self._answers = StreamAnswers(context, calls_pb2.StreamCallsResponse, message_bytes)
         self._served: dict[int, asyncio.Task[None]] = {}
         self._last_id = 0
 
@@ -78,7 +78,7 @@ class CallStream:
         except OverError:
             await self._settle(LAST_ANSWERS_S)
         finally:
-            self._outgoing.close()
+            self._answers.close()
             for task in self._served.values():
                 task.cancel()
 
@@ -86,22 +86,22 @@ class CallStream:
         standing = self._lead.standing
         while (message := await standing.read(self._context.read)) is not grpc.aio.EOF:
             check_request(message)
-            self._outgoing.more = True
+            self._answers.more = True
             await self._begin(message.calls)
             self._give_up(message.cancelled_call_ids)
             if not message.calls and not message.cancelled_call_ids:
-                self._outgoing.add_empty()
+                self._answers.add_empty()
             del message  # frees it now: the next message may come much later
             await asyncio.sleep(0)  # lets the calls run: most are answered without a wait
-            self._outgoing.more = False
-            await self._outgoing.write()
+            self._answers.more = False
+            await self._answers.write()
         await standing.read(self._settle)
 
     async def _settle(self, timeout_s: float | None = None) -> None:
         """Waits for the unanswered calls, at most `timeout_s`, and sends the answers known by then."""
         if self._served:
             await asyncio.wait(list(self._served.values()), timeout=timeout_s)
-        await self._outgoing.write()
+        await self._answers.write()
 
     async def _begin(self, calls: Iterable[calls_pb2.UnaryCall]) -> None:
         """Starts a task for each call, in order, and lets other work run in between."""
@@ -158,19 +158,19 @@ class CallStream:
         return handler
 
     def _reply(self, call_id: int, reply: bytes) -> None:
-        most = self._outgoing.answer_bytes
+        most = self._answers.answer_bytes
         if len(reply) > most:
             what = f"the reply has {len(reply)} bytes; over a stream the limit is {most}"
             raise OutOfRange(Reason.LIMIT_EXCEEDED, what, metadata={"limit": str(most)})
-        self._outgoing.answer(call_id, len(reply)).reply = reply
-        self._outgoing.see_to_write()
+        self._answers.answer(call_id, len(reply)).reply = reply
+        self._answers.see_to_write()
 
     def _refuse(self, call_id: int, error: KVGrpcError) -> None:
-        self._fail(call_id, status.packed_status(error.untraced(), self._lead.header()))
+        self._fail(call_id, grpc_status.packed_status(error.untraced(), self._lead.header()))
 
     def _fail(self, call_id: int, packed: bytes) -> None:
-        self._outgoing.answer(call_id, len(packed)).error.MergeFromString(packed)
-        self._outgoing.see_to_write()
+        self._answers.answer(call_id, len(packed)).error.MergeFromString(packed)
+        self._answers.see_to_write()
 
     def _over(self, call_id: int, _: asyncio.Task[None]) -> None:
         del self._served[call_id]
@@ -193,5 +193,5 @@ class _Context:
     async def abort(
         self, code: grpc.StatusCode, details: str = "", trailing_metadata: tuple[tuple[str, bytes], ...] = ()
     ) -> NoReturn:
-        self.status = dict(trailing_metadata)[status.DETAILS_KEY]
+        self.status = dict(trailing_metadata)[grpc_status.DETAILS_KEY]
         raise grpc.aio.AbortError(code, details)

@@ -26,12 +26,12 @@ from kvgrpc.errors import (
     Unavailable,
 )
 from kvgrpc.peer.v1 import peer_pb2
-from kvgrpc.service import status, telemetry
+from kvgrpc.service import grpc_status, telemetry
 from kvgrpc.service.callers import PRINCIPAL
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.places import CONNECTION, Places
 from kvgrpc.service.rpc.method import check_request
-from kvgrpc.service.rpc.outgoing import Outgoing
+from kvgrpc.service.rpc.stream_answers import StreamAnswers
 from kvgrpc.service.runner import copied
 from kvgrpc.wire import fields, paths, peer_answers, peer_requests, sends
 from kvgrpc.wire.accesses import CALLS
@@ -45,7 +45,7 @@ TURN_S = 0.005
 
 
 @dataclass(frozen=True)
-class _Method:
+class _PeerMethod:
     """One kind of call: how to make the core's event from it, and how to put the answer into the reply."""
 
     to_event: Callable[[Any, peer_pb2.Caller, events.Call, int], events.Event]
@@ -53,16 +53,16 @@ class _Method:
 
 
 _METHODS = {
-    "open_access": _Method(peer_requests.open_access, peer_answers.openings),
-    "settle_access": _Method(
+    "open_access": _PeerMethod(peer_requests.open_access, peer_answers.openings),
+    "settle_access": _PeerMethod(
         lambda request, caller, call, _: peer_requests.settle_access(request, caller, call), peer_answers.verdicts
     ),
-    "close_access": _Method(
+    "close_access": _PeerMethod(
         lambda request, caller, call, _: peer_requests.close_access(request, caller, call), peer_answers.closings
     ),
-    "parts_ready": _Method(peer_requests.parts_ready, lambda *_: None),
-    "checksum_blocks": _Method(peer_requests.checksum_blocks, peer_answers.checksums),
-    "post_send": _Method(
+    "parts_ready": _PeerMethod(peer_requests.parts_ready, lambda *_: None),
+    "checksum_blocks": _PeerMethod(peer_requests.checksum_blocks, peer_answers.checksums),
+    "post_send": _PeerMethod(
         lambda request, caller, call, _: sends.post_send(request, caller, call), peer_answers.send_under_way
     ),
 }
@@ -90,7 +90,7 @@ class Conversation:
         self._places = places
         self._connection = CONNECTION.get()
         self._message_bytes = lead.config.limits.message_bytes
-        self._outgoing = Outgoing(context, peer_pb2.ConverseResponse, self._message_bytes)
+        self._answers = StreamAnswers(context, peer_pb2.ConverseResponse, self._message_bytes)
         self._calls: dict[int, _Call] = {}
         """Calls by their ids at the node."""
         self._caller = peer_pb2.Caller()
@@ -105,14 +105,14 @@ class Conversation:
                 check_request(message)
                 if message.HasField("caller") and not self._caller.engine_id:
                     self._meet(message.caller)
-                self._outgoing.more = True
+                self._answers.more = True
                 await self._take_all(message.calls)
-                self._outgoing.more = False
-                await self._outgoing.write()
+                self._answers.more = False
+                await self._answers.write()
                 del message  # frees it now: the next message may come much later
             await self._lead.standing.read(self._settle)
         finally:
-            self._outgoing.close()
+            self._answers.close()
             for number in list(self._calls):
                 self._give_up(number, Unavailable(Reason.PEER_UNREACHABLE, "the stream ended before the answer"))
 
@@ -121,14 +121,14 @@ class Conversation:
         if self._calls:
             self._answered_all = asyncio.get_running_loop().create_future()
             await self._answered_all
-        await self._outgoing.write()
+        await self._answers.write()
 
     def _meet(self, caller: peer_pb2.Caller) -> None:
         """Takes the caller of the stream, and answers no longer than that lead takes."""
         self._caller.CopyFrom(caller)
         peer = self._lead.node.state.peers.get(peer_key(caller.engine_id, caller.incarnation))
         if peer is not None:
-            self._outgoing.bound(min(self._message_bytes, peer.description.message_bytes))
+            self._answers.bound(min(self._message_bytes, peer.description.message_bytes))
 
     async def _take_all(self, calls: Sequence[peer_pb2.PeerCall]) -> None:
         """Takes all calls of one message, and lets other work run in between."""
@@ -190,26 +190,26 @@ class Conversation:
 
     def _reply(self, call: _Call, reply: actions.Reply) -> KVGrpcError | None:
         """Adds the reply to the next message. Returns the error of a reply that cannot be sent, which is taken back."""
-        answer = self._outgoing.answer(call.call_id)
+        answer = self._answers.answer(call.call_id)
         try:
             into = getattr(answer, call.kind)
             into.header.CopyFrom(self._lead.header())
             _METHODS[call.kind].put_answer(reply.answer, into)
         except Exception as error:  # noqa: BLE001 - the event is handled: its answer is no defect of the node
-            self._outgoing.take_back()
+            self._answers.take_back()
             return _defect(call.kind, error)
-        nbytes, most = answer.ByteSize(), self._outgoing.answer_bytes
+        nbytes, most = answer.ByteSize(), self._answers.answer_bytes
         if nbytes > most:  # otherwise the message is refused with all answers in it
-            self._outgoing.take_back()
+            self._answers.take_back()
             what = f"the answer to {CALLS[call.kind]} has {nbytes} bytes; the limit is {most}"
             return OutOfRange(Reason.LIMIT_EXCEEDED, what, metadata={"limit": str(most)})
-        self._outgoing.see_to_write()
+        self._answers.see_to_write()
         return None
 
     def _refuse(self, call_id: int, error: KVGrpcError) -> None:
-        packed = status.packed_status(error.untraced(), self._lead.header())
-        self._outgoing.answer(call_id, len(packed)).error.MergeFromString(packed)
-        self._outgoing.see_to_write()
+        packed = grpc_status.packed_status(error.untraced(), self._lead.header())
+        self._answers.answer(call_id, len(packed)).error.MergeFromString(packed)
+        self._answers.see_to_write()
 
     def _give_up(self, number: int, error: KVGrpcError) -> None:
         """Ends a call without an answer: nobody waits for one any more."""

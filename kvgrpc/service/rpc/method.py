@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError, Message
 
 from kvgrpc.core.values.records import dataclass
 from kvgrpc.errors import InternalError, InvalidRequest, KVGrpcError, OutOfRange, Reason
-from kvgrpc.service import heap, status, telemetry
+from kvgrpc.service import grpc_status, heap, telemetry
 from kvgrpc.service.callers import PRINCIPAL, principal_of
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.places import STANDING_BYTES, Method, Places
@@ -64,13 +64,13 @@ def unary(
             with telemetry.server_span(name, traceparent) as trace:
                 return await method(self, request, trace)
         except KVGrpcError as error:
-            await status.abort(context, paths.placed(error, request), self._lead.header())
+            await grpc_status.abort(context, paths.placed(error, request), self._lead.header())
         except (grpc.aio.AbortError, grpc.aio.UsageError):
             raise
         except Exception as error:  # noqa: BLE001 - no request may stop the server
             _log.exception("%s failed", name)
             defect = InternalError(Reason.INTERNAL, f"a defect of kvgrpc: {error!r}")
-            await status.abort(context, defect, self._lead.header())
+            await grpc_status.abort(context, defect, self._lead.header())
         finally:
             # gRPC's context keeps the error that ends a call, and the error keeps this frame.
             del request, context
@@ -95,13 +95,13 @@ def streaming(
             async for reply in method(self, requests, traceparent):
                 yield reply
         except KVGrpcError as error:
-            await status.abort(context, paths.placed(error, request), self._lead.header())
+            await grpc_status.abort(context, paths.placed(error, request), self._lead.header())
         except (grpc.aio.AbortError, grpc.aio.UsageError):
             raise
         except Exception as error:  # noqa: BLE001 - no request may stop the server
             _log.exception("%s failed", name)
             defect = InternalError(Reason.INTERNAL, f"a defect of kvgrpc: {error!r}")
-            await status.abort(context, defect, self._lead.header())
+            await grpc_status.abort(context, defect, self._lead.header())
         finally:
             # gRPC's context keeps the error that ends a call, and the error keeps this frame.
             del request, requests, context

@@ -30,7 +30,7 @@ _Row = TypeVar("_Row")
 _Made = TypeVar("_Made", bound=Message)
 
 
-class Request(Protocol):
+class ListRequest(Protocol):
     """A request of any RPC that lists."""
 
     page_size: int
@@ -47,7 +47,7 @@ class Page(Generic[_Made]):
 
 
 @dataclass(frozen=True)
-class _Token:
+class _PageToken:
     """The end of a page: the list, the life, the event of the first page, and the last row with its position."""
 
     of: str
@@ -64,7 +64,7 @@ class _Token:
 
 def page(
     lead: Lead,
-    request: Request,
+    request: ListRequest,
     rows: Iterable[_Row],
     position: Callable[[_Row], Position],
     make: Callable[[_Row], _Made],
@@ -98,13 +98,13 @@ def page(
     end = start + len(found)
     if end >= len(ordered):
         return Page(header, found, "")
-    return Page(header, found, _Token(of, header.incarnation, header.event_seq, *position(ordered[end - 1])).text())
+    return Page(header, found, _PageToken(of, header.incarnation, header.event_seq, *position(ordered[end - 1])).text())
 
 
-def _read(text: str) -> _Token:
+def _read(text: str) -> _PageToken:
     try:
         of, incarnation, seq, at, row = base64.urlsafe_b64decode(text).decode().split(" ", 4)
-        token = _Token(of, int(incarnation), int(seq), float.fromhex(at), row)
+        token = _PageToken(of, int(incarnation), int(seq), float.fromhex(at), row)
     except (ValueError, OverflowError):
         raise _not_ours() from None
     if token.text() != text or not math.isfinite(token.at):

@@ -9,7 +9,7 @@ from kvgrpc.core import events
 from kvgrpc.core.values.ids import peer_key
 from kvgrpc.errors import KVGrpcError
 from kvgrpc.peer.v1 import peer_pb2, peer_pb2_grpc
-from kvgrpc.service import status
+from kvgrpc.service import grpc_status
 from kvgrpc.service.callers import PRINCIPAL, principal_of
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.places import CONNECTION, Places
@@ -33,7 +33,7 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
             with self._lead.standing.one():
                 await Conversation(self._lead, context, self._calls).run()
         except KVGrpcError as error:
-            await status.abort(context, error, self._lead.header())
+            await grpc_status.abort(context, error, self._lead.header())
         finally:
             del context  # the context keeps the error that ends its call, and the error keeps this frame
 

@@ -3,7 +3,7 @@
 import itertools
 
 from kvgrpc.core.tables.pins import PinKind
-from kvgrpc.core.values.descriptors import holds
+from kvgrpc.core.values.layer_ranges import holds
 from kvgrpc.core.values.layout import PoolKind, Region
 from kvgrpc.errors import OutOfRange, PreconditionFailed, Reason, invalid
 from kvgrpc.service.lead import Lead

@@ -10,10 +10,10 @@ import grpc.aio
 
 from kvgrpc.errors import DeadlineExceeded, InternalError, KVGrpcError, OutOfRange, Reason, Unimplemented, invalid
 from kvgrpc.peer.v1 import rank_pb2 as stream_pb2, rank_pb2_grpc
-from kvgrpc.service import status
+from kvgrpc.service import grpc_status
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.rpc.method import check_request
-from kvgrpc.service.session.socket_server import ATTACH_TIMEOUT_S
+from kvgrpc.service.session.session_server import ATTACH_TIMEOUT_S
 from kvgrpc.service.session.workers import UNREAD_BYTES_MAX, Reports, WorkerEnd
 from kvgrpc.session.v1 import rank_pb2, session_pb2
 from kvgrpc.wire.frames import FRAME_BYTES_MAX
@@ -31,7 +31,7 @@ LAST_WORDS_S = 1.0
 """Maximum time to send the last messages to a worker, in seconds."""
 
 
-class Attaching(Protocol):
+class WorkerServer(Protocol):
     """The sessions of a server."""
 
     async def serve_worker(
@@ -42,7 +42,7 @@ class Attaching(Protocol):
 class RankService(rank_pb2_grpc.RankServiceServicer):
     """Attaches ranks. `sessions` is None if no engine attaches to this server: then no rank can."""
 
-    def __init__(self, lead: Lead, sessions: Attaching | None) -> None:
+    def __init__(self, lead: Lead, sessions: WorkerServer | None) -> None:
         self._lead = lead
         self._sessions = sessions
 
@@ -54,18 +54,18 @@ class RankService(rank_pb2_grpc.RankServiceServicer):
             with self._lead.standing.one():
                 await _serve(self._lead, self._sessions, context)
         except KVGrpcError as error:
-            await status.abort(context, error.untraced(), self._lead.header())
+            await grpc_status.abort(context, error.untraced(), self._lead.header())
         except (grpc.aio.AbortError, grpc.aio.UsageError):
             raise
         except Exception as error:  # noqa: BLE001 - no request may stop the server
             _log.exception("RankService/ConnectRank failed")
             defect = InternalError(Reason.INTERNAL, f"a defect of kvgrpc: {error!r}")
-            await status.abort(context, defect, self._lead.header())
+            await grpc_status.abort(context, defect, self._lead.header())
         finally:
             del context  # the context keeps the error that ends its call, and the error keeps this frame
 
 
-async def _serve(lead: Lead, sessions: Attaching, context: Any) -> None:
+async def _serve(lead: Lead, sessions: WorkerServer, context: Any) -> None:
     await context.send_initial_metadata(())
     end = StreamEnd(lead, context)
     first = await end.read(ATTACH_TIMEOUT_S, "attach")

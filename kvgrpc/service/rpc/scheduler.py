@@ -12,12 +12,12 @@ from google.protobuf.message import Message
 from kvgrpc.core.values.owners import Verb
 from kvgrpc.errors import InternalError, InvalidRequest, KVGrpcError, Reason, note
 from kvgrpc.service.callers import PRINCIPAL
+from kvgrpc.service.grpc_status import status_code
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.rpc.method import streaming, unary
 from kvgrpc.service.runner import wall_us
-from kvgrpc.service.scheduler.hooks import Scheduling
-from kvgrpc.service.session.calls import refusal
-from kvgrpc.service.status import status_code
+from kvgrpc.service.scheduler.lead_scheduler import LeadScheduler
+from kvgrpc.service.session.session_calls import refusal
 from kvgrpc.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from kvgrpc.wire import answers, scheduler as wire
 from kvgrpc.wire.bounds import check_count
@@ -63,7 +63,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     def __init__(self, lead: Lead) -> None:
         self._lead = lead
-        self._scheduling = Scheduling(lead)
+        self._scheduler = LeadScheduler(lead)
 
     # -- the hooks
 
@@ -72,13 +72,13 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.RequestArrivedRequest, trace: str
     ) -> scheduler_pb2.RequestArrivedResponse:
         self._lead.node.state.check_life(request.incarnation)
-        admitted = self._scheduling.arrived(wire.arrived(request, self._lead.weights, trace, wall_us()))
+        admitted = self._scheduler.arrived(wire.arrived(request, self._lead.weights, trace, wall_us()))
         return scheduler_pb2.RequestArrivedResponse(prompt_tokens=admitted.prompt_tokens, one_token=admitted.one_token)
 
     @_hook
     def MatchTokens(self, request: scheduler_pb2.MatchTokensRequest, _: str) -> scheduler_pb2.MatchTokensResponse:
-        self._scheduling.hear(wire.required_id(request.request_id))
-        found = self._scheduling.match(request.request_id, request.computed_tokens)
+        self._scheduler.hear(wire.required_id(request.request_id))
+        found = self._scheduler.match(request.request_id, request.computed_tokens)
         return scheduler_pb2.MatchTokensResponse(external_tokens=found.tokens)
 
     @_hook
@@ -86,7 +86,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.BlocksAllocatedRequest, _: str
     ) -> scheduler_pb2.BlocksAllocatedResponse:
         table = self._table(request)
-        self._scheduling.allocated(
+        self._scheduler.allocated(
             request.request_id, table, request.computed_tokens, request.external_tokens, request.after_step
         )
         return scheduler_pb2.BlocksAllocatedResponse()
@@ -96,21 +96,21 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.TokensComputedRequest, _: str
     ) -> scheduler_pb2.TokensComputedResponse:
         table = self._table(request)
-        self._scheduling.computed(request.request_id, table, request.computed_tokens, request.step)
+        self._scheduler.computed(request.request_id, table, request.computed_tokens, request.step)
         return scheduler_pb2.TokensComputedResponse()
 
     @_hook
     def BlocksLoaded(self, request: scheduler_pb2.BlocksLoadedRequest, _: str) -> scheduler_pb2.BlocksLoadedResponse:
-        self._scheduling.hear(wire.required_id(request.request_id))
-        self._scheduling.loaded(request.request_id)
+        self._scheduler.hear(wire.required_id(request.request_id))
+        self._scheduler.loaded(request.request_id)
         return scheduler_pb2.BlocksLoadedResponse()
 
     @_hook
     def RequestPreempted(
         self, request: scheduler_pb2.RequestPreemptedRequest, _: str
     ) -> scheduler_pb2.RequestPreemptedResponse:
-        self._scheduling.hear(wire.required_id(request.request_id))
-        self._scheduling.preempted(request.request_id)
+        self._scheduler.hear(wire.required_id(request.request_id))
+        self._scheduler.preempted(request.request_id)
         return scheduler_pb2.RequestPreemptedResponse()
 
     @_hook
@@ -119,7 +119,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> scheduler_pb2.RequestFinishedResponse:
         table, outcome = self._table(request), wire.outcome(request.outcome)
         names = wire.named(request.content, self._lead.weights)
-        finished, token = self._scheduling.finished(
+        finished, token = self._scheduler.finished(
             request.request_id, names, table, request.computed_tokens, outcome, request.step
         )
         return scheduler_pb2.RequestFinishedResponse(
@@ -131,12 +131,12 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     @_hook
     def AbortRequest(self, request: scheduler_pb2.AbortRequestRequest, _: str) -> scheduler_pb2.AbortRequestResponse:
-        finished = self._scheduling.aborted(wire.required_id(request.request_id), note(request.message))
+        finished = self._scheduler.aborted(wire.required_id(request.request_id), note(request.message))
         return scheduler_pb2.AbortRequestResponse(keep=finished.keep)
 
     @_hook
     def BlocksNeeded(self, request: scheduler_pb2.BlocksNeededRequest, _: str) -> scheduler_pb2.BlocksNeededResponse:
-        answer = self._scheduling.blocks_needed(block_counts(request.group_block_counts), wire.needed_by(request))
+        answer = self._scheduler.blocks_needed(block_counts(request.group_block_counts), wire.needed_by(request))
         incarnation = self._lead.node.state.incarnation
         return scheduler_pb2.BlocksNeededResponse(reclaimed=answers.reclaimed(answer, incarnation))
 
@@ -146,11 +146,11 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def PollSchedulerNews(
         self, request: scheduler_pb2.PollSchedulerNewsRequest, trace: str
     ) -> scheduler_pb2.PollSchedulerNewsResponse:
-        lead, news = self._lead, self._scheduling.news
+        lead, news = self._lead, self._scheduler.news
         self._check_caller()
         lead.node.state.check_life(request.incarnation)
         news.acknowledge(request.after_seq)
-        self._scheduling.hear()
+        self._scheduler.hear()
         await news.wait(min(seconds(request, "wait") or 0.0, lead.config.limits.wait_s))
         reply = scheduler_pb2.PollSchedulerNewsResponse(header=lead.header())
         wire.put_news(news.unread(), reply, lead.node.state.incarnation)
@@ -171,9 +171,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._check_caller()
         check_count("calls", len(request.calls), STEP_CALLS_MAX)
         self._lead.node.state.check_life(request.incarnation)
-        news = self._scheduling.news
+        news = self._scheduler.news
         news.acknowledge(request.after_seq)
-        self._scheduling.hear()
+        self._scheduler.hear()
         reply, budget, began = scheduler_pb2.ScheduleResponse(), Budget(), time.monotonic()
         for call in request.calls:
             self._answer(call, budget, reply.answers.add(), trace)
@@ -211,7 +211,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, hook: Callable[["SchedulerService", _Request, str], _Reply], request: _Request, trace: str
     ) -> _Reply:
         """Answers a call about the caller's own request. Raises PermissionDenied (NOT_OWNER) for another one."""
-        self._scheduling.check_owner(getattr(request, "request_id", ""))
+        self._scheduler.check_owner(getattr(request, "request_id", ""))
         return hook(self, request, trace)
 
     def _table(
@@ -221,7 +221,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         | scheduler_pb2.RequestFinishedRequest,
     ) -> Any:
         """Returns the blocks of a request, with the same checks as in any call."""
-        self._scheduling.hear(wire.required_id(request.request_id))
+        self._scheduler.hear(wire.required_id(request.request_id))
         state, limit = self._lead.node.state, self._lead.block_limit
         state.check_life(request.blocks.incarnation)
         blocks = state.resolve(lists_of("blocks", request.blocks, limit), "blocks")

@@ -24,12 +24,12 @@ from kvgrpc.service.rpc.lease import LeaseService
 from kvgrpc.service.rpc.method import Registrar
 from kvgrpc.service.rpc.peer import PeerService
 from kvgrpc.service.rpc.pool import PoolService
-from kvgrpc.service.rpc.rank import Attaching, RankService
+from kvgrpc.service.rpc.rank import RankService, WorkerServer
 from kvgrpc.service.rpc.reflection import Schema
 from kvgrpc.service.rpc.scheduler import SchedulerService
 from kvgrpc.service.rpc.tensor import TensorService
 from kvgrpc.service.rpc.transfer import TransferService
-from kvgrpc.service.tensors.staging import Staging
+from kvgrpc.service.tensors.staging_store import StagingStore
 from kvgrpc.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -101,7 +101,9 @@ class _OthersFaults(logging.Filter):
 _OTHERS_FAULTS = _OthersFaults()
 
 
-def build(lead: Lead, staging: Staging, limits: Limits, sessions: Attaching | None) -> tuple[grpc.aio.Server, Health]:
+def build(
+    lead: Lead, staging: StagingStore, limits: Limits, sessions: WorkerServer | None
+) -> tuple[grpc.aio.Server, Health]:
     """Returns a server with all services, not yet bound, and its health. Ranks on other hosts attach to `sessions`."""
     for name in ("grpc._cython.cygrpc", "grpc._common"):
         logging.getLogger(name).addFilter(_OTHERS_FAULTS)

@@ -7,8 +7,8 @@ from kvgrpc.service.callers import PRINCIPAL
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.rpc.method import STANDING_BYTES_MAX, unary
 from kvgrpc.service.rpc.pages import page
-from kvgrpc.service.tensors import answers
-from kvgrpc.service.tensors.staging import Staging
+from kvgrpc.service.tensors import messages
+from kvgrpc.service.tensors.staging_store import StagingStore
 from kvgrpc.v1 import tensor_pb2, tensor_pb2_grpc
 from kvgrpc.wire import tensors as wire
 
@@ -16,16 +16,16 @@ from kvgrpc.wire import tensors as wire
 class TensorService(tensor_pb2_grpc.TensorServiceServicer):
     """Converts a request, asks the store, and converts its answer."""
 
-    def __init__(self, lead: Lead, staging: Staging) -> None:
+    def __init__(self, lead: Lead, staging: StagingStore) -> None:
         self._lead, self._staging = lead, staging
 
     @unary
     async def PutTensor(self, request: tensor_pb2.PutTensorRequest, trace: str) -> tensor_pb2.PutTensorResponse:
-        return await answers.put(self._staging, request, trace, PRINCIPAL.get())
+        return await messages.put(self._staging, request, trace, PRINCIPAL.get())
 
     @unary
     async def GetTensor(self, request: tensor_pb2.GetTensorRequest, trace: str) -> tensor_pb2.GetTensorResponse:
-        return await answers.get(self._staging, request, trace, PRINCIPAL.get())
+        return await messages.get(self._staging, request, trace, PRINCIPAL.get())
 
     @unary
     async def ReleaseTensors(
@@ -38,7 +38,7 @@ class TensorService(tensor_pb2_grpc.TensorServiceServicer):
                 "or none for all of the request",
                 metadata={"limit": f"{STANDING_BYTES_MAX}"},
             )
-        return await answers.release(self._staging, request, trace, PRINCIPAL.get())
+        return await messages.release(self._staging, request, trace, PRINCIPAL.get())
 
     @unary
     async def ListTensors(self, request: tensor_pb2.ListTensorsRequest, trace: str) -> tensor_pb2.ListTensorsResponse:

@@ -15,7 +15,7 @@ Stated = transfer_pb2.WaitTransferRequest | transfer_pb2.TransferWait
 
 
 @dataclass(frozen=True)
-class Wait:
+class ServedWait:
     """Condition and timeout of a wait for a transfer, in seconds."""
 
     met: Condition
@@ -30,7 +30,7 @@ class Wait:
         return found, self.met(found)
 
 
-def wait_of(stated: Stated, lead: Lead, field: str = "") -> Wait:
+def wait_of(stated: Stated, lead: Lead, field: str = "") -> ServedWait:
     """Returns the wait that a message states. Raises InvalidRequest, with `field` before the name of the bad field."""
     layers = layer_range(stated)
     ended = condition(stated.until)
@@ -38,12 +38,12 @@ def wait_of(stated: Stated, lead: Lead, field: str = "") -> Wait:
     def met(transfer: Transfer) -> bool:
         return (layers is not None and transfer.has_layers(*layers)) or ended(transfer)
 
-    return Wait(met, timeout_s(stated, lead.config.limits.wait_s, field))
+    return ServedWait(met, timeout_s(stated, lead.config.limits.wait_s, field))
 
 
 def wait_after(
     request: handoff_pb2.PullBlocksRequest | handoff_pb2.ReserveBlocksRequest, lead: Lead, needs: str
-) -> Wait | None:
+) -> ServedWait | None:
     """Returns the wait that a call asks for on the transfer it makes; None: it does not wait. Raises InvalidRequest,
     also if the field `needs` is missing: without it the transfer cannot move before the call is answered.
     """
@@ -56,10 +56,10 @@ def wait_after(
 
 
 async def waited(
-    wait: Wait | None, made: Transfer | None, nbytes: int, lead: Lead, header: common_pb2.ResponseHeader
+    wait: ServedWait | None, made: Transfer | None, nbytes: int, lead: Lead, header: common_pb2.ResponseHeader
 ) -> tuple[Transfer | None, bool]:
     """Waits for the transfer that a call of `nbytes` made. Returns it, and whether the condition is met; at once if too
-    many calls wait. `header` as in `Wait.ended`. Raises NotFound.
+    many calls wait. `header` as in `ServedWait.ended`. Raises NotFound.
     """
     if wait is None or made is None or not may_stand(nbytes):
         return made, False

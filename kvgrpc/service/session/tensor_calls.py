@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 from google.protobuf.message import Message
 
 from kvgrpc.errors import InternalError, KVGrpcError, Reason
-from kvgrpc.service.session.calls import refusal
-from kvgrpc.service.tensors.answers import of_session
-from kvgrpc.service.tensors.staging import Staging
+from kvgrpc.service.session.session_calls import refusal
+from kvgrpc.service.tensors.messages import of_session
+from kvgrpc.service.tensors.staging_store import StagingStore
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.wire import fields
 
@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 _KINDS = frozenset({"put_tensor", "get_tensor", "release_tensors"})
 
 
-def takes_tensors(staging: Staging, call: session_pb2.Call, next_event: Callable[[], session_pb2.Event]) -> bool:
+def takes_tensors(staging: StagingStore, call: session_pb2.Call, next_event: Callable[[], session_pb2.Event]) -> bool:
     """Returns whether the call is about tensors; it has begun then. Events of a session that is over go nowhere."""
     kind = call.WhichOneof("request")
     if kind not in _KINDS:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from kvgrpc.core.tensors.calls import Get, LeadAddress, Put, Release
-from kvgrpc.core.tensors.values import Named, TensorId
+from kvgrpc.core.tensors.descriptions import NamedTensor, TensorId
 from kvgrpc.core.tensors.waits import RETRY_DELAY_S
 from kvgrpc.errors import DeadlineExceeded, Exhausted, KVGrpcError, PreconditionFailed, Reason, Unavailable
 from kvgrpc.service.tensors.remote import RemoteStores
@@ -96,7 +96,7 @@ async def fetch_together(remote: RemoteStores, gets: Sequence[Get], most_pages: 
     try:
         claims_of(reply.grant)
         found = [
-            Named(TensorId(first.id.key, row.name, row.part), described(row.description))
+            NamedTensor(TensorId(first.id.key, row.name, row.part), described(row.description))
             for row in (reply.tensor, *reply.bundled_tensors)
         ]
     except KVGrpcError as error:

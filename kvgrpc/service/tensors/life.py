@@ -8,7 +8,7 @@ from typing import Any
 from kvgrpc.core.tensors.table import TensorTable
 from kvgrpc.errors import Aborted, KVGrpcError, Reason, Unavailable
 from kvgrpc.service.lead import Lead
-from kvgrpc.service.tensors.transfers import StoreTransfers
+from kvgrpc.service.tensors.store_transfers import StoreTransfers
 
 _log = logging.getLogger(__name__)
 Work = Coroutine[Any, Any, Any]

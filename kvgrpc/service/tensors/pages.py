@@ -5,11 +5,11 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvgrpc.core.tensors.line import Line, Place
+from kvgrpc.core.tensors.descriptions import TensorId
+from kvgrpc.core.tensors.line import Line, LinePlace
 from kvgrpc.core.tensors.rows import Purpose, Tensor
-from kvgrpc.core.tensors.values import TensorId
 from kvgrpc.core.tensors.waits import RETRY_DELAY_S
-from kvgrpc.core.values.descriptors import Ids
+from kvgrpc.core.values.block_ids import Ids
 from kvgrpc.errors import Exhausted, InternalError, KVGrpcError, Reason
 from kvgrpc.service.alarm import Alarm
 from kvgrpc.service.tensors.life import Life
@@ -29,9 +29,9 @@ Pages = tuple[str, Ids]
 
 
 @dataclass(eq=False)
-class _Wanted:
+class _WantedPages:
     tensors: Sequence[Tensor]
-    place: Place
+    place: LinePlace
     was_put: bool
     trace: str
     future: asyncio.Future[list[Pages]]
@@ -51,7 +51,7 @@ class StorePages:
         self._may_spill = True
         """False once a copy out of the store has failed."""
         self.line = Line(life.table.store_pages)
-        self._wanted: dict[TensorId, _Wanted] = {}
+        self._wanted: dict[TensorId, _WantedPages] = {}
         """Requests by waiting tensor."""
         self._spilling = 0
         """Number of pages that are being copied out."""
@@ -67,7 +67,7 @@ class StorePages:
         was_put = put_until is not None
         urgent = not was_put or self._awaited(tensors) > 0
         future: asyncio.Future[list[Pages]] = asyncio.get_running_loop().create_future()
-        wanted = _Wanted(tensors, self.line.join(ids[0], count, urgent=urgent), was_put, trace, future)
+        wanted = _WantedPages(tensors, self.line.join(ids[0], count, urgent=urgent), was_put, trace, future)
         self._wanted |= dict.fromkeys(ids, wanted)
         self._see_awaited(wanted)
         try:
@@ -110,7 +110,7 @@ class StorePages:
         waits = self._life.table.waits
         return sum(bool(waits.of(tensor.id, (Purpose.GIVEN,))) for tensor in tensors)
 
-    def _see_awaited(self, wanted: _Wanted) -> None:
+    def _see_awaited(self, wanted: _WantedPages) -> None:
         """Bars a put from the reserved pages while the engine waits for only some of its tensors."""
         wanted.place.whole = self._awaited(wanted.tensors) in {0, len(wanted.tensors)} or not wanted.was_put
 
@@ -166,7 +166,7 @@ class StorePages:
             wanted.future.set_result(taken)
         return True
 
-    def _end(self, wanted: _Wanted, error: KVGrpcError) -> None:
+    def _end(self, wanted: _WantedPages, error: KVGrpcError) -> None:
         self.line.leave(wanted.place)
         wanted.future.set_exception(error)
 

@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 
-from kvgrpc.core.tensors.rows import Offer, Tensor
+from kvgrpc.core.tensors.rows import Tensor, TensorOffer
 from kvgrpc.core.tensors.table import TensorTable
-from kvgrpc.service.tensors.fetching import Fetching
-from kvgrpc.service.tensors.keeping import Keeping
+from kvgrpc.service.tensors.fetcher import SourceFetcher
+from kvgrpc.service.tensors.kept_tensors import KeptTensors
 from kvgrpc.service.tensors.life import Life
 from kvgrpc.service.tensors.pages import StorePages
-from kvgrpc.service.tensors.sending import Sending
-from kvgrpc.service.tensors.waiting import Waiting
+from kvgrpc.service.tensors.sender import TensorSender
+from kvgrpc.service.tensors.waiting_calls import WaitingCalls
 
 
 @dataclass(frozen=True)
@@ -36,16 +36,16 @@ class Store:
 
     life: Life
     pages: StorePages
-    waiting: Waiting
-    keeping: Keeping
-    sending: Sending
-    fetching: Fetching
+    waiting: WaitingCalls
+    kept: KeptTensors
+    sender: TensorSender
+    fetcher: SourceFetcher
 
     @property
     def table(self) -> TensorTable:
         return self.life.table
 
-    def rows(self) -> list[Tensor | Offer]:
+    def rows(self) -> list[Tensor | TensorOffer]:
         """Returns the tensors that are here, and those kept for others."""
         return [*self.table.tensors.values(), *self.table.offers.values()]
 

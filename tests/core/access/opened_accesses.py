@@ -3,7 +3,7 @@
 from typing import Any
 
 from kvgrpc.core.events import Opened
-from kvgrpc.core.tables.accesses import Opening
+from kvgrpc.core.tables.accesses import AccessOpening
 from kvgrpc.core.tables.leases import LeaseState
 from tests.core.nodes import Lead, access_id, claim, describe
 
@@ -11,8 +11,8 @@ D = describe("d", 2)
 E = describe("e", 3)
 
 
-def opening(token: bytes, number: int = 1) -> Opening:
-    return Opening(access_id(number), token, claim(32))
+def opening(token: bytes, number: int = 1) -> AccessOpening:
+    return AccessOpening(access_id(number), token, claim(32))
 
 
 def opened(lead: Lead, token: bytes, number: int = 1, peer: Any = D) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from kvgrpc.core import actions, events
 from kvgrpc.core.access import checksums
-from kvgrpc.core.tables.accesses import Opening
+from kvgrpc.core.tables.accesses import AccessOpening
 from kvgrpc.core.values import pieces
 from kvgrpc.core.values.layout import PoolLayout
 from kvgrpc.errors import Reason, Unimplemented
@@ -22,7 +22,7 @@ class Source(Lead):
         self.peer = describe("d", 2, world_size=ranks)
         self.admit(self.peer)
         self.handed = self.finish(32, (8, 9))
-        self.opened(self.peer, Opening(access_id(), self.handed.token, claim(32)))
+        self.opened(self.peer, AccessOpening(access_id(), self.handed.token, claim(32)))
 
     def ask_sums(self, *blocks: int, number: int = 1, layers: Any = None, peer: Any = None) -> int:
         who = peer or self.peer
@@ -162,7 +162,7 @@ def test_peers_take_turns_however_many_calls_one_of_them_makes(monkeypatch: pyte
     other = describe("e", 3)
     lead.admit(other)
     handed = lead.finish(32, (10, 11), key=b"another key of 16", lease_id="another")
-    lead.opened(other, Opening(access_id(2), handed.token, claim(32)))
+    lead.opened(other, AccessOpening(access_id(2), handed.token, claim(32)))
     lead.ask_sums(8, 9)
     asked = lead.seen(actions.ComputeChecksums)
     lead.ask_sums(8, 9)

@@ -3,19 +3,19 @@
 import pytest
 
 from kvgrpc.core import events
-from kvgrpc.core.actions import BlocksReturned, Expect, Failed
+from kvgrpc.core.actions import BlocksReturnedNews, Expect, FailedNews
 from kvgrpc.core.events import (
     AccessAnswered,
+    AccessClosing,
+    AccessSettling,
     CloseOutcome,
-    Closing,
     LeaseRef,
     PostingEnded,
     ReleaseLease,
     SettleAnswered,
-    Settling,
 )
 from kvgrpc.core.peers.liveness import DEAD_KEPT
-from kvgrpc.core.tables.accesses import AccessState, Opening, Verdict
+from kvgrpc.core.tables.accesses import AccessOpening, AccessState, Verdict
 from kvgrpc.core.tables.leases import LeaseState
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import KVGrpcError, Reason
@@ -54,7 +54,7 @@ def test_closing_a_waiting_access_refuses_its_opening(lead: Lead) -> None:
 def test_a_close_that_overtakes_its_opening_leaves_a_tombstone(lead: Lead) -> None:
     made = lead.finish(consumers=2)
     assert not lead.close(D, token=made.token)
-    (row,) = lead.opened(D, Opening(access_id(), made.token, None))
+    (row,) = lead.opened(D, AccessOpening(access_id(), made.token, None))
     assert isinstance(row, KVGrpcError)
     assert row.reason is Reason.ACCESS_CLOSED
     (row,) = lead.opened(D, opening(made.token))
@@ -79,7 +79,7 @@ def test_a_drop_that_comes_before_its_lease_is_counted_when_the_lease_comes(lead
     lead.tick(60.0)
     made = lead.finish(lease_id="l-late", ttl_s=1.0)
     assert lease_state(lead, made) is LeaseState.DONE
-    assert [type(news) for news in lead.news()] == [Failed, BlocksReturned]
+    assert [type(news) for news in lead.news()] == [FailedNews, BlocksReturnedNews]
 
 
 def test_an_early_failure_leaves_the_lease_alone(lead: Lead) -> None:
@@ -101,14 +101,14 @@ def test_early_closes_are_forgotten_with_their_tombstones(lead: Lead) -> None:
 @pytest.mark.parametrize(
     "closing",
     [
-        Closing(b"short", CloseOutcome.DROPPED, True),
-        Closing(access_id(), CloseOutcome.DROPPED, True, b"rubbish"),
-        Closing(access_id(), CloseOutcome.DROPPED, True, grant(D)),
-        Closing(access_id(), CloseOutcome.DROPPED, True, grant(describe("p", 7))),
+        AccessClosing(b"short", CloseOutcome.DROPPED, True),
+        AccessClosing(access_id(), CloseOutcome.DROPPED, True, b"rubbish"),
+        AccessClosing(access_id(), CloseOutcome.DROPPED, True, grant(D)),
+        AccessClosing(access_id(), CloseOutcome.DROPPED, True, grant(describe("p", 7))),
     ],
     ids=["malformed id", "no grant", "foreign grant", "grant of another life"],
 )
-def test_a_close_that_proves_nothing_leaves_nothing(lead: Lead, closing: Closing) -> None:
+def test_a_close_that_proves_nothing_leaves_nothing(lead: Lead, closing: AccessClosing) -> None:
     lead.finish()
     before = snapshot(lead.node)
     answer = lead.call(lambda c: events.CloseAccess(c, "d", 2, (closing,)), principal="d")
@@ -142,10 +142,10 @@ def test_rows_are_answered_in_their_order(lead: Lead) -> None:
     made = lead.finish(consumers=5)
     opened(lead, made.token, 2)
     opened(lead, made.token, 3)
-    rows = tuple(Settling(access_id(number), last=True) for number in (1, 2, 9))
+    rows = tuple(AccessSettling(access_id(number), last=True) for number in (1, 2, 9))
     answer = lead.call(lambda c: events.SettleAccess(c, "d", 2, rows), principal="d")
     assert [row.valid for row in answer.rows] == [False, True, False]
-    closings = tuple(Closing(access_id(number), CloseOutcome.FAILED, True) for number in (3, 2, 9))
+    closings = tuple(AccessClosing(access_id(number), CloseOutcome.FAILED, True) for number in (3, 2, 9))
     answer = lead.call(lambda c: events.CloseAccess(c, "d", 2, closings), principal="d")
     assert answer.rows == (True, False, False)
 
@@ -181,7 +181,7 @@ def test_the_accesses_that_are_open_with_a_peer_are_counted_either_way(lead: Lea
         return peer.open_accesses
 
     made = lead.finish(consumers=2)
-    lead.open(D, Opening(access_id(9), grant(lead.me, lease_id="l-late"), claim(32)))
+    lead.open(D, AccessOpening(access_id(9), grant(lead.me, lease_id="l-late"), claim(32)))
     assert counted() == 0, "it waits for its lease"
     opened(lead, made.token)
     assert counted() == 1

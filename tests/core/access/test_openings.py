@@ -6,11 +6,11 @@ import pytest
 
 from kvgrpc.core.actions import Expect
 from kvgrpc.core.events import LeaseRef, Opened, ReleaseLease
-from kvgrpc.core.tables.accesses import AccessState, Opening
+from kvgrpc.core.tables.accesses import AccessOpening, AccessState
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.transfers import State
-from kvgrpc.core.values.content import Claim
-from kvgrpc.core.values.grants import Access
+from kvgrpc.core.values.content import ContentClaim
+from kvgrpc.core.values.grants import AccessKind
 from kvgrpc.core.values.layout import GroupKind
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import Reason
@@ -98,19 +98,19 @@ def forged(token: bytes) -> bytes:
     return token[:-1] + bytes([token[-1] ^ 1])
 
 
-REFUSED: dict[str, tuple[Callable[[Lead, bytes], Opening], Reason]] = {
+REFUSED: dict[str, tuple[Callable[[Lead, bytes], AccessOpening], Reason]] = {
     "no grant": (lambda lead, token: opening(b""), Reason.GRANT_INVALID),
     "forged": (lambda lead, token: opening(forged(token)), Reason.GRANT_INVALID),
     "of another engine": (lambda lead, token: opening(grant(D)), Reason.GRANT_FOREIGN),
     "of another life": (lambda lead, token: opening(grant(describe("p", 9))), Reason.INCARNATION_CHANGED),
-    "a WRITE grant": (lambda lead, token: opening(grant(lead.me, access=Access.WRITE)), Reason.GRANT_WRONG_ACCESS),
+    "a WRITE grant": (lambda lead, token: opening(grant(lead.me, access=AccessKind.WRITE)), Reason.GRANT_WRONG_ACCESS),
     "no claim": (lambda lead, token: opening(token, claim=None), Reason.CONTENT_REQUIRED),
-    "another form": (lambda lead, token: opening(token, claim=Claim(32, opaque=b"x")), Reason.CONTENT_REQUIRED),
+    "another form": (lambda lead, token: opening(token, claim=ContentClaim(32, opaque=b"x")), Reason.CONTENT_REQUIRED),
     "other tokens": (lambda lead, token: opening(token, claim=claim(32, first=1)), Reason.CONTENT_MISMATCH),
-    "within a unit": (lambda lead, token: opening(token, claim=Claim(17, b"d" * 32)), Reason.CONTENT_RANGE),
-    "past the offer": (lambda lead, token: opening(token, claim=Claim(48, b"d" * 32)), Reason.CONTENT_RANGE),
-    "short id": (lambda lead, token: Opening(b"short", token, claim(32)), Reason.INVALID_FIELD),
-    "long id": (lambda lead, token: Opening(b"x" * 17, token, claim(32)), Reason.INVALID_FIELD),
+    "within a unit": (lambda lead, token: opening(token, claim=ContentClaim(17, b"d" * 32)), Reason.CONTENT_RANGE),
+    "past the offer": (lambda lead, token: opening(token, claim=ContentClaim(48, b"d" * 32)), Reason.CONTENT_RANGE),
+    "short id": (lambda lead, token: AccessOpening(b"short", token, claim(32)), Reason.INVALID_FIELD),
+    "long id": (lambda lead, token: AccessOpening(b"x" * 17, token, claim(32)), Reason.INVALID_FIELD),
 }
 
 

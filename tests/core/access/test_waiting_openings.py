@@ -7,7 +7,7 @@ import pytest
 from kvgrpc.core import actions, events
 from kvgrpc.core.events import Opened, PeerAlive, PeerSilent, StepDone
 from kvgrpc.core.tables.accesses import AccessState
-from kvgrpc.core.values.content import Claim
+from kvgrpc.core.values.content import ContentClaim
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import KVGrpcError, Reason
 from tests.core.access.openings import opening, reason
@@ -177,7 +177,7 @@ def test_what_waits_is_found_without_looking_at_all_that_waits(lead: Lead) -> No
         lead.open(D, opening(grant(lead.me, lease_id=f"l-{number}"), number))
     tried: list[bytes] = []
 
-    openings = lead.node._serving._openings
+    openings = lead.node._served._openings
     original = openings._try
 
     def seen(access: Any) -> None:
@@ -195,7 +195,7 @@ def test_openings_of_the_other_content_form_match_whole(lead: Lead) -> None:
     made = lead.finish(32, content=content(32))
     opaque = lead.finish(32, key=b"2" * 16, content=type(content(32))(32, opaque=b"x"))
     assert isinstance(lead.opened(D, opening(made.token))[0], Opened)
-    assert isinstance(lead.opened(D, opening(opaque.token, 2, claim=Claim(32, opaque=b"x")))[0], Opened)
+    assert isinstance(lead.opened(D, opening(opaque.token, 2, claim=ContentClaim(32, opaque=b"x")))[0], Opened)
     assert len(lead.seen(actions.Reply)) == 1
 
 

@@ -8,7 +8,7 @@ from kvgrpc.core import events
 from kvgrpc.core.events import CancelScope, Destination, PushSource, WaitsFor
 from kvgrpc.core.tables.tombstones import digest_of
 from kvgrpc.core.tables.transfers import Direction, State
-from kvgrpc.core.values.grants import Access
+from kvgrpc.core.values.grants import AccessKind
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.core.values.owners import ENGINE, SCHEDULER
 from kvgrpc.errors import InvalidRequest, Reason
@@ -36,7 +36,7 @@ def works(lead: Lead, name: str) -> Any:
         case "part":
             return lead.finish(waits_for=WaitsFor.REGISTRATION)
         case "register":
-            token = grant(D, access=Access.WRITE)
+            token = grant(D, access=AccessKind.WRITE)
             return lead.call(lambda c: events.RegisterPush(c, token, "", access_id(5), access_id(6)))
         case "reserve":
             return lead.call(lambda c: events.ReserveBlocks(c, KEY, lists((3, 4)), content(32)))

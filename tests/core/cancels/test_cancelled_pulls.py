@@ -3,9 +3,9 @@
 import pytest
 
 from kvgrpc.core import events
-from kvgrpc.core.actions import BlocksReturned, Failed, SendClose
+from kvgrpc.core.actions import BlocksReturnedNews, FailedNews, SendClose
 from kvgrpc.core.events import CancelScope, CloseOutcome, LeaseRef, PeerSilent
-from kvgrpc.core.tables.accesses import AccessState, Opening
+from kvgrpc.core.tables.accesses import AccessOpening, AccessState
 from kvgrpc.core.tables.leases import LeaseState
 from kvgrpc.core.tables.transfers import Disposition, Side, State
 from kvgrpc.core.values.grants import OnAbort
@@ -56,13 +56,13 @@ def test_a_reader_whose_bytes_are_in_flight_keeps_its_blocks_until_they_are_at_r
     pair = at_stage("wire")
     cancel(pair, pair.p)
     assert pair.both()[1].memory is Disposition.QUARANTINED
-    assert [type(news) for news in pair.told["d"]] == [Failed]
+    assert [type(news) for news in pair.told["d"]] == [FailedNews]
     assert pair.told["d"][0].cancelled
     assert len(pair.d.state.pins)
     assert not len(pair.p.state.pins), "the source's blocks are free at once"
     pair.moved()
     assert pair.both()[1].memory is Disposition.RETURNED
-    assert type(pair.told["d"][-1]) is BlocksReturned
+    assert type(pair.told["d"][-1]) is BlocksReturnedNews
 
 
 def test_a_reader_that_settles_before_it_hears_of_the_cancel_ends_cancelled_too() -> None:
@@ -102,7 +102,7 @@ def test_an_opening_that_waits_for_a_step_or_its_peer_is_refused_at_once() -> No
         if wait == "liveness":
             pair.feed(pair.p, PeerSilent(key_of(pair.d.me)))
         other = pair.finish(32, (5, 6), waits_for=events.WaitsFor.READERS, key=b"another key here", after_step=5)
-        waiting = Opening(access_id(9), other.token, claim(32))
+        waiting = AccessOpening(access_id(9), other.token, claim(32))
         pair.p.open(pair.d.me, waiting)
         pull(pair, token)
         assert not newest(pair.d).over
@@ -237,11 +237,11 @@ def test_only_the_source_of_a_pull_cancels_it_and_only_by_that_word() -> None:
     ):  # fmt: skip
         pair.e.admit(pair.d.me)
         pair.d.admit(pair.e.me)
-        row = events.Closing(access_id(1), outcome, quiesced=True)
+        row = events.AccessClosing(access_id(1), outcome, quiesced=True)
         me = engine.me.engine_id, engine.me.incarnation
         pair.call(pair.d, lambda c: events.CloseAccess(c, *me, (row,)), "peer")  # noqa: B023
         assert not newest(pair.d).over
-    row = events.Closing(access_id(1), CloseOutcome.CANCELLED, quiesced=True)
+    row = events.AccessClosing(access_id(1), CloseOutcome.CANCELLED, quiesced=True)
     pair.call(pair.d, lambda c: events.CloseAccess(c, "p", 1, (row,)), "peer")
     failure = newest(pair.d).failure
     assert failure is not None
@@ -251,7 +251,7 @@ def test_only_the_source_of_a_pull_cancels_it_and_only_by_that_word() -> None:
 def test_a_cancel_that_comes_while_the_source_is_reached_anew_is_heard() -> None:
     pair = at_stage("opening")
     pair.d.feed(events.AccessAnswered(access_id(1), PreconditionFailed(Reason.NO_HANDSHAKE, "")))
-    row = events.Closing(access_id(1), CloseOutcome.CANCELLED, quiesced=True, message="the user left")
+    row = events.AccessClosing(access_id(1), CloseOutcome.CANCELLED, quiesced=True, message="the user left")
     pair.call(pair.d, lambda c: events.CloseAccess(c, "p", 1, (row,)), "peer")
     assert newest(pair.d).state is State.CANCELLED
 
@@ -259,7 +259,9 @@ def test_a_cancel_that_comes_while_the_source_is_reached_anew_is_heard() -> None
 def test_a_close_that_overtakes_its_opening_and_its_lease_counts_when_the_lease_is_announced() -> None:
     pair = Pair()
     token = grant(pair.p.me, lease_id="l-early")
-    row = events.Closing(access_id(1), CloseOutcome.CANCELLED, quiesced=True, token=token, message="the user left")
+    row = events.AccessClosing(
+        access_id(1), CloseOutcome.CANCELLED, quiesced=True, token=token, message="the user left"
+    )
     pair.call(pair.p, lambda c: events.CloseAccess(c, "d", 2, (row,)), "peer")
     hand_over(pair, lease_id="l-early", on_abort=OnAbort.KEEP)
     both_cancelled(pair, pair.p)

@@ -3,7 +3,7 @@
 import pytest
 
 from kvgrpc.core import events
-from kvgrpc.core.actions import BlocksReturned, SendClose, SendOpen, SendParts, SendRegister, SendSettle
+from kvgrpc.core.actions import BlocksReturnedNews, SendClose, SendOpen, SendParts, SendRegister, SendSettle
 from kvgrpc.core.events import CancelScope, CloseOutcome, LeasesVoided, PushSource
 from kvgrpc.core.tables.transfers import Disposition, State
 from kvgrpc.core.values.grants import OnAbort
@@ -93,7 +93,7 @@ def test_blocks_that_are_moved_into_stay_in_quarantine_until_they_are_at_rest(fi
     assert newest(pair.p).memory is (Disposition.QUARANTINED if writers else Disposition.RETURNED)
     pair.moved()
     assert [newest(lead).memory for lead in (pair.p, pair.d)] == [Disposition.RETURNED] * 2
-    assert [type(pair.told[name][-1]) for name in ("p", "d")] == [BlocksReturned] * 2
+    assert [type(pair.told[name][-1]) for name in ("p", "d")] == [BlocksReturnedNews] * 2
 
 
 @MODES
@@ -237,7 +237,7 @@ def test_a_destination_that_failed_and_then_gives_up_is_done_unless_it_has_come_
     outcome: CloseOutcome, again: bool
 ) -> None:
     pair = at_stage("parts", frozenset())
-    failed = events.Closing(access_id(31), CloseOutcome.FAILED, quiesced=True)
+    failed = events.AccessClosing(access_id(31), CloseOutcome.FAILED, quiesced=True)
     pair.deaf = {SendClose}
     pair.call(pair.p, lambda c: events.CloseAccess(c, "d", 2, (failed,)), "peer")
     assert newest(pair.p).waiting_for == "registration"
@@ -245,7 +245,7 @@ def test_a_destination_that_failed_and_then_gives_up_is_done_unless_it_has_come_
     if again:
         cancel(pair, pair.d, THIS_SIDE)
         reserve(pair, pair.d, 5, 6)
-    row = events.Closing(access_id(70), outcome, quiesced=True, token=token, message="the user left")
+    row = events.AccessClosing(access_id(70), outcome, quiesced=True, token=token, message="the user left")
     pair.call(pair.p, lambda c: events.CloseAccess(c, "d", 2, (row,)), "peer")
     assert newest(pair.p).over is (outcome is not CloseOutcome.FAILED and not again)
 

@@ -7,6 +7,7 @@ import pytest
 from kvgrpc.core.actions import Dial, SendClose, SendOpen
 from kvgrpc.core.events import (
     AccessAnswered,
+    AccessSettling,
     CancelTransfer,
     CloseAnswered,
     CloseOutcome,
@@ -17,7 +18,6 @@ from kvgrpc.core.events import (
     RegisterPush,
     SettleAccess,
     SettleAnswered,
-    Settling,
     WaitsFor,
 )
 from kvgrpc.core.moves.pending_closes import RETRIES
@@ -255,7 +255,7 @@ def test_a_source_that_settles_its_last_write_is_at_rest_though_declared_dead(
     pair.d.admit(pair.p.me)
     pair.d.tick(after_s)
     for last in before:
-        settling, p = Settling(access_id(10), last, 1024, 0), pair.p.me
+        settling, p = AccessSettling(access_id(10), last, 1024, 0), pair.p.me
         pair.d.call(partial(SettleAccess, engine_id=p.engine_id, incarnation=p.incarnation, settlings=(settling,)))
         assert (pair.both()[1].memory is Disposition.RETURNED) is last
     pair.moved()

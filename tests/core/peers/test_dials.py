@@ -7,8 +7,8 @@ import pytest
 from kvgrpc.core import events
 from kvgrpc.core.actions import Dial, MakeOffer, PeerConnected
 from kvgrpc.core.events import DialFailed, EndpointOffered, Event
-from kvgrpc.core.values.calls import Call
-from kvgrpc.core.values.grants import Access
+from kvgrpc.core.values.call import Call
+from kvgrpc.core.values.grants import AccessKind
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import Exhausted, Reason, Unavailable
 from tests.core.nodes import Lead, access_id, content, describe, endpoint, grant, lists, refused, snapshot
@@ -33,7 +33,7 @@ def pulls(call: Call) -> Event:
 
 
 def registers(call: Call) -> Event:
-    token = grant(describe("new", 1), access=Access.WRITE)
+    token = grant(describe("new", 1), access=AccessKind.WRITE)
     return events.RegisterPush(call, token, "", access_id(1), access_id(2))
 
 

@@ -65,9 +65,9 @@ def wants_proof(life: str = "p", incarnation: int = 1) -> KVGrpcError:
 
 CALLS: dict[str, Callable[[Call], events.Event]] = {
     "open": lambda c: events.OpenAccess(c, "p", 1, ()),
-    "settle": lambda c: events.SettleAccess(c, "p", 1, (events.Settling(access_id(), last=True),)),
+    "settle": lambda c: events.SettleAccess(c, "p", 1, (events.AccessSettling(access_id(), last=True),)),
     "close": lambda c: events.CloseAccess(
-        c, "p", 1, (events.Closing(access_id(), events.CloseOutcome.DROPPED, quiesced=True),)
+        c, "p", 1, (events.AccessClosing(access_id(), events.CloseOutcome.DROPPED, quiesced=True),)
     ),
     "parts": lambda c: events.PartsReady(c, "p", 1, access_id(), ()),
     "checksums": lambda c: events.ChecksumBlocks(c, "p", 1, access_id(), ()),

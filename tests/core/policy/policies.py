@@ -3,14 +3,14 @@
 from typing import Any
 
 from kvgrpc.core.policy.policy import Policy
-from kvgrpc.core.policy.values import Arrival, Finished, Give, Loss, Mode, Outcome, Rules, Take
+from kvgrpc.core.policy.values import Arrival, Finished, Give, Loss, ModeChoice, Outcome, Rules, Take
 from kvgrpc.core.values.layout import Group, GroupKind
 from kvgrpc.errors import NextStep, Reason
 
 FULL = Group("full", GroupKind.FULL_ATTENTION, 2, 16, 64, 1, 8, "uint8")
 STATE = Group("state", GroupKind.STATE, 2, 16, 64, 1, 8, "uint8")
 LOST = Loss(Reason.PEER_LOST, "gone", NextStep.RETRY_OTHER_CONSUMER)
-PULL, PUSH = Mode.PULL, Mode.PUSH
+PULL, PUSH = ModeChoice.PULL, ModeChoice.PUSH
 COMPLETE, ABORTED = Outcome.COMPLETE, Outcome.ABORTED
 R = "r1"
 TABLE = ((10, 11, 12, 13, 14),)
@@ -21,12 +21,12 @@ def policy(*groups: Group, **rules: Any) -> Policy:
     return Policy(Rules(groups or (FULL,), **rules))
 
 
-def decode(mode: Mode = PULL, offer: int = 64, prompt: int = 64, **fields: Any) -> Arrival:
+def decode(mode: ModeChoice = PULL, offer: int = 64, prompt: int = 64, **fields: Any) -> Arrival:
     """Makes a request whose prefill is computed elsewhere."""
     return Arrival(R, prompt, Take(mode, offer), **fields)
 
 
-def prefill(mode: Mode = PULL, prompt: int = 64, **fields: Any) -> Arrival:
+def prefill(mode: ModeChoice = PULL, prompt: int = 64, **fields: Any) -> Arrival:
     return Arrival(R, prompt, give=Give(mode), **fields)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kvgrpc.core.policy.driver import KEYS_MAX, DrivenRequest, Driver
+from kvgrpc.core.policy.driver import KEYS_MAX, DrivenRequest, PolicyDriver
 from kvgrpc.core.policy.spec import Offer, RequestSpec, Source
 from kvgrpc.core.policy.values import (
     Arrival,
@@ -13,21 +13,21 @@ from kvgrpc.core.policy.values import (
     Finished,
     Give,
     GiveUp,
-    HandOver,
+    HandOverBlocks,
+    HandOverPart,
     LoadEnded,
     Loss,
-    Mode,
+    ModeChoice,
     News,
-    Part,
+    RequestSide,
     Reserve,
     Rules,
     SendEnded,
-    Side,
     Start,
     TakeLost,
     Task,
 )
-from kvgrpc.core.values.grants import Access, Claims, mint, signing_key
+from kvgrpc.core.values.grants import AccessKind, Claims, mint, signing_key
 from kvgrpc.errors import AlreadyExists, InvalidRequest, KVGrpcError, NextStep, PreconditionFailed, Reason, Unavailable
 from tests.core.policy.policies import ABORTED, COMPLETE, FREE, FULL, LOST, PULL, PUSH, TABLE, R
 
@@ -36,7 +36,7 @@ GONE = Unavailable(Reason.ENGINE_LOST, "no lead")
 REFUSED = Loss(Reason.ENGINE_LOST, "no lead", NextStep.RECOMPUTE)
 
 
-def token(access: Access, tokens: int = 64) -> bytes:
+def token(access: AccessKind, tokens: int = 64) -> bytes:
     return mint(Claims(access, "p", 7, "127.0.0.1:1", "l-1", KEY, 30.0, 4, tokens), signing_key(b"s" * 32))
 
 
@@ -57,13 +57,13 @@ class Spec(RequestSpec[str]):
 
 
 Request = DrivenRequest[Spec, str, int]
-OFFER = Spec(R, take=Offer(token(Access.READ)))
+OFFER = Spec(R, take=Offer(token(AccessKind.READ)))
 COMING = Spec(R, take=Source("p:1"), transfer_key=KEY)
 PULLED = Spec(R, give=Give(PULL), transfer_key=KEY)
 PUSHED = Spec(R, give=Give(PUSH), transfer_key=KEY)
 
 
-class Shell(Driver[Spec, Request, int]):
+class Shell(PolicyDriver[Spec, Request, int]):
     def __init__(self, **rules: Any) -> None:
         self.asked: list[tuple[Any, ...]] = []
         self.news: list[News] = []
@@ -86,8 +86,8 @@ class Shell(Driver[Spec, Request, int]):
 
     _begin = _reserve = _hand_over = _make_one
 
-    def _part(self, request: Request, task: Part) -> int:
-        return request.transfers.get(Side.GIVE) or self._make_one(request, task)
+    def _part(self, request: Request, task: HandOverPart) -> int:
+        return request.transfers.get(RequestSide.GIVE) or self._make_one(request, task)
 
     def _register(self, request: Request) -> int:
         self.asked.append(("register", request.given))
@@ -96,7 +96,7 @@ class Shell(Driver[Spec, Request, int]):
 
     def _give_up(self, request: Request, task: GiveUp) -> int | None:
         self.asked.append((GiveUp, task.message))
-        return request.transfers.get(Side.GIVE)
+        return request.transfers.get(RequestSide.GIVE)
 
     def _start(self, request: Request, transfer: int, task: Start) -> None:
         self.asked.append((Start, transfer))
@@ -121,7 +121,7 @@ class Shell(Driver[Spec, Request, int]):
         self.news.clear()
         return news
 
-    failed, returned = Driver._failed, Driver._returned
+    failed, returned = PolicyDriver._failed, PolicyDriver._returned
 
     def finish(self, first: Any = None, *, computed: int = 64, outcome: Any = COMPLETE) -> Finished:
         return self._finish(R, first, TABLE, computed, outcome, 0)
@@ -199,7 +199,7 @@ def test_what_is_handed_over_is_named_when_it_is_known_what_it_is() -> None:
     shell = Shell()
     shell.arrived(PULLED)
     assert shell.finish(lambda tokens: f"chat[:{tokens}]").handed_over
-    assert shell.take_asked() == [(HandOver, "chat[:64]")]
+    assert shell.take_asked() == [(HandOverBlocks, "chat[:64]")]
     shell.returned(1)
     assert shell.take_news() == [SendEnded(R, None)]
     assert shell.at_rest
@@ -209,7 +209,7 @@ def test_the_prompt_is_all_where_nothing_else_was_said() -> None:
     shell = Shell()
     shell.arrived(PULLED)
     shell.finish()
-    assert shell.take_asked() == [(HandOver, "prompt[:64]")]
+    assert shell.take_asked() == [(HandOverBlocks, "prompt[:64]")]
     shell.finish(lambda tokens: pytest.fail("it has a name"))
 
 
@@ -229,7 +229,7 @@ def test_a_push_is_named_when_it_arrives_and_its_parts_are_one_transfer() -> Non
     shell.computed(R, TABLE, 32, 0)
     shell.preempted(R)
     shell.computed(R, TABLE, 32, 1)
-    assert shell.take_asked() == [(Part, "prompt[:64]"), ("start over", 1)]
+    assert shell.take_asked() == [(HandOverPart, "prompt[:64]"), ("start over", 1)]
     assert shell.finish().handed_over
     shell.returned(1)
     assert shell.at_rest
@@ -238,12 +238,12 @@ def test_a_push_is_named_when_it_arrives_and_its_parts_are_one_transfer() -> Non
 def test_a_prefill_for_which_a_destination_has_come_is_named_and_goes_by_parts() -> None:
     shell = Shell()
     assert not shell.wanted(R), "it has not arrived"
-    shell.arrived(replace(PULLED, give=Give(Mode.AUTO)))
+    shell.arrived(replace(PULLED, give=Give(ModeChoice.AUTO)))
     assert shell.wanted(R)
     assert shell.wanted(R)
     shell.computed(R, TABLE, 32, 1)
     assert shell.finish().handed_over
-    assert shell.take_asked() == [(Part, "prompt[:64]")]
+    assert shell.take_asked() == [(HandOverPart, "prompt[:64]")]
     shell.returned(1)
     assert shell.at_rest
 
@@ -252,14 +252,14 @@ def test_a_prefill_that_is_not_pushed_and_one_without_a_name_stay_what_they_are(
     shell = Shell()
     shell.arrived(PULLED)
     assert not shell.wanted(R)
-    shell.arrived(replace(PULLED, request_id="r2", give=Give(Mode.AUTO), prompt=33))
+    shell.arrived(replace(PULLED, request_id="r2", give=Give(ModeChoice.AUTO), prompt=33))
     with pytest.raises(InvalidRequest):
         shell.wanted("r2")
     assert not shell.policy.pushes("r2")
 
 
 def test_a_target_that_was_brought_is_registered_when_its_request_arrives() -> None:
-    shell, target = Shell(), token(Access.WRITE)
+    shell, target = Shell(), token(AccessKind.WRITE)
     shell.arrived(replace(PUSHED, target=target))
     shell.arrived(replace(PUSHED, target=target))
     back = replace(PUSHED, request_id="r2", give=Give(PUSH, prefill=False), target=target)
@@ -360,8 +360,8 @@ def test_hooks_of_a_request_that_is_not_known_ask_for_nothing() -> None:
     ("spec", "reason"),
     [
         (replace(OFFER, take=Offer(b"nonsense")), Reason.GRANT_INVALID),
-        (replace(OFFER, take=Offer(token(Access.WRITE))), Reason.GRANT_WRONG_ACCESS),
-        (replace(PUSHED, target=token(Access.READ)), Reason.GRANT_WRONG_ACCESS),
+        (replace(OFFER, take=Offer(token(AccessKind.WRITE))), Reason.GRANT_WRONG_ACCESS),
+        (replace(PUSHED, target=token(AccessKind.READ)), Reason.GRANT_WRONG_ACCESS),
         (replace(PUSHED, transfer_key=b"short"), Reason.INVALID_FIELD),
         (replace(COMING, transfer_key=b""), Reason.INVALID_FIELD),
     ],
@@ -373,7 +373,7 @@ def test_a_spec_whose_transfers_cannot_be_is_refused(spec: Spec, reason: Reason)
 
 
 def test_a_spec_says_what_it_takes() -> None:
-    assert (OFFER.offer.grant, COMING.source.address) == (token(Access.READ), "p:1")
+    assert (OFFER.offer.grant, COMING.source.address) == (token(AccessKind.READ), "p:1")
     assert not OFFER.whole_units
     assert replace(OFFER, traceparent="a") == OFFER
 

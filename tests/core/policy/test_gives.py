@@ -7,16 +7,16 @@ from kvgrpc.core.policy.values import (
     Finished,
     Give,
     GiveUp,
-    HandOver,
+    HandOverBlocks,
+    HandOverPart,
     Load,
     LoadEnded,
     Loss,
-    Mode,
+    ModeChoice,
     OnLoss,
-    Part,
+    RequestSide,
     Save,
     SendEnded,
-    Side,
     StartOver,
     Take,
 )
@@ -47,10 +47,10 @@ def test_a_finished_prefill_is_handed_over_with_what_was_computed_and_kept_until
     made = policy()
     assert made.arrived(prefill(prompt=50)).one_token
     assert made.finished(R, TABLE, 50, COMPLETE, step=9) == Finished(keep=True, handed_over=True)
-    assert made.take_tasks() == [HandOver(R, ((10, 11, 12, 13),), 50, 9)]
+    assert made.take_tasks() == [HandOverBlocks(R, ((10, 11, 12, 13),), 50, 9)]
     assert made.finished(R, TABLE, 50, COMPLETE) == Finished(keep=True, handed_over=True), "told twice"
     assert made.take_tasks() == []
-    made.returned(R, Side.GIVE)
+    made.returned(R, RequestSide.GIVE)
     assert made.take_told() == [SendEnded(R, None)]
     assert R not in made
 
@@ -59,7 +59,7 @@ def test_a_decode_engine_offers_all_that_has_kv_for_the_next_turn() -> None:
     made = loading(policy(), Arrival(R, 48, Take(PULL, 48), Give(PULL, prefill=False)))
     made.received(R, 70)
     assert made.finished(R, TABLE, 66, COMPLETE).handed_over
-    assert made.take_tasks() == [HandOver(R, TABLE, 66, 0)]
+    assert made.take_tasks() == [HandOverBlocks(R, TABLE, 66, 0)]
 
 
 def test_what_would_be_handed_over_can_be_asked_before() -> None:
@@ -74,34 +74,34 @@ def test_of_a_prefill_no_more_than_the_prompt_is_handed_over() -> None:
     made = policy()
     made.arrived(prefill(prompt=48))
     made.finished(R, TABLE, 52, COMPLETE)
-    assert made.take_tasks() == [HandOver(R, ((10, 11, 12),), 48, 0)]
+    assert made.take_tasks() == [HandOverBlocks(R, ((10, 11, 12),), 48, 0)]
 
 
 def test_a_prefill_of_which_nothing_is_known_is_handed_over_at_its_end() -> None:
     made = policy()
-    made.arrived(prefill(Mode.AUTO))
+    made.arrived(prefill(ModeChoice.AUTO))
     made.computed(R, TABLE, 32, 1)
     assert not made.pushes(R)
     made.finished(R, TABLE, 64, COMPLETE, step=2)
-    assert made.take_tasks() == [HandOver(R, ((10, 11, 12, 13),), 64, 2)]
+    assert made.take_tasks() == [HandOverBlocks(R, ((10, 11, 12, 13),), 64, 2)]
     assert not made.wanted(R), "it has left"
 
 
 def test_a_prefill_is_pushed_from_when_a_destination_has_come_with_what_was_computed_before() -> None:
     made = policy()
-    made.arrived(prefill(Mode.AUTO))
+    made.arrived(prefill(ModeChoice.AUTO))
     made.computed(R, TABLE, 32, 1)
     assert made.wanted(R)
     assert made.pushes(R)
     made.computed(R, TABLE, 50, 2)
-    assert made.take_tasks() == [Part(R, ((10, 11, 12),), None, last=False, after_step=2)]
+    assert made.take_tasks() == [HandOverPart(R, ((10, 11, 12),), None, last=False, after_step=2)]
     made.finished(R, TABLE, 64, COMPLETE, step=3)
-    assert made.take_tasks() == [Part(R, ((13,),), None, last=True, after_step=3)]
+    assert made.take_tasks() == [HandOverPart(R, ((13,),), None, last=True, after_step=3)]
     assert made.pushes(R)
 
 
 @pytest.mark.parametrize("mode", [PULL, PUSH])
-def test_a_destination_that_comes_changes_nothing_where_the_mode_is_said(mode: Mode) -> None:
+def test_a_destination_that_comes_changes_nothing_where_the_mode_is_said(mode: ModeChoice) -> None:
     made = policy()
     made.arrived(prefill(mode))
     assert made.wanted(R) is made.pushes(R) is (mode is PUSH)
@@ -111,13 +111,13 @@ def test_a_destination_that_comes_changes_nothing_where_the_mode_is_said(mode: M
 
 def test_a_destination_that_may_wait_hears_that_its_prefill_did_not_finish() -> None:
     made = policy()
-    made.arrived(prefill(Mode.AUTO))
+    made.arrived(prefill(ModeChoice.AUTO))
     made.finished(R, TABLE, 64, ABORTED)
     assert made.take_tasks() == [GiveUp(R, "its request did not finish")]
 
 
 @pytest.mark.parametrize("mode", [PULL, PUSH])
-def test_what_did_not_finish_is_not_handed_over_and_a_waiting_destination_is_told(mode: Mode) -> None:
+def test_what_did_not_finish_is_not_handed_over_and_a_waiting_destination_is_told(mode: ModeChoice) -> None:
     made = policy()
     made.arrived(prefill(mode))
     assert made.finished(R, TABLE, 64, ABORTED) == FREE
@@ -141,7 +141,7 @@ def test_a_push_that_is_given_up_after_its_first_parts_keeps_their_blocks_until_
     made.computed(R, TABLE, 32, 1)
     assert made.aborted(R, "enough") == KEPT
     assert made.take_tasks()[1:] == [GiveUp(R, "enough")]
-    made.returned(R, Side.GIVE)
+    made.returned(R, RequestSide.GIVE)
     assert made.take_told() == [SendEnded(R, Loss(Reason.CANCELLED, "enough", NextStep.RECOMPUTE))]
     assert len(made) == 0
 
@@ -154,9 +154,9 @@ def test_a_push_sends_whole_blocks_as_they_are_computed_and_the_rest_at_the_end(
     made.computed(R, TABLE, 70, 2)
     assert made.finished(R, TABLE, 70, COMPLETE, 2).handed_over
     assert made.take_tasks() == [
-        Part(R, ((10, 11),), None, last=False, after_step=1),
-        Part(R, ((12, 13),), None, last=False, after_step=2),
-        Part(R, ((14,),), None, last=True, after_step=2),
+        HandOverPart(R, ((10, 11),), None, last=False, after_step=1),
+        HandOverPart(R, ((12, 13),), None, last=False, after_step=2),
+        HandOverPart(R, ((14,),), None, last=True, after_step=2),
     ]
 
 
@@ -165,7 +165,7 @@ def test_a_push_whose_parts_all_went_ends_with_an_empty_one() -> None:
     made.arrived(prefill(PUSH, prompt=32))
     made.computed(R, TABLE, 32, 1)
     made.finished(R, TABLE, 32, COMPLETE, 1)
-    assert made.take_tasks()[-1] == Part(R, ((),), None, last=True, after_step=1)
+    assert made.take_tasks()[-1] == HandOverPart(R, ((),), None, last=True, after_step=1)
 
 
 def test_a_layer_wise_push_sends_each_part_in_ranges_of_layers() -> None:
@@ -174,8 +174,8 @@ def test_a_layer_wise_push_sends_each_part_in_ranges_of_layers() -> None:
     made.finished(R, TABLE, 32, COMPLETE, 1)
     blocks = ((10, 11),)
     assert made.take_tasks() == [
-        Part(R, blocks, (0, 1), last=False, after_step=1),
-        Part(R, blocks, (1, 1), last=True, after_step=1),
+        HandOverPart(R, blocks, (0, 1), last=False, after_step=1),
+        HandOverPart(R, blocks, (1, 1), last=True, after_step=1),
     ]
 
 
@@ -184,11 +184,11 @@ def test_a_part_lists_blocks_of_those_groups_only_that_have_its_layers() -> None
     made = policy(one, layer_ranges=((0, 1), (1, 1)))
     made.arrived(prefill(PUSH, prompt=40))
     made.computed(R, TABLE, 32, 1)
-    assert made.take_tasks() == [Part(R, ((10, 11),), (0, 1), last=False, after_step=1)]
+    assert made.take_tasks() == [HandOverPart(R, ((10, 11),), (0, 1), last=False, after_step=1)]
     made.finished(R, TABLE, 40, COMPLETE, 2)
     assert made.take_tasks() == [
-        Part(R, ((12,),), (0, 1), last=False, after_step=2),
-        Part(R, ((),), (1, 1), last=True, after_step=2),
+        HandOverPart(R, ((12,),), (0, 1), last=False, after_step=2),
+        HandOverPart(R, ((),), (1, 1), last=True, after_step=2),
     ]
 
 
@@ -198,7 +198,7 @@ def test_a_decode_engine_pushes_what_it_has_at_its_end_only() -> None:
     made.computed(R, TABLE, 48, 1)
     assert made.take_tasks() == []
     made.finished(R, TABLE, 60, COMPLETE, 2)
-    assert made.take_tasks() == [Part(R, (TABLE[0][:4],), None, last=True, after_step=2)]
+    assert made.take_tasks() == [HandOverPart(R, (TABLE[0][:4],), None, last=True, after_step=2)]
 
 
 def test_states_go_with_the_last_part() -> None:
@@ -208,8 +208,8 @@ def test_states_go_with_the_last_part() -> None:
     made.computed(R, table, 32, 1)
     made.finished(R, table, 40, COMPLETE, 2)
     assert made.take_tasks() == [
-        Part(R, ((10, 11), ()), None, last=False, after_step=1),
-        Part(R, ((12,), (6,)), None, last=True, after_step=2),
+        HandOverPart(R, ((10, 11), ()), None, last=False, after_step=1),
+        HandOverPart(R, ((12,), (6,)), None, last=True, after_step=2),
     ]
 
 
@@ -233,7 +233,7 @@ def test_a_preempted_prefill_starts_its_push_over() -> None:
     made.preempted(R)
     made.preempted(R)
     made.computed(R, ((30, 31),), 32, 5)
-    assert made.take_tasks()[1:] == [StartOver(R), Part(R, ((30, 31),), None, last=False, after_step=5)]
+    assert made.take_tasks()[1:] == [StartOver(R), HandOverPart(R, ((30, 31),), None, last=False, after_step=5)]
 
 
 def test_a_push_that_fails_while_it_is_computed_sends_no_more_and_keeps_nothing_once_it_is_back() -> None:
@@ -241,10 +241,10 @@ def test_a_push_that_fails_while_it_is_computed_sends_no_more_and_keeps_nothing_
     made.arrived(prefill(PUSH))
     made.computed(R, TABLE, 32, 1)
     made.take_tasks()
-    made.failed(R, Side.GIVE, LOST)
+    made.failed(R, RequestSide.GIVE, LOST)
     made.computed(R, TABLE, 48, 2)
     assert made.take_tasks() == []
-    made.returned(R, Side.GIVE)
+    made.returned(R, RequestSide.GIVE)
     made.computed(R, TABLE, 64, 2)
     assert made.finished(R, TABLE, 64, COMPLETE, 2) == FREE
     assert (made.take_tasks(), made.take_told()) == ([], [])

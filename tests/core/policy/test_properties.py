@@ -11,17 +11,17 @@ from kvgrpc.core.policy.values import (
     Begin,
     Cancel,
     Give,
-    HandOver,
+    HandOverBlocks,
+    HandOverPart,
     LoadEnded,
     Loss,
-    Mode,
+    ModeChoice,
     OnLoss,
     Outcome,
-    Part,
+    RequestSide,
     Reserve,
     Rules,
     SendEnded,
-    Side,
     Start,
     Take,
     Task,
@@ -35,8 +35,10 @@ LOSS = Loss(Reason.PEER_LOST, "gone", NextStep.RECOMPUTE)
 TABLE = (tuple(range(8)),)
 IDS = ("a", "b")
 
-modes = st.sampled_from(Mode)
-takes = st.none() | st.builds(Take, st.sampled_from([Mode.PULL, Mode.PUSH]), st.integers(1, 128), st.booleans())
+modes = st.sampled_from(ModeChoice)
+takes = st.none() | st.builds(
+    Take, st.sampled_from([ModeChoice.PULL, ModeChoice.PUSH]), st.integers(1, 128), st.booleans()
+)
 gives = st.none() | st.builds(Give, modes, st.booleans())
 
 
@@ -46,7 +48,7 @@ class World:
     def __init__(self, data: DataObject) -> None:
         self.data = data
         self.policy = Policy(Rules((GROUP,), data.draw(st.sampled_from(OnLoss)), 16, staged=data.draw(st.booleans())))
-        self.open: dict[tuple[str, Side], bool] = {}
+        self.open: dict[tuple[str, RequestSide], bool] = {}
         """Open transfers, by request id and side -> whether they have failed."""
         self.waiting: set[str] = set()
         """Requests whose pull has no blocks yet, and so cannot succeed."""
@@ -94,10 +96,10 @@ class World:
     def news(self) -> None:
         if self.open:
             name = self.data.draw(st.sampled_from(sorted(self.open, key=str)))
-            begun = name[1] is Side.GIVE or name[0] not in self.waiting
+            begun = name[1] is RequestSide.GIVE or name[0] not in self.waiting
             self.end(*name, failed=self.data.draw(st.booleans()) or not begun)
 
-    def end(self, id_: str, side: Side, *, failed: bool) -> None:
+    def end(self, id_: str, side: RequestSide, *, failed: bool) -> None:
         """Feeds one piece of news about a transfer."""
         if self.open[id_, side]:
             del self.open[id_, side]
@@ -107,7 +109,7 @@ class World:
             self.policy.failed(id_, side, LOSS)
         else:
             del self.open[id_, side]
-            self.policy.received(id_, 1 << 20) if side is Side.TAKE else self.policy.returned(id_, side)
+            self.policy.received(id_, 1 << 20) if side is RequestSide.TAKE else self.policy.returned(id_, side)
 
     def look(self) -> None:
         for task in self.policy.take_tasks():
@@ -117,13 +119,13 @@ class World:
 
     def perform(self, task: Task) -> None:
         if isinstance(task, Begin | Reserve):
-            self.open[task.request_id, Side.TAKE] = False
+            self.open[task.request_id, RequestSide.TAKE] = False
             if isinstance(task, Begin):
                 self.waiting.add(task.request_id)
-        elif isinstance(task, HandOver | Part):
-            self.open.setdefault((task.request_id, Side.GIVE), False)
+        elif isinstance(task, HandOverBlocks | HandOverPart):
+            self.open.setdefault((task.request_id, RequestSide.GIVE), False)
         elif isinstance(task, Start):
-            assert (task.request_id, Side.TAKE) in self.open, "a pull begins before it gets its blocks"
+            assert (task.request_id, RequestSide.TAKE) in self.open, "a pull begins before it gets its blocks"
             self.waiting.discard(task.request_id)
         elif isinstance(task, Cancel) and (task.request_id, task.side) in self.open:
             self.open[task.request_id, task.side] = False
@@ -167,6 +169,6 @@ def test_blocks_that_are_given_away_are_never_reported_free(data: DataObject) ->
     world = World(data)
     for _ in range(data.draw(st.integers(1, 25))):
         world.step()
-        given = {id_ for id_, side in world.open if side is Side.GIVE}
+        given = {id_ for id_, side in world.open if side is RequestSide.GIVE}
         assert given <= {id_ for id_ in IDS if id_ in world.policy}
     world.finish()

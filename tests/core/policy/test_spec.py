@@ -1,14 +1,14 @@
 """A request's start time is stated by a router, or taken from its grant or its arrival; start times order requests."""
 
 from kvgrpc.core.policy.spec import Offer, Source, began_at
-from kvgrpc.core.policy.values import Give, Mode
+from kvgrpc.core.policy.values import Give, ModeChoice
 from kvgrpc.core.values.request_times import REQUEST_AGE_MAX_US, RequestTime, heard, plausible
 from tests.core.nodes import describe, grant
 
 NOW = 2_000_000_000_000_000
 PREFILLED = NOW - 5_000
 TIMED = Offer(grant(describe("p", 1), request_time_us=PREFILLED))
-PREFILLS, OFFERS = Give(Mode.PULL), Give(Mode.PULL, prefill=False)
+PREFILLS, OFFERS = Give(ModeChoice.PULL), Give(ModeChoice.PULL, prefill=False)
 
 
 def test_a_request_that_is_decoded_began_with_its_prefill() -> None:

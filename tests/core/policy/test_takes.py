@@ -10,7 +10,7 @@ from kvgrpc.core.policy.values import (
     Give,
     LoadEnded,
     Match,
-    Mode,
+    ModeChoice,
     OnLoss,
     Reserve,
     Start,
@@ -113,7 +113,7 @@ def test_for_a_push_blocks_are_reserved_when_there_are_some() -> None:
 
 
 @pytest.mark.parametrize("mode", [PULL, PUSH])
-def test_a_request_that_needs_all_its_outputs_takes_nothing_and_releases_its_source(mode: Mode) -> None:
+def test_a_request_that_needs_all_its_outputs_takes_nothing_and_releases_its_source(mode: ModeChoice) -> None:
     made = policy()
     made.arrived(decode(mode, needs_all_outputs=True))
     assert made.match(R, 0) == Match(0)

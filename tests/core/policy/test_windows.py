@@ -12,8 +12,20 @@ from hypothesis.strategies import DataObject
 from kvgrpc.core import events
 from kvgrpc.core.events import Destination, Opened
 from kvgrpc.core.policy.policy import Policy
-from kvgrpc.core.policy.values import DROPPED, Arrival, Give, HandOver, Mode, Outcome, Part, Reserve, Rules, Start, Take
-from kvgrpc.core.tables.accesses import Opening
+from kvgrpc.core.policy.values import (
+    DROPPED,
+    Arrival,
+    Give,
+    HandOverBlocks,
+    HandOverPart,
+    ModeChoice,
+    Outcome,
+    Reserve,
+    Rules,
+    Start,
+    Take,
+)
+from kvgrpc.core.tables.accesses import AccessOpening
 from kvgrpc.core.tables.transfers import State
 from kvgrpc.core.values.content import chain
 from kvgrpc.core.values.layout import WHOLE, Group, GroupKind, PoolLayout, Region
@@ -63,7 +75,7 @@ def worn(pool: PoolLayout, table: list[list[int]], computed: int) -> list[list[i
 class Scene:
     """A prompt that goes from p to d, with the memory of both."""
 
-    def __init__(self, pool: PoolLayout, mode: Mode, writers: Writers, **rules: Any) -> None:
+    def __init__(self, pool: PoolLayout, mode: ModeChoice, writers: Writers, **rules: Any) -> None:
         self.pool, self.mode = pool, mode
         self.pair = Pair(writers, p=describe("p", 1, pool=pool))
         self.p, self.d = (Policy(Rules(pool.groups, **rules)) for _ in range(2))
@@ -86,11 +98,11 @@ class Scene:
 
     def perform(self, tokens: int) -> None:
         for task in self.p.take_tasks():
-            if isinstance(task, HandOver):
+            if isinstance(task, HandOverBlocks):
                 made = self.pair.finish(task.tokens, *task.blocks, waits_for=events.WaitsFor.READERS)
                 self.token = made.token
             else:
-                assert isinstance(task, Part)
+                assert isinstance(task, HandOverPart)
                 self.pair.finish(tokens, *task.blocks, layers=task.layers, last=task.last)
             self.move()
 
@@ -158,14 +170,14 @@ def test_exactly_the_blocks_that_are_read_and_missing_move(data: DataObject) -> 
     pool = pool_of(*kinds, window=draw(st.integers(1, 130)), space=draw(st.sampled_from(["", "shared"])))
     ranges = draw(st.sampled_from([(), ((0, 1), (1, 1))]))
     scene = Scene(
-        pool, draw(st.sampled_from([Mode.PULL, Mode.PUSH])), draw(st.sampled_from([READING, WRITING])),
+        pool, draw(st.sampled_from([ModeChoice.PULL, ModeChoice.PUSH])), draw(st.sampled_from([READING, WRITING])),
         backoff_tokens=int(STATE in kinds), layer_ranges=ranges,
     )  # fmt: skip
     prompt, have = draw(st.integers(2, 200)), draw(st.integers(0, 200))
     drawn = random.Random(draw(st.integers(0, 99)))
     taken = worn(pool, table_of(pool, prompt, drawn), have)
     chunks = sorted(draw(st.lists(st.integers(1, 200), max_size=4)))
-    if scene.mode is Mode.PUSH and draw(st.booleans()):
+    if scene.mode is ModeChoice.PUSH and draw(st.booleans()):
         tokens = scene.take(prompt, have, taken)
         given = scene.prefill(prompt, chunks, drawn)
     else:
@@ -198,21 +210,21 @@ def test_a_policy_never_gives_or_takes_a_block_that_was_dropped() -> None:
     groups = pool_of(FULL, WINDOW, window=33).groups
     table, worn = [[1, 2, 3, 4], [DROPPED, 7]], [[1, 2, 3, 4], [DROPPED, DROPPED]]
     made = Policy(Rules(groups))
-    made.arrived(Arrival(R, 64, give=Give(Mode.PULL)))
+    made.arrived(Arrival(R, 64, give=Give(ModeChoice.PULL)))
     for wrong in (table, worn):  # the first token of the window is the last one of the first block
         with refused(Reason.BLOCK_COUNT_MISMATCH, InvalidRequest):
             made.finished(R, wrong, 64, Outcome.COMPLETE)
     assert made.take_tasks() == []
     made = Policy(Rules(groups))
-    made.arrived(Arrival(R, 65, give=Give(Mode.PULL)))
+    made.arrived(Arrival(R, 65, give=Give(ModeChoice.PULL)))
     made.finished(R, [[1, 2, 3, 4, 5], [DROPPED, 7, 8]], 65, Outcome.COMPLETE)
-    assert made.take_tasks() == [HandOver(R, ((1, 2, 3, 4, 5), (7, 8)), 65, 0)]
+    assert made.take_tasks() == [HandOverBlocks(R, ((1, 2, 3, 4, 5), (7, 8)), 65, 0)]
 
 
 def test_a_shorter_prompt_is_not_taken_where_its_window_begins_in_another_block() -> None:
     for window, tokens in ((200, 48), (32, 0)):
         made = Policy(Rules(pool_of(FULL, WINDOW, window=window).groups))
-        made.arrived(Arrival(R, 50, Take(Mode.PULL, 150)))
+        made.arrived(Arrival(R, 50, Take(ModeChoice.PULL, 150)))
         assert made.match(R, 0).tokens == tokens
 
 
@@ -222,7 +234,8 @@ def test_a_lease_serves_a_shorter_prompt_only_where_its_window_begins_in_the_sam
     lead.admit(d)
     made = lead.finish(128, range(8), (5, 6))
     refusal, row = lead.opened(
-        d, *(Opening(access_id(number), made.token, claim=claim(tokens)) for number, tokens in ((1, 48), (2, 112)))
+        d,
+        *(AccessOpening(access_id(number), made.token, claim=claim(tokens)) for number, tokens in ((1, 48), (2, 112))),
     )
     assert refusal.reason is Reason.CONTENT_RANGE
     assert "the last 40 tokens" in refusal.message

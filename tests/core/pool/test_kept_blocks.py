@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from kvgrpc.core.values.calls import BlockLists
-from kvgrpc.core.values.descriptors import FEW_IDS, Blocks
+from kvgrpc.core.values.block_ids import FEW_IDS, Blocks
+from kvgrpc.core.values.call import BlockLists
 from kvgrpc.core.values.kept_blocks import (
     KeptBlocks,
     blocks_bytes,

@@ -3,7 +3,7 @@
 import pytest
 
 from kvgrpc.core import actions, events
-from kvgrpc.core.tables.accesses import Opening
+from kvgrpc.core.tables.accesses import AccessOpening
 from kvgrpc.core.tables.transfers import Disposition, State
 from kvgrpc.core.values.compatibility import READS_PUSHES, EngineDescription
 from kvgrpc.errors import Reason
@@ -69,7 +69,7 @@ def test_peers_have_to_shake_hands_again_after_a_rekey_before_they_open_anything
     handed = lead.finish(32, (8, 9), key=b"another key, 128", ttl_s=60.0)
     lead.release()
     lead.tick(30.0)
-    read = Opening(access_id(50), handed.token, claim(32))
+    read = AccessOpening(access_id(50), handed.token, claim(32))
     with refused(Reason.QUARANTINED):
         lead.opened(lead.peer, read)
     lead.rekeyed()
@@ -84,8 +84,8 @@ def test_what_is_read_or_waits_to_be_read_ends_with_a_rekey_but_its_lease_does_n
     lead = Written()
     lead.push(3, 4)
     handed = lead.finish(32, (8, 9), key=b"another key, 128")
-    lead.opened(lead.peer, Opening(access_id(50), handed.token, claim(32)))
-    early = lead.open(lead.peer, Opening(access_id(51), grant(lead.me, lease_id="l-later"), claim(32)))
+    lead.opened(lead.peer, AccessOpening(access_id(50), handed.token, claim(32)))
+    early = lead.open(lead.peer, AccessOpening(access_id(51), grant(lead.me, lease_id="l-later"), claim(32)))
     lead.release()
     assert lead.answer(early).rows[0].reason is Reason.QUARANTINED
     assert lead.settle(lead.peer, 50).reason is Reason.MEMORY_CHANGED

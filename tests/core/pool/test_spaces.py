@@ -7,7 +7,7 @@ import pytest
 
 from kvgrpc.core import actions, events
 from kvgrpc.core.state.engine_status import GroupLoad, engine_status
-from kvgrpc.core.tables.accesses import Opening
+from kvgrpc.core.tables.accesses import AccessOpening
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.transfers import State
 from kvgrpc.core.values.layout import PoolKind
@@ -125,7 +125,7 @@ def test_a_block_in_two_groups_of_a_space_is_refused_wherever_blocks_are_listed(
     unchanged(lead, wrong, lambda: lead.pull(grant(D), 32, (0, 1), (1, 2)))
     unchanged(lead, wrong, lambda: lead.call(lambda c: events.ReserveBlocks(c, KEY, twice, content(32))))
     made = lead.finish(32, (0, 1), (2, 3))
-    lead.opened(D, Opening(access_id(), made.token, claim(32)))
+    lead.opened(D, AccessOpening(access_id(), made.token, claim(32)))
     rows = ((twice, None),)
     unchanged(lead, wrong, lambda: lead.call(lambda c: events.ChecksumBlocks(c, "d", 2, access_id(), rows), "peer"))
 

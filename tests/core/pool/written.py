@@ -4,7 +4,7 @@ from typing import Any
 
 from kvgrpc.core import events
 from kvgrpc.core.node import Node
-from kvgrpc.core.tables.accesses import Opening
+from kvgrpc.core.tables.accesses import AccessOpening
 from kvgrpc.core.tables.transfers import Disposition
 from kvgrpc.core.values.limits import Limits
 from tests.core.nodes import SECRET, Lead, access_id, content, describe, key_of, lists
@@ -32,8 +32,8 @@ class Written(Lead):
         self.call(lambda c: events.CancelTransfer(c, self.transfer_id))
         assert self.memory() is Disposition.QUARANTINED
 
-    def opening(self, token: bytes, blocks: int, number: int) -> Opening:
-        return Opening(
+    def opening(self, token: bytes, blocks: int, number: int) -> AccessOpening:
+        return AccessOpening(
             access_id(number), token, None, "t-p", "r", ("loopback",), b"", content(16 * blocks), 0, ()
         )  # fmt: skip
 

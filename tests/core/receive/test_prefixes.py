@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from kvgrpc.core import actions, events
-from kvgrpc.core.actions import LayersReceived, Post, PullOpened, Received, SendOpen, SendSettle
+from kvgrpc.core.actions import LayersReceivedNews, Post, PullOpenedNews, ReceivedNews, SendOpen, SendSettle
 from kvgrpc.core.events import Opened
 from kvgrpc.core.tables.transfers import State
 from kvgrpc.core.values import content as contents
-from kvgrpc.core.values.content import Content, chain
+from kvgrpc.core.values.content import ContentId, chain
 from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Strides, uniform_layout
 from kvgrpc.errors import Reason
 from tests.core.access.openings import opening, reason
@@ -20,12 +20,12 @@ from tests.core.receive.pull_stages import P, failure_of, opened, posted, settle
 OFFER = grant(P, tokens=64)
 
 
-def parting(at: int, tokens: int = 64) -> Content:
+def parting(at: int, tokens: int = 64) -> ContentId:
     """Makes the content of a prompt that equals `content` up to token `at`, and differs from there."""
     return chain([*range(at), *range(1000, 1000 + tokens - at)], weights_revision="w")
 
 
-def wanted(of: Content, tokens: int = 64) -> contents.Claim:
+def wanted(of: ContentId, tokens: int = 64) -> contents.ContentClaim:
     return contents.claim(of, 64, tokens, prefix=True)
 
 
@@ -60,7 +60,7 @@ def test_a_source_reads_out_the_units_that_both_have(at: int, blocks: list[int])
 
 
 @pytest.mark.parametrize("asked", [wanted(parting(15)), claim(64, 7), wanted(content(64, 1))])
-def test_without_a_unit_in_common_nothing_is_opened(asked: contents.Claim) -> None:
+def test_without_a_unit_in_common_nothing_is_opened(asked: contents.ContentClaim) -> None:
     lead = Lead(describe("p", 1))
     lead.admit(d := describe("d", 2))
     made = lead.finish(64)
@@ -106,7 +106,7 @@ def test_the_blocks_of_what_comes_are_filled_and_the_others_left(lead: Lead) -> 
     assert (moving.use_tokens, moving.blocks, moving.nbytes) == (32, 2, 32)
     posted(lead, pull)
     settled(lead)
-    assert lead.news() == [Received(pull.id, "", 32)]
+    assert lead.news() == [ReceivedNews(pull.id, "", 32)]
     assert (len(lead.state.pins), lead.state.timers.next_deadline()) == (0, None)
 
 
@@ -122,16 +122,16 @@ def test_where_more_is_here_than_both_have_nothing_moves(lead: Lead, have: int) 
     pull = pulling(lead, 40, (6, 7) if have == 32 else (7,), have_tokens=have)
     opened(lead, tokens=32, offer_tokens=64)
     assert lead.seen(Post) == []
-    assert lead.one(SendSettle).settling == events.Settling(access_id(), last=True, nbytes=0)
+    assert lead.one(SendSettle).settling == events.AccessSettling(access_id(), last=True, nbytes=0)
     settled(lead)
-    assert lead.news() == [Received(pull.id, "", 32)]
+    assert lead.news() == [ReceivedNews(pull.id, "", 32)]
     assert len(lead.state.pins) == 0
 
 
 def test_blocks_that_come_later_are_for_all_that_was_asked_for(lead: Lead) -> None:
     pull = pulling(lead)
     opened(lead, tokens=32, offer_tokens=64)
-    assert lead.news() == [PullOpened(pull.id, "", 32)]
+    assert lead.news() == [PullOpenedNews(pull.id, "", 32)]
     lead.give(pull.id, (4, 5, 6, 7))
     assert lead.one(Post).runs.dst.tolist() == [4 * 8, 4 * 8 + 512]
     assert lead.transfer(pull.id).nbytes == 32
@@ -174,7 +174,7 @@ def test_both_sides_agree_on_the_prefix() -> None:
     assert isinstance(post[1], actions.Post)
     pair.moved()
     assert pair.d.transfer(pull.id).state is State.SUCCEEDED
-    assert pair.told["d"] == [Received(pull.id, "", 48)]
+    assert pair.told["d"] == [ReceivedNews(pull.id, "", 48)]
 
 
 # -- pushes
@@ -198,7 +198,7 @@ def test_of_a_push_the_units_come_that_both_have(writers: Any) -> None:
     pair.moved()
     done = pair.d.transfer(transfer_id)
     assert (done.state, done.use_tokens, done.nbytes, done.nbytes_done) == (State.SUCCEEDED, 32, 32, 32)
-    assert pair.told["d"][-1] == Received(transfer_id, "", 32)
+    assert pair.told["d"][-1] == ReceivedNews(transfer_id, "", 32)
     assert len(pair.d.state.pins) == len(pair.p.state.pins) == 0
 
 
@@ -212,11 +212,11 @@ def test_no_layers_are_told_of_a_push_of_which_the_first_tokens_alone_come(
     pair.register(made.token)
     pair.finish(64, (5, 6, 7, 8), last=False, layers=(0, 1))
     pair.moved()
-    told = [news for news in pair.told["d"] if isinstance(news, LayersReceived)]
+    told = [news for news in pair.told["d"] if isinstance(news, LayersReceivedNews)]
     assert (bool(told), bool(pair.d.transfer(made.transfer.id).layers_done)) == (provisional, provisional)
     pair.finish(64, (5, 6, 7, 8), last=True, layers=(1, 1))
     pair.moved()
-    assert pair.told["d"][-1] == Received(made.transfer.id, "", at // 16 * 16)
+    assert pair.told["d"][-1] == ReceivedNews(made.transfer.id, "", at // 16 * 16)
 
 
 @MODES
@@ -225,7 +225,7 @@ def test_what_is_here_of_a_push_does_not_come_again(writers: Any) -> None:
     ((_, post),) = pair.posts
     assert post.runs.dst.tolist() == [16, 528]
     pair.moved()
-    assert pair.told["d"][-1] == Received(transfer_id, "", 48)
+    assert pair.told["d"][-1] == ReceivedNews(transfer_id, "", 48)
 
 
 @pytest.mark.parametrize(("at", "have"), [(10, 0), (40, 32), (40, 48)])
@@ -283,4 +283,4 @@ def test_a_prefill_that_starts_over_brings_the_same_beginning() -> None:
     pair.finish(64, (9, 10, 11, 12), part_epoch=1)
     while pair.posts:
         pair.moved()
-    assert pair.told["d"][-1] == Received(made.transfer.id, "", 32)
+    assert pair.told["d"][-1] == ReceivedNews(made.transfer.id, "", 32)

@@ -1,23 +1,23 @@
 """A pull as data: its stages, and the next step that each kind of failure suggests to the caller."""
 
 from kvgrpc.core.moves.failures import NEXT_STEPS, TIMEOUTS, move_failure
-from kvgrpc.core.state.move import MOVE_TIMERS, STAGES, Stage
-from kvgrpc.core.state.pull import Pull
+from kvgrpc.core.state.move import MOVE_TIMERS, STAGES, MoveStage
+from kvgrpc.core.state.pull import PullMove
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.tables.transfers import Side
-from kvgrpc.core.values.grants import Access, Claims
+from kvgrpc.core.values.grants import AccessKind, Claims
 from kvgrpc.errors import NextStep, Reason
 from tests.core.nodes import KEY, access_id, check_table, claim, ids
 
-CLAIMS = Claims(Access.READ, "p", 1, "p:1", "l", KEY, 1.0, 1, 16)
+CLAIMS = Claims(AccessKind.READ, "p", 1, "p:1", "l", KEY, 1.0, 1, 16)
 
 
-def make(stage: Stage = Stage.CONNECTING) -> Pull:
-    return Pull("t", b"token", CLAIMS, access_id(), "", claim(16), stage=stage)
+def make(stage: MoveStage = MoveStage.CONNECTING) -> PullMove:
+    return PullMove("t", b"token", CLAIMS, access_id(), "", claim(16), stage=stage)
 
 
 def test_every_move_of_the_table_happens_and_no_other() -> None:
-    def move(before: Stage, after: Stage) -> Stage:
+    def move(before: MoveStage, after: MoveStage) -> MoveStage:
         pull = make(before)
         try:
             pull.move(after)
@@ -30,9 +30,9 @@ def test_every_move_of_the_table_happens_and_no_other() -> None:
 
 
 def test_a_pull_settles_only_when_nothing_is_left_to_move() -> None:
-    assert {stage for stage in Stage if Stage.SETTLING in STAGES[stage]} == {Stage.OPEN, Stage.WIRE}
-    assert {stage for stage in Stage if Stage.WIRE in STAGES[stage]} == {Stage.OPEN}
-    assert all(Stage.ENDED in STAGES[stage] for stage in Stage if stage is not Stage.ENDED)
+    assert {stage for stage in MoveStage if MoveStage.SETTLING in STAGES[stage]} == {MoveStage.OPEN, MoveStage.WIRE}
+    assert {stage for stage in MoveStage if MoveStage.WIRE in STAGES[stage]} == {MoveStage.OPEN}
+    assert all(MoveStage.ENDED in STAGES[stage] for stage in MoveStage if stage is not MoveStage.ENDED)
 
 
 def test_a_destination_that_is_given_and_empty_moves_nothing() -> None:
@@ -45,7 +45,7 @@ def test_a_destination_that_is_given_and_empty_moves_nothing() -> None:
 
 
 def test_every_reason_says_what_would_help() -> None:
-    failures = {reason: move_failure(make(Stage.WIRE), reason, "why", rank=3) for reason in Reason}
+    failures = {reason: move_failure(make(MoveStage.WIRE), reason, "why", rank=3) for reason in Reason}
     assert [r for r, failure in failures.items() if failure.next is not NEXT_STEPS.get(r, NextStep.RECOMPUTE)] == []
     assert {(failure.phase, failure.rank, failure.message) for failure in failures.values()} == {("wire", 3, "why")}
 

@@ -4,10 +4,10 @@ import pytest
 
 from kvgrpc.core import events
 from kvgrpc.core.actions import (
-    BlocksReturned,
-    Failed,
+    BlocksReturnedNews,
+    FailedNews,
     MakeOffer,
-    Received,
+    ReceivedNews,
     SendClose,
     SendSettle,
     TellEngine,
@@ -49,7 +49,7 @@ def test_a_stale_settle_fails_and_the_bytes_are_never_offered(lead: Lead, reason
     settled(lead, Verdict(False, reason, "why"))
     failure = failure_of(lead, pull)
     assert (failure.reason, failure.phase, failure.message) == (reason, "settle", "why")
-    assert [type(news) for news in lead.news()] == [Failed, BlocksReturned]
+    assert [type(news) for news in lead.news()] == [FailedNews, BlocksReturnedNews]
     assert lead.seen(SendClose) == [], "the settle has closed it"
 
 
@@ -75,7 +75,7 @@ def test_no_answer_counts_as_failure(lead: Lead) -> None:
         settled(lead, LOST, retryable=True)
         lead.tick(0.2)
     assert failure_of(lead, pull).reason is Reason.SETTLE_TIMEOUT
-    assert Received not in [type(news) for news in lead.news()]
+    assert ReceivedNews not in [type(news) for news in lead.news()]
 
 
 def test_a_settle_that_is_refused_fails(lead: Lead) -> None:
@@ -167,12 +167,12 @@ def test_a_pull_is_cancelled_at_every_stage(lead: Lead, stage: str, by_key: bool
     assert after.memory is (Disposition.QUARANTINED if in_flight else Disposition.RETURNED)
     assert failure_of(lead, pull).reason is Reason.CANCELLED
     kinds = [type(news) for news in lead.news()]
-    assert kinds == ([Failed] if in_flight else [Failed, BlocksReturned])
+    assert kinds == ([FailedNews] if in_flight else [FailedNews, BlocksReturnedNews])
     closings = [send.closing for send in lead.seen(SendClose)]
     if stage == "connecting":
         assert closings == []
     else:
-        closing = events.Closing(access_id(), events.CloseOutcome.CANCELLED, not in_flight, TOKEN, "cancelled")
+        closing = events.AccessClosing(access_id(), events.CloseOutcome.CANCELLED, not in_flight, TOKEN, "cancelled")
         assert closings == [closing]
 
 
@@ -185,7 +185,7 @@ def test_answers_that_come_after_a_cancel_change_nothing(lead: Lead, stage: str)
     settled(lead)
     lead.feed(RenewAnswered(pull.id, LOST))
     assert lead.transfer(pull.id) == after
-    assert Received not in [type(news) for news in lead.news()]
+    assert ReceivedNews not in [type(news) for news in lead.news()]
     lead.feed(CloseAnswered(access_id(), answered=True))
     posted(lead, pull)
     assert lead.transfer(pull.id).memory is Disposition.RETURNED

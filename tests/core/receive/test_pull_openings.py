@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kvgrpc.core.actions import BlocksReturned, Dial, Failed, MakeOffer, Post, SendClose, SendOpen
+from kvgrpc.core.actions import BlocksReturnedNews, Dial, FailedNews, MakeOffer, Post, SendClose, SendOpen
 from kvgrpc.core.events import AccessAnswered
 from kvgrpc.core.tables.accesses import Verdict
 from kvgrpc.core.tables.transfers import Side, State
@@ -32,7 +32,7 @@ def test_a_refused_opening_fails_the_pull_and_returns_its_blocks(lead: Lead, err
     lead.feed(AccessAnswered(access_id(), error))
     failure = failure_of(lead, pull)
     assert (failure.reason, failure.phase, failure.side) == (error.reason, "open", Side.SOURCE)
-    assert [type(news) for news in lead.news()] == [Failed, BlocksReturned]
+    assert [type(news) for news in lead.news()] == [FailedNews, BlocksReturnedNews]
     assert len(lead.state.pins) == 0
 
 

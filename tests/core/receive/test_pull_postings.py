@@ -4,8 +4,8 @@ import pytest
 
 from kvgrpc.core import events
 from kvgrpc.core.actions import (
-    BlocksReturned,
-    Failed,
+    BlocksReturnedNews,
+    FailedNews,
     MakeOffer,
     MapPeer,
     Post,
@@ -42,10 +42,10 @@ def test_a_broken_posting_fails_the_pull_and_names_the_rank() -> None:
     failure = failure_of(lead, pull)
     assert (failure.reason, failure.rank, failure.phase) == (Reason.DATA_PATH_FAILED, 1, "wire")
     assert lead.transfer(pull.id).memory is Disposition.QUARANTINED, "rank 0 may still write"
-    assert [type(news) for news in lead.news()] == [Failed]
+    assert [type(news) for news in lead.news()] == [FailedNews]
     posted(lead, pull, 0)
     assert lead.transfer(pull.id).memory is Disposition.RETURNED
-    assert lead.news() == [BlocksReturned(pull.id, "")]
+    assert lead.news() == [BlocksReturnedNews(pull.id, "")]
     assert lead.transfer(pull.id).failure == failure
 
 
@@ -84,7 +84,7 @@ def test_a_posting_without_proof_of_rest_keeps_its_blocks(lead: Lead, done: bool
     assert failure_of(lead, pull).reason is Reason.DATA_PATH_FAILED
     assert failure_of(lead, pull).rank == 0
     assert lead.transfer(pull.id).memory is Disposition.QUARANTINED
-    assert [type(news) for news in lead.news()] == [Failed]
+    assert [type(news) for news in lead.news()] == [FailedNews]
     assert lead.feed(lost) == []
     posted(lead, pull, done=False)
     assert lead.transfer(pull.id).memory is Disposition.RETURNED

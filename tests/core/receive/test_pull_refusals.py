@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from kvgrpc.core import events
-from kvgrpc.core.actions import Received, SendOpen
+from kvgrpc.core.actions import ReceivedNews, SendOpen
 from kvgrpc.core.events import AccessAnswered, Destination, SettleAnswered
 from kvgrpc.core.tables.accesses import Verdict
-from kvgrpc.core.values.content import Content
-from kvgrpc.core.values.grants import Access
+from kvgrpc.core.values.content import ContentId
+from kvgrpc.core.values.grants import AccessKind
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import (
@@ -39,7 +39,7 @@ def lead() -> Lead:
 REFUSED: dict[str, tuple[Callable[[Lead], Any], Reason, type[KVGrpcError]]] = {
     "no grant": (lambda lead: lead.pull(b"rubbish"), Reason.GRANT_INVALID, InvalidRequest),
     "a WRITE grant": (
-        lambda lead: lead.pull(grant(P, access=Access.WRITE)), Reason.GRANT_WRONG_ACCESS, PreconditionFailed
+        lambda lead: lead.pull(grant(P, access=AccessKind.WRITE)), Reason.GRANT_WRONG_ACCESS, PreconditionFailed
     ),
     "another request's": (lambda lead: lead.pull(TOKEN, key=b"o" * 16), Reason.TRANSFER_KEY_MISMATCH, PermissionDenied),
     "no content": (lambda lead: lead.pull(TOKEN, content=None), Reason.CONTENT_REQUIRED, InvalidRequest),
@@ -150,11 +150,11 @@ def test_how_many_tokens_are_used_is_the_engine_s_to_say(lead: Lead) -> None:
     lead.feed(AccessAnswered(access_id(), answer_of(P, 32, offer_tokens=64)))
     posted(lead, pull)
     settled(lead)
-    assert lead.news() == [Received(pull.id, "", 32)]
+    assert lead.news() == [ReceivedNews(pull.id, "", 32)]
 
 
 def test_an_opaque_content_is_pulled_whole(lead: Lead) -> None:
-    lead.pull(TOKEN, content=Content(32, opaque=b"x"))
+    lead.pull(TOKEN, content=ContentId(32, opaque=b"x"))
     claim = lead.one(SendOpen).opening.claim
     assert claim is not None
     assert (claim.tokens, claim.opaque) == (32, b"x")

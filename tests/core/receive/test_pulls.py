@@ -4,11 +4,11 @@ import pytest
 
 from kvgrpc.core import actions, events
 from kvgrpc.core.actions import (
-    BlocksReturned,
-    Failed,
+    BlocksReturnedNews,
+    FailedNews,
     Post,
-    PullOpened,
-    Received,
+    PullOpenedNews,
+    ReceivedNews,
     Reply,
     SendOpen,
     SendSettle,
@@ -72,7 +72,7 @@ def test_the_life_of_a_pull() -> None:
     assert (lead.transfer(made.id).blocks, lead.transfer(made.id).nbytes) == (2, 32)
 
     posted(lead, made)
-    assert lead.one(SendSettle).settling == events.Settling(access_id(), last=True, nbytes=32)
+    assert lead.one(SendSettle).settling == events.AccessSettling(access_id(), last=True, nbytes=32)
     assert lead.news() == [], "nothing is offered before the source has vouched for it"
 
     settled(lead)
@@ -80,7 +80,7 @@ def test_the_life_of_a_pull() -> None:
     assert (done.state, done.memory, done.nbytes_done) == (State.SUCCEEDED, Disposition.RETURNED, 32)
     assert [phase.name for phase in done.phases] == ["handshake", "open", "queue", "wire", "settle"]
     assert all(phase.end is not None for phase in done.phases)
-    assert lead.news() == [Received(made.id, "r", 32)]
+    assert lead.news() == [ReceivedNews(made.id, "r", 32)]
     assert [type(action) for action in lead.done] == [TransferChanged, TellEngine], "first ended, then told"
     assert lead.state.bytes_received == 32
     assert (len(lead.state.pins), lead.state.timers.next_deadline()) == (0, None)
@@ -95,7 +95,7 @@ def test_the_call_is_answered_before_the_engine_is_told_anything(lead: Lead) -> 
 def test_a_destination_may_come_later(lead: Lead) -> None:
     pull = lead.pull(TOKEN, request_id="r")
     opened(lead)
-    assert lead.news() == [PullOpened(pull.id, "r", 32)]
+    assert lead.news() == [PullOpenedNews(pull.id, "r", 32)]
     assert lead.transfer(pull.id).waiting_for == "blocks"
     assert len(lead.state.pins) == 0
     lead.give(pull.id, (4, 5))
@@ -126,10 +126,10 @@ def test_an_empty_destination_settles_and_releases_the_source(lead: Lead, later:
     if later:
         lead.give(pull.id, have_tokens=32)
     assert lead.seen(Post) == []
-    assert lead.one(SendSettle).settling == events.Settling(access_id(), last=True, nbytes=0)
+    assert lead.one(SendSettle).settling == events.AccessSettling(access_id(), last=True, nbytes=0)
     settled(lead)
     assert lead.transfer(pull.id).state is State.SUCCEEDED
-    assert lead.news() == [Received(pull.id, "", 32)]
+    assert lead.news() == [ReceivedNews(pull.id, "", 32)]
 
 
 def test_an_empty_destination_waits_for_no_step(lead: Lead) -> None:
@@ -253,4 +253,4 @@ def test_a_lease_that_runs_out_while_the_bytes_move_is_found_at_the_settle(lead:
     lead.feed(SettleAnswered(access_id(), verdict))
     assert failure_of(lead, pull).reason is Reason.LEASE_EXPIRED
     assert failure_of(lead, pull).next is NextStep.RECOMPUTE
-    assert [type(news) for news in lead.news()] == [Failed, BlocksReturned], "never Received"
+    assert [type(news) for news in lead.news()] == [FailedNews, BlocksReturnedNews], "never Received"

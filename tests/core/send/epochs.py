@@ -3,7 +3,7 @@
 from typing import Any
 
 from kvgrpc.core import events
-from kvgrpc.core.actions import PartsReturned
+from kvgrpc.core.actions import PartsReturnedNews
 from tests.core.pairs import Pair
 
 
@@ -14,7 +14,7 @@ def lease_of(pair: Pair) -> str:
 
 def returned(pair: Pair) -> list[str]:
     """Returns the leases of parts whose blocks were returned."""
-    return [news.lease_id for news in pair.told["p"] if isinstance(news, PartsReturned)]
+    return [news.lease_id for news in pair.told["p"] if isinstance(news, PartsReturnedNews)]
 
 
 def start_over(pair: Pair, void: bool, *blocks: Any, epoch: int = 1, **fields: Any) -> None:

@@ -8,7 +8,7 @@ from kvgrpc.core import actions, events
 from kvgrpc.core.access.checksums import WAITING_OF_ACCESS_MAX
 from kvgrpc.core.node import Node
 from kvgrpc.core.send import checksum_prefetch
-from kvgrpc.core.tables.accesses import Opening
+from kvgrpc.core.tables.accesses import AccessOpening
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import Reason
@@ -37,7 +37,7 @@ class Source(Lead):
     def open_it(self, handed: Any) -> None:
         """Lets the peer open a hand-over; access ids count up from 1."""
         number = 1 + len(self.state.accesses)
-        self.opened(self.peer, Opening(access_id(number), handed.token, claim(32)))
+        self.opened(self.peer, AccessOpening(access_id(number), handed.token, claim(32)))
 
     def ask_sums(self, *blocks: tuple[int, ...], number: int = 1, layers: Any = None) -> int:
         rows = tuple((lists(fine, other), layers) for fine, other in zip(blocks[::2], blocks[1::2], strict=True))

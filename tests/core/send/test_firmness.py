@@ -6,7 +6,7 @@ import pytest
 
 from kvgrpc.core import events
 from kvgrpc.core.events import LeaseRef, RenewLeases
-from kvgrpc.core.tables.accesses import Opening
+from kvgrpc.core.tables.accesses import AccessOpening
 from kvgrpc.core.values.grants import OnAbort
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import InvalidRequest, Reason
@@ -30,8 +30,8 @@ def soft_in(lead: Lead, made: Any) -> float | None:
     return lead.node.lease(lead.state.leases.get(made.lease.id)).soft_in_s
 
 
-def opening(made: Any, number: int = 1) -> Opening:
-    return Opening(access_id(number), made.token, claim(32))
+def opening(made: Any, number: int = 1) -> AccessOpening:
+    return AccessOpening(access_id(number), made.token, claim(32))
 
 
 def renew(lead: Lead, made: Any, ttl_s: float = 20.0, principal: str = "router", **fields: Any) -> None:
@@ -87,7 +87,7 @@ def test_a_lease_is_claimed_while_a_reader_waits_for_it(lead: Lead) -> None:
 def test_a_reader_that_waits_before_the_hand_over_claims_it(lead: Lead) -> None:
     known = Lead()
     token = known.finish(lease_id="l-early").token
-    lead.open(D, Opening(access_id(), token, claim(32)))
+    lead.open(D, AccessOpening(access_id(), token, claim(32)))
     made = lead.finish(after_step=1, lease_id="l-early")
     assert soft_in(lead, made) is None
 
@@ -95,7 +95,7 @@ def test_a_reader_that_waits_before_the_hand_over_claims_it(lead: Lead) -> None:
 def test_a_reader_that_is_refused_claims_nothing(lead: Lead) -> None:
     made = lead.finish()
     lead.tick(1.0)
-    lead.opened(D, Opening(access_id(), made.token, claim(32, first=7)))
+    lead.opened(D, AccessOpening(access_id(), made.token, claim(32, first=7)))
     assert soft_in(lead, made) == FIRM_S - 1
 
 

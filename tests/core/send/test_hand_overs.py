@@ -6,12 +6,12 @@ import pytest
 
 from kvgrpc.core import events
 from kvgrpc.core.actions import HandedOver
-from kvgrpc.core.tables.accesses import Opening
+from kvgrpc.core.tables.accesses import AccessOpening
 from kvgrpc.core.tables.leases import LeaseState
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.tables.transfers import Direction, Disposition, State
-from kvgrpc.core.values.grants import Access, read_claims
+from kvgrpc.core.values.grants import AccessKind, read_claims
 from kvgrpc.core.values.layout import GroupKind, PoolKind
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.core.values.owners import SCHEDULER
@@ -40,7 +40,7 @@ def test_a_hand_over_gives_a_lease_a_transfer_and_a_grant(lead: Lead) -> None:
     assert (transfer.blocks, transfer.nbytes, transfer.use_tokens) == (3, 48, 40)
     claims = read_claims(made.token)
     assert (claims.engine_id, claims.incarnation, claims.address) == ("p", 1, "p:1")
-    assert (claims.lease_id, claims.transfer_key, claims.access) == (made.lease.id, KEY, Access.READ)
+    assert (claims.lease_id, claims.transfer_key, claims.access) == (made.lease.id, KEY, AccessKind.READ)
     assert (claims.token_count, claims.block_count, claims.ttl_s) == (40, 3, 30.0)
     assert lead.state.pins.has(made.lease.id, PinKind.LEASE)
 
@@ -197,13 +197,13 @@ def test_a_grant_of_a_lease_makes_no_transfer_and_may_share_a_key(lead: Lead) ->
 
 def test_openings_that_wait_for_a_lease_fail_at_once_when_its_hand_over_is_refused(lead: Lead) -> None:
     lead.admit(D)
-    call = lead.open(D, Opening(access_id(), grant(lead.me, lease_id="l-mine"), claim(32)))
+    call = lead.open(D, AccessOpening(access_id(), grant(lead.me, lease_id="l-mine"), claim(32)))
     assert lead.answer(call) is None
     with refused(Reason.CONTENT_RANGE):
         lead.finish(32, (0,), lease_id="l-mine")
     (row,) = lead.answer(call).rows
     assert row.reason is Reason.LEASE_REFUSED
-    (late,) = lead.opened(D, Opening(access_id(2), grant(lead.me, lease_id="l-mine"), claim(32)))
+    (late,) = lead.opened(D, AccessOpening(access_id(2), grant(lead.me, lease_id="l-mine"), claim(32)))
     assert late.reason is Reason.LEASE_REFUSED
 
 
@@ -228,7 +228,7 @@ def test_refusing_a_lease_id_in_use_leaves_the_lease_alone(lead: Lead) -> None:
     lead.admit(D)
     with refused(Reason.TRANSFER_EXISTS):
         lead.finish(lease_id="l-mine", key=key(2))
-    (row,) = lead.opened(D, Opening(access_id(), made.token, claim(32)))
+    (row,) = lead.opened(D, AccessOpening(access_id(), made.token, claim(32)))
     assert isinstance(row, events.Opened)
 
 
@@ -248,7 +248,7 @@ def test_openings_of_an_engines_lease_fail_at_once_when_there_is_no_room_for_it(
     """The engine gives the grant away before its lead sees the hand-over, and does not retry the hand-over."""
     lead = Lead(describe("p", 1), Limits(leases=1))
     lead.admit(D)
-    call = lead.open(D, Opening(access_id(), grant(lead.me, lease_id="l-mine"), claim(32)))
+    call = lead.open(D, AccessOpening(access_id(), grant(lead.me, lease_id="l-mine"), claim(32)))
     lead.state.draining = reason is Reason.DRAINING
     if reason is Reason.QUEUE_FULL:
         lead.finish(key=key(1))

@@ -6,7 +6,7 @@ import pytest
 
 from kvgrpc.core import actions, events
 from kvgrpc.core.actions import SendClose
-from kvgrpc.core.tables.accesses import Opening
+from kvgrpc.core.tables.accesses import AccessOpening
 from kvgrpc.core.tables.ledger import RowKind
 from kvgrpc.core.tables.transfers import Disposition, State
 from kvgrpc.errors import AlreadyExists, PreconditionFailed, Reason
@@ -43,7 +43,7 @@ def test_a_hand_over_goes_to_who_registers_for_it_whatever_comes_first(writers: 
     pair.moved()
     for transfer in pair.both():
         assert (transfer.state, transfer.memory) == (State.SUCCEEDED, Disposition.RETURNED)
-    assert [type(news) for news in pair.told["p"]] == [actions.BlocksReturned]
+    assert [type(news) for news in pair.told["p"]] == [actions.BlocksReturnedNews]
     assert not len(pair.p.state.pins) + len(pair.d.state.pins)
 
 
@@ -73,7 +73,7 @@ def test_a_soft_hand_over_is_claimed_by_who_registers_for_it() -> None:
 def test_what_is_read_by_its_grant_goes_to_nobody_who_registers() -> None:
     pair = Pair()
     token = handed_over(pair).token
-    assert isinstance(pair.p.opened(pair.e.me, Opening(access_id(), token, claim(40)))[0], events.Opened)
+    assert isinstance(pair.p.opened(pair.e.me, AccessOpening(access_id(), token, claim(40)))[0], events.Opened)
     with refused(Reason.TRANSFER_EXISTS, AlreadyExists):
         pair.register(pair.reserve(40).token)
 
@@ -89,7 +89,7 @@ def test_a_hand_over_that_is_pushed_is_read_by_its_grant_no_more() -> None:
     pair = Pair()
     token = handed_over(pair).token
     pair.register(pair.reserve(40).token)
-    (error,) = pair.p.opened(pair.e.me, Opening(access_id(), token, claim(40)))
+    (error,) = pair.p.opened(pair.e.me, AccessOpening(access_id(), token, claim(40)))
     assert (type(error), error.reason) == (PreconditionFailed, Reason.WAITS_FOR_MISMATCH)
 
 
@@ -107,7 +107,7 @@ def test_blocks_that_the_engine_takes_back_end_the_push_of_a_hand_over(writers: 
     pair.feed(pair.p, events.LeasesVoided((lease.id,)))
     pair.moved(done=False)
     assert all(transfer.over for transfer in pair.both())
-    assert [type(news) for news in pair.told["p"]] == [actions.Failed, actions.BlocksReturned]
+    assert [type(news) for news in pair.told["p"]] == [actions.FailedNews, actions.BlocksReturnedNews]
     assert not len(pair.p.state.pins)
 
 
@@ -126,11 +126,11 @@ def test_an_engine_that_expects_pushes_is_told_of_what_destinations_wait_for_onc
     pair = expecting()
     pair.register(pair.reserve(32).token)
     pair.register(pair.reserve(32, at=pair.e).token, number=20)
-    assert pair.told["p"] == [actions.PushWanted(KEY)]
+    assert pair.told["p"] == [actions.PushWantedNews(KEY)]
     for made in (Pair(), expecting()):
         made.finish(32)
         made.register(made.reserve(32).token)
-        assert not [news for news in made.told["p"] if isinstance(news, actions.PushWanted)]
+        assert not [news for news in made.told["p"] if isinstance(news, actions.PushWantedNews)]
 
 
 def test_a_destination_hears_soon_of_what_the_sources_engine_does_not_expect() -> None:
@@ -147,7 +147,7 @@ def test_a_destination_waits_for_what_is_expected() -> None:
     pair = expecting(announce_wait_s=7.0, registration_timeout_s=20.0)
     pair.register(pair.reserve(32).token)
     for checked in (True, False):
-        assert pair.finish(32, expected=True, blocks=(), validate_only=checked) == actions.Expected()
+        assert pair.finish(32, expected=True, blocks=(), validate_only=checked) == actions.PushExpected()
     pair.tick(19.0)
     assert not any(transfer.over for transfer in pair.both())
     pair.deaf = {SendClose}
@@ -157,8 +157,8 @@ def test_a_destination_waits_for_what_is_expected() -> None:
 
 def test_what_is_expected_and_nobody_waits_for_changes_nothing() -> None:
     pair = expecting()
-    assert pair.finish(32, expected=True, blocks=()) == actions.Expected()
+    assert pair.finish(32, expected=True, blocks=()) == actions.PushExpected()
     assert not list(pair.p.state.transfers)
     pair.finish(32, (1,), last=False)
-    assert pair.finish(32, expected=True, blocks=()) == actions.Expected()
+    assert pair.finish(32, expected=True, blocks=()) == actions.PushExpected()
     assert not next(iter(pair.p.state.transfers)).over

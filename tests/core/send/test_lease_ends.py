@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 
 from kvgrpc.core import actions
-from kvgrpc.core.actions import BlocksReturned, Failed
+from kvgrpc.core.actions import BlocksReturnedNews, FailedNews
 from kvgrpc.core.events import LeaseRef, LeasesVoided, RenewLeases
-from kvgrpc.core.tables.accesses import Opening
+from kvgrpc.core.tables.accesses import AccessOpening
 from kvgrpc.core.tables.leases import LeaseState
 from kvgrpc.core.tables.transfers import Disposition, Side, State
-from kvgrpc.core.values.content import Content
+from kvgrpc.core.values.content import ContentId
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.core.values.owners import SCHEDULER
 from kvgrpc.errors import InvalidRequest, NotFound, OutOfRange, PermissionDenied, Reason
@@ -48,10 +48,10 @@ def test_an_expired_hand_over_fails_and_returns_its_blocks(lead: Lead) -> None:
     made = lead.finish(ttl_s=5.0, request_id="r")
     lead.tick(5.0)
     failed, returned = lead.news()
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, FailedNews)
     assert (failed.transfer_id, failed.request_id, failed.cancelled) == (made.transfer.id, "r", False)
     assert (failed.failure.reason, failed.failure.side) == (Reason.LEASE_EXPIRED, Side.SOURCE)
-    assert returned == BlocksReturned(made.transfer.id, "r", made.lease.id)
+    assert returned == BlocksReturnedNews(made.transfer.id, "r", made.lease.id)
     changed = lead.one(actions.TransferChanged)
     assert lead.done.index(changed) < lead.done.index(lead.seen(actions.TellEngine)[0]), "first ended, then told"
     transfer = lead.transfer(made.transfer.id)
@@ -94,7 +94,7 @@ def test_renewals_are_answered_row_by_row(lead: Lead) -> None:
     lead.tick(1.0)
     third = lead.finish(key=key(3))
     lead.admit(D)
-    lead.opened(D, Opening(access_id(), third.token, claim(32)))
+    lead.opened(D, AccessOpening(access_id(), third.token, claim(32)))
     lead.settle(D)
     assert renew(lead, 60.0, first.lease.id, second.lease.id, third.lease.id, "l-unknown", "") == (
         (60.0, None, LeaseState.LIVE),
@@ -163,7 +163,7 @@ def test_an_unknown_lease_cannot_be_released(lead: Lead) -> None:
 def test_blocks_that_the_engine_took_back_are_void_at_once(lead: Lead) -> None:
     made = lead.finish()
     lead.admit(D)
-    lead.opened(D, Opening(access_id(), made.token, claim(32)))
+    lead.opened(D, AccessOpening(access_id(), made.token, claim(32)))
     lead.feed(LeasesVoided((made.lease.id, "l-unknown")))
     assert lead.state.leases.get(made.lease.id).state is LeaseState.VOIDED
     assert len(lead.state.pins) == 0
@@ -179,7 +179,7 @@ def test_blocks_that_the_engine_took_back_are_void_at_once(lead: Lead) -> None:
 def test_the_end_of_a_lease_without_a_transfer_is_told_by_its_id(lead: Lead) -> None:
     made = lead.finish(transfer=False, request_id="r")
     lead.tick(30.0)
-    assert lead.news() == [BlocksReturned("", "r", made.lease.id)]
+    assert lead.news() == [BlocksReturnedNews("", "r", made.lease.id)]
 
 
 def test_the_engine_is_told_of_its_own_hand_overs_only(lead: Lead) -> None:
@@ -194,4 +194,4 @@ def test_only_the_end_of_a_lease_is_remembered_and_not_its_blocks(lead: Lead) ->
     lead.tick(1.0)
     ended = lead.state.leases.get(made.lease.id)
     assert sum(len(blocks) for blocks in ended.blocks) == 0
-    assert ended.content == Content(1024, opaque=b"forgotten")
+    assert ended.content == ContentId(1024, opaque=b"forgotten")

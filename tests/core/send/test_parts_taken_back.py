@@ -25,7 +25,7 @@ def test_an_engine_that_took_its_parts_back_has_the_time_of_a_registration_to_st
     assert pair.reasons() == [Reason.REGISTRATION_TIMEOUT, pair.reasons()[1]]
     assert all(t.over for t in pair.both())
     assert not len(pair.p.state.pins) + len(pair.d.state.pins)
-    assert [type(news) for news in pair.told["p"]][-2:] == [actions.Failed, actions.BlocksReturned]
+    assert [type(news) for news in pair.told["p"]][-2:] == [actions.FailedNews, actions.BlocksReturnedNews]
 
 
 @MODES
@@ -84,7 +84,7 @@ def test_a_source_that_gives_up_anew_proves_its_earlier_writes_at_rest(writers: 
 def test_giving_up_without_a_proof_leaves_what_was_written_in_quarantine() -> None:
     pair = reopening_lost(WRITING)
     token = next(action.opening.token for action in pair.sent if isinstance(action, SendOpen))
-    row = events.Closing(access_id(90), events.CloseOutcome.DROPPED, quiesced=False, token=token)
+    row = events.AccessClosing(access_id(90), events.CloseOutcome.DROPPED, quiesced=False, token=token)
     pair.call(pair.d, lambda c: events.CloseAccess(c, "p", 1, (row,)), "peer")
     assert pair.both()[1].memory is Disposition.QUARANTINED
 
@@ -99,7 +99,7 @@ def test_blocks_that_our_own_posting_still_reads_are_returned_after_it_also_with
     assert pair.both()[0].memory is Disposition.QUARANTINED
     pair.moved()
     assert pair.both()[0].memory is Disposition.RETURNED
-    assert [type(news) for news in pair.told["p"]][-1] is actions.BlocksReturned
+    assert [type(news) for news in pair.told["p"]][-1] is actions.BlocksReturnedNews
     assert not len(pair.p.state.pins)
 
 
@@ -147,5 +147,5 @@ def test_taking_back_the_last_parts_leaves_those_that_were_replaced_to_the_posti
     pair.moved()
     assert returned(pair) == [first]
     assert pair.both()[0].memory is Disposition.RETURNED
-    assert [type(news) for news in pair.told["p"]][-1] is actions.BlocksReturned
+    assert [type(news) for news in pair.told["p"]][-1] is actions.BlocksReturnedNews
     assert not len(pair.p.state.pins)

@@ -14,8 +14,8 @@ def succeeded(pair: Pair) -> None:
         assert transfer.memory is Disposition.RETURNED
     for lead in (pair.p, pair.d):
         assert not len(lead.state.pins)
-    assert [type(news) for news in pair.told["d"]][-1] is actions.Received
-    assert [type(news) for news in pair.told["p"]] == [actions.BlocksReturned]
+    assert [type(news) for news in pair.told["d"]][-1] is actions.ReceivedNews
+    assert [type(news) for news in pair.told["p"]] == [actions.BlocksReturnedNews]
 
 
 @MODES
@@ -76,8 +76,8 @@ def test_layers_are_usable_as_soon_as_all_their_blocks_are_there(writers: Writer
     assert pair.both()[1].layers_done == ((0, 1),)
     assert pair.both()[1].has_layers(0, 1)
     assert not pair.both()[1].has_layers(0, 2)
-    assert [news for news in pair.told["d"] if isinstance(news, actions.LayersReceived)] == [
-        actions.LayersReceived(pair.both()[1].id, "", ((0, 1),), 0)
+    assert [news for news in pair.told["d"] if isinstance(news, actions.LayersReceivedNews)] == [
+        actions.LayersReceivedNews(pair.both()[1].id, "", ((0, 1),), 0)
     ]
     pair.finish(32, (9, 8), last=True, layers=(1, 1))
     pair.moved()

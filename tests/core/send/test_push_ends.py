@@ -23,7 +23,7 @@ def ended(pair: Pair, source: State, destination: State) -> None:
     assert not len(pair.p.state.pins)
     assert not len(pair.d.state.pins)
     for told, engine in ((pair.told["p"], "p"), (pair.told["d"], "d")):
-        assert [type(news) for news in told][-2:] == [actions.Failed, actions.BlocksReturned], engine
+        assert [type(news) for news in told][-2:] == [actions.FailedNews, actions.BlocksReturnedNews], engine
 
 
 @MODES
@@ -141,7 +141,7 @@ def test_a_destination_settles_only_parts_that_it_was_told_of() -> None:
         pair = Pair()
         pair.register(pair.reserve(32, (3, 4)).token)
         pair.finish(32, (1,), last=False)
-        row = events.Settling(access_id(11), last, 0, part)
+        row = events.AccessSettling(access_id(11), last, 0, part)
         answer = pair.p.call(lambda c, row=row: events.SettleAccess(c, "d", 2, (row,)), principal="peer")  # type: ignore[misc]
         assert answer.rows[0].valid is valid
 
@@ -226,7 +226,7 @@ def test_a_destination_refuses_only_its_own_accesses() -> None:
     pair = started(WRITING)
     other = describe("x", 7)
     pair.p.admit(other)
-    row = events.Closing(access_id(10), events.CloseOutcome.DROPPED, quiesced=True)
+    row = events.AccessClosing(access_id(10), events.CloseOutcome.DROPPED, quiesced=True)
     pair.call(pair.p, lambda c: events.CloseAccess(c, "x", 7, (row,)), "peer")
     assert not pair.both()[0].over
 
@@ -272,7 +272,7 @@ def test_what_a_source_says_of_layers_and_bytes_is_believed_only_where_it_can_be
     pair.register(pair.reserve(32, (3, 4)).token)
     pair.finish(32, (1,), last=False)
     for layers in (((-1, 1),), ((0, 0),), ((1, 2),)):
-        row = events.Settling(access_id(10), False, 1 << 60, 0, layers)
+        row = events.AccessSettling(access_id(10), False, 1 << 60, 0, layers)
         pair.d.call(lambda c, row=row: events.SettleAccess(c, "p", 1, (row,)), principal="peer")  # type: ignore[misc]
         assert (pair.both()[1].layers_done, pair.both()[1].nbytes_done) == ((), 32)
 
@@ -291,6 +291,6 @@ def test_a_destination_that_ends_what_is_over_changes_nothing() -> None:
     pair.deaf = {SendClose}
     pair.finish(failure="no", blocks=())
     before = pair.both()[0]
-    row = events.Closing(access_id(10), events.CloseOutcome.DROPPED, quiesced=True)
+    row = events.AccessClosing(access_id(10), events.CloseOutcome.DROPPED, quiesced=True)
     pair.call(pair.p, lambda c: events.CloseAccess(c, "d", 2, (row,)), "peer")
     assert pair.both()[0] == before

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from kvgrpc.core import actions, events
-from kvgrpc.core.actions import LayersReceived, SendClose, SendOpen, SendParts, SendSettle
+from kvgrpc.core.actions import LayersReceivedNews, SendClose, SendOpen, SendParts, SendSettle
 from kvgrpc.core.tables.leases import LeaseState
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.transfers import Disposition, State
@@ -59,7 +59,7 @@ def test_a_destination_that_drops_the_parts_that_were_replaced_is_done_with_thos
     pair.feed(pair.p, events.AccessAnswered(asked, PreconditionFailed(Reason.NO_HANDSHAKE, "")))
     pair.feed(pair.p, events.DialFailed(pair.d.me.address, UNREACHABLE))
     assert not pair.both()[0].over
-    row = events.Closing(access_id(11), events.CloseOutcome.DROPPED, quiesced=True, token=token)
+    row = events.AccessClosing(access_id(11), events.CloseOutcome.DROPPED, quiesced=True, token=token)
     me = pair.d.me.engine_id, pair.d.me.incarnation
     pair.call(pair.p, lambda c: events.CloseAccess(c, *me, (row,)), "peer")
     assert pair.both()[0].over
@@ -76,7 +76,7 @@ def test_layers_that_were_there_are_to_be_discarded(writers: Writers, void: bool
     assert pair.both()[1].has_layers(0, 1)
     start_over(pair, void)
     assert not pair.both()[1].has_layers(0, 1)
-    told = [news for news in pair.told["d"] if isinstance(news, LayersReceived)]
+    told = [news for news in pair.told["d"] if isinstance(news, LayersReceivedNews)]
     assert [news.layers_done for news in told] == [((0, 1),), ()]
     succeeds(pair, 5, 6)
 
@@ -191,7 +191,7 @@ def test_a_destination_takes_a_higher_epoch_from_its_own_source_only() -> None:
     foreign = replace(opening, access_id=access_id(70), reverse_access_id=access_id(71), part_epoch=1)
     (row,) = pair.d.opened(other, foreign)
     assert row.reason is Reason.ACCESS_REUSED
-    gone = events.Closing(access_id(90), events.CloseOutcome.DROPPED, quiesced=True, token=token)
+    gone = events.AccessClosing(access_id(90), events.CloseOutcome.DROPPED, quiesced=True, token=token)
     pair.call(pair.d, lambda c: events.CloseAccess(c, "x", 7, (gone,)), "peer")
     assert not pair.both()[1].over, "it gives up what is not its own"
     pair.moved()

@@ -7,7 +7,7 @@ import pytest
 from kvgrpc.core import actions, events
 from kvgrpc.core.actions import SendClose
 from kvgrpc.core.tables.transfers import State, Transfer
-from kvgrpc.core.values.grants import Access, OnAbort
+from kvgrpc.core.values.grants import AccessKind, OnAbort
 from kvgrpc.errors import Reason
 from tests.core.nodes import KEY, Lead, access_id, grant, key_of, refused
 from tests.core.pairs import MODES, Pair, Writers
@@ -47,7 +47,7 @@ def test_every_destination_gets_every_part_and_the_blocks_live_until_the_last_is
     assert [landed(pair.d).state, landed(pair.e).state, sent(pair).state] == [State.SUCCEEDED] * 3
     assert sent(pair).consumers_done == 2
     assert not len(pair.p.state.pins)
-    assert [type(news) for news in pair.told["p"]] == [actions.BlocksReturned]
+    assert [type(news) for news in pair.told["p"]] == [actions.BlocksReturnedNews]
 
 
 @MODES
@@ -71,7 +71,7 @@ def test_a_destination_that_is_gone_is_done_unless_the_hand_over_keeps_its_place
 ) -> None:
     pair = two(writers, on_abort=on_abort)
     number = 10 if writers else 11
-    row = events.Closing(access_id(number), events.CloseOutcome.DROPPED, quiesced=True)
+    row = events.AccessClosing(access_id(number), events.CloseOutcome.DROPPED, quiesced=True)
     me = pair.d.me.engine_id, pair.d.me.incarnation
     pair.call(pair.p, lambda c: events.CloseAccess(c, *me, (row,)), "peer")
     pair.finish(32, (2,))
@@ -189,7 +189,7 @@ def test_a_destination_that_gave_up_before_it_met_its_source_counts_too(parts_fi
     token = pair.reserve(32, (3, 4)).token
     if parts_first:
         pair.finish(32, (1, 2), on_abort=on_abort)
-    row = events.Closing(access_id(77), events.CloseOutcome.DROPPED, quiesced=True, token=token)
+    row = events.AccessClosing(access_id(77), events.CloseOutcome.DROPPED, quiesced=True, token=token)
     me = pair.d.me.engine_id, pair.d.me.incarnation
     pair.call(pair.p, lambda c: events.CloseAccess(c, *me, (row,)), "peer")
     if not parts_first:
@@ -206,7 +206,7 @@ def test_a_push_is_given_up_only_by_destinations_of_it_that_speak_for_themselves
             pair.call(pair.p, lambda c: events.CancelTransfer(c, key=KEY))
         elif wrong == "readers":
             pair.finish(32, (1, 2), waits_for=events.WaitsFor.READERS, last=True)
-        row = events.Closing(
+        row = events.AccessClosing(
             access_id(77),
             events.CloseOutcome.FAILED if wrong == "failure" else events.CloseOutcome.DROPPED,
             quiesced=True,
@@ -250,7 +250,7 @@ def test_destinations_that_fail_one_after_another_are_bounded_too() -> None:
     pair = Pair(registrations=2)
     pair.finish(32, (1, 2))
     for attempt in range(2):
-        pair.register(grant(pair.d.me, access=Access.WRITE, lease_id=f"forged {attempt}"), number=40 + 10 * attempt)
+        pair.register(grant(pair.d.me, access=AccessKind.WRITE, lease_id=f"forged {attempt}"), number=40 + 10 * attempt)
         assert sent(pair).waiting_for == "registration"
     with refused(Reason.TRANSFER_EXISTS):
-        pair.register(grant(pair.d.me, access=Access.WRITE, lease_id="one more"), number=90)
+        pair.register(grant(pair.d.me, access=AccessKind.WRITE, lease_id="one more"), number=90)

@@ -18,7 +18,7 @@ def test_a_close_proves_rest_only_if_it_says_so(quiesced: bool) -> None:
     pair.deaf = {SendClose}
     landing = pair.both()[1]
     pair.call(pair.d, lambda c: events.CancelTransfer(c, landing.id))
-    row = events.Closing(access_id(10), events.CloseOutcome.DROPPED, quiesced)
+    row = events.AccessClosing(access_id(10), events.CloseOutcome.DROPPED, quiesced)
     pair.call(pair.d, lambda c: events.CloseAccess(c, "p", 1, (row,)), "peer")
     assert (pair.both()[1].memory is Disposition.RETURNED) is quiesced
 
@@ -30,7 +30,7 @@ def test_a_foreign_engine_proves_nothing() -> None:
     pair.deaf = {SendClose}
     landing = pair.both()[1]
     pair.call(pair.d, lambda c: events.CancelTransfer(c, landing.id))
-    row = events.Closing(access_id(10), events.CloseOutcome.DROPPED, quiesced=True)
+    row = events.AccessClosing(access_id(10), events.CloseOutcome.DROPPED, quiesced=True)
     pair.call(pair.d, lambda c: events.CloseAccess(c, "x", 7, (row,)), "peer")
     assert pair.both()[1].memory is Disposition.QUARANTINED
 
@@ -45,9 +45,9 @@ def test_another_life_of_the_source_proves_nothing(incarnation: int) -> None:
         pair.d.admit(describe("p", 7))
     for made in (
         lambda c: events.CloseAccess(
-            c, "p", incarnation, (events.Closing(access_id(10), events.CloseOutcome.DROPPED, quiesced=True),)
+            c, "p", incarnation, (events.AccessClosing(access_id(10), events.CloseOutcome.DROPPED, quiesced=True),)
         ),
-        lambda c: events.SettleAccess(c, "p", incarnation, (events.Settling(access_id(10), True),)),
+        lambda c: events.SettleAccess(c, "p", incarnation, (events.AccessSettling(access_id(10), True),)),
     ):
         pair.d.ask(made, "peer")
         assert pair.both()[1].memory is Disposition.QUARANTINED
@@ -65,7 +65,7 @@ def test_who_took_the_name_of_a_dead_source_proves_nothing_until_the_source_has_
         d.ask(lambda c: events.HandshakeReceived(c, me, endpoints(me), "", shows, asks, proofs), "peer")
 
     def rests(proof: bytes) -> Disposition:
-        row = events.Closing(access_id(10), events.CloseOutcome.DROPPED, quiesced=True)
+        row = events.AccessClosing(access_id(10), events.CloseOutcome.DROPPED, quiesced=True)
         d.ask(lambda c: events.CloseAccess(c, me.engine_id, me.incarnation, (row,)), "peer", proof=proof)
         return pair.both()[1].memory
 
@@ -120,7 +120,7 @@ def test_a_source_that_was_declared_dead_proves_itself_at_rest() -> None:
     pair.deaf = {SendClose}
     pair.feed(pair.d, events.PeerSilent(key_of(pair.p.me)))
     pair.feed(pair.d, events.Tick(), 11.0)
-    row = events.Closing(access_id(10), events.CloseOutcome.DROPPED, quiesced=True)
+    row = events.AccessClosing(access_id(10), events.CloseOutcome.DROPPED, quiesced=True)
     number = pair.d.ask(lambda c: events.CloseAccess(c, "p", 1, (row,)), "peer")
     with refused(Reason.NO_HANDSHAKE):
         pair.d.answer(number)
@@ -133,7 +133,7 @@ def test_a_dead_source_that_is_not_believed_is_told_to_show_its_proof_and_says_i
     pair.deaf = {SendClose}
     pair.feed(pair.d, events.PeerSilent(key_of(pair.p.me)))
     pair.feed(pair.d, events.Tick(), 11.0)
-    row = events.Closing(access_id(10), events.CloseOutcome.DROPPED, quiesced=True)
+    row = events.AccessClosing(access_id(10), events.CloseOutcome.DROPPED, quiesced=True)
     unknown = secret("told", "in a handshake that is lost")
     number = pair.d.ask(lambda c: events.CloseAccess(c, "p", 1, (row,)), "peer", proof=unknown)
     with refused(Reason.NOT_PROVED):
@@ -162,7 +162,7 @@ def test_a_source_that_was_readmitted_without_its_proof_proves_at_rest_what_it_h
     pair.deaf = {SendClose}
     landing = pair.both()[1]
     pair.call(pair.d, lambda c: events.CancelTransfer(c, landing.id))
-    row = events.Closing(access_id(10), events.CloseOutcome.DROPPED, quiesced=True)
+    row = events.AccessClosing(access_id(10), events.CloseOutcome.DROPPED, quiesced=True)
     pair.call(pair.d, lambda c: events.CloseAccess(c, "p", 1, (row,)), "peer")
     assert pair.both()[1].memory is Disposition.RETURNED
 
@@ -175,7 +175,7 @@ def test_who_took_the_name_of_a_dead_source_frees_nothing_by_its_grant_either() 
     pair.finish(32, (1, 2))
     pair.deaf = {SendClose}
     readmitted(pair)
-    row = events.Closing(access_id(11), events.CloseOutcome.DROPPED, quiesced=True, token=token)
+    row = events.AccessClosing(access_id(11), events.CloseOutcome.DROPPED, quiesced=True, token=token)
     pair.call(pair.d, lambda c: events.CloseAccess(c, "p", 1, (row,)), "peer")
     assert pair.both()[1].memory is Disposition.QUARANTINED
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from kvgrpc.core import actions, events
-from kvgrpc.core.tables.accesses import Opening
+from kvgrpc.core.tables.accesses import AccessOpening
 from kvgrpc.core.tables.transfers import State
-from kvgrpc.core.values.grants import Access
+from kvgrpc.core.values.grants import AccessKind
 from kvgrpc.core.values.layout import GroupKind
 from kvgrpc.core.values.owners import ENGINE
 from kvgrpc.errors import Reason
@@ -101,7 +101,7 @@ def test_a_caller_that_ends_a_push_by_its_key_does_not_become_its_owner() -> Non
     )
     pair.feed(pair.p, given_up)
     assert pair.p.transfer(sent.id).owner == ENGINE
-    assert "BlocksReturned" in [type(news).__name__ for news in pair.told["p"]]
+    assert "BlocksReturnedNews" in [type(news).__name__ for news in pair.told["p"]]
 
 
 def test_parts_after_the_last_are_refused() -> None:
@@ -160,7 +160,7 @@ def test_what_is_only_validated_changes_nothing() -> None:
     before = snapshot(pair.p.node.state.pins), snapshot(pair.d.node.state.pins)
     assert pair.finish(32, validate_only=True).transfer is None
     assert pair.finish(key=KEY + b"2", failure="no", blocks=(), validate_only=True).transfer.state is State.PENDING
-    assert pair.reserve(16, (9,), validate_only=True) == actions.Reserved(None, b"")
+    assert pair.reserve(16, (9,), validate_only=True) == actions.BlocksReserved(None, b"")
     assert (snapshot(pair.p.node.state.pins), snapshot(pair.d.node.state.pins)) == before
 
 
@@ -182,7 +182,7 @@ def test_blocks_for_readers_are_not_pushed() -> None:
 def test_blocks_that_are_pushed_are_not_read_by_others() -> None:
     pair = Pair()
     pair.finish(32, lease_id="l-mine")
-    wanted = Opening(access_id(70), grant(pair.p.me, lease_id="l-mine"), claim(32))
+    wanted = AccessOpening(access_id(70), grant(pair.p.me, lease_id="l-mine"), claim(32))
     (row,) = pair.p.opened(pair.d.me, wanted)
     assert row.reason is Reason.WAITS_FOR_MISMATCH
 
@@ -194,7 +194,7 @@ def test_a_registration_takes_a_write_grant_of_one_destination() -> None:
     token = pair.reserve(32).token
     first = pair.register(token)
     assert pair.register(token, number=40) == first
-    other = grant(pair.d.me, access=Access.WRITE, key=KEY, lease_id="l-9")
+    other = grant(pair.d.me, access=AccessKind.WRITE, key=KEY, lease_id="l-9")
     pair.finish(32, (1,), last=False)
     unchanged(pair, Reason.TRANSFER_EXISTS, lambda: pair.register(other, number=50))
 
@@ -205,8 +205,8 @@ def test_a_grant_that_the_destination_does_not_know_brings_nothing_there(name: s
     pair = Pair(writers)
     answer = pair.reserve(32)
     tokens = {
-        "forged": grant(pair.d.me, access=Access.WRITE, secret=b"other"),
-        "another target": grant(pair.d.me, access=Access.WRITE, secret=SECRET, lease_id="l-9"),
+        "forged": grant(pair.d.me, access=AccessKind.WRITE, secret=b"other"),
+        "another target": grant(pair.d.me, access=AccessKind.WRITE, secret=SECRET, lease_id="l-9"),
         "ended": answer.token,
     }
     if name == "ended":
@@ -309,10 +309,10 @@ def test_a_push_is_delivered_under_one_access() -> None:
     token = pair.reserve(32).token
     pair.register(token)
     pair.finish(32, (1,), last=False)
-    twice = Opening(access_id(60), token, None, push_content=content(32))
+    twice = AccessOpening(access_id(60), token, None, push_content=content(32))
     (row,) = pair.d.opened(pair.p.me, twice)
     assert row.reason is Reason.ACCESS_REUSED
-    same = Opening(access_id(10), token, None, reverse_access_id=access_id(11), push_content=content(32))
+    same = AccessOpening(access_id(10), token, None, reverse_access_id=access_id(11), push_content=content(32))
     (row,) = pair.d.opened(pair.p.me, same)
     assert isinstance(row, events.Opened)
     (row,) = pair.d.opened(pair.p.me, replace(same, reverse_access_id=b""))
@@ -322,7 +322,7 @@ def test_a_push_is_delivered_under_one_access() -> None:
 def test_a_reverse_access_has_a_new_random_id() -> None:
     pair = Pair()
     token = pair.reserve(32).token
-    wanted = Opening(access_id(60), token, None, reverse_access_id=b"short", push_content=content(32))
+    wanted = AccessOpening(access_id(60), token, None, reverse_access_id=b"short", push_content=content(32))
     (row,) = pair.d.opened(pair.p.me, wanted)
     assert row.reason is Reason.INVALID_FIELD
 
@@ -335,7 +335,7 @@ def test_an_access_to_write_has_an_id_that_no_other_access_has(writers: Writers)
     pull = pair.d.pull(grant(pair.p.me, key=b"another request!"), 32, (8, 9), number=70)
     assert pair.d.one(actions.SendOpen).opening.access_id == access_id(70)
     for reverse in (b"", access_id(71)):
-        taken = Opening(access_id(70), token, None, reverse_access_id=reverse, push_content=content(32))
+        taken = AccessOpening(access_id(70), token, None, reverse_access_id=reverse, push_content=content(32))
         unchanged_by_row(pair, taken, Reason.ACCESS_REUSED)
     assert not pair.d.transfer(pull.id).over
 
@@ -345,13 +345,13 @@ def test_an_access_id_stands_for_one_kind_of_access() -> None:
     token = pair.reserve(32).token
     pair.register(token)
     pair.finish(32, (1,), last=False)
-    same = Opening(access_id(10), token, None, reverse_access_id=access_id(11), push_content=content(32))
+    same = AccessOpening(access_id(10), token, None, reverse_access_id=access_id(11), push_content=content(32))
     assert isinstance(pair.d.opened(pair.p.me, same)[0], events.Opened)
     unchanged_by_row(pair, replace(same, push_content=None), Reason.ACCESS_REUSED)
     unchanged_by_row(pair, replace(same, push_content=content(32, 7)), Reason.ACCESS_REUSED)
 
 
-def unchanged_by_row(pair: Pair, opening: Opening, reason: Reason) -> None:
+def unchanged_by_row(pair: Pair, opening: AccessOpening, reason: Reason) -> None:
     before = snapshot(pair.d.node)
     (row,) = pair.d.opened(pair.p.me, opening)
     assert row.reason is reason

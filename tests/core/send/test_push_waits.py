@@ -25,7 +25,7 @@ def test_parts_without_a_registration_end() -> None:
     failure = pair.p.transfer(sent.id).failure
     assert failure is not None
     assert failure.reason is Reason.REGISTRATION_TIMEOUT
-    assert [type(news) for news in pair.told["p"]] == [actions.Failed, actions.BlocksReturned]
+    assert [type(news) for news in pair.told["p"]] == [actions.FailedNews, actions.BlocksReturnedNews]
 
 
 @MODES
@@ -100,7 +100,7 @@ def test_the_verdict_on_a_part_is_the_same_when_it_is_asked_for_again(writers: W
     pair.moved()
     issuer, asking, number = (pair.d, pair.p, 10) if writers else (pair.p, pair.d, 11)
     done = pair.both()[1].nbytes_done
-    row = events.Settling(access_id(number), last=False, nbytes=16)
+    row = events.AccessSettling(access_id(number), last=False, nbytes=16)
     again = issuer.call(
         lambda c: events.SettleAccess(c, asking.me.engine_id, asking.me.incarnation, (row,)), principal="peer"
     )

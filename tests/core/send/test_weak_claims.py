@@ -7,10 +7,10 @@ import pytest
 
 from kvgrpc.core import actions, events
 from kvgrpc.core.events import AllocateBlocks, CloseOutcome, LeaseRef, ReclaimBlocks, RenewLeases
-from kvgrpc.core.tables.accesses import Opening
-from kvgrpc.core.tables.lacking import FORGOTTEN_S, KEPT, TOLD_EVERY_S
+from kvgrpc.core.tables.accesses import AccessOpening
+from kvgrpc.core.tables.lacking_requests import FORGOTTEN_S, KEPT, TOLD_EVERY_S
 from kvgrpc.core.tables.leases import LeaseState
-from kvgrpc.core.values.calls import Call
+from kvgrpc.core.values.call import Call
 from kvgrpc.core.values.grants import read_claims
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.core.values.limits import Limits
@@ -39,9 +39,9 @@ def hand_over(lead: Lead, number: int, *blocks: int, **fields: Any) -> Any:
     return lead.finish(16 * len(blocks), blocks, key=number.to_bytes(16, "big"), **more)
 
 
-def opening(number: int, made: Any, **fields: Any) -> Opening:
+def opening(number: int, made: Any, **fields: Any) -> AccessOpening:
     tokens, name = made.lease.token_count, made.lease.request_id
-    return Opening(access_id(number), made.token, claim(tokens), request_id=name, waits_for_blocks=True, **fields)
+    return AccessOpening(access_id(number), made.token, claim(tokens), request_id=name, waits_for_blocks=True, **fields)
 
 
 def waits(lead: Lead, number: int, made: Any, who: Any = D, **fields: Any) -> None:
@@ -121,7 +121,7 @@ def test_nobody_yields_within_the_default_firm_time_after_coming(lead: Lead) -> 
 
 def test_a_reader_that_has_blocks_does_not_yield(lead: Lead) -> None:
     made = hand_over(lead, 1, 0, 1)
-    lead.opened(D, Opening(access_id(1), made.token, claim(32)))
+    lead.opened(D, AccessOpening(access_id(1), made.token, claim(32)))
     lead.tick(FIRM_S)
     assert not reclaim(lead, 1).enough
 
@@ -138,7 +138,7 @@ def test_a_reader_that_says_that_it_reads_by_now_does_not_yield(lead: Lead) -> N
 
 def test_a_reader_that_asks_again_with_blocks_does_not_yield(lead: Lead) -> None:
     (made,) = full_of_readers(lead, (0, 1))
-    lead.opened(D, Opening(access_id(1), made.token, claim(32)))
+    lead.opened(D, AccessOpening(access_id(1), made.token, claim(32)))
     assert not reclaim(lead, 1).enough
     waits(lead, 1, made)
     assert not reclaim(lead, 1).enough
@@ -150,7 +150,7 @@ def test_of_several_readers_all_wait_and_all_are_younger_or_none_yields(lead: Le
     waits(lead, 2, made, E, request_time_us=T0 + 7)
     lead.tick(FIRM_S)
     assert not reclaim(lead, 1, RequestTime(T0 + 8, "x")).enough
-    lead.opened(E, Opening(access_id(2), made.token, claim(32), request_time_us=T0 + 7))
+    lead.opened(E, AccessOpening(access_id(2), made.token, claim(32), request_time_us=T0 + 7))
     assert not reclaim(lead, 1).enough
     lead.close(E, 2, outcome=CloseOutcome.FAILED)
     answer = reclaim(lead, 1, RequestTime(T0 + 8, "x"))
@@ -209,7 +209,7 @@ def test_a_reader_that_has_lost_its_blocks_is_told_and_gets_no_verdict_but_stale
 
 def test_who_waits_and_for_how_long_can_be_seen(lead: Lead) -> None:
     first, second = full_of_readers(lead, (0, 1), (2, 3))
-    lead.opened(D, Opening(access_id(1), first.token, claim(32)))
+    lead.opened(D, AccessOpening(access_id(1), first.token, claim(32)))
     ((lease, access),) = lead.node.weak_claims.waiting()
     assert (lease.id, access.consumer) == (second.lease.id, "d")
 

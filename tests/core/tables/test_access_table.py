@@ -2,12 +2,12 @@
 
 import pytest
 
-from kvgrpc.core.tables.accesses import STATES, Access, AccessState, CloseOutcome, Opening, pin_owner
+from kvgrpc.core.tables.accesses import STATES, Access, AccessOpening, AccessState, CloseOutcome, pin_owner
 from tests.core.nodes import check_table
 
 
 def access(state: AccessState = AccessState.WAITING) -> Access:
-    return Access(Opening(b"\x0a" * 16, b"token", None), "d", "d@1", "l-1", since=1.0, state=state)
+    return Access(AccessOpening(b"\x0a" * 16, b"token", None), "d", "d@1", "l-1", since=1.0, state=state)
 
 
 def test_every_move_of_the_table_happens_and_no_other() -> None:

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from kvgrpc.core.tables.ledger import Ledger, RowKind, Share, share_of
+from kvgrpc.core.tables.ledger import Ledger, LedgerShare, RowKind, share_of
 from kvgrpc.core.tables.tombstones import Tombstones
-from kvgrpc.core.values.calls import Call
+from kvgrpc.core.values.call import Call
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.core.values.owners import ENGINE, PEER
 from kvgrpc.errors import Exhausted, Reason
@@ -24,7 +24,11 @@ def filled(**callers: int) -> Ledger:
 
 
 def test_who_is_in_which_share() -> None:
-    assert [share_of(payer) for payer in (ENGINE, f"{PEER}d@1", "x")] == [Share.ENGINE, Share.PEERS, Share.CALLERS]
+    assert [share_of(payer) for payer in (ENGINE, f"{PEER}d@1", "x")] == [
+        LedgerShare.ENGINE,
+        LedgerShare.PEERS,
+        LedgerShare.CALLERS,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +79,7 @@ def test_a_row_that_is_dropped_makes_room() -> None:
     ledger = filled(a=40)
     ledger.drop(RowKind.LEASE, 0)
     ledger.drop(RowKind.LEASE, 0)
-    assert (ledger.total, ledger.by_payer, ledger.by_share[Share.CALLERS]) == (0, {}, 0)
+    assert (ledger.total, ledger.by_payer, ledger.by_share[LedgerShare.CALLERS]) == (0, {}, 0)
     ledger.check("a", 40)
 
 

@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvgrpc.core.tables.allocator import Allocator, Terms
 from kvgrpc.core.tables.pins import EXCLUSIVE, Pin, PinKind, PinTable
-from kvgrpc.core.values.descriptors import Blocks
+from kvgrpc.core.values.block_ids import Blocks
 from kvgrpc.core.values.owners import ENGINE
 from kvgrpc.errors import Exhausted, PreconditionFailed, Reason
 from tests.core.nodes import ids, refused

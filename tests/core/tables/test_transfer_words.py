@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kvgrpc.core.state.move import Stage
+from kvgrpc.core.state.move import MoveStage
 from kvgrpc.core.tables.transfer_table import TransferTable
 from kvgrpc.core.tables.transfers import PHASES, WAITS, Transfer
 from sim import drawn, run
@@ -15,7 +15,7 @@ STEPS = 600
 
 
 def test_the_stages_of_moves_are_phases() -> None:
-    assert {stage.value for stage in Stage if stage is not Stage.ENDED} <= set(PHASES)
+    assert {stage.value for stage in MoveStage if stage is not MoveStage.ENDED} <= set(PHASES)
 
 
 def test_runs_produce_the_phases_and_waits_that_are_stated(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from kvgrpc.core.tables.accesses import Verdict
 from kvgrpc.core.tables.transfers import State
 from kvgrpc.core.tables.turns import Turns
 from kvgrpc.core.values import parts
-from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.byte_runs import Runs
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import Reason
 from tests.core.nodes import Lead, answer_of, describe, endpoints, full, grant
@@ -219,7 +219,7 @@ class Link:
                 case actions.SendSettle():
                     answered = events.SettleAnswered(action.settling.access_id, Verdict(valid=True))
                     self._perform(self.lead.feed(answered))
-                case actions.TellEngine(actions.Received() as news):
+                case actions.TellEngine(actions.ReceivedNews() as news):
                     self._received(news.transfer_id)
 
     def _received(self, transfer_id: str) -> None:

@@ -5,20 +5,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvgrpc.core.tensors.calls import LeadAddress
+from kvgrpc.core.tensors.descriptions import ANY, Description, ExpectedTensor, NamedTensor, TensorId
 from kvgrpc.core.tensors.rows import (
-    Answer,
+    AnswerCall,
     BringBack,
     Drop,
-    Offer,
     Purpose,
     Renew,
     Tensor,
     TensorLimits,
-    Wait,
+    TensorOffer,
+    TensorWait,
     Withdraw,
 )
 from kvgrpc.core.tensors.table import TensorTable
-from kvgrpc.core.tensors.values import ANY, Description, Expected, Named, TensorId
 from kvgrpc.core.values.owners import ANONYMOUS
 from kvgrpc.errors import Reason
 
@@ -52,7 +52,7 @@ class Store:
         effects, self.table.effects = self.table.effects, []
         for effect in effects:
             match effect:
-                case Answer(wait, result):
+                case AnswerCall(wait, result):
                     assert wait not in self.answers, "a call is answered once"
                     self.answers[wait] = result
                 case Renew(offers):
@@ -65,7 +65,7 @@ class Store:
                     self.wanted_back.append(tensor)
 
     def arrive(self, name: str = "a", pages: int = 1, ttl_s: float = 100.0, key: bytes = KEY) -> Tensor:
-        (tensor,) = self.table.arrive([Named(named(name, key), of_pages(pages))], "peer:1", ttl_s, self.now)
+        (tensor,) = self.table.arrive([NamedTensor(named(name, key), of_pages(pages))], "peer:1", ttl_s, self.now)
         self.take()
         tensor.allocation_id = f"b-{name}"
         return tensor
@@ -79,19 +79,23 @@ class Store:
         return made
 
     def ask(
-        self, name: str = "a", purpose: Purpose = Purpose.GIVEN, expected: Expected = ANY, wait_s: float = 10.0,
+        self, name: str = "a", purpose: Purpose = Purpose.GIVEN, expected: ExpectedTensor = ANY, wait_s: float = 10.0,
         *, fetches: bool = False, caller: str = ANONYMOUS,
     ) -> int:  # fmt: skip
         """Makes a call that waits, and returns its number."""
         self.waits += 1
-        wait = Wait(self.waits, named(name), purpose, self.now + wait_s, expected, fetches, caller)
+        wait = TensorWait(self.waits, named(name), purpose, self.now + wait_s, expected, fetches, caller)
         self.table.ask(wait, self.now)
         self.take()
         return self.waits
 
-    def offer(self, name: str = "a", pages: int = 1, allocation: str = "b-1", to: str = "", count: int = 1) -> Offer:
+    def offer(
+        self, name: str = "a", pages: int = 1, allocation: str = "b-1", to: str = "", count: int = 1
+    ) -> TensorOffer:
         consumers = (LeadAddress(to),) if to else ()
-        offer = self.table.offer(Offer(named(name), of_pages(pages), pages, allocation, consumers, self.now, count))
+        offer = self.table.offer(
+            TensorOffer(named(name), of_pages(pages), pages, allocation, consumers, self.now, count)
+        )
         self.take()
         return offer
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from kvgrpc.core.tables.timers import STALE_MIN
-from kvgrpc.core.tensors.rows import Purpose, Stage
-from kvgrpc.core.tensors.values import Expected, Named
+from kvgrpc.core.tensors.descriptions import ExpectedTensor, NamedTensor
+from kvgrpc.core.tensors.rows import Purpose, TensorStage
 from kvgrpc.core.values.owners import ENGINE, SCHEDULER
 from kvgrpc.errors import (
     AlreadyExists,
@@ -64,7 +64,7 @@ def test_who_puts_it_hears_that_it_is_stored_and_nobody_holds_it_for_that() -> N
 def test_put_twice_it_is_one_tensor() -> None:
     made = store()
     made.arrive("a")
-    assert made.table.arrive([Named(named("a"), of_pages())], "other:1", 1.0, made.now) == []
+    assert made.table.arrive([NamedTensor(named("a"), of_pages())], "other:1", 1.0, made.now) == []
     assert len(made.table.tensors) == 1
 
 
@@ -72,12 +72,12 @@ def test_another_tensor_under_its_name_is_refused() -> None:
     made = store()
     made.arrive("a")
     with pytest.raises(AlreadyExists) as raised:
-        made.table.arrive([Named(named("a"), of_pages(2))], "peer:1", 1.0, made.now)
+        made.table.arrive([NamedTensor(named("a"), of_pages(2))], "peer:1", 1.0, made.now)
     assert raised.value.reason is Reason.TRANSFER_EXISTS
 
 
-def bundle(*names: str, pages: int = 1) -> list[Named]:
-    return [Named(named(name), of_pages(pages)) for name in names]
+def bundle(*names: str, pages: int = 1) -> list[NamedTensor]:
+    return [NamedTensor(named(name), of_pages(pages)) for name in names]
 
 
 def test_a_bundle_arrives_as_the_tensors_that_it_is_of() -> None:
@@ -106,13 +106,13 @@ def test_a_bundle_arrives_as_the_tensors_that_it_is_of() -> None:
     ids=lambda value: value.name if isinstance(value, Reason) else value[-1].id.name,
 )
 def test_a_bundle_of_which_one_is_refused_changes_nothing_and_nobody_else_hears_it(
-    wrong: list[Named], reason: Reason
+    wrong: list[NamedTensor], reason: Reason
 ) -> None:
     made = store(64, tensors=3)
     made.store("here")
     made.offer("mine")
     made.table.release(KEY, [named("ended")], Reason.TRANSFER_ENDED, made.now)
-    made.ask("other", expected=Expected(dtype="float16"))
+    made.ask("other", expected=ExpectedTensor(dtype="float16"))
     before = (made.stages(), dict(made.answers))
     with pytest.raises(KVGrpcError) as raised:
         made.table.arrive(wrong, "peer:1", 1.0, made.now)
@@ -134,13 +134,13 @@ def test_parts_and_requests_of_one_name_are_tensors_of_their_own() -> None:
     made = store()
     made.store("a")
     made.store("a", key=OTHER)
-    assert made.table.arrive([Named(named("a", part=1), of_pages())], "peer:1", 1.0, made.now)
+    assert made.table.arrive([NamedTensor(named("a", part=1), of_pages())], "peer:1", 1.0, made.now)
     assert len(made.table.tensors) == 3
 
 
 def test_what_is_not_expected_is_refused_to_who_puts_it_and_to_who_asked() -> None:
     made = store()
-    wrong, right = made.ask("a", expected=Expected(dtype="float16")), made.ask("a")
+    wrong, right = made.ask("a", expected=ExpectedTensor(dtype="float16")), made.ask("a")
     with pytest.raises(PreconditionFailed) as raised:
         made.arrive("a")
     made.take()
@@ -157,7 +157,7 @@ def test_a_tensor_that_is_here_and_is_not_what_is_asked_for_is_refused_and_stays
     made = store()
     made.store("a")
     with pytest.raises(PreconditionFailed):
-        made.ask("a", expected=Expected(layer=3))
+        made.ask("a", expected=ExpectedTensor(layer=3))
     assert made.stages() == {"a": "stored"}
 
 
@@ -300,7 +300,7 @@ def test_a_stage_that_cannot_follow_is_a_defect() -> None:
     made = store()
     (tensor,) = made.store("a")
     with pytest.raises(AssertionError):
-        tensor.move_to(Stage.SPILLED, 0.0)
+        tensor.move_to(TensorStage.SPILLED, 0.0)
 
 
 def test_the_same_events_have_the_same_effects() -> None:

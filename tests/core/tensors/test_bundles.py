@@ -2,19 +2,19 @@
 
 import pytest
 
-from kvgrpc.core.tensors.bundles import TENSORS_MAX, WAIT_S, Gathering
-from kvgrpc.core.tensors.calls import Get, Put, Wanted
-from kvgrpc.core.tensors.rows import Offer
-from kvgrpc.core.tensors.values import ANY, Expected, Named
+from kvgrpc.core.tensors.bundles import TENSORS_MAX, WAIT_S, BundleQueue
+from kvgrpc.core.tensors.calls import Get, Put, WantedTensor
+from kvgrpc.core.tensors.descriptions import ANY, ExpectedTensor, NamedTensor
+from kvgrpc.core.tensors.rows import TensorOffer
 from tests.core.tensors.made_tensors import Store, named, of_pages, store
 
 NOW, MOST = 100.0, 16
 LATER = NOW + WAIT_S
 
 
-def gathering(*names: str, pages: int = 1, under_way: bool = True) -> Gathering[str, str]:
+def gathering(*names: str, pages: int = 1, under_way: bool = True) -> BundleQueue[str, str]:
     """Makes one route on which `names` wait; with `under_way`, behind a bundle in flight."""
-    made: Gathering[str, str] = Gathering()
+    made: BundleQueue[str, str] = BundleQueue()
     if under_way:
         made.add("r", "first", 1, NOW)
         assert made.take("r", MOST, NOW) == ["first"]
@@ -83,7 +83,7 @@ def test_what_is_taken_back_does_not_go() -> None:
 
 
 def test_routes_wait_by_themselves_in_the_order_of_their_waiting() -> None:
-    made: Gathering[str, str] = Gathering()
+    made: BundleQueue[str, str] = BundleQueue()
     for i, route in enumerate("rst"):
         made.add(route, "first", 1, NOW)
         made.take(route, MOST, NOW)
@@ -100,22 +100,22 @@ def test_routes_wait_by_themselves_in_the_order_of_their_waiting() -> None:
 
 
 def test_a_call_is_about_its_own_tensor_first_and_then_the_bundled_ones() -> None:
-    further = Named(named("b"), of_pages(2))
-    assert Put(named("a"), of_pages(1), bundled=(further,)).tensors == (Named(named("a"), of_pages(1)), further)
-    wanted = Wanted(named("b"))
-    assert Get(named("a"), ANY, bundled=(wanted,)).wanted == (Wanted(named("a")), wanted)
+    further = NamedTensor(named("b"), of_pages(2))
+    assert Put(named("a"), of_pages(1), bundled=(further,)).tensors == (NamedTensor(named("a"), of_pages(1)), further)
+    wanted = WantedTensor(named("b"))
+    assert Get(named("a"), ANY, bundled=(wanted,)).wanted == (WantedTensor(named("a")), wanted)
 
 
-def kept(made: Store, name: str, pages: int = 1, *, to: str = "", count: int = 1) -> Offer:
+def kept(made: Store, name: str, pages: int = 1, *, to: str = "", count: int = 1) -> TensorOffer:
     """Makes an offer that stands."""
     offer = made.offer(name, pages, f"b-{name}", to, count)
     made.table.offered(offer, b"token", f"t-{name}")
     return offer
 
 
-def together(made: Store, *names: str, most_pages: int = MOST, expected: Expected = ANY) -> list[str]:
+def together(made: Store, *names: str, most_pages: int = MOST, expected: ExpectedTensor = ANY) -> list[str]:
     """Returns the names of the tensors that go with a get of `names`."""
-    found = made.table.kept.together([Wanted(named(name), expected) for name in names], most_pages)
+    found = made.table.kept.together([WantedTensor(named(name), expected) for name in names], most_pages)
     return [offer.id.name for offer in found]
 
 
@@ -141,8 +141,8 @@ def test_what_is_for_several_or_sent_or_not_ready_or_read_already_goes_by_itself
 def test_what_is_not_as_expected_is_left_to_a_call_of_its_own() -> None:
     made = store()
     kept(made, "a")
-    assert together(made, "a", expected=Expected(dtype="float64")) == []
-    assert together(made, "a", expected=Expected(dtype="uint8")) == ["a"]
+    assert together(made, "a", expected=ExpectedTensor(dtype="float64")) == []
+    assert together(made, "a", expected=ExpectedTensor(dtype="uint8")) == ["a"]
 
 
 @pytest.mark.parametrize(("most", "names"), [(0, []), (1, ["c"]), (2, ["a"]), (3, ["a", "c"]), (5, ["a", "b"])])

@@ -2,9 +2,9 @@
 
 import pytest
 
+from kvgrpc.core.tensors.descriptions import ExpectedTensor
 from kvgrpc.core.tensors.ended import Ended
-from kvgrpc.core.tensors.rows import Offer, Purpose
-from kvgrpc.core.tensors.values import Expected
+from kvgrpc.core.tensors.rows import Purpose, TensorOffer
 from kvgrpc.core.values.owners import ENGINE
 from kvgrpc.errors import AlreadyExists, Exhausted, PreconditionFailed, Reason
 from tests.core.tensors.made_tensors import KEY, OTHER, named, of_pages, store
@@ -206,14 +206,14 @@ def test_an_offer_and_a_tensor_of_others_never_have_one_name() -> None:
 
 def test_an_offer_that_is_not_what_is_asked_for_is_refused_to_both() -> None:
     made = store()
-    asked = made.ask("a", Purpose.OFFERED, Expected(dtype="float64"))
+    asked = made.ask("a", Purpose.OFFERED, ExpectedTensor(dtype="float64"))
     with pytest.raises(PreconditionFailed):
         made.offer("a")
     made.take()
     assert made.answers[asked].reason is Reason.CONTENT_MISMATCH
     made.table.offered(made.offer("a"), b"token", "t-1")
     with pytest.raises(PreconditionFailed):
-        made.ask("a", Purpose.OFFERED, Expected(dtype="float64"))
+        made.ask("a", Purpose.OFFERED, ExpectedTensor(dtype="float64"))
 
 
 def test_more_offers_than_may_be_are_refused_with_a_delay() -> None:
@@ -236,5 +236,5 @@ def test_an_offer_that_was_replaced_by_another_ends_alone() -> None:
 def test_an_offer_says_which_pages_it_takes() -> None:
     made = store()
     offer = made.offer("a", pages=3)
-    assert isinstance(offer, Offer)
+    assert isinstance(offer, TensorOffer)
     assert made.table.check_size(of_pages(3)) == offer.pages == 3

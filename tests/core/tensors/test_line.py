@@ -2,7 +2,7 @@
 
 from hypothesis import given, settings, strategies as st
 
-from kvgrpc.core.tensors.line import ABSENT_MAX, KEPT_S, RESERVED, Line, Place
+from kvgrpc.core.tensors.line import ABSENT_MAX, KEPT_S, RESERVED, Line, LinePlace
 from tests.core.tensors.made_tensors import named
 
 PAGES = 64
@@ -10,7 +10,7 @@ ROOM = PAGES - PAGES // RESERVED
 NOW = 100.0
 
 
-def joined(line: Line, name: str, pages: int = 1, *, urgent: bool = False) -> Place:
+def joined(line: Line, name: str, pages: int = 1, *, urgent: bool = False) -> LinePlace:
     return line.join(named(name), pages, urgent=urgent)
 
 

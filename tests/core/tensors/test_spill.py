@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from kvgrpc.core.tensors.descriptions import TensorId
 from kvgrpc.core.tensors.rows import Purpose, Tensor
 from kvgrpc.core.tensors.spill import PASSED_OVER_MAX
-from kvgrpc.core.tensors.values import TensorId
 from kvgrpc.errors import Exhausted, Reason
 from tests.core.tensors.made_tensors import Store, all_spilled, named, spilling, store
 

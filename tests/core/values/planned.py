@@ -5,10 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgrpc.core.values.bridge import Bridge, Side
-from kvgrpc.core.values.calls import LayerRange
+from kvgrpc.core.values.block_ids import Ids
+from kvgrpc.core.values.bridge import Bridge, BridgeSide
+from kvgrpc.core.values.byte_runs import Runs
+from kvgrpc.core.values.call import LayerRange
 from kvgrpc.core.values.chunks import Chunk
-from kvgrpc.core.values.descriptors import Ids, Runs
 from kvgrpc.core.values.layout import PoolLayout
 
 
@@ -20,7 +21,7 @@ def planned(bridge: Bridge, *chunks: Chunk) -> Runs:
 
 def alone(pool: PoolLayout, other: PoolLayout | None = None) -> Bridge:
     """Makes the bridge between two engines of one rank each."""
-    return Bridge(Side(pool, 1), Side(other or pool, 1))
+    return Bridge(BridgeSide(pool, 1), BridgeSide(other or pool, 1))
 
 
 def plan_runs(

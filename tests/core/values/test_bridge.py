@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from kvgrpc.core.values.bridge import Bridge, Side, bridges
+from kvgrpc.core.values.bridge import Bridge, BridgeSide, bridges
 from kvgrpc.core.values.chunks import Chunk, Size
 from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region, TensorKind, uniform_layout
 from kvgrpc.core.values.obstacles import differences
@@ -76,11 +76,11 @@ def test_layers_one_after_the_other_are_all_layers(made: Move) -> None:
     assert sum(bridge.bytes_of([chunk]) for chunk in chunks) == bridge.bytes_of([whole])
 
 
-def side(ranks: int, total: int = 4, *, tokens: int = 16, kind: GroupKind = GroupKind.FULL_ATTENTION) -> Side:
+def side(ranks: int, total: int = 4, *, tokens: int = 16, kind: GroupKind = GroupKind.FULL_ATTENTION) -> BridgeSide:
     heads = 1 if kind is GroupKind.MLA else max(total // ranks, 1)
     latent = kind is GroupKind.MLA
     group = Group("g", kind, 2, tokens, 8, heads, 64, "uint8", total_kv_heads=0 if latent else total)
-    return Side(uniform_layout(group, (1 if latent else 2) * tokens * heads * 64), ranks)
+    return BridgeSide(uniform_layout(group, (1 if latent else 2) * tokens * heads * 64), ranks)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def side(ranks: int, total: int = 4, *, tokens: int = 16, kind: GroupKind = Grou
     ],
 )
 def test_a_rank_reads_what_it_needs_once_and_ranks_that_have_the_same_share_the_work(
-    source: Side, destination: Side, pairs: list[tuple[int, int]]
+    source: BridgeSide, destination: BridgeSide, pairs: list[tuple[int, int]]
 ) -> None:
     assert list(map(tuple, Bridge(source, destination).pairs)) == pairs
 
@@ -108,7 +108,7 @@ def test_ranks_meet_for_what_moves_either_way() -> None:
 
 
 def test_whole_blocks_move_where_both_sides_are_alike_however_small_they_are() -> None:
-    tiny = Side(uniform_layout(Group("g", GroupKind.FULL_ATTENTION, 2, 16, 8, 1, 1, "uint8"), 8), 1)
+    tiny = BridgeSide(uniform_layout(Group("g", GroupKind.FULL_ATTENTION, 2, 16, 8, 1, 1, "uint8"), 8), 1)
     bridge = Bridge(tiny, tiny)
     assert not bridge.repacked
     assert not bridge.cuts_blocks(0)
@@ -124,7 +124,7 @@ def test_blocks_of_which_nothing_is_known_come_from_the_same_layer_and_tensor(li
     source, destination = PoolLayout((group,), tuple(rows), 2048), PoolLayout(
         (group,), tuple(rows[i] for i in listed), 2048
     )  # fmt: skip
-    (planned,) = Bridge(Side(source, 1), Side(destination, 1)).plan([Chunk((ids(1),), (ids(2),), None)])
+    (planned,) = Bridge(BridgeSide(source, 1), BridgeSide(destination, 1)).plan([Chunk((ids(1),), (ids(2),), None)])
     runs = sorted(zip(planned.runs.src.tolist(), planned.runs.dst.tolist(), strict=True))
     assert runs == [(512 * i + 64, 512 * i + 128) for i in range(4)]
 
@@ -144,7 +144,7 @@ def test_a_state_is_one_block_whatever_its_block_is_said_to_hold() -> None:
     group = Group("s", GroupKind.STATE, 1, 16, 8, 1, 1, "uint8")
     wide = replace(group, block_tokens=2048)
     regions = (Region(0, 0, 1, 0, 64, 64, TensorKind.STATE),)
-    here, there = (Side(PoolLayout((some,), regions, 512), 1) for some in (group, wide))
+    here, there = (BridgeSide(PoolLayout((some,), regions, 512), 1) for some in (group, wide))
     bridge = Bridge(here, there)
     (planned,) = bridge.plan([Chunk((ids(3),), (ids(5),), None, (bridge.begins(0, 40, 1),))])
     assert [planned.runs.src.tolist(), planned.runs.dst.tolist(), planned.runs.nbytes.tolist()] == [[192], [320], [64]]

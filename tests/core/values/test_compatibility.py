@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from kvgrpc.core.tensors.store import store_layout
+from kvgrpc.core.tensors.store_layout import store_layout
 from kvgrpc.core.values.compatibility import check_compatible, compare, protocol
 from kvgrpc.core.values.layout import Group, GroupKind, PoolKind, PoolLayout, Region, TensorKind, uniform_layout
 from kvgrpc.core.values.obstacles import EQUAL_FIELDS, SCHEMA_NAMES, SPLIT_FIELDS

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from kvgrpc.core.values.content import PREFIX_BYTES_MAX, TOUCHES_MAX, Claim, Content, Item, chain, check, claim
+from kvgrpc.core.values.content import PREFIX_BYTES_MAX, TOUCHES_MAX, ContentClaim, ContentId, Item, chain, check, claim
 from kvgrpc.errors import InvalidRequest, OutOfRange, PreconditionFailed, Reason
 from tests.core.nodes import refused
 from tests.core.values import vectors
@@ -92,7 +92,7 @@ def test_another_token_changes_every_digest_from_its_unit_on_and_none_before(tok
 
 @pytest.mark.parametrize("field", ["adapter", "cache_salt", "weights_revision"])
 def test_another_adapter_salt_or_revision_changes_every_digest(field: str) -> None:
-    def of(text: str) -> Content:
+    def of(text: str) -> ContentId:
         fields: dict[str, Any] = {field: text}
         return chain(range(70), **fields)
 
@@ -121,7 +121,7 @@ def test_another_item_changes_every_digest_from_the_first_unit_that_it_touches(o
     assert_differs_from(chain(range(70), items=[ITEM]), chain(range(70), items=other), unit)
 
 
-def assert_differs_from(one: Content, other: Content, unit: int) -> None:
+def assert_differs_from(one: ContentId, other: ContentId, unit: int) -> None:
     """Asserts that every digest differs from that unit on, and none before."""
     assert one.tokens == other.tokens
     units = range(0, len(one.digests), 32)
@@ -138,7 +138,7 @@ def test_an_item_past_a_cut_leaves_the_digest_at_the_cut_alone() -> None:
 @pytest.mark.parametrize("tokens", [0, -1])
 def test_a_content_covers_at_least_one_token(tokens: int) -> None:
     with refused(Reason.CONTENT_REQUIRED, InvalidRequest):
-        Content(tokens, opaque=b"x")
+        ContentId(tokens, opaque=b"x")
     with refused(Reason.CONTENT_REQUIRED, InvalidRequest):
         chain([])
 
@@ -146,13 +146,13 @@ def test_a_content_covers_at_least_one_token(tokens: int) -> None:
 def test_a_content_is_a_chain_or_an_opaque_id_and_never_both() -> None:
     for digests, opaque in ((b"", b""), (b"d" * 32, b"x"), (b"", b"x" * 65)):
         with refused(Reason.CONTENT_REQUIRED, InvalidRequest):
-            Content(1, digests, opaque)
+            ContentId(1, digests, opaque)
 
 
 @pytest.mark.parametrize(("tokens", "nbytes"), [(16, 31), (16, 64), (17, 32), (1, 33)])
 def test_a_chain_has_one_digest_for_each_unit(tokens: int, nbytes: int) -> None:
     with refused(Reason.INVALID_FIELD, InvalidRequest):
-        Content(tokens, b"d" * nbytes)
+        ContentId(tokens, b"d" * nbytes)
 
 
 @pytest.mark.parametrize("token_ids", [[-1], [2**32], [1, 2, -3]])
@@ -169,7 +169,7 @@ def test_an_item_has_a_digest_and_occupies_tokens(item: tuple[bytes, int, int]) 
 
 def test_what_is_as_long_as_it_may_be_is_accepted() -> None:
     assert Item(b"x" * 64, 2**32 - 1, 1).length == 1
-    assert Content(1, opaque=b"x" * 64).tokens == 1
+    assert ContentId(1, opaque=b"x" * 64).tokens == 1
 
 
 def test_items_that_would_cost_more_than_the_tokens_are_refused() -> None:
@@ -194,7 +194,7 @@ def test_the_content_of_the_first_tokens_is_what_they_alone_would_have(tokens: i
 
 
 def test_only_what_has_a_digest_can_be_cut_there() -> None:
-    opaque = Content(40, opaque=b"prompt")
+    opaque = ContentId(40, opaque=b"prompt")
     assert opaque.first(40) == opaque
     for made, tokens in ((chain(FORTY), 39), (chain(FORTY), 0), (chain(FORTY), 41), (opaque, 32)):
         with refused(Reason.CONTENT_RANGE, OutOfRange):
@@ -214,7 +214,7 @@ def test_only_what_has_a_digest_can_be_cut_there() -> None:
 )
 def test_the_default_is_the_largest_prefix_that_both_can_name(own: int, offer: int, use: int, expected: int) -> None:
     made = claim(chain(range(own)), offer, use)
-    assert made == Claim(expected, chain(range(expected)).digest(expected))
+    assert made == ContentClaim(expected, chain(range(expected)).digest(expected))
 
 
 def test_a_ragged_offer_can_be_used_whole_when_its_length_was_known() -> None:
@@ -233,8 +233,8 @@ def test_a_prefix_that_one_side_cannot_name_is_refused(own: int, offer: int, use
 
 
 def test_an_opaque_id_is_used_whole() -> None:
-    own = Content(40, opaque=b"request 7")
-    assert claim(own, 40, 0) == claim(own, 40, 40) == Claim(40, opaque=b"request 7")
+    own = ContentId(40, opaque=b"request 7")
+    assert claim(own, 40, 0) == claim(own, 40, 40) == ContentClaim(40, opaque=b"request 7")
     for offer, use in ((40, 16), (41, 0)):
         with refused(Reason.CONTENT_RANGE, OutOfRange):
             claim(own, offer, use)
@@ -243,8 +243,8 @@ def test_an_opaque_id_is_used_whole() -> None:
 def test_what_both_computed_from_the_same_matches() -> None:
     offer = chain(FORTY)
     for tokens in (16, 32, 40):
-        check(offer, Claim(tokens, chain(FORTY[:tokens]).digest(tokens)))
-    check(Content(4, opaque=b"x"), Claim(4, opaque=b"x"))
+        check(offer, ContentClaim(tokens, chain(FORTY[:tokens]).digest(tokens)))
+    check(ContentId(4, opaque=b"x"), ContentClaim(4, opaque=b"x"))
 
 
 @pytest.mark.parametrize(
@@ -258,10 +258,10 @@ def test_what_both_computed_from_the_same_matches() -> None:
     ],
     ids=["tokens", "adapter", "salt", "weights", "item"],
 )
-def test_what_was_computed_from_something_else_does_not_match(other: Content) -> None:
+def test_what_was_computed_from_something_else_does_not_match(other: ContentId) -> None:
     for tokens in (16, 32, 40):
         with refused(Reason.CONTENT_MISMATCH, PreconditionFailed):
-            check(chain(FORTY), Claim(tokens, other.digest(tokens)))
+            check(chain(FORTY), ContentClaim(tokens, other.digest(tokens)))
 
 
 def test_prompts_match_up_to_where_they_diverge() -> None:
@@ -274,11 +274,14 @@ def test_prompts_match_up_to_where_they_diverge() -> None:
 def test_a_claim_past_or_inside_the_offer_is_refused() -> None:
     for tokens in (0, 17, 41, 48):
         with refused(Reason.CONTENT_RANGE, OutOfRange):
-            check(chain(FORTY), Claim(tokens, b"d" * 32))
+            check(chain(FORTY), ContentClaim(tokens, b"d" * 32))
 
 
 def test_both_sides_state_their_content_in_the_same_form() -> None:
-    for offer, wanted in ((chain(FORTY), Claim(40, opaque=b"x")), (Content(40, opaque=b"x"), Claim(40, b"d" * 32))):
+    for offer, wanted in (
+        (chain(FORTY), ContentClaim(40, opaque=b"x")),
+        (ContentId(40, opaque=b"x"), ContentClaim(40, b"d" * 32)),
+    ):
         with refused(Reason.CONTENT_REQUIRED, PreconditionFailed):
             check(offer, wanted)
 
@@ -286,12 +289,12 @@ def test_both_sides_state_their_content_in_the_same_form() -> None:
 def test_an_opaque_id_for_more_tokens_than_are_on_offer_is_refused() -> None:
     for tokens in (0, 41, 48):
         with refused(Reason.CONTENT_RANGE, OutOfRange):
-            check(Content(40, opaque=b"x"), Claim(tokens, opaque=b"x"))
+            check(ContentId(40, opaque=b"x"), ContentClaim(tokens, opaque=b"x"))
 
 
 def test_opaque_ids_are_compared_whole() -> None:
-    offer = Content(40, opaque=b"x")
-    for wanted in (Claim(40, opaque=b"y"), Claim(32, opaque=b"x")):
+    offer = ContentId(40, opaque=b"x")
+    for wanted in (ContentClaim(40, opaque=b"y"), ContentClaim(32, opaque=b"x")):
         with refused(Reason.CONTENT_MISMATCH, PreconditionFailed):
             check(offer, wanted)
 
@@ -318,12 +321,12 @@ def test_a_claim_states_digests_of_whole_units_only() -> None:
     assert claim(own, 40, 0, prefix=True).prefix == own.digests[:64]
     for stated in (own.digests, own.digests[:33]):
         with refused(Reason.INVALID_FIELD, InvalidRequest):
-            Claim(40, own.digest(40), prefix=stated)
+            ContentClaim(40, own.digest(40), prefix=stated)
 
 
 def test_a_claim_of_too_many_tokens_states_none() -> None:
     """A larger claim would exceed the size of a message."""
     tokens = PREFIX_BYTES_MAX // 2
     for more, stated in ((0, PREFIX_BYTES_MAX), (16, 0)):
-        own = Content(tokens + more, bytes((tokens + more) * 2))
+        own = ContentId(tokens + more, bytes((tokens + more) * 2))
         assert len(claim(own, tokens + more, 0, prefix=True).prefix) == stated

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from kvgrpc.core.values.block_ids import Blocks
 from kvgrpc.core.values.coverage import covered
-from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region
 from tests.core.nodes import aliased, full, hybrid, ids
 from tests.core.random_layouts import Move, moves

@@ -5,6 +5,7 @@ import itertools
 import pytest
 
 from kvgrpc.core.values.endpoints import (
+    AllocationSpan,
     CmaEndpoint,
     CudaVmmEndpoint,
     LoopbackEndpoint,
@@ -14,13 +15,14 @@ from kvgrpc.core.values.endpoints import (
     RankEndpoint,
     Segment,
     ShmEndpoint,
-    Span,
 )
 
 OFFERS = {
     "shm": ShmEndpoint("@s", b"token", 64, b"nonce", 64),
     "cma": CmaEndpoint(ProcessEndpoint("@p", b"token"), ()),
-    "cuda_vmm": CudaVmmEndpoint("@g", b"token", b"gpu", b"nonce", (64, 64), (Span(0, 8, 56), Span(1, 0, 7))),
+    "cuda_vmm": CudaVmmEndpoint(
+        "@g", b"token", b"gpu", b"nonce", (64, 64), (AllocationSpan(0, 8, 56), AllocationSpan(1, 0, 7))
+    ),
     "nixl": NixlEndpoint("a", b"metadata", "UCX", ()),
     "loopback": LoopbackEndpoint("k", 64),
 }

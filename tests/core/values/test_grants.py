@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 
 from kvgrpc.core.values.grants import (
     GRANT_BYTES_MAX,
-    Access,
+    AccessKind,
     Claims,
     OnAbort,
     from_json,
@@ -28,13 +28,13 @@ from tests.core.values import vectors
 
 CASES: list[dict[str, Any]] = json.loads((vectors.FOLDER / "grant.json").read_text(encoding="utf-8"))["cases"]
 KEY = signing_key(b"s" * 32)
-CLAIMS = Claims(Access.READ, "p", 7, "host:1", "l-1", b"k" * 16, 30.0, 3, 40)
+CLAIMS = Claims(AccessKind.READ, "p", 7, "host:1", "l-1", b"k" * 16, 30.0, 3, 40)
 TOKEN = mint(CLAIMS, KEY)
 
 
 def claims_of(case: dict[str, Any]) -> Claims:
     return Claims(
-        Access[case["access"]],
+        AccessKind[case["access"]],
         case["engine_id"],
         int(case["incarnation"], 16),
         case["address"],
@@ -85,7 +85,7 @@ TEXT = st.text(st.characters(codec="utf-8"), max_size=12)
 @given(
     st.builds(
         Claims,
-        access=st.sampled_from(Access),
+        access=st.sampled_from(AccessKind),
         engine_id=TEXT,
         incarnation=st.integers(0, 2**64 - 1),
         address=TEXT,
@@ -174,7 +174,7 @@ def test_a_token_changed_at_any_byte_to_any_other_is_refused() -> None:
         for byte in set(range(256)) - {TOKEN[at]}:
             forged = TOKEN[:at] + bytes([byte]) + TOKEN[at + 1 :]
             with pytest.raises((InvalidRequest, PermissionDenied, Aborted)) as caught:
-                verify(forged, KEY, "p", 7, Access.READ)
+                verify(forged, KEY, "p", 7, AccessKind.READ)
             assert caught.value.reason in FORGED
 
 
@@ -187,7 +187,7 @@ def test_a_token_with_any_part_replaced_is_refused(start: int, end: int, part: b
     if forged == TOKEN:
         return
     with pytest.raises((InvalidRequest, PermissionDenied, Aborted)) as caught:
-        verify(forged, KEY, "p", 7, Access.READ)
+        verify(forged, KEY, "p", 7, AccessKind.READ)
     assert caught.value.reason in FORGED
 
 
@@ -201,19 +201,19 @@ def test_what_no_mint_writes_is_no_grant_even_when_it_is_signed(at: int, byte: i
     payload[at] = byte
     signed = bytes(payload) + hmac.digest(KEY, bytes(payload), "sha256")
     with refused(Reason.GRANT_INVALID, InvalidRequest):
-        verify(signed, KEY, "p", 7, Access.READ)
+        verify(signed, KEY, "p", 7, AccessKind.READ)
 
 
 def test_a_token_cut_at_any_length_is_refused() -> None:
     for length in range(len(TOKEN)):
         with pytest.raises((InvalidRequest, PermissionDenied)):
-            verify(TOKEN[:length], KEY, "p", 7, Access.READ)
+            verify(TOKEN[:length], KEY, "p", 7, AccessKind.READ)
 
 
 def test_a_token_with_something_after_it_is_refused() -> None:
     for tail in (b"\0", b"x" * 32, TOKEN):
         with pytest.raises((InvalidRequest, PermissionDenied)):
-            verify(TOKEN + tail, KEY, "p", 7, Access.READ)
+            verify(TOKEN + tail, KEY, "p", 7, AccessKind.READ)
 
 
 @given(st.binary(max_size=400))
@@ -224,34 +224,34 @@ def test_no_bytes_break_the_reader(token: bytes) -> None:
 
 def test_a_token_is_verified_each_time_however_often_it_was_read_or_found_right() -> None:
     forged = TOKEN[:-1] + bytes([TOKEN[-1] ^ 1])
-    assert read_claims(forged) == verify(TOKEN, KEY, "p", 7, Access.READ)
+    assert read_claims(forged) == verify(TOKEN, KEY, "p", 7, AccessKind.READ)
     for _ in range(2):
         with refused(Reason.GRANT_INVALID, PermissionDenied):
-            verify(forged, KEY, "p", 7, Access.READ)
+            verify(forged, KEY, "p", 7, AccessKind.READ)
         with refused(Reason.GRANT_INVALID, PermissionDenied):
-            verify(TOKEN, signing_key(b"t" * 32), "p", 7, Access.READ)
+            verify(TOKEN, signing_key(b"t" * 32), "p", 7, AccessKind.READ)
         with refused(Reason.INCARNATION_CHANGED, Aborted):
-            verify(TOKEN, KEY, "p", 8, Access.READ)
+            verify(TOKEN, KEY, "p", 8, AccessKind.READ)
 
 
 def test_the_grant_of_another_engine_is_foreign() -> None:
     with refused(Reason.GRANT_FOREIGN, PermissionDenied):
-        verify(TOKEN, KEY, "q", 7, Access.READ)
+        verify(TOKEN, KEY, "q", 7, AccessKind.READ)
 
 
 def test_the_grant_of_an_earlier_life_tells_to_start_over() -> None:
     with refused(Reason.INCARNATION_CHANGED, Aborted):
-        verify(TOKEN, KEY, "p", 8, Access.READ)
+        verify(TOKEN, KEY, "p", 8, AccessKind.READ)
 
 
 def test_a_grant_signed_with_another_key_is_refused() -> None:
     with refused(Reason.GRANT_INVALID, PermissionDenied):
-        verify(TOKEN, signing_key(b"t" * 32), "p", 7, Access.READ)
+        verify(TOKEN, signing_key(b"t" * 32), "p", 7, AccessKind.READ)
 
 
 def test_a_grant_of_the_other_kind_is_refused() -> None:
     with refused(Reason.GRANT_WRONG_ACCESS, PreconditionFailed):
-        verify(TOKEN, KEY, "p", 7, Access.WRITE)
+        verify(TOKEN, KEY, "p", 7, AccessKind.WRITE)
 
 
 def test_a_transfer_key_with_too_few_random_bits_is_no_grant() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kvgrpc.core.values.bridge import STAGING_BYTES, Bridge, Side
+from kvgrpc.core.values.bridge import STAGING_BYTES, Bridge, BridgeSide
 from kvgrpc.core.values.compatibility import CHECKSUMS, check_compatible, compare
 from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region, Section, Strides, TensorKind, uniform_layout
 from kvgrpc.core.values.obstacles import ROWS_MAX, Difference, differences
@@ -16,13 +16,13 @@ from tests.core.nodes import describe, refused
 GROUP = Group("full", GroupKind.FULL_ATTENTION, 2, 16, 8, 4, 64, "bfloat16", "head_major")
 
 
-def side(ranks: int = 1, dtype: str = "bfloat16", layers_per_region: int = 1, **changes: Any) -> Side:
+def side(ranks: int = 1, dtype: str = "bfloat16", layers_per_region: int = 1, **changes: Any) -> BridgeSide:
     """Makes an engine whose blocks have a known inside."""
     heads: dict[str, Any] = {"total_kv_heads": 4, "kv_heads": max(4 // ranks, 1)}
     group = replace(GROUP, dtype=dtype, **(heads | changes))
     parts = 1 if group.kind is GroupKind.MLA else 2
     nbytes = parts * group.block_tokens * group.kv_heads * group.head_dim * 2
-    return Side(uniform_layout(group, nbytes, layers_per_region), ranks)
+    return BridgeSide(uniform_layout(group, nbytes, layers_per_region), ranks)
 
 
 def named(found: list[Difference], *, bridgeable: bool) -> list[str]:
@@ -39,7 +39,7 @@ def named(found: list[Difference], *, bridgeable: bool) -> list[str]:
         (side(8), ["pool.groups[0].kv_head_count", "world_size", "pool.regions"]),
     ],
 )
-def test_other_ranks_blocks_orders_and_regions_are_bridged_at_a_cost(there: Side, fields: list[str]) -> None:
+def test_other_ranks_blocks_orders_and_regions_are_bridged_at_a_cost(there: BridgeSide, fields: list[str]) -> None:
     for a, b in ((side(), there), (there, side())):
         found = differences(a, b)
         assert named(found, bridgeable=True) == fields
@@ -57,7 +57,7 @@ def test_other_ranks_blocks_orders_and_regions_are_bridged_at_a_cost(there: Side
         (side(dtype="float16"), "pool.groups[0].dtype"),
     ],
 )
-def test_what_no_bridge_can_do_is_named(there: Side, field: str) -> None:
+def test_what_no_bridge_can_do_is_named(there: BridgeSide, field: str) -> None:
     for a, b in ((side(), there), (there, side())):
         (found,) = (difference for difference in differences(a, b) if not difference.bridgeable)
         assert found.field == field
@@ -73,9 +73,9 @@ def test_a_cost_says_which_runs_move_and_what_is_read_for_them() -> None:
 
 
 def test_blocks_of_which_nothing_is_known_move_whole_between_ranks_with_the_same_numbers() -> None:
-    def opaque(ranks: int, kind: GroupKind = GroupKind.FULL_ATTENTION, nbytes: int = 656, **changes: Any) -> Side:
+    def opaque(ranks: int, kind: GroupKind = GroupKind.FULL_ATTENTION, nbytes: int = 656, **changes: Any) -> BridgeSide:
         group = replace(GROUP, kind=kind, dtype="fp8_with_scales", kv_heads=1, **changes)
-        return Side(uniform_layout(group, nbytes), ranks)
+        return BridgeSide(uniform_layout(group, nbytes), ranks)
 
     assert not differences(opaque(2), opaque(2))
     assert named(differences(opaque(1), opaque(2)), bridgeable=False) == ["world_size"]
@@ -92,14 +92,14 @@ def test_blocks_of_which_nothing_is_known_move_whole_between_ranks_with_the_same
 def test_blocks_that_move_whole_move_between_ranks_with_the_same_heads(ranks: int, totals: tuple[int, int]) -> None:
     """Otherwise a rank would read from a rank that does not exist, or from one with other heads."""
     groups = [replace(GROUP, dtype="fp8_with_scales", kv_heads=1, total_kv_heads=total) for total in totals]
-    here, there = (Side(uniform_layout(group, 656), ranks) for group in groups)
+    here, there = (BridgeSide(uniform_layout(group, 656), ranks) for group in groups)
     for a, b in ((here, there), (there, here)):
         assert named(differences(a, b), bridgeable=False) == ["pool.groups[0].total_kv_head_count"]
 
 
 def by_heads(
     ranks: int, tokens: int = 16, *, apart: bool = False, known: bool = True, order: str = "head_major"
-) -> Side:
+) -> BridgeSide:
     """Makes an engine that knows where heads are in a block, but not where the tokens of a head are."""
     group = replace(GROUP, kv_heads=4 // ranks, total_kv_heads=4, block_tokens=tokens, order=order)
     head_bytes = (1 if apart else 2) * tokens * group.head_dim * 2
@@ -109,7 +109,7 @@ def by_heads(
     regions = [
         Region(0, layer, 1, i * 8 * nbytes, nbytes, nbytes, tensor, strides) for i, (layer, tensor) in enumerate(places)
     ]
-    return Side(PoolLayout((group,), tuple(regions), 8 * nbytes * len(places)), ranks)
+    return BridgeSide(PoolLayout((group,), tuple(regions), 8 * nbytes * len(places)), ranks)
 
 
 def test_heads_move_whole_where_nothing_is_known_of_their_tokens() -> None:
@@ -130,7 +130,7 @@ def test_heads_move_whole_where_nothing_is_known_of_their_tokens() -> None:
         (by_heads(2, known=False), "pool.groups[0].kv_head_count"),
     ],
 )
-def test_without_tokens_nothing_is_put_into_another_order_or_size(there: Side, field: str) -> None:
+def test_without_tokens_nothing_is_put_into_another_order_or_size(there: BridgeSide, field: str) -> None:
     for a, b in ((by_heads(1), there), (there, by_heads(1))):
         assert field in named(differences(a, b), bridgeable=False)
 
@@ -138,7 +138,7 @@ def test_without_tokens_nothing_is_put_into_another_order_or_size(there: Side, f
 def test_heads_that_are_together_in_some_layers_stay_so_in_these() -> None:
     """Otherwise keys of one head would be written over those of the next, or over another block."""
 
-    def mixed(together: int) -> Side:
+    def mixed(together: int) -> BridgeSide:
         """Keys and values are together in one of two layers."""
         group = replace(GROUP, kv_heads=4, total_kv_heads=4)
         half = 4 * 16 * 64 * 2
@@ -149,7 +149,7 @@ def test_heads_that_are_together_in_some_layers_stay_so_in_these() -> None:
                 strides = Strides(0, 0, nbytes // 4, 0)
                 regions.append(Region(0, layer, 1, at, nbytes, nbytes, tensor, strides))
                 at += 8 * nbytes
-        return Side(PoolLayout((group,), tuple(regions), at), 1)
+        return BridgeSide(PoolLayout((group,), tuple(regions), at), 1)
 
     assert not differences(mixed(0), mixed(0))
     assert named(differences(mixed(0), mixed(1)), bridgeable=False) == ["pool.regions"]
@@ -158,8 +158,8 @@ def test_heads_that_are_together_in_some_layers_stay_so_in_these() -> None:
 def test_states_move_between_equal_ranks_only() -> None:
     group = Group("s", GroupKind.STATE, 1, 16, 8, 1, 1, "uint8")
     pool = PoolLayout((group,), (Region(0, 0, 1, 0, 64, 64, TensorKind.STATE),), 512)
-    assert not differences(Side(pool, 2), Side(pool, 2))
-    (found,) = differences(Side(pool, 2), Side(pool, 1))
+    assert not differences(BridgeSide(pool, 2), BridgeSide(pool, 2))
+    (found,) = differences(BridgeSide(pool, 2), BridgeSide(pool, 1))
     assert (found.field, found.here, found.there, found.bridgeable) == ("world_size", "2", "1", False)
     assert "group s nothing is known of the inside of blocks" in found.why
     assert "as many ranks" in found.why
@@ -169,7 +169,7 @@ def test_states_of_engines_with_longer_prompts_or_other_blocks_are_the_same() ->
     group = Group("s", GroupKind.STATE, 1, 16, 8, 1, 16, "float32+bfloat16")
     regions = (Region(0, 0, 1, 0, 64, 64, TensorKind.STATE),)
     here, there, larger = (
-        Side(PoolLayout((replace(group, **changes),), regions, 512), 1)
+        BridgeSide(PoolLayout((replace(group, **changes),), regions, 512), 1)
         for changes in ({}, {"block_tokens": 2048, "order": "head_major"}, {"head_dim": 32})
     )
     assert not differences(here, there)
@@ -287,13 +287,13 @@ def test_strides_that_let_elements_overlap_or_leave_the_block_are_refused(stride
     assert "regions[0].strides" in [violation.field for violation in caught.value.violations]
 
 
-def states(ranks: int, totals: tuple[int, ...] = (24, 6), *, known: bool = True, same: int = 0) -> Side:
+def states(ranks: int, totals: tuple[int, ...] = (24, 6), *, known: bool = True, same: int = 0) -> BridgeSide:
     """Makes states of which ranks have equal shares, except the section numbered `same`, which every rank has whole."""
     sections = tuple(Section(total if i == same else total // ranks, total) for i, total in enumerate(totals))
     nbytes = sum(section.nbytes for section in sections)
     group = Group("s", GroupKind.STATE, 2, 16, 8, 1, nbytes, "float32", sections=sections if known else ())
     regions = tuple(Region(0, i, 1, i * 8 * nbytes, nbytes, nbytes, TensorKind.STATE) for i in range(2))
-    return Side(PoolLayout((group,), regions, 16 * nbytes), ranks)
+    return BridgeSide(PoolLayout((group,), regions, 16 * nbytes), ranks)
 
 
 @pytest.mark.parametrize(("here", "there"), [(1, 2), (2, 1), (2, 3), (3, 6)])
@@ -306,7 +306,7 @@ def test_states_whose_sections_are_known_are_exchanged_by_other_numbers_of_ranks
 
 
 def test_states_of_other_sections_or_of_unknown_ones_are_not() -> None:
-    def blocking(here: Side, there: Side) -> list[str]:
+    def blocking(here: BridgeSide, there: BridgeSide) -> list[str]:
         return [difference.field for difference in differences(here, there) if not difference.bridgeable]
 
     assert blocking(states(1), states(2, (24, 12))) == ["pool.groups[0].state_sections"]

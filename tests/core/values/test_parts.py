@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from kvgrpc.core.values.calls import ReadyPart
-from kvgrpc.core.values.descriptors import to_runs
+from kvgrpc.core.values.block_ids import to_runs
+from kvgrpc.core.values.call import ReadyPart
 from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region, uniform_layout
 from kvgrpc.core.values.parts import Part, Parts
 from kvgrpc.errors import Reason

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from kvgrpc.core.events import Opened
-from kvgrpc.core.moves.opened import wrong_blocks
+from kvgrpc.core.moves.opened_check import wrong_blocks
+from kvgrpc.core.values.block_ids import check_spaces
 from kvgrpc.core.values.compatibility import compare
-from kvgrpc.core.values.descriptors import check_spaces
 from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region, TensorKind
 from kvgrpc.errors import InvalidRequest, Reason
 from tests.core.nodes import aliased, describe, ids, lists, refused

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from kvgrpc.core import events
-from kvgrpc.core.values.bridge import Bridge, Side, common_stages
+from kvgrpc.core.values.bridge import Bridge, BridgeSide, common_stages
 from kvgrpc.core.values.compatibility import CHECKSUMS, check_compatible, compare
 from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region, TensorKind, uniform_layout
 from kvgrpc.core.values.obstacles import ROWS_MAX
@@ -74,7 +74,7 @@ def test_ranks_of_a_stage_share_the_heads_of_its_layers() -> None:
 def test_stages_without_a_layer_in_common_exchange_nothing() -> None:
     two, three = staged(0, 0, 1, 1), staged(0, 1, 1, 2)
     assert common_stages(two, three, 0) == [(0, 0), (0, 1), (1, 1), (1, 2)]
-    pairs = Bridge(Side(two, 2), Side(three, 3)).pairs
+    pairs = Bridge(BridgeSide(two, 2), BridgeSide(three, 3)).pairs
     assert [tuple(pair) for pair in pairs] == [(0, 0), (1, 0), (1, 1), (2, 1)]
 
 

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from kvgrpc.core.values.descriptors import Ids, Runs
+from kvgrpc.core.values.block_ids import Ids
+from kvgrpc.core.values.byte_runs import Runs
 from kvgrpc.core.values.strips import Repack, Strip
 
 

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 from hypothesis import given, strategies as st
 
-from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.byte_runs import Runs
 from kvgrpc.core.values.endpoints import Segment
 from kvgrpc.datapath.collective.messages import ALONE_BYTES_MIN, MESSAGE_BYTES_MAX, PACKED_BYTES_MAX, Message, messages
 

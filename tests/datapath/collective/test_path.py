@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from kvgrpc.core.values.descriptors import Ids, Runs
+from kvgrpc.core.values.block_ids import Ids
+from kvgrpc.core.values.byte_runs import Runs
 from kvgrpc.core.values.endpoints import CollectiveEndpoint, RankEndpoint
 from kvgrpc.core.values.sends import MEET, SendAsk
 from kvgrpc.datapath.base import DataPathUnavailable, PostingState, Remote

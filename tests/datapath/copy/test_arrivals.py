@@ -10,7 +10,7 @@ import pytest
 
 from kvgrpc.core.actions import ComputeChecksums, MapPeer
 from kvgrpc.core.events import ChecksumsComputed, Event, PeerMapped, PostingEnded
-from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.byte_runs import Runs
 from kvgrpc.core.values.endpoints import MemoryKind, Segment
 from kvgrpc.core.values.pieces import Pieces
 from kvgrpc.datapath.base import PostingState

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from kvgrpc.core.values.endpoints import SPANS_MAX, CudaVmmEndpoint, RankEndpoint, Span
+from kvgrpc.core.values.endpoints import SPANS_MAX, AllocationSpan, CudaVmmEndpoint, RankEndpoint
 from kvgrpc.datapath.base import DataPathUnavailable
 from kvgrpc.datapath.cuda_vmm.driver import DriverError
 from kvgrpc.datapath.cuda_vmm.exports import ALLOCATIONS_MAX
-from kvgrpc.datapath.host.process_socket import ProcessSocket, Reply
+from kvgrpc.datapath.host.process_socket import ProcessSocket, SocketReply
 from tests.datapath.cuda_vmm.fake_driver import GPU, OTHER_GPU, UNIT, FakeDriver, plain
 from tests.datapath.cuda_vmm.ranks import NBYTES, SIZES, Rank, destination, source
 from tests.datapath.movers import until
@@ -42,11 +42,11 @@ ODD: dict[str, Callable[[CudaVmmEndpoint], CudaVmmEndpoint]] = {
     "an empty one": lambda part: replace(part, allocations=(0, UNIT)),
     "an endless one": lambda part: replace(part, allocations=(1 << 63, UNIT)),
     "no spans": lambda part: replace(part, spans=()),
-    "a span of another allocation": lambda part: replace(part, spans=(Span(2, 0, 1),)),
-    "a span beyond its allocation": lambda part: replace(part, spans=(Span(1, 1, UNIT),)),
-    "a span that wraps around": lambda part: replace(part, spans=(Span(1, (1 << 64) - 1, 2),)),
-    "an empty span": lambda part: replace(part, spans=(Span(0, 0, 0),)),
-    "spans without end": lambda part: replace(part, spans=(Span(0, 0, 1),) * (SPANS_MAX + 1)),
+    "a span of another allocation": lambda part: replace(part, spans=(AllocationSpan(2, 0, 1),)),
+    "a span beyond its allocation": lambda part: replace(part, spans=(AllocationSpan(1, 1, UNIT),)),
+    "a span that wraps around": lambda part: replace(part, spans=(AllocationSpan(1, (1 << 64) - 1, 2),)),
+    "an empty span": lambda part: replace(part, spans=(AllocationSpan(0, 0, 0),)),
+    "spans without end": lambda part: replace(part, spans=(AllocationSpan(0, 0, 1),) * (SPANS_MAX + 1)),
 }
 
 
@@ -69,12 +69,12 @@ class Liar:
         self._socket = ProcessSocket()
 
     def offer(self, change: Callable[[list[int]], None]) -> CudaVmmEndpoint:
-        def answer(*_: Any) -> Reply:
+        def answer(*_: Any) -> SocketReply:
             exports = self._rank.path._exports
             assert exports is not None
             fds = list(exports.descriptors().fds)
             change(fds)
-            return Reply(fds=tuple(fds))
+            return SocketReply(fds=tuple(fds))
 
         path, token = self._socket.mint("", "cuda_vmm", answer)
         return replace(self._rank.offer(), socket_path=path, token=token)

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
-from kvgrpc.core.values.endpoints import MemoryKind, RankEndpoint, Segment, Span
+from kvgrpc.core.values.endpoints import AllocationSpan, MemoryKind, RankEndpoint, Segment
 from kvgrpc.datapath.base import DataPathFailed, PostingState
 from kvgrpc.datapath.cuda_vmm import path as module
 from kvgrpc.datapath.cuda_vmm.path import CudaVmmPath, CudaVmmRemote
@@ -109,7 +109,7 @@ def test_allocations_that_adjoin_are_one_memory_whose_runs_go_through_all_of_the
     rank = Rank(PrivateMemory([Segment(address, nbytes, MemoryKind.CUDA, 0)]), driver)
     part = rank.offer()
     assert part.allocations == (UNIT,) * 5
-    assert part.spans == (*(Span(i, 0, UNIT) for i in range(4)), Span(4, 0, UNIT - 100))
+    assert part.spans == (*(AllocationSpan(i, 0, UNIT) for i in range(4)), AllocationSpan(4, 0, UNIT - 100))
     with destination(nbytes=nbytes) as (reader, array):
         remote = reader.reach(part)
         run = runs_of((UNIT - 7, 3, 2 * UNIT + 50))

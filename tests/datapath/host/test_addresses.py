@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 from hypothesis import given, strategies as st
 
-from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.byte_runs import Runs
 from kvgrpc.core.values.endpoints import Segment
 from kvgrpc.datapath.host.addresses import Rows, by_source, cut, groups, slices, to_rows
 from tests.datapath.peers import runs_of

@@ -4,7 +4,7 @@ import gc
 import itertools
 import weakref
 
-from kvgrpc.datapath.host.process_socket import TOKENS_MAX, TOKENS_OF_A_PEER, ProcessSocket, Reply
+from kvgrpc.datapath.host.process_socket import TOKENS_MAX, TOKENS_OF_A_PEER, ProcessSocket, SocketReply
 from kvgrpc.datapath.questions import RANKS_MAX, Answer, Question
 from tests.datapath.peers import answered, ask
 
@@ -12,7 +12,7 @@ from tests.datapath.peers import answered, ask
 def test_a_token_is_good_once_for_each_rank_of_the_peer() -> None:
     proofs = itertools.count()
     socket = ProcessSocket()
-    question = Question(*socket.mint("peer", "shm", lambda *_: Reply(str(next(proofs)).encode())))
+    question = Question(*socket.mint("peer", "shm", lambda *_: SocketReply(str(next(proofs)).encode())))
     for rank, proof in ((None, b"0"), (0, b"1"), (1, b"2"), (RANKS_MAX - 1, b"3")):
         answer = ask(question, rank)
         assert isinstance(answer, Answer)
@@ -28,10 +28,10 @@ def test_a_token_is_good_once_for_each_rank_of_the_peer() -> None:
 def test_what_each_rank_was_answered_is_kept_as_long_as_the_token_is_good() -> None:
     kept = list[weakref.ref[set[int]]]()
 
-    def answer(*_: object) -> Reply:
+    def answer(*_: object) -> SocketReply:
         proof = {len(kept)}
         kept.append(weakref.ref(proof))
-        return Reply(keeps=proof)
+        return SocketReply(keeps=proof)
 
     socket = ProcessSocket()
     question = Question(*socket.mint("peer", "cma", answer))
@@ -48,8 +48,8 @@ def test_what_each_rank_was_answered_is_kept_as_long_as_the_token_is_good() -> N
 
 def test_a_repeated_handshake_replaces_the_tokens_of_its_peer_alone() -> None:
     socket = ProcessSocket()
-    other = Question(*socket.mint("other", "shm", lambda *_: Reply()))
-    first, *_, last = [Question(*socket.mint("peer", "shm", lambda *_: Reply())) for _ in range(TOKENS_MAX + 1)]
+    other = Question(*socket.mint("other", "shm", lambda *_: SocketReply()))
+    first, *_, last = [Question(*socket.mint("peer", "shm", lambda *_: SocketReply())) for _ in range(TOKENS_MAX + 1)]
     assert not answered(first)
     assert answered(last)
     assert answered(other)
@@ -58,14 +58,14 @@ def test_a_repeated_handshake_replaces_the_tokens_of_its_peer_alone() -> None:
 
 def test_handshakes_of_one_life_that_run_at_once_have_tokens_of_their_own() -> None:
     socket = ProcessSocket()
-    questions = [Question(*socket.mint("peer", "shm", lambda *_: Reply())) for _ in range(TOKENS_OF_A_PEER)]
+    questions = [Question(*socket.mint("peer", "shm", lambda *_: SocketReply())) for _ in range(TOKENS_OF_A_PEER)]
     assert all(answered(question) for question in questions)
     socket.close()
 
 
 def test_of_too_many_peers_the_one_that_was_offered_longest_ago_makes_room() -> None:
     socket = ProcessSocket()
-    first, *_, last = [Question(*socket.mint(f"p{i}", "shm", lambda *_: Reply())) for i in range(TOKENS_MAX + 1)]
+    first, *_, last = [Question(*socket.mint(f"p{i}", "shm", lambda *_: SocketReply())) for i in range(TOKENS_MAX + 1)]
     assert not answered(first)
     assert answered(last)
     socket.close()
@@ -73,7 +73,7 @@ def test_of_too_many_peers_the_one_that_was_offered_longest_ago_makes_room() -> 
 
 def test_a_revoked_peer_is_answered_nothing() -> None:
     socket = ProcessSocket()
-    revoked, other = (Question(*socket.mint(peer, "shm", lambda *_: Reply())) for peer in ("gone", "there"))
+    revoked, other = (Question(*socket.mint(peer, "shm", lambda *_: SocketReply())) for peer in ("gone", "there"))
     socket.revoke("gone")
     socket.revoke("unknown")
     assert not answered(revoked)

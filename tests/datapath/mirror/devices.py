@@ -6,7 +6,7 @@ import threading
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgrpc.core.values.descriptors import Ids
+from kvgrpc.core.values.block_ids import Ids
 
 NBYTES = 1 << 16
 WAIT_S = 20.0

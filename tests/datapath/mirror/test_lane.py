@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from kvgrpc.datapath.base import PostingState
-from kvgrpc.datapath.mirror.lane import Job, Lane, Start
+from kvgrpc.datapath.mirror.lane import CopyJob, CopyLane, Start
 from tests.datapath.mirror.devices import WAIT_S, Call
 
 
 @pytest.fixture
-def lane() -> Iterator[Lane]:
-    made = Lane("lane")
+def lane() -> Iterator[CopyLane]:
+    made = CopyLane("lane")
     yield made
     made.stop()
     assert made.at_rest(WAIT_S)
@@ -24,7 +24,7 @@ def call() -> Call:
     return Call("out", nothing, nothing)
 
 
-def test_a_job_whose_pieces_cannot_be_made_fails_alone_once_those_that_were_begun_are_over(lane: Lane) -> None:
+def test_a_job_whose_pieces_cannot_be_made_fails_alone_once_those_that_were_begun_are_over(lane: CopyLane) -> None:
     begun, started, ends = call(), threading.Event(), (threading.Event(), threading.Event())
 
     def start() -> Call:
@@ -35,7 +35,7 @@ def test_a_job_whose_pieces_cannot_be_made_fails_alone_once_those_that_were_begu
         yield start
         raise ValueError("runs beyond the memory")
 
-    bad, good = Job(pieces(), ends[0].set), Job(iter(()), ends[1].set)
+    bad, good = CopyJob(pieces(), ends[0].set), CopyJob(iter(()), ends[1].set)
     for job in (bad, good):
         lane.copy(job)
     assert started.wait(WAIT_S)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from kvgrpc.core.actions import Post
-from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.byte_runs import Runs
 from kvgrpc.core.values.strips import Repack, Strip
 from kvgrpc.datapath.base import DataPathFailed
 from kvgrpc.datapath.mirror.ranges import Ranges, filled_by

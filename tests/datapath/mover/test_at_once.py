@@ -10,7 +10,7 @@ import pytest
 
 from kvgrpc.core.actions import MapPeer, Operation
 from kvgrpc.core.events import PostingEnded
-from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.byte_runs import Runs
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.core.values.pieces import Pieces
 from kvgrpc.datapath.base import PostingState

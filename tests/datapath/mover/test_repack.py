@@ -18,7 +18,7 @@ from kvgrpc.datapath.nixl.metadata import parse, unseal
 from kvgrpc.datapath.nixl.path import NixlPath
 from kvgrpc.datapath.paths.loopback import Faults, LoopbackPath
 from kvgrpc.datapath.reports import Disconnected
-from kvgrpc.datapath.staging import Staging
+from kvgrpc.datapath.staging_arena import StagingArena
 from tests.datapath.movers import AT_SOURCE, DONE, FAILED, NBYTES, WHOLE, Held, Rank, until
 from tests.datapath.peers import (
     CASES,
@@ -234,7 +234,7 @@ def test_a_re_pack_that_cannot_be_done_is_refused_before_a_byte_moves(case: str)
 
 def test_memory_on_a_device_is_not_re_packed_into() -> None:
     memory = PrivateMemory([Segment(1 << 20, NBYTES, MemoryKind.CUDA)])
-    staging = Staging(0, memory, 1, NBYTES)
+    staging = StagingArena(0, memory, 1, NBYTES)
     with pytest.raises(DataPathFailed, match="on a device"):
         staging.check(Post(0, "a", "p", BLOCKS, "t", repack=THREE))
 

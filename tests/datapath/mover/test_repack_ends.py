@@ -9,7 +9,7 @@ import pytest
 from kvgrpc.core.events import PostingEnded, Rekeyed
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.core.values.strips import Strip
-from kvgrpc.datapath import staging
+from kvgrpc.datapath import staging_arena
 from kvgrpc.datapath.copy import strips
 from kvgrpc.datapath.reports import Disconnected, Report
 from tests.datapath.movers import DONE, Held, HeldWritten, Rank, until
@@ -188,7 +188,7 @@ def test_the_arena_is_kept_for_a_lost_posting_only_if_its_path_did_not_close(
     closes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = list[object]()
-    monkeypatch.setattr(staging, "_KEPT", kept)
+    monkeypatch.setattr(staging_arena, "_KEPT", kept)
     held = Held()
     rank = staging_rank(held)
     held.break_at = "poll"

@@ -27,7 +27,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.byte_runs import Runs
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.datapath.base import Posting, PostingState
 from kvgrpc.datapath.host.memory import PrivateMemory

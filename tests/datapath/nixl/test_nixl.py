@@ -19,7 +19,7 @@ from kvgrpc.datapath.base import DataPathFailed, DataPathUnavailable, PostingSta
 from kvgrpc.datapath.host.memory import PrivateMemory
 from kvgrpc.datapath.nixl import load, metadata
 from kvgrpc.datapath.nixl.path import NixlPath
-from kvgrpc.datapath.nixl.posting import SLICE_ROWS, Slice, slices
+from kvgrpc.datapath.nixl.posting import SLICE_ROWS, NixlSlice, slices
 from tests.datapath.nixl.peer import RUN, TCP, NixlPeer, finish, nothing, run_python, runs_over, scenario
 from tests.datapath.peers import reach
 
@@ -101,7 +101,7 @@ def test_no_slice_goes_past_the_end_of_a_part() -> None:
     ]
 
 
-def describe(piece: Slice) -> tuple[str, list[list[int]], str, list[list[int]]]:
+def describe(piece: NixlSlice) -> tuple[str, list[list[int]], str, list[list[int]]]:
     return piece.own_type, piece.own.tolist(), piece.peer_type, piece.peer.tolist()
 
 

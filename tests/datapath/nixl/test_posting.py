@@ -7,7 +7,7 @@ import pytest
 
 from kvgrpc.core.actions import Operation
 from kvgrpc.datapath.base import PostingState
-from kvgrpc.datapath.nixl.posting import NixlPosting, Slice
+from kvgrpc.datapath.nixl.posting import NixlPosting, NixlSlice
 from tests.datapath.nixl.peer import nothing
 
 PENDING, DONE, FAILED, UNPROVED = PostingState
@@ -36,7 +36,7 @@ class ScriptedConnection:
         self._transfers = iter(transfers)
         self._after_an_error = after_an_error
 
-    def prepare(self, piece: Slice, operation: Operation) -> ScriptedTransfer:
+    def prepare(self, piece: NixlSlice, operation: Operation) -> ScriptedTransfer:
         return next(self._transfers)
 
     def broke(self, error: str, operation: Operation) -> PostingState:
@@ -51,14 +51,14 @@ def scripted(
 ) -> tuple[ScriptedConnection, NixlPosting]:
     connection = ScriptedConnection(transfers, after_an_error)
     empty = np.empty((1, 3), dtype=np.uint64)
-    return connection, NixlPosting(connection, iter([Slice(empty, "DRAM", empty, "DRAM")] * 3), nothing, operation)
+    return connection, NixlPosting(connection, iter([NixlSlice(empty, "DRAM", empty, "DRAM")] * 3), nothing, operation)
 
 
 def sliced(*transfers: tuple[int, ScriptedTransfer]) -> tuple[list[int], NixlPosting]:
     """Returns the list of parts that arrive, empty at first, and a posting whose slices belong to parts."""
     connection = ScriptedConnection([transfer for _, transfer in transfers], FAILED)
     empty = np.empty((1, 3), dtype=np.uint64)
-    pieces = iter([Slice(empty, "DRAM", empty, "DRAM", part) for part, _ in transfers])
+    pieces = iter([NixlSlice(empty, "DRAM", empty, "DRAM", part) for part, _ in transfers])
     arrived: list[int] = []
     return arrived, NixlPosting(connection, pieces, nothing, Operation.READ, arrived.append)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgrpc.core.values.descriptors import Ids
+from kvgrpc.core.values.block_ids import Ids
 from kvgrpc.engine import CopyFailed
 from tests.engine.made import BLOCKS, LAYER_BYTES, LAYERS, made_bytes
 

@@ -12,7 +12,8 @@ from tests.engine.support import Side, kinds, new_key, tokens
 PROMPT = tokens(40)
 SOURCE, TARGET = [1, 2, 9], [30, 31, 5]
 READ_GRANT = grants.mint(
-    grants.Claims(grants.Access.READ, "P", 1, "127.0.0.1:1", "l", new_key(), 1.0, 1, 16), grants.signing_key(bytes(32))
+    grants.Claims(grants.AccessKind.READ, "P", 1, "127.0.0.1:1", "l", new_key(), 1.0, 1, 16),
+    grants.signing_key(bytes(32)),
 )
 Pair = tuple[Side, Side]
 

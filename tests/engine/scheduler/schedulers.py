@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from kvgrpc.core.policy.values import Give, Mode, News, Outcome, Rules
+from kvgrpc.core.policy.values import Give, ModeChoice, News, Outcome, Rules
 from kvgrpc.engine.scheduler import TAKEN_BACK_S, ScheduledRequest, Scheduler
 from tests.engine.support import WAIT_S, Side, new_key, tokens
 from tests.service.engines import wait_until
@@ -65,7 +65,7 @@ class At:
         return found
 
 
-def give(mode: Mode = Mode.PULL, **fields: Any) -> ScheduledRequest:
+def give(mode: ModeChoice = ModeChoice.PULL, **fields: Any) -> ScheduledRequest:
     return ScheduledRequest(R, PROMPT, transfer_key=new_key(), give=Give(mode), **fields)
 
 

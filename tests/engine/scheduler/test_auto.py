@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvgrpc.core.policy.values import LoadEnded, Mode, Outcome, SendEnded
+from kvgrpc.core.policy.values import LoadEnded, ModeChoice, Outcome, SendEnded
 from kvgrpc.engine.scheduler import Offer, ScheduledRequest, Source
 from kvgrpc.errors import Reason
 from tests.engine.conftest import Attach, Leads
@@ -36,14 +36,14 @@ def received(p: At, d: At) -> None:
 
 def test_who_comes_with_the_grant_pulls(sides: Sides) -> None:
     p, d = sides
-    d.scheduler.arrived(ScheduledRequest(R, PROMPT, take=Offer(p.prefilled(give(Mode.AUTO)))))
+    d.scheduler.arrived(ScheduledRequest(R, PROMPT, take=Offer(p.prefilled(give(ModeChoice.AUTO)))))
     d.load()
     received(p, d)
 
 
 def test_what_has_finished_is_pushed_to_who_comes_with_the_address_alone(sides: Sides) -> None:
     p, d = sides
-    wanted = give(Mode.AUTO)
+    wanted = give(ModeChoice.AUTO)
     assert p.prefilled(wanted)
     waiting(d, p, wanted.transfer_key)
     received(p, d)
@@ -52,7 +52,7 @@ def test_what_has_finished_is_pushed_to_who_comes_with_the_address_alone(sides: 
 @pytest.mark.parametrize("first", ["P", "D"])
 def test_a_prefill_goes_part_by_part_from_when_its_destination_has_come(sides: Sides, first: str) -> None:
     p, d = sides
-    wanted = give(Mode.AUTO)
+    wanted = give(ModeChoice.AUTO)
     if first == "D":
         waiting(d, p, wanted.transfer_key)
     p.scheduler.arrived(wanted)
@@ -73,7 +73,7 @@ def test_a_prefill_goes_part_by_part_from_when_its_destination_has_come(sides: S
 def test_a_destination_waits_for_a_request_that_is_computed_for_long(sides: Sides) -> None:
     """Its reservation outlasts that of a request which the source's engine does not know."""
     p, d = sides
-    wanted = give(Mode.AUTO)
+    wanted = give(ModeChoice.AUTO)
     p.scheduler.arrived(wanted)
     waiting(d, p, wanted.transfer_key)
     p.until(lambda: p.scheduler.policy.pushes(R))
@@ -86,7 +86,7 @@ def test_a_destination_waits_for_a_request_that_is_computed_for_long(sides: Side
 
 def test_a_destination_hears_that_the_prefill_did_not_finish(sides: Sides) -> None:
     p, d = sides
-    wanted = give(Mode.AUTO)
+    wanted = give(ModeChoice.AUTO)
     p.scheduler.arrived(wanted)
     assert not p.scheduler.finished(R, PROMPT, TABLE, 16, Outcome.ABORTED).keep
     p.scheduler.step()
@@ -99,7 +99,7 @@ def test_a_destination_that_was_told_to_wait_hears_that_what_would_be_pulled_is_
     sides: Sides, end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     p, d = sides
-    request, asked = give(Mode.PULL), list[str]()
+    request, asked = give(ModeChoice.PULL), list[str]()
     known = p.scheduler.wanted
 
     def wanted(request_id: str) -> bool:
@@ -125,7 +125,7 @@ def test_who_takes_no_parts_gets_nothing_of_a_prompt_that_goes_on_otherwise(
     leads: Leads, attach: Attach, by: str
 ) -> None:
     p, d = At(attach(leads[0], expects_pushes=True)), At(attach(leads[1]), takes_parts=False)
-    request, prompt = give(Mode.AUTO), [*PROMPT[:37], 1, 2, 3]
+    request, prompt = give(ModeChoice.AUTO), [*PROMPT[:37], 1, 2, 3]
     grant, source = p.prefilled(request), Source(p.side.engine.address)
     take = Offer(grant) if by == "grant" else source
     d.scheduler.arrived(ScheduledRequest(R, prompt, transfer_key=request.transfer_key, take=take))

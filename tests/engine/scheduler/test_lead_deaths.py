@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvgrpc.core.policy.values import Give, Mode, Outcome, SendEnded
+from kvgrpc.core.policy.values import Give, ModeChoice, Outcome, SendEnded
 from kvgrpc.engine import Engine, Rank, content
 from kvgrpc.engine.scheduler import Offer, ScheduledRequest, Scheduler, scheduler
 from kvgrpc.errors import Reason, Unavailable
@@ -50,7 +50,7 @@ def test_a_request_refused_between_two_leads_can_be_tried_again_unchanged(engine
     reservation = peer.engine.reserve(TARGET, content(PROMPT), transfer_key=key)
     peer.poll_until(lambda _: bool(reservation.grant))
     at = Scheduler(engine)
-    wanted = ScheduledRequest("r1", PROMPT, transfer_key=key, give=Give(Mode.PUSH), target=reservation.grant)
+    wanted = ScheduledRequest("r1", PROMPT, transfer_key=key, give=Give(ModeChoice.PUSH), target=reservation.grant)
     before = engine.incarnation
     kill(engine)
     at.step()

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvgrpc.core.policy.values import Give, LoadEnded, Mode, OnLoss, Outcome, SendEnded, TakeLost
+from kvgrpc.core.policy.values import Give, LoadEnded, ModeChoice, OnLoss, Outcome, SendEnded, TakeLost
 from kvgrpc.engine import Engine
 from kvgrpc.engine.scheduler import Offer, ScheduledRequest, Source
 from kvgrpc.errors import Reason
@@ -47,7 +47,7 @@ def test_a_push_without_source_is_lost(hasty: Lead, leads: Leads, attach: Attach
 
 def test_a_push_whose_destination_does_not_come_gives_its_blocks_back_in_time(hasty: Lead, attach: Attach) -> None:
     p = At(attach(hasty))
-    assert not p.prefilled(give(Mode.PUSH))
+    assert not p.prefilled(give(ModeChoice.PUSH))
     assert p.told(SendEnded).loss.reason is Reason.REGISTRATION_TIMEOUT
     assert hasty.at_rest()
     assert len(p.scheduler.policy) == 0
@@ -60,7 +60,7 @@ def test_late_history_is_lost_and_freed(leads: Leads, attach: Attach, on_loss: O
     p, d = At(attach(leads[0]), on_loss=on_loss, recompute_threshold_tokens=16), At(attach(leads[1]))
     expires = late == "the offer expired"
     decoded = ScheduledRequest(
-        R, PROMPT, transfer_key=new_key(), give=Give(Mode.PULL, prefill=False), ttl_s=0.2 if expires else None
+        R, PROMPT, transfer_key=new_key(), give=Give(ModeChoice.PULL, prefill=False), ttl_s=0.2 if expires else None
     )
     offer = Offer(d.prefilled(decoded))
     if expires:
@@ -69,7 +69,7 @@ def test_late_history_is_lost_and_freed(leads: Leads, attach: Attach, on_loss: O
         d.side.close()
         leads[1].wait_no_engine()
     turn, table = [*PROMPT, *tokens(40, seed=6)], [[*range(40, 45)]]
-    p.scheduler.arrived(ScheduledRequest(R, turn, transfer_key=new_key(), take=offer, give=Give(Mode.PULL)))
+    p.scheduler.arrived(ScheduledRequest(R, turn, transfer_key=new_key(), take=offer, give=Give(ModeChoice.PULL)))
     if heard == "before blocks are there":
         lost = p.told(TakeLost)
         assert lost.on_loss is on_loss

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvgrpc.core.policy.values import Give, LoadEnded, Mode, OnLoss, Outcome, SendEnded, TakeLost
+from kvgrpc.core.policy.values import Give, LoadEnded, ModeChoice, OnLoss, Outcome, SendEnded, TakeLost
 from kvgrpc.core.tables import transfers
 from kvgrpc.core.values import grants
 from kvgrpc.engine.scheduler import Offer, ScheduledRequest, Source
@@ -17,7 +17,7 @@ from tests.engine.support import Side, new_key, refused, tokens
 from tests.service.engines import wait_until
 
 ELSEWHERE = grants.Claims(
-    grants.Access.WRITE, "D", 1, "127.0.0.1:1", "l-1", b"k" * 16, 30.0, block_count=3, token_count=40
+    grants.AccessKind.WRITE, "D", 1, "127.0.0.1:1", "l-1", b"k" * 16, 30.0, block_count=3, token_count=40
 )
 
 
@@ -68,7 +68,7 @@ def test_a_prefill_that_fails_tells_the_destination_of_its_push(sides: tuple[At,
     d.scheduler.arrived(ScheduledRequest(R, PROMPT, transfer_key=key, take=Source(p.side.engine.address)))
     d.load()
     d.scheduler.step()
-    p.scheduler.arrived(ScheduledRequest(R, PROMPT, transfer_key=key, give=Give(Mode.PUSH)))
+    p.scheduler.arrived(ScheduledRequest(R, PROMPT, transfer_key=key, give=Give(ModeChoice.PUSH)))
     assert not p.scheduler.finished(R, PROMPT, TABLE, 16, Outcome.ABORTED).keep
     p.scheduler.step()
     assert d.told(LoadEnded).loss.reason is Reason.SOURCE_FAILED
@@ -78,7 +78,7 @@ def test_a_prefill_that_fails_tells_the_destination_of_its_push(sides: tuple[At,
 def test_the_destination_of_a_push_learns_that_its_prefill_was_not_let_in(sides: tuple[At, At], first: str) -> None:
     p, d = sides
     key = new_key()
-    refused = ScheduledRequest(R, PROMPT, transfer_key=key, give=Give(Mode.PUSH))
+    refused = ScheduledRequest(R, PROMPT, transfer_key=key, give=Give(ModeChoice.PUSH))
     if first == "P":
         p.scheduler.refused(refused, "it has no name")
         p.scheduler.step()
@@ -96,7 +96,7 @@ def test_the_destination_of_a_push_learns_that_its_prefill_was_not_let_in(sides:
 def test_a_refusal_that_no_request_waits_for_is_not_reported(sides: tuple[At, At]) -> None:
     p, _ = sides
     p.scheduler.refused(
-        ScheduledRequest(R, PROMPT, transfer_key=b"short", give=Give(Mode.PUSH)), "its key is too short"
+        ScheduledRequest(R, PROMPT, transfer_key=b"short", give=Give(ModeChoice.PUSH)), "its key is too short"
     )
     p.scheduler.refused(give(), "a pull has a grant, or none")
     p.scheduler.refused(ScheduledRequest(R, PROMPT, take=Offer(b"nonsense")), "no grant")
@@ -105,7 +105,9 @@ def test_a_refusal_that_no_request_waits_for_is_not_reported(sides: tuple[At, At
 
 
 KEY = new_key()
-FIRST = ScheduledRequest(R, PROMPT, transfer_key=KEY, give=Give(Mode.PULL), traceparent=f"00-{'1' * 32}-{'2' * 16}-01")
+FIRST = ScheduledRequest(
+    R, PROMPT, transfer_key=KEY, give=Give(ModeChoice.PULL), traceparent=f"00-{'1' * 32}-{'2' * 16}-01"
+)
 
 
 @pytest.mark.parametrize("when", ["computes", "has left"])
@@ -116,7 +118,7 @@ FIRST = ScheduledRequest(R, PROMPT, transfer_key=KEY, give=Give(Mode.PULL), trac
         {"adapter": "another"},
         {"cache_salt": "another tenant's"},
         {"transfer_key": new_key()},
-        {"give": Give(Mode.PUSH)},
+        {"give": Give(ModeChoice.PUSH)},
         {"target": grants.mint(ELSEWHERE, b"x" * 32)},
         {"consumers": 2},
         {"on_abort": grants.OnAbort.KEEP},
@@ -132,7 +134,7 @@ def test_another_request_under_a_known_id_is_refused(sides: tuple[At, At], other
     grant = p.prefilled(FIRST) if when == "has left" else b""
     with refused(Reason.TRANSFER_EXISTS, AlreadyExists):
         p.scheduler.arrived(replace(FIRST, **other))
-    p.scheduler.refused(replace(FIRST, give=Give(Mode.PUSH)), "of a push under the first one's key")
+    p.scheduler.refused(replace(FIRST, give=Give(ModeChoice.PUSH)), "of a push under the first one's key")
     same_ids: Any = np.array(PROMPT)
     assert p.scheduler.arrived(replace(FIRST, prompt=same_ids, traceparent="")).one_token
     grant = grant or p.prefilled(FIRST)
@@ -164,8 +166,8 @@ def test_what_a_request_brings_is_checked_first(leads: Leads, sides: tuple[At, A
             Reason.INVALID_FIELD,
             InvalidRequest,
         ),
-        (ScheduledRequest("x", PROMPT, give=Give(Mode.PULL)), Reason.INVALID_FIELD, InvalidRequest),
-        (give(Mode.PUSH, target=grant), Reason.GRANT_WRONG_ACCESS, PreconditionFailed),
+        (ScheduledRequest("x", PROMPT, give=Give(ModeChoice.PULL)), Reason.INVALID_FIELD, InvalidRequest),
+        (give(ModeChoice.PUSH, target=grant), Reason.GRANT_WRONG_ACCESS, PreconditionFailed),
     ):
         with refused(reason, kind):
             d.scheduler.arrived(wrong)

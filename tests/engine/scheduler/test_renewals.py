@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvgrpc.core.policy.values import LoadEnded, Mode, Outcome, SendEnded
+from kvgrpc.core.policy.values import LoadEnded, ModeChoice, Outcome, SendEnded
 from kvgrpc.engine.scheduler import ScheduledRequest, Source
 from kvgrpc.v1 import transfer_pb2
 from tests.engine.conftest import SETTINGS, Attach, Leads
@@ -28,7 +28,7 @@ def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lead]:
 
 def waiting(p: At, d: At, *, keep: bool = False) -> ScheduledRequest:
     """Sends `d` a request for KV that `p` will push, and returns the other leg of the request."""
-    prefill = give(Mode.PUSH)
+    prefill = give(ModeChoice.PUSH)
     take = Source(p.side.engine.address, keep=keep)
     d.scheduler.arrived(ScheduledRequest(R, PROMPT, transfer_key=prefill.transfer_key, take=take))
     return prefill

@@ -12,7 +12,7 @@ from kvgrpc.core.policy.values import (
     DROPPED,
     Give,
     LoadEnded,
-    Mode,
+    ModeChoice,
     OnLoss,
     Provisional,
     ReservedAt,
@@ -86,7 +86,7 @@ def test_a_push_is_registered_by_its_destination_or_by_a_call(sides: tuple[At, A
     d.scheduler.arrived(ScheduledRequest(R, PROMPT, transfer_key=key, take=source))
     assert d.load() == 40
     target = b"" if known == "source" else d.told(ReservedAt).grant
-    wanted = ScheduledRequest(R, PROMPT, transfer_key=key, give=Give(Mode.PUSH), target=target)
+    wanted = ScheduledRequest(R, PROMPT, transfer_key=key, give=Give(ModeChoice.PUSH), target=target)
     d.scheduler.step()
     assert p.prefilled(wanted) == b""
     assert d.told(LoadEnded).loss is None
@@ -100,7 +100,7 @@ def test_a_push_goes_while_the_prefill_runs_and_starts_over_when_it_is_preempted
     d.scheduler.arrived(ScheduledRequest(R, PROMPT, transfer_key=key, take=Source(p.side.engine.address)))
     d.load()
     d.scheduler.step()
-    p.scheduler.arrived(ScheduledRequest(R, PROMPT, transfer_key=key, give=Give(Mode.PUSH)))
+    p.scheduler.arrived(ScheduledRequest(R, PROMPT, transfer_key=key, give=Give(ModeChoice.PUSH)))
     p.side.fill([20, 21], seed=8)
     p.scheduler.computed(R, [[20, 21, 22]], 32, step=0)
     p.scheduler.step()
@@ -125,7 +125,7 @@ def preempted_without_a_slot(p: At, d: At) -> None:
     d.load()
     d.scheduler.step()
     p.side.engine._lives.page._free.clear()
-    p.scheduler.arrived(ScheduledRequest(R, PROMPT, transfer_key=key, give=Give(Mode.PUSH)))
+    p.scheduler.arrived(ScheduledRequest(R, PROMPT, transfer_key=key, give=Give(ModeChoice.PUSH)))
     p.side.fill([20, 21], seed=8)
     p.scheduler.computed(R, [[20, 21, 22]], 32, step=0)
     p.scheduler.step()
@@ -165,7 +165,7 @@ def test_a_preemption_raises_while_blocks_may_still_be_read(tmp_path: Path, lead
 
 def test_a_push_of_which_nothing_could_be_said_between_two_leads_keeps_no_blocks() -> None:
     with Engine.launch(pool=layout()) as engine:
-        scheduler, wanted = Scheduler(engine), give(Mode.PUSH)
+        scheduler, wanted = Scheduler(engine), give(ModeChoice.PUSH)
         scheduler.arrived(wanted)
         pidfd = os.pidfd_open(engine.lead_pid)
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
@@ -183,7 +183,11 @@ def test_history_goes_back_for_the_next_turn_and_the_new_prompt_comes_again(side
     p, d = sides
     d.scheduler.arrived(
         ScheduledRequest(
-            R, PROMPT, transfer_key=new_key(), take=Offer(p.prefilled(give())), give=Give(Mode.PULL, prefill=False)
+            R,
+            PROMPT,
+            transfer_key=new_key(),
+            take=Offer(p.prefilled(give())),
+            give=Give(ModeChoice.PULL, prefill=False),
         )
     )
     d.load()
@@ -195,7 +199,9 @@ def test_history_goes_back_for_the_next_turn_and_the_new_prompt_comes_again(side
     history, turn = d.scheduler.grant(R), [*chat, *tokens(90, seed=6)]
     p.told(SendEnded)
     p = At(p.side, recompute_threshold_tokens=16)
-    p.scheduler.arrived(ScheduledRequest("r2", turn, transfer_key=new_key(), take=Offer(history), give=Give(Mode.PULL)))
+    p.scheduler.arrived(
+        ScheduledRequest("r2", turn, transfer_key=new_key(), take=Offer(history), give=Give(ModeChoice.PULL))
+    )
     assert p.scheduler.match("r2", 0).tokens == 48
     table = [[*range(40, 49)]]
     p.scheduler.allocated("r2", table, 0, 48)
@@ -207,11 +213,11 @@ def test_history_goes_back_for_the_next_turn_and_the_new_prompt_comes_again(side
     p.told(SendEnded)
 
 
-@pytest.mark.parametrize("mode", [Mode.PULL, Mode.PUSH])
-def test_decode_gives_what_was_computed_but_not_the_token_sampled_last(sides: tuple[At, At], mode: Mode) -> None:
+@pytest.mark.parametrize("mode", [ModeChoice.PULL, ModeChoice.PUSH])
+def test_decode_gives_what_was_computed_but_not_the_token_sampled_last(sides: tuple[At, At], mode: ModeChoice) -> None:
     p, d = sides
     key, prompt = new_key(), tokens(32)
-    if mode is Mode.PUSH:
+    if mode is ModeChoice.PUSH:
         d.scheduler.arrived(ScheduledRequest(R, prompt, transfer_key=key, take=Source(p.side.engine.address)))
         assert d.load() == 32
         d.scheduler.step()
@@ -219,7 +225,7 @@ def test_decode_gives_what_was_computed_but_not_the_token_sampled_last(sides: tu
     p.side.fill(TABLE[0], seed=1)
     assert p.scheduler.finished(R, [*prompt, 7], [TABLE[0][:2]], 32, COMPLETE).handed_over
     p.scheduler.step()
-    if mode is Mode.PULL:
+    if mode is ModeChoice.PULL:
         d.scheduler.arrived(ScheduledRequest(R, prompt, take=Offer(p.scheduler.grant(R))))
         assert d.load() == 32
     assert d.told(LoadEnded).loss is None
@@ -231,7 +237,7 @@ def test_a_decode_engine_pushes_its_answer_to_the_target_that_a_router_brought(s
     key, chat = new_key(), tokens(40)
     d.scheduler.arrived(ScheduledRequest(R, chat, transfer_key=key, take=Source()))
     assert d.load() == 40
-    target, back = d.told(ReservedAt).grant, Give(Mode.PUSH, prefill=False)
+    target, back = d.told(ReservedAt).grant, Give(ModeChoice.PUSH, prefill=False)
     p.scheduler.arrived(ScheduledRequest(R, chat[:30], transfer_key=key, give=back, target=target))
     p.side.fill(TABLE[0], seed=1)
     assert p.scheduler.finished(R, [*chat, 7], TABLE, 40, COMPLETE).handed_over
@@ -246,7 +252,9 @@ def test_a_push_is_named_without_tokens_that_its_destination_computes(leads: Lea
     d.scheduler.arrived(ScheduledRequest(R, prompt, transfer_key=key, take=Source(p.side.engine.address)))
     assert d.load() == 32
     d.scheduler.step()
-    p.scheduler.arrived(ScheduledRequest(R, prompt, transfer_key=key, give=Give(Mode.PUSH), needs_all_outputs=True))
+    p.scheduler.arrived(
+        ScheduledRequest(R, prompt, transfer_key=key, give=Give(ModeChoice.PUSH), needs_all_outputs=True)
+    )
     p.side.fill(TABLE[0], seed=1)
     assert p.scheduler.finished(R, prompt, TABLE, 33, COMPLETE).handed_over
     p.scheduler.step()
@@ -260,9 +268,11 @@ Case = tuple[Group, list[int], tuple[int, ...]]
 """A group, the blocks that its engine gives, and the positions of the blocks that move."""
 
 
-@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize("mode", ModeChoice)
 @pytest.mark.parametrize("case", [(WINDOW, [DROPPED, 2, 9], (1, 2)), (STATE, [1, 2, 9], (2,))], ids=["window", "state"])
-def test_windows_send_last_blocks_and_states_running_ones(leads: Leads, attach: Attach, mode: Mode, case: Case) -> None:
+def test_windows_send_last_blocks_and_states_running_ones(
+    leads: Leads, attach: Attach, mode: ModeChoice, case: Case
+) -> None:
     kind, given, goes = case
     pool = uniform_layout(kind, LAYER_BYTES)
     p, d = (At(attach(lead, pool=pool), backoff_tokens=1) for lead in leads)
@@ -270,7 +280,7 @@ def test_windows_send_last_blocks_and_states_running_ones(leads: Leads, attach: 
     take: Offer | Source = Source(p.side.engine.address)
     stay = [id_ for i, id_ in enumerate(TARGET[0]) if i not in goes]
     before = d.side.fill(stay, seed=7)
-    if mode is Mode.PUSH:
+    if mode is ModeChoice.PUSH:
         d.scheduler.arrived(ScheduledRequest(R, PROMPT, transfer_key=key, take=take))
         assert d.load() == 39
         d.scheduler.step()
@@ -279,8 +289,8 @@ def test_windows_send_last_blocks_and_states_running_ones(leads: Leads, attach: 
     p.scheduler.computed(R, [given], 39, 0)
     assert p.scheduler.finished(R, PROMPT, [given], 39, COMPLETE).handed_over
     p.scheduler.step()
-    if mode is not Mode.PUSH:
-        take = Offer(p.scheduler.grant(R)) if mode is Mode.PULL else take
+    if mode is not ModeChoice.PUSH:
+        take = Offer(p.scheduler.grant(R)) if mode is ModeChoice.PULL else take
         d.scheduler.arrived(ScheduledRequest(R, PROMPT, transfer_key=key, take=take))
         assert d.load() == 39
         d.scheduler.step()
@@ -302,5 +312,5 @@ def test_a_scheduler_that_lacks_blocks_gets_those_that_nobody_came_for(sides: tu
 
 def test_an_offer_for_the_next_turn_is_soft_from_the_start(sides: tuple[At, At]) -> None:
     p, _ = sides
-    p.prefilled(replace(give(), give=Give(Mode.PULL, prefill=False)))
+    p.prefilled(replace(give(), give=Give(ModeChoice.PULL, prefill=False)))
     assert p.scheduler.blocks_needed(3).enough

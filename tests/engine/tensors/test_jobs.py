@@ -12,7 +12,7 @@ import torch
 
 from kvgrpc.engine.tensors.arrays import described_as
 from kvgrpc.engine.tensors.jobs import Job
-from kvgrpc.engine.tensors.saving import RETRY_S
+from kvgrpc.engine.tensors.puts import RETRY_S
 from kvgrpc.errors import Exhausted, InvalidRequest, PreconditionFailed
 from tests.engine.tensors.conftest import PAGE, PAGES, Launch
 
@@ -50,7 +50,7 @@ def test_a_full_store_is_asked_again_at_its_pace_however_many_wait(
 
     monkeypatch.setattr(p._engine, "call", counted)
     began, waiters = time.monotonic(), 3
-    waiting = [p._thread.run(p._saving.new(described_as((1,), "uint8"), began + 0.5)) for _ in range(waiters)]
+    waiting = [p._thread.run(p._puts.new(described_as((1,), "uint8"), began + 0.5)) for _ in range(waiters)]
     for one in waiting:
         with pytest.raises(Exhausted):
             one.result(20.0)

@@ -6,7 +6,7 @@ import grpc
 import numpy as np
 import pytest
 
-from kvgrpc.core.tensors.store import store_layout
+from kvgrpc.core.tensors.store_layout import store_layout
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.engine import Engine
 from kvgrpc.engine.tensors import TensorStore

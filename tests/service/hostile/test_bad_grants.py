@@ -80,7 +80,7 @@ def test_a_grant_that_another_consumer_used_up_opens_nothing(source: Engine, des
 
 
 def test_a_write_grant_is_not_for_pulling(source: Engine, destination: Engine) -> None:
-    grant = forge(source.hand_over(TOKENS).grant, access=grants.Access.WRITE)
+    grant = forge(source.hand_over(TOKENS).grant, access=grants.AccessKind.WRITE)
     blocks = destination.allocate(3)
     with unchanged(source, destination), refused(destination.api, "FAILED_PRECONDITION", "GRANT_WRONG_ACCESS"):
         destination.pull(grant, TOKENS, blocks)

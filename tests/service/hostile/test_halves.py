@@ -9,7 +9,7 @@ import pytest
 
 from kvgrpc.core.values.sends import Values
 from kvgrpc.datapath.collective.half import CONNECTIONS
-from kvgrpc.datapath.collective.making import DESCRIPTORS, OF_PAIR_MAX
+from kvgrpc.datapath.collective.unmade_groups import DESCRIPTORS, OF_PAIR_MAX
 from kvgrpc.peer.v1 import peer_pb2
 from tests.service.conftest import starting
 from tests.service.consumer import Consumer

@@ -15,7 +15,13 @@ from kvgrpc.core.events import FinishedBlocks
 from kvgrpc.errors import Exhausted, NotFound, Reason
 from kvgrpc.server import Server
 from kvgrpc.service.rpc.transfer import TransferService
-from kvgrpc.service.watchers import PROGRESS_SHARE, WATCH_BACKLOG_MAX, WATCHES_MAX, WATCHES_OF_CONNECTION_MAX, Watch
+from kvgrpc.service.watchers import (
+    PROGRESS_SHARE,
+    WATCH_BACKLOG_MAX,
+    WATCHES_MAX,
+    WATCHES_OF_CONNECTION_MAX,
+    TransferWatcher,
+)
 from kvgrpc.v1 import pool_pb2, transfer_pb2
 from kvgrpc.wire import requests
 from tests.service.api import Api, read_refusal
@@ -295,7 +301,7 @@ async def test_a_watcher_that_resumes_after_any_message_misses_nothing_that_matc
     @given(st.lists(st.booleans(), max_size=40), st.integers(0, 40), st.integers(1, 5), st.lists(st.integers(0, 3)))
     def check(matching: list[bool], past: int, progress: int, reads: list[int]) -> None:
         changes = [replace(transfer, seq=seq, priority=int(match)) for seq, match in enumerate(matching, 1)]
-        watch = Watch(lambda change: change.priority > 0, changes[:past], progress)
+        watch = TransferWatcher(lambda change: change.priority > 0, changes[:past], progress)
         wanted = [change.seq for change in changes if change.priority]
         told: list[int] = []
         seen = min(past, len(changes))

@@ -18,10 +18,10 @@ from kvgrpc.core.values.pieces import Pieces
 from kvgrpc.errors import InternalError, OutOfRange, Reason
 from kvgrpc.peer.v1 import rank_pb2, rank_pb2_grpc
 from kvgrpc.server import Server
+from kvgrpc.service.grpc_status import from_rpc_error
 from kvgrpc.service.rpc import rank as rank_module
 from kvgrpc.service.rpc.rank import RankService, StreamEnd
 from kvgrpc.service.session.workers import WorkerRank
-from kvgrpc.service.status import from_rpc_error
 from kvgrpc.session.v1 import rank_pb2 as session_rank_pb2, session_pb2
 from kvgrpc.wire.bounds import FRAME_ROWS_MAX
 from kvgrpc.wire.frames import FRAME_BYTES_MAX, FrameReader, encode

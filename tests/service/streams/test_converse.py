@@ -194,7 +194,7 @@ async def test_an_answer_that_cannot_be_written_fails_its_own_call_only(
     method = converse._METHODS["settle_access"]
     await stream.say(settle(1), settle(2))
     with monkeypatch.context() as patched:
-        patched.setitem(converse._METHODS, "settle_access", converse._Method(method.to_event, broken))
+        patched.setitem(converse._METHODS, "settle_access", converse._PeerMethod(method.to_event, broken))
         held.answer(actions.Verdicts(()))
     held.answer(actions.Verdicts(()))
     await stream.rest()
@@ -211,7 +211,7 @@ async def test_a_call_that_cannot_be_converted_fails_alone(
         raise ValueError("a defect")
 
     method = converse._METHODS["close_access"]
-    monkeypatch.setitem(converse._METHODS, "close_access", converse._Method(broken, method.put_answer))
+    monkeypatch.setitem(converse._METHODS, "close_access", converse._PeerMethod(broken, method.put_answer))
     stream = Stream(lead)
     await stream.say(peer_pb2.PeerCall(call_id=1, close_access=peer_pb2.CloseAccessRequest()), settle(2))
     held.answer(InternalError(Reason.INTERNAL_DEFECT, "no"))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvgrpc.service.tensors.staging import Staging
+from kvgrpc.service.tensors.staging_store import StagingStore
 from tests.service.conftest import SHARED
 from tests.service.engines import ServeProcess, meet, wait_until
 from tests.service.tensors.leads import served
@@ -74,7 +74,7 @@ async def pair() -> AsyncIterator[Pair]:
 
 
 @pytest.fixture
-async def staging() -> AsyncIterator[Staging]:
+async def staging() -> AsyncIterator[StagingStore]:
     """Yields the staging store of a lead in this process."""
     async with served() as server:
         yield server._staging

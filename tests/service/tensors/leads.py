@@ -5,11 +5,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from kvgrpc.config import Config, TensorsConfig
+from kvgrpc.core.tensors.descriptions import Description, NamedTensor, TensorId
 from kvgrpc.core.tensors.rows import Tensor
-from kvgrpc.core.tensors.values import Description, Named, TensorId
 from kvgrpc.server import Server
 from kvgrpc.service.tensors.life import Life
-from kvgrpc.service.tensors.staging import Staging
+from kvgrpc.service.tensors.staging_store import StagingStore
 
 KEY = b"k" * 16
 PAGE = 4096
@@ -36,13 +36,13 @@ def of_pages(pages: int = 1) -> Description:
     return Description("uint8", (pages * PAGE,), pages * PAGE)
 
 
-def life_of(staging: Staging) -> Life:
+def life_of(staging: StagingStore) -> Life:
     return staging.store.life
 
 
 def arriving(life: Life, name: str = "a", pages: int = 1) -> Tensor:
     """Returns a tensor that is to come, and has no pages yet."""
-    (tensor,) = life.table.arrive([Named(named(name), of_pages(pages))], "peer:1", 100.0, life.now)
+    (tensor,) = life.table.arrive([NamedTensor(named(name), of_pages(pages))], "peer:1", 100.0, life.now)
     return tensor
 
 

@@ -10,11 +10,11 @@ import pytest
 from kvgrpc.core.tables.transfers import Direction, Transfer
 from kvgrpc.core.tensors.bundles import SHARE
 from kvgrpc.core.tensors.calls import Get, LeadAddress, Put, Release
-from kvgrpc.core.tensors.rows import Offer, Stage
-from kvgrpc.core.tensors.values import ANY, Expected, Named
+from kvgrpc.core.tensors.descriptions import ANY, ExpectedTensor, NamedTensor
+from kvgrpc.core.tensors.rows import TensorOffer, TensorStage
 from kvgrpc.core.values.owners import STORE
 from kvgrpc.errors import KVGrpcError, Reason
-from kvgrpc.service.tensors.staging import Staging
+from kvgrpc.service.tensors.staging_store import StagingStore
 from tests.service.tensors.leads import KEY, life_of, named, of_pages
 
 PAGES = 128
@@ -28,10 +28,10 @@ Calls = dict[str, "asyncio.Future[Any]"]
 class Pair:
     """A source and a consumer."""
 
-    def __init__(self, p: Staging, d: Staging) -> None:
+    def __init__(self, p: StagingStore, d: StagingStore) -> None:
         self.p, self.d = p, d
 
-    def put(self, name: str, pages: int = 1, to: Staging | None = None, **fields: Any) -> "asyncio.Future[Any]":
+    def put(self, name: str, pages: int = 1, to: StagingStore | None = None, **fields: Any) -> "asyncio.Future[Any]":
         consumers = (LeadAddress((to or self.d).lead.node.state.pool.address),)
         usual: dict[str, Any] = {"consumers": consumers, "timeout_s": PATIENCE_S} | fields
         allocation_id, _ = life_of(self.p).transfers.allocate(pages, "")
@@ -46,16 +46,16 @@ class Pair:
         for name in names:
             await self.put(name, pages, consumers=(), **fields)
 
-    def get(self, name: str, expected: Expected = ANY, **fields: Any) -> "asyncio.Future[Any]":
+    def get(self, name: str, expected: ExpectedTensor = ANY, **fields: Any) -> "asyncio.Future[Any]":
         return asyncio.ensure_future(self.d.get(Get(named(name), expected, timeout_s=PATIENCE_S, **fields), ""))
 
-    def fetch(self, name: str, expected: Expected = ANY) -> "asyncio.Future[Any]":
+    def fetch(self, name: str, expected: ExpectedTensor = ANY) -> "asyncio.Future[Any]":
         return self.get(name, expected, source=LeadAddress(self.p.lead.node.state.pool.address))
 
     def fetch_all(self, names: str = "abcd") -> dict[str, "asyncio.Future[Any]"]:
         return {name: self.fetch(name) for name in names}
 
-    def transfers(self, side: Staging, direction: Direction) -> list[Transfer]:
+    def transfers(self, side: StagingStore, direction: Direction) -> list[Transfer]:
         rows = side.lead.node.state.transfers
         return [row for row in rows if row.direction is direction]
 
@@ -68,7 +68,7 @@ class Pair:
         life = life_of(self.d)
         return life.transfers.allocate(life.transfers.free_pages(), "")[0]
 
-    def stages(self) -> dict[str, Stage]:
+    def stages(self) -> dict[str, TensorStage]:
         return {id_.name: row.stage for id_, row in life_of(self.d).table.tensors.items()}
 
     async def check_empty(self) -> None:
@@ -78,11 +78,11 @@ class Pair:
             life = life_of(staging)
             await until(lambda life=life: life.transfers.free_pages() == PAGES)  # type: ignore[misc]
             store = staging.store
-            sending, keeping, fetching = store.sending, store.keeping, store.fetching
-            rows = (sending._ways, sending._gathering, fetching._calls, fetching._gathering, store.pages.line)
+            sender, kept, fetcher = store.sender, store.kept, store.fetcher
+            rows = (sender._ways, sender._bundles, fetcher._calls, fetcher._bundles, store.pages.line)
             await until(lambda rows=rows: not any(map(len, rows)))  # type: ignore[misc]
-            assert not sending._sent
-            assert not any((keeping._kept, keeping._lent, keeping._ended))
+            assert not sender._sent
+            assert not any((kept._kept, kept._lent, kept._ended))
             assert not staging._arriving
             assert not len(staging.lead.node.state.allocator)
 
@@ -105,9 +105,9 @@ async def ended(calls: dict[str, "asyncio.Future[Any]"]) -> None:
 
 def relayed(pair: Pair, names: str, **fields: Any) -> Put:
     """Returns a put of a bundle, one page for each tensor, as its consumer gets it after the source's hand-over."""
-    put = Put(named(names[0]), of_pages(), bundled=tuple(Named(named(name), of_pages()) for name in names[1:]))
+    put = Put(named(names[0]), of_pages(), bundled=tuple(NamedTensor(named(name), of_pages()) for name in names[1:]))
     transfers = life_of(pair.p).transfers
-    offers = [Offer(named(name), of_pages(), 1, transfers.allocate(1, "")[0], (), 0.0) for name in names]
+    offers = [TensorOffer(named(name), of_pages(), 1, transfers.allocate(1, "")[0], (), 0.0) for name in names]
     token, _ = transfers.hand_over(offers, put, 2.0, "")
     for offer in offers:
         transfers.free(offer.allocation_id)
@@ -119,5 +119,5 @@ async def filled_up(pair: Pair, begin: Callable[[], Calls]) -> tuple[Calls, str]
     filled = pair.fill()
     calls = begin()
     await until(lambda: len(pair.d.store.pages.line) == 2)
-    assert pair.stages() == dict.fromkeys("abcd", Stage.ARRIVING)
+    assert pair.stages() == dict.fromkeys("abcd", TensorStage.ARRIVING)
     return calls, filled

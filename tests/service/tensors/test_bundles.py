@@ -10,9 +10,9 @@ from kvgrpc.core.events import CancelScope
 from kvgrpc.core.tables.transfers import Direction, State
 from kvgrpc.core.tensors.bundles import TENSORS_MAX
 from kvgrpc.core.tensors.calls import Release
+from kvgrpc.core.tensors.descriptions import DIMENSIONS_MAX, Description, ExpectedTensor, NamedTensor
 from kvgrpc.core.tensors.line import RESERVED
-from kvgrpc.core.tensors.rows import Stage
-from kvgrpc.core.tensors.values import DIMENSIONS_MAX, Description, Expected, Named
+from kvgrpc.core.tensors.rows import TensorStage
 from kvgrpc.errors import Reason
 from tests.service.tensors.leads import KEY, PAGE, life_of, named, of_pages, served
 from tests.service.tensors.pairs import MOST, PAGES, Calls, Pair, ended, filled_up, reason_of, relayed, until
@@ -25,7 +25,7 @@ REST = "bcd"
 async def test_what_waits_for_one_consumer_goes_together(pair: Pair) -> None:
     await ended(pair.put_all())
     assert pair.pulls() == [1, 3]
-    assert pair.stages() == dict.fromkeys("abcd", Stage.STORED)
+    assert pair.stages() == dict.fromkeys("abcd", TensorStage.STORED)
     of = {row.transfer_id for row in life_of(pair.d).table.tensors.values() if row.id.name in REST}
     assert len(of) == 1
     ends = [row.state for side in (pair.p, pair.d) for row in side.lead.node.state.transfers]
@@ -39,7 +39,7 @@ async def test_each_of_them_is_released_and_held_by_itself(pair: Pair) -> None:
     for left, name in zip((3, 2, 1), REST, strict=True):
         got = await pair.get(name)
         (found,), (allocation_id, pages) = got.tensors, got.pages
-        assert (found.stage, len(pages)) == (Stage.HELD, 1)
+        assert (found.stage, len(pages)) == (TensorStage.HELD, 1)
         assert pair.d.release(Release(KEY, (named(name),))) == 1
         assert life.transfers.free_pages() == PAGES - left
         assert not pair.d.lead.node.state.allocator.known(allocation_id)
@@ -80,14 +80,14 @@ async def test_what_a_consumer_says_of_its_limit_is_remembered(pair: Pair) -> No
 
 async def test_one_that_the_consumer_refuses_hinders_no_other(pair: Pair) -> None:
     pair.d.release(Release(KEY, (named("c"),)))
-    asked = pair.get("b", Expected(dtype="float32"))
+    asked = pair.get("b", ExpectedTensor(dtype="float32"))
     await asyncio.sleep(0)
     calls = pair.put_all()
     assert await reason_of(calls.pop("c")) is Reason.TRANSFER_ENDED
     assert await reason_of(calls.pop("b")) is Reason.CONTENT_MISMATCH
     assert await reason_of(asked) is Reason.CONTENT_MISMATCH
     await ended(calls)
-    assert pair.stages() == dict.fromkeys("ad", Stage.STORED)
+    assert pair.stages() == dict.fromkeys("ad", TensorStage.STORED)
     await pair.check_empty()
 
 
@@ -95,7 +95,7 @@ async def test_one_that_is_at_the_consumer_already_hinders_no_other(pair: Pair) 
     await pair.put("c")
     pair.p.store.table.kept.sent._rows.clear()
     await ended(pair.put_all())
-    assert pair.stages() == dict.fromkeys("abcd", Stage.STORED)
+    assert pair.stages() == dict.fromkeys("abcd", TensorStage.STORED)
     await pair.check_empty()
 
 
@@ -110,7 +110,7 @@ async def test_one_that_its_source_takes_back_is_gone_and_the_others_come(pair: 
     assert await reason_of(calls.pop("c")) is Reason.TRANSFER_ENDED
     life_of(pair.d).transfers.free(filled)
     await ended(calls)
-    assert pair.stages() == dict.fromkeys("abd", Stage.STORED)
+    assert pair.stages() == dict.fromkeys("abd", TensorStage.STORED)
     await pair.check_empty()
 
 
@@ -130,7 +130,7 @@ async def test_one_that_its_consumer_releases_on_the_way_is_gone_and_the_others_
     assert await reason_of(calls.pop("c")) is Reason.TRANSFER_ENDED
     life_of(pair.d).transfers.free(filled)
     await ended(calls)
-    assert pair.stages() == dict.fromkeys("abd", Stage.STORED)
+    assert pair.stages() == dict.fromkeys("abd", TensorStage.STORED)
     await pair.check_empty()
 
 
@@ -153,7 +153,7 @@ async def test_a_bundle_whose_transfer_is_cancelled_is_not_sent_again(pair: Pair
     await calls.pop("a")
     for call in calls.values():
         assert await reason_of(call) in {Reason.CANCELLED, Reason.LEASE_RELEASED}
-    assert pair.stages() == {"a": Stage.STORED}
+    assert pair.stages() == {"a": TensorStage.STORED}
     await pair.check_empty()
 
 
@@ -162,7 +162,7 @@ async def test_a_bundle_for_which_there_is_no_room_is_put_one_by_one_until_there
     await until(lambda: len(pair.d.store.pages.line) == 4)
     life_of(pair.d).transfers.free(filled)
     await ended(calls)
-    assert pair.stages() == dict.fromkeys("abcd", Stage.STORED)
+    assert pair.stages() == dict.fromkeys("abcd", TensorStage.STORED)
     await pair.check_empty()
 
 
@@ -177,7 +177,7 @@ async def test_what_the_consumers_engine_waits_for_takes_its_bundle_with_it(pair
     assert (place.id, place.pages, place.urgent) == (named("b"), 3, True)
     life_of(pair.d).transfers.free(filled)
     await ended(calls)
-    assert (await asked).tensors[0].stage is Stage.HELD
+    assert (await asked).tensors[0].stage is TensorStage.HELD
     await pair.check_empty()
 
 
@@ -187,7 +187,7 @@ async def test_one_whose_time_is_over_fails_and_the_others_come(pair: Pair) -> N
     assert await reason_of(calls.pop("b")) in {Reason.DEADLINE, Reason.POOL_EXHAUSTED}
     life_of(pair.d).transfers.free(filled)
     await ended(calls)
-    assert pair.stages() == dict.fromkeys("ac", Stage.STORED)
+    assert pair.stages() == dict.fromkeys("ac", TensorStage.STORED)
     await pair.check_empty()
 
 
@@ -202,7 +202,7 @@ async def test_puts_that_differ_in_more_than_their_names_go_apart(pair: Pair) ->
 async def test_an_asynchronous_put_is_over_when_it_waits_and_its_pages_come_back(pair: Pair) -> None:
     calls = {name: pair.put(name, asynchronous=True) for name in "abcd"}
     await asyncio.wait_for(asyncio.gather(*calls.values()), 20.0)
-    await until(lambda: pair.stages() == dict.fromkeys("abcd", Stage.STORED))
+    await until(lambda: pair.stages() == dict.fromkeys("abcd", TensorStage.STORED))
     await until(lambda: life_of(pair.p).transfers.free_pages() == PAGES)
     await pair.check_empty()
 
@@ -214,7 +214,7 @@ async def test_pages_that_their_engine_freed_before_their_turn_are_not_sent(pair
     life.transfers.free(life.table.offers[named("c")].allocation_id)
     assert await reason_of(calls.pop("c")) is Reason.BLOCK_NOT_ALLOCATED
     await ended(calls)
-    assert pair.stages() == dict.fromkeys("abd", Stage.STORED)
+    assert pair.stages() == dict.fromkeys("abd", TensorStage.STORED)
     await pair.check_empty()
 
 
@@ -222,8 +222,8 @@ async def test_a_bundle_goes_when_its_time_has_come_though_the_alarm_rang_before
     pair.fill()
     calls = {"a": pair.put("a")}
     await until(lambda: len(pair.d.store.pages.line) == 1)
-    sending = pair.p.store.sending
-    sending._alarm.set(asyncio.get_running_loop().time())
+    sender = pair.p.store.sender
+    sender._alarm.set(asyncio.get_running_loop().time())
     calls["b"] = pair.put("b")
     await until(lambda: "b" in pair.stages(), 2.0)
     pair.p.release(Release(KEY))
@@ -310,10 +310,13 @@ async def test_a_bundle_may_be_relayed_and_is_stored_as_it_is_described(pair: Pa
 @pytest.mark.parametrize(
     ("told", "reason"),
     [
-        ({"bundled": (Named(named("c"), of_pages()), Named(named("b"), of_pages()))}, Reason.CONTENT_MISMATCH),
-        ({"bundled": (Named(named("b"), of_pages()),)}, Reason.INCOMPATIBLE_POOLS),
-        ({"bundled": (Named(named("b"), of_pages()), Named(named("b"), of_pages()))}, Reason.INVALID_FIELD),
-        ({"bundled": (Named(named("b"), of_pages()), Named(named("a"), of_pages()))}, Reason.INVALID_FIELD),
+        (
+            {"bundled": (NamedTensor(named("c"), of_pages()), NamedTensor(named("b"), of_pages()))},
+            Reason.CONTENT_MISMATCH,
+        ),
+        ({"bundled": (NamedTensor(named("b"), of_pages()),)}, Reason.INCOMPATIBLE_POOLS),
+        ({"bundled": (NamedTensor(named("b"), of_pages()), NamedTensor(named("b"), of_pages()))}, Reason.INVALID_FIELD),
+        ({"bundled": (NamedTensor(named("b"), of_pages()), NamedTensor(named("a"), of_pages()))}, Reason.INVALID_FIELD),
         ({"bundled": ()}, Reason.INCOMPATIBLE_POOLS),
     ],
     ids=str,
@@ -331,5 +334,5 @@ async def test_a_bundle_that_is_put_twice_is_refused_the_second_time_and_stays(p
     bundle = relayed(pair, "abc")
     await pair.d.put(bundle, "")
     assert await reason_of(asyncio.ensure_future(pair.d.put(bundle, ""))) is Reason.TRANSFER_EXISTS
-    assert pair.stages() == dict.fromkeys("abc", Stage.STORED)
+    assert pair.stages() == dict.fromkeys("abc", TensorStage.STORED)
     await pair.check_empty()

@@ -7,9 +7,9 @@ import pytest
 
 from kvgrpc.core.events import CancelScope
 from kvgrpc.core.tables.transfers import Direction, State
-from kvgrpc.core.tensors.calls import Get, Release, Wanted
-from kvgrpc.core.tensors.rows import Stage
-from kvgrpc.core.tensors.values import ANY, Expected
+from kvgrpc.core.tensors.calls import Get, Release, WantedTensor
+from kvgrpc.core.tensors.descriptions import ANY, ExpectedTensor
+from kvgrpc.core.tensors.rows import TensorStage
 from kvgrpc.errors import Reason
 from tests.service.tensors.leads import KEY, life_of, named
 from tests.service.tensors.pairs import MOST, PAGES, Calls, Pair, ended, filled_up, reason_of, until
@@ -20,7 +20,7 @@ async def test_what_is_wanted_of_one_source_comes_together(pair: Pair) -> None:
     calls = pair.fetch_all()
     await ended(calls)
     assert pair.pulls() == [1, 3]
-    assert pair.stages() == dict.fromkeys("abcd", Stage.HELD)
+    assert pair.stages() == dict.fromkeys("abcd", TensorStage.HELD)
     sent = pair.transfers(pair.p, Direction.SEND)
     assert [(row.state, row.consumers_done, row.nbytes_done) for row in sent] == [
         (State.SUCCEEDED, 1, row.nbytes) for row in sent
@@ -53,7 +53,7 @@ async def test_one_that_is_kept_for_several_comes_by_itself(pair: Pair) -> None:
 
 async def test_one_that_is_not_what_is_expected_is_refused_and_hinders_no_other(pair: Pair) -> None:
     await pair.keep()
-    calls = {name: pair.fetch(name, Expected(dtype="float32") if name == "c" else ANY) for name in "abcd"}
+    calls = {name: pair.fetch(name, ExpectedTensor(dtype="float32") if name == "c" else ANY) for name in "abcd"}
     assert await reason_of(calls.pop("c")) is Reason.CONTENT_MISMATCH
     await ended(calls)
     assert set(life_of(pair.p).table.offers) == {named("c")}
@@ -65,7 +65,7 @@ async def test_one_that_was_put_here_meanwhile_is_not_fetched(pair: Pair) -> Non
     calls = pair.fetch_all()
     await pair.put("c")
     await ended(calls)
-    assert pair.stages() == dict.fromkeys("abcd", Stage.HELD)
+    assert pair.stages() == dict.fromkeys("abcd", TensorStage.HELD)
     await pair.check_empty()
 
 
@@ -88,7 +88,7 @@ async def test_one_that_its_source_takes_back_is_refused_and_the_others_come(pai
     life_of(pair.d).transfers.free(filled)
     assert await reason_of(calls.pop("c")) is Reason.TRANSFER_ENDED
     await ended(calls)
-    assert pair.stages() == dict.fromkeys("abd", Stage.HELD)
+    assert pair.stages() == dict.fromkeys("abd", TensorStage.HELD)
     await pair.check_empty()
 
 
@@ -110,7 +110,7 @@ async def test_a_call_that_leaves_takes_no_other_with_it(pair: Pair) -> None:
     calls.pop("b").cancel()
     life_of(pair.d).transfers.free(filled)
     await ended(calls)
-    assert pair.stages() == dict.fromkeys("acd", Stage.HELD) | {"b": Stage.STORED}
+    assert pair.stages() == dict.fromkeys("acd", TensorStage.HELD) | {"b": TensorStage.STORED}
     await pair.check_empty()
 
 
@@ -127,7 +127,7 @@ async def test_calls_that_leave_before_their_source_is_asked_leave_nothing(pair:
 
 async def test_a_bundle_that_is_lost_is_fetched_again_one_by_one(pair: Pair) -> None:
     calls, filled = await on_the_way(pair)
-    (bundle,) = (life_of(pair.p).transfers.find(next(iter(pair.p.store.keeping._lent))),)
+    (bundle,) = (life_of(pair.p).transfers.find(next(iter(pair.p.store.kept._lent))),)
     assert bundle is not None
     life_of(pair.p).transfers.end(bundle.id, "lost", CancelScope.BOTH)
     life_of(pair.d).transfers.free(filled)
@@ -139,8 +139,8 @@ async def test_a_bundle_that_is_lost_is_fetched_again_one_by_one(pair: Pair) -> 
 # -- a source that is asked
 
 
-def asked(pair: Pair, names: str, most_pages: int = MOST, expected: Expected = ANY) -> "asyncio.Future[Any]":
-    wanted = tuple(Wanted(named(name), expected) for name in names)
+def asked(pair: Pair, names: str, most_pages: int = MOST, expected: ExpectedTensor = ANY) -> "asyncio.Future[Any]":
+    wanted = tuple(WantedTensor(named(name), expected) for name in names)
     get = Get(wanted[0].id, expected, as_offer=True, bundled=wanted[1:], most_pages=most_pages)
     return asyncio.ensure_future(pair.p.get(get, ""))
 
@@ -166,7 +166,7 @@ async def test_a_source_that_has_none_of_them_says_so_at_once_and_keeps_what_it_
         before += 1
     names, most, expected = ("xy" if wrong == "none" else "ab"), (0 if wrong == "pages" else MOST), ANY
     if wrong == "other":
-        expected = Expected(dtype="float32")
+        expected = ExpectedTensor(dtype="float32")
     assert await reason_of(asked(pair, names, most, expected)) is Reason.DEADLINE
     assert len(pair.transfers(pair.p, Direction.SEND)) == before
     await pair.check_empty()

@@ -9,16 +9,16 @@ import pytest
 
 from kvgrpc.config import Config, TensorsConfig
 from kvgrpc.core.tensors.calls import Get, Release
-from kvgrpc.core.tensors.rows import Stage, Tensor
-from kvgrpc.core.tensors.store import PAGE_BYTES_MAX, PAGES_MAX
-from kvgrpc.core.tensors.values import ANY
+from kvgrpc.core.tensors.descriptions import ANY
+from kvgrpc.core.tensors.rows import Tensor, TensorStage
+from kvgrpc.core.tensors.store_layout import PAGE_BYTES_MAX, PAGES_MAX
 from kvgrpc.core.values.owners import ANONYMOUS, ENGINE
 from kvgrpc.errors import DeadlineExceeded, Exhausted, InternalError, KVGrpcError, PreconditionFailed, Reason
 from kvgrpc.server import Server
 from kvgrpc.service.tensors.life import Life
 from kvgrpc.service.tensors.pages import StorePages
 from kvgrpc.service.tensors.spill import SpillMemory
-from kvgrpc.service.tensors.staging import Staging
+from kvgrpc.service.tensors.staging_store import StagingStore
 from tests.service.tensors.leads import (
     KEY,
     PAGE,
@@ -35,7 +35,7 @@ from tests.service.tensors.leads import (
 MANY = 500
 
 
-def got(staging: Staging, name: str = "a", timeout_s: float = 20.0) -> "asyncio.Future[Any]":
+def got(staging: StagingStore, name: str = "a", timeout_s: float = 20.0) -> "asyncio.Future[Any]":
     """Starts a call that gets a tensor."""
     return asyncio.ensure_future(staging.get(Get(named(name), ANY, timeout_s=timeout_s), ""))
 
@@ -63,7 +63,7 @@ def timers() -> int:
     return sum(not handle.cancelled() for handle in loop._scheduled)
 
 
-async def test_a_tensor_that_is_dropped_before_its_first_step_takes_no_place(staging: Staging) -> None:
+async def test_a_tensor_that_is_dropped_before_its_first_step_takes_no_place(staging: StagingStore) -> None:
     life = life_of(staging)
     spilled(life)
     fill(life)
@@ -75,7 +75,7 @@ async def test_a_tensor_that_is_dropped_before_its_first_step_takes_no_place(sta
 
 
 @pytest.mark.parametrize("end", ["deadline", "leaves"])
-async def test_what_nobody_waits_for_any_more_has_no_place_before_others(staging: Staging, end: str) -> None:
+async def test_what_nobody_waits_for_any_more_has_no_place_before_others(staging: StagingStore, end: str) -> None:
     life, pages = life_of(staging), staging.store.pages
     spilled(life)
     allocation = fill(life)
@@ -88,12 +88,12 @@ async def test_what_nobody_waits_for_any_more_has_no_place_before_others(staging
         call.cancel()
     await settled()
     assert len(pages.line) == 0
-    assert life.table.tensors[named()].stage is Stage.SPILLED
+    assert life.table.tensors[named()].stage is TensorStage.SPILLED
     life.transfers.free(allocation)
     await put(life, pages)
 
 
-async def test_who_waits_longer_has_the_tensor_when_there_is_room(staging: Staging) -> None:
+async def test_who_waits_longer_has_the_tensor_when_there_is_room(staging: StagingStore) -> None:
     life = life_of(staging)
     spilled(life)
     allocation = fill(life)
@@ -105,7 +105,7 @@ async def test_who_waits_longer_has_the_tensor_when_there_is_room(staging: Stagi
     assert tensor is life.table.tensors[named()]
 
 
-async def test_a_place_that_is_kept_for_one_that_is_to_come_again_costs_one_timer(staging: Staging) -> None:
+async def test_a_place_that_is_kept_for_one_that_is_to_come_again_costs_one_timer(staging: StagingStore) -> None:
     life, pages = life_of(staging), staging.store.pages
     pages.line.refuse(pages.line.join(named("absent"), 1, urgent=False), life.now)
     before = timers()
@@ -127,18 +127,20 @@ def failing(life: Life, store: Any) -> StorePages:
     return StorePages(life, SpillMemory(SPILL_PAGES, PAGE, lambda: store))
 
 
-async def test_a_copy_out_that_fails_leaves_the_tensor_in_the_store_and_is_not_tried_again(staging: Staging) -> None:
+async def test_a_copy_out_that_fails_leaves_the_tensor_in_the_store_and_is_not_tried_again(
+    staging: StagingStore,
+) -> None:
     life = life_of(staging)
     pages = failing(life, np.zeros(0, np.uint8))
     tensor = stored(life)
     fill(life)
     for name in ("one", "two"):
         assert isinstance(await refusal(put(life, pages, name)), Exhausted)
-    assert (tensor.stage, tensor.copying, life.table.spill_pages.used) == (Stage.STORED, False, 0)
+    assert (tensor.stage, tensor.copying, life.table.spill_pages.used) == (TensorStage.STORED, False, 0)
     assert (await got(staging)).tensors == (tensor,)
 
 
-async def test_a_copy_back_that_fails_is_told_and_gives_the_pages_back(staging: Staging) -> None:
+async def test_a_copy_back_that_fails_is_told_and_gives_the_pages_back(staging: StagingStore) -> None:
     life = life_of(staging)
     memory = np.zeros(PAGES * PAGE, np.uint8)
     memory.flags.writeable = False
@@ -147,27 +149,29 @@ async def test_a_copy_back_that_fails_is_told_and_gives_the_pages_back(staging: 
     staging.store.pages = pages
     error = await refusal(got(staging))
     assert isinstance(error, InternalError)
-    assert (tensor.stage, tensor.copying, life.transfers.free_pages()) == (Stage.SPILLED, False, free)
+    assert (tensor.stage, tensor.copying, life.transfers.free_pages()) == (TensorStage.SPILLED, False, free)
 
 
-async def test_one_that_stays_in_the_store_while_it_is_copied_out_leaves_the_turn_to_the_next(staging: Staging) -> None:
+async def test_one_that_stays_in_the_store_while_it_is_copied_out_leaves_the_turn_to_the_next(
+    staging: StagingStore,
+) -> None:
     life, pages = life_of(staging), staging.store.pages
     idle = [stored(life, name) for name in ("wanted", "other", "next")]
     fill(life)
     new = put(life, pages)
     await asyncio.sleep(0)
-    assert stages(idle) == [Stage.SPILLING, Stage.SPILLING, Stage.STORED]
+    assert stages(idle) == [TensorStage.SPILLING, TensorStage.SPILLING, TensorStage.STORED]
     call = got(staging, "wanted")
     await asyncio.wait_for(new, 10.0)
     assert (await call).tensors == (idle[0],)
-    assert stages(idle) == [Stage.HELD, Stage.SPILLED, Stage.SPILLED]
+    assert stages(idle) == [TensorStage.HELD, TensorStage.SPILLED, TensorStage.SPILLED]
 
 
-def stages(tensors: list[Tensor]) -> list[Stage]:
+def stages(tensors: list[Tensor]) -> list[TensorStage]:
     return [tensor.stage for tensor in tensors]
 
 
-async def test_one_that_is_released_before_its_caller_has_it_is_not_given(staging: Staging) -> None:
+async def test_one_that_is_released_before_its_caller_has_it_is_not_given(staging: StagingStore) -> None:
     life = life_of(staging)
     tensor = arriving(life)
     call = got(staging)
@@ -188,22 +192,22 @@ async def test_a_spill_that_does_not_fit_the_machine_is_refused_when_the_server_
         await server.start()
 
 
-@pytest.mark.parametrize(("caller", "stage"), [(ANONYMOUS, Stage.STORED), (ENGINE, Stage.HELD)])
+@pytest.mark.parametrize(("caller", "stage"), [(ANONYMOUS, TensorStage.STORED), (ENGINE, TensorStage.HELD)])
 async def test_a_tensor_that_comes_as_its_caller_leaves_is_held_by_the_engine_alone(
-    staging: Staging, caller: str, stage: Stage
+    staging: StagingStore, caller: str, stage: TensorStage
 ) -> None:
     call = asyncio.ensure_future(staging.get(Get(named(), ANY, timeout_s=20.0), "", caller))
     await asyncio.sleep(0)
     tensor = stored(life_of(staging))
     staging._perform()
-    assert tensor.stage is Stage.HELD
+    assert tensor.stage is TensorStage.HELD
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
     assert tensor.stage is stage
 
 
-async def test_a_tensor_that_one_caller_did_not_take_is_held_by_the_other_that_did(staging: Staging) -> None:
+async def test_a_tensor_that_one_caller_did_not_take_is_held_by_the_other_that_did(staging: StagingStore) -> None:
     calls = [asyncio.ensure_future(staging.get(Get(named(), ANY, timeout_s=20.0), "")) for _ in range(2)]
     await asyncio.sleep(0)
     tensor = stored(life_of(staging))
@@ -211,4 +215,4 @@ async def test_a_tensor_that_one_caller_did_not_take_is_held_by_the_other_that_d
     calls[0].cancel()
     await asyncio.gather(*calls, return_exceptions=True)
     assert calls[1].result().tensors == (tensor,)
-    assert tensor.stage is Stage.HELD
+    assert tensor.stage is TensorStage.HELD

@@ -25,8 +25,8 @@ from kvgrpc.errors import (
     PreconditionFailed,
     Reason,
 )
-from kvgrpc.service import status
-from kvgrpc.service.tensors.staging import Staging
+from kvgrpc.service import grpc_status
+from kvgrpc.service.tensors.staging_store import StagingStore
 from kvgrpc.v1 import common_pb2
 from tests.service.tensors.leads import life_of, named, of_pages
 from tests.service.tensors.servicers import serving
@@ -55,7 +55,7 @@ class Refusing:
 
     async def PutTensor(self, _: Any, context: Any) -> None:  # noqa: N802
         self.calls += 1
-        await status.abort(context, self.error, common_pb2.ResponseHeader(engine_id="refusing"))
+        await grpc_status.abort(context, self.error, common_pb2.ResponseHeader(engine_id="refusing"))
 
     GetTensor = ReleaseTensors = ListTensors = GetStagingStatus = PutTensor
 
@@ -67,7 +67,7 @@ async def refusing(error: KVGrpcError) -> AsyncIterator[tuple[Refusing, LeadAddr
         yield service, address
 
 
-async def refused(staging: Staging, to: tuple[LeadAddress, ...], timeout_s: float, name: str = "a") -> KVGrpcError:
+async def refused(staging: StagingStore, to: tuple[LeadAddress, ...], timeout_s: float, name: str = "a") -> KVGrpcError:
     """Makes a put that must fail, and returns its error."""
     allocation_id, _ = life_of(staging).transfers.allocate(1, "")
     put = Put(named(name), of_pages(), allocation_id, consumers=to, consumer_count=len(to), timeout_s=timeout_s)
@@ -77,7 +77,7 @@ async def refused(staging: Staging, to: tuple[LeadAddress, ...], timeout_s: floa
 
 
 @pytest.mark.parametrize("error", REFUSALS, ids=lambda error: error.reason.value)
-async def test_the_sources_caller_hears_what_the_consumer_says(staging: Staging, error: KVGrpcError) -> None:
+async def test_the_sources_caller_hears_what_the_consumer_says(staging: StagingStore, error: KVGrpcError) -> None:
     async with refusing(error) as (consumer, address):
         heard = await refused(staging, (address,), 5.0)
     assert (type(heard), heard.reason, heard.violations) == (type(error), error.reason, error.violations)
@@ -87,14 +87,14 @@ async def test_the_sources_caller_hears_what_the_consumer_says(staging: Staging,
     assert life_of(staging).table.offers == {}
 
 
-async def test_of_several_consumers_the_first_that_refuses_is_heard(staging: Staging) -> None:
+async def test_of_several_consumers_the_first_that_refuses_is_heard(staging: StagingStore) -> None:
     one = PreconditionFailed(Reason.WEIGHTS_MISMATCH, "other weights")
     async with refusing(one) as (_, first), refusing(REFUSALS[0]) as (_, second):
         assert (await refused(staging, (first, second), 5.0)).reason is Reason.WEIGHTS_MISMATCH
 
 
 @pytest.mark.parametrize("limit", ["", "0", "-1", "x", "9" * 9, "9" * 5_000, "\u0663"])
-async def test_what_a_consumer_says_of_bundles_hinders_no_put(staging: Staging, limit: str) -> None:
+async def test_what_a_consumer_says_of_bundles_hinders_no_put(staging: StagingStore, limit: str) -> None:
     error = OutOfRange(Reason.LIMIT_EXCEEDED, "too large", metadata={"limit": limit})
     async with refusing(error) as (consumer, address):
         heard = await asyncio.gather(*(refused(staging, (address,), 5.0, name) for name in "abcd"))
@@ -104,7 +104,7 @@ async def test_what_a_consumer_says_of_bundles_hinders_no_put(staging: Staging, 
 
 @pytest.mark.parametrize("delay_s", [None, 0.0, 1e-9])
 async def test_a_consumer_that_asks_to_be_called_again_at_once_is_called_as_seldom_as_others(
-    staging: Staging, delay_s: float | None
+    staging: StagingStore, delay_s: float | None
 ) -> None:
     async with refusing(Exhausted(Reason.POOL_EXHAUSTED, "full", retry_delay_s=delay_s)) as (consumer, address):
         assert (await refused(staging, (address,), 6 * RETRY_DELAY_S)).reason is Reason.POOL_EXHAUSTED

@@ -6,31 +6,31 @@ from typing import Any
 import pytest
 
 from kvgrpc.core.tensors.calls import Get, Put
-from kvgrpc.core.tensors.rows import Answer, Effect, Offer, Renew, Wait
-from kvgrpc.core.tensors.values import ANY, TensorId
+from kvgrpc.core.tensors.descriptions import ANY, TensorId
+from kvgrpc.core.tensors.rows import AnswerCall, Effect, Renew, TensorOffer, TensorWait
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.core.values.owners import STORE
 from kvgrpc.errors import DeadlineExceeded, Exhausted, InternalError, Reason
-from kvgrpc.service.tensors.staging import Staging
+from kvgrpc.service.tensors.staging_store import StagingStore
 from tests.service.tensors.leads import life_of, named, of_pages, served, stored
 from tests.service.tensors.pairs import Pair, relayed
 
 NAMES = "abcde"
 
 
-async def keep(staging: Staging, **fields: Any) -> None:
+async def keep(staging: StagingStore, **fields: Any) -> None:
     """Puts tensors without a consumer."""
     for name in NAMES:
         allocation_id, _ = life_of(staging).transfers.allocate(1, "")
         await staging.put(Put(named(name), of_pages(), allocation_id, **fields), "", STORE)
 
 
-def rows(staging: Staging) -> tuple[int, int]:
+def rows(staging: StagingStore) -> tuple[int, int]:
     """Returns the number of waiting calls and of their answers."""
     return len(life_of(staging).table.waits), len(staging.store.waiting._answers)
 
 
-def get(staging: Staging, name: str = "never put", timeout_s: float = 0.05) -> "asyncio.Future[Any]":
+def get(staging: StagingStore, name: str = "never put", timeout_s: float = 0.05) -> "asyncio.Future[Any]":
     return asyncio.ensure_future(staging.get(Get(named(name), ANY, timeout_s=timeout_s), ""))
 
 
@@ -52,7 +52,7 @@ async def test_more_is_kept_and_renewed_than_goes_into_one_call(most: int) -> No
 
 
 @pytest.fixture
-def broken(staging: Staging, monkeypatch: pytest.MonkeyPatch) -> InternalError:
+def broken(staging: StagingStore, monkeypatch: pytest.MonkeyPatch) -> InternalError:
     """Makes every renewal fail with this error."""
     error = InternalError(Reason.INTERNAL_DEFECT, "broken")
 
@@ -63,7 +63,7 @@ def broken(staging: Staging, monkeypatch: pytest.MonkeyPatch) -> InternalError:
     return error
 
 
-async def test_a_renewal_that_fails_leaves_no_call_behind(staging: Staging, broken: InternalError) -> None:
+async def test_a_renewal_that_fails_leaves_no_call_behind(staging: StagingStore, broken: InternalError) -> None:
     await keep(staging)
     with pytest.raises(InternalError, match=str(broken)):
         await asyncio.wait_for(get(staging), 5.0)
@@ -74,7 +74,7 @@ async def test_a_renewal_that_fails_leaves_no_call_behind(staging: Staging, brok
 
 
 async def test_what_is_behind_a_renewal_that_fails_is_done_and_the_alarm_is_set(
-    staging: Staging, broken: InternalError
+    staging: StagingStore, broken: InternalError
 ) -> None:
     await keep(staging)
     life = life_of(staging)
@@ -84,7 +84,7 @@ async def test_what_is_behind_a_renewal_that_fails_is_done_and_the_alarm_is_set(
     given = get(staging, "later", timeout_s=20.0)
     await asyncio.sleep(0)
     (number,) = life.table.waits._rows
-    life.table.effects = [_renewal(life.table.offers[named("a")]), Answer(number, tensor)]
+    life.table.effects = [_renewal(life.table.offers[named("a")]), AnswerCall(number, tensor)]
     staging._alarm.clear()
     with pytest.raises(InternalError):
         life.perform()
@@ -92,11 +92,13 @@ async def test_what_is_behind_a_renewal_that_fails_is_done_and_the_alarm_is_set(
     assert staging._alarm._timer is not None
 
 
-def _renewal(offer: Offer) -> Effect:
+def _renewal(offer: TensorOffer) -> Effect:
     return Renew((offer,))
 
 
-async def test_who_fails_in_the_moment_of_its_answer_has_taken_nothing(staging: Staging, broken: InternalError) -> None:
+async def test_who_fails_in_the_moment_of_its_answer_has_taken_nothing(
+    staging: StagingStore, broken: InternalError
+) -> None:
     await keep(staging)
     life = life_of(staging)
     tensor = stored(life, "here")
@@ -111,7 +113,7 @@ async def test_a_source_that_cannot_be_asked_leaves_no_call_behind(pair: Pair, m
     def fail(*_args: Any) -> None:
         raise InternalError(Reason.INTERNAL_DEFECT, "broken")
 
-    monkeypatch.setattr(pair.d.store.fetching, "add", fail)
+    monkeypatch.setattr(pair.d.store.fetcher, "add", fail)
     with pytest.raises(InternalError):
         await pair.fetch("a")
     assert rows(pair.d) == (0, 0)
@@ -124,7 +126,7 @@ async def test_a_put_whose_calls_have_no_room_leaves_neither_tensors_nor_calls(
     table, asked = life_of(pair.d).table, list[TensorId]()
     ask = table.ask
 
-    def full(wait: Wait, now: float) -> None:
+    def full(wait: TensorWait, now: float) -> None:
         asked.append(wait.id)
         if len(asked) == refused_at:
             raise Exhausted(Reason.LIMIT_EXCEEDED, "full")

@@ -38,7 +38,7 @@ def cancel(scope: CancelScope = CancelScope.BOTH, **fields: Any) -> events.Cance
 
 
 def closes(outcome: CloseOutcome, number: int, engine_id: str, incarnation: int) -> events.CloseAccess:
-    row = events.Closing(access_id(number), outcome, quiesced=True)
+    row = events.AccessClosing(access_id(number), outcome, quiesced=True)
     return events.CloseAccess(events.Call(901, "peer"), engine_id, incarnation, (row,))
 
 
@@ -84,7 +84,7 @@ def test_a_lead_that_tells_nothing_or_something_else_is_found(at: str, what: str
     done = lead.node.handle(cancel(), lead.now)
     kept = [action for action in done if not isinstance(action, SendClose)]
     if what == "a failure":
-        row = events.Closing(access_id(1), CloseOutcome.FAILED, quiesced=True)
+        row = events.AccessClosing(access_id(1), CloseOutcome.FAILED, quiesced=True)
         kept.append(SendClose("x", row, 1, ""))
     with pytest.raises(Violated, match="is not told so"):
         audit.says(kept)

@@ -5,7 +5,7 @@ import pytest
 
 from kvgrpc.core.actions import Operation, Post, SendChecksums
 from kvgrpc.core.events import ChecksumsAnswered
-from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.byte_runs import Runs
 from kvgrpc.errors import InternalError, KVGrpcError, Reason
 from sim import Violated
 from sim.checks.compared import Compared

@@ -4,7 +4,7 @@ import pytest
 
 from kvgrpc.core.actions import TransferChanged
 from kvgrpc.core.events import Call, CloseOutcome, Event, HandshakeReceived, OpenAccess, PeerSilent
-from kvgrpc.core.tables.accesses import Opening
+from kvgrpc.core.tables.accesses import AccessOpening
 from kvgrpc.core.tables.peers import Peer, PeerState
 from kvgrpc.core.tables.timers import Timer, Timers
 from kvgrpc.core.values.bridge import bridges
@@ -106,7 +106,7 @@ def test_who_died_while_its_lead_was_stopped_is_done_though_it_is_back_in_the_sa
 
     lead.admit(consumer)
     token = lead.finish(ttl_s=30.0).token
-    opening = Opening(ACCESS, token, claim(32))
+    opening = AccessOpening(ACCESS, token, claim(32))
     feed(OpenAccess(Call(1_000, "d"), "d", 2, (opening,)))
     feed(PeerSilent(key_of(consumer)))
     (ended,) = feed(HandshakeReceived(Call(1_001, "d"), consumer, endpoints(consumer)), LIMITS.peer_grace_s)

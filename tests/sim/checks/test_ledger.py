@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from kvgrpc.core.actions import BlocksReturned, Expect, Failed
+from kvgrpc.core.actions import BlocksReturnedNews, Expect, FailedNews
 from kvgrpc.core.events import ChecksumBlocks, ConnectPeer, Event, OpenAccess, PullBlocks
 from kvgrpc.core.tables.transfers import Direction, Disposition, Failure, State, Transfer
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.core.values.owners import ENGINE
 from kvgrpc.errors import Reason
-from sim.checks.ledger import Ledger
+from sim.checks.accounts import LeadAccounts
 from sim.rules import Rule, Violated
 
 
@@ -44,14 +44,14 @@ FAILURE = Failure(Reason.CANCELLED, "")
     ids=["its number falls", "no end", "an end to come", "too late", "success with a failure", "failure without one"],
 )
 def test_a_wrong_end_is_found(second: dict[str, Any]) -> None:
-    ledger = Ledger(Limits(lease_cap_s=600.0))
+    ledger = LeadAccounts(Limits(lease_cap_s=600.0))
     ledger.changed(transfer(seq=1), 0.0)
     with pytest.raises(AssertionError):
         ledger.changed(transfer(**second), 601.0 if second["ended"] == 601.0 else 5.0)
 
 
 def test_an_end_is_for_ever() -> None:
-    ledger = Ledger(Limits(lease_cap_s=600.0))
+    ledger = LeadAccounts(Limits(lease_cap_s=600.0))
     ledger.changed(transfer(seq=1), 0.0)
     ledger.changed(transfer(**OVER), 5.0)
     for change in ({"state": State.FAILED}, {"memory": Disposition.QUARANTINED}, {"ended": 4.0}, {"failure": FAILURE}):
@@ -61,7 +61,7 @@ def test_an_end_is_for_ever() -> None:
 
 
 def test_a_call_is_answered_once() -> None:
-    ledger = Ledger(Limits(lease_cap_s=600.0))
+    ledger = LeadAccounts(Limits(lease_cap_s=600.0))
     given: list[object] = []
     number = ledger.called(given.append)
     with pytest.raises(AssertionError, match="never answered"):
@@ -85,7 +85,7 @@ def _answer() -> Any:
     ],
 )  # fmt: skip
 def test_a_call_that_is_not_answered_in_its_time_is_found(kind: type[Event], wait_s: float) -> None:
-    ledger = Ledger(Limits(lease_cap_s=600.0))
+    ledger = LeadAccounts(Limits(lease_cap_s=600.0))
     ledger.waits(ledger.called(lambda _: None), kind, 100.0)
     ledger.check_waits(100.0 + wait_s)
     with pytest.raises(Violated, match="not answered") as found:
@@ -94,7 +94,7 @@ def test_a_call_that_is_not_answered_in_its_time_is_found(kind: type[Event], wai
 
 
 def test_a_transfer_that_does_not_end_is_found() -> None:
-    ledger = Ledger(Limits(lease_cap_s=600.0))
+    ledger = LeadAccounts(Limits(lease_cap_s=600.0))
     ledger.changed(transfer(seq=1), 0.0)
     ledger.check_waits(600.0)
     with pytest.raises(Violated, match="has not ended"):
@@ -102,7 +102,7 @@ def test_a_transfer_that_does_not_end_is_found() -> None:
 
 
 def test_an_engine_is_told_of_every_end_and_return_once() -> None:
-    ledger = Ledger(Limits(lease_cap_s=600.0))
+    ledger = LeadAccounts(Limits(lease_cap_s=600.0))
     owned = {"owner": ENGINE, "direction": Direction.SEND}
     ledger.changed(transfer(**owned, seq=1), 0.0, attached=True)
     ledger.check_told()
@@ -111,19 +111,19 @@ def test_an_engine_is_told_of_every_end_and_return_once() -> None:
     with pytest.raises(Violated, match="not told of the return"):
         ledger.check_told()
     with pytest.raises(Violated, match="not before of its end"):
-        ledger.told(BlocksReturned("t", "r", "l"))
-    ledger.told(Failed("t", "r", FAILURE, cancelled=False))
+        ledger.told(BlocksReturnedNews("t", "r", "l"))
+    ledger.told(FailedNews("t", "r", FAILURE, cancelled=False))
     with pytest.raises(Violated, match="not told of the return"):
         ledger.check_told()
-    ledger.told(BlocksReturned("t", "r", "l"))
+    ledger.told(BlocksReturnedNews("t", "r", "l"))
     ledger.check_told()
     with pytest.raises(Violated, match="told before"):
-        ledger.told(Failed("t", "r", FAILURE, cancelled=False))
+        ledger.told(FailedNews("t", "r", FAILURE, cancelled=False))
 
 
-@pytest.mark.parametrize("ends", [Ledger.check_idle, Ledger.life_began])
-def test_what_is_left_over_is_found(ends: Callable[[Ledger], None]) -> None:
-    ledger = Ledger(Limits(lease_cap_s=600.0))
+@pytest.mark.parametrize("ends", [LeadAccounts.check_idle, LeadAccounts.life_began])
+def test_what_is_left_over_is_found(ends: Callable[[LeadAccounts], None]) -> None:
+    ledger = LeadAccounts(Limits(lease_cap_s=600.0))
     ledger.changed(transfer(seq=1), 0.0)
     with pytest.raises(AssertionError):
         ends(ledger)

@@ -8,7 +8,7 @@ import pytest
 from kvgrpc.core.actions import AwaitEnd, UnmapPeer
 from kvgrpc.core.events import Event, ProcessEnded
 from kvgrpc.core.tables.transfers import Direction, Disposition, State, Transfer
-from kvgrpc.core.values.descriptors import Blocks
+from kvgrpc.core.values.block_ids import Blocks
 from sim import Violated
 from sim.checks.writers import WriterAudit
 from sim.world.memory import KvStore, Memory, Prompt, layout

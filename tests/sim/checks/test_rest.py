@@ -6,18 +6,18 @@ import pytest
 
 from kvgrpc.core.actions import Expect
 from kvgrpc.core.events import (
+    AccessClosing,
+    AccessSettling,
     Call,
     CloseAccess,
     CloseOutcome,
-    Closing,
     OpenAccess,
     ProcessEnded,
     Rekeyed,
     SettleAccess,
-    Settling,
 )
 from kvgrpc.core.state import NodeState
-from kvgrpc.core.tables.accesses import Access, Opening
+from kvgrpc.core.tables.accesses import Access, AccessOpening
 from kvgrpc.core.tables.transfers import Direction, Disposition, State, Transfer
 from kvgrpc.core.values import grants
 from kvgrpc.core.values.content import chain
@@ -36,16 +36,16 @@ RETURNED = Transfer("t", Direction.RECEIVE, 0.0, b"", "", state=State.FAILED, me
 
 
 def opens(access_id: bytes, life: int = P, reverse: bytes = b"") -> OpenAccess:
-    opening = Opening(access_id, TOKEN, None, reverse_access_id=reverse, push_content=chain((1,)))
+    opening = AccessOpening(access_id, TOKEN, None, reverse_access_id=reverse, push_content=chain((1,)))
     return OpenAccess(CALL, "p", life, (opening,))
 
 
 def settles(life: int, access_id: bytes = ACCESS, *, last: bool = True) -> SettleAccess:
-    return SettleAccess(CALL, "p", life, (Settling(access_id, last),))
+    return SettleAccess(CALL, "p", life, (AccessSettling(access_id, last),))
 
 
 def closes(life: int, access_id: bytes = ACCESS, token: bytes = b"", *, quiesced: bool = True) -> CloseAccess:
-    return CloseAccess(CALL, "p", life, (Closing(access_id, CloseOutcome.DROPPED, quiesced, token),))
+    return CloseAccess(CALL, "p", life, (AccessClosing(access_id, CloseOutcome.DROPPED, quiesced, token),))
 
 
 def written() -> Rest:
@@ -105,7 +105,7 @@ def test_a_write_is_not_over_by_any_other_word(word: Word) -> None:
 
 def test_closing_a_waiting_opening_counts_for_what_its_peer_opened_before() -> None:
     rest = written()
-    waiting = Access(opens(LATER).openings[0], "p", "p@0000000000000001", "l", 0.0, kind=grants.Access.WRITE)
+    waiting = Access(opens(LATER).openings[0], "p", "p@0000000000000001", "l", 0.0, kind=grants.AccessKind.WRITE)
     rest.hears(closes(P, LATER), {LATER: waiting})
     rest.believed(NAME, proved=never)
 
@@ -123,7 +123,9 @@ def test_of_two_openings_that_wait_the_later_one_says_it_of_the_first() -> None:
 
 def test_an_access_is_of_the_life_that_opened_it_while_it_is_known() -> None:
     rest = written()
-    known = {ACCESS: Access(opens(ACCESS).openings[0], "p", "p@0000000000000001", "l", 0.0, kind=grants.Access.WRITE)}
+    known = {
+        ACCESS: Access(opens(ACCESS).openings[0], "p", "p@0000000000000001", "l", 0.0, kind=grants.AccessKind.WRITE)
+    }
     rest.hears(opens(ACCESS, OTHER), known)
     rest.hears(settles(OTHER), known)
     with pytest.raises(Violated):

@@ -5,7 +5,7 @@ from math import inf
 
 import pytest
 
-from kvgrpc.core.actions import Failed
+from kvgrpc.core.actions import FailedNews
 from kvgrpc.core.events import Call, KeysRenewed, PullBlocks
 from kvgrpc.core.node import Node
 from kvgrpc.core.tables.timers import Timer, Timers
@@ -14,8 +14,8 @@ from kvgrpc.core.values.content import chain
 from kvgrpc.errors import Reason
 from sim import TIGHT, Violated, World
 from sim.checks.leftovers import leftovers
-from sim.checks.waits import Waits
-from sim.engine.requests import Offer, Wish
+from sim.checks.waits import WaitAudit
+from sim.engine.requests import PromptOffer, PromptWish
 from sim.world.memory import Prompt
 from tests.sim.bugs import never
 from tests.sim.checks.waiting_pulls import HANDSHAKE, LIMITS, receive, send
@@ -28,8 +28,8 @@ ACCESS = b"a" * 16
 PULL = receive((HANDSHAKE,))
 
 
-def begun() -> Waits:
-    waits = Waits(LIMITS)
+def begun() -> WaitAudit:
+    waits = WaitAudit(LIMITS)
     waits.begun(PULL, PullBlocks(Call(1, ""), b"", chain((1,)), ACCESS))
     return waits
 
@@ -71,7 +71,7 @@ RENDEZVOUS = Phase("rendezvous", 0.0)
 
 
 def test_a_reservation_waits_for_its_source_as_long_as_was_asked_for() -> None:
-    waits, reservation = Waits(LIMITS), receive((RENDEZVOUS,))
+    waits, reservation = WaitAudit(LIMITS), receive((RENDEZVOUS,))
     waits.reserved(reservation, 5.0)
     waits.check(5.0)
     with pytest.raises(Violated, match=r"t waits 1.000 s too long for its other side"):
@@ -81,7 +81,7 @@ def test_a_reservation_waits_for_its_source_as_long_as_was_asked_for() -> None:
 
 
 def test_a_push_waits_for_a_part_for_the_registration_timeout() -> None:
-    waits = Waits(LIMITS)
+    waits = WaitAudit(LIMITS)
     apart = replace(send(0), phases=(RENDEZVOUS,))
     waits.changed(apart, 0.0)
     waits.changed(apart, 1.0)
@@ -96,7 +96,7 @@ def test_a_push_waits_for_a_part_for_the_registration_timeout() -> None:
 
 
 def test_a_reservation_waits_longer_where_its_source_keeps_what_it_waits_for_and_never_beyond_the_cap() -> None:
-    waits, reservation = Waits(LIMITS), receive((RENDEZVOUS,))
+    waits, reservation = WaitAudit(LIMITS), receive((RENDEZVOUS,))
     waits.reserved(reservation, 5.0)
     waits.hears(KeysRenewed("p", ((b"o" * 16, 90.0), (reservation.key, inf))), 4.0)
     with pytest.raises(Violated):
@@ -114,10 +114,10 @@ def late_blocks() -> object:
     world = World(seed=1, limits=replace(TIGHT, lease_ttl_s=9.0))
     source, consumer = world.hosts
     prompt = Prompt(tuple(range(40)))
-    token = source.engine.offer(Offer(KEY, "r", prompt, ttl_s=9.0))
+    token = source.engine.offer(PromptOffer(KEY, "r", prompt, ttl_s=9.0))
     assert token is not None
     ends: list[object] = []
-    consumer.engine.pull(Wish("r", prompt, ACCESS, blocks_after_s=20.0), token, ends.append)
+    consumer.engine.pull(PromptWish("r", prompt, ACCESS, blocks_after_s=20.0), token, ends.append)
     world.run(30.0)
     world.finish()
     return ends[0]
@@ -125,7 +125,7 @@ def late_blocks() -> object:
 
 def test_a_pull_whose_blocks_do_not_come_ends_at_the_cap_of_a_lease() -> None:
     end = late_blocks()
-    assert isinstance(end, Failed)
+    assert isinstance(end, FailedNews)
     assert end.failure.reason is Reason.QUEUE_TIMEOUT
 
 

@@ -12,8 +12,8 @@ from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region
 from kvgrpc.errors import InternalError
 from kvgrpc.integrations.params import Defaults
 from kvgrpc.integrations.vllm.block_copies import BlockCopies
-from kvgrpc.integrations.vllm.options import Options
-from kvgrpc.integrations.vllm.working import WorkerSide
+from kvgrpc.integrations.vllm.options import BlockOptions
+from kvgrpc.integrations.vllm.worker_side import WorkerSide
 from tests.vllm.cores import BLOCK_TOKENS, LAYERS, Core, pool_of, request_of
 from tests.vllm.engines import PREFILL, pushed, wait_until
 
@@ -151,13 +151,13 @@ class Elsewhere(torch.Tensor):
 def test_vllm_says_how_to_copy_once_the_caches_are_registered() -> None:
     layout, memory = pool_of(states=False)
     caches, platform = {str(layer): memory[layer] for layer in range(LAYERS)}, Platform()
-    options = Options(Defaults(), mirror=True)
+    options = BlockOptions(Defaults(), mirror=True)
     with closing(WorkerSide(options, layout, devices=lambda of: BlockCopies(layout, of))) as worker:
         worker.register(caches, [list(caches)])
         worker.copy_by(platform.copy)
         assert isinstance(worker._device, BlockCopies)
         assert worker._device.copy == platform.copy
-    with closing(WorkerSide(Options(Defaults()), layout)) as worker:
+    with closing(WorkerSide(BlockOptions(Defaults()), layout)) as worker:
         worker.register(caches, [list(caches)])
         worker.copy_by(platform.copy)  # nothing to copy
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvgrpc.core.values.bridge import Side
+from kvgrpc.core.values.bridge import BridgeSide
 from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Strides
 from kvgrpc.core.values.obstacles import differences
 from kvgrpc.integrations.vllm.insides import strides_at, told
@@ -127,7 +127,7 @@ SIDES: dict[str, tuple[Callable[[], Any], Group]] = {
 def test_engines_whose_kernels_and_blocks_differ_exchange_every_token(source: str, target: str, mode: str) -> None:
     made = [SIDES[name] for name in (source, target)]
     pools = [looked(kernel(), group, torch.float32) for kernel, group in made]
-    found = differences(*(Side(layout, 1) for layout, _ in pools))
+    found = differences(*(BridgeSide(layout, 1) for layout, _ in pools))
     assert found
     assert all(difference.bridgeable for difference in found)
     with closing(Core("P", cache=pools[0])) as p, closing(Core("D", cache=pools[1])) as d:

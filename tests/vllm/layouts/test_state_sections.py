@@ -10,7 +10,7 @@ from vllm.v1.kv_cache_interface import (
     MambaSpec,
 )
 
-from kvgrpc.core.values.bridge import Side
+from kvgrpc.core.values.bridge import BridgeSide
 from kvgrpc.core.values.layout import PoolLayout, Section
 from kvgrpc.core.values.obstacles import differences
 from tests.vllm.models.caches import (
@@ -25,7 +25,7 @@ from tests.vllm.models.caches import (
 
 def test_states_are_the_same_however_long_prompts_may_be() -> None:
     longer = laid_out(replace(STATE, block_size=4096), FULL)
-    assert not differences(Side(laid_out(STATE, FULL), 1), Side(longer, 1))
+    assert not differences(BridgeSide(laid_out(STATE, FULL), 1), BridgeSide(longer, 1))
 
 
 def states_of(ranks: int, kind: str = "MAMBA2", groups: int | None = 1, **change: Any) -> PoolLayout:
@@ -43,7 +43,7 @@ def states_of(ranks: int, kind: str = "MAMBA2", groups: int | None = 1, **change
 
 @pytest.mark.parametrize(("kind", "groups"), [("MAMBA2", 1), ("MAMBA2", 4), ("GDN_ATTN", 4)])
 def test_states_of_other_numbers_of_ranks_are_bridged_section_by_section(kind: str, groups: int) -> None:
-    sides = [Side(states_of(ranks, kind, groups), ranks) for ranks in (1, 2, 4)]
+    sides = [BridgeSide(states_of(ranks, kind, groups), ranks) for ranks in (1, 2, 4)]
     for here in sides:
         for there in sides:
             assert all(difference.bridgeable for difference in differences(here, there))
@@ -63,9 +63,9 @@ def test_states_of_other_numbers_of_ranks_are_bridged_section_by_section(kind: s
 def test_states_of_which_nothing_is_known_are_those_of_as_many_ranks_only(change: dict[str, Any]) -> None:
     split = states_of(2, **{"kind": "MAMBA2", **change})
     assert split.groups[0].sections == ()
-    found = differences(Side(states_of(1), 1), Side(split, 2))
+    found = differences(BridgeSide(states_of(1), 1), BridgeSide(split, 2))
     assert {"pool.groups[0].head_dim", "world_size"} <= {row.field for row in found if not row.bridgeable}
-    assert not differences(Side(split, 2), Side(split, 2))
+    assert not differences(BridgeSide(split, 2), BridgeSide(split, 2))
 
 
 def test_dimensions_of_a_convolution_may_come_first(monkeypatch: pytest.MonkeyPatch) -> None:

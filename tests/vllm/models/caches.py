@@ -26,8 +26,8 @@ from vllm.v1.kv_cache_interface import (
 from kvgrpc.core.values.layout import PoolLayout
 from kvgrpc.integrations.params import Defaults
 from kvgrpc.integrations.vllm.geometry import SPLITS, layout_of
-from kvgrpc.integrations.vllm.options import Options
-from kvgrpc.integrations.vllm.working import WorkerSide
+from kvgrpc.integrations.vllm.options import BlockOptions
+from kvgrpc.integrations.vllm.worker_side import WorkerSide
 
 BLOCKS, LAYERS = 10, 2
 SHAPE: dict[str, Any] = {"block_size": 32, "num_kv_heads": 4, "head_size": 32, "dtype": torch.bfloat16}
@@ -100,7 +100,7 @@ def caches_of(cache: KVCacheConfig, layout: str | None = None) -> dict[str, torc
 
 @contextmanager
 def worker_of(layout: PoolLayout) -> Iterator[WorkerSide]:
-    with closing(WorkerSide(Options(Defaults()), layout)) as worker:
+    with closing(WorkerSide(BlockOptions(Defaults()), layout)) as worker:
         yield worker
 
 

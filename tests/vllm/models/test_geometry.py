@@ -14,7 +14,7 @@ from vllm.v1.kv_cache_interface import (
     KVCacheSpec,
 )
 
-from kvgrpc.core.values.bridge import Side
+from kvgrpc.core.values.bridge import BridgeSide
 from kvgrpc.core.values.layout import GroupKind, PoolLayout, TensorKind
 from kvgrpc.core.values.obstacles import differences
 from kvgrpc.integrations.vllm.geometry import ORDERS, fits_part, retain_windows
@@ -107,9 +107,9 @@ def test_vllm_states_the_most_heads_of_a_model_s_layers() -> None:
 def test_heads_are_found_in_a_block_but_not_the_tokens_of_a_head(kind: Any) -> None:
     """Backends interleave tokens to suit their processors, so blocks of another size hold other bytes."""
     alone, half = laid_out(kind), laid_out(replace(kind, num_kv_heads=2), tensor_parallel_size=2)
-    assert all(difference.bridgeable for difference in differences(Side(alone, 1), Side(half, 2)))
+    assert all(difference.bridgeable for difference in differences(BridgeSide(alone, 1), BridgeSide(half, 2)))
     for other in (laid_out(replace(kind, block_size=64)), laid_out(kind, layout="LBNHC")):
-        assert not all(difference.bridgeable for difference in differences(Side(alone, 1), Side(other, 1)))
+        assert not all(difference.bridgeable for difference in differences(BridgeSide(alone, 1), BridgeSide(other, 1)))
 
 
 def test_groups_share_one_block_space_and_lie_on_each_other() -> None:
@@ -295,7 +295,7 @@ def test_the_stages_of_an_engine_are_one_pool_with_the_layers_of_all(specs: Sequ
     assert first_layers([first, second], 0) == [0, 0]
     assert first_layers([first, second], 1) == [2, 1]
     assert joined([first]) == first
-    found = differences(Side(pool, 2), Side(whole, 1))
+    found = differences(BridgeSide(pool, 2), BridgeSide(whole, 1))
     assert found
     assert all(difference.bridgeable for difference in found), found
 

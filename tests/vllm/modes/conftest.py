@@ -5,7 +5,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from kvgrpc.core.policy.values import Mode, OnLoss
+from kvgrpc.core.policy.values import ModeChoice, OnLoss
 from tests.vllm.cores import Core, Cores
 from tests.vllm.modes.legs import Made
 
@@ -16,7 +16,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
     monkeypatch.setenv("KVGRPC_LIMITS_ANNOUNCE_WAIT_S", "2")
     with ExitStack() as stack:
 
-        def make(p_mode: Mode, d_mode: Mode) -> Cores:
+        def make(p_mode: ModeChoice, d_mode: ModeChoice) -> Cores:
             pair = Core("P", mode=p_mode), Core("D", OnLoss.RECOMPUTE, mode=d_mode)
             for core in pair:
                 stack.callback(core.close)

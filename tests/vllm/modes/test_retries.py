@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvgrpc.core.policy.values import Mode
+from kvgrpc.core.policy.values import ModeChoice
 from tests.vllm.cores import Core, request_of
 from tests.vllm.engines import PREFILL, wait_until
 from tests.vllm.modes.legs import Made, came, compute, decode_leg, holds_the_kv
@@ -20,10 +20,10 @@ def forgets(core: Core) -> None:
         layer.zero_()
 
 
-@pytest.mark.parametrize("p_mode", Mode)
+@pytest.mark.parametrize("p_mode", ModeChoice)
 @pytest.mark.parametrize("named", [False, True])
-def test_both_legs_again_one_after_the_other_are_served(made: Made, p_mode: Mode, named: bool) -> None:
-    p, d = made(p_mode, Mode.AUTO)
+def test_both_legs_again_one_after_the_other_are_served(made: Made, p_mode: ModeChoice, named: bool) -> None:
+    p, d = made(p_mode, ModeChoice.AUTO)
     name: dict[str, Any] = NAME if named else {}
     for number in range(3):
         answer = compute(p, request_of(f"cmpl-same-0-0000000{number}", {**PREFILL, **name}))
@@ -36,11 +36,11 @@ def test_both_legs_again_one_after_the_other_are_served(made: Made, p_mode: Mode
         wait_until(lambda: p.step() and p.used() == 0)
 
 
-@pytest.mark.parametrize("p_mode", [Mode.AUTO, Mode.PUSH])
+@pytest.mark.parametrize("p_mode", [ModeChoice.AUTO, ModeChoice.PUSH])
 @pytest.mark.parametrize("first", ["P", "D"])
-def test_both_legs_again_at_once_are_computed_at_once(made: Made, p_mode: Mode, first: str) -> None:
+def test_both_legs_again_at_once_are_computed_at_once(made: Made, p_mode: ModeChoice, first: str) -> None:
     """The name alone decides this: the transfer under it is over."""
-    p, d = made(p_mode, Mode.AUTO)
+    p, d = made(p_mode, ModeChoice.AUTO)
     before = request_of("d0", {**decode_leg(p), **NAME})
     blocks = d.begin(before)
     d.step()
@@ -60,7 +60,7 @@ def test_both_legs_again_at_once_are_computed_at_once(made: Made, p_mode: Mode, 
 
 
 def test_decodes_leg_again_with_what_was_taken_is_computed(made: Made) -> None:
-    p, d = made(Mode.PULL, Mode.PULL)
+    p, d = made(ModeChoice.PULL, ModeChoice.PULL)
     answer = compute(p, request_of("p", PREFILL))
     before = request_of("d0", answer)
     blocks = d.begin(before)

@@ -7,7 +7,7 @@ from vllm.v1.request import RequestStatus
 
 from kvgrpc.core.policy.values import OnLoss
 from kvgrpc.integrations.params import answered_named
-from kvgrpc.integrations.vllm.tensors.scheduling import TensorScheduling
+from kvgrpc.integrations.vllm.tensors.scheduler_side import TensorSchedulerSide
 from tests.vllm.cores import PROMPT, request_of, scheduled
 from tests.vllm.engines import PREFILL
 from tests.vllm.tensors.sides import KEY, giving, side_of, taking
@@ -18,7 +18,7 @@ PROMPTS = "cmpl-x-0-0a1b2c3d", "cmpl-x-1-4e5f6071"
 """Names that vLLM gives two prompts of one list."""
 
 
-def computed(side: TensorScheduling, requests: list[Any]) -> list[str]:
+def computed(side: TensorSchedulerSide, requests: list[Any]) -> list[str]:
     """Computes all of each request in one step. Returns the requests whose tensors are put."""
     for request in requests:
         side.arrived(request)

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from kvgrpc.core.policy.values import Mode, OnLoss
+from kvgrpc.core.policy.values import ModeChoice, OnLoss
 from kvgrpc.integrations.vllm.silence import SILENT_S, Silence
 from tests.vllm.cores import BLOCKS, Core, Cores, request_of
 from tests.vllm.engines import PREFILL, pushed, wait_until
@@ -57,9 +57,9 @@ def test_a_request_alone_is_no_silence(caplog: pytest.LogCaptureFixture) -> None
     assert not caplog.messages
 
 
-@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize("mode", ModeChoice)
 def test_a_request_of_which_vllm_says_nothing_more_is_over_and_is_the_cause(
-    mode: Mode, caplog: pytest.LogCaptureFixture
+    mode: ModeChoice, caplog: pytest.LogCaptureFixture
 ) -> None:
     """This happens when another connector stands between and does not call all hooks."""
     p, d = Core("P", mode=mode), Core("D", OnLoss.RECOMPUTE)

@@ -8,9 +8,9 @@ from typing import Any
 
 from kvgrpc.core.policy.values import Loss
 from kvgrpc.errors import NextStep, Reason
-from kvgrpc.integrations.vllm.tensors.messages import Heard
+from kvgrpc.integrations.vllm.tensors.messages import WorkerNews
 from kvgrpc.integrations.vllm.tensors.options import TensorOptions
-from kvgrpc.integrations.vllm.tensors.scheduling import TensorScheduling
+from kvgrpc.integrations.vllm.tensors.scheduler_side import TensorSchedulerSide
 from tests.vllm.cores import BLOCK_TOKENS, pool_of, request_of
 from tests.vllm.engines import PREFILL
 
@@ -21,9 +21,9 @@ TABLE = list(range(1, 9))
 DIED = Loss(Reason.PEER_LOST, "its source died", NextStep.RECOMPUTE)
 
 
-def side_of(ranks: int = 1, **options: Any) -> TensorScheduling:
+def side_of(ranks: int = 1, **options: Any) -> TensorSchedulerSide:
     """Returns a scheduler's side whose parts are blocks."""
-    side = TensorScheduling(TensorOptions(part_tokens=BLOCK_TOKENS, **options), LAYOUT, ranks, "127.0.0.1:5000")
+    side = TensorSchedulerSide(TensorOptions(part_tokens=BLOCK_TOKENS, **options), LAYOUT, ranks, "127.0.0.1:5000")
     side.blocks = SimpleNamespace(get_block_ids=lambda _: (TABLE,))
     return side
 
@@ -42,6 +42,6 @@ def taking(name: str, key: bytes = KEY, **fields: Any) -> Any:
     return request_of(name, {"do_remote_prefill": True, **intent(key)}, **fields)
 
 
-def held(side: TensorScheduling, name: str, parts: int, workers: int = 1, key: bytes = KEY) -> None:
+def held(side: TensorSchedulerSide, name: str, parts: int, workers: int = 1, key: bytes = KEY) -> None:
     """Reports that this many workers hold this many parts for the request."""
-    side.hear(Heard(held=Counter({(name, key, parts): workers})))
+    side.hear(WorkerNews(held=Counter({(name, key, parts): workers})))

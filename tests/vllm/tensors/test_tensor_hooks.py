@@ -9,10 +9,10 @@ from vllm.v1.request import RequestStatus
 from kvgrpc.core.policy.values import OnLoss
 from kvgrpc.core.values.content import Item
 from kvgrpc.integrations.params import answered_named
-from kvgrpc.integrations.vllm.tensors.messages import Expect, Heard, Load, TensorStep
-from kvgrpc.integrations.vllm.tensors.options import Send, TensorOptions
-from kvgrpc.integrations.vllm.tensors.parts import Cut, Prompt
-from kvgrpc.integrations.vllm.tensors.working import TensorWorking
+from kvgrpc.integrations.vllm.tensors.messages import ExpectTask, LoadTask, TensorStep, WorkerNews
+from kvgrpc.integrations.vllm.tensors.options import SendMode, TensorOptions
+from kvgrpc.integrations.vllm.tensors.parts import Cut, PromptParts
+from kvgrpc.integrations.vllm.tensors.worker_side import TensorWorkerSide
 from tests.vllm.cores import BLOCK_TOKENS, PROMPT, scheduled
 from tests.vllm.tensors.sides import BLOCK_BYTES, DIED, KEY, LAYOUT, PEER, TABLE, giving, held, side_of, taking
 
@@ -35,14 +35,14 @@ def test_parts_go_when_all_of_each_is_computed_whatever_the_steps_are(steps: lis
 
 def test_both_engines_name_a_part_alike_and_another_prompt_otherwise() -> None:
     cut = Cut(16, 32, 1)
-    base = Prompt(cut, PROMPT, adapter="a", cache_salt="s", items=(Item(b"image", 33, 2),))
-    assert base.part(1) == Prompt(cut, PROMPT, adapter="a", cache_salt="s", items=(Item(b"image", 33, 2),)).part(1)
+    base = PromptParts(cut, PROMPT, adapter="a", cache_salt="s", items=(Item(b"image", 33, 2),))
+    assert base.part(1) == PromptParts(cut, PROMPT, adapter="a", cache_salt="s", items=(Item(b"image", 33, 2),)).part(1)
     others = [
-        Prompt(cut, [9, *PROMPT[1:]], adapter="a", cache_salt="s", items=(Item(b"image", 33, 2),)),
-        Prompt(cut, PROMPT, adapter="b", cache_salt="s", items=(Item(b"image", 33, 2),)),
-        Prompt(cut, PROMPT, adapter="a", items=(Item(b"image", 33, 2),)),
-        Prompt(cut, PROMPT, adapter="a", cache_salt="s", items=(Item(b"other", 33, 2),)),
-        Prompt(Cut(16, 32, 2), PROMPT, adapter="a", cache_salt="s", items=(Item(b"image", 33, 2),)),
+        PromptParts(cut, [9, *PROMPT[1:]], adapter="a", cache_salt="s", items=(Item(b"image", 33, 2),)),
+        PromptParts(cut, PROMPT, adapter="b", cache_salt="s", items=(Item(b"image", 33, 2),)),
+        PromptParts(cut, PROMPT, adapter="a", items=(Item(b"image", 33, 2),)),
+        PromptParts(cut, PROMPT, adapter="a", cache_salt="s", items=(Item(b"other", 33, 2),)),
+        PromptParts(Cut(16, 32, 2), PROMPT, adapter="a", cache_salt="s", items=(Item(b"image", 33, 2),)),
     ]
     assert len({prompt.part(1).content_digest for prompt in (base, *others)}) == 6
 
@@ -61,7 +61,7 @@ def test_a_request_has_blocks_when_every_rank_has_what_it_lacks(computed: int) -
     assert side.allocated(request, TABLE, 39 - computed)
     step = side.step(scheduled())
     first = computed // 16
-    assert step.loads == [Load("a", first, TABLE[first:3])]
+    assert step.loads == [LoadTask("a", first, TABLE[first:3])]
     assert (step.left, step.ended, step.expects) == (["a"], [KEY], [])
 
 
@@ -70,7 +70,7 @@ def test_what_does_not_come_fails_or_is_computed(on_loss: OnLoss) -> None:
     side, request = side_of(on_loss=on_loss), taking("a")
     side.arrived(request)
     side.match(request, 16)
-    side.hear(Heard(lost={("a", KEY): DIED}))
+    side.hear(WorkerNews(lost={("a", KEY): DIED}))
     tokens, waits = side.match(request, 16)
     assert (tokens, waits) == ((24, True) if on_loss is OnLoss.FAIL else (0, False))
     side.allocated(request, TABLE, tokens or 0)
@@ -95,7 +95,7 @@ def test_a_request_is_watched_from_its_arrival_on_until_it_left() -> None:
     for request in requests:
         side.arrived(request)
     side.finished(requests[1])
-    assert side.step(scheduled()).watches == [Expect("a", KEY, PEER, [])]
+    assert side.step(scheduled()).watches == [ExpectTask("a", KEY, PEER, [])]
     side.match(requests[0], 0)
     assert side.step(scheduled()).watches == []
 
@@ -115,7 +115,7 @@ def test_no_more_is_waited_for_than_fits_and_nobody_overtakes_the_first() -> Non
 
 
 def test_a_refused_prefill_ends_its_key_so_that_decode_hears_of_it() -> None:
-    side = side_of(send=Send.GET, store_bytes=1 << 16)
+    side = side_of(send=SendMode.GET, store_bytes=1 << 16)
     side.arrived(giving("a"))
     assert side.step(scheduled()).ended == [KEY]
     assert side.finished(giving("a")) is None
@@ -128,7 +128,7 @@ def test_a_prompt_is_refused_that_has_no_room_in_the_store(
     layers_per_tensor: int, pages: int, ended: list[bytes]
 ) -> None:
     """The prompt has three parts of two layers, each smaller than a page."""
-    side = side_of(send=Send.GET, store_bytes=pages << 16, layers_per_tensor=layers_per_tensor)
+    side = side_of(send=SendMode.GET, store_bytes=pages << 16, layers_per_tensor=layers_per_tensor)
     side.arrived(giving("a"))
     assert side.step(scheduled()).ended == ended
 
@@ -151,7 +151,7 @@ def test_a_reset_is_done_when_every_worker_has_ended_what_it_put() -> None:
     assert step.forget
     for _ in range(2):
         assert side.speaks
-        side.hear(Heard(forgot=Counter({step.number: 1})))
+        side.hear(WorkerNews(forgot=Counter({step.number: 1})))
     assert side.reset()
 
 
@@ -171,7 +171,7 @@ def test_a_defect_ends_kvgrpc_and_what_was_to_be_loaded_is_loaded() -> None:
 
 
 def test_a_load_that_no_worker_knows_leaves_its_blocks_bad() -> None:
-    side, worker = side_of(), TensorWorking(TensorOptions(), LAYOUT)
+    side, worker = side_of(), TensorWorkerSide(TensorOptions(), LAYOUT)
     side.cannot_load("a", TABLE)
     worker.begin(side.step(scheduled()))
     assert worker.bad_blocks() == set(TABLE)

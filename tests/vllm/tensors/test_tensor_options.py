@@ -10,7 +10,7 @@ from vllm.platforms import current_platform
 from kvgrpc.core.policy.values import OnLoss
 from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, uniform_layout
 from kvgrpc.integrations.vllm.connector import KVGrpcConnector
-from kvgrpc.integrations.vllm.tensors.options import Send, TensorOptions, address_of, check
+from kvgrpc.integrations.vllm.tensors.options import SendMode, TensorOptions, address_of, check
 from tests.docs.pages import DOCS, plain, section, tables
 
 
@@ -48,7 +48,7 @@ def test_every_option_is_documented_with_its_default() -> None:
 
 def test_options_come_from_both_configurations_of_vllm() -> None:
     found = TensorOptions.of(config_of("recompute", send="get", data_paths=["shm"]))
-    assert (found.on_loss, found.send, found.data_paths) == (OnLoss.RECOMPUTE, Send.GET, ("shm",))
+    assert (found.on_loss, found.send, found.data_paths) == (OnLoss.RECOMPUTE, SendMode.GET, ("shm",))
     assert found.weights_revision == "llama@"
 
 

@@ -11,10 +11,10 @@ import pytest
 from vllm.v1.request import RequestStatus
 
 from kvgrpc.core.policy.values import OnLoss
-from kvgrpc.integrations.vllm.tensors.messages import Expect, TensorStep
-from kvgrpc.integrations.vllm.tensors.options import Send
+from kvgrpc.integrations.vllm.tensors.messages import ExpectTask, TensorStep
+from kvgrpc.integrations.vllm.tensors.options import SendMode
 from kvgrpc.integrations.vllm.tensors.request_ids import named_by_id
-from kvgrpc.integrations.vllm.tensors.scheduling import TensorScheduling
+from kvgrpc.integrations.vllm.tensors.scheduler_side import TensorSchedulerSide
 from tests.vllm.cores import PROMPT, request_of, scheduled
 from tests.vllm.engines import PREFILL
 from tests.vllm.tensors.sides import KEY, PEER, giving, intent, side_of, taking
@@ -33,28 +33,28 @@ def id_of(prefill: str, decode: str, name: str = "") -> str:
     return f"cmpl-___prefill_addr_{prefill}___decode_addr_{decode}_{name}-0-{os.urandom(4).hex()}"
 
 
-def puts_of(side: TensorScheduling, request: Any) -> TensorStep:
+def puts_of(side: TensorSchedulerSide, request: Any) -> TensorStep:
     """Returns the step that computes the request's prompt."""
     side.arrived(request)
     return side.step(scheduled({request.request_id: len(PROMPT)}))
 
 
-def expected_of(side: TensorScheduling, request: Any) -> Expect:
+def expected_of(side: TensorSchedulerSide, request: Any) -> ExpectTask:
     side.arrived(request)
     side.match(request, 0)
     (expect,) = side.step(scheduled()).expects
     return expect
 
 
-@pytest.mark.parametrize("send", list(Send))
-def test_what_no_router_says_where_to_put_is_kept_and_the_answer_says_so(send: Send) -> None:
+@pytest.mark.parametrize("send", list(SendMode))
+def test_what_no_router_says_where_to_put_is_kept_and_the_answer_says_so(send: SendMode) -> None:
     side, request = side_of(send=send), request_of("a", PREFILL)
     assert {put.to for put in puts_of(side, request).puts} == {""}
     request.status = RequestStatus.FINISHED_LENGTH_CAPPED
     answered = side.finished(request)
     assert answered is not None
     assert answered["kvgrpc_intent"]["mode"] == "TRANSFER_MODE_PULL"
-    expect = expected_of(side_of(send=Send.PUT_ASYNC), request_of("b", answered))
+    expect = expected_of(side_of(send=SendMode.PUT_ASYNC), request_of("b", answered))
     assert (expect.fetches, expect.source, expect.let_go) == (True, OWN, 0)
 
 
@@ -62,13 +62,13 @@ def test_what_is_put_is_waited_for_whatever_is_configured() -> None:
     side, request = side_of(), giving("a")
     assert {put.to for put in puts_of(side, request).puts} == {PEER}
     request.status = RequestStatus.FINISHED_LENGTH_CAPPED
-    expect = expected_of(side_of(send=Send.GET), request_of("b", side.finished(request)))
+    expect = expected_of(side_of(send=SendMode.GET), request_of("b", side.finished(request)))
     assert (expect.fetches, expect.source) == (False, OWN)
 
 
 @pytest.mark.parametrize(("mode", "to"), [("PULL", ""), ("PUSH", PEER)])
-@pytest.mark.parametrize("send", list(Send))
-def test_a_router_may_say_whether_tensors_are_put_or_fetched(send: Send, mode: str, to: str) -> None:
+@pytest.mark.parametrize("send", list(SendMode))
+def test_a_router_may_say_whether_tensors_are_put_or_fetched(send: SendMode, mode: str, to: str) -> None:
     said = intent()["kvgrpc_intent"] | {"mode": f"TRANSFER_MODE_{mode}"}
     step = puts_of(side_of(send=send), request_of("a", {**PREFILL, "kvgrpc_intent": said}))
     assert {put.to for put in step.puts} == {to}

@@ -4,36 +4,36 @@ from dataclasses import replace
 from typing import Any
 
 from kvgrpc.client import connect_sync
-from kvgrpc.integrations.vllm.tensors.messages import Heard, Put, TensorStep
-from kvgrpc.integrations.vllm.tensors.options import Send, TensorOptions
-from kvgrpc.integrations.vllm.tensors.parts import Cut, Part, Prompt
-from kvgrpc.integrations.vllm.tensors.working import TensorWorking
+from kvgrpc.integrations.vllm.tensors.messages import PutTask, TensorStep, WorkerNews
+from kvgrpc.integrations.vllm.tensors.options import SendMode, TensorOptions
+from kvgrpc.integrations.vllm.tensors.parts import Cut, PromptPart, PromptParts
+from kvgrpc.integrations.vllm.tensors.worker_side import TensorWorkerSide
 from tests.vllm.cores import BLOCK_TOKENS, PROMPT, pool_of
 from tests.vllm.engines import wait_until
 
-PARTS = [Prompt(Cut(BLOCK_TOKENS, 2 * BLOCK_TOKENS, 1), PROMPT).part(number) for number in (0, 1)]
+PARTS = [PromptParts(Cut(BLOCK_TOKENS, 2 * BLOCK_TOKENS, 1), PROMPT).part(number) for number in (0, 1)]
 PAGE = 1 << 16
 STORE_BYTES = 512 * PAGE
 """Store size in bytes. Every worker's store has all its memory from the start."""
 
 
-def prompt_of_blocks(blocks: int) -> Prompt:
+def prompt_of_blocks(blocks: int) -> PromptParts:
     """Returns a prompt whose parts are blocks."""
-    return Prompt(Cut(BLOCK_TOKENS, BLOCK_TOKENS, 1), range(blocks * BLOCK_TOKENS))
+    return PromptParts(Cut(BLOCK_TOKENS, BLOCK_TOKENS, 1), range(blocks * BLOCK_TOKENS))
 
 
 class Worker:
     """A cache of two layers, and its store."""
 
     def __init__(self, rank: int = 0, **options: Any) -> None:
-        self._fetches = options.get("send") is Send.GET
+        self._fetches = options.get("send") is SendMode.GET
         layout, memory = pool_of(states=False)
         self.caches = {"0": memory[0], "1": memory[1]}
         small = {"timeout_s": 30.0, "layers_per_tensor": 1, "store_bytes": STORE_BYTES}
-        self.side = TensorWorking(TensorOptions(**small | options), layout)
+        self.side = TensorWorkerSide(TensorOptions(**small | options), layout)
         self.side.register(self.caches, ["0", "1"])
         self.address = self.side.attach("", rank, "weights")
-        self.heard = Heard()
+        self.heard = WorkerNews()
 
     def step(self, told: TensorStep | None = None, **what: Any) -> None:
         """Runs one step of the engine with these messages. If the worker sends by GET, it fetches what it expects."""
@@ -44,7 +44,7 @@ class Worker:
         self.side.end(step)
         self.hears()
 
-    def hears(self) -> Heard:
+    def hears(self) -> WorkerNews:
         """Returns everything that it has reported so far."""
         return self.heard.aggregate(self.side.heard())
 
@@ -70,5 +70,5 @@ class Worker:
             return int(lead.tensors().status().waiting_count)
 
 
-def put_of(key: bytes, part: Part, blocks: list[int], to: str = "", ttl_s: float | None = None) -> Put:
-    return Put("a", key, to, part, blocks, ttl_s)
+def put_of(key: bytes, part: PromptPart, blocks: list[int], to: str = "", ttl_s: float | None = None) -> PutTask:
+    return PutTask("a", key, to, part, blocks, ttl_s)

@@ -21,12 +21,12 @@ from kvgrpc.integrations.vllm.adapters import tell_of_loads
 from kvgrpc.integrations.vllm.geometry import layout_of, unserved
 from kvgrpc.integrations.vllm.identity import factors_of, identity_of, kernels_of
 from kvgrpc.integrations.vllm.meeting import of_ours
-from kvgrpc.integrations.vllm.registering import Registering
+from kvgrpc.integrations.vllm.proxy_registration import ProxyRegistration
 from kvgrpc.integrations.vllm.stats import KVGrpcStats
-from kvgrpc.integrations.vllm.tensors.messages import Heard, MetStore, TensorStep
+from kvgrpc.integrations.vllm.tensors.messages import StoreGreeting, TensorStep, WorkerNews
 from kvgrpc.integrations.vllm.tensors.options import TensorOptions, check
-from kvgrpc.integrations.vllm.tensors.scheduling import TensorScheduling
-from kvgrpc.integrations.vllm.tensors.working import TensorWorking
+from kvgrpc.integrations.vllm.tensors.scheduler_side import TensorSchedulerSide
+from kvgrpc.integrations.vllm.tensors.worker_side import TensorWorkerSide
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -55,26 +55,26 @@ class TensorConnector(KVConnectorBase_V1, SupportsHMA):
         (group,) = kv_cache_config.kv_cache_groups
         self._layers = list(group.layer_names)
         self._proxy = self._options.proxy_of(vllm_config)
-        self._registering: Registering | None = None
-        self._scheduling: TensorScheduling | None = None
+        self._registration: ProxyRegistration | None = None
+        self._scheduler_side: TensorSchedulerSide | None = None
         scheduler = role is KVConnectorRole.SCHEDULER
-        self._working = None if scheduler else TensorWorking(self._options, self._layout)
+        self._worker_side = None if scheduler else TensorWorkerSide(self._options, self._layout)
         for line in not_read(os.environ) if scheduler else ():
             _log.warning(line)
 
     # -- the scheduler's side
 
-    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], MetStore]) -> None:
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], StoreGreeting]) -> None:
         """Completes the start with the addresses of the stores. Raises ValueError if the ranks compute differently."""
-        met = of_ours(MetStore, [metadata[0, rank] for rank in range(len(metadata))])
+        met = of_ours(StoreGreeting, [metadata[0, rank] for rank in range(len(metadata))])
         if len({of.identity for of in met}) > 1:
             raise unserved("ranks that compute alike", "run all workers of this engine on the same kind of processor")
         _log.info("kvgrpc: KV is exchanged as tensors with engines of %s, at %s", met[0].identity, met[0].address)
-        self._scheduling = TensorScheduling(self._options, self._layout, len(met), met[0].address)
-        self._scheduling.blocks = self._kv_cache_manager
+        self._scheduler_side = TensorSchedulerSide(self._options, self._layout, len(met), met[0].address)
+        self._scheduler_side.blocks = self._kv_cache_manager
         tell_of_loads(self._adapter_loaded)
         if self._proxy is not None:
-            self._registering = Registering(self._proxy, met[0].address)
+            self._registration = ProxyRegistration(self._proxy, met[0].address)
 
     def _adapter_loaded(self, adapter: "LoRARequest") -> None:
         self._do(lambda side: side.adapters.seen(adapter), otherwise=None)
@@ -94,15 +94,15 @@ class TensorConnector(KVConnectorBase_V1, SupportsHMA):
     def update_state_after_alloc(self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int) -> None:
         (table,) = blocks.get_block_ids()
         known = self._do(lambda side: side.allocated(request, table, num_external_tokens), otherwise=False)
-        if num_external_tokens and not known and self._scheduling is not None:
-            self._scheduling.cannot_load(request.request_id, table)
+        if num_external_tokens and not known and self._scheduler_side is not None:
+            self._scheduler_side.cannot_load(request.request_id, table)
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> TensorStep:
         return self._do(lambda side: side.step(scheduler_output), otherwise=TensorStep())
 
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
         heard = connector_output.kv_connector_worker_meta
-        if isinstance(heard, Heard):
+        if isinstance(heard, WorkerNews):
             self._do(lambda side: side.hear(heard), otherwise=None)
 
     def request_finished_all_groups(
@@ -121,13 +121,13 @@ class TensorConnector(KVConnectorBase_V1, SupportsHMA):
         return True
 
     def has_pending_push_work(self) -> bool:
-        return self._scheduling is not None and self._scheduling.speaks
+        return self._scheduler_side is not None and self._scheduler_side.speaks
 
     def reset_cache(self) -> bool:
         return self._do(lambda side: side.reset(), otherwise=False)
 
-    def _do(self, hook: Callable[[TensorScheduling], T], *, otherwise: T) -> T:
-        side = self._scheduling
+    def _do(self, hook: Callable[[TensorSchedulerSide], T], *, otherwise: T) -> T:
+        side = self._scheduler_side
         if side is None:
             return otherwise
         try:
@@ -140,18 +140,18 @@ class TensorConnector(KVConnectorBase_V1, SupportsHMA):
     # -- the worker's side
 
     @property
-    def _in(self) -> TensorWorking:
-        assert self._working is not None, "this is a scheduler's connector"
-        return self._working
+    def _in(self) -> TensorWorkerSide:
+        assert self._worker_side is not None, "this is a scheduler's connector"
+        return self._worker_side
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         self._in.register(kv_caches, self._layers)
 
-    def get_handshake_metadata(self) -> MetStore:
+    def get_handshake_metadata(self) -> StoreGreeting:
         config = self._vllm_config
         identity = identity_of(factors_of(config, self._options.weights_revision, kernels_of(config, self._layers)))
         engine_id = config.kv_transfer_config.engine_id or ""
-        return MetStore(self._in.attach(engine_id, get_tensor_model_parallel_rank(), identity), identity)
+        return StoreGreeting(self._in.attach(engine_id, get_tensor_model_parallel_rank(), identity), identity)
 
     def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:
         """Loads the KV that this step computes on, before it returns."""
@@ -174,7 +174,7 @@ class TensorConnector(KVConnectorBase_V1, SupportsHMA):
     def get_block_ids_with_load_errors(self) -> set[int]:
         return self._in.bad_blocks()
 
-    def build_connector_worker_meta(self) -> Heard | None:
+    def build_connector_worker_meta(self) -> WorkerNews | None:
         return self._in.heard() or None
 
     def _step(self) -> TensorStep:
@@ -185,13 +185,13 @@ class TensorConnector(KVConnectorBase_V1, SupportsHMA):
     # -- both
 
     def get_kv_connector_stats(self) -> KVGrpcStats | None:
-        return self._scheduling.stats.take() if self._scheduling is not None else None
+        return self._scheduler_side.stats.take() if self._scheduler_side is not None else None
 
     def shutdown(self) -> None:
-        if self._registering is not None:
-            self._registering.close()
-        if self._working is not None:
-            self._working.close()
+        if self._registration is not None:
+            self._registration.close()
+        if self._worker_side is not None:
+            self._worker_side.close()
 
 
 TensorConnector.__name__ = "KVGrpcConnector"

@@ -11,11 +11,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from kvgrpc.core.policy.values import Loss
 from kvgrpc.errors import KVGrpcError, NextStep
-from kvgrpc.integrations.vllm.tensors.parts import Part
+from kvgrpc.integrations.vllm.tensors.parts import PromptPart
 
 
 @dataclass
-class MetStore(KVConnectorHandshakeMetadata):
+class StoreGreeting(KVConnectorHandshakeMetadata):
     """The store of a worker."""
 
     address: str
@@ -24,28 +24,28 @@ class MetStore(KVConnectorHandshakeMetadata):
 
 
 @dataclass(frozen=True)
-class Put:
+class PutTask:
     """A part to put. It is computed when this step is done."""
 
     request_id: str
     key: bytes
     to: str
     """Address of the consumer's rank 0; empty: the part is kept here."""
-    part: Part
+    part: PromptPart
     blocks: list[int]
     ttl_s: float | None
     traceparent: str = ""
 
 
 @dataclass(frozen=True)
-class Expect:
+class ExpectTask:
     """Parts that a request takes, in addition to earlier ones."""
 
     request_id: str
     key: bytes
     source: str
     """Address of the source's rank 0; empty: not known."""
-    parts: list[Part]
+    parts: list[PromptPart]
     let_go: int = 0
     """Number of leading parts of the prompt that are refused from now on: nobody here takes them."""
     fetches: bool = False
@@ -56,7 +56,7 @@ class Expect:
 
 
 @dataclass(frozen=True)
-class Load:
+class LoadTask:
     """Blocks of a request, to be filled with what it took."""
 
     request_id: str
@@ -70,11 +70,11 @@ class TensorStep(KVConnectorMetadata):
     """The tasks of the workers in one step, from the scheduler's side."""
 
     number: int = 0
-    puts: list[Put] = field(default_factory=list)
-    watches: list[Expect] = field(default_factory=list)
+    puts: list[PutTask] = field(default_factory=list)
+    watches: list[ExpectTask] = field(default_factory=list)
     """Requests that will take tensors, and wait in vLLM's queue."""
-    expects: list[Expect] = field(default_factory=list)
-    loads: list[Load] = field(default_factory=list)
+    expects: list[ExpectTask] = field(default_factory=list)
+    loads: list[LoadTask] = field(default_factory=list)
     """Loads to do before the step computes."""
     left: list[str] = field(default_factory=list)
     """Requests that take nothing any more."""
@@ -91,7 +91,7 @@ class TensorStep(KVConnectorMetadata):
 
 
 @dataclass
-class Heard(KVConnectorWorkerMetadata):
+class WorkerNews(KVConnectorWorkerMetadata):
     """News from the workers, summed over them."""
 
     held: Counter[tuple[str, bytes, int]] = field(default_factory=Counter)
@@ -103,8 +103,8 @@ class Heard(KVConnectorWorkerMetadata):
     over: str = ""
     """Reason why a worker has no store any more; empty: all have one."""
 
-    def aggregate(self, other: KVConnectorWorkerMetadata) -> "Heard":
-        assert isinstance(other, Heard)
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> "WorkerNews":
+        assert isinstance(other, WorkerNews)
         self.held += other.held
         self.forgot += other.forgot
         self.lost = {**other.lost, **self.lost}

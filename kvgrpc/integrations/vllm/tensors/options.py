@@ -9,14 +9,14 @@ from vllm.platforms import current_platform
 
 from kvgrpc.core.policy.values import OnLoss
 from kvgrpc.core.tensors.line import RESERVED
-from kvgrpc.core.tensors.store import PAGE_BYTES, pages_for, store_layout
+from kvgrpc.core.tensors.store_layout import PAGE_BYTES, pages_for, store_layout
 from kvgrpc.core.values.content import UNIT_TOKENS
 from kvgrpc.core.values.layout import GroupKind, PoolLayout
 from kvgrpc.errors import KVGrpcError
 from kvgrpc.integrations.derived_keys import read_secret
 from kvgrpc.integrations.old_settings import TENSORS, Place, check_fields, check_keys, passes_host
 from kvgrpc.integrations.vllm.geometry import unserved
-from kvgrpc.integrations.vllm.registering import Proxy
+from kvgrpc.integrations.vllm.proxy_registration import Proxy
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -29,7 +29,7 @@ SPLITS = {"pipeline_parallel_size": "pipeline stages", "data_parallel_size": "re
 """Ways to split an engine that are not served in this mode."""
 
 
-class Send(Enum):
+class SendMode(Enum):
     """The way of a tensor from the prefill engine's store into the decode engine's."""
 
     PUT = "put"
@@ -56,7 +56,7 @@ class TensorOptions:
     """The settings of `kv_connector_extra_config`, with related settings of vLLM itself."""
 
     on_loss: OnLoss = OnLoss.RECOMPUTE
-    send: Send = Send.PUT_ASYNC
+    send: SendMode = SendMode.PUT_ASYNC
     listen: str = "127.0.0.1:0"
     """Address at which the lead of rank 0 serves peers and routers. The lead of rank n has that port plus n."""
     store_bytes: int = 1 << 30
@@ -103,7 +103,7 @@ class TensorOptions:
                 f"{Place.FIELD.value}: kv_buffer_device is 'cpu', and `store_on_device` in {Place.KEY.value} true: set "
                 "one of them"
             )
-        stated["send"] = Send(stated.get("send", cls.send.value))
+        stated["send"] = SendMode(stated.get("send", cls.send.value))
         stated["when_full"] = WhenFull(stated.get("when_full", cls.when_full.value))
         stated |= {name: int(stated[name]) for name in ("proxy_port", "http_port") if name in stated}
         found: dict[str, Any] = {

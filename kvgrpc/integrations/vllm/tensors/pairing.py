@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from kvgrpc.core.values.ids import check_transfer_key
 from kvgrpc.errors import InvalidRequest, PermissionDenied, Reason
 from kvgrpc.integrations.derived_keys import read_secret
-from kvgrpc.integrations.params import Named, named
+from kvgrpc.integrations.params import TensorWish, tensor_wish
 from kvgrpc.integrations.vllm.prompts import trace_of
-from kvgrpc.integrations.vllm.tensors.options import Send, TensorOptions, address_of
+from kvgrpc.integrations.vllm.tensors.options import SendMode, TensorOptions, address_of
 from kvgrpc.integrations.vllm.tensors.request_ids import named_by_id
 
 if TYPE_CHECKING:
@@ -29,22 +29,22 @@ class Pairing:
         """True if the configuration says that proxies make the ids: any client of an engine can choose an id."""
         self._secret = read_secret(options.pairing_secret_file)
 
-    def wanted(self, request: "Request") -> Named | None:
+    def wanted(self, request: "Request") -> TensorWish | None:
         """Returns what a request wants; None: nothing. Its params take precedence over its id. Raises InvalidRequest as
-        `named` does.
+        `tensor_wish` does.
         """
         own = self._address if self._reads_ids else ""
         params = request.kv_transfer_params if isinstance(request.kv_transfer_params, dict) else {}
         trace = trace_of(request, params)
         by_id = named_by_id(request.request_id, own, self._options.ttl_s, self._secret)
-        wants = named(params, self._options.ttl_s, trace)
+        wants = tensor_wish(params, self._options.ttl_s, trace)
         if wants is None:
             return None if by_id is None else replace(by_id, traceparent=trace)
         if by_id is not None and by_id.gives and wants.gives and not wants.peer:
             return replace(wants, peer=by_id.peer)
         return wants
 
-    def check(self, wants: Named) -> None:
+    def check(self, wants: TensorWish) -> None:
         """Raises KVGrpcError for what no request may want. The lead checks which addresses may be dialled."""
         check_transfer_key(wants.key)
         if wants.ttl_s is not None and wants.ttl_s <= 0:
@@ -61,15 +61,15 @@ class Pairing:
             text = "kv_transfer_params: kvgrpc_intent.peer.address is missing: where tensors are fetched from"
             raise InvalidRequest(Reason.INVALID_FIELD, text)
 
-    def consumer(self, wants: Named) -> str:
+    def consumer(self, wants: TensorWish) -> str:
         """Returns the address at which the tensors of this request are put; empty: they are kept."""
-        puts = self._options.send is not Send.GET if wants.puts is None else wants.puts
+        puts = self._options.send is not SendMode.GET if wants.puts is None else wants.puts
         sole = self._options.peers[0] if len(self._options.peers) == 1 else ""
         return (wants.peer or sole) if puts else ""
 
-    def fetches(self, wants: Named) -> bool:
+    def fetches(self, wants: TensorWish) -> bool:
         """Returns whether the tensors of this request are fetched."""
-        return self._options.send is Send.GET if wants.puts is None else not wants.puts
+        return self._options.send is SendMode.GET if wants.puts is None else not wants.puts
 
 
 def takes_by_params(request: "Request") -> bool:

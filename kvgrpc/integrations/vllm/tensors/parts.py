@@ -11,7 +11,7 @@ DOMAIN = b"kvgrpc vllm tensors v1"
 
 
 @dataclass(frozen=True)
-class Part:
+class PromptPart:
     """A run of blocks of a prompt, with the digest of their content."""
 
     number: int
@@ -31,7 +31,7 @@ class Cut:
     """Number of ranks. Each has its share of the heads, so engines with other numbers have other tensors."""
 
 
-class Prompt:
+class PromptParts:
     """The parts of one prompt."""
 
     def __init__(
@@ -59,11 +59,11 @@ class Prompt:
         """Returns the blocks that an engine with `computed_tokens` tokens lacks, if it computes the last token."""
         return range(computed_tokens // self._cut.block_tokens, -(-(self.tokens - 1) // self._cut.block_tokens))
 
-    def part(self, number: int) -> Part:
+    def part(self, number: int) -> PromptPart:
         """Returns a part. Its digest covers all tokens of the prompt up to the part's end."""
         blocks, of = self.blocks(number), self._content.digest(min((number + 1) * self._cut.part_tokens, self.tokens))
         digest = hashlib.sha256(DOMAIN + struct.pack("<I", self._cut.ranks) + of).digest()
-        return Part(number, blocks.start, len(blocks), digest)
+        return PromptPart(number, blocks.start, len(blocks), digest)
 
     def blocks(self, number: int) -> range:
         """Returns the indices of a part's blocks in the prompt."""

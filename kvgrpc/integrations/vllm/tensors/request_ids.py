@@ -8,7 +8,7 @@ it, and the number of the prompt, if a request may have several, and eight rando
 import re
 
 from kvgrpc.integrations.derived_keys import derived_key
-from kvgrpc.integrations.params import Named
+from kvgrpc.integrations.params import TensorWish
 
 _ADDRESS = r"[0-9A-Za-z.:\[\]%-]{3,261}"
 _HEX = "[0-9a-f]"
@@ -19,7 +19,7 @@ _ID = re.compile(
 )
 
 
-def named_by_id(request_id: str, own: str, ttl_s: float | None = None, secret: bytes = b"") -> Named | None:
+def named_by_id(request_id: str, own: str, ttl_s: float | None = None, secret: bytes = b"") -> TensorWish | None:
     """Returns what a request with this id wants of the engine whose store is at `own`. Returns None if the id has no
     addresses, names other engines, or names this engine on both sides. `secret`: the secret that both engines share.
     """
@@ -31,4 +31,4 @@ def named_by_id(request_id: str, own: str, ttl_s: float | None = None, secret: b
         return None
     said = "|".join((prefill, decode, found["uuid"], found["item"] or ""))
     key = derived_key(secret, b"request_id:" + said.encode())
-    return Named(key, prefill == own, decode if prefill == own else prefill, ttl_s, request_id)
+    return TensorWish(key, prefill == own, decode if prefill == own else prefill, ttl_s, request_id)

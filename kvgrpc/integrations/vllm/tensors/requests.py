@@ -5,20 +5,20 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvgrpc.core.policy.values import Loss
-from kvgrpc.integrations.params import Named
-from kvgrpc.integrations.vllm.tensors.parts import Prompt
+from kvgrpc.integrations.params import TensorWish
+from kvgrpc.integrations.vllm.tensors.parts import PromptParts
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 
 @dataclass(eq=False)
-class Giving:
+class PrefillRequest:
     """A request whose prompt is computed for another engine."""
 
     request: "Request"
-    wants: Named
-    prompt: Prompt
+    wants: TensorWish
+    prompt: PromptParts
     to: str
     """Address of the consumer's rank 0, where the tensors are put; empty: they are kept."""
     put: int = 0
@@ -26,12 +26,12 @@ class Giving:
 
 
 @dataclass(eq=False)
-class Taking:
+class DecodeRequest:
     """A request whose prompt is computed elsewhere, until it has blocks for it."""
 
     tokens: int
-    wants: Named | None = None
-    prompt: Prompt | None = None
+    wants: TensorWish | None = None
+    prompt: PromptParts | None = None
     asked: range = range(0)
     """Parts that the workers were told to ask for."""
     nbytes: int = 0

@@ -8,7 +8,7 @@ import pytest
 
 from kvgrpc.core.tensors.calls import LeadAddress
 from kvgrpc.errors import PreconditionFailed, Reason
-from kvgrpc.service import status
+from kvgrpc.service import grpc_status
 from kvgrpc.v1 import common_pb2, tensor_pb2
 from kvgrpc.wire.tensors import description_to_proto
 from tests.service.tensors.leads import life_of, of_pages
@@ -29,7 +29,7 @@ class Lying:
     async def GetTensor(self, request: tensor_pb2.GetTensorRequest, context: Any) -> Reply | None:  # noqa: N802
         if not request.bundled_tensors:
             self.alone += 1
-            await status.abort(context, PreconditionFailed(Reason.TRANSFER_ENDED, "none by itself"), HEADER)
+            await grpc_status.abort(context, PreconditionFailed(Reason.TRANSFER_ENDED, "none by itself"), HEADER)
         self.together += 1
         made = Reply(header=HEADER, grant=common_pb2.Grant(token=self.token))
         names = [request.tensor.name, *(row.tensor.name for row in request.bundled_tensors)]

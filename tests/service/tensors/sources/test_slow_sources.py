@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import pytest
 
 from kvgrpc.errors import Exhausted, KVGrpcError, Reason
-from kvgrpc.service.tensors import answers
-from kvgrpc.service.tensors.staging import TELLING_MAX, Staging
+from kvgrpc.service.tensors import messages
+from kvgrpc.service.tensors.staging_store import TELLING_MAX, StagingStore
 from kvgrpc.v1 import common_pb2, tensor_pb2
 from tests.service.tensors.leads import KEY, life_of, served, stored
 from tests.service.tensors.stores import name_of
@@ -23,17 +23,17 @@ def silent() -> Iterator[tensor_pb2.ReleaseTensorsRequest]:
         yield tensor_pb2.ReleaseTensorsRequest(transfer_key=KEY, names=[name_of(KEY)], source=source)
 
 
-async def test_one_more_call_than_may_tell_sources_is_refused_and_releases_nothing(staging: Staging) -> None:
+async def test_one_more_call_than_may_tell_sources_is_refused_and_releases_nothing(staging: StagingStore) -> None:
     with silent() as request:
-        calls = [asyncio.create_task(answers.release(staging, request, "")) for _ in range(TELLING_MAX)]
+        calls = [asyncio.create_task(messages.release(staging, request, "")) for _ in range(TELLING_MAX)]
         await asyncio.sleep(0)
         tensor = stored(life_of(staging), "b")
         more = tensor_pb2.ReleaseTensorsRequest(transfer_key=KEY, source=request.source)
         with pytest.raises(Exhausted) as raised:
-            await answers.release(staging, more, "")
+            await messages.release(staging, more, "")
         assert raised.value.reason is Reason.QUEUE_FULL
         assert not tensor.gone
-        here = await answers.release(staging, tensor_pb2.ReleaseTensorsRequest(transfer_key=KEY), "")
+        here = await messages.release(staging, tensor_pb2.ReleaseTensorsRequest(transfer_key=KEY), "")
         assert here.released_count == 1
         for call in calls:
             call.cancel()
@@ -43,7 +43,7 @@ async def test_one_more_call_than_may_tell_sources_is_refused_and_releases_nothi
 async def test_a_call_that_tells_a_source_ends_with_its_server() -> None:
     with silent() as request:
         async with served() as server:
-            call = asyncio.create_task(answers.release(server._staging, request, ""))
+            call = asyncio.create_task(messages.release(server._staging, request, ""))
             await asyncio.sleep(0)
             await server.stop()
             with pytest.raises(KVGrpcError) as raised:

@@ -1,0 +1,163 @@
+"""Makes one call, with its deadline, trace context, idempotency key and typed error.
+
+Stubs are called only here and in `call_stream`, `watch`, `renewal_stream` and `step_stream`, so that every call has a
+deadline.
+"""
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from uuid import uuid4
+
+from google.protobuf.message import Message
+from grpc import aio
+from opentelemetry import trace
+
+from kvgrpc.client.call_stream import CallStream
+from kvgrpc.client.grpc_status import to_error
+from kvgrpc.client.values import CALL_OPTIONS, field_of
+from kvgrpc.errors import InternalError, KVGrpcError, Reason
+
+Metadata = tuple[tuple[str, str], ...]
+Options = Mapping[str, object]
+Request = TypeVar("Request", bound=Message)
+Response = TypeVar("Response", bound=Message)
+
+PAGE_ROWS = 1000
+"""Maximum number of rows that a server returns at once."""
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Makes calls to one server."""
+
+    address: str
+    timeout_s: float
+    """Deadline of a call that states none, in seconds."""
+    metadata: Metadata = ()
+    """Metadata sent with every call, for example an `authorization`."""
+    stream: CallStream | None = None
+    """Stream for frequent calls, or None. It changes only what a call costs."""
+
+    def __post_init__(self) -> None:
+        checked_timeout(self.timeout_s)
+
+    async def read(
+        self, method: "aio.UnaryUnaryMultiCallable[Request, Response]", request: Request, options: Options
+    ) -> Response:
+        """Makes a unary call. It reads only the `options` of options.Call; the request already holds the others."""
+        for name in options:
+            if name not in CALL_OPTIONS and field_of(name) not in request.DESCRIPTOR.fields_by_name:
+                raise TypeError(f"{_method(request)} has no option {name!r}")
+        timeout_s = checked_timeout(options.get("timeout_s", self.timeout_s))
+        headers = self.headers()
+        if self.stream is not None:
+            began = time.monotonic()
+            reply = await self.stream.reply(request, timeout_s, traceparent_of(headers))
+            if reply is not None:
+                return reply  # type: ignore[return-value]
+            timeout_s = max(timeout_s - (time.monotonic() - began), 0.0)
+        try:
+            return await method(request, timeout=timeout_s, metadata=headers)
+        except aio.AioRpcError as failed:
+            raise self.error(failed, request) from failed
+
+    async def change(
+        self, method: "aio.UnaryUnaryMultiCallable[Request, Response]", request: Request, options: Options
+    ) -> Response:
+        """Makes a call like `read`, with an idempotency key. An error's metadata holds the key, so that the caller can
+        retry.
+        """
+        key = set_key(request, options)
+        try:
+            return await self.read(method, request, options)
+        except KVGrpcError as error:
+            error.metadata["idempotency_key"] = key
+            raise
+
+    async def pages(
+        self, method: "aio.UnaryUnaryMultiCallable[Request, Response]", request: Request, options: Options, rows: str
+    ) -> Response:
+        """Returns all pages as one reply, or as many as hold `limit` rows; `rows` is the repeated field.
+
+        The reply has the header of the first page. Changes during the fetch come after that header, so a watch from
+        there misses nothing.
+        """
+        limit = checked_limit(options.get("limit"))
+        asked: Any = request
+        asked.page_size = min(PAGE_ROWS, limit)
+        whole: Any = await self.read(method, request, options)
+        tokens = set()
+        while whole.next_page_token and len(getattr(whole, rows)) < limit:
+            if whole.next_page_token in tokens:
+                raise InternalError(Reason.INTERNAL, f"{self.address} gave the same page token twice")
+            tokens.add(whole.next_page_token)
+            asked.page_token = whole.next_page_token
+            asked.page_size = min(PAGE_ROWS, limit - len(getattr(whole, rows)))
+            page: Any = await self.read(method, request, options)
+            getattr(whole, rows).extend(getattr(page, rows))
+            whole.next_page_token = page.next_page_token
+        return whole  # type: ignore[no-any-return]
+
+    def headers(self) -> Metadata:
+        """Returns the metadata of one call, with the trace context if a span is current."""
+        context = trace.get_current_span().get_span_context()
+        if not context.is_valid:
+            return self.metadata
+        parent = f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+        state = context.trace_state.to_header()
+        return (*self.metadata, ("traceparent", parent), *((("tracestate", state),) if state else ()))
+
+    def error(self, failed: aio.AioRpcError, request: Message) -> KVGrpcError:
+        """Returns the typed error of a failed call."""
+        return to_error(failed, _method(request), self.address)
+
+
+class ServerCalls:
+    """The channel to one server, and the caller that uses it."""
+
+    def __init__(self, channel: aio.Channel, caller: Caller) -> None:
+        self.channel = channel
+        """Channel for RPCs that have no method here: `SomeServiceStub(client.channel)`, with a deadline of your own."""
+        self._call = caller
+
+
+def traceparent_of(headers: Metadata) -> str:
+    """Returns the trace context in a call's metadata, or an empty text."""
+    return next((value for key, value in headers if key == "traceparent"), "")
+
+
+def _method(request: Message) -> str:
+    return request.DESCRIPTOR.name.removesuffix("Request")
+
+
+def set_key(request: Message, options: Options) -> str:
+    """Sets the request's idempotency key, the caller's or a fresh one, and returns it."""
+    given = options.get("idempotency_key")
+    key = str(uuid4()) if given is None else str(given)
+    request.idempotency_key = key  # type: ignore[attr-defined]
+    return key
+
+
+def checked_timeout(timeout_s: object) -> float:
+    """Returns the timeout. Raises ValueError unless it is a positive, finite number of seconds."""
+    if isinstance(timeout_s, int | float) and math.isfinite(timeout_s) and timeout_s > 0:
+        return timeout_s
+    raise ValueError(f"every call has a deadline: a timeout is a positive number of seconds, not {timeout_s!r}")
+
+
+def checked_limit(limit: object) -> int:
+    """Returns the maximum number of rows to fetch; for None a number larger than any table."""
+    if limit is None:
+        return 1 << 62
+    if isinstance(limit, int) and limit > 0:
+        return limit
+    raise ValueError(f"a limit is a positive number of rows, not {limit!r}")
+
+
+def as_metadata(pairs: Mapping[str, str] | Sequence[tuple[str, str]]) -> Metadata:
+    """Returns metadata with its keys in lower case, as HTTP/2 requires."""
+    items = pairs.items() if isinstance(pairs, Mapping) else pairs
+    return tuple((key.lower(), value) for key, value in items)
