@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Generic, TypeVar
 
-import numpy as np
-
 from kvgrpc.core.actions import ComputeChecksums, Operation, Post, SendChecksums, SendOpen, SendSettle
 from kvgrpc.core.events import Opened
 from kvgrpc.core.moves.ends import Ends
@@ -26,7 +24,7 @@ from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.tables.transfers import Phase, State, TransferPath
 from kvgrpc.core.values.bridge import Bridge, repacked_at_once
 from kvgrpc.core.values.chunks import Chunk, Size
-from kvgrpc.core.values.pieces import Pieces, RankChecksums, pieces_of, place_of
+from kvgrpc.core.values.pieces import Pieces, pieces_of
 from kvgrpc.core.values.plans import PairRuns
 from kvgrpc.core.values.slices import RUNS_MAX, RoundSlice, batches, bytes_by_rank, slices_of, split
 from kvgrpc.errors import KVGrpcError, Reason
@@ -164,30 +162,17 @@ class Course(ABC, Generic[M]):
         """Settles once the checksums of both sides are there. A difference is kept as `mismatch`."""
         comparison = move.comparison
         assert comparison is not None
-        moves = move.left is not None or move.busy
-        if moves or any(part.left for part in comparison.here) or not comparison.all_there:
+        if move.left is not None or move.busy or not comparison.complete:
             return
-        here, there = comparison.both()
         if comparison.error:
             self.ends.fail_with(move, Reason.DATA_PATH_FAILED, f"no checksums here: {comparison.error}")
-        elif list(map(len, here)) != list(map(len, there)):
+        elif not comparison.fits:
             self.ends.fail_with(
                 move, Reason.PEER_FAILED, "the source sent checksums of other blocks than it was asked for"
             )
-        elif here != there:
-            move.mismatch = self._difference(comparison, here, there)
-            self.settle(move)
         else:
+            move.mismatch = comparison.difference(self._state.pool.pool)
             self.settle(move)
-
-    def _difference(self, comparison: ChecksumComparison, here: list[bytes], there: list[bytes]) -> str:
-        """Describes the first block that did not arrive as it is at the source."""
-        rank = next(rank for rank, both in enumerate(zip(here, there, strict=True)) if both[0] != both[1])
-        mine, theirs = (np.frombuffer(side[rank], dtype="<u4") for side in (here, there))
-        number = int(np.argmax(mine != theirs))
-        place = place_of(self._state.pool.pool, comparison.parts, number)
-        both = f"CRC-32C {int(theirs[number]):08x} at its source, {int(mine[number]):08x} here"
-        return f"{int((mine != theirs).sum())} blocks of rank {rank} differ from their source's: {place} ({both})"
 
     def _compare_or_settle(self, move: M) -> None:
         comparison = move.comparison
@@ -382,10 +367,8 @@ class Course(ABC, Generic[M]):
 
     def _checksums_of(self, move: M, parts: Sequence[Chunk]) -> tuple[str, Pieces]:
         """Returns a name and the pieces whose checksums all ranks compute as these parts arrive."""
-        comparison = move.comparison
-        assert comparison is not None
-        name = f"{comparison.name}.{len(comparison.here)}"
-        comparison.here.append(RankChecksums(set(range(self._state.pool.world_size))))
+        assert move.comparison is not None
+        name = move.comparison.expect(range(self._state.pool.world_size))
         return name, pieces_of(self._state.pool.pool, [(part.destination, part.layers) for part in parts])
 
     def _bridge(self, move: M) -> Bridge:
