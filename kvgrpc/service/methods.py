@@ -19,7 +19,7 @@ from kvgrpc.service.lead import Lead
 from kvgrpc.service.places import CONNECTION
 from kvgrpc.service.runner import wall_us
 from kvgrpc.v1 import admin_pb2, common_pb2, handoff_pb2, handshake_pb2, lease_pb2, pool_pb2, transfer_pb2
-from kvgrpc.wire import description, replies, requests
+from kvgrpc.wire import answers, description, requests
 from kvgrpc.wire.endpoints import endpoints_from_proto
 from kvgrpc.wire.proofs import new_proof, proof
 
@@ -31,7 +31,7 @@ _Answer = TypeVar("_Answer")
 @dataclass(frozen=True)
 class Method(Generic[_Request, _Answer, _Reply]):
     """One method: its name, the type of its reply, and both conversions. `to_event` raises KVGrpcError. `put_reply` is
-    of `kvgrpc.wire.replies`.
+    of `kvgrpc.wire.answers`.
     """
 
     name: str
@@ -99,45 +99,45 @@ def _connect_peer(_: Lead, request: handshake_pb2.ConnectPeerRequest, call: Call
 
 
 FINISHED_BLOCKS = Method(
-    "FinishedBlocks", handoff_pb2.FinishedBlocksResponse, _of_content(requests.finished_blocks), replies.put_finished
+    "FinishedBlocks", handoff_pb2.FinishedBlocksResponse, _of_content(requests.finished_blocks), answers.put_finished
 )
 PULL_BLOCKS = Method(
-    "PullBlocks", handoff_pb2.PullBlocksResponse, _of_content(requests.pull_blocks), replies.put_pulling
+    "PullBlocks", handoff_pb2.PullBlocksResponse, _of_content(requests.pull_blocks), answers.put_pulling
 )
 RESERVE_BLOCKS = Method(
-    "ReserveBlocks", handoff_pb2.ReserveBlocksResponse, _of_content(requests.reserve_blocks), replies.put_reserved
+    "ReserveBlocks", handoff_pb2.ReserveBlocksResponse, _of_content(requests.reserve_blocks), answers.put_reserved
 )
 REGISTER_PUSH = Method(
-    "RegisterPush", handoff_pb2.RegisterPushResponse, _plain(requests.register_push), replies.put_registered
+    "RegisterPush", handoff_pb2.RegisterPushResponse, _plain(requests.register_push), answers.put_registered
 )
 CANCEL_TRANSFER = Method(
-    "CancelTransfer", transfer_pb2.CancelTransferResponse, _plain(requests.cancel_transfer), replies.put_cancelled
+    "CancelTransfer", transfer_pb2.CancelTransferResponse, _plain(requests.cancel_transfer), answers.put_cancelled
 )
 ACKNOWLEDGE_TRANSFERS = Method(
     "AcknowledgeTransfers",
     transfer_pb2.AcknowledgeTransfersResponse,
     _plain(requests.acknowledge),
-    replies.put_acknowledged,
+    answers.put_acknowledged,
 )
-GRANT_LEASE = Method("GrantLease", lease_pb2.GrantLeaseResponse, _of_content(requests.grant_lease), replies.put_granted)
-RENEW_LEASES = Method("RenewLeases", lease_pb2.RenewLeasesResponse, _renewal, replies.put_renewed)
-KEEP_ALIVE = Method("RenewLeases", lease_pb2.KeepAliveResponse, _renewal, replies.put_renewed)
+GRANT_LEASE = Method("GrantLease", lease_pb2.GrantLeaseResponse, _of_content(requests.grant_lease), answers.put_granted)
+RENEW_LEASES = Method("RenewLeases", lease_pb2.RenewLeasesResponse, _renewal, answers.put_renewed)
+KEEP_ALIVE = Method("RenewLeases", lease_pb2.KeepAliveResponse, _renewal, answers.put_renewed)
 RELEASE_LEASE = Method(
-    "ReleaseLease", lease_pb2.ReleaseLeaseResponse, _plain(requests.release_lease), replies.put_released
+    "ReleaseLease", lease_pb2.ReleaseLeaseResponse, _plain(requests.release_lease), answers.put_released
 )
 ALLOCATE_BLOCKS = Method(
-    "AllocateBlocks", pool_pb2.AllocateBlocksResponse, _plain(requests.allocate_blocks), replies.put_allocated
+    "AllocateBlocks", pool_pb2.AllocateBlocksResponse, _plain(requests.allocate_blocks), answers.put_allocated
 )
-FREE_BLOCKS = Method("FreeBlocks", pool_pb2.FreeBlocksResponse, _counted(requests.free_blocks), replies.put_freed)
+FREE_BLOCKS = Method("FreeBlocks", pool_pb2.FreeBlocksResponse, _counted(requests.free_blocks), answers.put_freed)
 RECLAIM_BLOCKS = Method(
-    "ReclaimBlocks", pool_pb2.ReclaimBlocksResponse, _plain(requests.reclaim_blocks), replies.put_reclaimed
+    "ReclaimBlocks", pool_pb2.ReclaimBlocksResponse, _plain(requests.reclaim_blocks), answers.put_reclaimed
 )
-DRAIN = Method("Drain", admin_pb2.DrainResponse, _plain(requests.drain), replies.put_drained)
+DRAIN = Method("Drain", admin_pb2.DrainResponse, _plain(requests.drain), answers.put_drained)
 RELEASE_QUARANTINE = Method(
     "ReleaseQuarantine",
     admin_pb2.ReleaseQuarantineResponse,
     _plain(requests.release_quarantine),
-    replies.put_quarantine_released,
+    answers.put_quarantine_released,
 )
-HANDSHAKE = Method("Handshake", handshake_pb2.HandshakeResponse, _handshake, replies.put_introduced)
-CONNECT_PEER = Method("ConnectPeer", handshake_pb2.ConnectPeerResponse, _connect_peer, replies.put_connected)
+HANDSHAKE = Method("Handshake", handshake_pb2.HandshakeResponse, _handshake, answers.put_introduced)
+CONNECT_PEER = Method("ConnectPeer", handshake_pb2.ConnectPeerResponse, _connect_peer, answers.put_connected)

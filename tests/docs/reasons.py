@@ -37,7 +37,8 @@ def codes() -> dict[str, set[str]]:
 @cache
 def sent() -> set[str]:
     """Returns the reasons that any code may send."""
-    return {node.attr for package in SENDING for tree in _trees(package) for node in _reasons(tree)}
+    named = {node.attr for package in SENDING for tree in _trees(package) for node in _reasons(tree)}
+    return named - {"__members__"}
 
 
 def raised() -> Iterator[tuple[str, str]]:

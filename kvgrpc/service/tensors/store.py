@@ -14,7 +14,7 @@ from kvgrpc.service.tensors.waiting_calls import WaitingCalls
 
 @dataclass(frozen=True)
 class StoreStatus:
-    """What a store holds and who waits, in numbers."""
+    """Numbers of a store: what it holds, and who waits."""
 
     page_bytes: int
     page_count: int

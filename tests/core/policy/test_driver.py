@@ -1,6 +1,6 @@
 """The driver of a policy with a shell whose transfers are numbers: calls that it makes, and news that it tells."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -28,6 +28,7 @@ from kvgrpc.core.policy.values import (
     Task,
 )
 from kvgrpc.core.values.grants import AccessKind, Claims, mint, signing_key
+from kvgrpc.core.values.records import dataclass
 from kvgrpc.errors import AlreadyExists, InvalidRequest, KVGrpcError, NextStep, PreconditionFailed, Reason, Unavailable
 from tests.core.policy.policies import ABORTED, COMPLETE, FREE, FULL, LOST, PULL, PUSH, TABLE, R
 
