@@ -1,7 +1,5 @@
 """ReclaimBlocks, and AllocateBlocks with reclaim, of a server-managed pool, over sockets."""
 
-import pytest
-
 from kvgrpc.v1 import admin_pb2, common_pb2, handoff_pb2, handshake_pb2, lease_pb2, pool_pb2, transfer_pb2
 from tests.service.api import refused
 from tests.service.engines import FAILED, RETURNED, Engine, unchanged, wait_until
@@ -123,23 +121,6 @@ def test_a_watch_says_how_many_blocks_are_soft(source: Engine) -> None:
     let_go(source, 32, firm_s=0.2)
     assert any(sum(group.soft_block_count for group in reply.status.groups) == 2 for reply in watch)
     watch.cancel()
-
-
-@pytest.mark.parametrize(
-    ("wanted", "code", "reason"),
-    [
-        ([], "INVALID_ARGUMENT", "INVALID_FIELD"),
-        (rows(0), "INVALID_ARGUMENT", "INVALID_FIELD"),
-        ([pool_pb2.GroupBlockCount(group=9, block_count=1)], "INVALID_ARGUMENT", "GROUP_MISMATCH"),
-        (rows(65_537), "OUT_OF_RANGE", "LIMIT_EXCEEDED"),
-        (rows(1) * 300, "OUT_OF_RANGE", "LIMIT_EXCEEDED"),
-    ],
-)
-def test_impossible_wishes_are_refused(
-    source: Engine, wanted: list[pool_pb2.GroupBlockCount], code: str, reason: str
-) -> None:
-    with unchanged(source), refused(source.api, code, reason):
-        source.api.pool.ReclaimBlocks(pool_pb2.ReclaimBlocksRequest(group_block_counts=wanted))
 
 
 def test_a_negative_firm_time_is_refused(source: Engine) -> None:
