@@ -1,0 +1,173 @@
+"""TLS of one process: its certificate, its key and the CAs that it trusts. All three are files, read again on request.
+
+A change of the files takes effect at the next handshake of a server, and in the next channel of a client. Connections
+that are open go on with what they began with. Files that do not fit together, or that cannot be read, change nothing:
+the process keeps what it has, and `error` says why.
+"""
+
+import hashlib
+import logging
+import threading
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import grpc
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
+
+from kvgrpc.errors import InvalidRequest, invalid
+
+_log = logging.getLogger(__name__)
+
+FILE_BYTES_MAX = 1 << 20
+"""Maximum size of each file, in bytes: far more than a chain of certificates or a bundle of CAs has."""
+CERT, KEY, CA = "tls.crt", "tls.key", "ca.crt"
+"""Names of the files in a folder, as in a Kubernetes secret of type kubernetes.io/tls and in those of cert-manager."""
+
+
+@dataclass(frozen=True)
+class TlsFiles:
+    """Paths of PEM files: the chain of this process's certificates, its key, and the CAs that sign its peers'."""
+
+    cert: Path
+    key: Path
+    ca: Path
+
+    @classmethod
+    def in_folder(cls, folder: Path) -> "TlsFiles":
+        """Returns the files of a folder, by their usual names."""
+        return cls(folder / CERT, folder / KEY, folder / CA)
+
+
+@dataclass(frozen=True)
+class TlsIdentity:
+    """A certificate chain with its key, and the CAs that this process trusts, all as PEM."""
+
+    chain: bytes = field(repr=False)
+    key: bytes = field(repr=False)
+    ca: bytes = field(repr=False)
+    names: tuple[str, ...]
+    """Subject alternative names of the certificate: URIs first, then DNS names and addresses."""
+    not_before: datetime
+    not_after: datetime
+    """End of the certificate, in UTC."""
+
+    @property
+    def digest(self) -> bytes:
+        """Digest of all content, which differs where the content differs."""
+        parts = (hashlib.sha256(part).digest() for part in (self.chain, self.key, self.ca))
+        return hashlib.sha256(b"".join(parts)).digest()
+
+
+def read(files: TlsFiles) -> TlsIdentity:
+    """Reads the files. Raises InvalidRequest, naming the file, for one that is missing or no PEM, and for a key of
+    another certificate.
+    """
+    chain, key, ca = _text("tls.cert", files.cert), _text("tls.key", files.key), _text("tls.ca", files.ca)
+    certificate = _certificates("tls.cert", files.cert, chain)[0]
+    _certificates("tls.ca", files.ca, ca)
+    try:
+        public = load_pem_private_key(key, None).public_key()
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise invalid("tls.key", f"{files.key} holds no private key without a password") from error
+    form = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    if public.public_bytes(*form) != certificate.public_key().public_bytes(*form):
+        raise invalid("tls.key", f"{files.key} is not the key of the certificate in {files.cert}")
+    return TlsIdentity(
+        chain, key, ca, _names(certificate), certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    )
+
+
+class Tls:
+    """The identity of this process now. Threads of gRPC read it. `look` reads the files again."""
+
+    def __init__(self, files: TlsFiles) -> None:
+        """Raises InvalidRequest for files that are not usable, and for a certificate that is not valid now."""
+        self._files = files
+        self.identity = read(files)
+        self.error = ""
+        """The reason why the files as they are now are not in use; empty if they are."""
+        self.changes = 0
+        """Number of times that another identity came into use."""
+        _check_valid(self.identity, files, datetime.now(UTC))
+        self._lock = threading.Lock()
+
+    def look(self) -> bool:
+        """Reads the files, and returns whether another identity is in use now. Logs each new reason why not, once."""
+        try:
+            found = read(self._files)
+            _check_valid(found, self._files, datetime.now(UTC))
+        except InvalidRequest as error:
+            why = "; ".join(row.description for row in error.violations)
+            if why != self.error:
+                _log.warning("the TLS files changed and are not usable, so the old ones stay: %s", why)
+            self.error = why
+            return False
+        self.error = ""
+        if found.digest == self.identity.digest:
+            return False
+        with self._lock:
+            self.identity, self.changes = found, self.changes + 1
+        _log.info("TLS has a new certificate: %s until %s", ", ".join(found.names), found.not_after.isoformat())
+        return True
+
+    def server_credentials(self, *, require_client: bool = True) -> grpc.ServerCredentials:
+        """Returns credentials of a server. Each handshake uses the identity of its moment."""
+        given = self.changes
+
+        def fetch() -> grpc.ServerCertificateConfiguration | None:
+            nonlocal given
+            with self._lock:
+                if given == self.changes:
+                    return None  # nothing new
+                given = self.changes
+                return _configuration(self.identity)
+
+        with self._lock:
+            first = _configuration(self.identity)
+        return grpc.dynamic_ssl_server_credentials(first, fetch, require_client_authentication=require_client)
+
+    def channel_credentials(self) -> grpc.ChannelCredentials:
+        """Returns credentials of a channel, which keeps the identity of this moment."""
+        now = self.identity
+        return grpc.ssl_channel_credentials(now.ca, now.key, now.chain)
+
+
+def _configuration(identity: TlsIdentity) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(identity.key, identity.chain)], identity.ca)
+
+
+def _text(field_name: str, path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            data = file.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise invalid(field_name, f"{path} cannot be read: {error.strerror}") from error
+    if len(data) > FILE_BYTES_MAX:
+        raise invalid(field_name, f"{path} has more than {FILE_BYTES_MAX} bytes")
+    return data
+
+
+def _certificates(field_name: str, path: Path, data: bytes) -> list[x509.Certificate]:
+    try:
+        return x509.load_pem_x509_certificates(data)
+    except ValueError as error:
+        raise invalid(field_name, f"{path} holds no certificate in PEM") from error
+
+
+def _names(certificate: x509.Certificate) -> tuple[str, ...]:
+    try:
+        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (x509.ExtensionNotFound, ValueError):
+        return ()
+    addresses = map(str, found.get_values_for_type(x509.IPAddress))
+    uris, names = (found.get_values_for_type(kind) for kind in (x509.UniformResourceIdentifier, x509.DNSName))
+    return (*uris, *names, *addresses)
+
+
+def _check_valid(identity: TlsIdentity, files: TlsFiles, now: datetime) -> None:
+    if not identity.not_before <= now <= identity.not_after:
+        until = f"from {identity.not_before.isoformat()} to {identity.not_after.isoformat()}"
+        raise invalid("tls.cert", f"the certificate in {files.cert} is valid {until}, not now")
