@@ -138,6 +138,34 @@ class TensorsConfig:
 
 
 @dataclass(frozen=True)
+class TlsConfig:
+    """TLS of this server, for its listener and for what it dials. Without any file the server speaks plain text."""
+
+    dir: str = ""
+    """Folder with `tls.crt`, `tls.key` and `ca.crt`, as Kubernetes and cert-manager name them."""
+    cert: str = ""
+    """Path of the certificate chain, in place of the folder's."""
+    key: str = ""
+    """Path of the key, in place of the folder's."""
+    ca: str = ""
+    """Path of the CAs that sign callers and peers, in place of the folder's."""
+
+    def files(self) -> tuple[Path, Path, Path] | None:
+        """Returns the paths of the certificate, the key and the CAs; None: no TLS. Raises InvalidRequest."""
+        found = [given or (self.dir and str(Path(self.dir, name))) for given, name in self._named()]
+        if not any(found):
+            return None
+        for path, (_, name) in zip(found, self._named(), strict=True):
+            if not path:
+                raise invalid("tls", f"lacks a path for {name}: set tls.dir, or each of tls.cert, tls.key and tls.ca")
+        cert, key, ca = map(Path, found)
+        return cert, key, ca
+
+    def _named(self) -> tuple[tuple[str, str], ...]:
+        return (self.cert, "tls.crt"), (self.key, "tls.key"), (self.ca, "ca.crt")
+
+
+@dataclass(frozen=True)
 class Config:
     """A server's configuration."""
 
@@ -175,6 +203,7 @@ class Config:
     """Time that SIGTERM leaves to work in progress, in seconds."""
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     tensors: TensorsConfig = field(default_factory=TensorsConfig)
+    tls: TlsConfig = field(default_factory=TlsConfig)
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -183,8 +212,8 @@ class Config:
     def check(self) -> None:
         """Raises InvalidRequest for the first wrong field, by its name."""
         host, _ = split_address(self.listen, "listen")
-        if not is_loopback(host) and not self.insecure:
-            raise invalid("listen", f"{host} is not loopback and the server has no TLS: bind loopback, or set insecure")
+        if self.tls.files() is None and not is_loopback(host) and not self.insecure:
+            raise invalid("listen", f"{host} is not loopback and the server has no TLS: set tls.dir, or insecure")
         if self.advertise:
             split_address(self.advertise, "advertise")
         if len(f"{self.engine_id}{self.advertise or self.listen}".encode(errors="replace")) > NAMES_BYTES_MAX:
@@ -269,10 +298,11 @@ def _matches(host: str, allowed: str) -> bool:
         return False
 
 
-TABLES: dict[str, type[PoolConfig] | type[SchedulerConfig] | type[TensorsConfig] | type[Limits]] = {
+TABLES: dict[str, type[PoolConfig] | type[SchedulerConfig] | type[TensorsConfig] | type[TlsConfig] | type[Limits]] = {
     "pool": PoolConfig,
     "scheduler": SchedulerConfig,
     "tensors": TensorsConfig,
+    "tls": TlsConfig,
     "limits": Limits,
 }
 """Settings that are tables, by name."""

@@ -116,10 +116,7 @@ class Server:
         self._runner.start(self._channels, self._ranks, self._sessions or self)
         self._grpc, self._health = build(self._lead, self._staging, self.config.limits, self._sessions)
         host, _ = split_address(self.config.listen, "listen")
-        try:
-            port = self._grpc.add_insecure_port(self.config.listen)
-        except RuntimeError as error:
-            raise AddressInUse(Reason.INVALID_FIELD, f"cannot bind {self.config.listen}: {error}") from error
+        port = self._bind(self._grpc)
         shown = f"[{host}]" if ":" in host else host
         self.address = self._advertised(host, f"{shown}:{port}")
         await self._begin_idle()
@@ -128,6 +125,16 @@ class Server:
         if self._sessions is not None:
             await self._sessions.start()
         self._ready.write(self.address, self.config.engine_id)
+
+    def _bind(self, server: grpc.aio.Server) -> int:
+        """Binds the address, and returns its port. Raises AddressInUse."""
+        listen = self.config.listen
+        try:
+            if self._tls is None:
+                return server.add_insecure_port(listen)
+            return server.add_secure_port(listen, self._tls.server_credentials())
+        except RuntimeError as error:
+            raise AddressInUse(Reason.INVALID_FIELD, f"cannot bind {listen}: {error}") from error
 
     def _check_spill(self) -> None:
         nbytes, left = self.config.tensors.spill_bytes, available()

@@ -127,7 +127,11 @@ class Tls:
 
         with self._lock:
             first = _configuration(self.identity)
-        return grpc.dynamic_ssl_server_credentials(first, fetch, require_client_authentication=require_client)
+        return grpc.dynamic_ssl_server_credentials(
+            first,
+            fetch,  # type: ignore[arg-type]  # None is documented: nothing changed
+            require_client_authentication=require_client,
+        )
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
         """Returns credentials of a channel, which keeps the identity of this moment."""
