@@ -28,7 +28,7 @@ from kvgrpc.datapath.device_memory import MakeDeviceMemory
 from kvgrpc.datapath.host.host_memory import available
 from kvgrpc.datapath.host.memory import SharedMemory
 from kvgrpc.datapath.local_rank import UNAIDED, DataPathStatus
-from kvgrpc.errors import Exhausted, InvalidRequest, KVGrpcError, NotFound, Reason, Unavailable, Unimplemented
+from kvgrpc.errors import Exhausted, InvalidRequest, KVGrpcError, NotFound, Reason, Unimplemented
 from kvgrpc.local_ranks import RankMaker, SharedRank, make_device_memory
 from kvgrpc.service import telemetry
 from kvgrpc.service.last_words import LastWords
@@ -37,14 +37,16 @@ from kvgrpc.service.peers.port import PeerChannels
 from kvgrpc.service.ready_file import ReadyFile
 from kvgrpc.service.recovery import Recovery
 from kvgrpc.service.rpc.health import Health
-from kvgrpc.service.rpc.server import build, channel_options
+from kvgrpc.service.rpc.server import bind, build, connector
 from kvgrpc.service.runner import Runner
 from kvgrpc.service.session.rank_port import CommandedRank, Ranks
 from kvgrpc.service.session.session_server import SessionServer
 from kvgrpc.service.session.workers import in_workers
 from kvgrpc.service.tensors.remote import RemoteStores
 from kvgrpc.service.tensors.staging_store import StagingStore
+from kvgrpc.service.tls_watch import TlsWatch
 from kvgrpc.session.v1 import session_pb2
+from kvgrpc.tls import Tls, TlsFiles
 from kvgrpc.wire.description import pool_from_proto, pool_kind_from_proto
 
 _log = logging.getLogger(__name__)
@@ -52,12 +54,6 @@ FEATURES = ("push", "layerwise", CHECKSUMS, KEY_COLUMNS)
 """Features of every server of this version beyond those of every version."""
 DRAIN_POLL_S = 0.05
 MOVER_CLOSE_S = 2.0
-
-
-class AddressInUse(Unavailable):
-    """The listen address is taken."""
-
-    code = "UNAVAILABLE"
 
 
 class Server:
@@ -87,12 +83,14 @@ class Server:
         self._paths: list[DataPathStatus] = []
         self._features = (*FEATURES, "remote_ranks") if config.session_socket else FEATURES
         self._lead = Lead(self.config, self._runner, lambda: self._paths, self._read, self._progress_age_s, __version__)
-        stores = RemoteStores(channel_options(self.config.limits))
+        files = config.tls.files()
+        self.tls = None if files is None else Tls(TlsFiles(*files))
+        connect = connector(self.config.limits, self.tls)
+        stores = RemoteStores(connect)
         self._staging = StagingStore(self._lead, stores, self._pool_memory)
         self._runner.on_transfer.append(self._trace_transfer)
-        self._channels = PeerChannels(
-            self._runner, self.config.limits, self.config.may_dial, channel_options(self.config.limits)
-        )
+        self._channels = PeerChannels(self._runner, self.config.limits, self.config.may_dial, connect)
+        self._tls_watch = TlsWatch(self.tls, (self._channels.renew, stores.renew))
         self._last_words = LastWords(self._channels)
         self._grpc: grpc.aio.Server | None = None
         self._health: Health | None = None
@@ -116,25 +114,16 @@ class Server:
         self._runner.start(self._channels, self._ranks, self._sessions or self)
         self._grpc, self._health = build(self._lead, self._staging, self.config.limits, self._sessions)
         host, _ = split_address(self.config.listen, "listen")
-        port = self._bind(self._grpc)
+        port = bind(self._grpc, self.config.listen, self.tls)
         shown = f"[{host}]" if ":" in host else host
         self.address = self._advertised(host, f"{shown}:{port}")
         await self._begin_idle()
         await self._grpc.start()
         self._health.start()
+        self._tls_watch.start()
         if self._sessions is not None:
             await self._sessions.start()
         self._ready.write(self.address, self.config.engine_id)
-
-    def _bind(self, server: grpc.aio.Server) -> int:
-        """Binds the address, and returns its port. Raises AddressInUse."""
-        listen = self.config.listen
-        try:
-            if self._tls is None:
-                return server.add_insecure_port(listen)
-            return server.add_secure_port(listen, self._tls.server_credentials())
-        except RuntimeError as error:
-            raise AddressInUse(Reason.INVALID_FIELD, f"cannot bind {listen}: {error}") from error
 
     def _check_spill(self) -> None:
         nbytes, left = self.config.tensors.spill_bytes, available()
@@ -166,6 +155,7 @@ class Server:
         while self._busy() and loop.time() < until:  # noqa: ASYNC110 - once, at the end of a process
             await asyncio.sleep(DRAIN_POLL_S)
         await self._recovery.stop()
+        await self._tls_watch.stop()
         await self._health.stop()
         self._runner.feed(LifeBegan(self._node.state.incarnation, b"", None))
         await asyncio.sleep(0)

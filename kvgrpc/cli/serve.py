@@ -23,47 +23,91 @@ EXIT_POOL = 4
 _STOPS = (signal.SIGTERM, signal.SIGINT)
 
 
+_POOL_PANEL, _TLS_PANEL, _PATHS_PANEL, _ENGINE_PANEL = "Embedded pool", "TLS", "Data paths", "Attached engine"
+
+
 def serve(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
-    config: Annotated[Path | None, typer.Option(help="TOML file with any of the settings below.")] = None,
-    listen: Annotated[str | None, typer.Option(help="host:port to bind. Port 0 takes a free one.")] = None,
-    port: Annotated[int | None, typer.Option(help="Short for --listen 127.0.0.1:PORT.")] = None,
-    advertise: Annotated[str | None, typer.Option(help="host:port that peers dial, if not the bound one.")] = None,
-    engine_id: Annotated[str | None, typer.Option(help="This engine's id. Default: a random one.")] = None,
-    weights_revision: Annotated[str | None, typer.Option(help="KV of other weights is never exchanged.")] = None,
-    data_paths: Annotated[
-        str | None, typer.Option(help="Data paths to use, best first: shm,cma,nixl,cuda_vmm,collective.")
+    config: Annotated[Path | None, typer.Option(help="TOML file with any of these settings.")] = None,
+    listen: Annotated[str | None, typer.Option(help="host:port to bind; port 0 takes a free one.")] = None,
+    port: Annotated[int | None, typer.Option(help="The same as --listen 127.0.0.1:PORT.")] = None,
+    advertise: Annotated[str | None, typer.Option(help="host:port that peers dial, if it is another one.")] = None,
+    engine_id: Annotated[str | None, typer.Option(help="Id of the engine; by default a random one.")] = None,
+    weights_revision: Annotated[
+        str | None, typer.Option(help="Revision of the model's weights. Engines with other weights exchange no KV.")
     ] = None,
     dial_allow: Annotated[
-        str | None, typer.Option(help="Hosts and networks that may be dialled. Default: loopback.")
+        str | None, typer.Option(help="Hosts and networks that may be dialled; by default loopback.")
     ] = None,
-    session_socket: Annotated[str | None, typer.Option(help="Unix socket where an engine attaches.")] = None,
-    exit_with_engine: Annotated[bool | None, typer.Option(help="End when the attached engine does.")] = None,
-    ready_file: Annotated[str | None, typer.Option(help="JSON file, written once the server serves.")] = None,
-    no_pool: Annotated[bool, typer.Option(help="No embedded pool: wait for an engine.")] = False,
-    layers: Annotated[int | None, typer.Option(help="Embedded pool: layers.")] = None,
-    kv_heads: Annotated[int | None, typer.Option(help="Embedded pool: KV heads.")] = None,
-    head_dim: Annotated[int | None, typer.Option(help="Embedded pool: elements per head.")] = None,
-    block_tokens: Annotated[int | None, typer.Option(help="Embedded pool: tokens per block.")] = None,
-    blocks: Annotated[int | None, typer.Option(help="Embedded pool: blocks.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="Embedded pool: float16, bfloat16, float32, ...")] = None,
-    device: Annotated[str | None, typer.Option(help="Embedded pool: its memory: host, or a GPU: cuda:0, ...")] = None,
-    copy_threads: Annotated[int | None, typer.Option(help="Threads that copy for shm and cma.")] = None,
-    bandwidth_limit_bytes_per_s: Annotated[float | None, typer.Option(help="Cap on what this server moves.")] = None,
-    read_blocks: Annotated[bool | None, typer.Option(help="Let ReadBlocks hand out bytes (debugging).")] = None,
-    insecure: Annotated[bool | None, typer.Option(help="Allow a bind off loopback without TLS.")] = None,
-    source_writes: Annotated[bool | None, typer.Option(help="Over nixl, write what is pushed from here.")] = None,
-    checksums: Annotated[bool | None, typer.Option(help="Compare what arrives with its source, by CRC-32C.")] = None,
-    drain_s: Annotated[float | None, typer.Option(help="How long SIGTERM waits for what is going on.")] = None,
+    read_blocks: Annotated[bool | None, typer.Option(help="Let ReadBlocks return bytes.")] = None,
+    drain_s: Annotated[float | None, typer.Option(help="Seconds that SIGTERM leaves to transfers and leases.")] = None,
     limit: Annotated[
-        list[str] | None, typer.Option(help="NAME=VALUE of a limit, such as lease_ttl_s=60. May be repeated.")
+        list[str] | None, typer.Option(help="A limit as NAME=VALUE, such as lease_ttl_s=60; may be repeated.")
     ] = None,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning, error.")] = "info",
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    ready_file: Annotated[str | None, typer.Option(help="JSON file to write once the server serves.")] = None,
+    tls_dir: Annotated[
+        str | None,
+        typer.Option(help="Folder with tls.crt, tls.key and ca.crt: mutual TLS.", rich_help_panel=_TLS_PANEL),
+    ] = None,
+    insecure: Annotated[
+        bool | None,
+        typer.Option(help="Allow a bind off loopback without TLS.", rich_help_panel=_TLS_PANEL),
+    ] = None,
+    no_pool: Annotated[
+        bool, typer.Option("--no-pool", help="No embedded pool: wait for an engine.", rich_help_panel=_POOL_PANEL)
+    ] = False,
+    layers: Annotated[int | None, typer.Option(help="Number of layers.", rich_help_panel=_POOL_PANEL)] = None,
+    kv_heads: Annotated[int | None, typer.Option(help="Number of KV heads.", rich_help_panel=_POOL_PANEL)] = None,
+    head_dim: Annotated[int | None, typer.Option(help="Elements of a head.", rich_help_panel=_POOL_PANEL)] = None,
+    block_tokens: Annotated[int | None, typer.Option(help="Tokens of a block.", rich_help_panel=_POOL_PANEL)] = None,
+    blocks: Annotated[int | None, typer.Option(help="Number of blocks.", rich_help_panel=_POOL_PANEL)] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Data type: float16, bfloat16, float32, ...", rich_help_panel=_POOL_PANEL)
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Memory: host, or a GPU such as cuda:0.", rich_help_panel=_POOL_PANEL)
+    ] = None,
+    data_paths: Annotated[
+        str | None,
+        typer.Option(
+            help="Data paths to use, best first: shm,cma,nixl,cuda_vmm,collective.", rich_help_panel=_PATHS_PANEL
+        ),
+    ] = None,
+    copy_threads: Annotated[
+        int | None, typer.Option(help="Threads that copy for shm and cma.", rich_help_panel=_PATHS_PANEL)
+    ] = None,
+    bandwidth_limit_bytes_per_s: Annotated[
+        float | None, typer.Option(help="Maximum rate of what this server moves.", rich_help_panel=_PATHS_PANEL)
+    ] = None,
+    source_writes: Annotated[
+        bool | None,
+        typer.Option(
+            help="Write pushes over nixl, in place of reads by the destination.",
+            rich_help_panel=_PATHS_PANEL,
+        ),
+    ] = None,
+    checksums: Annotated[
+        bool | None,
+        typer.Option(
+            help="Compare each received block with its source, by CRC-32C.",
+            rich_help_panel=_PATHS_PANEL,
+        ),
+    ] = None,
+    session_socket: Annotated[
+        str | None, typer.Option(help="Unix socket where an engine attaches.", rich_help_panel=_ENGINE_PANEL)
+    ] = None,
+    exit_with_engine: Annotated[
+        bool | None,
+        typer.Option(help="End with the attached engine.", rich_help_panel=_ENGINE_PANEL),
+    ] = None,
     launched: Annotated[int | None, typer.Option(hidden=True)] = None,
-) -> None:
-    """Serve one engine: the gRPC API and the data paths, with an embedded shared-memory pool on loopback by default.
+) -> None:  # fmt: skip
+    """Serve one engine: the gRPC API and the data paths, by default with a pool of its own on loopback.
 
-    Prints one line when it serves: [bold]kvgrpc serving ADDRESS engine ID[/bold]. Settings come from --config, then
-    KVGRPC_* variables, then flags.
+    Example: [bold]kvgrpc serve --port 50051 --engine-id prefill --blocks 1024[/bold]
+
+    The server prints one line when it serves: [bold]kvgrpc serving ADDRESS engine ID[/bold]. Settings come from
+    --config, then from KVGRPC_* variables, then from flags.
 
     Exit codes: 0 stopped by a signal; 1 a defect; 2 the configuration is not usable; 3 the address is taken; 4 the
     pool does not fit into memory.
@@ -82,14 +126,16 @@ def serve(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
         flags["listen"] = f"127.0.0.1:{port}"
     try:
         settings = config_sources.load(
-            config, os.environ | _limits(limit or []), _with_pool(config, flags, pool, no_pool=no_pool)
+            config,
+            os.environ | _limits(limit or []) | ({"KVGRPC_TLS_DIR": tls_dir} if tls_dir else {}),
+            _with_pool(config, flags, pool, no_pool=no_pool),
         )
     except KVGrpcError as error:
         _fail(EXIT_CONFIG, str(error))
     raise typer.Exit(asyncio.run(_serve(settings)) if launched is None else _serve_engine(settings, launched))
 
 
-_NOT_SETTINGS = ("config", "port", "no_pool", "limit", "log_level", "launched")
+_NOT_SETTINGS = ("config", "port", "no_pool", "limit", "log_level", "launched", "tls_dir")
 
 _POOL = ("layers", "kv_heads", "head_dim", "block_tokens", "blocks", "dtype", "device")
 
@@ -128,9 +174,10 @@ def _serve_engine(settings: Config, launched: int) -> int:
 
 
 async def _serve(settings: Config, launched: int | None = None) -> int:
-    from kvgrpc.server import AddressInUse, Server
+    from kvgrpc.server import Server
     from kvgrpc.service import telemetry
     from kvgrpc.service.heap import calm_collector
+    from kvgrpc.service.rpc.server import AddressInUse
 
     server = Server(settings)
     telemetry.configure(server.config.engine_id)

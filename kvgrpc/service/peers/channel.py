@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 from itertools import count
 from typing import Any
 
@@ -29,15 +30,21 @@ class PeerChannel:
     """Everything that is open towards one lead. `peer`: its key, once known."""
 
     def __init__(
-        self, address: str, options: list[tuple[str, Any]], runner: Runner, limits: Limits, peer: str = ""
+        self, address: str, connect: Callable[[str], grpc.aio.Channel], runner: Runner, limits: Limits, peer: str = ""
     ) -> None:
+        """`connect` opens a channel to an address."""
         self.address = address
-        self.channel = grpc.aio.insecure_channel(address, options=options)
+        self._connect = connect
+        self.channel = connect(address)
         self.stub: Any = peer_pb2_grpc.PeerServiceStub(self.channel)
         self.peer = peer
         self.caller = peer_pb2.Caller()
         """The life of ours that this channel speaks for, with the proof it shows there."""
         self.stream = PeerStream(self.stub, peer or address, self.caller)
+        self._beats_on: grpc.aio.Channel | None = None
+        """The channel of the liveness stream; None while there is none."""
+        self._moved = asyncio.Event()
+        """Set when `_beats_on` changes."""
         self._runner = runner
         self._limits = limits
         self._liveness: asyncio.Task[None] | None = None
@@ -65,12 +72,28 @@ class PeerChannel:
         except BaseException:
             stream.cancel()
             raise
+        self._beats_on = self.channel
         self._liveness = asyncio.create_task(self._keep_liveness(stream, first.proof))
+        self._liveness.add_done_callback(lambda _: self._beat_on(None))
 
     def end_liveness(self) -> None:
         """Ends the liveness stream, so that the peer hears at once that this life is over. Calls go on."""
         if self._liveness is not None:
             self._liveness.cancel()
+
+    async def renew(self, grace_s: float) -> None:
+        """Goes over to a new channel, which TLS opens with the identity of now. The liveness stream follows after its
+        next beat. Calls that wait are answered over the old channel for `grace_s` seconds.
+        """
+        stream, channel, message_bytes = self.stream, self.channel, self.stream.message_bytes
+        self.channel = self._connect(self.address)
+        self.stub = peer_pb2_grpc.PeerServiceStub(self.channel)
+        self.stream = PeerStream(self.stub, self.peer or self.address, self.caller, message_bytes)
+        await stream.close(grace_s)
+        while self._beats_on is channel:
+            self._moved.clear()
+            await self._moved.wait()
+        await channel.close(grace=grace_s)
 
     async def close(self, grace_s: float) -> None:
         """Lets calls in flight finish for `grace_s` seconds, then ends everything."""
@@ -93,18 +116,29 @@ class PeerChannel:
                     self._runner.feed(events.ProofRefused(self.peer))
             except TimeoutError:
                 _log.debug("peer %s fell silent", self.peer)
-            self._runner.feed(events.PeerSilent(self.peer))
-            await asyncio.sleep(RECONNECT_S[min(attempt, len(RECONNECT_S) - 1)])
+            if self._beats_on is self.channel:
+                self._runner.feed(events.PeerSilent(self.peer))
+                await asyncio.sleep(RECONNECT_S[min(attempt, len(RECONNECT_S) - 1)])
             stream, shown = self.stub.KeepLiveness(), b""
+            self._beat_on(self.channel)
+
+    def _beat_on(self, channel: grpc.aio.Channel | None) -> None:
+        self._beats_on = channel
+        self._moved.set()
 
     async def _beat(self, stream: Any, shown: bytes) -> None:
-        """Serves one stream: sends a beat every fifth of the grace, and expects an answer to each. `shown`: the proof
-        that the peer has shown on it. Raises PreconditionFailed (PEER_FAILED) for a peer whose proof is wrong.
+        """Serves one stream until its end, or until the channel is another one: sends a beat every fifth of the grace,
+        and expects an answer to each. `shown`: the proof that the peer has shown on it.
+
+        Raises PreconditionFailed (PEER_FAILED) for a peer whose proof is wrong.
         """
         interval_s = self._limits.peer_grace_s / 5
         over = asyncio.ensure_future(stream.code())  # the stream is not read between two beats
         try:
-            while (answer := await self._exchange(stream, interval_s * 2.5)) is not None:
+            while self._beats_on is self.channel:
+                answer = await self._exchange(stream, interval_s * 2.5)
+                if answer is None:
+                    return
                 shown = shown or answer.proof
                 self._check_shown(shown)
                 self._runner.feed(events.PeerAlive(self.peer, shown))

@@ -69,12 +69,14 @@ class PeerChannels:
     """The PeerPort of a lead."""
 
     def __init__(
-        self, runner: Runner, limits: Limits, may_dial: Callable[[str], bool], channel_options: list[tuple[str, Any]]
-    ) -> None:
+        self, runner: Runner, limits: Limits, may_dial: Callable[[str], bool],
+        connect: Callable[[str], grpc.aio.Channel],
+    ) -> None:  # fmt: skip
+        """`connect` opens a channel to an address."""
         self._runner = runner
         self._limits = limits
         self._may_dial = may_dial
-        self._options = channel_options
+        self._connect = connect
         self._channels: dict[str, PeerChannel] = {}
         """Channels by peer key."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -112,6 +114,11 @@ class PeerChannels:
     def renew_keys(self, action: actions.SendRenewKeys) -> None:
         self._spawn(self._renew(public.renew_keys(self._channel, action, CALL_TIMEOUT_S)))
 
+    def renew(self) -> None:
+        """Moves every peer to a new channel, after a change of TLS. Calls that wait are answered over the old one."""
+        for channel in self._channels.values():
+            self._spawn(channel.renew(HANG_UP_GRACE_S))
+
     async def stop(self) -> None:
         """Ends all streams and channels."""
         channels = list(self._channels.values())
@@ -136,7 +143,7 @@ class PeerChannels:
             )
             self._runner.feed(events.DialFailed(address, error))
             return
-        channel = PeerChannel(to, self._options, self._runner, self._limits)
+        channel = PeerChannel(to, self._connect, self._runner, self._limits)
         try:
             answered = await self._handshake(channel, action)
             channel.peer = peer_key(answered.peer.engine_id, answered.peer.incarnation)
@@ -317,7 +324,7 @@ class PeerChannels:
         if known is None or not address or not self._may_dial(address):
             raise PermissionDenied(Reason.DIAL_REFUSED, f"peer {peer} has no address that this server may dial")
         here = self._runner.node.state.pool
-        channel = PeerChannel(address, self._options, self._runner, self._limits, peer)
+        channel = PeerChannel(address, self._connect, self._runner, self._limits, peer)
         channel.speak_for(here.engine_id, here.incarnation, known.shows[0], known.description.message_bytes)
         self._channels[peer] = channel
         return channel

@@ -1,6 +1,7 @@
 """The gRPC server of a lead: our services, and the services that every tool expects (health, reflection, channelz)."""
 
 import logging
+from collections.abc import Callable
 from typing import Any, cast
 
 import grpc
@@ -12,6 +13,7 @@ from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from kvgrpc.core.values.limits import Limits
+from kvgrpc.errors import Reason, Unavailable
 from kvgrpc.peer.v1 import peer_pb2, peer_pb2_grpc, rank_pb2, rank_pb2_grpc
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.places import OWN, Places
@@ -30,6 +32,7 @@ from kvgrpc.service.rpc.scheduler import SchedulerService
 from kvgrpc.service.rpc.tensor import TensorService
 from kvgrpc.service.rpc.transfer import TransferService
 from kvgrpc.service.tensors.staging_store import StagingStore
+from kvgrpc.tls import Tls
 from kvgrpc.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -72,8 +75,35 @@ REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
 REFLECTION_V1ALPHA = "grpc.reflection.v1alpha.ServerReflection"
 
 
-def channel_options(limits: Limits) -> list[tuple[str, Any]]:
-    """Returns the options of channels between leads."""
+class AddressInUse(Unavailable):
+    """The listen address is taken."""
+
+    code = "UNAVAILABLE"
+
+
+def bind(server: grpc.aio.Server, listen: str, tls: Tls | None) -> int:
+    """Binds the address, under TLS if there is one. Returns the port. Raises AddressInUse."""
+    try:
+        if tls is None:
+            return server.add_insecure_port(listen)
+        return server.add_secure_port(listen, tls.server_credentials())
+    except RuntimeError as error:
+        raise AddressInUse(Reason.INVALID_FIELD, f"cannot bind {listen}: {error}") from error
+
+
+def connector(limits: Limits, tls: Tls | None) -> Callable[[str], grpc.aio.Channel]:
+    """Returns a function that opens a channel from this lead to another one, under TLS with the identity of then."""
+    options = _channel_options(limits)
+
+    def connect(address: str) -> grpc.aio.Channel:
+        if tls is None:
+            return grpc.aio.insecure_channel(address, options)
+        return grpc.aio.secure_channel(address, tls.channel_credentials(), options)
+
+    return connect
+
+
+def _channel_options(limits: Limits) -> list[tuple[str, Any]]:
     return [
         ("grpc.max_receive_message_length", limits.message_bytes),
         ("grpc.max_send_message_length", limits.message_bytes),

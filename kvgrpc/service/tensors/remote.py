@@ -20,8 +20,9 @@ GRACE_S = 2.0
 class RemoteStores:
     """Calls to the leads of other engines, with a channel for each address."""
 
-    def __init__(self, options: list[tuple[str, Any]]) -> None:
-        self._options = options
+    def __init__(self, connect: Callable[[str], grpc.aio.Channel]) -> None:
+        """`connect` opens a channel to an address."""
+        self._connect = connect
         self._channels: dict[str, tuple[grpc.aio.Channel, tensor_pb2_grpc.TensorServiceAsyncStub]] = {}
         self._calls: dict[str, int] = {}
         """Number of calls in flight, by address."""
@@ -46,6 +47,10 @@ class RemoteStores:
         """Calls ReleaseTensors at a source. Raises the same errors as `put`."""
         reply: tensor_pb2.ReleaseTensorsResponse = await self._call(at, "ReleaseTensors", request, timeout_s, trace)
         return reply
+
+    def renew(self) -> None:
+        """Opens new channels for later calls. A channel closes with the last call that is under way on it."""
+        self._channels.clear()
 
     async def stop(self) -> None:
         """Ends all channels and the calls in flight."""
@@ -72,7 +77,7 @@ class RemoteStores:
     def _stub(self, address: str) -> "tensor_pb2_grpc.TensorServiceAsyncStub":
         known = self._channels.get(address)
         if known is None:
-            channel = grpc.aio.insecure_channel(address, options=self._options)
+            channel = self._connect(address)
             known = self._channels[address] = channel, tensor_pb2_grpc.TensorServiceStub(channel)
         return known[1]
 
