@@ -10,19 +10,20 @@ import pytest
 
 from kvgrpc import config
 from kvgrpc.cli import serve
-from kvgrpc.config import DTYPE_BYTES, Config, PoolConfig, SchedulerConfig, TensorsConfig
+from kvgrpc.config import DTYPE_BYTES, Config, PoolConfig, SchedulerConfig, TensorsConfig, TlsConfig
 from kvgrpc.config_sources import load
 from kvgrpc.service.polling import IN_PLACE, VARIABLE
 from kvgrpc.service.session.session_server import FIRST_ENGINE_S
 from tests.docs.pages import DOCS, ROOT, code, plain, section, tables
 
 PAGE = DOCS / "configuration.md"
-SETTINGS, POOL, SCHEDULER, TENSORS, VARIABLES = tables(section(PAGE, "## Settings"))
+SETTINGS, POOL, SCHEDULER, TENSORS, TLS, VARIABLES = tables(section(PAGE, "## Settings"))
 NOT_A_VALUE = {
     "engine_id": "random",
     "pool": "see below",
     "scheduler": "see below",
     "tensors": "see below",
+    "tls": "see below",
     "limits": "[table](protocol.md#defaults-and-limits)",
 }
 
@@ -63,6 +64,10 @@ def test_keys_of_the_store_of_tensors_and_their_defaults_are_those_of_the_config
     assert shown(TENSORS) == {field.name: rendered(field) for field in fields(TensorsConfig)}
 
 
+def test_keys_of_tls_and_their_defaults_are_those_of_the_configuration() -> None:
+    assert shown(TLS) == {field.name: rendered(field) for field in fields(TlsConfig)}
+
+
 def test_the_element_types_are_all_named() -> None:
     (row,) = (row for row in POOL if plain(row[0]) == "dtype")
     assert row[2].partition(": ")[2].split(", ") == list(DTYPE_BYTES)
@@ -70,7 +75,7 @@ def test_the_element_types_are_all_named() -> None:
 
 def test_every_flag_is_a_setting_or_named_as_one_without() -> None:
     flags = set(inspect.signature(serve.serve).parameters)
-    settings = shown(SETTINGS).keys() - {"pool", "scheduler", "tensors", "limits"}
+    settings = shown(SETTINGS).keys() - {"pool", "scheduler", "tensors", "tls", "limits"}
     without = flags - settings - shown(POOL).keys()
     assert settings | shown(POOL).keys() <= flags
     text = section(PAGE, "## Settings")

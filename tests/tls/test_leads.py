@@ -57,9 +57,11 @@ async def pull(p: Client, d: Client) -> None:
 
 async def test_two_leads_under_tls_move_blocks(folders: tuple[TlsFiles, TlsFiles, TlsFiles]) -> None:
     of_p, of_d, router = folders
-    async with serving(of_p, "p") as p, serving(of_d, "d") as d:
-        async with caller(p, router) as at_p, caller(d, router) as at_d:
-            await pull(at_p, at_d)
+    async with (
+        serving(of_p, "p") as p, serving(of_d, "d") as d,
+        caller(p, router) as at_p, caller(d, router) as at_d,
+    ):  # fmt: skip
+        await pull(at_p, at_d)
 
 
 async def test_a_plain_caller_gets_nothing_of_a_server_under_tls(
@@ -73,12 +75,14 @@ async def test_a_plain_caller_gets_nothing_of_a_server_under_tls(
 async def test_a_lead_of_another_ca_is_not_met(folders: tuple[TlsFiles, TlsFiles, TlsFiles], tmp_path: Path) -> None:
     of_p, _, router = folders
     stranger = Authority("another CA").issue(tmp_path / "stranger")
-    async with serving(of_p, "p") as p, serving(stranger, "d") as d:
-        async with caller(p, router) as at_p, caller(d, stranger) as at_d:
-            for client, other in ((at_p, d), (at_d, p)):
-                with pytest.raises(Unavailable) as refused:
-                    await client.connect_peer(other.address)
-                assert refused.value.reason is Reason.PEER_UNREACHABLE
+    async with (
+        serving(of_p, "p") as p, serving(stranger, "d") as d,
+        caller(p, router) as at_p, caller(d, stranger) as at_d,
+    ):  # fmt: skip
+        for client, other in ((at_p, d), (at_d, p)):
+            with pytest.raises(Unavailable) as refused:
+                await client.connect_peer(other.address)
+            assert refused.value.reason is Reason.PEER_UNREACHABLE
 
 
 async def test_certificates_and_ca_change_under_pulls_and_none_is_lost(
