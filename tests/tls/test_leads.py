@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,10 +11,12 @@ import pytest
 
 from kvgrpc.client import Client, connect, move
 from kvgrpc.config import Config, PoolConfig, TlsConfig
+from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import Reason, Unavailable
 from kvgrpc.server import Server
 from kvgrpc.service import tls_watch
 from kvgrpc.tls import Tls, TlsFiles
+from kvgrpc.v1 import handshake_pb2
 from tests.tls.authority import Authority
 
 CA = Authority()
@@ -21,11 +24,13 @@ SMALL = PoolConfig(layers=2, kv_heads=1, head_dim=8, blocks=64)
 
 
 @asynccontextmanager
-async def serving(files: TlsFiles, engine_id: str) -> AsyncIterator[Server]:
+async def serving(
+    files: TlsFiles, engine_id: str, advertise: str = "localhost:0", port: int = 0
+) -> AsyncIterator[Server]:
     """Serves an engine under TLS on the name of its certificate."""
     config = Config(
-        listen="127.0.0.1:0", advertise="localhost:0", engine_id=engine_id, pool=SMALL, data_paths=("shm",),
-        tls=TlsConfig(dir=str(files.cert.parent)),
+        listen=f"127.0.0.1:{port}", advertise=advertise, engine_id=engine_id, pool=SMALL, data_paths=("shm",),
+        tls=TlsConfig(dir=str(files.cert.parent)), limits=Limits(peer_grace_s=2.0),
     )  # fmt: skip
     server = Server(config)
     await server.start()
@@ -53,6 +58,48 @@ async def pull(p: Client, d: Client) -> None:
     moved = await move(p, d, taken, list(range(32)))
     await d.free(moved.blocks)
     await p.free(taken)
+
+
+def free_port() -> int:
+    """Returns a port that nobody has at the moment."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+class Relay:
+    """A port that relays connections to another one, and knows which are open."""
+
+    def __init__(self, to: int) -> None:
+        self.to = to
+        """The other port."""
+        self.opened = 0
+        self.open = 0
+
+    async def __aenter__(self) -> "Relay":
+        self._server = await asyncio.start_server(self._relay, "127.0.0.1", 0)
+        self.port: int = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        await self._server.wait_closed()
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.opened, self.open = self.opened + 1, self.open + 1
+        there, back = await asyncio.open_connection("127.0.0.1", self.to)
+        ends = [asyncio.create_task(self._copy(reader, back)), asyncio.create_task(self._copy(there, writer))]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        back.close()
+        writer.close()
+        self.open -= 1
+        await asyncio.gather(*ends, return_exceptions=True)
+
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
 
 
 async def test_two_leads_under_tls_move_blocks(folders: tuple[TlsFiles, TlsFiles, TlsFiles]) -> None:
@@ -124,3 +171,25 @@ async def test_certificates_and_ca_change_under_pulls_and_none_is_lost(
         following.issue(router.cert.parent)
         async with caller(p, router) as at_p, caller(d, router) as at_d:
             await pull(at_p, at_d)
+
+
+async def test_a_lead_goes_over_to_a_new_connection_to_its_peer_and_the_peer_stays_connected(
+    folders: tuple[TlsFiles, TlsFiles, TlsFiles], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls_watch, "LOOK_S", 0.05)
+    of_p, of_d, router = folders
+    async with (
+        Relay(free_port()) as relay, serving(of_p, "p", f"localhost:{relay.port}", relay.to), serving(of_d, "d") as d,
+    ):  # fmt: skip
+        router_at_p = connect(f"localhost:{relay.to}", credentials=Tls(router).channel_credentials())
+        async with router_at_p as at_p, caller(d, router) as at_d:
+            await pull(at_p, at_d)
+            assert (relay.opened, relay.open) == (1, 1)
+            CA.issue(of_d.cert.parent)
+            async with asyncio.timeout(30):
+                while relay.opened < 2 or relay.open > 1:  # noqa: ASYNC110 - the leads' own times decide
+                    await asyncio.sleep(0.02)
+            await pull(at_p, at_d)
+            assert (relay.opened, relay.open) == (2, 1)
+            (peer,) = (await at_d.peers()).peers
+            assert peer.state == handshake_pb2.PEER_STATE_CONNECTED
