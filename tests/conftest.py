@@ -13,3 +13,10 @@ settings.register_profile("explore", max_examples=2000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 pytest_plugins = ["tests.sampling"]
+
+
+def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:
+    """Shows every item of a list that should be empty."""
+    if op == "==" and isinstance(left, list) and right == []:
+        return [f"{len(left)} found, none expected:", *map(repr, left)]
+    return None
