@@ -25,10 +25,10 @@ PROMPT = prompt_of(3 * CHUNK_TOKENS, seed=4)
 @contextmanager
 def full(engine: Engine) -> Iterator[None]:
     """Keeps the engine busy with as many requests as it runs at once, so that further ones queue."""
-    before = engine.counts().get("new_tokens", 0)
+    before = engine.counts()["new_tokens"]
     lines = [engine.begin(prompt_of(20, 400 + seed), None, 1500) for seed in range(SEQUENCES)]
-    wait_until(lambda: engine.counts()["new_tokens"] - before >= SEQUENCES)
     try:
+        wait_until(lambda: engine.counts()["new_tokens"] - before >= SEQUENCES)
         yield
     finally:
         for line in lines:

@@ -10,6 +10,7 @@ import torch
 from vllm.v1.request import RequestStatus
 
 from kvgrpc.core.policy.values import OnLoss
+from kvgrpc.integrations.params import answered_push
 from kvgrpc.integrations.vllm.block_tables import blocks_of
 from tests.vllm.cores import PROMPT, Core, Cores, request_of, scheduled
 from tests.vllm.engines import PREFILL, pushed, wait_until
@@ -331,7 +332,7 @@ def test_a_push_whose_prefill_is_preempted_brings_what_the_new_prefill_computed(
     source.num_computed_tokens = 32
     p.step({"p": 8})
     source.status, source.num_computed_tokens = RequestStatus.FINISHED_LENGTH_CAPPED, len(PROMPT)
-    assert p.hooks.finished(source, (new,)) == (False, None)
+    assert p.hooks.finished(source, (new,)) == (False, answered_push(key, "P", p.side.address, len(PROMPT)))
     wait_until(lambda: p.step() and d.step() and d.told.loaded == {"d"})
     assert not d.told.failed
     assert all(torch.all(layer[blocks] == 40 + number) for number, layer in enumerate(d.memory.values()))

@@ -119,7 +119,7 @@ def test_what_is_lost_sent_unsent_and_refused_is_counted_for_prometheus(servers:
     p, d = servers
     for server in servers:  # earlier counts arrive when their blocks are free
         wait_until(lambda s=server: s.held() == {} and s.counted("vllm:kv_cache_usage_perc") == 0)  # type: ignore[misc]
-    names = [(p, "sent"), (p, "unsent"), (d, "received"), (d, "lost"), (d, "refused")]
+    names = [(p, "sent"), (p, "unsent"), (d, "received"), (d, "lost"), (d, "failures"), (d, "refused")]
     before = [server.counted(f"vllm:kvgrpc_{name}_total") for server, name in names]
 
     def grown() -> list[float]:
@@ -136,18 +136,20 @@ def test_what_is_lost_sent_unsent_and_refused_is_counted_for_prometheus(servers:
     wait_until(lambda: grown() == [1, 1, 1, 1, 1, 1], grown)
 
 
-@pytest.mark.parametrize("mode", ["pull", "push"])
-def test_the_example_router_gives_equal_tokens_and_cleans_up(servers: Servers, model_folder: Path, mode: str) -> None:
+@pytest.mark.parametrize(("mode", "seed"), [("pull", 110), ("push", 111)])
+def test_the_example_router_gives_equal_tokens_and_cleans_up(
+    servers: Servers, model_folder: Path, mode: str, seed: int
+) -> None:
     p, d = servers
     with example_router(*servers, model_folder / "our-router.log", mode) as url:
-        prompt, before = prompt_of(300, 110 + len(mode)), received(d)
+        prompt, before = prompt_of(300, seed), received(d)
         assert complete(url, prompt) == complete(p.url, prompt)
         assert received(d) - before == 300
         with pytest.raises(urllib.error.HTTPError, match="502"):
             complete(url, prompt, max_tokens=-1)
-        with waiting_client(url, asked(prompt_of(1500, 120 + len(mode)), max_tokens=400)):
+        with waiting_client(url, asked(prompt_of(1500, 10 + seed), max_tokens=400)):
             pass
         for server in servers:
             wait_until(lambda s=server: s.held() == {}, server.held)  # type: ignore[misc]
-        again = prompt_of(100, 130 + len(mode))
+        again = prompt_of(100, 20 + seed)
         assert complete(url, again) == complete(p.url, again)

@@ -61,8 +61,6 @@ def test_a_decode_request_whose_params_are_wrong_fails_alone(pair: Pair, params:
     [
         {"do_remote_decode": True, "kvgrpc_intent": 7},
         {"do_remote_decode": True, "kvgrpc_grant": "nonsense"},
-        {"do_remote_decode": True, "kvgrpc_intent": PUSH},
-        {"do_remote_decode": "yes"},
         {"x": [1, {"y": None}]},
     ],
 )
@@ -70,3 +68,12 @@ def test_a_prefill_request_with_wrong_params_is_computed_and_kept(pair: Pair, pa
     answer = pair.p.ask(PROMPT, params)
     assert (answer.tokens, answer.params) == (pair.expected(PROMPT), None)
     assert pair.p.held() == {}
+
+
+def test_a_flag_that_is_not_true_asks_for_nothing_and_names_a_turn_that_is_offered(pair: Pair) -> None:
+    expected, before = pair.expected(PROMPT), pair.d.counts()["external_hits"]
+    answer = pair.p.ask(PROMPT, {"do_remote_decode": "yes"})
+    assert answer.tokens == expected
+    assert (answer.params["do_remote_prefill"], answer.params["do_remote_decode"]) == (False, True)
+    assert not pair.d.ask([*PROMPT, *expected, 77], answer.params, 1).failed
+    assert pair.d.counts()["external_hits"] - before == len(PROMPT) + len(expected) - 1

@@ -137,6 +137,19 @@ class States:
         assert self.pair.p.forgets()
         return [*start, decoded], expected
 
+    def clear(self, tokens: int, seed: int) -> tuple[list[int], list[int]]:
+        """Returns what `asked` does, of a prompt for which both engines alone give these tokens: no two logits are so
+        close that the rounding of other numbers of ranks decides between them.
+        """
+        while True:
+            prompt, expected = self.asked(prompt_of(tokens, seed=seed))
+            several = self.pair.d.ask(prompt, n=2)
+            alone = [self.pair.d.ask(prompt).tokens, several.tokens, *several.others]
+            assert self.pair.d.forgets()
+            if alone == [expected] * 3:
+                return prompt, expected
+            seed += 100
+
 
 @pytest.fixture(scope="module", params=MODELS)
 def states(request: pytest.FixtureRequest, engines: Engines) -> Iterator[States]:
@@ -282,7 +295,7 @@ def test_states_of_engines_with_other_numbers_of_ranks_give_the_tokens_of_one(
     with closing(Pair(engines, more=more, each=each, data_paths=["cma"], layers_per_part=1)) as pair:
         pair.start()
         for length in (model.block_tokens + 1, 700):
-            prompt, expected = States(model, pair).asked(prompt_of(length - 1, seed=97))
+            prompt, expected = States(model, pair).clear(length - 1, seed=97)
             before = received(pair.d)
             assert pair.pull(prompt).tokens == expected
             pair.at_rest()
