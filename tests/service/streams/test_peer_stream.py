@@ -14,7 +14,7 @@ from kvgrpc.core.values.limits import MESSAGE_BYTES, Limits
 from kvgrpc.errors import FieldViolation, KVGrpcError, OutOfRange, Reason, Unavailable, Unimplemented
 from kvgrpc.peer.v1 import peer_pb2, peer_pb2_grpc
 from kvgrpc.service.peers.stream import ENVELOPE_BYTES, PeerStream
-from kvgrpc.service.rpc.server import channel_options
+from kvgrpc.service.rpc.server import connector
 from kvgrpc.wire.bounds import CALLS_MAX
 from tests.service.consumer import Consumer
 from tests.service.engines import Engine, wait_until
@@ -85,7 +85,7 @@ class Calls:
     """A stream to one server, and the results of calls over it."""
 
     def __init__(self, address: str, caller: peer_pb2.Caller = CALLER, message_bytes: int = MESSAGE_BYTES) -> None:
-        self._channel = grpc.aio.insecure_channel(address, options=channel_options(Limits()))
+        self._channel = connector(Limits(), None)(address)
         self.stream = PeerStream(peer_pb2_grpc.PeerServiceStub(self._channel), "p", caller, message_bytes)
 
     def begin(self, call: peer_pb2.PeerCall, timeout_s: float = LATE_S) -> "asyncio.Future[Any]":
