@@ -122,7 +122,7 @@ FORGETS_TO_CLOSE = """
 import signal, sys, threading
 import numpy as np
 from kvgrpc.core.actions import Post
-from kvgrpc.core.values.block_ids import Runs
+from kvgrpc.core.values.byte_runs import Runs
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.datapath.paths.loopback import LoopbackPath
 from kvgrpc.datapath.host.memory import PrivateMemory, SharedMemory
