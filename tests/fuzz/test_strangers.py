@@ -15,7 +15,7 @@ import pytest
 from google.protobuf.message import Message
 
 from kvgrpc.core.values.layout import PoolKind
-from kvgrpc.v1 import admin_pb2
+from kvgrpc.v1 import admin_pb2, scheduler_pb2
 from tests.engine.owners.victims import EVERY_ATTACK, Victim, attached
 from tests.engine.support import Lead
 from tests.fuzz import inside
@@ -37,12 +37,14 @@ GROWTH_BYTES_MAX = 12 << 20
 BACK_S = 20.0
 KINDS = (PoolKind.SERVER_MANAGED, PoolKind.ENGINE_MANAGED)
 
+STEP = "Schedule"
+"""The RPC that takes steps, over a stream."""
 Request = tuple[str, str, Message]
 """The name of the stub, the name of the RPC, and the request."""
 
 
 class Recorder:
-    """Replaces the stubs, and keeps the requests of unary calls."""
+    """Replaces the API, and keeps the requests of unary calls and of steps."""
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
@@ -53,6 +55,10 @@ class Recorder:
                 return lambda request, **__: self._keep(stub, rpc, request)
 
         return Stub()
+
+    def step(self, request: Message) -> None:
+        """Keeps a step of a scheduler."""
+        self._keep("scheduler", STEP, request)
 
     def _keep(self, stub: str, rpc: str, request: Any) -> Iterator[None]:
         if isinstance(request, Message):
@@ -126,7 +132,10 @@ class Target:
         """Calls the RPC. Returns True if it is refused, with an error that the contract lists."""
         api = self.victim.api
         try:
-            getattr(getattr(api, stub), rpc)(request, timeout=CALL_S)
+            if isinstance(request, scheduler_pb2.ScheduleRequest):
+                api.step(request)
+            else:
+                getattr(getattr(api, stub), rpc)(request, timeout=CALL_S)
         except grpc.RpcError as error:
             if error.code() in GIVEN_UP:
                 return False
