@@ -150,8 +150,10 @@ def _nothing(_: Exception | None) -> None:
 
 
 def transfer_ended(transfer: Transfer, now: float) -> None:
-    """Makes the spans of a transfer that is over: one for it, one for each phase. `now` is on the node's clock."""
-    if not transfer.trace or not transfer.over or transfer.ended != now or not enabled():
+    """Makes the spans of a transfer whose last change ended it: one for it, one for each phase. `now` is on the node's
+    clock. A deadline that ended the transfer was a little earlier.
+    """
+    if not transfer.trace or transfer.ended is None or transfer.end_seq != transfer.seq or not enabled():
         return
     to_wall_ns = time.time_ns() - int(now * 1e9)
     tracer = trace.get_tracer("kvgrpc")
@@ -167,9 +169,9 @@ def transfer_ended(transfer: Transfer, now: float) -> None:
     parent = trace.set_span_in_context(span)
     for phase in transfer.phases:
         child = tracer.start_span(phase.name, parent, start_time=to_wall_ns + int(phase.start * 1e9))
-        end = phase.end if phase.end is not None else now
+        end = phase.end if phase.end is not None else transfer.ended
         child.end(to_wall_ns + int(end * 1e9))
-    span.end(to_wall_ns + int(now * 1e9))
+    span.end(to_wall_ns + int(transfer.ended * 1e9))
 
 
 def _attributes(transfer: Transfer) -> Mapping[str, str | int]:

@@ -17,7 +17,7 @@ from kvgrpc.v1 import common_pb2, handoff_pb2
 from tests.e2e.otlp import Collector, Span, collecting
 from tests.service.conftest import Start
 from tests.service.engines import FAILED, SUCCEEDED, Engine
-from tests.service.values import content, for_readers, new_key, prompt
+from tests.service.values import content, dur, for_readers, new_key, prompt
 
 TOKENS = prompt(64)
 SERVER, CLIENT = SpanMessage.SPAN_KIND_SERVER, SpanMessage.SPAN_KIND_CLIENT
@@ -139,6 +139,22 @@ def test_the_span_of_a_transfer_says_what_moved_and_how(start: Start, collector:
     children = [span for span in collector.spans if span.parent_id == good.span_id]
     assert all(good.start_ns <= child.start_ns <= child.end_ns <= good.end_ns for child in children)
     assert common_pb2.FailureReason.Name(common_pb2.FAILURE_REASON_CONTENT_MISMATCH).endswith(bad.status)
+
+
+def test_a_hand_over_that_expires_has_a_span_of_its_whole_life(start: Start, collector: Collector) -> None:
+    (source,) = start(("--engine-id", "p"), OTEL_EXPORTER_OTLP_ENDPOINT=collector.endpoint)
+    router = Router(collector.endpoint)
+    finished = for_readers(
+        transfer_key=new_key(), blocks=source.blocks(source.allocate(4)), content=content(TOKENS), request_id="late",
+        ttl=dur(0.2),
+    )  # fmt: skip
+    sent = router.call(source.api.handoff.FinishedBlocks, finished).transfer
+    assert source.wait(sent.transfer_id).state == FAILED
+    end_all(router, source)
+
+    (span,) = (span for span in collector.spans if span.name == "kvgrpc.send")
+    assert (span.trace_id, span.failed, span.attributes["kvgrpc.failure"]) == (router.trace_id, True, "LEASE_EXPIRED")
+    assert 0.1e9 < span.end_ns - span.start_ns < 0.5e9
 
 
 @pytest.mark.parametrize("disabled", ["", "true"])

@@ -158,7 +158,6 @@ async def serve(arguments: dict[str, Any], lines_socket: socket.socket) -> None:
     """Serves lines until the input ends."""
     reader, writer = await asyncio.open_connection(sock=lines_socket, limit=2**24)
     engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[Counting])
-    await engine.get_supported_tasks()  # else the first request asks the worker, which a test may have stopped
     lines = Lines(engine, writer)
     writer.write(b'{"id": 0}\n')
     while line := await reader.readline():

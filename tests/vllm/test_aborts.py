@@ -72,6 +72,8 @@ def test_a_pull_is_aborted_in_the_queue_and_its_source_frees_at_once(pair: Pair)
 
 
 def test_a_pull_is_aborted_while_its_bytes_may_move(pair: Pair) -> None:
+    pair.pull(prompt_of(20, seed=7))  # an engine's first request and its first peer wait for its worker
+    pair.at_rest()
     params = pair.prefilled(PROMPT)
     with standing(pair.d, WORKER):
         line = pair.d.begin(PROMPT, params)

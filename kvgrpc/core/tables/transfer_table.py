@@ -81,6 +81,8 @@ class TransferTable:
         self.counts[state] += 1
         self.seq += 1
         new = _changed(old, changes, self.seq)
+        if new.over and not old.over:
+            new.__dict__["end_seq"] = self.seq
         left, phases = new.nbytes - new.nbytes_done, new.phases
         waits = state is State.PENDING and phases and phases[-1].name == "queue"
         queued = left if left > 0 and (waits or state is State.ACTIVE) else 0

@@ -171,6 +171,8 @@ class Transfer:
     priority: int = 0
     seq: int = 0
     ended: float | None = None
+    end_seq: int = 0
+    """The event that ended it. The table maintains it."""
     queued_bytes: int = 0
     """Bytes still to move while its access is open. The table maintains it."""
     pair_id: str = ""

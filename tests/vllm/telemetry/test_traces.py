@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.otlp import Collector, Span
-from tests.vllm.engines import PREFILL, prompt_of, pushed, wait_until
+from tests.vllm.engines import PREFILL, START_S, prompt_of, pushed, wait_until
 from tests.vllm.telemetry.conftest import Servers, exporting
 from tests.vllm.telemetry.legs import Router
 
@@ -113,6 +113,7 @@ def test_a_transfer_that_fails_is_in_the_trace_with_its_reason(
         assert (span.service, span.failed, span.attributes["kvgrpc.failure"]) == (service, True, "LEASE_EXPIRED")
 
 
+@pytest.mark.timeout(START_S)
 @pytest.mark.parametrize("send", ["put_async", "get"])
 def test_named_tensors_are_in_the_trace_of_their_request(
     collector: Collector, router: Router, model_folder: Path, send: str
