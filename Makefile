@@ -374,6 +374,10 @@ conformance: venv ## Play the conformance cases with every client (ARGS="--langu
 demo: venv ## Move KV blocks between two engines on this machine (ARGS="--help" for choices)
 	@$(BIN)/python -m examples.demo $(ARGS)
 
+.PHONY: certs
+certs: venv ## Make a CA for trying TLS, and a folder of files a party, in certs (ARGS="p=p.example,spiffe://x/p", ARGS=--help)
+	@$(BIN)/python -m examples.certs $(ARGS)
+
 .PHONY: demo-go
 demo-go: venv ## The same, driven by a scheduler and router in Go (says so where Go is missing)
 	@$(BIN)/python clients/go/demo.py $(ARGS)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvgrpc.cli.dialing import TlsDir, TokenFile, credentials
 from kvgrpc.errors import KVGrpcError
 
 if TYPE_CHECKING:
@@ -15,6 +16,8 @@ def drain(
     address: Annotated[str, typer.Argument(help="host:port of a kvgrpc server.")],
     cancel: Annotated[bool, typer.Option("--cancel", help="Take new work again.")] = False,
     timeout_s: Annotated[float, typer.Option(help="How long to wait for the server.")] = 5.0,
+    tls_dir: TlsDir = "",
+    token_file: TokenFile = "",
 ) -> None:
     """Let a server take no new work, and show what is still going on: it may be stopped when nothing is.
 
@@ -24,8 +27,10 @@ def drain(
     from kvgrpc import client
     from kvgrpc.v1.handshake_pb2 import Admission
 
+    shown = credentials(tls_dir, token_file)
+
     async def told() -> "DrainResponse":
-        async with client.connect(address, timeout_s=timeout_s) as server:
+        async with client.connect(address, timeout_s=timeout_s, credentials=shown) as server:
             return await server.drain(cancel=cancel)
 
     try:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from kvgrpc.cli.dialing import TlsDir, TokenFile, credentials
 from kvgrpc.errors import DeadlineExceeded, KVGrpcError, Unavailable
 
 
@@ -13,6 +14,8 @@ def status(
     address: Annotated[str, typer.Argument(help="host:port of a kvgrpc server.")] = "127.0.0.1:50051",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
     timeout_s: Annotated[float, typer.Option(help="How long to wait for the server.")] = 5.0,
+    tls_dir: TlsDir = "",
+    token_file: TokenFile = "",
 ) -> None:
     """Show one server: its pool as a map, leases, transfers, peers and pins.
 
@@ -22,10 +25,10 @@ def status(
     from kvgrpc.cli import status_view
 
     try:
-        seen = asyncio.run(status_view.look(address, timeout_s))
+        seen = asyncio.run(status_view.look(address, timeout_s, credentials(tls_dir, token_file)))
     except KVGrpcError as error:
         typer.echo(f"kvgrpc status: {error}", err=True)
-        if isinstance(error, Unavailable | DeadlineExceeded):
+        if isinstance(error, Unavailable | DeadlineExceeded) and "tls" not in error.metadata:
             typer.echo(f"Is a server running there? Start one with: kvgrpc serve --listen {address}", err=True)
         raise typer.Exit(1) from error
     if as_json:

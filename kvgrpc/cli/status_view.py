@@ -24,9 +24,9 @@ _STRONGER = list(_CELLS)
 """Kinds of pins, weakest first: a block with several pins shows the last of these."""
 
 
-async def look(address: str, timeout_s: float) -> dict[str, Any]:
+async def look(address: str, timeout_s: float, credentials: client.Credentials) -> dict[str, Any]:
     """Asks the server once for everything that is shown."""
-    async with client.connect(address, timeout_s=timeout_s) as server:
+    async with client.connect(address, timeout_s=timeout_s, credentials=credentials) as server:
         seen: dict[str, Any] = {"status": await server.status(), "capabilities": await server.capabilities()}
         for name, ask in (
             ("engine", server.get_engine),

@@ -15,6 +15,7 @@ same methods to code without an event loop.
 
 from kvgrpc.client.cleaning import CleanedUp, CleanUp, clean_up
 from kvgrpc.client.client import Client, connect
+from kvgrpc.client.credentials import Credentials
 from kvgrpc.client.leases import HeldLease
 from kvgrpc.client.moving import Moved, TransferFailed, check_transfer, move
 from kvgrpc.client.redaction import redacted
@@ -29,6 +30,7 @@ from kvgrpc.client.sync import (
     move_sync,
 )
 from kvgrpc.client.tensors import Tensors
+from kvgrpc.client.tls_probe import why_unreachable
 from kvgrpc.client.values import (
     block_ids,
     block_runs,
@@ -47,6 +49,7 @@ __all__ = [
     "CleanUp",
     "CleanedUp",
     "Client",
+    "Credentials",
     "EngineEvent",
     "EngineUnreachable",
     "HeldLease",
@@ -81,4 +84,5 @@ __all__ = [
     "refusal",
     "some_of",
     "step_calls",
+    "why_unreachable",
 ]

@@ -7,7 +7,7 @@ The call acts at most once, because it keeps its idempotency key.
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,11 +84,11 @@ class _CallInFlight:
 
 
 class CallStream:
-    """The stream to one server, in one event loop. `metadata` is the client's own, and holds for every call of the
-    stream.
+    """The stream to one server, in one event loop. `metadata` returns the client's own, which holds for every call of
+    the stream.
     """
 
-    def __init__(self, channel: aio.Channel, address: str, metadata: tuple[tuple[str, str], ...]) -> None:
+    def __init__(self, channel: aio.Channel, address: str, metadata: Callable[[], tuple[tuple[str, str], ...]]) -> None:
         self._channel, self._address, self._metadata = channel, address, metadata
         self._task: asyncio.Task[None] | None = None
         self._usable = False
@@ -190,7 +190,7 @@ class CallStream:
         retry_s = RETRY_S
         writer = stream = None
         try:
-            stream = CallServiceStub(self._channel).StreamCalls(metadata=self._metadata)
+            stream = CallServiceStub(self._channel).StreamCalls(metadata=self._metadata())
             # A proxy may accept messages and forward none: an empty exchange proves that both directions work.
             await stream.write(calls_pb2.StreamCallsRequest())
             if isinstance(await stream.read(), calls_pb2.StreamCallsResponse):

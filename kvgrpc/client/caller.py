@@ -16,9 +16,11 @@ from grpc import aio
 from opentelemetry import trace
 
 from kvgrpc.client.call_stream import CallStream
-from kvgrpc.client.grpc_status import to_error
+from kvgrpc.client.credentials import BearerToken
+from kvgrpc.client.grpc_status import not_connected, to_error
+from kvgrpc.client.tls_probe import TlsProbe
 from kvgrpc.client.values import CALL_OPTIONS, field_of
-from kvgrpc.errors import InternalError, KVGrpcError, Reason
+from kvgrpc.errors import InternalError, KVGrpcError, Reason, Unavailable
 
 Metadata = tuple[tuple[str, str], ...]
 Options = Mapping[str, object]
@@ -37,7 +39,10 @@ class Caller:
     timeout_s: float
     """Deadline of a call that states none, in seconds."""
     metadata: Metadata = ()
-    """Metadata sent with every call, for example an `authorization`."""
+    """Metadata sent with every call."""
+    token: BearerToken | None = None
+    probe: TlsProbe | None = None
+    """Says why a server cannot be reached; None where nothing is known of the channel's credentials."""
     stream: CallStream | None = None
     """Stream for frequent calls, or None. It changes only what a call costs."""
 
@@ -52,17 +57,21 @@ class Caller:
             if name not in CALL_OPTIONS and field_of(name) not in request.DESCRIPTOR.fields_by_name:
                 raise TypeError(f"{_method(request)} has no option {name!r}")
         timeout_s = checked_timeout(options.get("timeout_s", self.timeout_s))
-        headers = self.headers()
+        headers, began = self.headers(), time.monotonic()
         if self.stream is not None:
-            began = time.monotonic()
             reply = await self.stream.reply(request, timeout_s, traceparent_of(headers))
             if reply is not None:
                 return reply  # type: ignore[return-value]
-            timeout_s = max(timeout_s - (time.monotonic() - began), 0.0)
+        left_s = max(timeout_s - (time.monotonic() - began), 0.0)
         try:
-            return await method(request, timeout=timeout_s, metadata=headers)
+            return await method(request, timeout=left_s, metadata=headers)
         except aio.AioRpcError as failed:
-            raise self.error(failed, request) from failed
+            error = self.error(failed, request)
+            if isinstance(error, Unavailable) and self.probe is not None:
+                left_s = timeout_s - (time.monotonic() - began)
+                if why := await self.probe.why(failed.details() or "", left_s):
+                    raise not_connected(error, why) from failed
+            raise error from failed
 
     async def change(
         self, method: "aio.UnaryUnaryMultiCallable[Request, Response]", request: Request, options: Options
@@ -101,14 +110,18 @@ class Caller:
             whole.next_page_token = page.next_page_token
         return whole  # type: ignore[no-any-return]
 
+    def identity(self) -> Metadata:
+        """Returns the client's own metadata, with its token as it is now."""
+        return self.metadata if self.token is None else (*self.metadata, *self.token.metadata())
+
     def headers(self) -> Metadata:
         """Returns the metadata of one call, with the trace context if a span is current."""
         context = trace.get_current_span().get_span_context()
         if not context.is_valid:
-            return self.metadata
+            return self.identity()
         parent = f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
         state = context.trace_state.to_header()
-        return (*self.metadata, ("traceparent", parent), *((("tracestate", state),) if state else ()))
+        return (*self.identity(), ("traceparent", parent), *((("tracestate", state),) if state else ()))
 
     def error(self, failed: aio.AioRpcError, request: Message) -> KVGrpcError:
         """Returns the typed error of a failed call."""

@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, Unpack
 
@@ -18,11 +19,13 @@ from kvgrpc.client import options as opt
 from kvgrpc.client.call_stream import CallStream
 from kvgrpc.client.caller import Caller, as_metadata
 from kvgrpc.client.channel import open_channel
+from kvgrpc.client.credentials import BearerToken, Credentials
 from kvgrpc.client.handoffs import HandoffCalls
 from kvgrpc.client.leases import HeldLease, Keeper, KnownLease
 from kvgrpc.client.renewal_stream import RenewalStream
 from kvgrpc.client.scheduler import Scheduler
 from kvgrpc.client.tensors import Tensors
+from kvgrpc.client.tls_probe import TlsProbe
 from kvgrpc.client.values import (
     AnyBlocks,
     AnyLease,
@@ -60,7 +63,7 @@ def connect(
     address: str,
     *,
     timeout_s: float = TIMEOUT_S,
-    credentials: grpc.ChannelCredentials | None = None,
+    credentials: Credentials | grpc.ChannelCredentials | None = None,
     metadata: Mapping[str, str] | Sequence[tuple[str, str]] = (),
     channel_options: Sequence[tuple[str, str | int]] = (),
 ) -> "Client":
@@ -70,11 +73,17 @@ def connect(
             reply = await client.capabilities()
 
     Nothing is sent before the first call. Without `credentials` the connection is not encrypted. Every call carries
-    `metadata`, for example {"authorization": "Bearer ..."}.
+    `metadata`. Raises InvalidRequest for files of `credentials` that are not usable.
     """
     asyncio.get_running_loop()  # a channel belongs to its loop: raise now if there is none, instead of hanging later
-    channel, pairs = open_channel(address, credentials, channel_options), as_metadata(metadata)
-    return Client(channel, Caller(address, timeout_s, pairs, CallStream(channel, address, pairs)))
+    token = probe = None
+    if not isinstance(credentials, grpc.ChannelCredentials):
+        own = credentials or Credentials()
+        paths, token, probe = own.paths, BearerToken(own), TlsProbe(address, own)
+        credentials = None if paths is None else paths.channel_credentials()
+    channel = open_channel(address, credentials, channel_options)
+    caller = Caller(address, timeout_s, as_metadata(metadata), token, probe)
+    return Client(channel, replace(caller, stream=CallStream(channel, address, caller.identity)))
 
 
 class Client(HandoffCalls):

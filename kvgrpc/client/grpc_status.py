@@ -112,6 +112,13 @@ def _error(
     return error
 
 
+def not_connected(error: Unavailable, why: str) -> Unavailable:
+    """Returns the error of a call whose connection TLS prevents. Its metadata has the cause as `tls`."""
+    where = f"{error.metadata['method']} at {error.metadata['address']}"
+    said = error.message.removeprefix(f"{where}: ")
+    return Unavailable(error.reason, f"{where}: {why} (gRPC: {said})", metadata={**error.metadata, "tls": why})
+
+
 def passes(error: KVGrpcError) -> bool:
     """Returns True if a wait or a watch goes on after an error: its server is unreachable, silent or full, or an
     intermediary that is no kvgrpc server failed, which says nothing of the transfer.

@@ -85,7 +85,7 @@ class StepStream:
             lasts_s = STREAM_S + timeout_s
             self._until_s = now_s + lasts_s
             # The trace context of a request is in its RequestArrived: a stream belongs to no request.
-            self._stream = self._stub.Schedule(timeout=lasts_s, metadata=self._caller.metadata)
+            self._stream = self._stub.Schedule(timeout=lasts_s, metadata=self._caller.identity())
         return self._stream
 
     def _end(self) -> None:
