@@ -32,7 +32,10 @@ func WithTraceparent(ctx context.Context, traceparent string) context.Context {
 }
 
 // calls gives each call its deadline, its metadata, its idempotency key and its typed error.
-type calls struct{ Options }
+type calls struct {
+	Options
+	token *bearer // nil for none
+}
 
 func (c calls) unary(
 	ctx context.Context, method string, request, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker,
@@ -87,6 +90,9 @@ func (s typedStream) Header() (metadata.MD, error) {
 func (c calls) outgoing(ctx context.Context) context.Context {
 	for key, value := range c.Metadata {
 		ctx = metadata.AppendToOutgoingContext(ctx, key, value)
+	}
+	if c.token != nil {
+		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", c.token.value())
 	}
 	if c.Traceparent == nil {
 		return ctx

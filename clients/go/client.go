@@ -24,7 +24,13 @@ type Options struct {
 	Timeout time.Duration
 	// Credentials secure the transport. Nil means that the connection is not encrypted.
 	Credentials credentials.TransportCredentials
-	// Metadata is sent with every call, for example an `authorization`.
+	// TLS names the files of TLS, in place of Credentials.
+	TLS *TLSFiles
+	// Token is a bearer token that every call carries.
+	Token string
+	// TokenFile is the path of a file with the token, in place of Token. The file is read again once a second.
+	TokenFile string
+	// Metadata is sent with every call.
 	Metadata map[string]string
 	// Traceparent returns the W3C traceparent of a call from its context, or "" for none. See also [WithTraceparent].
 	Traceparent func(context.Context) string
@@ -32,10 +38,13 @@ type Options struct {
 	DialOptions []grpc.DialOption
 }
 
-// String omits the values of the metadata, because they may be secrets.
+// String omits the token and the values of the metadata, because they may be secrets.
 func (o Options) String() string {
 	return fmt.Sprintf("{Timeout:%v Metadata:%v}", o.Timeout, slices.Sorted(maps.Keys(o.Metadata)))
 }
+
+// GoString is String, for the same reason.
+func (o Options) GoString() string { return "kvgrpc.Options" + o.String() }
 
 // Client is the client of one server. It is safe for concurrent use. Its fields are the generated stubs.
 type Client struct {
@@ -69,10 +78,24 @@ func Connect(address string, options Options) (*Client, error) {
 	if options.Timeout == 0 {
 		options.Timeout = defaultTimeout
 	}
+	if options.TLS != nil {
+		if options.Credentials != nil {
+			return nil, errors.New("kvgrpc: files of TLS and credentials are both given")
+		}
+		made, err := options.TLS.Credentials()
+		if err != nil {
+			return nil, err
+		}
+		options.Credentials = made
+	}
 	if options.Credentials == nil {
 		options.Credentials = insecure.NewCredentials()
 	}
-	calls := calls{options}
+	token, err := newBearer(options.Token, options.TokenFile)
+	if err != nil {
+		return nil, err
+	}
+	calls := calls{options, token}
 	own := []grpc.DialOption{
 		grpc.WithTransportCredentials(options.Credentials),
 		grpc.WithDefaultServiceConfig(ServiceConfig),

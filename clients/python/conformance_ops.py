@@ -17,6 +17,7 @@ from kvgrpc.client import (
     CleanedUp,
     CleanUp,
     Client,
+    Credentials,
     EngineUnreachable,
     HistoryLost,
     IncarnationChanged,
@@ -80,7 +81,11 @@ class Ops:
         return {"language": "python", "version": platform.python_version()}
 
     async def op_connect(self, request: Json) -> Json:
-        self._clients[request["server"]] = connect(request["address"])
+        await self.op_close(request)
+        shown = Credentials(
+            **request.get("tls", {}), token=request.get("token", ""), token_file=request.get("tokenFile", "")
+        )
+        self._clients[request["server"]] = connect(request["address"], credentials=shown)
         return {}
 
     async def op_close(self, request: Json) -> Json:

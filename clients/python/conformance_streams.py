@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from google.protobuf.descriptor import MethodDescriptor
@@ -21,7 +22,7 @@ class Calls:
     def __init__(self, client: Client, metadata: Mapping[str, str]) -> None:
         self._channel = client.channel
         usual: Caller = client._call  # noqa: SLF001 - a call by its name is nothing that users of the client make
-        self.caller = Caller(usual.address, usual.timeout_s, (*usual.metadata, *metadata.items()))
+        self.caller = replace(usual, metadata=(*usual.metadata, *metadata.items()), stream=None)
 
     async def unary(self, method: MethodDescriptor, request: Any, timeout_s: float | None) -> Message:
         """Makes one unary call."""

@@ -30,13 +30,17 @@ class Mode(StrEnum):
     PUSH = "push"
 
 
-def demo(
+def demo(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     datapath: Annotated[DataPath, typer.Option(help="Data path; auto takes the best.")] = DataPath.AUTO,
     mode: Annotated[
         Mode, typer.Option(help="pull: D fetches what P hands over. push: P moves into blocks that D reserved.")
     ] = Mode.PULL,
     layerwise: Annotated[
         bool, typer.Option("--layerwise", help="Push each layer once it is computed, and compare with whole prompts.")
+    ] = False,
+    tls: Annotated[
+        bool,
+        typer.Option("--tls", help="Mutual TLS: both servers and the router have certificates of a CA of this run."),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
     corrupt_block: Annotated[
@@ -60,7 +64,7 @@ def demo(
         raise typer.BadParameter("layers are pushed, not pulled: add --mode push", param_hint="--layerwise")
     options = Options(mode is Mode.PUSH, layerwise, corrupt_block, swap_grants)
     try:
-        result = run_stoppable(run(datapath.value, options, lambda line: typer.echo(line, err=True)))
+        result = run_stoppable(run(datapath.value, options, lambda line: typer.echo(line, err=True), tls=tls))
     except (KVGrpcError, TimeoutError) as error:
         typer.echo(f"demo: {str(error) or 'a process did not answer in time'}", err=True)
         raise typer.Exit(1) from error

@@ -13,6 +13,7 @@ from typing import Any
 
 from kvgrpc.engine.session.exits import UNPREPARED, ended_with
 from kvgrpc.errors import InternalError, Reason
+from kvgrpc.tls import TlsFiles
 
 START_TIMEOUT_S = 60.0
 """Maximum time for a process to start, in seconds. Importing torch on a busy machine takes seconds."""
@@ -30,12 +31,15 @@ class DemoFailed(InternalError):
 
 
 @asynccontextmanager
-async def server(folder: Path, name: str, data_path: str, environment: dict[str, str]) -> AsyncIterator[str]:
+async def server(
+    folder: Path, name: str, data_path: str, environment: dict[str, str], tls: TlsFiles | None = None
+) -> AsyncIterator[str]:
     """Runs `kvgrpc serve`, which waits for its engine at `folder/name.sock`. Yields the server's address."""
     ready = folder / f"{name}.json"
     paths = ["--data-paths", data_path] if data_path != "auto" else []
+    secured = [] if tls is None else ["--tls-dir", str(tls.cert.parent)]
     process = await _start(
-        ["-m", "kvgrpc", "serve", "--port", "0", "--no-pool", "--engine-id", name, "--ready-file", str(ready),
+        ["-m", "kvgrpc", "serve", *secured, "--port", "0", "--no-pool", "--engine-id", name, "--ready-file", str(ready),
          "--session-socket", str(folder / f"{name}.sock"), "--log-level", "warning", "--drain-s", "2", *paths],
         environment | {"OTEL_SERVICE_NAME": name},
     )  # fmt: skip

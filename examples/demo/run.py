@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from examples.certs import Authority, usual_names
 from examples.demo.chat import converse
 from examples.demo.processes import DemoFailed, EngineProcess, engine, server
 from examples.demo.results import Options, PromptResult, Result, Say, silent
@@ -35,12 +36,12 @@ SPANS = frozenset({"kvgrpc.send", "kvgrpc.receive"})
 """Names of the spans that the two servers export for each transfer."""
 
 
-async def run(data_path: str, options: Options, say: Say = silent) -> Result:
+async def run(data_path: str, options: Options, say: Say = silent, *, tls: bool = False) -> Result:
     """Starts, runs and ends everything. Raises DemoFailed if a process fails to do its part.
 
     `say` gets a line for each step.
     """
-    async with started(data_path, say) as stage:
+    async with started(data_path, say, tls=tls) as stage:
         result = await stage.run(options, say)
         say("stopping all processes")
     return result
@@ -74,14 +75,20 @@ class Stage:
 
 
 @asynccontextmanager
-async def started(data_path: str, say: Say = silent) -> AsyncIterator[Stage]:
-    """Starts everything, and ends it."""
+async def started(data_path: str, say: Say = silent, *, tls: bool = False) -> AsyncIterator[Stage]:
+    """Starts everything, and ends it. With `tls` the two servers and the router have certificates of a new CA."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvgrpc-demo-")))
         spans, environment = await stack.enter_async_context(receiver())
-        say("starting two servers: P for prefill, D for decode")
+        say(f"starting two servers{' under mutual TLS' if tls else ''}: P for prefill, D for decode")
+        authority = Authority() if tls else None
+        files = {
+            name: authority.issue(folder / name, usual_names(name)) if authority else None
+            for name in ("P", "D", "router")
+        }
         addresses = [
-            await stack.enter_async_context(server(folder, name, data_path, environment)) for name in ("P", "D")
+            await stack.enter_async_context(server(folder, name, data_path, environment, files[name]))
+            for name in ("P", "D")
         ]
         say(f"P serves at {addresses[0]}, D at {addresses[1]}")
         say("starting three engines: P's, D's, and one that does both; each imports torch, which takes some seconds")
@@ -91,7 +98,8 @@ async def started(data_path: str, say: Say = silent) -> AsyncIterator[Stage]:
                 for name in ("P", "D", "reference")
             )
         )
-        clients = [await stack.enter_async_context(client.connect(address)) for address in addresses]
+        shown = client.Credentials(dir=folder / "router" if tls else "")
+        clients = [await stack.enter_async_context(client.connect(address, credentials=shown)) for address in addresses]
         say("all engines are ready: each prompt is computed by one engine, and then by P and D together")
         yield Stage(engines, clients, spans)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import grpc
 
-from kvgrpc.errors import InvalidRequest, invalid
+from kvgrpc.errors import FieldViolation, InvalidRequest, Reason
 
 TOKEN_LOOK_S = 1.0
 """Time between two looks at the file of a token, in seconds."""
@@ -58,10 +58,10 @@ class Credentials:
             for given, name in ((self.cert, "tls.crt"), (self.key, "tls.key"), (self.ca, "ca.crt"))
         )
         if (cert is None) != (key is None):
-            lacks, has = ("key", "certificate") if key is None else ("cert", "key")
-            raise invalid(f"tls.{lacks}", f"is missing, where the {has} has a path")
+            lacks, has = ("certificate", "key") if cert is None else ("key", "certificate")
+            raise _unusable("tls.cert" if cert is None else "tls.key", f"the {has} has a path, and the {lacks} none")
         if ca is None and cert is not None:
-            raise invalid("tls.ca", "is missing: it says which servers this client trusts")
+            raise _unusable("tls.ca", "the certificate has a path, and the CAs that sign servers none")
         return None if ca is None else TlsPaths(cert, key, ca)
 
 
@@ -86,7 +86,7 @@ class TlsPaths:
         try:
             made.load_verify_locations(cadata=_read("tls.ca", self.ca).decode("ascii"))
         except (ssl.SSLError, ValueError) as error:
-            raise invalid("tls.ca", f"{self.ca} holds no certificate in PEM") from error
+            raise _unusable("tls.ca", f"{self.ca} holds no certificate in PEM") from error
         if self.cert is not None and self.key is not None:
             for name, path in self._own():
                 _read(name, path)
@@ -94,7 +94,7 @@ class TlsPaths:
                 made.load_cert_chain(self.cert, self.key, password="")  # no prompt for an encrypted key
             except (ssl.SSLError, OSError, ValueError) as error:
                 why = "do not fit together" if getattr(error, "reason", "") == "KEY_VALUES_MISMATCH" else "are no PEM"
-                raise invalid("tls.cert", f"{self.cert} and its key in {self.key} {why}") from error
+                raise _unusable("tls.cert", f"{self.cert} and its key in {self.key} {why}") from error
         return made
 
     def _own(self) -> tuple[tuple[str, Path | None], ...]:
@@ -111,7 +111,7 @@ class BearerToken:
         if self._path is None:
             self._token = _checked(credentials.token, "token") if credentials.token else ""
         elif credentials.token:
-            raise invalid("token", "and token_file are both given: give one")
+            raise _unusable("token", "token and token_file are both given: give one")
         else:
             self._token = _token_in(self._path)
 
@@ -139,8 +139,12 @@ def _token_in(path: Path) -> str:
 
 def _checked(token: str, name: str) -> str:
     if not token or not token.isascii() or not token.isprintable() or " " in token:
-        raise invalid(name, "holds no token: one word of printable ASCII")
+        raise _unusable(name, "a token is one word of printable ASCII")
     return token
+
+
+def _unusable(name: str, description: str) -> InvalidRequest:
+    return InvalidRequest(Reason.INVALID_FIELD, description, violations=(FieldViolation(name, description),))
 
 
 def _read(name: str, path: Path | None) -> bytes:
@@ -149,7 +153,7 @@ def _read(name: str, path: Path | None) -> bytes:
         with path.open("rb") as file:
             data = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
-        raise invalid(name, f"{path} cannot be read: {error.strerror}") from error
+        raise _unusable(name, f"{path} cannot be read: {error.strerror}") from error
     if len(data) > FILE_BYTES_MAX:
-        raise invalid(name, f"{path} has more than {FILE_BYTES_MAX} bytes")
+        raise _unusable(name, f"{path} has more than {FILE_BYTES_MAX} bytes")
     return data

@@ -42,7 +42,10 @@ class Answers:
     def is_real(self, name: str) -> bool:
         return False
 
-    def addresses(self) -> Json:
+    def settings(self, name: str) -> Json:
+        return {}
+
+    def variables(self) -> Json:
         return {"address": {}, "clients": {}}
 
 

@@ -28,20 +28,21 @@ OPS = {
     "pull": {"server", "timeoutS"},
     "move": {"server", "to", "requestId", "timeoutS"},
     "redacted": {"request"},
-    "connect": set(),
+    "connect": {"to", "tls", "token", "tokenFile"},
     "close": set(),
     "use": {"with"},
     "join": {"timeoutS"},
     "server": set(),
+    "file": {"text"},
 }
 """The steps by their op, with their other fields."""
 JUDGED = {"save", "expect", "error", "withinS", "start", "note"}
 SERVER_STEPS = {
-    "restart", "stop", "kill", "begin", "cut", "uncut", "cutPeers", "uncutPeers", "health", "seen",
+    "restart", "stop", "kill", "begin", "cut", "uncut", "cutPeers", "uncutPeers", "health", "seen", "renew",
 }  # fmt: skip
-LASTING = {"restart", "stop", "kill", "begin"}
+LASTING = {"restart", "stop", "kill", "begin", "renew"}
 """Actions that change a server for good. A case with one of them has its own servers."""
-BUILT_IN = frozenset({"id", "key", "key2", "key3", "address", "clients"})
+BUILT_IN = frozenset({"id", "key", "key2", "key3", "address", "clients", "tls", "folder"})
 DEFAULT_SERVERS: dict[str, Json] = {"P": {}, "D": {}}
 
 
@@ -115,6 +116,11 @@ def faults(case: Case) -> list[str]:
     return found
 
 
+def connected(case: Case) -> set[str]:
+    """Returns the names of the clients that the case's own steps connect."""
+    return {step["connect"] for step in case.steps if "connect" in step}
+
+
 def op_of(step: Mapping[str, Json]) -> str:
     """Returns the op of a step."""
     if "set" in step:
@@ -140,8 +146,10 @@ def _step_faults(step: Mapping[str, Json], case: Case, known: set[str], streams:
     if op == "server":
         yield from (f"{name} cannot be done to a server" for name in step["server"].keys() - SERVER_STEPS)
         yield from (f"there is no server {name}" for name in step["server"].values() if name not in case.servers)
-    elif isinstance(step.get("server"), str) and step["server"] not in case.servers:
+    elif isinstance(step.get("server"), str) and step["server"] not in case.servers.keys() | connected(case):
         yield f"there is no server {step['server']}"
+    elif op == "connect" and step.get("to", step[op]) not in case.servers:
+        yield f"there is no server {step.get('to', step[op])}"
     yield from _message_faults(op, step, streams)
 
 

@@ -6,9 +6,10 @@ import secrets
 from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from . import schema
-from .cases import Case, op_of
+from .cases import Case, connected, op_of
 from .executor import Executor, ExecutorFailedError
 from .matching import mismatches
 from .stage import Stage
@@ -56,14 +57,12 @@ class Player:
     async def play(self) -> Failure | None:
         """Returns why the case failed, or None."""
         self.variables |= {name: b64encode(secrets.token_bytes(16)).decode() for name in ("key", "key2", "key3")}
-        self.variables |= {"id": secrets.token_hex(4), **self.stage.addresses()}
+        self.variables |= {"id": secrets.token_hex(4), **self.stage.variables()}
         number, step = -1, dict[str, Json]()
         try:
-            for name, address in self.stage.clients().items():
-                step = {"connect": name}
-                failure = self._judged(
-                    {}, number, await self._ask({"op": "connect", "server": name, "address": address}, CALL_S)
-                )
+            for name in self.stage.clients():
+                step = {"connect": name, **self.stage.settings(name)}
+                failure = self._judged({}, number, await self._done(step))
                 if failure:
                     return failure
             for number, step in enumerate(self.case.steps):
@@ -100,6 +99,8 @@ class Player:
             return await task
         if op == "server":
             return await self.stage.act(fill(step["server"], self.variables))
+        if op == "file":
+            return await asyncio.to_thread(_write, fill(step, self.variables))
         request, timeout_s = self._request(op, step)
         if "start" in step:
             self._started[step["start"]] = asyncio.create_task(self._ask(request, timeout_s))
@@ -118,6 +119,8 @@ class Player:
                 del request["request"]
         else:
             request[subject] = filled[op]
+        if op == "connect":
+            request["address"] = self.stage.clients()[request.pop("to", filled[op])]
         for kind in ("stream", "keeper"):  # a unique name: the last case's may not be closed yet
             if kind in request:
                 request[kind] = f"{self.variables['id']}-{request[kind]}"
@@ -158,7 +161,7 @@ class Player:
 
     async def _close(self) -> None:
         """Lets the executor forget the servers. Its answer to that is not judged."""
-        for name in self.stage.clients():
+        for name in self.stage.clients().keys() | connected(self.case):
             try:
                 await self.executor.ask({"op": "close", "server": name}, MARGIN_S)
             except ExecutorFailedError:
@@ -172,6 +175,11 @@ _SUBJECTS = {
     "cleanUp": "sides", "pull": "request", "move": "request", "connect": "server", "close": "server",
 }  # fmt: skip
 """Names of a step's main field in the executor's protocol, by op."""
+
+
+def _write(step: dict[str, Json]) -> Json:
+    Path(step["file"]).write_text(step["text"])
+    return {"ok": {}}
 
 
 def _unexpected(op: str, expected: dict[str, Json], ok: Json) -> list[str]:

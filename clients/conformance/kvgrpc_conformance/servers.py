@@ -9,6 +9,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from grpc import aio
+
+from kvgrpc.tls import Tls, TlsFiles
+
 from .process import bound, stop, tail
 from .proxy import Proxy
 from .values import Json
@@ -47,6 +51,18 @@ class Server:
     def peer_address(self) -> str:
         """Address of the server for other servers. Grants name this one."""
         return self.peers.address
+
+    @property
+    def under_tls(self) -> bool:
+        """True if callers of the server need a certificate."""
+        return "tls" in self._settings
+
+    def channel(self) -> aio.Channel:
+        """Returns a channel of the runner's own, with the server's certificate where one is needed."""
+        if not self.under_tls:
+            return aio.insecure_channel(self.address)
+        files = TlsFiles.in_folder(Path(self._settings["tls"]["dir"]))
+        return aio.secure_channel(self.address, Tls(files).channel_credentials())
 
     async def start(self) -> None:
         """Starts the proxies and the first life. Raises ServerFailedError."""

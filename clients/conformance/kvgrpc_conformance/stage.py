@@ -25,6 +25,7 @@ from kvgrpc.v1 import (
 from . import schema
 from .cases import Case
 from .newer import NewerServer
+from .parties import TLS, Parties
 from .servers import Server
 from .values import CaseError, Json
 
@@ -40,14 +41,21 @@ class Stage:
     def __init__(self, case: Case, folder: Path) -> None:
         self._real: dict[str, Server] = {}
         self._newer: dict[str, NewerServer] = {}
+        self._folder = folder
+        secured = [name for name, settings in case.servers.items() if settings.get(TLS)]
+        self._parties = Parties(folder / "tls", secured) if secured else None
         for name, settings in case.servers.items():
             if "answers" in settings:
                 self._newer[name] = NewerServer(name, settings["answers"])
+            elif self._parties is not None and name in secured:
+                own = {**settings, TLS: {"dir": str(self._parties.folder_of(name))}}
+                self._real[name] = Server(name, own, folder / name)
             else:
                 self._real[name] = Server(name, settings, folder / name)
 
     async def start(self) -> None:
         """Starts all servers in parallel. Raises ServerFailedError."""
+        self._folder.mkdir(parents=True, exist_ok=True)
         await asyncio.gather(*(server.start() for server in self._all().values()))
 
     async def close(self) -> None:
@@ -65,10 +73,18 @@ class Stage:
         """Returns the address of each server for clients."""
         return {name: server.address for name, server in self._all().items()}
 
-    def addresses(self) -> dict[str, dict[str, str]]:
-        """Returns the variables for addresses: `$address.P` for other servers, `$clients.P` for clients."""
+    def settings(self, name: str) -> dict[str, Json]:
+        """Returns what a client needs to be let in at a server, beside its address."""
+        secured = self._parties is not None and name in self._real and self._real[name].under_tls
+        return {TLS: {"dir": "$tls.client"}} if secured else {}
+
+    def variables(self) -> dict[str, Json]:
+        """Returns the variables for addresses, `$address.P` for other servers and `$clients.P` for clients, and for
+        files: `$tls.client` and others, and the folder `$folder`.
+        """
         peers = {name: server.peer_address for name, server in self._all().items()}
-        return {"address": peers, "clients": self.clients()}
+        tls = {} if self._parties is None else self._parties.variables()
+        return {"address": peers, "clients": self.clients(), TLS: tls, "folder": str(self._folder)}
 
     def mark_logs(self) -> None:
         """Marks the logs at the begin of a case."""
@@ -85,6 +101,9 @@ class Stage:
         ((what, name),) = step.items()
         if what == "seen":
             return {"ok": {"calls": self._newer[name].seen}}
+        if what == "renew" and self._parties is not None:
+            await asyncio.to_thread(self._parties.renew)
+            return {"ok": {}}
         if name not in self._real:
             raise CaseError(f"{what}: there is no server process {name}")
         server = self._real[name]
@@ -115,7 +134,7 @@ class Stage:
 
 async def _health(server: Server) -> dict[str, str]:
     services = sorted({method.partition("/")[0] for method in schema.methods()})
-    async with aio.insecure_channel(server.address) as channel:
+    async with server.channel() as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         answers = [await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=CALL_S) for name in services]
     names = health_pb2.HealthCheckResponse.ServingStatus
@@ -125,7 +144,7 @@ async def _health(server: Server) -> dict[str, str]:
 async def _tidied(server: Server, allocations: list[str]) -> str:
     if not server.alive():
         return "it has ended"
-    async with aio.insecure_channel(server.address) as channel:
+    async with server.channel() as channel:
         transfers = transfer_pb2_grpc.TransferServiceStub(channel)
         wanted = transfer_pb2.TransferFilter(
             states=[transfer_pb2.TRANSFER_STATE_PENDING, transfer_pb2.TRANSFER_STATE_ACTIVE]

@@ -217,12 +217,24 @@ std::string clean_up(const Struct& request) {
   return "{\"outcomes\":[" + outcomes + "]}";
 }
 
+kvgrpc::Options options_of(const Struct& request) {
+  kvgrpc::Options options;
+  if (const Value* tls = find(request, "tls")) {
+    const Struct& paths = tls->struct_value();
+    options.credentials = kvgrpc::tls_credentials(
+        {text(paths, "dir", ""), text(paths, "cert", ""), text(paths, "key", ""), text(paths, "ca", "")});
+  }
+  options.token = text(request, "token", "");
+  options.token_file = text(request, "tokenFile", "");
+  return options;
+}
+
 const std::map<std::string, std::function<std::string(const Struct&)>> kOperations = {
     {"hello",
      [](const Struct&) { return "{\"language\":\"cpp\",\"version\":" + quoted("C++17, GCC " __VERSION__) + "}"; }},
     {"connect",
      [](const Struct& request) {
-       clients.put(text(request, "server"), kvgrpc::connect(text(request, "address")));
+       clients.put(text(request, "server"), kvgrpc::connect(text(request, "address"), options_of(request)));
        return "{}";
      }},
     {"close", [](const Struct& request) { return clients.drop(text(request, "server")), "{}"; }},

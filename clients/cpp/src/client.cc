@@ -126,6 +126,8 @@ void Client::prepare(grpc::ClientContext& context, const CallOptions& call,
     const auto span = std::min<Nanoseconds>(*timeout, std::chrono::hours(24 * 365));  // otherwise the sum overflows
     context.set_deadline(std::chrono::system_clock::now() + span);
   }
+  const std::string authorization = shared_->token->authorization();
+  if (!authorization.empty()) context.AddMetadata("authorization", authorization);
   for (const auto& [key, value] : options().metadata) context.AddMetadata(key, value);
   for (const auto& [key, value] : call.metadata) context.AddMetadata(key, value);
   std::string trace = call.traceparent;
@@ -153,6 +155,7 @@ Client connect(const std::string& address, Options options) {
   if (!options.credentials) options.credentials = grpc::InsecureChannelCredentials();
   auto shared = std::make_shared<Client::Shared>();
   shared->address = address;
+  shared->token = std::make_unique<detail::BearerToken>(options.token, options.token_file);
   shared->channel = grpc::CreateCustomChannel(address, options.credentials, channel_arguments());
   shared->options = std::move(options);
   const auto& channel = shared->channel;

@@ -17,11 +17,13 @@ use http_body_util::{BodyExt, Collected, Full};
 use prost::encoding;
 use tokio::time::{Instant, sleep, timeout_at};
 use tonic::body::Body;
+use tonic::codegen::http::header::AUTHORIZATION;
 use tonic::codegen::http::{HeaderMap, HeaderName, HeaderValue, Request, Response, request, response};
 use tonic::codegen::{Service, StdError};
 use tonic::transport::{self, Endpoint};
 use tonic::{Code, Status, TimeoutExpired};
 
+use crate::credentials::BearerToken;
 use crate::error::Called;
 use crate::methods::{Method, is_repeated, time_at_server};
 use crate::options::Options;
@@ -48,6 +50,7 @@ pub struct Channel {
     address: Arc<str>,
     deadline: Duration,
     metadata: Arc<HeaderMap>,
+    token: Option<Arc<BearerToken>>,
 }
 
 type Answering = Pin<Box<dyn Future<Output = Result<Response<Body>, Status>> + Send>>;
@@ -55,14 +58,24 @@ type Answering = Pin<Box<dyn Future<Output = Result<Response<Body>, Status>> + S
 impl Channel {
     pub(crate) fn new(address: &str, options: &Options) -> Result<Self, Error> {
         let invalid = |why: &dyn std::fmt::Display| Error::new(Code::InvalidArgument, format!("{address}: {why}"));
-        let url = if address.contains("://") { address.to_owned() } else { format!("http://{address}") };
+        #[cfg(feature = "tls")]
+        let scheme = if options.tls_files.is_some() { "https" } else { "http" };
+        #[cfg(not(feature = "tls"))]
+        let scheme = "http";
+        let url = if address.contains("://") { address.to_owned() } else { format!("{scheme}://{address}") };
         let endpoint = Endpoint::from_shared(url).map_err(|error| invalid(&error))?;
         #[cfg(feature = "tls")]
         let endpoint = match endpoint.uri().scheme_str() {
             Some("https") => {
-                let tls = options.tls.clone().unwrap_or_else(|| transport::ClientTlsConfig::new().with_native_roots());
+                let tls = match &options.tls_files {
+                    Some(files) => files.config()?,
+                    None => {
+                        options.tls.clone().unwrap_or_else(|| transport::ClientTlsConfig::new().with_native_roots())
+                    }
+                };
                 endpoint.tls_config(tls).map_err(|error| invalid(&error))?
             }
+            _ if options.tls_files.is_some() => return Err(invalid(&"files of TLS are for https:// addresses")),
             _ => endpoint,
         };
         let endpoint = endpoint
@@ -78,7 +91,8 @@ impl Channel {
             metadata.append(key, value);
         }
         let (inner, address) = (endpoint.connect_lazy(), Arc::from(address));
-        Ok(Self { inner, address, deadline: options.deadline, metadata: Arc::new(metadata) })
+        let token = BearerToken::of(options)?.map(Arc::new);
+        Ok(Self { inner, address, deadline: options.deadline, metadata: Arc::new(metadata), token })
     }
 
     /// Returns the same connection with this entry in the metadata of every call.
@@ -93,6 +107,9 @@ impl Channel {
     /// Adds metadata to a request. An entry of the request wins over the client's, and both win over the current
     /// span's.
     fn add_metadata(&self, headers: &mut HeaderMap) {
+        if let Some(token) = self.token.as_ref().filter(|_| !headers.contains_key(AUTHORIZATION)) {
+            headers.insert(AUTHORIZATION, token.authorization());
+        }
         for key in self.metadata.keys() {
             if !headers.contains_key(key) {
                 for value in self.metadata.get_all(key) {

@@ -18,6 +18,7 @@
 mod channel;
 mod cleanup;
 mod client;
+mod credentials;
 mod engine;
 mod error;
 mod events;
@@ -37,6 +38,8 @@ mod watch;
 pub use channel::Channel;
 pub use cleanup::{Side, clean_up};
 pub use client::{Client, connect};
+#[cfg(feature = "tls")]
+pub use credentials::TlsFiles;
 pub use engine::{EngineEvent, EngineWatch};
 pub use error::{DOMAIN, Error, FieldViolation};
 pub use events::Events;

@@ -37,9 +37,9 @@ const keepers = new Map<string, { server: string; keeper: Keeper; leases: HeldLe
 const operations: Record<string, (request: Json) => Promise<Json> | Json> = {
   hello: () => ({ language: "typescript", version: process.versions.node }),
 
-  connect: ({ server, address }) => {
+  connect: ({ server, address, tls, token, tokenFile }) => {
     disconnect(server);
-    clients.set(server, connect(address));
+    clients.set(server, connect(address, { tls, token, tokenFile }));
     return {};
   },
 

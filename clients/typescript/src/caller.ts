@@ -39,6 +39,8 @@ export interface CallDefaults {
   address: string;
   timeoutMs: number;
   metadata: Record<string, string>;
+  /** Returns the authorization of a call; undefined for none. */
+  authorization: () => string | undefined;
   /** Returns the trace context of a call that states none. */
   traceparent: () => string | undefined;
 }
@@ -215,6 +217,8 @@ export class Caller {
 
   private metadata(options: CallOptions): Metadata {
     const metadata = new Metadata({ waitForReady: options.waitForReady ?? false });
+    const authorization = this.defaults.authorization();
+    if (authorization !== undefined) metadata.set("authorization", authorization);
     for (const [key, value] of Object.entries({ ...this.defaults.metadata, ...options.metadata })) {
       metadata.set(key, value);
     }

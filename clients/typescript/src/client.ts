@@ -6,6 +6,7 @@ import type { PullBlocksRequest, ReserveBlocksRequest } from "../gen/kvgrpc/v1/h
 import type { Transfer, WatchTransfersResponse } from "../gen/kvgrpc/v1/transfer.js";
 import { Caller, type CallOptions, type Method } from "./caller.js";
 import { CHANNEL_OPTIONS } from "./channel.js";
+import { BearerToken, tlsCredentials, type TlsFiles } from "./credentials.js";
 import type { AnyLease } from "./held-lease.js";
 import { Keeper, type KeepAliveOptions } from "./keeper.js";
 import { pull, receive, type EndOptions } from "./move.js";
@@ -19,13 +20,19 @@ import { watchEngine, type EngineNews, type WatchEngineOptions } from "./watch-e
 const TIMEOUT_MS = 10_000;
 
 export interface ConnectOptions {
-  /** Credentials of the channel. Without them the connection is not encrypted. */
+  /** Credentials of the channel. Without them and without `tls` the connection is not encrypted. */
   credentials?: ChannelCredentials;
+  /** Files of TLS, in place of `credentials`. They are read once, by `connect`. */
+  tls?: TlsFiles;
+  /** Bearer token that every call carries. */
+  token?: string;
+  /** Path of a file with the token, in place of `token`. The file is read again once a second. */
+  tokenFile?: string;
   /**
    * Deadline in milliseconds of a unary call that states none; 10,000 by default. The wait of a waiting call is added.
    */
   timeoutMs?: number;
-  /** Metadata of every call, for example `{ authorization: "Bearer ..." }`. */
+  /** Metadata of every call. */
   metadata?: Record<string, string>;
   /** W3C trace context of every call that states none, or a function that returns the current one. */
   traceparent?: string | (() => string | undefined);
@@ -57,12 +64,16 @@ export class Client implements Services {
     readonly address: string,
     options: ConnectOptions = {},
   ) {
-    const { credentials = grpcCredentials.createInsecure(), traceparent } = options;
+    const { tls, traceparent } = options;
+    if (tls && options.credentials) throw new Error("files of TLS and credentials are both given");
+    const credentials = tls ? tlsCredentials(tls) : (options.credentials ?? grpcCredentials.createInsecure());
+    const token = new BearerToken(options.token, options.tokenFile);
     this.grpc = new GrpcClient(address, credentials, { ...CHANNEL_OPTIONS, ...options.channelOptions });
     this.caller = new Caller(this.grpc, {
       address,
       timeoutMs: options.timeoutMs ?? TIMEOUT_MS,
       metadata: options.metadata ?? {},
+      authorization: () => token.header(),
       traceparent: typeof traceparent === "function" ? traceparent : () => traceparent,
     });
     const { admin, handoff, handshake, leases, pool, scheduler, tensors, transfers } = services(this.caller);

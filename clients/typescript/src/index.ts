@@ -18,6 +18,7 @@ export type { CallOptions, Method } from "./caller.js";
 export { CHANNEL_OPTIONS, SERVICE_CONFIG } from "./channel.js";
 export { cleanUp, type CleanedSide, type CleanUpOptions, type Side as CleanUpSide } from "./clean-up.js";
 export { Client, connect, type ConnectOptions } from "./client.js";
+export { tlsCredentials, type TlsFiles } from "./credentials.js";
 export { duration, durationFromJson, durationToJson, milliseconds } from "./durations.js";
 export * from "./enums.js";
 export { fromStatus, KvGrpcError, type Next, type Reason, type Violation } from "./errors.js";

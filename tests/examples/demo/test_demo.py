@@ -229,7 +229,7 @@ def test_layers_are_not_pulled() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", [["--mode", "pull"], ["--mode", "push", "--layerwise"]])
+@pytest.mark.parametrize("mode", [["--mode", "pull"], ["--mode", "push", "--layerwise"], ["--tls"]])
 @pytest.mark.parametrize("data_path", ["shm", "cma", "nixl", "collective"])
 def test_every_data_path_gives_the_same_tokens(data_path: str, mode: list[str]) -> None:
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("KVGRPC_", "OTEL_"))}

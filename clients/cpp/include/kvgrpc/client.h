@@ -14,6 +14,7 @@
 #include <type_traits>
 
 #include "kvgrpc/error.h"
+#include "kvgrpc/tls.h"
 #include "kvgrpc/v1/admin.grpc.pb.h"
 #include "kvgrpc/v1/handoff.grpc.pb.h"
 #include "kvgrpc/v1/handshake.grpc.pb.h"
@@ -44,7 +45,7 @@ extern const char kServiceConfig[];
 
 // Options of a client.
 struct Options {
-  // Credentials of the channel. Unset means that the connection is not encrypted.
+  // Credentials of the channel, for example tls_credentials(). Unset means that the connection is not encrypted.
   std::shared_ptr<grpc::ChannelCredentials> credentials;
   // Deadline of a unary call, retries included. The wait of a call that waits at the server is added.
   // ReleaseQuarantine, which waits for the engine's ranks, has at least 60 s.
@@ -56,10 +57,14 @@ struct Options {
   Nanoseconds watch_stream_timeout = std::chrono::seconds(60);
   // Silence after which a watched engine counts as unreachable. A server sends a message at least every 5 s.
   Nanoseconds engine_silence = std::chrono::seconds(15);
-  // Metadata of every call, for example an `authorization`. Keys are in lower case.
+  // Metadata of every call. Keys are in lower case.
   Metadata metadata;
   // Returns the W3C traceparent of a call, before the call is made. An empty text sends none.
   std::function<std::string()> traceparent;
+  // Bearer token that every call carries.
+  std::string token;
+  // Path of a file with the token, in place of `token`. The file is read again once a second.
+  std::string token_file;
 };
 
 // Options of one call.
@@ -143,6 +148,7 @@ class Client {
   struct Shared {
     std::string address;
     Options options;
+    std::unique_ptr<detail::BearerToken> token;
     std::shared_ptr<grpc::Channel> channel;
     Stubs stubs;
   };
@@ -153,7 +159,8 @@ class Client {
   std::shared_ptr<const Shared> shared_;
 };
 
-// Returns a client of the server at `address` (`host:port`). It sends nothing before the first call.
+// Returns a client of the server at `address` (`host:port`). It sends nothing before the first call. Throws
+// std::invalid_argument for a token that is not usable.
 Client connect(const std::string& address, Options options = {});
 
 }  // namespace kvgrpc

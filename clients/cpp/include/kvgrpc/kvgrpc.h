@@ -8,6 +8,7 @@
 #include "kvgrpc/redacted.h"
 #include "kvgrpc/states.h"
 #include "kvgrpc/steps.h"
+#include "kvgrpc/tls.h"
 #include "kvgrpc/transfers.h"
 #include "kvgrpc/values.h"
 #include "kvgrpc/watch.h"

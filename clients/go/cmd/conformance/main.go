@@ -31,6 +31,10 @@ type request struct {
 	Server  string `json:"server"`
 	Address string `json:"address"`
 
+	TLS       *kvgrpc.TLSFiles `json:"tls"`
+	Token     string           `json:"token"`
+	TokenFile string           `json:"tokenFile"`
+
 	Method    string            `json:"method"`
 	Request   json.RawMessage   `json:"request"`
 	DeadlineS float64           `json:"deadlineS"`
@@ -147,7 +151,7 @@ func (e *executor) do(ctx context.Context, r *request) (answer, error) {
 	case "hello":
 		return answer{"language": "go", "version": strings.TrimPrefix(runtime.Version(), "go")}, nil
 	case "connect":
-		client, err := kvgrpc.Connect(r.Address, kvgrpc.Options{})
+		client, err := kvgrpc.Connect(r.Address, kvgrpc.Options{TLS: r.TLS, Token: r.Token, TokenFile: r.TokenFile})
 		if err != nil {
 			return nil, err
 		}

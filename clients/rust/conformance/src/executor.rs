@@ -1,13 +1,14 @@
 //! Carries out the requests of the runner.
 
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use kvgrpc::v1::cancel_transfer_request::Target;
 use kvgrpc::v1::{HandOver, LeaseRef, LeaseState, TransferFilter, WaitCondition};
-use kvgrpc::{Client, Keeper, Moving, Options, Position, Side, clean_up, connect};
+use kvgrpc::{Client, Keeper, Moving, Options, Position, Side, TlsFiles, clean_up, connect};
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
@@ -18,6 +19,23 @@ use crate::streams::Stream;
 pub type Answer = Result<Value, Failed>;
 /// The rest of a request once its names are known.
 pub type Rest = Pin<Box<dyn Future<Output = Answer> + Send>>;
+
+/// Returns the options of a client that a request describes.
+fn options(request: &Value) -> Options {
+    let path = |name: &str| request["tls"][name].as_str().map(PathBuf::from);
+    let known = path("dir").map(TlsFiles::in_folder).unwrap_or_default();
+    let files = TlsFiles {
+        cert: path("cert").or(known.cert),
+        key: path("key").or(known.key),
+        ca: path("ca").unwrap_or(known.ca),
+    };
+    Options {
+        tls_files: request["tls"].is_object().then_some(files),
+        token: request["token"].as_str().map(str::to_owned),
+        token_file: request["tokenFile"].as_str().map(PathBuf::from),
+        ..Default::default()
+    }
+}
 
 /// The names that requests have defined.
 #[derive(Default)]
@@ -33,7 +51,7 @@ impl Executor {
         match text(request, "op")? {
             "hello" => done(json!({"language": "rust", "version": env!("KVGRPC_RUST_VERSION")})),
             "connect" => {
-                let client = connect(text(request, "address")?, Options::default())?;
+                let client = connect(text(request, "address")?, options(request))?;
                 self.clients.insert(text(request, "server")?.to_owned(), client);
                 done(json!({}))
             }

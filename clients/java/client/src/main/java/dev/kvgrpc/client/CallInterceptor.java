@@ -158,6 +158,10 @@ final class CallInterceptor implements ClientInterceptor {
 
   private Metadata withMetadata(Metadata headers) {
     options.metadata().forEach((name, value) -> putIfAbsent(headers, name, value));
+    String token = options.token().get();
+    if (token != null && !token.isEmpty()) {
+      putIfAbsent(headers, "authorization", "Bearer " + token);
+    }
     String traceparent = options.traceparent().get();
     if (traceparent != null && !traceparent.isEmpty()) {
       putIfAbsent(headers, "traceparent", traceparent);

@@ -7,6 +7,7 @@ import com.google.gson.JsonParser;
 import com.google.protobuf.ByteString;
 import com.google.protobuf.Message;
 import dev.kvgrpc.client.CleanUp;
+import dev.kvgrpc.client.ClientOptions;
 import dev.kvgrpc.client.KeptLease;
 import dev.kvgrpc.client.KvgrpcClient;
 import dev.kvgrpc.client.KvgrpcException;
@@ -14,6 +15,7 @@ import dev.kvgrpc.client.LeaseKeeper;
 import dev.kvgrpc.client.MessageStream;
 import dev.kvgrpc.client.Moves;
 import dev.kvgrpc.client.Redacted;
+import dev.kvgrpc.client.TlsFiles;
 import dev.kvgrpc.client.TransferWatch;
 import dev.kvgrpc.client.TransferWatch.After;
 import dev.kvgrpc.v1.HandOver;
@@ -29,6 +31,7 @@ import io.grpc.Metadata;
 import io.grpc.MethodDescriptor;
 import io.grpc.stub.ClientCalls;
 import io.grpc.stub.MetadataUtils;
+import java.nio.file.Path;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Base64;
@@ -74,7 +77,7 @@ final class Executor {
     return switch (text(request, "op")) {
       case "hello" -> hello();
       case "connect" -> {
-        clients.put(text(request, "server"), KvgrpcClient.connect(text(request, "address")));
+        clients.put(text(request, "server"), KvgrpcClient.connect(text(request, "address"), options(request)));
         yield new JsonObject();
       }
       case "call" -> call(request);
@@ -325,6 +328,26 @@ final class Executor {
           headers.put(Metadata.Key.of(name, Metadata.ASCII_STRING_MARSHALLER), value.getAsString()));
     }
     return headers;
+  }
+
+  private static ClientOptions options(JsonObject request) {
+    ClientOptions made = ClientOptions.defaults();
+    if (request.has("tls")) {
+      JsonObject tls = request.getAsJsonObject("tls");
+      TlsFiles files = tls.has("dir")
+          ? TlsFiles.in(path(tls, "dir"))
+          : new TlsFiles(path(tls, "cert"), path(tls, "key"), path(tls, "ca"));
+      files = tls.has("dir") && tls.has("cert") ? files.withCertificate(path(tls, "cert"), path(tls, "key")) : files;
+      files = tls.has("dir") && tls.has("ca") ? files.withCa(path(tls, "ca")) : files;
+      made = made.withTls(files);
+    }
+    made = request.has("token") ? made.withToken(text(request, "token")) : made;
+    return request.has("tokenFile") ? made.withTokenFile(path(request, "tokenFile")) : made;
+  }
+
+  /** Returns a path, or null where there is none. */
+  private static Path path(JsonObject request, String field) {
+    return request.has(field) ? Path.of(text(request, field)) : null;
   }
 
   private static String text(JsonObject request, String field) {

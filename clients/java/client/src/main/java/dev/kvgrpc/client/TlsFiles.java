@@ -1,0 +1,57 @@
+package dev.kvgrpc.client;
+
+import io.grpc.ChannelCredentials;
+import io.grpc.TlsChannelCredentials;
+import java.io.IOException;
+import java.io.UncheckedIOException;
+import java.nio.file.Path;
+
+/**
+ * Paths of PEM files for TLS. With {@code ca} alone the client checks the server and shows no certificate.
+ *
+ * @param cert path of the client's certificate chain; null for none
+ * @param key path of the client's key, in PKCS#8; null for none
+ * @param ca path of the CAs that sign servers
+ */
+public record TlsFiles(Path cert, Path key, Path ca) {
+
+  /** Checks that there are CAs, and a key where there is a certificate. */
+  public TlsFiles {
+    if (ca == null) {
+      throw new IllegalArgumentException("the CAs that sign servers have no path");
+    }
+    if ((cert == null) != (key == null)) {
+      throw new IllegalArgumentException("a certificate and its key need a path each");
+    }
+  }
+
+  /** Returns the files of a folder: tls.crt, tls.key and ca.crt, as Kubernetes and cert-manager name them. */
+  public static TlsFiles in(Path folder) {
+    return new TlsFiles(folder.resolve("tls.crt"), folder.resolve("tls.key"), folder.resolve("ca.crt"));
+  }
+
+  /** Returns the same files, but for another certificate and its key. */
+  public TlsFiles withCertificate(Path cert, Path key) {
+    return new TlsFiles(cert, key, ca);
+  }
+
+  /** Returns the same files, but for other CAs. */
+  public TlsFiles withCa(Path ca) {
+    return new TlsFiles(cert, key, ca);
+  }
+
+  /**
+   * Returns the credentials of a channel, with the files as they are now. Files that are no PEM, and a key of another
+   * certificate, are refused by {@link KvgrpcClient#connect}.
+   *
+   * @throws UncheckedIOException if a file cannot be read
+   */
+  public ChannelCredentials credentials() {
+    try {
+      TlsChannelCredentials.Builder builder = TlsChannelCredentials.newBuilder().trustManager(ca.toFile());
+      return (cert == null ? builder : builder.keyManager(cert.toFile(), key.toFile())).build();
+    } catch (IOException unreadable) {
+      throw new UncheckedIOException("a file of TLS cannot be read: " + unreadable.getMessage(), unreadable);
+    }
+  }
+}
