@@ -45,7 +45,9 @@ def pull(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     ] = None,
     sizes: Sizes = None,
     layouts: Annotated[str, typer.Option(help="Block orders to measure.")] = "scattered,contiguous",
-    parts: Annotated[str | None, typer.Option(help="What to measure. Default bandwidth,latency,leases,rate.")] = None,
+    parts: Annotated[
+        str | None, typer.Option(help="What to measure. Default bandwidth,latency,leases,rate,tls.")
+    ] = None,
     checksum: Annotated[
         bool,
         typer.Option(

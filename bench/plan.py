@@ -30,11 +30,13 @@ PUSH_PATHS = (*HOST_PATHS, f"nixl{TCP}")
 WRITING_PATHS = tuple(f"{name}{WRITES}" for name in ("nixl", f"nixl{TCP}"))
 SOURCE_WRITES, YES = "KVGRPC_SOURCE_WRITES", "yes"
 """Environment variable of `source_writes`, and its value for such a data path."""
+TLS_DIR = "KVGRPC_TLS_DIR"
+"""Environment variable with the folder of a server's TLS files."""
 _COPYING = ("shm", "cma")
 LAYERS = 32
 LAYOUTS = ("scattered", "contiguous")
 BLOCK_BYTES = (4 << 20, 64 << 10, 16 << 10)
-PARTS = ("bandwidth", "latency", "leases", "rate")
+PARTS = ("bandwidth", "latency", "leases", "rate", "tls")
 _SEEDS = {"source": 1, "destination": 2}
 
 

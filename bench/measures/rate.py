@@ -12,6 +12,8 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import grpc
+
 from bench.plan import PullPlan, environment_of
 from bench.results.pulls import PullResult
 from bench.stages.calls import Caller
@@ -25,7 +27,7 @@ _PULLS_ALONE = 10
 
 
 @dataclass(frozen=True)
-class _Sample:
+class RateSample:
     """Figures of one pair of servers."""
 
     pulls_per_s: float
@@ -40,7 +42,7 @@ class _Sample:
 
 
 @dataclass(frozen=True)
-class _Pair:
+class ServerPair:
     """Two servers and their client."""
 
     source: Host
@@ -48,7 +50,8 @@ class _Pair:
     caller: Caller
     plan: PullPlan
 
-    async def sample(self) -> _Sample:
+    async def sample(self) -> RateSample:
+        """Measures the rate, and single pulls."""
         seconds = 0.0
 
         async def pull() -> None:
@@ -59,7 +62,7 @@ class _Pair:
 
         spent = await spent_ms(self.source, self.destination, self.plan.rate_pulls, pull)
         alone = await self.caller.one_block(_PULLS_ALONE)
-        return _Sample(
+        return RateSample(
             self.plan.rate_pulls / seconds,
             {name: spent[f"processor_ms_{name}"] for name in _PROCESSES},
             statistics.median(one.seconds for one in alone) * 1e3,
@@ -69,7 +72,7 @@ class _Pair:
 async def measure(plan: PullPlan, found: PullResult) -> None:
     """Fills in the figures. Raises KVGrpcError if a call fails."""
     usual = environment_of(plan.data_paths[0])
-    async with _pair(plan, usual) as ours, _pair(plan, usual | {VARIABLE: ""}) as theirs:
+    async with pair(plan, usual) as ours, pair(plan, usual | {VARIABLE: ""}) as theirs:
         pairs = [(await ours.sample(), await theirs.sample()) for _ in range(plan.repeats + 1)][1:]
     mine = [one for one, _ in pairs]
     found.pulls_per_s = statistics.median(one.pulls_per_s for one in mine)
@@ -84,12 +87,15 @@ async def measure(plan: PullPlan, found: PullResult) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _pair(plan: PullPlan, environment: Mapping[str, str]) -> AsyncIterator[_Pair]:
+async def pair(
+    plan: PullPlan, environment: Mapping[str, str], credentials: grpc.ChannelCredentials | None = None
+) -> AsyncIterator[ServerPair]:
+    """Starts two servers and their client, and ends them."""
     with contextlib.ExitStack() as ends:
         source, destination = (ends.enter_context(contextlib.closing(Host("server", environment))) for _ in range(2))
-        async with Caller(_start(source, plan), _start(destination, plan)) as caller:
+        async with Caller(_start(source, plan), _start(destination, plan), credentials) as caller:
             await caller.allocate(plan.in_flight)
-            yield _Pair(source, destination, caller, plan)
+            yield ServerPair(source, destination, caller, plan)
 
 
 def _start(host: Host, plan: PullPlan) -> str:

@@ -27,6 +27,8 @@ BASELINES = {
     "polling": "servers whose gRPC waits for its sockets as it does by itself (GRPC_EXPERIMENTS is empty), in turn with"
     " ours: details.polling_ratio_* are ours over theirs, of pulls a second, of the processor time of a pull in all"
     " three processes, and of the time of one pull alone",
+    "plain": "the same calls and pulls between two servers without TLS, in turn with two under mutual TLS, whose client"
+    " has a certificate, too: tls_*_ratio are TLS over plain text",
     "rested": "the pull right after the one that comes after 30 ms without any",
     "uncoalesced": "raw_nixl with one descriptor for each of the contiguous blocks",
 }
@@ -121,6 +123,12 @@ class PullResult(Run):
     idle_core_percent: float | None = None
     pulls_per_s: float | None = None
     """Pulls of one block a second, with 64 in flight."""
+    tls_call_ratio: float | None = None
+    """Time of our lightest call under mutual TLS, over that in plain text."""
+    tls_pull_ratio: float | None = None
+    """Time of one pull of one block, in the same way."""
+    tls_rate_ratio: float | None = None
+    """Pulls of one block a second with 64 in flight, in the same way."""
     details: dict[str, float] = field(default_factory=dict)
     """Figures beside the main ones, such as the time of an empty call in this run."""
     profile: list[str] = field(default_factory=list)
@@ -138,6 +146,9 @@ class PullResult(Run):
             Target("lease_cost_ratio_100k", self.lease_cost_ratio_100k, 2.0),
             Target("unary_ratio_empty", self.unary_ratio_empty, 1.2),
             Target("idle_core_percent", self.idle_core_percent, 2.0),
+            Target("tls_call_ratio", self.tls_call_ratio, 1.15),
+            Target("tls_pull_ratio", self.tls_pull_ratio, 1.15),
+            Target("tls_rate_ratio", self.tls_rate_ratio, 0.85, at_least=True),
         ]
 
     def figures(self) -> dict[str, float | None]:

@@ -17,12 +17,12 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from bench.plan import SOURCE_WRITES, YES, pool
+from bench.plan import SOURCE_WRITES, TLS_DIR, YES, pool
 from bench.roles.role import Answer
 from bench.roles.stamps import Stamps
 from bench.stages.calls import Caller
 from bench.stages.profiling import describe, new_profile
-from kvgrpc.config import Config
+from kvgrpc.config import Config, TlsConfig
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.engine import Engine
 from kvgrpc.errors import InternalError, Reason
@@ -75,6 +75,7 @@ class ServerRole:
                 copy_threads=copy_threads,
                 session_socket=f"{folder}/session.sock",
                 weights_revision="bench",
+                tls=TlsConfig(dir=os.environ.get(TLS_DIR, "")),
             )
             self._server = Server(config)
             await self._server.start()

@@ -59,15 +59,20 @@ class Registered:
 class Caller:
     """Calls both servers from the running event loop. Use it as a context manager."""
 
-    def __init__(self, source: str, destination: str) -> None:
-        self.source = grpc.aio.insecure_channel(source, options=_OPTIONS)
-        self.destination = grpc.aio.insecure_channel(destination, options=_OPTIONS)
+    def __init__(self, source: str, destination: str, credentials: grpc.ChannelCredentials | None = None) -> None:
+        """Without `credentials` the connections are plain text."""
+        self.source, self.destination = (
+            grpc.aio.secure_channel(address, credentials, options=_OPTIONS)
+            if credentials
+            else grpc.aio.insecure_channel(address, options=_OPTIONS)
+            for address in (source, destination)
+        )
         self._at_source = handoff_pb2_grpc.HandoffServiceStub(self.source)
         self._at_destination = handoff_pb2_grpc.HandoffServiceStub(self.destination)
         self._wait = TransferServiceStub(self.destination).WaitTransfer
         self._wait_at_source = TransferServiceStub(self.source).WaitTransfer
-        self._source_stream = CallStream(self.source, source, ())
-        self._destination_stream = CallStream(self.destination, destination, ())
+        self._source_stream = CallStream(self.source, source, tuple)
+        self._destination_stream = CallStream(self.destination, destination, tuple)
         self._incarnations = (0, 0)
         """Incarnations of source and destination."""
 

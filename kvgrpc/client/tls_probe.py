@@ -34,7 +34,7 @@ class TlsProbe:
 
     async def why(self, details: str, timeout_s: float) -> str:
         """Returns the cause of an UNAVAILABLE with these details, as far as it is TLS; else an empty text."""
-        if not details.startswith(NOT_CONNECTED) or "Connection refused" in details or timeout_s <= 0:
+        if not details.startswith(NOT_CONNECTED) or timeout_s <= 0:
             return ""
         now = time.monotonic()
         if now >= self._again_at:
