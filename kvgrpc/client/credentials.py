@@ -6,6 +6,7 @@ Rules:
 """
 
 import contextlib
+import hashlib
 import ssl
 import time
 from collections.abc import Mapping
@@ -78,6 +79,14 @@ class TlsPaths:
         self.context()
         cert, key = (None if path is None else _read(name, path) for name, path in self._own())
         return grpc.ssl_channel_credentials(_read("tls.ca", self.ca), key, cert)
+
+    def digest(self) -> bytes:
+        """Returns a digest of the files as they are now. Raises InvalidRequest."""
+        whole = hashlib.sha256(_read("tls.ca", self.ca))
+        for name, path in self._own():
+            if path is not None:
+                whole.update(hashlib.sha256(_read(name, path)).digest())
+        return whole.digest()
 
     def context(self) -> ssl.SSLContext:
         """Returns what Python's own TLS needs for the same. Raises InvalidRequest for files that are not usable."""

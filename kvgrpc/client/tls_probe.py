@@ -29,6 +29,7 @@ class TlsProbe:
 
     def __init__(self, address: str, credentials: Credentials) -> None:
         self._address, self._credentials = address, credentials
+        self._files = _content(credentials)
         self._found = ""
         self._again_at = 0.0
 
@@ -40,7 +41,17 @@ class TlsProbe:
         if now >= self._again_at:
             self._again_at = now + AGAIN_S
             self._found = await why_unreachable(self._address, self._credentials, min(timeout_s, TIMEOUT_S))
+            if not self._found and _content(self._credentials) != self._files:
+                self._found = "the files of TLS have changed since this client was made: make a new one"
         return self._found
+
+
+def _content(credentials: Credentials) -> bytes:
+    """Returns a digest of the files' content, or nothing where there are none to be read."""
+    try:
+        return b"" if credentials.paths is None else credentials.paths.digest()
+    except InvalidRequest:
+        return b""
 
 
 async def why_unreachable(address: str, credentials: Credentials, timeout_s: float = TIMEOUT_S) -> str:
@@ -105,14 +116,29 @@ def _refused_server(error: ssl.SSLCertVerificationError, address: str) -> str:
 def _refused_client(paths: TlsPaths, address: str) -> str:
     if paths.cert is None:
         return f"{address} asks its callers for a certificate, and this client has none"
-    found = own_fault(paths)
+    found = _own_fault(paths)
     if found:
         return f"{address} refuses this client: {found}"
     return f"{address} refuses this client's certificate in {paths.cert}: it is perhaps of a CA that the server lacks"
 
 
-def own_fault(paths: TlsPaths) -> str:
+def _own_fault(paths: TlsPaths) -> str:
     """Returns what is wrong with the client's own certificate by its own CAs, or an empty text."""
+    try:
+        _judge(paths)
+    except ssl.SSLCertVerificationError as error:
+        if error.verify_code == _EXPIRED:
+            return f"the certificate in {paths.cert} has expired"
+        if error.verify_code == _NOT_YET:
+            return f"the certificate in {paths.cert} is not valid yet"
+        return f"the certificate in {paths.cert} is of a CA that {paths.ca} does not hold"
+    except (OSError, InvalidRequest):  # the files have just changed; ssl.SSLError is an OSError
+        return f"the certificate in {paths.cert} is not usable"
+    return ""
+
+
+def _judge(paths: TlsPaths) -> None:
+    """Does a handshake in memory whose server verifies the client's certificate. Raises ssl.SSLError."""
     assert paths.cert is not None
     assert paths.key is not None
     judge = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -123,16 +149,6 @@ def own_fault(paths: TlsPaths) -> str:
     shows.check_hostname, shows.verify_mode = False, ssl.CERT_NONE
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     server, client = judge.wrap_bio(there, back, server_side=True), shows.wrap_bio(back, there)
-    try:
-        for side in (client, server, client, server):
-            with contextlib.suppress(ssl.SSLWantReadError):
-                side.do_handshake()
-    except ssl.SSLCertVerificationError as error:
-        if error.verify_code == _EXPIRED:
-            return f"the certificate in {paths.cert} has expired"
-        if error.verify_code == _NOT_YET:
-            return f"the certificate in {paths.cert} is not valid yet"
-        return f"the certificate in {paths.cert} is of a CA that {paths.ca} does not hold"
-    except ssl.SSLError as error:
-        return f"the certificate in {paths.cert} is not usable: {error.reason}"
-    return ""
+    for side in (client, server, client, server):
+        with contextlib.suppress(ssl.SSLWantReadError):
+            side.do_handshake()
