@@ -36,7 +36,7 @@ class PendingCloses:
 
     @property
     def _closes(self) -> Closes:
-        return self._state.closes
+        return self._state.moves.closes
 
     def close(self, move: Move, outcome: CloseOutcome, message: str = "") -> None:
         """Closes a move's access. While its issuer is still being reached, a close waits for the connection; a FAILED
@@ -48,7 +48,7 @@ class PendingCloses:
             return
         rests = not (move.postings or move.writes_may_land)
         closing = AccessClosing(access_id, outcome, quiesced=rests, token=move.token, message=message)
-        peer, incarnation = move.peer or move.asked_of, self._state.incarnation
+        peer, incarnation = move.peer or move.asked_of, self._state.life.incarnation
         send = SendClose(peer, closing, incarnation, move.trace, proves=rests and move.writes)
         reached = move.stage is MoveStage.ENDED and access_id not in self._closes.unsent.get(address, {})
         if move.peer or reached:
@@ -61,14 +61,14 @@ class PendingCloses:
         closing = AccessClosing(
             access.id, CloseOutcome.CANCELLED, quiesced=True, token=access.opening.token, message=message
         )
-        self._tell(SendClose(access.peer, closing, self._state.incarnation, trace))
+        self._tell(SendClose(access.peer, closing, self._state.life.incarnation, trace))
 
     def reader_lost(self, access: Access, message: str, trace: str) -> None:
         """Tells the lead that opened an access here that its blocks are gone: that lead asks by renewing."""
         closing = AccessClosing(
             access.id, CloseOutcome.FAILED, quiesced=True, token=access.opening.token, message=message
         )
-        self._tell(SendClose(access.peer, closing, self._state.incarnation, trace))
+        self._tell(SendClose(access.peer, closing, self._state.life.incarnation, trace))
 
     def peer_ready(self, address: str, peer: Peer) -> None:
         """Sends the closes that waited for the issuer at an address, and at once those that it refused before."""
@@ -137,11 +137,11 @@ class PendingCloses:
 
     def retry_dead_peer(self, peer: str) -> None:
         """Dials an issuer again that was declared dead."""
-        life = self._state.peers[peer]
+        life = self._state.peers.lives[peer]
         if not life.address:
             return
         # A life that claimed to be the next one may have lied: the claim counts only while that life lives.
-        if not self._state.lives_on(life.replaced_by):
+        if not self._state.peers.live_on(life.replaced_by):
             self._handshakes.want(life.address, life.description.engine_id, life.description.incarnation, "")
         self._closes.retries[peer] += 1
         if self._closes.retries[peer] < RETRIES:
@@ -170,7 +170,7 @@ class PendingCloses:
 
     def _tell(self, send: SendClose) -> None:
         """Sends a close now, or when its life is back; a forgotten life is not told."""
-        peer = self._state.peers.get(send.peer)
+        peer = self._state.peers.lives.get(send.peer)
         if peer is None:
             return
         if peer.state is PeerState.DEAD:
