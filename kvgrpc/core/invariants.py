@@ -57,6 +57,7 @@ def check_ledger(state: NodeState) -> None:
         RowKind.ENDED_LEASE: state.send.leases.ended_bytes,
         RowKind.PAST_TRANSFER: state.transfers.past_bytes,
         RowKind.TOMBSTONE: state.tombstones.nbytes,
+        RowKind.CLOSE: state.moves.closes.nbytes,
     }
     for kind, nbytes in remembered.items():
         assert ledger.by_kind[kind] == nbytes, f"the ledger has another weight: {kind.value}"

@@ -47,13 +47,17 @@ class RowKind(Enum):
     """The description of a tensor that is here or kept for others."""
     TENSOR_WAIT = "tensor_wait"
     TENSOR_ENDED = "tensor_ended"
+    CLOSE = "close"
+    """The close of an access of ours that its issuer has not answered."""
     ENDED_LEASE = "ended_lease"
     PAST_TRANSFER = "past_transfer"
     TOMBSTONE = "tombstone"
     """The tombstone of a transfer key, a grant or a lease."""
 
 
-REMEMBERED = frozenset({RowKind.TENSOR_ENDED, RowKind.ENDED_LEASE, RowKind.PAST_TRANSFER, RowKind.TOMBSTONE})
+REMEMBERED = frozenset(
+    {RowKind.TENSOR_ENDED, RowKind.CLOSE, RowKind.ENDED_LEASE, RowKind.PAST_TRANSFER, RowKind.TOMBSTONE}
+)
 """Kinds of rows about ended things. Only their sum is known here."""
 
 

@@ -171,7 +171,7 @@ def test_what_ends_after_the_death_of_its_issuer_is_told_when_the_issuer_is_back
     lead.feed(ProcessEnded(0, key_of(D), drained=True))
     fail_to_dial(lead)
     assert not lead.seen(SendClose)
-    assert access_id(10) in lead.node.state.moves.closes.parked[key_of(D)]
+    assert [send.closing.access_id for send in lead.node.state.moves.closes.parked(key_of(D))] == [access_id(10)]
 
 
 def test_a_failure_is_worth_a_connection_where_the_access_may_be_open(lead: Lead) -> None:
@@ -265,7 +265,8 @@ def test_a_source_that_settles_its_last_write_is_at_rest_though_declared_dead(
 def test_the_late_answer_to_an_earlier_close_does_not_answer_the_one_that_proves_rest() -> None:
     """A close in flight when the destination was declared dead is answered after the destination is back."""
     pair = parted()
-    closed = next(iter(pair.p.node.state.moves.closes.parked[key_of(pair.d.me)]))
+    (parked,) = pair.p.node.state.moves.closes.parked(key_of(pair.d.me))
+    closed = parked.closing.access_id
     pair.p.admit(pair.d.me)
     pair.p.feed(CloseAnswered(closed, answered=True, quiesced=False))
     pair.p.feed(CloseAnswered(closed, answered=False))
@@ -294,7 +295,7 @@ def test_a_source_reaches_for_a_destination_that_may_be_gone_a_few_times_only() 
         pair.feed(pair.p, DialFailed(pair.d.me.address, UNREACHABLE))
     pair.tick(2.0**RETRIES)
     assert not pair.p.node.state.peers.dials
-    assert pair.p.node.state.moves.closes.parked[key_of(pair.d.me)]
+    assert pair.p.node.state.moves.closes.parked(key_of(pair.d.me))
 
 
 def test_a_source_cannot_reach_for_a_destination_that_has_no_address() -> None:
@@ -352,7 +353,7 @@ def test_closes_to_a_forgotten_peer_are_forgotten(lead: Lead) -> None:
     for number in range(2, DEAD_KEPT + 3):
         lead.admit(describe("p", number))
     assert key_of(P) not in lead.state.peers.lives
-    assert set(lead.node.state.moves.closes.parked) <= set(lead.state.peers.lives)
+    assert set(lead.node.state.moves.closes.kept) <= set(lead.state.peers.lives)
     lead.admit(P)
     assert lead.seen(SendClose) == []
 

@@ -3,7 +3,7 @@
 import pytest
 
 from kvgrpc.core.actions import SendClose
-from kvgrpc.core.events import AccessAnswered, CancelTransfer, CloseAnswered
+from kvgrpc.core.events import AccessAnswered, CancelTransfer, CloseAnswered, PeerSilent
 from kvgrpc.core.moves.pending_closes import RETRIES
 from tests.core.nodes import Lead, access_id, answer_of, describe, grant, key_of
 
@@ -49,7 +49,17 @@ def test_a_close_that_goes_on_being_refused_waits_for_the_next_handshake(lead: L
     assert not lead.state.moves.closes.sent
     lead.state.react.peer_ready("p:1", lead.state.peers.lives[key_of(P)])
     assert lead.node.state.actions == [first]
-    assert not lead.state.moves.closes.parked
+    assert not lead.state.moves.closes.parked(key_of(P))
+
+
+def test_a_close_that_was_refused_too_often_waits_for_a_life_that_is_declared_dead(lead: Lead) -> None:
+    first = closing(lead)
+    refuse(lead, RETRIES)
+    lead.feed(CloseAnswered(access_id(), answered=False))
+    lead.feed(PeerSilent(key_of(P)))
+    assert not any(isinstance(action, SendClose) for action in lead.tick(100.0))
+    lead.admit(P)
+    assert lead.state.moves.closes.sent == {access_id(): first}
 
 
 def test_a_handshake_sends_at_once_what_was_refused_before(lead: Lead) -> None:
