@@ -9,7 +9,7 @@ from kvgrpc.errors import PreconditionFailed, Reason
 
 
 class PeerTables:
-    """What a lead knows of other leads."""
+    """Tables of the other leads that a lead knows."""
 
     def __init__(self) -> None:
         self.lives: dict[str, Peer] = {}

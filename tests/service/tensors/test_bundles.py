@@ -265,11 +265,11 @@ async def test_what_is_for_tensors_that_the_engine_waits_for_is_not_for_others_o
 
 async def test_a_put_that_is_refused_at_once_leaves_nothing_and_may_be_made_again(pair: Pair) -> None:
     state, usual = pair.p.lead.node.state, pair.p.lead.node.state.limits
-    state.limits = replace(usual, transfers=0)
+    state.ledger.limits = replace(usual, transfers=0)
     refused = pair.put("a")
     assert await reason_of(refused) is Reason.QUEUE_FULL
     assert not life_of(pair.p).table.offers
-    state.limits = usual
+    state.ledger.limits = usual
     await pair.put("a")
     for allocation_id in list(state.pool.allocator._numbers):
         life_of(pair.p).transfers.free(allocation_id)  # the refusal left the allocation to its caller
