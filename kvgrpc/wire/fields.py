@@ -170,7 +170,11 @@ class Budget:
             plan = _plan(field)
             if plan.rows is not None:
                 self._count(field, plan.rows, value, path)
-            if plan.fits is not None:
+            if plan.bytes_max:
+                # A character has at most four bytes, so most texts need no encoding.
+                if len(value) * 4 > plan.bytes_max and _bytes(value) > plan.bytes_max:
+                    raise invalid(_name((path, plan.name)), plan.most)
+            elif plan.fits is not None:
                 if not plan.fits(value):
                     raise invalid(_name((path, plan.name)), plan.most)
             elif plan.one:
@@ -204,10 +208,12 @@ class _FieldPlan:
 
     name: str
     rows: Bound | None = None
+    bytes_max: int = 0
+    """Maximum bytes of a single text; 0 for other fields."""
     fits: Callable[[Any], bool] | None = None
-    """Predicate for the field's value, or for all its values."""
+    """Predicate for a field's other value, or for all its values."""
     most: str = ""
-    """Error text if `fits` is False."""
+    """Error text for a value that is too much."""
     one: bool = False
     """True for a single message whose fields are checked, too."""
     many: bool = False
@@ -223,7 +229,10 @@ def _plan(field: Field) -> _FieldPlan:
         fits = _fits(side)
         assert fits is not None
         return _FieldPlan(
-            field.name, rows, lambda pairs: all(fits(text) for pair in pairs.items() for text in pair), side.says
+            field.name,
+            rows,
+            fits=lambda pairs: all(fits(text) for pair in pairs.items() for text in pair),
+            most=side.says,
         )
     if kind is not None:
         batch = field.name == "calls"
@@ -235,8 +244,10 @@ def _plan(field: Field) -> _FieldPlan:
     one = _fits(element) if element is not None else None
     if element is None or one is None:
         return _FieldPlan(field.name, rows)
+    if element.kind is BoundKind.BYTES and not field.is_repeated:
+        return _FieldPlan(field.name, rows, element.most, most=element.says)
     return _FieldPlan(
-        field.name, rows, (lambda values: all(map(one, values))) if field.is_repeated else one, element.says
+        field.name, rows, fits=(lambda values: all(map(one, values))) if field.is_repeated else one, most=element.says
     )
 
 
@@ -244,18 +255,21 @@ def _plan(field: Field) -> _FieldPlan:
 def _bounded(kind: Descriptor) -> bool:
     """Returns True if a field of a message type has a bound, at any depth. A Duration has none."""
     plans = [_plan(field) for field in kind.fields]
-    return any(plan.rows is not None or plan.fits is not None or plan.one or plan.many for plan in plans)
+    return any(plan.rows or plan.bytes_max or plan.fits or plan.one or plan.many for plan in plans)
 
 
 def _fits(row: Bound) -> Callable[[Any], bool] | None:
     """Returns the predicate for one value, or None if no value is refused."""
     most = row.most
     if row.kind is BoundKind.BYTES:
-        # A character has at most four bytes, so most texts need no encoding.
-        return lambda value: len(value) * 4 <= most or len(value.encode() if isinstance(value, str) else value) <= most
+        return lambda value: len(value) * 4 <= most or _bytes(value) <= most
     if row.kind is BoundKind.NUMBER:
         return lambda value: -most <= value <= most
     return None
+
+
+def _bytes(value: str | bytes) -> int:
+    return len(value.encode() if isinstance(value, str) else value)
 
 
 def _name(path: _Path) -> str:
