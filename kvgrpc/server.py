@@ -368,7 +368,8 @@ class Server:
         return memory.as_numpy() if isinstance(memory, SharedMemory) else None
 
     def _trace_transfer(self, transfer: Transfer) -> None:
-        telemetry.transfer_ended(transfer, self._node.state.now)
+        if transfer.end_seq == transfer.seq and transfer.trace:
+            telemetry.transfer_ended(transfer, self._node.state.now)
 
     async def _close_ranks(self) -> None:
         local, self._local = self._local, []

@@ -160,46 +160,51 @@ class Budget:
     def __init__(self) -> None:
         self._spent: dict[Field, int] = {}
 
-    def take(self, message: Message, path: _Path = None) -> None:
+    def take(self, message: Message) -> None:
         """Counts a message, without the calls of a batch, which are counted one by one.
 
         Raises InvalidRequest (INVALID_FIELD) for a long text or a number out of range, OutOfRange (LIMIT_EXCEEDED) for
         too many rows or blocks.
         """
-        for field, value in message.ListFields():
-            plan = _plan(field)
-            if plan.rows is not None:
-                self._count(field, plan.rows, value, path)
-            if plan.bytes_max:
-                # A character has at most four bytes, so most texts need no encoding.
-                if len(value) * 4 > plan.bytes_max and _bytes(value) > plan.bytes_max:
-                    raise invalid(_name((path, plan.name)), plan.most)
-            elif plan.fits is not None:
-                if not plan.fits(value):
-                    raise invalid(_name((path, plan.name)), plan.most)
-            elif plan.one:
-                self.take(value, (path, plan.name))
-            elif plan.many:
-                for row in value:
-                    self.take(row, (path, plan.name))
-
-    def _count(self, field: Field, row: Bound, value: Sequence[Any], path: _Path) -> None:
-        count = len(value) if row.kind is BoundKind.ROWS else blocks_named(value)
-        spent = self._spent[field] = self._spent.get(field, 0) + count
-        if spent > row.most:
-            # Errors about runs name the list that contains them.
-            name = _name((path, field.name) if row.kind is BoundKind.ROWS else path and path[0])
-            raise OutOfRange(
-                Reason.LIMIT_EXCEEDED,
-                f"{name} has {spent} {row.kind.value}; the limit is {row.most}",
-                violations=(FieldViolation(name, f"at most {row.most} {row.kind.value}"),),
-                metadata={"limit": str(row.most)},
-            )
+        _take(message, self._spent, None)
 
 
 def check(message: Message) -> None:
     """Checks one message by itself. Raises what `Budget.take` raises."""
-    Budget().take(message)
+    _take(message, {}, None)
+
+
+def _take(message: Message, spent: dict[Field, int], path: _Path) -> None:
+    for field, value in message.ListFields():
+        plan = _plan(field)
+        if plan.rows is not None:
+            _count(field, plan.rows, value, spent, path)
+        if plan.bytes_max:
+            # A character has at most four bytes, so most texts need no encoding.
+            if len(value) * 4 > plan.bytes_max and _bytes(value) > plan.bytes_max:
+                raise invalid(_name((path, plan.name)), plan.most)
+        elif plan.fits is not None:
+            if not plan.fits(value):
+                raise invalid(_name((path, plan.name)), plan.most)
+        elif plan.one:
+            _take(value, spent, (path, plan.name))
+        elif plan.many:
+            for row in value:
+                _take(row, spent, (path, plan.name))
+
+
+def _count(field: Field, row: Bound, value: Sequence[Any], spent: dict[Field, int], path: _Path) -> None:
+    count = spent.get(field, 0) + (len(value) if row.kind is BoundKind.ROWS else blocks_named(value))
+    spent[field] = count
+    if count > row.most:
+        # Errors about runs name the list that contains them.
+        name = _name((path, field.name) if row.kind is BoundKind.ROWS else path and path[0])
+        raise OutOfRange(
+            Reason.LIMIT_EXCEEDED,
+            f"{name} has {count} {row.kind.value}; the limit is {row.most}",
+            violations=(FieldViolation(name, f"at most {row.most} {row.kind.value}"),),
+            metadata={"limit": str(row.most)},
+        )
 
 
 @dataclass(frozen=True)
