@@ -1,6 +1,6 @@
 """Hand-overs to readers that become pushes, because a destination registered under their key before or after them."""
 
-from kvgrpc.core.send.hand_overs import HandOvers
+from kvgrpc.core.send.leases import Leases
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.state.push import SourcePush
 from kvgrpc.core.tables.leases import Lease
@@ -15,7 +15,7 @@ def find(state: NodeState, key: bytes) -> Lease | None:
     when it has, or had, a reader.
     """
     for transfer in state.transfers.with_key(key):
-        lease = state.leases.find(transfer.lease_id)
+        lease = state.send.leases.find(transfer.lease_id)
         if lease is None or transfer.over or transfer.direction is not Direction.SEND or not lease.takes_registrations:
             continue
         if lease.read or lease.done:
@@ -24,9 +24,9 @@ def find(state: NodeState, key: bytes) -> Lease | None:
     return None
 
 
-def pushed(state: NodeState, hand_overs: HandOvers, lease: Lease, key: bytes) -> SourcePush:
+def pushed(state: NodeState, leases: Leases, lease: Lease, key: bytes) -> SourcePush:
     """Turns the lease into the one part of a new push. Raises what refuses that part, before anything changes."""
-    parts = Parts(state.pool.pool, lease.content.tokens, state.limits.blocks_per_request)
+    parts = Parts(state.life.engine.pool, lease.content.tokens, state.limits.blocks_per_request)
     parts.add(parts.check(lease.blocks, None, last=True, after_step=lease.after_step), lease.blocks)
     payer = state.ledger.payer(RowKind.LEASE, lease.id)
     push = SourcePush(
@@ -35,7 +35,7 @@ def pushed(state: NodeState, hand_overs: HandOvers, lease: Lease, key: bytes) ->
         cancelled_by=lease.cancelled_by, trouble=lease.trouble,
     )  # fmt: skip
     lease.pushed = True
-    state.leases.weigh(lease)
-    state.pushes.begin(push)
-    hand_overs.extend(lease, state.limits.registration_timeout_s)
+    state.send.leases.weigh(lease)
+    state.send.pushes.begin(push)
+    leases.extend(lease, state.limits.registration_timeout_s)
     return push

@@ -68,7 +68,7 @@ class LeaseRenewals:
         The wait restarts when the engine will hand parts over or say that there are none.
         """
         state = self._state
-        push = state.pushes.with_key(key)
+        push = state.send.pushes.with_key(key)
         if push is None or push.parts is not None:
             return None
         due = state.timers.when(Timer.RENDEZVOUS, push.transfer_id)
@@ -82,7 +82,7 @@ class LeaseRenewals:
         """Returns the lease that is handed over or pushed under a key. Raises NotFound (LEASE_NOT_FOUND)."""
         state = self._state
         sends = [found for found in state.transfers.with_key(key) if found.direction is Direction.SEND]
-        leases = [lease for found in sends if (lease := state.leases.find(found.lease_id)) is not None]
+        leases = [lease for found in sends if (lease := state.send.leases.find(found.lease_id)) is not None]
         if leases:
             return next((lease for lease in leases if lease.live), leases[-1])
         raise NotFound(Reason.LEASE_NOT_FOUND, "nothing is handed over under this transfer key")

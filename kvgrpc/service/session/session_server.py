@@ -236,7 +236,7 @@ class SessionServer:
 
     def _attached(self, session: AttachedEngine) -> session_pb2.AttachResponse:
         lead = self._lead
-        engine = lead.node.state.pool
+        engine = lead.node.state.life.engine
         return session_pb2.AttachResponse(
             header=lead.header(),
             session_secret=session.secret,
@@ -270,7 +270,7 @@ class SessionServer:
 
         def answered(reply: actions.Reply | KVGrpcError) -> None:
             if isinstance(reply, KVGrpcError) and call.void_slot:
-                session.page.refused(promised_lease(call.finished_blocks), self._lead.node.state.leases)
+                session.page.refused(promised_lease(call.finished_blocks), self._lead.node.state.send.leases)
             if call.call_id or isinstance(reply, KVGrpcError):
                 answer = reply if isinstance(reply, KVGrpcError) else reply.answer
                 put_answer(self._lead, call, answer, session.next_event().answer)
@@ -314,7 +314,7 @@ class SessionServer:
         if session is None or not known or (request.returns and returning is None):
             raise PermissionDenied(Reason.NOT_OWNER, "this ticket belongs to no engine that is attached here")
         session.workers.check(request)
-        engine, memory = self._lead.node.state.pool, -1
+        engine, memory = self._lead.node.state.life.engine, -1
         shown = pool_to_proto(engine.pool, engine.pool_kind)
         reply = session_pb2.AttachRankResponse(pool=shown, lead_address=engine.address)
         if not (request.private_memory or request.returns):
