@@ -28,7 +28,8 @@ _VARIABLES = {
 
 @dataclass(frozen=True)
 class Credentials:
-    """What a client shows and whom it trusts. Paths are those of a server's `[tls]`. Empty credentials are plain text.
+    """The certificate or token that a client shows, and the CAs that it trusts. Paths are those of a server's `[tls]`.
+    Empty credentials are plain text.
 
     With `ca` alone the client checks the server and shows no certificate.
     """

@@ -42,7 +42,7 @@ log = init_logger("vllm.kvgrpc")
 AnyWorkerSide = WorkerSide | TensorWorkerSide
 AnySchedulerSide = SchedulerSide | TensorSchedulerSide
 Greetings = dict[tuple[int, int], Any]
-"""What each worker says at the start, by pipeline stage and rank."""
+"""First messages of the workers, by pipeline stage and rank."""
 
 
 class BlockMode:

@@ -48,7 +48,7 @@ class _Served:
     """A request that is served here, until it left."""
 
     offer: ScheduledRequest | None
-    """What it offers for the next turn, once it has answered; None: nothing."""
+    """Offer for the next turn, once the request has answered; None: nothing."""
     here: int = 0
     """Tokens found here at the last `match`; vLLM's own count changes between that and `allocated`."""
 
