@@ -96,7 +96,7 @@ def test_every_setting_but_the_tables_has_its_variable() -> None:
         "exit_with_engine": "0",
         "checksums": "yes",
     }
-    names = {item.name for item in fields(Config)} - {"pool", "limits", "scheduler", "tensors", "tls"}
+    names = {item.name for item in fields(Config)} - {"pool", "limits", "scheduler", "tensors", "tls", "identity", "tokens"}
     values = {name: (texts | numbers | flags).get(name, "text") for name in names}
     config = load(None, {f"KVGRPC_{name.upper()}": value for name, value in values.items()}, {})
     assert all(getattr(config, name) != getattr(Config(), name) for name in names - {"ready_file", "exit_with_engine"})

@@ -10,6 +10,7 @@ from kvgrpc.core.node import Node
 from kvgrpc.errors import PermissionDenied, Reason
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.service.engine_watchers import EngineWatchers
+from kvgrpc.service.identity.gate import Gate
 from kvgrpc.service.open_streams import OpenStreams
 from kvgrpc.service.runner import Runner
 from kvgrpc.service.watchers import Watchers
@@ -44,6 +45,7 @@ class Lead:
         """Reads bytes of a rank's memory, by (offset, length), for debugging."""
         self.progress_age_s = progress_age_s
         self.version = version
+        self.gate = Gate(config)
         self.ticket = b""
         """The ticket of the attached engine; empty while none is attached."""
 

@@ -19,6 +19,8 @@ STORE = "store"
 """Principal of the lead's own staging store, with every right. It owns the memory of tensors. No caller has it."""
 PEER = "peer "
 """Prefix of a peer's principal; the peer's life follows."""
+TENANT = "tenant "
+"""Prefix of the principal of a caller with a tenant; the tenant and the caller's name follow."""
 EVERYONE = ""
 """Owner of what belongs to every caller alike: a pool whose blocks the server gives out."""
 ENGINE_SIDE = frozenset({ENGINE, SCHEDULER})
@@ -95,6 +97,11 @@ class Thing(NamedTuple):
 
     kind: ThingKind
     owner: str
+
+
+def of_tenant(tenant: str, name: str) -> str:
+    """Returns the principal of a caller with that name. `tenant` has no space; it is empty for a caller of none."""
+    return f"{TENANT}{tenant} {name}" if tenant else name
 
 
 def may(caller: str, verb: Verb, thing: Thing, shown: Ground | None = None) -> bool:

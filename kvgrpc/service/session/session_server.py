@@ -16,6 +16,7 @@ from kvgrpc.config import NAMES_BYTES_MAX, Config
 from kvgrpc.core import actions, events
 from kvgrpc.core.values.owners import ENGINE
 from kvgrpc.errors import AlreadyExists, KVGrpcError, PermissionDenied, Reason, Unavailable, invalid
+from kvgrpc.service.identity.gate import check_local
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.session.attached_engine import AttachedEngine
 from kvgrpc.service.session.rank_port import CommandedRank
@@ -152,6 +153,8 @@ class SessionServer:
             check_user(writer)
             async with asyncio.timeout(ATTACH_TIMEOUT_S):
                 first = await anext(frames, None)
+            if first is not None and (kind := first.WhichOneof("frame")) in ("attach", "attach_rank"):
+                check_local(f"{first.DESCRIPTOR.full_name}/{kind}")
             if first is not None and first.HasField("attach"):
                 await self._serve_scheduler(first.attach, frames, writer)
             elif first is not None and first.HasField("attach_rank"):

@@ -533,6 +533,14 @@ const (
 	// The caller speaks for a life of an engine without the proof that this life's handshake gave it, or another life of
 	// that engine is connected.
 	FailureReason_FAILURE_REASON_NOT_PROVED FailureReason = 68
+	// The caller shows neither a certificate with a name nor a valid token, and the method asks who calls.
+	FailureReason_FAILURE_REASON_NOT_AUTHENTICATED FailureReason = 69
+	// The caller has none of the roles that the method is for.
+	FailureReason_FAILURE_REASON_ROLE_MISSING FailureReason = 70
+	// The server's authorization policy does not allow the call.
+	FailureReason_FAILURE_REASON_POLICY_DENIED FailureReason = 71
+	// The grant is bound to another consumer.
+	FailureReason_FAILURE_REASON_GRANT_BOUND FailureReason = 72
 )
 
 // Enum value maps for FailureReason.
@@ -607,6 +615,10 @@ var (
 		66: "FAILURE_REASON_INTERNAL_DEFECT",
 		67: "FAILURE_REASON_LEASE_RECLAIMED",
 		68: "FAILURE_REASON_NOT_PROVED",
+		69: "FAILURE_REASON_NOT_AUTHENTICATED",
+		70: "FAILURE_REASON_ROLE_MISSING",
+		71: "FAILURE_REASON_POLICY_DENIED",
+		72: "FAILURE_REASON_GRANT_BOUND",
 	}
 	FailureReason_value = map[string]int32{
 		"FAILURE_REASON_UNSPECIFIED":            0,
@@ -678,6 +690,10 @@ var (
 		"FAILURE_REASON_INTERNAL_DEFECT":        66,
 		"FAILURE_REASON_LEASE_RECLAIMED":        67,
 		"FAILURE_REASON_NOT_PROVED":             68,
+		"FAILURE_REASON_NOT_AUTHENTICATED":      69,
+		"FAILURE_REASON_ROLE_MISSING":           70,
+		"FAILURE_REASON_POLICY_DENIED":          71,
+		"FAILURE_REASON_GRANT_BOUND":            72,
 	}
 )
 
@@ -1951,7 +1967,7 @@ const file_kvgrpc_v1_common_proto_rawDesc = "" +
 	"\x13TRANSFER_PHASE_WIRE\x10\x05\x12\x1b\n" +
 	"\x17TRANSFER_PHASE_CHECKSUM\x10\x06\x12\x19\n" +
 	"\x15TRANSFER_PHASE_SETTLE\x10\a\x12\x1a\n" +
-	"\x16TRANSFER_PHASE_READERS\x10\b*\x85\x13\n" +
+	"\x16TRANSFER_PHASE_READERS\x10\b*\x8e\x14\n" +
 	"\rFailureReason\x12\x1e\n" +
 	"\x1aFAILURE_REASON_UNSPECIFIED\x10\x00\x12 \n" +
 	"\x1cFAILURE_REASON_INVALID_FIELD\x10\x01\x12%\n" +
@@ -2022,7 +2038,11 @@ const file_kvgrpc_v1_common_proto_rawDesc = "" +
 	"\x17FAILURE_REASON_INTERNAL\x10A\x12\"\n" +
 	"\x1eFAILURE_REASON_INTERNAL_DEFECT\x10B\x12\"\n" +
 	"\x1eFAILURE_REASON_LEASE_RECLAIMED\x10C\x12\x1d\n" +
-	"\x19FAILURE_REASON_NOT_PROVED\x10D*\x97\x01\n" +
+	"\x19FAILURE_REASON_NOT_PROVED\x10D\x12$\n" +
+	" FAILURE_REASON_NOT_AUTHENTICATED\x10E\x12\x1f\n" +
+	"\x1bFAILURE_REASON_ROLE_MISSING\x10F\x12 \n" +
+	"\x1cFAILURE_REASON_POLICY_DENIED\x10G\x12\x1e\n" +
+	"\x1aFAILURE_REASON_GRANT_BOUND\x10H*\x97\x01\n" +
 	"\bNextStep\x12\x19\n" +
 	"\x15NEXT_STEP_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14NEXT_STEP_RETRY_HERE\x10\x01\x12\"\n" +
