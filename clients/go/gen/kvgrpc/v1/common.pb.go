@@ -41,9 +41,11 @@
 //   that cannot be parsed), UNAVAILABLE NO_POOL or ENGINE_LOST (the engine behind the lead changed during the call, or
 //   the server is stopping), FAILED_PRECONDITION DRAINING (do not retry here: choose another engine), PERMISSION_DENIED
 //   NOT_OWNER (the call uses the pool of an attached engine without speaking for it, or its ticket belongs to no
-//   attached engine), RESOURCE_EXHAUSTED LIMIT_EXCEEDED (a table is full), OUT_OF_RANGE LIMIT_EXCEEDED (a field has too
-//   many rows), ALREADY_EXISTS IDEMPOTENCY_KEY_REUSED, INTERNAL INTERNAL, and INTERNAL or UNAVAILABLE INTERNAL_DEFECT
-//   (a defect ended the engine's life; UNAVAILABLE means that the next life has not begun yet).
+//   attached engine), UNAUTHENTICATED NOT_AUTHENTICATED (the server asks who calls), PERMISSION_DENIED ROLE_MISSING (the
+//   caller has no role for the method) or POLICY_DENIED, RESOURCE_EXHAUSTED LIMIT_EXCEEDED (a table is full),
+//   OUT_OF_RANGE LIMIT_EXCEEDED (a field has too many rows), ALREADY_EXISTS IDEMPOTENCY_KEY_REUSED, INTERNAL INTERNAL,
+//   and INTERNAL or UNAVAILABLE INTERNAL_DEFECT (a defect ended the engine's life; UNAVAILABLE means that the next life
+//   has not begun yet).
 // * Texts that a server keeps (request ids, idempotency keys, addresses, names) have at most 256 bytes. A message for
 //   people may be longer and is cut after 1,024 bytes.
 // * A list of GroupBlocks has at most 256 rows, because a pool has at most 256 groups.
