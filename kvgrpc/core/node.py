@@ -163,9 +163,9 @@ class Node:
         """Returns a life of another engine as it is now."""
         return self._handshakes.view(peer)
 
-    def find_lease(self, ref: events.LeaseRef) -> Lease:
+    def find_lease(self, ref: events.LeaseRef, caller: str = "") -> Lease:
         """Returns a lease, live or ended. Raises NotFound, or the grant's errors."""
-        return self._hand_overs.find(ref)
+        return self._hand_overs.find(ref, caller)
 
     def lease(self, lease: Lease) -> LeaseView:
         """Returns a lease as it is now."""

@@ -21,13 +21,13 @@ Conventions of all files of this package:
   another. The only exception is `request_time_us`, which orders requests.
 * A request field is optional unless its comment starts with "Required". A message in a reply is set unless its
   comment says when it is unset.
-* Every mutating request has an `idempotency_key`. Calls with the same caller, method, key and body get the same
-  answer, and a call that is still running is joined. The same key with another body is ALREADY_EXISTS, reason
-  IDEMPOTENCY_KEY_REUSED. An empty key means no deduplication. A key lives as long as what its call created, and at
-  least 60 seconds. A refusal is not kept: it changed nothing, and the same call may succeed the next time.
+* Every mutating request but ForgetEngine has an `idempotency_key`. Calls with the same caller, method, key and body
+  get the same answer, and a call that is still running is joined. The same key with another body is ALREADY_EXISTS,
+  reason IDEMPOTENCY_KEY_REUSED. An empty key means no deduplication. A key lives as long as what its call created,
+  and at least 60 seconds. A refusal is not kept: it changed nothing, and the same call may succeed the next time.
 * `validate_only` checks everything that this server can check and changes nothing. The reply says what the call
   would have done, without ids and grants, because they would name nothing. Messages that consist only of ids or
-  grants are unset. Every mutating request has the field, except Handshake, KeepAlive, the requests of
+  grants are unset. Every mutating request has the field, except Handshake, KeepAlive, ForgetEngine, the requests of
   SchedulerService (their meaning depends on the calls before them) and those of TensorService (one name stands for
   one tensor).
 * Errors carry google.rpc.ErrorInfo with domain `kvgrpc.dev` and a reason, which is a FailureReason without its

@@ -63,7 +63,7 @@ class People:
 @asynccontextmanager
 async def serving(people: People, engine_id: str, *, roles: bool = True, **settings: Any) -> AsyncIterator[Server]:
     """Serves an engine under TLS, which is a caller of that name at others."""
-    given = {
+    given: dict[str, Any] = {
         "listen": "127.0.0.1:0", "advertise": "localhost:0", "engine_id": engine_id, "pool": SMALL,
         "data_paths": ("shm",), "tls": TlsConfig(dir=str(people.files(engine_id).cert.parent)),
         "limits": Limits(peer_grace_s=2.0),

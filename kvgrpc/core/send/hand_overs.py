@@ -28,7 +28,7 @@ from kvgrpc.core.values.grants import AccessKind, Claims, mint, verify
 from kvgrpc.core.values.ids import check_transfer_key, mint_lease_id
 from kvgrpc.core.values.kept_blocks import blocks_bytes, no_blocks
 from kvgrpc.core.values.limits import granted_firm_ttl, granted_ttl
-from kvgrpc.core.values.owners import ENGINE, ENGINE_SIDE
+from kvgrpc.core.values.owners import ENGINE, ENGINE_SIDE, tenant_of
 from kvgrpc.core.values.request_times import heard
 from kvgrpc.errors import (
     AlreadyExists,
@@ -38,6 +38,7 @@ from kvgrpc.errors import (
     PreconditionFailed,
     Reason,
     Unavailable,
+    invalid,
 )
 
 
@@ -108,6 +109,8 @@ class HandOvers:
             pushed=event.waits_for is WaitsFor.REGISTRATION,
             takes_registrations=event.takes_registrations,
             labels=event.labels,
+            tenant=event.tenant or tenant_of(event.call.principal),
+            bound_to=event.bound_to,
             stands_for=event.stands_for,
         )
 
@@ -148,7 +151,7 @@ class HandOvers:
     def release(self, event: ReleaseLease) -> None:
         """Handles ReleaseLease: ends a live lease. An ended lease stays unchanged."""
         state = self._state
-        lease = self.find(event.lease)
+        lease = self.find(event.lease, event.call.principal)
         blocks = lease.blocks
         if event.validate_only:
             state.reply(event.call.id, Released(self.view(lease), self._would_free(lease)))
@@ -167,13 +170,15 @@ class HandOvers:
             elif lease.live:
                 self.end(lease, LeaseState.VOIDED)
 
-    def find(self, ref: LeaseRef) -> Lease:
-        """Returns the lease, live or ended. Raises NotFound, or the errors of an invalid grant."""
+    def find(self, ref: LeaseRef, caller: str = "") -> Lease:
+        """Returns the lease, live or ended. Raises NotFound, also for a lease of another tenant than the caller, or the
+        errors of an invalid grant.
+        """
         state = self._state
         if not ref.token:
-            return state.leases.get(ref.lease_id)
+            return state.leases.get(ref.lease_id, caller)
         claims = verify(ref.token, state.grant_key, state.pool.engine_id, state.incarnation, AccessKind.READ)
-        return state.leases.get(claims.lease_id)
+        return state.leases.get(claims.lease_id, caller)
 
     def due(self, lease_id: str) -> None:
         """Handles a lease's deadline: the lease expires unless it was renewed."""
@@ -279,6 +284,8 @@ class HandOvers:
         if not event.last or event.layers or event.part_epoch or event.failure:
             raise PreconditionFailed(Reason.WAITS_FOR_MISMATCH, "for READERS a hand-over is exactly one part")
         ttl_s = granted_ttl(event.ttl_s, state.limits)
+        if event.tenant and tenant_of(event.call.principal) not in ("", event.tenant):
+            raise invalid("for_readers.tenant" if event.transfer else "tenant", "is the caller's own, or left out")
         if not any(len(ids) for _, ids in event.blocks):
             raise PreconditionFailed(Reason.EMPTY_FINISH, "there are no blocks to hand over")
         if event.content is None:
@@ -309,7 +316,7 @@ class HandOvers:
         claims = Claims(
             AccessKind.READ, pool.engine_id, self._state.incarnation, pool.address, lease.id, key, lease.ttl_s,
             sum(len(ids) for ids in lease.blocks), lease.content.tokens, lease.on_abort,
-            request_time_us=lease.request_time_us,
+            tenant=lease.tenant, bound_to=lease.bound_to, request_time_us=lease.request_time_us,
         )  # fmt: skip
         return mint(claims, self._state.grant_key)
 
@@ -319,6 +326,7 @@ class HandOvers:
             event.call,
             direction=Direction.SEND,
             key=event.key,
+            tenant=lease.tenant,
             request_id=event.request_id,
             lease_id=lease.id,
             waiting_for="readers",

@@ -1,9 +1,11 @@
 """Patterns of names: a whole name, `prefix*`, `*suffix`, or `*` for every name that is not empty."""
 
+from typing import Any
+
 ANY = "*"
 
 
-def check_pattern(pattern: str) -> str:
+def check_pattern(pattern: Any) -> str:
     """Returns the pattern. Raises ValueError for one with a star elsewhere than at one of its ends."""
     if not isinstance(pattern, str) or not pattern:
         raise ValueError(f"a pattern is a text that is not empty, not {pattern!r}")

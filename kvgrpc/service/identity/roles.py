@@ -80,7 +80,8 @@ _SERVICES: Mapping[str, Mapping[Roles, str]] = {
     },
     "kvgrpc.v1.AdminService": {
         _LOOK: "GetStatus ListPeers ListPins",
-        _OPERATE: "Drain ReleaseQuarantine",
+        frozenset({_O, _V}): "ListAuditRecords",
+        _OPERATE: "Drain ReleaseQuarantine ForgetEngine",
     },
     "kvgrpc.v1.CallService": {EVERY: "StreamCalls"},
     "kvgrpc.peer.v1.PeerService": {_PEERS: "Converse KeepLiveness"},

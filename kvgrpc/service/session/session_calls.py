@@ -78,6 +78,13 @@ def refused_lease(call: session_pb2.Call, call_id: int) -> events.FinishedBlocks
     return events.FinishedBlocks(made, call.finished_blocks.transfer_key, (), None, lease_id=lease_id)
 
 
+def hear_session(lead: Lead, call: session_pb2.Call, error: KVGrpcError | None) -> None:
+    """Records an answered call, if it is one that the audit has."""
+    kind = call.WhichOneof("request")
+    if kind in _METHODS:
+        lead.audit.heard(_METHODS[kind].name, getattr(call, kind), ENGINE, error=error)
+
+
 def put_answer(
     lead: Lead, call: session_pb2.Call, answer: actions.Answer | KVGrpcError, made: session_pb2.CallAnswer
 ) -> None:

@@ -21,7 +21,7 @@ from kvgrpc.service.lead import Lead
 from kvgrpc.service.session.attached_engine import AttachedEngine
 from kvgrpc.service.session.rank_port import CommandedRank
 from kvgrpc.service.session.reattach import Return
-from kvgrpc.service.session.session_calls import call_to_event, promised_lease, put_answer, refused_lease
+from kvgrpc.service.session.session_calls import call_to_event, hear_session, promised_lease, put_answer, refused_lease
 from kvgrpc.service.session.socket import Frames, SessionSocket, check_user, hung_up, read_frames
 from kvgrpc.service.session.tensor_calls import takes_tensors
 from kvgrpc.service.session.void_page import SLOTS
@@ -274,6 +274,7 @@ class SessionServer:
         def answered(reply: actions.Reply | KVGrpcError) -> None:
             if isinstance(reply, KVGrpcError) and call.void_slot:
                 session.page.refused(promised_lease(call.finished_blocks), self._lead.node.state.leases)
+            hear_session(self._lead, call, reply if isinstance(reply, KVGrpcError) else None)
             if call.call_id or isinstance(reply, KVGrpcError):
                 answer = reply if isinstance(reply, KVGrpcError) else reply.answer
                 put_answer(self._lead, call, answer, session.next_event().answer)
