@@ -16,6 +16,8 @@ PRINCIPAL: ContextVar[str] = ContextVar("principal", default=ANONYMOUS)
 """Principal of the call that is served."""
 
 Metadata = Iterable[tuple[str, str | bytes]]
+METADATA: ContextVar[Metadata] = ContextVar("metadata", default=())
+"""Metadata of the call that is served. gRPC makes it anew each time that it is asked for."""
 
 
 def check_ticket(shown: str, ticket: bytes) -> None:

@@ -11,7 +11,7 @@ The spans of a transfer and of its phases are made at its end, from the times th
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from opentelemetry import trace
@@ -96,7 +96,7 @@ def flush() -> None:
         shutdown()
 
 
-def traceparent_of(metadata: Sequence[tuple[str, str | bytes]] | None) -> str:
+def traceparent_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
     """Returns the caller's traceparent; empty if there is no readable one."""
     for key, value in metadata or ():
         if key == TRACEPARENT and isinstance(value, str):

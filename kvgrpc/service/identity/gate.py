@@ -16,7 +16,7 @@ from kvgrpc.config import Config
 from kvgrpc.core.values.owners import ANONYMOUS, SCHEDULER, of_tenant
 from kvgrpc.core.values.records import dataclass
 from kvgrpc.errors import KVGrpcError, PermissionDenied, Reason, Unauthenticated
-from kvgrpc.service.callers import PRINCIPAL, TICKET, Metadata, check_ticket
+from kvgrpc.service.callers import METADATA, PRINCIPAL, TICKET, Metadata, check_ticket
 from kvgrpc.service.identity.assignments import assignments_of
 from kvgrpc.service.identity.authorization_policy import policy_of
 from kvgrpc.service.identity.names import DNS, URI, certificate_name
@@ -82,6 +82,7 @@ class Gate:
         """
         shown = token = ""
         metadata = context.invocation_metadata() or ()
+        METADATA.set(metadata)
         for key, value in metadata:
             if key == TICKET and isinstance(value, str):
                 shown = shown or value

@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError, Message
 from kvgrpc.core.values.records import dataclass
 from kvgrpc.errors import InternalError, InvalidRequest, KVGrpcError, OutOfRange, Reason
 from kvgrpc.service import grpc_status, heap, telemetry
+from kvgrpc.service.callers import METADATA
 from kvgrpc.service.identity.roles import METHODS
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.places import STANDING_BYTES, Method, Places
@@ -54,7 +55,7 @@ def unary(
 
     @functools.wraps(method)
     async def call(self: _Self, request: _Request, context: Any) -> _Reply:
-        traceparent = telemetry.traceparent_of(context.invocation_metadata())
+        traceparent = telemetry.traceparent_of(METADATA.get())
         try:
             check_request(request)
             if not telemetry.enabled():
@@ -84,7 +85,7 @@ def streaming(
 
     @functools.wraps(method)
     async def call(self: _Self, request: _Request, context: Any) -> AsyncIterator[_Reply]:
-        traceparent = telemetry.traceparent_of(context.invocation_metadata())
+        traceparent = telemetry.traceparent_of(METADATA.get())
         requests: Any = _readable(context) if isinstance(request, AsyncIterator) else request
         try:
             check_request(request)
