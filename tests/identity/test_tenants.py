@@ -10,7 +10,7 @@ import pytest
 
 from kvgrpc.client import Client, content, move
 from kvgrpc.core.values.limits import Limits
-from kvgrpc.errors import Exhausted, KVGrpcError, NotFound, PermissionDenied, Reason
+from kvgrpc.errors import AlreadyExists, Exhausted, KVGrpcError, NotFound, PermissionDenied, Reason
 from kvgrpc.service.grpc_status import from_rpc_error
 from kvgrpc.v1 import (
     admin_pb2,
@@ -251,3 +251,22 @@ async def test_one_tenant_cannot_use_up_what_callers_may_keep(people: People) ->
         assert (await fill(more, other)).metadata["limit"] == "100000"
         await blue.grant_lease(await blue.allocate(1, ttl_s=60), TOKENS[:16])
         p._lead.node.state.ledger.check_sums()
+
+
+async def test_a_push_is_of_the_tenant_that_registered_it(people: People, servers: tuple[Any, Any]) -> None:
+    p, d = servers
+    async with AsyncExitStack() as stack:
+        blue_at_d = await stack.enter_async_context(people.client(d, "blue"))
+        blue_at_p, red_at_p = [await stack.enter_async_context(people.client(p, name)) for name in ("blue", "red")]
+        reserved = await blue_at_d.reserve_blocks(KEY, await blue_at_d.allocate(2, ttl_s=60), TOKENS)
+        with pytest.raises(NotFound) as refused:
+            await red_at_p.register_push(reserved.grant)
+        assert refused.value.reason is Reason.LEASE_NOT_FOUND
+        await blue_at_p.register_push(reserved.grant)
+        with pytest.raises(AlreadyExists):
+            await red_at_p.push_part(KEY, await red_at_p.allocate(2, ttl_s=60), TOKENS, last=True)
+        cancelled = await red_at_p.cancel(KEY)
+        assert not cancelled.transfers
+        await blue_at_p.push_part(KEY, await blue_at_p.allocate(2, ttl_s=60), TOKENS, last=True)
+        ended = await blue_at_d.wait(reserved.transfer.transfer_id)
+        assert ended.state == transfer_pb2.TRANSFER_STATE_SUCCEEDED
