@@ -6,6 +6,7 @@ import os
 import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 from kvgrpc.core.policy.values import OnLoss, Rules
 from kvgrpc.core.tensors.rows import TensorLimits
@@ -22,6 +23,12 @@ _DEVICE = re.compile(rf"{HOST}|cuda:(0|[1-9][0-9]{{0,2}})")
 DATA_PATHS = ("shm", "cma", "nixl", "cuda_vmm", "collective")
 """Data paths to choose from, best first; cuda_vmm comes after nixl, because no GPU has run it yet."""
 COPY_THREADS_MAX = 256
+TOKEN_ALGORITHMS = (
+    "ES256", "ES384", "ES512", "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "EdDSA",
+)  # fmt: skip
+"""Algorithms of tokens to choose from: those with a public key."""
+TOKEN_LEEWAY_MAX_S = 300.0
+"""Maximum difference of clocks that may be forgiven, in seconds."""
 NAMES_BYTES_MAX = 140
 """Maximum size of engine id and address together, in bytes: a grant carries both twice and has at most 512 bytes."""
 SOCKET_PATH_BYTES_MAX = 107
@@ -166,6 +173,51 @@ class TlsConfig:
 
 
 @dataclass(frozen=True)
+class IdentityConfig:
+    """What callers may do, by their names. Without a file every caller that TLS or a token lets in has all roles."""
+
+    roles: str = ""
+    """Path of a TOML file with the roles and the tenants of callers."""
+    policy: str = ""
+    """Path of an authorization policy of gRPC in JSON, which calls must pass, too."""
+
+    def check(self) -> None:
+        """Raises InvalidRequest for a wrong field."""
+        for item in fields(self):
+            if not isinstance(getattr(self, item.name), str):
+                raise invalid(f"identity.{item.name}", "is text")
+
+
+@dataclass(frozen=True)
+class TokenConfig:
+    """Bearer tokens that this server takes. Without keys it takes none."""
+
+    keys: str = ""
+    """Path of a public key in PEM, or of a JSON Web Key Set."""
+    algorithms: str = "ES256,RS256,EdDSA"
+    """Algorithms that a token may be signed with."""
+    issuer: str = ""
+    audience: str = ""
+    leeway_s: float = 30.0
+    """Difference of clocks that is forgiven, in seconds."""
+
+    def algorithm_names(self) -> tuple[str, ...]:
+        """Returns the algorithms."""
+        return tuple(name.strip() for name in self.algorithms.split(",") if name.strip())
+
+    def check(self) -> None:
+        """Raises InvalidRequest for a wrong field."""
+        unknown = [name for name in self.algorithm_names() if name not in TOKEN_ALGORITHMS]
+        if unknown or not self.algorithm_names():
+            raise invalid("tokens.algorithms", f"choose from {', '.join(TOKEN_ALGORITHMS)}: public keys only")
+        for name in ("issuer", "audience") if self.keys else ():
+            if not getattr(self, name):
+                raise invalid(f"tokens.{name}", "is required with tokens.keys: a token for another server is refused")
+        if not 0 <= self.leeway_s <= TOKEN_LEEWAY_MAX_S:
+            raise invalid("tokens.leeway_s", f"is from 0 to {TOKEN_LEEWAY_MAX_S:g}")
+
+
+@dataclass(frozen=True)
 class Config:
     """A server's configuration."""
 
@@ -204,6 +256,8 @@ class Config:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     tensors: TensorsConfig = field(default_factory=TensorsConfig)
     tls: TlsConfig = field(default_factory=TlsConfig)
+    identity: IdentityConfig = field(default_factory=IdentityConfig)
+    tokens: TokenConfig = field(default_factory=TokenConfig)
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -234,6 +288,8 @@ class Config:
             raise invalid("ready_file", f"{self.ready_file} lies in no folder that there is")
         self._check_limits()
         self.scheduler.check()
+        self.identity.check()
+        self.tokens.check()
         self._check_pool()
         self._check_session()
 
@@ -298,11 +354,13 @@ def _matches(host: str, allowed: str) -> bool:
         return False
 
 
-TABLES: dict[str, type[PoolConfig] | type[SchedulerConfig] | type[TensorsConfig] | type[TlsConfig] | type[Limits]] = {
+TABLES: dict[str, type[Any]] = {
     "pool": PoolConfig,
     "scheduler": SchedulerConfig,
     "tensors": TensorsConfig,
     "tls": TlsConfig,
+    "identity": IdentityConfig,
+    "tokens": TokenConfig,
     "limits": Limits,
 }
 """Settings that are tables, by name."""

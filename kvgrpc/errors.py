@@ -6,6 +6,7 @@
     ├── NotFound              no such lease, transfer, peer, access
     ├── AlreadyExists         an id or idempotency key was used before, for something else
     ├── PreconditionFailed    right request, wrong moment or wrong pair: `next` says what would help
+    ├── Unauthenticated       nobody knows who calls: show a certificate or a valid token
     ├── PermissionDenied      the grant or the caller does not allow it
     ├── Aborted               the engine behind a reference has restarted: start over from the hand-over
     ├── Exhausted             a bounded resource is full: `retry_delay_s` says when to come back
@@ -118,6 +119,10 @@ class Reason(StrEnum):
     INTERNAL_DEFECT = "INTERNAL_DEFECT"
     LEASE_RECLAIMED = "LEASE_RECLAIMED"
     NOT_PROVED = "NOT_PROVED"
+    NOT_AUTHENTICATED = "NOT_AUTHENTICATED"
+    ROLE_MISSING = "ROLE_MISSING"
+    POLICY_DENIED = "POLICY_DENIED"
+    GRANT_BOUND = "GRANT_BOUND"
 
 
 class NextStep(StrEnum):
@@ -248,6 +253,12 @@ class PreconditionFailed(KVGrpcError):
     """The request is well formed but the state or the pair forbids it (gRPC FAILED_PRECONDITION)."""
 
     code = "FAILED_PRECONDITION"
+
+
+class Unauthenticated(KVGrpcError):
+    """The caller shows no identity that is valid here (gRPC UNAUTHENTICATED)."""
+
+    code = "UNAUTHENTICATED"
 
 
 class PermissionDenied(KVGrpcError):

@@ -44,7 +44,7 @@ from kvgrpc.service.session.session_server import SessionServer
 from kvgrpc.service.session.workers import in_workers
 from kvgrpc.service.tensors.remote import RemoteStores
 from kvgrpc.service.tensors.staging_store import StagingStore
-from kvgrpc.service.tls_watch import TlsWatch
+from kvgrpc.service.tls_watch import FileWatch
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.tls import Tls, TlsFiles
 from kvgrpc.wire.description import pool_from_proto, pool_kind_from_proto
@@ -90,7 +90,10 @@ class Server:
         self._staging = StagingStore(self._lead, stores, self._pool_memory)
         self._runner.on_transfer.append(self._trace_transfer)
         self._channels = PeerChannels(self._runner, self.config.limits, self.config.may_dial, connect)
-        self._tls_watch = TlsWatch(self.tls, (self._channels.renew, stores.renew))
+        self._watches = (
+            FileWatch(self.tls, (self._channels.renew, stores.renew)),
+            FileWatch(self._lead.gate, ()),
+        )
         self._last_words = LastWords(self._channels)
         self._grpc: grpc.aio.Server | None = None
         self._health: Health | None = None
@@ -120,7 +123,8 @@ class Server:
         await self._begin_idle()
         await self._grpc.start()
         self._health.start()
-        self._tls_watch.start()
+        for watch in self._watches:
+            watch.start()
         if self._sessions is not None:
             await self._sessions.start()
         self._ready.write(self.address, self.config.engine_id)
@@ -155,7 +159,8 @@ class Server:
         while self._busy() and loop.time() < until:  # noqa: ASYNC110 - once, at the end of a process
             await asyncio.sleep(DRAIN_POLL_S)
         await self._recovery.stop()
-        await self._tls_watch.stop()
+        for watch in self._watches:
+            await watch.stop()
         await self._health.stop()
         self._runner.feed(LifeBegan(self._node.state.life.incarnation, b"", None))
         await asyncio.sleep(0)

@@ -49,6 +49,10 @@ def serve(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
         str | None,
         typer.Option(help="Folder with tls.crt, tls.key and ca.crt: mutual TLS.", rich_help_panel=_TLS_PANEL),
     ] = None,
+    roles: Annotated[
+        str | None,
+        typer.Option(help="TOML file with the roles of callers.", rich_help_panel=_TLS_PANEL),
+    ] = None,
     insecure: Annotated[
         bool | None,
         typer.Option(help="Allow a bind off loopback without TLS.", rich_help_panel=_TLS_PANEL),
@@ -127,7 +131,10 @@ def serve(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     try:
         settings = config_sources.load(
             config,
-            os.environ | _limits(limit or []) | ({"KVGRPC_TLS_DIR": tls_dir} if tls_dir else {}),
+            os.environ
+            | _limits(limit or [])
+            | ({"KVGRPC_TLS_DIR": tls_dir} if tls_dir else {})
+            | ({"KVGRPC_IDENTITY_ROLES": roles} if roles else {}),
             _with_pool(config, flags, pool, no_pool=no_pool),
         )
     except KVGrpcError as error:
@@ -135,7 +142,7 @@ def serve(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     raise typer.Exit(asyncio.run(_serve(settings)) if launched is None else _serve_engine(settings, launched))
 
 
-_NOT_SETTINGS = ("config", "port", "no_pool", "limit", "log_level", "launched", "tls_dir")
+_NOT_SETTINGS = ("config", "port", "no_pool", "limit", "log_level", "launched", "tls_dir", "roles")
 
 _POOL = ("layers", "kv_heads", "head_dim", "block_tokens", "blocks", "dtype", "device")
 
@@ -179,7 +186,10 @@ async def _serve(settings: Config, launched: int | None = None) -> int:
     from kvgrpc.service.heap import calm_collector
     from kvgrpc.service.rpc.server import AddressInUse
 
-    server = Server(settings)
+    try:
+        server = Server(settings)
+    except KVGrpcError as error:
+        return _report(EXIT_CONFIG, error)
     telemetry.configure(server.config.engine_id)
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -359,3 +359,15 @@ class Client(HandoffCalls):
             force=force, message=message, transfer_ids=transfer_ids, **fields(options)
         )
         return await self._call.change(self._admin.ReleaseQuarantine, request, options)
+
+    async def audit_records(self, **options: Unpack[opt.ListOptions]) -> admin_pb2.ListAuditRecordsResponse:
+        """Returns who ended or changed what, newest first."""
+        request = admin_pb2.ListAuditRecordsRequest()
+        return await self._call.pages(self._admin.ListAuditRecords, request, options, "records")
+
+    async def forget_engine(
+        self, engine_id: str, *, message: str = "", **options: Unpack[opt.CallOptions]
+    ) -> admin_pb2.ForgetEngineResponse:
+        """Lets another identity bring that engine id. Returns the name of the one that owned it."""
+        request = admin_pb2.ForgetEngineRequest(engine_id=engine_id, message=message)
+        return await self._call.read(self._admin.ForgetEngine, request, options)

@@ -98,6 +98,8 @@ class FinishedBlocksOptions(OwnBlocksOptions, total=False):
     lease_id: str
     priority: int
     request_time_us: int
+    tenant: str
+    bound_to: str
 
 
 class PushPartOptions(OwnBlocksOptions, total=False):
@@ -186,6 +188,9 @@ class LeaseOptions(ChangeOptions, total=False):
 
 class GrantLeaseOptions(LeaseOptions, EffectOptions, total=False):
     """Options of grant_lease."""
+
+    tenant: str
+    bound_to: str
 
 
 class CancelOptions(EffectOptions, total=False):

@@ -167,9 +167,9 @@ class Node:
         held = sum(self.state.access.rows[access_id].held for access_id in peer.accesses)
         return held + self.state.moves.open_accesses(peer.key)
 
-    def find_lease(self, ref: events.LeaseRef) -> Lease:
+    def find_lease(self, ref: events.LeaseRef, caller: str = "") -> Lease:
         """Returns a lease, live or ended. Raises NotFound, or the grant's errors."""
-        return self._leases.find(ref)
+        return self._leases.find(ref, caller)
 
     def lease_times(self, lease: Lease) -> LeaseTimes:
         """Returns the times of a lease as they are now."""

@@ -166,38 +166,38 @@ class Engine(AbstractContextManager["Engine"]):
         after_step: int = 0,
         request_time_us: int = 0,
         takes_registrations: bool = False,
+        tenant: str = "",
+        bound_to: str = "",
         traceparent: str = "",
     ) -> HandOver:
         """Hands finished blocks over to readers, without a round trip: the grant is minted here.
 
-        The blocks belong to the hand-over until BlocksReturned: until its readers are done, `ttl_s` is over, or
-        `reclaim` takes them back, which it does only after `firm_ttl_s` and if no reader has come. `request_time_us`:
-        when the request began, in microseconds since the Unix epoch; 0 is now. With `takes_registrations` the blocks
-        are pushed to a destination that registers under the key before a reader comes. Refusals by the lead arrive as
-        Failed and BlocksReturned; errors that can be seen here raise InvalidRequest or OutOfRange.
+        The blocks belong to the hand-over until BlocksReturned: its readers are done, `ttl_s` is over, or `reclaim`
+        takes them back after `firm_ttl_s`, if no reader has come. `request_time_us`: when the request began, in µs
+        since the Unix epoch; 0 is now. With `takes_registrations` the blocks are pushed to a destination that registers
+        under the key before a reader comes. The grant is for consumers of `tenant`, or for the one named `bound_to`.
+        Refusals arrive as Failed and BlocksReturned; errors that can be seen here raise InvalidRequest or OutOfRange.
         """
         check_transfer_key(transfer_key)
         ttl_s = granted_ttl(ttl_s, self.limits)
         began_us = plausible(request_time_us, time.time_ns() // 1000)
         granted_firm_ttl(firm_ttl_s, self.limits)
-        key, own, lease_id = self._lives.sign_with(), named_blocks(blocks, self.incarnation), self._lives.mint()
+        key, own, lease = self._lives.sign_with(), named_blocks(blocks, self.incarnation), self._lives.mint()
         claims = grants.Claims(
             access=grants.AccessKind.READ, engine_id=self.engine_id, incarnation=self.incarnation, address=self.address,
-            lease_id=lease_id, transfer_key=transfer_key, ttl_s=ttl_s,
-            block_count=sum(sum(row.runs.counts) for row in own.groups), token_count=content.tokens,
-            on_abort=on_abort, request_time_us=began_us,
+            lease_id=lease, transfer_key=transfer_key, ttl_s=ttl_s, token_count=content.tokens, on_abort=on_abort,
+            block_count=sum(sum(row.runs.counts) for row in own.groups), request_time_us=began_us,
+            tenant=tenant, bound_to=bound_to,
         )  # fmt: skip
-        token = grants.mint(claims, key)
         job = handoff_pb2.HandOver(
-            blocks=own, content=content.message, ttl=duration(ttl_s), consumer_count=consumers,
-            on_abort=ON_ABORT[on_abort], after_step=after_step, lease_id=lease_id,
-            firm_ttl=None if firm_ttl_s is None else duration(firm_ttl_s), request_time_us=began_us,
-            takes_registrations=takes_registrations,
+            blocks=own, content=content.message, ttl=duration(ttl_s), consumer_count=consumers, after_step=after_step,
+            on_abort=ON_ABORT[on_abort], lease_id=lease, request_time_us=began_us, tenant=tenant, bound_to=bound_to,
+            firm_ttl=None if firm_ttl_s is None else duration(firm_ttl_s), takes_registrations=takes_registrations,
         )  # fmt: skip
         request = handoff_pb2.FinishedBlocksRequest(transfer_key=transfer_key, request_id=request_id, for_readers=job)
-        ask, page = self._lives.ask, self._lives.page
-        made = HandOver(ask=ask, request_id=request_id, grant=token, lease_id=lease_id, page=page)
-        ask(made, traceparent, finished_blocks=request, void_slot=page.take(lease_id))
+        page, token = self._lives.page, grants.mint(claims, key)
+        made = HandOver(ask=self._lives.ask, request_id=request_id, grant=token, lease_id=lease, page=page)
+        self._lives.ask(made, traceparent, finished_blocks=request, void_slot=page.take(lease))
         return made
 
     def pull(  # noqa: PLR0913 - by name, each with a default

@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Iterable
 from contextvars import ContextVar
 
-from kvgrpc.core.values.owners import ANONYMOUS, ENGINE, SCHEDULER
+from kvgrpc.core.values.owners import ANONYMOUS, ENGINE
 from kvgrpc.errors import PermissionDenied, Reason
 from kvgrpc.service.places import CONNECTION
 
@@ -16,27 +16,16 @@ PRINCIPAL: ContextVar[str] = ContextVar("principal", default=ANONYMOUS)
 """Principal of the call that is served."""
 
 Metadata = Iterable[tuple[str, str | bytes]]
+METADATA: ContextVar[Metadata] = ContextVar("metadata", default=())
+"""Metadata of the call that is served. gRPC makes it anew each time that it is asked for."""
 
 
-def ticket_of(metadata: Metadata | None) -> str:
-    """Returns the ticket that a call shows; empty if it shows none."""
-    for key, value in metadata or ():
-        if key == TICKET and isinstance(value, str):
-            return value
-    return ""
-
-
-def principal_of(metadata: Metadata | None, ticket: bytes) -> str:
-    """Returns the principal of a call. `ticket`: the attached engine's; empty if none is attached.
-
-    Raises PermissionDenied (NOT_OWNER) for a ticket that is not the attached engine's.
+def check_ticket(shown: str, ticket: bytes) -> None:
+    """Raises PermissionDenied (NOT_OWNER) for a ticket that is not the attached engine's, which is `ticket`; empty if
+    none is attached.
     """
-    shown = ticket_of(metadata)
-    if not shown:
-        return ANONYMOUS
     if not ticket or not secrets.compare_digest(shown.lower().encode(), ticket.hex().encode()):
         raise PermissionDenied(Reason.NOT_OWNER, "this ticket belongs to no engine that is attached here")
-    return SCHEDULER
 
 
 def payer() -> str:

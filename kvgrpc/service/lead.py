@@ -9,7 +9,10 @@ from kvgrpc.core.actions import Answer
 from kvgrpc.core.node import Node
 from kvgrpc.errors import PermissionDenied, Reason
 from kvgrpc.peer.v1 import peer_pb2
+from kvgrpc.service.audit import Audit
 from kvgrpc.service.engine_watchers import EngineWatchers
+from kvgrpc.service.identity.engine_ids import EngineIds
+from kvgrpc.service.identity.gate import Gate
 from kvgrpc.service.open_streams import OpenStreams
 from kvgrpc.service.runner import Runner
 from kvgrpc.service.watchers import Watchers
@@ -44,6 +47,9 @@ class Lead:
         """Reads bytes of a rank's memory, by (offset, length), for debugging."""
         self.progress_age_s = progress_age_s
         self.version = version
+        self.gate = Gate(config)
+        self.engine_ids = EngineIds()
+        self.audit = Audit()
         self.ticket = b""
         """The ticket of the attached engine; empty while none is attached."""
 
@@ -76,9 +82,11 @@ class Lead:
 
     def check_caller(self, caller: peer_pb2.Caller) -> None:
         """Raises PreconditionFailed for an unknown peer (NO_HANDSHAKE), and for a caller that does not prove that it
-        speaks for the peer (NOT_PROVED). Services check this before they read the call.
+        speaks for the peer (NOT_PROVED); PermissionDenied (NOT_OWNER) for an engine id of another identity. Services
+        check this before they read the call.
         """
         self.node.state.peers.caller(caller.engine_id, caller.incarnation, caller.proof)
+        self.engine_ids.claim(caller.engine_id)
 
     def header(self) -> common_pb2.ResponseHeader:
         """Returns the header that names this engine and its life."""

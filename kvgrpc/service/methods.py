@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 from kvgrpc.core import events
 from kvgrpc.core.events import Call, Event
 from kvgrpc.core.values.records import dataclass
+from kvgrpc.errors import KVGrpcError
 from kvgrpc.service.callers import PRINCIPAL
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.places import CONNECTION
@@ -48,8 +49,13 @@ async def ask(
     """
     runner = lead.runner
     call = requests.make_call(runner.next_call_id(), PRINCIPAL.get(), trace, method.name, request, CONNECTION.get())
-    event, header = method.to_event(lead, request, replace(call, wall_us=wall_us())), lead.header()
-    reply = await runner.ask(call.id, event)
+    try:
+        event, header = method.to_event(lead, request, replace(call, wall_us=wall_us())), lead.header()
+        reply = await runner.ask(call.id, event)
+    except KVGrpcError as error:
+        lead.audit.heard(method.name, request, call.principal, call.connection, error)
+        raise
+    lead.audit.heard(method.name, request, call.principal, call.connection)
     header.event_seq = reply.event_seq
     return header, cast("_Answer", reply.answer)  # the core answers each event with an answer of its own kind
 
@@ -87,7 +93,8 @@ def _renewal(lead: Lead, request: lease_pb2.RenewLeasesRequest | lease_pb2.KeepA
     return requests.renew_leases(request, call, lead.renewal_limit)
 
 
-def _handshake(_: Lead, request: handshake_pb2.HandshakeRequest, call: Call) -> Event:
+def _handshake(lead: Lead, request: handshake_pb2.HandshakeRequest, call: Call) -> Event:
+    lead.engine_ids.check(request.engine.engine_id)
     peer = description.engine_from_proto(request.engine, "engine")
     endpoints = endpoints_from_proto(request.endpoints)
     shows, proofs = proof("proof", request.proof), tuple(request.proofs)

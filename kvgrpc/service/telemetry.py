@@ -11,7 +11,7 @@ The spans of a transfer and of its phases are made at its end, from the times th
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from opentelemetry import trace
@@ -24,7 +24,8 @@ from kvgrpc.wire.answers import readable_trace
 
 _log = logging.getLogger(__name__)
 _propagator = TraceContextTextMapPropagator()
-_TRACEPARENT = "traceparent"
+TRACEPARENT = "traceparent"
+"""Metadata key of a W3C trace context."""
 _LOOK_S = 1.0
 """Interval between two looks for an SDK, in seconds: each reads the environment, and every call would pay for it."""
 
@@ -95,10 +96,10 @@ def flush() -> None:
         shutdown()
 
 
-def traceparent_of(metadata: Sequence[tuple[str, str | bytes]] | None) -> str:
+def traceparent_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
     """Returns the caller's traceparent; empty if there is no readable one."""
     for key, value in metadata or ():
-        if key == _TRACEPARENT and isinstance(value, str):
+        if key == TRACEPARENT and isinstance(value, str):
             return readable_trace(value)
     return ""
 
@@ -116,7 +117,7 @@ def server_span(method: str, traceparent: str) -> Iterator[str]:
 
 def metadata(traceparent: str) -> tuple[tuple[str, str], ...]:
     """Returns the metadata that carries a traceparent."""
-    return ((_TRACEPARENT, traceparent),) if traceparent else ()
+    return ((TRACEPARENT, traceparent),) if traceparent else ()
 
 
 def client_call(method: str, traceparent: str, peer: str) -> tuple[str, Ended]:
@@ -192,10 +193,10 @@ def _attributes(transfer: Transfer) -> Mapping[str, str | int]:
 
 
 def _context(traceparent: str) -> Context | None:
-    return _propagator.extract({_TRACEPARENT: traceparent}) if traceparent else None
+    return _propagator.extract({TRACEPARENT: traceparent}) if traceparent else None
 
 
 def _inject(context: Context) -> str:
     carrier: dict[str, str] = {}
     _propagator.inject(carrier, context)
-    return carrier.get(_TRACEPARENT, "")
+    return carrier.get(TRACEPARENT, "")

@@ -8,7 +8,9 @@ from functools import partial
 from typing import NamedTuple
 
 from kvgrpc.core.tables.transfers import Transfer
+from kvgrpc.core.values.owners import Ground, Verb
 from kvgrpc.errors import Aborted, Exhausted, Reason
+from kvgrpc.service.callers import PRINCIPAL
 from kvgrpc.service.places import Places
 from kvgrpc.service.runner import Runner
 
@@ -52,7 +54,7 @@ class Watchers:
 
     async def wait(self, transfer_id: str, condition: Condition, timeout_s: float) -> Transfer:
         """Returns the transfer when `condition` begins to hold, or when the time is over. Raises NotFound."""
-        transfer = self._runner.node.state.transfers.get(transfer_id)
+        transfer = self._get(transfer_id)
         if condition(transfer):
             return transfer
         loop = asyncio.get_running_loop()
@@ -68,7 +70,16 @@ class Watchers:
         if found is not None:  # not looked up again: its life may be over with it
             return found
         self._runner.advance()
-        return self._runner.node.state.transfers.get(transfer_id)
+        return self._get(transfer_id)
+
+    def _get(self, transfer_id: str) -> Transfer:
+        """Returns a transfer of the served call's tenant. Raises NotFound."""
+        return self._runner.node.state.transfers.get_for(PRINCIPAL.get(), Verb.SEE, transfer_id, Ground.NAME)
+
+    def _find(self, transfer_id: str) -> Transfer | None:
+        transfers = self._runner.node.state.transfers
+        may = transfers.may(PRINCIPAL.get(), Verb.SEE, transfer_id, Ground.NAME)
+        return transfers.find(transfer_id) if may else None
 
     async def wait_many(
         self, transfer_ids: Sequence[str], condition: Condition, least: int, timeout_s: float
@@ -76,7 +87,7 @@ class Watchers:
         """Returns the transfers when `condition` holds for at least `least` of them, or when the time is over. An
         unknown one is None, and counts: nothing can become of it. Raises Exhausted if too many are waited for.
         """
-        found = {id_: self._runner.node.state.transfers.find(id_) for id_ in transfer_ids}
+        found = {id_: self._find(id_) for id_ in transfer_ids}
         pending = {id_ for id_, transfer in found.items() if transfer is not None and not condition(transfer)}
         may_pend = len(found) - least
         if len(pending) <= may_pend or timeout_s <= 0:
@@ -112,8 +123,7 @@ class Watchers:
                 self._leave(id_, entry)
         self._runner.advance()
         # A transfer that met the condition is told as it was then, even if its life is over; others as they are now.
-        transfers = self._runner.node.state.transfers
-        return {id_: transfers.find(id_) or (None if id_ in pending else seen) for id_, seen in found.items()}
+        return {id_: self._find(id_) or (None if id_ in pending else seen) for id_, seen in found.items()}
 
     @contextmanager
     def watch(self, wanted: Condition, backlog: list[Transfer]) -> Iterator["TransferWatcher"]:

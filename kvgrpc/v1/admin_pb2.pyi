@@ -377,6 +377,7 @@ class Counts(_message.Message):
     RECLAIMED_LEASE_COUNT_FIELD_NUMBER: _builtins.int
     RECLAIMED_IN_VAIN_COUNT_FIELD_NUMBER: _builtins.int
     RECLAIMED_CLAIM_COUNT_FIELD_NUMBER: _builtins.int
+    DENIED_CALL_COUNT_FIELD_NUMBER: _builtins.int
     pending_transfer_count: _builtins.int
     """Number of transfers that wait."""
     active_transfer_count: _builtins.int
@@ -405,6 +406,8 @@ class Counts(_message.Message):
     """Number of reclaimed leases that a consumer came for too late."""
     reclaimed_claim_count: _builtins.int
     """Number of leases that were taken, for older requests, from readers that waited for blocks of their own."""
+    denied_call_count: _builtins.int
+    """Number of calls that were refused because of their caller's identity, roles or policy, since this process began."""
     def __init__(
         self,
         *,
@@ -422,10 +425,11 @@ class Counts(_message.Message):
         reclaimed_lease_count: _builtins.int = ...,
         reclaimed_in_vain_count: _builtins.int = ...,
         reclaimed_claim_count: _builtins.int = ...,
+        denied_call_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_transfer_count", b"active_transfer_count", "cancelled_transfer_count", b"cancelled_transfer_count", "defect_count", b"defect_count", "failed_transfer_count", b"failed_transfer_count", "lease_count", b"lease_count", "open_access_count", b"open_access_count", "pending_transfer_count", b"pending_transfer_count", "pinned_block_count", b"pinned_block_count", "quarantined_block_count", b"quarantined_block_count", "received_bytes", b"received_bytes", "reclaimed_claim_count", b"reclaimed_claim_count", "reclaimed_in_vain_count", b"reclaimed_in_vain_count", "reclaimed_lease_count", b"reclaimed_lease_count", "succeeded_transfer_count", b"succeeded_transfer_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_transfer_count", b"active_transfer_count", "cancelled_transfer_count", b"cancelled_transfer_count", "defect_count", b"defect_count", "denied_call_count", b"denied_call_count", "failed_transfer_count", b"failed_transfer_count", "lease_count", b"lease_count", "open_access_count", b"open_access_count", "pending_transfer_count", b"pending_transfer_count", "pinned_block_count", b"pinned_block_count", "quarantined_block_count", b"quarantined_block_count", "received_bytes", b"received_bytes", "reclaimed_claim_count", b"reclaimed_claim_count", "reclaimed_in_vain_count", b"reclaimed_in_vain_count", "reclaimed_lease_count", b"reclaimed_lease_count", "succeeded_transfer_count", b"succeeded_transfer_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -796,3 +800,169 @@ class ReleaseQuarantineResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReleaseQuarantineResponse: _TypeAlias = ReleaseQuarantineResponse  # noqa: Y015
+
+@_typing.final
+class ListAuditRecordsRequest(_message.Message):
+    """Page of audit records."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    page_size: _builtins.int
+    """Maximum number of rows, at most 1,000; 0 means 100. A page ends after about 1 MB, so it may have fewer rows."""
+    page_token: _builtins.str
+    """`next_page_token` of the previous page's reply; empty for the first page."""
+    def __init__(
+        self,
+        *,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListAuditRecordsRequest: _TypeAlias = ListAuditRecordsRequest  # noqa: Y015
+
+@_typing.final
+class AuditRecord(_message.Message):
+    """One thing that somebody ended or changed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    AGE_FIELD_NUMBER: _builtins.int
+    CALLER_FIELD_NUMBER: _builtins.int
+    CONNECTION_FIELD_NUMBER: _builtins.int
+    METHOD_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """Number of the record; each record has a greater one than the record before."""
+    caller: _builtins.str
+    """Principal of the caller: its name, with its tenant; "engine" is the attached engine's session."""
+    connection: _builtins.str
+    """Connection of the caller, as gRPC names it; empty for the session."""
+    method: _builtins.str
+    """Name of the method."""
+    target: _builtins.str
+    """What the call named, as "field=value" pairs. It has no transfer keys and no grants."""
+    outcome: _builtins.str
+    """"done", or the reason of the refusal."""
+    message: _builtins.str
+    """Reason that the caller stated, for people."""
+    @_builtins.property
+    def age(self) -> _duration_pb2.Duration:
+        """Time since the call."""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        age: _duration_pb2.Duration | None = ...,
+        caller: _builtins.str = ...,
+        connection: _builtins.str = ...,
+        method: _builtins.str = ...,
+        target: _builtins.str = ...,
+        outcome: _builtins.str = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["age", b"age"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "caller", b"caller", "connection", b"connection", "message", b"message", "method", b"method", "number", b"number", "outcome", b"outcome", "target", b"target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuditRecord: _TypeAlias = AuditRecord  # noqa: Y015
+
+@_typing.final
+class ListAuditRecordsResponse(_message.Message):
+    """A page of audit records."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    RECORDS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Token of the next page; empty on the last page."""
+    @_builtins.property
+    def header(self) -> _common_pb2.ResponseHeader:
+        """The answering engine and its incarnation."""
+
+    @_builtins.property
+    def records(self) -> _containers.RepeatedCompositeFieldContainer[Global___AuditRecord]:
+        """The records, newest first."""
+
+    def __init__(
+        self,
+        *,
+        header: _common_pb2.ResponseHeader | None = ...,
+        records: _abc.Iterable[Global___AuditRecord] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "next_page_token", b"next_page_token", "records", b"records"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListAuditRecordsResponse: _TypeAlias = ListAuditRecordsResponse  # noqa: Y015
+
+@_typing.final
+class ForgetEngineRequest(_message.Message):
+    """Engine id to forget."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENGINE_ID_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    engine_id: _builtins.str
+    """Required. The engine id."""
+    message: _builtins.str
+    """Reason, for the log."""
+    def __init__(
+        self,
+        *,
+        engine_id: _builtins.str = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_id", b"engine_id", "message", b"message"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForgetEngineRequest: _TypeAlias = ForgetEngineRequest  # noqa: Y015
+
+@_typing.final
+class ForgetEngineResponse(_message.Message):
+    """Result of forgetting."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    IDENTITY_FIELD_NUMBER: _builtins.int
+    identity: _builtins.str
+    """Name of the identity that owned the id; empty if no identity did."""
+    @_builtins.property
+    def header(self) -> _common_pb2.ResponseHeader:
+        """The answering engine and its incarnation."""
+
+    def __init__(
+        self,
+        *,
+        header: _common_pb2.ResponseHeader | None = ...,
+        identity: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "identity", b"identity"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForgetEngineResponse: _TypeAlias = ForgetEngineResponse  # noqa: Y015

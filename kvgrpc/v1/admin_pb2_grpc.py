@@ -60,6 +60,16 @@ class AdminServiceStub:
                 request_serializer=kvgrpc_dot_v1_dot_admin__pb2.ReleaseQuarantineRequest.SerializeToString,
                 response_deserializer=kvgrpc_dot_v1_dot_admin__pb2.ReleaseQuarantineResponse.FromString,
                 _registered_method=True)
+        self.ListAuditRecords = channel.unary_unary(
+                '/kvgrpc.v1.AdminService/ListAuditRecords',
+                request_serializer=kvgrpc_dot_v1_dot_admin__pb2.ListAuditRecordsRequest.SerializeToString,
+                response_deserializer=kvgrpc_dot_v1_dot_admin__pb2.ListAuditRecordsResponse.FromString,
+                _registered_method=True)
+        self.ForgetEngine = channel.unary_unary(
+                '/kvgrpc.v1.AdminService/ForgetEngine',
+                request_serializer=kvgrpc_dot_v1_dot_admin__pb2.ForgetEngineRequest.SerializeToString,
+                response_deserializer=kvgrpc_dot_v1_dot_admin__pb2.ForgetEngineResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -137,6 +147,31 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListAuditRecords(self, request, context):
+        """Lists who ended or changed something that others may miss, newest first, page by page: cancelled transfers, released
+        leases, reclaimed blocks, drains, re-keys, forgotten engines. The server keeps the last records in a bounded list,
+        which outlives the engine's lives but not the process. The log has the same records.
+
+        Errors:
+        * INVALID_ARGUMENT INVALID_FIELD: the page token is invalid.
+        * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ForgetEngine(self, request, context):
+        """Lets another identity bring an engine id. The identity that first shakes hands with an engine id owns the id, and
+        Handshakes of others with the id are refused with NOT_OWNER until this call. Lives that are connected stay so.
+        Operators call it. It is safe to repeat.
+
+        Errors:
+        * INVALID_ARGUMENT INVALID_FIELD: the engine id is empty.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -164,6 +199,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ReleaseQuarantine,
                     request_deserializer=kvgrpc_dot_v1_dot_admin__pb2.ReleaseQuarantineRequest.FromString,
                     response_serializer=kvgrpc_dot_v1_dot_admin__pb2.ReleaseQuarantineResponse.SerializeToString,
+            ),
+            'ListAuditRecords': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAuditRecords,
+                    request_deserializer=kvgrpc_dot_v1_dot_admin__pb2.ListAuditRecordsRequest.FromString,
+                    response_serializer=kvgrpc_dot_v1_dot_admin__pb2.ListAuditRecordsResponse.SerializeToString,
+            ),
+            'ForgetEngine': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForgetEngine,
+                    request_deserializer=kvgrpc_dot_v1_dot_admin__pb2.ForgetEngineRequest.FromString,
+                    response_serializer=kvgrpc_dot_v1_dot_admin__pb2.ForgetEngineResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -302,6 +347,60 @@ class AdminService:
             '/kvgrpc.v1.AdminService/ReleaseQuarantine',
             kvgrpc_dot_v1_dot_admin__pb2.ReleaseQuarantineRequest.SerializeToString,
             kvgrpc_dot_v1_dot_admin__pb2.ReleaseQuarantineResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAuditRecords(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvgrpc.v1.AdminService/ListAuditRecords',
+            kvgrpc_dot_v1_dot_admin__pb2.ListAuditRecordsRequest.SerializeToString,
+            kvgrpc_dot_v1_dot_admin__pb2.ListAuditRecordsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForgetEngine(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvgrpc.v1.AdminService/ForgetEngine',
+            kvgrpc_dot_v1_dot_admin__pb2.ForgetEngineRequest.SerializeToString,
+            kvgrpc_dot_v1_dot_admin__pb2.ForgetEngineResponse.FromString,
             options,
             channel_credentials,
             insecure,

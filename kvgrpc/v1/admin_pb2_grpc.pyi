@@ -84,6 +84,23 @@ class AdminServiceStub:
     * INVALID_ARGUMENT INVALID_FIELD: `force` without a message; `transfer_ids` without `force`.
     * NOT_FOUND TRANSFER_NOT_FOUND: one of the transfers is unknown; nothing was released.
     """
+    ListAuditRecords: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListAuditRecordsRequest, _admin_pb2.ListAuditRecordsResponse]
+    """Lists who ended or changed something that others may miss, newest first, page by page: cancelled transfers, released
+    leases, reclaimed blocks, drains, re-keys, forgotten engines. The server keeps the last records in a bounded list,
+    which outlives the engine's lives but not the process. The log has the same records.
+
+    Errors:
+    * INVALID_ARGUMENT INVALID_FIELD: the page token is invalid.
+    * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
+    """
+    ForgetEngine: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ForgetEngineRequest, _admin_pb2.ForgetEngineResponse]
+    """Lets another identity bring an engine id. The identity that first shakes hands with an engine id owns the id, and
+    Handshakes of others with the id are refused with NOT_OWNER until this call. Lives that are connected stay so.
+    Operators call it. It is safe to repeat.
+
+    Errors:
+    * INVALID_ARGUMENT INVALID_FIELD: the engine id is empty.
+    """
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -140,6 +157,23 @@ class AdminServiceAsyncStub(AdminServiceStub):
     * DEADLINE_EXCEEDED DEADLINE: a rank has not begun its data paths again.
     * INVALID_ARGUMENT INVALID_FIELD: `force` without a message; `transfer_ids` without `force`.
     * NOT_FOUND TRANSFER_NOT_FOUND: one of the transfers is unknown; nothing was released.
+    """
+    ListAuditRecords: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListAuditRecordsRequest, _admin_pb2.ListAuditRecordsResponse]  # type: ignore[assignment]
+    """Lists who ended or changed something that others may miss, newest first, page by page: cancelled transfers, released
+    leases, reclaimed blocks, drains, re-keys, forgotten engines. The server keeps the last records in a bounded list,
+    which outlives the engine's lives but not the process. The log has the same records.
+
+    Errors:
+    * INVALID_ARGUMENT INVALID_FIELD: the page token is invalid.
+    * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
+    """
+    ForgetEngine: _aio.UnaryUnaryMultiCallable[_admin_pb2.ForgetEngineRequest, _admin_pb2.ForgetEngineResponse]  # type: ignore[assignment]
+    """Lets another identity bring an engine id. The identity that first shakes hands with an engine id owns the id, and
+    Handshakes of others with the id are refused with NOT_OWNER until this call. Lives that are connected stay so.
+    Operators call it. It is safe to repeat.
+
+    Errors:
+    * INVALID_ARGUMENT INVALID_FIELD: the engine id is empty.
     """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -224,6 +258,35 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         * DEADLINE_EXCEEDED DEADLINE: a rank has not begun its data paths again.
         * INVALID_ARGUMENT INVALID_FIELD: `force` without a message; `transfer_ids` without `force`.
         * NOT_FOUND TRANSFER_NOT_FOUND: one of the transfers is unknown; nothing was released.
+        """
+
+    @_abc_1.abstractmethod
+    def ListAuditRecords(
+        self,
+        request: _admin_pb2.ListAuditRecordsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListAuditRecordsResponse, _abc.Awaitable[_admin_pb2.ListAuditRecordsResponse]]:
+        """Lists who ended or changed something that others may miss, newest first, page by page: cancelled transfers, released
+        leases, reclaimed blocks, drains, re-keys, forgotten engines. The server keeps the last records in a bounded list,
+        which outlives the engine's lives but not the process. The log has the same records.
+
+        Errors:
+        * INVALID_ARGUMENT INVALID_FIELD: the page token is invalid.
+        * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
+        """
+
+    @_abc_1.abstractmethod
+    def ForgetEngine(
+        self,
+        request: _admin_pb2.ForgetEngineRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ForgetEngineResponse, _abc.Awaitable[_admin_pb2.ForgetEngineResponse]]:
+        """Lets another identity bring an engine id. The identity that first shakes hands with an engine id owns the id, and
+        Handshakes of others with the id are refused with NOT_OWNER until this call. Lives that are connected stay so.
+        Operators call it. It is safe to repeat.
+
+        Errors:
+        * INVALID_ARGUMENT INVALID_FIELD: the engine id is empty.
         """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -21,13 +21,13 @@ Conventions of all files of this package:
   another. The only exception is `request_time_us`, which orders requests.
 * A request field is optional unless its comment starts with "Required". A message in a reply is set unless its
   comment says when it is unset.
-* Every mutating request has an `idempotency_key`. Calls with the same caller, method, key and body get the same
-  answer, and a call that is still running is joined. The same key with another body is ALREADY_EXISTS, reason
-  IDEMPOTENCY_KEY_REUSED. An empty key means no deduplication. A key lives as long as what its call created, and at
-  least 60 seconds. A refusal is not kept: it changed nothing, and the same call may succeed the next time.
+* Every mutating request but ForgetEngine has an `idempotency_key`. Calls with the same caller, method, key and body
+  get the same answer, and a call that is still running is joined. The same key with another body is ALREADY_EXISTS,
+  reason IDEMPOTENCY_KEY_REUSED. An empty key means no deduplication. A key lives as long as what its call created,
+  and at least 60 seconds. A refusal is not kept: it changed nothing, and the same call may succeed the next time.
 * `validate_only` checks everything that this server can check and changes nothing. The reply says what the call
   would have done, without ids and grants, because they would name nothing. Messages that consist only of ids or
-  grants are unset. Every mutating request has the field, except Handshake, KeepAlive, the requests of
+  grants are unset. Every mutating request has the field, except Handshake, KeepAlive, ForgetEngine, the requests of
   SchedulerService (their meaning depends on the calls before them) and those of TensorService (one name stands for
   one tensor).
 * Errors carry google.rpc.ErrorInfo with domain `kvgrpc.dev` and a reason, which is a FailureReason without its
@@ -44,9 +44,11 @@ Conventions of all files of this package:
   that cannot be parsed), UNAVAILABLE NO_POOL or ENGINE_LOST (the engine behind the lead changed during the call, or
   the server is stopping), FAILED_PRECONDITION DRAINING (do not retry here: choose another engine), PERMISSION_DENIED
   NOT_OWNER (the call uses the pool of an attached engine without speaking for it, or its ticket belongs to no
-  attached engine), RESOURCE_EXHAUSTED LIMIT_EXCEEDED (a table is full), OUT_OF_RANGE LIMIT_EXCEEDED (a field has too
-  many rows), ALREADY_EXISTS IDEMPOTENCY_KEY_REUSED, INTERNAL INTERNAL, and INTERNAL or UNAVAILABLE INTERNAL_DEFECT
-  (a defect ended the engine's life; UNAVAILABLE means that the next life has not begun yet).
+  attached engine), UNAUTHENTICATED NOT_AUTHENTICATED (the server asks who calls), PERMISSION_DENIED ROLE_MISSING (the
+  caller has no role for the method) or POLICY_DENIED, RESOURCE_EXHAUSTED LIMIT_EXCEEDED (a table is full),
+  OUT_OF_RANGE LIMIT_EXCEEDED (a field has too many rows), ALREADY_EXISTS IDEMPOTENCY_KEY_REUSED, INTERNAL INTERNAL,
+  and INTERNAL or UNAVAILABLE INTERNAL_DEFECT (a defect ended the engine's life; UNAVAILABLE means that the next life
+  has not begun yet).
 * Texts that a server keeps (request ids, idempotency keys, addresses, names) have at most 256 bytes. A message for
   people may be longer and is cut after 1,024 bytes.
 * A list of GroupBlocks has at most 256 rows, because a pool has at most 256 groups.
@@ -392,6 +394,14 @@ class _FailureReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Failure
     """The caller speaks for a life of an engine without the proof that this life's handshake gave it, or another life of
     that engine is connected.
     """
+    FAILURE_REASON_NOT_AUTHENTICATED: _FailureReason.ValueType  # 69
+    """The caller shows neither a certificate with a name nor a valid token, and the method asks who calls."""
+    FAILURE_REASON_ROLE_MISSING: _FailureReason.ValueType  # 70
+    """The caller has none of the roles that the method is for."""
+    FAILURE_REASON_POLICY_DENIED: _FailureReason.ValueType  # 71
+    """The server's authorization policy does not allow the call."""
+    FAILURE_REASON_GRANT_BOUND: _FailureReason.ValueType  # 72
+    """The grant is bound to another consumer."""
 
 class FailureReason(_FailureReason, metaclass=_FailureReasonEnumTypeWrapper):
     """Reason of a failure. The same names without the prefix are the reasons of RPC errors. docs/protocol.md lists the gRPC
@@ -546,6 +556,14 @@ FAILURE_REASON_NOT_PROVED: FailureReason.ValueType  # 68
 """The caller speaks for a life of an engine without the proof that this life's handshake gave it, or another life of
 that engine is connected.
 """
+FAILURE_REASON_NOT_AUTHENTICATED: FailureReason.ValueType  # 69
+"""The caller shows neither a certificate with a name nor a valid token, and the method asks who calls."""
+FAILURE_REASON_ROLE_MISSING: FailureReason.ValueType  # 70
+"""The caller has none of the roles that the method is for."""
+FAILURE_REASON_POLICY_DENIED: FailureReason.ValueType  # 71
+"""The server's authorization policy does not allow the call."""
+FAILURE_REASON_GRANT_BOUND: FailureReason.ValueType  # 72
+"""The grant is bound to another consumer."""
 Global___FailureReason: _TypeAlias = FailureReason  # noqa: Y015
 
 class _NextStep:

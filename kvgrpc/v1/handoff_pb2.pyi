@@ -99,6 +99,8 @@ class HandOver(_message.Message):
     FIRM_TTL_FIELD_NUMBER: _builtins.int
     REQUEST_TIME_US_FIELD_NUMBER: _builtins.int
     TAKES_REGISTRATIONS_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    BOUND_TO_FIELD_NUMBER: _builtins.int
     consumer_count: _builtins.int
     """Number of consumers that will come; 0 means 1."""
     on_abort: _common_pb2.OnAbort.ValueType
@@ -122,6 +124,16 @@ class HandOver(_message.Message):
     """A destination may also register under the transfer key (RegisterPush), before or after this call, unless the blocks
     are already being read. The blocks are then pushed to that destination as the only part of a push, and the grant no
     longer allows reading.
+    """
+    tenant: _builtins.str
+    """Tenant of the lease and its grant, of at most 63 characters. Unset means the caller's. Only a caller without a tenant
+    may state one, such as an engine that serves several. Callers and consumers of another tenant get the answer for a
+    lease that does not exist.
+    """
+    bound_to: _builtins.str
+    """Name of the one consumer that may use the grant, as its certificate or token gives it (docs/security.md), such as
+    "spiffe://prod.example/ns/llm/sa/decode". Others are refused with GRANT_BOUND. Empty means every consumer of the
+    tenant.
     """
     @_builtins.property
     def blocks(self) -> _common_pb2.Blocks:
@@ -159,10 +171,12 @@ class HandOver(_message.Message):
         firm_ttl: _duration_pb2.Duration | None = ...,
         request_time_us: _builtins.int = ...,
         takes_registrations: _builtins.bool = ...,
+        tenant: _builtins.str = ...,
+        bound_to: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "content", b"content", "firm_ttl", b"firm_ttl", "ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_step", b"after_step", "blocks", b"blocks", "consumer_count", b"consumer_count", "content", b"content", "firm_ttl", b"firm_ttl", "lease_id", b"lease_id", "on_abort", b"on_abort", "priority", b"priority", "request_time_us", b"request_time_us", "takes_registrations", b"takes_registrations", "ttl", b"ttl"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_step", b"after_step", "blocks", b"blocks", "bound_to", b"bound_to", "consumer_count", b"consumer_count", "content", b"content", "firm_ttl", b"firm_ttl", "lease_id", b"lease_id", "on_abort", b"on_abort", "priority", b"priority", "request_time_us", b"request_time_us", "takes_registrations", b"takes_registrations", "tenant", b"tenant", "ttl", b"ttl"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

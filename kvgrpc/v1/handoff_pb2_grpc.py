@@ -125,6 +125,7 @@ class HandoffServiceServicer:
         * ABORTED INCARNATION_CHANGED: the blocks belong to an earlier life.
         * PERMISSION_DENIED TRANSFER_KEY_MISMATCH: the router paired grant and request wrongly.
         * PERMISSION_DENIED DIAL_REFUSED: the grant's address is not on this server's dial list.
+        * NOT_FOUND LEASE_NOT_FOUND: the grant is of another tenant.
         * NOT_FOUND TRANSFER_NOT_FOUND: by transfer id. With `wait` it also says that the engine's life ended during the
         wait; treat the memory as QUARANTINED.
         * RESOURCE_EXHAUSTED QUEUE_FULL, QUARANTINED: retry after the delay, or elsewhere.
@@ -183,6 +184,7 @@ class HandoffServiceServicer:
         reserve anew, or, when its source needed the blocks, recompute.
         * ALREADY_EXISTS TRANSFER_EXISTS: the push has as many destinations as it declared, or too many failed.
         * PERMISSION_DENIED DIAL_REFUSED: the grant's address is not on this server's dial list.
+        * NOT_FOUND LEASE_NOT_FOUND, TRANSFER_NOT_FOUND: the grant, or the push under its key, is of another tenant.
         * RESOURCE_EXHAUSTED QUEUE_FULL: retry after the delay, or elsewhere.
         * UNIMPLEMENTED FEATURE_UNAVAILABLE: this server lacks FEATURE_PUSH.
         """

@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from kvgrpc.v1 import common_pb2 as kvgrpc_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15kvgrpc/v1/lease.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\"\xd2\x04\n\x05Lease\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12$\n\x05state\x18\x02 \x01(\x0e\x32\x15.kvgrpc.v1.LeaseState\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x13\n\x0btransfer_id\x18\x04 \x01(\t\x12&\n\x03ttl\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\tremaining\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\rcap_remaining\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12&\n\x03\x61ge\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12!\n\x06\x62locks\x18\t \x01(\x0b\x32\x11.kvgrpc.v1.Blocks\x12\x13\n\x0btoken_count\x18\n \x01(\r\x12\x16\n\x0e\x63onsumer_count\x18\x0b \x01(\r\x12\x1b\n\x13\x64one_consumer_count\x18\x0c \x01(\r\x12\x19\n\x11open_access_count\x18\r \x01(\r\x12\x15\n\rrenewal_count\x18\x0e \x01(\r\x12\x10\n\x08trace_id\x18\x0f \x01(\t\x12,\n\x06labels\x18\x10 \x03(\x0b\x32\x1c.kvgrpc.v1.Lease.LabelsEntry\x12*\n\x07soft_in\x18\x11 \x01(\x0b\x32\x19.google.protobuf.Duration\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"d\n\x08LeaseRef\x12\x12\n\x08lease_id\x18\x01 \x01(\tH\x00\x12!\n\x05grant\x18\x02 \x01(\x0b\x32\x10.kvgrpc.v1.GrantH\x00\x12\x1b\n\x0ctransfer_key\x18\x03 \x01(\x0c\x42\x03\x80\x01\x01H\x00\x42\x04\n\x02\x62y\"\xcf\x03\n\x11GrantLeaseRequest\x12\x17\n\x0fidempotency_key\x18\x01 \x01(\t\x12!\n\x06\x62locks\x18\x02 \x01(\x0b\x32\x11.kvgrpc.v1.Blocks\x12#\n\x07\x63ontent\x18\x03 \x01(\x0b\x32\x12.kvgrpc.v1.Content\x12&\n\x03ttl\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0e\x63onsumer_count\x18\x05 \x01(\r\x12$\n\x08on_abort\x18\x06 \x01(\x0e\x32\x12.kvgrpc.v1.OnAbort\x12\x12\n\nrequest_id\x18\x07 \x01(\t\x12\x19\n\x0ctransfer_key\x18\x08 \x01(\x0c\x42\x03\x80\x01\x01\x12\x38\n\x06labels\x18\t \x03(\x0b\x32(.kvgrpc.v1.GrantLeaseRequest.LabelsEntry\x12\x15\n\rvalidate_only\x18\n \x01(\x08\x12+\n\x08\x66irm_ttl\x18\x0b \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x17\n\x0frequest_time_us\x18\x0c \x01(\x04\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x81\x01\n\x12GrantLeaseResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\x1f\n\x05lease\x18\x02 \x01(\x0b\x32\x10.kvgrpc.v1.Lease\x12\x1f\n\x05grant\x18\x03 \x01(\x0b\x32\x10.kvgrpc.v1.Grant\"\xd0\x01\n\x12RenewLeasesRequest\x12#\n\x06leases\x18\x01 \x03(\x0b\x32\x13.kvgrpc.v1.LeaseRef\x12&\n\x03ttl\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x12\n\nfor_access\x18\x04 \x01(\x08\x12\x1a\n\x12reading_access_ids\x18\x05 \x03(\x0c\x12&\n\x06source\x18\x06 \x01(\x0b\x32\x16.kvgrpc.v1.PeerAddress\"\x8c\x01\n\x0cRenewedLease\x12,\n\tremaining\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x06reason\x18\x02 \x01(\x0e\x32\x18.kvgrpc.v1.FailureReason\x12$\n\x05state\x18\x03 \x01(\x0e\x32\x15.kvgrpc.v1.LeaseState\"i\n\x13RenewLeasesResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\'\n\x06leases\x18\x02 \x03(\x0b\x32\x17.kvgrpc.v1.RenewedLease\"i\n\x13ReleaseLeaseRequest\x12\x17\n\x0fidempotency_key\x18\x01 \x01(\t\x12\"\n\x05lease\x18\x02 \x01(\x0b\x32\x13.kvgrpc.v1.LeaseRef\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\"\x8b\x01\n\x14ReleaseLeaseResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\x1f\n\x05lease\x18\x02 \x01(\x0b\x32\x10.kvgrpc.v1.Lease\x12\'\n\x0c\x66reed_blocks\x18\x03 \x01(\x0b\x32\x11.kvgrpc.v1.Blocks\"5\n\x0fGetLeaseRequest\x12\"\n\x05lease\x18\x01 \x01(\x0b\x32\x13.kvgrpc.v1.LeaseRef\"^\n\x10GetLeaseResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\x1f\n\x05lease\x18\x02 \x01(\x0b\x32\x10.kvgrpc.v1.Lease\"N\n\x11ListLeasesRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\"z\n\x12ListLeasesResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12 \n\x06leases\x18\x02 \x03(\x0b\x32\x10.kvgrpc.v1.Lease\x12\x17\n\x0fnext_page_token\x18\x03 \x01(\t\"q\n\x10KeepAliveRequest\x12#\n\x06leases\x18\x01 \x03(\x0b\x32\x13.kvgrpc.v1.LeaseRef\x12&\n\x03ttl\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x10\n\x08sequence\x18\x03 \x01(\x04\"y\n\x11KeepAliveResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\'\n\x06leases\x18\x02 \x03(\x0b\x32\x17.kvgrpc.v1.RenewedLease\x12\x10\n\x08sequence\x18\x03 \x01(\x04*\xd1\x01\n\nLeaseState\x12\x1b\n\x17LEASE_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10LEASE_STATE_LIVE\x10\x01\x12\x17\n\x13LEASE_STATE_EXPIRED\x10\x02\x12\x18\n\x14LEASE_STATE_RELEASED\x10\x03\x12\x14\n\x10LEASE_STATE_DONE\x10\x04\x12\x16\n\x12LEASE_STATE_VOIDED\x10\x05\x12\x14\n\x10LEASE_STATE_LOST\x10\x06\x12\x19\n\x15LEASE_STATE_RECLAIMED\x10\x07\x32\xed\x03\n\x0cLeaseService\x12N\n\nGrantLease\x12\x1c.kvgrpc.v1.GrantLeaseRequest\x1a\x1d.kvgrpc.v1.GrantLeaseResponse\"\x03\x90\x02\x02\x12Q\n\x0bRenewLeases\x12\x1d.kvgrpc.v1.RenewLeasesRequest\x1a\x1e.kvgrpc.v1.RenewLeasesResponse\"\x03\x90\x02\x02\x12T\n\x0cReleaseLease\x12\x1e.kvgrpc.v1.ReleaseLeaseRequest\x1a\x1f.kvgrpc.v1.ReleaseLeaseResponse\"\x03\x90\x02\x02\x12H\n\x08GetLease\x12\x1a.kvgrpc.v1.GetLeaseRequest\x1a\x1b.kvgrpc.v1.GetLeaseResponse\"\x03\x90\x02\x01\x12N\n\nListLeases\x12\x1c.kvgrpc.v1.ListLeasesRequest\x1a\x1d.kvgrpc.v1.ListLeasesResponse\"\x03\x90\x02\x01\x12J\n\tKeepAlive\x12\x1b.kvgrpc.v1.KeepAliveRequest\x1a\x1c.kvgrpc.v1.KeepAliveResponse(\x01\x30\x01\x42G\n\rdev.kvgrpc.v1B\nLeaseProtoP\x01Z(kvgrpc.dev/kvgrpc/gen/kvgrpc/v1;kvgrpcv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15kvgrpc/v1/lease.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\"\xd2\x04\n\x05Lease\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12$\n\x05state\x18\x02 \x01(\x0e\x32\x15.kvgrpc.v1.LeaseState\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x13\n\x0btransfer_id\x18\x04 \x01(\t\x12&\n\x03ttl\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\tremaining\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\rcap_remaining\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12&\n\x03\x61ge\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12!\n\x06\x62locks\x18\t \x01(\x0b\x32\x11.kvgrpc.v1.Blocks\x12\x13\n\x0btoken_count\x18\n \x01(\r\x12\x16\n\x0e\x63onsumer_count\x18\x0b \x01(\r\x12\x1b\n\x13\x64one_consumer_count\x18\x0c \x01(\r\x12\x19\n\x11open_access_count\x18\r \x01(\r\x12\x15\n\rrenewal_count\x18\x0e \x01(\r\x12\x10\n\x08trace_id\x18\x0f \x01(\t\x12,\n\x06labels\x18\x10 \x03(\x0b\x32\x1c.kvgrpc.v1.Lease.LabelsEntry\x12*\n\x07soft_in\x18\x11 \x01(\x0b\x32\x19.google.protobuf.Duration\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"d\n\x08LeaseRef\x12\x12\n\x08lease_id\x18\x01 \x01(\tH\x00\x12!\n\x05grant\x18\x02 \x01(\x0b\x32\x10.kvgrpc.v1.GrantH\x00\x12\x1b\n\x0ctransfer_key\x18\x03 \x01(\x0c\x42\x03\x80\x01\x01H\x00\x42\x04\n\x02\x62y\"\xf1\x03\n\x11GrantLeaseRequest\x12\x17\n\x0fidempotency_key\x18\x01 \x01(\t\x12!\n\x06\x62locks\x18\x02 \x01(\x0b\x32\x11.kvgrpc.v1.Blocks\x12#\n\x07\x63ontent\x18\x03 \x01(\x0b\x32\x12.kvgrpc.v1.Content\x12&\n\x03ttl\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0e\x63onsumer_count\x18\x05 \x01(\r\x12$\n\x08on_abort\x18\x06 \x01(\x0e\x32\x12.kvgrpc.v1.OnAbort\x12\x12\n\nrequest_id\x18\x07 \x01(\t\x12\x19\n\x0ctransfer_key\x18\x08 \x01(\x0c\x42\x03\x80\x01\x01\x12\x38\n\x06labels\x18\t \x03(\x0b\x32(.kvgrpc.v1.GrantLeaseRequest.LabelsEntry\x12\x15\n\rvalidate_only\x18\n \x01(\x08\x12+\n\x08\x66irm_ttl\x18\x0b \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x17\n\x0frequest_time_us\x18\x0c \x01(\x04\x12\x0e\n\x06tenant\x18\r \x01(\t\x12\x10\n\x08\x62ound_to\x18\x0e \x01(\t\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x81\x01\n\x12GrantLeaseResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\x1f\n\x05lease\x18\x02 \x01(\x0b\x32\x10.kvgrpc.v1.Lease\x12\x1f\n\x05grant\x18\x03 \x01(\x0b\x32\x10.kvgrpc.v1.Grant\"\xd0\x01\n\x12RenewLeasesRequest\x12#\n\x06leases\x18\x01 \x03(\x0b\x32\x13.kvgrpc.v1.LeaseRef\x12&\n\x03ttl\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x12\n\nfor_access\x18\x04 \x01(\x08\x12\x1a\n\x12reading_access_ids\x18\x05 \x03(\x0c\x12&\n\x06source\x18\x06 \x01(\x0b\x32\x16.kvgrpc.v1.PeerAddress\"\x8c\x01\n\x0cRenewedLease\x12,\n\tremaining\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x06reason\x18\x02 \x01(\x0e\x32\x18.kvgrpc.v1.FailureReason\x12$\n\x05state\x18\x03 \x01(\x0e\x32\x15.kvgrpc.v1.LeaseState\"i\n\x13RenewLeasesResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\'\n\x06leases\x18\x02 \x03(\x0b\x32\x17.kvgrpc.v1.RenewedLease\"i\n\x13ReleaseLeaseRequest\x12\x17\n\x0fidempotency_key\x18\x01 \x01(\t\x12\"\n\x05lease\x18\x02 \x01(\x0b\x32\x13.kvgrpc.v1.LeaseRef\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\"\x8b\x01\n\x14ReleaseLeaseResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\x1f\n\x05lease\x18\x02 \x01(\x0b\x32\x10.kvgrpc.v1.Lease\x12\'\n\x0c\x66reed_blocks\x18\x03 \x01(\x0b\x32\x11.kvgrpc.v1.Blocks\"5\n\x0fGetLeaseRequest\x12\"\n\x05lease\x18\x01 \x01(\x0b\x32\x13.kvgrpc.v1.LeaseRef\"^\n\x10GetLeaseResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\x1f\n\x05lease\x18\x02 \x01(\x0b\x32\x10.kvgrpc.v1.Lease\"N\n\x11ListLeasesRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\"z\n\x12ListLeasesResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12 \n\x06leases\x18\x02 \x03(\x0b\x32\x10.kvgrpc.v1.Lease\x12\x17\n\x0fnext_page_token\x18\x03 \x01(\t\"q\n\x10KeepAliveRequest\x12#\n\x06leases\x18\x01 \x03(\x0b\x32\x13.kvgrpc.v1.LeaseRef\x12&\n\x03ttl\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x10\n\x08sequence\x18\x03 \x01(\x04\"y\n\x11KeepAliveResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\'\n\x06leases\x18\x02 \x03(\x0b\x32\x17.kvgrpc.v1.RenewedLease\x12\x10\n\x08sequence\x18\x03 \x01(\x04*\xd1\x01\n\nLeaseState\x12\x1b\n\x17LEASE_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10LEASE_STATE_LIVE\x10\x01\x12\x17\n\x13LEASE_STATE_EXPIRED\x10\x02\x12\x18\n\x14LEASE_STATE_RELEASED\x10\x03\x12\x14\n\x10LEASE_STATE_DONE\x10\x04\x12\x16\n\x12LEASE_STATE_VOIDED\x10\x05\x12\x14\n\x10LEASE_STATE_LOST\x10\x06\x12\x19\n\x15LEASE_STATE_RECLAIMED\x10\x07\x32\xed\x03\n\x0cLeaseService\x12N\n\nGrantLease\x12\x1c.kvgrpc.v1.GrantLeaseRequest\x1a\x1d.kvgrpc.v1.GrantLeaseResponse\"\x03\x90\x02\x02\x12Q\n\x0bRenewLeases\x12\x1d.kvgrpc.v1.RenewLeasesRequest\x1a\x1e.kvgrpc.v1.RenewLeasesResponse\"\x03\x90\x02\x02\x12T\n\x0cReleaseLease\x12\x1e.kvgrpc.v1.ReleaseLeaseRequest\x1a\x1f.kvgrpc.v1.ReleaseLeaseResponse\"\x03\x90\x02\x02\x12H\n\x08GetLease\x12\x1a.kvgrpc.v1.GetLeaseRequest\x1a\x1b.kvgrpc.v1.GetLeaseResponse\"\x03\x90\x02\x01\x12N\n\nListLeases\x12\x1c.kvgrpc.v1.ListLeasesRequest\x1a\x1d.kvgrpc.v1.ListLeasesResponse\"\x03\x90\x02\x01\x12J\n\tKeepAlive\x12\x1b.kvgrpc.v1.KeepAliveRequest\x1a\x1c.kvgrpc.v1.KeepAliveResponse(\x01\x30\x01\x42G\n\rdev.kvgrpc.v1B\nLeaseProtoP\x01Z(kvgrpc.dev/kvgrpc/gen/kvgrpc/v1;kvgrpcv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -52,8 +52,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LEASESERVICE'].methods_by_name['GetLease']._serialized_options = b'\220\002\001'
   _globals['_LEASESERVICE'].methods_by_name['ListLeases']._loaded_options = None
   _globals['_LEASESERVICE'].methods_by_name['ListLeases']._serialized_options = b'\220\002\001'
-  _globals['_LEASESTATE']._serialized_start=2693
-  _globals['_LEASESTATE']._serialized_end=2902
+  _globals['_LEASESTATE']._serialized_start=2727
+  _globals['_LEASESTATE']._serialized_end=2936
   _globals['_LEASE']._serialized_start=93
   _globals['_LEASE']._serialized_end=687
   _globals['_LEASE_LABELSENTRY']._serialized_start=642
@@ -61,33 +61,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LEASEREF']._serialized_start=689
   _globals['_LEASEREF']._serialized_end=789
   _globals['_GRANTLEASEREQUEST']._serialized_start=792
-  _globals['_GRANTLEASEREQUEST']._serialized_end=1255
+  _globals['_GRANTLEASEREQUEST']._serialized_end=1289
   _globals['_GRANTLEASEREQUEST_LABELSENTRY']._serialized_start=642
   _globals['_GRANTLEASEREQUEST_LABELSENTRY']._serialized_end=687
-  _globals['_GRANTLEASERESPONSE']._serialized_start=1258
-  _globals['_GRANTLEASERESPONSE']._serialized_end=1387
-  _globals['_RENEWLEASESREQUEST']._serialized_start=1390
-  _globals['_RENEWLEASESREQUEST']._serialized_end=1598
-  _globals['_RENEWEDLEASE']._serialized_start=1601
-  _globals['_RENEWEDLEASE']._serialized_end=1741
-  _globals['_RENEWLEASESRESPONSE']._serialized_start=1743
-  _globals['_RENEWLEASESRESPONSE']._serialized_end=1848
-  _globals['_RELEASELEASEREQUEST']._serialized_start=1850
-  _globals['_RELEASELEASEREQUEST']._serialized_end=1955
-  _globals['_RELEASELEASERESPONSE']._serialized_start=1958
-  _globals['_RELEASELEASERESPONSE']._serialized_end=2097
-  _globals['_GETLEASEREQUEST']._serialized_start=2099
-  _globals['_GETLEASEREQUEST']._serialized_end=2152
-  _globals['_GETLEASERESPONSE']._serialized_start=2154
-  _globals['_GETLEASERESPONSE']._serialized_end=2248
-  _globals['_LISTLEASESREQUEST']._serialized_start=2250
-  _globals['_LISTLEASESREQUEST']._serialized_end=2328
-  _globals['_LISTLEASESRESPONSE']._serialized_start=2330
-  _globals['_LISTLEASESRESPONSE']._serialized_end=2452
-  _globals['_KEEPALIVEREQUEST']._serialized_start=2454
-  _globals['_KEEPALIVEREQUEST']._serialized_end=2567
-  _globals['_KEEPALIVERESPONSE']._serialized_start=2569
-  _globals['_KEEPALIVERESPONSE']._serialized_end=2690
-  _globals['_LEASESERVICE']._serialized_start=2905
-  _globals['_LEASESERVICE']._serialized_end=3398
+  _globals['_GRANTLEASERESPONSE']._serialized_start=1292
+  _globals['_GRANTLEASERESPONSE']._serialized_end=1421
+  _globals['_RENEWLEASESREQUEST']._serialized_start=1424
+  _globals['_RENEWLEASESREQUEST']._serialized_end=1632
+  _globals['_RENEWEDLEASE']._serialized_start=1635
+  _globals['_RENEWEDLEASE']._serialized_end=1775
+  _globals['_RENEWLEASESRESPONSE']._serialized_start=1777
+  _globals['_RENEWLEASESRESPONSE']._serialized_end=1882
+  _globals['_RELEASELEASEREQUEST']._serialized_start=1884
+  _globals['_RELEASELEASEREQUEST']._serialized_end=1989
+  _globals['_RELEASELEASERESPONSE']._serialized_start=1992
+  _globals['_RELEASELEASERESPONSE']._serialized_end=2131
+  _globals['_GETLEASEREQUEST']._serialized_start=2133
+  _globals['_GETLEASEREQUEST']._serialized_end=2186
+  _globals['_GETLEASERESPONSE']._serialized_start=2188
+  _globals['_GETLEASERESPONSE']._serialized_end=2282
+  _globals['_LISTLEASESREQUEST']._serialized_start=2284
+  _globals['_LISTLEASESREQUEST']._serialized_end=2362
+  _globals['_LISTLEASESRESPONSE']._serialized_start=2364
+  _globals['_LISTLEASESRESPONSE']._serialized_end=2486
+  _globals['_KEEPALIVEREQUEST']._serialized_start=2488
+  _globals['_KEEPALIVEREQUEST']._serialized_end=2601
+  _globals['_KEEPALIVERESPONSE']._serialized_start=2603
+  _globals['_KEEPALIVERESPONSE']._serialized_end=2724
+  _globals['_LEASESERVICE']._serialized_start=2939
+  _globals['_LEASESERVICE']._serialized_end=3432
 # @@protoc_insertion_point(module_scope)

@@ -267,6 +267,8 @@ class GrantLeaseRequest(_message.Message):
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     FIRM_TTL_FIELD_NUMBER: _builtins.int
     REQUEST_TIME_US_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    BOUND_TO_FIELD_NUMBER: _builtins.int
     idempotency_key: _builtins.str
     """Idempotency key; see common.proto."""
     consumer_count: _builtins.int
@@ -281,6 +283,10 @@ class GrantLeaseRequest(_message.Message):
     """Only check the call; see common.proto."""
     request_time_us: _builtins.int
     """Time at which the request began, in microseconds since the Unix epoch, as in FinishedBlocks."""
+    tenant: _builtins.str
+    """Tenant of the lease and its grant, as in FinishedBlocks."""
+    bound_to: _builtins.str
+    """Name of the one consumer that may use the grant, as in FinishedBlocks."""
     @_builtins.property
     def blocks(self) -> _common_pb2.Blocks:
         """Required. The blocks, in token order."""
@@ -316,10 +322,12 @@ class GrantLeaseRequest(_message.Message):
         validate_only: _builtins.bool = ...,
         firm_ttl: _duration_pb2.Duration | None = ...,
         request_time_us: _builtins.int = ...,
+        tenant: _builtins.str = ...,
+        bound_to: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "content", b"content", "firm_ttl", b"firm_ttl", "ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "consumer_count", b"consumer_count", "content", b"content", "firm_ttl", b"firm_ttl", "idempotency_key", b"idempotency_key", "labels", b"labels", "on_abort", b"on_abort", "request_id", b"request_id", "request_time_us", b"request_time_us", "transfer_key", b"transfer_key", "ttl", b"ttl", "validate_only", b"validate_only"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "bound_to", b"bound_to", "consumer_count", b"consumer_count", "content", b"content", "firm_ttl", b"firm_ttl", "idempotency_key", b"idempotency_key", "labels", b"labels", "on_abort", b"on_abort", "request_id", b"request_id", "request_time_us", b"request_time_us", "tenant", b"tenant", "transfer_key", b"transfer_key", "ttl", b"ttl", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

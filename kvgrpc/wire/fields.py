@@ -109,7 +109,7 @@ TABLE: tuple[Bound, ...] = (
         "request_id idempotency_key transfer_id transfer_ids lease_id allocation_id address engine_id "
         "expected_engine_id peer_engine_id weights_revision trace_id pair_id name dtype space backend agent "
         "socket_path fingerprint data_path code peer posting_id key value page_token free_allocation_ids method "
-        "peer_address unavailable_reason label type_url",
+        "peer_address unavailable_reason label type_url tenant bound_to",
     ),
     Bound(BoundKind.BYTES, bounds.SALT_BYTES_MAX, "adapter cache_salt"),
     Bound(

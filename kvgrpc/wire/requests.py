@@ -109,6 +109,8 @@ def finished_blocks(
         allocation_id=said.blocks.allocation_id,
         firm_ttl_s=seconds(said, "firm_ttl"),
         request_time_us=0 if part is not None else request.for_readers.request_time_us,
+        tenant="" if part is not None else request.for_readers.tenant,
+        bound_to="" if part is not None else request.for_readers.bound_to,
         takes_registrations=part is None and request.for_readers.takes_registrations,
     )
 
@@ -179,6 +181,8 @@ def grant_lease(
         allocation_id=request.blocks.allocation_id,
         firm_ttl_s=seconds(request, "firm_ttl"),
         request_time_us=request.request_time_us,
+        tenant=request.tenant,
+        bound_to=request.bound_to,
     )
 
 

@@ -10,20 +10,32 @@ import pytest
 
 from kvgrpc import config
 from kvgrpc.cli import serve
-from kvgrpc.config import DTYPE_BYTES, Config, PoolConfig, SchedulerConfig, TensorsConfig, TlsConfig
+from kvgrpc.config import (
+    DTYPE_BYTES,
+    TOKEN_ALGORITHMS,
+    Config,
+    IdentityConfig,
+    PoolConfig,
+    SchedulerConfig,
+    TensorsConfig,
+    TlsConfig,
+    TokenConfig,
+)
 from kvgrpc.config_sources import load
 from kvgrpc.service.polling import IN_PLACE, VARIABLE
 from kvgrpc.service.session.session_server import FIRST_ENGINE_S
 from tests.docs.pages import DOCS, ROOT, code, plain, section, tables
 
 PAGE = DOCS / "configuration.md"
-SETTINGS, POOL, SCHEDULER, TENSORS, TLS, VARIABLES = tables(section(PAGE, "## Settings"))
+SETTINGS, POOL, SCHEDULER, TENSORS, TLS, IDENTITY, TOKENS, VARIABLES = tables(section(PAGE, "## Settings"))
 NOT_A_VALUE = {
     "engine_id": "random",
     "pool": "see below",
     "scheduler": "see below",
     "tensors": "see below",
     "tls": "see below",
+    "identity": "see below",
+    "tokens": "see below",
     "limits": "[table](protocol.md#defaults-and-limits)",
 }
 
@@ -68,6 +80,16 @@ def test_keys_of_tls_and_their_defaults_are_those_of_the_configuration() -> None
     assert shown(TLS) == {field.name: rendered(field) for field in fields(TlsConfig)}
 
 
+def test_keys_of_identity_and_tokens_and_their_defaults_are_those_of_the_configuration() -> None:
+    for rows, kind in ((IDENTITY, IdentityConfig), (TOKENS, TokenConfig)):
+        assert shown(rows) == {field.name: rendered(field) for field in fields(kind)}
+
+
+def test_the_algorithms_of_tokens_are_all_named() -> None:
+    (row,) = (row for row in TOKENS if plain(row[0]) == "algorithms")
+    assert row[2].partition(": ")[2].split(", ") == list(TOKEN_ALGORITHMS)
+
+
 def test_the_element_types_are_all_named() -> None:
     (row,) = (row for row in POOL if plain(row[0]) == "dtype")
     assert row[2].partition(": ")[2].split(", ") == list(DTYPE_BYTES)
@@ -75,7 +97,7 @@ def test_the_element_types_are_all_named() -> None:
 
 def test_every_flag_is_a_setting_or_named_as_one_without() -> None:
     flags = set(inspect.signature(serve.serve).parameters)
-    settings = shown(SETTINGS).keys() - {"pool", "scheduler", "tensors", "tls", "limits"}
+    settings = shown(SETTINGS).keys() - {"pool", "scheduler", "tensors", "tls", "identity", "tokens", "limits"}
     without = flags - settings - shown(POOL).keys()
     assert settings | shown(POOL).keys() <= flags
     text = section(PAGE, "## Settings")

@@ -1,4 +1,6 @@
-"""docs/security.md has the core's table of rights, and its way to mutual TLS can be gone."""
+"""docs/security.md has the core's table of rights, its way to mutual TLS can be gone, and docs/roles.md has the table
+of roles.
+"""
 
 import os
 import shlex
@@ -10,6 +12,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from kvgrpc.core.values.owners import RIGHTS
+from kvgrpc.service.identity.assignments import assignments_of
+from kvgrpc.service.identity.authorization_policy import policy_of
+from kvgrpc.service.identity.roles import Role, table
 from tests.docs.pages import DOCS, ROOT, code, section, tables
 
 
@@ -44,3 +49,22 @@ def test_the_way_to_mutual_tls_can_be_gone(tmp_path: Path) -> None:
         command = [sys.executable, "-c", program]
         ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert (ran.stdout, ran.stderr) == ("1 group of blocks moved\n", "")
+
+
+def test_the_page_of_roles_has_the_table_that_the_code_makes() -> None:
+    """`python -c 'from kvgrpc.service.identity.roles import table; print("\\n".join(table()))'` makes it."""
+    lines = (DOCS / "roles.md").read_text().splitlines()
+    begins = next(number for number, line in enumerate(lines) if line.startswith("| Method |"))
+    assert lines[begins : begins + len(table())] == table()
+    assert not lines[begins + len(table())]
+
+
+def test_the_page_of_roles_explains_each_role() -> None:
+    (shown, _) = tables((DOCS / "roles.md").read_text())
+    assert [row[0] for row in shown] == [role.value for role in Role]
+
+
+def test_the_examples_of_roles_and_of_a_policy_can_be_used_as_they_are() -> None:
+    (roles,), (policy,) = (code(section(DOCS / "security.md", "## Roles"), kind) for kind in ("toml", "json"))
+    assert assignments_of(roles.encode()).of("dns:a.ops.example.test").roles == {Role.OPERATOR, Role.VIEWER}
+    assert policy_of(policy.encode()).refusal("spiffe://prod.example/a", "/kvgrpc.v1.PoolService/ReadBlocks", ())

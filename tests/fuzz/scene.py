@@ -281,6 +281,8 @@ def _admin_requests(made: _Made) -> Iterator[Request]:
     yield "ListPeers", admin_pb2.ListPeersRequest()
     yield "ListPins", admin_pb2.ListPinsRequest(block=admin_pb2.BlockRef(block=made.blocks[0]), page_size=3)
     yield "ReleaseQuarantine", admin_pb2.ReleaseQuarantineRequest()
+    yield "ListAuditRecords", admin_pb2.ListAuditRecordsRequest(page_size=3)
+    yield "ForgetEngine", admin_pb2.ForgetEngineRequest(engine_id="nobody", message="it is gone")
     sent = made.handed.transfer.transfer_id
     yield (
         "ReleaseQuarantine",

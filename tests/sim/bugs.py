@@ -143,7 +143,7 @@ def revived(renew_one: Any) -> Any:
 
 def _find(renewals: Any, ref: Any) -> Any:
     try:
-        return renewals._find(ref)
+        return renewals._find(ref, "")
     except Exception:  # noqa: BLE001 - the reference holds no valid grant
         return None
 

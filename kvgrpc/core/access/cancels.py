@@ -17,6 +17,7 @@ from kvgrpc.core.state.reservation import ReservationMove
 from kvgrpc.core.tables.leases import Lease, LeaseState
 from kvgrpc.core.tables.transfers import Direction, Failure, Side, Transfer
 from kvgrpc.core.values.ids import check_transfer_key
+from kvgrpc.core.values.owners import Ground, Verb, within
 from kvgrpc.errors import NextStep, Reason, invalid
 
 CANCELLED_BEFORE_ACCESS = "cancelled_before_access"
@@ -56,7 +57,7 @@ class Cancels:
     def cancel(self, event: CancelTransfer) -> None:
         """Cancels a transfer by id, or all transfers under a key. An unknown key is refused from now on."""
         state = self._state
-        found = self._find(event)
+        found, foreign = self._find(event)
         live = [transfer for transfer in found if not transfer.over]
         in_flight = any(self._in_flight(transfer) for transfer in live)
         if live:
@@ -66,24 +67,26 @@ class Cancels:
         if not event.validate_only:
             for transfer in live:
                 self._cancel(transfer, event)
-            if not found:
+            if not found and not foreign:
                 state.tombstones.end_key(event.key, event.message or "it was cancelled before it came", state.now)
-            elif not live:
+            elif found and not live:
                 state.tombstones.let_retry(event.key)
         after = (state.transfers.find(transfer.id) or transfer for transfer in found)
         state.reply(event.call.id, Cancelled(outcome, tuple(after)))
 
-    def _find(self, event: CancelTransfer) -> list[Transfer]:
-        """Returns the transfers that the call names, ended ones too. Raises InvalidRequest (INVALID_FIELD), NotFound
-        (TRANSFER_NOT_FOUND).
+    def _find(self, event: CancelTransfer) -> tuple[list[Transfer], bool]:
+        """Returns the transfers that the call names, ended ones too, and whether there are others of another tenant,
+        which its key must not end. Raises InvalidRequest (INVALID_FIELD), NotFound (TRANSFER_NOT_FOUND).
         """
         transfers = self._state.transfers
         if bool(event.transfer_id) == bool(event.key):
             raise invalid("target", "is required: a transfer_id or a transfer_key")
         if event.transfer_id:
-            return [transfers.get(event.transfer_id)]
+            return [transfers.get_for(event.call.principal, Verb.END, event.transfer_id, Ground.NAME)], False
         check_transfer_key(event.key)
-        return [*transfers.past_with_key(event.key)[-PAST_SHOWN_MAX:], *transfers.with_key(event.key)]
+        known = [*transfers.past_with_key(event.key)[-PAST_SHOWN_MAX:], *transfers.with_key(event.key)]
+        found = [transfer for transfer in known if within(event.call.principal, transfer.tenant)]
+        return found, len(found) < len(known)
 
     def _in_flight(self, transfer: Transfer) -> bool:
         """Returns whether this engine's movers may have bytes in flight for a transfer."""

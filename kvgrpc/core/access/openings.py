@@ -19,11 +19,11 @@ from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.tables.transfers import State
 from kvgrpc.core.values.block_ids import Ids
 from kvgrpc.core.values.content import check
-from kvgrpc.core.values.grants import AccessKind, read_claims, verify
+from kvgrpc.core.values.grants import AccessKind, Claims, check_tenant, read_claims, verify
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES
 from kvgrpc.core.values.kept_blocks import ARRAY_BYTES
 from kvgrpc.core.values.layout import check_prefix
-from kvgrpc.core.values.owners import PEER
+from kvgrpc.core.values.owners import PEER, name_of
 from kvgrpc.errors import (
     DeadlineExceeded,
     Exhausted,
@@ -63,7 +63,7 @@ class AccessOpenings:
         if not count:
             self._state.reply(call.id, Openings(()))
         for row, opening in enumerate(event.openings):
-            self._open_row(call, row, peer, opening)
+            self._open_row(call, row, peer, opening, event.call.principal)
         if call.left:
             self._state.ledger.keep(RowKind.OPENING, call.id, payer, nbytes)
 
@@ -103,12 +103,12 @@ class AccessOpenings:
         for access_id in list(self._state.access.openings.rows):
             self.dismiss(self._state.access.rows[access_id], error)
 
-    def _open_row(self, call: OpenCall, row: int, peer: Peer, opening: AccessOpening) -> None:
+    def _open_row(self, call: OpenCall, row: int, peer: Peer, opening: AccessOpening, caller: str) -> None:
         try:
             self._check_room(call, opening)
             access = self._state.access.rows.get(opening.access_id)
             if access is None:
-                access = self._new(peer, opening)
+                access = self._new(peer, opening, caller)
             else:
                 _check_same(access, peer, opening)
                 access.waits_for_blocks &= opening.waits_for_blocks
@@ -129,7 +129,7 @@ class AccessOpenings:
             )
         call.blocks += blocks
 
-    def _new(self, peer: Peer, opening: AccessOpening) -> Access:
+    def _new(self, peer: Peer, opening: AccessOpening, caller: str) -> Access:
         state = self._state
         if len(opening.access_id) != ACCESS_ID_BYTES:
             raise invalid("openings.access_id", f"has {ACCESS_ID_BYTES} random bytes")
@@ -137,6 +137,7 @@ class AccessOpenings:
             raise PreconditionFailed(Reason.ACCESS_CLOSED, "this access was closed long ago; open a new one")
         kind = AccessKind.READ if opening.push_content is None else AccessKind.WRITE
         claims = verify(opening.token, state.life.grant_key, state.life.engine.engine_id, state.life.incarnation, kind)
+        check_consumer(caller, claims)
         if kind is AccessKind.READ and opening.claim is None:
             raise InvalidRequest(Reason.CONTENT_REQUIRED, "opening a READ grant takes a content claim")
         if len(state.access.rows) >= state.limits.accesses:
@@ -353,3 +354,12 @@ def _wait_error(access: Access) -> KVGrpcError:
         retry_delay_s=1.0,
         metadata={"phase": f"open/{access.waiting_for}"},
     )
+
+
+def check_consumer(caller: str, claims: Claims) -> None:
+    """Raises NotFound (LEASE_NOT_FOUND) for a consumer of another tenant than the grant's, and PermissionDenied
+    (GRANT_BOUND) for another consumer than the one that the grant is bound to.
+    """
+    check_tenant(caller, claims)
+    if claims.bound_to and claims.bound_to != name_of(caller):
+        raise PermissionDenied(Reason.GRANT_BOUND, "this grant is bound to another consumer")

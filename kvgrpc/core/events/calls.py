@@ -66,6 +66,10 @@ class FinishedBlocks:
     """The hand-over to readers becomes a push if a destination registers under its key."""
     expected: bool = False
     """The engine will compute a push under `key`; only `key` matters beside this."""
+    tenant: str = ""
+    """Tenant of the lease; empty: the caller's."""
+    bound_to: str = ""
+    """Name of the one consumer that may use the grant; empty: any of the tenant."""
     stands_for: tuple[str, ...] = ()
     """Live leases of these same blocks, for one consumer each: a read under this lease counts as a read under each of
     them.

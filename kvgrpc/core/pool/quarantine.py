@@ -21,6 +21,7 @@ from kvgrpc.core.state.waiting_rows import Proofs
 from kvgrpc.core.tables.peers import PeerState
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.timers import Timer
+from kvgrpc.core.values.owners import Ground, Verb
 from kvgrpc.errors import DeadlineExceeded, Exhausted, KVGrpcError, Reason, invalid
 
 ANSWER_S = 15.0
@@ -199,7 +200,7 @@ class Quarantine:
             if not event.why:
                 raise invalid("message", "is required with force: why nothing can write there")
             for id_ in event.transfer_ids:
-                self._state.transfers.get(id_)
+                self._state.transfers.get_for(event.call.principal, Verb.SEE, id_, Ground.NAME)
         elif event.transfer_ids:
             raise invalid("transfer_ids", "go with force: a re-key is of all memory")
         elif self._anything and not self._state.pool.rekeying:

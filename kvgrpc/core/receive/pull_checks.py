@@ -11,7 +11,7 @@ from kvgrpc.core.values import content as contents
 from kvgrpc.core.values.block_ids import Blocks
 from kvgrpc.core.values.compatibility import EngineDescription
 from kvgrpc.core.values.content import UNIT_TOKENS, ContentClaim
-from kvgrpc.core.values.grants import AccessKind, Claims, read_claims
+from kvgrpc.core.values.grants import AccessKind, Claims, check_tenant, read_claims
 from kvgrpc.core.values.groups import Group
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES
 from kvgrpc.core.values.layout import check_prefix
@@ -26,6 +26,7 @@ def check_pull(state: NodeState, event: PullBlocks) -> tuple[Claims, ContentClai
     claims = read_claims(event.token)
     if claims.access is not AccessKind.READ:
         raise PreconditionFailed(Reason.GRANT_WRONG_ACCESS, "a pull takes a READ grant; this is a WRITE grant")
+    check_tenant(event.call.principal, claims)
     check_key(event.key, claims.transfer_key, "this grant")
     state.tombstones.check_key(claims.transfer_key)
     if event.content is None:

@@ -64,6 +64,7 @@ class Pulls:
             event.call,
             direction=Direction.RECEIVE,
             key=claims.transfer_key,
+            tenant=claims.tenant,
             request_id=event.request_id,
             lease_id=claims.lease_id,
             peer_engine_id=claims.engine_id,

@@ -39,7 +39,7 @@ from kvgrpc.core.values.ids import ACCESS_ID_BYTES, check_transfer_key, mint_lea
 from kvgrpc.core.values.kept_blocks import blocks_bytes
 from kvgrpc.core.values.layout import check_prefix
 from kvgrpc.core.values.limits import granted_timeout
-from kvgrpc.core.values.owners import PEER
+from kvgrpc.core.values.owners import PEER, tenant_of
 from kvgrpc.core.values.parts import Parts
 from kvgrpc.errors import (
     AlreadyExists,
@@ -92,7 +92,7 @@ class Reservations:
             raise InvalidRequest(Reason.BLOCK_COUNT_MISMATCH, wrong)
         claims = Claims(
             AccessKind.WRITE, me.engine_id, state.life.incarnation, me.address, target_id, event.key, timeout_s, count,
-            claim.tokens,
+            claim.tokens, tenant=tenant_of(event.call.principal),
         )  # fmt: skip
         token = mint(claims, state.life.grant_key)
         if event.source is not None:

@@ -19,7 +19,7 @@ from kvgrpc.core.values.content import ContentId
 from kvgrpc.core.values.grants import AccessKind, Claims, mint
 from kvgrpc.core.values.ids import check_transfer_key
 from kvgrpc.core.values.limits import granted_ttl
-from kvgrpc.core.values.owners import ENGINE
+from kvgrpc.core.values.owners import ENGINE, tenant_of
 from kvgrpc.errors import (
     AlreadyExists,
     Exhausted,
@@ -28,6 +28,7 @@ from kvgrpc.errors import (
     PreconditionFailed,
     Reason,
     Unavailable,
+    invalid,
 )
 
 
@@ -88,6 +89,8 @@ class HandOvers:
         if not event.last or event.layers or event.part_epoch or event.failure:
             raise PreconditionFailed(Reason.WAITS_FOR_MISMATCH, "for READERS a hand-over is exactly one part")
         ttl_s = granted_ttl(event.ttl_s, state.limits)
+        if event.tenant and tenant_of(event.call.principal) not in ("", event.tenant):
+            raise invalid("for_readers.tenant" if event.transfer else "tenant", "is the caller's own, or left out")
         if not sum([len(ids) for _, ids in event.blocks]):
             raise PreconditionFailed(Reason.EMPTY_FINISH, "there are no blocks to hand over")
         if event.content is None:
@@ -118,7 +121,7 @@ class HandOvers:
         claims = Claims(
             AccessKind.READ, pool.engine_id, self._state.life.incarnation, pool.address, lease.id, key, lease.ttl_s,
             block_count, lease.content.tokens, lease.on_abort,
-            request_time_us=lease.request_time_us,
+            tenant=lease.tenant, bound_to=lease.bound_to, request_time_us=lease.request_time_us,
         )  # fmt: skip
         return mint(claims, self._state.life.grant_key)
 
@@ -128,6 +131,7 @@ class HandOvers:
             event.call,
             direction=Direction.SEND,
             key=event.key,
+            tenant=lease.tenant,
             request_id=event.request_id,
             lease_id=lease.id,
             waiting_for="readers",

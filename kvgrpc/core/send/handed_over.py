@@ -1,23 +1,53 @@
 """Hand-overs to readers that become pushes, because a destination registered under their key before or after them."""
 
+from kvgrpc.core.events import RegisterPush
 from kvgrpc.core.send.leases import Leases
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.state.push import SourcePush
 from kvgrpc.core.tables.leases import Lease
 from kvgrpc.core.tables.ledger import RowKind
-from kvgrpc.core.tables.transfers import Direction
+from kvgrpc.core.tables.transfers import Direction, Transfer
+from kvgrpc.core.values.grants import AccessKind, Claims, check_tenant, read_claims
+from kvgrpc.core.values.owners import Verb, within
 from kvgrpc.core.values.parts import Parts
-from kvgrpc.errors import AlreadyExists, Reason
+from kvgrpc.errors import AlreadyExists, NotFound, PreconditionFailed, Reason
 
 
-def find(state: NodeState, key: bytes) -> Lease | None:
+def registering(event: RegisterPush) -> Claims:
+    """Returns the claims of the grant that registers. Raises PreconditionFailed (GRANT_WRONG_ACCESS) for one to read,
+    and NotFound (LEASE_NOT_FOUND) for one of another tenant than the caller's.
+    """
+    claims = read_claims(event.token)
+    if claims.access is not AccessKind.WRITE:
+        raise PreconditionFailed(Reason.GRANT_WRONG_ACCESS, "a push takes a WRITE grant; this is a READ grant")
+    check_tenant(event.call.principal, claims)
+    return claims
+
+
+def registered(state: NodeState, key: bytes, caller: str) -> SourcePush | None:
+    """Returns the push under that key. Raises NotFound (TRANSFER_NOT_FOUND) for one of another tenant."""
+    push = state.send.pushes.with_key(key)
+    if push is not None:
+        _check_tenant(state.transfers.get(push.transfer_id), caller)
+    return push
+
+
+def taken(state: NodeState, push: SourcePush, caller: str) -> bool:
+    """Returns whether the caller may add no part to a push, which is another caller's or another tenant's."""
+    if push.parts is None:
+        return not within(caller, state.transfers.get(push.transfer_id).tenant)
+    return not state.transfers.may(caller, Verb.ADD_PART, push.transfer_id)
+
+
+def find(state: NodeState, key: bytes, caller: str) -> Lease | None:
     """Returns the lease handed over under that key that takes registrations. Raises AlreadyExists (TRANSFER_EXISTS)
-    when it has, or had, a reader.
+    when it has, or had, a reader, and NotFound (TRANSFER_NOT_FOUND) when it is of another tenant.
     """
     for transfer in state.transfers.with_key(key):
         lease = state.send.leases.find(transfer.lease_id)
         if lease is None or transfer.over or transfer.direction is not Direction.SEND or not lease.takes_registrations:
             continue
+        _check_tenant(transfer, caller)
         if lease.read or lease.done:
             raise AlreadyExists(Reason.TRANSFER_EXISTS, "these blocks are read under their grant already")
         return lease
@@ -39,3 +69,8 @@ def pushed(state: NodeState, leases: Leases, lease: Lease, key: bytes) -> Source
     state.send.pushes.begin(push)
     leases.extend(lease, state.limits.registration_timeout_s)
     return push
+
+
+def _check_tenant(transfer: Transfer, caller: str) -> None:
+    if not within(caller, transfer.tenant):
+        raise NotFound(Reason.TRANSFER_NOT_FOUND, "nothing takes registrations under this transfer key")

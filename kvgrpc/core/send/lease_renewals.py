@@ -16,7 +16,7 @@ from kvgrpc.core.tables.leases import Lease, LeaseState
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.tables.transfers import Direction
 from kvgrpc.core.values.limits import check_renewals, granted_ttl
-from kvgrpc.core.values.owners import ENGINE_SIDE
+from kvgrpc.core.values.owners import ENGINE_SIDE, within
 from kvgrpc.errors import KVGrpcError, NotFound, Reason
 
 Row = tuple[float, Reason | None, LeaseState | None]
@@ -27,7 +27,7 @@ class LeaseRenewals:
     """Renewals of this engine's leases."""
 
     def __init__(
-        self, state: NodeState, firmness: Firmness, weak_claims: WeakClaims, find: Callable[[LeaseRef], Lease]
+        self, state: NodeState, firmness: Firmness, weak_claims: WeakClaims, find: Callable[[LeaseRef, str], Lease]
     ) -> None:
         """Takes `find`, which raises the error for an invalid lease id or grant."""
         self._state = state
@@ -48,10 +48,11 @@ class LeaseRenewals:
         state.reply(event.call.id, Renewed(rows))
 
     def _renew_one(self, ref: LeaseRef, ttl_s: float | None, event: RenewLeases) -> Row:
+        caller = event.call.principal
         if ref.key and (left_s := self._await_longer(ref.key, event)) is not None:
             return left_s, None, None
         try:
-            lease = self._under(ref.key) if ref.key else self._find(ref)
+            lease = self._under(ref.key, caller) if ref.key else self._find(ref, caller)
         except KVGrpcError as error:
             return 0.0, error.reason, None
         if not lease.live:
@@ -59,7 +60,7 @@ class LeaseRenewals:
         if not event.validate_only:
             lease.renew(self._state.now, ttl_s)
             stand_in_leases.keep(self._state, lease)
-            if not event.for_access and event.call.principal not in ENGINE_SIDE:
+            if not event.for_access and caller not in ENGINE_SIDE:
                 self._firmness.renewed(lease, lease.last_ttl_s)
         return lease.deadline - self._state.now, None, lease.state
 
@@ -71,6 +72,8 @@ class LeaseRenewals:
         push = state.send.pushes.with_key(key)
         if push is None or push.parts is not None:
             return None
+        if not within(event.call.principal, state.transfers.get(push.transfer_id).tenant):
+            return None
         due = state.timers.when(Timer.RENDEZVOUS, push.transfer_id)
         assert due is not None, "a push without parts waits for some"
         if (push.expected or push.part_epoch) and not event.validate_only:
@@ -78,10 +81,11 @@ class LeaseRenewals:
             state.timers.set(Timer.RENDEZVOUS, push.transfer_id, due)
         return due - state.now
 
-    def _under(self, key: bytes) -> Lease:
+    def _under(self, key: bytes, caller: str) -> Lease:
         """Returns the lease that is handed over or pushed under a key. Raises NotFound (LEASE_NOT_FOUND)."""
         state = self._state
-        sends = [found for found in state.transfers.with_key(key) if found.direction is Direction.SEND]
+        known = [found for found in state.transfers.with_key(key) if within(caller, found.tenant)]
+        sends = [found for found in known if found.direction is Direction.SEND]
         leases = [lease for found in sends if (lease := state.send.leases.find(found.lease_id)) is not None]
         if leases:
             return next((lease for lease in leases if lease.live), leases[-1])

@@ -23,7 +23,7 @@ from kvgrpc.core.values.grants import AccessKind, verify
 from kvgrpc.core.values.ids import mint_lease_id
 from kvgrpc.core.values.kept_blocks import blocks_bytes, no_blocks
 from kvgrpc.core.values.limits import granted_firm_ttl
-from kvgrpc.core.values.owners import ENGINE_SIDE
+from kvgrpc.core.values.owners import ENGINE_SIDE, tenant_of
 from kvgrpc.core.values.request_times import heard
 from kvgrpc.errors import Exhausted, Reason
 
@@ -71,6 +71,8 @@ class Leases:
             pushed=event.waits_for is WaitsFor.REGISTRATION,
             takes_registrations=event.takes_registrations,
             labels=event.labels,
+            tenant=event.tenant or tenant_of(event.call.principal),
+            bound_to=event.bound_to,
             stands_for=event.stands_for,
         )
 
@@ -102,20 +104,22 @@ class Leases:
         remaining_s, cap_remaining_s = max(lease.deadline - now, 0.0), max(lease.cap - now, 0.0)
         return LeaseTimes(remaining_s, cap_remaining_s, now - lease.granted, self._firmness.soft_in_s(lease))
 
-    def find(self, ref: LeaseRef) -> Lease:
-        """Returns the lease, live or ended. Raises NotFound, or the errors of an invalid grant."""
+    def find(self, ref: LeaseRef, caller: str = "") -> Lease:
+        """Returns the lease, live or ended. Raises NotFound, also for a lease of another tenant than the caller, or the
+        errors of an invalid grant.
+        """
         state = self._state
         if not ref.token:
-            return state.send.leases.get(ref.lease_id)
+            return state.send.leases.get(ref.lease_id, caller)
         claims = verify(
             ref.token, state.life.grant_key, state.life.engine.engine_id, state.life.incarnation, AccessKind.READ
         )
-        return state.send.leases.get(claims.lease_id)
+        return state.send.leases.get(claims.lease_id, caller)
 
     def release(self, event: ReleaseLease) -> None:
         """Handles ReleaseLease: ends a live lease. An ended lease stays unchanged."""
         state = self._state
-        lease = self.find(event.lease)
+        lease = self.find(event.lease, event.call.principal)
         blocks = lease.blocks
         if event.validate_only:
             state.reply(event.call.id, Released(lease.snapshot(), self.times(lease), self._would_free(lease)))

@@ -28,7 +28,6 @@ from kvgrpc.core.values.grants import AccessKind, Claims, OnAbort, read_claims
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES, check_transfer_key, peer_key
 from kvgrpc.core.values.kept_blocks import blocks_bytes
 from kvgrpc.core.values.limits import granted_ttl
-from kvgrpc.core.values.owners import Verb
 from kvgrpc.core.values.parts import PART_BYTES, Part, Parts
 from kvgrpc.errors import (
     AlreadyExists,
@@ -63,10 +62,8 @@ class Pushes:
     def register(self, event: RegisterPush) -> None:
         """Handles RegisterPush, which tells the source where the blocks go."""
         state = self._state
-        claims = read_claims(event.token)
-        if claims.access is not AccessKind.WRITE:
-            raise PreconditionFailed(Reason.GRANT_WRONG_ACCESS, "a push takes a WRITE grant; this is a READ grant")
-        push = self._state.send.pushes.with_key(claims.transfer_key)
+        claims = handed_over.registering(event)
+        push = handed_over.registered(state, claims.transfer_key, event.call.principal)
         known = push.registrations.get(event.token) if push is not None else None
         if push is not None and known is not None:
             self._check_again(push, known)
@@ -76,7 +73,7 @@ class Pushes:
         state.tombstones.check_grant(event.token)
         state.ledger.check(event.call.payer, MOVE_BYTES)
         self._handshakes.check_room(claims.address, claims.engine_id, claims.incarnation, event.call.connection)
-        lease = handed_over.find(state, claims.transfer_key) if push is None else None
+        lease = handed_over.find(state, claims.transfer_key, event.call.principal) if push is None else None
         if lease is None:
             self._check_new(claims.transfer_key) if push is None else self._check_wanted(push)
         if event.validate_only:
@@ -334,7 +331,7 @@ class Pushes:
         if push is None:
             state.tombstones.check_key(event.key, begins=False)
             self._check_new(event.key)
-        elif push.parts is not None and not state.transfers.may(event.call.principal, Verb.ADD_PART, push.transfer_id):
+        elif handed_over.taken(state, push, event.call.principal):
             raise AlreadyExists(Reason.TRANSFER_EXISTS, "another caller pushes blocks under this transfer key")
         elif event.part_epoch < push.part_epoch:
             replaced = f"these parts were replaced or taken back: part_epoch {push.part_epoch} is next"

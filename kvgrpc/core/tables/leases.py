@@ -21,6 +21,7 @@ from kvgrpc.core.values.block_ids import Blocks
 from kvgrpc.core.values.content import ContentId
 from kvgrpc.core.values.grants import OnAbort
 from kvgrpc.core.values.kept_blocks import keeping, kept, kept_bytes, no_blocks
+from kvgrpc.core.values.owners import within
 from kvgrpc.core.values.telemetry import MoveTelemetry
 from kvgrpc.errors import InternalError, KVGrpcError, NotFound, PreconditionFailed, Reason
 
@@ -109,6 +110,9 @@ class Lease:
     takes_registrations: bool = False
     """True when a destination that registers for it gets it pushed."""
     labels: tuple[tuple[str, str], ...] = ()
+    tenant: str = ""
+    bound_to: str = ""
+    """Name of the one consumer that may use its grant; empty: any of the tenant."""
     stands_for: tuple[str, ...] = ()
     """Leases for one consumer each, which are read when this one is."""
     state: LeaseState = LeaseState.LIVE
@@ -282,10 +286,12 @@ class LeaseTable:
         """Returns the lease, live or ended, or None."""
         return self._live.get(lease_id) or self._ended.get(lease_id)
 
-    def get(self, lease_id: str) -> Lease:
-        """Returns the lease, live or ended. Raises NotFound (LEASE_NOT_FOUND)."""
+    def get(self, lease_id: str, caller: str = "") -> Lease:
+        """Returns the lease, live or ended. Raises NotFound (LEASE_NOT_FOUND), also for a lease of another tenant than
+        that of `caller`, if one is named.
+        """
         found = self.find(lease_id)
-        if found is None:
+        if found is None or not within(caller, found.tenant):
             raise NotFound(Reason.LEASE_NOT_FOUND, f"no lease {lease_id} here")
         return found
 

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Iterator
 from enum import Enum
 
 from kvgrpc.core.values.limits import Limits
-from kvgrpc.core.values.owners import ENGINE_SIDE, PEER
+from kvgrpc.core.values.owners import ENGINE_SIDE, PEER, tenant_of
 from kvgrpc.errors import Exhausted, Reason
 
 RETRY_DELAY_S = 1.0
@@ -86,6 +86,7 @@ class Ledger:
         """Read-only outside, as are the next two attributes."""
         self.by_share: dict[LedgerShare, int] = dict.fromkeys(LedgerShare, 0)
         self.by_payer: dict[str, int] = {}
+        self.by_tenant: dict[str, int] = {}
 
     @property
     def total(self) -> int:
@@ -99,6 +100,10 @@ class Ledger:
         if share is not LedgerShare.ENGINE and mine + nbytes > most:
             who = "this caller's calls" if share is LedgerShare.CALLERS else "this peer's calls"
             raise _full(who, mine, nbytes, most)
+        if (tenant := tenant_of(payer)) and (theirs := self.by_tenant.get(tenant, 0)) + nbytes > (
+            of_tenant := limits.kept_bytes_per_tenant
+        ):
+            raise _full("the calls of this tenant", theirs, nbytes, of_tenant)
         most = limits.engine_kept_bytes if share is LedgerShare.ENGINE else limits.kept_bytes
         if (all_of_them := self.by_share[share]) + nbytes > most:
             raise _full(f"the calls of {_WHO[share]}", all_of_them, nbytes, most)
@@ -116,6 +121,14 @@ class Ledger:
             self._shares[payer] = share_of(payer)
             self.by_payer[payer] = nbytes
         self.by_share[self._shares[payer]] += nbytes
+        self._charge(payer, nbytes)
+
+    def _charge(self, payer: str, nbytes: int) -> None:
+        """Adds bytes, or takes them away, at the tenant of a payer."""
+        if tenant := tenant_of(payer):
+            left = self.by_tenant[tenant] = self.by_tenant.get(tenant, 0) + nbytes
+            if not left:
+                del self.by_tenant[tenant]
 
     def enter(self, kind: RowKind, name: Hashable, payer: str, nbytes: int) -> None:
         """Adds or replaces a row if there is room. Raises as `check`."""
@@ -130,6 +143,7 @@ class Ledger:
             self.by_kind[kind] += nbytes - before
             self.by_payer[payer] += nbytes - before
             self.by_share[self._shares[payer]] += nbytes - before
+            self._charge(payer, nbytes - before)
 
     def payer(self, kind: RowKind, name: Hashable) -> str:
         """Returns the payer of an existing row."""
@@ -144,6 +158,7 @@ class Ledger:
         self.by_kind[kind] -= nbytes
         self.by_share[self._shares[payer]] -= nbytes
         self.by_payer[payer] -= nbytes
+        self._charge(payer, -nbytes)
         if not self.by_payer[payer]:
             del self.by_payer[payer], self._shares[payer]
 
@@ -166,13 +181,15 @@ class Ledger:
 
     def check_sums(self) -> None:
         """Asserts that all sums match the rows. For tests and simulators."""
-        by_share, by_payer = dict.fromkeys(LedgerShare, 0), dict[str, int]()
+        by_share, by_payer, by_tenant = dict.fromkeys(LedgerShare, 0), dict[str, int](), dict[str, int]()
         for kind, rows in self._rows.items():
             assert self.by_kind[kind] == sum(nbytes for _, nbytes in rows.values()), kind
             for payer, nbytes in rows.values():
                 by_payer[payer] = by_payer.get(payer, 0) + nbytes
                 by_share[share_of(payer)] += nbytes
-        assert (self.by_share, self.by_payer) == (by_share, by_payer)
+                if tenant := tenant_of(payer):
+                    by_tenant[tenant] = by_tenant.get(tenant, 0) + nbytes
+        assert (self.by_share, self.by_payer, self.by_tenant) == (by_share, by_payer, by_tenant)
 
 
 _WHO = {LedgerShare.CALLERS: "all callers", LedgerShare.PEERS: "all peers", LedgerShare.ENGINE: "the attached engine"}

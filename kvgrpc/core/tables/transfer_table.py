@@ -23,7 +23,7 @@ from kvgrpc.core.tables.transfers import (
     pair_id,
 )
 from kvgrpc.core.values.ids import may_name, mint_id
-from kvgrpc.core.values.owners import Thing, ThingKind, Verb, may
+from kvgrpc.core.values.owners import Ground, Thing, ThingKind, Verb, may, tenant_of
 from kvgrpc.errors import Exhausted, NextStep, NotFound, Reason
 
 
@@ -66,6 +66,7 @@ class TransferTable:
         """Creates a PENDING transfer. Its owner pays for it unless `payer` is named."""
         self._numbers += 1
         self.seq += 1
+        fields["tenant"] = fields.get("tenant") or tenant_of(fields["owner"])
         id_ = mint_id(self.secret, self.incarnation, "transfer", "lead", self._numbers)
         transfer = Transfer(id=id_, created=now, seq=self.seq, pair_id=pair_id(fields["key"]), **fields)
         self._by_key.setdefault(transfer.key, {})[id_] = None
@@ -116,14 +117,14 @@ class TransferTable:
         """Returns the transfer, also from the history, or None."""
         return self.current.get(transfer_id) or self._past.get(transfer_id) or self._failed.get(transfer_id)
 
-    def may(self, caller: str, verb: Verb, transfer_id: str) -> bool:
+    def may(self, caller: str, verb: Verb, transfer_id: str, shown: Ground | None = None) -> bool:
         """Returns whether a principal may do that with a transfer. False when the transfer does not exist."""
         found = self.find(transfer_id)
-        return found is not None and may(caller, verb, Thing(ThingKind.TRANSFER, found.owner))
+        return found is not None and may(caller, verb, Thing(ThingKind.TRANSFER, found.owner, found.tenant), shown)
 
-    def get_for(self, caller: str, verb: Verb, transfer_id: str) -> Transfer:
+    def get_for(self, caller: str, verb: Verb, transfer_id: str, shown: Ground | None = None) -> Transfer:
         """Returns the transfer. Raises NotFound (TRANSFER_NOT_FOUND), also when the caller may not do that with it."""
-        if not self.may(caller, verb, transfer_id):
+        if not self.may(caller, verb, transfer_id, shown):
             raise _unknown(transfer_id)
         return self.get(transfer_id)
 

@@ -147,6 +147,7 @@ class Transfer:
     owner: str
     state: State = State.PENDING
     memory: Disposition = Disposition.HELD
+    tenant: str = ""
     request_id: str = ""
     trace: str = ""
     peer_engine_id: str = ""
@@ -213,6 +214,7 @@ class TransferTerms(TypedDict):
 
     direction: Direction
     key: bytes
+    tenant: NotRequired[str]
     request_id: NotRequired[str]
     peer_engine_id: NotRequired[str]
     peer_incarnation: NotRequired[int]

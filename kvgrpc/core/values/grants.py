@@ -13,8 +13,9 @@ from enum import IntEnum
 from functools import lru_cache
 
 from kvgrpc.core.values.ids import TRANSFER_KEY_BYTES_MIN
+from kvgrpc.core.values.owners import within
 from kvgrpc.core.values.records import dataclass
-from kvgrpc.errors import Aborted, InvalidRequest, PermissionDenied, PreconditionFailed, Reason
+from kvgrpc.errors import Aborted, InvalidRequest, NotFound, PermissionDenied, PreconditionFailed, Reason
 
 GRANT_BYTES_MAX = 512
 """Maximum size of a whole Grant message, so that it fits a header of any proxy."""
@@ -23,6 +24,8 @@ _FIELDS_BYTES = 48
 _VERSION = 1
 _TIMED = 2
 """Version of a token with the request's time after its numbers."""
+_BOUND = 2
+"""Added to the version of a token with the name of its consumer after its other texts."""
 _MAC_BYTES = 32
 _HEAD = struct.Struct("<BBBQIII")
 _TIME = struct.Struct("<Q")
@@ -64,6 +67,8 @@ class Claims:
     tenant: str = ""
     request_time_us: int = 0
     """Time at which the request of a hand-over began, in microseconds since the Unix epoch; 0: not stated."""
+    bound_to: str = ""
+    """Name of the one consumer that may use it; empty: every consumer of the tenant."""
 
 
 def signing_key(secret: bytes) -> bytes:
@@ -75,7 +80,7 @@ def mint(claims: Claims, key: bytes) -> bytes:
     """Returns the token of `claims`. Raises InvalidRequest if the ids and the address are too long for one."""
     time_us = claims.request_time_us
     head = _HEAD.pack(
-        _TIMED if time_us else _VERSION,
+        (_TIMED if time_us else _VERSION) + (_BOUND if claims.bound_to else 0),
         claims.access,
         claims.on_abort,
         claims.incarnation,
@@ -85,6 +90,8 @@ def mint(claims: Claims, key: bytes) -> bytes:
     )
     texts = (claims.engine_id, claims.address, claims.lease_id, claims.tenant)
     fields = [*map(str.encode, texts), claims.transfer_key]
+    if claims.bound_to:
+        fields.append(claims.bound_to.encode())
     sizes = list(map(len, fields))
     if max(sizes) > 255:
         raise InvalidRequest(Reason.INVALID_FIELD, "a grant's ids and address have at most 255 bytes each")
@@ -96,8 +103,8 @@ def mint(claims: Claims, key: bytes) -> bytes:
     if message_bytes > GRANT_BYTES_MAX:
         raise InvalidRequest(
             Reason.INVALID_FIELD,
-            f"engine id, address, tenant and transfer key are too long: they make a grant of {message_bytes} bytes, "
-            f"the limit is {GRANT_BYTES_MAX}",
+            "engine id, address, tenant, consumer and transfer key are too long: they make a grant of "
+            f"{message_bytes} bytes, the limit is {GRANT_BYTES_MAX}",
         )
     return token
 
@@ -109,19 +116,20 @@ def read_claims(token: bytes) -> Claims:
     try:
         version, access, on_abort, incarnation, ttl_ms, blocks, tokens = _HEAD.unpack_from(payload)
         fields, at, time_us = [], _HEAD.size, 0
-        if version == _TIMED:
+        bound = version > _TIMED
+        if version in (_TIMED, _TIMED + _BOUND):
             (time_us,) = _TIME.unpack_from(payload, at)
             at += _TIME.size
-        for _ in range(5):
+        for _ in range(5 + bound):
             end = at + 1 + payload[at]
             fields.append(payload[at + 1 : end])
             at = end
-        if version not in (_VERSION, _TIMED) or at != len(payload) or len(fields[4]) < TRANSFER_KEY_BYTES_MIN:
+        if not _VERSION <= version <= _TIMED + _BOUND or at != len(payload) or len(fields[4]) < TRANSFER_KEY_BYTES_MIN:
             raise ValueError("wrong version or length")
         engine_id, address, lease_id, tenant = map(bytes.decode, fields[:4])
         return Claims(
             AccessKind(access), engine_id, incarnation, address, lease_id, fields[4], ttl_ms / 1000, blocks, tokens,
-            OnAbort(on_abort), tenant, time_us,
+            OnAbort(on_abort), tenant, time_us, fields[5].decode() if bound else "",
         )  # fmt: skip
     except (struct.error, IndexError, ValueError) as error:
         raise InvalidRequest(
@@ -155,6 +163,12 @@ def verify(token: bytes, key: bytes, engine_id: str, incarnation: int, access: A
             Reason.GRANT_WRONG_ACCESS, f"this is a {claims.access.name} grant; a {access.name} grant is needed"
         )
     return claims
+
+
+def check_tenant(caller: str, claims: Claims) -> None:
+    """Raises NotFound (LEASE_NOT_FOUND) for a grant of another tenant than the caller's."""
+    if not within(caller, claims.tenant):
+        raise NotFound(Reason.LEASE_NOT_FOUND, f"no lease {claims.lease_id} here")
 
 
 def to_json(token: bytes) -> dict[str, bool | int | str | list[int]]:

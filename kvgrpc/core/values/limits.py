@@ -74,6 +74,8 @@ class Limits:
     """Maximum bytes kept for the calls of all callers but the attached engine; as much again for those of all peers."""
     kept_bytes_per_caller: int = 64 * 1024 * 1024
     """Maximum bytes kept for one principal, one connection of callers without a principal, or one life of a peer."""
+    kept_bytes_per_tenant: int = 128 * 1024 * 1024
+    """Maximum bytes kept for all callers of one tenant together."""
     engine_kept_bytes: int = 4 * 1024 * 1024 * 1024
     """Maximum bytes kept for the calls of the attached engine's session."""
     remembered_bytes: int = 32 * 1024 * 1024

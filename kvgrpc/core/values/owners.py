@@ -19,6 +19,8 @@ STORE = "store"
 """Principal of the lead's own staging store, with every right. It owns the memory of tensors. No caller has it."""
 PEER = "peer "
 """Prefix of a peer's principal; the peer's life follows."""
+TENANT = "tenant "
+"""Prefix of the principal of a caller with a tenant; the tenant and the caller's name follow."""
 EVERYONE = ""
 """Owner of what belongs to every caller alike: a pool whose blocks the server gives out."""
 ENGINE_SIDE = frozenset({ENGINE, SCHEDULER})
@@ -95,10 +97,37 @@ class Thing(NamedTuple):
 
     kind: ThingKind
     owner: str
+    tenant: str = ""
+    """Its tenant, if its owner, an engine, made it for one; else the owner's counts."""
+
+
+def tenant_of(principal: str) -> str:
+    """Returns the tenant of a principal; empty for one of none, which belongs to the house."""
+    return principal.removeprefix(TENANT).partition(" ")[0] if principal.startswith(TENANT) else ""
+
+
+def name_of(principal: str) -> str:
+    """Returns the caller's name, without its tenant."""
+    return principal.removeprefix(TENANT).partition(" ")[2] if principal.startswith(TENANT) else principal
+
+
+def within(caller: str, tenant: str) -> bool:
+    """Returns True if a principal may know of a thing of that tenant. A caller of the house may know of everything, and
+    everyone who can name it of a thing of the house.
+    """
+    mine = tenant_of(caller)
+    return not mine or not tenant or mine == tenant
+
+
+def of_tenant(tenant: str, name: str) -> str:
+    """Returns the principal of a caller with that name. `tenant` has no space; it is empty for a caller of none."""
+    return f"{TENANT}{tenant} {name}" if tenant else name
 
 
 def may(caller: str, verb: Verb, thing: Thing, shown: Ground | None = None) -> bool:
     """Returns True if a principal may do `verb` to a thing. `shown` is the ground by which it named the thing."""
+    if caller.startswith(TENANT) and not within(caller, thing.tenant or tenant_of(thing.owner)):
+        return False
     enough = RIGHTS[thing.kind, verb]
     if caller == STORE or shown in enough or (Ground.ENGINE in enough and caller in ENGINE_SIDE):
         return True

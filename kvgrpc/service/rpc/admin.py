@@ -1,6 +1,7 @@
 """AdminService: the state of the server, its peers, and the owners of pins."""
 
 import logging
+import time
 
 from kvgrpc.core.node import Node
 from kvgrpc.core.tables.accesses import Access
@@ -9,9 +10,14 @@ from kvgrpc.core.tables.leases import Lease
 from kvgrpc.core.tables.ledger import Ledger, LedgerShare
 from kvgrpc.core.tables.pins import Pin, PinKind
 from kvgrpc.core.tables.transfers import State
-from kvgrpc.errors import note
+from kvgrpc.core.values.owners import tenant_of
+from kvgrpc.errors import invalid, note
+from kvgrpc.service.audit import AuditRecord
+from kvgrpc.service.callers import PRINCIPAL
+from kvgrpc.service.identity.tenants import sees, tenant_of_pin
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.methods import DRAIN, RELEASE_QUARANTINE, reply_to
+from kvgrpc.service.places import CONNECTION
 from kvgrpc.service.rpc import allocations
 from kvgrpc.service.rpc.admission import admission
 from kvgrpc.service.rpc.method import unary
@@ -39,8 +45,10 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         lead.runner.advance()
         state, now = lead.node.state, lead.runner.now
         open_to, why = admission(lead)
-        oldest = next(iter(sorted(state.transfers.unfinished(), key=lambda t: t.created)), None)
-        waiting = sorted(lead.node.weak_claims.waiting(), key=lambda pair: pair[1].since)
+        unfinished = (transfer for transfer in state.transfers.unfinished() if sees(transfer.tenant))
+        oldest = next(iter(sorted(unfinished, key=lambda t: t.created)), None)
+        claims = (pair for pair in lead.node.weak_claims.waiting() if sees(pair[0].tenant))
+        waiting = sorted(claims, key=lambda pair: pair[1].since)
         return admin_pb2.GetStatusResponse(
             header=lead.header(),
             admission=open_to,
@@ -53,7 +61,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             progress_age=duration(lead.progress_age_s()),
             version=lead.version,
             kept=_kept(state.ledger),
-            lacking_requests=[_lacking(row, now) for row in state.send.lacking.rows(now)],
+            lacking_requests=[_lacking(row, now) for row in state.send.lacking.rows(now) if sees("")],
             waiting_readers=[_waiting(lead.node, lease, access, now) for lease, access in waiting[:READERS_SHOWN_MAX]],
             waiting_reader_count=len(waiting),
         )
@@ -66,7 +74,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         found = page(
             lead,
             request,
-            state.peers.lives.values(),
+            [peer for peer in state.peers.lives.values() if sees(lead.engine_ids.tenant(peer.description.engine_id))],
             lambda peer: (state.life.began - peer.since, peer.key),
             lambda peer: peer_to_proto(peer, state.now, lead.node.open_accesses(peer)),
         )
@@ -81,6 +89,8 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         if request.HasField("block"):
             held = allocations.holding(state, request.block.group, request.block.block, "block.")
             pins = state.pool.pins.of_block(request.block.group, request.block.block)
+        pins = [pin for pin in pins if sees(tenant_of_pin(state, pin))]
+        held = [row for row in held if sees(tenant_of(row[1].owner))]
         found = page(
             lead,
             request,
@@ -111,6 +121,43 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             _log.warning("%d blocks left quarantine at an operator's word: %s", released, why)
         return reply
 
+    @unary
+    async def ListAuditRecords(
+        self, request: admin_pb2.ListAuditRecordsRequest, trace: str
+    ) -> admin_pb2.ListAuditRecordsResponse:
+        now = time.monotonic()
+        found = page(
+            self._lead,
+            request,
+            [record for record in self._lead.audit if sees(tenant_of(record.caller))],
+            lambda record: (-float(record.number), ""),
+            lambda record: _audited(record, now),
+        )
+        return admin_pb2.ListAuditRecordsResponse(
+            header=found.header, records=found.rows, next_page_token=found.next_page_token
+        )
+
+    @unary
+    async def ForgetEngine(self, request: admin_pb2.ForgetEngineRequest, trace: str) -> admin_pb2.ForgetEngineResponse:
+        if not request.engine_id:
+            raise invalid("engine_id", "is required")
+        identity = self._lead.engine_ids.forget(request.engine_id)
+        self._lead.audit.heard("ForgetEngine", request, PRINCIPAL.get(), CONNECTION.get())
+        return admin_pb2.ForgetEngineResponse(header=self._lead.header(), identity=identity)
+
+
+def _audited(record: AuditRecord, now: float) -> admin_pb2.AuditRecord:
+    return admin_pb2.AuditRecord(
+        number=record.number,
+        age=duration(now - record.at),
+        caller=record.caller,
+        connection=record.connection,
+        method=record.method,
+        target=record.target,
+        outcome=record.outcome,
+        message=record.message,
+    )
+
 
 def _kept(ledger: Ledger) -> admin_pb2.Kept:
     by_share, limits = ledger.by_share, ledger.limits
@@ -126,6 +173,7 @@ def _kept(ledger: Ledger) -> admin_pb2.Kept:
         largest_callers=[
             admin_pb2.KeptByCaller(caller=caller, kept_bytes=nbytes)
             for caller, nbytes in ledger.largest(LARGEST_CALLERS)
+            if sees(tenant_of(caller))
         ],
     )
 
@@ -149,6 +197,7 @@ def _counts(lead: Lead) -> admin_pb2.Counts:
         reclaimed_lease_count=state.send.soft_leases.reclaimed,
         reclaimed_in_vain_count=state.send.soft_leases.reclaimed_in_vain,
         reclaimed_claim_count=state.send.soft_leases.reclaimed_claims,
+        denied_call_count=lead.gate.denied.total(),
     )
 
 

@@ -23,7 +23,8 @@ from kvgrpc.errors import (
     invalid,
 )
 from kvgrpc.service import grpc_status, telemetry
-from kvgrpc.service.callers import TICKET, ticket_of
+from kvgrpc.service.callers import Metadata
+from kvgrpc.service.identity.gate import CALLER, KnownCaller
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.open_streams import OverError
 from kvgrpc.service.rpc.method import check_request
@@ -146,10 +147,12 @@ class ServedCallStream:
             self._refuse(call_id, InternalError(Reason.INTERNAL, f"a defect of kvgrpc: {error!r}"))
 
     def _context_of(self, call: calls_pb2.UnaryCall) -> "_Context":
-        """Returns the context of a call: the caller is the stream's caller."""
-        ticket = ticket_of(self._context.invocation_metadata())
-        shown = ((TICKET, ticket),) if ticket else ()
-        return _Context(self._context.peer(), (*telemetry.metadata(readable_trace(call.traceparent)), *shown))
+        """Returns the context of a call: the caller is the stream's caller, with what the stream's metadata says."""
+        shown = (
+            (key, value) for key, value in self._context.invocation_metadata() or () if key != telemetry.TRACEPARENT
+        )
+        trace = telemetry.metadata(readable_trace(call.traceparent))
+        return _Context(self._context.peer(), CALLER.get(), (*trace, *shown))
 
     def _handler(self, method: str) -> Any:
         handler = self._unary.get(method)
@@ -179,12 +182,13 @@ class ServedCallStream:
 class _Context:
     """The context that a method gets for its call. `status`: the google.rpc.Status of a call that ended in an error."""
 
-    def __init__(self, peer: str, metadata: tuple[tuple[str, str], ...]) -> None:
+    def __init__(self, peer: str, caller: KnownCaller, metadata: Metadata) -> None:
         self._peer = peer
+        self.caller = caller
         self._metadata = metadata
         self.status = b""
 
-    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+    def invocation_metadata(self) -> Metadata:
         return self._metadata
 
     def peer(self) -> str:

@@ -73,7 +73,9 @@ class HandshakeService(handshake_pb2_grpc.HandshakeServiceServicer):
 
     @unary
     async def Handshake(self, request: handshake_pb2.HandshakeRequest, trace: str) -> handshake_pb2.HandshakeResponse:
-        return await reply_to(HANDSHAKE, self._lead, request, trace)
+        reply = await reply_to(HANDSHAKE, self._lead, request, trace)
+        self._lead.engine_ids.claim(request.engine.engine_id)
+        return reply
 
     @unary
     async def CheckCompatibility(

@@ -2,6 +2,8 @@
 
 from collections.abc import AsyncIterator
 
+from kvgrpc.service.callers import PRINCIPAL
+from kvgrpc.service.identity.tenants import sees
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.methods import GRANT_LEASE, KEEP_ALIVE, RELEASE_LEASE, RENEW_LEASES, reply_to
 from kvgrpc.service.rpc.method import streaming, unary
@@ -32,7 +34,7 @@ class LeaseService(lease_pb2_grpc.LeaseServiceServicer):
     async def GetLease(self, request: lease_pb2.GetLeaseRequest, trace: str) -> lease_pb2.GetLeaseResponse:
         lead = self._lead
         lead.runner.advance()
-        found = lead.node.find_lease(requests.lease_ref(request.lease))
+        found = lead.node.find_lease(requests.lease_ref(request.lease), PRINCIPAL.get())
         shown = answers.lease(found, lead.node.lease_times(found), lead.node.state.life.incarnation)
         return lease_pb2.GetLeaseResponse(header=lead.header(), lease=shown)
 
@@ -44,7 +46,7 @@ class LeaseService(lease_pb2_grpc.LeaseServiceServicer):
         found = page(
             lead,
             request,
-            (lease for lease in state.send.leases if not wanted or lease.request_id == wanted),
+            (lease for lease in state.send.leases if sees(lease.tenant) and (not wanted or lease.request_id == wanted)),
             lambda lease: (lease.granted - state.life.began, lease.id),
             lambda lease: answers.lease(lease, lead.node.lease_times(lease), state.life.incarnation),
         )

@@ -13,7 +13,8 @@ from google.protobuf.message import DecodeError, Message
 from kvgrpc.core.values.records import dataclass
 from kvgrpc.errors import InternalError, InvalidRequest, KVGrpcError, OutOfRange, Reason
 from kvgrpc.service import grpc_status, heap, telemetry
-from kvgrpc.service.callers import PRINCIPAL, principal_of
+from kvgrpc.service.callers import METADATA
+from kvgrpc.service.identity.roles import METHODS
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.places import STANDING_BYTES, Method, Places
 from kvgrpc.wire import fields, paths
@@ -54,10 +55,8 @@ def unary(
 
     @functools.wraps(method)
     async def call(self: _Self, request: _Request, context: Any) -> _Reply:
-        metadata = context.invocation_metadata()
-        traceparent = telemetry.traceparent_of(metadata)
+        traceparent = telemetry.traceparent_of(METADATA.get())
         try:
-            PRINCIPAL.set(principal_of(metadata, self._lead.ticket))
             check_request(request)
             if not telemetry.enabled():
                 return await method(self, request, traceparent)
@@ -86,11 +85,9 @@ def streaming(
 
     @functools.wraps(method)
     async def call(self: _Self, request: _Request, context: Any) -> AsyncIterator[_Reply]:
-        metadata = context.invocation_metadata()
-        traceparent = telemetry.traceparent_of(metadata)
+        traceparent = telemetry.traceparent_of(METADATA.get())
         requests: Any = _readable(context) if isinstance(request, AsyncIterator) else request
         try:
-            PRINCIPAL.set(principal_of(metadata, self._lead.ticket))
             check_request(request)
             async for reply in method(self, requests, traceparent):
                 yield reply
@@ -141,6 +138,7 @@ class Registrar:
         ours: bool = True,
     ) -> None:
         self._server, self._who, self._standing, self._calls, self._ours = server, lead.header, standing, calls, ours
+        self._lead = lead
         self._message_bytes = message_bytes
         self.unary: dict[str, Any] = {}
         """Framed handlers of all unary methods, by "package.Service/Method"."""
@@ -149,18 +147,19 @@ class Registrar:
         """Does nothing: generated code registers every service in two ways, and the other way is enough."""
 
     def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
-        bounded = {name: self._bounded(name, handler) for name, handler in handlers.items()}
+        bounded = {name: self._bounded(f"{service}/{name}", handler) for name, handler in handlers.items()}
         self.unary |= {f"{service}/{name}": handler for name, handler in bounded.items() if handler.unary_unary}
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, bounded),))
 
-    def _bounded(self, name: str, handler: Any) -> Any:
+    def _bounded(self, full_name: str, handler: Any) -> Any:
+        name = full_name.rpartition("/")[2]
         streams = handler.request_streaming or handler.response_streaming
         write = handler.response_serializer
         if name not in BOUNDED_BY_ITSELF:
             write = _writer(write, self._message_bytes)
             handler = handler._replace(response_serializer=write)
         if not streams:
-            method = _writing(handler.unary_unary, write)
+            method = _gated(self._lead, full_name, _writing(handler.unary_unary, write))
             if name in WAITS:
                 method = self._standing.bounding(method, self._who)
             else:
@@ -169,13 +168,29 @@ class Registrar:
         else:
             kind = "stream_stream" if handler.request_streaming else "unary_stream"
             method = _written(getattr(handler, kind))
-            method = self._standing.bounding(method if self._ours else _checked(method), self._who)
+            method = _gated(self._lead, full_name, method if self._ours else _checked(method))
+            method = self._standing.bounding(method, self._who)
             handler = handler._replace(**{kind: method})
         # Our services keep no request of a request stream.
         keeps = name in WAITS or (streams and not (self._ours and handler.request_streaming))
         if not self._ours and not keeps:
             return handler
         return handler._replace(request_deserializer=_reader(handler.request_deserializer, keeps=keeps))
+
+
+def _gated(lead: Lead, name: str, method: Method) -> Method:
+    """Returns a method that only callers with a role for it reach."""
+    gate = lead.gate
+    assert name in METHODS, f"{name} has no row in the table of roles"
+
+    async def call(request: Any, context: Any) -> object:
+        try:
+            gate.admit(context, name, lead.ticket)
+            return await method(request, context)
+        finally:
+            del request, context
+
+    return call
 
 
 def _reader(parse: Callable[[bytes], object], *, keeps: bool) -> Callable[[bytes], object]:

@@ -10,7 +10,6 @@ from kvgrpc.core.values.ids import peer_key
 from kvgrpc.errors import KVGrpcError
 from kvgrpc.peer.v1 import peer_pb2, peer_pb2_grpc
 from kvgrpc.service import grpc_status
-from kvgrpc.service.callers import PRINCIPAL, principal_of
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.places import CONNECTION, Places
 from kvgrpc.service.rpc.converse import Conversation
@@ -29,7 +28,6 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
     async def Converse(self, request_iterator: object, context: Any) -> None:  # type: ignore[override]
         """Serves one stream, whose conversation writes each answer when it is known."""
         try:
-            PRINCIPAL.set(principal_of(context.invocation_metadata(), self._lead.ticket))
             with self._lead.standing.one():
                 await Conversation(self._lead, context, self._calls).run()
         except KVGrpcError as error:

@@ -5,7 +5,9 @@ import itertools
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.values.layer_ranges import holds
 from kvgrpc.core.values.layout import PoolKind, Region
+from kvgrpc.core.values.owners import tenant_of
 from kvgrpc.errors import OutOfRange, PreconditionFailed, Reason, invalid
+from kvgrpc.service.identity.tenants import sees
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.methods import ALLOCATE_BLOCKS, FREE_BLOCKS, RECLAIM_BLOCKS, reply_to
 from kvgrpc.service.rpc import allocations
@@ -57,6 +59,7 @@ class PoolService(pool_pb2_grpc.PoolServiceServicer):
         rows = state.pool.allocator.rows() if managed else iter(())
         if request.HasField("block"):
             rows = iter(allocations.holding(state, request.group, request.block))
+        rows = (row for row in rows if sees(tenant_of(row[1].owner)))
         if request.request_id:
             rows = (row for row in rows if row[1].request_id == request.request_id)
         if request.label:

@@ -2,8 +2,11 @@
 
 from dataclasses import asdict
 
+from kvgrpc.core.tensors.rows import TensorOffer
+from kvgrpc.core.values.owners import tenant_of
 from kvgrpc.errors import OutOfRange, Reason
 from kvgrpc.service.callers import PRINCIPAL
+from kvgrpc.service.identity.tenants import sees
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.rpc.method import STANDING_BYTES_MAX, unary
 from kvgrpc.service.rpc.pages import page
@@ -48,6 +51,7 @@ class TensorService(tensor_pb2_grpc.TensorServiceServicer):
             row
             for row in self._staging.store.rows()
             if request.transfer_key in (b"", row.id.key)
+            and sees(tenant_of(row.payer if isinstance(row, TensorOffer) else row.holder))
             and (not request.states or wire.state_of(row) in request.states)
         ]
         listed = page(

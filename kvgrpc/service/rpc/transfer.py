@@ -3,7 +3,10 @@
 from collections.abc import AsyncIterator, Callable
 
 from kvgrpc.core.tables.transfers import Transfer
+from kvgrpc.core.values.owners import Ground, Verb
 from kvgrpc.errors import Aborted, Reason, invalid
+from kvgrpc.service.callers import PRINCIPAL
+from kvgrpc.service.identity.gate import CALLER
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.methods import ACKNOWLEDGE_TRANSFERS, CANCEL_TRANSFER, reply_to
 from kvgrpc.service.rpc.method import streaming, unary
@@ -28,7 +31,7 @@ class TransferService(transfer_pb2_grpc.TransferServiceServicer):
     ) -> transfer_pb2.GetTransferResponse:
         lead = self._lead
         lead.runner.advance()
-        found = lead.node.state.transfers.get(request.transfer_id)
+        found = lead.node.state.transfers.get_for(PRINCIPAL.get(), Verb.SEE, request.transfer_id, Ground.NAME)
         return transfer_pb2.GetTransferResponse(header=lead.header(), transfer=answers.transfer(found, lead.runner.now))
 
     @unary
@@ -136,12 +139,14 @@ def _filter(wanted: transfer_pb2.TransferFilter, now: Callable[[], float]) -> Ca
     check_count("filter.memory_dispositions", len(wanted.memory_dispositions), NAMES_MAX)
     check_count("filter.transfer_ids", len(wanted.transfer_ids), WAITED_MAX)
     min_age_s = seconds(wanted, "min_age") or 0.0
+    tenant = CALLER.get().tenant
     ids = frozenset(wanted.transfer_ids)
     states, memory = frozenset(wanted.states), frozenset(wanted.memory_dispositions)
 
     def matches(transfer: Transfer) -> bool:
         return (
-            (not wanted.request_id or transfer.request_id == wanted.request_id)
+            (not tenant or transfer.tenant == tenant)
+            and (not wanted.request_id or transfer.request_id == wanted.request_id)
             and (not ids or transfer.id in ids)
             and (not wanted.pair_id or transfer.pair_id == wanted.pair_id)
             and (not wanted.lease_id or transfer.lease_id == wanted.lease_id)

@@ -8,6 +8,7 @@ from kvgrpc.core.values.owners import ENGINE
 from kvgrpc.errors import InvalidRequest, KVGrpcError, Reason, invalid
 from kvgrpc.service import methods
 from kvgrpc.service.grpc_status import next_step
+from kvgrpc.service.identity.gate import check_local
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.methods import Method
 from kvgrpc.service.runner import wall_us
@@ -37,6 +38,8 @@ def call_to_event(lead: Lead, call: session_pb2.Call, call_id: int) -> events.Ev
     """Returns the event of a call. Raises KVGrpcError."""
     kind = call.WhichOneof("request")
     fields.check(call)
+    if kind is not None:
+        check_local(f"{call.DESCRIPTOR.full_name}/{kind}")
     if kind == "step_done":
         return _step_done(lead, call.step_done)
     if kind == "voided":
@@ -73,6 +76,13 @@ def refused_lease(call: session_pb2.Call, call_id: int) -> events.FinishedBlocks
         return None
     made = events.Call(call_id, ENGINE, answers.readable_trace(call.traceparent))
     return events.FinishedBlocks(made, call.finished_blocks.transfer_key, (), None, lease_id=lease_id)
+
+
+def hear_session(lead: Lead, call: session_pb2.Call, error: KVGrpcError | None) -> None:
+    """Records an answered call, if it is one that the audit has."""
+    kind = call.WhichOneof("request")
+    if kind in _METHODS:
+        lead.audit.heard(_METHODS[kind].name, getattr(call, kind), ENGINE, error=error)
 
 
 def put_answer(

@@ -16,11 +16,12 @@ from kvgrpc.config import NAMES_BYTES_MAX, Config
 from kvgrpc.core import actions, events
 from kvgrpc.core.values.owners import ENGINE
 from kvgrpc.errors import AlreadyExists, KVGrpcError, PermissionDenied, Reason, Unavailable, invalid
+from kvgrpc.service.identity.gate import check_local
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.session.attached_engine import AttachedEngine
 from kvgrpc.service.session.rank_port import CommandedRank
 from kvgrpc.service.session.reattach import Return
-from kvgrpc.service.session.session_calls import call_to_event, promised_lease, put_answer, refused_lease
+from kvgrpc.service.session.session_calls import call_to_event, hear_session, promised_lease, put_answer, refused_lease
 from kvgrpc.service.session.socket import Frames, SessionSocket, check_user, hung_up, read_frames
 from kvgrpc.service.session.tensor_calls import takes_tensors
 from kvgrpc.service.session.void_page import SLOTS
@@ -152,6 +153,8 @@ class SessionServer:
             check_user(writer)
             async with asyncio.timeout(ATTACH_TIMEOUT_S):
                 first = await anext(frames, None)
+            if first is not None and (kind := first.WhichOneof("frame")) in ("attach", "attach_rank"):
+                check_local(f"{first.DESCRIPTOR.full_name}/{kind}")
             if first is not None and first.HasField("attach"):
                 await self._serve_scheduler(first.attach, frames, writer)
             elif first is not None and first.HasField("attach_rank"):
@@ -271,6 +274,7 @@ class SessionServer:
         def answered(reply: actions.Reply | KVGrpcError) -> None:
             if isinstance(reply, KVGrpcError) and call.void_slot:
                 session.page.refused(promised_lease(call.finished_blocks), self._lead.node.state.send.leases)
+            hear_session(self._lead, call, reply if isinstance(reply, KVGrpcError) else None)
             if call.call_id or isinstance(reply, KVGrpcError):
                 answer = reply if isinstance(reply, KVGrpcError) else reply.answer
                 put_answer(self._lead, call, answer, session.next_event().answer)

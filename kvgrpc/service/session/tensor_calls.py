@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from google.protobuf.message import Message
 
 from kvgrpc.errors import InternalError, KVGrpcError, Reason
+from kvgrpc.service.identity.gate import check_local
 from kvgrpc.service.session.session_calls import refusal
 from kvgrpc.service.tensors.messages import of_session
 from kvgrpc.service.tensors.staging_store import StagingStore
@@ -36,6 +37,7 @@ async def _answer(
     reply: Message | None = None
     try:
         fields.check(call)
+        check_local(f"{call.DESCRIPTOR.full_name}/{kind}")
         reply = await work()
     except KVGrpcError as refused:
         error = refused.untraced()

@@ -70,6 +70,7 @@ NAMES = {
     "peer.v1.PostSendRequest.epoch": PEER,
     "peer.v1.PostSendRequest.sequence": PEER,
     "v1.ReleaseQuarantineRequest.transfer_ids": OPERATOR,
+    "v1.ForgetEngineRequest.engine_id": OPERATOR,
     "peer.v1.ConnectRankRequest.ticket": TICKET,
     "peer.v1.ConnectRankRequest.not_at_rest": TICKET,
 } | {
@@ -109,11 +110,15 @@ LABELS = frozenset(
         "v1.AllocateBlocksRequest.request_id", "v1.BlocksNeededRequest.request_id",
         "v1.ReclaimBlocksRequest.request_id", "v1.AllocateBlocksRequest.label",
         "v1.AbortRequestRequest.message", "v1.CancelTransferRequest.message", "v1.ReleaseQuarantineRequest.message",
+        "v1.ForgetEngineRequest.message",
         "v1.SourceFailure.message", "peer.v1.AccessClosing.message",
         # Filters and positions of lists, which show only what is there.
         "v1.ListAllocationsRequest.request_id", "v1.ListAllocationsRequest.label",
         "v1.ListAllocationsRequest.page_token",
         "v1.ListLeasesRequest.request_id", "v1.ListLeasesRequest.page_token", "v1.ListPeersRequest.page_token",
+        "v1.ListAuditRecordsRequest.page_token",
+        # For whom a grant is: the issuer compares the name with that of whoever comes.
+        "v1.HandOver.tenant", "v1.HandOver.bound_to", "v1.GrantLeaseRequest.tenant", "v1.GrantLeaseRequest.bound_to",
         "v1.ListPinsRequest.page_token", "v1.ListTensorsRequest.page_token", "v1.ListTransfersRequest.page_token",
         "v1.TransferFilter.request_id", "v1.TransferFilter.trace_id", "v1.TransferFilter.peer_engine_id",
         "v1.TransferFilter.transfer_ids", "v1.TransferFilter.pair_id", "v1.TransferFilter.lease_id",

@@ -140,6 +140,8 @@ def calls_about_blocks(engine: Engine) -> Calls:
     yield "ListPeers", api.admin.ListPeers(admin_pb2.ListPeersRequest())
     yield "ListPins", api.admin.ListPins(admin_pb2.ListPinsRequest())
     yield "ReleaseQuarantine", api.admin.ReleaseQuarantine(admin_pb2.ReleaseQuarantineRequest())
+    yield "ListAuditRecords", api.admin.ListAuditRecords(admin_pb2.ListAuditRecordsRequest())
+    yield "ForgetEngine", api.admin.ForgetEngine(admin_pb2.ForgetEngineRequest(engine_id="nobody"))
 
 
 def calls_about_tensors(engine: Engine) -> Calls:

@@ -658,8 +658,10 @@ type Counts struct {
 	ReclaimedInVainCount uint64 `protobuf:"varint,13,opt,name=reclaimed_in_vain_count,json=reclaimedInVainCount,proto3" json:"reclaimed_in_vain_count,omitempty"`
 	// Number of leases that were taken, for older requests, from readers that waited for blocks of their own.
 	ReclaimedClaimCount uint64 `protobuf:"varint,14,opt,name=reclaimed_claim_count,json=reclaimedClaimCount,proto3" json:"reclaimed_claim_count,omitempty"`
-	unknownFields       protoimpl.UnknownFields
-	sizeCache           protoimpl.SizeCache
+	// Number of calls that were refused because of their caller's identity, roles or policy, since this process began.
+	DeniedCallCount uint64 `protobuf:"varint,15,opt,name=denied_call_count,json=deniedCallCount,proto3" json:"denied_call_count,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *Counts) Reset() {
@@ -786,6 +788,13 @@ func (x *Counts) GetReclaimedInVainCount() uint64 {
 func (x *Counts) GetReclaimedClaimCount() uint64 {
 	if x != nil {
 		return x.ReclaimedClaimCount
+	}
+	return 0
+}
+
+func (x *Counts) GetDeniedCallCount() uint64 {
+	if x != nil {
+		return x.DeniedCallCount
 	}
 	return 0
 }
@@ -1521,6 +1530,344 @@ func (x *ReleaseQuarantineResponse) GetMemoryGeneration() uint32 {
 	return 0
 }
 
+// Page of audit records.
+type ListAuditRecordsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Maximum number of rows, at most 1,000; 0 means 100. A page ends after about 1 MB, so it may have fewer rows.
+	PageSize uint32 `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// `next_page_token` of the previous page's reply; empty for the first page.
+	PageToken     string `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListAuditRecordsRequest) Reset() {
+	*x = ListAuditRecordsRequest{}
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListAuditRecordsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListAuditRecordsRequest) ProtoMessage() {}
+
+func (x *ListAuditRecordsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListAuditRecordsRequest.ProtoReflect.Descriptor instead.
+func (*ListAuditRecordsRequest) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *ListAuditRecordsRequest) GetPageSize() uint32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListAuditRecordsRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+// One thing that somebody ended or changed.
+type AuditRecord struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Number of the record; each record has a greater one than the record before.
+	Number uint32 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
+	// Time since the call.
+	Age *durationpb.Duration `protobuf:"bytes,2,opt,name=age,proto3" json:"age,omitempty"`
+	// Principal of the caller: its name, with its tenant; "engine" is the attached engine's session.
+	Caller string `protobuf:"bytes,3,opt,name=caller,proto3" json:"caller,omitempty"`
+	// Connection of the caller, as gRPC names it; empty for the session.
+	Connection string `protobuf:"bytes,4,opt,name=connection,proto3" json:"connection,omitempty"`
+	// Name of the method.
+	Method string `protobuf:"bytes,5,opt,name=method,proto3" json:"method,omitempty"`
+	// What the call named, as "field=value" pairs. It has no transfer keys and no grants.
+	Target string `protobuf:"bytes,6,opt,name=target,proto3" json:"target,omitempty"`
+	// "done", or the reason of the refusal.
+	Outcome string `protobuf:"bytes,7,opt,name=outcome,proto3" json:"outcome,omitempty"`
+	// Reason that the caller stated, for people.
+	Message       string `protobuf:"bytes,8,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AuditRecord) Reset() {
+	*x = AuditRecord{}
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuditRecord) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuditRecord) ProtoMessage() {}
+
+func (x *AuditRecord) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuditRecord.ProtoReflect.Descriptor instead.
+func (*AuditRecord) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *AuditRecord) GetNumber() uint32 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *AuditRecord) GetAge() *durationpb.Duration {
+	if x != nil {
+		return x.Age
+	}
+	return nil
+}
+
+func (x *AuditRecord) GetCaller() string {
+	if x != nil {
+		return x.Caller
+	}
+	return ""
+}
+
+func (x *AuditRecord) GetConnection() string {
+	if x != nil {
+		return x.Connection
+	}
+	return ""
+}
+
+func (x *AuditRecord) GetMethod() string {
+	if x != nil {
+		return x.Method
+	}
+	return ""
+}
+
+func (x *AuditRecord) GetTarget() string {
+	if x != nil {
+		return x.Target
+	}
+	return ""
+}
+
+func (x *AuditRecord) GetOutcome() string {
+	if x != nil {
+		return x.Outcome
+	}
+	return ""
+}
+
+func (x *AuditRecord) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+// A page of audit records.
+type ListAuditRecordsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The answering engine and its incarnation.
+	Header *ResponseHeader `protobuf:"bytes,1,opt,name=header,proto3" json:"header,omitempty"`
+	// The records, newest first.
+	Records []*AuditRecord `protobuf:"bytes,2,rep,name=records,proto3" json:"records,omitempty"`
+	// Token of the next page; empty on the last page.
+	NextPageToken string `protobuf:"bytes,3,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListAuditRecordsResponse) Reset() {
+	*x = ListAuditRecordsResponse{}
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListAuditRecordsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListAuditRecordsResponse) ProtoMessage() {}
+
+func (x *ListAuditRecordsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListAuditRecordsResponse.ProtoReflect.Descriptor instead.
+func (*ListAuditRecordsResponse) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *ListAuditRecordsResponse) GetHeader() *ResponseHeader {
+	if x != nil {
+		return x.Header
+	}
+	return nil
+}
+
+func (x *ListAuditRecordsResponse) GetRecords() []*AuditRecord {
+	if x != nil {
+		return x.Records
+	}
+	return nil
+}
+
+func (x *ListAuditRecordsResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+// Engine id to forget.
+type ForgetEngineRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Required. The engine id.
+	EngineId string `protobuf:"bytes,1,opt,name=engine_id,json=engineId,proto3" json:"engine_id,omitempty"`
+	// Reason, for the log.
+	Message       string `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForgetEngineRequest) Reset() {
+	*x = ForgetEngineRequest{}
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForgetEngineRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForgetEngineRequest) ProtoMessage() {}
+
+func (x *ForgetEngineRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForgetEngineRequest.ProtoReflect.Descriptor instead.
+func (*ForgetEngineRequest) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *ForgetEngineRequest) GetEngineId() string {
+	if x != nil {
+		return x.EngineId
+	}
+	return ""
+}
+
+func (x *ForgetEngineRequest) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+// Result of forgetting.
+type ForgetEngineResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The answering engine and its incarnation.
+	Header *ResponseHeader `protobuf:"bytes,1,opt,name=header,proto3" json:"header,omitempty"`
+	// Name of the identity that owned the id; empty if no identity did.
+	Identity      string `protobuf:"bytes,2,opt,name=identity,proto3" json:"identity,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForgetEngineResponse) Reset() {
+	*x = ForgetEngineResponse{}
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForgetEngineResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForgetEngineResponse) ProtoMessage() {}
+
+func (x *ForgetEngineResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForgetEngineResponse.ProtoReflect.Descriptor instead.
+func (*ForgetEngineResponse) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *ForgetEngineResponse) GetHeader() *ResponseHeader {
+	if x != nil {
+		return x.Header
+	}
+	return nil
+}
+
+func (x *ForgetEngineResponse) GetIdentity() string {
+	if x != nil {
+		return x.Identity
+	}
+	return ""
+}
+
 var File_kvgrpc_v1_admin_proto protoreflect.FileDescriptor
 
 const file_kvgrpc_v1_admin_proto_rawDesc = "" +
@@ -1576,7 +1923,7 @@ const file_kvgrpc_v1_admin_proto_rawDesc = "" +
 	"\fKeptByCaller\x12\x16\n" +
 	"\x06caller\x18\x01 \x01(\tR\x06caller\x12\x1d\n" +
 	"\n" +
-	"kept_bytes\x18\x02 \x01(\x04R\tkeptBytes\"\xb6\x05\n" +
+	"kept_bytes\x18\x02 \x01(\x04R\tkeptBytes\"\xe2\x05\n" +
 	"\x06Counts\x124\n" +
 	"\x16pending_transfer_count\x18\x01 \x01(\x04R\x14pendingTransferCount\x122\n" +
 	"\x15active_transfer_count\x18\x02 \x01(\x04R\x13activeTransferCount\x128\n" +
@@ -1593,7 +1940,8 @@ const file_kvgrpc_v1_admin_proto_rawDesc = "" +
 	"\fdefect_count\x18\v \x01(\x04R\vdefectCount\x122\n" +
 	"\x15reclaimed_lease_count\x18\f \x01(\x04R\x13reclaimedLeaseCount\x125\n" +
 	"\x17reclaimed_in_vain_count\x18\r \x01(\x04R\x14reclaimedInVainCount\x122\n" +
-	"\x15reclaimed_claim_count\x18\x0e \x01(\x04R\x13reclaimedClaimCount\"t\n" +
+	"\x15reclaimed_claim_count\x18\x0e \x01(\x04R\x13reclaimedClaimCount\x12*\n" +
+	"\x11denied_call_count\x18\x0f \x01(\x04R\x0fdeniedCallCount\"t\n" +
 	"\fDrainRequest\x12'\n" +
 	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12\x16\n" +
 	"\x06cancel\x18\x02 \x01(\bR\x06cancel\x12#\n" +
@@ -1648,19 +1996,46 @@ const file_kvgrpc_v1_admin_proto_rawDesc = "" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x120\n" +
 	"\x14released_block_count\x18\x02 \x01(\x04R\x12releasedBlockCount\x12(\n" +
 	"\x10left_block_count\x18\x03 \x01(\x04R\x0eleftBlockCount\x12+\n" +
-	"\x11memory_generation\x18\x04 \x01(\rR\x10memoryGeneration*z\n" +
+	"\x11memory_generation\x18\x04 \x01(\rR\x10memoryGeneration\"U\n" +
+	"\x17ListAuditRecordsRequest\x12\x1b\n" +
+	"\tpage_size\x18\x01 \x01(\rR\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x02 \x01(\tR\tpageToken\"\xee\x01\n" +
+	"\vAuditRecord\x12\x16\n" +
+	"\x06number\x18\x01 \x01(\rR\x06number\x12+\n" +
+	"\x03age\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x03age\x12\x16\n" +
+	"\x06caller\x18\x03 \x01(\tR\x06caller\x12\x1e\n" +
+	"\n" +
+	"connection\x18\x04 \x01(\tR\n" +
+	"connection\x12\x16\n" +
+	"\x06method\x18\x05 \x01(\tR\x06method\x12\x16\n" +
+	"\x06target\x18\x06 \x01(\tR\x06target\x12\x18\n" +
+	"\aoutcome\x18\a \x01(\tR\aoutcome\x12\x18\n" +
+	"\amessage\x18\b \x01(\tR\amessage\"\xa7\x01\n" +
+	"\x18ListAuditRecordsResponse\x121\n" +
+	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x120\n" +
+	"\arecords\x18\x02 \x03(\v2\x16.kvgrpc.v1.AuditRecordR\arecords\x12&\n" +
+	"\x0fnext_page_token\x18\x03 \x01(\tR\rnextPageToken\"L\n" +
+	"\x13ForgetEngineRequest\x12\x1b\n" +
+	"\tengine_id\x18\x01 \x01(\tR\bengineId\x12\x18\n" +
+	"\amessage\x18\x02 \x01(\tR\amessage\"e\n" +
+	"\x14ForgetEngineResponse\x121\n" +
+	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12\x1a\n" +
+	"\bidentity\x18\x02 \x01(\tR\bidentity*z\n" +
 	"\aPinKind\x12\x18\n" +
 	"\x14PIN_KIND_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0ePIN_KIND_LEASE\x10\x01\x12\x13\n" +
 	"\x0fPIN_KIND_TARGET\x10\x02\x12\x13\n" +
 	"\x0fPIN_KIND_ACCESS\x10\x03\x12\x17\n" +
-	"\x13PIN_KIND_QUARANTINE\x10\x042\x98\x03\n" +
+	"\x13PIN_KIND_QUARANTINE\x10\x042\xd0\x04\n" +
 	"\fAdminService\x12K\n" +
 	"\tGetStatus\x12\x1b.kvgrpc.v1.GetStatusRequest\x1a\x1c.kvgrpc.v1.GetStatusResponse\"\x03\x90\x02\x01\x12K\n" +
 	"\tListPeers\x12\x1b.kvgrpc.v1.ListPeersRequest\x1a\x1c.kvgrpc.v1.ListPeersResponse\"\x03\x90\x02\x01\x12H\n" +
 	"\bListPins\x12\x1a.kvgrpc.v1.ListPinsRequest\x1a\x1b.kvgrpc.v1.ListPinsResponse\"\x03\x90\x02\x01\x12?\n" +
 	"\x05Drain\x12\x17.kvgrpc.v1.DrainRequest\x1a\x18.kvgrpc.v1.DrainResponse\"\x03\x90\x02\x02\x12c\n" +
-	"\x11ReleaseQuarantine\x12#.kvgrpc.v1.ReleaseQuarantineRequest\x1a$.kvgrpc.v1.ReleaseQuarantineResponse\"\x03\x90\x02\x02BG\n" +
+	"\x11ReleaseQuarantine\x12#.kvgrpc.v1.ReleaseQuarantineRequest\x1a$.kvgrpc.v1.ReleaseQuarantineResponse\"\x03\x90\x02\x02\x12`\n" +
+	"\x10ListAuditRecords\x12\".kvgrpc.v1.ListAuditRecordsRequest\x1a#.kvgrpc.v1.ListAuditRecordsResponse\"\x03\x90\x02\x01\x12T\n" +
+	"\fForgetEngine\x12\x1e.kvgrpc.v1.ForgetEngineRequest\x1a\x1f.kvgrpc.v1.ForgetEngineResponse\"\x03\x90\x02\x02BG\n" +
 	"\rdev.kvgrpc.v1B\n" +
 	"AdminProtoP\x01Z(kvgrpc.dev/kvgrpc/gen/kvgrpc/v1;kvgrpcv1b\x06proto3"
 
@@ -1677,7 +2052,7 @@ func file_kvgrpc_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_kvgrpc_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_kvgrpc_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
+var file_kvgrpc_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_kvgrpc_v1_admin_proto_goTypes = []any{
 	(PinKind)(0),                      // 0: kvgrpc.v1.PinKind
 	(*GetStatusRequest)(nil),          // 1: kvgrpc.v1.GetStatusRequest
@@ -1697,57 +2072,70 @@ var file_kvgrpc_v1_admin_proto_goTypes = []any{
 	(*ListPinsResponse)(nil),          // 15: kvgrpc.v1.ListPinsResponse
 	(*ReleaseQuarantineRequest)(nil),  // 16: kvgrpc.v1.ReleaseQuarantineRequest
 	(*ReleaseQuarantineResponse)(nil), // 17: kvgrpc.v1.ReleaseQuarantineResponse
-	nil,                               // 18: kvgrpc.v1.Kept.BytesByKindEntry
-	(*ResponseHeader)(nil),            // 19: kvgrpc.v1.ResponseHeader
-	(Admission)(0),                    // 20: kvgrpc.v1.Admission
-	(*durationpb.Duration)(nil),       // 21: google.protobuf.Duration
-	(*GroupBlockCount)(nil),           // 22: kvgrpc.v1.GroupBlockCount
-	(*Peer)(nil),                      // 23: kvgrpc.v1.Peer
-	(*Blocks)(nil),                    // 24: kvgrpc.v1.Blocks
-	(*Allocation)(nil),                // 25: kvgrpc.v1.Allocation
+	(*ListAuditRecordsRequest)(nil),   // 18: kvgrpc.v1.ListAuditRecordsRequest
+	(*AuditRecord)(nil),               // 19: kvgrpc.v1.AuditRecord
+	(*ListAuditRecordsResponse)(nil),  // 20: kvgrpc.v1.ListAuditRecordsResponse
+	(*ForgetEngineRequest)(nil),       // 21: kvgrpc.v1.ForgetEngineRequest
+	(*ForgetEngineResponse)(nil),      // 22: kvgrpc.v1.ForgetEngineResponse
+	nil,                               // 23: kvgrpc.v1.Kept.BytesByKindEntry
+	(*ResponseHeader)(nil),            // 24: kvgrpc.v1.ResponseHeader
+	(Admission)(0),                    // 25: kvgrpc.v1.Admission
+	(*durationpb.Duration)(nil),       // 26: google.protobuf.Duration
+	(*GroupBlockCount)(nil),           // 27: kvgrpc.v1.GroupBlockCount
+	(*Peer)(nil),                      // 28: kvgrpc.v1.Peer
+	(*Blocks)(nil),                    // 29: kvgrpc.v1.Blocks
+	(*Allocation)(nil),                // 30: kvgrpc.v1.Allocation
 }
 var file_kvgrpc_v1_admin_proto_depIdxs = []int32{
-	19, // 0: kvgrpc.v1.GetStatusResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	20, // 1: kvgrpc.v1.GetStatusResponse.admission:type_name -> kvgrpc.v1.Admission
-	21, // 2: kvgrpc.v1.GetStatusResponse.uptime:type_name -> google.protobuf.Duration
+	24, // 0: kvgrpc.v1.GetStatusResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	25, // 1: kvgrpc.v1.GetStatusResponse.admission:type_name -> kvgrpc.v1.Admission
+	26, // 2: kvgrpc.v1.GetStatusResponse.uptime:type_name -> google.protobuf.Duration
 	7,  // 3: kvgrpc.v1.GetStatusResponse.counts:type_name -> kvgrpc.v1.Counts
-	21, // 4: kvgrpc.v1.GetStatusResponse.oldest_transfer_age:type_name -> google.protobuf.Duration
-	21, // 5: kvgrpc.v1.GetStatusResponse.progress_age:type_name -> google.protobuf.Duration
+	26, // 4: kvgrpc.v1.GetStatusResponse.oldest_transfer_age:type_name -> google.protobuf.Duration
+	26, // 5: kvgrpc.v1.GetStatusResponse.progress_age:type_name -> google.protobuf.Duration
 	5,  // 6: kvgrpc.v1.GetStatusResponse.kept:type_name -> kvgrpc.v1.Kept
 	3,  // 7: kvgrpc.v1.GetStatusResponse.lacking_requests:type_name -> kvgrpc.v1.LackingRequest
 	4,  // 8: kvgrpc.v1.GetStatusResponse.waiting_readers:type_name -> kvgrpc.v1.WaitingReader
-	21, // 9: kvgrpc.v1.LackingRequest.age:type_name -> google.protobuf.Duration
-	22, // 10: kvgrpc.v1.LackingRequest.group_block_counts:type_name -> kvgrpc.v1.GroupBlockCount
-	21, // 11: kvgrpc.v1.WaitingReader.age:type_name -> google.protobuf.Duration
-	18, // 12: kvgrpc.v1.Kept.bytes_by_kind:type_name -> kvgrpc.v1.Kept.BytesByKindEntry
+	26, // 9: kvgrpc.v1.LackingRequest.age:type_name -> google.protobuf.Duration
+	27, // 10: kvgrpc.v1.LackingRequest.group_block_counts:type_name -> kvgrpc.v1.GroupBlockCount
+	26, // 11: kvgrpc.v1.WaitingReader.age:type_name -> google.protobuf.Duration
+	23, // 12: kvgrpc.v1.Kept.bytes_by_kind:type_name -> kvgrpc.v1.Kept.BytesByKindEntry
 	6,  // 13: kvgrpc.v1.Kept.largest_callers:type_name -> kvgrpc.v1.KeptByCaller
-	19, // 14: kvgrpc.v1.DrainResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	20, // 15: kvgrpc.v1.DrainResponse.admission:type_name -> kvgrpc.v1.Admission
-	19, // 16: kvgrpc.v1.ListPeersResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	23, // 17: kvgrpc.v1.ListPeersResponse.peers:type_name -> kvgrpc.v1.Peer
+	24, // 14: kvgrpc.v1.DrainResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	25, // 15: kvgrpc.v1.DrainResponse.admission:type_name -> kvgrpc.v1.Admission
+	24, // 16: kvgrpc.v1.ListPeersResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	28, // 17: kvgrpc.v1.ListPeersResponse.peers:type_name -> kvgrpc.v1.Peer
 	13, // 18: kvgrpc.v1.ListPinsRequest.block:type_name -> kvgrpc.v1.BlockRef
 	0,  // 19: kvgrpc.v1.Pin.kind:type_name -> kvgrpc.v1.PinKind
-	21, // 20: kvgrpc.v1.Pin.age:type_name -> google.protobuf.Duration
-	24, // 21: kvgrpc.v1.Pin.blocks:type_name -> kvgrpc.v1.Blocks
-	19, // 22: kvgrpc.v1.ListPinsResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	26, // 20: kvgrpc.v1.Pin.age:type_name -> google.protobuf.Duration
+	29, // 21: kvgrpc.v1.Pin.blocks:type_name -> kvgrpc.v1.Blocks
+	24, // 22: kvgrpc.v1.ListPinsResponse.header:type_name -> kvgrpc.v1.ResponseHeader
 	14, // 23: kvgrpc.v1.ListPinsResponse.pins:type_name -> kvgrpc.v1.Pin
-	25, // 24: kvgrpc.v1.ListPinsResponse.allocations:type_name -> kvgrpc.v1.Allocation
-	19, // 25: kvgrpc.v1.ReleaseQuarantineResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	1,  // 26: kvgrpc.v1.AdminService.GetStatus:input_type -> kvgrpc.v1.GetStatusRequest
-	10, // 27: kvgrpc.v1.AdminService.ListPeers:input_type -> kvgrpc.v1.ListPeersRequest
-	12, // 28: kvgrpc.v1.AdminService.ListPins:input_type -> kvgrpc.v1.ListPinsRequest
-	8,  // 29: kvgrpc.v1.AdminService.Drain:input_type -> kvgrpc.v1.DrainRequest
-	16, // 30: kvgrpc.v1.AdminService.ReleaseQuarantine:input_type -> kvgrpc.v1.ReleaseQuarantineRequest
-	2,  // 31: kvgrpc.v1.AdminService.GetStatus:output_type -> kvgrpc.v1.GetStatusResponse
-	11, // 32: kvgrpc.v1.AdminService.ListPeers:output_type -> kvgrpc.v1.ListPeersResponse
-	15, // 33: kvgrpc.v1.AdminService.ListPins:output_type -> kvgrpc.v1.ListPinsResponse
-	9,  // 34: kvgrpc.v1.AdminService.Drain:output_type -> kvgrpc.v1.DrainResponse
-	17, // 35: kvgrpc.v1.AdminService.ReleaseQuarantine:output_type -> kvgrpc.v1.ReleaseQuarantineResponse
-	31, // [31:36] is the sub-list for method output_type
-	26, // [26:31] is the sub-list for method input_type
-	26, // [26:26] is the sub-list for extension type_name
-	26, // [26:26] is the sub-list for extension extendee
-	0,  // [0:26] is the sub-list for field type_name
+	30, // 24: kvgrpc.v1.ListPinsResponse.allocations:type_name -> kvgrpc.v1.Allocation
+	24, // 25: kvgrpc.v1.ReleaseQuarantineResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	26, // 26: kvgrpc.v1.AuditRecord.age:type_name -> google.protobuf.Duration
+	24, // 27: kvgrpc.v1.ListAuditRecordsResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	19, // 28: kvgrpc.v1.ListAuditRecordsResponse.records:type_name -> kvgrpc.v1.AuditRecord
+	24, // 29: kvgrpc.v1.ForgetEngineResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	1,  // 30: kvgrpc.v1.AdminService.GetStatus:input_type -> kvgrpc.v1.GetStatusRequest
+	10, // 31: kvgrpc.v1.AdminService.ListPeers:input_type -> kvgrpc.v1.ListPeersRequest
+	12, // 32: kvgrpc.v1.AdminService.ListPins:input_type -> kvgrpc.v1.ListPinsRequest
+	8,  // 33: kvgrpc.v1.AdminService.Drain:input_type -> kvgrpc.v1.DrainRequest
+	16, // 34: kvgrpc.v1.AdminService.ReleaseQuarantine:input_type -> kvgrpc.v1.ReleaseQuarantineRequest
+	18, // 35: kvgrpc.v1.AdminService.ListAuditRecords:input_type -> kvgrpc.v1.ListAuditRecordsRequest
+	21, // 36: kvgrpc.v1.AdminService.ForgetEngine:input_type -> kvgrpc.v1.ForgetEngineRequest
+	2,  // 37: kvgrpc.v1.AdminService.GetStatus:output_type -> kvgrpc.v1.GetStatusResponse
+	11, // 38: kvgrpc.v1.AdminService.ListPeers:output_type -> kvgrpc.v1.ListPeersResponse
+	15, // 39: kvgrpc.v1.AdminService.ListPins:output_type -> kvgrpc.v1.ListPinsResponse
+	9,  // 40: kvgrpc.v1.AdminService.Drain:output_type -> kvgrpc.v1.DrainResponse
+	17, // 41: kvgrpc.v1.AdminService.ReleaseQuarantine:output_type -> kvgrpc.v1.ReleaseQuarantineResponse
+	20, // 42: kvgrpc.v1.AdminService.ListAuditRecords:output_type -> kvgrpc.v1.ListAuditRecordsResponse
+	22, // 43: kvgrpc.v1.AdminService.ForgetEngine:output_type -> kvgrpc.v1.ForgetEngineResponse
+	37, // [37:44] is the sub-list for method output_type
+	30, // [30:37] is the sub-list for method input_type
+	30, // [30:30] is the sub-list for extension type_name
+	30, // [30:30] is the sub-list for extension extendee
+	0,  // [0:30] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_v1_admin_proto_init() }
@@ -1765,7 +2153,7 @@ func file_kvgrpc_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvgrpc_v1_admin_proto_rawDesc), len(file_kvgrpc_v1_admin_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   18,
+			NumMessages:   23,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

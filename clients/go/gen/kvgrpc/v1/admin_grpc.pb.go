@@ -26,6 +26,8 @@ const (
 	AdminService_ListPins_FullMethodName          = "/kvgrpc.v1.AdminService/ListPins"
 	AdminService_Drain_FullMethodName             = "/kvgrpc.v1.AdminService/Drain"
 	AdminService_ReleaseQuarantine_FullMethodName = "/kvgrpc.v1.AdminService/ReleaseQuarantine"
+	AdminService_ListAuditRecords_FullMethodName  = "/kvgrpc.v1.AdminService/ListAuditRecords"
+	AdminService_ForgetEngine_FullMethodName      = "/kvgrpc.v1.AdminService/ForgetEngine"
 )
 
 // AdminServiceClient is the client API for AdminService service.
@@ -80,6 +82,21 @@ type AdminServiceClient interface {
 	// * INVALID_ARGUMENT INVALID_FIELD: `force` without a message; `transfer_ids` without `force`.
 	// * NOT_FOUND TRANSFER_NOT_FOUND: one of the transfers is unknown; nothing was released.
 	ReleaseQuarantine(ctx context.Context, in *ReleaseQuarantineRequest, opts ...grpc.CallOption) (*ReleaseQuarantineResponse, error)
+	// Lists who ended or changed something that others may miss, newest first, page by page: cancelled transfers, released
+	// leases, reclaimed blocks, drains, re-keys, forgotten engines. The server keeps the last records in a bounded list,
+	// which outlives the engine's lives but not the process. The log has the same records.
+	//
+	// Errors:
+	// * INVALID_ARGUMENT INVALID_FIELD: the page token is invalid.
+	// * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
+	ListAuditRecords(ctx context.Context, in *ListAuditRecordsRequest, opts ...grpc.CallOption) (*ListAuditRecordsResponse, error)
+	// Lets another identity bring an engine id. The identity that first shakes hands with an engine id owns the id, and
+	// Handshakes of others with the id are refused with NOT_OWNER until this call. Lives that are connected stay so.
+	// Operators call it. It is safe to repeat.
+	//
+	// Errors:
+	// * INVALID_ARGUMENT INVALID_FIELD: the engine id is empty.
+	ForgetEngine(ctx context.Context, in *ForgetEngineRequest, opts ...grpc.CallOption) (*ForgetEngineResponse, error)
 }
 
 type adminServiceClient struct {
@@ -140,6 +157,26 @@ func (c *adminServiceClient) ReleaseQuarantine(ctx context.Context, in *ReleaseQ
 	return out, nil
 }
 
+func (c *adminServiceClient) ListAuditRecords(ctx context.Context, in *ListAuditRecordsRequest, opts ...grpc.CallOption) (*ListAuditRecordsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListAuditRecordsResponse)
+	err := c.cc.Invoke(ctx, AdminService_ListAuditRecords_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) ForgetEngine(ctx context.Context, in *ForgetEngineRequest, opts ...grpc.CallOption) (*ForgetEngineResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ForgetEngineResponse)
+	err := c.cc.Invoke(ctx, AdminService_ForgetEngine_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServiceServer is the server API for AdminService service.
 // All implementations must embed UnimplementedAdminServiceServer
 // for forward compatibility.
@@ -192,6 +229,21 @@ type AdminServiceServer interface {
 	// * INVALID_ARGUMENT INVALID_FIELD: `force` without a message; `transfer_ids` without `force`.
 	// * NOT_FOUND TRANSFER_NOT_FOUND: one of the transfers is unknown; nothing was released.
 	ReleaseQuarantine(context.Context, *ReleaseQuarantineRequest) (*ReleaseQuarantineResponse, error)
+	// Lists who ended or changed something that others may miss, newest first, page by page: cancelled transfers, released
+	// leases, reclaimed blocks, drains, re-keys, forgotten engines. The server keeps the last records in a bounded list,
+	// which outlives the engine's lives but not the process. The log has the same records.
+	//
+	// Errors:
+	// * INVALID_ARGUMENT INVALID_FIELD: the page token is invalid.
+	// * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
+	ListAuditRecords(context.Context, *ListAuditRecordsRequest) (*ListAuditRecordsResponse, error)
+	// Lets another identity bring an engine id. The identity that first shakes hands with an engine id owns the id, and
+	// Handshakes of others with the id are refused with NOT_OWNER until this call. Lives that are connected stay so.
+	// Operators call it. It is safe to repeat.
+	//
+	// Errors:
+	// * INVALID_ARGUMENT INVALID_FIELD: the engine id is empty.
+	ForgetEngine(context.Context, *ForgetEngineRequest) (*ForgetEngineResponse, error)
 	mustEmbedUnimplementedAdminServiceServer()
 }
 
@@ -216,6 +268,12 @@ func (UnimplementedAdminServiceServer) Drain(context.Context, *DrainRequest) (*D
 }
 func (UnimplementedAdminServiceServer) ReleaseQuarantine(context.Context, *ReleaseQuarantineRequest) (*ReleaseQuarantineResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ReleaseQuarantine not implemented")
+}
+func (UnimplementedAdminServiceServer) ListAuditRecords(context.Context, *ListAuditRecordsRequest) (*ListAuditRecordsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListAuditRecords not implemented")
+}
+func (UnimplementedAdminServiceServer) ForgetEngine(context.Context, *ForgetEngineRequest) (*ForgetEngineResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ForgetEngine not implemented")
 }
 func (UnimplementedAdminServiceServer) mustEmbedUnimplementedAdminServiceServer() {}
 func (UnimplementedAdminServiceServer) testEmbeddedByValue()                      {}
@@ -328,6 +386,42 @@ func _AdminService_ReleaseQuarantine_Handler(srv interface{}, ctx context.Contex
 	return interceptor(ctx, in, info, handler)
 }
 
+func _AdminService_ListAuditRecords_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListAuditRecordsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).ListAuditRecords(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_ListAuditRecords_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).ListAuditRecords(ctx, req.(*ListAuditRecordsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_ForgetEngine_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ForgetEngineRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).ForgetEngine(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_ForgetEngine_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).ForgetEngine(ctx, req.(*ForgetEngineRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // AdminService_ServiceDesc is the grpc.ServiceDesc for AdminService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -354,6 +448,14 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ReleaseQuarantine",
 			Handler:    _AdminService_ReleaseQuarantine_Handler,
+		},
+		{
+			MethodName: "ListAuditRecords",
+			Handler:    _AdminService_ListAuditRecords_Handler,
+		},
+		{
+			MethodName: "ForgetEngine",
+			Handler:    _AdminService_ForgetEngine_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

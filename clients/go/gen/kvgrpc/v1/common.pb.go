@@ -18,13 +18,13 @@
 //   another. The only exception is `request_time_us`, which orders requests.
 // * A request field is optional unless its comment starts with "Required". A message in a reply is set unless its
 //   comment says when it is unset.
-// * Every mutating request has an `idempotency_key`. Calls with the same caller, method, key and body get the same
-//   answer, and a call that is still running is joined. The same key with another body is ALREADY_EXISTS, reason
-//   IDEMPOTENCY_KEY_REUSED. An empty key means no deduplication. A key lives as long as what its call created, and at
-//   least 60 seconds. A refusal is not kept: it changed nothing, and the same call may succeed the next time.
+// * Every mutating request but ForgetEngine has an `idempotency_key`. Calls with the same caller, method, key and body
+//   get the same answer, and a call that is still running is joined. The same key with another body is ALREADY_EXISTS,
+//   reason IDEMPOTENCY_KEY_REUSED. An empty key means no deduplication. A key lives as long as what its call created,
+//   and at least 60 seconds. A refusal is not kept: it changed nothing, and the same call may succeed the next time.
 // * `validate_only` checks everything that this server can check and changes nothing. The reply says what the call
 //   would have done, without ids and grants, because they would name nothing. Messages that consist only of ids or
-//   grants are unset. Every mutating request has the field, except Handshake, KeepAlive, the requests of
+//   grants are unset. Every mutating request has the field, except Handshake, KeepAlive, ForgetEngine, the requests of
 //   SchedulerService (their meaning depends on the calls before them) and those of TensorService (one name stands for
 //   one tensor).
 // * Errors carry google.rpc.ErrorInfo with domain `kvgrpc.dev` and a reason, which is a FailureReason without its
@@ -41,9 +41,11 @@
 //   that cannot be parsed), UNAVAILABLE NO_POOL or ENGINE_LOST (the engine behind the lead changed during the call, or
 //   the server is stopping), FAILED_PRECONDITION DRAINING (do not retry here: choose another engine), PERMISSION_DENIED
 //   NOT_OWNER (the call uses the pool of an attached engine without speaking for it, or its ticket belongs to no
-//   attached engine), RESOURCE_EXHAUSTED LIMIT_EXCEEDED (a table is full), OUT_OF_RANGE LIMIT_EXCEEDED (a field has too
-//   many rows), ALREADY_EXISTS IDEMPOTENCY_KEY_REUSED, INTERNAL INTERNAL, and INTERNAL or UNAVAILABLE INTERNAL_DEFECT
-//   (a defect ended the engine's life; UNAVAILABLE means that the next life has not begun yet).
+//   attached engine), UNAUTHENTICATED NOT_AUTHENTICATED (the server asks who calls), PERMISSION_DENIED ROLE_MISSING (the
+//   caller has no role for the method) or POLICY_DENIED, RESOURCE_EXHAUSTED LIMIT_EXCEEDED (a table is full),
+//   OUT_OF_RANGE LIMIT_EXCEEDED (a field has too many rows), ALREADY_EXISTS IDEMPOTENCY_KEY_REUSED, INTERNAL INTERNAL,
+//   and INTERNAL or UNAVAILABLE INTERNAL_DEFECT (a defect ended the engine's life; UNAVAILABLE means that the next life
+//   has not begun yet).
 // * Texts that a server keeps (request ids, idempotency keys, addresses, names) have at most 256 bytes. A message for
 //   people may be longer and is cut after 1,024 bytes.
 // * A list of GroupBlocks has at most 256 rows, because a pool has at most 256 groups.
@@ -533,6 +535,14 @@ const (
 	// The caller speaks for a life of an engine without the proof that this life's handshake gave it, or another life of
 	// that engine is connected.
 	FailureReason_FAILURE_REASON_NOT_PROVED FailureReason = 68
+	// The caller shows neither a certificate with a name nor a valid token, and the method asks who calls.
+	FailureReason_FAILURE_REASON_NOT_AUTHENTICATED FailureReason = 69
+	// The caller has none of the roles that the method is for.
+	FailureReason_FAILURE_REASON_ROLE_MISSING FailureReason = 70
+	// The server's authorization policy does not allow the call.
+	FailureReason_FAILURE_REASON_POLICY_DENIED FailureReason = 71
+	// The grant is bound to another consumer.
+	FailureReason_FAILURE_REASON_GRANT_BOUND FailureReason = 72
 )
 
 // Enum value maps for FailureReason.
@@ -607,6 +617,10 @@ var (
 		66: "FAILURE_REASON_INTERNAL_DEFECT",
 		67: "FAILURE_REASON_LEASE_RECLAIMED",
 		68: "FAILURE_REASON_NOT_PROVED",
+		69: "FAILURE_REASON_NOT_AUTHENTICATED",
+		70: "FAILURE_REASON_ROLE_MISSING",
+		71: "FAILURE_REASON_POLICY_DENIED",
+		72: "FAILURE_REASON_GRANT_BOUND",
 	}
 	FailureReason_value = map[string]int32{
 		"FAILURE_REASON_UNSPECIFIED":            0,
@@ -678,6 +692,10 @@ var (
 		"FAILURE_REASON_INTERNAL_DEFECT":        66,
 		"FAILURE_REASON_LEASE_RECLAIMED":        67,
 		"FAILURE_REASON_NOT_PROVED":             68,
+		"FAILURE_REASON_NOT_AUTHENTICATED":      69,
+		"FAILURE_REASON_ROLE_MISSING":           70,
+		"FAILURE_REASON_POLICY_DENIED":          71,
+		"FAILURE_REASON_GRANT_BOUND":            72,
 	}
 )
 
@@ -1951,7 +1969,7 @@ const file_kvgrpc_v1_common_proto_rawDesc = "" +
 	"\x13TRANSFER_PHASE_WIRE\x10\x05\x12\x1b\n" +
 	"\x17TRANSFER_PHASE_CHECKSUM\x10\x06\x12\x19\n" +
 	"\x15TRANSFER_PHASE_SETTLE\x10\a\x12\x1a\n" +
-	"\x16TRANSFER_PHASE_READERS\x10\b*\x85\x13\n" +
+	"\x16TRANSFER_PHASE_READERS\x10\b*\x8e\x14\n" +
 	"\rFailureReason\x12\x1e\n" +
 	"\x1aFAILURE_REASON_UNSPECIFIED\x10\x00\x12 \n" +
 	"\x1cFAILURE_REASON_INVALID_FIELD\x10\x01\x12%\n" +
@@ -2022,7 +2040,11 @@ const file_kvgrpc_v1_common_proto_rawDesc = "" +
 	"\x17FAILURE_REASON_INTERNAL\x10A\x12\"\n" +
 	"\x1eFAILURE_REASON_INTERNAL_DEFECT\x10B\x12\"\n" +
 	"\x1eFAILURE_REASON_LEASE_RECLAIMED\x10C\x12\x1d\n" +
-	"\x19FAILURE_REASON_NOT_PROVED\x10D*\x97\x01\n" +
+	"\x19FAILURE_REASON_NOT_PROVED\x10D\x12$\n" +
+	" FAILURE_REASON_NOT_AUTHENTICATED\x10E\x12\x1f\n" +
+	"\x1bFAILURE_REASON_ROLE_MISSING\x10F\x12 \n" +
+	"\x1cFAILURE_REASON_POLICY_DENIED\x10G\x12\x1e\n" +
+	"\x1aFAILURE_REASON_GRANT_BOUND\x10H*\x97\x01\n" +
 	"\bNextStep\x12\x19\n" +
 	"\x15NEXT_STEP_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14NEXT_STEP_RETRY_HERE\x10\x01\x12\"\n" +

@@ -216,8 +216,16 @@ type HandOver struct {
 	// are already being read. The blocks are then pushed to that destination as the only part of a push, and the grant no
 	// longer allows reading.
 	TakesRegistrations bool `protobuf:"varint,11,opt,name=takes_registrations,json=takesRegistrations,proto3" json:"takes_registrations,omitempty"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	// Tenant of the lease and its grant, of at most 63 characters. Unset means the caller's. Only a caller without a tenant
+	// may state one, such as an engine that serves several. Callers and consumers of another tenant get the answer for a
+	// lease that does not exist.
+	Tenant string `protobuf:"bytes,12,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	// Name of the one consumer that may use the grant, as its certificate or token gives it (docs/security.md), such as
+	// "spiffe://prod.example/ns/llm/sa/decode". Others are refused with GRANT_BOUND. Empty means every consumer of the
+	// tenant.
+	BoundTo       string `protobuf:"bytes,13,opt,name=bound_to,json=boundTo,proto3" json:"bound_to,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *HandOver) Reset() {
@@ -325,6 +333,20 @@ func (x *HandOver) GetTakesRegistrations() bool {
 		return x.TakesRegistrations
 	}
 	return false
+}
+
+func (x *HandOver) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *HandOver) GetBoundTo() string {
+	if x != nil {
+		return x.BoundTo
+	}
+	return ""
 }
 
 // One part of a push.
@@ -1361,7 +1383,7 @@ const file_kvgrpc_v1_handoff_proto_rawDesc = "" +
 	"\afailure\x18\x06 \x01(\v2\x18.kvgrpc.v1.SourceFailureH\x00R\afailure\x125\n" +
 	"\bexpected\x18\b \x01(\v2\x17.kvgrpc.v1.PushExpectedH\x00R\bexpected\x12#\n" +
 	"\rvalidate_only\x18\a \x01(\bR\fvalidateOnlyB\x05\n" +
-	"\x03job\"\xcb\x03\n" +
+	"\x03job\"\xfe\x03\n" +
 	"\bHandOver\x12)\n" +
 	"\x06blocks\x18\x01 \x01(\v2\x11.kvgrpc.v1.BlocksR\x06blocks\x12,\n" +
 	"\acontent\x18\x02 \x01(\v2\x12.kvgrpc.v1.ContentR\acontent\x12+\n" +
@@ -1375,7 +1397,9 @@ const file_kvgrpc_v1_handoff_proto_rawDesc = "" +
 	"\bfirm_ttl\x18\t \x01(\v2\x19.google.protobuf.DurationR\afirmTtl\x12&\n" +
 	"\x0frequest_time_us\x18\n" +
 	" \x01(\x04R\rrequestTimeUs\x12/\n" +
-	"\x13takes_registrations\x18\v \x01(\bR\x12takesRegistrations\"\xd4\x03\n" +
+	"\x13takes_registrations\x18\v \x01(\bR\x12takesRegistrations\x12\x16\n" +
+	"\x06tenant\x18\f \x01(\tR\x06tenant\x12\x19\n" +
+	"\bbound_to\x18\r \x01(\tR\aboundTo\"\xd4\x03\n" +
 	"\bPushPart\x12)\n" +
 	"\x06blocks\x18\x01 \x01(\v2\x11.kvgrpc.v1.BlocksR\x06blocks\x12,\n" +
 	"\acontent\x18\x02 \x01(\v2\x12.kvgrpc.v1.ContentR\acontent\x12-\n" +

@@ -426,6 +426,10 @@ type GrantLeaseRequest struct {
 	FirmTtl *durationpb.Duration `protobuf:"bytes,11,opt,name=firm_ttl,json=firmTtl,proto3" json:"firm_ttl,omitempty"`
 	// Time at which the request began, in microseconds since the Unix epoch, as in FinishedBlocks.
 	RequestTimeUs uint64 `protobuf:"varint,12,opt,name=request_time_us,json=requestTimeUs,proto3" json:"request_time_us,omitempty"`
+	// Tenant of the lease and its grant, as in FinishedBlocks.
+	Tenant string `protobuf:"bytes,13,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	// Name of the one consumer that may use the grant, as in FinishedBlocks.
+	BoundTo       string `protobuf:"bytes,14,opt,name=bound_to,json=boundTo,proto3" json:"bound_to,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -542,6 +546,20 @@ func (x *GrantLeaseRequest) GetRequestTimeUs() uint64 {
 		return x.RequestTimeUs
 	}
 	return 0
+}
+
+func (x *GrantLeaseRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *GrantLeaseRequest) GetBoundTo() string {
+	if x != nil {
+		return x.BoundTo
+	}
+	return ""
 }
 
 // Lease and grant.
@@ -1344,7 +1362,7 @@ const file_kvgrpc_v1_lease_proto_rawDesc = "" +
 	"\blease_id\x18\x01 \x01(\tH\x00R\aleaseId\x12(\n" +
 	"\x05grant\x18\x02 \x01(\v2\x10.kvgrpc.v1.GrantH\x00R\x05grant\x12(\n" +
 	"\ftransfer_key\x18\x03 \x01(\fB\x03\x80\x01\x01H\x00R\vtransferKeyB\x04\n" +
-	"\x02by\"\xdf\x04\n" +
+	"\x02by\"\x92\x05\n" +
 	"\x11GrantLeaseRequest\x12'\n" +
 	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12)\n" +
 	"\x06blocks\x18\x02 \x01(\v2\x11.kvgrpc.v1.BlocksR\x06blocks\x12,\n" +
@@ -1359,7 +1377,9 @@ const file_kvgrpc_v1_lease_proto_rawDesc = "" +
 	"\rvalidate_only\x18\n" +
 	" \x01(\bR\fvalidateOnly\x124\n" +
 	"\bfirm_ttl\x18\v \x01(\v2\x19.google.protobuf.DurationR\afirmTtl\x12&\n" +
-	"\x0frequest_time_us\x18\f \x01(\x04R\rrequestTimeUs\x1a9\n" +
+	"\x0frequest_time_us\x18\f \x01(\x04R\rrequestTimeUs\x12\x16\n" +
+	"\x06tenant\x18\r \x01(\tR\x06tenant\x12\x19\n" +
+	"\bbound_to\x18\x0e \x01(\tR\aboundTo\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x97\x01\n" +

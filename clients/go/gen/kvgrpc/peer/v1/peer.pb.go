@@ -779,11 +779,11 @@ func (x *KeepLivenessResponse) GetProof() []byte {
 // call waits up to 5 seconds for a grant's lease that is not announced yet, and for the engine step of the blocks if it
 // has not ended yet.
 //
-// A row's failure: INVALID_FIELD, GRANT_INVALID, GRANT_FOREIGN, GRANT_WRONG_ACCESS, INCARNATION_CHANGED,
-// LEASE_NOT_FOUND, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, LEASE_RECLAIMED, LEASE_REFUSED, ACCESS_REUSED,
-// ACCESS_CLOSED, CONTENT_MISMATCH, CONTENT_RANGE, CONTENT_REQUIRED, DEADLINE (the step or the caller's liveness did
-// not come in time), LIMIT_EXCEEDED, ENGINE_LOST, QUARANTINED (the issuer registers its memory again: ask again),
-// FEATURE_UNAVAILABLE (an access to write into an engine that has FEATURE_READS_PUSHES).
+// A row's failure: INVALID_FIELD, GRANT_INVALID, GRANT_FOREIGN, GRANT_WRONG_ACCESS, GRANT_BOUND, INCARNATION_CHANGED,
+// LEASE_NOT_FOUND (also for a grant of another tenant), LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, LEASE_RECLAIMED,
+// LEASE_REFUSED, ACCESS_REUSED, ACCESS_CLOSED, CONTENT_MISMATCH, CONTENT_RANGE, CONTENT_REQUIRED, DEADLINE (the step or
+// the caller's liveness did not come in time), LIMIT_EXCEEDED, ENGINE_LOST, QUARANTINED (the issuer registers its
+// memory again: ask again), FEATURE_UNAVAILABLE (an access to write into an engine that has FEATURE_READS_PUSHES).
 //
 // Errors (no row was opened):
 // * INVALID_ARGUMENT CONTENT_REQUIRED: the content of a row covers no token, or its opaque id is too long.

@@ -1,0 +1,121 @@
+"""The audit: who ended or changed something that others may miss. One line of the log for each call, and the last
+records for AdminService.
+
+A record names things by their ids. It has no transfer key and no grant, which are secrets.
+"""
+
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from kvgrpc.core.tables.transfers import pair_id
+from kvgrpc.core.values.records import dataclass
+from kvgrpc.errors import KVGrpcError, note
+from kvgrpc.wire.values import claims_of
+
+_log = logging.getLogger(__name__)
+
+ROWS_MAX = 4_096
+"""Maximum number of records that are kept."""
+BYTES_MAX = 1 << 20
+"""Maximum size of the texts of the records that are kept, in bytes."""
+IDS_MAX = 16
+"""Maximum number of ids that one record names."""
+DONE = "done"
+"""Outcome of a call that was not refused."""
+
+Target = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class AuditRecord:
+    """One call. `at` is on the clock of `time.monotonic`."""
+
+    number: int
+    at: float
+    caller: str
+    connection: str
+    method: str
+    target: str
+    outcome: str
+    message: str
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the texts."""
+        texts = (self.caller, self.connection, self.method, self.target, self.outcome, self.message)
+        return sum(len(text.encode()) for text in texts)
+
+
+class Audit:
+    """The records of one process."""
+
+    def __init__(self, rows: int = ROWS_MAX, nbytes: int = BYTES_MAX) -> None:
+        self._rows, self._most = rows, nbytes
+        self._records: deque[AuditRecord] = deque()
+        self._nbytes = 0
+        self._number = 0
+
+    def __iter__(self) -> Iterator[AuditRecord]:
+        return iter(self._records)
+
+    def heard(
+        self, method: str, request: Any, caller: str, connection: str = "", error: KVGrpcError | None = None
+    ) -> None:
+        """Records a call that was served, if it is one of AUDITED and was no check alone."""
+        target_of = AUDITED.get(method)
+        if target_of is None or getattr(request, "validate_only", False):
+            return
+        target = " ".join(f"{name}={value}" for name, value in target_of(request).items() if value not in ("", 0, []))
+        self._number += 1
+        record = AuditRecord(
+            self._number, time.monotonic(), note(caller), note(connection), method, note(target),
+            DONE if error is None else error.reason.value, note(getattr(request, "message", "")),
+        )  # fmt: skip
+        self._records.append(record)
+        self._nbytes += record.nbytes
+        while len(self._records) > self._rows or self._nbytes > self._most:
+            self._nbytes -= self._records.popleft().nbytes
+        said = {
+            "caller": record.caller, "connection": record.connection, "method": method, "target": record.target,
+            "outcome": record.outcome, "message": record.message,
+        }  # fmt: skip
+        _log.info("audit %s", json.dumps(said))
+
+
+def _cancelled(request: Any) -> Target:
+    key = bytes(request.transfer_key)
+    return {"transfer_id": request.transfer_id, "pair_id": pair_id(key) if key else ""}
+
+
+def _released(request: Any) -> Target:
+    lease = request.lease
+    try:
+        return {"lease_id": claims_of(lease.grant).lease_id if lease.HasField("grant") else lease.lease_id}
+    except KVGrpcError:
+        return {}  # the grant is none, and its bytes may be a secret of another kind
+
+
+def _reclaimed(request: Any) -> Target:
+    counts = [f"{row.group}:{row.block_count}" for row in request.group_block_counts[:IDS_MAX]]
+    return {"request_id": request.request_id, "blocks": ",".join(counts)}
+
+
+def _unquarantined(request: Any) -> Target:
+    ids = request.transfer_ids
+    more = len(ids) - IDS_MAX
+    return {"force": int(request.force), "transfer_ids": ",".join(ids[:IDS_MAX]), "more": max(more, 0)}
+
+
+AUDITED: Mapping[str, Callable[[Any], Target]] = {
+    "CancelTransfer": _cancelled,
+    "ReleaseLease": _released,
+    "ReclaimBlocks": _reclaimed,
+    "Drain": lambda request: {"cancel": int(request.cancel)},
+    "ReleaseQuarantine": _unquarantined,
+    "ForgetEngine": lambda request: {"engine_id": request.engine_id},
+}
+"""What a record names of a request, by method."""

@@ -1,0 +1,167 @@
+"""The gate: every call goes through it before its method hears of it.
+
+It finds the caller's name (certificate, token), its roles and tenant (the operator's file), and lets the call go on if
+a role is enough for the method. A refused call has changed nothing; it is counted, and logged once a minute for each
+caller.
+"""
+
+import logging
+import time
+from collections import Counter, OrderedDict
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+from kvgrpc.config import Config
+from kvgrpc.core.values.owners import ANONYMOUS, SCHEDULER, of_tenant
+from kvgrpc.core.values.records import dataclass
+from kvgrpc.errors import KVGrpcError, PermissionDenied, Reason, Unauthenticated
+from kvgrpc.service.callers import METADATA, PRINCIPAL, TICKET, Metadata, check_ticket
+from kvgrpc.service.identity.assignments import assignments_of
+from kvgrpc.service.identity.authorization_policy import policy_of
+from kvgrpc.service.identity.names import DNS, URI, certificate_name
+from kvgrpc.service.identity.roles import ANYONE, EVERY, LOCAL, METHODS, Roles
+from kvgrpc.service.identity.tokens import TokenVerifier
+from kvgrpc.service.identity.watched_file import WatchedFile
+
+_log = logging.getLogger(__name__)
+
+AUTHORIZATION = "authorization"
+"""Metadata key of a bearer token."""
+QUIET_S = 60.0
+"""Time after a logged refusal of a caller in which further ones of that caller are not logged, in seconds."""
+KEPT_MAX = 4_096
+"""Maximum number of callers whose roles, and whose last log lines, are remembered."""
+
+
+@dataclass(frozen=True)
+class KnownCaller:
+    """The caller of the call that is served. `principal` owns what the call makes: the name within its tenant."""
+
+    name: str
+    roles: Roles
+    tenant: str
+    principal: str
+
+
+NOBODY = KnownCaller(ANONYMOUS, EVERY, "", ANONYMOUS)
+"""Caller of a server that asks for no identity."""
+CALLER: ContextVar[KnownCaller] = ContextVar("caller", default=NOBODY)
+"""Caller of the call that is served. A call over a stream of calls has the stream's caller."""
+
+
+class Gate:
+    """The gate of one server."""
+
+    def __init__(self, config: Config) -> None:
+        """Raises InvalidRequest for a file that is not usable."""
+        identity = config.identity
+        self._tls = config.tls.files() is not None
+        self._tokens = TokenVerifier(config.tokens) if config.tokens.keys else None
+        self._file = WatchedFile("identity.roles", Path(identity.roles), assignments_of) if identity.roles else None
+        self._policy = WatchedFile("identity.policy", Path(identity.policy), policy_of) if identity.policy else None
+        self._open = not (self._tls or self._tokens or self._file or self._policy)
+        self._callers: OrderedDict[str, KnownCaller] = OrderedDict()
+        self._logged: OrderedDict[str, float] = OrderedDict()
+        self.denied: Counter[Reason] = Counter()
+        """Number of refused calls by their reasons."""
+        if self._file is None and (self._tls or self._tokens):
+            _log.warning("identity.roles is not set: every caller with a certificate or a token has all roles")
+
+    def look(self) -> bool:
+        """Reads the files again. Returns whether roles, keys or rules are others now."""
+        changed = [one.look() for one in (self._tokens, self._file, self._policy) if one is not None]
+        if any(changed):
+            self._callers.clear()
+        return any(changed)
+
+    def admit(self, context: Any, method: str, ticket: bytes) -> None:
+        """Lets a call of a method go on, as its caller, or refuses it. `ticket` is the attached engine's, or empty.
+
+        Raises Unauthenticated and PermissionDenied.
+        """
+        shown = token = ""
+        metadata = context.invocation_metadata() or ()
+        METADATA.set(metadata)
+        for key, value in metadata:
+            if key == TICKET and isinstance(value, str):
+                shown = shown or value
+            elif key == AUTHORIZATION and isinstance(value, str):
+                token = token or value
+        caller = NOBODY
+        if not self._open:
+            caller = self._caller(context, token, method)
+            self.check(method, caller)
+            if self._policy is not None:
+                self._check_policy(method, caller, metadata)
+            CALLER.set(caller)
+        if shown:
+            check_ticket(shown, ticket)
+        PRINCIPAL.set(SCHEDULER if shown else caller.principal)
+
+    def check(self, method: str, caller: KnownCaller) -> None:
+        """Raises Unauthenticated (NOT_AUTHENTICATED) for a caller without a name, and PermissionDenied (ROLE_MISSING)
+        for a caller without a role that is enough.
+        """
+        enough = METHODS[method]
+        if enough is ANYONE or not enough.isdisjoint(caller.roles):
+            return
+        roles = ", ".join(sorted(role.value for role in enough))
+        if caller.name == ANONYMOUS:
+            what = f"{method} asks who calls: show a certificate or a token of a caller with one of the roles {roles}"
+            raise self._refused(Unauthenticated(Reason.NOT_AUTHENTICATED, what, metadata={"roles": roles}), caller.name)
+        has = ", ".join(sorted(role.value for role in caller.roles)) or "no role"
+        what = f"{method} needs one of the roles {roles}; {caller.name} has {has}"
+        raise self._refused(PermissionDenied(Reason.ROLE_MISSING, what, metadata={"roles": roles}), caller.name)
+
+    def _check_policy(self, method: str, caller: KnownCaller, metadata: Metadata) -> None:
+        """Raises PermissionDenied (POLICY_DENIED) for a call that the policy does not let go on."""
+        assert self._policy is not None
+        # The policy's principals are as in a certificate, without the prefixes that tell our kinds of names apart.
+        name = "" if caller.name == ANONYMOUS else caller.name.removeprefix(URI).removeprefix(DNS)
+        why = self._policy.value.refusal(name, f"/{method}", metadata)
+        if why:
+            raise self._refused(PermissionDenied(Reason.POLICY_DENIED, f"{method} is refused: {why}"), caller.name)
+
+    def _caller(self, context: Any, token: str, method: str) -> KnownCaller:
+        carried: KnownCaller | None = getattr(context, "caller", None)
+        name = ANONYMOUS if carried is None else carried.name
+        if carried is None and token and self._tokens is not None:
+            try:
+                name = self._tokens.name_of(token)
+            except Unauthenticated as error:
+                if METHODS[method] is not ANYONE:
+                    raise self._refused(error, "a caller with a token") from None
+        elif carried is None and self._tls:
+            name = certificate_name(context.auth_context())
+        known = self._callers.get(name)
+        if known is None:
+            known = self._callers[name] = self._assigned(name)
+            if len(self._callers) > KEPT_MAX:
+                self._callers.popitem(last=False)
+        return known
+
+    def _assigned(self, name: str) -> KnownCaller:
+        if self._file is None:
+            # A caller has shown a certificate of our CAs or a token, or it has no role, if the server asks for one.
+            named = name != ANONYMOUS or not (self._tls or self._tokens)
+            return KnownCaller(name, EVERY if named else frozenset(), "", name)
+        row = self._file.value.of(name)
+        return KnownCaller(name, row.roles, row.tenant, of_tenant(row.tenant, name))
+
+    def _refused(self, error: KVGrpcError, who: str) -> KVGrpcError:
+        self.denied[error.reason] += 1
+        now = time.monotonic()
+        if now >= self._logged.get(who, now):
+            self._logged[who] = now + QUIET_S
+            self._logged.move_to_end(who)
+            if len(self._logged) > KEPT_MAX:
+                self._logged.popitem(last=False)
+            _log.warning("refused: %s", error)
+        return error
+
+
+def check_local(method: str) -> None:
+    """Checks a call at the session socket, as the gate checks all others. Raises PermissionDenied (ROLE_MISSING)."""
+    if METHODS[method].isdisjoint(LOCAL):
+        raise PermissionDenied(Reason.ROLE_MISSING, f"{method} is not for processes of an engine")

@@ -1,0 +1,1 @@
+"""Tests of identities, roles, tenants and what an operator sees of them."""

@@ -1,0 +1,77 @@
+"""Engine ids belong to the identity that brought them, until an operator says otherwise."""
+
+from pathlib import Path
+
+import pytest
+
+from kvgrpc.config import TlsConfig
+from kvgrpc.errors import PermissionDenied, Reason
+from kvgrpc.service.identity.engine_ids import OF_IDENTITY_MAX, EngineIds
+from kvgrpc.service.identity.gate import CALLER, KnownCaller
+from kvgrpc.service.identity.roles import EVERY
+from kvgrpc.v1 import admin_pb2, admin_pb2_grpc
+from tests.identity.servers import People, serving, spiffe
+
+
+@pytest.fixture
+def people(tmp_path: Path) -> People:
+    people = People(tmp_path)
+    people.give(p="peer", d="peer", thief="peer", router="router", operator="operator viewer")
+    return people
+
+
+async def test_an_engine_id_of_another_identity_is_refused_until_an_operator_forgets_it(people: People) -> None:
+    async with serving(people, "p") as p:
+        async with serving(people, "d") as d, people.client(d, "router") as at_d:
+            await at_d.connect_peer(p.address)
+        of_thief = TlsConfig(dir=str(people.files("thief").cert.parent))
+        async with serving(people, "d", tls=of_thief) as thief, people.client(thief, "router") as at_thief:
+            with pytest.raises(PermissionDenied) as refused:
+                await at_thief.connect_peer(p.address)
+            assert refused.value.reason is Reason.NOT_OWNER
+            async with people.channel(p, "operator") as channel:
+                stub = admin_pb2_grpc.AdminServiceStub(channel)
+                request = admin_pb2.ForgetEngineRequest(engine_id="d", message="it moved")
+                assert (await stub.ForgetEngine(request)).identity == spiffe("d")
+                assert not (await stub.ForgetEngine(request)).identity
+                (second, first) = (await stub.ListAuditRecords(admin_pb2.ListAuditRecordsRequest())).records
+                assert (first.method, first.target, first.message) == ("ForgetEngine", "engine_id=d", "it moved")
+                assert second.number == 2
+            await at_thief.connect_peer(p.address)
+
+
+async def test_the_same_identity_brings_its_engine_id_again(people: People) -> None:
+    async with serving(people, "p") as p:
+        for _ in range(2):
+            async with serving(people, "d") as d, people.client(d, "router") as at_d:
+                await at_d.connect_peer(p.address)
+
+
+def calling(name: str) -> None:
+    CALLER.set(KnownCaller(name, EVERY, "", name))
+
+
+def test_an_identity_owns_so_many_ids_and_takes_none_of_others() -> None:
+    ids = EngineIds()
+    calling("a")
+    ids.claim("first of a")
+    calling("b")
+    for number in range(OF_IDENTITY_MAX + 1):
+        ids.claim(f"{number}")
+    with pytest.raises(PermissionDenied):
+        ids.claim("first of a")
+    calling("c")
+    ids.claim("0")
+    with pytest.raises(PermissionDenied):
+        ids.check("1")
+
+
+def test_callers_without_a_name_own_nothing_and_take_nothing() -> None:
+    ids = EngineIds()
+    calling("anonymous")
+    ids.claim("x")
+    calling("a")
+    ids.claim("x")
+    calling("anonymous")
+    with pytest.raises(PermissionDenied):
+        ids.claim("x")
