@@ -361,6 +361,17 @@ site: .venv-docs/.installed ## Build the pages as a site into build/site (SITE_R
 wheel: venv ## Build the wheel into dist twice, from two copies, and fail when they differ (ARGS=--install weighs an installation)
 	@$(BIN)/python scripts/wheel.py $(ARGS)
 
+# The wheel that is kept of the last release; where there is none, one of this tree.
+WHEEL ?= $(firstword $(wildcard tests/skew/*.whl))
+
+.PHONY: skew-test
+skew-test: venv ## Run servers and clients of a wheel against those of this tree (WHEEL=path, ARGS="-k push")
+ifeq ($(WHEEL),)
+	@wheel=$$($(BIN)/python scripts/wheel.py --out build/skew --path) && $(MAKE) skew-test WHEEL="$$wheel"
+else
+	@SKEW_WHEEL="$(WHEEL)" $(BIN)/pytest -q tests/skew $(ARGS)
+endif
+
 # ---- clients
 
 # Every client against real servers, by one suite of cases. What is built here stays in the clients' own folders.

@@ -149,7 +149,7 @@ class Server:
 
     async def stop(self, drain_s: float = 0.0) -> None:
         """Takes no new work, lets work in progress go on for `drain_s` seconds, then ends everything in order."""
-        self._node.state.draining = self._node.state.stopping = True
+        self._node.state.life.draining = self._node.state.life.stopping = True
         self._lead.engine_watchers.changed()
         if self._grpc is None or self._health is None:
             return  # not started
@@ -162,7 +162,7 @@ class Server:
         for watch in self._watches:
             await watch.stop()
         await self._health.stop()
-        self._runner.feed(LifeBegan(self._node.state.incarnation, b"", None))
+        self._runner.feed(LifeBegan(self._node.state.life.incarnation, b"", None))
         await asyncio.sleep(0)
         if self._sessions is not None:
             await self._sessions.stop()
@@ -278,7 +278,7 @@ class Server:
 
     async def _begin_next(self) -> None:
         async with self._lives:
-            if self._node.state.defect and self.config.layout() is not None:
+            if self._node.state.life.defect and self.config.layout() is not None:
                 await self._begin_idle()
 
     def _attaching(self, request: session_pb2.AttachRequest) -> EngineDescription:
@@ -349,7 +349,7 @@ class Server:
         return bound
 
     def _busy(self) -> bool:
-        return bool(self._node.state.transfers.unfinished()) or len(self._node.state.leases) > 0
+        return bool(self._node.state.transfers.unfinished()) or len(self._node.state.send.leases) > 0
 
     def _progress_age_s(self) -> float:
         if self._local:
@@ -373,7 +373,8 @@ class Server:
         return memory.as_numpy() if isinstance(memory, SharedMemory) else None
 
     def _trace_transfer(self, transfer: Transfer) -> None:
-        telemetry.transfer_ended(transfer, self._node.state.now)
+        if transfer.end_seq == transfer.seq and transfer.trace:
+            telemetry.transfer_ended(transfer, self._node.state.now)
 
     async def _close_ranks(self) -> None:
         local, self._local = self._local, []

@@ -74,11 +74,11 @@ class _Lead:
         self._now += _SHORT_S / 1000
         for lease_id in granted:
             self._handle(events.RenewLeases(self._call(), (events.LeaseRef(lease_id),)))
-        live = len(self._node.state.leases)
+        live = len(self._node.state.send.leases)
         self._now += _SHORT_S + 1
         self._handle(events.Tick())
         seconds = time.perf_counter() - began
-        assert len(self._node.state.leases) == live - count, "leases did not expire, or others did"
+        assert len(self._node.state.send.leases) == live - count, "leases did not expire, or others did"
         return seconds / count
 
     def _grant(self, ttl_s: float) -> str:

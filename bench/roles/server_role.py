@@ -89,13 +89,13 @@ class ServerRole:
     async def compare(self, on: bool) -> Answer:
         """Turns checksums on or off, for the same server on the same memory."""
         assert self._server is not None
-        self._server._node.state.checksums = on  # noqa: SLF001 - no setting changes while a server runs
+        self._server._node.state.moves.checksums = on  # noqa: SLF001 - no setting changes while a server runs
         return {}, []
 
     async def prefetched(self) -> Answer:
         """Waits until the source has computed the checksums of handed-over blocks, if checksums are on."""
         assert self._server is not None
-        while not self._server._node.state.prefetch.idle:  # noqa: ASYNC110, SLF001 - nobody else needs to know
+        while not self._server._node.state.send.prefetch.idle:  # noqa: ASYNC110, SLF001 - nobody else needs to know
             await asyncio.sleep(_LOOK_S)
         return {}, []
 

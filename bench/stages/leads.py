@@ -78,7 +78,7 @@ FINISH = Method(
     lambda request, _, call: requests.finished_blocks(request, call, "", _MOST),
     lambda header, answer, now: handoff_pb2.FinishedBlocksResponse(
         header=header,
-        lease=answers.lease(answer.lease, header.incarnation),
+        lease=answers.lease(answer.lease, answer.times, header.incarnation),
         transfer=answers.transfer(answer.transfer, now),
     ),
 )
@@ -179,7 +179,7 @@ class Leads:
     def _header(self, lead: Lead) -> ResponseHeader:
         state = lead.node.state
         return ResponseHeader(
-            engine_id=lead.description.engine_id, incarnation=state.incarnation, event_seq=state.transfers.seq
+            engine_id=lead.description.engine_id, incarnation=state.life.incarnation, event_seq=state.transfers.seq
         )
 
     def _perform(self, lead: Lead, method: Method, data: bytes) -> bytes:

@@ -8,7 +8,7 @@ handled nothing yet; all else ends with it: accesses, peers, keys and pins.
 from collections.abc import Iterable
 
 from kvgrpc.core.actions import SendClose
-from kvgrpc.core.events import AccessClosing, CloseOutcome
+from kvgrpc.core.events import AccessClosing, CloseOutcome, LifeBegan
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.state.move import Move
 from kvgrpc.core.tables.transfers import Failure, Transfer
@@ -22,10 +22,10 @@ def take_over(new: NodeState, old: NodeState, incarnation: int, now: float) -> l
     transfers: those that were not over have failed with INTERNAL_DEFECT.
     """
     new.now = max(now, old.now)
-    new.draining, new.stopping = old.draining, old.stopping
-    new.begin(incarnation, b"", None, attached=False)
-    new.defect = f"{MESSAGE}, and the next one has not begun"
-    new.leases.take_over(old.leases)
+    new.life.draining, new.life.stopping = old.life.draining, old.life.stopping
+    new.begin(LifeBegan(incarnation, b"", None))
+    new.life.defect = f"{MESSAGE}, and the next one has not begun"
+    new.send.leases.take_over(old.send.leases, new.now)
     return new.transfers.take_over(
         old.transfers, Failure(Reason.INTERNAL_DEFECT, MESSAGE, next=NextStep.RECOMPUTE), new.now
     )

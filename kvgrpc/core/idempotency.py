@@ -1,7 +1,8 @@
 """Idempotency keys: same caller, method, key and body, same answer.
 
 A retry of a call that still runs joins it. Refusals are not kept: they changed nothing, so a retry is safe and may
-succeed. A full table refuses new keys rather than forget old ones, because a forgotten key would let a retry act twice.
+succeed. The keys are no `remembered.Remembered`: a full table refuses new keys rather than forget old ones, because a
+forgotten key would let a retry act twice, and a key outlasts its time while what it created lives.
 """
 
 from collections.abc import Hashable
@@ -64,18 +65,17 @@ class IdempotencyKeys:
     def __init__(self, capacity: int, ledger: Ledger | None = None) -> None:
         self._ledger = ledger or Ledger()
         self._entries: dict[Scope, _Entry] = {}
-        self._running: dict[int, _Entry] = {}
+        self.running: dict[int, _Entry] = {}
+        """Calls that are not answered, by number. Read-only outside."""
         self._kept: dict[str, _Entry] = {}
         self._named = 0
         self._capacity = capacity
 
     def begin(self, call: Call) -> Reply | Begun:
-        """Begins a call. Returns whether it is new or joined, or the reply that was given before.
+        """Begins a call with a key. Returns whether it is new or joined, or the reply that was given before.
 
         Raises AlreadyExists (IDEMPOTENCY_KEY_REUSED) or Exhausted (LIMIT_EXCEEDED).
         """
-        if not call.key:
-            return Begun.NEW
         scope = (call.principal, call.method, call.key)
         entry = self._entries.get(scope)
         if entry is None:
@@ -88,7 +88,7 @@ class IdempotencyKeys:
                 )
             nbytes = KEY_BYTES + texts_bytes(*scope)
             self._ledger.enter(RowKind.KEY, scope, call.payer, nbytes)
-            self._entries[scope] = self._running[call.id] = _Entry(scope, call.body, [call.id])
+            self._entries[scope] = self.running[call.id] = _Entry(scope, call.body, [call.id])
             return Begun.NEW
         if entry.body != call.body:
             raise AlreadyExists(
@@ -101,7 +101,7 @@ class IdempotencyKeys:
 
     def finish(self, call_id: int, reply: Reply | None) -> tuple[list[int], str]:
         """Returns the calls that get this reply, and the name of the kept key. None: a refusal, which is not kept."""
-        entry = self._running.pop(call_id, None)
+        entry = self.running.pop(call_id, None)
         if entry is None:
             return [call_id], ""
         waiting, entry.waiting = entry.waiting, []

@@ -7,8 +7,9 @@
 this very moment has ended before the event. A refused call changes nothing. Same events, same times, same actions.
 """
 
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from kvgrpc.core import events
@@ -23,7 +24,7 @@ from kvgrpc.core.access.checksums import ChecksumCalls
 from kvgrpc.core.access.openings import AccessOpenings
 from kvgrpc.core.access.post_sends import PostSends
 from kvgrpc.core.access.served_accesses import ServedAccesses
-from kvgrpc.core.actions import Acknowledged, Action, Drained, LeaseView, SendClose, TransferChanged
+from kvgrpc.core.actions import Acknowledged, Action, Drained, SendClose, TransferChanged
 from kvgrpc.core.defects import closings, take_over
 from kvgrpc.core.idempotency import Begun
 from kvgrpc.core.invariants import check
@@ -44,6 +45,7 @@ from kvgrpc.core.receive.reservations import Reservations
 from kvgrpc.core.send.checksum_prefetch import ChecksumPrefetch
 from kvgrpc.core.send.firmness import Firmness
 from kvgrpc.core.send.hand_overs import HandOvers
+from kvgrpc.core.send.leases import Leases
 from kvgrpc.core.send.mirror_copies import MirrorCopies
 from kvgrpc.core.send.push_course import PushCourse
 from kvgrpc.core.send.push_ends import PushEnds
@@ -54,10 +56,10 @@ from kvgrpc.core.state import NodeState
 from kvgrpc.core.state.move import Move, MoveStage
 from kvgrpc.core.state.pull import PullMove
 from kvgrpc.core.state.push import Registration
-from kvgrpc.core.state.reactions import Reaction, Reactions
+from kvgrpc.core.state.reactions import Reactions, reaction
 from kvgrpc.core.state.reservation import ReservationMove
-from kvgrpc.core.tables.leases import Lease, LeaseState
-from kvgrpc.core.tables.peers import Peer, PeerView
+from kvgrpc.core.tables.leases import Lease, LeaseState, LeaseTimes
+from kvgrpc.core.tables.peers import Peer
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.tables.transfers import Failure, Side, Transfer
 from kvgrpc.core.values.limits import Limits
@@ -87,10 +89,11 @@ class Node:
         reservation_course = ReservationCourse(state, self._handshakes, self._liveness, reservation_ends)
         self._firmness = Firmness(state)
         self.weak_claims = WeakClaims(state)
-        self._hand_overs = HandOvers(state, self._firmness, self.weak_claims)
-        self._reclaims = Reclaims(state, self._hand_overs, self.weak_claims, self._closes)
-        self._push_ends = PushEnds(state, self._closes, self._hand_overs, self._firmness)
-        self._push_course = PushCourse(state, self._handshakes, self._liveness, self._push_ends, self._hand_overs)
+        self._leases = Leases(state, self._firmness, self.weak_claims)
+        self._hand_overs = HandOvers(state, self._leases, self._firmness)
+        self._reclaims = Reclaims(state, self._leases, self.weak_claims, self._closes)
+        self._push_ends = PushEnds(state, self._closes, self._leases, self._firmness)
+        self._push_course = PushCourse(state, self._handshakes, self._liveness, self._push_ends, self._leases)
         courses: dict[type[Move], Course[Any]] = {
             PullMove: pull_course,
             ReservationMove: reservation_course,
@@ -100,18 +103,18 @@ class Node:
         ends: dict[type[PullMove], PullEnds[Any]] = {PullMove: pull_ends, ReservationMove: reservation_ends}
         self._pulls = Pulls(state, self._handshakes, pull_course, ends)
         self._reservations = Reservations(state, self._handshakes, reservation_course)
-        self._mirror_copies = MirrorCopies(state, self._hand_overs, self._push_course)
+        self._mirror_copies = MirrorCopies(state, self._leases, self._push_course)
         self._pushes = Pushes(
-            state, self._handshakes, self._push_course, self._hand_overs, self._firmness, self._mirror_copies
+            state, self._handshakes, self._push_course, self._leases, self._firmness, self._mirror_copies
         )
         self._prefetch = ChecksumPrefetch(state)
         self._checksums = ChecksumCalls(state, self._prefetch)
         self._post_sends, self._send_asks = PostSends(state), SendAsks(state)
         self._openings = AccessOpenings(state, self._reservations, self._firmness)
         self._served = ServedAccesses(
-            state, self._hand_overs, self._pulls, self._reservations, self._pushes, self._openings
+            state, self._leases, self._pulls, self._reservations, self._pushes, self._openings
         )
-        self._cancels = Cancels(state, self._closes, self._pulls, self._pushes, self._hand_overs, self._openings)
+        self._cancels = Cancels(state, self._closes, self._pulls, self._pushes, self._leases, self._openings)
         self._quarantine = Quarantine(state, self._liveness, self._moves, self._reservations)
         self._pool = Allocations(state, self._reclaims)
         state.react = self._reactions()
@@ -122,14 +125,18 @@ class Node:
         """Fires what is due, then handles the event. `now` never goes back."""
         state = self.state
         assert now >= state.now, "time went back"
-        self._fire_due(now)
+        due = state.timers.next_deadline()
+        if due is not None and due <= now:
+            self._fire_due(now)
+        state.now = now
         call = getattr(event, "call", None)
         if call is None:
             self._hear(event)
             return self._take_actions()
         try:
-            state.check_life(call.incarnation)
-            known = state.keys.begin(call)
+            if call.incarnation:
+                state.life.check(call.incarnation)
+            known = state.keys.begin(call) if call.key else Begun.NEW
             if known is Begun.NEW:
                 self._hear(event)
             elif known is not Begun.JOINED:
@@ -143,43 +150,40 @@ class Node:
         this life. Call it after `handle` raised or its actions failed: `state.actions` has the decided ones.
         """
         state = self.state
-        node = type(self)(state.limits, state.writers, checksums=state.checksums)
+        node = type(self)(state.limits, state.moves.writers, checksums=state.moves.checksums)
         return node, take_over(node.state, state, incarnation, now)
 
     def unclosed(self) -> list[SendClose]:
         """Returns the closings of this node's pushes at destinations. Call it after `handle` raised."""
-        moves = [move for push in self.state.pushes for move in push.registrations.values()]
-        return closings([move for move in moves if move.access_id and move.peer], self.state.incarnation)
+        moves = [move for push in self.state.send.pushes for move in push.registrations.values()]
+        return closings([move for move in moves if move.access_id and move.peer], self.state.life.incarnation)
 
     def next_deadline(self) -> float | None:
         """Returns when `handle(Tick(), now)` has something to do, or None."""
         return self.state.timers.next_deadline()
 
-    def peers(self) -> list[PeerView]:
-        """Returns all known lives of other engines, oldest first."""
-        return [self.peer(peer) for peer in self.state.peers.values()]
-
-    def peer(self, peer: Peer) -> PeerView:
-        """Returns a life of another engine as it is now."""
-        return self._handshakes.view(peer)
+    def open_accesses(self, peer: Peer) -> int:
+        """Returns the number of accesses that are open here for a life of another engine, and there for this engine."""
+        held = sum(self.state.access.rows[access_id].held for access_id in peer.accesses)
+        return held + self.state.moves.open_accesses(peer.key)
 
     def find_lease(self, ref: events.LeaseRef, caller: str = "") -> Lease:
         """Returns a lease, live or ended. Raises NotFound, or the grant's errors."""
-        return self._hand_overs.find(ref, caller)
+        return self._leases.find(ref, caller)
 
-    def lease(self, lease: Lease) -> LeaseView:
-        """Returns a lease as it is now."""
-        return self._hand_overs.view(lease)
+    def lease_times(self, lease: Lease) -> LeaseTimes:
+        """Returns the times of a lease as they are now."""
+        return self._leases.times(lease)
 
     def oldest_posting(self) -> float | None:
         """Returns when the oldest posting or copy in flight at its ranks began; None if there is none."""
-        move, copies = self.state.moves.oldest_in_flight(), self.state.mirrors.running.values()
+        move, copies = self.state.moves.oldest_in_flight(), self.state.send.mirrors.running.values()
         began = [portion.since for portion in copies] if move is None else [move.posted_at, *(p.since for p in copies)]
         return min(began, default=None)
 
     def missing_proof(self, transfer_id: str) -> str:
         """Returns the proof that an ended transfer's blocks lack; empty if they are at rest, or it is not over."""
-        push = self.state.pushes.find(transfer_id)
+        push = self.state.send.pushes.find(transfer_id)
         if push is not None:
             moves = push.registrations.values() if push.over else ()
             return "; ".join(move.missing_proof for move in moves if move.postings)
@@ -191,24 +195,29 @@ class Node:
         check(self.state)
 
     def _reactions(self) -> Reactions:
-        """Returns the reactions of the parts to each other's decisions, in this order."""
+        """Returns the reactions of the parts to each other's decisions, in this order. What a life does without is not
+        called: mirrors, and checksums.
+        """
         access, closes, moves, asking = self._served, self._closes, self._moves, self._send_asks
         ends = access.peer_dead, closes.peer_dead, moves.peer_dead
+        prefetch = [self._prefetch] * self.state.moves.checksums
+        # Ranks with mirrors compute checksums in the mirrors, once the blocks are there.
+        ahead = [self._mirror_copies.announced] if self.state.life.mirrored else [part.announced for part in prefetch]
         return Reactions(
-            peer_heard=Reaction(access.peer_heard, asking.peer_heard),
-            peer_back=Reaction(closes.peer_back),
-            peer_dead=Reaction(*ends, self._liveness.hang_up, self._handshakes.peer_dead, asking.peer_dead),
-            peer_forgotten=Reaction(closes.peer_forgotten),
-            peer_ready=Reaction(moves.peer_ready, closes.peer_ready),
-            peer_failed=Reaction(moves.peer_failed, closes.peer_failed),
-            memory_changed=Reaction(moves.memory_changed),
-            rekey_begins=Reaction(moves.rekey_begins, access.stop_reads),
-            rekey_ends=Reaction(access.stop_reads, self._handshakes.rekey_ends, self._liveness.rekey_ends),
-            lease_began=Reaction(self._mirror_copies.announced, self._prefetch.announced, access.lease_announced),
-            lease_copied=Reaction(self._prefetch.copied, access.lease_copied),
-            lease_refused=Reaction(access.lease_refused),
-            lease_ended=Reaction(self._prefetch.ended, self._push_ends.lease_ended),
-            lease_voided=Reaction(self._pushes.voided),
+            peer_heard=reaction(access.peer_heard, asking.peer_heard),
+            peer_back=reaction(closes.peer_back),
+            peer_dead=reaction(*ends, self._liveness.hang_up, self._handshakes.peer_dead, asking.peer_dead),
+            peer_forgotten=reaction(closes.peer_forgotten),
+            peer_ready=reaction(moves.peer_ready, closes.peer_ready),
+            peer_failed=reaction(moves.peer_failed, closes.peer_failed),
+            memory_changed=reaction(moves.memory_changed),
+            rekey_begins=reaction(moves.rekey_begins, access.stop_reads),
+            rekey_ends=reaction(access.stop_reads, self._handshakes.rekey_ends, self._liveness.rekey_ends),
+            lease_began=reaction(*ahead, access.lease_announced),
+            lease_copied=reaction(*[part.copied for part in prefetch], access.lease_copied),
+            lease_refused=reaction(access.lease_refused),
+            lease_ended=reaction(*[part.ended for part in prefetch], self._push_ends.lease_ended),
+            lease_voided=reaction(self._pushes.voided),
         )
 
     def _make_handlers(self) -> dict[type, tuple[Handler, ...]]:
@@ -217,8 +226,8 @@ class Node:
             events.FinishedBlocks: (self._finish,),
             events.PullBlocks: (self._pulls.start,),
             events.GiveDestination: (self._pulls.give,),
-            events.RenewLeases: (self._hand_overs.renewals.renew, self._reservations.keys.pass_on),
-            events.ReleaseLease: (self._hand_overs.release,),
+            events.RenewLeases: (self._leases.renewals.renew, self._reservations.keys.pass_on),
+            events.ReleaseLease: (self._leases.release,),
             events.CancelTransfer: (self._cancel,),
             events.AcknowledgeTransfers: (self._acknowledge,),
             events.AllocateBlocks: (self._pool.allocate,),
@@ -245,7 +254,7 @@ class Node:
             events.PeerMapped: (self._handshakes.mapped,),
             events.PostingEnded: (self._moves.posting_ended, self._served.posting_ended),
             events.StepDone: (self._step_done,),
-            events.LeasesVoided: (self._hand_overs.void,),
+            events.LeasesVoided: (self._leases.void,),
             events.LifeBegan: (self._begin,),
             events.MemoryGone: (self._memory_gone,),
             events.Tick: (),
@@ -274,7 +283,7 @@ class Node:
     def _make_deadlines(self) -> dict[Timer, Callable[[str], None]]:
         """Returns the part that acts on each deadline; missing ones are deadlines of moves."""
         return {
-            Timer.LEASE: self._hand_overs.due,
+            Timer.LEASE: self._leases.due,
             Timer.SOFTEN: self._firmness.due,
             Timer.RENDEZVOUS: self._pushes.expected_pushes.due,
             Timer.OPEN_WAIT: self._openings.wait_due,
@@ -287,9 +296,7 @@ class Node:
             Timer.DIAL_AGAIN: self._handshakes.dial_again,
             Timer.ADMIT: self._handshakes.admit_due,
             Timer.IDEMPOTENCY: self.state.key_due,
-            Timer.TOMBSTONE: lambda name: self._forget(self.state.tombstones, name),
-            Timer.ENDED_GRANT: lambda name: self._forget(self.state.ended_grants, name),
-            Timer.REFUSED_LEASE: self._hand_overs.forget_refused,
+            Timer.TOMBSTONE: lambda table: self.state.tombstones.expire(table, self.state.now),
             Timer.ALLOCATION: self._pool.due,
             Timer.CHECKSUMS: self._checksums.due,
             Timer.SEND: self._post_sends.due,
@@ -306,18 +313,17 @@ class Node:
         while (when := state.timers.next_deadline()) is not None and when <= now:
             state.now = max(state.now, when)
             for timer, name in state.timers.due(state.now):
-                handler = self._deadlines.get(timer)
-                if handler:
-                    handler(name)
-                else:
-                    self._moves.due(timer, name)
-        state.now = now
+                due = self._deadlines.get(timer) or partial(self._moves.due, timer)
+                due(name)
 
     def _take_actions(self) -> list[Action]:
-        self._quarantine.look()
-        self._moves.give_turns()
-        actions, self.state.actions = self.state.actions, []
-        return actions
+        """Takes the actions. First goes on with what waits for no event: a re-key, and moves that wait for a turn."""
+        state, pool, turns = self.state, self.state.pool, self.state.moves.turns
+        if pool.rekeying or pool.proofs.processes_ended or any(pool.pins.quarantined):
+            self._quarantine.look()
+        if pool.rekeying or turns.paused or turns.waiting:
+            self._moves.give_turns()
+        return state.take_actions()
 
     def _finish(self, event: events.FinishedBlocks) -> None:
         if event.expected:
@@ -330,14 +336,16 @@ class Node:
     def _step_done(self, event: events.StepDone) -> None:
         """Takes a finished step, or some layers of it if they are named: parts of a push may wait for no more."""
         state = self.state
-        if state.description is None:
+        if state.life.description is None:
             return
-        before = state.steps.done()
-        state.steps.finish(event.rank, event.step, event.layers)
-        self._mirror_copies.go_on()
-        if state.steps.done() > before:
+        before = state.pool.steps.done()
+        state.pool.steps.finish(event.rank, event.step, event.layers)
+        if state.life.mirrored:
+            self._mirror_copies.go_on()
+        if state.pool.steps.done() > before:
             self._served.retry_step()
-            self._prefetch.go_on()
+            if state.moves.checksums:
+                self._prefetch.go_on()
         self._moves.step_done(event)
 
     def _cancel(self, event: events.CancelTransfer) -> None:
@@ -355,14 +363,10 @@ class Node:
     def _drain(self, event: events.Drain) -> None:
         """Handles Drain: refuses new work, or takes it again. A server that was told to end keeps refusing."""
         state = self.state
-        if not event.validate_only and not state.stopping:
-            state.draining = not event.cancel
-        transfers = state.transfers
-        quarantined = sum(state.pins.quarantined)
-        state.reply(event.call.id, Drained(transfers.going_on, len(state.leases), quarantined, transfers.oldest))
-
-    def _forget(self, table: MutableMapping[bytes, Any], name: str) -> None:
-        del table[bytes.fromhex(name)]
+        if not event.validate_only and not state.life.stopping:
+            state.life.draining = not event.cancel
+        transfers, quarantined = state.transfers, sum(state.pool.pins.quarantined)
+        state.reply(event.call.id, Drained(transfers.going_on, len(state.send.leases), quarantined, transfers.oldest))
 
     def _memory_gone(self, _: events.MemoryGone) -> None:
         """Takes the end of earlier lives' memory, and with it of what they left in quarantine."""
@@ -375,14 +379,13 @@ class Node:
         The old engine is gone and is told nothing. Watchers of transfers hear the end.
         """
         state = self.state
-        state.attached = False
-        gone = Failure(
-            Reason.ENGINE_LOST, "the engine was attached anew or is gone", "", Side.SOURCE, next=NextStep.RECOMPUTE
-        )
+        state.life.attached = False
+        why = "the engine was attached anew or is gone"
+        gone = Failure(Reason.ENGINE_LOST, why, "", Side.SOURCE, next=NextStep.RECOMPUTE)
         changed = "the engine behind this lead changed"
         error = Unavailable(Reason.ENGINE_LOST, changed)
-        for lease in list(state.leases):
-            self._hand_overs.end(lease, LeaseState.RELEASED, gone)
+        for lease in list(state.send.leases):
+            self._leases.end(lease, LeaseState.RELEASED, gone)
         self._pushes.end_all(gone)
         self._pulls.end_all(gone)
         state.drop_moves()
@@ -393,8 +396,5 @@ class Node:
         self._quarantine.end_all(error)
         self._liveness.end_all()
         state.timers.clear_all()
-        state.begin(
-            event.incarnation, event.secret, event.description, attached=event.engine_attached,
-            sets_aside=event.sets_aside, mirrored=event.mirrored,
-        )  # fmt: skip
-        state.expects_pushes = event.expects_pushes
+        state.begin(event)
+        state.react = self._reactions()

@@ -39,7 +39,8 @@ from kvgrpc.v1.common_pb2 import (
 from kvgrpc.wire.answers import readable_trace
 
 Params = Mapping[str, Any]
-FLAGS = {"do_remote_decode", "do_remote_prefill"}
+PREFILLED_HERE, PREFILLED_ELSEWHERE = FLAGS = "do_remote_decode", "do_remote_prefill"
+"""Flags that routers set on the request of a prefill engine, and on that of a decode engine."""
 TRACEPARENT = "traceparent"
 """Field of the trace, named like the HTTP header of W3C's Trace Context."""
 
@@ -96,7 +97,7 @@ def wanted(
     INVALID_FIELD for an invalid intent, and for both flags at once.
     """
     prefills, decodes = _flags(params)
-    if not prefills and not decodes and not (defaults.offer_ttl_s and FLAGS & params.keys()):
+    if not prefills and not decodes and not (defaults.offer_ttl_s and params.keys() & FLAGS):
         return None
     intent, arrived_us = _intent(params), arrived_us or time.time_ns() // 1000
     if not prefills and not decodes:
@@ -171,14 +172,9 @@ def answered_push(key: bytes, engine_id: str, address: str, tokens: int, tracepa
     """Returns the object of a prefill that is pushed, for a later decode engine: the push's key and its source. The
     fields beside the intent have the names that routers look at.
     """
-    intent = {
-        "transferKey": base64.b64encode(key).decode(), "mode": "TRANSFER_MODE_PUSH",
-        "peer": {"address": address, "engineId": engine_id},
-    }  # fmt: skip
-    return {
-        "do_remote_prefill": True, "do_remote_decode": False, "remote_engine_id": engine_id, **_remote(address),
-        "remote_block_ids": [], "remote_num_tokens": tokens, "kvgrpc_intent": intent, **_traced(traceparent),
-    }  # fmt: skip
+    found = answered_named(key, address, puts=True, traceparent=traceparent)
+    found["kvgrpc_intent"]["peer"]["engineId"] = engine_id
+    return {**found, "remote_engine_id": engine_id, "remote_block_ids": [], "remote_num_tokens": tokens}
 
 
 @dataclass(frozen=True)
@@ -234,9 +230,15 @@ def _remote(address: str) -> dict[str, Any]:
     return {"remote_host": host.removeprefix("[").removesuffix("]"), "remote_port": int(port)}
 
 
+def asked_of(params: object) -> set[str]:
+    """Returns the flags that are set in a request's params, if it has any."""
+    return {flag for flag in FLAGS if params.get(flag) is True} if isinstance(params, Mapping) else set()
+
+
 def _flags(params: Params) -> tuple[bool, bool]:
     """Returns whether the request is prefilled here for another engine, and whether another engine prefills it."""
-    prefills, decodes = params.get("do_remote_decode") is True, params.get("do_remote_prefill") is True
+    asked = asked_of(params)
+    prefills, decodes = (flag in asked for flag in FLAGS)
     if prefills and decodes:
         raise _invalid("do_remote_decode and do_remote_prefill", "cannot both be set: where is it prefilled?")
     return prefills, decodes

@@ -22,7 +22,8 @@ class EngineWatchers:
         self._asleep: set[asyncio.Event] = set()
         """Events of watchers that saw the present state: the node's next event wakes each once, until it has looked."""
         self._places = Places("watches of the engine", ENGINE_WATCHES_OF_CONNECTION_MAX, ENGINE_WATCHES_MAX, 1.0, own=0)
-        runner.on_events.append(self.changed)
+        self._on_events = runner.on_events
+        self._watching = 0
 
     def changed(self) -> None:
         """Wakes the watchers. Call it also for changes that no event of the node tells."""
@@ -34,9 +35,15 @@ class EngineWatchers:
         """Yields a new watcher. Raises Exhausted if too many watch."""
         with self._places.one():
             watcher = EngineWatcher(self._asleep)
+            if not self._watching:
+                self._on_events.append(self.changed)
+            self._watching += 1
             try:
                 yield watcher
             finally:
+                self._watching -= 1
+                if not self._watching:
+                    self._on_events.remove(self.changed)
                 watcher.leave()
 
 

@@ -60,7 +60,7 @@ class Lead:
     @property
     def weights(self) -> str:
         """The weights revision that contents are bound to."""
-        description = self.node.state.description
+        description = self.node.state.life.description
         return description.weights_revision if description else ""
 
     @property
@@ -85,13 +85,13 @@ class Lead:
         speaks for the peer (NOT_PROVED); PermissionDenied (NOT_OWNER) for an engine id of another identity. Services
         check this before they read the call.
         """
-        self.node.state.caller(caller.engine_id, caller.incarnation, caller.proof)
+        self.node.state.peers.caller(caller.engine_id, caller.incarnation, caller.proof)
         self.engine_ids.claim(caller.engine_id)
 
     def header(self) -> common_pb2.ResponseHeader:
         """Returns the header that names this engine and its life."""
         state = self.node.state
-        engine_id = state.description.engine_id if state.description else self.config.engine_id
+        engine_id = state.life.description.engine_id if state.life.description else self.config.engine_id
         return common_pb2.ResponseHeader(
-            engine_id=engine_id, incarnation=state.incarnation, event_seq=state.transfers.seq
+            engine_id=engine_id, incarnation=state.life.incarnation, event_seq=state.transfers.seq
         )

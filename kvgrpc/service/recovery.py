@@ -49,7 +49,7 @@ class Recovery:
             await asyncio.wait([self._task])
 
     async def _recover(self) -> None:
-        while self._runner.node.state.defect:
+        while self._runner.node.state.life.defect:
             seen = self._runner.defects
             try:
                 await self._end()

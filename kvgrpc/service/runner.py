@@ -176,7 +176,8 @@ class Runner:
         finally:
             self._busy = False
         self._alarm.set(self.node.next_deadline())
-        self._hear(self.on_events)
+        if self.on_events:
+            self._hear(self.on_events)
 
     def feed_threadsafe(self, event: Event) -> None:
         """Does the same as `feed`, from any thread. Drops the event if the loop is closed."""
@@ -198,7 +199,7 @@ class Runner:
         self._calls.clear()
 
     def _handle(self, event: Event) -> None:
-        life = self.node.state.incarnation
+        life = self.node.state.life.incarnation
         try:
             if voided := self._voided():
                 self._perform(self.node.handle(LeasesVoided(voided), self.now))
@@ -206,7 +207,7 @@ class Runner:
         except Exception as error:  # noqa: BLE001 - a defect of ours ends this life, never the server
             self._end_life(error, event)
         else:
-            if self.node.state.incarnation != life:
+            if self.node.state.life.incarnation != life:
                 self._hear(self.on_life)
 
     def _perform(self, todo: list[Action]) -> None:
@@ -226,9 +227,8 @@ class Runner:
         """Ends the life after a defect: performs the decided actions, replaces the node, and refuses all that wait."""
         self.defects += 1
         _log.error("a defect on %s: %s, and a new one begins", type(event).__name__, MESSAGE, exc_info=defect)
-        decided, self.node.state.actions = self.node.state.actions, []
         with suppress(Exception):
-            self._perform(decided)
+            self._perform(self.node.state.take_actions())
         self.unclosed = self.node.unclosed()
         self.node, ended = self.node.successor(secrets.randbelow(INCARNATION_MAX) + 1, self.now)
         self._mailbox.clear()

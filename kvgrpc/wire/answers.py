@@ -12,7 +12,6 @@ from kvgrpc.core.actions import (
     GaveUp,
     HandedOver,
     Introduced,
-    LeaseView,
     PeerConnected,
     PullStarted,
     PushExpected,
@@ -22,7 +21,7 @@ from kvgrpc.core.actions import (
     Released,
     Renewed,
 )  # fmt: skip
-from kvgrpc.core.tables.leases import LeaseState
+from kvgrpc.core.tables.leases import Lease, LeaseState, LeaseTimes
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.transfers import Direction, Disposition, Phase, State, Transfer, TransferPath
 from kvgrpc.core.values.compatibility import compare
@@ -141,26 +140,26 @@ def transfer(value: Transfer, now: float) -> transfer_pb2.Transfer:
     return made
 
 
-def lease(value: LeaseView, incarnation: int) -> lease_pb2.Lease:
-    """Returns the message of a lease as of the view, in that life of its engine."""
+def lease(value: Lease, times: LeaseTimes, incarnation: int) -> lease_pb2.Lease:
+    """Returns the message of a lease in that life of its engine."""
     return lease_pb2.Lease(
         lease_id=value.id,
         state=LEASE_STATES[value.state],
         request_id=value.request_id,
         transfer_id=value.transfer_id,
-        ttl=duration(value.ttl_s),
-        remaining=duration(value.remaining_s),
-        cap_remaining=duration(value.cap_remaining_s),
-        age=duration(value.age_s),
+        ttl=duration(value.last_ttl_s),
+        remaining=duration(times.remaining_s),
+        cap_remaining=duration(times.cap_remaining_s),
+        age=duration(times.age_s),
         blocks=pool_blocks(value.blocks, incarnation),
-        token_count=value.token_count,
+        token_count=value.content.tokens,
         consumer_count=value.consumers,
-        done_consumer_count=value.consumers_done,
-        open_access_count=value.open_accesses,
+        done_consumer_count=value.done,
+        open_access_count=len(value.accesses),
         renewal_count=value.renewals,
         trace_id=trace_id(value.trace),
         labels=dict(value.labels),
-        soft_in=None if value.soft_in_s is None else duration(value.soft_in_s),
+        soft_in=None if times.soft_in_s is None else duration(times.soft_in_s),
     )
 
 
@@ -239,7 +238,7 @@ def put_finished(
     """Fills in the reply to FinishedBlocks. A hand-over that was only expected has nothing to tell."""
     match answer:
         case HandedOver():
-            into.lease.CopyFrom(lease(answer.lease, incarnation))
+            into.lease.CopyFrom(lease(answer.lease, answer.times, incarnation))
             _put_transfer(answer.transfer, into, now)
             _put_grant(answer.token, into)
         case GaveUp():
@@ -275,7 +274,7 @@ def put_acknowledged(answer: Acknowledged, into: transfer_pb2.AcknowledgeTransfe
 
 def put_granted(answer: HandedOver, into: lease_pb2.GrantLeaseResponse, _: float, incarnation: int) -> None:
     """Fills in the reply to GrantLease."""
-    into.lease.CopyFrom(lease(answer.lease, incarnation))
+    into.lease.CopyFrom(lease(answer.lease, answer.times, incarnation))
     _put_grant(answer.token, into)
 
 
@@ -288,7 +287,7 @@ def put_renewed(
 
 def put_released(answer: Released, into: lease_pb2.ReleaseLeaseResponse, _: float, incarnation: int) -> None:
     """Fills in the reply to ReleaseLease."""
-    into.lease.CopyFrom(lease(answer.lease, incarnation))
+    into.lease.CopyFrom(lease(answer.lease, answer.times, incarnation))
     into.freed_blocks.CopyFrom(pool_blocks(answer.freed, incarnation))
 
 
@@ -319,10 +318,8 @@ def put_introduced(answer: Introduced, into: handshake_pb2.HandshakeResponse, _:
     into.differences.extend([description.difference_to_proto(difference) for difference in differences])
 
 
-def put_connected(answer: PeerConnected, into: handshake_pb2.ConnectPeerResponse, _: float, __: int) -> None:
-    """Fills in the reply to ConnectPeer."""
-    if answer.peer is not None:
-        into.peer.CopyFrom(description.peer_to_proto(answer.peer))
+def put_connected(_: PeerConnected, __: handshake_pb2.ConnectPeerResponse, ___: float, ____: int) -> None:
+    """Fills in nothing: the RPC shows the peer as it is in the moment of its reply."""
 
 
 def put_drained(answer: Drained, into: admin_pb2.DrainResponse, _: float, __: int) -> None:

@@ -87,11 +87,10 @@ def check_counts(field: str, lists: Iterable[Sized], most: int) -> None:
     check_count(field, sum(map(len, lists)), most)
 
 
-def check_blocks(field: str, lists: Sequence[Sequence[common_pb2.GroupBlocks]], rows: int, ids: int) -> None:
-    """Raises OutOfRange (LIMIT_EXCEEDED) for more rows of blocks than `rows`, or more than `ids` blocks in all of them.
-    The blocks are counted before the runs are expanded.
+def check_named(field: str, lists: Sequence[Sequence[common_pb2.GroupBlocks]], ids: int) -> None:
+    """Raises OutOfRange (LIMIT_EXCEEDED) for more than `ids` blocks in all lists. The blocks are counted before the
+    runs are expanded.
     """
-    check_counts(field, lists, rows)
     named = sum(blocks_named(row.runs.counts) for some in lists for row in some)
     if named > ids:
         raise OutOfRange(

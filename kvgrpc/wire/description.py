@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kvgrpc.core.state.engine_status import EngineStatus
-from kvgrpc.core.tables.peers import PeerState, PeerView
+from kvgrpc.core.tables.peers import Peer, PeerState
 from kvgrpc.core.tables.transfers import RankPath
 from kvgrpc.core.values.compatibility import EngineDescription
 from kvgrpc.core.values.layout import Group, GroupKind, PoolKind, PoolLayout, Region, Section, Strides, TensorKind
@@ -248,16 +248,16 @@ def path_to_proto(value: RankPath) -> handshake_pb2.RankPath:
     )
 
 
-def peer_to_proto(value: PeerView) -> handshake_pb2.Peer:
-    """Returns the message of a peer's current state."""
+def peer_to_proto(value: Peer, now: float, open_accesses: int) -> handshake_pb2.Peer:
+    """Returns the message of a peer as it is now. Its paths are in the order of the ranks."""
     return handshake_pb2.Peer(
-        engine_id=value.engine_id,
-        incarnation=value.incarnation,
+        engine_id=value.description.engine_id,
+        incarnation=value.description.incarnation,
         address=value.address,
         state=PEER_STATES[value.state],
-        paths=[path_to_proto(path) for path in value.paths[:PATHS_SHOWN_MAX]],
-        silence=duration(value.silence_s),
-        open_access_count=value.open_accesses,
+        paths=[path_to_proto(value.paths[pair]) for pair in sorted(value.paths)[:PATHS_SHOWN_MAX]],
+        silence=duration(now - value.heard),
+        open_access_count=open_accesses,
     )
 
 

@@ -160,42 +160,51 @@ class Budget:
     def __init__(self) -> None:
         self._spent: dict[Field, int] = {}
 
-    def take(self, message: Message, path: _Path = None) -> None:
+    def take(self, message: Message) -> None:
         """Counts a message, without the calls of a batch, which are counted one by one.
 
         Raises InvalidRequest (INVALID_FIELD) for a long text or a number out of range, OutOfRange (LIMIT_EXCEEDED) for
         too many rows or blocks.
         """
-        for field, value in message.ListFields():
-            plan = _plan(field)
-            if plan.rows is not None:
-                self._count(field, plan.rows, value, path)
-            if plan.fits is not None:
-                if not plan.fits(value):
-                    raise invalid(_name((path, plan.name)), plan.most)
-            elif plan.one:
-                self.take(value, (path, plan.name))
-            elif plan.many:
-                for row in value:
-                    self.take(row, (path, plan.name))
-
-    def _count(self, field: Field, row: Bound, value: Sequence[Any], path: _Path) -> None:
-        count = len(value) if row.kind is BoundKind.ROWS else blocks_named(value)
-        spent = self._spent[field] = self._spent.get(field, 0) + count
-        if spent > row.most:
-            # Errors about runs name the list that contains them.
-            name = _name((path, field.name) if row.kind is BoundKind.ROWS else path and path[0])
-            raise OutOfRange(
-                Reason.LIMIT_EXCEEDED,
-                f"{name} has {spent} {row.kind.value}; the limit is {row.most}",
-                violations=(FieldViolation(name, f"at most {row.most} {row.kind.value}"),),
-                metadata={"limit": str(row.most)},
-            )
+        _take(message, self._spent, None)
 
 
 def check(message: Message) -> None:
     """Checks one message by itself. Raises what `Budget.take` raises."""
-    Budget().take(message)
+    _take(message, {}, None)
+
+
+def _take(message: Message, spent: dict[Field, int], path: _Path) -> None:
+    for field, value in message.ListFields():
+        plan = _plan(field)
+        if plan.rows is not None:
+            _count(field, plan.rows, value, spent, path)
+        if plan.bytes_max:
+            # A character has at most four bytes, so most texts need no encoding.
+            if len(value) * 4 > plan.bytes_max and _bytes(value) > plan.bytes_max:
+                raise invalid(_name((path, plan.name)), plan.most)
+        elif plan.fits is not None:
+            if not plan.fits(value):
+                raise invalid(_name((path, plan.name)), plan.most)
+        elif plan.one:
+            _take(value, spent, (path, plan.name))
+        elif plan.many:
+            for row in value:
+                _take(row, spent, (path, plan.name))
+
+
+def _count(field: Field, row: Bound, value: Sequence[Any], spent: dict[Field, int], path: _Path) -> None:
+    count = spent.get(field, 0) + (len(value) if row.kind is BoundKind.ROWS else blocks_named(value))
+    spent[field] = count
+    if count > row.most:
+        # Errors about runs name the list that contains them.
+        name = _name((path, field.name) if row.kind is BoundKind.ROWS else path and path[0])
+        raise OutOfRange(
+            Reason.LIMIT_EXCEEDED,
+            f"{name} has {count} {row.kind.value}; the limit is {row.most}",
+            violations=(FieldViolation(name, f"at most {row.most} {row.kind.value}"),),
+            metadata={"limit": str(row.most)},
+        )
 
 
 @dataclass(frozen=True)
@@ -204,10 +213,12 @@ class _FieldPlan:
 
     name: str
     rows: Bound | None = None
+    bytes_max: int = 0
+    """Maximum bytes of a single text; 0 for other fields."""
     fits: Callable[[Any], bool] | None = None
-    """Predicate for the field's value, or for all its values."""
+    """Predicate for a field's other value, or for all its values."""
     most: str = ""
-    """Error text if `fits` is False."""
+    """Error text for a value that is too much."""
     one: bool = False
     """True for a single message whose fields are checked, too."""
     many: bool = False
@@ -223,7 +234,10 @@ def _plan(field: Field) -> _FieldPlan:
         fits = _fits(side)
         assert fits is not None
         return _FieldPlan(
-            field.name, rows, lambda pairs: all(fits(text) for pair in pairs.items() for text in pair), side.says
+            field.name,
+            rows,
+            fits=lambda pairs: all(fits(text) for pair in pairs.items() for text in pair),
+            most=side.says,
         )
     if kind is not None:
         batch = field.name == "calls"
@@ -235,8 +249,10 @@ def _plan(field: Field) -> _FieldPlan:
     one = _fits(element) if element is not None else None
     if element is None or one is None:
         return _FieldPlan(field.name, rows)
+    if element.kind is BoundKind.BYTES and not field.is_repeated:
+        return _FieldPlan(field.name, rows, element.most, most=element.says)
     return _FieldPlan(
-        field.name, rows, (lambda values: all(map(one, values))) if field.is_repeated else one, element.says
+        field.name, rows, fits=(lambda values: all(map(one, values))) if field.is_repeated else one, most=element.says
     )
 
 
@@ -244,18 +260,21 @@ def _plan(field: Field) -> _FieldPlan:
 def _bounded(kind: Descriptor) -> bool:
     """Returns True if a field of a message type has a bound, at any depth. A Duration has none."""
     plans = [_plan(field) for field in kind.fields]
-    return any(plan.rows is not None or plan.fits is not None or plan.one or plan.many for plan in plans)
+    return any(plan.rows or plan.bytes_max or plan.fits or plan.one or plan.many for plan in plans)
 
 
 def _fits(row: Bound) -> Callable[[Any], bool] | None:
     """Returns the predicate for one value, or None if no value is refused."""
     most = row.most
     if row.kind is BoundKind.BYTES:
-        # A character has at most four bytes, so most texts need no encoding.
-        return lambda value: len(value) * 4 <= most or len(value.encode() if isinstance(value, str) else value) <= most
+        return lambda value: len(value) * 4 <= most or _bytes(value) <= most
     if row.kind is BoundKind.NUMBER:
         return lambda value: -most <= value <= most
     return None
+
+
+def _bytes(value: str | bytes) -> int:
+    return len(value.encode() if isinstance(value, str) else value)
 
 
 def _name(path: _Path) -> str:

@@ -1,4 +1,7 @@
-"""Conversion of requests of the public API to the core's events."""
+"""Conversion of requests of the public API to the core's events.
+
+A request has passed `fields.check`, which bounds rows, texts and numbers. Limits of this server are checked here.
+"""
 
 import hashlib
 import os
@@ -49,7 +52,6 @@ def make_call(
     key = getattr(request, "idempotency_key", "")
     if not key:
         return events.Call(call_id, principal, trace, incarnation=life, connection=connection)
-    text("idempotency_key", key)
     body = hashlib.sha256(_effect(request).SerializeToString(deterministic=True)).digest()
     return events.Call(call_id, principal, trace, key, method, body, life, connection)
 
@@ -95,10 +97,10 @@ def finished_blocks(
         ttl_s=seconds(said, "ttl"),
         consumers=consumers(said.consumer_count),
         on_abort=on_abort(said.on_abort),
-        request_id=text("request_id", request.request_id),
+        request_id=request.request_id,
         priority=said.priority,
         after_step=said.after_step,
-        lease_id=text(f"{job}.lease_id", said.lease_id),
+        lease_id=said.lease_id,
         validate_only=request.validate_only,
         waits_for=events.WaitsFor.REGISTRATION if part is not None else events.WaitsFor.READERS,
         last=part is None or part.last,
@@ -120,7 +122,7 @@ def register_push(request: handoff_pb2.RegisterPushRequest, call: events.Call) -
     return events.RegisterPush(
         call=call,
         token=request.grant.token,
-        request_id=text("request_id", request.request_id),
+        request_id=request.request_id,
         access_id=os.urandom(ACCESS_ID_BYTES),
         reverse_access_id=os.urandom(ACCESS_ID_BYTES),
         validate_only=request.validate_only,
@@ -135,7 +137,7 @@ def reserve_blocks(
     if request.HasField("source"):
         if not request.source.address:
             raise invalid("source.address", "is required where a source is named")
-        source = push_source("source", request.source)
+        source = push_source(request.source)
     return events.ReserveBlocks(
         call=call,
         key=request.transfer_key,
@@ -144,7 +146,7 @@ def reserve_blocks(
         have_tokens=request.have_tokens,
         use_tokens=request.use_tokens,
         source=source,
-        request_id=text("request_id", request.request_id),
+        request_id=request.request_id,
         priority=request.priority,
         after_step=request.after_step,
         registration_timeout_s=timeout_s(request, "registration_timeout"),
@@ -172,7 +174,7 @@ def grant_lease(
         ttl_s=seconds(request, "ttl"),
         consumers=consumers(request.consumer_count),
         on_abort=on_abort(request.on_abort),
-        request_id=text("request_id", request.request_id),
+        request_id=request.request_id,
         validate_only=request.validate_only,
         transfer=False,
         labels=labels,
@@ -206,7 +208,7 @@ def pull_blocks(
         use_tokens=request.use_tokens,
         destination=destination,
         key=request.transfer_key,
-        request_id=text("request_id", request.request_id),
+        request_id=request.request_id,
         priority=request.priority,
         after_step=request.after_step,
         queue_timeout_s=timeout_s(request, "queue_timeout"),
@@ -253,7 +255,7 @@ def renew_leases(
         return events.RenewLeases(call, refs, ttl_s)
     reading = tuple(request.reading_access_ids) if request.for_access else ()
     check_count("reading_access_ids", len(reading), limit)
-    source = push_source("source", request.source) if request.HasField("source") else None
+    source = push_source(request.source) if request.HasField("source") else None
     if source is not None and not source.address:
         raise invalid("source.address", "is required where a source is named")
     return events.RenewLeases(
@@ -313,8 +315,8 @@ def allocate_blocks(request: pool_pb2.AllocateBlocksRequest, call: events.Call) 
         request.reclaim,
         request.validate_only,
         _by(request),
-        text("request_id", request.request_id),
-        text("label", request.label),
+        request.request_id,
+        request.label,
     )
 
 
@@ -326,7 +328,7 @@ def reclaim_blocks(request: pool_pb2.ReclaimBlocksRequest, call: events.Call) ->
 
 def _by(request: pool_pb2.AllocateBlocksRequest | pool_pb2.ReclaimBlocksRequest) -> RequestTime | None:
     """Returns the time and id of the request for which blocks are needed; None if it states no time."""
-    request_id = text("request_id", request.request_id)
+    request_id = request.request_id
     return RequestTime(request.request_time_us, request_id) if request.request_time_us else None
 
 
@@ -372,6 +374,6 @@ def consumers(value: int) -> int:
     return value or 1
 
 
-def push_source(field: str, value: common_pb2.PeerAddress) -> events.PushSource:
+def push_source(value: common_pb2.PeerAddress) -> events.PushSource:
     """Returns the address of a push's source."""
-    return events.PushSource(text(f"{field}.address", value.address), text(f"{field}.engine_id", value.engine_id))
+    return events.PushSource(value.address, value.engine_id)

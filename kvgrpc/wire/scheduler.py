@@ -142,7 +142,7 @@ def arrived(
         give=give,
         target=_target(request, give),
         transfer_key=key,
-        label=text("intent.request_id", intent.request_id) or request_id,
+        label=intent.request_id or request_id,
         consumers=consumers(intent.consumer_count),
         ttl_s=seconds(intent, "ttl"),
         firm_ttl_s=seconds(intent, "firm_ttl"),
@@ -156,7 +156,7 @@ def arrived(
 
 def needed_by(request: scheduler_pb2.BlocksNeededRequest) -> RequestTime | None:
     """Returns the request for which blocks are needed. The owning engine's scheduler is believed."""
-    request_id = text("request_id", request.request_id)
+    request_id = request.request_id
     return RequestTime(request.request_time_us, request_id) if request.request_time_us else None
 
 
@@ -164,7 +164,7 @@ def required_id(request_id: str) -> str:
     """Returns the id. Raises InvalidRequest if it is missing or long."""
     if not request_id:
         raise invalid("request_id", "is required")
-    return text("request_id", request_id)
+    return request_id
 
 
 def with_dropped(blocks: Blocks, dropped: Sequence[int], limit: int) -> Blocks:
@@ -208,7 +208,7 @@ def _take(request: scheduler_pb2.RequestArrivedRequest) -> Offer | Source | None
                 raise invalid("push.source.address", "is required where a source is named")
             if not said.address:
                 return Source(keep=push.keep)
-            source = push_source("push.source", said)
+            source = push_source(said)
             return Source(source.address, source.engine_id, push.keep)
     return None
 

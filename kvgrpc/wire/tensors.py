@@ -10,7 +10,7 @@ from kvgrpc.core.values.ids import check_transfer_key
 from kvgrpc.core.values.limits import Limits, granted_ttl
 from kvgrpc.errors import invalid
 from kvgrpc.v1 import common_pb2, tensor_pb2
-from kvgrpc.wire.bounds import check_count, text
+from kvgrpc.wire.bounds import check_count
 from kvgrpc.wire.requests import consumers
 from kvgrpc.wire.values import claims_of, duration, seconds, timeout_s
 
@@ -51,7 +51,7 @@ def put(request: tensor_pb2.PutTensorRequest, limits: Limits) -> Put:
     return Put(
         tensor_id(request.tensor), described(request.description), here, request.grant.token, leads,
         len(leads) or consumers(request.consumer_count), ttl_s, timeout_s(request, "timeout"), request.asynchronous,
-        text("request_id", request.request_id),
+        request.request_id,
         tuple(NamedTensor(_of_request(f"bundled_tensors[{i}].tensor", key, value.tensor), described(value.description))
               for i, value in enumerate(request.bundled_tensors)),
     )  # fmt: skip
@@ -68,7 +68,7 @@ def get(request: tensor_pb2.GetTensorRequest) -> Get:
     key = request.tensor.transfer_key
     return Get(
         tensor_id(request.tensor), _expected(request.expected), source, request.as_offer,
-        timeout_s(request, "timeout"), text("request_id", request.request_id),
+        timeout_s(request, "timeout"), request.request_id,
         tuple(WantedTensor(_of_request(f"bundled_tensors[{i}].tensor", key, value.tensor), _expected(value.expected))
               for i, value in enumerate(request.bundled_tensors)),
         request.page_count_max,
@@ -106,7 +106,7 @@ def lead_address(field: str, value: common_pb2.PeerAddress) -> LeadAddress:
     """Converts a lead's address. Raises InvalidRequest."""
     if not value.address:
         raise invalid(f"{field}.address", "is required")
-    return LeadAddress(text(f"{field}.address", value.address), text(f"{field}.engine_id", value.engine_id))
+    return LeadAddress(value.address, value.engine_id)
 
 
 def _expected(value: tensor_pb2.ExpectedTensor) -> ExpectedTensor:

@@ -90,8 +90,8 @@ class Audit:
         self._node = node
         self._opened = opened
         self._vouched = vouched
-        self._consumers = Consumers(state.peers)
-        self._closes = CloseAudit(state.limits, state.peers)
+        self._consumers = Consumers(state.peers.lives)
+        self._closes = CloseAudit(state.limits, state.peers.lives)
         self._cancels = CancelAudit(node)
         self.proven = WriterAudit()
         self._waits = WaitAudit(state.limits)
@@ -212,7 +212,7 @@ class Audit:
     def posts(self, action: Post) -> None:
         """Checks that bytes may move: the access is open, and the blocks that are written or read are pinned."""
         self._beliefs.posts(action)
-        pins = self._node.state.pins
+        pins = self._node.state.pool.pins
         if action.operation is Operation.READ:
             fills, pinned = action.transfer_id, pins.has(action.transfer_id, PinKind.TARGET)
         else:
@@ -263,7 +263,7 @@ class Audit:
             self._node.check()
         except AssertionError as error:
             broken(Rule.R1, f"the tables of the lead do not agree: {error}")
-        check_pins(self._node.state.pins, uses, memories, voided=voided)
+        check_pins(self._node.state.pool.pins, uses, memories, voided=voided)
         check_free(self._node.state, pool)
 
     def check_talk(self) -> None:
@@ -300,7 +300,7 @@ class Audit:
     def _closed(self, event: CloseAccess) -> None:
         self._asks(event)
         for row in event.closings:
-            access = self._node.state.accesses.get(row.access_id)
+            access = self._node.state.access.rows.get(row.access_id)
             own = access is not None and access.peer == peer_key(event.engine_id, event.incarnation)
             token = access.opening.token if access is not None and own else row.token
             claims = self._came(token, event.engine_id, event.incarnation)

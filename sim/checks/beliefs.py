@@ -109,7 +109,7 @@ class Beliefs:
 
     def compares(self, action: SendChecksums) -> None:
         """Takes note that the lead asks a peer for checksums."""
-        peer = self._state.peers.get(action.peer)
+        peer = self._state.peers.lives.get(action.peer)
         if peer is not None:
             self._compared.asks(action, peer.description.pool)
 
@@ -117,7 +117,7 @@ class Beliefs:
         """Takes note of a peer's request or answer."""
         if isinstance(event, OpenAccess):
             for opening in event.openings:
-                if opening.access_id not in self._state.accesses:  # a forgotten id may be used again
+                if opening.access_id not in self._state.access.rows:  # a forgotten id may be used again
                     self._owner.pop(opening.access_id, None)
                     self._vouched.discard(opening.access_id)
         elif isinstance(event, AccessAnswered) and isinstance(event.result, Opened):
@@ -135,7 +135,7 @@ class Beliefs:
     def posts(self, action: Post) -> None:
         """Checks that a posting's access has a plausible answer."""
         if action.operation is Operation.READ:
-            if self._state.checksums and self._lies(action.peer):
+            if self._state.moves.checksums and self._lies(action.peer):
                 self._compared.posts(action)
             accesses = [self._reads.get(action.transfer_id, b"")]
         else:
@@ -225,7 +225,7 @@ class Beliefs:
         """Checks a push's delivery: it is by one life, in a higher epoch each time it starts over, and of the wanted
         content.
         """
-        opening = self._state.accesses[access_id].opening
+        opening = self._state.access.rows[access_id].opening
         known = self._delivered.get(transfer_id)
         if known is not None and known[2] == access_id:
             return
@@ -247,9 +247,9 @@ class Beliefs:
 
     def _check_owned(self, event: PeerRequest, ids: Sequence[bytes], done: Sequence[bool], what: str) -> None:
         life = peer_key(event.engine_id, event.incarnation)
-        peer = self._state.peers.get(life)
+        peer = self._state.peers.lives.get(life)
         for access_id in [id_ for id_, yes in zip(ids, done, strict=True) if yes]:
-            name, known = f"a-{access_id.hex()}", self._state.accesses.get(access_id)
+            name, known = f"a-{access_id.hex()}", self._state.access.rows.get(access_id)
             owner = self._owner.get(access_id, "" if known is None else known.peer)
             if owner != life:
                 broken(Rule.R2, f"{life} {what} {name}, which is of {owner}", name)
@@ -258,16 +258,16 @@ class Beliefs:
                 broken(Rule.R2, f"{life} {what} {name}, and was declared dead", name)
 
     def _check_signed(self, token: bytes) -> None:
-        me = self._state.description
+        me = self._state.life.description
         assert me is not None
         try:
-            verify(token, self._state.grant_key, me.engine_id, me.incarnation, read_claims(token).access)
+            verify(token, self._state.life.grant_key, me.engine_id, me.incarnation, read_claims(token).access)
         except KVGrpcError as error:
             broken(Rule.R2, f"a grant is taken for good, and is not: {error}")
 
     def _flaw(self, asked: SendOpen, opened: Opened) -> str:
         """Returns the flaw of a peer's answer that its asker can detect by itself, or ""."""
-        peer = self._state.peers.get(asked.peer)
+        peer = self._state.peers.lives.get(asked.peer)
         transfer = self._state.transfers.find(asked.opening.transfer_id)
         if peer is None or transfer is None:
             return ""

@@ -52,7 +52,7 @@ class CancelAudit:
             return
         said = {action.closing.access_id: action.closing.outcome for action in actions if isinstance(action, SendClose)}
         for access_id, (transfer_id, peer) in self._to_tell.items():
-            later = access_id in self._node.state.closes.following
+            later = access_id in self._node.state.moves.closes.following
             if self._is_cancelled(transfer_id) and not later and said.get(access_id) is not CloseOutcome.CANCELLED:
                 broken(Rule.R5, f"{transfer_id} was cancelled, and {peer} is not told so", transfer_id)
         for transfer_id in self._told:
@@ -71,7 +71,7 @@ class CancelAudit:
     def _speaks(self, life: str, event: CloseAccess) -> bool:
         """Returns True if that life is known, and its caller shows its proof."""
         state = self._node.state
-        return state.lives_on(life) and state.peers[life].proves(event.call.proof)
+        return state.peers.live_on(life) and state.peers.lives[life].proves(event.call.proof)
 
     def _cancelled(self, event: CancelTransfer) -> None:
         transfers = self._node.state.transfers
@@ -80,36 +80,36 @@ class CancelAudit:
             aborted = event.scope is CancelScope.ON_ABORT and transfer.direction is Direction.RECEIVE
             if not transfer.over and not aborted:  # the source decides what an abort means
                 for access_id, peer in self._accesses(transfer):
-                    if self._node.state.lives_on(peer):
+                    if self._node.state.peers.live_on(peer):
                         self._to_tell[access_id] = transfer.id, peer
 
     def _accesses(self, transfer: Transfer) -> Iterator[tuple[bytes, str]]:
         """Yields the accesses between both sides, with the peer of each."""
         state = self._node.state
-        push = state.pushes.find(transfer.id)
-        lease = state.leases.find(transfer.lease_id)
+        push = state.send.pushes.find(transfer.id)
+        lease = state.send.leases.find(transfer.lease_id)
         if transfer.direction is Direction.RECEIVE:
-            move = state.receives[transfer.id]
+            move = state.receive.transfers[transfer.id]
             if move.access_id:
                 yield move.access_id, move.peer
         elif push is not None:
             yield from ((move.access_id, move.peer) for move in push.live if move.access_id)
         elif lease is not None:
-            yield from ((access_id, state.accesses[access_id].peer) for access_id in lease.accesses)
+            yield from ((access_id, state.access.rows[access_id].peer) for access_id in lease.accesses)
 
     def _heard(self, life: str, row: AccessClosing) -> None:
         """Takes note that a peer says that it was cancelled."""
         state = self._node.state
         move = state.moves.of_access(row.access_id)
-        access = state.accesses.get(row.access_id)
+        access = state.access.rows.get(row.access_id)
         if access is None and type(move) is PullMove and move.peer == life:
             transfer = state.transfers.get(move.transfer_id)
             self._told += [] if transfer.over else [transfer.id]
         if access is None or access.peer != life or access.state is not AccessState.OPEN:
             return
         if access.kind is AccessKind.WRITE:
-            self._told.append(state.targets[access.lease_id].transfer_id)
-        elif (lease := state.leases.find(access.lease_id)) is not None and lease.live:
+            self._told.append(state.receive.targets[access.lease_id].transfer_id)
+        elif (lease := state.send.leases.find(access.lease_id)) is not None and lease.live:
             self._one_less.append((lease, access.consumer))
 
     def _is_cancelled(self, transfer_id: str) -> bool:

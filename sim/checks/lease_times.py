@@ -42,7 +42,7 @@ class LeaseTimes:
                 self._waits.renewed(lease_id, now + left_s)
             if refused is not None or state is None:
                 continue
-            lease = self._state.leases.find(lease_id)
+            lease = self._state.send.leases.find(lease_id)
             if deadline <= now or lease is None:
                 broken(Rule.R8, f"{lease_id} is renewed, but it is over", lease_id)
             if lease.live and lease.deadline < deadline:
@@ -53,13 +53,13 @@ class LeaseTimes:
     def check(self) -> None:
         """Checks that no lease lives after its time."""
         now = self._state.now
-        for lease in self._state.leases:
+        for lease in self._state.send.leases:
             if not now < lease.deadline <= lease.cap:
                 broken(Rule.R8, f"{lease.id} lives after its time", lease.id)
 
     def touched(self, lease_id: str) -> None:
         """Checks a lease that is used: it is live, or over."""
-        lease = self._state.leases.find(lease_id)
+        lease = self._state.send.leases.find(lease_id)
         if lease is not None and lease.live and self._state.now >= lease.deadline:
             broken(Rule.R8, f"{lease_id} is used after its time", lease_id)
 
@@ -70,13 +70,13 @@ class LeaseTimes:
         lease_id = ref.lease_id
         if ref.key:
             sends = [found for found in self._state.transfers.with_key(ref.key) if found.direction is Direction.SEND]
-            leases = [self._state.leases.find(found.lease_id) for found in sends]
+            leases = [self._state.send.leases.find(found.lease_id) for found in sends]
             live = [lease.id for lease in leases if lease is not None and lease.live]
             lease_id = next(iter(live or [found.id for found in sends if not found.over]), "")
         if ref.token:
             claims = claims_of(ref.token)
             lease_id = "" if claims is None else claims.lease_id
-        lease = self._state.leases.find(lease_id)
+        lease = self._state.send.leases.find(lease_id)
         return lease_id, lease.deadline if lease is not None and lease.live else 0.0
 
 

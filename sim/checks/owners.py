@@ -20,12 +20,12 @@ def of_stranger(event: Event) -> bool:
 
 def things(state: NodeState) -> Things:
     """Returns a snapshot that is equal while nothing that belongs to anybody changes."""
-    allocator, transfers = state.allocator, state.transfers
+    allocator, transfers = state.pool.allocator, state.transfers
     allocations = map(str, allocator.kept_bytes)
     return {
         "allocations": {id_: (allocator.owner(id_), _ids(allocator.find(id_) or ())) for id_ in allocations},
-        "pins": {(pin.owner, pin.kind): _ids(pin.blocks) for pin in state.pins},
-        "leases": {lease.id: (lease.live, lease.deadline, lease.owner) for lease in state.leases},
+        "pins": {(pin.owner, pin.kind): _ids(pin.blocks) for pin in state.pool.pins},
+        "leases": {lease.id: (lease.live, lease.deadline, lease.owner) for lease in state.send.leases},
         "transfers": (transfers.seq, transfers.live),
     }
 

@@ -37,10 +37,10 @@ def check_free(state: NodeState, pool: PoolLayout) -> None:
     space.
     """
     held: dict[int, set[int]] = {space: set() for space in pool.spaces}
-    for pin in state.pins:
+    for pin in state.pool.pins:
         _add(held, pool, pin.blocks)
-    for allocation_id in map(str, state.allocator.kept_bytes):
-        _add(held, pool, state.allocator.find(allocation_id) or ())
+    for allocation_id in map(str, state.pool.allocator.kept_bytes):
+        _add(held, pool, state.pool.allocator.find(allocation_id) or ())
     for space, group, load in zip(pool.spaces, pool.groups, engine_status(state).groups, strict=True):
         free = group.blocks - len(held[space])
         if load.free != free:

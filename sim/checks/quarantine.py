@@ -31,11 +31,11 @@ class QuarantineAudit:
     def look(self, actions: list[Action]) -> None:
         """Checks the quarantine after an event."""
         state = self._state
-        if state.rekeying:
+        if state.pool.rekeying:
             self._goes_on(actions)
         elif self._begun < NEVER:
             self._ended()
-        if state.rekeying or not self._too_much():
+        if state.pool.rekeying or not self._too_much():
             self._too_much_since = NEVER
             return
         self._too_much_since = min(self._too_much_since, state.now)
@@ -77,17 +77,17 @@ class QuarantineAudit:
 
     def _too_much(self) -> bool:
         state = self._state
-        if not any(state.pins.quarantined):
+        if not any(state.pool.pins.quarantined):
             return False
-        pool = state.pool.pool
+        pool = state.life.engine.pool
         counts = [0] * len(pool.groups)
         """Number of quarantined blocks of each space."""
-        for pin in state.pins:
+        for pin in state.pool.pins:
             for space, ids in zip(pool.spaces, pin.blocks, strict=True):
                 counts[space] += len(ids) if pin.kind is PinKind.QUARANTINE else 0
-        share = state.limits.quarantine_share if state.sets_aside else 0.0
+        share = state.limits.quarantine_share if state.life.sets_aside else 0.0
         return any(counts[space] > share * group.blocks for space, group in zip(pool.spaces, pool.groups, strict=True))
 
     def _owners(self) -> dict[str, float]:
         """Returns the owners of blocks in quarantine, and since when."""
-        return {pin.owner: pin.since for pin in self._state.pins if pin.kind is PinKind.QUARANTINE}
+        return {pin.owner: pin.since for pin in self._state.pool.pins if pin.kind is PinKind.QUARANTINE}

@@ -56,9 +56,9 @@ class ReclaimAudit:
             self._opened_to_read.update((life, row.access_id) for row in event.openings if not row.waits_for_blocks)
         if isinstance(event, CloseAccess | SettleAccess):
             rows = event.closings if isinstance(event, CloseAccess) else event.settlings
-            found = (self._state.accesses.get(row.access_id) for row in rows)
+            found = (self._state.access.rows.get(row.access_id) for row in rows)
             claims = [access for access in found if access is not None and _claims(access)]
-            closing = (self._state.leases.find(access.lease_id) for access in claims)
+            closing = (self._state.send.leases.find(access.lease_id) for access in claims)
             self._closing = [lease for lease in closing if lease is not None]
 
     def says(self, actions: list[Action]) -> None:
@@ -77,7 +77,7 @@ class ReclaimAudit:
     def _check(self, answer: Reclaimed) -> None:
         state = self._state
         for row in answer.leases:
-            lease = state.leases.find(row.lease_id)
+            lease = state.send.leases.find(row.lease_id)
             if self._claimed is not None and row.lease_id in self._claimed:
                 broken(Rule.R2, f"{row.lease_id} is reclaimed under {self._claimed[row.lease_id]}", row.lease_id)
             if lease is None:
@@ -88,20 +88,20 @@ class ReclaimAudit:
                     Rule.R8, f"{lease.id} is reclaimed {state.now - since:.3f} s after its firm time began", lease.id
                 )
         for group, ids in enumerate(answer.freed):
-            if state.pins.pinned_mask(group)[ids].any():
+            if state.pool.pins.pinned_mask(group)[ids].any():
                 broken(Rule.R1, f"blocks of group {group} are said to be free and are pinned")
 
     def _check_opened(self, answer: Openings) -> None:
         for row in answer.rows:
-            lease = self._state.leases.find(row.lease_id) if isinstance(row, Opened) and row.lease_id else None
+            lease = self._state.send.leases.find(row.lease_id) if isinstance(row, Opened) and row.lease_id else None
             if lease is not None and lease.state is LeaseState.RECLAIMED:
                 broken(Rule.R2, f"{lease.id} was reclaimed and is read", lease.id)
 
     def _claims(self, event: ReclaimBlocks, now: float) -> dict[str, str]:
         state = self._state
-        claims = [access for access in state.accesses.values() if _claims(access)]
+        claims = [access for access in state.access.rows.values() if _claims(access)]
         claimed = {a.lease_id: f"access {a.id.hex()}" for a in claims if not self._yields(a, event, now)}
-        for push in state.pushes:
+        for push in state.send.pushes:
             if push.live:
                 claimed[push.lease_id] = f"registration {push.live[0].name}"
             elif push.posting:
@@ -109,7 +109,7 @@ class ReclaimAudit:
         return claimed
 
     def _yields(self, access: Access, event: ReclaimBlocks, now: float) -> bool:
-        lease, opening = self._state.leases.find(access.lease_id), access.opening
+        lease, opening = self._state.send.leases.find(access.lease_id), access.opening
         if lease is None or event.by is None or access.state is not AccessState.OPEN:
             return False
         if access.id in self._reading or (access.peer, access.id) in self._opened_to_read:
@@ -118,7 +118,7 @@ class ReclaimAudit:
         return younger and now >= access.since + self._state.limits.firm_ttl_s - SLACK_S
 
     def _accesses_on(self, lease: Lease) -> list[Access]:
-        return [access for access in self._state.accesses.values() if access.lease_id == lease.id]
+        return [access for access in self._state.access.rows.values() if access.lease_id == lease.id]
 
 
 def _claims(access: Access) -> bool:

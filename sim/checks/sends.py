@@ -13,11 +13,11 @@ from sim.world.wires import cells_in
 
 def check_sent(action: Send, state: NodeState) -> None:
     """Checks that a rank sends only cells of blocks that this peer may read now."""
-    where = Cells(state.pool.pool, action.rank, state.pool.world_size)
+    where = Cells(state.life.engine.pool, action.rank, state.life.engine.world_size)
     readable: set[int] = set()
-    for access in state.accesses.values():
+    for access in state.access.rows.values():
         if access.peer == action.peer and _is_read(access):
-            readable.update(where.of(state.pins.blocks(access.owner, PinKind.ACCESS)))
+            readable.update(where.of(state.pool.pins.blocks(access.owner, PinKind.ACCESS)))
     offsets, nbytes = action.ask.offsets, action.ask.nbytes
     inside = bool((offsets >= 0).all() and (offsets + nbytes <= where.count * where.cell_bytes).all())
     if not inside or not readable.issuperset(cells_in(offsets, nbytes, where.cell_bytes)):

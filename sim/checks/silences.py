@@ -15,7 +15,7 @@ class Silences:
 
     def begins(self, life: str, now: float) -> None:
         """Takes note that a peer is silent, before the lead knows."""
-        peer = self._state.peers.get(life)
+        peer = self._state.peers.lives.get(life)
         if peer is not None and peer.state is not PeerState.SUSPECT:
             self._since[life] = now
 
@@ -23,7 +23,7 @@ class Silences:
         """Checks that no silence lasts longer than the grace."""
         state = self._state
         for life, since in list(self._since.items()):
-            peer = state.peers.get(life)
+            peer = state.peers.lives.get(life)
             if peer is None or peer.state is not PeerState.SUSPECT:
                 del self._since[life]
             elif state.now > since + state.limits.peer_grace_s + SLACK_S:

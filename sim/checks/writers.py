@@ -34,9 +34,9 @@ class WriterAudit:
         """Takes note of an event before the lead handles it."""
         self._heard = event
         if isinstance(event, Word):
-            self._rest.hears(event, state.accesses)
-        elif isinstance(event, ProcessEnded) and event.peer in state.peers:
-            self.process_ended(event, len(state.peers[event.peer].bridges.pairs))
+            self._rest.hears(event, state.access.rows)
+        elif isinstance(event, ProcessEnded) and event.peer in state.peers.lives:
+            self.process_ended(event, len(state.peers.lives[event.peer].bridges.pairs))
 
     def expects(self, action: Expect) -> None:
         """Takes note that the lead expects writes under an access, or checks its reason for expecting no more."""

@@ -217,7 +217,7 @@ class Host:
 
     def at_rest(self, blocks: Blocks) -> bool:
         """Returns True if nothing pins these blocks, or if void flags of the engine are not read yet."""
-        pins = self.node.state.pins
+        pins = self.node.state.pool.pins
         return bool(self._flags) or all(len(pins.unpinned(i, ids)) == len(ids) for i, ids in enumerate(blocks))
 
     def clock(self) -> float:
@@ -239,7 +239,7 @@ class Host:
     def rekey(self, rank: int) -> None:
         """Restarts a rank's data path. Some restarts prove that peers write no more, some do not."""
         life, luck = self._life, Luck(self._rng, self._world.network.faults, self._world.seen)
-        self._world.seen["rekey_by_itself" if self.node.state.rekeying == TOO_MUCH else "rekey"] += 1
+        self._world.seen["rekey_by_itself" if self.node.state.pool.rekeying == TOO_MUCH else "rekey"] += 1
         proves = not luck.strikes("rekey_proves_nothing")
         message = "" if proves else "the simulator proves nothing by it"
         self.soon(lambda: life.rekey(rank, proves=proves))
@@ -256,7 +256,7 @@ class Host:
 
     @property
     def peers(self) -> list[Peer]:
-        return list(self.node.state.peers.values())
+        return list(self.node.state.peers.lives.values())
 
     def soon(self, do: Callable[[], None]) -> None:
         """Calls `do` at this very moment, but after the current work, unless this life ends first."""
@@ -357,14 +357,14 @@ class Host:
         now = max(self.clock(), not_before)
         self.audit.hears(event, now)
         actions = self.node.handle(event, now)
-        life, description = self._life, self.node.state.description
+        life, description = self._life, self.node.state.life.description
         if description is not None and description is not life.description:
             # The memory has another generation.
             life.description = description
         if watcher:
             watcher.actions(self.address, world.agenda.now, actions)
         began = isinstance(event, LifeBegan)
-        self.tells = self.node.state.attached and not began
+        self.tells = self.node.state.life.attached and not began
         if not self._doomed_in:
             self._fall(actions)
             return

@@ -227,7 +227,7 @@ class PeerCalls:
 
     def _ask(self, peer: str, ask: Ask, give: Give, timeout_s: float = RPC_TIMEOUT_S, *, once: bool = False) -> None:
         """Calls a life, and shows it the proof that it has told this one."""
-        known = self._host.node.state.peers.get(peer)
+        known = self._host.node.state.peers.lives.get(peer)
         proof = known.shows[0] if known is not None else b""
 
         def given(result: Result) -> None:

@@ -157,7 +157,11 @@ class World:
 
         def can_tell(life: str, transfer_id: str) -> bool:
             source = sources.get(life)
-            if source is None or host.life not in source.node.state.peers or not source.audit.saw_rest(transfer_id):
+            if (
+                source is None
+                or host.life not in source.node.state.peers.lives
+                or not source.audit.saw_rest(transfer_id)
+            ):
                 return False
             return _admits(source, host.life) and _admits(host, life)
 
@@ -184,5 +188,5 @@ class World:
 def _admits(host: Host, life: str) -> bool:
     """Returns True if a handshake with that life of a peer is not refused for lack of room."""
     state = host.node.state
-    living = sum(peer.state is not PeerState.DEAD for peer in state.peers.values())
-    return state.lives_on(life) or living < state.limits.peers
+    living = sum(peer.state is not PeerState.DEAD for peer in state.peers.lives.values())
+    return state.peers.live_on(life) or living < state.limits.peers

@@ -39,7 +39,7 @@ class ScriptSends:
         """Mints the grant of a later hand-over."""
         self._minted += 1
         me, state = self._host.description, self._host.node.state
-        lease_id = self._promised[name] = mint_lease_id(state.secret, me.incarnation, "engine", self._minted)
+        lease_id = self._promised[name] = mint_lease_id(state.life.secret, me.incarnation, "engine", self._minted)
         # The lead refuses an invalid time to live.
         ttl_s = terms.ttl_s if terms.ttl_s is None or terms.ttl_s > 0 else None
         claims = grants.Claims(
@@ -47,7 +47,7 @@ class ScriptSends:
             granted_ttl(ttl_s, state.limits), sum(group.blocks_of(len(prompt.tokens)) for group in me.pool.groups),
             len(prompt.tokens), terms.on_abort,
         )  # fmt: skip
-        return grants.mint(claims, state.grant_key)
+        return grants.mint(claims, state.life.grant_key)
 
     def finish(self, name: str, prompt: Prompt, key: bytes, terms: HandOverTerms, listed: Blocks | None) -> bytes:
         """Hands a prompt over to readers, in blocks that are lent, or in those of `listed`.

@@ -25,18 +25,18 @@ def transfers(stage: ScriptStage, name: str, _: CommandLine) -> list[str]:
 def leases(stage: ScriptStage, name: str, _: CommandLine) -> list[str]:
     """Returns the live leases, oldest first."""
     state = stage.hosts[name].node.state
-    return [f"{name} {_lease(lease, state.now)}" for lease in state.leases]
+    return [f"{name} {_lease(lease, state.now)}" for lease in state.send.leases]
 
 
 def pins(stage: ScriptStage, name: str, _: CommandLine) -> list[str]:
     """Returns the pins, oldest first; for a quarantine also the proof that would end it."""
-    return [f"{name} {_pin(stage, name, pin)}" for pin in stage.hosts[name].node.state.pins]
+    return [f"{name} {_pin(stage, name, pin)}" for pin in stage.hosts[name].node.state.pool.pins]
 
 
 def peers(stage: ScriptStage, name: str, _: CommandLine) -> list[str]:
     """Returns the lives of other engines."""
     state = stage.hosts[name].node.state
-    return [f"{name} knows {stage.called(key)}: {peer.state.value}" for key, peer in state.peers.items()]
+    return [f"{name} knows {stage.called(key)}: {peer.state.value}" for key, peer in state.peers.lives.items()]
 
 
 def mapped(stage: ScriptStage, name: str, _: CommandLine) -> list[str]:
@@ -48,12 +48,12 @@ def tables(stage: ScriptStage, name: str, _: CommandLine) -> list[str]:
     """Returns the sizes of the tables that peers and clients could fill."""
     state = stage.hosts[name].node.state
     counts = {
-        "leases": len(state.leases),
+        "leases": len(state.send.leases),
         "transfers": state.transfers.live,
-        "accesses": len(state.accesses),
-        "cancelled keys": len(state.tombstones),
-        "refused leases": len(state.refused_leases),
-        "pins": len(state.pins),
+        "accesses": len(state.access.rows),
+        "cancelled keys": len(state.tombstones.keys),
+        "refused leases": len(state.tombstones.leases),
+        "pins": len(state.pool.pins),
     }
     return [f"{name} has " + ", ".join(f"{what} {count}" for what, count in counts.items())]
 
@@ -121,11 +121,11 @@ def _pin(stage: ScriptStage, name: str, pin: Pin) -> str:
     host = stage.hosts[name]
     state = host.node.state
     request = ""
-    lease = state.leases.find(pin.owner)
+    lease = state.send.leases.find(pin.owner)
     transfer = state.transfers.find(pin.owner.partition("#")[0])
-    access = next((access for access in state.accesses.values() if access.owner == pin.owner), None)
+    access = next((access for access in state.access.rows.values() if access.owner == pin.owner), None)
     if access is not None:
-        lease = state.leases.find(access.lease_id)
+        lease = state.send.leases.find(access.lease_id)
         request = f"{lease.request_id if lease else ''} of {access.consumer}"
     elif lease is not None:
         request = lease.request_id

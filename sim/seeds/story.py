@@ -288,7 +288,7 @@ class Story:
 
     def _operate(self, host: Host) -> None:
         """Lets an operator demand memory back, preferably where some is in quarantine."""
-        quarantined = (other for other in self._world.hosts if other.up and any(other.node.state.pins.quarantined))
+        quarantined = (other for other in self._world.hosts if other.up and any(other.node.state.pool.pins.quarantined))
         chosen = next(quarantined, host)
         if chosen.up:
             chosen.release_quarantine()

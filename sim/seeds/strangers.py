@@ -109,29 +109,21 @@ class Stranger:
         """Pulls with a grant of any other lead, which any bearer may use."""
         sources = [host.node.state for host in self._world.hosts if host.ready and host.node.state is not state]
         source = self._rng.choice(sources) if sources else None
-        leases = [lease for lease in source.leases if lease.live] if source else []
+        leases = [lease for lease in source.send.leases if lease.live] if source else []
         if source is None or not leases:
             return None
-        lease, me = self._rng.choice(leases), source.pool
+        lease, me = self._rng.choice(leases), source.life.engine
         count, tokens = sum(map(len, lease.blocks)), lease.content.tokens
         claims = Claims(
-            AccessKind.READ,
-            me.engine_id,
-            source.incarnation,
-            me.address,
-            lease.id,
-            self._key(),
-            lease.ttl_s,
-            count,
-            tokens,
+            AccessKind.READ, me.engine_id, me.incarnation, me.address, lease.id, self._key(), lease.ttl_s, count, tokens
         )
         destination = Destination(self._blocks(state, tokens), allocation_id=self._stated(state))
-        token = mint(claims, source.grant_key)
+        token = mint(claims, source.life.grant_key)
         return PullBlocks(CALL, token, lease.content, self._rng.randbytes(16), destination=destination)
 
     def _give_blocks(self, state: NodeState) -> GiveDestination | None:
         """Gives blocks of the engine to a pull that waits for some, or none, as if all tokens were there."""
-        pulls = [pull for pull in state.receives.values() if pull.destination is None]
+        pulls = [pull for pull in state.receive.transfers.values() if pull.destination is None]
         if not pulls:
             return None
         pull = self._rng.choice(pulls)
@@ -142,7 +134,7 @@ class Stranger:
 
     def _add_part(self, state: NodeState) -> FinishedBlocks | None:
         """Adds a part to a push, or ends it."""
-        pushes = list(state.pushes)
+        pushes = list(state.send.pushes)
         if not pushes:
             return None
         push = self._rng.choice(pushes)
@@ -202,7 +194,7 @@ class Stranger:
         """Returns random blocks of each group for that many tokens, used or not. Groups of one space get different
         ones.
         """
-        pool = state.pool.pool
+        pool = state.life.engine.pool
         left = {s: self._rng.sample(range(g.blocks), g.blocks) for s, g in zip(pool.spaces, pool.groups, strict=True)}
         rows: list[tuple[int, Ids]] = []
         for i, (space, group) in enumerate(zip(pool.spaces, pool.groups, strict=True)):
@@ -213,7 +205,7 @@ class Stranger:
 
     def _allocation(self, state: NodeState) -> str:
         """Returns an allocation of the engine, or "" if it has none."""
-        found = list(state.allocator.kept_bytes)
+        found = list(state.pool.allocator.kept_bytes)
         return str(self._rng.choice(found)) if found else ""
 
     def _stated(self, state: NodeState) -> str:

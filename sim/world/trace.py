@@ -15,6 +15,7 @@ import numpy as np
 
 from kvgrpc.core.actions import Action, Post, SendOpen, TransferChanged
 from kvgrpc.core.events import Event, OpenAccess
+from kvgrpc.core.tables.leases import Lease
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES
 from kvgrpc.errors import KVGrpcError
 
@@ -26,9 +27,12 @@ _SILENT = frozenset({
     "call", "content", "claim", "token", "trace", "endpoints", "endpoint", "description", "phases", "paths", "created",
     "seq", "owner", "peer_address", "peer_engine_id", "engine_id", "incarnation", "secret", "push_content", "labels",
     "data_paths", "why", "bytes", "event_seq", "ttl_s", "remaining_s", "cap_remaining_s", "age_s", "memory_generation",
-    "operation", "data_path", "rejected", "wire_s", "use_tokens", "token_count", "offer_tokens", "nbytes_done",
+    "operation", "data_path", "rejected", "wire_s", "use_tokens", "token_count", "offer_tokens", "nbytes_done", "times",
+    "over", "settled",
 })  # fmt: skip
 """Fields that say little about what went wrong."""
+_OF_LEASE = ("id", "state", "request_id", "transfer_id", "blocks", "consumers", "renewals")
+"""Fields of a lease that are told."""
 LINES = 60
 EVENT, ACTION = "<", "    >"
 """Marks of the lines of a trace."""
@@ -161,11 +165,11 @@ def tell(what: Any) -> str:
 
 
 def _told(what: Any) -> Iterator[tuple[str, str]]:
-    for field in fields(what):
-        value = getattr(what, field.name)
+    for name in _OF_LEASE if isinstance(what, Lease) else [field.name for field in fields(what)]:
+        value = getattr(what, name)
         empty = value is None or (not isinstance(value, np.ndarray) and value in ("", b"", (), 0, False))
-        if field.name not in _SILENT and not empty:
-            yield field.name, tell(value)
+        if name not in _SILENT and not empty:
+            yield name, tell(value)
 
 
 def _short(line: str) -> str:

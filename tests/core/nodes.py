@@ -165,12 +165,12 @@ class Lead:
 
     @property
     def me(self) -> EngineDescription:
-        found = self.node.state.description
+        found = self.node.state.life.description
         assert found is not None
         return found
 
     def begin(self, description: EngineDescription | None, *, attached: bool = True) -> list[Action]:
-        incarnation = description.incarnation if description else self.node.state.incarnation + 1
+        incarnation = description.incarnation if description else self.node.state.life.incarnation + 1
         return self.feed(events.LifeBegan(incarnation, SECRET, description, attached))
 
     def feed(self, event: Event, after_s: float = 0.0) -> list[Action]:
@@ -251,7 +251,7 @@ class Lead:
 
     def silence_former(self, peer: EngineDescription) -> None:
         """Ends the liveness streams of other lives of the peer's engine, as happens before a new life begins."""
-        for other in list(self.state.peers.values()):
+        for other in list(self.state.peers.lives.values()):
             if other.description.engine_id == peer.engine_id and other.key != key_of(peer):
                 self.feed(events.PeerSilent(other.key))
 

@@ -60,7 +60,7 @@ class Pair:
         for here, there in meetings:
             here.admit(there.me)
         for here, there in meetings:
-            here.node.state.peers[key_of(there.me)].dialled = there.me.address
+            here.node.state.peers.lives[key_of(there.me)].dialled = there.me.address
 
     def replace_destination(self, writers: Writers = READING) -> None:
         """Puts another engine, `f`, in the place of the first destination."""

@@ -17,7 +17,7 @@ def secret(what: str, life: str) -> bytes:
 
 def showing(event: Event, node: Node) -> Event:
     """Returns the event as an honest peer sends it: with its own secrets, and those that the node told it to show."""
-    peers = node.state.peers
+    peers = node.state.peers.lives
     match event:
         case events.HandshakeReceived(asks=b""):
             known = peers.get(_key(event.peer))

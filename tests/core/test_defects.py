@@ -79,8 +79,13 @@ def test_its_leases_are_lost_and_their_blocks_are_free(lead: Lead) -> None:
     lease = lead.finish().lease
     lead, _ = after_a_defect(lead)
     begin(lead)
-    found = lead.state.leases.get(lease.id)
-    assert (found.state, found.blocks, len(lead.state.leases), len(lead.state.pins)) == (LeaseState.LOST, (), 0, 0)
+    found = lead.state.send.leases.get(lease.id)
+    assert (found.state, found.blocks, len(lead.state.send.leases), len(lead.state.pool.pins)) == (
+        LeaseState.LOST,
+        (),
+        0,
+        0,
+    )
     assert ended_error(found).reason is Reason.INTERNAL_DEFECT
     row = lead.call(lambda c: events.RenewLeases(c, (events.LeaseRef(lease.id),))).rows[0]
     assert row[1] is Reason.INTERNAL_DEFECT, row
@@ -93,7 +98,7 @@ def test_as_many_lost_leases_are_remembered_as_of_any_end() -> None:
     lead.finish()
     last = lead.finish(key=OTHER).lease
     lead, _ = after_a_defect(lead)
-    assert [lease.id for lease in lead.state.leases._ended.values()] == [last.id]
+    assert [lease.id for lease in lead.state.send.leases._ended.values()] == [last.id]
 
 
 def test_nothing_of_the_last_life_is_vouched_for(lead: Lead) -> None:
@@ -117,11 +122,11 @@ def test_nothing_of_the_last_life_is_vouched_for(lead: Lead) -> None:
 def test_the_next_life_with_an_engine_tells_of_it_and_the_one_after_that_does_not(lead: Lead) -> None:
     transfer = lead.finish().transfer
     lead, _ = after_a_defect(lead)
-    assert lead.state.defect
+    assert lead.state.life.defect
     lead.begin(None)
-    assert lead.state.defect
+    assert lead.state.life.defect
     begin(lead)
-    assert not lead.state.defect
+    assert not lead.state.life.defect
     assert reason(lead, transfer.id) is Reason.INTERNAL_DEFECT
     assert lead.finish(key=OTHER).transfer.id.startswith(f"t-{9:016x}-")
     lead.begin(describe("p", 10))
@@ -135,7 +140,7 @@ def test_memory_comes_back_when_it_is_proved_to_be_gone(lead: Lead) -> None:
     assert lead.transfer(transfer.id).memory is Disposition.QUARANTINED
     assert not lead.state.transfers.quarantined
     answer = lead.call(events.ReleaseQuarantine)
-    assert (answer.left, lead.state.rekeying) == (0, ""), "what is of no life that goes on needs no re-key"
+    assert (answer.left, lead.state.pool.rekeying) == (0, ""), "what is of no life that goes on needs no re-key"
     lead.feed(events.MemoryGone())
     assert lead.one(actions.TransferChanged).transfer.memory is Disposition.RETURNED
     assert lead.transfer(transfer.id).settled
@@ -166,7 +171,7 @@ def test_what_closes_its_pushes_gives_their_destinations_back_their_blocks() -> 
     pair.d.call(lambda c: events.CloseAccess(c, me.engine_id, send.incarnation, (send.closing,)))
     received = pair.both()[1]
     assert (received.state, received.memory) == (State.FAILED, Disposition.RETURNED)
-    assert not len(pair.d.state.pins)
+    assert not len(pair.d.state.pool.pins)
 
 
 def test_one_defect_after_the_other_changes_no_end(lead: Lead) -> None:
@@ -184,9 +189,9 @@ def test_one_defect_after_the_other_changes_no_end(lead: Lead) -> None:
 
 
 def test_a_server_that_drains_goes_on_draining(lead: Lead) -> None:
-    lead.state.draining = True
+    lead.state.life.draining = True
     lead, _ = after_a_defect(lead)
-    assert lead.state.draining
+    assert lead.state.life.draining
 
 
 class Raises(Node):
@@ -194,8 +199,8 @@ class Raises(Node):
 
     def _make_handlers(self) -> Any:
         def step_done(_: events.StepDone) -> None:
-            self.state.leases._live.clear()
-            self.state.accesses.clear()
+            self.state.send.leases._live.clear()
+            self.state.access.rows.clear()
             raise RuntimeError("planted")
 
         return super()._make_handlers() | {events.StepDone: (step_done,)}

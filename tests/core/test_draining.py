@@ -53,7 +53,7 @@ def test_asking_only_what_goes_on_changes_nothing(lead: Lead) -> None:
 
 
 def test_a_server_that_was_told_to_end_drains_to_its_end(lead: Lead) -> None:
-    lead.state.draining = lead.state.stopping = True
+    lead.state.life.draining = lead.state.life.stopping = True
     drain(lead, cancel=True)
     with refused(Reason.DRAINING):
         lead.finish()

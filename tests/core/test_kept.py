@@ -112,7 +112,7 @@ def test_an_engine_that_is_full_hears_that_its_hand_over_failed(engine: Lead) ->
     with refused(Reason.LIMIT_EXCEEDED, Exhausted):
         for number in range(100):
             hand_over(engine, number, {"principal": ENGINE}, lease_id=f"l-{number}")
-    assert engine.state.refused_leases
+    assert engine.state.tombstones.leases
     assert not any(isinstance(news, FailedNews | BlocksReturnedNews) for news in engine.news())
 
 
@@ -205,7 +205,7 @@ def test_what_is_over_is_remembered_in_few_bytes() -> None:
     by_kind = lead.state.ledger.by_kind
     for kind in (RowKind.ENDED_LEASE, RowKind.PAST_TRANSFER, RowKind.TOMBSTONE):
         assert 20_000 < by_kind[kind] <= 40_000, kind
-    assert lead.state.leases.find(lease_id) is not None
+    assert lead.state.send.leases.find(lease_id) is not None
 
 
 def test_replies_of_every_kind_are_weighed(lead: Lead) -> None:
@@ -234,6 +234,6 @@ def test_what_a_defect_ended_is_weighed_in_the_next_lives(engine: Lead) -> None:
     engine.node.check()
     assert engine.state.ledger.by_kind[RowKind.ENDED_LEASE]
     engine.begin(describe("p", 6, pool=full(4_096)))
-    assert engine.state.leases.find(made.lease.id) is not None
+    assert engine.state.send.leases.find(made.lease.id) is not None
     assert engine.state.ledger.by_kind[RowKind.ENDED_LEASE]
     assert engine.state.ledger.total

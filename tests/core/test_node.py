@@ -67,20 +67,21 @@ def test_a_node_without_a_life_refuses_work() -> None:
 
 def test_tables_say_how_many_rows_of_each_index_are_left(lead: Lead) -> None:
     state = lead.node.state
-    assert not any({**state.moves.left(), **state.pushes.left(), **state.turns.left()}.values())
+    assert not any({**state.moves.left(), **state.send.pushes.left(), **state.moves.turns.left()}.values())
     token = grant(describe("new", 1), access=AccessKind.WRITE)
     lead.ask(lambda c: events.RegisterPush(c, token, "", access_id(1), access_id(2)))
-    (push,) = state.pushes
+    (push,) = state.send.pushes
     assert state.moves.left() == dict.fromkeys(state.moves.left(), 0) | {"by_name": 1, "by_access": 1, "by_address": 1}
-    assert state.pushes.left() == dict.fromkeys(state.pushes.left(), 1)
-    assert state.pushes.find(push.transfer_id) is push
+    assert state.send.pushes.left() == dict.fromkeys(state.send.pushes.left(), 1)
+    assert state.send.pushes.find(push.transfer_id) is push
 
 
 def test_a_lease_is_found_by_its_id_and_seen_as_it_is_now(lead: Lead) -> None:
     lease_id = lead.finish(ttl_s=5.0).lease.id
     lead.tick(2.0)
-    seen = lead.node.lease(lead.node.find_lease(LeaseRef(lease_id)))
-    assert (seen.id, seen.remaining_s, seen.age_s) == (lease_id, 3.0, 2.0)
+    found = lead.node.find_lease(LeaseRef(lease_id))
+    times = lead.node.lease_times(found)
+    assert (found.id, times.remaining_s, times.age_s) == (lease_id, 3.0, 2.0)
 
 
 def test_time_never_goes_back(lead: Lead) -> None:
@@ -140,7 +141,7 @@ def test_a_server_that_drains_takes_no_new_work_and_ends_the_old(lead: Lead) -> 
     lead.call(lambda c: AllocateBlocks(c, ((0, 20),)))
     made = lead.finish()
     pull = lead.pull(grant(D))
-    lead.state.draining = True
+    lead.state.life.draining = True
     before = snapshot(lead.node)
     for work in (
         lambda: lead.finish(key=b"another key here"),
@@ -175,8 +176,13 @@ def test_a_new_life_ends_all_that_the_old_one_had(lead: Lead) -> None:
     assert [action.open for action in done if isinstance(action, Expect)] == [False]
     assert not any(isinstance(action, TellEngine) for action in done)
     state = lead.state
-    assert (len(state.pins), len(state.leases), len(state.accesses), len(state.peers)) == (0, 0, 0, 0)
-    assert (state.transfers.live, len(state.timers), state.incarnation) == (0, 0, 9)
+    assert (len(state.pool.pins), len(state.send.leases), len(state.access.rows), len(state.peers.lives)) == (
+        0,
+        0,
+        0,
+        0,
+    )
+    assert (state.transfers.live, len(state.timers), state.life.incarnation) == (0, 0, 9)
 
 
 def test_nothing_of_the_old_life_is_valid_in_the_new(lead: Lead) -> None:
@@ -247,12 +253,12 @@ def test_a_refused_call_changes_nothing_and_is_answered_once(lead: Lead, name: s
 def test_block_ids_of_another_life_are_refused_before_anything_else(lead: Lead, name: str, key: str) -> None:
     before = snapshot(lead.node)
     with refused(Reason.INCARNATION_CHANGED, Aborted):
-        lead.call(calls()[name], key=key, method=name, body=b"b", incarnation=lead.state.incarnation + 1)
+        lead.call(calls()[name], key=key, method=name, body=b"b", incarnation=lead.state.life.incarnation + 1)
     assert snapshot(lead.node) == before
 
 
 def test_block_ids_of_this_life_are_taken(lead: Lead) -> None:
-    assert lead.finish(call={"incarnation": lead.state.incarnation}).lease.id
+    assert lead.finish(call={"incarnation": lead.state.life.incarnation}).lease.id
 
 
 def test_a_call_with_any_number_is_answered() -> None:

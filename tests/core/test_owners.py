@@ -47,8 +47,8 @@ def test_a_refused_hand_over_of_another_caller_does_not_take_the_engine_s_lease_
 
 def test_who_speaks_for_the_engine_alone_schedules_for_its_pool() -> None:
     lead = Lead()
-    lead.state.check_pool(SCHEDULER, Verb.SCHEDULE)
+    lead.state.pool.check_owner(SCHEDULER, Verb.SCHEDULE)
     with refused(Reason.NOT_OWNER, PermissionDenied):
-        lead.state.check_pool(ANONYMOUS, Verb.SCHEDULE)
+        lead.state.pool.check_owner(ANONYMOUS, Verb.SCHEDULE)
     lead.begin(lead.me, attached=False)
-    lead.state.check_pool(ANONYMOUS, Verb.SCHEDULE)
+    lead.state.pool.check_owner(ANONYMOUS, Verb.SCHEDULE)

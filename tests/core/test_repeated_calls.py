@@ -34,9 +34,9 @@ def cancel(lead: Lead, **which: Any) -> Cancelled:
 def test_a_repeated_call_gets_the_first_answer_and_acts_once(lead: Lead) -> None:
     call = {"key": "k", "method": "FinishedBlocks", "body": b"1"}
     first = lead.finish(call=call)
-    before = snapshot(lead.state.leases)
+    before = snapshot(lead.state.send.leases)
     assert lead.finish(call=call) is first
-    assert snapshot(lead.state.leases) == before
+    assert snapshot(lead.state.send.leases) == before
     with refused(Reason.IDEMPOTENCY_KEY_REUSED, AlreadyExists):
         lead.finish(call={**call, "body": b"2"})
     assert lead.finish(call=call) is first
@@ -102,14 +102,14 @@ def test_keys_of_pulls_and_allocations_live_with_them() -> None:
     assert len(lead.state.keys) == 3
     cancel(lead, transfer_id=pull.id)
     lead.tick(60.0)
-    assert not lead.state.allocator.known(made.allocation_id)
+    assert not lead.state.pool.allocator.known(made.allocation_id)
     assert len(lead.state.keys) == 0
 
 
 def test_a_server_managed_pool_renews_while_it_drains() -> None:
     lead = Lead(describe("p", 1, pool_kind=PoolKind.SERVER_MANAGED))
     made = lead.call(lambda c: AllocateBlocks(c, ((0, 2),), ttl_s=9.0))
-    lead.state.draining = True
+    lead.state.life.draining = True
     assert lead.call(lambda c: AllocateBlocks(c, (), 20.0, made.allocation_id)).remaining_s == 20.0
 
 
@@ -149,7 +149,7 @@ def test_cancelling_a_hand_over_releases_its_lease(lead: Lead) -> None:
     answer = cancel(lead, transfer_id=made.transfer.id)
     assert answer.outcome == "cancelled_before_access"
     assert answer.transfers[0].state is State.CANCELLED
-    assert not lead.state.leases.get(made.lease.id).live
+    assert not lead.state.send.leases.get(made.lease.id).live
     (failed, _) = lead.news()
     assert isinstance(failed, FailedNews)
     assert failed.cancelled
@@ -198,6 +198,6 @@ def test_tombstones_of_keys_are_bounded_and_the_oldest_goes_first() -> None:
     for key in keys:
         cancel(lead, key=key)
     cancel(lead, key=keys[2])
-    assert list(lead.state.tombstones) == keys[1:]
+    assert list(lead.state.tombstones.keys) == keys[1:]
     lead.tick(120.0)
-    assert not lead.state.tombstones
+    assert not lead.state.tombstones.keys

@@ -61,9 +61,9 @@ def lease_steps(lead: Quick) -> int:
         lead.feed(events.Tick(), 5.0)
         lead.call(lambda c: AcknowledgeTransfers(c, tuple(one.transfer.id for one in made)))
 
-    live = len(lead.state.leases)
+    live = len(lead.state.send.leases)
     counted = steps(cycle)
-    assert len(lead.state.leases) == live
+    assert len(lead.state.send.leases) == live
     return counted
 
 

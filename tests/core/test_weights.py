@@ -14,7 +14,7 @@ from kvgrpc.core.values.content import ContentId
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.core.values.owners import ENGINE
-from tests.core.nodes import Lead, access_id, claim, content, describe, full, grant, lists
+from tests.core.nodes import Lead, access_id, answer_of, claim, content, describe, full, grant, lists
 
 ROWS = 200
 D = describe("d", 2)
@@ -101,6 +101,13 @@ def cancelling(lead: Weighed, number: int) -> None:
     lead.call(lambda c: events.CancelTransfer(c, key=key(number), message="the client went away"))
 
 
+def closing(lead: Weighed, number: int) -> None:
+    pull = lead.pull(grant(D, lease_id=f"l-{number}"), number=number + 1)
+    lead.feed(events.AccessAnswered(access_id(number + 1), answer_of(D)))
+    lead.call(lambda c: events.CancelTransfer(c, pull.id))
+    lead.feed(events.CloseAnswered(access_id(number + 1), answered=False))
+
+
 MADE: dict[str, Callable[[Weighed, int], object]] = {
     "leases": lambda lead, number: one_lease(lead, number, transfer=False),
     "leases of many blocks": lambda lead, number: one_lease(lead, number % 1, 16_000, key=key(number), transfer=False),
@@ -114,6 +121,7 @@ MADE: dict[str, Callable[[Weighed, int], object]] = {
     "reservations": reserving,
     "pushes": pushing,
     "cancelled keys": cancelling,
+    "unanswered closes": closing,
 }
 
 

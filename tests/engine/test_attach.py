@@ -250,7 +250,7 @@ async def test_an_engine_sets_blocks_aside_by_default_also_with_checksums(tmp_pa
     await server.start()
     try:
         engine = await asyncio.to_thread(Engine.attach, path, pool=layout(), sets_aside=sets_aside)
-        assert server._node.state.sets_aside is sets_aside
+        assert server._node.state.life.sets_aside is sets_aside
         await asyncio.to_thread(engine.close)
     finally:
         await server.stop()

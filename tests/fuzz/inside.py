@@ -80,16 +80,16 @@ def rows_of(lead: Lead) -> Iterator[bytes]:
     """Yields the state that a refusal must not change. Every change of a transfer increments `transfers.seq`."""
     lead.runner.advance()
     node, state = lead.node, lead.node.state
-    groups = range(len(state.pool.pool.groups)) if state.description else range(0)
-    held = [access_id for access_id, access in state.accesses.items() if access.held]
+    groups = range(len(state.life.engine.pool.groups)) if state.life.description else range(0)
+    held = [access_id for access_id, access in state.access.rows.items() if access.held]
     # Accesses that are open at other engines.
     opened = [move.name for move in state.moves if move.stage in AT_ISSUER]
-    counts = state.transfers.seq, [*state.transfers.counts.values()], len(state.leases), state.bytes_received
-    pools = [(state.allocator.free_count(group), state.allocator.allocated(group)) for group in groups]
-    yield repr((counts, pools, state.pins.quarantined, held, opened)).encode()
-    for pin in state.pins:
+    counts = state.transfers.seq, [*state.transfers.counts.values()], len(state.send.leases), state.moves.bytes_received
+    pools = [(state.pool.allocator.free_count(group), state.pool.allocator.allocated(group)) for group in groups]
+    yield repr((counts, pools, state.pool.pins.quarantined, held, opened)).encode()
+    for pin in state.pool.pins:
         yield _pin(node, pin, pin.since).SerializeToString(deterministic=True)
-    for lease in state.leases:
+    for lease in state.send.leases:
         if lease.live:
             yield f"{lease.id} {lease.deadline.hex()}".encode()
 
@@ -98,11 +98,11 @@ def hands_of(lead: Lead) -> Iterator[bytes]:
     """Yields each allocation with its owner and blocks, and each pin that is not held for the attached engine."""
     lead.runner.advance()
     state = lead.node.state
-    for allocation_id in map(str, state.allocator.kept_bytes):
-        blocks = [ids.tolist() for ids in state.allocator.find(allocation_id) or ()]
-        yield f"{allocation_id} {state.allocator.owner(allocation_id)} {blocks}".encode()
-    for pin in state.pins:
-        held_for = state.leases.find(pin.owner) or state.transfers.find(pin.owner)
+    for allocation_id in map(str, state.pool.allocator.kept_bytes):
+        blocks = [ids.tolist() for ids in state.pool.allocator.find(allocation_id) or ()]
+        yield f"{allocation_id} {state.pool.allocator.owner(allocation_id)} {blocks}".encode()
+    for pin in state.pool.pins:
+        held_for = state.send.leases.find(pin.owner) or state.transfers.find(pin.owner)
         if held_for is None or held_for.owner not in ENGINE_SIDE:
             yield f"{pin.owner} {pin.kind.value}".encode()
 

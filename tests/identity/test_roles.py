@@ -84,8 +84,8 @@ def state_of(server: Server) -> tuple[Any, ...]:
     """Returns what no refused call may change."""
     state = server._lead.node.state
     return (
-        state.incarnation, state.transfers.seq, state.draining, state.ledger.total, len(state.leases),
-        state.allocator.allocated(0), len(state.pins.spaces), dict(state.ledger.by_kind),
+        state.life.incarnation, state.transfers.seq, state.life.draining, state.ledger.total, len(state.send.leases),
+        state.pool.allocator.allocated(0), len(state.pool.pins.spaces), dict(state.ledger.by_kind),
     )  # fmt: skip
 
 

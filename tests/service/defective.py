@@ -27,7 +27,7 @@ class Defective(Node):
                 cancel(event)
                 return
             Defective.begins_badly = 2 * (event.message == ONCE_MORE)
-            self.state.accesses.clear()
+            self.state.access.rows.clear()
             self.state.transfers.counts.clear()
             raise RuntimeError("planted")
 

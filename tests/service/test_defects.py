@@ -242,7 +242,7 @@ async def test_a_decision_that_cannot_be_performed_ends_the_life_after_all_other
     begun = asyncio.Event()
 
     def life() -> None:
-        if calls.runner.node.state.description is not None:
+        if calls.runner.node.state.life.description is not None:
             begun.set()
 
     calls.runner.on_life.append(life)
@@ -281,5 +281,5 @@ async def test_a_server_that_is_stopped_in_the_pause_begins_nothing(tmp_path: Pa
     for _ in range(3):
         await calls.submit(lambda c: events.CancelTransfer(c, "t-any", message=MESSAGE))
     await server.stop()
-    assert server._runner.node.state.description is None
+    assert server._runner.node.state.life.description is None
     assert server._runner.defects == 3

@@ -32,9 +32,9 @@ def ended_again(change: Any) -> Any:
     """A failed transfer becomes cancelled when its blocks come back; the table does not protect the end state."""
 
     def changed(self: Any, transfer_id: str, **changes: Any) -> Any:
-        old = self._live[transfer_id]
+        old = self.current[transfer_id]
         if old.state is State.FAILED:
-            self._live[transfer_id] = replace(old, state=State.ACTIVE)
+            self.current[transfer_id] = replace(old, state=State.ACTIVE)
             changes |= {"state": State.CANCELLED}
         return change(self, transfer_id, **changes)
 
@@ -117,7 +117,7 @@ def any_life(settle: Any) -> Any:
     """A settle of an access that this life does not know is VALID, as if an earlier life had vouched for it."""
 
     def settled(self: Any, event: Any) -> None:
-        known = self._state.accesses
+        known = self._state.access.rows
         if all(row.access_id in known for row in event.settlings):
             settle(self, event)
         else:
@@ -130,10 +130,10 @@ def revived(renew_one: Any) -> Any:
     """A late renewal reports an expired lease as live, and reopens the stale accesses under it."""
 
     def _renew_one(self: Any, ref: Any, ttl_s: float | None, event: Any) -> Any:
-        lease = None if ref.key else self._state.leases.find(ref.lease_id) if ref.lease_id else _find(self, ref)
+        lease = None if ref.key else self._state.send.leases.find(ref.lease_id) if ref.lease_id else _find(self, ref)
         if lease is None or lease.state is not LeaseState.EXPIRED:
             return renew_one(self, ref, ttl_s, event)
-        for access in self._state.accesses.values():
+        for access in self._state.access.rows.values():
             if access.lease_id == lease.id and access.state is AccessState.STALE:
                 access.state, access.stale = AccessState.OPEN, None
         return lease.ttl_s, None, LeaseState.LIVE
@@ -183,7 +183,7 @@ def dead_mover(peer_dead: Any) -> Any:
         accesses = list(peer.accesses)
         peer_dead(self, peer)
         for access_id in accesses:
-            if (reservation := self._state.open_writes.get(access_id)) is not None:
+            if (reservation := self._state.receive.open_writes.get(access_id)) is not None:
                 self._reservations._ends.proved(access_id, reservation)
 
     return dead
@@ -238,11 +238,11 @@ def forgotten_source(lease_ended: Any) -> Any:
     """The blocks of the source's own writes lose their pin when the lease ends."""
 
     def ended(self: Any, lease: Any, failure: Any) -> None:
-        push = self._state.pushes.find(lease.transfer_id)
+        push = self._state.send.pushes.find(lease.transfer_id)
         moves = [] if push is None else list(push.registrations.values())
         lease_ended(self, lease, failure)
         for move in moves:
-            self._state.pins.drop(move.name, PinKind.ACCESS)
+            self._state.pool.pins.drop(move.name, PinKind.ACCESS)
 
     return ended
 
@@ -281,7 +281,7 @@ def silence_is_valid(due: Any) -> Any:
 
 def kept_in_flight(_: Any) -> Any:
     def leave(self: Any, name: str) -> None:
-        self._waiting.pop(name, None)
+        self.waiting.pop(name, None)
         self._in_flight.pop(name, 0)
 
     return leave
@@ -289,9 +289,9 @@ def kept_in_flight(_: Any) -> Any:
 
 def kept_early(forget: Any) -> Any:
     def forgotten(self: Any, name: str) -> None:
-        early = {lease_id: dict(accesses) for lease_id, accesses in self._state.openings.early.items()}
+        early = {lease_id: dict(accesses) for lease_id, accesses in self._state.access.openings.early.items()}
         forget(self, name)
-        self._state.openings.early.update(early)
+        self._state.access.openings.early.update(early)
 
     return forgotten
 
@@ -343,7 +343,7 @@ def cancelled_for_all(count: Any) -> Any:
     def _count(self: Any, access: Any, lease: Any, *, received: bool) -> None:
         count(self, access, lease, received=received)
         if access.outcome is CloseOutcome.CANCELLED and lease.live:
-            self._hand_overs.end(lease, LeaseState.DONE)
+            self._leases.end(lease, LeaseState.DONE)
 
     return _count
 
@@ -353,7 +353,7 @@ def cancelled_for_good(cancel: Any) -> Any:
 
     def _cancel(self: Any, transfer: Any, event: Any) -> None:
         cancel(self, transfer, event)
-        self._state.tombstone_key(transfer.key, "cancelled")
+        self._state.tombstones.end_key(transfer.key, "cancelled", self._state.now)
 
     return _cancel
 
@@ -371,11 +371,11 @@ def postings_unheeded(is_claimed: Any) -> Any:
     """A push without a live destination counts as unclaimed, although its own postings still read its blocks."""
 
     def _is_claimed(self: Any, lease: Any) -> bool:
-        push = self._state.pushes.find(lease.transfer_id) if lease.pushed else None
+        push = self._state.send.pushes.find(lease.transfer_id) if lease.pushed else None
         if push is None or push.live or not push.posting:
             return bool(is_claimed(self, lease))
         for move in push.registrations.values():
-            self._state.pins.drop(move.name, PinKind.ACCESS)
+            self._state.pool.pins.drop(move.name, PinKind.ACCESS)
         return False
 
     return _is_claimed
@@ -387,8 +387,8 @@ def reclaimed_and_live(_: Any) -> Any:
     def carry_out(self: Any, plan: Any) -> None:
         state = self._state
         for lease in plan.leases:
-            state.soft_leases.take_out(lease)
-            state.pins.drop(lease.id, PinKind.LEASE)
+            state.send.soft_leases.take_out(lease)
+            state.pool.pins.drop(lease.id, PinKind.LEASE)
             state.tell(lease.owner, BlocksReturnedNews(lease.transfer_id, lease.request_id, lease.id))
 
     return carry_out

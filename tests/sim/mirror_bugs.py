@@ -32,7 +32,7 @@ def copied_by_one(copied: Any) -> Any:
     """The first rank that has copied counts for all ranks."""
 
     def _copied(self: Any, event: Any) -> None:
-        for rank in range(self._state.pool.world_size):
+        for rank in range(self._state.life.engine.world_size):
             copied(self, replace(event, rank=rank))
 
     return _copied

@@ -28,6 +28,7 @@ from kvgrpc.core.send import (
     firmness,
     hand_overs,
     lease_renewals,
+    leases as send_leases,
     push_course,
     push_ends,
     pushes,
@@ -35,11 +36,11 @@ from kvgrpc.core.send import (
     weak_claims,
 )
 from kvgrpc.core.send.mirror_copies import MirrorCopies
-from kvgrpc.core.state import node_state
+from kvgrpc.core.state import peer_tables, pool_tables
 from kvgrpc.core.state.checksum_comparison import ChecksumComparison
 from kvgrpc.core.state.push import SourcePush
 from kvgrpc.core.state.reservation import ReservationMove
-from kvgrpc.core.tables import allocator, leases, pins, steps, timers, transfer_table, turns
+from kvgrpc.core.tables import allocator, leases, pins, steps, timers, tombstones, transfer_table, turns
 from kvgrpc.core.tables.accesses import Verdict
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.values import bridge, content
@@ -118,11 +119,11 @@ MUTANTS = (
     Mutant(
         "what was asked before is done again", idempotency.IdempotencyKeys, "begin", bugs.always(Begun.NEW), Rule.R10
     ),
-    Mutant("leases never expire", hand_overs.HandOvers, "due", bugs.always(None), Rule.R8),
+    Mutant("leases never expire", send_leases.Leases, "due", bugs.always(None), Rule.R8),
     Mutant("an expired lease is revived", lease_renewals.LeaseRenewals, "_renew_one", bugs.revived, Rule.R8),
     Mutant("a renewal comes before what was due", node.Node, "handle", bugs.renewals_first, Rule.R8, 400),
     Mutant("a renewal shortens", leases.Lease, "renew", bugs.shortening, Rule.R8),
-    Mutant("a cancel is lost", state.NodeState, "tombstone_key", bugs.always(None), Rule.R5),
+    Mutant("a cancel is lost", tombstones.Tombstones, "end_key", bugs.always(None), Rule.R5),
     Mutant("a cancel in flight is lost", pulls.Pulls, "cancel", bugs.always(None), Rule.R5),
     Mutant("a retry under a key that was cancelled is refused", cancels.Cancels, "_cancel", bugs.cancelled_for_good,
         Rule.R5),
@@ -253,13 +254,13 @@ MUTANTS = (
             checksums.ChecksumCalls, "ask", trusting.sums_for_all, Rule.R2
         ),
         Mutant("an access id stands for all uses of it", openings, "_check_same", bugs.always(None), Rule.R2),
-        Mutant("a stranger speaks in a peer's name", state.NodeState, "caller", trusting.by_its_name, Rule.R2),
+        Mutant("a stranger speaks in a peer's name", peer_tables.PeerTables, "caller", trusting.by_its_name, Rule.R2),
         Mutant("a stranger shakes hands in a peer's name", liveness, "introduced", trusting.introduced_by_name,
             Rule.R2),
         Mutant("a stranger keeps a peer alive", liveness.PeerLiveness, "streaming", trusting.alive_by_name, Rule.R2),
-        Mutant("a life that was replaced is heard", state.NodeState, "caller", trusting.dead_or_alive, Rule.R2),
+        Mutant("a life that was replaced is heard", peer_tables.PeerTables, "caller", trusting.dead_or_alive, Rule.R2),
         Mutant("a grant that is opened is not verified", openings, "verify", trusting.unsigned, Rule.R2),
-        Mutant("a grant that is renewed is not verified", hand_overs, "verify", trusting.unsigned, Rule.R2, 60),
+        Mutant("a grant that is renewed is not verified", send_leases, "verify", trusting.unsigned, Rule.R2, 60),
         Mutant("a source's answer is not checked", pull_course, "wrong_opened", bugs.always(""), Rule.R2, 60),
         Mutant("a destination's answer is not checked", push_course.PushCourse, "_wrong", bugs.always(""), Rule.R2, 60),
         Mutant("a peer may list a block in two groups that share it", opened_check, "check_spaces", bugs.always(None),
@@ -291,7 +292,7 @@ MUTANTS = (
         Mutant("a stranger writes by a pull", pulls, "check_destination", owner_bugs.filled_for_anybody, Rule.R12),
         Mutant("a stranger frees an allocation", allocations, "may", bugs.always(True), Rule.R12),
         Mutant("a stranger frees blocks by their numbers", allocator, "may", bugs.always(True), Rule.R12),
-        Mutant("a stranger takes blocks back", node_state, "may", bugs.always(True), Rule.R12),
+        Mutant("a stranger takes blocks back", pool_tables, "may", bugs.always(True), Rule.R12),
         Mutant("a stranger acknowledges for an engine", transfer_table, "may", bugs.always(True), Rule.R12),
         Mutant("a stranger adds parts to a push", pushes.Pushes, "_check", owner_bugs.handed_over_by_anybody, Rule.R12),
     )),

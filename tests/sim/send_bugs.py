@@ -40,8 +40,8 @@ def any_access(check_granted: Any) -> Any:
     """Any peer may have blocks sent that one peer may read."""
 
     def checked(self: Any, peer: Any, event: Any) -> None:
-        access = self._state.accesses.get(event.access_id)
-        check_granted(self, peer if access is None else self._state.peers.get(access.peer, peer), event)
+        access = self._state.access.rows.get(event.access_id)
+        check_granted(self, peer if access is None else self._state.peers.lives.get(access.peer, peer), event)
 
     return checked
 
@@ -50,7 +50,7 @@ def outdated(check_granted: Any) -> Any:
     """A peer may still have blocks sent after its access is no longer open."""
 
     def checked(self: Any, peer: Any, event: Any) -> None:
-        access = self._state.accesses.get(event.access_id)
+        access = self._state.access.rows.get(event.access_id)
         if access is None or access.state is AccessState.OPEN:
             check_granted(self, peer, event)
 

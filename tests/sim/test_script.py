@@ -71,7 +71,7 @@ def test_what_goes_wrong_under_a_command_names_it(monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_is_left_over_at_the_end_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvgrpc.core.send.hand_overs.HandOvers.due", lambda self, lease_id: None)
+    monkeypatch.setattr("kvgrpc.core.send.leases.Leases.due", lambda self, lease_id: None)
     with pytest.raises(AssertionError) as caught:
         replay("engine P\nfinish P alice\n----\n")
     assert caught.value.__notes__ == ["at the end, when everything had been mended"]

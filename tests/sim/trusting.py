@@ -30,7 +30,7 @@ def sums_for_all(ask: Any) -> Any:
     """Any peer may ask for the checksums of an access as if it owned it."""
 
     def asked(self: Any, event: Any) -> None:
-        peer = self._state.caller(event.engine_id, event.incarnation, event.call.proof)
+        peer = self._state.peers.caller(event.engine_id, event.incarnation, event.call.proof)
         owner = _owner(self, peer, event.access_id)
         known, call = owner.description, replace(event.call, proof=owner.asks[0])
         ask(self, replace(event, call=call, engine_id=known.engine_id, incarnation=known.incarnation))
@@ -39,15 +39,15 @@ def sums_for_all(ask: Any) -> Any:
 
 
 def _owner(part: Any, peer: Any, access_id: bytes) -> Any:
-    access = part._state.accesses.get(access_id)
-    return peer if access is None else part._state.peers.get(access.peer, peer)
+    access = part._state.access.rows.get(access_id)
+    return peer if access is None else part._state.peers.lives.get(access.peer, peer)
 
 
 def dead_or_alive(caller: Any) -> Any:
     """A life that was replaced or declared dead is still heard."""
 
     def heard(self: Any, engine_id: str, incarnation: int, proof: bytes) -> Any:
-        return self.peers.get(peer_key(engine_id, incarnation)) or caller(self, engine_id, incarnation, proof)
+        return self.lives.get(peer_key(engine_id, incarnation)) or caller(self, engine_id, incarnation, proof)
 
     return heard
 
@@ -56,7 +56,7 @@ def by_its_name(caller: Any) -> Any:
     """A caller passes for the life that it names, without a proof."""
 
     def heard(self: Any, engine_id: str, incarnation: int, proof: bytes) -> Any:
-        peer = self.peers.get(peer_key(engine_id, incarnation))
+        peer = self.lives.get(peer_key(engine_id, incarnation))
         return caller(self, engine_id, incarnation, peer.asks[0] if peer else proof)
 
     return heard
@@ -71,7 +71,7 @@ def alive_by_name(streaming: Any) -> Any:
     """A liveness stream passes for the life that it names, without a proof."""
 
     def heard(self: Any, event: Any) -> None:
-        peer = self._state.peers.get(event.peer)
+        peer = self._state.peers.lives.get(event.peer)
         streaming(self, replace(event, proof=peer.asks[0]) if peer else event)
 
     return heard
@@ -100,7 +100,7 @@ def any_generation(opened: Any) -> Any:
     """Opened blocks count as blocks of the known memory generation, whatever their source says."""
 
     def known(self: Any, move: Any, answer: Any) -> None:
-        generation = self._state.peers[move.peer].description.memory_generation
+        generation = self._state.peers.lives[move.peer].description.memory_generation
         opened(self, move, replace(answer, memory_generation=generation))
 
     return known
@@ -127,7 +127,7 @@ def any_life_at_rest(take_proofs: Any) -> Any:
     def taken(self: Any, event: Any, at_rest: list[bytes]) -> None:
         take_proofs(self, event, at_rest)
         for access_id in at_rest:
-            reservation = self._state.open_writes.get(access_id)
+            reservation = self._state.receive.open_writes.get(access_id)
             if reservation is None or reservation.stage is not MoveStage.ENDED:
                 continue
             if engine_of(reservation.writers[access_id].life) == event.engine_id:

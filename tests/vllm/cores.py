@@ -15,17 +15,51 @@ from vllm.v1.request import RequestStatus
 from kvgrpc.core.policy.values import ModeChoice, OnLoss
 from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, uniform_layout
 from kvgrpc.integrations.params import Defaults
+from kvgrpc.integrations.vllm.connector import KVGrpcConnector
 from kvgrpc.integrations.vllm.device import marks_of
 from kvgrpc.integrations.vllm.geometry import strides_of
-from kvgrpc.integrations.vllm.hooks import Hooks
 from kvgrpc.integrations.vllm.meeting import BlockStep
+from kvgrpc.integrations.vllm.modes import AnySchedulerSide, BlockMode, TensorMode, launch
 from kvgrpc.integrations.vllm.options import BlockOptions
 from kvgrpc.integrations.vllm.scheduler_side import SchedulerSide
+from kvgrpc.integrations.vllm.waking import Ring
 from kvgrpc.integrations.vllm.worker_side import Devices, Marks, WorkerSide
 from tests.vllm.engines import PREFILL
 
 LAYERS, BLOCK_TOKENS, BLOCKS = 2, 16, 16
 PROMPT = list(range(40))
+
+
+class Hooks:
+    """A connector's hooks on a scheduler's side, without vLLM's own objects around their arguments."""
+
+    def __init__(self, side: AnySchedulerSide) -> None:
+        self._side, self._connector = side, object.__new__(KVGrpcConnector)
+        mode: type[BlockMode | TensorMode] = BlockMode if isinstance(side, SchedulerSide) else TensorMode
+        self._connector._scheduler_side, self._connector._mode = side, object.__new__(mode)
+        self.arrived = self._connector.on_new_request
+        self.adapter_loaded = self._connector._adapter_loaded
+        self.step: Any = self._connector.build_connector_meta
+        self.finished = self._connector.request_finished_all_groups
+        self.reset = self._connector.reset_cache
+
+    def match(self, request: Any, computed_tokens: int) -> int | None:
+        return self._connector.get_num_new_matched_tokens(request, computed_tokens)[0]
+
+    def allocated(self, request: Any, table: tuple[list[int], ...], external_tokens: int) -> None:
+        blocks: Any = SimpleNamespace(get_block_ids=lambda: table)
+        self._connector.update_state_after_alloc(request, blocks, external_tokens)
+
+    @property
+    def has_news(self) -> bool:
+        return self._connector.has_pending_push_work()
+
+    def sleeps(self, ring: Ring) -> None:
+        assert isinstance(self._side, SchedulerSide)
+        self._side.held.sleeps(ring)
+
+    def close(self) -> None:
+        self._side.close()
 
 
 class Core:
@@ -42,28 +76,28 @@ class Core:
         """
         defaults = Defaults(mode, offer_ttl_s=offer_ttl_s, firm_ttl_s=firm_ttl_s)
         options = BlockOptions(
-            defaults, on_loss, data_paths=("nixl",), layers_per_part=layers_per_part, mirror=bool(devices)
-        )
+            defaults=defaults, on_loss=on_loss, data_paths=("nixl",), layers_per_part=layers_per_part,
+            mirror=bool(devices),
+        )  # fmt: skip
         layout, memory = cache or pool_of(states=states)
         self.block_tokens = layout.groups[0].block_tokens if cache else BLOCK_TOKENS
         self.memory = {str(layer): memory[layer] for layer in range(LAYERS)}
         self.worker = WorkerSide(options, layout, marks, devices)
         self.worker.register(self.memory, [list(self.memory)])
-        self.side = SchedulerSide(name, options, layout, "weights", overlap=overlap)
         self.worker.attach()
         try:
-            self.side.meet([(self.worker.folder, [0])])
+            engine = launch(options, layout, name, "weights", [(self.worker.folder, [0])])
         except Exception:
-            self.side.close()
             self.worker.close()
             raise
         self.pool = BlockPool(BLOCKS, enable_caching=True, hash_block_size=self.block_tokens)
         self.tables: dict[str, list[int]] = {}
         """Block tables of requests that are pushed."""
-        self.side.blocks = SimpleNamespace(
+        blocks = SimpleNamespace(
             block_pool=self.pool, get_block_ids=lambda name: (self.tables[name],), free=self._begins_anew
         )
-        self.hooks = Hooks(self.side, on_loss, alone=alone)
+        self.side = SchedulerSide(engine, options, layout, blocks, overlap=overlap, alone=alone)
+        self.hooks = Hooks(self.side)
         self.told = BlockStep()
         self.anew: list[str] = []
         """Requests that vLLM is to begin anew."""

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from kvgrpc.core.values.block_ids import Ids
 from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region, TensorKind
-from kvgrpc.integrations.params import Defaults
-from kvgrpc.integrations.vllm import scheduler_side
+from kvgrpc.integrations.vllm import modes
 from kvgrpc.integrations.vllm.device import AfterDevice, marks_of
 from kvgrpc.integrations.vllm.geometry import strides_of
 from kvgrpc.integrations.vllm.meeting import BlockStep
@@ -114,7 +113,7 @@ def test_no_hook_waits_for_a_device_and_nothing_goes_uncomputed(device: Queue, l
         p.tables["p"] = blocks = p.computing(source)
         for layer in p.memory.values():
             layer[blocks] = 99  # the old content
-        target = d.begin(request_of("d", {"do_remote_prefill": True, **pushed(KEY, p.side.address)}))
+        target = d.begin(request_of("d", {"do_remote_prefill": True, **pushed(KEY, p.side.engine.address)}))
         d.step()
         p.step({"p": len(PROMPT)})  # the hooks of the step return, and the request may leave
         assert device.marked == (LAYERS if layers_per_part else 0) + 1
@@ -169,7 +168,7 @@ def test_a_mirror_of_what_is_on_no_device_stops_the_start_of_the_worker() -> Non
     layout, memory = pool_of(states=False)
     caches = {str(layer): memory[layer] for layer in range(LAYERS)}
     with (
-        closing(WorkerSide(BlockOptions(Defaults(), mirror=True), layout)) as worker,
+        closing(WorkerSide(BlockOptions(mirror=True), layout)) as worker,
         pytest.raises(
             ValueError, match=r"mirrors of caches on devices; this one is in memory of the host\. To do: .*mirror"
         ),
@@ -189,7 +188,7 @@ def test_a_worker_that_cannot_attach_stops_the_start_of_its_scheduler_with_the_r
 
 
 def test_a_worker_that_makes_a_mirror_is_waited_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler_side, "MEET_S", 0.0)
+    monkeypatch.setattr(modes, "MEET_S", 0.0)
     with pytest.raises(TimeoutError, match="within 0 s"):
         Core("P")
     with closing(Core("P", devices=Cache)) as p:
@@ -210,7 +209,7 @@ def test_what_a_cache_behind_a_mirror_holds_is_pushed_once_it_is_copied(device: 
         theirs.may_copy.set()
         source = request_of("p", {**PREFILL, **pushed(KEY)})
         p.tables["p"] = blocks = p.computing(source)
-        target = d.begin(request_of("d", {"do_remote_prefill": True, **pushed(KEY, p.side.address)}))
+        target = d.begin(request_of("d", {"do_remote_prefill": True, **pushed(KEY, p.side.engine.address)}))
         d.step()
         p.step({"p": len(PROMPT)})
         p.left(source, blocks)
@@ -248,7 +247,7 @@ def test_a_layer_of_several_groups_is_told_of_when_the_last_group_here_has_compu
                for group in range(2) for layer in range(2)]  # fmt: skip
     memory = torch.zeros(2, BLOCKS, 1, BLOCK_TOKENS, 2 * 8, dtype=torch.float16)
     layout = PoolLayout(groups, tuple(regions), memory.nbytes)
-    options = BlockOptions(Defaults(), layers_per_part=1)
+    options = BlockOptions(layers_per_part=1)
     with closing(WorkerSide(options, layout, lambda _: device.mark)) as worker:
         worker.register({name: memory[layer] for of in names for layer, name in enumerate(of)}, names)
         worker._count(first_layers)  # as the worker's ticket says
@@ -274,7 +273,7 @@ def test_layers_with_states_are_told_of_when_their_step_is_over(device: Queue) -
     memory = torch.zeros(2, BLOCKS, 1, 1, block_bytes, dtype=torch.int8)
     attention = memory.view(torch.float16).view(2, BLOCKS, 1, BLOCK_TOKENS, 2 * 8)
     layout = PoolLayout(groups, tuple(regions), memory.nbytes)
-    with closing(WorkerSide(BlockOptions(Defaults(), layers_per_part=1), layout, lambda _: device.mark)) as worker:
+    with closing(WorkerSide(BlockOptions(layers_per_part=1), layout, lambda _: device.mark)) as worker:
         worker.register({"s0": memory[0, ..., :state_bytes], "f0": attention[0], "f1": attention[1]}, names)
         worker.layer_done("f0", BlockStep(1))
         assert device.marked == 0

@@ -48,11 +48,11 @@ def test_a_worker_reports_steps_that_something_may_wait_for(overlap: bool) -> No
 def test_a_request_that_leaves_while_it_waits_is_told_once_all_the_same(cores: Cores) -> None:
     p, d = cores
     request = request_of("d", p.prefilled("p"))
-    os.kill(p.side.lead_pid, signal.SIGSTOP)
+    os.kill(p.side.engine.lead_pid, signal.SIGSTOP)
     d.begin(request)
     d.step()
     assert d.hooks.finished(request, ([1, 2, 3],)) == (False, None)
-    os.kill(p.side.lead_pid, signal.SIGCONT)
+    os.kill(p.side.engine.lead_pid, signal.SIGCONT)
     wait_until(lambda: d.step() and d.told.failed == {"d"})
     d.step()
 
@@ -60,10 +60,10 @@ def test_a_request_that_leaves_while_it_waits_is_told_once_all_the_same(cores: C
 def test_a_load_whose_source_died_fails_once(cores: Cores) -> None:
     p, d = cores
     request = request_of("d", p.prefilled("p"))
-    os.kill(p.side.lead_pid, signal.SIGSTOP)
+    os.kill(p.side.engine.lead_pid, signal.SIGSTOP)
     blocks = d.begin(request)
     d.step()
-    os.kill(p.side.lead_pid, signal.SIGKILL)
+    os.kill(p.side.engine.lead_pid, signal.SIGKILL)
     wait_until(lambda: d.step() and d.told.failed == {"d"})
     assert d.hooks.finished(request, (blocks,)) == (False, None)
     d.free(blocks)
@@ -93,10 +93,10 @@ def test_beside_other_connectors_a_loss_is_a_load_of_nothing_and_its_request_beg
     p, d = Core("P"), Core("D", OnLoss.RECOMPUTE, alone=False)
     request = request_of("d", p.prefilled("p"))
     request.num_computed_tokens = len(PROMPT)
-    os.kill(p.side.lead_pid, signal.SIGSTOP)
+    os.kill(p.side.engine.lead_pid, signal.SIGSTOP)
     d.begin(request)
     d.step()
-    os.kill(p.side.lead_pid, signal.SIGKILL)
+    os.kill(p.side.engine.lead_pid, signal.SIGKILL)
     wait_until(lambda: d.step() and d.told.loaded == {"d"})
     assert (d.told.failed, d.anew, request.num_computed_tokens) == (set(), ["d"], 0)
     for core in (p, d):
@@ -168,14 +168,14 @@ def test_a_request_under_the_id_of_one_that_is_pushed_leaves_the_push_alone(core
     first = request_of("p", {**PREFILL, **pushed(key)})
     p.tables["p"] = p.computing(first)
     p.step({"p": 32})
-    assert p.left(first, p.tables["p"])["kvgrpc_intent"] == pushed(key, p.side.address)["kvgrpc_intent"] | {
-        "peer": {"address": p.side.address, "engineId": "P"}
+    assert p.left(first, p.tables["p"])["kvgrpc_intent"] == pushed(key, p.side.engine.address)["kvgrpc_intent"] | {
+        "peer": {"address": p.side.engine.address, "engineId": "P"}
     }
     again = request_of("p", {**PREFILL, **pushed(key)}, prompt_token_ids=PROMPT[::-1])
     p.tables["p"] = p.computing(again)
     p.step({"p": 32}, preempted={"p"})
     assert p.left(again, p.tables["p"]) == {}
-    d.begin(request_of("d", {"do_remote_prefill": True, **pushed(key, p.side.address)}))
+    d.begin(request_of("d", {"do_remote_prefill": True, **pushed(key, p.side.engine.address)}))
     wait_until(lambda: p.step() and d.step() and d.told.loaded == {"d"})
     assert not d.told.failed
     wait_until(lambda: p.step() and p.used() == 0)
@@ -203,7 +203,7 @@ def test_a_push_to_a_request_that_the_api_refused_ends_at_its_source(cores: Core
     source = request_of("p", {**PREFILL, **pushed(key)})
     p.tables["p"] = p.computing(source)
     p.step({"p": 32})
-    d.hooks.arrived(refused_by_the_api("d", {"do_remote_prefill": True, **pushed(key, p.side.address)}))
+    d.hooks.arrived(refused_by_the_api("d", {"do_remote_prefill": True, **pushed(key, p.side.engine.address)}))
     p.left(source, p.tables["p"])
     wait_until(lambda: p.step() and d.step() and p.used() == 0)
 
@@ -212,7 +212,7 @@ def test_a_destination_learns_that_the_api_refused_its_prefill(cores: Cores) -> 
     p, d = cores
     key = b"k" * 16
     p.hooks.arrived(refused_by_the_api("p", {**PREFILL, **pushed(key)}))
-    d.begin(request_of("d", {"do_remote_prefill": True, **pushed(key, p.side.address)}))
+    d.begin(request_of("d", {"do_remote_prefill": True, **pushed(key, p.side.engine.address)}))
     wait_until(lambda: p.step() and d.step() and d.told.failed == {"d"})
 
 
@@ -238,12 +238,12 @@ def test_a_prefill_computes_one_token_whatever_it_asks_for(cores: Cores) -> None
 def test_when_the_session_is_over_loads_fail_once_in_blocks_that_stay_out_of_use(cores: Cores) -> None:
     p, d = cores
     first, second = request_of("first", p.prefilled("p")), request_of("second", p.prefilled("q"))
-    os.kill(p.side.lead_pid, signal.SIGSTOP)
+    os.kill(p.side.engine.lead_pid, signal.SIGSTOP)
     blocks = d.begin(first)
     d.hooks.arrived(second)
     d.worker.close()  # ends the engine's life, like a worker's death
     wait_until(lambda: d.step() and d.told.failed == {"first"})
-    os.kill(p.side.lead_pid, signal.SIGCONT)
+    os.kill(p.side.engine.lead_pid, signal.SIGCONT)
     assert d.hooks.finished(first, (blocks,)) == (False, None)
     d.free(blocks)
     assert d.used() == len(blocks)
@@ -280,7 +280,7 @@ def test_blocks_that_were_given_come_back_after_a_defect_only_once_the_lead_is_g
     taken = request_of("taken", d.prefilled("q"))
     p.hooks.arrived(taken)
     p.hooks.allocated(taken, ([10**9],), p.hooks.match(taken, 0) or 0)  # no block pool has that
-    pid = p.side.lead_pid
+    pid = p.side.engine.lead_pid
     p.hooks.step(scheduled(preempted=7))  # no step has that
     assert not runs(pid)
     assert p.used() == 0
@@ -325,7 +325,7 @@ def test_a_push_whose_prefill_is_preempted_brings_what_the_new_prefill_computed(
     assert set(new) != set(old)
     for number, layer in enumerate(p.memory.values()):
         layer[new] = 40 + number
-    blocks = d.begin(request_of("d", {"do_remote_prefill": True, **pushed(key, p.side.address)}))
+    blocks = d.begin(request_of("d", {"do_remote_prefill": True, **pushed(key, p.side.engine.address)}))
     d.step()
     source.num_computed_tokens = 0
     p.step({"p": 32})

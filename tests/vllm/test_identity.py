@@ -93,7 +93,8 @@ def test_an_adapter_of_unknown_weights_gives_and_takes_nothing(in_order: Cores, 
     folder = adapter_in(tmp_path / "adapter", b"old")
     good = lora(folder)
     params = p.prefilled("p", lora_request=good)
-    assert d.side.arrived(request_of("known", PREFILL, lora_request=good), PREFILL)
+    d.hooks.arrived(request_of("known", PREFILL, lora_request=good))
+    assert d.side.stats.data["refused"] == 0
     named = nameless(folder)
     assert p.prefilled("q", lora_request=named) == {}
     assert not comes(d, params, lora_request=named)
@@ -179,7 +180,7 @@ def test_an_adapter_unknown_at_prefill_ends_its_push(in_order: Cores, tmp_path: 
     known = lora(folder)
     p.hooks.arrived(request_of("first", PREFILL, lora_request=known))
     source = request_of("p", {**PREFILL, **pushed(KEY)}, lora_request=known)
-    target = request_of("d", {"do_remote_prefill": True, **pushed(KEY, p.side.address)}, lora_request=known)
+    target = request_of("d", {"do_remote_prefill": True, **pushed(KEY, p.side.engine.address)}, lora_request=known)
     if begins == "D":
         d.begin(target)
         d.step()

@@ -29,14 +29,14 @@ def test_a_reset_ends_what_was_handed_over_and_frees_it_without_another_step(cor
 def test_a_reset_cancels_loads_which_fail_once(cores: Cores) -> None:
     p, d = cores
     waiting, queued = request_of("d", p.prefilled("p")), request_of("e", p.prefilled("q"))
-    os.kill(p.side.lead_pid, signal.SIGSTOP)
+    os.kill(p.side.engine.lead_pid, signal.SIGSTOP)
     try:
         d.begin(waiting)
         d.hooks.arrived(queued)
         d.step()
         assert d.hooks.reset()
     finally:
-        os.kill(p.side.lead_pid, signal.SIGCONT)
+        os.kill(p.side.engine.lead_pid, signal.SIGCONT)
     d.step()
     assert d.told.failed == {"d"}
     d.hooks.allocated(queued, (d.allocate(),), d.hooks.match(queued, 0) or 0)
@@ -60,7 +60,7 @@ def test_a_push_that_has_begun_ends_with_a_reset_for_its_destination_too(cores: 
     source = request_of("p", {**PREFILL, **pushed(KEY)})
     p.tables["p"] = p.computing(source)
     p.step({"p": 16})
-    target = request_of("d", {"do_remote_prefill": True, **pushed(KEY, p.side.address)})
+    target = request_of("d", {"do_remote_prefill": True, **pushed(KEY, p.side.engine.address)})
     d.begin(target)
     d.step()
     assert p.hooks.reset()

@@ -1,21 +1,32 @@
-"""Messages of the public packages with every field set, as bytes and as JSON: proto/vectors/messages.json.
+"""Messages that programs of earlier releases send, as bytes and as JSON: those of the public packages in
+proto/vectors/messages.json, those between leads in tests/wire/peers.json.
 
-`python -m tests.wire.golden` adds cases that the schema has and the file lacks; existing cases stay unchanged.
+    python -m tests.wire.golden            adds cases that the schema has and a file lacks; others stay as they are
+    python -m tests.wire.golden --anew     writes all cases anew, which only a schema that nobody uses yet allows
+
+A case says since which release it is kept.
 """
 
+import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from google.protobuf import any_pb2
 from google.protobuf.descriptor import FieldDescriptor, FileDescriptor
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
+import kvgrpc
+from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import (
     admin_pb2,
+    calls_pb2,
     common_pb2,
     handoff_pb2,
     handshake_pb2,
@@ -26,15 +37,15 @@ from kvgrpc.v1 import (
     tensor_pb2,
     transfer_pb2,
 )
+from tests.wire.spoken import SPOKEN
 
 PUBLIC: list[FileDescriptor] = [
     module.DESCRIPTOR
     for module in (
-        admin_pb2, common_pb2, handoff_pb2, handshake_pb2, lease_pb2, pool_pb2, pool_types_pb2, scheduler_pb2,
-        tensor_pb2, transfer_pb2,
+        admin_pb2, calls_pb2, common_pb2, handoff_pb2, handshake_pb2, lease_pb2, pool_pb2, pool_types_pb2,
+        scheduler_pb2, tensor_pb2, transfer_pb2,
     )
 ]  # fmt: skip
-VECTORS = Path(__file__).parents[2] / "proto" / "vectors" / "messages.json"
 DEPTH = 3
 """Maximum depth of nested messages; some messages contain themselves."""
 
@@ -52,6 +63,9 @@ def examples(files: list[Any]) -> Iterator[tuple[str, Message]]:
 def filled(descriptor: Any, chosen: dict[str, str], depth: int = DEPTH) -> Message:
     """Makes a message with every field set; of a oneof the chosen field, by default the first."""
     message = GetMessageClass(descriptor)()
+    if isinstance(message, any_pb2.Any):
+        message.Pack(Duration(seconds=1))
+        return message
     for field in descriptor.fields:
         oneof = field.containing_oneof
         if oneof is not None and field.name != chosen.get(oneof.name, oneof.fields[0].name):
@@ -91,18 +105,58 @@ def scalar(field: Any) -> Any:
             return field.number
 
 
-def row(name: str, message: Message) -> dict[str, Any]:
+def _between_leads() -> Iterator[tuple[str, Message]]:
+    yield from examples([peer_pb2.DESCRIPTOR])
+    for case in SPOKEN:
+        message = case.make()
+        yield f"{message.DESCRIPTOR.full_name} {case.name}", message
+
+
+@dataclass(frozen=True)
+class Golden:
+    """A file of kept messages."""
+
+    path: Path
+    about: str
+    make: Callable[[], Iterator[tuple[str, Message]]]
+    """Returns the names and messages of today's schema."""
+
+    def cases(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(self.path.read_text())["cases"] if self.path.exists() else []
+        return found
+
+    def write(self, *, anew: bool) -> str:
+        """Writes the cases that are missing, or all of them. Returns what was done."""
+        known = [] if anew else self.cases()
+        names = {case["name"] for case in known}
+        added = [_row(name, message) for name, message in self.make() if name not in names]
+        self.path.write_text(json.dumps({"about": self.about, "cases": [*known, *added]}, indent=1) + "\n")
+        return f"{self.path.name}: {len(added)} added, {len(known)} kept"
+
+
+PUBLIC_CASES = Golden(
+    Path(__file__).parents[2] / "proto" / "vectors" / "messages.json",
+    "Messages of the public schema with every field set when they were made, in hex and in JSON.",
+    lambda: examples(PUBLIC),
+)
+PEER_CASES = Golden(
+    Path(__file__).with_name("peers.json"),
+    "Messages between leads, in hex and in JSON: with every field set when they were made, and as a lead writes them.",
+    _between_leads,
+)
+
+
+def _row(name: str, message: Message) -> dict[str, Any]:
     data = message.SerializeToString(deterministic=True).hex()
-    return {"name": name, "message": data, "json": MessageToDict(message)}
+    return {"name": name, "since": kvgrpc.__version__, "message": data, "json": MessageToDict(message)}
 
 
 def main() -> None:
-    known = json.loads(VECTORS.read_text())["cases"] if VECTORS.exists() else []
-    names = {case["name"] for case in known}
-    added = [row(name, message) for name, message in examples(PUBLIC) if name not in names]
-    about = "Messages of the public schema with every field set when they were made, in hex and in JSON."
-    VECTORS.write_text(json.dumps({"about": about, "cases": [*known, *added]}, indent=1) + "\n")
-    sys.stdout.write(f"{len(added)} added, {len(known)} kept\n")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--anew", action="store_true", help="write all cases anew")
+    anew = parser.parse_args().anew
+    for golden in (PUBLIC_CASES, PEER_CASES):
+        sys.stdout.write(golden.write(anew=anew) + "\n")
 
 
 if __name__ == "__main__":

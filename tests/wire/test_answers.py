@@ -9,16 +9,17 @@ import pytest
 from hypothesis import given, strategies as st
 
 from kvgrpc.core import node
-from kvgrpc.core.actions import LeaseView, Openings, Renewed, Verdicts
+from kvgrpc.core.actions import Openings, Renewed, Verdicts
 from kvgrpc.core.events import Opened
 from kvgrpc.core.tables.accesses import Verdict
-from kvgrpc.core.tables.leases import LeaseState
+from kvgrpc.core.tables.leases import LeaseState, LeaseTimes
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.transfers import Direction, Disposition, Failure, Phase, RankPath, State, Transfer, TransferPath
 from kvgrpc.errors import PreconditionFailed, Reason
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import admin_pb2, common_pb2, lease_pb2, transfer_pb2
 from kvgrpc.wire import answers, peer_answers
+from tests.core.made_leases import lease
 
 TRANSFER = Transfer(id="t-1", direction=Direction.RECEIVE, created=100.0, key=b"secret key of 16", owner="me")
 
@@ -97,15 +98,16 @@ def test_a_transfer_says_its_peer_paths_and_failure() -> None:
 
 
 def test_a_lease_says_what_is_left_and_its_labels() -> None:
-    view = LeaseView(
-        id="l-1", state=LeaseState.LIVE, request_id="r", transfer_id="t", ttl_s=30.0, remaining_s=12.5,
-        soft_in_s=1.5,
-        cap_remaining_s=600.0, age_s=17.5, blocks=(np.array([4, 5, 9]), np.array([], dtype=np.int64)),
-        token_count=40, consumers=2, consumers_done=1, open_accesses=1, renewals=3,
-        trace=f"00-{'ab' * 16}-{'cd' * 8}-01", labels=(("k", "v"),),
+    made = lease(
+        blocks=(np.array([4, 5, 9]), np.array([], dtype=np.int64)), consumers=2, finished={"d", "e"}, renewals=3,
+        trace=f"00-{'ab' * 16}-{'cd' * 8}-01", labels=(("k", "v"),), last_ttl_s=20.0,
     )  # fmt: skip
-    message = answers.lease(view, 7)
-    assert message.remaining.ToMilliseconds() == 12500
+    made.opened(b"a", "e")
+    message = answers.lease(made, LeaseTimes(12.5, 600.0, 17.5, 1.5), 7)
+    assert (message.remaining.ToMilliseconds(), message.soft_in.ToMilliseconds()) == (12500, 1500)
+    assert (message.cap_remaining.seconds, message.age.ToMilliseconds(), message.ttl.seconds) == (600, 17500, 20)
+    assert (message.token_count, message.consumer_count, message.done_consumer_count) == (made.content.tokens, 2, 1)
+    assert (message.open_access_count, message.renewal_count) == (1, 3)
     assert (message.trace_id, dict(message.labels)) == ("ab" * 16, {"k": "v"})
     assert message.blocks.incarnation == 7
     (row,) = message.blocks.groups

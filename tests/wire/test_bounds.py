@@ -20,7 +20,7 @@ from kvgrpc.v1 import (
     pool_types_pb2,
     transfer_pb2,
 )
-from kvgrpc.wire import accesses, answers, bounds, description, peer_requests, requests, values
+from kvgrpc.wire import accesses, answers, bounds, description, fields, peer_requests, requests, values
 from kvgrpc.wire.endpoints import endpoints_from_proto
 
 LIMIT = 65_536
@@ -40,13 +40,8 @@ def tokens(**fields: Any) -> common_pb2.Content:
     return common_pb2.Content(tokens=common_pb2.TokenContent(**fields))
 
 
-def open_access(**fields: Any) -> object:
-    request = peer_pb2.OpenAccessRequest(openings=[peer_pb2.AccessOpening(**fields)])
-    return peer_requests.open_access(request, CALLER, CALL, LIMIT)
-
-
-def parts_ready(rows: list[peer_pb2.ReadyPart]) -> object:
-    return peer_requests.parts_ready(peer_pb2.PartsReadyRequest(parts=rows), CALLER, CALL, LIMIT)
+def opening(**row: Any) -> peer_pb2.OpenAccessRequest:
+    return peer_pb2.OpenAccessRequest(openings=[peer_pb2.AccessOpening(**row)])
 
 
 def openings_of_parts(count: int) -> peer_pb2.OpenAccessRequest:
@@ -62,35 +57,29 @@ TOO_MANY: dict[str, Callable[[], object]] = {
     "content.tokens.multimodal_items": lambda: values.content(
         tokens(token_ids=[1], multimodal_items=[common_pb2.MultimodalItem()] * (bounds.ITEMS_MAX + 1)), ""
     ),
-    "openings": lambda: peer_requests.open_access(
-        peer_pb2.OpenAccessRequest(openings=[peer_pb2.AccessOpening()] * (bounds.ROWS_MAX + 1)), CALLER, CALL, LIMIT
+    "openings": lambda: fields.check(
+        peer_pb2.OpenAccessRequest(openings=[peer_pb2.AccessOpening()] * (bounds.ROWS_MAX + 1))
     ),
-    "openings.parts": lambda: open_access(parts=parts(BATCH_PARTS + 1)),
-    "openings.parts.blocks": lambda: open_access(parts=parts(257, 256)),
-    "openings.parts.blocks in all": lambda: peer_requests.open_access(openings_of_parts(33), CALLER, CALL, LIMIT),
-    "openings.data_paths": lambda: open_access(data_paths=[common_pb2.DATA_PATH_SHM] * (bounds.RANGES_MAX + 1)),
-    "settlings": lambda: peer_requests.settle_access(
-        peer_pb2.SettleAccessRequest(settlings=[peer_pb2.AccessSettling()] * (bounds.ROWS_MAX + 1)), CALLER, CALL
+    "openings.parts": lambda: fields.check(opening(parts=parts(BATCH_PARTS + 1))),
+    "openings.parts.blocks": lambda: fields.check(opening(parts=parts(257, 256))),
+    "openings.parts.blocks in all": lambda: peer_requests.open_access(openings_of_parts(2), CALLER, CALL, LIMIT),
+    "openings.data_paths": lambda: fields.check(
+        opening(data_paths=[common_pb2.DATA_PATH_SHM] * (bounds.RANGES_MAX + 1))
     ),
-    "settlings.layers_done": lambda: peer_requests.settle_access(
+    "settlings": lambda: fields.check(
+        peer_pb2.SettleAccessRequest(settlings=[peer_pb2.AccessSettling()] * (bounds.ROWS_MAX + 1))
+    ),
+    "settlings.layers_done": lambda: fields.check(
         peer_pb2.SettleAccessRequest(
             settlings=[peer_pb2.AccessSettling(layers_done=[RANGE] * (bounds.RANGES_MAX // 2 + 1))] * 2
-        ),
-        CALLER,
-        CALL,
+        )
     ),
-    "closings": lambda: peer_requests.close_access(
-        peer_pb2.CloseAccessRequest(closings=[peer_pb2.AccessClosing()] * (bounds.ROWS_MAX + 1)), CALLER, CALL
+    "closings": lambda: fields.check(
+        peer_pb2.CloseAccessRequest(closings=[peer_pb2.AccessClosing()] * (bounds.ROWS_MAX + 1))
     ),
-    "parts": lambda: peer_requests.parts_ready(
-        peer_pb2.PartsReadyRequest(parts=parts(BATCH_PARTS + 1)), CALLER, CALL, LIMIT
-    ),
-    "parts.known": lambda: peer_requests.parts_ready(
-        peer_pb2.PartsReadyRequest(parts=parts(257, 0, 256)), CALLER, CALL, LIMIT
-    ),
-    "parts.blocks": lambda: peer_requests.parts_ready(
-        peer_pb2.PartsReadyRequest(parts=parts(257, 256)), CALLER, CALL, LIMIT
-    ),
+    "parts": lambda: fields.check(peer_pb2.PartsReadyRequest(parts=parts(BATCH_PARTS + 1))),
+    "parts.known_block_counts": lambda: fields.check(peer_pb2.PartsReadyRequest(parts=parts(257, 0, 256))),
+    "parts.blocks": lambda: fields.check(peer_pb2.PartsReadyRequest(parts=parts(257, 256))),
     "leases": lambda: requests.renew_leases(
         lease_pb2.RenewLeasesRequest(leases=[lease_pb2.LeaseRef(lease_id="l")] * 11), CALL, 10
     ),
@@ -163,29 +152,22 @@ def test_as_many_rows_as_may_be_are_taken() -> None:
     assert len(values.block_lists([ROW] * bounds.GROUPS_MAX, LIMIT)) == bounds.GROUPS_MAX
 
 
-def register(**fields: Any) -> object:
-    request = handoff_pb2.RegisterPushRequest(grant=common_pb2.Grant(token=b"token"), **fields)
-    return requests.register_push(request, CALL)
-
-
 def engine(**fields: Any) -> handshake_pb2.EngineDescription:
     usual: dict[str, Any] = {"engine_id": "e", "incarnation": 1, "world_size": 1}
     return handshake_pb2.EngineDescription(**usual | fields)
 
 
 TOO_LONG: dict[str, Callable[[], object]] = {
-    "request_id": lambda: register(request_id=LONG),
-    "idempotency_key": lambda: requests.make_call(
-        1, "me", "", "M", handoff_pb2.RegisterPushRequest(idempotency_key=LONG)
-    ),
+    "request_id": lambda: fields.check(handoff_pb2.RegisterPushRequest(request_id=LONG)),
+    "idempotency_key": lambda: fields.check(handoff_pb2.RegisterPushRequest(idempotency_key=LONG)),
     "labels": lambda: requests.grant_lease(
         lease_pb2.GrantLeaseRequest(labels={"k": "\N{SNOWMAN}" * 22}), CALL, "", LIMIT
     ),
-    "source.engine_id": lambda: requests.reserve_blocks(
-        handoff_pb2.ReserveBlocksRequest(source=common_pb2.PeerAddress(address="a:1", engine_id=LONG)), CALL, "", LIMIT
+    "source.engine_id": lambda: fields.check(
+        handoff_pb2.ReserveBlocksRequest(source=common_pb2.PeerAddress(address="a:1", engine_id=LONG))
     ),
-    "openings.transfer_id": lambda: open_access(transfer_id=LONG),
-    "openings.request_id": lambda: open_access(request_id=LONG),
+    "openings.transfer_id": lambda: fields.check(opening(transfer_id=LONG)),
+    "openings.request_id": lambda: fields.check(opening(request_id=LONG)),
     "engine.engine_id": lambda: description.engine_from_proto(engine(engine_id=LONG), "engine"),
     "engine.address": lambda: description.engine_from_proto(engine(address=LONG), "engine"),
     "engine.weights_revision": lambda: description.engine_from_proto(engine(weights_revision=LONG), "engine"),

@@ -6,9 +6,10 @@ import pytest
 from google.protobuf.message import Message
 from hypothesis import given, strategies as st
 
-from kvgrpc.core.tables.peers import PeerState, PeerView
+from kvgrpc.core.tables.peers import Peer, PeerState
 from kvgrpc.core.tables.transfers import RankPath
-from kvgrpc.core.values.compatibility import EngineDescription
+from kvgrpc.core.values.bridge import bridges
+from kvgrpc.core.values.compatibility import EngineDescription, side_of
 from kvgrpc.core.values.endpoints import MemoryKind, RankEndpoint
 from kvgrpc.core.values.layout import (
     Group,
@@ -28,6 +29,7 @@ from kvgrpc.v1 import common_pb2, handshake_pb2, pool_types_pb2
 from kvgrpc.wire import description, endpoints
 from kvgrpc.wire.endpoints import endpoint_from_proto, endpoint_to_proto
 from kvgrpc.wire.limits import limits_from_proto, limits_to_proto
+from tests.core.nodes import describe
 from tests.wire.endpoints import ENDPOINTS, PRINTED, TEXT, U32
 from tests.wire.messages import messages, outcome
 
@@ -199,11 +201,16 @@ def test_the_limits_on_the_wire_are_those_of_the_server() -> None:
 
 
 def test_a_peer_says_how_it_is_reached_and_what_was_rejected() -> None:
-    path = RankPath(0, 1, "nixl", "the best that works", (("shm", "another host"),))
-    view = PeerView("e", 5, "h:1", PeerState.SUSPECT, (path,), 1.5, 2)
-    message = description.peer_to_proto(view)
+    made = describe("e", 5)
+    peer = Peer(made, (), bridges(side_of(made), side_of(made)), 3.0, "h:1", PeerState.SUSPECT)
+    nixl, shm = RankPath(1, 1, "nixl", "the best that works", (("shm", "another host"),)), RankPath(0, 0, "shm", "")
+    peer.paths = {(1, 1): nixl, (0, 0): shm}
+    message = description.peer_to_proto(peer, 4.5, 2)
+    assert (message.engine_id, message.incarnation, message.address) == ("e", 5, "h:1")
     assert (message.state, message.open_access_count) == (handshake_pb2.PEER_STATE_SUSPECT, 2)
-    (row,) = message.paths
+    assert message.silence.ToMilliseconds() == 1500
+    assert [path.rank for path in message.paths] == [0, 1], "they are in the order of the ranks"
+    row = message.paths[1]
     assert [(other.data_path, other.available, other.why) for other in row.rejected_paths] == [
         (common_pb2.DATA_PATH_SHM, False, "another host")
     ]

@@ -1,6 +1,5 @@
-"""The encoding of the public messages stays as it was when the schema was frozen."""
+"""Messages of every release are read and written as they were when they were kept."""
 
-import json
 from typing import Any
 
 import pytest
@@ -8,9 +7,10 @@ from google.protobuf.descriptor_pool import Default
 from google.protobuf.json_format import MessageToDict, ParseDict
 from google.protobuf.message_factory import GetMessageClass
 
-from tests.wire.golden import PUBLIC, VECTORS, examples
+from tests.wire.golden import PEER_CASES, PUBLIC_CASES, Golden
+from tests.wire.spoken import SPOKEN, Spoken
 
-CASES: list[dict[str, Any]] = json.loads(VECTORS.read_text())["cases"]
+CASES = [case for golden in (PUBLIC_CASES, PEER_CASES) for case in golden.cases()]
 
 
 def kind(case: dict[str, Any]) -> Any:
@@ -31,6 +31,15 @@ def test_messages_are_written_as_they_were(subtests: pytest.Subtests) -> None:
             assert made.SerializeToString(deterministic=True).hex() == case["message"]
 
 
-def test_every_message_and_choice_has_a_case() -> None:
+@pytest.mark.parametrize("golden", [PUBLIC_CASES, PEER_CASES], ids=lambda golden: golden.path.name)
+def test_every_message_and_choice_has_a_case(golden: Golden) -> None:
     """`python -m tests.wire.golden` adds missing cases."""
-    assert {name for name, _ in examples(PUBLIC)} <= {case["name"] for case in CASES}
+    assert {name for name, _ in golden.make()} <= {case["name"] for case in golden.cases()}
+
+
+@pytest.mark.parametrize("spoken", SPOKEN, ids=lambda spoken: f"{spoken.make().DESCRIPTOR.name} {spoken.name}")
+def test_a_lead_takes_all_that_a_lead_of_an_earlier_release_says(spoken: Spoken) -> None:
+    name = f"{spoken.make().DESCRIPTOR.full_name} {spoken.name}"
+    (case,) = [case for case in PEER_CASES.cases() if case["name"] == name]
+    kept = kind(case).FromString(bytes.fromhex(case["message"]))
+    assert spoken.again(kept) == kept

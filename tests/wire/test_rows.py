@@ -3,16 +3,20 @@
 import numpy as np
 from google.protobuf.message import Message
 
-from kvgrpc.core.actions import LeaseView
 from kvgrpc.core.policy.values import LoadEnded, Loss, News, OnLoss, Save
-from kvgrpc.core.tables.leases import LeaseState
-from kvgrpc.core.tables.peers import PeerState, PeerView
+from kvgrpc.core.tables.leases import LeaseTimes
+from kvgrpc.core.tables.peers import Peer
 from kvgrpc.core.tables.transfers import Direction, Failure, Phase, RankPath, Side, Transfer, TransferPath
+from kvgrpc.core.values.bridge import bridges
+from kvgrpc.core.values.compatibility import side_of
+from kvgrpc.core.values.content import ContentId
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import KVGrpcError, NextStep, Reason
 from kvgrpc.v1 import scheduler_pb2
 from kvgrpc.wire import answers, description, scheduler
 from kvgrpc.wire.bounds import ENDPOINTS_MAX, TEXT_BYTES_MAX
+from tests.core.made_leases import lease
+from tests.core.nodes import describe
 
 PAGE_BYTES = 1 << 20
 """Maximum size of a page before its last row, in bytes."""
@@ -40,18 +44,19 @@ def test_a_transfer_of_thousands_of_ranks_fits_whatever_they_say() -> None:
 
 
 def test_a_peer_of_thousands_of_ranks_fits_whatever_they_say() -> None:
-    fits(description.peer_to_proto(PeerView(LABEL, 1 << 52, LABEL, PeerState.DEAD, (WORST,) * ENDPOINTS_MAX, 1.0, 9)))
+    made = describe(LABEL, 1 << 52)
+    side = side_of(made)
+    peer = Peer(made, (), bridges(side, side), 0.0, LABEL)
+    peer.paths = {(rank, rank): WORST for rank in range(ENDPOINTS_MAX)}
+    fits(description.peer_to_proto(peer, 1.0, 9))
 
 
 def test_a_lease_of_scattered_blocks_fits() -> None:
-    view = LeaseView(
-        id=LABEL, state=LeaseState.LIVE, request_id=LABEL, transfer_id=LABEL, ttl_s=30.0, remaining_s=12.5,
-        soft_in_s=1.5,
-        cap_remaining_s=600.0, age_s=17.5, blocks=(SCATTERED,), token_count=1 << 30, consumers=1 << 20,
-        consumers_done=1, open_accesses=1, renewals=3, trace="",
-        labels=tuple((f"{i:064}", "x" * 64) for i in range(16)),
+    made = lease(
+        LABEL, request_id=LABEL, transfer_id=LABEL, blocks=(SCATTERED,), content=ContentId(1 << 30, opaque=b"x"),
+        consumers=1 << 20, labels=tuple((f"{i:064}", "x" * 64) for i in range(16)),
     )  # fmt: skip
-    fits(answers.lease(view, 1 << 52))
+    fits(answers.lease(made, LeaseTimes(12.5, 600.0, 17.5, 1.5), 1 << 52))
 
 
 def test_news_fit_into_one_reply_however_many_there_are_and_the_rest_comes_later() -> None:

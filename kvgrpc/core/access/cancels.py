@@ -10,7 +10,7 @@ from kvgrpc.core.actions import Cancelled
 from kvgrpc.core.events import CancelScope, CancelTransfer, CloseOutcome
 from kvgrpc.core.moves.pending_closes import PendingCloses
 from kvgrpc.core.receive.pulls import Pulls
-from kvgrpc.core.send.hand_overs import HandOvers
+from kvgrpc.core.send.leases import Leases
 from kvgrpc.core.send.pushes import Pushes
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.state.reservation import ReservationMove
@@ -44,14 +44,14 @@ class Cancels:
         closes: PendingCloses,
         pulls: Pulls,
         pushes: Pushes,
-        hand_overs: HandOvers,
+        leases: Leases,
         openings: AccessOpenings,
     ) -> None:
         self._state = state
         self._closes = closes
         self._pulls = pulls
         self._pushes = pushes
-        self._hand_overs = hand_overs
+        self._leases = leases
         self._openings = openings
 
     def cancel(self, event: CancelTransfer) -> None:
@@ -68,9 +68,9 @@ class Cancels:
             for transfer in live:
                 self._cancel(transfer, event)
             if not found and not foreign:
-                state.tombstone_key(event.key, event.message or "it was cancelled before it came")
+                state.tombstones.end_key(event.key, event.message or "it was cancelled before it came", state.now)
             elif found and not live:
-                state.let_retry(event.key)
+                state.tombstones.let_retry(event.key)
         after = (state.transfers.find(transfer.id) or transfer for transfer in found)
         state.reply(event.call.id, Cancelled(outcome, tuple(after)))
 
@@ -92,36 +92,36 @@ class Cancels:
         """Returns whether this engine's movers may have bytes in flight for a transfer."""
         if transfer.direction is Direction.RECEIVE:
             return self._pulls.busy(transfer)
-        push = self._state.pushes.find(transfer.id)
+        push = self._state.send.pushes.find(transfer.id)
         return push is not None and push.posting
 
     def _cancel(self, transfer: Transfer, event: CancelTransfer) -> None:
         both = event.scope is not CancelScope.THIS_SIDE
         message = event.message or "cancelled"
-        push = self._state.pushes.find(transfer.id)
+        push = self._state.send.pushes.find(transfer.id)
         if transfer.direction is Direction.RECEIVE:
             self._pulls.cancel(transfer, message, self._outcome(transfer, event.scope))
         elif push is not None:
             self._pushes.cancel(push, message, CloseOutcome.CANCELLED if both else CloseOutcome.FAILED)
         else:
-            self._cancel_lease(self._state.leases.get(transfer.lease_id), message, both=both)
+            self._cancel_lease(self._state.send.leases.get(transfer.lease_id), message, both=both)
 
     def _outcome(self, transfer: Transfer, scope: CancelScope) -> CloseOutcome:
         """Returns the outcome that a destination tells its source. On abort, a source that is not known to have handed
         anything over is told to stop computing: no hand-over has said yet what an abort means.
         """
-        move = self._state.receives[transfer.id]
+        move = self._state.receive.transfers[transfer.id]
         if scope is CancelScope.ON_ABORT and type(move) is ReservationMove and not (move.access_id or move.part_epoch):
             return CloseOutcome.CANCELLED
         return _OUTCOMES[scope]
 
     def _cancel_lease(self, lease: Lease, message: str, *, both: bool) -> None:
         """Ends a hand-over to readers. With `both`, tells its readers, and refuses waiting and later openings."""
-        readers = [self._state.accesses[access_id] for access_id in lease.accesses]
+        readers = [self._state.access.rows[access_id] for access_id in lease.accesses]
         if both:
             lease.cancelled = message
         failure = Failure(Reason.CANCELLED, message, "readers", Side.SOURCE, next=NextStep.RECOMPUTE)
-        self._hand_overs.end(lease, LeaseState.RELEASED, failure, cancelled=True)
+        self._leases.end(lease, LeaseState.RELEASED, failure, cancelled=True)
         if both:
             for access in readers:
                 self._closes.cancel_reader(access, message, lease.trace)

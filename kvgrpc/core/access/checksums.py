@@ -56,29 +56,30 @@ class ChecksumCalls:
 
     @property
     def _asks(self) -> ChecksumAsks:
-        return self._state.checksum_asks
+        return self._state.access.checksum_asks
 
     def ask(self, event: ChecksumBlocks) -> None:
         """Handles ChecksumBlocks: answers from the prefetch, or queues the call. Raises unless the access is open and
         covers the blocks, and when too many calls wait.
         """
         state = self._state
-        peer = state.caller(event.engine_id, event.incarnation, event.call.proof)
-        access = state.accesses.get(event.access_id)
+        peer = state.peers.caller(event.engine_id, event.incarnation, event.call.proof)
+        access = state.access.rows.get(event.access_id)
         if access is None or access.peer != peer.key or access.kind is not AccessKind.READ:
             raise PreconditionFailed(Reason.ACCESS_NOT_FOUND, "no such access is open here")
         _check_open(access)
-        if state.pool.pool.stages > 1:
+        if state.life.engine.pool.stages > 1:
             what = "ranks of several pipeline stages compute no checksums: pull without them"
             raise Unimplemented(Reason.FEATURE_UNAVAILABLE, what)
         self._check_room(access)
         wanted = [
-            (state.resolve(lists, f"blocks[{i}]", "blocks"), layers) for i, (lists, layers) in enumerate(event.blocks)
+            (state.pool.resolve(lists, f"blocks[{i}]", "blocks"), layers)
+            for i, (lists, layers) in enumerate(event.blocks)
         ]
-        _check_granted(wanted, state.pins.blocks(access.owner, PinKind.ACCESS))
-        if self._prefetch.answer(event.call.id, access, state.leases.get(access.lease_id), wanted):
+        _check_granted(wanted, state.pool.pins.blocks(access.owner, PinKind.ACCESS))
+        if self._prefetch.answer(event.call.id, access, state.send.leases.get(access.lease_id), wanted):
             return
-        portions = portions_of(state.pool.pool, wanted)
+        portions = portions_of(state.life.engine.pool, wanted)
         ask = ChecksumAsk(event.call.id, access, portions, next(portions, None))
         self._asks.waiting[ask.name] = ask
         state.timers.set(Timer.CHECKSUMS, ask.name, state.now + state.limits.transfer_timeout_s)
@@ -102,7 +103,7 @@ class ChecksumCalls:
     def abandoned(self, event: CallAbandoned) -> None:
         """Refuses a call whose caller no longer waits."""
         call = event.call_id
-        if self._state.prefetch.waiting.pop(call, None):
+        if self._state.send.prefetch.waiting.pop(call, None):
             self._state.refuse(call, GONE)
         elif ask := self._asks.waiting.get(f"s{call}"):
             self._refuse(ask, GONE)
@@ -120,7 +121,7 @@ class ChecksumCalls:
     def _check_room(self, access: Access) -> None:
         """Raises Exhausted when too many calls wait: in all, from one peer, or under one access."""
         waiting = [ask.access for ask in self._asks.waiting.values()]
-        waiting += [other for other, _ in self._state.prefetch.waiting.values()]
+        waiting += [other for other, _ in self._state.send.prefetch.waiting.values()]
         ours = [other for other in waiting if other.peer == access.peer]
         for what, count, most in (
             ("", len(waiting), WAITING_MAX),
@@ -140,7 +141,7 @@ class ChecksumCalls:
         if ask.next is not None:
             self._asks.queue.setdefault(ask.access.peer, {})[ask.name] = ask
             return
-        ranks = range(self._state.pool.world_size)
+        ranks = range(self._state.life.engine.world_size)
         self._state.reply(ask.call, Checksums(tuple(b"".join(part[rank] for part in ask.found) for rank in ranks)))
         self._drop(ask)
 
@@ -159,7 +160,7 @@ class ChecksumCalls:
                 continue
             assert ask.next is not None
             name = f"{ask.name}.{len(ask.found)}"
-            self._asks.running[name] = ask, begin(state, name, pieces_of(state.pool.pool, ask.next))
+            self._asks.running[name] = ask, begin(state, name, pieces_of(state.life.engine.pool, ask.next))
 
     def _refuse(self, ask: ChecksumAsk, error: KVGrpcError) -> None:
         self._state.refuse(ask.call, error)

@@ -9,8 +9,7 @@ from kvgrpc.core.events import OpenAccess, Opened
 from kvgrpc.core.receive.reservations import Reservations
 from kvgrpc.core.send.firmness import Firmness
 from kvgrpc.core.state import NodeState
-from kvgrpc.core.state.kept_accesses import add_access, forget_access, weigh_access
-from kvgrpc.core.state.waiting_rows import OpenCall, WaitingOpenings
+from kvgrpc.core.state.waiting_rows import OpenCall
 from kvgrpc.core.tables.accesses import Access, AccessOpening, AccessState
 from kvgrpc.core.tables.leases import Lease, ended_error
 from kvgrpc.core.tables.ledger import RowKind
@@ -55,10 +54,6 @@ class AccessOpenings:
         self._reservations = reservations
         self._firmness = firmness
 
-    @property
-    def _waiting(self) -> WaitingOpenings:
-        return self._state.openings
-
     def open(self, event: OpenAccess, peer: Peer) -> None:
         """Handles OpenAccess. Rows succeed or fail one by one; the call is answered after its last row."""
         count = len(event.openings)
@@ -74,44 +69,44 @@ class AccessOpenings:
 
     def retry(self, missing: str, whose: str = "") -> None:
         """Retries the accesses that miss this."""
-        for access_id in list(self._waiting.missing.get((missing, whose), ())):
-            self._try(self._state.accesses[access_id])
+        for access_id in list(self._state.access.openings.missing.get((missing, whose), ())):
+            self._try(self._state.access.rows[access_id])
 
     def wait_due(self, name: str) -> None:
         """Refuses an opening that waited too long."""
-        access = self._state.accesses[bytes.fromhex(name)]
+        access = self._state.access.rows[bytes.fromhex(name)]
         self._refuse(access, _wait_error(access))
 
     def dismiss(self, access: Access, error: KVGrpcError) -> None:
         """Answers an access's waiting rows with an error and withdraws its claim on the lease."""
         self._stop_waiting(access)
         self._answer(access, error)
-        lease = self._state.leases.find(access.lease_id)
+        lease = self._state.send.leases.find(access.lease_id)
         if lease is not None and access.id in lease.waiting:
             lease.waiting.remove(access.id)
             self._firmness.unclaimed(lease)
 
     def refuse_all(self, error: KVGrpcError) -> None:
         """Refuses all waiting openings."""
-        for access_id in list(self._waiting.rows):
-            self._refuse(self._state.accesses[access_id], error)
+        for access_id in list(self._state.access.openings.rows):
+            self._refuse(self._state.access.rows[access_id], error)
 
     def lease_ended(self, lease: Lease) -> None:
         """Retries the waiting READ openings of a lease that ended, which refuses them."""
-        for access_id in list(self._waiting.rows):
-            access = self._state.accesses[access_id]
+        for access_id in list(self._state.access.openings.rows):
+            access = self._state.access.rows[access_id]
             if access.lease_id == lease.id and access.kind is AccessKind.READ:
                 self._try(access)
 
     def end_all(self, error: KVGrpcError) -> None:
         """Answers all waiting rows with an error: the incarnation ends."""
-        for access_id in list(self._waiting.rows):
-            self.dismiss(self._state.accesses[access_id], error)
+        for access_id in list(self._state.access.openings.rows):
+            self.dismiss(self._state.access.rows[access_id], error)
 
     def _open_row(self, call: OpenCall, row: int, peer: Peer, opening: AccessOpening, caller: str) -> None:
         try:
             self._check_room(call, opening)
-            access = self._state.accesses.get(opening.access_id)
+            access = self._state.access.rows.get(opening.access_id)
             if access is None:
                 access = self._new(peer, opening, caller)
             else:
@@ -120,7 +115,7 @@ class AccessOpenings:
         except KVGrpcError as error:
             self._answer_row(call, row, error)
             return
-        self._waiting.rows.setdefault(access.id, []).append((call, row))
+        self._state.access.openings.rows.setdefault(access.id, []).append((call, row))
         self._try(access)
 
     def _check_room(self, call: OpenCall, opening: AccessOpening) -> None:
@@ -138,14 +133,14 @@ class AccessOpenings:
         state = self._state
         if len(opening.access_id) != ACCESS_ID_BYTES:
             raise invalid("openings.access_id", f"has {ACCESS_ID_BYTES} random bytes")
-        if opening.access_id in self._state.closed_ids:
+        if opening.access_id in self._state.access.closed_ids:
             raise PreconditionFailed(Reason.ACCESS_CLOSED, "this access was closed long ago; open a new one")
         kind = AccessKind.READ if opening.push_content is None else AccessKind.WRITE
-        claims = verify(opening.token, state.grant_key, state.pool.engine_id, state.incarnation, kind)
+        claims = verify(opening.token, state.life.grant_key, state.life.engine.engine_id, state.life.incarnation, kind)
         check_consumer(caller, claims)
         if kind is AccessKind.READ and opening.claim is None:
             raise InvalidRequest(Reason.CONTENT_REQUIRED, "opening a READ grant takes a content claim")
-        if len(state.accesses) >= state.limits.accesses:
+        if len(state.access.rows) >= state.limits.accesses:
             raise Exhausted(
                 Reason.LIMIT_EXCEEDED,
                 f"{state.limits.accesses} accesses are known",
@@ -161,9 +156,9 @@ class AccessOpenings:
                 metadata={"limit": str(most)},
             )
         access = Access(opening, peer.description.engine_id, peer.key, claims.lease_id, state.now, kind=kind)
-        pinned = 8 * claims.block_count + ARRAY_BYTES * len(state.pool.pool.groups)
+        pinned = 8 * claims.block_count + ARRAY_BYTES * len(state.life.engine.pool.groups)
         state.ledger.check(PEER + peer.key, access.kept_bytes + pinned)
-        add_access(state, peer, access)
+        state.access.add(peer, access)
         return access
 
     def _try(self, access: Access) -> None:
@@ -192,7 +187,7 @@ class AccessOpenings:
                 access.waiting_for = STEP
             elif self._reservations.misses_postings(access):
                 access.waiting_for = POSTINGS
-            elif state.peers[access.peer].state is PeerState.SUSPECT:
+            elif state.peers.lives[access.peer].state is PeerState.SUSPECT:
                 access.waiting_for = LIVENESS
             else:
                 self._reservations.open(access, parts)
@@ -218,9 +213,9 @@ class AccessOpenings:
         access.waiting_for = ""
         if access.stale is not None:
             raise PreconditionFailed(access.stale, "the lease ended under this access")
-        if access.lease_id in state.refused_leases:
+        if access.lease_id in state.tombstones.leases:
             raise PreconditionFailed(Reason.LEASE_REFUSED, "the hand-over of this lease was refused at its engine")
-        lease = state.leases.find(access.lease_id)
+        lease = state.send.leases.find(access.lease_id)
         if lease is None:
             access.waiting_for = LEASE
             return None
@@ -229,15 +224,15 @@ class AccessOpenings:
                 Reason.WAITS_FOR_MISMATCH, "these blocks are pushed: their source opens the access"
             )
         if not lease.live:
-            self._state.soft_leases.missed(lease)
+            self._state.send.soft_leases.missed(lease)
             raise ended_error(lease)
         if access.state is AccessState.OPEN:
             return lease
-        if lease.after_step > state.steps.done():
+        if lease.after_step > state.pool.steps.done():
             access.waiting_for = STEP
         elif lease.uncopied:
             access.waiting_for = COPY
-        elif state.peers[access.peer].state is PeerState.SUSPECT:
+        elif state.peers.lives[access.peer].state is PeerState.SUSPECT:
             access.waiting_for = LIVENESS
         return None if access.waiting_for else lease
 
@@ -245,7 +240,7 @@ class AccessOpenings:
         claim = access.opening.claim
         assert claim is not None
         access.tokens = check(lease.content, claim)
-        check_prefix(self._state.pool.pool.groups, lease.content.tokens, access.tokens)
+        check_prefix(self._state.life.engine.pool.groups, lease.content.tokens, access.tokens)
 
     def _admit(self, access: Access, lease: Lease, opened: Opened) -> None:
         state = self._state
@@ -253,13 +248,13 @@ class AccessOpenings:
         lease.waiting.discard(access.id)
         lease.opened(access.id, access.consumer)
         self._firmness.claimed(lease)
-        state.pins.add(access.owner, PinKind.ACCESS, tuple([ids for _, ids in opened.blocks]), state.now)
-        weigh_access(state, access)
+        state.pool.pins.add(access.owner, PinKind.ACCESS, tuple([ids for _, ids in opened.blocks]), state.now)
+        state.access.weigh(access)
         state.expect(access, open_=True)
         if not lease.transfer_id:
             return
         transfer = state.transfers.get(lease.transfer_id)
-        peer = state.peers[access.peer].description
+        peer = state.peers.lives[access.peer].description
         state.change(
             transfer.id,
             state=State.ACTIVE,
@@ -273,14 +268,14 @@ class AccessOpenings:
 
     def _opened(self, access: Access, lease: Lease) -> Opened:
         state = self._state
-        groups = state.pool.pool.groups
+        groups = state.life.engine.pool.groups
         return Opened(
             blocks=tuple([(i, _first(ids, groups[i].blocks_of(access.tokens))) for i, ids in enumerate(lease.blocks)]),
             token_count=access.tokens,
             offer_tokens=lease.content.tokens,
             remaining_s=lease.deadline - state.now,
             ttl_s=lease.ttl_s,
-            memory_generation=state.pool.memory_generation,
+            memory_generation=state.life.engine.memory_generation,
             transfer_id=lease.transfer_id,
             lease_id=lease.id,
         )
@@ -289,11 +284,11 @@ class AccessOpenings:
         """Refuses an opening. An access that never opened is forgotten."""
         self.dismiss(access, error)
         if access.state is AccessState.WAITING:
-            forget_access(self._state, access)
+            self._state.access.forget(access)
 
     def _wait(self, access: Access) -> None:
-        self._waiting.missing.setdefault(_missing(access), {})[access.id] = None
-        lease = self._state.leases.find(access.lease_id) if access.kind is AccessKind.READ else None
+        self._state.access.openings.missing.setdefault(_missing(access), {})[access.id] = None
+        lease = self._state.send.leases.find(access.lease_id) if access.kind is AccessKind.READ else None
         if lease is not None:
             lease.waiting.add(access.id)
             self._firmness.claimed(lease)
@@ -306,14 +301,14 @@ class AccessOpenings:
         self._state.timers.clear(Timer.OPEN_WAIT, access.id.hex())
 
     def _unlist(self, access: Access) -> None:
-        waiting = self._waiting.missing.get(_missing(access))
+        waiting = self._state.access.openings.missing.get(_missing(access))
         if waiting is not None:
             waiting.pop(access.id, None)
             if not waiting:
-                del self._waiting.missing[_missing(access)]
+                del self._state.access.openings.missing[_missing(access)]
 
     def _answer(self, access: Access, answer: Opened | KVGrpcError) -> None:
-        for call, row in self._waiting.rows.pop(access.id, []):
+        for call, row in self._state.access.openings.rows.pop(access.id, []):
             self._answer_row(call, row, answer)
 
     def _answer_row(self, call: OpenCall, row: int, answer: Opened | KVGrpcError) -> None:
@@ -321,7 +316,7 @@ class AccessOpenings:
         call.left -= 1
         if not call.left:
             self._state.ledger.drop(RowKind.OPENING, call.id)
-            self._state.reply(call.id, Openings(tuple(row for row in call.rows if row is not None)))
+            self._state.reply(call.id, Openings(tuple([row for row in call.rows if row is not None])))
 
 
 def _first(ids: Ids, count: int) -> Ids:

@@ -45,7 +45,7 @@ class PostSends:
         Exhausted when too many sends of the pair wait, and the errors of `_check_granted`.
         """
         state, ask = self._state, event.ask
-        peer = state.caller(event.engine_id, event.incarnation, event.call.proof)
+        peer = state.peers.caller(event.engine_id, event.incarnation, event.call.proof)
         pairs = peer.bridges.pairs if ask.meets else [pair.turned for pair in peer.bridges.outgoing.pairs]
         if (ask.source_rank, ask.rank) not in pairs:
             raise InvalidRequest(
@@ -54,12 +54,12 @@ class PostSends:
         if not ask.meets:
             self._check_granted(peer, event)
         pair = f"{peer.key}/{ask.source_rank}.{ask.rank}"
-        if sum(other == pair for _, other in state.sends.values()) >= WAITING_OF_PAIR_MAX:
+        if sum(other == pair for _, other in state.access.sends.values()) >= WAITING_OF_PAIR_MAX:
             raise Exhausted(
                 Reason.LIMIT_EXCEEDED, f"{WAITING_OF_PAIR_MAX} sends of this pair of ranks wait", retry_delay_s=0.1
             )
         name = f"p{event.call.id}"
-        state.sends[name] = event.call.id, pair
+        state.access.sends[name] = event.call.id, pair
         state.timers.set(Timer.SEND, name, state.now + POST_S)
         state.emit(Send(ask.source_rank, name, peer.key, ask))
 
@@ -86,26 +86,26 @@ class PostSends:
 
     def end_all(self, error: KVGrpcError) -> None:
         """Refuses all waiting sends: the incarnation ends."""
-        for call, _ in self._state.sends.values():
+        for call, _ in self._state.access.sends.values():
             self._state.refuse(call, error)
-        self._state.sends.clear()
+        self._state.access.sends.clear()
 
     def _check_granted(self, peer: Peer, event: PostSend) -> None:
         """Raises PreconditionFailed when the access is not open, and PermissionDenied for bytes it does not cover."""
         state, ask = self._state, event.ask
-        access = state.accesses.get(event.access_id)
+        access = state.access.rows.get(event.access_id)
         if access is None or access.peer != peer.key or access.kind is not AccessKind.READ:
             raise PreconditionFailed(Reason.ACCESS_NOT_FOUND, "no such access is open here")
         if access.state is not AccessState.OPEN:
             raise PreconditionFailed(access.stale or Reason.ACCESS_CLOSED, "this access is not valid any more")
-        pool, blocks = state.pool.pool, state.pins.blocks(access.owner, PinKind.ACCESS)
-        stage = ask.source_rank * pool.stages // state.pool.world_size
+        pool, blocks = state.life.engine.pool, state.pool.pins.blocks(access.owner, PinKind.ACCESS)
+        stage = ask.source_rank * pool.stages // state.life.engine.world_size
         if not covered(pool, stage, blocks, ask.offsets, ask.nbytes):
             raise PermissionDenied(Reason.NOT_OWNER, "the access does not cover all of these bytes")
 
     def _take(self, name: str) -> int | None:
         """Removes a waiting send and returns its call id; None if it has been answered."""
-        waiting = self._state.sends.pop(name, None)
+        waiting = self._state.access.sends.pop(name, None)
         if waiting is None:
             return None
         self._state.timers.clear(Timer.SEND, name)

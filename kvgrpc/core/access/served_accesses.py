@@ -17,10 +17,9 @@ from kvgrpc.core.events import (
 )
 from kvgrpc.core.receive.pulls import Pulls
 from kvgrpc.core.receive.reservations import Reservations
-from kvgrpc.core.send.hand_overs import HandOvers
+from kvgrpc.core.send.leases import Leases
 from kvgrpc.core.send.pushes import Pushes
 from kvgrpc.core.state import NodeState
-from kvgrpc.core.state.kept_accesses import add_access, forget_access
 from kvgrpc.core.tables.accesses import Access, AccessOpening, AccessState, Verdict
 from kvgrpc.core.tables.leases import Lease
 from kvgrpc.core.tables.peers import Peer
@@ -36,11 +35,11 @@ class ServedAccesses:
     """The issuer's side of every access."""
 
     def __init__(
-        self, state: NodeState, hand_overs: HandOvers, pulls: Pulls, reservations: Reservations, pushes: Pushes,
+        self, state: NodeState, leases: Leases, pulls: Pulls, reservations: Reservations, pushes: Pushes,
         openings: AccessOpenings,
     ) -> None:  # fmt: skip
         self._state = state
-        self._hand_overs = hand_overs
+        self._leases = leases
         self._pulls = pulls
         self._reservations = reservations
         self._pushes = pushes
@@ -50,9 +49,9 @@ class ServedAccesses:
         """Handles OpenAccess. Raises PreconditionFailed (NO_HANDSHAKE) if memory was registered again since the peer's
         handshake.
         """
-        peer = self._state.caller(event.engine_id, event.incarnation, event.call.proof)
-        self._state.check_steady()
-        if peer.told != self._state.pool.memory_generation:
+        peer = self._state.peers.caller(event.engine_id, event.incarnation, event.call.proof)
+        self._state.pool.check_steady()
+        if peer.told != self._state.life.engine.memory_generation:
             raise PreconditionFailed(
                 Reason.NO_HANDSHAKE, "this engine's memory was registered again since the handshake: shake hands again"
             )
@@ -63,26 +62,29 @@ class ServedAccesses:
         write the source is at rest, whatever the verdict.
         """
         self._take_proofs(event, [row.access_id for row in event.settlings if row.last])
-        peer = self._state.caller(event.engine_id, event.incarnation, event.call.proof)
-        rows = tuple(self._settle_row(peer, row) for row in event.settlings)
+        peer = self._state.peers.caller(event.engine_id, event.incarnation, event.call.proof)
+        rows = tuple([self._settle_row(peer, row) for row in event.settlings])
         self._state.reply(event.call.id, Verdicts(rows))
 
     def close(self, event: CloseAccess) -> None:
         """Answers CloseAccess: ends accesses that will not be settled. Unknown ids become tombstones."""
         self._take_proofs(event, [row.access_id for row in event.closings if row.quiesced])
-        peer = self._state.caller(event.engine_id, event.incarnation, event.call.proof)
+        peer = self._state.peers.caller(event.engine_id, event.incarnation, event.call.proof)
         rows = tuple(self._close_row(event.call, peer, row) for row in event.closings)
         self._state.reply(event.call.id, Closings(rows))
 
     def parts_ready(self, event: PartsReady) -> None:
         """Handles PartsReady: see `Reservations.parts_ready`."""
-        self._reservations.parts_ready(event, self._state.caller(event.engine_id, event.incarnation, event.call.proof))
+        self._reservations.parts_ready(
+            event, self._state.peers.caller(event.engine_id, event.incarnation, event.call.proof)
+        )
 
     def lease_announced(self, lease: Lease) -> None:
         """Counts consumers that gave up before the lease was announced, and retries openings that came before it."""
-        for access_id in self._state.openings.early.pop(lease.id, {}):
-            self._count(self._state.accesses[access_id], lease, received=False)
-        self._openings.retry(LEASE, lease.id)
+        for access_id in self._state.access.openings.early.pop(lease.id, {}):
+            self._count(self._state.access.rows[access_id], lease, received=False)
+        if self._state.access.openings.missing:
+            self._openings.retry(LEASE, lease.id)
 
     def lease_refused(self, lease_id: str) -> None:
         """Retries openings that wait for a lease: they fail, because its hand-over was refused."""
@@ -98,7 +100,8 @@ class ServedAccesses:
 
     def posting_ended(self, _: PostingEnded) -> None:
         """Retries openings that waited for our own postings."""
-        self._openings.retry(POSTINGS)
+        if self._state.access.openings.missing:
+            self._openings.retry(POSTINGS)
 
     def peer_heard(self, peer: Peer) -> None:
         """Retries openings of a peer that is heard again."""
@@ -108,7 +111,7 @@ class ServedAccesses:
         """Closes the accesses of a dead peer. The grant decides whether the peer counts as a done consumer."""
         lost = f"engine {peer.description.engine_id} was declared dead"
         for access_id in list(peer.accesses):
-            access = self._state.accesses[access_id]
+            access = self._state.access.rows[access_id]
             if access.kind is AccessKind.WRITE and access.held:
                 self._reservations.closed(access, reason=Reason.PEER_LOST, message=lost, quiesced=False)
             else:
@@ -117,9 +120,9 @@ class ServedAccesses:
     def stop_reads(self) -> None:
         """Makes open READ accesses stale and refuses waiting openings: the memory is about to be registered again."""
         state = self._state
-        for access in list(state.accesses.values()):
+        for access in list(state.access.rows.values()):
             if access.kind is AccessKind.READ and access.state is AccessState.OPEN:
-                self._hand_overs.outdate(access, Reason.MEMORY_CHANGED)
+                self._leases.outdate(access, Reason.MEMORY_CHANGED)
         busy = "this engine's memory is being registered again"
         self._openings.refuse_all(Exhausted(Reason.QUARANTINED, busy, retry_delay_s=1.0))
 
@@ -127,31 +130,31 @@ class ServedAccesses:
         """Forgets a closed access when its verdict was kept long enough. Closes a stale access that its reader never
         closed.
         """
-        access = self._state.accesses[bytes.fromhex(name)]
+        access = self._state.access.rows[bytes.fromhex(name)]
         if access.held:
             self._close(access)
             return
-        forget_access(self._state, access)
-        if self._state.closed_ids.add(access.id):
+        self._state.access.forget(access)
+        if self._state.access.closed_ids.add(access.id):
             self._await_turn()
-        early = self._state.openings.early.get(access.lease_id)
+        early = self._state.access.openings.early.get(access.lease_id)
         if early is not None:
             early.pop(access.id, None)
             if not early:
-                del self._state.openings.early[access.lease_id]
-        peer = self._state.peers.get(access.peer)
+                del self._state.access.openings.early[access.lease_id]
+        peer = self._state.peers.lives.get(access.peer)
         if peer is not None:
             peer.closed_early.discard(access.id)
 
     def closed_ids_due(self, _: str) -> None:
         """Forgets the older generation of ids of closed accesses, whose time is over."""
-        if self._state.closed_ids.turn():
+        if self._state.access.closed_ids.turn():
             self._await_turn()
 
     def end_all(self, error: KVGrpcError) -> None:
         """Refuses waiting openings and expects no more access by peers: the incarnation ends."""
         self._openings.end_all(error)
-        for access in self._state.accesses.values():
+        for access in self._state.access.rows.values():
             if access.held:
                 self._state.expect(access, open_=False)
 
@@ -159,7 +162,9 @@ class ServedAccesses:
         """Takes a life's word that it writes nothing more under these accesses. A life declared dead may give it too,
         if it shows its proof.
         """
-        peer = self._state.peers.get(peer_key(event.engine_id, event.incarnation))
+        if not self._state.receive.open_writes:
+            return
+        peer = self._state.peers.lives.get(peer_key(event.engine_id, event.incarnation))
         if peer is not None and peer.proves(event.call.proof):
             for access_id in at_rest:
                 self._reservations.quiesced(peer, access_id)
@@ -168,7 +173,7 @@ class ServedAccesses:
         self._state.timers.set(Timer.CLOSED_IDS, "", self._state.now + self._state.limits.registration_timeout_s)
 
     def _settle_row(self, peer: Peer, row: AccessSettling) -> Verdict:
-        access = self._state.accesses.get(row.access_id)
+        access = self._state.access.rows.get(row.access_id)
         if access is None or access.peer != peer.key or access.state is AccessState.WAITING:
             return Verdict(False, Reason.ACCESS_NOT_FOUND, "no such access is open here")
         if access.kind is AccessKind.WRITE:
@@ -188,7 +193,7 @@ class ServedAccesses:
         return verdict
 
     def _close_row(self, call: Call, peer: Peer, row: AccessClosing) -> bool:
-        access = self._state.accesses.get(row.access_id)
+        access = self._state.access.rows.get(row.access_id)
         if access is None:
             ours = self._pulls.cancelled(peer.key, row) or self._pushes.refused(call, peer.key, row)
             if not ours:
@@ -213,13 +218,13 @@ class ServedAccesses:
         reaches its lease.
         """
         state = self._state
-        if len(row.access_id) != ACCESS_ID_BYTES or len(state.accesses) >= state.limits.accesses:
+        if len(row.access_id) != ACCESS_ID_BYTES or len(state.access.rows) >= state.limits.accesses:
             return
-        if row.access_id in state.closed_ids or len(peer.closed_early) >= state.limits.closed_early_per_peer:
+        if row.access_id in state.access.closed_ids or len(peer.closed_early) >= state.limits.closed_early_per_peer:
             return
         try:
             kind = read_claims(row.token).access
-            claims = verify(row.token, state.grant_key, state.pool.engine_id, state.incarnation, kind)
+            claims = verify(row.token, state.life.grant_key, state.life.engine.engine_id, state.life.incarnation, kind)
         except KVGrpcError:
             return
         if kind is AccessKind.WRITE:
@@ -228,7 +233,7 @@ class ServedAccesses:
             AccessOpening(row.access_id, row.token, None), peer.description.engine_id, peer.key, claims.lease_id,
             state.now, kind=kind,
         )  # fmt: skip
-        add_access(state, peer, access)
+        state.access.add(peer, access)
         peer.closed_early.add(access.id)
         self._close(access, row.outcome, message=row.message)
 
@@ -240,7 +245,7 @@ class ServedAccesses:
         if access.state is AccessState.CLOSED:
             return
         if access.held:
-            state.pins.drop(access.owner, PinKind.ACCESS)
+            state.pool.pins.drop(access.owner, PinKind.ACCESS)
             state.expect(access, open_=False)
             kept_s = max(state.limits.settle_timeout_s, state.limits.open_wait_s)
         else:
@@ -251,7 +256,7 @@ class ServedAccesses:
         state.timers.set(Timer.ACCESS_FORGET, access.id.hex(), state.now + kept_s)
         if access.kind is AccessKind.WRITE:
             return
-        lease = state.leases.find(access.lease_id)
+        lease = state.send.leases.find(access.lease_id)
         if lease is not None:
             lease.closed(access.id)
             if message:
@@ -259,11 +264,10 @@ class ServedAccesses:
             self._pushes.reader_gone(access, message, received=received)
             self._count(access, lease, received=received)
         else:
-            self._state.openings.early.setdefault(access.lease_id, {})[access.id] = None
+            self._state.access.openings.early.setdefault(access.lease_id, {})[access.id] = None
 
     def _count(self, access: Access, lease: Lease, *, received: bool) -> None:
         """Records at the lease what its closed access means for the consumer."""
-        lease.closed(access.id)
         if received:
             lease.received.add(access.consumer)
         cancelled = access.outcome is CloseOutcome.CANCELLED
@@ -272,14 +276,14 @@ class ServedAccesses:
         dropped = access.outcome is CloseOutcome.DROPPED and lease.on_abort is OnAbort.RELEASE
         if received or cancelled or dropped:
             lease.finished.add(access.consumer)
-        self._hand_overs.count(lease)
+        self._leases.count(lease)
 
     def _account(self, access: Access, nbytes: int) -> None:
         """Counts bytes that a reader reports as moved, for display. One report counts at most the lease's bytes."""
-        lease = self._state.leases.get(access.lease_id)
-        moved = min(nbytes, self._state.bytes_of([len(ids) for ids in lease.blocks]))
+        lease = self._state.send.leases.get(access.lease_id)
+        moved = min(nbytes, self._state.pool.bytes_of(list(map(len, lease.blocks))))
         lease.nbytes_done += moved
-        self._state.bytes_sent += moved
+        self._state.moves.bytes_sent += moved
 
 
 def _verdict(access: Access) -> Verdict:

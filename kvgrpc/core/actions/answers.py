@@ -4,8 +4,7 @@ from dataclasses import field
 
 from kvgrpc.core.events import Opened
 from kvgrpc.core.tables.accesses import Verdict
-from kvgrpc.core.tables.leases import LeaseState
-from kvgrpc.core.tables.peers import PeerView
+from kvgrpc.core.tables.leases import Lease, LeaseState, LeaseTimes
 from kvgrpc.core.tables.transfers import Transfer
 from kvgrpc.core.values.block_ids import Blocks
 from kvgrpc.core.values.compatibility import EngineDescription
@@ -16,40 +15,15 @@ from kvgrpc.core.values.sends import Values
 from kvgrpc.errors import KVGrpcError, Reason
 
 
-@keeping("blocks")
-@dataclass(frozen=True, eq=False)
-class LeaseView:
-    """A snapshot of a lease."""
-
-    id: str
-    state: LeaseState
-    request_id: str
-    transfer_id: str
-    ttl_s: float
-    remaining_s: float
-    soft_in_s: float | None
-    """Seconds until the lease may be taken back unless it is claimed; 0: now. None while it is claimed, and once it
-    ended.
-    """
-    cap_remaining_s: float
-    age_s: float
-    blocks: Blocks
-    token_count: int
-    consumers: int
-    consumers_done: int
-    open_accesses: int
-    renewals: int
-    trace: str
-    labels: tuple[tuple[str, str], ...]
-
-
 @dataclass(frozen=True, eq=False)
 class HandedOver:
     """Answer to FinishedBlocks. `token` is empty for validate_only and pushes, `transfer` None for validate_only and
     GrantLease. For validate_only the lease has no id: it shows what would be granted.
     """
 
-    lease: LeaseView
+    lease: Lease
+    """Its row as it was then. No event changes it, as a repeated call gets the same answer."""
+    times: LeaseTimes
     transfer: Transfer | None
     token: bytes
 
@@ -107,7 +81,9 @@ class Renewed:
 class Released:
     """Answer to ReleaseLease. For validate_only: the unchanged lease, and the blocks that would come free."""
 
-    lease: LeaseView
+    lease: Lease
+    """Its row as in `HandedOver`."""
+    times: LeaseTimes
     freed: Blocks
 
 
@@ -221,9 +197,9 @@ class Freed:
 
 @dataclass(frozen=True)
 class PeerConnected:
-    """Answer to ConnectPeer. None for validate_only when a handshake would be needed."""
+    """Answer to ConnectPeer: the peer's life. Empty for validate_only when a handshake would be needed."""
 
-    peer: PeerView | None
+    life: str
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,9 @@ from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.core.values.records import dataclass
 from kvgrpc.core.values.sends import SendAsk
 
+CLOSE_BYTES = 1_200
+"""Estimated bytes of an unanswered close without its texts: its deadline, its indexes, and a close that follows it."""
+
 
 @dataclass(frozen=True)
 class Dial:
@@ -63,6 +66,11 @@ class SendClose:
     trace: str
     proves: bool = False
     """The closing proves that nothing of ours writes there any more; blocks of the peer may wait for this proof."""
+
+    @property
+    def kept_bytes(self) -> int:
+        """Estimated bytes of a close that waits, with its deadline and the close that follows it."""
+        return CLOSE_BYTES + len(self.closing.token) + len(self.closing.message)
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ class Course(ABC, Generic[M]):
         """Continues a move whose peer is connected, unless its bytes could not be put in place here. A push's
         destination refuses by itself.
         """
-        if move.operation is Operation.READ and self._state.on_device and peer.bridges.incoming.repacked:
+        if move.operation is Operation.READ and self._state.peers.on_device and peer.bridges.incoming.repacked:
             self.ends.fail_with(move, Reason.INCOMPATIBLE_POOLS, RE_PACKED_ON_DEVICE)
         else:
             self.reached(move, peer)
@@ -99,22 +99,22 @@ class Course(ABC, Generic[M]):
             phases=self._phase(move, "open"),
             waiting_for="access",
             peer_incarnation=peer.description.incarnation,
-            paths=tuple(TransferPath(peer.paths[pair]) for pair in sorted(peer.paths)),
+            paths=tuple([TransferPath(peer.paths[pair]) for pair in sorted(peer.paths)]),
         )
         self.send_open(move)
 
     def send_open(self, move: M) -> None:
         move.asked_of = move.peer
-        peer = self._state.peers[move.peer]
-        request_id = self._state.transfers.get(move.transfer_id).request_id
-        paths = tuple(peer.paths[pair].data_path for pair in sorted(peer.paths))
+        peer = self._state.peers.lives[move.peer]
+        request_id = self._state.transfers.current[move.transfer_id].request_id
+        paths = tuple([peer.paths[pair].data_path for pair in sorted(peer.paths)])
         self._state.emit(SendOpen(move.peer, self._opening(move, request_id, paths), move.trace))
 
     def opened(self, move: M, opened: Opened) -> None:
         """Takes the peer's answer to OpenAccess. Fails the move if the answer makes no sense."""
         state = self._state
         state.timers.clear(Timer.OPEN_RETRY, move.name)
-        peer = state.peers[move.peer]
+        peer = state.peers.lives[move.peer]
         whose = "source" if move.operation is Operation.READ else "destination"
         if wrong := self._wrong(move, peer, opened):
             self.ends.fail_with(move, Reason.PEER_FAILED, f"the {whose}'s answer makes no sense: {wrong}")
@@ -143,10 +143,10 @@ class Course(ABC, Generic[M]):
         """Continues after all posted bytes have moved: posts the next slice, or compares or settles after the last."""
         if move.left is None:
             self._compare_or_settle(move)
-        elif not self._state.peers[move.peer].reachable:
+        elif not self._state.peers.lives[move.peer].reachable:
             self._state.moves.await_mapping(move)
             self._want(move)
-        elif self._state.turns.take(move.name, self._state.transfers.get(move.transfer_id).priority):
+        elif self._state.moves.turns.take(move.name, self._state.transfers.current[move.transfer_id].priority):
             self._post_slice(move)
 
     def ask_checksums(self, move: M) -> None:
@@ -171,7 +171,7 @@ class Course(ABC, Generic[M]):
                 move, Reason.PEER_FAILED, "the source sent checksums of other blocks than it was asked for"
             )
         else:
-            move.mismatch = comparison.difference(self._state.pool.pool)
+            move.mismatch = comparison.difference(self._state.life.engine.pool)
             self.settle(move)
 
     def _compare_or_settle(self, move: M) -> None:
@@ -187,8 +187,7 @@ class Course(ABC, Generic[M]):
         state = self._state
         move.comparison = None
         move.move(MoveStage.SETTLING)
-        for timer in (Timer.QUEUE, Timer.TRANSFER, Timer.CHECKSUMS_ASK):
-            state.timers.clear(timer, move.name)
+        state.timers.clear_some((Timer.QUEUE, Timer.TRANSFER, Timer.CHECKSUMS_ASK), move.name)
         state.timers.set(Timer.SETTLE, move.name, state.now + state.limits.settle_timeout_s)
         state.change(
             move.transfer_id, state=State.ACTIVE, waiting_for="settle", nbytes_done=move.nbytes,
@@ -230,8 +229,7 @@ class Course(ABC, Generic[M]):
         move.rounds += 1
         move.settled_bytes = move.nbytes
         move.move(MoveStage.OPEN)
-        for timer in (Timer.SETTLE, Timer.SETTLE_RETRY):
-            self._state.timers.clear(timer, move.name)
+        self._state.timers.clear_some((Timer.SETTLE, Timer.SETTLE_RETRY), move.name)
         self._state.change(move.transfer_id, waiting_for="parts")
 
     def _want(self, move: M, connection: str = "") -> Peer | None:
@@ -246,14 +244,14 @@ class Course(ABC, Generic[M]):
     def _post_when_ready(self, move: M) -> None:
         """Posts the move, or makes it wait for the engine's step, the peer's mapping or its turn."""
         state = self._state
-        if move.after_step > state.steps.done():
+        if move.after_step > state.pool.steps.done():
             self._state.moves.await_step(move)
             self._wait_for(move, "step")
-        elif not state.peers[move.peer].reachable:
+        elif not state.peers.lives[move.peer].reachable:
             self._state.moves.await_mapping(move)
             self._wait_for(move, "handshake")
             self._want(move)
-        elif state.turns.take(move.name, state.transfers.get(move.transfer_id).priority):
+        elif state.moves.turns.take(move.name, state.transfers.current[move.transfer_id].priority):
             self._post(move)
         else:
             self._wait_for(move, "turn")
@@ -267,7 +265,7 @@ class Course(ABC, Generic[M]):
             timers.set(Timer.TRANSFER, move.name, self._state.now + move.bytes_timeout_s(nbytes, self._state.limits))
 
     def _wait_for(self, move: M, what: str) -> None:
-        if self._state.transfers.get(move.transfer_id).waiting_for != what:
+        if self._state.transfers.current[move.transfer_id].waiting_for != what:
             self._state.change(move.transfer_id, waiting_for=what)
 
     def _post(self, move: M) -> None:
@@ -283,8 +281,7 @@ class Course(ABC, Generic[M]):
         move.planned += bridge.bytes_of(chunks)
         move.left = self._slices(move, bridge, chunks, size)
         self._plan(move)
-        state.timers.clear(Timer.QUEUE, move.name)
-        state.timers.clear(Timer.REGISTRATION, move.name)
+        state.timers.clear_some((Timer.QUEUE, Timer.REGISTRATION), move.name)
         state.timers.set(Timer.TRANSFER, move.name, state.now + move.bytes_timeout_s(size.nbytes, state.limits))
         state.change(
             move.transfer_id,
@@ -304,10 +301,10 @@ class Course(ABC, Generic[M]):
         """Returns the slices of a round: each fits a frame, a staging buffer and an answer with checksums."""
         state = self._state
         staged = bridge.stages(chunks)
-        repacked = repacked_at_once(state.peers[move.peer].data_paths) if staged else sys.maxsize
+        repacked = repacked_at_once(state.peers.lives[move.peer].data_paths) if staged else sys.maxsize
         most = Size(min(state.limits.in_flight_bytes, repacked), size.blocks, RUNS_MAX)
-        if state.checksums and move.operation is Operation.READ:
-            blocks = min(state.limits.blocks_per_request, max(ANSWER_BYTES // (4 * state.pool.world_size), 1))
+        if state.moves.checksums and move.operation is Operation.READ:
+            blocks = min(state.limits.blocks_per_request, max(ANSWER_BYTES // (4 * state.life.engine.world_size), 1))
             most = most._replace(blocks=blocks)
             parts = slices_of(chunks, bridge, most)
             asked = most._replace(nbytes=sys.maxsize)  # bytes do not limit what one call asks for
@@ -331,9 +328,9 @@ class Course(ABC, Generic[M]):
 
     def _paths(self, move: M) -> tuple[TransferPath, ...]:
         """Returns the data paths, with the bytes that have moved or are about to move over each."""
-        paths, reads = self._state.peers[move.peer].paths, move.operation is Operation.READ
+        paths, reads = self._state.peers.lives[move.peer].paths, move.operation is Operation.READ
         rows = {pair if reads else pair.turned: moved for pair, moved in move.by_pair.items()}
-        return tuple(TransferPath(paths[pair], *rows[pair]) for pair in sorted(rows))
+        return tuple([TransferPath(paths[pair], *rows[pair]) for pair in sorted(rows)])
 
     def _post_slice(self, move: M) -> None:
         """Posts as many bytes as may be in flight at once; the rest needs another turn."""
@@ -351,7 +348,7 @@ class Course(ABC, Generic[M]):
         if not later and move.comparison is not None:
             name, pieces = self._checksums_of(move, first.parts)
         move.left = move.left or None
-        state.turns.began(move.name, max(bytes_by_rank(now).values()))
+        state.moves.turns.began(move.name, max(bytes_by_rank(now).values()))
         move.posted_at = state.now
         for some in now:
             rank, peer_rank = some.pair if move.operation is Operation.READ else some.pair.turned
@@ -368,17 +365,18 @@ class Course(ABC, Generic[M]):
     def _checksums_of(self, move: M, parts: Sequence[Chunk]) -> tuple[str, Pieces]:
         """Returns a name and the pieces whose checksums all ranks compute as these parts arrive."""
         assert move.comparison is not None
-        name = move.comparison.expect(range(self._state.pool.world_size))
-        return name, pieces_of(self._state.pool.pool, [(part.destination, part.layers) for part in parts])
+        engine = self._state.life.engine
+        name = move.comparison.expect(range(engine.world_size))
+        return name, pieces_of(engine.pool, [(part.destination, part.layers) for part in parts])
 
     def _bridge(self, move: M) -> Bridge:
         """Returns the bridge from the pool where the bytes come from to the pool where they go."""
-        both = self._state.peers[move.peer].bridges
+        both = self._state.peers.lives[move.peer].bridges
         return both.incoming if move.operation is Operation.READ else both.outgoing
 
     def _phase(self, move: M, name: str) -> tuple[Phase, ...]:
         """Returns the phases with `name` begun. Only the first round of a transfer's first move adds phases."""
-        transfer = self._state.transfers.get(move.transfer_id)
+        transfer = self._state.transfers.current[move.transfer_id]
         if move.rounds or not move.leading:
             return transfer.phases
         return transfer.phase_started(name, self._state.now)

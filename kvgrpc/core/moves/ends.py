@@ -37,7 +37,6 @@ class Ends(ABC, Generic[M]):
 
     def _stop(self, move: M) -> None:
         """Clears a move's turn and deadlines: it waits for nothing any more."""
-        self._state.turns.leave(move.name)
+        self._state.moves.turns.leave(move.name)
         move.left = None
-        for timer in MOVE_TIMERS:
-            self._state.timers.clear(timer, move.name)
+        self._state.timers.clear_some(MOVE_TIMERS, move.name)

@@ -174,7 +174,7 @@ class Moves:
             self._broke(move, event)
             self._liveness.map_anew(move.peer)
         elif not move.postings:
-            self._state.turns.ended(move.name)
+            self._state.moves.turns.ended(move.name)
             self._at_rest(move)
 
     def checksums_answered(self, event: ChecksumsAnswered) -> None:
@@ -215,8 +215,8 @@ class Moves:
 
     def give_turns(self) -> None:
         """Gives turns to waiting moves, by priority, while there is room."""
-        self._state.turns.paused = bool(self._state.rekeying)
-        while (name := self._state.turns.next()) is not None:
+        self._state.moves.turns.paused = bool(self._state.pool.rekeying)
+        while (name := self._state.moves.turns.next()) is not None:
             move = self._state.moves.find(name)
             assert move is not None
             self.course(move).take_turn(move)
@@ -257,15 +257,15 @@ class Moves:
         """Counts the bytes of a posting that our ranks moved."""
         move.moved(event)
         if move.operation is Operation.READ:
-            self._state.bytes_received += event.nbytes
+            self._state.moves.bytes_received += event.nbytes
         else:
-            self._state.bytes_sent += event.nbytes
+            self._state.moves.bytes_sent += event.nbytes
 
     def _lost(self, move: Move, event: PostingEnded) -> None:
         """Keeps a posting's blocks in quarantine: it ended without proof that it is at rest."""
         move.unproved.add(event.posting_id)
         if move.unproved == move.postings:
-            self._state.turns.ended(move.name)
+            self._state.moves.turns.ended(move.name)
         if move.stage is not MoveStage.ENDED:
             self._broke(move, event)
 

@@ -10,10 +10,10 @@ def wrong_blocks(peer: EngineDescription, opened: Opened, *, exact: bool) -> str
     """Returns the error in the blocks that a peer lists, as text; empty if there is none. `exact`: the peer must list
     all blocks of its tokens, otherwise at most all.
     """
-    groups = peer.pool.groups
-    if [group for group, _ in opened.blocks] != list(range(len(groups))):
+    groups, lists = peer.pool.groups, opened.blocks
+    if [group for group, _ in lists] != list(range(len(groups))):
         return "it does not list every group once"
-    for group, (_, ids) in zip(groups, opened.blocks, strict=True):
+    for group, (_, ids) in zip(groups, lists, strict=True):
         count = group.blocks_of(opened.token_count)
         if len(ids) > count or (exact and len(ids) < count):
             return f"group {group.name} lists {len(ids)} blocks for {opened.token_count} tokens"
@@ -22,7 +22,7 @@ def wrong_blocks(peer: EngineDescription, opened: Opened, *, exact: bool) -> str
         except KVGrpcError as bad:
             return str(bad)
     try:
-        check_spaces([ids for _, ids in opened.blocks], peer.pool, "it")
+        check_spaces([ids for _, ids in lists], peer.pool, "it")
     except KVGrpcError as bad:
         return str(bad)
     return ""

@@ -19,16 +19,16 @@ class SendAsks:
         state, ask = self._state, event.ask
         move = state.moves.of_posting(event.posting_id) if event.posting_id else None
         over = move is None or move.peer != event.peer or not move.access_id or move.stage is MoveStage.ENDED
-        if not state.lives_on(event.peer):
+        if not state.peers.live_on(event.peer):
             self._refuse(event, "the peer is gone")
-        elif ask.meets and not state.peers[event.peer].met:
+        elif ask.meets and not state.peers.lives[event.peer].met:
             # A peer that only introduced itself knows this lead only once it has the answer to its handshake.
-            state.meetings.setdefault(event.peer, []).append(event)
+            state.peers.meetings.setdefault(event.peer, []).append(event)
         elif over and not ask.meets:
             self._refuse(event, "the transfer is over")
         else:
             access_id, trace = (move.access_id, move.trace) if move is not None else (b"", "")
-            state.emit(SendPostSend(event.peer, event.rank, access_id, ask, trace, state.incarnation))
+            state.emit(SendPostSend(event.peer, event.rank, access_id, ask, trace, state.life.incarnation))
 
     def peer_heard(self, peer: Peer) -> None:
         """Asks a peer to meet our ranks once its liveness stream stands, or it was dialled."""
@@ -44,12 +44,12 @@ class SendAsks:
         posting waits for it. An answer to an earlier life is dropped.
         """
         state = self._state
-        ours = event.incarnation in (0, state.incarnation) and state.description is not None
-        if ours and event.rank < state.pool.world_size:
+        ours = event.incarnation in (0, state.life.incarnation) and state.life.description is not None
+        if ours and event.rank < state.life.engine.world_size:
             state.emit(AnswerSend(event.rank, event.peer, event.answer))
 
     def _ask_again(self, peer: Peer) -> None:
-        for event in self._state.meetings.pop(peer.key, ()):
+        for event in self._state.peers.meetings.pop(peer.key, ()):
             self.wanted(event)
 
     def _refuse(self, event: SendWanted, why: str) -> None:

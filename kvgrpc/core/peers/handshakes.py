@@ -20,7 +20,7 @@ from kvgrpc.core.peers.proofs import NEXT_LIFE_DELAY_S, living_at
 from kvgrpc.core.peers.refusals import check_engine, no_data_path
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.state.handshake import Handshake, IncomingHandshake, OutgoingHandshake
-from kvgrpc.core.tables.peers import Peer, PeerState, PeerView
+from kvgrpc.core.tables.peers import Peer, PeerState
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.values.compatibility import check_compatible, protocol
 from kvgrpc.core.values.ids import peer_key
@@ -53,21 +53,16 @@ class Handshakes:
     """All handshakes of this engine."""
 
     def __init__(self, state: NodeState, liveness: PeerLiveness) -> None:
-        self._state = state
+        self._state, self._peers = state, state.peers
         self._liveness = liveness
         self._shaken = 0
-
-    def view(self, peer: Peer) -> PeerView:
-        """Returns a snapshot of a peer."""
-        held = sum(self._state.accesses[access_id].held for access_id in peer.accesses)
-        return peer.view(self._state.now, held + self._state.moves.open_accesses(peer.key))
 
     def check_room(self, address: str, engine_id: str, incarnation: int, connection: str) -> None:
         """Checks a caller before `want`. Raises Exhausted if `want` would begin a handshake, and the caller has caused
         too many of late.
         """
-        if address and address not in self._state.dials and self._usable(address, engine_id, incarnation) is None:
-            self._state.dial_budget.check(connection, self._state.limits, self._state.now)
+        if address and address not in self._peers.dials and self._usable(address, engine_id, incarnation) is None:
+            self._peers.dial_budget.check(connection, self._state.limits, self._state.now)
 
     def want(self, address: str, engine_id: str, incarnation: int, trace: str, connection: str = "") -> Peer | None:
         """Returns the peer if it is connected. Else returns None, and `peer_ready` or `peer_failed` follows for
@@ -89,22 +84,22 @@ class Handshakes:
         """Handles ConnectPeer: shakes hands now, for later moves."""
         if not event.address:
             raise invalid("peer.address", "is required")
-        _ = self._state.pool
+        _ = self._state.life.engine
         peer = self._at(event.address)
         if peer is not None:
             check_engine(event.engine_id, peer)
-            self._state.reply(event.call.id, PeerConnected(self.view(peer)))
+            self._state.reply(event.call.id, PeerConnected(peer.key))
             return
         self.check_room(event.address, event.engine_id, 0, event.call.connection)
         if event.validate_only:
-            self._state.reply(event.call.id, PeerConnected(None))
+            self._state.reply(event.call.id, PeerConnected(""))
             return
         dial = self._dial(event.address, event.engine_id, event.call.trace, event.call.connection)
         dial.calls[event.call.id] = event.engine_id
 
     def abandoned(self, event: CallAbandoned) -> None:
         """Refuses a ConnectPeer whose caller no longer waits. The handshake goes on, for others."""
-        for dial in self._state.dials.values():
+        for dial in self._peers.dials.values():
             if dial.calls.pop(event.call_id, None) is not None:
                 self._state.refuse(event.call_id, GONE)
                 return
@@ -112,7 +107,7 @@ class Handshakes:
     def received(self, event: HandshakeReceived) -> None:
         """Admits a peer that introduces itself, and answers once our ranks have made their endpoints."""
         state = self._state
-        here = state.pool
+        here = state.life.engine
         if event.expected_engine_id and event.expected_engine_id != here.engine_id:
             raise PreconditionFailed(
                 Reason.WRONG_ENGINE,
@@ -126,14 +121,14 @@ class Handshakes:
             self._new_key(), peer.key, call_id=event.call.id, peer=peer, protocol=protocol(here, event.peer) or 0,
             proof=peer.asks[0],
         )  # fmt: skip
-        self._state.handshakes[shake.key] = shake
+        self._peers.handshakes[shake.key] = shake
         state.timers.set(Timer.ADMIT, shake.key, state.now + state.limits.connect_timeout_s)
         self._liveness.map(peer)
         self._offer(shake)
 
     def answered(self, event: PeerAnswered) -> None:
         """Admits the lead that we dialled, or hangs up: it hears us from now on."""
-        dial = self._state.dials.get(event.address)
+        dial = self._peers.dials.get(event.address)
         if dial is None:
             self._liveness.answered_late(event)
             return
@@ -143,7 +138,7 @@ class Handshakes:
             self._other_life(dial, life, event.shows)
             return
         try:
-            check_compatible(self._state.pool, event.peer)
+            check_compatible(self._state.life.engine, event.peer)
             peer = self._liveness.admit(event, dial.to)
         except KVGrpcError as error:
             self._liveness.hang_up_stranger(event.peer)
@@ -160,7 +155,7 @@ class Handshakes:
 
     def dial_failed(self, event: DialFailed) -> None:
         """Retries or gives up a handshake that failed, here or there."""
-        dial = self._state.dials.get(event.address)
+        dial = self._peers.dials.get(event.address)
         if dial is None:
             return
         error = event.error
@@ -172,15 +167,15 @@ class Handshakes:
 
     def endpoint_offered(self, event: EndpointOffered) -> None:
         """Takes a rank's endpoint; after the last one the handshake goes on."""
-        self._state.on_device |= event.endpoint.on_device
-        shake = self._state.handshakes.get(event.key)
+        self._peers.on_device |= event.endpoint.on_device
+        shake = self._peers.handshakes.get(event.key)
         if shake is None:
             return
         shake.offers[event.rank] = event.endpoint
-        if len(shake.offers) < self._state.pool.world_size:
+        if len(shake.offers) < self._state.life.engine.world_size:
             return
-        del self._state.handshakes[shake.key]
-        generation = self._state.pool.memory_generation
+        del self._peers.handshakes[shake.key]
+        generation = self._state.life.engine.memory_generation
         if isinstance(shake, OutgoingHandshake):
             shake.told = generation
             self._call(shake)
@@ -188,9 +183,8 @@ class Handshakes:
             assert isinstance(shake, IncomingHandshake)
             self._state.timers.clear(Timer.ADMIT, shake.key)
             shake.peer.told = generation
-            answer = Introduced(
-                self._state.pool, shake.peer.description, shake.endpoints(), shake.protocol, shake.proof
-            )
+            engine = self._state.life.engine
+            answer = Introduced(engine, shake.peer.description, shake.endpoints(), shake.protocol, shake.proof)
             self._state.reply(shake.call_id, answer)
 
     def meeting_began(self, event: MeetingBegan) -> None:
@@ -198,7 +192,7 @@ class Handshakes:
         peer = self._liveness.meets(event)
         if peer is None:
             return
-        for dial in [dial for dial in self._state.dials.values() if dial.peer == peer.key]:
+        for dial in [dial for dial in self._peers.dials.values() if dial.peer == peer.key]:
             self._wait_longer(dial)
 
     def mapped(self, event: PeerMapped) -> None:
@@ -206,32 +200,32 @@ class Handshakes:
         peer = self._liveness.mapped(event)
         if peer is None:
             return
-        for dial in [dial for dial in self._state.dials.values() if dial.peer == peer.key]:
+        for dial in [dial for dial in self._peers.dials.values() if dial.peer == peer.key]:
             self._finish(dial, peer)
 
     def dial_again(self, address: str) -> None:
         """Dials again: the stream of this engine's last life may have ended there by now."""
-        self._call(self._state.dials[address])
+        self._call(self._peers.dials[address])
 
     def proof_refused(self, event: ProofRefused) -> None:
         """Shakes hands again with a peer that refuses our proof, to settle which proof it takes."""
-        if self._state.lives_on(event.peer):
-            peer = self._state.peers[event.peer]
+        if self._peers.live_on(event.peer):
+            peer = self._peers.lives[event.peer]
             peer.forgotten = True
             if peer.address:
                 self._dial(peer.address, peer.description.engine_id, "")
 
     def connect_due(self, address: str) -> None:
         """Gives up a handshake of ours that took too long."""
-        dial = self._state.dials[address]
+        dial = self._peers.dials[address]
         if dial.peer:
-            self._liveness.unmap(self._state.peers[dial.peer])  # our own ranks did not answer: they are asked again
+            self._liveness.unmap(self._peers.lives[dial.peer])  # our own ranks did not answer: they are asked again
         late = f"the handshake with {address} did not finish in time"
         self._give_up(dial, Unavailable(Reason.PEER_UNREACHABLE, late, retry_delay_s=RETRY_DELAY_S))
 
     def admit_due(self, key: str) -> None:
         """Refuses a peer for which our ranks made no endpoint in time."""
-        shake = self._state.handshakes.pop(key)
+        shake = self._peers.handshakes.pop(key)
         assert isinstance(shake, IncomingHandshake)
         error = Unavailable(
             Reason.DEADLINE,
@@ -243,9 +237,9 @@ class Handshakes:
 
     def end_all(self, error: KVGrpcError) -> None:
         """Ends every handshake: the incarnation ends."""
-        for dial in list(self._state.dials.values()):
+        for dial in list(self._peers.dials.values()):
             self._give_up(dial, error)
-        for shake in list(self._state.handshakes.values()):
+        for shake in list(self._peers.handshakes.values()):
             assert isinstance(shake, IncomingHandshake)
             self._turn_away(shake, error)
 
@@ -263,15 +257,18 @@ class Handshakes:
             retry_delay_s=RETRY_DELAY_S,
             metadata={"engine": engine_id},
         )
-        for dial in [dial for dial in self._state.dials.values() if dial.peer == peer.key]:
+        for dial in [dial for dial in self._peers.dials.values() if dial.peer == peer.key]:
             self._give_up(dial, lost)
         for shake in self._admissions(peer):
             self._turn_away(shake, lost)
 
     def _admissions(self, peer: Peer) -> list[IncomingHandshake]:
         """Returns the unanswered handshakes of one life, oldest first."""
-        shakes = self._state.handshakes.values()
-        return [shake for shake in shakes if isinstance(shake, IncomingHandshake) and shake.peer is peer]
+        return [
+            shake
+            for shake in self._peers.handshakes.values()
+            if isinstance(shake, IncomingHandshake) and shake.peer is peer
+        ]
 
     def _make_room(self, peer: Peer) -> None:
         """Refuses a life's oldest unanswered handshake if it has too many."""
@@ -283,29 +280,29 @@ class Handshakes:
             self._turn_away(under_way[0], error)
 
     def _turn_away(self, shake: IncomingHandshake, error: KVGrpcError) -> None:
-        del self._state.handshakes[shake.key]
+        del self._peers.handshakes[shake.key]
         self._state.timers.clear(Timer.ADMIT, shake.key)
         self._state.refuse(shake.call_id, error)
 
     def _at(self, address: str, engine_id: str = "", incarnation: int = 0) -> Peer | None:
         """Returns the usable peer reached under an address, for callers that do not know its incarnation."""
-        found = (peer for peer in self._state.peers.values() if peer.dialled == address and peer.usable)
+        found = (peer for peer in self._peers.lives.values() if peer.dialled == address and peer.usable)
         peer = None if incarnation else next(found, None)
         return peer if peer is None or engine_id in ("", peer.description.engine_id) else None
 
     def _usable(self, address: str, engine_id: str, incarnation: int) -> Peer | None:
-        peer = self._state.peers.get(peer_key(engine_id, incarnation)) or self._at(address, engine_id, incarnation)
+        peer = self._peers.lives.get(peer_key(engine_id, incarnation)) or self._at(address, engine_id, incarnation)
         return peer if peer and peer.usable else None
 
     def _dial(self, address: str, engine_id: str, trace: str, connection: str = "") -> OutgoingHandshake:
-        dial = self._state.dials.get(address)
+        dial = self._peers.dials.get(address)
         if dial is None:
-            self._state.dial_budget.begin(connection, self._state.now)
+            self._peers.dial_budget.begin(connection, self._state.now)
             dial = OutgoingHandshake(
                 self._new_key(), f"dial {address}", address=address, to=address, expected_engine_id=engine_id,
-                proving=living_at(self._state.peers.values(), address, engine_id), trace=trace,
+                proving=living_at(self._peers.lives.values(), address, engine_id), trace=trace,
             )  # fmt: skip
-            self._state.dials[address] = self._state.handshakes[dial.key] = dial
+            self._peers.dials[address] = self._peers.handshakes[dial.key] = dial
             self._state.timers.set(Timer.CONNECT, address, self._state.now + self._state.limits.connect_timeout_s)
             self._offer(dial)
         return dial
@@ -317,14 +314,14 @@ class Handshakes:
         if dial.again:
             self._give_up(dial, PreconditionFailed(Reason.PEER_FAILED, f"several engines answer at {dial.address}"))
             return
-        known = self._state.peers.get(life)
+        known = self._peers.lives.get(life)
         dial.again, dial.shows = True, (shows,)
         dial.proving = life if known is not None and known.met and known.lives_at(dial.to) else ""
         self._call(dial)
 
     def _call(self, dial: OutgoingHandshake) -> None:
         """Shakes hands at the address of a dial."""
-        known = self._state.peers.get(dial.proving)
+        known = self._peers.lives.get(dial.proving)
         proofs, asks = (known.shows, known.asks[0]) if known is not None else (dial.shows, b"")
         to = "" if dial.to == dial.address else dial.to
         self._state.emit(Dial(dial.address, dial.expected_engine_id, dial.endpoints(), dial.trace, to, proofs, asks))
@@ -336,7 +333,7 @@ class Handshakes:
         if isinstance(error, Unavailable):
             self._state.timers.set(Timer.DIAL_AGAIN, dial.address, self._state.now + NEXT_LIFE_DELAY_S)
             return True
-        peers = self._state.peers
+        peers = self._peers.lives
         here = peers.get(living_at(peers.values(), dial.address, dial.expected_engine_id))
         known = peers.get(peer_key(error.engine_id, error.incarnation), here)
         if known is None or dial.again or not known.address:
@@ -360,7 +357,7 @@ class Handshakes:
         return f"h{self._shaken}"
 
     def _offer(self, shake: Handshake) -> None:
-        for rank in range(self._state.pool.world_size):
+        for rank in range(self._state.life.engine.world_size):
             self._state.emit(MakeOffer(rank, shake.key, shake.with_whom))
 
     def _finish(self, dial: OutgoingHandshake, peer: Peer) -> None:
@@ -377,13 +374,13 @@ class Handshakes:
             except KVGrpcError as error:
                 self._state.refuse(call, error)
             else:
-                self._state.reply(call, PeerConnected(self.view(peer)))
+                self._state.reply(call, PeerConnected(peer.key))
         self._state.react.peer_ready(dial.address, peer)
 
     def _give_up(self, dial: OutgoingHandshake, error: KVGrpcError) -> None:
         """Fails waiting callers and moves. A wrong engine fails only those that expected it; the others dial again."""
         self._end_dial(dial)
-        lead = self._state.peers.get(dial.peer)
+        lead = self._peers.lives.get(dial.peer)
         lead = lead if lead is not None and lead.state is not PeerState.DEAD else None
         expected = dial.expected_engine_id if error.reason is Reason.WRONG_ENGINE else None
         again = {call: engine_id for call, engine_id in dial.calls.items() if expected not in (None, engine_id)}
@@ -394,7 +391,7 @@ class Handshakes:
             self._dial(dial.address, engine_id, dial.trace).calls[call] = engine_id
 
     def _end_dial(self, dial: OutgoingHandshake) -> None:
-        del self._state.dials[dial.address]
-        self._state.handshakes.pop(dial.key, None)
+        del self._peers.dials[dial.address]
+        self._peers.handshakes.pop(dial.key, None)
         self._state.timers.clear(Timer.CONNECT, dial.address)
         self._state.timers.clear(Timer.DIAL_AGAIN, dial.address)

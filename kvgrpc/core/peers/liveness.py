@@ -20,14 +20,16 @@ from kvgrpc.core.values.ids import peer_key
 from kvgrpc.errors import Aborted, Exhausted, InvalidRequest, Reason
 
 DEAD_KEPT = 64
-"""Maximum number of dead lives that ListPeers shows; lives that only introduced themselves are forgotten first."""
+"""Maximum number of dead lives that ListPeers shows. They are no `remembered.Remembered`: lives that only introduced
+themselves are forgotten first, and those that may still write here are not forgotten.
+"""
 
 
 class PeerLiveness:
     """Keeps one object per life of a peer."""
 
     def __init__(self, state: NodeState) -> None:
-        self._state = state
+        self._state, self._peers = state, state.peers
         self._attempts = 0
         """Number of mappings ever begun, of all peers."""
 
@@ -42,8 +44,10 @@ class PeerLiveness:
         """
         state, description, endpoints = self._state, event.peer, event.endpoints
         key = peer_key(description.engine_id, description.incarnation)
-        known = state.peers.get(key)
-        others = [p for p in state.peers.values() if p.description.engine_id == description.engine_id and p.key != key]
+        known = self._peers.lives.get(key)
+        others = [
+            p for p in self._peers.lives.values() if p.description.engine_id == description.engine_id and p.key != key
+        ]
         if sorted(endpoint.rank for endpoint in endpoints) != list(range(description.world_size)):
             raise InvalidRequest(Reason.INVALID_FIELD, "a handshake takes one endpoint for each rank")
         if known is not None and self._streams(known.replaced_by):
@@ -58,10 +62,10 @@ class PeerLiveness:
             self._make_room(others if known is None else [*others, known], caller=not at)
             if known is not None:
                 self._mark_dead(known)
-            state.peers.pop(key, None)  # so that the newest is last
-            both = bridges(side_of(state.pool), side_of(description))
-            known = state.peers[key] = Peer(description, endpoints, both, state.now)
-            if weights_unknown(state.pool, description):
+            self._peers.lives.pop(key, None)  # so that the newest is last
+            both = bridges(side_of(state.life.engine), side_of(description))
+            known = self._peers.lives[key] = Peer(description, endpoints, both, state.now)
+            if weights_unknown(state.life.engine, description):
                 state.emit(WeightsUnknown(key))
             state.react.peer_back(known)
         elif known.description.memory_generation != description.memory_generation:
@@ -96,7 +100,7 @@ class PeerLiveness:
 
     def streaming(self, event: PeerAlive) -> None:
         """Notes that a life's liveness stream stands, if its other end shows the life's proof."""
-        peer = self._state.peers.get(event.peer)
+        peer = self._peers.lives.get(event.peer)
         if peer is not None and peer.state is not PeerState.DEAD and peer.proves(event.proof):
             peer.met = True
             self.alive(peer)
@@ -104,7 +108,7 @@ class PeerLiveness:
     def silent(self, event: PeerSilent) -> None:
         """Begins the grace of a peer whose liveness stream is gone."""
         key = event.peer
-        peer = self._state.peers.get(key)
+        peer = self._peers.lives.get(key)
         if peer is None or peer.state in (PeerState.DEAD, PeerState.SUSPECT):
             return
         peer.move(PeerState.SUSPECT)
@@ -113,27 +117,27 @@ class PeerLiveness:
 
     def grace_over(self, key: str) -> None:
         """Declares a peer dead that was silent for the grace."""
-        self._mark_dead(self._state.peers[key])
+        self._mark_dead(self._peers.lives[key])
 
     def exited(self, key: str) -> None:
         """Declares a life dead whose processes are gone."""
-        self._mark_dead(self._state.peers[key])
+        self._mark_dead(self._peers.lives[key])
 
     def watch(self, key: str) -> None:
         """Watches for the end of a life's processes, if they can be seen."""
-        for rank in range(self._state.pool.world_size):
+        for rank in range(self._state.life.engine.world_size):
             self._state.emit(AwaitEnd(rank, key))
 
     def rekey_ends(self) -> None:
         """Unmaps all peers: their view of this engine's memory is void, so the next use of each shakes hands again."""
-        for peer in self._state.peers.values():
+        for peer in self._peers.lives.values():
             if peer.state is not PeerState.DEAD:
                 peer.forgotten = True
                 self.unmap(peer)
 
     def forget(self, key: str) -> None:
         """Notes that a peer no longer knows us: the next use of it dials again."""
-        self._state.peers[key].forgotten = True
+        self._peers.lives[key].forgotten = True
 
     def map(self, peer: Peer) -> None:
         """Lets our ranks map the peer's memory, unless they did or are about to."""
@@ -170,7 +174,7 @@ class PeerLiveness:
         return peer
 
     def _reached_for(self, event: PeerMapped | MeetingBegan) -> Peer | None:
-        peer = self._state.peers.get(event.peer)
+        peer = self._peers.lives.get(event.peer)
         if peer is None or (event.rank, event.peer_rank) not in peer.mapping:
             return None
         return peer if event.attempt in (0, peer.attempt) else None
@@ -181,7 +185,7 @@ class PeerLiveness:
 
         While a mapping is under way nothing is done: the posting belonged to an earlier one.
         """
-        peer = self._state.peers[key]
+        peer = self._peers.lives[key]
         if not peer.mapping and peer.paths:
             peer.forgotten = True
             self.unmap(peer)
@@ -198,7 +202,7 @@ class PeerLiveness:
 
     def also_told(self, life: EngineDescription, at: str, shows: bytes, asks: bytes = b"") -> None:
         """Keeps the proofs of a living life that answered where it lives, in a handshake that does not admit it."""
-        known = self._state.peers.get(peer_key(life.engine_id, life.incarnation))
+        known = self._peers.lives.get(peer_key(life.engine_id, life.incarnation))
         if known is not None and known.state is not PeerState.DEAD and known.lives_at(at):
             told = also_told(known, shows, asks)
             known.asks, known.shows = told.asks, told.shows
@@ -206,20 +210,20 @@ class PeerLiveness:
     def hang_up_stranger(self, description: EngineDescription) -> None:
         """Closes the channel to a dialled life that is not admitted, unless that life is known here and not dead."""
         key = peer_key(description.engine_id, description.incarnation)
-        known = self._state.peers.get(key)
+        known = self._peers.lives.get(key)
         if known is None or known.state is PeerState.DEAD:
             self._state.emit(HangUp(key))
 
     def end_all(self) -> None:
         """Forgets all peers: the incarnation ends, and no peer knows the next one yet."""
-        for peer in self._state.peers.values():
+        for peer in self._peers.lives.values():
             if peer.state is not PeerState.DEAD:
                 self.hang_up(peer)
-        self._state.peers.clear()
+        self._peers.lives.clear()
 
     def _streams(self, key: str) -> bool:
         """Returns whether the liveness stream of a life stands."""
-        peer = self._state.peers.get(key)
+        peer = self._peers.lives.get(key)
         connected = peer is not None and peer.state is PeerState.CONNECTED
         return connected and self._state.timers.when(Timer.PEER_GRACE, key) is None
 
@@ -231,7 +235,7 @@ class PeerLiveness:
         first: new callers never displace a peer that met this lead. Raises Exhausted.
         """
         limits = self._state.limits
-        living = [p for p in self._state.peers.values() if p.state is not PeerState.DEAD and p not in others]
+        living = [p for p in self._peers.lives.values() if p.state is not PeerState.DEAD and p not in others]
         new = [peer for peer in living if not peer.met]
         full = len(living) >= limits.peers
         if full and not new:
@@ -252,10 +256,10 @@ class PeerLiveness:
         state.timers.clear(Timer.PEER_GRACE, peer.key)
         state.react.peer_dead(peer)
         peer.endpoints = peer.tried = ()  # no rank maps them any more, and they may be long
-        writers = state.writing_lives()  # the ends of their processes are still awaited
-        dead = [p for p in state.peers.values() if p.state is PeerState.DEAD and p.key not in writers]
+        writers = state.receive.writing_lives()  # the ends of their processes are still awaited
+        dead = [p for p in self._peers.lives.values() if p.state is PeerState.DEAD and p.key not in writers]
         for key in [p.key for p in sorted(dead, key=lambda p: p.met)][:-DEAD_KEPT]:
-            del state.peers[key]
+            del self._peers.lives[key]
             state.react.peer_forgotten(key)
 
     def hang_up(self, peer: Peer) -> None:
@@ -265,10 +269,10 @@ class PeerLiveness:
 
     def _let_go(self, peer: Peer, *, gone: bool = False) -> None:
         peer.mapping.clear()
-        writes = peer.key in self._state.writing_lives()
+        writes = peer.key in self._state.receive.writing_lives()
         if writes:
             self.watch(peer.key)
-        for rank in range(self._state.pool.world_size):
+        for rank in range(self._state.life.engine.world_size):
             self._state.emit(UnmapPeer(rank, peer.key, watch=writes, gone=gone))
 
 

@@ -172,6 +172,11 @@ class PolicyDriver(ABC, Generic[Spec, Driven, TransferRef]):
         self._perform_tasks(request_id)
         return finished
 
+    def abort_all(self, message: str) -> None:
+        """Aborts every request that is known."""
+        for request_id in list(self._known):
+            self.aborted(request_id, message)
+
     def _admit(self, spec: Spec, arrival: Arrival) -> Driven:
         request, give = self._let_in(spec, arrival), arrival.give
         if give is None or give.mode is not ModeChoice.PUSH or not arrival.prompt_tokens:

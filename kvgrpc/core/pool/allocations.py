@@ -50,13 +50,13 @@ class Allocations:
         if whole:
             blocks = self.find(whole, caller, Verb.USE)
         else:
-            blocks = state.resolve(event.blocks, "blocks")
-            state.allocator.check_usable(blocks, event.allocation_id, caller)
+            blocks = state.pool.resolve(event.blocks, "blocks")
+            state.pool.allocator.check_usable(blocks, event.allocation_id, caller)
         if not event.validate_only and whole:
             self._give_all_back(whole)
         elif not event.validate_only:
             self._give_back(blocks)
-        free = tuple(state.pins.unpinned(group, ids) for group, ids in enumerate(blocks))
+        free = tuple(state.pool.pins.unpinned(group, ids) for group, ids in enumerate(blocks))
         state.reply(event.call.id, Freed(free))
 
     def free_all(self, allocation_ids: Collection[str], caller: str) -> None:
@@ -70,14 +70,14 @@ class Allocations:
     def give(self, event: GiveAllocation) -> None:
         """Handles GiveAllocation: the allocation has another owner from now on."""
         blocks = self.find(event.allocation_id, event.call.principal, Verb.USE)
-        self._state.allocator.give(event.allocation_id, event.owner)
+        self._state.pool.allocator.give(event.allocation_id, event.owner)
         self._state.reply(event.call.id, Allocated(event.allocation_id, blocks, None))
 
     def find(self, allocation_id: str, caller: str, verb: Verb) -> Blocks:
         """Returns the blocks that an allocation still holds. Raises NotFound (BLOCK_NOT_ALLOCATED), also if the caller
         may not use it this way.
         """
-        blocks = self._state.allocator.find(allocation_id)
+        blocks = self._state.pool.allocator.find(allocation_id)
         if blocks is None or not self._may(caller, verb, allocation_id):
             raise NotFound(
                 Reason.BLOCK_NOT_ALLOCATED, f"no allocation {allocation_id} here: it was freed, or has ended"
@@ -86,17 +86,17 @@ class Allocations:
 
     def due(self, allocation_id: str) -> None:
         """Frees an allocation whose TTL is over."""
-        self._state.allocator.free_allocation(allocation_id)
+        self._state.pool.allocator.free_allocation(allocation_id)
 
     def _take(self, event: AllocateBlocks) -> None:
         state = self._state
         ttl_s = self._ttl_s(event)
-        state.check_open()
+        state.pool.check_open()
         counts = check_counts(event.counts, state)
-        if len(state.allocator) >= state.limits.allocations:
+        if (made := len(state.pool.allocator)) >= state.limits.allocations:
             raise Exhausted(
                 Reason.LIMIT_EXCEEDED,
-                f"{len(state.allocator)} allocations hold blocks here; FreeBlocks, or the end of a TTL, makes room",
+                f"{made} allocations hold blocks here; FreeBlocks, or the end of a TTL, makes room",
                 retry_delay_s=RETRY_DELAY_S,
                 metadata={"limit": str(state.limits.allocations)},
             )
@@ -104,7 +104,7 @@ class Allocations:
         by = named_by(event)
         try:
             plan = self._plan(counts, by, event.call.principal) if event.reclaim else None
-            taken = state.allocator.choose(counts) if plan is None else ()
+            taken = state.pool.allocator.choose(counts) if plan is None else ()
         except Exhausted:
             if not event.validate_only:
                 self._reclaims.asked(by, counts, enough=False)
@@ -115,11 +115,11 @@ class Allocations:
         self._reclaims.asked(by, counts, enough=True)
         if plan is not None:
             self._reclaims.carry_out(plan)
-            taken = state.allocator.choose(counts)
+            taken = state.pool.allocator.choose(counts)
         self._made += 1
-        allocation_id = mint_id(state.secret, state.incarnation, "blocks", "lead", self._made)
+        allocation_id = mint_id(state.life.secret, state.life.incarnation, "blocks", "lead", self._made)
         terms = Terms(event.call.principal, state.now, event.request_id, event.label)
-        state.allocator.take(allocation_id, taken, terms, event.call.payer)
+        state.pool.allocator.take(allocation_id, taken, terms, event.call.payer)
         if ttl_s is not None:
             state.timers.set(Timer.ALLOCATION, allocation_id, state.now + ttl_s)
         state.reply(event.call.id, Allocated(allocation_id, taken, ttl_s))
@@ -127,15 +127,15 @@ class Allocations:
     def _plan(self, counts: dict[int, int], by: RequestTime | None, caller: str) -> ReclaimPlan | None:
         """Returns what to reclaim for the caller; None if nothing is missing. Raises Exhausted (POOL_EXHAUSTED)."""
         state = self._state
-        missing = {space: count - state.pins.free[space] for space, count in by_space(counts, state).items()}
+        missing = {space: count - state.pool.pins.free[space] for space, count in by_space(counts, state).items()}
         missing = {space: count for space, count in missing.items() if count > 0}
         plan = self._reclaims.plan(missing, caller, by=by) if missing else None
         if missing and plan is None:
             try:
-                state.allocator.choose(counts)
+                state.pool.allocator.choose(counts)
             except Exhausted as error:
-                space = state.pins.spaces[int(error.metadata["group"])]
-                error.metadata["soft_block_count"] = str(state.pins.reclaimable(space))
+                space = state.pool.pins.spaces[int(error.metadata["group"])]
+                error.metadata["soft_block_count"] = str(state.pool.pins.reclaimable(space))
                 error.retry_delay_s = self._reclaims.enough_in_s(missing) or RETRY_DELAY_S
                 raise
         return plan
@@ -172,19 +172,19 @@ class Allocations:
 
     def _may(self, caller: str, verb: Verb, allocation_id: str) -> bool:
         """Returns whether the caller may do this; False also for an allocation that does not exist."""
-        owner = self._state.allocator.owner(allocation_id)
+        owner = self._state.pool.allocator.owner(allocation_id)
         return owner is not None and may(caller, verb, Thing(ThingKind.ALLOCATION, owner))
 
     def _give_back(self, blocks: Blocks) -> None:
-        for allocation_id in self._state.allocator.free(blocks):
+        for allocation_id in self._state.pool.allocator.free(blocks):
             self._state.timers.clear(Timer.ALLOCATION, allocation_id)
 
     def _give_all_back(self, allocation_id: str) -> None:
-        self._state.allocator.free_allocation(allocation_id)
+        self._state.pool.allocator.free_allocation(allocation_id)
         self._state.timers.clear(Timer.ALLOCATION, allocation_id)
 
     def check_kind(self) -> None:
-        if self._state.pool.pool_kind is not PoolKind.SERVER_MANAGED:
+        if self._state.life.engine.pool_kind is not PoolKind.SERVER_MANAGED:
             raise PreconditionFailed(
                 Reason.POOL_KIND_MISMATCH, "the engine's own block manager gives out the blocks of this pool"
             )

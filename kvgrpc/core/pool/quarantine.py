@@ -41,13 +41,13 @@ class Quarantine:
 
     @property
     def _proofs(self) -> Proofs:
-        return self._state.proofs
+        return self._state.pool.proofs
 
     def process_ended(self, event: ProcessEnded) -> None:
         """Takes the end of a peer's process. After the last one the life is over, and at rest if nothing that its
         processes wrote can land any more.
         """
-        peer = self._state.peers.get(event.peer)
+        peer = self._state.peers.lives.get(event.peer)
         pair = event.rank, event.peer_rank
         if peer is None or pair not in peer.bridges.pairs:
             return
@@ -63,7 +63,7 @@ class Quarantine:
         """Forgets the process ends of lives that are dead and may write no more."""
         if not self._proofs.processes_ended:
             return
-        writers, peers = self._state.writing_lives(), self._state.peers
+        writers, peers = self._state.receive.writing_lives(), self._state.peers.lives
         for life in list(self._proofs.processes_ended):
             if life not in writers and (life not in peers or peers[life].state is PeerState.DEAD):
                 del self._proofs.processes_ended[life]
@@ -72,14 +72,14 @@ class Quarantine:
         """Handles ReleaseQuarantine: by re-key, answered when that is over, or at once by an operator's word."""
         state = self._state
         self._check(event)
-        before = sum(state.pins.quarantined)
+        before = sum(state.pool.pins.quarantined)
         if event.validate_only:
             self._preview(event)
         elif event.force:
             self._moves.release_by_operator(event.transfer_ids)
             self._answer(event.call.id, before)
         elif self._anything:
-            if not state.rekeying:
+            if not state.pool.rekeying:
                 self._begin("an operator asked for it")
             elif state.timers.when(Timer.REKEY, "") is None:  # the ranks' time is over; this caller's begins
                 state.timers.set(Timer.REKEY, "", state.now + ANSWER_S)
@@ -91,23 +91,23 @@ class Quarantine:
         """Continues a re-key, or plans one, after each event."""
         state = self._state
         self._forget_ended()
-        if state.rekeying:
+        if state.pool.rekeying:
             if not self._proofs.rekeying_ranks and self._calm():
                 self._go()
             return
-        untried = state.pins.quarantines != self._proofs.quarantines_tried and any(state.pins.quarantined)
+        untried = state.pool.pins.quarantines != self._proofs.quarantines_tried and any(state.pool.pins.quarantined)
         if untried and self._wanted() and state.timers.when(Timer.QUARANTINE, "") is None:
             state.timers.set(Timer.QUARANTINE, "", max(state.now + state.limits.peer_grace_s, self._proofs.next_at))
 
     def quarantine_due(self, _: str) -> None:
         """Begins a re-key if too much is still in quarantine after the time to come to rest by itself."""
         state = self._state
-        owners = {pin.owner: pin.since for pin in state.pins if pin.kind is PinKind.QUARANTINE}
+        owners = {pin.owner: pin.since for pin in state.pool.pins if pin.kind is PinKind.QUARANTINE}
         fresh = [since for owner, since in owners.items() if owner not in self._proofs.tried]
         if not fresh:
-            self._proofs.quarantines_tried = state.pins.quarantines
+            self._proofs.quarantines_tried = state.pool.pins.quarantines
             return
-        if not self._wanted() or state.rekeying:
+        if not self._wanted() or state.pool.rekeying:
             return
         ripe = min(fresh) + state.limits.peer_grace_s
         if ripe > state.now:
@@ -140,25 +140,25 @@ class Quarantine:
 
     def _begin(self, why: str) -> None:
         state = self._state
-        state.rekeying = why
+        state.pool.rekeying = why
         state.timers.clear(Timer.QUARANTINE, "")
         state.timers.set(Timer.REKEY, "", state.now + state.limits.transfer_timeout_s)
-        self._proofs.before = sum(state.pins.quarantined)
+        self._proofs.before = sum(state.pool.pins.quarantined)
         state.react.rekey_begins()
 
     def _calm(self) -> bool:
         """Returns whether nothing is left that could end by itself: our postings, and peers that still answer."""
         if self._state.moves.oldest_in_flight() is not None:
             return False
-        return not any(self._state.lives_on(life) for life in self._state.writing_lives())
+        return not any(self._state.peers.live_on(life) for life in self._state.receive.writing_lives())
 
     def _go(self) -> None:
         """Tells the ranks to re-key."""
         state = self._state
-        for life in self._state.writing_lives():
+        for life in self._state.receive.writing_lives():
             self._liveness.watch(life)
         state.timers.set(Timer.REKEY, "", state.now + ANSWER_S)
-        self._proofs.rekeying_ranks = set(range(state.pool.world_size))
+        self._proofs.rekeying_ranks = set(range(state.life.engine.world_size))
         self._proofs.unproved.clear()
         for rank in sorted(self._proofs.rekeying_ranks):
             state.emit(Rekey(rank))
@@ -166,10 +166,10 @@ class Quarantine:
     def _finish(self) -> None:
         """Ends a re-key: the memory has a new generation, and peers that knew the last one shake hands again."""
         state = self._state
-        writers = self._state.writing_lives()
+        writers = self._state.receive.writing_lives()
         state.timers.clear(Timer.REKEY, "")
-        state.rekeying = ""
-        state.raise_generation()
+        state.pool.rekeying = ""
+        state.life.raise_generation()
         self._proofs.next_at = state.now + state.limits.rekey_interval_s
         state.react.rekey_ends()
         self._proofs.doubted = {life: self._proofs.doubted.get(life, set()) | self._proofs.unproved for life in writers}
@@ -177,22 +177,22 @@ class Quarantine:
             if self._all_ended(life, doubted):
                 self._reservations.peer_at_rest(life)
                 self._proofs.processes_ended.pop(life, None)
-        self._proofs.tried = frozenset(pin.owner for pin in state.pins if pin.kind is PinKind.QUARANTINE)
-        self._proofs.quarantines_tried = state.pins.quarantines
+        self._proofs.tried = frozenset(pin.owner for pin in state.pool.pins if pin.kind is PinKind.QUARANTINE)
+        self._proofs.quarantines_tried = state.pool.pins.quarantines
         calls, self._proofs.calls = self._proofs.calls, []
         for call in calls:
             self._answer(call, self._proofs.before)
 
     def _all_ended(self, life: str, ranks: set[int]) -> bool:
         """Returns whether these ranks of ours saw the ends of all processes of a life that they had reached."""
-        ended, peer = self._proofs.processes_ended.get(life, {}), self._state.peers.get(life)
+        ended, peer = self._proofs.processes_ended.get(life, {}), self._state.peers.lives.get(life)
         return not ranks or (peer is not None and all(pair in ended for pair in peer.bridges.pairs if pair[0] in ranks))
 
     @property
     def _anything(self) -> bool:
         """True if a re-key goes on, or could prove something."""
         state = self._state
-        return bool(state.rekeying or any(state.pins.quarantined) or state.transfers.quarantined)
+        return bool(state.pool.rekeying or any(state.pool.pins.quarantined) or state.transfers.quarantined)
 
     def _check(self, event: ReleaseQuarantine) -> None:
         """Raises InvalidRequest (INVALID_FIELD), NotFound (TRANSFER_NOT_FOUND) or Exhausted (QUARANTINED)."""
@@ -203,22 +203,22 @@ class Quarantine:
                 self._state.transfers.get_for(event.call.principal, Verb.SEE, id_, Ground.NAME)
         elif event.transfer_ids:
             raise invalid("transfer_ids", "go with force: a re-key is of all memory")
-        elif self._anything and not self._state.rekeying:
+        elif self._anything and not self._state.pool.rekeying:
             self._check_interval()
 
     def _preview(self, event: ReleaseQuarantine) -> None:
         """Answers how many blocks a call would ask for."""
         state = self._state
-        pins = [pin for pin in state.pins if pin.kind is PinKind.QUARANTINE]
+        pins = [pin for pin in state.pool.pins if pin.kind is PinKind.QUARANTINE]
         asked = [pin for pin in pins if not event.transfer_ids or pin.owner in event.transfer_ids]
         count = sum(len(ids) for pin in asked for ids in pin.blocks)
-        left = sum(state.pins.quarantined) - count
-        state.reply(event.call.id, QuarantineReleased(count, left, state.pool.memory_generation))
+        left = sum(state.pool.pins.quarantined) - count
+        state.reply(event.call.id, QuarantineReleased(count, left, state.life.engine.memory_generation))
 
     def _answer(self, call: int, before: int) -> None:
         state = self._state
-        left = sum(state.pins.quarantined)
-        generation = state.pool.memory_generation
+        left = sum(state.pool.pins.quarantined)
+        generation = state.life.engine.memory_generation
         state.reply(call, QuarantineReleased(max(before - left, 0), left, generation))
 
     def _refuse_calls(self, error: KVGrpcError) -> None:
@@ -228,7 +228,7 @@ class Quarantine:
 
     def _wanted(self) -> bool:
         """Returns whether more is in quarantine than may stay there."""
-        return not self._state.sets_aside or bool(self._state.quarantine_full())
+        return not self._state.life.sets_aside or bool(self._state.pool.quarantine_full())
 
     def _check_interval(self) -> None:
         wait_s = self._proofs.next_at - self._state.now

@@ -33,7 +33,7 @@ class KeyRenewals:
         if (source := event.source) is None:
             return
         state, call = self._state, event.call
-        _ = state.pool
+        _ = state.life.engine
         check_renewals(len(event.leases), state.limits)
         ttl_s = None if event.ttl_s is None else granted_ttl(event.ttl_s, state.limits)
         for ref in event.leases:
@@ -41,12 +41,12 @@ class KeyRenewals:
                 raise invalid("leases", "are transfer keys where they are at another lead")
             check_transfer_key(ref.key)
         self._handshakes.check_room(source.address, source.engine_id, 0, call.connection)
-        state.renewal_budget.check(call.connection, state.limits, state.now)
+        state.receive.renewal_budget.check(call.connection, state.limits, state.now)
         if not event.validate_only and event.leases:
             peer = self._handshakes.want(source.address, source.engine_id, 0, call.trace, call.connection)
             if peer is not None:
                 keys = tuple(ref.key for ref in event.leases)
-                state.renewal_budget.begin(call.connection, state.now, -(-len(keys) // KEYS_A_RENEWAL))
+                state.receive.renewal_budget.begin(call.connection, state.now, -(-len(keys) // KEYS_A_RENEWAL))
                 state.emit(SendRenewKeys(peer.key, keys, ttl_s, call.trace))
         state.reply(call.id, Renewed(()))
 
@@ -55,7 +55,7 @@ class KeyRenewals:
         state = self._state
         for key, left_s in event.rows:
             for transfer in state.transfers.with_key(key):
-                move = state.receives.get(transfer.id)
+                move = state.receive.transfers.get(transfer.id)
                 if isinstance(move, ReservationMove) and move.peer == event.peer and isfinite(left_s):
                     due = state.timers.when(Timer.REGISTRATION, move.name)
                     later = min(state.now + left_s, move.cap)

@@ -28,11 +28,11 @@ def check_pull(state: NodeState, event: PullBlocks) -> tuple[Claims, ContentClai
         raise PreconditionFailed(Reason.GRANT_WRONG_ACCESS, "a pull takes a READ grant; this is a WRITE grant")
     check_tenant(event.call.principal, claims)
     check_key(event.key, claims.transfer_key, "this grant")
-    state.check_key(claims.transfer_key)
+    state.tombstones.check_key(claims.transfer_key)
     if event.content is None:
         raise InvalidRequest(Reason.CONTENT_REQUIRED, "a pull states the content that it wants")
     claim = contents.claim(event.content, claims.token_count, event.use_tokens, prefix=event.allow_prefix)
-    check_prefix(state.pool.pool.groups, claims.token_count, claim.tokens)
+    check_prefix(state.life.engine.pool.groups, claims.token_count, claim.tokens)
     return claims, claim
 
 
@@ -49,9 +49,9 @@ def check_destination(
     have = destination.have_tokens
     if have < 0:
         raise invalid(f"{prefix}have_tokens", f"counts tokens; got {have}")
-    groups = state.pool.pool.groups
-    blocks = state.resolve(destination.blocks, f"{prefix}blocks")
-    if any(len(ids) for ids in blocks):
+    groups = state.life.engine.pool.groups
+    blocks = state.pool.resolve(destination.blocks, f"{prefix}blocks")
+    if any(map(len, blocks)):
         for i, group in enumerate(groups):
             needed = max(group.blocks_of(tokens) - group.held_of(tokens, have), 0)
             if len(blocks[i]) != needed:
@@ -61,8 +61,8 @@ def check_destination(
                     f"{len(blocks[i])} are listed",
                     metadata={"group": str(i), "block_count": str(needed)},
                 )
-    state.check_owned(blocks, destination.allocation_id, caller)
-    state.pins.check_free_for(PinKind.TARGET, blocks)
+    state.pool.check_owned(blocks, destination.allocation_id, caller)
+    state.pool.pins.check_free_for(PinKind.TARGET, blocks)
     return blocks
 
 
@@ -72,7 +72,7 @@ def wrong_opened(source: EngineDescription, pull: PullMove, opened: Opened, grou
     fewer = claim.prefix and 0 < opened.token_count < claim.tokens and opened.token_count % UNIT_TOKENS == 0
     if opened.token_count != claim.tokens and not fewer:
         return f"it granted {opened.token_count} tokens, {claim.tokens} were asked for"
-    if not all(group.stands_for(claim.tokens, opened.token_count) for group in groups):
+    if fewer and not all(group.stands_for(claim.tokens, opened.token_count) for group in groups):
         return f"its first {opened.token_count} tokens do not serve the blocks of {claim.tokens} here"
     if not (opened.ttl_s > 0 and opened.remaining_s >= 0):
         return "its lease has no time"

@@ -42,7 +42,7 @@ class PullCourse(Course[P]):
         pull.destination, pull.after_step, pull.have_tokens = blocks, after_step, have_tokens
         state.moves.weigh(pull)
         if not pull.moves_nothing:
-            state.pins.add(pull.transfer_id, PinKind.TARGET, blocks, state.now)
+            state.pool.pins.add(pull.transfer_id, PinKind.TARGET, blocks, state.now)
 
     def reached(self, move: P, peer: Peer) -> None:
         self.open(move, peer)
@@ -51,7 +51,7 @@ class PullCourse(Course[P]):
         """Moves the bytes once source, destination and step are known."""
         if move.stage is not MoveStage.OPEN or move.destination is None or not move.has_parts:
             return
-        if not any(len(ids) for ids in move.filled):
+        if not any(map(len, move.filled)):
             move.begin_round()
             self.settle(move)
         else:
@@ -75,25 +75,25 @@ class PullCourse(Course[P]):
         self.ends.succeed(move)
 
     def _wrong(self, move: P, peer: Peer, opened: Opened) -> str:
-        return wrong_opened(peer.description, move, opened, self._state.pool.pool.groups)
+        return wrong_opened(peer.description, move, opened, self._state.life.engine.pool.groups)
 
     def _accept(self, move: P, peer: Peer, opened: Opened) -> None:  # noqa: ARG002 - a push needs its peer
         state = self._state
-        asked = move.claim.tokens
+        asked, waits = move.claim.tokens, move.destination is None
         if opened.token_count != asked:
-            groups = state.pool.pool.groups
+            groups = state.life.engine.pool.groups
             move.unfilled = tuple(group.blocks_of(asked) - group.blocks_of(opened.token_count) for group in groups)
         state.moves.weigh(move)
         transfer = state.change(
             move.transfer_id,
             phases=self._phase(move, "queue"),
-            waiting_for="blocks" if move.destination is None else "step",
+            waiting_for="blocks" if waits else "step",
             peer_transfer_id=opened.transfer_id,
             use_tokens=opened.token_count,
         )
-        if move.destination is not None and move.unfilled:
-            state.change(transfer.id, nbytes=state.bytes_of([len(ids) for ids in move.filled]))
-        if move.destination is None:
+        if move.unfilled and not waits:
+            state.change(transfer.id, nbytes=state.pool.bytes_of([len(ids) for ids in move.filled]))
+        if waits:
             state.tell(transfer.owner, PullOpenedNews(transfer.id, transfer.request_id, opened.token_count))
             state.timers.clear(Timer.QUEUE, move.name)
             state.timers.set(Timer.BLOCKS, move.name, transfer.created + state.limits.lease_cap_s)

@@ -30,7 +30,7 @@ class PullEnds(Ends[P]):
         pull.move(MoveStage.ENDED)
         self._close_writes(pull, None, CloseOutcome.FAILED)
         self._stop(pull)
-        state.pins.drop(pull.transfer_id, PinKind.TARGET)
+        state.pool.pins.drop(pull.transfer_id, PinKind.TARGET)
         transfer = state.change(pull.transfer_id, state=State.SUCCEEDED, memory=Disposition.RETURNED)
         news = ReceivedNews(transfer.id, transfer.request_id, transfer.use_tokens, pull.telemetry)
         state.tell(transfer.owner, news)
@@ -68,16 +68,16 @@ class PullEnds(Ends[P]):
         state.tell(transfer.owner, FailedNews(transfer.id, transfer.request_id, failure, end is State.CANCELLED))
         if pull.busy:
             if not pull.moves_nothing:
-                state.pins.quarantine(pull.transfer_id, state.now)
+                state.pool.pins.quarantine(pull.transfer_id, state.now)
             return
-        state.pins.drop(pull.transfer_id, PinKind.TARGET)
+        state.pool.pins.drop(pull.transfer_id, PinKind.TARGET)
         state.tell(transfer.owner, BlocksReturnedNews(transfer.id, transfer.request_id))
         self._forget(pull)
 
     def at_rest(self, move: P) -> None:
         """Gives back the blocks of an ended pull: nothing accesses them any more."""
         state = self._state
-        state.pins.drop(move.transfer_id, PinKind.QUARANTINE)
+        state.pool.pins.drop(move.transfer_id, PinKind.QUARANTINE)
         transfer = state.change(move.transfer_id, memory=Disposition.RETURNED)
         state.tell(transfer.owner, BlocksReturnedNews(transfer.id, transfer.request_id))
         self._forget(move)
@@ -87,4 +87,4 @@ class PullEnds(Ends[P]):
 
     def _forget(self, pull: P) -> None:
         self._state.moves.remove(pull)
-        del self._state.receives[pull.transfer_id]
+        del self._state.receive.transfers[pull.transfer_id]

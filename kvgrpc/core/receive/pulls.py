@@ -43,17 +43,18 @@ class Pulls:
     def start(self, event: PullBlocks) -> None:
         """Handles PullBlocks with a grant: makes a RECEIVE transfer that opens its access at once."""
         state = self._state
-        state.check_open()
+        state.pool.check_open()
         claims, claim = check_pull(state, event)
         queue_s = granted_timeout(event.queue_timeout_s, state.limits.queue_timeout_s, state.limits)
         asked_s = event.transfer_timeout_s
         transfer_s = None if asked_s is None else granted_timeout(asked_s, asked_s, state.limits)
         caller = event.call.principal
         taken = None if event.destination is None else check_destination(state, event.destination, claim.tokens, caller)
-        state.check_room()
+        state.transfers.check_room()
         here = 0 if taken is None else blocks_bytes(taken)
         there = 8 * claims.block_count + len(claim.prefix)
-        state.ledger.check(event.call.payer, MOVE_BYTES + TRANSFER_BYTES + there + here)
+        payer = event.call.payer
+        state.ledger.check(payer, MOVE_BYTES + TRANSFER_BYTES + there + here)
         connection = event.call.connection
         self._handshakes.check_room(claims.address, claims.engine_id, claims.incarnation, connection)
         if event.validate_only:
@@ -70,18 +71,18 @@ class Pulls:
             peer_incarnation=claims.incarnation,
             peer_address=claims.address,
             use_tokens=claim.tokens,
-            nbytes=0 if taken is None else state.bytes_of([len(ids) for ids in taken]),
+            nbytes=0 if taken is None else state.pool.bytes_of(list(map(len, taken))),
             waiting_for="handshake",
             phases=(Phase("handshake", state.now),),
             priority=event.priority,
         )
         pull = PullMove(
             transfer.id, event.token, claims, event.access_id, event.call.trace, claim,
-            payer=event.call.payer, counts_waiting=False, transfer_timeout_s=transfer_s, queue_timeout_s=queue_s,
+            payer=payer, counts_waiting=False, transfer_timeout_s=transfer_s, queue_timeout_s=queue_s,
             request_time_us=self._began(event, claims.request_time_us),
         )  # fmt: skip
         state.moves.add(pull)
-        state.receives[transfer.id] = pull
+        state.receive.transfers[transfer.id] = pull
         state.timers.set(Timer.QUEUE, transfer.id, state.now + queue_s)
         if taken is not None:
             assert event.destination is not None
@@ -99,7 +100,7 @@ class Pulls:
         state = self._state
         caller = event.call.principal
         transfer = state.transfers.get_for(caller, Verb.GIVE_BLOCKS, event.transfer_id)
-        pull = state.receives.get(event.transfer_id)
+        pull = state.receive.transfers.get(event.transfer_id)
         if transfer.direction is not Direction.RECEIVE:
             raise NotFound(Reason.TRANSFER_NOT_FOUND, f"transfer {transfer.id} is no pull")
         check_key(event.key, transfer.key, "this transfer")
@@ -113,18 +114,18 @@ class Pulls:
         state.reply(event.call.id, PullStarted(transfer))
         if not event.validate_only:
             self._course.take(pull, blocks, event.after_step, event.destination.have_tokens)
-            state.change(transfer.id, nbytes=state.bytes_of([len(ids) for ids in pull.filled]))
+            state.change(transfer.id, nbytes=state.pool.bytes_of([len(ids) for ids in pull.filled]))
             state.timers.set(Timer.QUEUE, pull.name, state.now + pull.queue_timeout_s)
             state.timers.clear(Timer.BLOCKS, pull.name)
             self._course.try_post(pull)
 
     def busy(self, transfer: Transfer) -> bool:
         """Returns whether bytes of a pull, or a reservation, may be in flight."""
-        return self._state.receives[transfer.id].busy
+        return self._state.receive.transfers[transfer.id].busy
 
     def cancel(self, transfer: Transfer, message: str, outcome: CloseOutcome) -> None:
         """Cancels a pull, or a reservation."""
-        self._cancel(self._state.receives[transfer.id], message, Side.DESTINATION, outcome)
+        self._cancel(self._state.receive.transfers[transfer.id], message, Side.DESTINATION, outcome)
 
     def cancelled(self, peer: str, row: AccessClosing) -> bool:
         """Takes a source's closing of a pull's access. CANCELLED cancels the pull. FAILED means that the blocks may be
@@ -147,13 +148,13 @@ class Pulls:
         """Fails every pull and reservation: the incarnation ends. Each access is closed once, under the old life: an
         issuer that misses this closes all accesses of that life when it declares it dead.
         """
-        for pull in list(self._state.receives.values()):
+        for pull in list(self._state.receive.transfers.values()):
             if pull.stage is not MoveStage.ENDED:
                 self._ends[type(pull)].end(pull, State.FAILED, failure, CloseOutcome.DROPPED)
 
     def renew_answered(self, event: RenewAnswered) -> None:
         """Fails a waiting pull at once if its source is gone; a pull that reads learns it by its settle."""
-        pull = self._state.receives.get(event.transfer_id)
+        pull = self._state.receive.transfers.get(event.transfer_id)
         if pull is None or event.error is None or pull.stage is not MoveStage.OPEN:
             return
         if event.error.reason in LOST_SOURCE:

@@ -66,9 +66,8 @@ class ReservationCourse(PullCourse[ReservationMove]):
     def start_over(self, move: ReservationMove) -> None:
         """Discards the parts: the source has replaced them, or taken them back."""
         state = self._state
-        for timer in (Timer.SETTLE, Timer.SETTLE_RETRY, Timer.TRANSFER, Timer.CHECKSUMS_ASK):
-            state.timers.clear(timer, move.name)
-        state.turns.leave(move.name)
+        state.timers.clear_some((Timer.SETTLE, Timer.SETTLE_RETRY, Timer.TRANSFER, Timer.CHECKSUMS_ASK), move.name)
+        state.moves.turns.leave(move.name)
         move.left = move.comparison = None
         if move.parts is not None and move.access_id:
             self.ends.stop_reading(move)

@@ -42,17 +42,17 @@ class ReservationEnds(PullEnds[ReservationMove]):
         """
         reason = failure.reason if failure else None
         if failure is not None and outcome is CloseOutcome.CANCELLED:
-            self._state.end_grant(move.token, failure.message, Reason.CANCELLED)
+            self._state.tombstones.end_grant(move.token, failure.message, self._state.now, Reason.CANCELLED)
         elif reason is Reason.CANCELLED:
             reason = Reason.TRANSFER_ENDED
-        access = self._state.accesses.get(move.write_access)
+        access = self._state.access.rows.get(move.write_access)
         if access is not None and access.state is AccessState.OPEN:
             self._end_access(access, reason)
 
     def _end_access(self, access: Access, reason: Reason | None) -> None:
         state = self._state
         access.stale = reason
-        if access.id in state.open_writes:
+        if access.id in state.receive.open_writes:
             access.move(AccessState.STALE)
             state.timers.set(Timer.ACCESS_FORGET, access.id.hex(), state.now + state.limits.lease_cap_s)
         else:
@@ -60,5 +60,5 @@ class ReservationEnds(PullEnds[ReservationMove]):
 
     def _forget(self, pull: ReservationMove) -> None:
         super()._forget(pull)
-        del self._state.targets[pull.target_id]
+        del self._state.receive.targets[pull.target_id]
         self._state.ledger.drop(RowKind.PARTS, pull.name)

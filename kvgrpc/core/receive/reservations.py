@@ -24,7 +24,6 @@ from kvgrpc.core.receive.pull_checks import check_destination
 from kvgrpc.core.receive.reservation_course import ReservationCourse
 from kvgrpc.core.receive.writers import add_writer, drop_writer
 from kvgrpc.core.state import NodeState
-from kvgrpc.core.state.kept_accesses import weigh_access
 from kvgrpc.core.state.move import MOVE_BYTES, MoveStage
 from kvgrpc.core.state.reservation import Refusal, ReservationMove, claims_of, unknown_source
 from kvgrpc.core.tables.accesses import Access, AccessState, Verdict, parts_bytes
@@ -70,9 +69,9 @@ class Reservations:
     def reserve(self, event: ReserveBlocks) -> None:
         """Handles ReserveBlocks: makes a RECEIVE transfer and a WRITE grant."""
         state = self._state
-        state.check_open()
+        state.pool.check_open()
         check_transfer_key(event.key)
-        state.check_key(event.key)
+        state.tombstones.check_key(event.key)
         if event.content is None:
             raise InvalidRequest(Reason.CONTENT_REQUIRED, "a reservation states the content that it wants")
         claim = contents.claim(event.content, event.content.tokens, event.use_tokens, prefix=event.allow_prefix)
@@ -82,27 +81,27 @@ class Reservations:
         timeout_s = granted_timeout(event.registration_timeout_s, limits.registration_timeout_s, limits)
         if any(t.direction is Direction.RECEIVE and not t.over for t in state.transfers.with_key(event.key)):
             raise AlreadyExists(Reason.TRANSFER_EXISTS, "blocks are received under this transfer key already")
-        state.check_room()
+        state.transfers.check_room()
         kept = 2 * blocks_bytes(blocks) + len(claim.prefix)
         state.ledger.check(event.call.payer, MOVE_BYTES + TRANSFER_BYTES + kept)
-        me = state.pool
-        target_id = mint_lease_id(state.secret, state.incarnation, "target", self._reserved + 1)
+        me = state.life.engine
+        target_id = mint_lease_id(state.life.secret, state.life.incarnation, "target", self._reserved + 1)
         count = sum(len(ids) for ids in blocks)
         if not count and event.have_tokens < claim.tokens:
             wrong = f"{claim.tokens} tokens of which {event.have_tokens} are held take blocks; none is listed"
             raise InvalidRequest(Reason.BLOCK_COUNT_MISMATCH, wrong)
         claims = Claims(
-            AccessKind.WRITE, me.engine_id, state.incarnation, me.address, target_id, event.key, timeout_s, count,
+            AccessKind.WRITE, me.engine_id, state.life.incarnation, me.address, target_id, event.key, timeout_s, count,
             claim.tokens, tenant=tenant_of(event.call.principal),
         )  # fmt: skip
-        token = mint(claims, state.grant_key)
+        token = mint(claims, state.life.grant_key)
         if event.source is not None:
             self._handshakes.check_room(event.source.address, event.source.engine_id, 0, event.call.connection)
         if event.validate_only:
             state.reply(event.call.id, BlocksReserved(None, b""))
             return
         self._reserved, source = self._reserved + 1, event.source or PushSource("")
-        nbytes = state.bytes_of([len(ids) for ids in blocks])
+        nbytes = state.pool.bytes_of([len(ids) for ids in blocks])
         transfer = state.create(
             event.call,
             direction=Direction.RECEIVE,
@@ -127,7 +126,7 @@ class Reservations:
             payer=event.call.payer,
         )  # fmt: skip
         state.moves.add(reservation)
-        state.receives[transfer.id] = state.targets[target_id] = reservation
+        state.receive.transfers[transfer.id] = state.receive.targets[target_id] = reservation
         self._course.take(reservation, blocks, event.after_step, event.have_tokens)
         self._course.await_part(reservation)
         state.reply(event.call.id, BlocksReserved(transfer, token))
@@ -136,13 +135,13 @@ class Reservations:
 
     def parts_ready(self, event: PartsReady, peer: Peer) -> None:
         """Handles PartsReady: the source widens what this side may read."""
-        access = self._state.accesses.get(event.access_id)
+        access = self._state.access.rows.get(event.access_id)
         if access is None or access.peer != peer.key or access.kind is not AccessKind.WRITE:
             raise PreconditionFailed(Reason.ACCESS_NOT_FOUND, "no such access is open here")
         if access.state is not AccessState.OPEN:
-            self._state.check_grant(access.opening.token)
+            self._state.tombstones.check_grant(access.opening.token)
             raise PreconditionFailed(Reason.ACCESS_CLOSED, "this push has ended at its destination")
-        reservation = self._state.targets[access.lease_id]
+        reservation = self._state.receive.targets[access.lease_id]
         if reservation.parts is None:
             raise PermissionDenied(Reason.ACCESS_REUSED, "this access is one under which its opener writes")
         fresh = [row for row in event.parts if row.number >= len(reservation.parts)]
@@ -159,7 +158,7 @@ class Reservations:
     def misses_step(self, access: Access) -> bool:
         """Returns whether an opening must wait for the engine's step: the source would write too early."""
         reservation = self._reservation_of(access)
-        return not access.opening.reverse_access_id and reservation.after_step > self._state.steps.done()
+        return not access.opening.reverse_access_id and reservation.after_step > self._state.pool.steps.done()
 
     def misses_postings(self, access: Access) -> bool:
         """Returns whether an opening must wait for our own postings, of parts that it replaces."""
@@ -172,7 +171,7 @@ class Reservations:
         opening = access.opening
         assert opening.push_content is not None, "an opening without content is one of a READ grant"
         self._compare(access, opening.push_content, reservation)
-        if state.on_device and state.peers[access.peer].bridges.incoming.repacked:
+        if state.peers.on_device and state.peers.lives[access.peer].bridges.incoming.repacked:
             reservation.refused = Refusal(access.peer, Reason.INCOMPATIBLE_POOLS)
             raise PreconditionFailed(Reason.INCOMPATIBLE_POOLS, RE_PACKED_ON_DEVICE)
         if reservation.write_access and (
@@ -181,18 +180,18 @@ class Reservations:
             raise PermissionDenied(Reason.ACCESS_REUSED, "the push is delivered under another access already")
         if reservation.write_access and opening.part_epoch < reservation.part_epoch:
             raise PreconditionFailed(Reason.PREEMPTED, "parts of a higher epoch are delivered already")
-        if opening.access_id in state.open_writes or self._reads(opening.access_id):
+        if opening.access_id in state.receive.open_writes or self._reads(opening.access_id):
             raise PermissionDenied(Reason.ACCESS_REUSED, "this access id belongs to an access of this engine")
         reverse = opening.reverse_access_id
         if reverse and (len(reverse) != ACCESS_ID_BYTES or state.moves.of_access(reverse) is not None):
             raise invalid("openings.reverse_access_id", f"has {ACCESS_ID_BYTES} new random bytes")
         if not reverse:
-            if state.checksums or state.mirrored or not state.sets_aside:
+            if state.moves.checksums or state.life.mirrored or not state.life.sets_aside:
                 raise Unimplemented(
                     Reason.FEATURE_UNAVAILABLE, "this engine moves by itself what is pushed to it: let it read"
                 )
             return None
-        source = state.peers[access.peer].description
+        source = state.peers.lives[access.peer].description
         parts = Parts(source.pool, opening.push_content.tokens, state.limits.blocks_per_request)
         parts.extend(opening.parts)
         return parts
@@ -208,9 +207,9 @@ class Reservations:
                 what = f"only {access.tokens} tokens are the same, and {have} are held"
                 raise PreconditionFailed(Reason.CONTENT_MISMATCH, what)
             for tokens in (offered.tokens, wanted.tokens):
-                check_prefix(self._state.pool.pool.groups, tokens, access.tokens)
+                check_prefix(self._state.life.engine.pool.groups, tokens, access.tokens)
             # The source's lists start at its first block for all tokens that it offers.
-            check_prefix(self._state.peers[access.peer].description.pool.groups, offered.tokens, access.tokens)
+            check_prefix(self._state.peers.lives[access.peer].description.pool.groups, offered.tokens, access.tokens)
         except KVGrpcError as error:
             reservation.refused = Refusal(access.peer, error.reason)
             raise
@@ -223,7 +222,7 @@ class Reservations:
         reverse = opening.reverse_access_id
         if reservation.write_access:
             self._replace(reservation)
-        peer = state.peers[access.peer]
+        peer = state.peers.lives[access.peer]
         access.move(AccessState.OPEN)
         state.expect(access, open_=True)
         reservation.write_access = access.id
@@ -231,10 +230,10 @@ class Reservations:
         state.moves.bind(reservation, peer.key)
         reservation.claims = claims_of(peer.description, reservation.claims.transfer_key)
         access.opening = replace(opening, parts=())
-        weigh_access(state, access)
+        state.access.weigh(access)
         if access.tokens < reservation.claim.tokens:
-            reservation.narrow(state.pool.pool.groups, access.tokens)
-            reservation.expected = state.bytes_of([len(ids) for ids in reservation.filled])
+            reservation.narrow(state.life.engine.pool.groups, access.tokens)
+            reservation.expected = state.pool.bytes_of([len(ids) for ids in reservation.filled])
             state.change(reservation.transfer_id, nbytes=reservation.expected, use_tokens=access.tokens)
             state.moves.weigh(reservation)
         if parts is not None:
@@ -270,7 +269,7 @@ class Reservations:
             offer_tokens=reservation.claim.tokens,
             remaining_s=max((state.timers.when(Timer.REGISTRATION, reservation.name) or state.now) - state.now, 0.0),
             ttl_s=reservation.registration_timeout_s,
-            memory_generation=state.pool.memory_generation,
+            memory_generation=state.life.engine.memory_generation,
             transfer_id=reservation.transfer_id,
             lease_id=reservation.target_id,
         )
@@ -286,15 +285,15 @@ class Reservations:
             return access.verdict
         if row.part < access.settled and not row.last:
             return Verdict(True)
-        reservation = self._state.targets[access.lease_id]
+        reservation = self._state.receive.targets[access.lease_id]
         access.settled = row.part + 1
         target = reservation.destination
         assert target is not None
         # A peer's count is only shown, and never more than there is.
-        most = self._state.bytes_of([len(ids) for ids in target])
+        most = self._state.pool.bytes_of([len(ids) for ids in target])
         moved = min(row.nbytes, most - reservation.nbytes)
         reservation.nbytes += moved
-        self._state.bytes_received += moved
+        self._state.moves.bytes_received += moved
         if row.last:
             access.verdict = Verdict(True)
             drop_writer(self._state, access.id)
@@ -313,14 +312,14 @@ class Reservations:
         if quiesced:
             drop_writer(self._state, access.id)
         if live:
-            reservation = self._state.targets[access.lease_id]
+            reservation = self._state.receive.targets[access.lease_id]
             # A peer declared dead may still write until it is told to stop.
             knows = reservation.parts is None and reason is not Reason.PEER_LOST
             self._ends.fail_with(reservation, reason, message, closed=knows)
 
     def refused(self, peer: Peer, target_id: str, row: AccessClosing) -> None:
         """Fails a push whose source cannot deliver: it has opened nothing yet, or has not opened again."""
-        reservation = self._state.targets.get(target_id)
+        reservation = self._state.receive.targets.get(target_id)
         if reservation is None:
             return
         if row.quiesced:
@@ -344,7 +343,7 @@ class Reservations:
         """Takes a source's word that its movers are at rest, even if either side declared the other dead. The caller
         that opened the access is believed; one that took its name since is not.
         """
-        reservation = self._state.open_writes.get(access_id)
+        reservation = self._state.receive.open_writes.get(access_id)
         if reservation is None or reservation.stage is not MoveStage.ENDED:
             return
         writer = reservation.writers[access_id]
@@ -355,7 +354,7 @@ class Reservations:
         """Takes a proof that a life of a peer writes nothing here any more."""
         writes = [
             (id_, reservation)
-            for id_, reservation in self._state.open_writes.items()
+            for id_, reservation in self._state.receive.open_writes.items()
             if reservation.writers[id_].life == peer
         ]
         for access_id, reservation in writes:
@@ -364,21 +363,21 @@ class Reservations:
 
     def _replace(self, reservation: ReservationMove) -> None:
         """Ends the last access when the prefill of a push starts over: its source has nothing under way under it."""
-        self._state.accesses[reservation.write_access].stale = Reason.PREEMPTED
-        self._ends.close_access(self._state.accesses[reservation.write_access])
+        self._state.access.rows[reservation.write_access].stale = Reason.PREEMPTED
+        self._ends.close_access(self._state.access.rows[reservation.write_access])
         drop_writer(self._state, reservation.write_access)
         self._course.start_over(reservation)
 
     def _reservation_of(self, access: Access) -> ReservationMove:
-        reservation = self._state.targets.get(access.lease_id)
+        reservation = self._state.receive.targets.get(access.lease_id)
         if reservation is None or reservation.stage is MoveStage.ENDED:
-            self._state.check_grant(access.opening.token)
+            self._state.tombstones.check_grant(access.opening.token)
             raise PreconditionFailed(Reason.TRANSFER_ENDED, "the push has ended at its destination")
         return reservation
 
     def _within(self, layers_done: tuple[LayerRange, ...]) -> tuple[LayerRange, ...]:
         """Returns the layer ranges that a source states if there are such layers; else none."""
-        most = max(group.layers for group in self._state.pool.pool.groups)
+        most = max(group.layers for group in self._state.life.engine.pool.groups)
         sound = all(first >= 0 and count > 0 and first + count <= most for first, count in layers_done)
         return layers_done if sound else ()
 

@@ -41,7 +41,7 @@ Wanted = Sequence[tuple[Blocks, LayerRange | None]]
 
 def begin(state: NodeState, name: str, pieces: Pieces) -> RankChecksums:
     """Asks all ranks to compute the checksums of `pieces`."""
-    ranks = range(state.pool.world_size)
+    ranks = range(state.life.engine.world_size)
     for rank in ranks:
         state.emit(ComputeChecksums(rank, name, pieces))
     return RankChecksums(set(ranks))
@@ -58,14 +58,11 @@ class ChecksumPrefetch:
 
     @property
     def _prefetch(self) -> Prefetch:
-        return self._state.prefetch
+        return self._state.send.prefetch
 
     def announced(self, lease: Lease) -> None:
-        """Queues a new lease. Ranks with mirrors checksum the mirrors, so such a lease is queued by `copied` and delays
-        no other lease.
-        """
-        if not self._state.mirrored:
-            self._add(lease)
+        """Queues a new lease of an engine without mirrors. With mirrors `copied` queues it, so it delays no other."""
+        self._add(lease)
 
     def copied(self, lease: Lease) -> None:
         """Queues a lease that is in the mirrors, unless it has ended."""
@@ -79,7 +76,7 @@ class ChecksumPrefetch:
         state = self._state
         while self._prefetch.turn is None and self._prefetch.queue:
             lease = next(iter(self._prefetch.queue.values()))
-            if lease.after_step > state.steps.done():
+            if lease.after_step > state.pool.steps.done():
                 return
             del self._prefetch.queue[lease.id]
             if self._prefetch.nbytes + self._size(lease) <= AHEAD_BYTES_MAX:
@@ -87,7 +84,7 @@ class ChecksumPrefetch:
                 self._turns += 1
                 name = f"a{self._turns}"
                 self._prefetch.turn = PrefetchTurn(
-                    lease, name, begin(state, name, pieces_of(state.pool.pool, [(lease.blocks, None)]))
+                    lease, name, begin(state, name, pieces_of(state.life.engine.pool, [(lease.blocks, None)]))
                 )
 
     def answer(self, call: int, access: Access, lease: Lease, wanted: Wanted) -> bool:
@@ -146,12 +143,12 @@ class ChecksumPrefetch:
 
     def _add(self, lease: Lease) -> None:
         """Adds a lease at the end of the queue."""
-        if self._state.checksums and self._state.pool.pool.stages == 1:
+        if self._state.life.engine.pool.stages == 1:
             self._prefetch.queue[lease.id] = lease
             self.go_on()
 
     def _size(self, lease: Lease) -> int:
-        return 4 * self._state.pool.world_size * sum(map(len, lease.blocks))
+        return 4 * self._state.life.engine.world_size * sum(map(len, lease.blocks))
 
     def _reply(self, call: int, lease: Lease, places: Places) -> None:
         self._state.reply(call, Checksums(tuple(b"".join(rank[place] for place in places) for rank in lease.checksums)))

@@ -31,19 +31,19 @@ class ExpectedPushes:
 
     def registered(self, push: SourcePush) -> None:
         """Asks an engine that expects pushes about one that began with a registration."""
-        if self._state.expects_pushes:
+        if self._state.life.expects_pushes:
             self._await(push, self._state.limits.announce_wait_s)
             self._state.tell(ENGINE, PushWantedNews(push.key))
 
     def awaited(self, event: FinishedBlocks) -> bool:
         """Returns whether a destination waits for blocks that are handed over to readers."""
-        push = self._state.pushes.with_key(event.key)
-        return event.takes_registrations and push is not None and push.parts is None and not push.part_epoch
+        push = self._state.send.pushes.with_key(event.key) if event.takes_registrations else None
+        return push is not None and push.parts is None and not push.part_epoch
 
     def expected(self, event: FinishedBlocks) -> None:
         """Handles FinishedBlocks (`expected`): the engine knows the request."""
         check_transfer_key(event.key)
-        push = self._state.pushes.with_key(event.key)
+        push = self._state.send.pushes.with_key(event.key)
         if push is not None and push.parts is None and not event.validate_only:
             push.expected = True
             self._await(push, self._state.limits.registration_timeout_s)
@@ -51,7 +51,7 @@ class ExpectedPushes:
 
     def due(self, transfer_id: str) -> None:
         """Fails a push for which no destination registered, or no part came, in time."""
-        push = self._state.pushes.find(transfer_id)
+        push = self._state.send.pushes.find(transfer_id)
         assert push is not None
         message = "no destination came, or not all parts"
         if push.trouble:

@@ -1,7 +1,7 @@
 """Hand-overs to readers that become pushes, because a destination registered under their key before or after them."""
 
 from kvgrpc.core.events import RegisterPush
-from kvgrpc.core.send.hand_overs import HandOvers
+from kvgrpc.core.send.leases import Leases
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.state.push import SourcePush
 from kvgrpc.core.tables.leases import Lease
@@ -26,7 +26,7 @@ def registering(event: RegisterPush) -> Claims:
 
 def registered(state: NodeState, key: bytes, caller: str) -> SourcePush | None:
     """Returns the push under that key. Raises NotFound (TRANSFER_NOT_FOUND) for one of another tenant."""
-    push = state.pushes.with_key(key)
+    push = state.send.pushes.with_key(key)
     if push is not None:
         _check_tenant(state.transfers.get(push.transfer_id), caller)
     return push
@@ -44,7 +44,7 @@ def find(state: NodeState, key: bytes, caller: str) -> Lease | None:
     when it has, or had, a reader, and NotFound (TRANSFER_NOT_FOUND) when it is of another tenant.
     """
     for transfer in state.transfers.with_key(key):
-        lease = state.leases.find(transfer.lease_id)
+        lease = state.send.leases.find(transfer.lease_id)
         if lease is None or transfer.over or transfer.direction is not Direction.SEND or not lease.takes_registrations:
             continue
         _check_tenant(transfer, caller)
@@ -54,9 +54,9 @@ def find(state: NodeState, key: bytes, caller: str) -> Lease | None:
     return None
 
 
-def pushed(state: NodeState, hand_overs: HandOvers, lease: Lease, key: bytes) -> SourcePush:
+def pushed(state: NodeState, leases: Leases, lease: Lease, key: bytes) -> SourcePush:
     """Turns the lease into the one part of a new push. Raises what refuses that part, before anything changes."""
-    parts = Parts(state.pool.pool, lease.content.tokens, state.limits.blocks_per_request)
+    parts = Parts(state.life.engine.pool, lease.content.tokens, state.limits.blocks_per_request)
     parts.add(parts.check(lease.blocks, None, last=True, after_step=lease.after_step), lease.blocks)
     payer = state.ledger.payer(RowKind.LEASE, lease.id)
     push = SourcePush(
@@ -65,9 +65,9 @@ def pushed(state: NodeState, hand_overs: HandOvers, lease: Lease, key: bytes) ->
         cancelled_by=lease.cancelled_by, trouble=lease.trouble,
     )  # fmt: skip
     lease.pushed = True
-    state.leases.weigh(lease)
-    state.pushes.begin(push)
-    hand_overs.extend(lease, state.limits.registration_timeout_s)
+    state.send.leases.weigh(lease)
+    state.send.pushes.begin(push)
+    leases.extend(lease, state.limits.registration_timeout_s)
     return push
 
 

@@ -10,7 +10,7 @@ LEASE_ID_BYTES_MAX = 64
 
 def may_mint(state: NodeState, event: FinishedBlocks) -> bool:
     """Returns whether the caller may choose lease ids. Where an engine is attached, only the engine may."""
-    return may(event.call.principal, Verb.MINT, Thing(ThingKind.LEASE, ENGINE if state.attached else EVERYONE))
+    return may(event.call.principal, Verb.MINT, Thing(ThingKind.LEASE, ENGINE if state.life.attached else EVERYONE))
 
 
 def check_lease_id(state: NodeState, event: FinishedBlocks) -> None:
@@ -22,5 +22,5 @@ def check_lease_id(state: NodeState, event: FinishedBlocks) -> None:
         raise PermissionDenied(Reason.NOT_OWNER, "the attached engine alone mints lease ids: leave it out")
     if len(lease_id) > LEASE_ID_BYTES_MAX:
         raise invalid("for_readers.lease_id", f"has at most {LEASE_ID_BYTES_MAX} characters")
-    if lease_id and (state.leases.known(lease_id) or lease_id in state.refused_leases):
+    if lease_id and (state.send.leases.known(lease_id) or lease_id in state.tombstones.leases):
         raise AlreadyExists(Reason.TRANSFER_EXISTS, f"lease id {lease_id} was used already: mint a new one")

@@ -69,7 +69,7 @@ class LeaseRenewals:
         The wait restarts when the engine will hand parts over or say that there are none.
         """
         state = self._state
-        push = state.pushes.with_key(key)
+        push = state.send.pushes.with_key(key)
         if push is None or push.parts is not None:
             return None
         if not within(event.call.principal, state.transfers.get(push.transfer_id).tenant):
@@ -86,7 +86,7 @@ class LeaseRenewals:
         state = self._state
         known = [found for found in state.transfers.with_key(key) if within(caller, found.tenant)]
         sends = [found for found in known if found.direction is Direction.SEND]
-        leases = [lease for found in sends if (lease := state.leases.find(found.lease_id)) is not None]
+        leases = [lease for found in sends if (lease := state.send.leases.find(found.lease_id)) is not None]
         if leases:
             return next((lease for lease in leases if lease.live), leases[-1])
         raise NotFound(Reason.LEASE_NOT_FOUND, "nothing is handed over under this transfer key")

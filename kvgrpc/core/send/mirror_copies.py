@@ -9,7 +9,7 @@ Ranks copy in the order of the requests, and also copy leases that have ended me
 
 from kvgrpc.core.actions import CopyOut
 from kvgrpc.core.events import CopiedOut
-from kvgrpc.core.send.hand_overs import HandOvers
+from kvgrpc.core.send.leases import Leases
 from kvgrpc.core.send.push_course import PushCourse
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.state.waiting_rows import MirrorCopy, MirrorPortion, Mirrors
@@ -26,16 +26,16 @@ RUNNING_MAX = 2
 
 
 class MirrorCopies:
-    """Copies leases into the mirrors, portion by portion."""
+    """Copies leases into the mirrors, portion by portion. It is called only in a life that has mirrors."""
 
-    def __init__(self, state: NodeState, hand_overs: HandOvers, course: PushCourse) -> None:
+    def __init__(self, state: NodeState, leases: Leases, course: PushCourse) -> None:
         self._state = state
-        self._hand_overs = hand_overs
+        self._leases = leases
         self._course = course
 
     @property
     def _mirrors(self) -> Mirrors:
-        return self._state.mirrors
+        return self._state.send.mirrors
 
     def announced(self, lease: Lease) -> None:
         """Copies blocks that were handed over to readers."""
@@ -48,7 +48,7 @@ class MirrorCopies:
     def go_on(self) -> None:
         """Starts the next copies in order, after a step is over or a portion has been copied."""
         state, mirrors = self._state, self._mirrors
-        ready = [copy for copy in mirrors.stepping if copy.after_step <= state.steps.done(copy.layers)]
+        ready = [copy for copy in mirrors.stepping if copy.after_step <= state.pool.steps.done(copy.layers)]
         if ready:
             mirrors.stepping = [copy for copy in mirrors.stepping if copy not in ready]
             mirrors.queue += ready
@@ -79,10 +79,8 @@ class MirrorCopies:
         self.go_on()
 
     def _add(self, lease: Lease, number: int, blocks: Blocks, layers: LayerRange | None, after_step: int) -> None:
-        if not self._state.mirrored:
-            return
         lease.uncopied.add(number)
-        portions = portions_of(self._state.pool.pool, [(blocks, layers)])
+        portions = portions_of(self._state.life.engine.pool, [(blocks, layers)])
         self._mirrors.stepping.append(MirrorCopy(lease, number, after_step, layers, portions))
         self.go_on()
 
@@ -91,12 +89,12 @@ class MirrorCopies:
         mirrors.begun += 1
         copy.running += 1
         # The name contains the incarnation, so a late report of another life does not match.
-        name, ranks = f"c{mirrors.begun}-{state.incarnation:x}", set(range(state.pool.world_size))
+        name, ranks = f"c{mirrors.begun}-{state.life.incarnation:x}", set(range(state.life.engine.world_size))
         mirrors.running[name] = MirrorPortion(copy, set(ranks), state.now)
-        pool = state.pool.pool
+        pool = state.life.engine.pool
         of_stages = [pieces_of(pool, portion, stage) for stage in range(pool.stages)]
         for rank in sorted(ranks):
-            state.emit(CopyOut(rank, name, of_stages[rank // state.pool.stage_ranks]))
+            state.emit(CopyOut(rank, name, of_stages[rank // state.life.engine.stage_ranks]))
 
     def _look(self, copy: MirrorCopy) -> None:
         """Makes the blocks readable once all portions are copied."""
@@ -104,7 +102,7 @@ class MirrorCopies:
         if not copy.begun or copy.running or not lease.live:
             return
         lease.uncopied.discard(copy.number)
-        push = self._state.pushes.find(lease.transfer_id) if lease.pushed else None
+        push = self._state.send.pushes.find(lease.transfer_id) if lease.pushed else None
         if push is None:
             self._state.react.lease_copied(lease)
             return
@@ -118,5 +116,5 @@ class MirrorCopies:
         failure = Failure(
             Reason.SOURCE_FAILED, lease.failed, phase, Side.SOURCE, rank=event.rank, next=NextStep.RECOMPUTE
         )
-        self._hand_overs.end(lease, LeaseState.RELEASED, failure)
+        self._leases.end(lease, LeaseState.RELEASED, failure)
         self._state.react.lease_copied(lease)

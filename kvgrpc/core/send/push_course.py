@@ -13,10 +13,9 @@ from kvgrpc.core.moves.moves import RETRY_DELAY_S
 from kvgrpc.core.moves.opened_check import wrong_blocks
 from kvgrpc.core.peers.handshakes import Handshakes
 from kvgrpc.core.peers.liveness import PeerLiveness
-from kvgrpc.core.send.hand_overs import HandOvers
+from kvgrpc.core.send.leases import Leases
 from kvgrpc.core.send.push_ends import PushEnds
 from kvgrpc.core.state import NodeState
-from kvgrpc.core.state.kept_accesses import add_access, weigh_access
 from kvgrpc.core.state.move import MoveStage
 from kvgrpc.core.state.push import Registration
 from kvgrpc.core.tables.accesses import Access, AccessOpening, AccessState
@@ -36,11 +35,11 @@ class PushCourse(Course[Registration]):
     """The steps of a registration between its making and its end."""
 
     def __init__(
-        self, state: NodeState, handshakes: Handshakes, liveness: PeerLiveness, ends: PushEnds, hand_overs: HandOvers
+        self, state: NodeState, handshakes: Handshakes, liveness: PeerLiveness, ends: PushEnds, leases: Leases
     ) -> None:
         super().__init__(state, handshakes, liveness)
         self.ends: PushEnds = ends
-        self._hand_overs = hand_overs
+        self._leases = leases
         self.retries[Timer.PARTS_RETRY] = self.tell
 
     def reached(self, move: Registration, peer: Peer) -> None:
@@ -53,7 +52,7 @@ class PushCourse(Course[Registration]):
             self.open(move, peer)
 
     def resume(self, move: Registration) -> None:
-        self._state.pins.drop(move.name, PinKind.ACCESS)
+        self._state.pool.pins.drop(move.name, PinKind.ACCESS)
         self.ends.return_parts(move.push)
         if move.push.parts is not None:
             self.connect(move)
@@ -61,13 +60,13 @@ class PushCourse(Course[Registration]):
     def open(self, move: Registration, peer: Peer) -> None:
         # Only the destination can put re-packed bytes in place.
         reads = READS_PUSHES in peer.description.features or peer.bridges.outgoing.repacked
-        move.writes = peer.data_paths <= self._state.writers and not reads
+        move.writes = peer.data_paths <= self._state.moves.writers and not reads
         if move.replaced:
-            access_id, reverse_id = next_access_ids(self._state.secret, move.reverse_id)
-            self._state.pushes.take_ids(move, access_id, reverse_id)
+            access_id, reverse_id = next_access_ids(self._state.life.secret, move.reverse_id)
+            self._state.send.pushes.take_ids(move, access_id, reverse_id)
             self._state.moves.index_access(move, access_id)
             move.replaced = False
-        if not move.writes and move.reverse_id not in self._state.accesses:
+        if not move.writes and move.reverse_id not in self._state.access.rows:
             self._let_read(move, peer)
             self._ready(move, move.told)
             if move.ready:
@@ -87,7 +86,7 @@ class PushCourse(Course[Registration]):
         if move.writes:
             self._extend(move)
             self._post_when_ready(move)
-        elif self._state.accesses[move.reverse_id].state is not AccessState.OPEN:
+        elif self._state.access.rows[move.reverse_id].state is not AccessState.OPEN:
             # The access was opened before the memory was registered again, so reads under it are not valid.
             self.ends.fail_with(move, Reason.MEMORY_CHANGED, "this engine registered its memory again")
         elif not move.telling:
@@ -97,7 +96,7 @@ class PushCourse(Course[Registration]):
 
     def parts_answered(self, event: PartsAnswered) -> None:
         """Takes the destination's answer to SendParts, or the error."""
-        move = self._state.pushes.of_access(event.access_id)
+        move = self._state.send.pushes.of_access(event.access_id)
         if move is None or move.stage is not MoveStage.OPEN or not move.telling:
             return
         if event.error is None:
@@ -115,7 +114,7 @@ class PushCourse(Course[Registration]):
     def settled(self, move: Registration) -> None:
         """Handles a valid settle: the destination's target held throughout the round."""
         state, push = self._state, move.push
-        lease = state.leases.get(push.lease_id)
+        lease = state.send.leases.get(push.lease_id)
         lease.nbytes_done += move.nbytes - move.settled_bytes
         if move.last_round:
             if (telemetry := move.telemetry) is not None:
@@ -123,7 +122,7 @@ class PushCourse(Course[Registration]):
             push.received.add(move.claims.engine_id)
             push.finished.add(move.claims.engine_id)
             self.ends.done(move)
-            self._hand_overs.count(lease)
+            self._leases.count(lease)
             return
         self._next_round(move)
         self.try_post(move)
@@ -134,7 +133,7 @@ class PushCourse(Course[Registration]):
         if not 0 < opened.token_count <= offered:
             return f"it takes {opened.token_count} of {offered} tokens"
         try:
-            check_prefix(self._state.pool.pool.groups, offered, opened.token_count)
+            check_prefix(self._state.life.engine.pool.groups, offered, opened.token_count)
         except OutOfRange as error:
             return error.message
         return wrong_blocks(peer.description, opened, exact=False)
@@ -142,7 +141,7 @@ class PushCourse(Course[Registration]):
     def _accept(self, move: Registration, peer: Peer, opened: Opened) -> None:
         """Handles the answer to OpenAccess, which names the blocks to fill."""
         move.told, move.telling = move.telling, 0
-        move.progress = Progress(self._state.pool.pool, opened.token_count)
+        move.progress = Progress(self._state.life.engine.pool, opened.token_count)
         self._state.moves.weigh(move)
         self._state.change(
             move.transfer_id,
@@ -157,7 +156,7 @@ class PushCourse(Course[Registration]):
 
     def _post(self, move: Registration) -> None:
         move.posted_epoch = move.push.part_epoch
-        self._state.pins.extend(move.name, PinKind.ACCESS, move.parts.listed(move.fresh), self._state.now)
+        self._state.pool.pins.extend(move.name, PinKind.ACCESS, move.parts.listed(move.fresh), self._state.now)
         super()._post(move)
 
     def _ready(self, move: Registration, done: int) -> bool:
@@ -166,8 +165,8 @@ class PushCourse(Course[Registration]):
         round moves or one call tells.
         """
         state = self._state
-        fresh, uncopied = move.parts.batch(done), state.leases.get(move.push.lease_id).uncopied
-        misses = (part.number in uncopied or part.after_step > state.steps.done(part.layers) for part in fresh)
+        fresh, uncopied = move.parts.batch(done), state.send.leases.get(move.push.lease_id).uncopied
+        misses = (part.number in uncopied or part.after_step > state.pool.steps.done(part.layers) for part in fresh)
         late = next((i for i, missing in enumerate(misses) if missing), len(fresh))
         move.ready = done + late
         if late < len(fresh):
@@ -177,31 +176,31 @@ class PushCourse(Course[Registration]):
     def _widen(self, move: Registration) -> None:
         """Lets the destination read the parts that are ready and that it is about to be told of."""
         move.telling = move.ready
-        access = self._state.accesses[move.reverse_id]
+        access = self._state.access.rows[move.reverse_id]
         listed = move.parts.listed(move.parts.between(move.told, move.ready))
-        self._state.pins.extend(access.owner, PinKind.ACCESS, listed, self._state.now)
-        weigh_access(self._state, access)
+        self._state.pool.pins.extend(access.owner, PinKind.ACCESS, listed, self._state.now)
+        self._state.access.weigh(access)
         self._extend(move)
 
     def _extend(self, move: Registration) -> None:
         """Extends the lease by the time that the bytes of its blocks may take, and the settle timeout."""
         state = self._state
-        lease = state.leases.get(move.push.lease_id)
-        nbytes = state.bytes_of([len(ids) for ids in lease.blocks])
-        self._hand_overs.extend(lease, move.bytes_timeout_s(nbytes, state.limits) + state.limits.settle_timeout_s)
+        lease = state.send.leases.get(move.push.lease_id)
+        nbytes = state.pool.bytes_of([len(ids) for ids in lease.blocks])
+        self._leases.extend(lease, move.bytes_timeout_s(nbytes, state.limits) + state.limits.settle_timeout_s)
 
     def _let_read(self, move: Registration, peer: Peer) -> None:
         """Opens a READ access on our own lease for the destination."""
         state = self._state
-        lease = state.leases.get(move.push.lease_id)
+        lease = state.send.leases.get(move.push.lease_id)
         opening = AccessOpening(move.reverse_id, b"", None)
         access = Access(opening, peer.description.engine_id, peer.key, lease.id, state.now)
         access.move(AccessState.OPEN)
-        add_access(state, peer, access)
+        state.access.add(peer, access)
         lease.opened(access.id, access.consumer)
         nothing = no_blocks(len(lease.blocks))
-        state.pins.add(access.owner, PinKind.ACCESS, nothing, state.now)
-        weigh_access(state, access)
+        state.pool.pins.add(access.owner, PinKind.ACCESS, nothing, state.now)
+        state.access.weigh(access)
         state.expect(access, open_=True)
 
     def _opening(self, move: Registration, request_id: str, paths: tuple[str, ...]) -> AccessOpening:

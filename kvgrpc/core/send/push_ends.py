@@ -1,6 +1,6 @@
 """The ends of pushes and of their registrations, at the source.
 
-A push ends with its lease, through `HandOvers.end`. While it has no lease, it ends by itself. A destination that fails
+A push ends with its lease, through `Leases.end`. While it has no lease, it ends by itself. A destination that fails
 does not end its push: as with pulls, another destination may come while the lease lives. A destination that gives up
 for good, or dies, counts as a done consumer if the hand-over says RELEASE.
 """
@@ -11,7 +11,7 @@ from kvgrpc.core.moves.ends import Ends
 from kvgrpc.core.moves.failures import move_failure
 from kvgrpc.core.moves.pending_closes import PendingCloses
 from kvgrpc.core.send.firmness import Firmness
-from kvgrpc.core.send.hand_overs import HandOvers
+from kvgrpc.core.send.leases import Leases
 from kvgrpc.core.send.send_failures import consumer_cancelled
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.state.move import AT_ISSUER, MoveStage
@@ -31,9 +31,9 @@ OUTCOMES = {Reason.CANCELLED: CloseOutcome.CANCELLED, Reason.PEER_LOST: CloseOut
 class PushEnds(Ends[Registration]):
     """Ends registrations and the pushes that they belong to."""
 
-    def __init__(self, state: NodeState, closes: PendingCloses, hand_overs: HandOvers, firmness: Firmness) -> None:
+    def __init__(self, state: NodeState, closes: PendingCloses, leases: Leases, firmness: Firmness) -> None:
         super().__init__(state, closes)
-        self._hand_overs = hand_overs
+        self._leases = leases
         self._firmness = firmness
 
     # -- registrations
@@ -60,7 +60,7 @@ class PushEnds(Ends[Registration]):
     ) -> None:
         """Ends a registration. `outcome` is what its end means for the push."""
         if closed:
-            self._state.pushes.drop_access(move.access_id)
+            self._state.send.pushes.drop_access(move.access_id)
             self._state.moves.drop_access(move)
         failure = move_failure(move, reason, message, rank)
         self._over(move, failure.message)
@@ -71,7 +71,7 @@ class PushEnds(Ends[Registration]):
         whatever the grant says. While there are no parts, only the known destinations count.
         """
         push.trouble = f"engine {engine_id}: {message}"
-        lease = self._state.leases.find(push.lease_id)
+        lease = self._state.send.leases.find(push.lease_id)
         if outcome is CloseOutcome.DROPPED:
             push.dropped.add(engine_id)
             if lease is not None and lease.on_abort is OnAbort.RELEASE:
@@ -81,7 +81,7 @@ class PushEnds(Ends[Registration]):
             push.finished.add(engine_id)
         if lease is not None:
             lease.trouble = push.trouble
-            self._hand_overs.count(lease)
+            self._leases.count(lease)
         elif outcome is CloseOutcome.CANCELLED and not push.over and push.all_cancelled:
             self.end(push, State.CANCELLED, consumer_cancelled(engine_id, message, push.phase))
         if not push.over:
@@ -95,9 +95,9 @@ class PushEnds(Ends[Registration]):
         """Removes an ended registration after its last posting: no write of ours can reach the destination any more."""
         state, push = self._state, move.push
         self._closes.close(move, push.outcome)
-        state.pins.drop(move.name, PinKind.ACCESS)
+        state.pool.pins.drop(move.name, PinKind.ACCESS)
         self._remove(move)
-        if (lease := state.leases.find(push.lease_id)) is not None:
+        if (lease := state.send.leases.find(push.lease_id)) is not None:
             self._firmness.unclaimed(lease)
         self.return_parts(push)
         if push.over and not push.posting:
@@ -109,7 +109,7 @@ class PushEnds(Ends[Registration]):
         Parts that were replaced earlier are not taken back: they are returned when nothing reads them.
         """
         self._take_back(push)
-        if not push.reads(self._state.pins):
+        if not push.reads(self._state.pool.pins):
             self._tell_parts(push)
             self._return(push)
 
@@ -125,12 +125,12 @@ class PushEnds(Ends[Registration]):
     def end(self, push: SourcePush, end: State, failure: Failure) -> None:
         """Ends a push without success."""
         state = self._state
-        lease = state.leases.find(push.lease_id)
+        lease = state.send.leases.find(push.lease_id)
         if lease is not None:
-            self._hand_overs.end(lease, LeaseState.RELEASED, failure, cancelled=end is State.CANCELLED)
+            self._leases.end(lease, LeaseState.RELEASED, failure, cancelled=end is State.CANCELLED)
             return
         self._end_all(push, failure)
-        held = push.reads(state.pins)
+        held = push.reads(state.pool.pins)
         memory = Disposition.QUARANTINED if held else Disposition.RETURNED
         transfer = state.change(push.transfer_id, state=end, failure=failure, memory=memory)
         state.tell(transfer.owner, FailedNews(transfer.id, transfer.request_id, failure, end is State.CANCELLED))
@@ -139,25 +139,25 @@ class PushEnds(Ends[Registration]):
 
     def lease_ended(self, lease: Lease, failure: Failure | None) -> None:
         """Ends a push with its lease."""
-        push = self._state.pushes.find(lease.transfer_id)
+        push = self._state.send.pushes.find(lease.transfer_id)
         if push is not None:
             self._end_all(push, failure)
 
     def start_over(self, push: SourcePush, how: LeaseState) -> None:
         """Discards the parts of this epoch and ends their lease as `how`. The wait for the next epoch starts."""
         state = self._state
-        lease = state.leases.get(push.lease_id)
+        lease = state.send.leases.get(push.lease_id)
         reason = Reason.LEASE_VOIDED if how is LeaseState.VOIDED else Reason.PREEMPTED
         for move in push.live:
             self._shut(move, reason)
-        self._hand_overs.retire(lease, how, reason)
+        self._leases.retire(lease, how, reason)
         if how is LeaseState.VOIDED:
             self._take_back(push)
             self._tell_returned(push, lease.id)
         else:
             push.returning.append(lease.id)
         push.parts, push.lease_id = None, ""
-        state.pushes.weigh(push)
+        state.send.pushes.weigh(push)
         push.part_epoch += 1
         due = min(state.now + state.limits.registration_timeout_s, push.cap)
         state.timers.set(Timer.RENDEZVOUS, push.transfer_id, due)
@@ -165,7 +165,7 @@ class PushEnds(Ends[Registration]):
         for move in push.live:
             self._stop(move)
             if not move.postings:
-                state.pins.drop(move.name, PinKind.ACCESS)
+                state.pool.pins.drop(move.name, PinKind.ACCESS)
             move.rewind()
             state.moves.weigh(move)
             if move.stage is not MoveStage.RENDEZVOUS:
@@ -190,7 +190,7 @@ class PushEnds(Ends[Registration]):
         """Drops the pins of this epoch's blocks: the engine reuses them already, though they may be read."""
         for move in push.registrations.values():
             if move.posted_epoch == push.part_epoch:
-                self._state.pins.drop(move.name, PinKind.ACCESS)
+                self._state.pool.pins.drop(move.name, PinKind.ACCESS)
 
     def _end_all(self, push: SourcePush, failure: Failure | None) -> None:
         """Ends what is left of a push. Its grants and key are refused for a while. The key of a push that was cancelled
@@ -202,14 +202,14 @@ class PushEnds(Ends[Registration]):
         cancelled = reason is Reason.CANCELLED
         if not (cancelled and push.met):
             by_destinations = cancelled and push.outcome is not CloseOutcome.CANCELLED
-            state.tombstone_key(push.key, message, reason, parts_only=by_destinations)
+            state.tombstones.end_key(push.key, message, state.now, reason, parts_only=by_destinations)
         for token in push.registrations:
-            state.end_grant(token, message, reason)
+            state.tombstones.end_grant(token, message, state.now, reason)
         state.timers.clear(Timer.RENDEZVOUS, push.transfer_id)
         push.over = True
         for move in push.live:
             self._over(move, message)
-        self._state.pushes.forget(push)
+        self._state.send.pushes.forget(push)
 
     def _over(self, move: Registration, message: str | None) -> None:
         """Ends a registration. `message` tells the destination why, and None means that it knows."""
@@ -221,14 +221,14 @@ class PushEnds(Ends[Registration]):
         move.move(MoveStage.ENDED)
         self._state.moves.over(move)
         if not move.postings:
-            self._state.pins.drop(move.name, PinKind.ACCESS)
+            self._state.pool.pins.drop(move.name, PinKind.ACCESS)
             self._remove(move)
 
     def _shut(self, move: Registration, reason: Reason) -> None:
         """Makes the destination's read access stale."""
-        access = self._state.accesses.get(move.reverse_id)
+        access = self._state.access.rows.get(move.reverse_id)
         if access is not None and access.state is AccessState.OPEN:
-            self._hand_overs.outdate(access, reason)
+            self._leases.outdate(access, reason)
             if move.stage not in AT_ISSUER:  # The destination never learned of the access.
                 access.move(AccessState.CLOSED)
                 self._state.expect(access, open_=False)
@@ -237,7 +237,7 @@ class PushEnds(Ends[Registration]):
 
     def _remove(self, move: Registration) -> None:
         self._state.moves.remove(move)
-        self._state.pushes.remove(move)
+        self._state.send.pushes.remove(move)
 
 
 def _said(push: SourcePush, failure: Failure | None) -> Reason:

@@ -4,15 +4,13 @@ A push begins with RegisterPush or with its first part, whichever comes first. T
 is checked completely before anything changes.
 """
 
-from dataclasses import replace
-
 from kvgrpc.core.actions import GaveUp, HandedOver, Registered
 from kvgrpc.core.events import AccessClosing, AccessSettling, CloseOutcome, FinishedBlocks, RegisterPush
 from kvgrpc.core.peers.handshakes import Handshakes
 from kvgrpc.core.send import handed_over
 from kvgrpc.core.send.expected_pushes import ExpectedPushes
 from kvgrpc.core.send.firmness import Firmness
-from kvgrpc.core.send.hand_overs import HandOvers
+from kvgrpc.core.send.leases import Leases
 from kvgrpc.core.send.mirror_copies import MirrorCopies
 from kvgrpc.core.send.push_course import PushCourse
 from kvgrpc.core.state import NodeState
@@ -47,7 +45,7 @@ class Pushes:
     """All pushes from this engine."""
 
     def __init__(
-        self, state: NodeState, handshakes: Handshakes, course: PushCourse, hand_overs: HandOvers, firmness: Firmness,
+        self, state: NodeState, handshakes: Handshakes, course: PushCourse, leases: Leases, firmness: Firmness,
         mirror_copies: MirrorCopies,
     ) -> None:  # fmt: skip
         self._state = state
@@ -56,7 +54,7 @@ class Pushes:
         self._course = course
         self._ends = course.ends
         self.expected_pushes = ExpectedPushes(state, course.ends)
-        self._hand_overs = hand_overs
+        self._leases = leases
         self._firmness = firmness
 
     # -- calls
@@ -72,7 +70,7 @@ class Pushes:
             state.reply(event.call.id, Registered(state.transfers.get(push.transfer_id)))
             return
         self._check_key(claims.transfer_key)
-        state.check_grant(event.token)
+        state.tombstones.check_grant(event.token)
         state.ledger.check(event.call.payer, MOVE_BYTES)
         self._handshakes.check_room(claims.address, claims.engine_id, claims.incarnation, event.call.connection)
         lease = handed_over.find(state, claims.transfer_key, event.call.principal) if push is None else None
@@ -82,7 +80,7 @@ class Pushes:
             state.reply(event.call.id, Registered(None if push is None else state.transfers.get(push.transfer_id)))
             return
         if lease is not None:
-            push = handed_over.pushed(state, self._hand_overs, lease, claims.transfer_key)
+            push = handed_over.pushed(state, self._leases, lease, claims.transfer_key)
         elif push is None:
             push = self._new(event.call, event.request_id, claims.transfer_key, "parts")
             self.expected_pushes.registered(push)
@@ -102,7 +100,7 @@ class Pushes:
         """Handles FinishedBlocks for a registration: one part, or the statement that there will be none."""
         state = self._state
         check_transfer_key(event.key)
-        push = self._state.pushes.with_key(event.key)
+        push = self._state.send.pushes.with_key(event.key)
         if event.failure:
             self._give_up(event, push)
             return
@@ -110,30 +108,32 @@ class Pushes:
         blocks, parts, part, content = self._check(event, push, first=first)
         lease = self._lease(event, push, content, blocks, first=first)
         if event.validate_only:
-            state.reply(event.call.id, HandedOver(self._hand_overs.preview(lease), None, b""))
+            state.reply(event.call.id, self._leases.preview(lease))
             return
         if push is None:
             push = self._new(event.call, event.request_id, event.key, "registration")
         if first:
             self._begin_epoch(push, event, parts, content, lease)
         parts.add(part, blocks)
-        state.pushes.weigh(push)
+        state.send.pushes.weigh(push)
         if not first and any(span.new for span in part.spans):
             lease.blocks = parts.blocks
-            state.pins.extend(lease.id, PinKind.LEASE, parts.listed([part]), state.now)
-            state.leases.weigh(lease)
-        self._hand_overs.extend(lease, state.limits.registration_timeout_s)
+            state.pool.pins.extend(lease.id, PinKind.LEASE, parts.listed([part]), state.now)
+            state.send.leases.weigh(lease)
+        self._leases.extend(lease, state.limits.registration_timeout_s)
         transfer = state.change(
             push.transfer_id,
             owner=event.call.principal,
             priority=event.priority,
             lease_id=lease.id,
             blocks=sum(len(ids) for ids in lease.blocks),
-            nbytes=state.bytes_of([len(ids) for ids in lease.blocks]),
+            nbytes=state.pool.bytes_of([len(ids) for ids in lease.blocks]),
         )
-        # The reply lists no blocks: otherwise every part would list all earlier blocks again.
-        state.reply(event.call.id, HandedOver(replace(self._hand_overs.view(lease), blocks=()), transfer, b""))
-        self._mirror_copies.part_came(lease, part, blocks)
+        shown = lease.snapshot()
+        shown.blocks = ()  # otherwise the reply to every part would list all earlier blocks again
+        state.reply(event.call.id, HandedOver(shown, self._leases.times(lease), transfer, b""))
+        if state.life.mirrored:
+            self._mirror_copies.part_came(lease, part, blocks)
         if first:
             self._admit(push, lease)
         for move in push.live:
@@ -150,7 +150,7 @@ class Pushes:
 
     def end_all(self, failure: Failure) -> None:
         """Fails every push at the end of the incarnation, also those without a lease."""
-        for push in self._state.pushes:
+        for push in self._state.send.pushes:
             if not push.over:
                 self._ends.end(push, State.FAILED, failure)
 
@@ -158,18 +158,18 @@ class Pushes:
 
     def voided(self, lease_id: str) -> None:
         """Handles blocks that the engine took back: the push starts over, or ends if it was a hand-over to readers."""
-        push = self._state.pushes.with_lease(lease_id)
+        push = self._state.send.pushes.with_lease(lease_id)
         if push is not None and push.over:
             self._ends.taken_back(push)
         elif push is not None and push.handed_over:
-            self._hand_overs.end(self._state.leases.get(lease_id), LeaseState.VOIDED)
+            self._leases.end(self._state.send.leases.get(lease_id), LeaseState.VOIDED)
             self._ends.taken_back(push)
         elif push is not None:
             self._ends.start_over(push, LeaseState.VOIDED)
 
     def refused(self, call: Call, peer: str, row: AccessClosing) -> bool:
         """Handles a destination's close of an access that we opened there. Returns False if there is no such access."""
-        move = self._state.pushes.of_access(row.access_id) or self._state.pushes.with_token(row.token)
+        move = self._state.send.pushes.of_access(row.access_id) or self._state.send.pushes.with_token(row.token)
         if move is None:
             return row.outcome is not CloseOutcome.FAILED and self._never_comes(call, peer, row)
         if peer not in (move.peer, peer_key(move.claims.engine_id, move.claims.incarnation)):
@@ -183,7 +183,7 @@ class Pushes:
 
     def reader_gone(self, access: Access, message: str, *, received: bool) -> None:
         """Ends a registration whose destination closed the access under which it read."""
-        move = self._state.pushes.of_reader(access.id)
+        move = self._state.send.pushes.of_reader(access.id)
         if move is None or move.stage is MoveStage.ENDED:
             return
         if received:
@@ -195,7 +195,7 @@ class Pushes:
         """Returns whether a reading destination was told of the part that it settles. A pull has no parts. The last
         part may be settled without `last`: after a checksum mismatch the settle is not the end.
         """
-        move = self._state.pushes.of_reader(access.id)
+        move = self._state.send.pushes.of_reader(access.id)
         if move is None:
             return not row.part
         last = move.parts.complete and row.part == len(move.parts) - 1
@@ -212,9 +212,9 @@ class Pushes:
             phases=(Phase("rendezvous", state.now),),
             consumers=1,
         )
-        state.lift_tombstone(key)
+        state.tombstones.lift_key(key)
         push = SourcePush(transfer.id, key, call.payer, state.now + state.limits.lease_cap_s)
-        self._state.pushes.begin(push)
+        self._state.send.pushes.begin(push)
         self.expected_pushes.begun(push)
         return push
 
@@ -227,17 +227,17 @@ class Pushes:
             claims = read_claims(row.token)
             if claims.access is not AccessKind.WRITE or peer != peer_key(claims.engine_id, claims.incarnation):
                 return False
-            state.check_key(claims.transfer_key)
-            push = self._state.pushes.with_key(claims.transfer_key)
+            state.tombstones.check_key(claims.transfer_key)
+            push = self._state.send.pushes.with_key(claims.transfer_key)
             if push is None:
                 self._check_new(claims.transfer_key)
         except KVGrpcError:
             return False
         message = row.message or "it gave up"
         if row.outcome is CloseOutcome.CANCELLED:
-            state.end_grant(row.token, message, Reason.CANCELLED)
+            state.tombstones.end_grant(row.token, message, state.now, Reason.CANCELLED)
             if push is None:
-                state.tombstone_key(claims.transfer_key, message, parts_only=True)
+                state.tombstones.end_key(claims.transfer_key, message, state.now, parts_only=True)
                 return True
         elif push is None:
             push = self._new(call, "", claims.transfer_key, "parts")
@@ -257,8 +257,8 @@ class Pushes:
             payer=event.call.payer,
         )  # fmt: skip
         self._state.moves.add(move)
-        self._state.pushes.add(move)
-        lease = self._state.leases.find(push.lease_id)
+        self._state.send.pushes.add(move)
+        lease = self._state.send.leases.find(push.lease_id)
         if lease is not None:
             self._firmness.claimed(lease)
         return move
@@ -281,7 +281,7 @@ class Pushes:
         if lease.on_abort is OnAbort.RELEASE:
             push.finished |= push.dropped
         push.consumers = lease.consumers
-        self._hand_overs.add(lease, event)
+        self._leases.add(lease, event)
         state.change(push.transfer_id, consumers=push.consumers)
 
     def _admit(self, push: SourcePush, lease: Lease) -> None:
@@ -289,17 +289,17 @@ class Pushes:
         for move in push.live[max(push.consumers - len(push.finished), 0) :]:
             if move.stage is not MoveStage.ENDED:  # an earlier failure here may have ended the push
                 self._ends.fail_with(move, Reason.TRANSFER_EXISTS, f"it has {push.consumers} destinations already")
-        self._hand_overs.count(lease)
+        self._leases.count(lease)
 
     def _check_key(self, key: bytes) -> None:
-        """Checks as `NodeState.check_key`. Counts a refused destination that missed reclaimed blocks."""
+        """Checks as `Tombstones.check_key`. Counts a refused destination that missed reclaimed blocks."""
         state = self._state
         try:
-            state.check_key(key)
+            state.tombstones.check_key(key)
         except PreconditionFailed:
-            leases = (state.leases.find(transfer.lease_id) for transfer in state.transfers.with_key(key))
+            leases = (state.send.leases.find(transfer.lease_id) for transfer in state.transfers.with_key(key))
             for lease in filter(None, leases):
-                state.soft_leases.missed(lease)
+                state.send.soft_leases.missed(lease)
             raise
 
     def _check_new(self, key: bytes) -> None:
@@ -307,8 +307,8 @@ class Pushes:
         if any(t.direction is Direction.SEND and not t.over for t in self._state.transfers.with_key(key)):
             other = "blocks were handed over to readers under this transfer key"
             raise PreconditionFailed(Reason.WAITS_FOR_MISMATCH, other)
-        self._state.check_open()
-        self._state.check_room()
+        self._state.pool.check_open()
+        self._state.transfers.check_room()
 
     def _check_again(self, push: SourcePush, known: Registration) -> None:
         """Raises PreconditionFailed (TRANSFER_ENDED) for a registration that failed."""
@@ -329,7 +329,7 @@ class Pushes:
         """Checks a part completely before anything changes. `first` marks the first part of its epoch."""
         state = self._state
         if push is None:
-            state.check_key(event.key, begins=False)
+            state.tombstones.check_key(event.key, begins=False)
             self._check_new(event.key)
         elif handed_over.taken(state, push, event.call.principal):
             raise AlreadyExists(Reason.TRANSFER_EXISTS, "another caller pushes blocks under this transfer key")
@@ -340,16 +340,16 @@ class Pushes:
         if event.consumers > (most := state.limits.registrations):
             too_many = f"a push has at most {most} destinations"
             raise OutOfRange(Reason.LIMIT_EXCEEDED, too_many, metadata={"limit": str(most)})
-        blocks = state.resolve(event.blocks, "part.blocks")
+        blocks = state.pool.resolve(event.blocks, "part.blocks")
         if not any(len(ids) for ids in blocks) and (first or not event.last):
             raise PreconditionFailed(Reason.EMPTY_FINISH, "there are no blocks to hand over")
         content = _content(event, push)
         parts = None if push is None or first else push.parts
         if parts is None:
-            parts = Parts(state.pool.pool, content.tokens, state.limits.blocks_per_request)
+            parts = Parts(state.life.engine.pool, content.tokens, state.limits.blocks_per_request)
         part = parts.check(blocks, event.layers, last=event.last, after_step=event.after_step)
-        state.check_owned(blocks, event.allocation_id, event.call.principal)
-        state.pins.check_free_for(PinKind.LEASE, blocks)
+        state.pool.check_owned(blocks, event.allocation_id, event.call.principal)
+        state.pool.pins.check_free_for(PinKind.LEASE, blocks)
         state.ledger.check(event.call.payer, PART_BYTES + blocks_bytes(blocks) + len(content.digests) * first)
         return blocks, parts, part, content
 
@@ -358,17 +358,17 @@ class Pushes:
     ) -> Lease:
         """Returns the lease of the epoch, or the lease that its first part would make."""
         if push is None or first:
-            return self._hand_overs.new_lease(event, blocks, content, self._state.limits.registration_timeout_s)
+            return self._leases.new(event, blocks, content, self._state.limits.registration_timeout_s)
         if event.lease_id not in ("", push.lease_id):
             raise invalid("part.lease_id", f"is that of all parts of this epoch: {push.lease_id}")
-        return self._state.leases.get(push.lease_id)
+        return self._state.send.leases.get(push.lease_id)
 
     def _give_up(self, event: FinishedBlocks, push: SourcePush | None) -> None:
         """Handles a source that cannot deliver. Without a push, the next push under that key is refused."""
         state = self._state
         if push is None:
             if not event.validate_only:
-                state.tombstone_key(event.key, event.failure, Reason.SOURCE_FAILED)
+                state.tombstones.end_key(event.key, event.failure, state.now, Reason.SOURCE_FAILED)
             state.reply(event.call.id, GaveUp(None))
             return
         if not event.validate_only:

@@ -17,7 +17,7 @@ import numpy as np
 from kvgrpc.core.actions import BlocksLacking, Later, Reclaimed, ReclaimedLease
 from kvgrpc.core.events import AllocateBlocks, ReclaimBlocks
 from kvgrpc.core.moves.pending_closes import PendingCloses
-from kvgrpc.core.send.hand_overs import HandOvers
+from kvgrpc.core.send.leases import Leases
 from kvgrpc.core.send.weak_claims import WeakClaims
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.state.block_counts import by_space, check_counts
@@ -59,16 +59,16 @@ def named_by(event: ReclaimBlocks | AllocateBlocks) -> RequestTime | None:
 class Reclaims:
     """Handles ReclaimBlocks, and AllocateBlocks that may reclaim."""
 
-    def __init__(self, state: NodeState, hand_overs: HandOvers, weak_claims: WeakClaims, closes: PendingCloses) -> None:
+    def __init__(self, state: NodeState, leases: Leases, weak_claims: WeakClaims, closes: PendingCloses) -> None:
         self._state = state
-        self._hand_overs = hand_overs
+        self._leases = leases
         self._weak_claims = weak_claims
         self._closes = closes
 
     def reclaim(self, event: ReclaimBlocks) -> None:
         """Handles ReclaimBlocks: ends enough of the soft leases, or none."""
         state = self._state
-        if event.call.principal not in ENGINE_SIDE and state.pool.pool_kind is not PoolKind.SERVER_MANAGED:
+        if event.call.principal not in ENGINE_SIDE and state.life.engine.pool_kind is not PoolKind.SERVER_MANAGED:
             raise PreconditionFailed(
                 Reason.POOL_KIND_MISMATCH, "the engine manages this pool: it alone takes its blocks back"
             )
@@ -96,14 +96,14 @@ class Reclaims:
         The cost is linear in the blocks of the leases that are looked at: the ended ones, and those spared because
         younger ones free more.
         """
-        pins = self._state.pins
+        pins = self._state.pool.pins
         too_few = any(count > pins.reclaimable(space, given=mine) for space, count in needed.items())
         yielding = self._weak_claims.younger(by) if too_few and by is not None else []
         if too_few and not yielding:
             return None
         gone, missing = pins.none(), dict(needed)
         looked_at: list[Lease] = []
-        with closing(self._state.soft_leases.oldest()) as oldest:
+        with closing(self._state.send.soft_leases.oldest()) as oldest:
             for lease in chain(oldest, yielding):
                 if all(count <= 0 for count in missing.values()):
                     break
@@ -125,32 +125,32 @@ class Reclaims:
             else:
                 chosen.append(lease)
         chosen.reverse()
-        claimed = sum(lease.id not in self._state.soft_leases for lease in chosen)
+        claimed = sum(lease.id not in self._state.send.soft_leases for lease in chosen)
         return ReclaimPlan(tuple(chosen), self._freed(chosen, gone, mine=mine), claimed)
 
     def carry_out(self, plan: ReclaimPlan) -> None:
         """Ends the leases of a plan that was made in this event."""
         state = self._state
-        state.soft_leases.reclaimed += len(plan.leases)
-        state.soft_leases.reclaimed_claims += plan.claimed
+        state.send.soft_leases.reclaimed += len(plan.leases)
+        state.send.soft_leases.reclaimed_claims += plan.claimed
         for lease in plan.leases:
-            readers = [state.accesses[access_id] for access_id in lease.accesses]
-            lease.yielded = lease.id not in state.soft_leases
-            self._hand_overs.end(lease, LeaseState.RECLAIMED)
+            readers = [state.access.rows[access_id] for access_id in lease.accesses]
+            lease.yielded = lease.id not in state.send.soft_leases
+            self._leases.end(lease, LeaseState.RECLAIMED)
             for access in readers:
                 self._closes.reader_lost(access, "an older request needed its blocks", lease.trace)
 
     def asked(self, by: RequestTime | None, counts: Mapping[int, int], *, enough: bool) -> None:
         """Records that blocks were requested in the name of a request. Logs at intervals which readers it waits for."""
         state = self._state
-        state.lacking.asked(by, counts, state.now, enough=enough)
+        state.send.lacking.asked(by, counts, state.now, enough=enough)
         if by is None or enough:
             return
         readers = [
             (access.consumer, access.opening.request_id, sum(map(len, lease.blocks)))
             for lease, access in self._weak_claims.waiting()
         ]
-        if readers and state.lacking.tells(state.now):
+        if readers and state.send.lacking.tells(state.now):
             shown = tuple(readers[:READERS_TOLD_MAX])
             state.emit(BlocksLacking(by.request_id, sum(counts.values()), shown, len(readers)))
 
@@ -159,17 +159,19 @@ class Reclaims:
         free.
         """
         state = self._state
-        rows, alone = [], state.pins.none()
-        for lease in state.soft_leases.soonest(LATER_MAX):
+        rows, alone = [], state.pool.pins.none()
+        for lease in state.send.soft_leases.soonest(LATER_MAX):
             self._add(alone, lease, 1)
             sets_free = self._sets_free(lease, alone, mine=mine)
-            rows.append(Later(lease.firm_until - state.now, tuple(sets_free[space] for space in state.pins.spaces)))
+            rows.append(
+                Later(lease.firm_until - state.now, tuple(sets_free[space] for space in state.pool.pins.spaces))
+            )
             self._add(alone, lease, -1)
         return tuple(rows)
 
     def enough_in_s(self, needed: Mapping[int, int]) -> float | None:
         """Returns the seconds until enough blocks may be soft, or None when that cannot be foreseen."""
-        pins = self._state.pins
+        pins = self._state.pool.pins
         missing = {space: count - pins.reclaimable(space) for space, count in needed.items()}
         for row in self.later():
             missing = {space: count - row.block_counts[pins.spaces.index(space)] for space, count in missing.items()}
@@ -179,7 +181,7 @@ class Reclaims:
 
     def _sets_free(self, lease: Lease, gone: list[Counts], *, mine: bool) -> list[int]:
         """Returns how many blocks of each space the lease's end would free, if all leases in `gone` had ended."""
-        pins = self._state.pins
+        pins = self._state.pool.pins
         counts = [0] * len(pins.soft)
         for group, (space, ids) in enumerate(zip(pins.spaces, lease.blocks, strict=True)):
             counts[space] += pins.free_without(group, ids, gone[group], given=mine).size
@@ -190,13 +192,13 @@ class Reclaims:
         for group in range(len(gone)):
             listed = [lease.blocks[group] for lease in leases]
             ids = np.unique(np.concatenate([*listed, np.empty(0, dtype=np.int64)]))
-            freed.append(self._state.pins.free_without(group, ids, gone[group], given=mine))
+            freed.append(self._state.pool.pins.free_without(group, ids, gone[group], given=mine))
         return tuple(freed)
 
     def _add(self, gone: list[Counts], lease: Lease, step: int) -> None:
         """Adds `step` to the counts in `gone`, for the pins of a lease and its readers."""
         state = self._state
-        readers = [state.accesses[access_id].owner for access_id in lease.accesses]
-        for blocks in (lease.blocks, *(state.pins.held(owner, PinKind.ACCESS) for owner in readers)):
+        readers = [state.access.rows[access_id].owner for access_id in lease.accesses]
+        for blocks in (lease.blocks, *(state.pool.pins.held(owner, PinKind.ACCESS) for owner in readers)):
             for group, ids in enumerate(blocks):
                 gone[group][ids] += step

@@ -8,7 +8,7 @@ from kvgrpc.core.tables.leases import Lease
 
 def stood_for(state: NodeState, lease: Lease) -> Iterator[Lease]:
     """Yields the live leases that `lease` stands for."""
-    for other in map(state.leases.find, lease.stands_for):
+    for other in map(state.send.leases.find, lease.stands_for):
         if other is not None and other.live:
             yield other
 
@@ -23,5 +23,5 @@ def read(state: NodeState, lease: Lease) -> list[Lease]:
     """Marks the other leases as read under this one and returns them. The caller ends them."""
     others = list(stood_for(state, lease))
     for other in others:
-        other.read_as(lease, state.bytes_of([len(ids) for ids in other.blocks]))
+        other.read_as(lease, state.pool.bytes_of([len(ids) for ids in other.blocks]))
     return others

@@ -23,21 +23,21 @@ class WeakClaims:
     def reading(self, access_ids: Iterable[bytes]) -> None:
         """Ends weak claims whose readers read by now. Such claims yield to nobody."""
         for access_id in access_ids:
-            access = self._state.accesses.get(access_id)
+            access = self._state.access.rows.get(access_id)
             if access is not None:
                 access.waits_for_blocks = False
 
     def younger(self, asking: RequestTime) -> list[Lease]:
         """Returns the leases that yield to that request, those of the youngest readers first."""
-        found = [(claimed, lease) for lease in self._state.leases if (claimed := self._yields(lease)) is not None]
+        found = [(claimed, lease) for lease in self._state.send.leases if (claimed := self._yields(lease)) is not None]
         younger = [(claimed, lease) for claimed, lease in found if claimed > asking]
         return [lease for _, lease in sorted(younger, key=lambda pair: pair[0], reverse=True)]
 
     def waiting(self) -> Iterator[tuple[Lease, Access]]:
         """Yields each live lease with each of its readers that waits for its own blocks."""
-        for lease in self._state.leases:
+        for lease in self._state.send.leases:
             for access_id in lease.accesses:
-                if (access := self._state.accesses[access_id]).waits_for_blocks:
+                if (access := self._state.access.rows[access_id]).waits_for_blocks:
                     yield lease, access
 
     def time_of(self, lease: Lease, access: Access) -> RequestTime:
@@ -50,11 +50,11 @@ class WeakClaims:
         state = self._state
         if lease.waiting or not lease.request_time_us:
             return None
-        if lease.pushed and ((push := state.pushes.find(lease.transfer_id)) is None or push.claimed):
+        if lease.pushed and ((push := state.send.pushes.find(lease.transfer_id)) is None or push.claimed):
             return None
-        if lease.kept_until > state.now or lease.id in state.soft_leases:
+        if lease.kept_until > state.now or lease.id in state.send.soft_leases:
             return None
-        readers = [state.accesses[access_id] for access_id in lease.accesses]
+        readers = [state.access.rows[access_id] for access_id in lease.accesses]
         opened_before = state.now - state.limits.firm_ttl_s
         if any(not access.waits_for_blocks or access.since > opened_before for access in readers):
             return None

@@ -11,7 +11,7 @@ def check_counts(rows: tuple[tuple[int, int], ...], state: NodeState) -> dict[in
 
     Raises InvalidRequest or OutOfRange. At least one block must be asked for.
     """
-    groups = state.pool.pool.groups
+    groups = state.life.engine.pool.groups
     counts: dict[int, int] = {}
     for row, (group, count) in enumerate(rows):
         if not 0 <= group < len(groups) or group in counts:
@@ -40,7 +40,7 @@ def check_counts(rows: tuple[tuple[int, int], ...], state: NodeState) -> dict[in
                 metadata={"group": str(group), "block_count": str(groups[group].blocks)},
             )
     for space, count in by_space(counts, state).items():
-        group = state.pins.spaces.index(space)
+        group = state.pool.pins.spaces.index(space)
         if count > groups[group].blocks:
             raise OutOfRange(
                 Reason.LIMIT_EXCEEDED,
@@ -55,6 +55,6 @@ def by_space(counts: Mapping[int, int], state: NodeState) -> dict[int, int]:
     """Returns counts by space for counts by group."""
     found: dict[int, int] = {}
     for group, count in counts.items():
-        space = state.pins.spaces[group]
+        space = state.pool.pins.spaces[group]
         found[space] = found.get(space, 0) + count
     return found

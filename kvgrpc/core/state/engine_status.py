@@ -32,14 +32,14 @@ class EngineStatus:
 
 def engine_status(state: NodeState) -> EngineStatus:
     """Returns the engine's present load. The cost is one lookup for each group, independent of the group's size."""
-    groups = state.description.pool.groups if state.description is not None else ()
+    groups = state.life.description.pool.groups if state.life.description is not None else ()
     return EngineStatus(
         groups=tuple(
-            GroupLoad(group.blocks, state.pins.free[space], state.pins.reclaimable(space))
-            for space, group in zip(state.pins.spaces, groups, strict=True)
+            GroupLoad(group.blocks, state.pool.pins.free[space], state.pool.pins.reclaimable(space))
+            for space, group in zip(state.pool.pins.spaces, groups, strict=True)
         ),
         transfers=state.transfers.going_on,
-        waiting_turns=state.turns.waiting,
+        waiting_turns=len(state.moves.turns.waiting),
         queued_bytes=state.transfers.queued_bytes,
-        leases=len(state.leases),
+        leases=len(state.send.leases),
     )

@@ -182,7 +182,7 @@ class Move(ABC):
         if not self.times:
             return None
         wire_s, post_s = map(max, zip(*self.times.values(), strict=True))
-        return MoveTelemetry(self.nbytes, sum(some.descriptors for some in self.by_pair.values()), wire_s, post_s)
+        return MoveTelemetry(self.nbytes, sum([some.descriptors for some in self.by_pair.values()]), wire_s, post_s)
 
     @property
     def busy(self) -> bool:

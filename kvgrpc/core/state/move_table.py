@@ -1,16 +1,27 @@
-"""The table of moves: all kinds of moves that are not forgotten, with every index to find them."""
+"""The table of moves: all kinds of moves that are not forgotten, with every index to find them, and their turns."""
 
 from collections.abc import Hashable, Iterator
 
 from kvgrpc.core.state.move import AT_ISSUER, Move
+from kvgrpc.core.state.waiting_rows import Closes
 from kvgrpc.core.tables.ledger import Ledger, RowKind
+from kvgrpc.core.tables.turns import Turns
 
 
 class MoveTable:
     """All moves that are not forgotten, and their indexes. A move waits for an address or is bound to a peer."""
 
-    def __init__(self, ledger: Ledger | None = None) -> None:
+    def __init__(
+        self, ledger: Ledger | None = None, writers: frozenset[str] = frozenset(), *, checksums: bool = False
+    ) -> None:
         self._ledger = ledger or Ledger()
+        self.writers = writers
+        """Data paths over which this engine writes what it pushes."""
+        self.checksums = checksums
+        """True when every received block is compared with its source's."""
+        self.turns = Turns(self._ledger.limits.in_flight_bytes)
+        self.closes = Closes()
+        self.bytes_received = self.bytes_sent = 0
         self._by_name: dict[str, Move] = {}
         self._by_access: dict[bytes, Move] = {}
         self._by_posting: dict[str, Move] = {}

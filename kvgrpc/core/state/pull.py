@@ -1,6 +1,7 @@
 """A pull at its destination. Its stages are those of `move`."""
 
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import ClassVar
 
 from kvgrpc.core.actions import Operation
@@ -49,18 +50,20 @@ class PullMove(Move):
     @property
     def filled(self) -> Blocks:
         """Blocks that the incoming bytes fill."""
-        assert self.destination is not None
+        blocks = self.destination
+        assert blocks is not None
         if not self.unfilled:
-            return self.destination
+            return blocks
         if self.tokens <= self.have_tokens:
-            return tuple(ids[:0] for ids in self.destination)
-        pairs = zip(self.destination, self.unfilled, strict=True)
+            return tuple(ids[:0] for ids in blocks)
+        pairs = zip(blocks, self.unfilled, strict=True)
         return tuple(ids[: max(len(ids) - count, 0)] for ids, count in pairs)
 
     @property
     def moves_nothing(self) -> bool:
         """True when its engine has found everything locally."""
-        return self.destination is not None and not any(len(ids) for ids in self.destination)
+        blocks = self.destination
+        return blocks is not None and not any(map(len, blocks))
 
     @property
     def has_parts(self) -> bool:
@@ -74,7 +77,7 @@ class PullMove(Move):
 
     @property
     def block_count(self) -> int:
-        return sum(len(ids) for ids in self.filled)
+        return sum(map(len, self.filled))
 
     @property
     def last_round(self) -> bool:
@@ -83,8 +86,9 @@ class PullMove(Move):
     def chunks(self, bridge: Bridge) -> list[Chunk]:
         assert self.opened is not None
         filled = self.filled
-        begins = tuple(bridge.begins(group, self.tokens, len(ids)) for group, ids in enumerate(filled))
-        return [Chunk(tuple(ids for _, ids in self.opened.blocks), filled, None, begins)]
+        tokens = self.tokens
+        begins = tuple([bridge.begins(group, tokens, len(ids)) for group, ids in enumerate(filled)])
+        return [Chunk(tuple(map(itemgetter(1), self.opened.blocks)), filled, None, begins)]
 
     def begin_round(self) -> None:
         """Does nothing, because a pull has one round."""

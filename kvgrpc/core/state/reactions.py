@@ -4,7 +4,7 @@ A room that calls `state.react.peer_dead(peer)` knows none of the rooms that rea
 """
 
 from collections.abc import Callable
-from typing import Generic, NamedTuple, ParamSpec
+from typing import NamedTuple, ParamSpec
 
 from kvgrpc.core.tables.leases import Lease
 from kvgrpc.core.tables.peers import Peer
@@ -14,44 +14,45 @@ from kvgrpc.errors import KVGrpcError
 P = ParamSpec("P")
 
 
-class Reaction(Generic[P]):
-    """Functions that are called in this order."""
+def reaction(*functions: Callable[P, None]) -> Callable[P, None]:
+    """Returns a function that calls these in this order. One alone is called without a detour."""
+    if len(functions) == 1:
+        return functions[0]
 
-    def __init__(self, *functions: Callable[P, None]) -> None:
-        self._functions = functions
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> None:
-        for function in self._functions:
+    def call(*args: P.args, **kwargs: P.kwargs) -> None:
+        for function in functions:
             function(*args, **kwargs)
+
+    return call
 
 
 class Reactions(NamedTuple):
     """Events in one room that concern others."""
 
-    peer_heard: Reaction[[Peer]]
-    peer_back: Reaction[[Peer]]
+    peer_heard: Callable[[Peer], None]
+    peer_back: Callable[[Peer], None]
     """A life that was unknown or dead was admitted."""
-    peer_dead: Reaction[[Peer]]
-    peer_forgotten: Reaction[[str]]
+    peer_dead: Callable[[Peer], None]
+    peer_forgotten: Callable[[str], None]
     """The row of a dead life is dropped. The argument is its key."""
-    peer_ready: Reaction[[str, Peer]]
+    peer_ready: Callable[[str, Peer], None]
     """The lead at an address can be used."""
-    peer_failed: Reaction[[str, KVGrpcError, str | None, Peer | None]]
+    peer_failed: Callable[[str, KVGrpcError, str | None, Peer | None], None]
     """The lead at an address cannot be used. Arguments: the address, the error, the engine id expected there if only
     moves that expect it fail, and the life that answered, if any.
     """
-    memory_changed: Reaction[[Peer]]
+    memory_changed: Callable[[Peer], None]
     """A peer registered its memory again."""
-    rekey_begins: Reaction[[]]
+    rekey_begins: Callable[[], None]
     """This engine's memory is about to be registered again."""
-    rekey_ends: Reaction[[]]
-    lease_began: Reaction[[Lease]]
+    rekey_ends: Callable[[], None]
+    lease_began: Callable[[Lease], None]
     """A lease began on which readers open accesses."""
-    lease_refused: Reaction[[str]]
+    lease_refused: Callable[[str], None]
     """The hand-over of an announced lease was refused. The argument is the lease id."""
-    lease_copied: Reaction[[Lease]]
+    lease_copied: Callable[[Lease], None]
     """The lease's blocks are in the mirrors, or never will be."""
-    lease_ended: Reaction[[Lease, Failure | None]]
+    lease_ended: Callable[[Lease, Failure | None], None]
     """A lease ended whose blocks are still listed. The second argument is the failure of its transfer, if it failed."""
-    lease_voided: Reaction[[str]]
+    lease_voided: Callable[[str], None]
     """The engine took back blocks of a push. The argument is the id of their lease, which may have ended before."""

@@ -17,17 +17,29 @@ from kvgrpc.errors import KVGrpcError
 class Closes:
     """Closes of accesses that their issuers have not answered."""
 
+    kept: dict[str, dict[bytes, SendClose]] = field(default_factory=dict)
+    """All closes by life and access, oldest first. Those that are not in `sent` wait for the issuer's next handshake:
+    the issuer was declared dead, or refused them too many times.
+    """
     sent: dict[bytes, SendClose] = field(default_factory=dict)
+    """Closes under way, or to be sent again after a delay."""
     following: dict[bytes, SendClose] = field(default_factory=dict)
     """Closes to send for an access once the close under way is answered. An answer names only the access."""
     tries: dict[bytes, int] = field(default_factory=dict)
     """Number of times that a sent close was sent again."""
     unsent: dict[str, dict[bytes, SendClose]] = field(default_factory=dict)
     """Closes by address, for issuers that are still being reached. A close that names a life had reached it before."""
-    parked: dict[str, dict[bytes, SendClose]] = field(default_factory=dict)
-    """Closes by life, for issuers that were declared dead, or refused a close too many times."""
     retries: dict[str, int] = field(default_factory=dict)
     """Life -> number of times it was dialled again, for dead lives that may wait for a proof."""
+
+    @property
+    def nbytes(self) -> int:
+        """Sum of the weights of all closes."""
+        return sum(send.kept_bytes for rows in self.kept.values() for send in rows.values())
+
+    def parked(self, life: str) -> list[SendClose]:
+        """Returns the closes that wait for the next handshake of a life, oldest first."""
+        return [send for access_id, send in self.kept.get(life, {}).items() if access_id not in self.sent]
 
 
 @dataclass(eq=False)

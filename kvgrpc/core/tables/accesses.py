@@ -7,6 +7,8 @@
               that never opened is a tombstone, kept for the registration timeout. The ids of the others are kept as
               long, so that a late message does not open them again
 
+The table is no `remembered.Remembered`: a full one refuses new accesses and forgets no closed one early.
+
 A verdict is given once and never changes.
 """
 
@@ -126,18 +128,13 @@ class Access:
     """Message that came with its close."""
     waits_for_blocks: bool = field(init=False)
     """True until its opener says that it has blocks to read into."""
+    id: bytes = field(init=False)
+    owner: str = field(init=False)
+    """The access's name in the pin table."""
 
     def __post_init__(self) -> None:
-        self.waits_for_blocks = self.opening.waits_for_blocks
-
-    @property
-    def id(self) -> bytes:
-        return self.opening.access_id
-
-    @property
-    def owner(self) -> str:
-        """The access's name in the pin table."""
-        return pin_owner(self.opening.access_id)
+        self.id, self.waits_for_blocks = self.opening.access_id, self.opening.waits_for_blocks
+        self.owner = pin_owner(self.id)
 
     @property
     def kept_bytes(self) -> int:

@@ -1,7 +1,7 @@
 """Ids of accesses that are over, so that a late message does not open one again: nothing would close it.
 
-Only ids are kept, in two generations, so forgetting costs nothing. An id is remembered for one to two registration
-timeouts.
+An id is remembered for one to two registration timeouts. The table is no `remembered.Remembered`: every access of a
+peer adds an id, so only ids are kept, without times and weights, in two generations that are forgotten whole.
 """
 
 

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 
+from kvgrpc.core.tables.remembered import Remembered
 from kvgrpc.core.values.records import dataclass
 from kvgrpc.core.values.request_times import RequestTime
 
 KEPT = 16
-"""Maximum number of remembered requests. The ones asked for least recently are forgotten."""
+"""Maximum number of remembered requests."""
 FORGOTTEN_S = 5.0
 """Time in seconds without a call for a request after which it no longer counts as waiting."""
 TOLD_EVERY_S = 1.0
@@ -21,30 +22,33 @@ class LackingRequest:
     counts: Mapping[int, int]
     """Number of requested blocks of each group."""
     since: float
-    asked: float
-    """Time of the last call for it."""
+    until: float
+    """Time until which it counts as waiting, if there is no further call for it."""
 
 
 class LackingRequests:
     """The requests of one life that lack blocks."""
 
     def __init__(self) -> None:
-        self._rows: dict[RequestTime, LackingRequest] = {}
+        self._rows = Remembered[RequestTime, LackingRequest](KEPT, FORGOTTEN_S)
+        """The latest call for a request makes its row the newest."""
         self._told = float("-inf")
 
     def asked(self, by: RequestTime | None, counts: Mapping[int, int], now: float, *, enough: bool) -> None:
         """Records that blocks were asked for in the name of a request, and whether there were `enough`."""
-        before = self._rows.pop(by, None) if by is not None else None
-        if by is None or enough:
+        if by is None:
             return
-        known = before is not None and now - before.asked < FORGOTTEN_S
-        self._rows[by] = LackingRequest(by, dict(counts), before.since if before and known else now, now)
-        if len(self._rows) > KEPT:
-            del self._rows[next(iter(self._rows))]
+        self._rows.expire(now)
+        before = self._rows.get(by)
+        if enough:
+            self._rows.drop(by)
+        else:
+            since = now if before is None else before.since
+            self._rows.add(by, LackingRequest(by, dict(counts), since, now + FORGOTTEN_S), now)
 
     def rows(self, now: float) -> list[LackingRequest]:
         """Returns the waiting requests, oldest request first."""
-        waiting = [row for row in self._rows.values() if now - row.asked < FORGOTTEN_S]
+        waiting = [row for row in self._rows.values() if now < row.until]
         return sorted(waiting, key=lambda row: row.by)
 
     def tells(self, now: float) -> bool:

@@ -9,12 +9,14 @@ A consumer is done when it received the KV, gave up for good or was cancelled, a
 counted by identity, not by messages.
 """
 
-from collections import OrderedDict
 from collections.abc import Hashable, Iterator
+from copy import copy
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import NamedTuple, Self
 
 from kvgrpc.core.tables.ledger import Ledger, RowKind, texts_bytes
+from kvgrpc.core.tables.remembered import Remembered
 from kvgrpc.core.values.block_ids import Blocks
 from kvgrpc.core.values.content import ContentId
 from kvgrpc.core.values.grants import OnAbort
@@ -68,7 +70,8 @@ END_REASON: dict[LeaseState, Reason] = {
 
 LEASE_BYTES = 5_000
 """Estimated bytes of a live lease without texts, blocks and digests: its pin, deadlines and row in the ledger."""
-ENDED_LEASE_BYTES = 3_200
+ENDED_LEASE_BYTES = 2_200
+"""Estimated bytes of an ended lease without its texts and `remembered.ROW_BYTES`."""
 
 
 @keeping("blocks")
@@ -149,6 +152,14 @@ class Lease:
     cancelled_by: dict[str, str] = field(default_factory=dict)
     """Cancelled consumers, by engine id -> reason."""
 
+    def snapshot(self) -> Self:
+        """Returns a copy for readers, which stays as the lease is now. It keeps no digests and no checksums."""
+        made = copy(self)
+        made.accesses, made.readers, made.finished = dict(self.accesses), dict(self.readers), set(self.finished)
+        if made.checksums or made.content.digests:
+            made.forget_content()
+        return made
+
     def renew(self, now: float, ttl_s: float | None) -> None:
         """Extends the deadline to `ttl_s` (None: the lease's own) from now, up to the cap. Never shortens it."""
         self.last_ttl_s = self.ttl_s if ttl_s is None else ttl_s
@@ -182,7 +193,7 @@ class Lease:
     @property
     def done(self) -> int:
         """Number of consumers that are done."""
-        return sum(consumer not in self.readers for consumer in self.finished)
+        return len(self.finished - self.readers.keys())
 
     def end(self, state: LeaseState) -> None:
         """Ends the lease. Asserts that it was LIVE, which callers check first."""
@@ -192,6 +203,10 @@ class Lease:
     def forget_blocks(self) -> None:
         """Forgets blocks, checksums and digests, which may be large. Only how the lease ended is remembered."""
         self.blocks = no_blocks(len(self.blocks))
+        self.forget_content()
+
+    def forget_content(self) -> None:
+        """Forgets checksums and digests. Only the number of tokens is remembered."""
         self.checksums = ()
         self.content = ContentId(self.content.tokens, opaque=b"forgotten")
 
@@ -218,6 +233,17 @@ class Lease:
         return Reason.CANCELLED if self.cancelled else END_REASON[self.state]
 
 
+class LeaseTimes(NamedTuple):
+    """Times of a lease at one moment, in seconds."""
+
+    remaining_s: float
+    """Time until it ends. 0 when it has ended, as is `cap_remaining_s`."""
+    cap_remaining_s: float
+    age_s: float
+    soft_in_s: float | None
+    """Time until it may be taken back unless it is claimed; 0: now. None while it is claimed, and once it has ended."""
+
+
 def ended_error(lease: Lease) -> KVGrpcError:
     """Returns the error for a call that needs an ended lease."""
     if lease.cancelled:
@@ -234,15 +260,14 @@ class LeaseTable:
 
     def __init__(self, ended_kept: int, ledger: Ledger | None = None) -> None:
         self._live: dict[str, Lease] = {}
-        self._ended: OrderedDict[str, Lease] = OrderedDict()
-        self._ended_kept = ended_kept
         self._ledger = ledger or Ledger()
+        self._ended = Remembered[str, Lease](ended_kept, ledger=self._ledger, kind=RowKind.ENDED_LEASE)
+        """Only their number and bytes are bounded: a caller may come late after any time."""
 
     def enter(self, ledger: Ledger) -> None:
         """Enters the leases that ended in an earlier life into a new ledger."""
         self._ledger = ledger
-        for lease in self._ended.values():
-            ledger.keep(RowKind.ENDED_LEASE, lease.id, "", lease.kept_bytes)
+        self._ended.enter(ledger)
 
     def add(self, lease: Lease, payer: str = "") -> None:
         """Adds a new lease. Its owner pays for it unless `payer` is named."""
@@ -270,21 +295,22 @@ class LeaseTable:
             raise NotFound(Reason.LEASE_NOT_FOUND, f"no lease {lease_id} here")
         return found
 
-    def ended(self, lease: Lease) -> None:
+    def ended(self, lease: Lease, now: float) -> None:
         """Moves an ended lease out of the live ones and forgets its blocks and digests, which may be large."""
         del self._live[lease.id]
         self._ledger.drop(RowKind.LEASE, lease.id)
         lease.forget_blocks()
-        self._remember(lease)
+        self._ended.add(lease.id, lease, now, lease.kept_bytes)
 
-    def take_over(self, old: "LeaseTable") -> None:
+    def take_over(self, old: "LeaseTable", now: float) -> None:
         """Takes over the leases of a life that a defect ended, as LOST. Their blocks are forgotten, because the next
         life has other blocks.
         """
         for lease in old:
             gone = ContentId(lease.content.tokens, opaque=b"forgotten")
             lost = replace(lease, state=LeaseState.LOST, blocks=(), content=gone, checksums=())
-            self._remember(replace(lost, accesses={}, waiting=set(), readers={}))
+            lost = replace(lost, accesses={}, waiting=set(), readers={})
+            self._ended.add(lost.id, lost, now, lost.kept_bytes)
 
     @property
     def kept_bytes(self) -> dict[Hashable, int]:
@@ -292,17 +318,9 @@ class LeaseTable:
         return {lease.id: lease.kept_bytes for lease in self._live.values()}
 
     @property
-    def ended_bytes(self) -> dict[Hashable, int]:
-        """Estimated bytes of each ended lease, by id."""
-        return {lease.id: lease.kept_bytes for lease in self._ended.values()}
-
-    def _remember(self, lease: Lease) -> None:
-        self._ended[lease.id] = lease
-        self._ledger.keep(RowKind.ENDED_LEASE, lease.id, "", lease.kept_bytes)
-        most, kinds = self._ledger.limits.remembered_bytes, self._ledger.by_kind
-        while len(self._ended) > self._ended_kept or kinds[RowKind.ENDED_LEASE] > most:
-            oldest, _ = self._ended.popitem(last=False)
-            self._ledger.drop(RowKind.ENDED_LEASE, oldest)
+    def ended_bytes(self) -> int:
+        """Estimated bytes of all ended leases."""
+        return self._ended.nbytes
 
     def __len__(self) -> int:
         return len(self._live)

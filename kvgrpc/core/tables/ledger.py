@@ -2,8 +2,8 @@
 
 Every row that outlives its call is entered with an estimate of its memory, and leaves with the row. There are three
 shares: rows made by callers of the public API, rows made by peers under their grants, and rows made by the attached
-engine's session. No share can use up another one. One caller or peer may use only a part of its share. Rows of ended
-things have a bound for each kind. Beyond it the oldest row is forgotten, and nobody is refused.
+engine's session. No share can use up another one. One caller or peer may use only a part of its share. Rows about
+ended things are in no share. Beyond the bound of their table the oldest row is forgotten, and nobody is refused.
 """
 
 from collections.abc import Hashable, Iterator
@@ -47,14 +47,18 @@ class RowKind(Enum):
     """The description of a tensor that is here or kept for others."""
     TENSOR_WAIT = "tensor_wait"
     TENSOR_ENDED = "tensor_ended"
+    CLOSE = "close"
+    """The close of an access of ours that its issuer has not answered."""
     ENDED_LEASE = "ended_lease"
     PAST_TRANSFER = "past_transfer"
     TOMBSTONE = "tombstone"
     """The tombstone of a transfer key, a grant or a lease."""
 
 
-REMEMBERED = frozenset({RowKind.TENSOR_ENDED, RowKind.ENDED_LEASE, RowKind.PAST_TRANSFER, RowKind.TOMBSTONE})
-"""Kinds of rows about ended things. They are in no share."""
+REMEMBERED = frozenset(
+    {RowKind.TENSOR_ENDED, RowKind.CLOSE, RowKind.ENDED_LEASE, RowKind.PAST_TRANSFER, RowKind.TOMBSTONE}
+)
+"""Kinds of rows about ended things. Only their sum is known here."""
 
 
 class LedgerShare(Enum):
@@ -73,7 +77,9 @@ class Ledger:
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
-        self._rows: dict[RowKind, dict[Hashable, tuple[str, int]]] = {kind: {} for kind in RowKind}
+        self._rows: dict[RowKind, dict[Hashable, tuple[str, int]]] = {
+            kind: {} for kind in RowKind if kind not in REMEMBERED
+        }
         """Payer and bytes of each row."""
         self._shares: dict[str, LedgerShare] = {}
         self.by_kind: dict[RowKind, int] = dict.fromkeys(RowKind, 0)
@@ -87,23 +93,20 @@ class Ledger:
         """Sum of all bytes."""
         return sum(self.by_kind.values())
 
-    def limit(self, share: LedgerShare) -> int:
-        """Returns the maximum number of bytes of a share."""
-        return self.limits.engine_kept_bytes if share is LedgerShare.ENGINE else self.limits.kept_bytes
-
     def check(self, payer: str, nbytes: int) -> None:
         """Raises Exhausted (LIMIT_EXCEEDED) when `nbytes` more bytes of that payer are too many."""
-        share = self._shares.get(payer) or share_of(payer)
-        mine, most = self.by_payer.get(payer, 0), self.limits.kept_bytes_per_caller
+        share, limits = self._shares.get(payer) or share_of(payer), self.limits
+        mine, most = self.by_payer.get(payer, 0), limits.kept_bytes_per_caller
         if share is not LedgerShare.ENGINE and mine + nbytes > most:
             who = "this caller's calls" if share is LedgerShare.CALLERS else "this peer's calls"
             raise _full(who, mine, nbytes, most)
         if (tenant := tenant_of(payer)) and (theirs := self.by_tenant.get(tenant, 0)) + nbytes > (
-            of_tenant := self.limits.kept_bytes_per_tenant
+            of_tenant := limits.kept_bytes_per_tenant
         ):
             raise _full("the calls of this tenant", theirs, nbytes, of_tenant)
-        if (all_of_them := self.by_share[share]) + nbytes > (limit := self.limit(share)):
-            raise _full(f"the calls of {_WHO[share]}", all_of_them, nbytes, limit)
+        most = limits.engine_kept_bytes if share is LedgerShare.ENGINE else limits.kept_bytes
+        if (all_of_them := self.by_share[share]) + nbytes > most:
+            raise _full(f"the calls of {_WHO[share]}", all_of_them, nbytes, most)
 
     def keep(self, kind: RowKind, name: Hashable, payer: str, nbytes: int) -> None:
         """Adds or replaces a row without a check: there was room for it, or it may not be refused."""
@@ -112,8 +115,6 @@ class Ledger:
             self.drop(kind, name)
         rows[name] = payer, nbytes
         self.by_kind[kind] += nbytes
-        if kind in REMEMBERED:
-            return
         if payer in self.by_payer:
             self.by_payer[payer] += nbytes
         else:
@@ -155,17 +156,15 @@ class Ledger:
             return
         payer, nbytes = row
         self.by_kind[kind] -= nbytes
-        if kind in REMEMBERED:
-            return
         self.by_share[self._shares[payer]] -= nbytes
         self.by_payer[payer] -= nbytes
         self._charge(payer, -nbytes)
         if not self.by_payer[payer]:
             del self.by_payer[payer], self._shares[payer]
 
-    def forgets(self, kind: RowKind) -> bool:
-        """Returns whether a kind of ended rows has more bytes than allowed, so that the oldest must go."""
-        return self.by_kind[kind] > self.limits.remembered_bytes
+    def remember(self, kind: RowKind, nbytes: int) -> None:
+        """Adds bytes of rows about ended things, or with a negative number removes them. Their table has the rows."""
+        self.by_kind[kind] += nbytes
 
     def nbytes(self, kind: RowKind, name: Hashable) -> int:
         """Returns the bytes of a row, or 0 when there is none."""
@@ -185,7 +184,7 @@ class Ledger:
         by_share, by_payer, by_tenant = dict.fromkeys(LedgerShare, 0), dict[str, int](), dict[str, int]()
         for kind, rows in self._rows.items():
             assert self.by_kind[kind] == sum(nbytes for _, nbytes in rows.values()), kind
-            for payer, nbytes in rows.values() if kind not in REMEMBERED else ():
+            for payer, nbytes in rows.values():
                 by_payer[payer] = by_payer.get(payer, 0) + nbytes
                 by_share[share_of(payer)] += nbytes
                 if tenant := tenant_of(payer):

@@ -4,6 +4,7 @@ import hmac
 from collections.abc import Iterable
 from dataclasses import field
 from enum import Enum
+from functools import partial
 
 from kvgrpc.core.tables.transfers import RankPath
 from kvgrpc.core.values.bridge import Bridges
@@ -62,6 +63,8 @@ class Peer:
     """Number that identifies the ranks' answers."""
     since: float = field(init=False)
     """Time at which it was first heard of."""
+    key: str = field(init=False)
+    """The life, by which tables know it."""
     asks: tuple[bytes, ...] = field(default=(), repr=False)
     """Proofs that it was told to show here; answers contain the first. A caller that shows one of them is this life."""
     shows: tuple[bytes, ...] = field(default=(), repr=False)
@@ -75,10 +78,7 @@ class Peer:
 
     def __post_init__(self) -> None:
         self.since = self.heard
-
-    @property
-    def key(self) -> str:
-        return peer_key(self.description.engine_id, self.description.incarnation)
+        self.key = peer_key(self.description.engine_id, self.description.incarnation)
 
     @property
     def address(self) -> str:
@@ -107,7 +107,7 @@ class Peer:
     @property
     def reachable(self) -> bool:
         """True when every rank reaches the memory of all ranks with which it moves bytes."""
-        return len(self.paths) == len(self.bridges.pairs) and all(path.data_path for path in self.paths.values())
+        return len(self.paths) == len(self.bridges.pairs) and "" not in self.data_paths
 
     @property
     def usable(self) -> bool:
@@ -119,31 +119,7 @@ class Peer:
         assert state is self.state or state in STATES[self.state], f"{self.state} to {state}"
         self.state = state
 
-    def view(self, now: float, open_accesses: int) -> "PeerView":
-        return PeerView(
-            self.description.engine_id,
-            self.description.incarnation,
-            self.address,
-            self.state,
-            tuple(self.paths[pair] for pair in sorted(self.paths)),
-            now - self.heard,
-            open_accesses,
-        )
-
 
 def is_one_of(proof: bytes, secrets: Iterable[bytes]) -> bool:
     """Returns whether a proof is one of those secrets. An empty proof is none."""
-    return bool(proof) and any(hmac.compare_digest(proof, secret) for secret in secrets)
-
-
-@dataclass(frozen=True)
-class PeerView:
-    """A peer as it was at one moment."""
-
-    engine_id: str
-    incarnation: int
-    address: str
-    state: PeerState
-    paths: tuple[RankPath, ...]
-    silence_s: float
-    open_accesses: int
+    return bool(proof) and any(map(partial(hmac.compare_digest, proof), secrets))

@@ -172,8 +172,9 @@ class PinTable:
         pin = self._pins.pop((owner, kind), None)
         if pin is None:
             return ()
-        self._count(kind, pin.blocks, -1)
-        return pin.blocks
+        blocks = pin.blocks
+        self._count(kind, blocks, -1)
+        return blocks
 
     def quarantine(self, owner: str, now: float) -> None:
         """Turns the owner's TARGET into a QUARANTINE in one step, so the blocks are never free in between."""

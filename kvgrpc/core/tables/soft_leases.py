@@ -19,8 +19,8 @@ class SoftLeases:
     """The leases of one life that nobody has claimed."""
 
     def __init__(self) -> None:
-        self._firm: dict[str, float] = {}
-        """Lease id -> time at which it becomes soft."""
+        self.firm_until: dict[str, float] = {}
+        """Firm leases -> time at which each becomes soft. Read-only outside."""
         self._soft: dict[str, Lease] = {}
         self._by_end: list[Entry] = []
         self._by_age: list[Entry] = []
@@ -35,16 +35,16 @@ class SoftLeases:
     def firm(self, lease: Lease) -> bool:
         """Makes the lease firm until its `firm_until`, unless it is claimed or ends. Returns whether it was soft."""
         was_soft = self._soft.pop(lease.id, None) is not None
-        self._firm[lease.id] = lease.firm_until
+        self.firm_until[lease.id] = lease.firm_until
         heapq.heappush(self._by_end, (lease.firm_until, next(self._order), lease))
-        if len(self._by_end) > 2 * len(self._firm) + STALE_MIN:
-            kept = {entry[2].id: entry for entry in self._by_end if self._firm.get(entry[2].id) == entry[0]}
+        if len(self._by_end) > 2 * len(self.firm_until) + STALE_MIN:
+            kept = {entry[2].id: entry for entry in self._by_end if self.firm_until.get(entry[2].id) == entry[0]}
             self._by_end = sorted(kept.values())
         return was_soft
 
     def take_out(self, lease: Lease) -> bool:
         """Removes a claimed or ended lease. Returns whether it was soft."""
-        self._firm.pop(lease.id, None)
+        self.firm_until.pop(lease.id, None)
         return self._soft.pop(lease.id, None) is not None
 
     def missed(self, lease: Lease) -> None:
@@ -56,7 +56,7 @@ class SoftLeases:
         """Returns the time at which the next lease becomes soft, or None."""
         while self._by_end:
             when, _, lease = self._by_end[0]
-            if self._firm.get(lease.id) == when:
+            if self.firm_until.get(lease.id) == when:
                 return when
             heapq.heappop(self._by_end)
         return None
@@ -65,7 +65,7 @@ class SoftLeases:
         """Makes the leases soft whose firm time is over, and yields them."""
         while (when := self.next_end()) is not None and when <= now:
             lease = heapq.heappop(self._by_end)[2]
-            del self._firm[lease.id]
+            del self.firm_until[lease.id]
             self._soft[lease.id] = lease
             heapq.heappush(self._by_age, (lease.granted, next(self._order), lease))
             if len(self._by_age) > 2 * len(self._soft) + STALE_MIN:
@@ -106,11 +106,6 @@ class SoftLeases:
         for entry in looked_at:
             heapq.heappush(self._by_end, entry)
         return found
-
-    @property
-    def firm_count(self) -> int:
-        """Number of leases that are to become soft."""
-        return len(self._firm)
 
     def __contains__(self, lease_id: str) -> bool:
         """Returns whether a lease is soft."""

@@ -6,7 +6,7 @@ reaches the top, so a renewal costs no search. The heap is rebuilt when most of 
 
 import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import Enum
 from itertools import count
 
@@ -40,8 +40,6 @@ class Timer(Enum):
     ADMIT = "admit"
     IDEMPOTENCY = "idempotency"
     TOMBSTONE = "tombstone"
-    ENDED_GRANT = "ended_grant"
-    REFUSED_LEASE = "refused_lease"
     ALLOCATION = "allocation"
     QUARANTINE = "quarantine"
     REKEY = "rekey"
@@ -53,7 +51,7 @@ class Timer(Enum):
 
 
 Key = tuple[Timer, str]
-FORGETS = frozenset({Timer.ACCESS_FORGET, Timer.IDEMPOTENCY, Timer.TOMBSTONE, Timer.ENDED_GRANT, Timer.REFUSED_LEASE})
+FORGETS = frozenset({Timer.ACCESS_FORGET, Timer.IDEMPOTENCY, Timer.TOMBSTONE})
 """Timers that nobody waits for. Every call may leave one."""
 FORGET_TOGETHER_S = 0.1
 """Interval in seconds to which `FORGETS` deadlines are rounded up, so that a server wakes up once for many of them."""
@@ -86,6 +84,11 @@ class Timers:
     def clear(self, timer: Timer, name: str) -> None:
         """Removes a deadline, if there is one."""
         self._when.pop((timer, name), None)
+
+    def clear_some(self, timers: Iterable[Timer], name: str) -> None:
+        """Removes these deadlines of one name, as far as they are set."""
+        for timer in timers:
+            self._when.pop((timer, name), None)
 
     def clear_all(self) -> None:
         """Removes every deadline."""

@@ -4,6 +4,7 @@
 state are data here. State ("it is over") and memory disposition ("the memory may be reused") are independent.
 """
 
+from dataclasses import field
 from enum import Enum
 from hashlib import sha256
 from typing import NotRequired, TypedDict
@@ -178,20 +179,18 @@ class Transfer:
     """Bytes still to move while its access is open. The table maintains it."""
     pair_id: str = ""
     """32 hex digits shared by both sides' transfers of one key. They do not reveal the key."""
+    over: bool = field(init=False)
+    settled: bool = field(init=False)
+    """True when it is over and its memory is the engine's again."""
 
-    @property
-    def over(self) -> bool:
-        return self.state in ENDED
+    def __post_init__(self) -> None:
+        self.__dict__["over"] = over = self.state in ENDED
+        self.__dict__["settled"] = over and self.memory is Disposition.RETURNED
 
     @property
     def kept_bytes(self) -> int:
         """Estimated bytes, with those that its course adds."""
         return TRANSFER_BYTES + len(self.request_id) + len(self.trace) + len(self.key)
-
-    @property
-    def settled(self) -> bool:
-        """True when it is over and its memory is the engine's again."""
-        return self.over and self.memory is Disposition.RETURNED
 
     def has_layers(self, first: int, count: int) -> bool:
         """Returns whether these layers may be used: provisionally, or for good after success."""

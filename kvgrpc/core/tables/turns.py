@@ -14,8 +14,8 @@ class Turns:
     def __init__(self, in_flight_bytes: int) -> None:
         self._most = in_flight_bytes
         self._in_flight: dict[str, int] = {}
-        self._waiting: dict[str, int] = {}
-        """Waiting moves, by name -> heap entry number. Other heap entries are stale."""
+        self.waiting: dict[str, int] = {}
+        """Waiting moves, by name -> heap entry number. Other heap entries are stale. Read-only outside."""
         self._heap: list[tuple[int, int, str]] = []
         self._order = count()
         self.paused = False
@@ -30,7 +30,7 @@ class Turns:
         if name == self._named:
             self._named = ""
             return True
-        if name in self._waiting:
+        if name in self.waiting:
             return False
         if (
             not self.paused
@@ -38,18 +38,13 @@ class Turns:
             and not (self._first() is not None and -self._heap[0][0] >= priority)
         ):
             return True
-        number = self._waiting[name] = next(self._order)
+        number = self.waiting[name] = next(self._order)
         heapq.heappush(self._heap, (-priority, number, name))
         return False
 
-    @property
-    def waiting(self) -> int:
-        """Number of waiting moves."""
-        return len(self._waiting)
-
     def left(self) -> dict[str, int]:
         """Returns the numbers of moves with bytes in flight and of waiting moves."""
-        return {"in_flight": len(self._in_flight), "waiting": len(self._waiting)}
+        return {"in_flight": len(self._in_flight), "waiting": len(self.waiting)}
 
     def began(self, name: str, nbytes: int) -> None:
         """Counts a move's bytes as in flight."""
@@ -62,7 +57,7 @@ class Turns:
 
     def leave(self, name: str) -> None:
         """Forgets a move that is over: it does not wait, and its bytes in flight keep no other move waiting."""
-        self._waiting.pop(name, None)
+        self.waiting.pop(name, None)
         self.ended(name)
 
     def next(self) -> str | None:
@@ -70,11 +65,11 @@ class Turns:
         name = self._first() if self.nbytes < self._most and not self.paused else None
         if name is not None:
             heapq.heappop(self._heap)
-            del self._waiting[name]
+            del self.waiting[name]
         self._named = name or ""
         return name
 
     def _first(self) -> str | None:
-        while self._heap and self._waiting.get(self._heap[0][2]) != self._heap[0][1]:
+        while self._heap and self.waiting.get(self._heap[0][2]) != self._heap[0][1]:
             heapq.heappop(self._heap)
         return self._heap[0][2] if self._heap else None

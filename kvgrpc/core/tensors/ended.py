@@ -1,7 +1,7 @@
 """Ended requests and single tensors. Late calls for them are refused for a while."""
 
+from kvgrpc.core.tables.remembered import Remembered
 from kvgrpc.core.tensors.descriptions import TensorId
-from kvgrpc.core.tensors.remembered import Remembered
 from kvgrpc.errors import PreconditionFailed, Reason
 
 Name = bytes | TensorId

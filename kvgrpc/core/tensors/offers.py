@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Sequence
 
-from kvgrpc.core.tables.ledger import Ledger
+from kvgrpc.core.tables.ledger import Ledger, RowKind
+from kvgrpc.core.tables.remembered import Remembered
 from kvgrpc.core.tensors.calls import WantedTensor
 from kvgrpc.core.tensors.descriptions import TensorId
 from kvgrpc.core.tensors.refusals import full, taken
-from kvgrpc.core.tensors.remembered import Remembered
 from kvgrpc.core.tensors.rows import TensorLimits, TensorOffer
 from kvgrpc.errors import PreconditionFailed
 
@@ -17,7 +17,9 @@ class TensorOffers:
     def __init__(self, limits: TensorLimits, ledger: Ledger) -> None:
         self._most = limits.tensors
         self.rows: dict[TensorId, TensorOffer] = {}
-        self.sent: Remembered[TensorId, TensorOffer] = Remembered(limits.tombstones, limits.tombstone_s, ledger, "sent")
+        self.sent = Remembered[TensorId, TensorOffer](
+            limits.tombstones, limits.tombstone_s, ledger, RowKind.TENSOR_ENDED
+        )
         """Past offers. A repeated put gets the same answer as the first one."""
 
     def find(self, asked: TensorOffer) -> TensorOffer | None:

@@ -56,7 +56,7 @@ class TensorTable:
         self.page_bytes = page_bytes
         self.effects: list[Effect] = []
         self.waits = Waits(limits.waits, self._ledger)
-        self.ended = Ended(limits.tombstones, limits.tombstone_s, self._ledger, "ended")
+        self.ended = Ended(limits.tombstones, limits.tombstone_s, self._ledger, RowKind.TENSOR_ENDED)
         self.tensors: dict[TensorId, Tensor] = {}
         self.kept = TensorOffers(limits, self._ledger)
         self.offers = self.kept.rows

@@ -97,12 +97,12 @@ class Bridge:
 
     def bytes_of(self, chunks: Sequence[Chunk]) -> int:
         """Returns the bytes that arrive in all ranks of the destination."""
-        return sum(
-            len(self.extent(chunk, group)) // self._unit_tokens[group] * sum(self._bytes_of_unit(group, chunk.layers))
-            for chunk in chunks
-            for group in range(len(chunk.source))
-            if self.extent(chunk, group)
-        )
+        nbytes = 0
+        for chunk in chunks:
+            for group in range(len(chunk.source)):
+                if units := len(self.extent(chunk, group)) // self._unit_tokens[group]:
+                    nbytes += units * sum(self._bytes_of_unit(group, chunk.layers))
+        return nbytes
 
     def _bytes_of_unit(self, group: int, layers: LayerRange | None) -> list[int]:
         """Returns the bytes that one unit of tokens of a group brings to each rank of the destination, in `layers`."""
@@ -211,12 +211,12 @@ class Bridge:
         and never returns a run outside a listed block.
         """
         units = [self._units(chunk) for chunk in chunks]
-        staged = any(group in self.repacked for some in units for group in some)
+        staged = bool(self.repacked) and any(group in self.repacked for some in units for group in some)
         drafts: dict[tuple[tuple[int, HeadShare], ...], tuple[Runs, Repack | None] | None] = {}
         found = []
         for pair in self.pairs:
             # Pairs with like shares move the same runs, so they share one draft.
-            key = tuple((group, _alike(share)) for group, share in self._shares[pair])
+            key = tuple([(group, _alike(share)) for group, share in self._shares[pair]])
             if key not in drafts:
                 drafts[key] = self._draft(pair, chunks, units, staged=staged)
             if (moves := drafts[key]) is not None:

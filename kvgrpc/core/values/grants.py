@@ -89,15 +89,17 @@ def mint(claims: Claims, key: bytes) -> bytes:
         claims.token_count,
     )
     texts = (claims.engine_id, claims.address, claims.lease_id, claims.tenant)
-    fields = [text.encode() for text in texts] + [claims.transfer_key]
-    fields += [claims.bound_to.encode()] if claims.bound_to else []
-    if any(len(field) > 255 for field in fields):
+    fields = [*map(str.encode, texts), claims.transfer_key]
+    if claims.bound_to:
+        fields.append(claims.bound_to.encode())
+    sizes = list(map(len, fields))
+    if max(sizes) > 255:
         raise InvalidRequest(Reason.INVALID_FIELD, "a grant's ids and address have at most 255 bytes each")
-    payload = (
-        head + (_TIME.pack(time_us) if time_us else b"") + b"".join(bytes([len(field)]) + field for field in fields)
-    )
+    payload = head + (_TIME.pack(time_us) if time_us else b"")
+    for size, field in zip(sizes, fields, strict=True):
+        payload += bytes([size]) + field
     token = payload + hmac.digest(key, payload, "sha256")
-    message_bytes = len(token) + sum(len(field) for field in fields[:3]) + _FIELDS_BYTES
+    message_bytes = len(token) + sum(sizes[:3]) + _FIELDS_BYTES
     if message_bytes > GRANT_BYTES_MAX:
         raise InvalidRequest(
             Reason.INVALID_FIELD,
@@ -124,7 +126,7 @@ def read_claims(token: bytes) -> Claims:
             at = end
         if not _VERSION <= version <= _TIMED + _BOUND or at != len(payload) or len(fields[4]) < TRANSFER_KEY_BYTES_MIN:
             raise ValueError("wrong version or length")
-        engine_id, address, lease_id, tenant = (field.decode() for field in fields[:4])
+        engine_id, address, lease_id, tenant = map(bytes.decode, fields[:4])
         return Claims(
             AccessKind(access), engine_id, incarnation, address, lease_id, fields[4], ttl_ms / 1000, blocks, tokens,
             OnAbort(on_abort), tenant, time_us, fields[5].decode() if bound else "",

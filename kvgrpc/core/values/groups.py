@@ -142,7 +142,8 @@ class Group:
         """Returns the number of blocks that hold `tokens` tokens: all from `first_of` on. A state has at most one."""
         if self.kind is GroupKind.STATE:
             return min(tokens, 1)
-        return -(-tokens // self.block_tokens) - self.first_of(tokens)
+        count = -(-tokens // self.block_tokens)
+        return count - self.first_of(tokens) if self.window_tokens else count
 
     def held_of(self, tokens: int, have_tokens: int) -> int:
         """Returns how many blocks of `tokens` tokens, from the first on, are whole once `have_tokens` tokens exist."""
@@ -152,7 +153,7 @@ class Group:
 
     def stands_for(self, tokens: int, prefix: int) -> bool:
         """Returns True if the blocks of `tokens` tokens begin with those of the first `prefix` tokens."""
-        if self.kind is GroupKind.STATE:
+        if prefix == tokens or self.kind is GroupKind.STATE:
             return prefix == tokens
         return self.first_of(prefix) == self.first_of(tokens)
 

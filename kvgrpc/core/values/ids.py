@@ -37,7 +37,7 @@ def mint_id(secret: bytes, incarnation: int, kind: str, minter: str, number: int
     "target") keeps counters apart.
     """
     digest = hmac.digest(secret, f"{kind}|{minter}|{number}".encode(), "sha256")[:ID_BYTES]
-    return f"{kind[0]}-{format_incarnation(incarnation)}-{digest.hex()}"
+    return f"{kind[0]}-{incarnation:016x}-{digest.hex()}"
 
 
 def may_name(kind: str, name: str) -> bool:

@@ -68,7 +68,10 @@ def kept_bytes(kept: Kept) -> int:
     """Returns the bytes of memory that blocks in storage form take."""
     if isinstance(kept, KeptBlocks):
         return kept.kept_bytes
-    return sum([ARRAY_BYTES + ids.nbytes if ids.size else 8 for ids in kept])
+    nbytes = 0
+    for ids in kept:
+        nbytes += ARRAY_BYTES + ids.nbytes if ids.size else 8
+    return nbytes
 
 
 def keeping(*names: str) -> Callable[[type[T]], type[T]]:

@@ -142,7 +142,10 @@ class PoolLayout:
 
     def bytes_of(self, blocks: Sequence[int]) -> int:
         """Returns the bytes of `blocks[group]` blocks of each group over all layers, on one rank of each stage."""
-        return sum(count * nbytes for count, (nbytes, _) in zip(blocks, self.block_sizes, strict=True))
+        total = 0
+        for count, (nbytes, _) in zip(blocks, self.block_sizes, strict=True):
+            total += count * nbytes
+        return total
 
     def fingerprint(self) -> str:
         """Returns a hex digest of everything that two pools must share to exchange blocks without conversion.

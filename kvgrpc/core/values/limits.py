@@ -79,7 +79,9 @@ class Limits:
     engine_kept_bytes: int = 4 * 1024 * 1024 * 1024
     """Maximum bytes kept for the calls of the attached engine's session."""
     remembered_bytes: int = 32 * 1024 * 1024
-    """Maximum bytes remembered of each kind of thing that is over: leases, transfers, tombstones, tensors."""
+    """Maximum bytes remembered of things that are over: of leases, of transfers, of unanswered closes, and of each
+    table that `tombstones` bounds.
+    """
     request_ttl_s: float = 600.0
     """Time of silence after which a scheduler counts as gone, and its requests are aborted."""
     renewals_per_call: int = 10_000

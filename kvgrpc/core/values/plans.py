@@ -73,7 +73,7 @@ class Draft:
         """Returns all planned runs. There must be some."""
         if len(self.columns) == 1:
             return Runs(*self.columns[0])
-        return Runs(*(np.concatenate(column) for column in zip(*self.columns, strict=True)))
+        return Runs(*map(np.concatenate, zip(*self.columns, strict=True)))
 
 
 def regions_of(patterns: Sequence[Pattern]) -> list[Region]:

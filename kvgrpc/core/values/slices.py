@@ -66,7 +66,7 @@ def split(planned: Sequence[PairRuns], most: int) -> tuple[tuple[PairRuns, ...],
     Re-packed runs are not split: all of them move now.
     """
     totals = bytes_by_rank(planned)
-    if all(total <= most for total in totals.values()):
+    if max(totals.values(), default=0) <= most:
         return tuple(planned), ()
     whole = [some for some in planned if some.repack is not None]
     cut = [

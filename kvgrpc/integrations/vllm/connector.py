@@ -1,9 +1,9 @@
 """The class that vLLM makes once in its engine core and once in each worker; each hook goes to its side."""
 
+import logging
 import os
-from pathlib import Path
-from socket import gethostname
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from vllm.distributed.kv_transfer import get_kv_transfer_group
@@ -11,68 +11,60 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorRole,
     KVConnectorTransferResults,
+    KVConnectorWorkerMetadata,
     SupportsHMA,
 )
-from vllm.logger import init_logger
-from vllm.platforms import current_platform
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from kvgrpc.integrations.old_settings import not_read
+from kvgrpc.integrations.old_settings import TENSORS, not_read
 from kvgrpc.integrations.vllm.adapters import tell_of_loads
 from kvgrpc.integrations.vllm.block_copies import CopyBlocks
-from kvgrpc.integrations.vllm.geometry import REQUIRED_LAYOUT, layout_of, retain_windows
-from kvgrpc.integrations.vllm.hooks import Hooks
-from kvgrpc.integrations.vllm.identity import factors_of, identity_of, kernels_of
-from kvgrpc.integrations.vllm.insides import told
-from kvgrpc.integrations.vllm.meeting import BlockStep, WorkerGreeting, agreed, check_here, kernels_of_groups, of_ours
-from kvgrpc.integrations.vllm.options import BlockOptions, choose_policy, export_traces
+from kvgrpc.integrations.vllm.geometry import REQUIRED_LAYOUT, retain_windows
+from kvgrpc.integrations.vllm.meeting import BlockStep, WorkerGreeting
+from kvgrpc.integrations.vllm.modes import AnySchedulerSide, AnyWorkerSide, BlockMode, Greetings, TensorMode, log
+from kvgrpc.integrations.vllm.options import choose_policy, export_traces
 from kvgrpc.integrations.vllm.prometheus import PromMetrics
 from kvgrpc.integrations.vllm.proxy_registration import ProxyRegistration
-from kvgrpc.integrations.vllm.scheduler_side import SchedulerSide
-from kvgrpc.integrations.vllm.stages import first_layers, joined
 from kvgrpc.integrations.vllm.stats import KVGrpcStats
-from kvgrpc.integrations.vllm.tensors.connector import TensorConnector
-from kvgrpc.integrations.vllm.tensors.options import MODE as TENSORS
-from kvgrpc.integrations.vllm.waking import tell_of_sleep
-from kvgrpc.integrations.vllm.worker_side import WorkerSide
+from kvgrpc.integrations.vllm.tensors.messages import StoreGreeting, WorkerNews
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.forward_context import ForwardContext
-    from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
+    from vllm.lora.request import LoRARequest
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
-_log = init_logger("vllm.kvgrpc")
-"""Logger for what operators compare: vLLM shows what its own loggers say."""
+_defects = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
-    """One side of the connector, as vLLM makes it in each of its processes."""
+    """One side of the connector, as vLLM makes it in each of its processes. The mode says which class a side has."""
 
     _cache_hit_source = CacheHitSource.P2P
 
-    def __new__(cls, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> Any:
-        """Makes the connector of the configured mode."""
-        choose_policy(vllm_config.kv_transfer_config)
-        export_traces(vllm_config)
-        if (vllm_config.kv_transfer_config.kv_connector_extra_config or {}).get("mode") == TENSORS:
-            return TensorConnector(vllm_config, role, kv_cache_config)
-        return super().__new__(cls)
-
     def __init__(self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        self._options, self._layout = BlockOptions.of(vllm_config), layout_of(vllm_config, kv_cache_config)
+        transfer = vllm_config.kv_transfer_config
+        choose_policy(transfer)
+        export_traces(vllm_config)
+        stated = (transfer.kv_connector_extra_config or {}).get("mode")
+        mode: type[BlockMode | TensorMode] = TensorMode if stated == TENSORS else BlockMode
+        self._mode = mode(vllm_config, kv_cache_config)
         self._groups = [group.layer_names for group in kv_cache_config.kv_cache_groups]
-        self._scheduler_side: SchedulerSide | None = None
+        self._scheduler_side: AnySchedulerSide | None = None
+        self._worker_side: AnyWorkerSide | None = None
         self._registration: ProxyRegistration | None = None
-        if role is KVConnectorRole.SCHEDULER:
-            retain_windows(kv_cache_config)
-            for line in not_read(os.environ):
-                _log.warning(line)
-        self._worker_side = None if role is KVConnectorRole.SCHEDULER else WorkerSide(self._options, self._layout)
+        if role is not KVConnectorRole.SCHEDULER:
+            self._worker_side = self._mode.worker_side()
+            return
+        retain_windows(kv_cache_config)
+        for line in not_read(os.environ):
+            log.warning(line)
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: "VllmConfig") -> str:  # noqa: ARG003
@@ -85,57 +77,45 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
 
     # -- the scheduler's side
 
-    def bind_kv_cache_manager(self, kv_cache_manager: "KVCacheManager") -> None:
-        super().bind_kv_cache_manager(kv_cache_manager)
-        self._blocks = kv_cache_manager
-
-    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], WorkerGreeting]) -> None:
-        """Completes the start: the identity of the KV needs what only workers know."""
-        config, parallel = self._vllm_config, self._vllm_config.parallel_config
-        ranks, count = range(parallel.tensor_parallel_size), parallel.pipeline_parallel_size
-        met = [of_ours(WorkerGreeting, [metadata[stage, rank] for rank in ranks]) for stage in range(count)]
-        check_here(met)
-        stages = agreed(met)
-        factors = factors_of(config, self._options.weights_revision, kernels_of_groups(stages))
-        identity = identity_of(factors)
-        _log.info("kvgrpc: KV is exchanged with engines of %s, which is of %s", identity, factors)
-        engine_id = config.kv_transfer_config.engine_id or ""
-        # On a device a step goes on after its hooks; with several steps in flight others begin meanwhile.
-        overlap = not current_platform.is_cpu() or config.max_concurrent_batches > 1
-        layouts = [first.layout for first in stages]
-        self._scheduler_side = SchedulerSide(
-            engine_id, self._options, joined(layouts), identity, overlap=overlap, ranks=len(ranks) * len(stages)
-        )
-        self._scheduler_side.blocks = self._blocks
-        self._hooks = Hooks(self._scheduler_side, self._options.on_loss, alone=met[0][0].alone)
-        self._scheduler_side.meet(
-            [(Path(of.folder), first_layers(layouts, stage)) for stage, some in enumerate(met) for of in some]
-        )
-        tell_of_loads(self._hooks.adapter_loaded)
-        if (proxy := self._options.proxy_of(config)) is not None:
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: Greetings) -> None:
+        """Completes the start."""
+        self._scheduler_side = self._mode.scheduler_side(metadata, self._kv_cache_manager)
+        tell_of_loads(self._adapter_loaded)
+        if (proxy := self._mode.options.proxy_of(self._vllm_config)) is not None:
             self._registration = ProxyRegistration(proxy, self._scheduler_side.address)
-        tell_of_sleep(self._hooks.sleeps)
+
+    def _adapter_loaded(self, adapter: "LoRARequest") -> None:
+        self._do(lambda side: side.adapters.seen(adapter), otherwise=None)
 
     def on_new_request(self, request: "Request") -> None:
-        self._hooks.arrived(request)
+        if request.lora_request is not None:
+            self._adapter_loaded(request.lora_request)
+        self._do(lambda side: side.arrived(request), otherwise=None)
 
     def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
-        tokens = self._hooks.match(request, num_computed_tokens)
-        return tokens, bool(tokens)
+        nothing: tuple[int | None, bool] = (0, False)
+        return self._do(lambda side: side.match(request, num_computed_tokens), otherwise=nothing)
 
     def get_loaded_kv_cache_group_ids(self, request: "Request") -> tuple[int, ...]:
         return tuple(range(len(self._groups)))
 
     def update_state_after_alloc(self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int) -> None:
-        self._hooks.allocated(request, blocks.get_block_ids(), num_external_tokens)
+        table = blocks.get_block_ids()
+        self._do(lambda side: side.allocated(request, table, num_external_tokens), otherwise=None)
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> BlockStep:
-        return self._hooks.step(scheduler_output)
+        return self._do(lambda side: side.step(scheduler_output), otherwise=None) or self._mode.no_step()
+
+    def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
+        heard = connector_output.kv_connector_worker_meta
+        if isinstance(heard, WorkerNews):
+            self._do(lambda side: side.hear(heard), otherwise=None)
 
     def request_finished_all_groups(
         self, request: "Request", block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        return self._hooks.finished(request, block_ids)
+        """Returns False, as vLLM's delayed free is not used, and what the router relays; None: nothing."""
+        return False, self._do(lambda side: side.finished(request, block_ids), otherwise=None)
 
     def request_finished(self, request: "Request", block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """Does the same; vLLM calls this one beside a connector that knows one group alone."""
@@ -147,56 +127,71 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
         return True
 
     def has_pending_push_work(self) -> bool:
-        return self._scheduler_side is not None and self._hooks.has_news
+        return self._scheduler_side is not None and self._scheduler_side.has_news
 
     def reset_cache(self) -> bool:
-        return self._hooks.reset()
+        return self._do(lambda side: side.reset(), otherwise=False)
 
-    def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
-        """Does nothing: the worker only reports what this side told it."""
+    def _do(self, hook: Callable[[AnySchedulerSide], T], *, otherwise: T) -> T:
+        """Calls a hook of the scheduler's side. No hook raises, as vLLM ends an engine whose hook does: a failure ends
+        kvgrpc in this engine, which goes on alone. The hook is called again then, as vLLM waits for what it tells.
+        """
+        side = self._scheduler_side
+        if side is None:
+            return otherwise
+        for _ in range(2):
+            try:
+                return hook(side)
+            except Exception as defect:  # noqa: BLE001 - logged: the engine goes on without kvgrpc
+                _defects.exception("kvgrpc is over in this engine, which goes on alone")
+                side.end(f"a defect of kvgrpc: {defect!r}")
+        return otherwise
 
     # -- the worker's side
 
     @property
-    def _in(self) -> "WorkerSide":
+    def _in(self) -> AnyWorkerSide:
         assert self._worker_side is not None, "this is a scheduler's connector"
         return self._worker_side
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         self._in.register(kv_caches, self._groups)
-        self._layout = told(self._vllm_config, self._layout, kv_caches, self._groups)
 
     def set_host_xfer_buffer_ops(self, copy_operation: CopyBlocks) -> None:
         """Takes the function that copies a mirror's blocks, for a device that is no CUDA device."""
         self._in.copy_by(copy_operation)
 
-    def get_handshake_metadata(self) -> WorkerGreeting:
-        self._in.attach()
-        kernels = [kernels_of(self._vllm_config, names) for names in self._groups]
-        alone = get_kv_transfer_group() is self
-        return WorkerGreeting(str(self._in.folder), kernels, self._layout, gethostname(), alone)
+    def get_handshake_metadata(self) -> WorkerGreeting | StoreGreeting:
+        return self._in.greet(self._vllm_config, alone=get_kv_transfer_group() is self)
 
     def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:
-        """Does nothing: loads run beside the steps."""
+        """Loads the KV that this step computes on, before it returns."""
+        self._in.begin(self._step)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Does nothing: what a step reads was there before the step began."""
+        """Does nothing: what a step reads was there before the step began, or is loaded by `start_load_kv`."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
         """Reports a computed layer, whose KV may go."""
-        self._in.layer_done(layer_name, self._step())
+        self._in.layer_done(layer_name, self._step)
 
     def wait_for_save(self) -> None:
-        self._in.step_done(self._step())
+        self._in.step_done(self._step)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        step = self._step()
+        step: BlockStep = self._step
         return KVConnectorTransferResults(finished_recving=step.loaded, failed_recving=step.failed)
 
-    def _step(self) -> BlockStep:
-        step = self._get_connector_metadata()
-        assert isinstance(step, BlockStep)
-        return step
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        return self._in.bad_blocks()
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        return self._in.heard()
+
+    @property
+    def _step(self) -> Any:
+        """The message of the scheduler's side of this mode."""
+        return self._get_connector_metadata()
 
     # -- both
 
@@ -217,4 +212,4 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
         if self._worker_side is not None:
             self._worker_side.close()
         elif self._scheduler_side is not None:  # otherwise the start failed
-            self._hooks.close()
+            self._scheduler_side.close()

@@ -3,13 +3,14 @@
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from vllm.platforms import current_platform
 
-from kvgrpc.core.policy.values import ModeChoice, OnLoss
+from kvgrpc.core.policy.values import ModeChoice, OnLoss, Rules
+from kvgrpc.core.values.layout import GroupKind, PoolLayout
 from kvgrpc.integrations.derived_keys import read_secret
 from kvgrpc.integrations.old_settings import check_fields, check_keys, passes_host
 from kvgrpc.integrations.params import Defaults
@@ -23,29 +24,18 @@ _log = logging.getLogger(__name__)
 PORT_MAX = 65_535
 
 
-@dataclass(frozen=True)
-class BlockOptions:
-    """The settings of `kv_connector_extra_config`, with related settings of vLLM itself."""
+@dataclass(frozen=True, kw_only=True)
+class SharedOptions:
+    """The settings of `kv_connector_extra_config` that all modes have, with related settings of vLLM itself."""
 
-    defaults: Defaults
     on_loss: OnLoss = OnLoss.RECOMPUTE
-    step_tokens: int = 2048
-    """Maximum number of tokens that unfinished steps compute."""
     listen: str = "127.0.0.1:0"
-    """Address at which the lead serves peers and routers. Each replica of a data-parallel engine takes the port after
-    the last one's.
+    """Address at which the lead serves peers and routers, or the first one of several leads. Each replica of a
+    data-parallel engine takes the port after the last one's, and so does each rank that has a lead of its own.
     """
-    data_paths: tuple[str, ...] = ("cma", "nixl", "cuda_vmm", "collective")
+    data_paths: tuple[str, ...] = ()
     serve_flags: tuple[str, ...] = ()
     """More flags of `kvgrpc serve` for the lead: --advertise, --dial-allow, --config."""
-    limits: Mapping[str, float] = field(default_factory=dict)
-    """Limits of the lead that differ from its defaults, by name."""
-    recompute_threshold_tokens: int = 64
-    layers_per_part: int = 0
-    """Number of layers that pushes hand over at once, as soon as they are computed; 0: all."""
-    mirror: bool = False
-    """True if no data path reaches the cache: each worker keeps a mirror of it in host memory."""
-    copy_threads: int = 1
     weights_revision: str = ""
     pairing_secret_file: str = ""
     """File with the secret that both engines share: command lines are shown, and vLLM logs its own. Empty: none."""
@@ -55,19 +45,65 @@ class BlockOptions:
     http_port: int = 0
     """Port at which vLLM serves, as the proxy is told."""
 
+    def proxy_of(self, config: "VllmConfig") -> Proxy | None:
+        """Returns the proxy with which this engine registers; None: it does not register. Raises ValueError."""
+        return Proxy.of(config.kv_transfer_config, self.proxy_ip, self.proxy_port, self.http_port)
+
+    @classmethod
+    def _made(cls, config: "VllmConfig", mode: str, stated: dict[str, Any], **more: Any) -> Self:
+        """Makes the options of what is `stated` in a configuration, and of `more`, which a mode reads by itself. Raises
+        ValueError for unknown and invalid ones.
+        """
+        transfer, model = config.kv_transfer_config, config.model_config
+        stated.pop("on_loss", None)  # `choose_policy` has told vLLM
+        check_keys(stated.keys() - ({of.name for of in fields(cls)} - more.keys()), mode)
+        check_fields(transfer)
+        found: dict[str, Any] = {
+            "on_loss": OnLoss(transfer.kv_load_failure_policy),
+            "weights_revision": f"{model.model}@{model.revision or ''}",
+            **{name: tuple(value) if isinstance(value, list) else value for name, value in stated.items()},
+        }
+        found |= {name: int(found[name]) for name in ("proxy_port", "http_port") if name in found}
+        made = cls(**more, **found)
+        made.proxy_of(config)
+        return made
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockOptions(SharedOptions):
+    """The settings of an engine that moves blocks."""
+
+    defaults: Defaults = field(default_factory=Defaults)
+    step_tokens: int = 2048
+    """Maximum number of tokens that unfinished steps compute."""
+    data_paths: tuple[str, ...] = ("cma", "nixl", "cuda_vmm", "collective")
+    limits: Mapping[str, float] = field(default_factory=dict)
+    """Limits of the lead that differ from its defaults, by name."""
+    recompute_threshold_tokens: int = 64
+    layers_per_part: int = 0
+    """Number of layers that pushes hand over at once, as soon as they are computed; 0: all."""
+    mirror: bool = False
+    """True if no data path reaches the cache: each worker keeps a mirror of it in host memory."""
+    copy_threads: int = 1
+
     @property
     def lead_flags(self) -> tuple[str, ...]:
         """Flags of `kvgrpc serve` for the lead."""
         limits = [word for name, value in self.limits.items() for word in ("--limit", f"{name}={value}")]
         return ("--data-paths", ",".join(self.data_paths), *limits, *self.serve_flags)
 
+    def rules(self, layout: PoolLayout) -> Rules:
+        """Returns the rules by which an engine with this pool gives and takes."""
+        count, layers = self.layers_per_part, max(group.layers for group in layout.groups)
+        ranges = tuple((first, min(count, layers - first)) for first in range(0, layers, count)) if count else ()
+        back = int(any(group.kind is GroupKind.STATE for group in layout.groups))
+        return Rules((), self.on_loss, self.recompute_threshold_tokens, backoff_tokens=back, layer_ranges=ranges)
+
     @classmethod
     def of(cls, config: "VllmConfig") -> "BlockOptions":
         """Reads the options of an engine. Raises ValueError for unknown and invalid ones."""
         transfer = config.kv_transfer_config
         stated: dict[str, Any] = dict(transfer.kv_connector_extra_config or {})
-        stated.pop("on_loss", None)  # `choose_policy` has told vLLM
-        model = config.model_config
         defaults = Defaults(
             ModeChoice(stated.pop("mode", "auto")),
             stated.pop("ttl_s", None),
@@ -75,24 +111,11 @@ class BlockOptions:
             float(stated.pop("offer_ttl_s", 0.0)),
             read_secret(stated.get("pairing_secret_file", "")),
         )
-        fields: dict[str, Any] = {
-            "on_loss": OnLoss(transfer.kv_load_failure_policy),
-            "step_tokens": config.max_in_flight_tokens,
-            "weights_revision": f"{model.model}@{model.revision or ''}",
-            **{name: tuple(value) if isinstance(value, list) else value for name, value in stated.items()},
-        }
-        check_keys(fields.keys() - cls.__dataclass_fields__.keys(), defaults.mode.value)
-        check_fields(transfer)
-        fields["mirror"] = passes_host(transfer, current_platform.device_type, fields.get("mirror"))
-        fields |= {name: int(fields[name]) for name in ("proxy_port", "http_port") if name in fields}
+        stated["mirror"] = passes_host(transfer, current_platform.device_type, stated.get("mirror"))
+        stated.setdefault("step_tokens", config.max_in_flight_tokens)
+        made = cls._made(config, defaults.mode.value, stated, defaults=defaults)
         replica = config.parallel_config.data_parallel_index
-        made = cls(defaults, **fields)
-        made.proxy_of(config)
         return made if not replica else replace(made, listen=_listen_of(made, replica))
-
-    def proxy_of(self, config: "VllmConfig") -> Proxy | None:
-        """Returns the proxy with which this engine registers; None: it does not register. Raises ValueError."""
-        return Proxy.of(config.kv_transfer_config, self.proxy_ip, self.proxy_port, self.http_port)
 
 
 def choose_policy(transfer: "KVTransferConfig") -> None:

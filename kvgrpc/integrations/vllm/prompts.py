@@ -3,6 +3,7 @@ changes to what vLLM computes of them.
 """
 
 import hashlib
+import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ from kvgrpc.integrations.params import traceparent_of
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
+
+_log = logging.getLogger(__name__)
 
 COMPLETE = RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED
 """Final states of a request that has its prompt's KV as a whole."""
@@ -43,12 +46,19 @@ def reached(request: "Request", here: int, tokens: int) -> None:
         )  # fmt: skip
 
 
-def begin_anew(request: "Request", manager: Any) -> None:
-    """Begins a request anew for which no KV came: vLLM looks for KV once more, and gives blocks, as its own scheduler
-    does after a failed load. `manager`: vLLM's KVCacheManager; the blocks are at rest.
+def begin_anew(request: "Request", manager: Any) -> bool:
+    """Turns a failed load into one of no tokens: vLLM looks for KV once more, and gives blocks, as its own scheduler
+    does after a failed load. The fate of failed loads is set by a key of vLLM's for all connectors, which is out of
+    reach if several share an engine. `manager`: vLLM's KVCacheManager; the blocks are at rest. Returns False if the
+    request cannot begin anew, which is logged.
     """
-    manager.free(request)
-    request.num_computed_tokens = 0
+    try:
+        manager.free(request)
+        request.num_computed_tokens = 0
+    except Exception:  # noqa: BLE001 - logged: the load fails
+        _log.exception("request %s cannot begin anew", request.request_id)
+        return False
+    return True
 
 
 def trace_of(request: "Request", params: Mapping[str, Any]) -> str:

@@ -5,13 +5,20 @@ and one takes. Other answers wait until the first one goes on, and then find wha
 prompts are computed.
 """
 
+import os
 import re
 from collections.abc import Collection
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvgrpc.core.policy.spec import Source
+from kvgrpc.core.policy.values import Give, ModeChoice
+from kvgrpc.core.values.ids import TRANSFER_KEY_BYTES_MIN
+from kvgrpc.integrations.vllm.prompts import COMPLETE
 
 if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
     from kvgrpc.engine.scheduler import ScheduledRequest
 
 _T = TypeVar("_T")
@@ -43,6 +50,8 @@ class Siblings:
         """The request that gives, by family."""
         self._members: dict[str, set[str]] = {}
         """Requests that have not left, by family."""
+        self._silent: set[str] = set()
+        """Prefills that give nothing: a sibling gives in their place, or their prompt is not the first of its list."""
         self._given: dict[str, dict[str, Any]] = {}
         """Answers that the router relays of what was given, by family."""
         self._takers: dict[str, ScheduledRequest] = {}
@@ -62,7 +71,14 @@ class Siblings:
         if family in self._ended:
             self._giver[family], self._given[family] = self._ended.pop(family)
         self._members.setdefault(family, set()).add(request_id)
-        return is_told_of(request_id) and self._giver.setdefault(family, request_id) == request_id
+        gives = is_told_of(request_id) and self._giver.setdefault(family, request_id) == request_id
+        if not gives:
+            self._silent.add(request_id)
+        return gives
+
+    def is_silent(self, request_id: str) -> bool:
+        """Returns whether a request was to give, and does not."""
+        return request_id in self._silent
 
     def takes(self, found: "ScheduledRequest", *, cached: bool) -> bool:
         """Returns whether a request that is to take does so: not if another one takes the same for the same prompt, or
@@ -82,6 +98,16 @@ class Siblings:
             _remember(self._took, family, (found.request_id, taken))
         return True
 
+    def share(self, found: "ScheduledRequest", *, cached: bool) -> "ScheduledRequest":
+        """Returns what one sibling gives and takes of what the original request wants. `cached`: see `takes`."""
+        if found.give is not None and not self.gives(found.request_id):
+            # A key of its own: a destination of what the other one gives does not wait for this one.
+            key = os.urandom(TRANSFER_KEY_BYTES_MIN)
+            found = replace(found, give=Give(ModeChoice.PULL), target=b"", transfer_key=key)
+        if found.take is not None and not self.takes(found, cached=cached):
+            found = replace(found, take=None)
+        return found
+
     def waits(self, request_id: str) -> bool:
         """Returns whether what a request would find here is still to come."""
         if self._waits_for.get(request_id) in self._takers:
@@ -94,13 +120,20 @@ class Siblings:
         for request_id in self._takers.keys() & request_ids:
             del self._takers[request_id]
 
-    def gave(self, request_id: str, answer: dict[str, Any]) -> None:
-        """Notes what a request gave, as the answer that tells its router."""
-        if self._giver.get(family_of(request_id)) == request_id:
+    def left(self, request: "Request", answer: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Forgets a request that left with this answer. Returns what its router relays: the answer of the request that
+        gave in its place, if it has computed as much.
+        """
+        request_id = request.request_id
+        if answer and self._giver.get(family_of(request_id)) == request_id:
             self._given[family_of(request_id)] = answer
+        silent = self.is_silent(request_id)
+        shared = self.forget(request_id)
+        return answer if not silent else shared if request.status in COMPLETE else None
 
-    def left(self, request_id: str) -> dict[str, Any] | None:
-        """Forgets a request that left. Returns what the router relays for its family; None: it gave nothing."""
+    def forget(self, request_id: str) -> dict[str, Any] | None:
+        """Forgets a request. Returns the answer of its family; None: it gave nothing."""
+        self._silent.discard(request_id)
         self._takers.pop(request_id, None)
         self._waits_for.pop(request_id, None)
         family = family_of(request_id)

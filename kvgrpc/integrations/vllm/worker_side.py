@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from socket import gethostname
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,8 +18,14 @@ from kvgrpc.engine import Device, LeadDied, Rank, RankTicket
 from kvgrpc.integrations.vllm.block_copies import BlockCopies, CopyBlocks
 from kvgrpc.integrations.vllm.device import AfterDevice, MarkNow, device_of, marks_of
 from kvgrpc.integrations.vllm.geometry import memory_of
-from kvgrpc.integrations.vllm.meeting import ATTACHED, TICKET, BlockStep, hear, say
+from kvgrpc.integrations.vllm.identity import kernels_of
+from kvgrpc.integrations.vllm.insides import told
+from kvgrpc.integrations.vllm.meeting import ATTACHED, TICKET, BlockStep, WorkerGreeting, hear, say
 from kvgrpc.integrations.vllm.options import BlockOptions
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorWorkerMetadata
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +50,7 @@ class WorkerSide:
         self._devices = devices or partial(device_of, layout)
         self._after: AfterDevice | None = None
         self._memory = torch.empty(0)
+        self._caches: Mapping[str, torch.Tensor] = {}
         self._device: Device | None = None
         """The Device that the mirror copies; None: there is no mirror."""
         self._names: Sequence[Sequence[str]] = ()
@@ -59,7 +68,7 @@ class WorkerSide:
         """
         self._memory = memory_of(self._layout, caches, layers)
         self._device = self._devices(self._memory) if self._options.mirror else None
-        self._names = layers
+        self._caches, self._names = caches, layers
         self._count([0] * len(layers))
         mark = self._marks(self._memory.device)
         self._after = AfterDevice(mark) if mark is not None else None
@@ -68,6 +77,15 @@ class WorkerSide:
         """Takes the function by which vLLM copies blocks between this device and the host. Called after `register`."""
         if isinstance(self._device, BlockCopies):
             self._device.copy = copy
+
+    def greet(self, config: "VllmConfig", *, alone: bool) -> WorkerGreeting:
+        """Returns what the scheduler's side is to know of this worker, which attaches then. `alone`: see
+        `WorkerGreeting`.
+        """
+        self.attach()
+        kernels = [kernels_of(config, list(names)) for names in self._names]
+        layout = told(config, self._layout, self._caches, self._names)
+        return WorkerGreeting(str(self.folder), kernels, layout, gethostname(), alone)
 
     def attach(self) -> None:
         """Takes the ticket when it comes, in a thread of its own. Call it when the scheduler is about to give the
@@ -99,6 +117,9 @@ class WorkerSide:
         for name, number in self._number.items():
             self._layers.setdefault(number, set()).add(name)
 
+    def begin(self, step: BlockStep) -> None:
+        """Does nothing: loads run beside the steps."""
+
     def layer_done(self, layer: str, step: BlockStep) -> None:
         """Notes that a layer is computed; a draft's layer comes more than once. A number is reported once its layers in
         all groups are computed.
@@ -116,6 +137,14 @@ class WorkerSide:
     def step_done(self, step: BlockStep) -> None:
         if step.report:
             self._say(step)
+
+    def bad_blocks(self) -> set[int]:
+        """Returns nothing: loads that failed are in the step."""
+        return set()
+
+    def heard(self) -> "KVConnectorWorkerMetadata | None":
+        """Returns None: a rank reports to its lead."""
+        return None
 
     def _say(self, step: BlockStep, layer: int | None = None) -> None:
         """Reports a step or a layer when its results are there: no hook waits for a device."""

@@ -14,10 +14,10 @@ def sees(tenant: str) -> bool:
 def tenant_of_pin(state: NodeState, pin: Pin) -> str:
     """Returns the tenant of the lease or the transfer that pins; empty if neither has one."""
     if pin.kind is PinKind.LEASE:
-        return state.leases.get(pin.owner).tenant
+        return state.send.leases.get(pin.owner).tenant
     if pin.owner.startswith("a-"):
-        access = state.accesses[bytes.fromhex(pin.owner.removeprefix("a-"))]
-        lease = state.leases.find(access.lease_id)
+        access = state.access.rows[bytes.fromhex(pin.owner.removeprefix("a-"))]
+        lease = state.send.leases.find(access.lease_id)
         if lease is not None:
             return lease.tenant
         owner = access.lease_id

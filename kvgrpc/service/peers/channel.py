@@ -148,7 +148,7 @@ class PeerChannel:
             over.cancel()
 
     def _check_shown(self, proof: bytes) -> None:
-        known = self._runner.node.state.peers.get(self.peer)
+        known = self._runner.node.state.peers.lives.get(self.peer)
         if known is None or not known.proves(proof):
             why = f"who answers at {self.address} does not show that it is {self.peer}"
             raise PreconditionFailed(Reason.PEER_FAILED, why)

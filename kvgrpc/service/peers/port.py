@@ -85,7 +85,7 @@ class PeerChannels:
     # -- the port
 
     def dial(self, action: actions.Dial) -> None:
-        self._spawn(self._dial(action, self._runner.node.state.incarnation))
+        self._spawn(self._dial(action, self._runner.node.state.life.incarnation))
 
     def hang_up(self, peer: str) -> None:
         if (channel := self._channels.pop(peer, None)) is not None:
@@ -151,10 +151,10 @@ class PeerChannels:
             await channel.start_liveness(answered.asks)
         except Exception as error:  # noqa: BLE001 - the node waits for the end of its dial in any case
             await channel.channel.close()
-            if self._runner.node.state.incarnation == life:
+            if self._runner.node.state.life.incarnation == life:
                 self._runner.feed(events.DialFailed(address, dial_failure(address, error)))
             return
-        if self._runner.node.state.incarnation != life:
+        if self._runner.node.state.life.incarnation != life:
             await channel.close(0)
             return
         old = self._channels.pop(channel.peer, None)
@@ -165,11 +165,11 @@ class PeerChannels:
 
     def _check_place(self, key: str, at: str, answered: events.PeerAnswered) -> None:
         """Raises PreconditionFailed (PEER_FAILED) for a peer that answers as a life known at another address."""
-        if (known := self._runner.node.state.peers.get(key)) is not None:
+        if (known := self._runner.node.state.peers.lives.get(key)) is not None:
             reached(known, answered, at)
 
     async def _handshake(self, channel: PeerChannel, action: actions.Dial) -> events.PeerAnswered:
-        here, asks = self._runner.node.state.pool, action.asks or new_proof()
+        here, asks = self._runner.node.state.life.engine, action.asks or new_proof()
         request = handshake_pb2.HandshakeRequest(
             engine=description.engine_to_proto(here),
             endpoints=[endpoint_to_proto(endpoint) for endpoint in action.endpoints],
@@ -319,11 +319,11 @@ class PeerChannels:
         channel = self._channels.get(peer)
         if channel is not None:
             return channel
-        known = self._runner.node.state.peers.get(peer)
+        known = self._runner.node.state.peers.lives.get(peer)
         address = known.description.address if known else ""
         if known is None or not address or not self._may_dial(address):
             raise PermissionDenied(Reason.DIAL_REFUSED, f"peer {peer} has no address that this server may dial")
-        here = self._runner.node.state.pool
+        here = self._runner.node.state.life.engine
         channel = PeerChannel(address, self._connect, self._runner, self._limits, peer)
         channel.speak_for(here.engine_id, here.incarnation, known.shows[0], known.description.message_bytes)
         self._channels[peer] = channel

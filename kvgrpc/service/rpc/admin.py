@@ -53,15 +53,15 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             header=lead.header(),
             admission=open_to,
             admission_reason=why,
-            uptime=duration(now - state.began),
-            engine_attached=state.attached,
+            uptime=duration(now - state.life.began),
+            engine_attached=state.life.attached,
             counts=_counts(lead),
             oldest_transfer_id=oldest.id if oldest else "",
             oldest_transfer_age=duration(now - oldest.created) if oldest else None,
             progress_age=duration(lead.progress_age_s()),
             version=lead.version,
             kept=_kept(state.ledger),
-            lacking_requests=[_lacking(row, now) for row in state.lacking.rows(now) if sees("")],
+            lacking_requests=[_lacking(row, now) for row in state.send.lacking.rows(now) if sees("")],
             waiting_readers=[_waiting(lead.node, lease, access, now) for lease, access in waiting[:READERS_SHOWN_MAX]],
             waiting_reader_count=len(waiting),
         )
@@ -74,9 +74,9 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         found = page(
             lead,
             request,
-            [peer for peer in state.peers.values() if sees(lead.engine_ids.tenant(peer.description.engine_id))],
-            lambda peer: (state.began - peer.since, peer.key),
-            lambda peer: peer_to_proto(lead.node.peer(peer)),
+            [peer for peer in state.peers.lives.values() if sees(lead.engine_ids.tenant(peer.description.engine_id))],
+            lambda peer: (state.life.began - peer.since, peer.key),
+            lambda peer: peer_to_proto(peer, state.now, lead.node.open_accesses(peer)),
         )
         return admin_pb2.ListPeersResponse(header=found.header, peers=found.rows, next_page_token=found.next_page_token)
 
@@ -85,17 +85,17 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         lead = self._lead
         lead.runner.advance()
         state = lead.node.state
-        pins, held = list(state.pins), list[allocations.Row]()
+        pins, held = list(state.pool.pins), list[allocations.Row]()
         if request.HasField("block"):
             held = allocations.holding(state, request.block.group, request.block.block, "block.")
-            pins = state.pins.of_block(request.block.group, request.block.block)
+            pins = state.pool.pins.of_block(request.block.group, request.block.block)
         pins = [pin for pin in pins if sees(tenant_of_pin(state, pin))]
         held = [row for row in held if sees(tenant_of(row[1].owner))]
         found = page(
             lead,
             request,
             pins,
-            lambda pin: (pin.since - state.began, f"{pin.owner} {pin.kind.value}"),
+            lambda pin: (pin.since - state.life.began, f"{pin.owner} {pin.kind.value}"),
             lambda pin: _pin(lead.node, pin, lead.runner.now),
         )
         return admin_pb2.ListPinsResponse(
@@ -181,22 +181,22 @@ def _kept(ledger: Ledger) -> admin_pb2.Kept:
 def _counts(lead: Lead) -> admin_pb2.Counts:
     node, state = lead.node, lead.node.state
     counts = state.transfers.counts
-    group_of_space = {space: group for group, space in enumerate(state.pins.spaces)}
+    group_of_space = {space: group for group, space in enumerate(state.pool.pins.spaces)}
     return admin_pb2.Counts(
         pending_transfer_count=counts[State.PENDING],
         active_transfer_count=counts[State.ACTIVE],
         succeeded_transfer_count=counts[State.SUCCEEDED],
         failed_transfer_count=counts[State.FAILED],
         cancelled_transfer_count=counts[State.CANCELLED],
-        lease_count=len(state.leases),
-        open_access_count=sum(peer.open_accesses for peer in node.peers()),
-        pinned_block_count=sum(int(state.pins.pinned_mask(group).sum()) for group in group_of_space.values()),
-        quarantined_block_count=sum(state.pins.quarantined),
-        received_bytes=state.bytes_received,
+        lease_count=len(state.send.leases),
+        open_access_count=sum(map(node.open_accesses, state.peers.lives.values())),
+        pinned_block_count=sum(int(state.pool.pins.pinned_mask(group).sum()) for group in group_of_space.values()),
+        quarantined_block_count=sum(state.pool.pins.quarantined),
+        received_bytes=state.moves.bytes_received,
         defect_count=lead.runner.defects,
-        reclaimed_lease_count=state.soft_leases.reclaimed,
-        reclaimed_in_vain_count=state.soft_leases.reclaimed_in_vain,
-        reclaimed_claim_count=state.soft_leases.reclaimed_claims,
+        reclaimed_lease_count=state.send.soft_leases.reclaimed,
+        reclaimed_in_vain_count=state.send.soft_leases.reclaimed_in_vain,
+        reclaimed_claim_count=state.send.soft_leases.reclaimed_claims,
         denied_call_count=lead.gate.denied.total(),
     )
 
@@ -229,10 +229,10 @@ def _pin(node: Node, pin: Pin, now: float) -> admin_pb2.Pin:
     state = node.state
     request_id = peer = trace = missing = ""
     if pin.kind is PinKind.LEASE:
-        lease = state.leases.get(pin.owner)
+        lease = state.send.leases.get(pin.owner)
         request_id, trace = lease.request_id, lease.trace
     elif pin.owner.startswith("a-"):
-        access = state.accesses[bytes.fromhex(pin.owner.removeprefix("a-"))]
+        access = state.access.rows[bytes.fromhex(pin.owner.removeprefix("a-"))]
         request_id, peer = access.opening.request_id, access.consumer
     elif transfer := state.transfers.find(pin.owner.partition("#")[0]):
         request_id, peer, trace = transfer.request_id, transfer.peer_engine_id, transfer.trace
@@ -244,7 +244,7 @@ def _pin(node: Node, pin: Pin, now: float) -> admin_pb2.Pin:
         request_id=request_id,
         peer_engine_id=peer,
         age=duration(now - pin.since),
-        blocks=pool_blocks(pin.blocks, state.incarnation),
+        blocks=pool_blocks(pin.blocks, state.life.incarnation),
         missing_proof=missing,
         trace_id=answers.trace_id(trace),
     )

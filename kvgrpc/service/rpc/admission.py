@@ -15,16 +15,16 @@ BROKEN = (handshake_pb2.ADMISSION_NO_ENGINE, handshake_pb2.ADMISSION_WEDGED)
 def admission(lead: Lead) -> tuple["handshake_pb2.Admission.ValueType", str]:
     """Returns the admission state and its reason as text; the reason is empty when admission is open."""
     state = lead.node.state
-    if state.description is None:
-        return handshake_pb2.ADMISSION_NO_ENGINE, state.defect or "no engine is attached"
-    if state.draining:
-        why = "the server is shutting down" if state.stopping else "the server was told to take no new work"
+    if state.life.description is None:
+        return handshake_pb2.ADMISSION_NO_ENGINE, state.life.defect or "no engine is attached"
+    if state.life.draining:
+        why = "the server is shutting down" if state.life.stopping else "the server was told to take no new work"
         return handshake_pb2.ADMISSION_DRAINING, why
     if (age_s := lead.progress_age_s()) > WEDGED_S:
         return handshake_pb2.ADMISSION_WEDGED, f"no data path made progress for {age_s:.0f} s"
-    anew = f"the memory is being registered again: {state.rekeying}" if state.rekeying else ""
-    if full := anew or state.quarantine_full():
+    anew = f"the memory is being registered again: {state.pool.rekeying}" if state.pool.rekeying else ""
+    if full := anew or state.pool.quarantine_full():
         return handshake_pb2.ADMISSION_QUARANTINE_FULL, full
-    if state.transfers.live >= state.limits.transfers or len(state.leases) >= state.limits.leases:
+    if state.transfers.live >= state.limits.transfers or len(state.send.leases) >= state.limits.leases:
         return handshake_pb2.ADMISSION_OVERLOADED, "transfers or leases are at their limit"
     return handshake_pb2.ADMISSION_OPEN, ""

@@ -19,11 +19,11 @@ def holding(state: NodeState, group: int, block: int, where: str = "") -> list[R
 
     Raises OutOfRange for a block that does not exist.
     """
-    groups = state.pool.pool.groups
+    groups = state.life.engine.pool.groups
     check_ids(np.array([group]), len(groups), f"{where}group")
     check_ids(np.array([block]), groups[group].blocks, f"{where}block")
-    holders = state.allocator.holders(group, block)
-    return [row for row in state.allocator.rows() if row[0] in holders]
+    holders = state.pool.allocator.holders(group, block)
+    return [row for row in state.pool.allocator.rows() if row[0] in holders]
 
 
 def message(lead: Lead, row: Row) -> pool_pb2.Allocation:
@@ -37,5 +37,5 @@ def message(lead: Lead, row: Row) -> pool_pb2.Allocation:
         owner=terms.owner,
         age=duration(lead.runner.now - terms.since),
         remaining=None if due is None else duration(due - lead.runner.now),
-        blocks=pool_blocks(state.allocator.find(allocation_id) or (), state.incarnation),
+        blocks=pool_blocks(state.pool.allocator.find(allocation_id) or (), state.life.incarnation),
     )

@@ -127,7 +127,7 @@ class Conversation:
     def _meet(self, caller: peer_pb2.Caller) -> None:
         """Takes the caller of the stream, and answers no longer than that lead takes."""
         self._caller.CopyFrom(caller)
-        peer = self._lead.node.state.peers.get(peer_key(caller.engine_id, caller.incarnation))
+        peer = self._lead.node.state.peers.lives.get(peer_key(caller.engine_id, caller.incarnation))
         if peer is not None:
             self._answers.bound(min(self._message_bytes, peer.description.message_bytes))
 

@@ -34,8 +34,9 @@ class LeaseService(lease_pb2_grpc.LeaseServiceServicer):
     async def GetLease(self, request: lease_pb2.GetLeaseRequest, trace: str) -> lease_pb2.GetLeaseResponse:
         lead = self._lead
         lead.runner.advance()
-        found = lead.node.lease(lead.node.find_lease(requests.lease_ref(request.lease), PRINCIPAL.get()))
-        return lease_pb2.GetLeaseResponse(header=lead.header(), lease=answers.lease(found, lead.node.state.incarnation))
+        found = lead.node.find_lease(requests.lease_ref(request.lease), PRINCIPAL.get())
+        shown = answers.lease(found, lead.node.lease_times(found), lead.node.state.life.incarnation)
+        return lease_pb2.GetLeaseResponse(header=lead.header(), lease=shown)
 
     @unary
     async def ListLeases(self, request: lease_pb2.ListLeasesRequest, trace: str) -> lease_pb2.ListLeasesResponse:
@@ -45,9 +46,9 @@ class LeaseService(lease_pb2_grpc.LeaseServiceServicer):
         found = page(
             lead,
             request,
-            (lease for lease in state.leases if sees(lease.tenant) and (not wanted or lease.request_id == wanted)),
-            lambda lease: (lease.granted - state.began, lease.id),
-            lambda lease: answers.lease(lead.node.lease(lease), state.incarnation),
+            (lease for lease in state.send.leases if sees(lease.tenant) and (not wanted or lease.request_id == wanted)),
+            lambda lease: (lease.granted - state.life.began, lease.id),
+            lambda lease: answers.lease(lease, lead.node.lease_times(lease), state.life.incarnation),
         )
         return lease_pb2.ListLeasesResponse(
             header=found.header, leases=found.rows, next_page_token=found.next_page_token

@@ -29,7 +29,7 @@ class PoolService(pool_pb2_grpc.PoolServiceServicer):
     @unary
     async def DescribePools(self, request: pool_pb2.DescribePoolsRequest, trace: str) -> pool_pb2.DescribePoolsResponse:
         lead = self._lead
-        engine = lead.node.state.pool
+        engine = lead.node.state.life.engine
         return pool_pb2.DescribePoolsResponse(
             header=lead.header(), pools=[pool_to_proto(engine.pool, engine.pool_kind)]
         )
@@ -55,8 +55,8 @@ class PoolService(pool_pb2_grpc.PoolServiceServicer):
         lead = self._lead
         lead.runner.advance()
         state = lead.node.state
-        managed = state.pool.pool_kind is PoolKind.SERVER_MANAGED
-        rows = state.allocator.rows() if managed else iter(())
+        managed = state.life.engine.pool_kind is PoolKind.SERVER_MANAGED
+        rows = state.pool.allocator.rows() if managed else iter(())
         if request.HasField("block"):
             rows = iter(allocations.holding(state, request.group, request.block))
         rows = (row for row in rows if sees(tenant_of(row[1].owner)))
@@ -68,7 +68,7 @@ class PoolService(pool_pb2_grpc.PoolServiceServicer):
             lead,
             request,
             rows,
-            lambda row: (row[1].since - state.began, row[0]),
+            lambda row: (row[1].since - state.life.began, row[0]),
             lambda row: allocations.message(lead, row),
         )
         return pool_pb2.ListAllocationsResponse(
@@ -80,22 +80,22 @@ class PoolService(pool_pb2_grpc.PoolServiceServicer):
         lead = self._lead
         lead.runner.advance()
         state = lead.node.state
-        engine = state.pool
+        engine = state.life.engine
         managed = engine.pool_kind is PoolKind.SERVER_MANAGED
         rows = []
-        for index, (group, space) in enumerate(zip(engine.pool.groups, state.pins.spaces, strict=True)):
-            pinned = int(state.pins.pinned_mask(index).sum())
+        for index, (group, space) in enumerate(zip(engine.pool.groups, state.pool.pins.spaces, strict=True)):
+            pinned = int(state.pool.pins.pinned_mask(index).sum())
             rows.append(
                 pool_pb2.GroupStatus(
                     name=group.name,
                     block_count=group.blocks,
-                    free_block_count=state.allocator.free_count(space) if managed else group.blocks - pinned,
-                    allocated_block_count=state.allocator.allocated(space) if managed else 0,
+                    free_block_count=state.pool.allocator.free_count(space) if managed else group.blocks - pinned,
+                    allocated_block_count=state.pool.allocator.allocated(space) if managed else 0,
                     pinned_block_count=pinned,
-                    leased_block_count=state.pins.count_blocks(space, PinKind.LEASE),
-                    target_block_count=state.pins.count_blocks(space, PinKind.TARGET),
-                    quarantined_block_count=state.pins.quarantined[space],
-                    soft_block_count=state.pins.reclaimable(space),
+                    leased_block_count=state.pool.pins.count_blocks(space, PinKind.LEASE),
+                    target_block_count=state.pool.pins.count_blocks(space, PinKind.TARGET),
+                    quarantined_block_count=state.pool.pins.quarantined[space],
+                    soft_block_count=state.pool.pins.reclaimable(space),
                 )
             )
         return pool_pb2.GetPoolStatusResponse(header=lead.header(), kind=POOL_KINDS[engine.pool_kind], groups=rows)
@@ -104,16 +104,16 @@ class PoolService(pool_pb2_grpc.PoolServiceServicer):
     async def ReadBlocks(self, request: pool_pb2.ReadBlocksRequest, trace: str) -> pool_pb2.ReadBlocksResponse:
         lead = self._lead
         state = lead.node.state
-        state.check_life(request.blocks.incarnation)
+        state.life.check(request.blocks.incarnation)
         if not lead.config.read_blocks:
             raise PreconditionFailed(
                 Reason.READ_BLOCKS_DISABLED, "this server does not hand out KV (setting read_blocks)"
             )
         if not request.blocks.groups:
             raise invalid("blocks", "is required")
-        if request.rank >= state.pool.world_size:
-            raise invalid("rank", f"the engine has {state.pool.world_size} ranks")
-        lists = state.resolve(lists_of("blocks", request.blocks, lead.block_limit), "blocks")
+        if request.rank >= state.life.engine.world_size:
+            raise invalid("rank", f"the engine has {state.life.engine.world_size} ranks")
+        lists = state.pool.resolve(lists_of("blocks", request.blocks, lead.block_limit), "blocks")
         wanted = [(group, ids, self._regions(request, group)) for group, ids in enumerate(lists) if len(ids)]
         total = sum(sum(r.block_bytes for r in regions) * len(ids) for _, ids, regions in wanted)
         if total > READ_BYTES_MAX:
@@ -132,7 +132,7 @@ class PoolService(pool_pb2_grpc.PoolServiceServicer):
 
     def _regions(self, request: pool_pb2.ReadBlocksRequest, group: int) -> list[Region]:
         """Returns the rank's regions that hold the wanted layers. Raises InvalidRequest for layers past the group's."""
-        engine = self._lead.node.state.pool
+        engine = self._lead.node.state.life.engine
         layout, stage = engine.pool, request.rank // engine.stage_ranks
         layers = layer_range(request) or (0, layout.groups[group].layers)
         if layers[1] > layout.groups[group].layers - layers[0]:

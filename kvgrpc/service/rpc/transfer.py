@@ -83,7 +83,7 @@ class TransferService(transfer_pb2_grpc.TransferServiceServicer):
             lead,
             request,
             filter(wanted, state.transfers),
-            lambda transfer: (state.began - transfer.created, transfer.id),
+            lambda transfer: (state.life.began - transfer.created, transfer.id),
             lambda transfer: answers.transfer(transfer, lead.runner.now),
         )
         return transfer_pb2.ListTransfersResponse(
@@ -102,7 +102,7 @@ class TransferService(transfer_pb2_grpc.TransferServiceServicer):
         if resumed:
             if not request.incarnation:
                 raise invalid("incarnation", "is required with after_event_seq: the life that the number is of")
-            if request.incarnation != state.incarnation:
+            if request.incarnation != state.life.incarnation:
                 raise Aborted(
                     Reason.INCARNATION_CHANGED, "that sequence number belongs to an earlier life of this engine"
                 )

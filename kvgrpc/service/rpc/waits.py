@@ -33,11 +33,9 @@ class ServedWait:
 def wait_of(stated: Stated, lead: Lead, field: str = "") -> ServedWait:
     """Returns the wait that a message states. Raises InvalidRequest, with `field` before the name of the bad field."""
     layers = layer_range(stated)
-    ended = condition(stated.until)
-
-    def met(transfer: Transfer) -> bool:
-        return (layers is not None and transfer.has_layers(*layers)) or ended(transfer)
-
+    met = ended = condition(stated.until)
+    if layers is not None:
+        met = lambda transfer: transfer.has_layers(*layers) or ended(transfer)
     return ServedWait(met, timeout_s(stated, lead.config.limits.wait_s, field))
 
 

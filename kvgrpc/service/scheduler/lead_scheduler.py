@@ -165,7 +165,7 @@ class LeadScheduler(PolicyDriver[NamedRequest, _LeadRequest, str]):
 
         Raises InvalidRequest or OutOfRange.
         """
-        principal = PRINCIPAL.get() if self._lead.node.state.attached else ENGINE
+        principal = PRINCIPAL.get() if self._lead.node.state.life.attached else ENGINE
         answer: actions.Reclaimed = self._ask(
             events.ReclaimBlocks(events.Call(self._runner.next_call_id(), principal), counts, by=by)
         )
@@ -181,12 +181,12 @@ class LeadScheduler(PolicyDriver[NamedRequest, _LeadRequest, str]):
 
     def _let_in(self, spec: NamedRequest, arrival: Arrival) -> _LeadRequest:
         state = self._lead.node.state
-        state.pool  # noqa: B018 - raises if there is no pool
+        state.life.engine  # noqa: B018 - raises if there is no pool
         for address in spec.addresses:
             self._lead.check_dial(address)
         granted_ttl(spec.ttl_s, state.limits)
         if arrival.take is not None or arrival.give is not None:
-            state.check_open()
+            state.pool.check_open()
         self._check_news()
         return _LeadRequest(spec, principal=PRINCIPAL.get(), caller=payer(), prompt_bytes=prompt_bytes(spec))
 
@@ -356,6 +356,8 @@ class LeadScheduler(PolicyDriver[NamedRequest, _LeadRequest, str]):
             self._returned(transfer)
 
     def _changed(self, transfer: Transfer) -> None:
+        if transfer.id not in self._of:
+            return
         found, succeeded = self._find(transfer.id), transfer.state is State.SUCCEEDED
         if found is not None and not transfer.over and found[1] is RequestSide.TAKE:
             self._provide(found[0], Provisional(found[0].id, transfer.layers_done, transfer.part_epoch))
@@ -370,7 +372,7 @@ class LeadScheduler(PolicyDriver[NamedRequest, _LeadRequest, str]):
             self._tell(layers)
 
     def _rules(self) -> Rules:
-        description = self._lead.node.state.description
+        description = self._lead.node.state.life.description
         return self._lead.config.scheduler.rules(description.pool.groups if description else ())
 
     def _begin_anew(self) -> None:

@@ -54,6 +54,6 @@ class Life:
 
 def gone(lead: Lead) -> KVGrpcError:
     """Returns the error for calls of a life that is over."""
-    if lead.node.state.stopping:
+    if lead.node.state.life.stopping:
         return Unavailable(Reason.ENGINE_LOST, "the server is stopping")
     return Aborted(Reason.INCARNATION_CHANGED, "the life of the engine whose tensors these were is over")

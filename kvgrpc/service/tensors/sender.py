@@ -142,8 +142,8 @@ class TensorSender:
         asked.payer, asked.ttl_s = payer(), put.ttl_s
         known = table.kept.find(asked)
         if known is None:
-            lead.node.state.check_open()
-            lead.node.state.check_room()
+            lead.node.state.pool.check_open()
+            lead.node.state.transfers.check_room()
             life.transfers.take_over(put.allocation_id, caller)
         try:
             if known is None:

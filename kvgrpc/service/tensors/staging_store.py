@@ -68,9 +68,7 @@ class StagingStore:
         self._store: Store | None = None
         self._ending: set[asyncio.Task[Any]] = set()
         self._serving: set[asyncio.Task[None]] = set()
-        lead.runner.on_transfer.append(self._changed)
         lead.runner.on_life.append(self._begin)
-        lead.runner.on_events.append(self._look)
 
     # -- calls
 
@@ -79,9 +77,9 @@ class StagingStore:
         """The store of this life. Raises PreconditionFailed (POOL_KIND_MISMATCH) if the pool is no staging store,
         Unavailable (NO_POOL, or ENGINE_LOST when the server stops).
         """
-        if self._store is None and self.lead.node.state.stopping:
+        if self._store is None and self.lead.node.state.life.stopping:
             raise gone(self.lead)
-        self.lead.node.state.pool  # noqa: B018 - raises if there is no pool
+        self.lead.node.state.life.engine  # noqa: B018 - raises if there is no pool
         if self._store is None:
             raise PreconditionFailed(
                 Reason.POOL_KIND_MISMATCH,
@@ -93,7 +91,7 @@ class StagingStore:
     async def put(self, put: Put, trace: str, caller: str = ANONYMOUS) -> Sequence[Result]:
         """Serves PutTensor of that principal. Returns the tensors as they are here."""
         store, limits = self.store, self.lead.config.limits
-        self.lead.node.state.check_key(put.id.key)
+        self.lead.node.state.tombstones.check_key(put.id.key)
         until = self.lead.runner.now + granted_timeout(put.timeout_s, limits.registration_timeout_s, limits)
         if put.token:
             return await self._receive(store, put, until, trace)
@@ -104,7 +102,7 @@ class StagingStore:
         store = self.store
         if get.source is not None:
             self.lead.check_dial(get.source.address, "source.address")
-        self.lead.node.state.check_key(get.id.key)
+        self.lead.node.state.tombstones.check_key(get.id.key)
         if get.bundled:
             offers, token = store.kept.lend(get, trace)
             return GetResult(offers, token=token)
@@ -170,7 +168,7 @@ class StagingStore:
         claims = read_claims(put.token)
         source = claims.address
         self.lead.check_dial(source, "grant")
-        self.lead.node.state.check_open()
+        self.lead.node.state.pool.check_open()
         pages = sum(store.table.check_size(tensor.described) for tensor in put.tensors)
         if claims.token_count != pages:
             raise PreconditionFailed(
@@ -269,7 +267,7 @@ class StagingStore:
 
     def _see_cancels(self, store: Store) -> None:
         """Ends the tensors of requests cancelled since the last look."""
-        stones = self.lead.node.state.tombstones
+        stones = self.lead.node.state.tombstones.keys
         newest = (len(stones), next(reversed(stones), b""))
         if newest == self._seen_cancels:
             return
@@ -328,7 +326,7 @@ class StagingStore:
     def _begin(self) -> None:
         """Begins a new life. The node is busy."""
         self._end_life()
-        engine, config = self.lead.node.state.description, self.lead.config
+        engine, config = self.lead.node.state.life.description, self.lead.config
         page_bytes = _page_bytes(engine)
         if engine is None or not page_bytes:
             return
@@ -342,11 +340,17 @@ class StagingStore:
             life, pages, WaitingCalls(life, pages.look), kept, TensorSender(life, self._remote, kept),
             SourceFetcher(life, self._remote, lambda put, trace: self._fetched(store, put, trace)),
         )  # fmt: skip
+        runner = self.lead.runner
+        runner.on_transfer.append(self._changed)
+        runner.on_events.append(self._look)
 
     def _end_life(self) -> None:
         """Ends the life: waiting calls are refused."""
         store, self._store = self._store, None
         if store is not None:
+            runner = self.lead.runner
+            runner.on_transfer.remove(self._changed)
+            runner.on_events.remove(self._look)
             store.waiting.stop()
             store.sender.end()
             store.fetcher.stop()

@@ -81,7 +81,7 @@ class StoreTransfers:
     def free_pages(self) -> int:
         """Returns the number of pages neither given out nor pinned; 0 if the engine is gone."""
         state = self._lead.node.state
-        return 0 if state.description is None else state.allocator.free_count(0)
+        return 0 if state.life.description is None else state.pool.allocator.free_count(0)
 
     def take_over(self, allocation_id: str, caller: str) -> None:
         """Makes the store the owner of that principal's allocation. Raises NotFound (BLOCK_NOT_ALLOCATED), also for an
@@ -99,12 +99,12 @@ class StoreTransfers:
 
     def return_to(self, allocation_id: str, caller: str) -> None:
         """Gives the allocation back to that principal, if it still exists."""
-        if self._lead.node.state.allocator.known(allocation_id):
+        if self._lead.node.state.pool.allocator.known(allocation_id):
             self._ask(events.GiveAllocation(self._call(""), allocation_id, caller))
 
     def pages_of(self, allocation_id: str) -> Ids:
         """Returns the pages of an allocation, in order. Raises NotFound (BLOCK_NOT_ALLOCATED)."""
-        blocks = self._lead.node.state.allocator.find(allocation_id)
+        blocks = self._lead.node.state.pool.allocator.find(allocation_id)
         if blocks is None:
             raise NotFound(
                 Reason.BLOCK_NOT_ALLOCATED, f"no allocation {allocation_id} here: it was freed, or has ended"
@@ -113,7 +113,7 @@ class StoreTransfers:
 
     def free(self, allocation_id: str) -> None:
         """Frees an allocation: its pages come free at their last unpin."""
-        if self._lead.node.state.allocator.known(allocation_id):
+        if self._lead.node.state.pool.allocator.known(allocation_id):
             self._ask(events.FreeBlocks(self._call(""), allocation_id=allocation_id))
 
     def hand_over(

@@ -21,5 +21,5 @@ def opened(lead: Lead, token: bytes, number: int = 1, peer: Any = D) -> None:
 
 
 def lease_state(lead: Lead, made: Any) -> LeaseState:
-    state: LeaseState = lead.state.leases.get(made.lease.id).state
+    state: LeaseState = lead.state.send.leases.get(made.lease.id).state
     return state

@@ -220,7 +220,7 @@ def test_ranks_of_several_stages_compute_none() -> None:
     lead = Source()
     pool = lead.me.pool
     staged = [replace(region, offset=0, stage=stage) for stage, region in enumerate(pool.regions)]
-    lead.state.description = replace(
+    lead.state.life.description = replace(
         lead.me, pool=PoolLayout(pool.groups, tuple(staged), pool.total_bytes), world_size=len(staged)
     )
     with refused(Reason.FEATURE_UNAVAILABLE, Unimplemented):

@@ -61,7 +61,7 @@ def test_a_close_that_overtakes_its_opening_leaves_a_tombstone(lead: Lead) -> No
     assert isinstance(row, KVGrpcError)
     assert row.reason is Reason.ACCESS_CLOSED
     lead.tick(120.0)
-    assert not lead.state.accesses
+    assert not lead.state.access.rows
 
 
 def test_a_drop_of_an_access_never_opened_reaches_its_lease(lead: Lead) -> None:
@@ -91,10 +91,10 @@ def test_early_closes_are_forgotten_with_their_tombstones(lead: Lead) -> None:
     for number in (1, 2):
         lead.close(D, number, outcome=CloseOutcome.DROPPED, token=grant(lead.me, lease_id="l-late"))
         lead.tick(60.0)
-    assert list(lead.state.accesses) == [access_id(2)]
+    assert list(lead.state.access.rows) == [access_id(2)]
     lead.tick(60.0)
-    assert not lead.state.accesses
-    assert not lead.node.state.openings.early
+    assert not lead.state.access.rows
+    assert not lead.node.state.access.openings.early
     assert lease_state(lead, lead.finish(lease_id="l-late")) is LeaseState.LIVE
 
 
@@ -122,7 +122,7 @@ def test_tombstones_are_bounded() -> None:
     token = lead.finish(consumers=9).token
     for number in (1, 2):
         lead.close(D, number, token=token)
-    assert list(lead.state.accesses) == [access_id(1)]
+    assert list(lead.state.access.rows) == [access_id(1)]
 
 
 def test_tombstones_of_one_peer_are_bounded_and_make_room_when_they_are_forgotten() -> None:
@@ -131,11 +131,11 @@ def test_tombstones_of_one_peer_are_bounded_and_make_room_when_they_are_forgotte
     token = lead.finish(consumers=9, ttl_s=600.0).token
     for number in (1, 2):
         lead.close(D, number, token=token)
-    assert list(lead.state.accesses) == [access_id(1)]
+    assert list(lead.state.access.rows) == [access_id(1)]
     lead.tick(120.0)
     lead.admit(D)
     lead.close(D, 3, token=token)
-    assert list(lead.state.accesses) == [access_id(3)]
+    assert list(lead.state.access.rows) == [access_id(3)]
 
 
 def test_rows_are_answered_in_their_order(lead: Lead) -> None:
@@ -158,11 +158,11 @@ def test_an_access_lasts_longer_than_the_record_of_how_its_lease_ended() -> None
     lead.call(lambda c: ReleaseLease(c, LeaseRef(made.lease.id)))
     other = lead.finish(key=b"2" * 16)
     lead.call(lambda c: ReleaseLease(c, LeaseRef(other.lease.id)))
-    assert lead.state.leases.find(made.lease.id) is None
+    assert lead.state.send.leases.find(made.lease.id) is None
     assert lead.settle(D).reason is Reason.LEASE_RELEASED
     lead.tick(120.0)
-    assert not lead.state.accesses
-    assert not lead.node.state.openings.early
+    assert not lead.state.access.rows
+    assert not lead.node.state.access.openings.early
 
 
 def test_an_access_lasts_longer_than_the_record_of_its_peer(lead: Lead) -> None:
@@ -170,15 +170,14 @@ def test_an_access_lasts_longer_than_the_record_of_its_peer(lead: Lead) -> None:
     lead.close(D, token=made.token)
     for incarnation in range(3, DEAD_KEPT + 5):
         lead.admit(describe("d", incarnation))
-    assert key_of(D) not in lead.state.peers
+    assert key_of(D) not in lead.state.peers.lives
     lead.tick(120.0)
-    assert not lead.state.accesses
+    assert not lead.state.access.rows
 
 
 def test_the_accesses_that_are_open_with_a_peer_are_counted_either_way(lead: Lead) -> None:
     def counted() -> int:
-        (peer,) = (peer for peer in lead.node.peers() if peer.engine_id == "d")
-        return peer.open_accesses
+        return lead.node.open_accesses(lead.state.peers.lives[key_of(D)])
 
     made = lead.finish(consumers=2)
     lead.open(D, AccessOpening(access_id(9), grant(lead.me, lease_id="l-late"), claim(32)))
@@ -210,8 +209,8 @@ def test_a_message_of_an_access_that_is_over_does_not_open_it_again(lead: Lead) 
         assert isinstance(row, KVGrpcError)
         assert row.reason is Reason.ACCESS_CLOSED
         assert not lead.close(D, outcome=CloseOutcome.DROPPED, token=made.token)
-    assert not lead.state.accesses, "only its id is remembered"
-    assert lead.state.leases.get(made.lease.id).done == 1
+    assert not lead.state.access.rows, "only its id is remembered"
+    assert lead.state.send.leases.get(made.lease.id).done == 1
     lead.tick(120.0)
     lead.tick(120.0)
     assert len(lead.state.timers) == 0
@@ -234,7 +233,7 @@ def test_a_reader_that_never_closes_is_closed_in_the_end(lead: Lead) -> None:
     opened(lead, made.token)
     lead.tick(5.0)
     lead.tick(Limits().lease_cap_s - 1.0)
-    assert lead.state.accesses[access_id()].state is AccessState.STALE
+    assert lead.state.access.rows[access_id()].state is AccessState.STALE
     lead.tick(1.0)
     assert lead.one(Expect) == Expect(f"a-{access_id().hex()}", open=False)
     assert lead.settle(D).reason is Reason.LEASE_EXPIRED

@@ -38,9 +38,9 @@ def test_an_open_access_tells_blocks_time_and_how_much_the_content_covers(lead: 
     assert (row.token_count, row.offer_tokens) == (40, 40)
     assert (row.remaining_s, row.ttl_s) == (15.0, 20.0)
     assert (row.transfer_id, row.lease_id, row.memory_generation) == (made.transfer.id, made.lease.id, 0)
-    access = lead.state.accesses[access_id()]
+    access = lead.state.access.rows[access_id()]
     assert access.state is AccessState.OPEN
-    assert lead.state.pins.has(access.owner, PinKind.ACCESS)
+    assert lead.state.pool.pins.has(access.owner, PinKind.ACCESS)
     assert lead.one(Expect) == Expect(access.owner, open=True)
     transfer = lead.transfer(made.transfer.id)
     assert (transfer.state, transfer.waiting_for) == (State.ACTIVE, "")
@@ -54,7 +54,7 @@ def test_a_prefix_gets_the_blocks_that_hold_it_whole(lead: Lead) -> None:
     assert isinstance(row, Opened)
     assert [blocks.tolist() for _, blocks in row.blocks] == [[5, 6]]
     assert (row.token_count, row.offer_tokens) == (32, 64)
-    pinned = lead.state.pins.of_block(0, 7)
+    pinned = lead.state.pool.pins.of_block(0, 7)
     assert [pin.kind for pin in pinned] == [PinKind.LEASE]
 
 
@@ -71,10 +71,10 @@ def test_a_block_that_straddles_the_prefix_moves_whole() -> None:
 def test_asking_again_gives_the_same_blocks_and_pins_nothing_more(lead: Lead) -> None:
     made = lead.finish()
     first = lead.opened(D, opening(made.token))
-    pins = len(lead.state.pins)
+    pins = len(lead.state.pool.pins)
     again = lead.opened(D, opening(made.token))
     assert [b.tolist() for _, b in again[0].blocks] == [b.tolist() for _, b in first[0].blocks]
-    assert len(lead.state.pins) == pins
+    assert len(lead.state.pool.pins) == pins
     assert lead.seen(Expect) == []
 
 
@@ -91,7 +91,7 @@ def test_the_same_access_twice_in_one_call_is_one_access(lead: Lead) -> None:
     made = lead.finish()
     rows = lead.opened(D, opening(made.token), opening(made.token))
     assert all(isinstance(row, Opened) for row in rows)
-    assert len(lead.state.accesses) == 1
+    assert len(lead.state.access.rows) == 1
 
 
 def forged(token: bytes) -> bytes:
@@ -164,16 +164,16 @@ def test_an_access_whose_lease_ended_is_refused_with_the_lease_s_end(lead: Lead)
     lead.opened(D, opening(made.token))
     lead.tick(1.0)
     assert reason(lead.opened(D, opening(made.token))[0]) is Reason.LEASE_EXPIRED
-    assert lead.state.accesses[access_id()].state is AccessState.STALE
+    assert lead.state.access.rows[access_id()].state is AccessState.STALE
 
 
 def test_several_consumers_may_read_at_once(lead: Lead) -> None:
     made = lead.finish()
     lead.opened(D, opening(made.token, 1))
     lead.opened(E, opening(made.token, 2))
-    lease = lead.state.leases.get(made.lease.id)
+    lease = lead.state.send.leases.get(made.lease.id)
     assert lease.readers == {"d": 1, "e": 1}
-    assert lead.state.peers[key_of(D)].accesses == {access_id(1): None}
+    assert lead.state.peers.lives[key_of(D)].accesses == {access_id(1): None}
 
 
 def test_states_stand_for_the_whole_offer() -> None:

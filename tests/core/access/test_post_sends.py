@@ -66,9 +66,9 @@ def test_a_rank_sends_what_the_access_covers_and_the_caller_hears_when_it_is_und
     assert lead.answer(call) is None
     lead.feed(events.SendPosted(0, send.name))
     assert lead.answer(call) == actions.SendUnderWay(())
-    assert not lead.state.sends
+    assert not lead.state.access.sends
     assert lead.state.timers.when(Timer.SEND, send.name) is None
-    assert lead.node.lease(lead.state.leases.get(lead.handed.lease.id)).consumers_done == 0, "nothing has arrived yet"
+    assert lead.state.send.leases.get(lead.handed.lease.id).done == 0, "nothing has arrived yet"
     lead.feed(events.SendPosted(0, send.name))
 
 
@@ -130,7 +130,7 @@ def test_ranks_meet_that_exchange_bytes_the_other_way_only() -> None:
     """Ranks have the same latents, so each reads from one rank only; pairs of ranks are mapped for both directions."""
     latents = uniform_layout(Group("full", GroupKind.MLA, 2, 16, 64, 1, 1, "uint8"), 8)
     lead = Source(ranks=2, ranks_there=1, pool=latents)
-    assert (1, 0) in lead.state.peers[key_of(lead.peer)].bridges.pairs
+    assert (1, 0) in lead.state.peers.lives[key_of(lead.peer)].bridges.pairs
     lead.ask_send(replace(MEETING, source_rank=1), number=0)
     assert lead.one(actions.Send).rank == 1
     lead.check_refused(Reason.INVALID_FIELD, replace(BOTH, source_rank=1))
@@ -249,7 +249,7 @@ def test_a_rank_that_takes_too_long_and_a_caller_that_is_gone_end_the_call() -> 
         lead.answer(gone)
     lead.feed(events.SendPosted(0, name, message="broke"))
     lead.feed(events.CallAbandoned(gone))
-    assert not lead.state.sends
+    assert not lead.state.access.sends
 
 
 def test_sends_that_wait_end_with_the_life_of_the_engine() -> None:
@@ -260,7 +260,7 @@ def test_sends_that_wait_end_with_the_life_of_the_engine() -> None:
     for call in calls:
         with refused(Reason.ENGINE_LOST):
             lead.answer(call)
-    assert not lead.state.sends
+    assert not lead.state.access.sends
     for name in names:
         lead.feed(events.SendPosted(0, name))
 
@@ -289,6 +289,6 @@ def test_a_life_that_a_defect_ended_sends_nothing_more() -> None:
     lead.ask_send(BOTH)
     lead.node, _ = lead.node.successor(7, lead.now)
     lead.node.check()
-    assert not lead.state.sends
+    assert not lead.state.access.sends
     assert lead.state.timers.when(Timer.SEND, "p1") is None
     lead.check_refused(Reason.NO_HANDSHAKE, BOTH)

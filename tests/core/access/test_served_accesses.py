@@ -38,14 +38,14 @@ def test_a_valid_settle_ends_the_lease_when_its_consumer_was_the_last(lead: Lead
     assert [phase.end for phase in transfer.phases] == [lead.now]
     assert lead.news() == [BlocksReturnedNews(transfer.id, "r", made.lease.id)]
     assert lead.one(Expect) == Expect(f"a-{access_id().hex()}", open=False)
-    assert len(lead.state.pins) == 0
+    assert len(lead.state.pool.pins) == 0
 
 
 def test_a_settle_that_is_not_the_last_leaves_the_access_open(lead: Lead) -> None:
     made = lead.finish()
     opened(lead, made.token)
     assert lead.settle(D, last=False) == Verdict(True)
-    assert lead.state.accesses[access_id()].state is AccessState.OPEN
+    assert lead.state.access.rows[access_id()].state is AccessState.OPEN
     assert lead.settle(D) == Verdict(True)
 
 
@@ -78,16 +78,16 @@ def test_a_stale_verdict_is_given_before_the_last_settle_and_stays(lead: Lead) -
     lead.tick(5.0)
     verdict = lead.settle(D, last=False)
     assert not verdict.valid
-    assert lead.state.accesses[access_id()].state is AccessState.STALE
+    assert lead.state.access.rows[access_id()].state is AccessState.STALE
     assert lead.settle(D) == verdict
-    assert lead.state.accesses[access_id()].state is AccessState.CLOSED
+    assert lead.state.access.rows[access_id()].state is AccessState.CLOSED
 
 
 def test_the_end_of_a_lease_drops_the_pins_of_its_readers_at_once(lead: Lead) -> None:
     made = lead.finish()
     opened(lead, made.token)
     lead.call(lambda c: ReleaseLease(c, LeaseRef(made.lease.id)))
-    assert len(lead.state.pins) == 0
+    assert len(lead.state.pool.pins) == 0
     assert lead.seen(Expect) == [], "reads may go on until the access is closed"
     assert lead.settle(D).reason is Reason.LEASE_RELEASED
 
@@ -104,7 +104,7 @@ def test_only_its_opener_settles_an_access(lead: Lead) -> None:
 def test_an_access_that_waits_cannot_be_settled(lead: Lead) -> None:
     lead.open(D, opening(lead.finish(after_step=5).token))
     assert lead.settle(D).reason is Reason.ACCESS_NOT_FOUND
-    assert lead.state.accesses[access_id()].state is AccessState.WAITING
+    assert lead.state.access.rows[access_id()].state is AccessState.WAITING
 
 
 def test_settling_goes_on_while_the_peer_is_silent(lead: Lead) -> None:
@@ -139,13 +139,13 @@ def test_bytes_of_readers_are_added_up_but_never_believed_beyond_what_there_was(
     lead.settle(D, 1, nbytes=30)
     lead.settle(E, 2, nbytes=2**60)
     assert lead.transfer(made.transfer.id).nbytes_done == 30 + 32
-    assert lead.state.bytes_sent == 62
+    assert lead.state.moves.bytes_sent == 62
 
 
 def test_bytes_of_a_lease_without_a_transfer_count_too(lead: Lead) -> None:
     opened(lead, lead.finish(transfer=False, consumers=2).token)
     assert lead.settle(D, nbytes=30).valid
-    assert lead.state.bytes_sent == 30
+    assert lead.state.moves.bytes_sent == 30
 
 
 # -- consumers
@@ -210,7 +210,7 @@ def test_what_the_death_of_a_consumer_means_too(lead: Lead, on_abort: OnAbort, s
     assert lease_state(lead, made) is LeaseState.LIVE
     lead.tick(0.1)
     assert lease_state(lead, made) is state
-    assert not lead.state.accesses[access_id()].held
+    assert not lead.state.access.rows[access_id()].held
     assert lead.one(Expect).open is False
 
 
@@ -253,7 +253,7 @@ def test_what_is_read_under_a_lease_is_read_under_those_that_it_stands_for(lead:
         assert (transfer.state, transfer.consumers_done, transfer.nbytes_done) == (
             State.SUCCEEDED, 1, transfer.nbytes,
         )  # fmt: skip
-    assert len(lead.state.pins) == 0
+    assert len(lead.state.pool.pins) == 0
 
 
 @pytest.mark.parametrize("outcome", [CloseOutcome.FAILED, CloseOutcome.DROPPED, CloseOutcome.CANCELLED])
@@ -283,7 +283,7 @@ def test_a_lease_lasts_as_long_as_one_that_stands_for_it(lead: Lead) -> None:
 
 def test_a_lease_lasts_no_longer_than_its_cap_though_another_one_stands_for_it(lead: Lead) -> None:
     made = lead.finish(16, [0])
-    cap_s = made.lease.cap_remaining_s
+    cap_s = made.times.cap_remaining_s
     lead.tick(20.0)
     renew = RenewLeases
     lead.call(lambda c: renew(c, (LeaseRef(made.lease.id),), cap_s))

@@ -33,18 +33,18 @@ def test_an_opening_waits_for_its_lease_to_be_announced(lead: Lead) -> None:
     lead.finish(lease_id="l-late")
     assert isinstance(lead.answer(call).rows[0], Opened)
     lead.tick(0.2)
-    assert lead.state.accesses[access_id()].state is AccessState.OPEN
+    assert lead.state.access.rows[access_id()].state is AccessState.OPEN
 
 
 def test_a_lease_that_is_never_announced_is_not_found_after_five_seconds(lead: Lead) -> None:
-    before = snapshot(lead.state.peers)
+    before = snapshot(lead.state.peers.lives)
     call = lead.open(D, opening(grant(lead.me, lease_id="l-never")))
     lead.finish(lease_id="l-other")
     assert lead.answer(call) is None
     lead.tick(5.0)
     assert reason(lead.answer(call).rows[0]) is Reason.LEASE_NOT_FOUND
-    assert not lead.state.accesses
-    assert snapshot(lead.state.peers) == before
+    assert not lead.state.access.rows
+    assert snapshot(lead.state.peers.lives) == before
 
 
 def test_an_opening_waits_for_the_step_that_writes_the_blocks(lead: Lead) -> None:
@@ -91,7 +91,7 @@ def test_a_handshake_is_being_heard_too(lead: Lead) -> None:
     made = lead.finish()
     lead.feed(PeerSilent(key_of(D)))
     call = lead.open(D, opening(made.token))
-    lead.ask(lambda c: events.HandshakeReceived(c, D, (lead.state.peers[key_of(D)].endpoints)), principal="d")
+    lead.ask(lambda c: events.HandshakeReceived(c, D, (lead.state.peers.lives[key_of(D)].endpoints)), principal="d")
     assert isinstance(lead.answer(call).rows[0], Opened)
 
 
@@ -116,7 +116,7 @@ def test_one_wait_follows_another_within_one_deadline(lead: Lead) -> None:
     lead.tick(3.0)
     lead.finish(lease_id="l-late", after_step=7)
     assert lead.answer(call) is None
-    assert lead.state.accesses[access_id()].waiting_for == "step"
+    assert lead.state.access.rows[access_id()].waiting_for == "step"
     lead.tick(2.0)
     assert reason(lead.answer(call).rows[0]) is Reason.DEADLINE
 
@@ -137,7 +137,7 @@ def test_asking_again_while_it_waits_joins_the_wait(lead: Lead) -> None:
     rows = lead.answer(calls[1]).rows
     assert isinstance(rows[0], Opened)
     assert reason(rows[1]) is Reason.GRANT_INVALID
-    assert len(lead.state.accesses) == 1
+    assert len(lead.state.access.rows) == 1
 
 
 def test_several_accesses_wait_for_one_lease(lead: Lead) -> None:
@@ -166,10 +166,11 @@ def test_a_peer_that_dies_while_it_waits_is_answered_and_forgotten(lead: Lead) -
     lead.feed(PeerSilent(key_of(D)))
     lead.tick(4.0)
     lead.ask(
-        lambda c: events.HandshakeReceived(c, describe("d", 7), lead.state.peers[key_of(D)].endpoints), principal="d"
+        lambda c: events.HandshakeReceived(c, describe("d", 7), lead.state.peers.lives[key_of(D)].endpoints),
+        principal="d",
     )
     assert reason(lead.answer(call).rows[0]) is Reason.ACCESS_CLOSED
-    assert lead.state.accesses[access_id()].state is AccessState.CLOSED
+    assert lead.state.access.rows[access_id()].state is AccessState.CLOSED
 
 
 def test_what_waits_is_found_without_looking_at_all_that_waits(lead: Lead) -> None:
@@ -207,5 +208,5 @@ def test_the_openings_of_one_call_have_so_many_blocks_since_their_answer_is_one_
     assert [row.reason if isinstance(row, KVGrpcError) else Opened for row in rows] == [
         Opened, Opened, Reason.LIMIT_EXCEEDED, Reason.LIMIT_EXCEEDED
     ]  # fmt: skip
-    assert [access_id(number) in lead.state.accesses for number in range(1, 5)] == [True, True, False, False]
+    assert [access_id(number) in lead.state.access.rows for number in range(1, 5)] == [True, True, False, False]
     assert all(isinstance(row, Opened) for row in lead.opened(D, opening(made[2].token, 3), opening(made[3].token, 4)))

@@ -83,7 +83,7 @@ def nothing_left(pair: Pair) -> None:
     pair.moved()
     pair.tick(130.0)
     for lead in pair.leads:
-        assert not len(lead.state.pins)
-        assert not lead.state.accesses
-        assert not lead.state.closes.sent
-        assert not len(lead.state.leases)
+        assert not len(lead.state.pool.pins)
+        assert not lead.state.access.rows
+        assert not lead.state.moves.closes.sent
+        assert not len(lead.state.send.leases)

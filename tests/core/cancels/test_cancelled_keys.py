@@ -68,7 +68,7 @@ def test_a_key_whose_transfers_are_over_may_be_tried_again(lead: Lead, name: str
     lead.tick(1.0)
     answer = ask(lead, key=KEY)
     assert (answer.outcome, [t.id for t in answer.transfers]) == ("already_ended", [made.transfer.id])
-    assert not lead.state.tombstones
+    assert not lead.state.tombstones.keys
     works(lead, name)
 
 
@@ -174,8 +174,8 @@ def test_a_grant_whose_push_is_over_registers_nothing_any_more() -> None:
             pair.register(token, number=60)
         assert len(list(pair.p.state.transfers)) == before
         pair.tick(120.0)
-        assert not pair.p.state.ended_grants
-        assert not pair.p.state.tombstones
+        assert not pair.p.state.tombstones.grants
+        assert not pair.p.state.tombstones.keys
 
 
 def test_what_ended_may_be_tried_again_once_its_key_is_cancelled() -> None:
@@ -209,7 +209,7 @@ def test_grants_that_are_remembered_are_bounded_and_the_oldest_goes_first() -> N
         pair.finish(32, (1, 2))
         pair.moved()
         cancel(pair, pair.p)
-    assert list(pair.p.state.ended_grants) == [digest_of(token) for token in tokens[1:]]
+    assert list(pair.p.state.tombstones.grants) == [digest_of(token) for token in tokens[1:]]
 
 
 # -- the call

@@ -58,8 +58,8 @@ def test_a_reader_whose_bytes_are_in_flight_keeps_its_blocks_until_they_are_at_r
     assert pair.both()[1].memory is Disposition.QUARANTINED
     assert [type(news) for news in pair.told["d"]] == [FailedNews]
     assert pair.told["d"][0].cancelled
-    assert len(pair.d.state.pins)
-    assert not len(pair.p.state.pins), "the source's blocks are free at once"
+    assert len(pair.d.state.pool.pins)
+    assert not len(pair.p.state.pool.pins), "the source's blocks are free at once"
     pair.moved()
     assert pair.both()[1].memory is Disposition.RETURNED
     assert type(pair.told["d"][-1]) is BlocksReturnedNews
@@ -108,7 +108,7 @@ def test_an_opening_that_waits_for_a_step_or_its_peer_is_refused_at_once() -> No
         assert not newest(pair.d).over
         cancel(pair, pair.p)
         both_cancelled(pair, pair.d)
-        assert pair.p.state.accesses[access_id(9)].state is AccessState.WAITING, "of another lease"
+        assert pair.p.state.access.rows[access_id(9)].state is AccessState.WAITING, "of another lease"
 
 
 def test_one_of_several_readers_is_cancelled_alone_and_the_send_goes_on_for_the_others() -> None:
@@ -165,7 +165,7 @@ def test_a_reader_that_was_over_before_it_heard_stays_as_it_was() -> None:
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_destination_that_ends_alone_is_a_consumer_that_failed_and_may_come_again(stage: str) -> None:
     pair = at_stage(stage)
-    token = pair.d.state.receives[newest(pair.d).id].token
+    token = pair.d.state.receive.transfers[newest(pair.d).id].token
     cancel(pair, pair.d, THIS_SIDE)
     assert newest(pair.d).state is State.CANCELLED
     assert not newest(pair.p).over

@@ -106,7 +106,7 @@ def test_a_word_that_is_lost_is_said_again_as_what_it_was(writers: Writers) -> N
         pair.lost.clear()
         pair.deaf.clear()
         for lead in (pair.p, pair.d):
-            for access in list(lead.state.closes.sent):
+            for access in list(lead.state.moves.closes.sent):
                 pair.feed(lead, events.CloseAnswered(access, answered=False))
         pair.tick(1.0)
         both_cancelled(pair, getattr(pair, who))
@@ -241,7 +241,7 @@ def test_a_destination_that_failed_and_then_gives_up_is_done_unless_it_has_come_
     pair.deaf = {SendClose}
     pair.call(pair.p, lambda c: events.CloseAccess(c, "d", 2, (failed,)), "peer")
     assert newest(pair.p).waiting_for == "registration"
-    token = next(token for push in pair.p.state.pushes for token in push.registrations)
+    token = next(token for push in pair.p.state.send.pushes for token in push.registrations)
     if again:
         cancel(pair, pair.d, THIS_SIDE)
         reserve(pair, pair.d, 5, 6)

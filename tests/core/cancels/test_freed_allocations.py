@@ -32,23 +32,23 @@ def test_a_cancel_ends_the_transfer_and_frees_what_it_had(lead: Lead) -> None:
     first, second = allocate(lead), allocate(lead, 3)
     lead.finish(allocation_id=first)
     assert cancel(lead, first, second, first).outcome == "cancelled_before_access"
-    assert not lead.state.allocator.known(first)
-    assert not lead.state.allocator.known(second)
-    assert lead.state.allocator.free_count(0) == 64
+    assert not lead.state.pool.allocator.known(first)
+    assert not lead.state.pool.allocator.known(second)
+    assert lead.state.pool.allocator.free_count(0) == 64
     assert len(lead.state.timers) == 0
 
 
 def test_what_is_freed_is_freed_also_where_the_transfer_was_over_or_unknown(lead: Lead) -> None:
     made = allocate(lead)
     assert cancel(lead, made).outcome == "tombstoned"
-    assert not lead.state.allocator.known(made)
+    assert not lead.state.pool.allocator.known(made)
 
 
 def test_allocations_that_are_gone_are_passed_over(lead: Lead) -> None:
     made = allocate(lead)
     sent = lead.finish(allocation_id=made).transfer
     cancel(lead, "b-gone", made)
-    assert not lead.state.allocator.known(made)
+    assert not lead.state.pool.allocator.known(made)
     assert lead.transfer(sent.id).state is State.CANCELLED
 
 
@@ -56,7 +56,7 @@ def test_nothing_is_freed_where_the_transfer_is_unknown(lead: Lead) -> None:
     made = allocate(lead)
     with refused(Reason.TRANSFER_NOT_FOUND, NotFound):
         cancel(lead, made, key=b"", transfer_id="t-none")
-    assert lead.state.allocator.known(made)
+    assert lead.state.pool.allocator.known(made)
 
 
 def test_asking_only_frees_nothing(lead: Lead) -> None:
@@ -70,4 +70,4 @@ def test_a_pool_that_the_engine_manages_has_no_allocations_to_free() -> None:
     lead = Lead(describe("p", 1))
     with refused(Reason.POOL_KIND_MISMATCH, PreconditionFailed):
         cancel(lead, "b-1")
-    assert not lead.state.tombstones
+    assert not lead.state.tombstones.keys

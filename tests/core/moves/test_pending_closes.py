@@ -96,7 +96,7 @@ def test_a_drop_for_an_issuer_that_cannot_be_reached_is_forgotten() -> None:
     lead.feed(DialFailed("p:1", Unavailable(Reason.PEER_UNREACHABLE, "")))
     lead.admit(P)
     assert lead.seen(SendClose) == []
-    assert not lead.node.state.closes.unsent
+    assert not lead.node.state.moves.closes.unsent
 
 
 def registered() -> tuple[Lead, bytes]:
@@ -122,7 +122,7 @@ def test_nothing_is_kept_for_a_destination_that_its_source_cannot_reach() -> Non
     lead, _ = registered()
     lead.feed(DialFailed(describe("d", 2).address, Unavailable(Reason.PEER_UNREACHABLE, "no answer")))
     assert lead.seen(SendClose) == []
-    assert not lead.node.state.closes.unsent
+    assert not lead.node.state.moves.closes.unsent
 
 
 def reaching_anew() -> Lead:
@@ -134,13 +134,13 @@ def reaching_anew() -> Lead:
     lead.finish(32, waits_for=WaitsFor.REGISTRATION, last=True)
     assert lead.one(SendOpen).opening.access_id == access_id(10)
     lead.feed(AccessAnswered(access_id(10), PreconditionFailed(Reason.NO_HANDSHAKE, "")))
-    assert lead.node.state.dials
+    assert lead.node.state.peers.dials
     return lead
 
 
 def fail_to_dial(lead: Lead) -> None:
     lead.feed(DialFailed(D.address, Unavailable(Reason.PEER_UNREACHABLE, "no answer")))
-    assert not lead.node.state.closes.unsent
+    assert not lead.node.state.moves.closes.unsent
 
 
 def test_an_issuer_that_may_have_opened_is_told_of_the_end_though_a_dial_fails() -> None:
@@ -161,7 +161,7 @@ def test_an_issuer_that_may_have_opened_and_was_declared_dead_is_told_when_it_is
     lead.tick(0.2)
     assert lead.tick(100.0) == []
     lead.admit(D)
-    assert lead.node.state.closes.sent == {access_id(10): first}
+    assert lead.node.state.moves.closes.sent == {access_id(10): first}
 
 
 def test_what_ends_after_the_death_of_its_issuer_is_told_when_the_issuer_is_back() -> None:
@@ -171,7 +171,7 @@ def test_what_ends_after_the_death_of_its_issuer_is_told_when_the_issuer_is_back
     lead.feed(ProcessEnded(0, key_of(D), drained=True))
     fail_to_dial(lead)
     assert not lead.seen(SendClose)
-    assert access_id(10) in lead.node.state.closes.parked[key_of(D)]
+    assert [send.closing.access_id for send in lead.node.state.moves.closes.parked(key_of(D))] == [access_id(10)]
 
 
 def test_a_failure_is_worth_a_connection_where_the_access_may_be_open(lead: Lead) -> None:
@@ -265,7 +265,8 @@ def test_a_source_that_settles_its_last_write_is_at_rest_though_declared_dead(
 def test_the_late_answer_to_an_earlier_close_does_not_answer_the_one_that_proves_rest() -> None:
     """A close in flight when the destination was declared dead is answered after the destination is back."""
     pair = parted()
-    closed = next(iter(pair.p.node.state.closes.parked[key_of(pair.d.me)]))
+    (parked,) = pair.p.node.state.moves.closes.parked(key_of(pair.d.me))
+    closed = parked.closing.access_id
     pair.p.admit(pair.d.me)
     pair.p.feed(CloseAnswered(closed, answered=True, quiesced=False))
     pair.p.feed(CloseAnswered(closed, answered=False))
@@ -276,35 +277,35 @@ def test_the_late_answer_to_an_earlier_close_does_not_answer_the_one_that_proves
 def test_a_source_reaches_for_a_destination_that_waits_for_its_word_and_is_declared_dead() -> None:
     pair = parted()
     pair.tick(0.9)
-    assert not pair.p.node.state.dials
+    assert not pair.p.node.state.peers.dials
     pair.tick(0.1)
     pair.deaf.clear()
     pair.p._offer()
     pair.feed(pair.p, PeerAnswered(pair.d.me.address, pair.d.me, endpoints(pair.d.me)))
     assert pair.both()[1].memory is Disposition.RETURNED
     pair.tick(3000.0)
-    assert not pair.p.node.state.dials
+    assert not pair.p.node.state.peers.dials
 
 
 def test_a_source_reaches_for_a_destination_that_may_be_gone_a_few_times_only() -> None:
     pair = parted()
     for number in range(RETRIES):
         pair.tick(2.0**number)
-        assert pair.p.node.state.dials
+        assert pair.p.node.state.peers.dials
         pair.feed(pair.p, DialFailed(pair.d.me.address, UNREACHABLE))
     pair.tick(2.0**RETRIES)
-    assert not pair.p.node.state.dials
-    assert pair.p.node.state.closes.parked[key_of(pair.d.me)]
+    assert not pair.p.node.state.peers.dials
+    assert pair.p.node.state.moves.closes.parked(key_of(pair.d.me))
 
 
 def test_a_source_cannot_reach_for_a_destination_that_has_no_address() -> None:
     pair = parted()
-    life = pair.p.node.state.peers[key_of(pair.d.me)]
+    life = pair.p.node.state.peers.lives[key_of(pair.d.me)]
     life.dialled, life.description = "", describe("d", 2, address="")
     pair.tick(1.0)
-    assert not pair.p.node.state.dials
+    assert not pair.p.node.state.peers.dials
     pair.p.admit(life.description)
-    assert pair.p.node.state.closes.sent
+    assert pair.p.node.state.moves.closes.sent
 
 
 @pytest.mark.parametrize("how", ["replaced", "over"])
@@ -315,7 +316,7 @@ def test_a_source_reaches_for_no_life_of_a_destination_that_is_known_to_be_over(
     else:
         pair.p.begin(describe("p", 8))
     pair.tick(1.0)
-    assert not pair.p.node.state.dials
+    assert not pair.p.node.state.peers.dials
 
 
 def test_a_source_reaches_for_a_life_again_whose_next_one_is_dead_too() -> None:
@@ -323,13 +324,13 @@ def test_a_source_reaches_for_a_life_again_whose_next_one_is_dead_too() -> None:
     next_one = describe("d", 7, address="elsewhere")
     pair.p.admit(next_one)
     pair.tick(1.0)
-    assert not pair.p.node.state.dials
+    assert not pair.p.node.state.peers.dials
     pair.feed(pair.p, PeerSilent(key_of(next_one)))
     pair.tick(pair.p.state.limits.peer_grace_s)
     due = pair.p.node.state.timers.when(Timer.DEAD_PEER_RETRY, key_of(pair.d.me))
     assert due is not None
     pair.tick(due - pair.p.now)
-    assert list(pair.p.node.state.dials) == [pair.d.me.address]
+    assert list(pair.p.node.state.peers.dials) == [pair.d.me.address]
 
 
 def test_closes_to_a_dead_peer_wait_for_it_to_come_back(lead: Lead) -> None:
@@ -342,7 +343,7 @@ def test_closes_to_a_dead_peer_wait_for_it_to_come_back(lead: Lead) -> None:
     lead.tick(1.0)
     assert lead.tick(100.0) == []
     lead.admit(P)
-    assert lead.node.state.closes.sent == {access_id(): first}
+    assert lead.node.state.moves.closes.sent == {access_id(): first}
     lead.feed(CloseAnswered(access_id(), answered=False))
     assert lead.tick(1.0) == [first]
 
@@ -351,8 +352,8 @@ def test_closes_to_a_forgotten_peer_are_forgotten(lead: Lead) -> None:
     closing(lead)
     for number in range(2, DEAD_KEPT + 3):
         lead.admit(describe("p", number))
-    assert key_of(P) not in lead.state.peers
-    assert set(lead.node.state.closes.parked) <= set(lead.state.peers)
+    assert key_of(P) not in lead.state.peers.lives
+    assert set(lead.node.state.moves.closes.kept) <= set(lead.state.peers.lives)
     lead.admit(P)
     assert lead.seen(SendClose) == []
 

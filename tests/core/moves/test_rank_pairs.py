@@ -155,11 +155,11 @@ def test_a_rank_that_fails_fails_the_transfer_and_the_blocks_wait_for_all_others
     failed = pair.both()[1]
     assert failed.failure is not None
     assert (failed.state, failed.failure.reason, failed.failure.rank) == (State.FAILED, Reason.DATA_PATH_FAILED, 0)
-    assert sum(pair.d.state.pins.quarantined) == 2
+    assert sum(pair.d.state.pool.pins.quarantined) == 2
     pair.moved(2)
-    assert sum(pair.d.state.pins.quarantined) == 2
+    assert sum(pair.d.state.pool.pins.quarantined) == 2
     pair.moved()
-    assert sum(pair.d.state.pins.quarantined) == 0
+    assert sum(pair.d.state.pool.pins.quarantined) == 0
 
 
 def test_every_rank_of_the_peer_is_mapped_before_anything_moves_and_each_end_is_waited_for() -> None:
@@ -167,14 +167,14 @@ def test_every_rank_of_the_peer_is_mapped_before_anything_moves_and_each_end_is_
     peer = describe("p", 1, pool=made_split(4).side.pool, world_size=4)
     lead.admit(peer)
     life = key_of(peer)
-    asked = sorted(lead.state.peers[life].paths)
+    asked = sorted(lead.state.peers.lives[life].paths)
     assert asked == [(0, 0), (0, 1), (1, 2), (1, 3)]
     for rank, peer_rank in asked[:-1]:
         lead.feed(events.ProcessEnded(rank, life, drained=True, peer_rank=peer_rank))
     lead.feed(events.ProcessEnded(0, life, drained=True, peer_rank=3))
-    assert lead.state.peers[life].usable, "that rank has nothing to do with this one"
+    assert lead.state.peers.lives[life].usable, "that rank has nothing to do with this one"
     lead.feed(events.ProcessEnded(1, life, drained=True, peer_rank=3))
-    assert not lead.state.peers[life].usable
+    assert not lead.state.peers.lives[life].usable
 
 
 def test_a_pair_that_cannot_be_reached_is_named() -> None:
@@ -205,7 +205,7 @@ def test_a_pull_that_a_device_would_have_to_re_pack_is_refused_before_anything_i
         return
     assert ended.failure is not None
     assert (ended.failure.reason, ended.failure.phase) == (Reason.INCOMPATIBLE_POOLS, "handshake")
-    assert not len(pair.d.state.pins)
+    assert not len(pair.d.state.pool.pins)
     assert not any(isinstance(action, actions.SendOpen) for action in pair.sent)
 
 

@@ -151,11 +151,11 @@ def test_ranks_are_told_that_a_peer_is_gone_that_only_introduced_itself() -> Non
     lead = introduced()
     lead.tick(lead.state.limits.peer_grace_s)
     assert lead.one(actions.AnswerSend).answer == SendAnswer(0, 1, MEET, error="the peer is gone")
-    assert not lead.state.meetings
+    assert not lead.state.peers.meetings
     again = introduced()
     again.begin(describe("d", 3))
     assert not again.seen(actions.AnswerSend)
-    assert not again.state.meetings
+    assert not again.state.peers.meetings
 
 
 def test_an_answer_to_a_life_that_is_over_is_told_to_nobody(lead: Lead) -> None:

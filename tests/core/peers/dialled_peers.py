@@ -9,7 +9,7 @@ from tests.core.nodes import Lead, endpoints, key_of
 
 
 def state_of(lead: Lead, peer: EngineDescription) -> PeerState:
-    state: PeerState = lead.state.peers[key_of(peer)].state
+    state: PeerState = lead.state.peers.lives[key_of(peer)].state
     return state
 
 

@@ -61,7 +61,7 @@ def test_a_connection_causes_so_many_handshakes_in_a_while_and_one_more_is_refus
     assert snapshot(lead.node) == before
     lead.ask(ask, connection="b")
     assert lead.seen(MakeOffer)
-    assert len(lead.node.state.dials) == EACH + 1
+    assert len(lead.node.state.peers.dials) == EACH + 1
 
 
 @KINDS
@@ -104,7 +104,7 @@ def test_nothing_is_kept_of_callers_that_are_gone_and_others_go_on_waiting(lead:
         lead.feed(events.CallAbandoned(gone))
         with refused(Reason.DEADLINE):
             lead.answer(gone)
-    (dial,) = lead.node.state.dials.values()
+    (dial,) = lead.node.state.peers.dials.values()
     assert list(dial.calls) == [waits]
     assert any(isinstance(action, Dial) for action in lead.feed(EndpointOffered(0, offer.key, endpoint(0))))
 
@@ -114,15 +114,15 @@ def test_a_caller_that_leaves_ends_its_own_wait_and_no_other_address_s(lead: Lea
     lead.feed(events.CallAbandoned(leaves))
     with refused(Reason.DEADLINE):
         lead.answer(leaves)
-    assert [list(dial.calls) for dial in lead.node.state.dials.values()] == [[stays], []]
+    assert [list(dial.calls) for dial in lead.node.state.peers.dials.values()] == [[stays], []]
     lead.feed(events.CallAbandoned(leaves))
-    assert [list(dial.calls) for dial in lead.node.state.dials.values()] == [[stays], []]
+    assert [list(dial.calls) for dial in lead.node.state.peers.dials.values()] == [[stays], []]
 
 
 def test_connections_without_recent_handshakes_are_forgotten(lead: Lead) -> None:
     for number in range(100):
         connect(lead, f"silent-{number}:1", f"caller-{number}")
-    budget = lead.state.dial_budget
+    budget = lead.state.peers.dial_budget
     assert budget.left() == {"begun": ALL, "counts": ALL}
     lead.tick(WHILE_S)
     connect(lead, "late:1", "late")

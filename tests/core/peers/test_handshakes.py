@@ -32,11 +32,9 @@ def test_a_dial_states_our_endpoints_and_maps_theirs(lead: Lead) -> None:
     assert lead.seen(MapPeer) == [MapPeer(0, key_of(P), endpoint(0, "theirs"), 1)]
     assert lead.answer(call) is None
     lead.feed(PeerMapped(0, key_of(P), "shm", "same host"))
-    view = lead.answer(call).peer
-    assert isinstance(lead.answer(call), PeerConnected)
-    assert (view.engine_id, view.state, view.address, view.paths[0].data_path) == (
-        "p", PeerState.CONNECTED, "p:1", "shm"
-    )  # fmt: skip
+    assert lead.answer(call) == PeerConnected(key_of(P))
+    peer = lead.state.peers.lives[key_of(P)]
+    assert (peer.state, peer.address, peer.paths[0, 0].data_path) == (PeerState.CONNECTED, "p:1", "shm")
     assert lead.state.timers.next_deadline() is None
 
 
@@ -82,7 +80,8 @@ def test_ranks_answer_in_any_order() -> None:
     for rank in (1, 2, 0):
         assert lead.answer(call) is None
         lead.feed(PeerMapped(rank, key_of(peer), "shm", "", peer_rank=rank))
-    assert [path.rank for path in lead.answer(call).peer.paths] == [0, 1, 2]
+    assert lead.answer(call) == PeerConnected(key_of(peer))
+    assert sorted(lead.state.peers.lives[key_of(peer)].paths) == [(rank, rank) for rank in range(3)]
 
 
 @pytest.mark.parametrize(
@@ -132,7 +131,7 @@ def test_an_unusable_peer_is_refused_on_both_ways(
     assert HangUp(key_of(peer)) in lead.done
     with refused(reason):
         lead.answer(call)
-    assert not lead.state.peers
+    assert not lead.state.peers.lives
 
 
 def test_an_answer_that_came_too_late_takes_no_channel_from_a_life_that_introduced_itself(lead: Lead) -> None:
@@ -222,7 +221,7 @@ def test_a_handshake_ends_after_its_timeout_wherever_it_hangs(lead: Lead, stage:
         PeerAnswered("p:1", P, endpoints(P)),
         PeerMapped(0, key_of(P), "shm", ""),
     ]
-    stranger = key_of(P) not in lead.state.peers
+    stranger = key_of(P) not in lead.state.peers.lives
     for event in late:
         hung_up = [HangUp(key_of(P))] if stranger and isinstance(event, PeerAnswered) else []
         assert lead.feed(event) == hung_up
@@ -309,4 +308,4 @@ def test_a_half_mapped_peer_is_not_reachable_after_the_timeout() -> None:
     lead.feed(PeerAnswered("p:1", peer, endpoints(peer)))
     lead.feed(PeerMapped(0, key_of(peer), "shm", ""))
     lead.tick(10.0)
-    assert not lead.state.peers[key_of(peer)].reachable
+    assert not lead.state.peers.lives[key_of(peer)].reachable

@@ -28,7 +28,7 @@ def test_a_peer_that_introduces_itself_learns_our_endpoints_and_is_mapped(lead: 
     call = introduce(lead, P, expected="d")
     assert [type(action) for action in lead.done] == [MapPeer, MakeOffer]
     lead.feed(EndpointOffered(0, lead.one(MakeOffer).key, endpoint(0, "ours")))
-    proof = lead.state.peers[key_of(P)].asks[0]
+    proof = lead.state.peers.lives[key_of(P)].asks[0]
     assert lead.answer(call) == Introduced(lead.me, P, (endpoint(0, "ours"),), 1, proof)
     assert state_of(lead, P) is PeerState.CONNECTED
 
@@ -179,7 +179,7 @@ def test_dead_callers_push_no_dead_peer_out_of_what_is_remembered() -> None:
 def test_of_the_dead_nothing_is_kept_that_may_be_long(lead: Lead) -> None:
     lead.admit(P)
     lead.admit(describe("p", 9))
-    dead = lead.state.peers[key_of(P)]
+    dead = lead.state.peers.lives[key_of(P)]
     assert (dead.state, dead.endpoints, dead.tried) == (PeerState.DEAD, (), ())
 
 
@@ -212,4 +212,4 @@ def test_what_an_engine_is_does_not_change_within_its_life(lead: Lead, silent_s:
         lead.answer(introduce(lead, describe("p", 1, pool=type(P.pool)(P.pool.groups, P.pool.regions, 9999))))
     assert snapshot(lead.node) == before
     introduce(lead, describe("p", 1, address="moved:1"))
-    assert lead.state.peers[key_of(P)].description.address == "moved:1"
+    assert lead.state.peers.lives[key_of(P)].description.address == "moved:1"

@@ -40,7 +40,7 @@ def test_a_peer_heard_within_the_grace_lives(lead: Lead) -> None:
     lead.feed(PeerAlive(key_of(P)), 9.9)
     lead.tick(100.0)
     assert state_of(lead, P) is PeerState.CONNECTED
-    assert lead.node.peers()[0].silence_s == 100.0
+    assert lead.now - lead.state.peers.lives[key_of(P)].heard == 100.0
 
 
 def test_a_peer_that_never_brings_up_its_stream_is_dead_after_the_grace(lead: Lead) -> None:
@@ -71,12 +71,12 @@ def test_the_dead_are_not_heard(lead: Lead) -> None:
 
 def test_only_a_new_handshake_readmits(lead: Lead) -> None:
     lead.admit(P)
-    old = lead.state.peers[key_of(P)]
+    old = lead.state.peers.lives[key_of(P)]
     lead.feed(PeerSilent(key_of(P)))
     lead.tick(10.0)
     lead.admit(P)
     assert state_of(lead, P) is PeerState.CONNECTED
-    assert lead.state.peers[key_of(P)] is not old
+    assert lead.state.peers.lives[key_of(P)] is not old
     assert old.state is PeerState.DEAD
 
 
@@ -132,7 +132,7 @@ def test_a_silent_peer_is_dialled_again_by_the_next_move(lead: Lead) -> None:
 def test_only_so_many_of_the_dead_are_shown(lead: Lead) -> None:
     for number in range(1, DEAD_KEPT + 5):
         lead.admit(describe("p", number))
-    states = [peer.state for peer in lead.state.peers.values()]
+    states = [peer.state for peer in lead.state.peers.lives.values()]
     assert states.count(PeerState.DEAD) == DEAD_KEPT
     assert states.count(PeerState.CONNECTED) == 1
 
@@ -166,7 +166,7 @@ def test_the_end_of_a_life_refuses_what_waits_and_forgets_all_peers(lead: Lead) 
         with refused(Reason.ENGINE_LOST, Unavailable):
             lead.answer(call)
     assert HangUp(key_of(P)) in done
-    assert not lead.state.peers
+    assert not lead.state.peers.lives
     assert lead.seen(TransferChanged) == []
     assert lead.feed(EndpointOffered(0, "h2", endpoint())) == []
 

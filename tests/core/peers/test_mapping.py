@@ -30,7 +30,7 @@ def test_the_answer_of_a_mapping_that_ended_says_nothing_of_the_next(lead: Lead,
     after = lead.one(MapPeer)
     for asked, path in ((before, first), (after, second)):
         lead.feed(PeerMapped(0, key_of(P), path, "", attempt=asked.attempt))
-    assert lead.state.peers[key_of(P)].reachable == (second != "")
+    assert lead.state.peers.lives[key_of(P)].reachable == (second != "")
 
 
 def test_the_answer_of_a_mapping_with_a_life_that_was_readmitted_says_nothing_of_the_next_one(lead: Lead) -> None:
@@ -39,7 +39,7 @@ def test_the_answer_of_a_mapping_with_a_life_that_was_readmitted_says_nothing_of
     lead.tick(10.0)
     introduce(lead, P)
     lead.feed(PeerMapped(0, key_of(P), "shm", "", attempt=before.attempt))
-    assert not lead.state.peers[key_of(P)].reachable
+    assert not lead.state.peers.lives[key_of(P)].reachable
 
 
 def test_a_rank_that_reaches_a_peer_lets_go_of_it_before_it_reaches_for_it_again() -> None:

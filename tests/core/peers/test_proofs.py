@@ -87,7 +87,7 @@ def test_no_call_is_taken_in_the_name_of_a_peer_without_its_proof(
 
 def test_a_proof_is_never_empty(lead: Lead) -> None:
     introduced(lead, shows=A, asks=B)
-    assert not lead.state.peers[KEY].proves(b"")
+    assert not lead.state.peers.lives[KEY].proves(b"")
 
 
 def test_a_liveness_stream_without_the_proof_keeps_nobody_alive(met: Lead) -> None:
@@ -108,7 +108,7 @@ def test_a_handshake_in_the_name_of_a_life_that_has_met_is_refused(met: Lead, pr
 
 def test_a_life_that_shows_its_proof_keeps_it(met: Lead) -> None:
     assert introduced(met, LIE, B, shows=A) == B
-    assert met.state.peers[KEY].shows == (A,)
+    assert met.state.peers.lives[KEY].shows == (A,)
 
 
 def test_a_handshake_that_arrives_twice_is_of_one_caller(met: Lead) -> None:
@@ -119,7 +119,7 @@ def test_of_a_life_that_has_not_met_the_last_handshake_counts(lead: Lead) -> Non
     """The answer to the earlier handshake may be lost, or the handshake was a stranger's."""
     introduced(lead, shows=LIE, asks=C)
     assert introduced(lead, shows=A, asks=B) == B
-    assert not lead.state.peers[KEY].proves(C)
+    assert not lead.state.peers.lives[KEY].proves(C)
 
 
 def test_a_life_that_was_dead_shows_what_it_was_told_before(met: Lead) -> None:
@@ -135,7 +135,7 @@ def test_who_took_a_name_while_its_life_was_dead_gives_it_back(met: Lead) -> Non
     assert introduced(met, shows=LIE, asks=C) == C
     met.feed(PeerAlive(KEY, C))
     assert introduced(met, B, shows=A) == B
-    assert (met.state.peers[KEY].proves(B), met.state.peers[KEY].proves(C)) == (True, False)
+    assert (met.state.peers.lives[KEY].proves(B), met.state.peers.lives[KEY].proves(C)) == (True, False)
 
 
 @pytest.mark.parametrize("incarnation", [2, 2**53 - 1])
@@ -160,11 +160,11 @@ def test_a_next_life_that_answers_where_the_one_before_lives_is_taken_at_once(me
 def test_a_life_that_answers_elsewhere_is_not_the_one_that_has_met(met: Lead) -> None:
     call = connect(met, "q:1")
     met.feed(EndpointOffered(0, met.one(actions.MakeOffer).key, endpoint()))
-    before = met.state.peers[KEY].asks
+    before = met.state.peers.lives[KEY].asks
     met.feed(PeerAnswered("q:1", P, endpoints(P), LIE, LIE))
     with refused(Reason.PEER_FAILED, PreconditionFailed):
         met.answer(call)
-    assert met.state.peers[KEY].asks == before
+    assert met.state.peers.lives[KEY].asks == before
 
 
 @pytest.mark.parametrize("streams", [False, True])
@@ -176,7 +176,7 @@ def test_who_introduced_itself_as_a_life_has_no_part_in_what_that_life_is_told_a
     if streams:
         lead.feed(PeerAlive(KEY, LIE))
     lead.feed(PeerAnswered("p:1", P, endpoints(P), A, B))
-    known = lead.state.peers[KEY]
+    known = lead.state.peers.lives[KEY]
     assert (known.proves(LIE), known.proves(B), known.shows) == (False, True, (A, LIE))
 
 
@@ -185,26 +185,26 @@ def test_a_dead_life_that_answers_without_its_proof_is_told_anew(met: Lead) -> N
     met.tick(10.0)
     begin(met)
     met.feed(PeerAnswered("p:1", P, endpoints(P), A, C))
-    assert (met.state.peers[KEY].proves(C), met.state.peers[KEY].elder) == (True, (B,))
+    assert (met.state.peers.lives[KEY].proves(C), met.state.peers.lives[KEY].elder) == (True, (B,))
 
 
 def test_a_life_that_shows_what_it_was_told_before_it_died_and_since_is_known_to_be_both(met: Lead) -> None:
     met.feed(PeerSilent(KEY))
     met.tick(10.0)
     introduced(met, shows=D, asks=C)
-    assert (met.state.peers[KEY].asks, met.state.peers[KEY].elder) == ((C,), (B,))
+    assert (met.state.peers.lives[KEY].asks, met.state.peers.lives[KEY].elder) == ((C,), (B,))
     introduced(met, C, B, shows=D)
-    assert (met.state.peers[KEY].asks, met.state.peers[KEY].elder) == ((C, B), ())
+    assert (met.state.peers.lives[KEY].asks, met.state.peers.lives[KEY].elder) == ((C, B), ())
 
 
 def test_no_more_is_kept_of_what_was_told_than_a_handshake_may_show(lead: Lead) -> None:
     for number in range(2 * PROOFS_MAX):
-        (lead.state.peers.get(KEY) and lead.feed(events.ProofRefused(KEY))) or begin(lead)
+        (lead.state.peers.lives.get(KEY) and lead.feed(events.ProofRefused(KEY))) or begin(lead)
         if lead.seen(actions.MakeOffer):
             lead.feed(EndpointOffered(0, lead.one(actions.MakeOffer).key, endpoint()))
         lead.feed(PeerAnswered("p:1", P, endpoints(P), secret("s", str(number)), secret("t", str(number))))
         lead.map(P)
-    assert len(lead.state.peers[KEY].shows) == PROOFS_MAX
+    assert len(lead.state.peers.lives[KEY].shows) == PROOFS_MAX
 
 
 # -- this lead as the caller
@@ -214,7 +214,7 @@ def test_a_life_that_has_met_is_shown_its_proof_where_it_lives(met: Lead) -> Non
     dial = begin(met)
     assert (dial.address, dial.to, dial.proofs, dial.asks) == ("p:1", "", (A,), B)
     met.feed(PeerAnswered("p:1", P, endpoints(P), A, B))
-    assert met.state.peers[KEY].shows == (A,)
+    assert met.state.peers.lives[KEY].shows == (A,)
 
 
 def test_so_is_one_that_was_declared_dead(met: Lead) -> None:
@@ -230,11 +230,11 @@ def test_another_life_than_the_one_that_is_proved_to_gets_secrets_of_its_own(met
     """Otherwise P, which knows the proof shown here, could speak for the engine that has its address now."""
     assert begin(met).asks == B
     met.feed(PeerAnswered("p:1", Q, endpoints(Q), LIE, B))
-    assert key_of(Q) not in met.state.peers
+    assert key_of(Q) not in met.state.peers.lives
     again = met.one(actions.Dial)
     assert (again.address, again.proofs, again.asks) == ("p:1", (LIE,), b"")
     met.feed(PeerAnswered("p:1", Q, endpoints(Q), LIE, C))
-    other = met.state.peers[key_of(Q)]
+    other = met.state.peers.lives[key_of(Q)]
     assert (other.proves(B), other.proves(C)) == (False, True)
 
 
@@ -271,7 +271,7 @@ def test_a_proof_is_shown_where_its_life_lives_and_nowhere_else(met: Lead) -> No
     again = met.one(actions.Dial)
     assert (again.address, again.to, again.proofs) == ("alias:1", "p:1", (A,))
     met.feed(PeerAnswered("alias:1", P, endpoints(P), A, B))
-    assert met.state.peers[KEY].dialled == "p:1"
+    assert met.state.peers.lives[KEY].dialled == "p:1"
 
 
 def test_who_says_nothing_of_itself_is_shown_what_is_known_of_its_address(met: Lead) -> None:
@@ -306,7 +306,7 @@ def test_a_lead_whose_life_before_is_connected_there_tries_again_until_its_time_
     assert lead.one(actions.Dial).address == "p:1"
     lead.feed(DialFailed("p:1", standing))
     lead.tick(lead.state.limits.connect_timeout_s)
-    assert lead.state.dials == {}
+    assert lead.state.peers.dials == {}
     lead.tick(NEXT_LIFE_DELAY_S)
     assert lead.seen(actions.Dial) == []
 
@@ -315,7 +315,7 @@ def test_a_peer_that_takes_no_proof_is_dialled_anew(met: Lead) -> None:
     met.map(P)
     met.feed(events.ProofRefused(KEY))
     assert [offer.rank for offer in met.seen(actions.MakeOffer)] == [0]
-    assert met.state.peers[KEY].forgotten
+    assert met.state.peers.lives[KEY].forgotten
 
 
 @pytest.mark.parametrize("address", ["p:1", ""])
@@ -336,7 +336,7 @@ def test_a_move_whose_proof_is_refused_shakes_hands_again_and_goes_on(lead: Lead
 def test_no_secret_is_in_the_text_of_anything(met: Lead) -> None:
     call = Call(1, "peer", proof=B)
     said = HandshakeReceived(call, P, endpoints(P), shows=A, asks=B, proofs=(C,))
-    found = [met.state.peers[KEY], said, PeerAlive(KEY, B), PeerAnswered("p:1", P, (), A, B), call]
+    found = [met.state.peers.lives[KEY], said, PeerAlive(KEY, B), PeerAnswered("p:1", P, (), A, B), call]
     text = " ".join(map(repr, found))
     assert all(repr(one)[2:10] not in text for one in (A, B, C))
 
@@ -347,7 +347,7 @@ def test_leads_that_shook_hands_at_once_find_together(lead: Lead) -> None:
     introduced(lead, shows=A, asks=LIE)
     lead.feed(PeerAnswered("p:1", P, endpoints(P), C, B))
     assert introduced(lead, LIE, B, shows=A) == B
-    assert lead.state.peers[KEY].shows[0] == A, "it is what the caller has shown to take"
+    assert lead.state.peers.lives[KEY].shows[0] == A, "it is what the caller has shown to take"
 
 
 def test_what_an_answer_tells_is_known_though_its_dial_is_over(lead: Lead) -> None:
@@ -356,16 +356,16 @@ def test_what_an_answer_tells_is_known_though_its_dial_is_over(lead: Lead) -> No
     introduced(lead, shows=A, asks=B)
     lead.feed(PeerAlive(KEY, B))
     lead.tick(lead.state.limits.connect_timeout_s)
-    assert not lead.state.dials
+    assert not lead.state.peers.dials
     lead.feed(PeerAnswered("p:1", P, endpoints(P), C, D))
-    peer = lead.state.peers[KEY]
+    peer = lead.state.peers.lives[KEY]
     assert (peer.asks, peer.shows) == ((B, D), (A, C))
     assert introduced(lead, D, shows=A) == B
 
 
 def test_a_late_answer_from_elsewhere_tells_nothing(met: Lead) -> None:
     met.feed(PeerAnswered("elsewhere:1", P, endpoints(P), C, D))
-    peer = met.state.peers[KEY]
+    peer = met.state.peers.lives[KEY]
     assert (peer.asks, peer.shows) == ((B,), (A,))
 
 
@@ -375,4 +375,4 @@ def test_what_another_life_than_the_intended_one_tells_is_known_though_the_secon
     connect(met, "p:1", "p")
     met.feed(EndpointOffered(0, met.one(actions.MakeOffer).key, endpoint()))
     met.feed(PeerAnswered("p:1", living, endpoints(living), D, B))
-    assert met.state.peers[key_of(living)].shows == (LIE, D)
+    assert met.state.peers.lives[key_of(living)].shows == (LIE, D)

@@ -175,8 +175,8 @@ def test_what_is_awaited_is_renewed_together_for_each_source_until_it_came_or_le
     shell.take_asked()
     assert shell.renew_awaited()
     assert shell.take_asked() == [("renew", "p:1", ["d"])]
-    shell.aborted("d")
-    shell.take_asked()
+    shell.abort_all("the cache was reset")
+    assert ("end", 1, "the cache was reset") in shell.take_asked()
     assert not shell.renew_awaited()
 
 

@@ -267,4 +267,4 @@ def test_a_push_serves_a_shorter_prompt_only_where_its_window_begins_in_the_same
         pair.finish(128, range(8), (5, 6))
         assert bool(pair.posts) is served
         assert (pair.reasons()[0] is None) is True
-        assert ("the last 40 tokens" in pair.p.state.leases.get(pair.both()[0].lease_id).trouble) is not served
+        assert ("the last 40 tokens" in pair.p.state.send.leases.get(pair.both()[0].lease_id).trouble) is not served

@@ -30,16 +30,16 @@ def test_blocks_are_given_out_and_taken_back(lead: Lead) -> None:
     assert [blocks.tolist() for blocks in made.blocks] == [[0, 1, 2], [0, 1]]
     assert made.remaining_s is None
     assert [blocks.tolist() for blocks in free(lead, (0, 2), (1,)).freed] == [[0, 2], [1]]
-    assert lead.state.allocator.allocated(0) == 1
+    assert lead.state.pool.allocator.allocated(0) == 1
 
 
 def test_blocks_that_are_pinned_are_freed_at_the_last_unpin(lead: Lead) -> None:
     allocate(lead, (0, 2), (1, 1))
     made = lead.finish(32)
     assert [blocks.tolist() for blocks in free(lead, (0, 1), (0,)).freed] == [[], []]
-    assert lead.state.allocator.free_count(0) == 62
+    assert lead.state.pool.allocator.free_count(0) == 62
     lead.call(lambda c: events.ReleaseLease(c, events.LeaseRef(made.lease.id)))
-    assert lead.state.allocator.free_count(0) == 64
+    assert lead.state.pool.allocator.free_count(0) == 64
 
 
 REFUSED: dict[str, tuple[dict[str, Any], Reason, type[KVGrpcError]]] = {
@@ -101,9 +101,9 @@ def test_an_allocation_with_a_ttl_ends_by_itself(lead: Lead) -> None:
     made = allocate(lead, (0, 2), ttl_s=5.0)
     assert made.remaining_s == 5.0
     lead.tick(4.9)
-    assert lead.state.allocator.known(made.allocation_id)
+    assert lead.state.pool.allocator.known(made.allocation_id)
     lead.tick(0.1)
-    assert lead.state.allocator.free_count(0) == 64
+    assert lead.state.pool.allocator.free_count(0) == 64
     with refused(Reason.BLOCK_NOT_ALLOCATED, NotFound):
         allocate(lead, allocation_id=made.allocation_id)
 
@@ -117,9 +117,9 @@ def test_allocating_again_renews_and_never_shortens(lead: Lead) -> None:
     assert allocate(lead, allocation_id=made.allocation_id, ttl_s=1.0).remaining_s == 5.0
     assert allocate(lead, allocation_id=made.allocation_id).remaining_s == 5.0
     lead.tick(4.9)
-    assert lead.state.allocator.known(made.allocation_id)
+    assert lead.state.pool.allocator.known(made.allocation_id)
     lead.tick(0.1)
-    assert not lead.state.allocator.known(made.allocation_id)
+    assert not lead.state.pool.allocator.known(made.allocation_id)
 
 
 def test_the_ttl_of_what_was_freed_before_ends_nothing(lead: Lead) -> None:
@@ -127,7 +127,7 @@ def test_the_ttl_of_what_was_freed_before_ends_nothing(lead: Lead) -> None:
     free(lead, (0, 1))
     other = allocate(lead, (0, 2))
     lead.tick(5.0)
-    assert lead.state.allocator.known(other.allocation_id)
+    assert lead.state.pool.allocator.known(other.allocation_id)
 
 
 def test_allocations_that_are_not_freed_are_bounded_and_one_that_ends_makes_room() -> None:
@@ -191,7 +191,7 @@ def test_an_allocation_that_states_no_ttl_has_the_default_one(lead: Lead) -> Non
     lead.tick(599.0)
     assert allocate(lead, allocation_id=made.allocation_id, principal=SCHEDULER).remaining_s == 600.0
     lead.tick(600.0)
-    assert not lead.state.allocator.known(made.allocation_id)
+    assert not lead.state.pool.allocator.known(made.allocation_id)
 
 
 def test_an_allocation_of_the_engine_s_session_ends_with_the_session_unless_it_states_a_ttl(lead: Lead) -> None:
@@ -205,14 +205,14 @@ def test_an_allocation_without_expiry_never_ends_by_itself(lead: Lead) -> None:
     assert allocate(lead, allocation_id=made.allocation_id, ttl_s=5.0, principal=SCHEDULER).remaining_s is None
     assert allocate(lead, allocation_id=made.allocation_id, principal=SCHEDULER).remaining_s is None
     lead.tick(10_000.0)
-    assert lead.state.allocator.known(made.allocation_id)
+    assert lead.state.pool.allocator.known(made.allocation_id)
 
 
 def test_an_expiry_can_be_taken_away(lead: Lead) -> None:
     made = allocate(lead, (0, 2), ttl_s=5.0)
     assert allocate(lead, allocation_id=made.allocation_id, no_expiry=True).remaining_s is None
     lead.tick(10_000.0)
-    assert lead.state.allocator.known(made.allocation_id)
+    assert lead.state.pool.allocator.known(made.allocation_id)
 
 
 def test_an_allocation_that_is_renewed_gets_no_blocks(lead: Lead) -> None:
@@ -242,7 +242,7 @@ def test_an_allocation_is_freed_by_its_id(lead: Lead) -> None:
     free(lead, (1,))
     freed = lead.call(lambda c: events.FreeBlocks(c, allocation_id=made.allocation_id))
     assert [blocks.tolist() for blocks in freed.freed] == [[0, 2], [0, 1]]
-    assert (lead.state.allocator.allocated(0), lead.state.allocator.allocated(1)) == (3, 0)
+    assert (lead.state.pool.allocator.allocated(0), lead.state.pool.allocator.allocated(1)) == (3, 0)
     with refused(Reason.BLOCK_NOT_ALLOCATED, NotFound):
         lead.call(lambda c: events.FreeBlocks(c, allocation_id=made.allocation_id))
 
@@ -251,7 +251,7 @@ def test_no_more_is_freed_than_the_blocks_that_are_listed_of_an_allocation(lead:
     made = allocate(lead, (0, 3))
     lead.call(lambda c: events.FreeBlocks(c, lists((0,)), made.allocation_id))
     lead.call(lambda c: events.FreeBlocks(c, lists(()), made.allocation_id))
-    assert lead.state.allocator.allocated(0) == 2
+    assert lead.state.pool.allocator.allocated(0) == 2
 
 
 def test_asking_only_what_would_come_free_frees_nothing(lead: Lead) -> None:
@@ -290,4 +290,4 @@ def test_an_allocation_that_was_given_away_is_its_new_owners(lead: Lead) -> None
     with refused(Reason.BLOCK_NOT_ALLOCATED):
         lead.call(lambda c: events.FreeBlocks(c, allocation_id=made.allocation_id))
     lead.call(lambda c: events.FreeBlocks(c, allocation_id=made.allocation_id), STORE)
-    assert not lead.state.allocator.known(made.allocation_id)
+    assert not lead.state.pool.allocator.known(made.allocation_id)

@@ -25,7 +25,7 @@ def test_blocks_come_back_when_the_process_of_every_rank_of_their_source_is_gone
     assert lead.memory() is Disposition.QUARANTINED
     lead.exit(0)
     assert lead.memory() is Disposition.RETURNED
-    assert lead.state.peers[key_of(lead.peer)].state is PeerState.DEAD
+    assert lead.state.peers.lives[key_of(lead.peer)].state is PeerState.DEAD
 
 
 def test_the_end_of_a_process_whose_bytes_may_still_land_is_the_end_of_its_life_but_no_proof() -> None:
@@ -33,7 +33,7 @@ def test_the_end_of_a_process_whose_bytes_may_still_land_is_the_end_of_its_life_
     lead.push(3, 4)
     lead.exit(drained=False)
     assert lead.memory() is Disposition.QUARANTINED
-    assert lead.state.peers[key_of(lead.peer)].state is PeerState.DEAD
+    assert lead.state.peers.lives[key_of(lead.peer)].state is PeerState.DEAD
     assert [action.peer for action in lead.seen(actions.UnmapPeer)] == [key_of(lead.peer)]
     call = lead.release()
     lead.rekeyed(message="a peer may write on")
@@ -53,11 +53,11 @@ def test_a_dead_life_that_may_still_write_is_not_forgotten_before_its_end_proves
     lead.push(3, 4)
     for number in range(100):
         lead.admit(describe("p", 100 + number))
-    assert key_of(lead.peer) in lead.state.peers
+    assert key_of(lead.peer) in lead.state.peers.lives
     lead.exit()
     assert lead.memory() is Disposition.RETURNED
     lead.admit(describe("p", 200))
-    assert key_of(lead.peer) not in lead.state.peers
+    assert key_of(lead.peer) not in lead.state.peers.lives
 
 
 def test_the_end_of_a_peer_that_is_silent_or_lets_go_while_it_writes_is_looked_for() -> None:
@@ -100,7 +100,7 @@ def test_an_operators_release_brings_back_blocks_of_all_transfers_or_of_those_na
     assert answer == actions.QuarantineReleased(2, 2, 0) if named else actions.QuarantineReleased(4, 0, 0)
     assert lead.transfer(first).memory is Disposition.RETURNED
     assert lead.memory() is (Disposition.QUARANTINED if named else Disposition.RETURNED)
-    assert not lead.state.rekeying
+    assert not lead.state.pool.rekeying
 
 
 def test_what_comes_after_an_operators_release_changes_nothing() -> None:
@@ -118,7 +118,7 @@ def test_what_comes_after_an_operators_release_changes_nothing() -> None:
     lead.release(force=True, why=FORCE)
     lead.feed(events.PostingEnded(posting, done=False))
     assert lead.transfer(pull.id).memory is Disposition.RETURNED
-    assert not len(lead.state.pins)
+    assert not len(lead.state.pool.pins)
 
 
 def test_after_an_operators_release_own_postings_count_no_more_whatever_they_report() -> None:
@@ -131,8 +131,8 @@ def test_after_an_operators_release_own_postings_count_no_more_whatever_they_rep
         pair.call(lead, lambda c: events.ReleaseQuarantine(c, force=True, why=FORCE), "operator")
     assert [transfer.memory for transfer in pair.both()] == [Disposition.RETURNED] * 2
     pair.moved(done=False)
-    assert not len(pair.p.state.pins)
-    assert pair.p.state.turns.nbytes == 0
+    assert not len(pair.p.state.pool.pins)
+    assert pair.p.state.moves.turns.nbytes == 0
 
 
 # ---- writes that outlive their posting

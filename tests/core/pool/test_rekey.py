@@ -89,7 +89,7 @@ def test_what_is_read_or_waits_to_be_read_ends_with_a_rekey_but_its_lease_does_n
     lead.release()
     assert lead.answer(early).rows[0].reason is Reason.QUARANTINED
     assert lead.settle(lead.peer, 50).reason is Reason.MEMORY_CHANGED
-    assert [lease.id for lease in lead.state.leases] == [handed.lease.id]
+    assert [lease.id for lease in lead.state.send.leases] == [handed.lease.id]
 
 
 def test_no_new_work_is_taken_while_the_memory_is_registered_anew() -> None:
@@ -186,13 +186,13 @@ def test_ranks_that_do_not_report_are_told_of_and_the_rekey_ends_when_they_do() 
         lead.answer(call)
     lead.rekeyed()
     assert lead.memory() is Disposition.RETURNED
-    assert not lead.state.rekeying
+    assert not lead.state.pool.rekeying
 
 
 def test_where_nothing_is_in_quarantine_nothing_is_done() -> None:
     lead = Written()
     assert lead.answer(lead.release()) == actions.QuarantineReleased(0, 0, 0)
-    assert not lead.state.rekeying
+    assert not lead.state.pool.rekeying
 
 
 def test_the_end_of_the_engine_s_life_ends_a_rekey() -> None:
@@ -202,7 +202,7 @@ def test_the_end_of_the_engine_s_life_ends_a_rekey() -> None:
     lead.begin(describe("d", 9))
     with refused(Reason.ENGINE_LOST):
         lead.answer(call)
-    assert not lead.state.rekeying
+    assert not lead.state.pool.rekeying
     lead.rekeyed()
     assert lead.me.memory_generation == 0
 
@@ -214,9 +214,9 @@ def test_too_much_in_quarantine_for_longer_than_the_grace_leads_to_a_rekey() -> 
     lead = Written(quarantine_share=0.02)
     lead.push(3, 4)
     lead.tick(9.9)
-    assert not lead.state.rekeying
+    assert not lead.state.pool.rekeying
     lead.tick(0.1)
-    assert lead.state.rekeying
+    assert lead.state.pool.rekeying
     lead.tick(30.0)
     lead.rekeyed()
     assert lead.memory() is Disposition.RETURNED
@@ -229,8 +229,8 @@ def test_what_is_no_more_than_the_budget_when_the_grace_is_over_leads_to_none() 
     lead.tick(9.0)
     assert lead.close(lead.peer, 10)
     lead.tick(30.0)
-    assert not lead.state.rekeying
-    assert sum(lead.state.pins.quarantined) == 2
+    assert not lead.state.pool.rekeying
+    assert sum(lead.state.pool.pins.quarantined) == 2
 
 
 def test_what_came_later_into_quarantine_has_its_own_grace() -> None:
@@ -243,9 +243,9 @@ def test_what_came_later_into_quarantine_has_its_own_grace() -> None:
     for number in (12, 13):
         lead.push(3 + 2 * number, 4 + 2 * number, number=number)
     lead.tick(9.9)
-    assert not lead.state.rekeying
+    assert not lead.state.pool.rekeying
     lead.tick(0.2)
-    assert lead.state.rekeying
+    assert lead.state.pool.rekeying
 
 
 def test_what_comes_to_rest_within_the_grace_leads_to_nothing() -> None:
@@ -253,7 +253,7 @@ def test_what_comes_to_rest_within_the_grace_leads_to_nothing() -> None:
     lead.push(3, 4)
     assert lead.close(lead.peer, 10)
     lead.tick(60.0)
-    assert not lead.state.rekeying
+    assert not lead.state.pool.rekeying
     assert lead.memory() is Disposition.RETURNED
 
 
@@ -261,7 +261,7 @@ def test_little_in_quarantine_may_stay_there() -> None:
     lead = Written()
     lead.push(3, 4)
     lead.tick(100.0)
-    assert not lead.state.rekeying
+    assert not lead.state.pool.rekeying
 
 
 def test_a_rekey_that_proved_nothing_is_not_repeated_for_the_same_blocks() -> None:
@@ -273,7 +273,7 @@ def test_a_rekey_that_proved_nothing_is_not_repeated_for_the_same_blocks() -> No
     assert lead.memory() is Disposition.QUARANTINED
     for _ in range(20):
         lead.tick(20.0)
-        assert not lead.state.rekeying
+        assert not lead.state.pool.rekeying
 
 
 def test_an_engine_that_cannot_set_blocks_aside_admits_no_writes_and_ends_quarantines() -> None:
@@ -300,7 +300,7 @@ def test_who_reads_what_is_pushed_to_it_is_not_written_to(features: tuple[str, .
     pair.p.admit(me)
     pair.register(pair.reserve(32, (3, 4)).token)
     pair.deaf = {actions.SendOpen}
-    pair.p.state.peers[key_of(me)].dialled = me.address
+    pair.p.state.peers.lives[key_of(me)].dialled = me.address
     pair.finish(32, (1, 2))
     ((_, sent),) = pair.lost
     assert isinstance(sent, actions.SendOpen)

@@ -67,7 +67,7 @@ def test_a_rekey_gives_a_source_the_blocks_back_whose_write_was_lost_and_proves_
     assert dispositions(pair) == [Disposition.QUARANTINED] * 2
     assert "ReleaseQuarantine may prove it" in pair.p.node.missing_proof(transfer_id)
     call = pair.p.ask(events.ReleaseQuarantine, "operator")
-    assert pair.p.state.rekeying
+    assert pair.p.state.pool.rekeying
     pair.feed(pair.p, events.PostingEnded(posting, done=False, quiesced=False, own_at_rest=True))
     pair.feed(pair.p, events.Rekeyed(0))
     assert isinstance(pair.p.answer(call), actions.QuarantineReleased)
@@ -95,13 +95,13 @@ def test_what_no_rekey_can_prove_takes_no_time_from_what_comes_to_rest_by_itself
     lead.tick(10.0)
     lead.tick(30.0)
     lead.rekeyed(message="the path could not be begun anew")
-    assert sum(lead.state.pins.quarantined) == 2
+    assert sum(lead.state.pool.pins.quarantined) == 2
     lead.tick(300.0)
     cancelled = lead.pulls(1, 10, 11)
     lead.pulls(2, 20, 21)
     lead.call(lambda c: events.CancelTransfer(c, lead.of(1).id))
     lead.tick(9.9)
-    assert not lead.state.rekeying
+    assert not lead.state.pool.rekeying
     lead.feed(events.PostingEnded(cancelled, done=False))
     assert lead.of(1).memory is Disposition.RETURNED
     assert lead.of(2).state is State.ACTIVE
@@ -120,13 +120,13 @@ def opened_in_a_rekey(*blocks: int, last: bool) -> Pair:
     pair.p.ask(events.ReleaseQuarantine, "operator")
     pair.register(token)
     pair.feed(pair.p, events.Rekeyed(0))
-    assert pair.p.state.pool.memory_generation == 1
+    assert pair.p.state.life.engine.memory_generation == 1
     return pair
 
 
 def test_what_peers_opened_while_the_memory_was_registered_anew_is_of_the_memory_before() -> None:
     pair = opened_in_a_rekey(1, 2, last=True)
-    assert [access.state for access in pair.p.state.accesses.values()] != [AccessState.OPEN]
+    assert [access.state for access in pair.p.state.access.rows.values()] != [AccessState.OPEN]
     pair.moved()
     assert pair.both()[1].state is not State.SUCCEEDED
 
@@ -167,7 +167,7 @@ def test_a_rekey_that_proves_something_proves_nothing_about_what_was_written_bef
         lead.release()
         lead.tick(60.0)
         lead.rekeyed(message=message)
-        assert not lead.state.rekeying
+        assert not lead.state.pool.rekeying
         assert lead.memory() is Disposition.QUARANTINED
     lead.exit()
     assert lead.memory() is Disposition.RETURNED
@@ -179,7 +179,7 @@ def test_only_the_rows_of_lives_that_may_still_write_are_kept_of_processes_that_
         peer = describe("p", 100 + number, world_size=2)
         lead.admit(peer)
         lead.feed(events.ProcessEnded(0, key_of(peer), drained=True))
-    assert 0 < len(lead.node.state.proofs.processes_ended) <= len(lead.state.peers)
+    assert 0 < len(lead.node.state.pool.proofs.processes_ended) <= len(lead.state.peers.lives)
 
 
 def test_a_lead_does_not_wake_up_for_what_a_rekey_did_not_help() -> None:
@@ -204,6 +204,6 @@ def test_what_comes_into_quarantine_after_a_rekey_that_did_not_help_has_its_own(
     lead.tick(60.0)
     lead.push(5, 6, number=11)
     lead.tick(9.9)
-    assert not lead.state.rekeying
+    assert not lead.state.pool.rekeying
     lead.tick(0.1)
-    assert lead.state.rekeying
+    assert lead.state.pool.rekeying

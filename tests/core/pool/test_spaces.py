@@ -70,7 +70,7 @@ def test_an_allocation_for_several_groups_of_a_space_has_different_blocks(manage
     first, second = allocate(managed, 3, 2), allocate(managed, 1, 4)
     assert [blocks.tolist() for blocks in first.blocks] == [[0, 1, 2], [3, 4]]
     assert [blocks.tolist() for blocks in second.blocks] == [[5], [6, 7, 8, 9]]
-    assert managed.state.allocator.free_count(0) == 6
+    assert managed.state.pool.allocator.free_count(0) == 6
     assert [blocks.tolist() for blocks in free(managed, (1,), (3, 4)).freed] == [[1], [3, 4]]
     assert [blocks.tolist() for blocks in allocate(managed, 0, 4).blocks] == [[], [10, 11, 12, 13]]
 
@@ -205,7 +205,7 @@ def test_reclaiming_counts_blocks_of_all_groups_of_a_space(lead: Lead) -> None:
     answer = reclaim(lead, 4, 1)
     assert [row.lease_id for row in answer.leases] == leases[:2]
     assert [blocks.tolist() for blocks in answer.freed] == [[0, 1, 4, 5], [2, 3, 6, 7]]
-    assert lead.state.pins.free == [12]
+    assert lead.state.pool.pins.free == [12]
 
 
 def reclaim(lead: Lead, full: int, window: int = 0) -> actions.Reclaimed:
@@ -227,9 +227,9 @@ def test_the_budget_of_quarantine_is_that_of_the_space() -> None:
         lead.feed(events.AccessAnswered(access_id(number), answer))
         (post,) = lead.seen(actions.Post)
         lead.feed(events.PostingEnded(post.posting_id, done=False, quiesced=False))
-        assert lead.state.pins.has(pulled.id, PinKind.QUARANTINE)
-        assert bool(lead.state.quarantine_full()) is (number == 2)
-    assert lead.state.pins.quarantined == [9]
+        assert lead.state.pool.pins.has(pulled.id, PinKind.QUARANTINE)
+        assert bool(lead.state.pool.quarantine_full()) is (number == 2)
+    assert lead.state.pool.pins.quarantined == [9]
     unchanged(lead, Reason.QUARANTINED, lambda: lead.finish(16, (14,), (15,)))
 
 
@@ -244,5 +244,5 @@ def test_a_push_fills_blocks_of_both_groups_part_by_part(writers: Writers) -> No
         pair.finish(64, full, window, last=last)
         pair.moved()
     assert [transfer.state for transfer in pair.both()] == [State.SUCCEEDED] * 2
-    assert pair.d.state.pins.free == [16]
-    pair.d.state.pins.check()
+    assert pair.d.state.pool.pins.free == [16]
+    pair.d.state.pool.pins.check()

@@ -108,7 +108,7 @@ def test_a_renewed_push_is_firm_but_yields_to_an_older_request() -> None:
 @MODES
 def test_a_destination_waits_for_a_prefill_that_its_engine_expects(writers: Writers) -> None:
     pair = Pair(writers, lease_cap_s=1_000.0)
-    pair.p.state.expects_pushes = True
+    pair.p.state.life.expects_pushes = True
     pair.reserve(32, source=PushSource(pair.p.me.address))
     expected(pair)
     every(pair, 20.0, 600.0)
@@ -175,7 +175,7 @@ def test_a_source_that_is_not_connected_is_reached_and_asked_the_next_time() -> 
     source = PushSource("far:1")
     pair.d.call(lambda c: RenewLeases(c, (LeaseRef(key=KEY),), source=source))
     assert not pair.d.seen(actions.SendRenewKeys)
-    assert "far:1" in pair.d.state.dials
+    assert "far:1" in pair.d.state.peers.dials
 
 
 def test_what_a_caller_has_renewed_elsewhere_is_bounded() -> None:
@@ -205,12 +205,12 @@ def test_renewals_elsewhere_take_no_room_of_handshakes_but_a_handshake_that_one_
 
     pair.call(pair.d, lambda c: made(c, pair.p.me.address))
     pair.d.ask(lambda c: events.ConnectPeer(c, "new:1", ""), connection="router")
-    assert "new:1" in pair.d.state.dials
+    assert "new:1" in pair.d.state.peers.dials
     pair.tick(10.0)
     pair.d.call(lambda c: made(c, "far:1"))
     with pytest.raises(Exhausted, match="1 handshakes with other engines"):
         pair.d.call(lambda c: made(c, "farther:1"))
-    assert set(pair.d.state.dials) == {"far:1"}
+    assert set(pair.d.state.peers.dials) == {"far:1"}
 
 
 def test_a_lead_without_a_pool_reaches_no_source() -> None:
@@ -219,7 +219,7 @@ def test_a_lead_without_a_pool_reaches_no_source() -> None:
     for _ in range(2):
         with pytest.raises(Unavailable):
             lead.call(lambda c: RenewLeases(c, (LeaseRef(key=KEY),), source=PushSource("p:1")))
-    assert not lead.state.dials
+    assert not lead.state.peers.dials
 
 
 @pytest.mark.parametrize("ttl_s", [0.0, -1.0, math.nan])

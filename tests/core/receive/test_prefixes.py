@@ -55,7 +55,7 @@ def test_a_source_reads_out_the_units_that_both_have(at: int, blocks: list[int])
         assert isinstance(row, Opened)
         assert [ids.tolist() for _, ids in row.blocks] == [blocks]
         assert (row.token_count, row.offer_tokens) == (16 * len(blocks), 64)
-    pins = lead.state.pins.of_block(0, 8)
+    pins = lead.state.pool.pins.of_block(0, 8)
     assert len(pins) == 1, "that of the lease"
 
 
@@ -82,7 +82,7 @@ def test_what_a_claim_states_is_weighed() -> None:
     lead.admit(d := describe("d", 2))
     made = lead.finish(64)
     lead.opened(d, opening(made.token, 1), opening(made.token, 2, claim=wanted(content(64))))
-    plain, stating = (lead.state.accesses[access_id(number)] for number in (1, 2))
+    plain, stating = (lead.state.access.rows[access_id(number)] for number in (1, 2))
     assert stating.kept_bytes - plain.kept_bytes >= 4 * 32
 
 
@@ -94,7 +94,7 @@ def test_only_who_takes_a_prefix_says_what_it_has(lead: Lead) -> None:
     assert lead.one(SendOpen).opening.claim == claim(64)
     pulling(lead, 40, (5, 6, 7, 8), number=2)
     assert lead.one(SendOpen).opening.claim == wanted(parting(40))
-    weight = {pull.transfer_id: pull.kept_bytes for pull in lead.state.receives.values()}
+    weight = {pull.transfer_id: pull.kept_bytes for pull in lead.state.receive.transfers.values()}
     assert len(set(weight.values())) == 2, "what is stated is weighed"
 
 
@@ -107,7 +107,7 @@ def test_the_blocks_of_what_comes_are_filled_and_the_others_left(lead: Lead) -> 
     posted(lead, pull)
     settled(lead)
     assert lead.news() == [ReceivedNews(pull.id, "", 32)]
-    assert (len(lead.state.pins), lead.state.timers.next_deadline()) == (0, None)
+    assert (len(lead.state.pool.pins), lead.state.timers.next_deadline()) == (0, None)
 
 
 def test_what_is_here_of_the_prefix_does_not_come_again(lead: Lead) -> None:
@@ -125,7 +125,7 @@ def test_where_more_is_here_than_both_have_nothing_moves(lead: Lead, have: int) 
     assert lead.one(SendSettle).settling == events.AccessSettling(access_id(), last=True, nbytes=0)
     settled(lead)
     assert lead.news() == [ReceivedNews(pull.id, "", 32)]
-    assert len(lead.state.pins) == 0
+    assert len(lead.state.pool.pins) == 0
 
 
 def test_blocks_that_come_later_are_for_all_that_was_asked_for(lead: Lead) -> None:
@@ -199,7 +199,7 @@ def test_of_a_push_the_units_come_that_both_have(writers: Any) -> None:
     done = pair.d.transfer(transfer_id)
     assert (done.state, done.use_tokens, done.nbytes, done.nbytes_done) == (State.SUCCEEDED, 32, 32, 32)
     assert pair.told["d"][-1] == ReceivedNews(transfer_id, "", 32)
-    assert len(pair.d.state.pins) == len(pair.p.state.pins) == 0
+    assert len(pair.d.state.pool.pins) == len(pair.p.state.pool.pins) == 0
 
 
 @MODES
@@ -272,7 +272,7 @@ def test_a_source_does_not_push_a_prefix_that_its_blocks_do_not_serve(writers: A
     pair.finish(128, (5, 6))
     pair.feed(pair.p, events.AccessAnswered(access_id(10), answer_of(pair.d.me, 112, (1,))))
     assert (pair.posts, made.transfer.over) == ([], False)
-    assert "not the first 112" in pair.p.state.leases.get(pair.both()[0].lease_id).trouble
+    assert "not the first 112" in pair.p.state.send.leases.get(pair.both()[0].lease_id).trouble
 
 
 def test_a_prefill_that_starts_over_brings_the_same_beginning() -> None:

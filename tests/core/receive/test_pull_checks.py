@@ -190,7 +190,7 @@ def test_an_answer_that_may_come_yet_is_asked_for_again_within_the_transfer_time
 def test_what_is_pushed_is_compared_round_by_round() -> None:
     pair = Pair()
     pair.d.node = Node(Limits(), checksums=True)
-    pair.d.begin(pair.d.me if pair.d.node.state.description else describe("d", 2))
+    pair.d.begin(pair.d.me if pair.d.node.state.life.description else describe("d", 2))
     pair.meet()
     pair.deaf = {actions.SendChecksums, actions.ComputeChecksums}
     pair.register(pair.reserve(32, (3, 4)).token)

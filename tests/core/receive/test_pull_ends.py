@@ -219,6 +219,6 @@ def test_the_end_of_our_life_fails_every_pull_and_closes_its_access(lead: Lead, 
         [] if stage == "connecting" else [(events.CloseOutcome.DROPPED, incarnation)]
     )
     assert lead.seen(TellEngine) == [], "the engine that asked is gone"
-    assert (len(lead.state.pins), lead.state.timers.next_deadline()) == (0, None)
+    assert (len(lead.state.pool.pins), lead.state.timers.next_deadline()) == (0, None)
     for event in (PostingEnded(f"{change.id}/0.0", True), SettleAnswered(access_id(), Verdict(True)), Tick()):
         assert lead.feed(event) == []

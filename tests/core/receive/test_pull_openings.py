@@ -33,7 +33,7 @@ def test_a_refused_opening_fails_the_pull_and_returns_its_blocks(lead: Lead, err
     failure = failure_of(lead, pull)
     assert (failure.reason, failure.phase, failure.side) == (error.reason, "open", Side.SOURCE)
     assert [type(news) for news in lead.news()] == [FailedNews, BlocksReturnedNews]
-    assert len(lead.state.pins) == 0
+    assert len(lead.state.pool.pins) == 0
 
 
 def test_an_opening_without_an_answer_is_tried_again(lead: Lead) -> None:

@@ -53,7 +53,7 @@ def test_blocks_stay_in_quarantine_until_the_last_posting_ended(lead: Lead) -> N
     pull = at_stage(lead, "wire")
     lead.tick(31.0)
     assert (lead.transfer(pull.id).state, lead.transfer(pull.id).memory) == (State.FAILED, Disposition.QUARANTINED)
-    assert lead.state.pins.has(pull.id, PinKind.QUARANTINE)
+    assert lead.state.pool.pins.has(pull.id, PinKind.QUARANTINE)
     with refused(Reason.BLOCK_PINNED):
         lead.pull(TOKEN, 32, (5, 6), number=2)
     with refused(Reason.BLOCK_PINNED):
@@ -62,7 +62,7 @@ def test_blocks_stay_in_quarantine_until_the_last_posting_ended(lead: Lead) -> N
     assert lead.transfer(pull.id).memory is Disposition.QUARANTINED, "no timeout proves anything"
     posted(lead, pull)
     assert lead.transfer(pull.id).memory is Disposition.RETURNED
-    assert len(lead.state.pins) == 0
+    assert len(lead.state.pool.pins) == 0
 
 
 @pytest.mark.parametrize("done", [False, True])
@@ -133,9 +133,9 @@ def test_too_much_in_quarantine_stops_new_work_until_it_is_at_rest() -> None:
     for number in (1, 2):
         opened(lead, number)
     cancel(lead, transfer_id=pulls[0].id)
-    assert lead.state.quarantine_full() == "", "two of eight is all that may be"
+    assert lead.state.pool.quarantine_full() == "", "two of eight is all that may be"
     cancel(lead, transfer_id=pulls[1].id)
-    assert "4 of 8 blocks of group 0" in lead.state.quarantine_full()
+    assert "4 of 8 blocks of group 0" in lead.state.pool.quarantine_full()
     before = snapshot(lead.node)
     for work in (
         lambda: lead.finish(16, (4,)),
@@ -146,7 +146,7 @@ def test_too_much_in_quarantine_stops_new_work_until_it_is_at_rest() -> None:
             work()
     assert snapshot(lead.node) == before
     posted(lead, pulls[0])
-    assert lead.state.quarantine_full() == ""
+    assert lead.state.pool.quarantine_full() == ""
     lead.pull(TOKEN, 32, (4, 5), number=3)
 
 

@@ -55,7 +55,7 @@ def test_the_life_of_a_pull() -> None:
     assert (made.direction, made.state, made.memory) == (Direction.RECEIVE, State.PENDING, Disposition.HELD)
     assert (made.waiting_for, made.use_tokens, made.lease_id) == ("handshake", 32, "l-1")
     assert (made.peer_engine_id, made.peer_incarnation, made.peer_address) == ("p", 1, "p:1")
-    assert lead.state.pins.has(made.id, PinKind.TARGET)
+    assert lead.state.pool.pins.has(made.id, PinKind.TARGET)
 
     lead.connect(P)
     send = lead.one(SendOpen)
@@ -82,8 +82,8 @@ def test_the_life_of_a_pull() -> None:
     assert all(phase.end is not None for phase in done.phases)
     assert lead.news() == [ReceivedNews(made.id, "r", 32)]
     assert [type(action) for action in lead.done] == [TransferChanged, TellEngine], "first ended, then told"
-    assert lead.state.bytes_received == 32
-    assert (len(lead.state.pins), lead.state.timers.next_deadline()) == (0, None)
+    assert lead.state.moves.bytes_received == 32
+    assert (len(lead.state.pool.pins), lead.state.timers.next_deadline()) == (0, None)
 
 
 def test_the_call_is_answered_before_the_engine_is_told_anything(lead: Lead) -> None:
@@ -97,10 +97,10 @@ def test_a_destination_may_come_later(lead: Lead) -> None:
     opened(lead)
     assert lead.news() == [PullOpenedNews(pull.id, "r", 32)]
     assert lead.transfer(pull.id).waiting_for == "blocks"
-    assert len(lead.state.pins) == 0
+    assert len(lead.state.pool.pins) == 0
     lead.give(pull.id, (4, 5))
     assert lead.one(Post)
-    assert lead.state.pins.has(pull.id, PinKind.TARGET)
+    assert lead.state.pool.pins.has(pull.id, PinKind.TARGET)
 
 
 def test_a_destination_may_come_before_the_access_is_open(lead: Lead) -> None:

@@ -21,7 +21,7 @@ def waits_for_another(pair: Pair, why: Reason) -> None:
     source, destination = pair.both()
     assert (source.over, source.waiting_for) == (False, "registration")
     assert pair.reasons()[1] in (why, Reason.SOURCE_FAILED, Reason.PEER_FAILED)
-    assert not pair.p.state.leases.get(source.lease_id).accesses
+    assert not pair.p.state.send.leases.get(source.lease_id).accesses
     assert not destination or destination.over
     pair.deaf = {SendClose}
     pair.tick(125.0)
@@ -29,4 +29,4 @@ def waits_for_another(pair: Pair, why: Reason) -> None:
     assert failure is not None
     assert failure.reason is Reason.REGISTRATION_TIMEOUT
     assert "engine d: " in failure.message
-    assert not len(pair.p.state.pins)
+    assert not len(pair.p.state.pool.pins)

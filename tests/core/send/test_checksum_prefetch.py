@@ -1,5 +1,6 @@
 """An engine that compares checksums computes those of handed-over blocks before a peer asks."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -36,7 +37,7 @@ class Source(Lead):
 
     def open_it(self, handed: Any) -> None:
         """Lets the peer open a hand-over; access ids count up from 1."""
-        number = 1 + len(self.state.accesses)
+        number = 1 + len(self.state.access.rows)
         self.opened(self.peer, AccessOpening(access_id(number), handed.token, claim(32)))
 
     def ask_sums(self, *blocks: tuple[int, ...], number: int = 1, layers: Any = None) -> int:
@@ -68,6 +69,16 @@ def test_checksums_of_a_hand_over_are_computed_before_a_call_on_every_rank() -> 
 def test_an_engine_that_does_not_compare_computes_checksums_on_call_only() -> None:
     lead = Lead()
     lead.finish()
+    assert not lead.seen(actions.ComputeChecksums)
+
+
+def test_an_engine_of_several_pipeline_stages_computes_checksums_on_call_only() -> None:
+    lead, pool = Lead(), hybrid()
+    first, second = pool.regions
+    staged = replace(pool, regions=(first, replace(second, stage=1)))
+    lead.node = Node(Limits(), checksums=True)
+    lead.feed(events.LifeBegan(1, SECRET, describe("p", 1, world_size=2, pool=staged), True))
+    lead.finish(32, (8, 9), (3,))
     assert not lead.seen(actions.ComputeChecksums)
 
 
@@ -152,7 +163,7 @@ def test_of_a_lease_that_could_not_be_copied_no_checksum_is_computed() -> None:
     lead.hand_over()
     lead.feed(events.CopiedOut(0, lead.one(actions.CopyOut).name, "the bus is on fire"))
     assert not lead.seen(actions.ComputeChecksums)
-    assert lead.node.state.prefetch.idle
+    assert lead.node.state.send.prefetch.idle
 
 
 def test_a_call_before_its_turn_is_answered_at_once_and_not_computed_again() -> None:
@@ -166,7 +177,7 @@ def test_a_call_before_its_turn_is_answered_at_once_and_not_computed_again() -> 
     assert lead.answer(call) == actions.Checksums((crcs(5),))
     lead.say(first, 1, 2, 3)
     assert not lead.seen(actions.ComputeChecksums)
-    assert lead.node.state.prefetch.idle
+    assert lead.node.state.send.prefetch.idle
 
 
 def test_calls_are_refused_when_the_ranks_take_too_long_or_the_lease_ends() -> None:
@@ -238,5 +249,5 @@ def test_calls_that_wait_for_a_lease_are_bounded_with_the_others_and_end_with_th
     for call in calls:
         with refused(Reason.LEASE_RELEASED):
             lead.answer(call)
-    assert lead.node.state.prefetch.idle
+    assert lead.node.state.send.prefetch.idle
     assert not lead.seen(actions.ComputeChecksums)

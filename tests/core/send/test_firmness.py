@@ -27,7 +27,7 @@ def lead() -> Lead:
 
 def soft_in(lead: Lead, made: Any) -> float | None:
     """Returns the time until the lease of a hand-over is soft, in seconds; None while it is claimed."""
-    return lead.node.lease(lead.state.leases.get(made.lease.id)).soft_in_s
+    return lead.node.lease_times(lead.state.send.leases.get(made.lease.id)).soft_in_s
 
 
 def opening(made: Any, number: int = 1) -> AccessOpening:
@@ -43,10 +43,10 @@ def test_a_lease_is_firm_for_its_firm_time_and_then_soft(lead: Lead) -> None:
     assert soft_in(lead, made) == FIRM_S
     lead.tick(FIRM_S - 0.5)
     assert soft_in(lead, made) == pytest.approx(0.5)
-    assert lead.state.pins.soft == [0]
+    assert lead.state.pool.pins.soft == [0]
     lead.tick(0.5)
     assert soft_in(lead, made) == 0
-    assert lead.state.pins.soft == [2]
+    assert lead.state.pool.pins.soft == [2]
 
 
 @pytest.mark.parametrize(("asked_s", "firm_s"), [(0.0, 0.0), (7.0, 7.0), (1e9, 3_600.0)])
@@ -65,7 +65,7 @@ def test_a_lease_is_claimed_while_it_is_read(lead: Lead) -> None:
     lead.opened(D, opening(made))
     assert soft_in(lead, made) is None
     lead.tick(20.0)
-    assert lead.state.pins.soft == [0]
+    assert lead.state.pool.pins.soft == [0]
 
 
 def test_a_soft_lease_that_is_opened_is_claimed(lead: Lead) -> None:
@@ -73,7 +73,7 @@ def test_a_soft_lease_that_is_opened_is_claimed(lead: Lead) -> None:
     lead.tick(FIRM_S + 1)
     lead.opened(D, opening(made))
     assert soft_in(lead, made) is None
-    assert lead.state.pins.soft == [0]
+    assert lead.state.pool.pins.soft == [0]
 
 
 def test_a_lease_is_claimed_while_a_reader_waits_for_it(lead: Lead) -> None:
@@ -109,7 +109,7 @@ def test_a_lease_whose_last_claimer_failed_is_firm_anew(lead: Lead) -> None:
     lead.close(E, 2)
     assert soft_in(lead, made) == FIRM_S
     lead.tick(FIRM_S)
-    assert lead.state.pins.soft == [2]
+    assert lead.state.pool.pins.soft == [2]
 
 
 def test_a_lease_whose_reader_is_done_is_firm_anew_for_the_next_one(lead: Lead) -> None:
@@ -133,7 +133,7 @@ def test_a_renewal_by_another_makes_it_firm_for_the_time_renewed(lead: Lead) -> 
     lead.tick(FIRM_S + 1)
     renew(lead, made)
     assert soft_in(lead, made) == 20.0
-    assert lead.state.pins.soft == [0]
+    assert lead.state.pool.pins.soft == [0]
 
 
 def test_a_renewal_for_an_access_is_no_claim_beside_it(lead: Lead) -> None:
@@ -169,23 +169,23 @@ def test_a_lease_that_is_over_is_neither(lead: Lead) -> None:
     lead.tick(FIRM_S)
     lead.call(lambda c: events.ReleaseLease(c, LeaseRef(made.lease.id)))
     assert soft_in(lead, made) is None
-    assert lead.state.pins.soft == [0]
-    assert not list(lead.state.soft_leases.oldest())
+    assert lead.state.pool.pins.soft == [0]
+    assert not list(lead.state.send.soft_leases.oldest())
 
 
 def test_blocks_that_somebody_else_holds_are_not_soft(lead: Lead) -> None:
     lead.finish(32, (0, 1), key=b"1" * 16)
     lead.tick(FIRM_S)
     lead.finish(32, (1, 2), key=b"2" * 16)
-    assert lead.state.pins.soft == [1]
+    assert lead.state.pool.pins.soft == [1]
     lead.tick(FIRM_S)
-    assert lead.state.pins.soft == [3]
+    assert lead.state.pool.pins.soft == [3]
 
 
 def lease_of(pair: Pair) -> float | None:
     """Returns the time until the lease of the only push is soft, in seconds; None while it is claimed."""
-    (lease,) = pair.p.state.leases
-    return pair.p.node.lease(lease).soft_in_s
+    (lease,) = pair.p.state.send.leases
+    return pair.p.node.lease_times(lease).soft_in_s
 
 
 def test_a_push_without_a_destination_is_soft_once_all_parts_are_there() -> None:
@@ -218,5 +218,5 @@ def test_a_lease_of_which_nothing_is_known_costs_no_memory() -> None:
     for number in range(3_000):
         made = lead.finish(key=number.to_bytes(16, "big"), ttl_s=5.0)
         lead.call(lambda c, made=made: events.ReleaseLease(c, LeaseRef(made.lease.id)))  # type: ignore[misc]
-    kept = vars(lead.state.soft_leases)
-    assert sum(len(kept[name]) for name in ("_firm", "_soft", "_by_end", "_by_age")) < 1_100
+    kept = vars(lead.state.send.soft_leases)
+    assert sum(len(kept[name]) for name in ("firm_until", "_soft", "_by_end", "_by_age")) < 1_100

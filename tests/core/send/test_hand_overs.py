@@ -9,7 +9,6 @@ from kvgrpc.core.actions import HandedOver
 from kvgrpc.core.tables.accesses import AccessOpening
 from kvgrpc.core.tables.leases import LeaseState
 from kvgrpc.core.tables.pins import PinKind
-from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.tables.transfers import Direction, Disposition, State
 from kvgrpc.core.values.grants import AccessKind, read_claims
 from kvgrpc.core.values.layout import GroupKind, PoolKind
@@ -30,9 +29,9 @@ def lead() -> Lead:
 def test_a_hand_over_gives_a_lease_a_transfer_and_a_grant(lead: Lead) -> None:
     made = lead.finish(40, request_id="r", call={"trace": "00-x"}, priority=7, consumers=2)
     assert made.lease.state is LeaseState.LIVE
-    assert (made.lease.remaining_s, made.lease.ttl_s, made.lease.cap_remaining_s) == (30.0, 30.0, 100.0)
+    assert (made.times.remaining_s, made.lease.last_ttl_s, made.times.cap_remaining_s) == (30.0, 30.0, 100.0)
     assert made.lease.transfer_id == made.transfer.id
-    assert (made.lease.token_count, made.lease.consumers, made.lease.request_id) == (40, 2, "r")
+    assert (made.lease.content.tokens, made.lease.consumers, made.lease.request_id) == (40, 2, "r")
     assert made.lease.trace == made.transfer.trace == "00-x"
     transfer = made.transfer
     assert (transfer.direction, transfer.state, transfer.memory) == (Direction.SEND, State.PENDING, Disposition.HELD)
@@ -42,7 +41,7 @@ def test_a_hand_over_gives_a_lease_a_transfer_and_a_grant(lead: Lead) -> None:
     assert (claims.engine_id, claims.incarnation, claims.address) == ("p", 1, "p:1")
     assert (claims.lease_id, claims.transfer_key, claims.access) == (made.lease.id, KEY, AccessKind.READ)
     assert (claims.token_count, claims.block_count, claims.ttl_s) == (40, 3, 30.0)
-    assert lead.state.pins.has(made.lease.id, PinKind.LEASE)
+    assert lead.state.pool.pins.has(made.lease.id, PinKind.LEASE)
 
 
 def test_bytes_are_those_of_all_ranks() -> None:
@@ -67,7 +66,7 @@ def test_read_leases_share_blocks(lead: Lead) -> None:
     first = lead.finish(32, (1, 2), key=key(1))
     lead.finish(32, (2, 1), key=key(2))
     release(lead, lease_id=first.lease.id)
-    assert lead.state.pins.unpinned(0, lists((1, 2))[0][1]).tolist() == []
+    assert lead.state.pool.pins.unpinned(0, lists((1, 2))[0][1]).tolist() == []
 
 
 @pytest.mark.parametrize(
@@ -104,7 +103,7 @@ def test_validate_only_checks_everything_and_changes_nothing(lead: Lead) -> None
     before = snapshot(lead.node)
     answer = lead.finish(validate_only=True)
     assert isinstance(answer, HandedOver)
-    assert (answer.token, answer.transfer, answer.lease.token_count) == (b"", None, 32)
+    assert (answer.token, answer.transfer, answer.lease.content.tokens) == (b"", None, 32)
     assert snapshot(lead.node) == before
     lead.finish()
     before = snapshot(lead.node)
@@ -218,9 +217,9 @@ def test_a_refusal_is_remembered_for_the_registration_timeout(lead: Lead) -> Non
     with refused(Reason.CONTENT_RANGE):
         lead.finish(32, (0,), lease_id="l-mine")
     lead.tick(119.9)
-    assert list(lead.state.refused_leases) == ["l-mine"]
+    assert list(lead.state.tombstones.leases) == ["l-mine"]
     lead.tick(0.1)
-    assert not lead.state.refused_leases
+    assert not lead.state.tombstones.leases
 
 
 def test_refusing_a_lease_id_in_use_leaves_the_lease_alone(lead: Lead) -> None:
@@ -249,7 +248,7 @@ def test_openings_of_an_engines_lease_fail_at_once_when_there_is_no_room_for_it(
     lead = Lead(describe("p", 1), Limits(leases=1))
     lead.admit(D)
     call = lead.open(D, AccessOpening(access_id(), grant(lead.me, lease_id="l-mine"), claim(32)))
-    lead.state.draining = reason is Reason.DRAINING
+    lead.state.life.draining = reason is Reason.DRAINING
     if reason is Reason.QUEUE_FULL:
         lead.finish(key=key(1))
     with refused(reason):
@@ -263,5 +262,6 @@ def test_tombstones_of_leases_are_bounded_and_the_oldest_goes_first() -> None:
     for number in range(3):
         with refused(Reason.CONTENT_RANGE):
             lead.finish(32, (0,), lease_id=f"l-{number}")
-    assert list(lead.state.refused_leases) == ["l-1", "l-2"]
-    assert lead.state.timers.when(Timer.REFUSED_LEASE, "l-0") is None
+    assert list(lead.state.tombstones.leases) == ["l-1", "l-2"]
+    lead.tick(120.0)
+    assert not lead.state.tombstones.leases

@@ -22,7 +22,7 @@ def handed_over(pair: Pair, tokens: int = 40, **fields: Any) -> Any:
 def expecting(writers: Writers = READING, **limits: Any) -> Pair:
     """Makes a pair whose source's engine expects pushes."""
     pair = Pair(writers, **limits)
-    pair.p.state.expects_pushes = True
+    pair.p.state.life.expects_pushes = True
     return pair
 
 
@@ -44,7 +44,7 @@ def test_a_hand_over_goes_to_who_registers_for_it_whatever_comes_first(writers: 
     for transfer in pair.both():
         assert (transfer.state, transfer.memory) == (State.SUCCEEDED, Disposition.RETURNED)
     assert [type(news) for news in pair.told["p"]] == [actions.BlocksReturnedNews]
-    assert not len(pair.p.state.pins) + len(pair.d.state.pins)
+    assert not len(pair.p.state.pool.pins) + len(pair.d.state.pool.pins)
 
 
 def test_what_is_kept_of_a_hand_over_stays_in_the_share_of_who_made_it() -> None:
@@ -62,11 +62,11 @@ def test_a_soft_hand_over_is_claimed_by_who_registers_for_it() -> None:
     pair = Pair()
     lease = handed_over(pair).lease
     pair.tick(4.0)
-    assert list(pair.p.state.soft_leases.oldest())
+    assert list(pair.p.state.send.soft_leases.oldest())
     pair.deaf = {actions.SendOpen}
     pair.register(pair.reserve(40).token)
-    assert not list(pair.p.state.soft_leases.oldest())
-    assert pair.p.state.leases.get(lease.id).pushed
+    assert not list(pair.p.state.send.soft_leases.oldest())
+    assert pair.p.state.send.leases.get(lease.id).pushed
     pair.p.node.check()
 
 
@@ -108,7 +108,7 @@ def test_blocks_that_the_engine_takes_back_end_the_push_of_a_hand_over(writers: 
     pair.moved(done=False)
     assert all(transfer.over for transfer in pair.both())
     assert [type(news) for news in pair.told["p"]] == [actions.FailedNews, actions.BlocksReturnedNews]
-    assert not len(pair.p.state.pins)
+    assert not len(pair.p.state.pool.pins)
 
 
 def test_a_destination_with_other_contents_gets_nothing_under_the_same_key() -> None:
@@ -140,7 +140,7 @@ def test_a_destination_hears_soon_of_what_the_sources_engine_does_not_expect() -
     assert not any(transfer.over for transfer in pair.both())
     pair.tick(1.0)
     assert all(transfer.over for transfer in pair.both())
-    assert not len(pair.d.state.pins)
+    assert not len(pair.d.state.pool.pins)
 
 
 def test_a_destination_waits_for_what_is_expected() -> None:

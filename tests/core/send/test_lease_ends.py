@@ -32,13 +32,13 @@ def renew(lead: Lead, ttl_s: float | None, *ids: str) -> Any:
 
 def test_a_ttl_past_the_cap_is_clamped_and_told(lead: Lead) -> None:
     made = lead.finish(ttl_s=1e9)
-    assert (made.lease.ttl_s, made.lease.remaining_s) == (100.0, 100.0)
+    assert (made.lease.last_ttl_s, made.times.remaining_s) == (100.0, 100.0)
 
 
 def test_a_lease_ends_at_its_very_deadline_before_an_event_of_that_moment(lead: Lead) -> None:
     made = lead.finish(ttl_s=5.0)
     lead.tick(4.999)
-    assert lead.state.leases.get(made.lease.id).live
+    assert lead.state.send.leases.get(made.lease.id).live
     lead.now = 105.0
     assert renew(lead, None, made.lease.id) == ((0.0, Reason.LEASE_EXPIRED, LeaseState.EXPIRED),)
     assert lead.transfer(made.transfer.id).state is State.FAILED
@@ -56,8 +56,8 @@ def test_an_expired_hand_over_fails_and_returns_its_blocks(lead: Lead) -> None:
     assert lead.done.index(changed) < lead.done.index(lead.seen(actions.TellEngine)[0]), "first ended, then told"
     transfer = lead.transfer(made.transfer.id)
     assert (transfer.state, transfer.memory, transfer.ended) == (State.FAILED, Disposition.RETURNED, 105.0)
-    assert len(lead.state.pins) == 0
-    assert lead.state.leases.get(made.lease.id).state is LeaseState.EXPIRED
+    assert len(lead.state.pool.pins) == 0
+    assert lead.state.send.leases.get(made.lease.id).state is LeaseState.EXPIRED
 
 
 def test_renewals_carry_a_lease_to_its_cap_and_no_further(lead: Lead) -> None:
@@ -66,16 +66,16 @@ def test_renewals_carry_a_lease_to_its_cap_and_no_further(lead: Lead) -> None:
         lead.tick(30.0)
         assert renew(lead, None, made.lease.id) == ((remaining, None, LeaseState.LIVE),)
     lead.tick(9.9)
-    assert lead.state.leases.get(made.lease.id).live
+    assert lead.state.send.leases.get(made.lease.id).live
     lead.tick(0.1)
-    assert not lead.state.leases.get(made.lease.id).live
+    assert not lead.state.send.leases.get(made.lease.id).live
 
 
 def test_a_renewal_never_shortens(lead: Lead) -> None:
     made = lead.finish(ttl_s=50.0)
     assert renew(lead, 1.0, made.lease.id) == ((50.0, None, LeaseState.LIVE),)
     lead.tick(49.0)
-    assert lead.state.leases.get(made.lease.id).live
+    assert lead.state.send.leases.get(made.lease.id).live
 
 
 def test_a_renewed_lease_ends_at_its_new_deadline_only(lead: Lead) -> None:
@@ -85,7 +85,7 @@ def test_a_renewed_lease_ends_at_its_new_deadline_only(lead: Lead) -> None:
     lead.tick(1.0)
     assert lead.node.next_deadline() == 119.0
     lead.tick(9.0)
-    assert lead.state.leases.get(made.lease.id).state is LeaseState.EXPIRED
+    assert lead.state.send.leases.get(made.lease.id).state is LeaseState.EXPIRED
 
 
 def test_renewals_are_answered_row_by_row(lead: Lead) -> None:
@@ -152,7 +152,7 @@ def test_an_ended_lease_stays_as_it_ended(lead: Lead) -> None:
     lead.tick(1.0)
     assert release(lead, lease_id=made.lease.id).lease.state is LeaseState.EXPIRED
     lead.feed(LeasesVoided((made.lease.id,)))
-    assert lead.state.leases.get(made.lease.id).state is LeaseState.EXPIRED
+    assert lead.state.send.leases.get(made.lease.id).state is LeaseState.EXPIRED
 
 
 def test_an_unknown_lease_cannot_be_released(lead: Lead) -> None:
@@ -165,8 +165,8 @@ def test_blocks_that_the_engine_took_back_are_void_at_once(lead: Lead) -> None:
     lead.admit(D)
     lead.opened(D, AccessOpening(access_id(), made.token, claim(32)))
     lead.feed(LeasesVoided((made.lease.id, "l-unknown")))
-    assert lead.state.leases.get(made.lease.id).state is LeaseState.VOIDED
-    assert len(lead.state.pins) == 0
+    assert lead.state.send.leases.get(made.lease.id).state is LeaseState.VOIDED
+    assert len(lead.state.pool.pins) == 0
     verdict = lead.settle(D)
     assert (verdict.valid, verdict.reason) == (False, Reason.LEASE_VOIDED)
     transfer = lead.transfer(made.transfer.id)
@@ -192,6 +192,6 @@ def test_the_engine_is_told_of_its_own_hand_overs_only(lead: Lead) -> None:
 def test_only_the_end_of_a_lease_is_remembered_and_not_its_blocks(lead: Lead) -> None:
     made = lead.finish(1024, tuple(range(64)), ttl_s=1.0)
     lead.tick(1.0)
-    ended = lead.state.leases.get(made.lease.id)
+    ended = lead.state.send.leases.get(made.lease.id)
     assert sum(len(blocks) for blocks in ended.blocks) == 0
     assert ended.content == ContentId(1024, opaque=b"forgotten")

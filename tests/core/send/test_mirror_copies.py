@@ -35,7 +35,7 @@ class Mirrored(Lead):
     def opening(self, handed: Any) -> int:
         """Opens a hand-over as the peer, and returns the call's number."""
         self._handed += 1
-        tokens = handed.lease.token_count
+        tokens = handed.lease.content.tokens
         return self.open(self.peer, AccessOpening(access_id(self._handed), handed.token, claim(tokens)))
 
     def copied(self, *copies: actions.CopyOut, message: str = "") -> None:
@@ -130,7 +130,7 @@ def test_of_a_lease_that_has_ended_no_portion_is_begun(after_step: int, monkeypa
     assert not lead.seen(actions.CopyOut)
     lead.feed(events.StepDone(0, 1))
     assert not lead.seen(actions.CopyOut)
-    assert not lead.state.mirrors.running
+    assert not lead.state.send.mirrors.running
     lead.hand_over(1)
     assert lead.one(actions.CopyOut)
 
@@ -149,7 +149,7 @@ def test_a_copy_that_fails_ends_the_hand_over_and_tells_its_readers_why() -> Non
     later = rows(lead.answer(lead.opening(handed)))
     assert later.reason is Reason.SOURCE_FAILED
     lead.copied(copies[0])
-    assert not lead.state.mirrors.running
+    assert not lead.state.send.mirrors.running
 
 
 def test_reports_of_copies_that_nobody_asked_for_change_nothing() -> None:
@@ -276,6 +276,6 @@ def test_a_part_that_could_not_be_copied_fails_its_push_at_both_sides() -> None:
     mine = pair.both()[0].failure
     assert mine is not None
     assert (mine.rank, "the bus is on fire" in mine.message) == (0, True)
-    assert not len(pair.p.state.pins)
-    assert not len(pair.d.state.pins)
-    assert not pair.p.state.mirrors.running
+    assert not len(pair.p.state.pool.pins)
+    assert not len(pair.d.state.pool.pins)
+    assert not pair.p.state.send.mirrors.running

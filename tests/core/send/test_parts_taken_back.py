@@ -24,7 +24,7 @@ def test_an_engine_that_took_its_parts_back_has_the_time_of_a_registration_to_st
     pair.tick(20.0)
     assert pair.reasons() == [Reason.REGISTRATION_TIMEOUT, pair.reasons()[1]]
     assert all(t.over for t in pair.both())
-    assert not len(pair.p.state.pins) + len(pair.d.state.pins)
+    assert not len(pair.p.state.pool.pins) + len(pair.d.state.pool.pins)
     assert [type(news) for news in pair.told["p"]][-2:] == [actions.FailedNews, actions.BlocksReturnedNews]
 
 
@@ -41,7 +41,7 @@ def test_an_engine_that_took_its_parts_back_may_say_that_it_cannot_deliver(write
     pair.moved()
     assert pair.reasons() == [Reason.SOURCE_FAILED, Reason.SOURCE_FAILED]
     assert [t.memory for t in pair.both()] == [Disposition.RETURNED] * 2
-    assert not len(pair.p.state.pins) + len(pair.d.state.pins)
+    assert not len(pair.p.state.pool.pins) + len(pair.d.state.pool.pins)
 
 
 def test_a_pull_ends_when_its_blocks_are_taken_back() -> None:
@@ -78,7 +78,7 @@ def test_a_source_that_gives_up_anew_proves_its_earlier_writes_at_rest(writers: 
     pair.recover()
     assert all(t.over for t in pair.both())
     assert [t.memory for t in pair.both()] == [Disposition.RETURNED] * 2
-    assert not len(pair.p.state.pins) + len(pair.d.state.pins)
+    assert not len(pair.p.state.pool.pins) + len(pair.d.state.pool.pins)
 
 
 def test_giving_up_without_a_proof_leaves_what_was_written_in_quarantine() -> None:
@@ -100,7 +100,7 @@ def test_blocks_that_our_own_posting_still_reads_are_returned_after_it_also_with
     pair.moved()
     assert pair.both()[0].memory is Disposition.RETURNED
     assert [type(news) for news in pair.told["p"]][-1] is actions.BlocksReturnedNews
-    assert not len(pair.p.state.pins)
+    assert not len(pair.p.state.pool.pins)
 
 
 def test_blocks_of_a_push_that_is_over_can_be_taken_back_from_our_own_posting() -> None:
@@ -112,7 +112,7 @@ def test_blocks_of_a_push_that_is_over_can_be_taken_back_from_our_own_posting() 
     assert pair.both()[0].memory is Disposition.QUARANTINED
     pair.feed(pair.p, events.LeasesVoided((lease_id,)))
     assert pair.both()[0].memory is Disposition.RETURNED
-    assert not len(pair.p.state.pins)
+    assert not len(pair.p.state.pool.pins)
     told = len(pair.told["p"])
     pair.moved()
     pair.feed(pair.p, events.LeasesVoided((lease_id,)))
@@ -125,10 +125,10 @@ def test_blocks_can_be_taken_back_however_long_their_lease_has_ended() -> None:
     pair.finish(32, (1, 2))
     lease_id = lease_of(pair)
     pair.call(pair.p, lambda c: events.CancelTransfer(c, key=KEY))
-    assert pair.p.state.leases.find(lease_id) is None
+    assert pair.p.state.send.leases.find(lease_id) is None
     pair.feed(pair.p, events.LeasesVoided((lease_id,)))
     assert pair.both()[0].memory is Disposition.RETURNED
-    assert not len(pair.p.state.pins)
+    assert not len(pair.p.state.pool.pins)
 
 
 def test_taking_back_the_last_parts_leaves_those_that_were_replaced_to_the_posting_that_reads_them() -> None:
@@ -142,10 +142,10 @@ def test_taking_back_the_last_parts_leaves_those_that_were_replaced_to_the_posti
     pair.feed(pair.p, events.LeasesVoided((last,)))
     assert pair.both()[0].memory is Disposition.QUARANTINED
     reading = pair.posts[0][1].posting_id.rpartition("/")[0]
-    assert pair.p.state.pins.blocks(reading, PinKind.ACCESS)[0].tolist() == [1, 2]
+    assert pair.p.state.pool.pins.blocks(reading, PinKind.ACCESS)[0].tolist() == [1, 2]
     assert not returned(pair)
     pair.moved()
     assert returned(pair) == [first]
     assert pair.both()[0].memory is Disposition.RETURNED
     assert [type(news) for news in pair.told["p"]][-1] is actions.BlocksReturnedNews
-    assert not len(pair.p.state.pins)
+    assert not len(pair.p.state.pool.pins)

@@ -13,7 +13,7 @@ def succeeded(pair: Pair) -> None:
         assert transfer.state is State.SUCCEEDED, transfer
         assert transfer.memory is Disposition.RETURNED
     for lead in (pair.p, pair.d):
-        assert not len(lead.state.pins)
+        assert not len(lead.state.pool.pins)
     assert [type(news) for news in pair.told["d"]][-1] is actions.ReceivedNews
     assert [type(news) for news in pair.told["p"]] == [actions.BlocksReturnedNews]
 

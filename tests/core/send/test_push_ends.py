@@ -20,8 +20,8 @@ def ended(pair: Pair, source: State, destination: State) -> None:
     """Asserts that both transfers are over, and that nothing is pinned."""
     assert [t.state for t in pair.both()] == [source, destination]
     assert [t.memory for t in pair.both()] == [Disposition.RETURNED] * 2
-    assert not len(pair.p.state.pins)
-    assert not len(pair.d.state.pins)
+    assert not len(pair.p.state.pool.pins)
+    assert not len(pair.d.state.pool.pins)
     for told, engine in ((pair.told["p"], "p"), (pair.told["d"], "d")):
         assert [type(news) for news in told][-2:] == [actions.FailedNews, actions.BlocksReturnedNews], engine
 
@@ -36,7 +36,7 @@ def test_a_source_that_cannot_deliver_says_so_before_any_part(writers: Writers) 
     assert answer.transfer.state is State.FAILED
     assert pair.reasons() == [Reason.SOURCE_FAILED, Reason.SOURCE_FAILED]
     assert pair.both()[1].memory is Disposition.RETURNED
-    assert not len(pair.d.state.pins)
+    assert not len(pair.d.state.pool.pins)
     with refused(Reason.SOURCE_FAILED):
         pair.finish(32)
 
@@ -65,7 +65,7 @@ def test_what_the_source_ends_in_flight_comes_back_when_it_is_at_rest(writers: W
     source, destination = pair.both()
     assert source.state is (State.FAILED if who == "failure" else State.CANCELLED)
     assert source.memory is (Disposition.QUARANTINED if writers else Disposition.RETURNED)
-    assert pair.p.state.pins.has(f"{source.id}#1", PinKind.ACCESS) is bool(writers)
+    assert pair.p.state.pool.pins.has(f"{source.id}#1", PinKind.ACCESS) is bool(writers)
     assert bool(pair.p.node.missing_proof(source.id)) is bool(writers)
     end = State.CANCELLED if who == "cancel" else State.FAILED
     assert (destination.state, destination.memory) == (end, Disposition.QUARANTINED)
@@ -84,7 +84,7 @@ def test_what_the_destination_cancels_in_flight_comes_back_when_it_is_at_rest(wr
     pair.moved()
     assert [t.memory for t in pair.both()] == [Disposition.RETURNED] * 2
     assert pair.both()[0].state is State.CANCELLED
-    assert not len(pair.d.state.pins) + len(pair.p.state.pins)
+    assert not len(pair.d.state.pool.pins) + len(pair.p.state.pool.pins)
 
 
 @MODES
@@ -119,7 +119,7 @@ def test_a_destination_that_dies_ends_the_push(writers: Writers) -> None:
     assert sent.memory is (Disposition.QUARANTINED if writers else Disposition.RETURNED)
     pair.moved()
     assert pair.both()[0].memory is Disposition.RETURNED
-    assert not len(pair.p.state.pins)
+    assert not len(pair.p.state.pool.pins)
 
 
 @MODES
@@ -259,7 +259,7 @@ def test_a_lead_that_refuses_a_handshake_says_nothing_of_who_is_done(reason: Rea
     pair = Pair(WRITING)
     pair.deaf = {actions.MakeOffer}
     token = pair.reserve(32, (3, 4)).token
-    pair.p.node.state.peers[key_of(pair.d.me)].forgotten = True
+    pair.p.node.state.peers.lives[key_of(pair.d.me)].forgotten = True
     pair.register(token)
     pair.finish(32, (1, 2))
     pair.feed(pair.p, events.DialFailed(pair.d.me.address, PreconditionFailed(reason, "no")))

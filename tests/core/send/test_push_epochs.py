@@ -23,10 +23,10 @@ def succeeds(pair: Pair, *source_blocks: int) -> None:
     assert {src // 8 % 64 for src in post.runs.src.tolist()} == {min(source_blocks)}
     pair.moved()
     assert [t.state for t in pair.both()] == [State.SUCCEEDED] * 2
-    assert not len(pair.p.state.pins) + len(pair.d.state.pins)
+    assert not len(pair.p.state.pool.pins) + len(pair.d.state.pool.pins)
     pair.tick(130.0)
-    assert not pair.p.state.accesses
-    assert not pair.d.state.accesses
+    assert not pair.p.state.access.rows
+    assert not pair.d.state.access.rows
 
 
 @MODES
@@ -40,7 +40,7 @@ def test_a_part_of_a_higher_epoch_replaces_all_before(writers: Writers, void: bo
     start_over(pair, void)
     sent = pair.both()[0]
     assert sent.lease_id not in ("", first)
-    ended = pair.p.state.leases.get(first)
+    ended = pair.p.state.send.leases.get(first)
     assert ended.state is (LeaseState.VOIDED if void else LeaseState.RELEASED)
     assert returned(pair) == [first]
     succeeds(pair, 5, 6)
@@ -63,7 +63,7 @@ def test_a_destination_that_drops_the_parts_that_were_replaced_is_done_with_thos
     me = pair.d.me.engine_id, pair.d.me.incarnation
     pair.call(pair.p, lambda c: events.CloseAccess(c, *me, (row,)), "peer")
     assert pair.both()[0].over
-    assert not len(pair.p.state.pins)
+    assert not len(pair.p.state.pool.pins)
 
 
 @MODES
@@ -92,7 +92,7 @@ def test_nothing_is_posted_into_a_block_while_an_earlier_posting_may_write_there
     start_over(pair, void)
     assert len(pair.posts) == 1, "the first is under way"
     held = writers and not void
-    assert pair.p.state.pins.has(f"{pair.both()[0].id}#1", PinKind.ACCESS) is bool(held)
+    assert pair.p.state.pool.pins.has(f"{pair.both()[0].id}#1", PinKind.ACCESS) is bool(held)
     assert returned(pair) == ([] if held else [first])
     pair.moved()
     assert returned(pair) == [first]
@@ -214,7 +214,7 @@ def test_a_push_that_is_cancelled_while_old_postings_run_returns_its_blocks_afte
     assert destination.state is State.CANCELLED
     pair.moved()
     assert [t.memory for t in pair.both()] == [Disposition.RETURNED] * 2
-    assert not len(pair.p.state.pins) + len(pair.d.state.pins)
+    assert not len(pair.p.state.pool.pins) + len(pair.d.state.pool.pins)
 
 
 @MODES
@@ -256,4 +256,4 @@ def test_however_often_a_prefill_starts_over_the_cap_bounds_its_push(writers: Wr
     assert pair.p.now - 100.0 <= 300.0
     while pair.posts:
         pair.moved()
-    assert not len(pair.p.state.pins)
+    assert not len(pair.p.state.pool.pins)

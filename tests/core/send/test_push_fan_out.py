@@ -42,11 +42,11 @@ def test_every_destination_gets_every_part_and_the_blocks_live_until_the_last_is
     states = sorted([landed(pair.d).state.value, landed(pair.e).state.value])
     assert states == ["active", "succeeded"]
     assert (sent(pair).over, sent(pair).consumers, sent(pair).consumers_done) == (False, 2, 1)
-    assert len(pair.p.state.pins)
+    assert len(pair.p.state.pool.pins)
     pair.moved()
     assert [landed(pair.d).state, landed(pair.e).state, sent(pair).state] == [State.SUCCEEDED] * 3
     assert sent(pair).consumers_done == 2
-    assert not len(pair.p.state.pins)
+    assert not len(pair.p.state.pool.pins)
     assert [type(news) for news in pair.told["p"]] == [actions.BlocksReturnedNews]
 
 
@@ -102,7 +102,7 @@ def test_another_destination_takes_the_place_of_one_that_failed(writers: Writers
     pair.register(pair.reserve(32, (8, 9), at=pair.e).token, number=40)
     pair.moved()
     assert [landed(pair.e).state, sent(pair).state] == [State.SUCCEEDED] * 2
-    assert not len(pair.p.state.pins)
+    assert not len(pair.p.state.pool.pins)
 
 
 @MODES
@@ -131,7 +131,7 @@ def test_all_who_came_for_a_push_that_is_done_when_its_first_part_comes_are_told
     pair.finish(32, (1, 2))
     assert sent(pair).over, "the one destination that it is for gave up, and that counts"
     assert all(transfer.over for lead in (pair.d, pair.e) for transfer in lead.state.transfers)
-    assert not any(len(lead.state.pins) for lead in (pair.p, pair.d, pair.e))
+    assert not any(len(lead.state.pool.pins) for lead in (pair.p, pair.d, pair.e))
 
 
 def test_registrations_that_no_part_followed_are_bounded() -> None:
@@ -165,7 +165,7 @@ def test_a_source_that_cannot_deliver_tells_every_destination(writers: Writers) 
         failure = landed(lead).failure
         assert failure is not None
         assert failure.reason is Reason.SOURCE_FAILED
-        assert not len(lead.state.pins)
+        assert not len(lead.state.pool.pins)
 
 
 @MODES
@@ -195,7 +195,7 @@ def test_a_destination_that_gave_up_before_it_met_its_source_counts_too(parts_fi
     if not parts_first:
         pair.finish(32, (1, 2), on_abort=on_abort)
     assert sent(pair).over is (on_abort is OnAbort.RELEASE)
-    assert "it gave up" in pair.p.state.leases.get(sent(pair).lease_id).trouble
+    assert "it gave up" in pair.p.state.send.leases.get(sent(pair).lease_id).trouble
 
 
 def test_a_push_is_given_up_only_by_destinations_of_it_that_speak_for_themselves() -> None:

@@ -57,7 +57,7 @@ def test_who_took_the_name_of_a_dead_source_proves_nothing_until_the_source_has_
     pair = started(WRITING)
     pair.deaf = {SendClose}
     me, d = pair.p.me, pair.d
-    own, stranger = d.state.peers[key_of(me)].asks[0], secret("of", "a stranger")
+    own, stranger = d.state.peers.lives[key_of(me)].asks[0], secret("of", "a stranger")
     pair.feed(d, events.PeerSilent(key_of(me)))
     pair.feed(d, events.Tick(), 11.0)
 
@@ -150,7 +150,7 @@ def readmitted(pair: Pair) -> None:
     d.ask(lambda c: events.HandshakeReceived(c, me, endpoints(me), "", shows, asks), "peer")
     d._offer()
     d.map(me)
-    assert d.state.peers[key_of(me)].elder
+    assert d.state.peers.lives[key_of(me)].elder
 
 
 def test_a_source_that_was_readmitted_without_its_proof_proves_at_rest_what_it_has_opened_since() -> None:
@@ -235,7 +235,7 @@ def test_nothing_is_quarantined_where_nothing_was_reserved() -> None:
     pair.deaf = {SendClose}
     landing = pair.both()[1]
     pair.call(pair.d, lambda c: events.CancelTransfer(c, landing.id))
-    assert not len(pair.d.state.pins)
+    assert not len(pair.d.state.pool.pins)
     pair.recover()
     assert pair.both()[1].memory is Disposition.RETURNED
 

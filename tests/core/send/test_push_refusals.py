@@ -157,11 +157,11 @@ def test_what_is_only_validated_changes_nothing() -> None:
     pair = Pair()
     token = pair.reserve(32, key=KEY + b"2").token
     pair.register(token)
-    before = snapshot(pair.p.node.state.pins), snapshot(pair.d.node.state.pins)
+    before = snapshot(pair.p.node.state.pool.pins), snapshot(pair.d.node.state.pool.pins)
     assert pair.finish(32, validate_only=True).transfer is None
     assert pair.finish(key=KEY + b"2", failure="no", blocks=(), validate_only=True).transfer.state is State.PENDING
     assert pair.reserve(16, (9,), validate_only=True) == actions.BlocksReserved(None, b"")
-    assert (snapshot(pair.p.node.state.pins), snapshot(pair.d.node.state.pins)) == before
+    assert (snapshot(pair.p.node.state.pool.pins), snapshot(pair.d.node.state.pool.pins)) == before
 
 
 def test_readers_have_one_part() -> None:
@@ -216,7 +216,7 @@ def test_a_grant_that_the_destination_does_not_know_brings_nothing_there(name: s
     sent = pair.both()[0]
     if name == "ended":
         assert sent.state is State.CANCELLED, "its only destination was cancelled: nobody will come"
-        assert not len(pair.p.state.pins)
+        assert not len(pair.p.state.pool.pins)
         return
     assert (sent.over, sent.waiting_for) == (False, "registration")
     with refused(Reason.TRANSFER_ENDED):
@@ -233,8 +233,8 @@ def test_another_prompt_is_not_delivered(writers: Writers) -> None:
     sent = pair.finish(32, content=content(32, 5)).transfer
     assert not pair.posts
     assert pair.both()[0].waiting_for == "registration"
-    assert "CONTENT" not in pair.p.state.leases.get(sent.lease_id).trouble
-    assert "engine d: " in pair.p.state.leases.get(sent.lease_id).trouble
+    assert "CONTENT" not in pair.p.state.send.leases.get(sent.lease_id).trouble
+    assert "engine d: " in pair.p.state.send.leases.get(sent.lease_id).trouble
     assert pair.reasons()[1] is Reason.CONTENT_MISMATCH
 
 
@@ -242,7 +242,7 @@ def test_states_stand_for_the_whole_prompt() -> None:
     pair = Pair(p=describe("p", 1, pool=hybrid(GroupKind.STATE)))
     pair.register(pair.reserve(48, (1,), (1,), use_tokens=16).token)
     sent = pair.finish(48, (1, 2, 3), (7,)).transfer
-    assert "serves all 48 tokens" in pair.p.state.leases.get(sent.lease_id).trouble
+    assert "serves all 48 tokens" in pair.p.state.send.leases.get(sent.lease_id).trouble
     assert not pair.posts
 
 

@@ -15,7 +15,7 @@ def test_a_registration_without_parts_ends_at_both(writers: Writers) -> None:
     pair.register(pair.reserve(32).token)
     pair.tick(20.0)
     assert pair.reasons() == [Reason.REGISTRATION_TIMEOUT, Reason.REGISTRATION_TIMEOUT]
-    assert not len(pair.d.state.pins)
+    assert not len(pair.d.state.pool.pins)
 
 
 def test_parts_without_a_registration_end() -> None:
@@ -41,7 +41,7 @@ def test_each_part_starts_the_registrations_clock_anew_up_to_the_cap(writers: Wr
     assert pair.reasons()[1] is Reason.REGISTRATION_TIMEOUT
     pair.tick(60.0)
     assert all(t.over for t in pair.both())
-    assert not len(pair.d.state.pins) + len(pair.p.state.pins)
+    assert not len(pair.d.state.pool.pins) + len(pair.p.state.pool.pins)
 
 
 @MODES
@@ -50,7 +50,7 @@ def test_bytes_that_take_too_long_end_the_push_at_both(writers: Writers) -> None
     pair.tick(31.0)
     pair.moved()
     assert pair.both()[1].memory is Disposition.RETURNED
-    assert not len(pair.d.state.pins)
+    assert not len(pair.d.state.pool.pins)
     waits_for_another(pair, Reason.TRANSFER_TIMEOUT)
 
 
@@ -87,7 +87,7 @@ def test_a_settling_that_is_not_answered_is_asked_again_and_given_up(writers: Wr
     late.tick(6.0)
     if writers:
         assert not late.both()[0].over
-        assert "did not say in time" in late.p.state.leases.get(late.both()[0].lease_id).trouble
+        assert "did not say in time" in late.p.state.send.leases.get(late.both()[0].lease_id).trouble
     else:
         assert late.reasons()[1] is Reason.SETTLE_TIMEOUT
 

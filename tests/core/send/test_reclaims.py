@@ -67,9 +67,9 @@ def test_the_oldest_soft_leases_end_until_there_is_enough(lead: Lead) -> None:
     assert ended(answer) == [first.lease.id, second.lease.id]
     assert answer.lease_count == 2
     assert answer.freed[0].tolist() == [0, 1, 2, 3]
-    assert lead.state.pins.free == [14]
-    assert lead.state.leases.get(third.lease.id).live
-    assert lead.state.soft_leases.reclaimed == 2
+    assert lead.state.pool.pins.free == [14]
+    assert lead.state.send.leases.get(third.lease.id).live
+    assert lead.state.send.soft_leases.reclaimed == 2
 
 
 def test_older_ones_are_spared_that_a_younger_one_makes_needless(lead: Lead) -> None:
@@ -86,11 +86,11 @@ def test_leases_that_share_blocks_end_together(lead: Lead) -> None:
 
 def test_where_there_is_not_enough_none_ends(lead: Lead) -> None:
     soft(lead, (0, 1), (2, 3))
-    before = snapshot(lead.state.pins), len(lead.state.leases)
+    before = snapshot(lead.state.pool.pins), len(lead.state.send.leases)
     answer = reclaim(lead, 5)
     assert (answer.enough, answer.leases, answer.lease_count) == (False, (), 0)
     assert answer.freed == ()
-    assert (snapshot(lead.state.pins), len(lead.state.leases)) == before
+    assert (snapshot(lead.state.pool.pins), len(lead.state.send.leases)) == before
 
 
 def test_a_block_that_another_lease_holds_does_not_count(lead: Lead) -> None:
@@ -122,8 +122,8 @@ def test_a_firm_and_a_claimed_lease_are_never_reclaimed(lead: Lead) -> None:
     firm = hand_over(lead, 2, 2, 3)
     lead.tick(FIRM_S - 0.01)
     assert not reclaim(lead, 1).enough
-    assert lead.state.leases.get(claimed.lease.id).live
-    assert lead.state.leases.get(firm.lease.id).live
+    assert lead.state.send.leases.get(claimed.lease.id).live
+    assert lead.state.send.leases.get(firm.lease.id).live
 
 
 def test_a_lease_that_becomes_soft_this_moment_is_soft(lead: Lead) -> None:
@@ -140,18 +140,18 @@ def test_the_send_fails_and_the_blocks_are_back_at_once(lead: Lead) -> None:
     assert transfer.failure is not None
     assert (transfer.failure.reason, transfer.failure.next) == (Reason.LEASE_RECLAIMED, NextStep.RECOMPUTE)
     assert [type(news) for news in lead.news()] == [actions.FailedNews, actions.BlocksReturnedNews]
-    assert lead.state.leases.get(made.lease.id).state is LeaseState.RECLAIMED
+    assert lead.state.send.leases.get(made.lease.id).state is LeaseState.RECLAIMED
 
 
 def test_a_reader_that_comes_later_learns_it_and_counts_once(lead: Lead) -> None:
     (made,) = soft(lead, (0, 1))
     reclaim(lead, 1)
-    assert lead.state.soft_leases.reclaimed_in_vain == 0
+    assert lead.state.send.soft_leases.reclaimed_in_vain == 0
     for number in (1, 2):
         (row,) = lead.opened(D, AccessOpening(access_id(number), made.token, claim(32)))
         assert isinstance(row, PreconditionFailed)
         assert row.reason is Reason.LEASE_RECLAIMED
-    assert lead.state.soft_leases.reclaimed_in_vain == 1
+    assert lead.state.send.soft_leases.reclaimed_in_vain == 1
 
 
 def test_a_renewal_that_comes_later_learns_it(lead: Lead) -> None:
@@ -176,11 +176,11 @@ def test_a_lease_without_a_transfer_is_reclaimed_too(lead: Lead) -> None:
 
 def test_validate_only_says_what_would_end_and_ends_nothing(lead: Lead) -> None:
     (made,) = soft(lead, (0, 1))
-    before = snapshot(lead.state.pins)
+    before = snapshot(lead.state.pool.pins)
     answer = reclaim(lead, 1, validate_only=True)
     assert (answer.enough, ended(answer), answer.freed[0].tolist()) == (True, [made.lease.id], [0, 1])
-    assert snapshot(lead.state.pins) == before
-    assert lead.state.leases.get(made.lease.id).live
+    assert snapshot(lead.state.pool.pins) == before
+    assert lead.state.send.leases.get(made.lease.id).live
 
 
 REFUSED: dict[str, tuple[tuple[tuple[int, int], ...], Reason, type[KVGrpcError]]] = {
@@ -195,10 +195,10 @@ REFUSED: dict[str, tuple[tuple[tuple[int, int], ...], Reason, type[KVGrpcError]]
 def test_bad_counts_are_refused(lead: Lead, name: str) -> None:
     counts, reason, kind = REFUSED[name]
     soft(lead, (0, 1))
-    before = snapshot(lead.state.pins)
+    before = snapshot(lead.state.pool.pins)
     with refused(reason, kind):
         lead.call(lambda c: ReclaimBlocks(c, counts))
-    assert snapshot(lead.state.pins) == before
+    assert snapshot(lead.state.pool.pins) == before
 
 
 def test_only_the_engine_takes_back_blocks_that_it_manages(lead: Lead) -> None:
@@ -228,7 +228,7 @@ def test_a_push_that_nobody_registered_for_is_reclaimed_and_a_late_destination_l
     assert ended(answer) == [made.lease.id]
     with refused(Reason.LEASE_RECLAIMED, PreconditionFailed):
         pair.register(pair.reserve(32, (3, 4)).token)
-    assert pair.p.state.soft_leases.reclaimed_in_vain == 1
+    assert pair.p.state.send.soft_leases.reclaimed_in_vain == 1
 
 
 def test_a_registration_under_a_cancelled_key_has_missed_nothing() -> None:
@@ -237,7 +237,7 @@ def test_a_registration_under_a_cancelled_key_has_missed_nothing() -> None:
     pair.call(pair.p, lambda c: events.CancelTransfer(c, key=KEY))
     with refused(Reason.CANCELLED, PreconditionFailed):
         pair.register(pair.reserve(32, (8, 9), at=pair.e).token, number=40)
-    assert pair.p.state.soft_leases.reclaimed_in_vain == 0
+    assert pair.p.state.send.soft_leases.reclaimed_in_vain == 0
 
 
 @MODES
@@ -287,12 +287,12 @@ def allocate(lead: Lead, count: int, **fields: Any) -> actions.Allocated:
 
 def test_an_allocation_takes_back_what_it_needs(managed: Lead) -> None:
     assert allocate(managed, 5, reclaim=True).blocks[0].tolist() == [0, 1, 2, 3, 6]
-    assert managed.state.soft_leases.reclaimed == 1
+    assert managed.state.send.soft_leases.reclaimed == 1
 
 
 def test_an_allocation_that_finds_free_blocks_takes_nothing_back(managed: Lead) -> None:
     assert allocate(managed, 2, reclaim=True).blocks[0].tolist() == [6, 7]
-    assert managed.state.soft_leases.reclaimed == 0
+    assert managed.state.send.soft_leases.reclaimed == 0
 
 
 def test_an_allocation_that_was_not_told_to_takes_nothing_back(managed: Lead) -> None:
@@ -301,11 +301,11 @@ def test_an_allocation_that_was_not_told_to_takes_nothing_back(managed: Lead) ->
 
 
 def test_an_allocation_for_which_there_is_not_enough_takes_nothing_back(managed: Lead) -> None:
-    before = snapshot(managed.state.pins)
+    before = snapshot(managed.state.pool.pins)
     with pytest.raises(Exhausted) as caught:
         allocate(managed, 7, reclaim=True)
     assert caught.value.metadata == {"group": "0", "free_block_count": "2", "soft_block_count": "4"}
-    assert snapshot(managed.state.pins) == before
+    assert snapshot(managed.state.pool.pins) == before
 
 
 def test_an_allocation_is_told_when_there_may_be_enough(managed: Lead) -> None:
@@ -329,23 +329,23 @@ def test_an_allocation_is_told_when_the_last_of_several_leases_is_soft(managed: 
 
 
 def test_an_allocation_that_is_only_validated_takes_nothing_back(managed: Lead) -> None:
-    before = snapshot(managed.state.pins)
+    before = snapshot(managed.state.pool.pins)
     assert allocate(managed, 5, reclaim=True, validate_only=True).allocation_id == ""
-    assert snapshot(managed.state.pins) == before
+    assert snapshot(managed.state.pool.pins) == before
 
 
 def test_blocks_that_an_allocation_holds_do_not_come_free_with_their_lease(managed: Lead) -> None:
     managed.finish(32, (4, 5), key=b"2" * 16, firm_ttl_s=0.0)
     with refused(Reason.POOL_EXHAUSTED, Exhausted):
         allocate(managed, 7, reclaim=True)
-    assert managed.state.soft_leases.reclaimed == 0
+    assert managed.state.send.soft_leases.reclaimed == 0
 
 
 def test_no_other_caller_takes_back_what_an_engine_handed_over(managed: Lead) -> None:
     assert not reclaim(managed, 4, principal="router").enough
     with refused(Reason.POOL_EXHAUSTED, Exhausted):
         managed.call(lambda c: events.AllocateBlocks(c, ((0, 5),), reclaim=True), "router")
-    assert managed.state.soft_leases.reclaimed == 0
+    assert managed.state.send.soft_leases.reclaimed == 0
 
 
 def test_of_a_pool_without_an_engine_a_caller_takes_back_what_it_handed_over() -> None:

@@ -40,7 +40,7 @@ def hand_over(lead: Lead, number: int, *blocks: int, **fields: Any) -> Any:
 
 
 def opening(number: int, made: Any, **fields: Any) -> AccessOpening:
-    tokens, name = made.lease.token_count, made.lease.request_id
+    tokens, name = made.lease.content.tokens, made.lease.request_id
     return AccessOpening(access_id(number), made.token, claim(tokens), request_id=name, waits_for_blocks=True, **fields)
 
 
@@ -74,8 +74,8 @@ def test_the_youngest_reader_that_waits_yields_first_and_no_more_than_are_needed
     answer = reclaim(lead, 3)
     assert (ended(answer), answer.claimed) == (["r3", "r2"], 2)
     assert answer.freed[0].tolist() == [2, 3, 4, 5]
-    assert lead.state.pins.free == [14]
-    assert lead.state.soft_leases.reclaimed_claims == 2
+    assert lead.state.pool.pins.free == [14]
+    assert lead.state.send.soft_leases.reclaimed_claims == 2
 
 
 def test_what_nobody_has_come_for_goes_first(lead: Lead) -> None:
@@ -88,7 +88,7 @@ def test_what_nobody_has_come_for_goes_first(lead: Lead) -> None:
 def test_where_that_is_not_enough_nobody_yields(lead: Lead) -> None:
     full_of_readers(lead, (0, 1), (2, 3))
     assert not reclaim(lead, 5).enough
-    assert len(lead.state.leases) == 2
+    assert len(lead.state.send.leases) == 2
 
 
 def test_nobody_yields_to_a_request_that_is_not_older(lead: Lead) -> None:
@@ -97,7 +97,7 @@ def test_nobody_yields_to_a_request_that_is_not_older(lead: Lead) -> None:
     assert not reclaim(lead, 1, RequestTime(T0 + 2, "r2")).enough
     assert ended(reclaim(lead, 1, RequestTime(T0 + 2, "r1"))) == ["r2"]
     assert not reclaim(lead, 1, RequestTime(T0 + 1, "r1")).enough
-    assert lead.state.leases.get(first.lease.id).live
+    assert lead.state.send.leases.get(first.lease.id).live
 
 
 def test_nobody_yields_in_the_firm_time_of_the_hand_over(lead: Lead) -> None:
@@ -131,7 +131,7 @@ def test_a_reader_that_says_that_it_reads_by_now_does_not_yield(lead: Lead) -> N
     refs = (LeaseRef(token=made.token),)
     reading = (access_id(1), access_id(7))
     lead.call(lambda c: RenewLeases(c, refs, for_access=True, validate_only=True, reading=reading), "d")
-    assert lead.state.accesses[access_id(1)].waits_for_blocks
+    assert lead.state.access.rows[access_id(1)].waits_for_blocks
     lead.call(lambda c: RenewLeases(c, refs, for_access=True, reading=reading), "d")
     assert not reclaim(lead, 1).enough
 
@@ -196,7 +196,7 @@ def test_a_reader_that_has_lost_its_blocks_is_told_and_gets_no_verdict_but_stale
     closing = lead.one(actions.SendClose)
     assert (closing.peer, closing.closing.access_id) == (key_of(D), access_id(1))
     assert closing.closing.outcome is CloseOutcome.FAILED
-    assert lead.state.leases.get(made.lease.id).state is LeaseState.RECLAIMED
+    assert lead.state.send.leases.get(made.lease.id).state is LeaseState.RECLAIMED
     failure = lead.transfer(made.transfer.id).failure
     assert failure is not None
     assert failure.reason is Reason.LEASE_RECLAIMED
@@ -227,14 +227,14 @@ def test_an_allocation_reclaims_from_readers_that_wait_for_an_older_request() ->
         lead.call(lambda c: AllocateBlocks(c, ((0, 2),), reclaim=True))
     younger = RequestTime(T0 + 5, "younger")
     for validate_only in (True, False):
-        assert lead.state.lacking.rows(lead.now) == []
+        assert lead.state.send.lacking.rows(lead.now) == []
         with refused(Reason.POOL_EXHAUSTED):
             ask = partial(AllocateBlocks, counts=((0, 2),), reclaim=True, validate_only=validate_only, by=younger)
             lead.call(ask)
-    assert [row.by for row in lead.state.lacking.rows(lead.now)] == [younger]
+    assert [row.by for row in lead.state.send.lacking.rows(lead.now)] == [younger]
     got = lead.call(lambda c: AllocateBlocks(c, ((0, 2),), reclaim=True, by=OLD))
     assert len(got.blocks[0]) == 2
-    assert lead.state.leases.get(made.lease.id).state is LeaseState.RECLAIMED
+    assert lead.state.send.leases.get(made.lease.id).state is LeaseState.RECLAIMED
 
 
 # ---- who waits for whom
@@ -246,27 +246,27 @@ def test_who_lacks_blocks_and_for_how_long_is_known_until_nobody_asks_any_more(l
     lead.tick(1.0)
     reclaim(lead, 4)
     reclaim(lead, 3, RequestTime(T0 - 1, "older"))
-    (older, old) = lead.state.lacking.rows(lead.now)
+    (older, old) = lead.state.send.lacking.rows(lead.now)
     assert (older.by.request_id, older.counts, lead.now - older.since) == ("older", {0: 3}, 0.0)
     assert (old.by, old.counts, lead.now - old.since) == (OLD, {0: 4}, 1.0)
     reclaim(lead, 1)
-    assert [row.by.request_id for row in lead.state.lacking.rows(lead.now)] == ["older"]
+    assert [row.by.request_id for row in lead.state.send.lacking.rows(lead.now)] == ["older"]
     lead.tick(FORGOTTEN_S)
-    assert lead.state.lacking.rows(lead.now) == []
+    assert lead.state.send.lacking.rows(lead.now) == []
     reclaim(lead, 3, RequestTime(T0 - 1, "older"))
-    assert lead.state.lacking.rows(lead.now)[0].since == lead.now
+    assert lead.state.send.lacking.rows(lead.now)[0].since == lead.now
 
 
 def test_of_many_that_lack_blocks_those_are_known_that_asked_last(lead: Lead) -> None:
     for number in range(KEPT + 4):
         reclaim(lead, 1, RequestTime(T0 + number, "r"))
-    assert [row.by.time_us - T0 for row in lead.state.lacking.rows(lead.now)] == [*range(4, KEPT + 4)]
+    assert [row.by.time_us - T0 for row in lead.state.send.lacking.rows(lead.now)] == [*range(4, KEPT + 4)]
 
 
 def test_what_is_only_asked_for_a_look_or_for_no_request_is_not_known(lead: Lead) -> None:
     lead.call(lambda c: ReclaimBlocks(c, ((0, 1),), validate_only=True, by=OLD))
     reclaim(lead, 1, None)
-    assert lead.state.lacking.rows(lead.now) == []
+    assert lead.state.send.lacking.rows(lead.now) == []
 
 
 def test_who_waits_for_whom_is_told_once_a_second_at_most(lead: Lead) -> None:

@@ -8,7 +8,7 @@ from kvgrpc.core.tables.leases import END_REASON, STATES, LeaseState, LeaseTable
 from kvgrpc.core.values.limits import granted_ttl
 from kvgrpc.errors import InternalError, NotFound, PreconditionFailed, Reason
 from tests.core.made_leases import LIMITS, lease
-from tests.core.nodes import check_table, ids, refused
+from tests.core.nodes import check_table, content, ids, refused
 
 ENDS = sorted(set(LeaseState) - {LeaseState.LIVE}, key=lambda state: state.value)
 
@@ -44,6 +44,20 @@ def test_a_lease_that_was_cancelled_says_so_to_those_that_come_too_late() -> Non
     made.end(LeaseState.RELEASED)
     error = ended_error(made)
     assert (error.reason, error.message, made.end_reason) == (Reason.CANCELLED, "the user left", Reason.CANCELLED)
+
+
+def test_a_snapshot_stays_as_the_lease_was() -> None:
+    made = lease(blocks=(ids(1, 2),), content=content(48), checksums=(b"1234",))
+    made.opened(b"a", "d")
+    shown = made.snapshot()
+    made.closed(b"a")
+    made.finished.add("d")
+    made.renew(1.0, 5.0)
+    made.end(LeaseState.RELEASED)
+    made.forget_blocks()
+    assert (shown.state, shown.renewals, shown.done, list(shown.accesses)) == (LeaseState.LIVE, 0, 0, [b"a"])
+    assert [list(group) for group in shown.blocks] == [[1, 2]]
+    assert (shown.content.tokens, shown.content.digests, shown.checksums) == (48, b"", ()), "these may be large"
 
 
 def test_every_end_has_a_reason() -> None:
@@ -129,7 +143,7 @@ def test_an_ended_lease_can_still_be_asked_until_others_ended_after_it() -> None
         table.add(one)
     for one in made:
         one.end(LeaseState.EXPIRED)
-        table.ended(one)
+        table.ended(one, 0.0)
     assert [table.known(one.id) for one in made] == [False, True, True]
     assert table.get("l-2") is made[2]
     assert len(table) == 0
@@ -210,7 +224,7 @@ class Leases(RuleBasedStateMachine):
     def end(self, name: str, state: LeaseState) -> None:
         found = self.table.get(name)
         found.end(state)
-        self.table.ended(found)
+        self.table.ended(found, self.now)
         self.ended[name] = state
         del self.deadlines[name]
 

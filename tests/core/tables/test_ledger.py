@@ -1,12 +1,9 @@
 """The ledger of kept rows: shares of callers, sums, and refusals."""
 
-from typing import Any
-
 import pytest
 from hypothesis import given, strategies as st
 
 from kvgrpc.core.tables.ledger import Ledger, LedgerShare, RowKind, share_of
-from kvgrpc.core.tables.tombstones import Tombstones
 from kvgrpc.core.values.call import Call
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.core.values.owners import ENGINE, PEER
@@ -91,8 +88,8 @@ def test_the_largest_callers_come_first() -> None:
 Step = tuple[str, RowKind, int, str, int]
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["keep", "weigh", "drop"]), st.sampled_from([RowKind.LEASE, RowKind.KEY, RowKind.TOMBSTONE]),
-        st.integers(0, 3), st.sampled_from(["a", ENGINE, f"{PEER}d@1"]), st.integers(0, 50),
+        st.sampled_from(["keep", "weigh", "drop"]), st.sampled_from([RowKind.LEASE, RowKind.KEY]), st.integers(0, 3),
+        st.sampled_from(["a", ENGINE, f"{PEER}d@1"]), st.integers(0, 50),
     )
 )  # fmt: skip
 
@@ -101,14 +98,13 @@ STEPS = st.lists(
 def test_sums_are_those_of_the_rows(steps: list[Step]) -> None:
     ledger, rows = Ledger(), dict[tuple[RowKind, int], int]()
     for what, kind, name, payer, nbytes in steps:
-        remembered = kind is RowKind.TOMBSTONE
         if what == "keep":
-            ledger.keep(kind, name, "" if remembered else payer, nbytes)
+            ledger.keep(kind, name, payer, nbytes)
             rows[kind, name] = nbytes
         elif what == "drop":
             ledger.drop(kind, name)
             rows.pop((kind, name), None)
-        elif (kind, name) in rows and not remembered:
+        elif (kind, name) in rows:
             ledger.weigh(kind, name, nbytes)
             rows[kind, name] = nbytes
         ledger.check_sums()
@@ -116,18 +112,12 @@ def test_sums_are_those_of_the_rows(steps: list[Step]) -> None:
         assert ledger.nbytes(kind, name) == rows.get((kind, name), 0)
 
 
-def test_tombstones_past_their_bytes_forget_the_oldest() -> None:
-    ledger = Ledger(SMALL)
-    stones, others = Tombstones[str, Any]("key", ledger), Tombstones[str, Any]("grant", ledger)
-    others.bury("o", None, 0)
-    assert stones.bury("a", 1, 500) == []
-    assert stones.bury("b", 2, 500) == []
-    assert stones.bury("a", 3, 0) == []
-    assert stones.bury("c", 4, 1_000) == ["a", "b"]
-    assert dict(stones) == {"c": 4}
-    assert dict(others) == {"o": None}
-    del stones["c"]
-    assert len(ledger.rows(RowKind.TOMBSTONE)) == 1
+def test_rows_about_ended_things_are_in_no_share() -> None:
+    ledger = filled(a=10)
+    ledger.remember(RowKind.TOMBSTONE, 500)
+    assert (ledger.total, ledger.by_share[LedgerShare.CALLERS]) == (510, 10)
+    ledger.remember(RowKind.TOMBSTONE, -500)
+    assert ledger.total == 10
     ledger.check_sums()
 
 

@@ -75,19 +75,8 @@ def test_only_a_connected_peer_that_knows_us_is_usable(state: PeerState) -> None
     assert not made.usable
 
 
-def test_a_view_is_the_peer_at_one_moment_with_its_paths_in_the_order_of_the_ranks() -> None:
-    made = peer(PeerState.SUSPECT, path(1), path(0))
-    view = made.view(now=12.5, open_accesses=1)
-    assert (view.engine_id, view.incarnation, view.state) == ("q", 0xAB, PeerState.SUSPECT)
-    assert view.paths == (path(0), path(1))
-    assert view.silence_s == 2.5
-    assert view.open_accesses == 1
-    made.move(PeerState.DEAD)
-    assert view.state is PeerState.SUSPECT
-
-
-def test_a_view_shows_the_address_that_was_dialled_or_the_one_stated() -> None:
+def test_a_peer_is_at_the_address_that_was_dialled_or_at_the_one_that_it_states() -> None:
     made = peer()
-    assert made.view(11.0, 0).address == TWO_RANKS.address
+    assert made.address == TWO_RANKS.address
     made.dialled = "10.0.0.9:5"
-    assert made.view(11.0, 0).address == "10.0.0.9:5"
+    assert made.address == "10.0.0.9:5"

@@ -117,8 +117,8 @@ def test_a_peer_with_more_pairs_of_ranks_than_can_be_planned_is_refused_before_t
 def test_layers_are_done_when_the_ranks_that_have_them_say_so() -> None:
     lead = Lead(describe("p", pool=staged(0, 0, 1, 1), world_size=2))
     lead.feed(events.StepDone(0, 5, layers=(0, 2)))
-    assert [lead.state.steps.done(layers) for layers in ((0, 2), (1, 2), (2, 2), None)] == [5, 0, 0, 0]
+    assert [lead.state.pool.steps.done(layers) for layers in ((0, 2), (1, 2), (2, 2), None)] == [5, 0, 0, 0]
     lead.feed(events.StepDone(1, 5, layers=(2, 1)))
-    assert [lead.state.steps.done(layers) for layers in ((0, 3), (2, 2))] == [5, 0]
+    assert [lead.state.pool.steps.done(layers) for layers in ((0, 3), (2, 2))] == [5, 0]
     lead.feed(events.StepDone(1, 6))
-    assert [lead.state.steps.done(layers) for layers in ((0, 4), (2, 2), None)] == [5, 6, 5]
+    assert [lead.state.pool.steps.done(layers) for layers in ((0, 4), (2, 2), None)] == [5, 6, 5]

@@ -26,5 +26,9 @@ def test_the_files_that_state_the_version_state_this_one() -> None:
     assert {path: found and found[1] for path, found in said.items()} == dict.fromkeys(STATED, kvgrpc.__version__)
 
 
+def test_the_changelog_has_a_section_of_this_version() -> None:
+    assert f"\n## [{kvgrpc.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
 def test_the_security_policy_supports_this_version() -> None:
     assert f"| {kvgrpc.__version__.rpartition('.')[0]} |" in (ROOT / "SECURITY.md").read_text()

@@ -24,7 +24,7 @@ from tests.service.engines import (
 )
 from tests.service.hostile.forged_grants import forge
 from tests.service.pushes import check_a_good_push, fail, finish, reason_of, register, reserve, wait_active
-from tests.service.values import content, dur, new_key, prompt, push_part
+from tests.service.values import content, dur, new_key, prompt
 
 TOKENS = prompt(40)
 LAST_STEP = 2**53 - 1
@@ -259,17 +259,12 @@ def requests(rpc: str, source: Engine, destination: Engine) -> tuple[Callable[[A
         return destination.api.handoff.ReserveBlocks, *(
             made(**key, **body, content=content(TOKENS), priority=i) for i in (0, 1)
         )
-    if rpc == "RegisterPush":
-        grant = reserve(destination, new_key(), TOKENS, destination.allocate(3)).grant
-        made = handoff_pb2.RegisterPushRequest
-        return source.api.handoff.RegisterPush, *(made(**key, grant=grant, request_id=id_) for id_ in ("a", "b"))
-    blocks = source.allocate(3)
-    body = {"transfer_key": new_key(), "content": content(TOKENS)}
-    first, other = (push_part(**key, **body, blocks=source.blocks([block])) for block in blocks[:2])
-    return source.api.handoff.FinishedBlocks, first, other
+    grant = reserve(destination, new_key(), TOKENS, destination.allocate(3)).grant
+    made = handoff_pb2.RegisterPushRequest
+    return source.api.handoff.RegisterPush, *(made(**key, grant=grant, request_id=id_) for id_ in ("a", "b"))
 
 
-@pytest.mark.parametrize("rpc", ["ReserveBlocks", "RegisterPush", "FinishedBlocks"])
+@pytest.mark.parametrize("rpc", ["ReserveBlocks", "RegisterPush"])
 def test_a_repeated_call_of_a_push_acts_once_under_its_key(source: Engine, destination: Engine, rpc: str) -> None:
     send, request, other = requests(rpc, source, destination)
     first = send(request)

@@ -168,7 +168,7 @@ async def test_a_rank_that_does_not_read_is_declared_dead(tmp_path: Path, caplog
 
 async def test_others_have_their_turn_between_the_reports_of_a_message(tmp_path: Path) -> None:
     async with remote_rank(tmp_path) as (server, stream):
-        steps = server._node.state.steps
+        steps = server._node.state.pool.steps
         reports = [
             session_rank_pb2.RankReport(step=session_rank_pb2.StepReport(step=i)) for i in range(1, FRAME_ROWS_MAX + 1)
         ]
@@ -206,8 +206,8 @@ async def test_a_caller_that_cancels_does_not_interrupt_the_end_of_its_engine(tm
             await until(lambda: sessions._session is None)
             stream.cancel()
             await until(lambda: not server._lead.standing._streams)
-            assert server._node.state.description is not None
-        await until(lambda: server._node.state.description is None)
+            assert server._node.state.life.description is not None
+        await until(lambda: server._node.state.life.description is None)
 
 
 async def test_a_server_that_stops_waits_for_the_end_of_its_engine(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ async def test_an_engine_whose_rank_leaves_while_its_life_begins_anew_is_over(tm
                 assert returning.whole
             await until(lambda: not returning.whole)
         assert (await next_frame(scheduler)).over.message == "a worker is gone again, and with it its engine"
-        await until(lambda: server._node.state.description is None)
+        await until(lambda: server._node.state.life.description is None)
 
 
 class Broken:

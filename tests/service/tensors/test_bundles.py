@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import pytest
@@ -42,7 +43,7 @@ async def test_each_of_them_is_released_and_held_by_itself(pair: Pair) -> None:
         assert (found.stage, len(pages)) == (TensorStage.HELD, 1)
         assert pair.d.release(Release(KEY, (named(name),))) == 1
         assert life.transfers.free_pages() == PAGES - left
-        assert not pair.d.lead.node.state.allocator.known(allocation_id)
+        assert not pair.d.lead.node.state.pool.allocator.known(allocation_id)
     await pair.check_empty()
 
 
@@ -71,8 +72,8 @@ async def test_what_a_consumer_says_of_its_limit_is_remembered(pair: Pair) -> No
             await ended({name: pair.put(name, to=small._staging) for name in "abcdefg"})
             assert set(life_of(small._staging).table.tensors) == {named(name) for name in "abcdefg"}
             small._staging.release(Release(KEY, tuple(named(name) for name in "abcdefg")))
-            small._staging.store.table.ended._rows.clear()
-            pair.p.store.table.kept.sent._rows.clear()
+            small._staging.store.table.ended.expire(inf)
+            pair.p.store.table.kept.sent.expire(inf)
         found = sorted(row.nbytes // 4096 for row in pair.transfers(small._staging, Direction.RECEIVE))
         assert found == [1] * 8 + [2, 4], "the first bundle, of six, was refused; those after it were of four and two"
     await pair.check_empty()
@@ -93,7 +94,7 @@ async def test_one_that_the_consumer_refuses_hinders_no_other(pair: Pair) -> Non
 
 async def test_one_that_is_at_the_consumer_already_hinders_no_other(pair: Pair) -> None:
     await pair.put("c")
-    pair.p.store.table.kept.sent._rows.clear()
+    pair.p.store.table.kept.sent.expire(inf)
     await ended(pair.put_all())
     assert pair.stages() == dict.fromkeys("abcd", TensorStage.STORED)
     await pair.check_empty()
@@ -264,13 +265,13 @@ async def test_what_is_for_tensors_that_the_engine_waits_for_is_not_for_others_o
 
 async def test_a_put_that_is_refused_at_once_leaves_nothing_and_may_be_made_again(pair: Pair) -> None:
     state, usual = pair.p.lead.node.state, pair.p.lead.node.state.limits
-    state.limits = replace(usual, transfers=0)
+    state.ledger.limits = replace(usual, transfers=0)
     refused = pair.put("a")
     assert await reason_of(refused) is Reason.QUEUE_FULL
     assert not life_of(pair.p).table.offers
-    state.limits = usual
+    state.ledger.limits = usual
     await pair.put("a")
-    for allocation_id in list(state.allocator._numbers):
+    for allocation_id in list(state.pool.allocator._numbers):
         life_of(pair.p).transfers.free(allocation_id)  # the refusal left the allocation to its caller
     await pair.check_empty()
 

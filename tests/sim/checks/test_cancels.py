@@ -131,7 +131,7 @@ def test_a_source_counts_the_consumer_and_goes_on_for_the_others() -> None:
     with pytest.raises(Violated, match="still waits for it"):
         audit.says([])
     audit = heard(pair.p, closes(CloseOutcome.CANCELLED, 2, "e", 3))
-    lease = pair.p.state.leases.get(newest(pair.p).lease_id)
+    lease = pair.p.state.send.leases.get(newest(pair.p).lease_id)
     lease.state = LeaseState.DONE
     with pytest.raises(Violated, match="has ended for all of 2 consumers"):
         audit.says([])

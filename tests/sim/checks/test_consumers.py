@@ -111,7 +111,7 @@ def test_who_died_while_its_lead_was_stopped_is_done_though_it_is_back_in_the_sa
     feed(PeerSilent(key_of(consumer)))
     (ended,) = feed(HandshakeReceived(Call(1_001, "d"), consumer, endpoints(consumer)), LIMITS.peer_grace_s)
     assert ended.transfer.consumers_done == 1
-    assert lead.state.peers[key_of(consumer)].state is PeerState.CONNECTED
+    assert lead.state.peers.lives[key_of(consumer)].state is PeerState.CONNECTED
 
 
 # -- farewells

@@ -3,6 +3,7 @@
 import pytest
 
 from kvgrpc.core.actions import Rekey
+from kvgrpc.core.events import LifeBegan
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.values.limits import Limits
@@ -16,13 +17,13 @@ LIMITS = Limits(quarantine_share=0.5, peer_grace_s=10.0, rekey_interval_s=60.0)
 def state(*, sets_aside: bool = True) -> NodeState:
     """Returns the state of a lead with 64 blocks."""
     made = NodeState(LIMITS, frozenset())
-    made.begin(1, b"", describe(), attached=True, sets_aside=sets_aside)
+    made.begin(LifeBegan(1, b"", describe(), engine_attached=True, sets_aside=sets_aside))
     return made
 
 
 def quarantine(lead: NodeState, name: str, first: int, end: int) -> None:
-    lead.pins.add(name, PinKind.TARGET, (ids(*range(first, end)),), lead.now)
-    lead.pins.quarantine(name, lead.now)
+    lead.pool.pins.add(name, PinKind.TARGET, (ids(*range(first, end)),), lead.now)
+    lead.pool.pins.quarantine(name, lead.now)
 
 
 def look(overdue: QuarantineAudit, lead: NodeState, now: float) -> None:
@@ -31,9 +32,9 @@ def look(overdue: QuarantineAudit, lead: NodeState, now: float) -> None:
 
 
 def rekey(overdue: QuarantineAudit, lead: NodeState) -> None:
-    lead.rekeying = "too much"
+    lead.pool.rekeying = "too much"
     overdue.look([Rekey(0)])
-    lead.rekeying = ""
+    lead.pool.rekeying = ""
     overdue.look([])
 
 
@@ -85,7 +86,7 @@ def test_a_new_life_owes_nothing_of_the_last_one() -> None:
     overdue = QuarantineAudit(lead)
     quarantine(lead, "t", 0, 33)
     look(overdue, lead, 0.0)
-    lead.begin(2, b"", describe(), attached=True)
+    lead.begin(LifeBegan(2, b"", describe(), engine_attached=True))
     overdue.life_began()
     look(overdue, lead, 1e6)
 
@@ -93,7 +94,7 @@ def test_a_new_life_owes_nothing_of_the_last_one() -> None:
 def test_a_rekey_tells_the_ranks_when_a_transfer_has_had_its_time() -> None:
     lead = state()
     overdue = QuarantineAudit(lead)
-    lead.rekeying = "too much"
+    lead.pool.rekeying = "too much"
     look(overdue, lead, 0.0)
     look(overdue, lead, LIMITS.transfer_timeout_s)
     with pytest.raises(Violated, match=r"a re-key waits 1.000 s too long for what moves"):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from kvgrpc.core.events import LifeBegan
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.tables.pins import PinKind, PinTable
 from kvgrpc.core.values.limits import Limits
@@ -17,7 +18,7 @@ POOL = layout(8, aliased=True)
 
 def state() -> NodeState:
     made = NodeState(Limits(quarantine_share=0.5, peer_grace_s=10.0), frozenset())
-    made.begin(1, b"", describe(pool=POOL), attached=True)
+    made.begin(LifeBegan(1, b"", describe(pool=POOL), engine_attached=True))
     return made
 
 
@@ -39,10 +40,10 @@ def test_no_block_is_given_to_two_groups_that_share_it() -> None:
 
 def test_blocks_that_are_counted_free_for_a_group_though_another_one_has_them_are_found() -> None:
     lead = state()
-    lead.pins.add("l", PinKind.LEASE, (ids(1), ids(2, 3)), 0.0)
+    lead.pool.pins.add("l", PinKind.LEASE, (ids(1), ids(2, 3)), 0.0)
     check_free(lead, POOL)
-    lead.pins = PinTable((8, 8))
-    lead.pins.add("l", PinKind.LEASE, (ids(1), ids(2, 3)), 0.0)
+    lead.pool.pins = PinTable((8, 8))
+    lead.pool.pins.add("l", PinKind.LEASE, (ids(1), ids(2, 3)), 0.0)
     with pytest.raises(Violated, match="7 blocks are said to be free for group fine, and 5 are"):
         check_free(lead, POOL)
 
@@ -54,8 +55,8 @@ def test_too_much_in_quarantine_is_counted_over_all_groups_of_a_space() -> None:
         audit.look([])
         lead.now += 60.0
         audit.look([])
-        lead.pins.add(name, PinKind.TARGET, first, lead.now)
-        lead.pins.quarantine(name, lead.now)
+        lead.pool.pins.add(name, PinKind.TARGET, first, lead.now)
+        lead.pool.pins.quarantine(name, lead.now)
     audit.look([])
     lead.now += 60.0
     with pytest.raises(Violated, match="too much memory is in quarantine"):

@@ -145,5 +145,5 @@ def test_every_table_that_is_looked_into_is_one_of_a_lead() -> None:
 
 def test_what_is_left_is_told_by_what_it_means() -> None:
     node = Node()
-    node.state.turns.began("t", 5)
+    node.state.moves.turns.began("t", 5)
     assert leftovers(node) == {"turns are still in_flight": 1, "bytes of turns are not given back": 5}

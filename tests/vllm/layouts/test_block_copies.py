@@ -10,7 +10,6 @@ import torch
 
 from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region
 from kvgrpc.errors import InternalError
-from kvgrpc.integrations.params import Defaults
 from kvgrpc.integrations.vllm.block_copies import BlockCopies
 from kvgrpc.integrations.vllm.options import BlockOptions
 from kvgrpc.integrations.vllm.worker_side import WorkerSide
@@ -113,7 +112,7 @@ def test_what_such_a_device_computes_comes_to_another(mode: str) -> None:
         else:
             request = request_of("p", {**PREFILL, **pushed(KEY)})
             p.tables["p"] = p.computing(request)
-            target = d.begin(request_of("d", {"do_remote_prefill": True, **pushed(KEY, p.side.address)}))
+            target = d.begin(request_of("d", {"do_remote_prefill": True, **pushed(KEY, p.side.engine.address)}))
             d.step()
             p.step({"p": 40})
             p.left(request, p.tables["p"])
@@ -151,13 +150,13 @@ class Elsewhere(torch.Tensor):
 def test_vllm_says_how_to_copy_once_the_caches_are_registered() -> None:
     layout, memory = pool_of(states=False)
     caches, platform = {str(layer): memory[layer] for layer in range(LAYERS)}, Platform()
-    options = BlockOptions(Defaults(), mirror=True)
+    options = BlockOptions(mirror=True)
     with closing(WorkerSide(options, layout, devices=lambda of: BlockCopies(layout, of))) as worker:
         worker.register(caches, [list(caches)])
         worker.copy_by(platform.copy)
         assert isinstance(worker._device, BlockCopies)
         assert worker._device.copy == platform.copy
-    with closing(WorkerSide(BlockOptions(Defaults()), layout)) as worker:
+    with closing(WorkerSide(BlockOptions(), layout)) as worker:
         worker.register(caches, [list(caches)])
         worker.copy_by(platform.copy)  # nothing to copy
 

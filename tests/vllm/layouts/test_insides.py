@@ -141,7 +141,7 @@ def test_engines_whose_kernels_and_blocks_differ_exchange_every_token(source: st
             request = request_of("p", {**PREFILL, **pushed(b"k" * 16)})
             p.tables["p"] = blocks = p.computing(request)
             stored(p, made[0][0](), kv, blocks)
-            intent = {"do_remote_prefill": True, **pushed(b"k" * 16, p.side.address)}
+            intent = {"do_remote_prefill": True, **pushed(b"k" * 16, p.side.engine.address)}
             target_blocks = d.begin(request_of("d", intent))
             d.step()
             p.step({"p": len(PROMPT)})

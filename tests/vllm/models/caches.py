@@ -24,7 +24,6 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from kvgrpc.core.values.layout import PoolLayout
-from kvgrpc.integrations.params import Defaults
 from kvgrpc.integrations.vllm.geometry import SPLITS, layout_of
 from kvgrpc.integrations.vllm.options import BlockOptions
 from kvgrpc.integrations.vllm.worker_side import WorkerSide
@@ -100,7 +99,7 @@ def caches_of(cache: KVCacheConfig, layout: str | None = None) -> dict[str, torc
 
 @contextmanager
 def worker_of(layout: PoolLayout) -> Iterator[WorkerSide]:
-    with closing(WorkerSide(BlockOptions(Defaults()), layout)) as worker:
+    with closing(WorkerSide(BlockOptions(), layout)) as worker:
         yield worker
 
 

@@ -15,7 +15,7 @@ AT_D = "cmpl-7c1e-0-89ab4567"
 
 def address(core: Core) -> dict[str, Any]:
     """Returns P's address as an operator configures it in a proxy for pushes."""
-    host, _, port = core.side.address.rpartition(":")
+    host, _, port = core.side.engine.address.rpartition(":")
     return {"remote_engine_id": "P", "remote_host": host, "remote_port": int(port), "tp_size": 1, "pp_size": 1}
 
 

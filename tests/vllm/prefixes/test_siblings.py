@@ -117,8 +117,10 @@ def test_answers_to_one_prompt_are_pushed_and_reserved_for_once(cores: Cores) ->
         p.tables[source.request_id] = p.computing(source)
     p.step({source.request_id: 32 for source in sources})
     answers = [p.left(source, p.tables[source.request_id]) for source in sources]
-    assert answers == [answered_push(KEY, "P", p.side.address, 40)] * 2, "whichever of them its router hears"
-    first, second = (request_of(name, {"do_remote_prefill": True, **pushed(KEY, p.side.address)}) for name in ANSWERS)
+    assert answers == [answered_push(KEY, "P", p.side.engine.address, 40)] * 2, "whichever of them its router hears"
+    first, second = (
+        request_of(name, {"do_remote_prefill": True, **pushed(KEY, p.side.engine.address)}) for name in ANSWERS
+    )
     d.begin(first)
     d.hooks.arrived(second)
     assert d.hooks.match(second, 0) is None

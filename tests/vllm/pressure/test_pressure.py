@@ -78,7 +78,7 @@ def test_nothing_that_is_firm_is_taken_back() -> None:
 
 def test_a_lead_that_dies_while_blocks_lack_is_replaced_and_serves(core: Core) -> None:
     full(core)
-    os.kill(core.side.lead_pid, signal.SIGKILL)
+    os.kill(core.side.engine.lead_pid, signal.SIGKILL)
     core.hooks.match(request_of("new", None), 0)
     core.step()
     wait_until(lambda: core.step() and core.used() == 0)
@@ -88,7 +88,7 @@ def test_a_lead_that_dies_while_blocks_lack_is_replaced_and_serves(core: Core) -
 def test_a_lead_that_hangs_while_blocks_lack_holds_up_no_step(core: Core) -> None:
     """A lead that has not answered is not asked again, because it would then take back more than is needed."""
     full(core)
-    lead = core.side.lead_pid
+    lead = core.side.engine.lead_pid
     os.kill(lead, signal.SIGSTOP)
     began = time.monotonic()
     for _ in range(3):

@@ -59,7 +59,7 @@ def test_a_request_for_tensors_waits_from_the_moment_on_that_they_are_asked_for(
         assert side.match(request, 0) == (None, False)
     held(side, "d", 3)
     assert side.match(first, 0) == (len(PROMPT) - 1, False)
-    assert side.allocated(first, TABLE, len(PROMPT) - 1)
+    side.allocated(first, (TABLE,), len(PROMPT) - 1)
     side.finished(other)
     (waited_s,) = side.stats.data["series"]["wait_time_seconds"]
     assert waited_s > 0

@@ -80,7 +80,7 @@ def test_a_request_of_which_vllm_says_nothing_more_is_over_and_is_the_cause(
 
 def test_decode_hears_at_once_of_a_push_that_vllm_says_nothing_more_of(cores: Cores) -> None:
     p, d = cores
-    d.begin(request_of("d", {"do_remote_prefill": True, **pushed(KEY, p.side.address)}))
+    d.begin(request_of("d", {"do_remote_prefill": True, **pushed(KEY, p.side.engine.address)}))
     p.hooks.arrived(request_of("p", {**PREFILL, **pushed(KEY)}))
     p.step(ended=["p"])
     wait_until(lambda: p.step() and d.step() and d.told.failed == {"d"})

@@ -28,7 +28,7 @@ def pipe() -> Iterator[tuple[int, int]]:
 
 
 def released(core: Core) -> None:
-    with connect_sync(core.side.address) as lead:
+    with connect_sync(core.side.engine.address) as lead:
         for lease in lead.list_leases().leases:
             lead.release_lease(lease.lease_id)
 
@@ -41,7 +41,7 @@ def handed_over(core: Core, name: str) -> None:
 
 
 def released_leases(core: Core) -> list[Any]:
-    with connect_sync(core.side.address) as lead:
+    with connect_sync(core.side.engine.address) as lead:
         return list(lead.list_leases().leases)
 
 

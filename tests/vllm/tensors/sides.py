@@ -23,9 +23,8 @@ DIED = Loss(Reason.PEER_LOST, "its source died", NextStep.RECOMPUTE)
 
 def side_of(ranks: int = 1, **options: Any) -> TensorSchedulerSide:
     """Returns a scheduler's side whose parts are blocks."""
-    side = TensorSchedulerSide(TensorOptions(part_tokens=BLOCK_TOKENS, **options), LAYOUT, ranks, "127.0.0.1:5000")
-    side.blocks = SimpleNamespace(get_block_ids=lambda _: (TABLE,))
-    return side
+    made, blocks = TensorOptions(part_tokens=BLOCK_TOKENS, **options), SimpleNamespace(get_block_ids=lambda _: (TABLE,))
+    return TensorSchedulerSide(made, LAYOUT, ranks, "127.0.0.1:5000", blocks)
 
 
 def intent(key: bytes = KEY, peer: str = PEER) -> dict[str, Any]:

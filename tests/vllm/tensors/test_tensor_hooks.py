@@ -13,7 +13,7 @@ from kvgrpc.integrations.vllm.tensors.messages import ExpectTask, LoadTask, Tens
 from kvgrpc.integrations.vllm.tensors.options import SendMode, TensorOptions
 from kvgrpc.integrations.vllm.tensors.parts import Cut, PromptParts
 from kvgrpc.integrations.vllm.tensors.worker_side import TensorWorkerSide
-from tests.vllm.cores import BLOCK_TOKENS, PROMPT, scheduled
+from tests.vllm.cores import BLOCK_TOKENS, PROMPT, Hooks, scheduled
 from tests.vllm.tensors.sides import BLOCK_BYTES, DIED, KEY, LAYOUT, PEER, TABLE, giving, held, side_of, taking
 
 
@@ -58,7 +58,7 @@ def test_a_request_has_blocks_when_every_rank_has_what_it_lacks(computed: int) -
     assert side.match(request, computed) == (None, False)
     held(side, "a", len(expect.parts))
     assert side.match(request, computed) == (39 - computed, False)
-    assert side.allocated(request, TABLE, 39 - computed)
+    side.allocated(request, (TABLE,), 39 - computed)
     step = side.step(scheduled())
     first = computed // 16
     assert step.loads == [LoadTask("a", first, TABLE[first:3])]
@@ -73,7 +73,7 @@ def test_what_does_not_come_fails_or_is_computed(on_loss: OnLoss) -> None:
     side.hear(WorkerNews(lost={("a", KEY): DIED}))
     tokens, waits = side.match(request, 16)
     assert (tokens, waits) == ((24, True) if on_loss is OnLoss.FAIL else (0, False))
-    side.allocated(request, TABLE, tokens or 0)
+    side.allocated(request, (TABLE,), tokens or 0)
     step = side.step(scheduled())
     assert step.failed == ({"a"} if waits else set())
     assert (step.loads, step.expects, step.ended) == ([], [], [KEY])
@@ -150,7 +150,7 @@ def test_a_reset_is_done_when_every_worker_has_ended_what_it_put() -> None:
     step = side.step(scheduled())
     assert step.forget
     for _ in range(2):
-        assert side.speaks
+        assert side.has_news
         side.hear(WorkerNews(forgot=Counter({step.number: 1})))
     assert side.reset()
 
@@ -162,9 +162,9 @@ def test_a_defect_ends_kvgrpc_and_what_was_to_be_loaded_is_loaded() -> None:
     side.match(request, 0)
     side.step(scheduled())
     held(side, "a", 3)
-    side.allocated(request, TABLE, 39)
-    side.blocks = None
-    step = side.step(scheduled({"b": 40}))
+    side.allocated(request, (TABLE,), 39)
+    side._blocks = None
+    step = Hooks(side).step(scheduled({"b": 40}))
     assert [load.request_id for load in step.loads] == ["a"]
     side.arrived(taking("c"))
     assert side.match(taking("c"), 0) == (40, True)
@@ -172,9 +172,9 @@ def test_a_defect_ends_kvgrpc_and_what_was_to_be_loaded_is_loaded() -> None:
 
 def test_a_load_that_no_worker_knows_leaves_its_blocks_bad() -> None:
     side, worker = side_of(), TensorWorkerSide(TensorOptions(), LAYOUT)
-    side.cannot_load("a", TABLE)
+    side.allocated(taking("a"), (TABLE,), 39)
     worker.begin(side.step(scheduled()))
     assert worker.bad_blocks() == set(TABLE)
     assert worker.bad_blocks() == set()
-    worker.end(TensorStep())
+    worker.step_done(TensorStep())
     assert not worker.heard()

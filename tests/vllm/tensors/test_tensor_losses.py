@@ -37,16 +37,16 @@ def test_a_prefill_that_is_aborted_before_anything_is_put_ends_its_key() -> None
     side, request = side_of(), giving("a")
     side.arrived(request)
     assert side.finished(request) is None
-    assert side.speaks
+    assert side.has_news
     assert side.step(scheduled()).ended == [KEY]
-    assert not side.speaks
+    assert not side.has_news
 
 
 def test_a_reset_before_anything_is_put_ends_the_key() -> None:
     side = side_of()
     side.arrived(giving("a"))
     assert side.reset()
-    assert side.speaks
+    assert side.has_news
     step = side.step(scheduled({"a": 16}))
     assert (step.ended, step.puts) == ([KEY], [])
 

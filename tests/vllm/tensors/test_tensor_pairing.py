@@ -13,7 +13,7 @@ from vllm.v1.request import RequestStatus
 from kvgrpc.core.policy.values import OnLoss
 from kvgrpc.integrations.vllm.tensors.messages import ExpectTask, TensorStep
 from kvgrpc.integrations.vllm.tensors.options import SendMode
-from kvgrpc.integrations.vllm.tensors.request_ids import named_by_id
+from kvgrpc.integrations.vllm.tensors.pairing import named_by_id
 from kvgrpc.integrations.vllm.tensors.scheduler_side import TensorSchedulerSide
 from tests.vllm.cores import PROMPT, request_of, scheduled
 from tests.vllm.engines import PREFILL

@@ -45,7 +45,7 @@ def test_a_request_that_asked_is_asked_for_what_it_lacks_by_now_though_others_wa
     assert (expect.request_id, [part.number for part in expect.parts]) == ("a", [0, 1])
     held(side, "a", 3, key=keys[0])
     assert side.match(first, 0) == (39, False)
-    side.allocated(first, TABLE, 39)
+    side.allocated(first, (TABLE,), 39)
     assert side.step(scheduled()).loads == [LoadTask("a", 0, TABLE[:3])]
 
 
@@ -60,7 +60,7 @@ def test_where_what_decode_had_was_refused_it_computes_the_prompt_itself(on_loss
     assert (expect.let_go, [part.number for part in expect.parts]) == (2, [2])
     for request in requests:  # the second one has not asked yet
         assert side.match(request, 0) == (0, False)
-        side.allocated(request, TABLE, 0)
+        side.allocated(request, (TABLE,), 0)
     step = side.step(scheduled())
     assert (step.loads, step.failed, step.expects) == ([], set(), [])
 

@@ -55,7 +55,7 @@ def test_a_tensor_goes_when_the_last_of_its_layers_is_computed(worker: Callable[
     p.side.layer_done("1", step)
     assert p.side._sides[0].queued_bytes > 0
     wait_until(lambda: p.offers() == 1)
-    p.side.end(step)
+    p.side.step_done(step)
     p.step(TensorStep(puts=[put_of(key, PARTS[1], [2])]))
     wait_until(lambda: p.offers() == 2)
 

@@ -31,7 +31,7 @@ class Worker:
         self.caches = {"0": memory[0], "1": memory[1]}
         small = {"timeout_s": 30.0, "layers_per_tensor": 1, "store_bytes": STORE_BYTES}
         self.side = TensorWorkerSide(TensorOptions(**small | options), layout)
-        self.side.register(self.caches, ["0", "1"])
+        self.side.register(self.caches, [["0", "1"]])
         self.address = self.side.attach("", rank, "weights")
         self.heard = WorkerNews()
 
@@ -41,12 +41,12 @@ class Worker:
         for rows in (step.watches, step.expects):
             rows[:] = [replace(expect, fetches=expect.fetches or self._fetches) for expect in rows]
         self.side.begin(step)
-        self.side.end(step)
+        self.side.step_done(step)
         self.hears()
 
     def hears(self) -> WorkerNews:
         """Returns everything that it has reported so far."""
-        return self.heard.aggregate(self.side.heard())
+        return self.heard.aggregate(self.side.heard() or WorkerNews())
 
     def loses(self, key: bytes, name: str = "a") -> str:
         """Waits until a request under this key is lost, and returns the reason."""

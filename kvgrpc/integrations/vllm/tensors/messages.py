@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
-    KVConnectorMetadata,
     KVConnectorWorkerMetadata,
 )
 
 from kvgrpc.core.policy.values import Loss
 from kvgrpc.errors import KVGrpcError, NextStep
+from kvgrpc.integrations.vllm.meeting import BlockStep
 from kvgrpc.integrations.vllm.tensors.parts import PromptPart
 
 
@@ -66,10 +66,9 @@ class LoadTask:
 
 
 @dataclass
-class TensorStep(KVConnectorMetadata):
-    """The tasks of the workers in one step, from the scheduler's side."""
+class TensorStep(BlockStep):
+    """The tasks of the workers in one step. Loads of `failed` requests wait for their blocks to be filled, in vain."""
 
-    number: int = 0
     puts: list[PutTask] = field(default_factory=list)
     watches: list[ExpectTask] = field(default_factory=list)
     """Requests that will take tensors, and wait in vLLM's queue."""
@@ -82,8 +81,6 @@ class TensorStep(KVConnectorMetadata):
     """Keys under which nothing is put or taken any more."""
     given_back: dict[bytes, str] = field(default_factory=dict)
     """Some of the `ended` keys -> address of the source's rank 0. The source keeps tensors that nobody here takes."""
-    failed: set[str] = field(default_factory=set)
-    """Requests that wait for their blocks to be filled, in vain."""
     forget: bool = False
     """True if all that was put before this step is to end."""
     idle: bool = False

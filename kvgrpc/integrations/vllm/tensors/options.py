@@ -1,28 +1,26 @@
 """The options of this mode, and the engines that it serves."""
 
 import logging
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from vllm.platforms import current_platform
 
-from kvgrpc.core.policy.values import OnLoss
 from kvgrpc.core.tensors.line import RESERVED
 from kvgrpc.core.tensors.store_layout import PAGE_BYTES, pages_for, store_layout
 from kvgrpc.core.values.content import UNIT_TOKENS
 from kvgrpc.core.values.layout import GroupKind, PoolLayout
 from kvgrpc.errors import KVGrpcError
 from kvgrpc.integrations.derived_keys import read_secret
-from kvgrpc.integrations.old_settings import TENSORS, Place, check_fields, check_keys, passes_host
+from kvgrpc.integrations.old_settings import TENSORS, Place, passes_host
 from kvgrpc.integrations.vllm.geometry import unserved
-from kvgrpc.integrations.vllm.proxy_registration import Proxy
+from kvgrpc.integrations.vllm.options import SharedOptions
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 _log = logging.getLogger(__name__)
-MODE = TENSORS
 SERVED = {GroupKind.FULL_ATTENTION, GroupKind.MLA}
 OTHER_MODE = 'set "mode" to "pull" or "push"'
 SPLITS = {"pipeline_parallel_size": "pipeline stages", "data_parallel_size": "replicas"}
@@ -51,14 +49,11 @@ class WhenFull(Enum):
     """The step waits for room, and so do all requests of that engine."""
 
 
-@dataclass(frozen=True)
-class TensorOptions:
-    """The settings of `kv_connector_extra_config`, with related settings of vLLM itself."""
+@dataclass(frozen=True, kw_only=True)
+class TensorOptions(SharedOptions):
+    """The settings of an engine in this mode."""
 
-    on_loss: OnLoss = OnLoss.RECOMPUTE
     send: SendMode = SendMode.PUT_ASYNC
-    listen: str = "127.0.0.1:0"
-    """Address at which the lead of rank 0 serves peers and routers. The lead of rank n has that port plus n."""
     store_bytes: int = 1 << 30
     page_bytes: int = PAGE_BYTES
     store_on_device: bool = False
@@ -78,26 +73,14 @@ class TensorOptions:
     """Addresses of rank 0 of all stores that tensors may be exchanged with; empty: all that the lead may dial. A single
     one is the default store for tensors that are put.
     """
-    proxy_ip: str = ""
-    """IP address of the proxy with which this engine registers, at `proxy_port`; empty: it does not register."""
-    proxy_port: int = 0
-    http_port: int = 0
-    """Port at which vLLM serves, as the proxy is told."""
     data_paths: tuple[str, ...] = ("shm", "cma", "nixl", "cuda_vmm", "collective")
-    serve_flags: tuple[str, ...] = ()
-    weights_revision: str = ""
-    pairing_secret_file: str = ""
-    """File with the secret that both engines share, for keys that are derived from request ids; empty: none."""
 
     @classmethod
     def of(cls, config: "VllmConfig") -> "TensorOptions":
         """Reads the options of an engine. Raises ValueError for unknown and invalid ones."""
-        transfer, model = config.kv_transfer_config, config.model_config
+        transfer = config.kv_transfer_config
         stated: dict[str, Any] = dict(transfer.kv_connector_extra_config or {})
-        for key in ("mode", "on_loss"):  # `choose_policy` has told vLLM of `on_loss`
-            stated.pop(key, None)
-        check_keys(stated.keys() - {field.name for field in fields(cls)}, MODE)
-        check_fields(transfer)
+        stated.pop("mode", None)
         if passes_host(transfer, current_platform.device_type, mirror=None) and stated.get("store_on_device"):
             raise ValueError(
                 f"{Place.FIELD.value}: kv_buffer_device is 'cpu', and `store_on_device` in {Place.KEY.value} true: set "
@@ -105,13 +88,7 @@ class TensorOptions:
             )
         stated["send"] = SendMode(stated.get("send", cls.send.value))
         stated["when_full"] = WhenFull(stated.get("when_full", cls.when_full.value))
-        stated |= {name: int(stated[name]) for name in ("proxy_port", "http_port") if name in stated}
-        found: dict[str, Any] = {
-            "on_loss": OnLoss(transfer.kv_load_failure_policy),
-            "weights_revision": f"{model.model}@{model.revision or ''}",
-            **{name: tuple(value) if isinstance(value, list) else value for name, value in stated.items()},
-        }
-        made = cls(**found)
+        made = cls._made(config, TENSORS, stated)
         try:
             store_layout(made.store_bytes, made.page_bytes)
         except KVGrpcError as error:
@@ -123,16 +100,7 @@ class TensorOptions:
         read_secret(made.pairing_secret_file)
         for peer in made.peers:
             address_of(peer, 0)
-        made.proxy_of(config)
         return made
-
-    def proxy_of(self, config: "VllmConfig") -> Proxy | None:
-        """Returns the proxy with which this engine registers; None: it does not register. Raises ValueError."""
-        return Proxy.of(config.kv_transfer_config, self.proxy_ip, self.proxy_port, self.http_port)
-
-    def listen_of(self, rank: int) -> str:
-        """Returns the address at which the lead of a rank serves."""
-        return address_of(self.listen, rank)
 
 
 def address_of(first: str, rank: int) -> str:
@@ -160,7 +128,7 @@ def check(config: "VllmConfig", options: TensorOptions, layout: PoolLayout) -> N
             f"{', '.join(kind.value for kind in kinds)}",
             OTHER_MODE,
         )
-    if parallel.tensor_parallel_size > 1 and options.listen_of(1) == options.listen_of(0):
+    if parallel.tensor_parallel_size > 1 and address_of(options.listen, 1) == options.listen:
         raise unserved(
             "in this mode engines whose ranks are found by the port of the first one; with port 0 they are not",
             "give `listen` a fixed port, with as many free ones behind it",

@@ -6,20 +6,19 @@ copied into them at the beginning of the same step. So a slow or dead prefill en
 """
 
 import logging
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from kvgrpc.core.policy.values import Loss, OnLoss
 from kvgrpc.core.tensors.store_layout import pages_for
 from kvgrpc.errors import AlreadyExists, InvalidRequest, KVGrpcError, NextStep, OutOfRange, PreconditionFailed, Reason
-from kvgrpc.integrations.params import TensorWish, answered_named
+from kvgrpc.integrations.params import PREFILLED_ELSEWHERE, TensorWish, answered_named, asked_of
 from kvgrpc.integrations.vllm.adapters import Adapters
 from kvgrpc.integrations.vllm.prompts import COMPLETE, items_of, named_prompt
 from kvgrpc.integrations.vllm.siblings import Siblings, is_told_of
 from kvgrpc.integrations.vllm.stats import KVGrpcStats
 from kvgrpc.integrations.vllm.tensors.messages import ExpectTask, LoadTask, PutTask, TensorStep, WorkerNews, loss_of
 from kvgrpc.integrations.vllm.tensors.options import TensorOptions
-from kvgrpc.integrations.vllm.tensors.pairing import Pairing, said_by_params, takes_by_params
+from kvgrpc.integrations.vllm.tensors.pairing import Pairing
 from kvgrpc.integrations.vllm.tensors.parts import Cut, PromptParts
 from kvgrpc.integrations.vllm.tensors.requests import DecodeRequest, PrefillRequest
 
@@ -33,15 +32,14 @@ _log = logging.getLogger(__name__)
 
 
 class TensorSchedulerSide:
-    """The decisions of one engine."""
+    """The decisions of one engine. A hook that raises is called again after `end`."""
 
-    def __init__(self, options: TensorOptions, layout: "PoolLayout", ranks: int, address: str) -> None:
-        """`layout`: layout of one rank's cache. `ranks`: number of ranks. `address`: address of the store of rank 0."""
-        self.stats = KVGrpcStats()
-        self.adapters = Adapters()
-        self.blocks: Any = None
-        """vLLM's KVCacheManager."""
-        self._options, self._ranks, self._address = options, ranks, address
+    def __init__(self, options: TensorOptions, layout: "PoolLayout", ranks: int, address: str, blocks: Any) -> None:
+        """`layout`: layout of one rank's cache. `ranks`: number of ranks. `address`: address of the store of rank 0.
+        `blocks`: the KVCacheManager of vLLM.
+        """
+        self.stats, self.adapters, self.address = KVGrpcStats(), Adapters(), address
+        self._options, self._ranks, self._blocks = options, ranks, blocks
         self._pairing = Pairing(options, address, ranks)
         self._cut = Cut(layout.groups[0].block_tokens, options.part_tokens, ranks)
         self._block_bytes = [region.block_bytes for region in layout.regions]
@@ -51,11 +49,9 @@ class TensorSchedulerSide:
         self._pages = options.store_bytes // options.page_bytes
         self._prefills: dict[str, PrefillRequest] = {}
         self._siblings = Siblings()
-        self._unshown: set[str] = set()
-        """Prefills that give nothing: a sibling gives in their place, or their prompt is not the first of its list."""
         self._decodes: dict[str, DecodeRequest] = {}
-        self._users: Counter[bytes] = Counter()
-        """Key -> number of requests that take under it: the answers of one prompt take the same tensors."""
+        self._users: dict[bytes, set[str]] = {}
+        """Key -> requests that take under it: the answers of one prompt take the same tensors."""
         self._kept: dict[bytes, str] = {}
         """Key -> address of a source that keeps tensors of which not all were fetched."""
         self._asked_from: dict[bytes, int] = {}
@@ -74,12 +70,13 @@ class TensorSchedulerSide:
         self._forgot = 0
         """Number of workers that have done it."""
         self._over = ""
+        """Reason why nothing is given or taken any more; empty: kvgrpc goes on."""
 
     # -- requests
 
     def arrived(self, request: "Request") -> None:
         """Takes in a request. One that cannot be served is logged, and gives or gets no KV."""
-        wants, takes = None, takes_by_params(request)
+        wants, takes = None, PREFILLED_ELSEWHERE in asked_of(request.kv_transfer_params)
         try:
             wants = self._pairing.wanted(request)
             takes = wants is not None and not wants.gives
@@ -103,13 +100,12 @@ class TensorSchedulerSide:
         params ask for: all siblings have the same params.
         """
         request_id = request.request_id
-        if not said_by_params(request):
+        if not asked_of(request.kv_transfer_params):  # its id says what it wants
             return False
         if not wants.gives:
             return not is_told_of(request_id)
         if self._siblings.gives(request_id):
             return False
-        self._unshown.add(request_id)
         request.max_tokens = 1
         return True
 
@@ -117,7 +113,7 @@ class TensorSchedulerSide:
         """Begins to give or take for a request. Raises KVGrpcError if it cannot."""
         decode = DecodeRequest(request.num_tokens, wants)
         if not wants.gives:
-            self._users[wants.key] += 1
+            self._users.setdefault(wants.key, set()).add(request.request_id)
             self._decodes[request.request_id] = decode
             if self._pairing.fetches(wants):
                 self._kept.setdefault(wants.key, wants.peer)
@@ -224,17 +220,21 @@ class TensorSchedulerSide:
         self._first = ""
         return True
 
-    def allocated(self, request: "Request", blocks: list[int], external_tokens: int) -> bool:
+    def allocated(self, request: "Request", table: tuple[list[int], ...], external_tokens: int) -> None:
         """Has a request's new blocks filled with `external_tokens` tokens, or the request failed. It takes nothing
-        after this step. Returns False for an unknown request.
+        after this step.
         """
+        (blocks,) = table
         decode = self._decodes.pop(request.request_id, None)
         if decode is None:
-            return False
+            if external_tokens:  # workers know no such load, and report its blocks as bad
+                self._next.loads.append(LoadTask(f"{request.request_id}, which failed", 0, blocks))
+            return
         self.stats.waited(request.request_id)
         if decode.lost is not None and not decode.refused:
             self.stats.lost(decode.lost)
         if external_tokens and decode.lost:
+            self._next.loaded.add(request.request_id)
             self._next.failed.add(request.request_id)
         elif external_tokens:
             assert decode.prompt is not None
@@ -242,23 +242,10 @@ class TensorSchedulerSide:
             self._next.loads.append(LoadTask(request.request_id, lacking.start, blocks[lacking.start : lacking.stop]))
             self.stats.received(external_tokens)
         self._leave(request.request_id, decode)
-        return True
 
-    def cannot_load(self, request_id: str, blocks: list[int]) -> None:
-        """Keeps vLLM from computing on these blocks: workers know no such load, and report its blocks as bad."""
-        self._next.loads.append(LoadTask(f"{request_id}, which failed", 0, blocks))
-
-    def finished(self, request: "Request") -> dict[str, Any] | None:
+    def finished(self, request: "Request", _: tuple[list[int], ...] = ()) -> dict[str, Any] | None:
         """Ends a request that left. Returns what the router relays to the decode engine; None: nothing."""
-        request_id = request.request_id
-        answer = self._left(request)
-        if answer:
-            self._siblings.gave(request_id, answer)
-        shared = self._siblings.left(request_id)
-        if request_id not in self._unshown:
-            return answer
-        self._unshown.remove(request_id)
-        return shared if request.status in COMPLETE else None
+        return self._siblings.left(request, self._left(request))
 
     def _left(self, request: "Request") -> dict[str, Any] | None:
         """Forgets a request. Returns the answer of one that gave its whole prompt; None: nothing."""
@@ -272,7 +259,7 @@ class TensorSchedulerSide:
         self.stats.gave(complete=complete)
         if complete:
             wants = prefill.wants
-            return answered_named(wants.key, self._address, puts=bool(prefill.to), traceparent=wants.traceparent)
+            return answered_named(wants.key, self.address, puts=bool(prefill.to), traceparent=wants.traceparent)
         self._next.ended.append(prefill.wants.key)
         return None
 
@@ -287,7 +274,7 @@ class TensorSchedulerSide:
         self._next.left.append(request_id)
         if decode.held and decode.prompt is not None and decode.asked == range(decode.prompt.parts):  # all was fetched
             self._kept.pop(key, None)
-        self._users[key] -= 1
+        self._users[key].discard(request_id)
         if not self._users[key]:
             del self._users[key]
             self._asked_from.pop(key, None)
@@ -299,23 +286,19 @@ class TensorSchedulerSide:
 
     def step(self, output: "SchedulerOutput") -> TensorStep:
         """Returns the tasks of the workers in this step."""
+        for request_id, count in output.num_scheduled_tokens.items():
+            prefill = self._prefills.get(request_id)
+            if prefill is not None:
+                self._put(prefill, prefill.request.num_computed_tokens + count)
         self._number += 1
         step, self._next = self._next, TensorStep()
         step.number = self._number
-        try:
-            for request_id, count in output.num_scheduled_tokens.items():
-                prefill = self._prefills.get(request_id)
-                if prefill is not None:
-                    self._put(step, prefill, prefill.request.num_computed_tokens + count)
-        except Exception as defect:  # noqa: BLE001 - loads must reach the workers
-            _log.exception("kvgrpc is over in this engine")
-            self.end(f"a defect of kvgrpc: {defect!r}")
         step.idle = bool(self._decodes) and not output.total_num_scheduled_tokens
         if step.forget:
             self._resets_in, self._forgot, self._given = self._number, 0, bool(step.puts)
         return step
 
-    def _put(self, step: TensorStep, prefill: PrefillRequest, computed_tokens: int) -> None:
+    def _put(self, prefill: PrefillRequest, computed_tokens: int) -> None:
         """Has the workers put the parts that are whole once `computed_tokens` tokens are computed."""
         request, wants = prefill.request, prefill.wants
         done = prefill.prompt.computed(computed_tokens)
@@ -328,11 +311,11 @@ class TensorSchedulerSide:
             del self._prefills[request.request_id]
             self._next.ended.append(wants.key)
             return
-        (table,) = self.blocks.get_block_ids(request.request_id)
+        (table,) = self._blocks.get_block_ids(request.request_id)
         for part in map(prefill.prompt.part, range(prefill.put, done)):
             blocks = list(table[part.first_block : part.first_block + part.blocks])
             name, trace = wants.label or request.request_id, wants.traceparent
-            step.puts.append(PutTask(name, wants.key, prefill.to, part, blocks, wants.ttl_s, trace))
+            self._next.puts.append(PutTask(name, wants.key, prefill.to, part, blocks, wants.ttl_s, trace))
         prefill.put, self._given = done, True
 
     def hear(self, heard: WorkerNews) -> None:
@@ -360,7 +343,7 @@ class TensorSchedulerSide:
     # -- the engine
 
     @property
-    def speaks(self) -> bool:
+    def has_news(self) -> bool:
         """True if the workers must be told something, even without any request."""
         return self._resets or bool(self._next.ended)
 
@@ -375,8 +358,13 @@ class TensorSchedulerSide:
         self._next.forget = self._next.forget or self._given
         return not self._resets
 
+    def close(self) -> None:
+        """Does nothing: each worker closes its store."""
+
     def end(self, why: str) -> None:
-        """Ends kvgrpc in this engine for a reason: nothing is given or taken any more. Idempotent."""
+        """Ends kvgrpc in this engine for a reason: nothing is given or taken any more. Idempotent. Workers hear of it
+        by the next steps.
+        """
         if not self._over:
             self._over = why
             _log.error("kvgrpc is over in this engine, which goes on alone: %s", why)

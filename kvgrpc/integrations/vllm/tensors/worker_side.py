@@ -2,18 +2,25 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
+from vllm.distributed import get_tensor_model_parallel_rank
 
 from kvgrpc.core.values.layout import PoolLayout
+from kvgrpc.engine.cuda_memory import CudaMemory
 from kvgrpc.engine.tensors import TensorStore
 from kvgrpc.errors import KVGrpcError
-from kvgrpc.integrations.vllm.geometry import memory_of
-from kvgrpc.integrations.vllm.tensors.messages import LoadTask, TensorStep, WorkerNews
+from kvgrpc.integrations.vllm.block_copies import CopyBlocks
+from kvgrpc.integrations.vllm.geometry import memory_of, unserved
+from kvgrpc.integrations.vllm.identity import factors_of, identity_of, kernels_of
+from kvgrpc.integrations.vllm.tensors.messages import LoadTask, StoreGreeting, TensorStep, WorkerNews
 from kvgrpc.integrations.vllm.tensors.options import TensorOptions, address_of
 from kvgrpc.integrations.vllm.tensors.putter import TensorPutter
-from kvgrpc.integrations.vllm.tensors.store_memory import StoreMemory
 from kvgrpc.integrations.vllm.tensors.taker import TensorTaker
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
 
 _log = logging.getLogger(__name__)
 
@@ -25,7 +32,7 @@ class TensorWorkerSide:
         self._options, self._layout = options, layout
         self._caches: dict[str, torch.Tensor] = {}
         self._store: TensorStore | None = None
-        self._memory: StoreMemory | None = None
+        self._memory: _StoreMemory | None = None
         """Memory of the store with `store_on_device`. None: shared memory."""
         self._sides: tuple[TensorPutter, TensorTaker] | None = None
         """None without a store: before `attach`, and after `close`."""
@@ -36,20 +43,32 @@ class TensorWorkerSide:
         self._heard = WorkerNews()
         self._bad_blocks: set[int] = set()
 
-    def register(self, caches: Mapping[str, torch.Tensor], layers: Sequence[str]) -> None:
-        """Takes the caches. `layers`: names in order. Raises ValueError for a cache that is not where the pool says."""
-        memory_of(self._layout, caches, [layers])
-        self._caches = {name: _plain(caches[name]) for name in layers}
+    def register(self, caches: Mapping[str, torch.Tensor], layers: Sequence[Sequence[str]]) -> None:
+        """Takes the caches. `layers`: names of the one group's layers. Raises ValueError for a cache that is not where
+        the pool says.
+        """
+        memory_of(self._layout, caches, layers)
+        self._caches = {name: _plain(caches[name]) for name in layers[0]}
+
+    def copy_by(self, copy: CopyBlocks) -> None:
+        """Does nothing: tensors are copied by torch."""
+
+    def greet(self, config: "VllmConfig", *, alone: bool) -> StoreGreeting:
+        """Starts the store, and returns what the scheduler's side is to know of it."""
+        identity = identity_of(factors_of(config, self._options.weights_revision, kernels_of(config, [*self._caches])))
+        engine_id = config.kv_transfer_config.engine_id or ""
+        return StoreGreeting(self.attach(engine_id, get_tensor_model_parallel_rank(), identity), identity)
 
     def attach(self, engine_id: str, rank: int, identity: str) -> str:
         """Starts the store on the first call. Returns its address."""
         if self._store is None:
             options, self._rank = self._options, rank
             if options.store_on_device:
-                self._memory = StoreMemory(next(iter(self._caches.values())).device, options.store_bytes)
+                self._memory = _StoreMemory(next(iter(self._caches.values())).device, options.store_bytes)
             own = {"store_bytes": options.store_bytes} if self._memory is None else {"memory": self._memory.tensor}
             self._store = TensorStore.launch(
-                **own, page_bytes=options.page_bytes, listen=options.listen_of(rank), data_paths=options.data_paths,
+                **own, page_bytes=options.page_bytes, listen=address_of(options.listen, rank),
+                data_paths=options.data_paths,
                 flags=("--data-paths", ",".join(options.data_paths), *options.serve_flags),
                 engine_id=f"{engine_id}-{rank}" if engine_id and rank else engine_id, weights_revision=identity,
             )  # fmt: skip
@@ -72,17 +91,17 @@ class TensorWorkerSide:
         if step.puts:
             self._do(lambda sides: self._layer_done(sides, name, step))
 
-    def end(self, step: TensorStep) -> None:
+    def step_done(self, step: TensorStep) -> None:
         """Ends a step: all layers are computed, or queued on the device."""
         self._do(lambda sides: self._end(sides, step))
 
-    def heard(self) -> WorkerNews:
-        """Returns the news for the scheduler's side since the last call."""
+    def heard(self) -> WorkerNews | None:
+        """Returns the news for the scheduler's side since the last call; None: there is none."""
         if self._sides is not None:
             self._do(lambda sides: sides[1].hear(self._heard))
         heard, self._heard = self._heard, WorkerNews()
         heard.over = self._over
-        return heard
+        return heard or None
 
     def bad_blocks(self) -> set[int]:
         """Returns the blocks that were to be filled since the last call, and are not."""
@@ -164,3 +183,24 @@ class TensorWorkerSide:
 def _plain(cache: torch.Tensor) -> torch.Tensor:
     """Returns a cache. Elements of one byte become uint8, because torch lacks operations on fp8."""
     return cache.view(torch.uint8) if cache.element_size() == 1 else cache
+
+
+class _StoreMemory:
+    """The memory of a store on the device where the engine computes: `nbytes` bytes in `tensor`, until `close`. On GPUs
+    tensors move from device to device. Peers on the same host read it by descriptors, if the driver can make them.
+
+    Raises ValueError for a device that is neither the host nor a CUDA GPU, and the errors of CudaMemory.
+    """
+
+    tensor: torch.Tensor
+
+    def __init__(self, device: torch.device, nbytes: int) -> None:
+        if device.type not in ("cpu", "cuda"):
+            raise unserved(f"stores on GPUs of CUDA; this engine computes on {device}", "leave `store_on_device` unset")
+        self._made = None if device.type == "cpu" else CudaMemory(str(device), nbytes, exported=True)
+        self.tensor = torch.zeros(nbytes, dtype=torch.uint8) if self._made is None else self._made.tensor
+
+    def close(self) -> None:
+        """Frees memory of a GPU. Nothing may use `tensor` any more. Idempotent."""
+        if self._made is not None:
+            self._made.close()
