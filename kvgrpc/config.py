@@ -174,7 +174,7 @@ class TlsConfig:
 
 @dataclass(frozen=True)
 class IdentityConfig:
-    """What callers may do, by their names. Without a file every caller that TLS or a token lets in has all roles."""
+    """Paths of the files that say what callers may do. Without a file every caller that TLS or a token lets in has all roles."""
 
     roles: str = ""
     """Path of a TOML file with the roles and the tenants of callers."""

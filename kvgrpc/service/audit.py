@@ -118,4 +118,4 @@ AUDITED: Mapping[str, Callable[[Any], Target]] = {
     "ReleaseQuarantine": _unquarantined,
     "ForgetEngine": lambda request: {"engine_id": request.engine_id},
 }
-"""What a record names of a request, by method."""
+"""Fields of a request that a record names, by method."""

@@ -9,7 +9,7 @@ LOOK_S = 5.0
 
 
 class Looks(Protocol):
-    """What was read from files."""
+    """Values that were read from files."""
 
     def look(self) -> bool:
         """Reads the files again. Returns whether their content is another one now."""
