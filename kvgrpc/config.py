@@ -174,7 +174,9 @@ class TlsConfig:
 
 @dataclass(frozen=True)
 class IdentityConfig:
-    """Paths of the files that say what callers may do. Without a file every caller that TLS or a token lets in has all roles."""
+    """Paths of the files that say what callers may do. Without a file every caller that TLS or a token lets in has all
+    roles.
+    """
 
     roles: str = ""
     """Path of a TOML file with the roles and the tenants of callers."""

@@ -20,7 +20,7 @@ from kvgrpc.datapath.mirror.device import Copy, CopyFailed, Device
 from kvgrpc.engine.engine import Engine
 from kvgrpc.engine.rank import Rank
 from kvgrpc.engine.session.connection import LeadDied
-from kvgrpc.engine.ticket import RankTicket
+from kvgrpc.engine.ticket import RankCredentials, RankTicket
 from kvgrpc.engine.transfers.events import (
     BlocksReturned,
     Event,
@@ -52,6 +52,7 @@ __all__ = [
     "PullOpened",
     "Push",
     "Rank",
+    "RankCredentials",
     "RankTicket",
     "Received",
     "Reservation",

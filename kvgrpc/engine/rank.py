@@ -34,7 +34,7 @@ from kvgrpc.datapath.mirror.mirror import make_memory
 from kvgrpc.engine.session.connection import LeadConnection, LeadDied
 from kvgrpc.engine.session.rank_link import RankLink
 from kvgrpc.engine.steps import Steps
-from kvgrpc.engine.ticket import RankTicket
+from kvgrpc.engine.ticket import RankCredentials, RankTicket
 from kvgrpc.errors import (
     AlreadyExists,
     DeadlineExceeded,
@@ -45,6 +45,7 @@ from kvgrpc.errors import (
     PermissionDenied,
     PreconditionFailed,
     Reason,
+    Unauthenticated,
     Unavailable,
 )
 from kvgrpc.session.v1 import rank_pb2, session_pb2
@@ -60,8 +61,10 @@ REMOTE_RETRY_S = 0.5
 """Delay between attempts to reach a new lead over the network, in seconds."""
 _NO_LEAD = (Unavailable, PermissionDenied, Exhausted)
 """Errors that are retried: there is no lead yet, its engine is still to come, or peers still hold the old mirror."""
-_NO_STREAM = (*_NO_LEAD, AlreadyExists, DeadlineExceeded)
-"""Errors that are retried over the network: also a broken stream that the lead takes for the worker's, or no answer."""
+_NO_STREAM = (*_NO_LEAD, AlreadyExists, DeadlineExceeded, Unauthenticated)
+"""Errors that are retried over the network: also a broken stream that the lead takes for the worker's, no answer, or a
+token that is about to be renewed.
+"""
 _log = logging.getLogger(__name__)
 
 
@@ -78,14 +81,18 @@ class Rank:
         data_paths: tuple[str, ...] = ("shm", "cma", "nixl", "cuda_vmm", "collective"),
         copy_threads: int = 2,
         bandwidth_limit_bytes_per_s: float | None = None,
+        credentials: RankCredentials | None = None,
     ) -> None:
         """Attaches the rank. `tensors`: the worker's own memory, in the order of the pool's linear offsets. `device`:
         memory that no data path reaches, of which the rank makes a mirror in host memory. Without either the memory is
-        shared, and the lead's own settings hold for what moves.
+        shared, and the lead's own settings hold for what moves. `credentials`: what a rank on another host shows its
+        lead; None: the files that KVGRPC_TLS_DIR, or KVGRPC_TLS_CERT, _KEY and _CA, name, if any.
 
         Raises PreconditionFailed (POOL_KIND_MISMATCH) for memory of another size or kind than the engine attached with,
         AlreadyExists (ENGINE_ATTACHED) when the rank has a worker, PermissionDenied (NOT_OWNER) for a ticket of another
-        engine, Unavailable when no lead answers, Exhausted (POOL_EXHAUSTED) if the host has no memory for a mirror, and
+        engine, Unavailable when no lead answers or TLS prevents it, Unauthenticated (NOT_AUTHENTICATED) and
+        PermissionDenied (ROLE_MISSING) when a lead on another host does not take who this is, InvalidRequest for files
+        of `credentials` that are not usable, Exhausted (POOL_EXHAUSTED) if the host has no memory for a mirror, and
         what `Device.open` raises, such as PreconditionFailed (FEATURE_UNAVAILABLE) for a mirror that cannot be
         page-locked. None of these errors ends the engine's life.
         """
@@ -102,7 +109,7 @@ class Rank:
             least = f"{ticket.stage_bytes} to " if ticket.stage_bytes else ""
             what = f"this memory has {nbytes} bytes; the pool has {least}{ticket.memory_bytes} on each rank"
             raise PreconditionFailed(Reason.POOL_KIND_MISMATCH, what)
-        self._link = RankLink(ticket.address) if ticket.address else None
+        self._link = RankLink(ticket.address, credentials) if ticket.address else None
         try:
             self._connection = self._next = self._connect()
         except BaseException:

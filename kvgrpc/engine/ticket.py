@@ -1,6 +1,7 @@
-"""The ticket that a scheduler hands to its workers."""
+"""The ticket that a scheduler hands to its workers, and what a worker shows a lead on another host."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 from kvgrpc.core.values.layout import PoolLayout
 
@@ -28,6 +29,26 @@ class RankTicket:
             return nbytes == self.memory_bytes
         stage = rank // self.stage_ranks
         return stage < len(self.stage_bytes) and self.stage_bytes[stage] <= nbytes <= self.memory_bytes
+
+
+@dataclass(frozen=True)
+class RankCredentials:
+    """The files by which a rank shows its lead on another host who it is. Paths are those of a server's `[tls]`."""
+
+    dir: str | Path = ""
+    """Folder with `tls.crt`, `tls.key` and `ca.crt`, as Kubernetes and cert-manager name them."""
+    cert: str | Path = ""
+    """Path of the certificate chain, in place of the folder's."""
+    key: str | Path = ""
+    """Path of the key, in place of the folder's."""
+    ca: str | Path = ""
+    """Path of the CAs that sign leads, in place of the folder's."""
+    token_file: str | Path = ""
+    """Path of a file with a bearer token."""
+
+    def paths(self) -> dict[str, str]:
+        """Returns the paths by name."""
+        return {name: str(path) for name, path in asdict(self).items()}
 
 
 def ticket_of(socket_path: str, secret: bytes, pool: PoolLayout, world_size: int) -> RankTicket:

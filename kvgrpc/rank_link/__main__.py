@@ -1,6 +1,10 @@
-"""`python -m kvgrpc.rank_link FD ADDRESS`: started by a Rank, which sends connections over the socket FD."""
+"""`python -m kvgrpc.rank_link FD ADDRESS [CREDENTIALS]`: started by a Rank, which sends connections over the socket FD.
+
+CREDENTIALS are paths in JSON. Without them the paths are those of the environment.
+"""
 
 import asyncio
+import json
 import logging
 import os
 import socket
@@ -15,10 +19,14 @@ def main() -> None:
     fd, address = int(sys.argv[1]), sys.argv[2]
     os.set_inheritable(fd, False)
     poll_in_place(os.environ)
+    from kvgrpc.client.credentials import Credentials
     from kvgrpc.rank_link.link import serve
 
     with socket.socket(fileno=fd) as control:
-        asyncio.run(serve(control, address))
+        shown = [Credentials(**json.loads(paths)) for paths in sys.argv[3:]] or [
+            Credentials.from_environment(os.environ)
+        ]
+        asyncio.run(serve(control, address, shown[0]))
 
 
 main()

@@ -1,4 +1,8 @@
-"""Connections of a worker: each becomes a stream to the lead."""
+"""Connections of a worker: each becomes a stream to the lead.
+
+Each stream has a channel of its own, with the files of TLS and the token as they are then: a rank that comes back after
+a renewal shows the new ones.
+"""
 
 import asyncio
 import contextlib
@@ -10,6 +14,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from kvgrpc.client.credentials import BearerToken, Credentials
+from kvgrpc.client.tls_probe import TlsProbe
 from kvgrpc.errors import KVGrpcError, Reason, Unavailable
 from kvgrpc.peer.v1 import rank_pb2, rank_pb2_grpc
 from kvgrpc.service.peers.errors import failure_of
@@ -37,38 +43,37 @@ OPTIONS = [
 ]
 
 
-async def serve(control: socket.socket, address: str) -> None:
+async def serve(control: socket.socket, address: str, credentials: Credentials) -> None:
     """Serves the connections that come over `control`, until it is closed."""
     loop = asyncio.get_running_loop()
     links: set[asyncio.Task[None]] = set()
     ended = asyncio.Event()
     control.setblocking(False)
-    async with grpc.aio.insecure_channel(address, options=OPTIONS) as channel:
 
-        def take() -> None:
-            data, descriptors, _, _ = socket.recv_fds(control, 1, 1, socket.MSG_CMSG_CLOEXEC)
-            for descriptor in descriptors:
-                link = Link(socket.socket(fileno=descriptor), channel, address)
-                task = loop.create_task(link.run())
-                links.add(task)
-                task.add_done_callback(links.discard)
-            if not data:
-                loop.remove_reader(control)
-                ended.set()
+    def take() -> None:
+        data, descriptors, _, _ = socket.recv_fds(control, 1, 1, socket.MSG_CMSG_CLOEXEC)
+        for descriptor in descriptors:
+            link = Link(socket.socket(fileno=descriptor), address, credentials)
+            task = loop.create_task(link.run())
+            links.add(task)
+            task.add_done_callback(links.discard)
+        if not data:
+            loop.remove_reader(control)
+            ended.set()
 
-        loop.add_reader(control, take)
-        await ended.wait()
-        if links:
-            await asyncio.wait(links, timeout=2 * END_S)
+    loop.add_reader(control, take)
+    await ended.wait()
+    if links:
+        await asyncio.wait(links, timeout=2 * END_S)
 
 
 class Link:
     """One connection of the worker, and its stream."""
 
-    def __init__(self, worker: socket.socket, channel: grpc.aio.Channel, address: str) -> None:
+    def __init__(self, worker: socket.socket, address: str, credentials: Credentials) -> None:
         self._worker = worker
-        self._channel = channel
         self._address = address
+        self._credentials = credentials
         self._attached = False
 
     async def run(self) -> None:
@@ -87,14 +92,27 @@ class Link:
         except ConnectionError:
             _log.debug("the worker is gone")
         except Exception as error:  # noqa: BLE001 - the worker is told
-            self._fail(failure_of(error, f"ConnectRank at {self._address}"))
+            self._fail(await self._failure(error))
         finally:
             with contextlib.suppress(ConnectionError):
                 await self._writer.drain()
             self._writer.close()
 
     async def _link(self, request: session_pb2.AttachRankRequest, frames: Frames) -> None:
-        call: Any = rank_pb2_grpc.RankServiceStub(self._channel).ConnectRank()
+        """Serves over a channel of its own. Raises the error that ended the stream, and InvalidRequest for files that
+        are not usable.
+        """
+        token = BearerToken(self._credentials).metadata()
+        async with self._channel() as channel:
+            await self._stream(rank_pb2_grpc.RankServiceStub(channel).ConnectRank(metadata=token), request, frames)
+
+    def _channel(self) -> grpc.aio.Channel:
+        paths = self._credentials.paths
+        if paths is None:
+            return grpc.aio.insecure_channel(self._address, options=OPTIONS)
+        return grpc.aio.secure_channel(self._address, paths.channel_credentials(), options=OPTIONS)
+
+    async def _stream(self, call: Any, request: session_pb2.AttachRankRequest, frames: Frames) -> None:
         introduction = rank_pb2.ConnectRankRequest(
             ticket=request.ticket,
             rank=request.rank,
@@ -143,6 +161,15 @@ class Link:
 
     def _hand_on(self, frame: session_pb2.ServerFrame) -> None:
         self._writer.write(encode(frame))
+
+    async def _failure(self, error: Exception) -> KVGrpcError:
+        """Returns the typed error of an error that ended the link, with what TLS prevented."""
+        typed = failure_of(error, f"ConnectRank at {self._address}")
+        if isinstance(error, grpc.aio.AioRpcError) and isinstance(typed, Unavailable):
+            probe = TlsProbe(self._address, self._credentials)
+            if why := await probe.why(error.details() or "", END_S):
+                return Unavailable(typed.reason, f"the lead at {self._address} is not reached: {why}")
+        return typed
 
     def _fail(self, error: KVGrpcError) -> None:
         """Tells the worker why it is not attached. Later the end of its connection says enough."""

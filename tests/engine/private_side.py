@@ -23,9 +23,11 @@ class PrivateSide(Side):
         *data_paths: str,
         limits: Sequence[float | None] = (None, None),
         remote: Mapping[int, str] = MappingProxyType({}),
+        credentials: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """Attaches an engine and its workers. `limits` holds each worker's bandwidth limit in bytes per second.
-        `remote` maps ranks that attach over the network to the address to use; "" means the lead's address.
+        `remote` maps ranks that attach over the network to the address to use; "" means the lead's address. They show
+        `credentials`.
         """
         self.lead = lead
         self.engine = Engine.attach(lead.socket_path, pool=layout(), private_memory=True, world_size=2)
@@ -36,7 +38,7 @@ class PrivateSide(Side):
             worker.send(
                 op="attach", socket_path=ticket.socket_path, secret=ticket.secret.hex(),
                 memory_bytes=ticket.memory_bytes, rank=rank, data_paths=data_paths, limit=limits[rank],
-                address=(remote[rank] or address) if rank in remote else "",
+                address=(remote[rank] or address) if rank in remote else "", credentials=dict(credentials),
             )  # fmt: skip
         assert [worker.answer() for worker in self.workers] == ["attached"] * 2
 

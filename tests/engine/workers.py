@@ -1,6 +1,7 @@
 """Worker processes with private memory (torch CPU tensors), driven by JSON lines.
 
-    {"op": "attach", "socket_path", "secret", "memory_bytes", "rank", "data_paths", "limit", "address"}
+    {"op": "attach", "socket_path", "secret", "memory_bytes", "rank", "data_paths", "limit", "address",
+     "credentials"}
     {"op": "fill", "blocks", "seed"}     made_bytes(blocks, seed), as the test can compute them too
     {"op": "read", "blocks"}             answers the SHA-256 of the blocks
     {"op": "step_done", "step"}
@@ -18,7 +19,7 @@ from typing import Any
 
 import torch
 
-from kvgrpc.engine import LeadDied, Rank, RankTicket
+from kvgrpc.engine import LeadDied, Rank, RankCredentials, RankTicket
 from kvgrpc.errors import InternalError
 from tests.engine.forked import fork_for_each
 from tests.engine.made import BLOCKS, LAYER_BYTES, LAYERS, made_bytes
@@ -37,7 +38,10 @@ class Worker:
             comes_back_s=line.get("comes_back_s", 0.0), address=line.get("address", ""),
         )  # fmt: skip
         limit, paths = line.get("limit"), tuple(line["data_paths"])
-        self.rank = Rank(ticket, line["rank"], self.layers, data_paths=paths, bandwidth_limit_bytes_per_s=limit)
+        self.rank = Rank(
+            ticket, line["rank"], self.layers, data_paths=paths, bandwidth_limit_bytes_per_s=limit,
+            credentials=RankCredentials(**line["credentials"]) if line.get("credentials") else None,
+        )  # fmt: skip
         return "attached"
 
     def fill(self, line: dict[str, Any]) -> str:

@@ -5,6 +5,7 @@ engine's process has no gRPC thread, and its busy interpreter does not look like
 end of either process to the other one by the end of their connection.
 """
 
+import json
 import logging
 import os
 import socket
@@ -14,6 +15,7 @@ import weakref
 
 from kvgrpc.engine.session.connection import LeadConnection
 from kvgrpc.engine.session.exits import ended_with
+from kvgrpc.engine.ticket import RankCredentials
 from kvgrpc.errors import Reason, Unavailable
 
 _log = logging.getLogger(__name__)
@@ -24,15 +26,18 @@ END_S = 5.0
 class RankLink:
     """The link process, and connections through it. The link process ends with this process."""
 
-    def __init__(self, address: str) -> None:
-        """Starts the link process. `address`: the lead's, host:port."""
+    def __init__(self, address: str, credentials: RankCredentials | None = None) -> None:
+        """Starts the link process. `address`: the lead's, host:port. Without `credentials` the link process takes the
+        paths of its environment.
+        """
+        shown = [] if credentials is None else [json.dumps(credentials.paths())]
         self._address = address
         self._control, there = socket.socketpair()
         _all.add(self)  # first, since another thread may fork at any time
         try:
             with there:
                 self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-                    [sys.executable, "-m", "kvgrpc.rank_link", str(there.fileno()), address],
+                    [sys.executable, "-m", "kvgrpc.rank_link", str(there.fileno()), address, *shown],
                     stdin=subprocess.DEVNULL,
                     pass_fds=[there.fileno()],
                     start_new_session=True,
