@@ -205,6 +205,7 @@ class PutTensorRequest(_message.Message):
     ASYNCHRONOUS_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     BUNDLED_TENSORS_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
     allocation_id: _builtins.str
     """Id of the allocation of the source's store whose pages hold the tensor: the call is for the source."""
     consumer_count: _builtins.int
@@ -213,6 +214,10 @@ class PutTensorRequest(_message.Message):
     """At the source: return once this server has the tensor. ListTensors and ListTransfers show what becomes of it."""
     request_id: _builtins.str
     """Id of the LLM request; a label."""
+    tenant: _builtins.str
+    """At the source: tenant of the tensor, of at most 63 characters. Unset means the caller's. Only a caller without a
+    tenant may state one, such as an engine that serves several. To callers of another tenant the tensor is unknown.
+    """
     @_builtins.property
     def tensor(self) -> Global___TensorName:
         """Required. Name of the tensor."""
@@ -262,10 +267,11 @@ class PutTensorRequest(_message.Message):
         asynchronous: _builtins.bool = ...,
         request_id: _builtins.str = ...,
         bundled_tensors: _abc.Iterable[Global___BundledTensor] | None = ...,
+        tenant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["allocation_id", b"allocation_id", "description", b"description", "grant", b"grant", "location", b"location", "tensor", b"tensor", "timeout", b"timeout", "ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocation_id", b"allocation_id", "asynchronous", b"asynchronous", "bundled_tensors", b"bundled_tensors", "consumer_count", b"consumer_count", "consumers", b"consumers", "description", b"description", "grant", b"grant", "location", b"location", "request_id", b"request_id", "tensor", b"tensor", "timeout", b"timeout", "ttl", b"ttl"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocation_id", b"allocation_id", "asynchronous", b"asynchronous", "bundled_tensors", b"bundled_tensors", "consumer_count", b"consumer_count", "consumers", b"consumers", "description", b"description", "grant", b"grant", "location", b"location", "request_id", b"request_id", "tenant", b"tenant", "tensor", b"tensor", "timeout", b"timeout", "ttl", b"ttl"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_location: _TypeAlias = _typing.Literal["allocation_id", "grant"]  # noqa: Y015
     _WhichOneofArgType_location: _TypeAlias = _typing.Literal["location", b"location"]  # noqa: Y015
@@ -353,12 +359,17 @@ class GetTensorRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     BUNDLED_TENSORS_FIELD_NUMBER: _builtins.int
     PAGE_COUNT_MAX_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
     as_offer: _builtins.bool
     """Return a grant of the tensor that is kept here, for another engine."""
     request_id: _builtins.str
     """Id of the LLM request; a label."""
     page_count_max: _builtins.int
     """Maximum number of pages of all tensors together, with `bundled_tensors`; the call does not wait."""
+    tenant: _builtins.str
+    """Tenant for which the tensor is wanted. Unset means the caller's. Only a caller without a tenant may state one, such
+    as a lead that asks for one of its callers.
+    """
     @_builtins.property
     def tensor(self) -> Global___TensorName:
         """Required. Name of the tensor."""
@@ -392,10 +403,11 @@ class GetTensorRequest(_message.Message):
         request_id: _builtins.str = ...,
         bundled_tensors: _abc.Iterable[Global___WantedTensor] | None = ...,
         page_count_max: _builtins.int = ...,
+        tenant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["expected", b"expected", "source", b"source", "tensor", b"tensor", "timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_offer", b"as_offer", "bundled_tensors", b"bundled_tensors", "expected", b"expected", "page_count_max", b"page_count_max", "request_id", b"request_id", "source", b"source", "tensor", b"tensor", "timeout", b"timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_offer", b"as_offer", "bundled_tensors", b"bundled_tensors", "expected", b"expected", "page_count_max", b"page_count_max", "request_id", b"request_id", "source", b"source", "tenant", b"tenant", "tensor", b"tensor", "timeout", b"timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -490,8 +502,11 @@ class ReleaseTensorsRequest(_message.Message):
     TRANSFER_KEY_FIELD_NUMBER: _builtins.int
     NAMES_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
     transfer_key: _builtins.bytes
     """Required. Transfer key of the request."""
+    tenant: _builtins.str
+    """Tenant for which the tensors are released, as in GetTensor. Tensors of another one stay."""
     @_builtins.property
     def names(self) -> _containers.RepeatedCompositeFieldContainer[Global___TensorName]:
         """Names of the tensors, at most 4,096. They state the same transfer key or none. Empty means all present and future
@@ -508,10 +523,11 @@ class ReleaseTensorsRequest(_message.Message):
         transfer_key: _builtins.bytes = ...,
         names: _abc.Iterable[Global___TensorName] | None = ...,
         source: _common_pb2.PeerAddress | None = ...,
+        tenant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["names", b"names", "source", b"source", "transfer_key", b"transfer_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["names", b"names", "source", b"source", "tenant", b"tenant", "transfer_key", b"transfer_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -34,7 +34,7 @@ def put(request: tensor_pb2.PutTensorRequest, limits: Limits) -> Put:
         raise invalid("location", "is required: allocation_id at the source, grant at a consumer")
     if location != "grant" and request.bundled_tensors:
         raise invalid("bundled_tensors", "is for a consumer")
-    only = [name for name in ("consumers", "consumer_count", "asynchronous") if getattr(request, name)]
+    only = [name for name in ("consumers", "consumer_count", "asynchronous", "tenant") if getattr(request, name)]
     if location == "grant" and only:
         raise invalid(only[0], "is for the source")
     check_count("consumers", len(request.consumers), CONSUMERS_MAX)

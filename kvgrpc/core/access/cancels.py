@@ -17,7 +17,7 @@ from kvgrpc.core.state.reservation import ReservationMove
 from kvgrpc.core.tables.leases import Lease, LeaseState
 from kvgrpc.core.tables.transfers import Direction, Failure, Side, Transfer
 from kvgrpc.core.values.ids import check_transfer_key
-from kvgrpc.core.values.owners import Ground, Verb, within
+from kvgrpc.core.values.owners import Ground, Verb, tenant_of, within
 from kvgrpc.errors import NextStep, Reason, invalid
 
 CANCELLED_BEFORE_ACCESS = "cancelled_before_access"
@@ -68,7 +68,8 @@ class Cancels:
             for transfer in live:
                 self._cancel(transfer, event)
             if not found and not foreign:
-                state.tombstones.end_key(event.key, event.message or "it was cancelled before it came", state.now)
+                message, tenant = event.message or "it was cancelled before it came", tenant_of(event.call.principal)
+                state.tombstones.end_key(event.key, message, state.now, tenant=tenant)
             elif found and not live:
                 state.tombstones.let_retry(event.key)
         after = (state.transfers.find(transfer.id) or transfer for transfer in found)

@@ -15,6 +15,7 @@ from kvgrpc.core.values.grants import AccessKind, Claims, check_tenant, read_cla
 from kvgrpc.core.values.groups import Group
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES
 from kvgrpc.core.values.layout import check_prefix
+from kvgrpc.core.values.owners import tenant_of
 from kvgrpc.errors import InvalidRequest, PermissionDenied, PreconditionFailed, Reason, invalid
 
 
@@ -28,7 +29,7 @@ def check_pull(state: NodeState, event: PullBlocks) -> tuple[Claims, ContentClai
         raise PreconditionFailed(Reason.GRANT_WRONG_ACCESS, "a pull takes a READ grant; this is a WRITE grant")
     check_tenant(event.call.principal, claims)
     check_key(event.key, claims.transfer_key, "this grant")
-    state.tombstones.check_key(claims.transfer_key)
+    state.tombstones.check_key(claims.transfer_key, tenant=claims.tenant or tenant_of(event.call.principal))
     if event.content is None:
         raise InvalidRequest(Reason.CONTENT_REQUIRED, "a pull states the content that it wants")
     claim = contents.claim(event.content, claims.token_count, event.use_tokens, prefix=event.allow_prefix)

@@ -71,7 +71,7 @@ class Reservations:
         state = self._state
         state.pool.check_open()
         check_transfer_key(event.key)
-        state.tombstones.check_key(event.key)
+        state.tombstones.check_key(event.key, tenant=tenant_of(event.call.principal))
         if event.content is None:
             raise InvalidRequest(Reason.CONTENT_REQUIRED, "a reservation states the content that it wants")
         claim = contents.claim(event.content, event.content.tokens, event.use_tokens, prefix=event.allow_prefix)

@@ -98,7 +98,7 @@ class HandOvers:
         blocks = state.pool.resolve(event.blocks, "for_readers.blocks" if event.transfer else "blocks")
         check_covers(blocks, event.content, state.life.engine.pool.groups)
         state.pool.check_owned(blocks, event.allocation_id, event.call.principal)
-        state.tombstones.check_key(event.key)
+        state.tombstones.check_key(event.key, tenant=event.tenant or tenant_of(event.call.principal))
         if event.transfer:
             self._check_alone(event.key)
             state.transfers.check_room()

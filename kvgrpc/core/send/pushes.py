@@ -28,6 +28,7 @@ from kvgrpc.core.values.grants import AccessKind, Claims, OnAbort, read_claims
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES, check_transfer_key, peer_key
 from kvgrpc.core.values.kept_blocks import blocks_bytes
 from kvgrpc.core.values.limits import granted_ttl
+from kvgrpc.core.values.owners import tenant_of
 from kvgrpc.core.values.parts import PART_BYTES, Part, Parts
 from kvgrpc.errors import (
     AlreadyExists,
@@ -69,7 +70,7 @@ class Pushes:
             self._check_again(push, known)
             state.reply(event.call.id, Registered(state.transfers.get(push.transfer_id)))
             return
-        self._check_key(claims.transfer_key)
+        self._check_key(claims.transfer_key, claims.tenant or tenant_of(event.call.principal))
         state.tombstones.check_grant(event.token)
         state.ledger.check(event.call.payer, MOVE_BYTES)
         self._handshakes.check_room(claims.address, claims.engine_id, claims.incarnation, event.call.connection)
@@ -291,11 +292,11 @@ class Pushes:
                 self._ends.fail_with(move, Reason.TRANSFER_EXISTS, f"it has {push.consumers} destinations already")
         self._leases.count(lease)
 
-    def _check_key(self, key: bytes) -> None:
+    def _check_key(self, key: bytes, tenant: str) -> None:
         """Checks as `Tombstones.check_key`. Counts a refused destination that missed reclaimed blocks."""
         state = self._state
         try:
-            state.tombstones.check_key(key)
+            state.tombstones.check_key(key, tenant=tenant)
         except PreconditionFailed:
             leases = (state.send.leases.find(transfer.lease_id) for transfer in state.transfers.with_key(key))
             for lease in filter(None, leases):
@@ -329,7 +330,7 @@ class Pushes:
         """Checks a part completely before anything changes. `first` marks the first part of its epoch."""
         state = self._state
         if push is None:
-            state.tombstones.check_key(event.key, begins=False)
+            state.tombstones.check_key(event.key, begins=False, tenant=tenant_of(event.call.principal))
             self._check_new(event.key)
         elif handed_over.taken(state, push, event.call.principal):
             raise AlreadyExists(Reason.TRANSFER_EXISTS, "another caller pushes blocks under this transfer key")

@@ -7,6 +7,7 @@ from kvgrpc.core.tables.ledger import Ledger, RowKind
 from kvgrpc.core.tables.remembered import Remembered
 from kvgrpc.core.tables.timers import Timer, Timers
 from kvgrpc.core.values.ids import check_transfer_key
+from kvgrpc.core.values.owners import meet
 from kvgrpc.errors import PreconditionFailed, Reason
 
 KEYS, GRANTS, LEASES = "keys", "grants", "leases"
@@ -19,6 +20,8 @@ class Tombstone(NamedTuple):
     error: PreconditionFailed
     parts_only: bool
     """True when it refuses only parts of a push, until a destination registers for one."""
+    tenant: str = ""
+    """Tenant of who ended the key. Empty for the house, and where several tenants did."""
 
 
 _SAID = {
@@ -59,13 +62,13 @@ class Tombstones:
         """Bytes of all tombstones."""
         return sum(table.nbytes for table in self._tables.values())
 
-    def check_key(self, key: bytes, *, begins: bool = True) -> None:
+    def check_key(self, key: bytes, *, begins: bool = True, tenant: str = "") -> None:
         """Raises PreconditionFailed for a refused transfer key: CANCELLED, SOURCE_FAILED when the source gave up, or
         TRANSFER_ENDED or LEASE_RECLAIMED when the push is over. `begins` means that the call cannot be a late part of
-        an ended push.
+        an ended push. A key that another tenant ended is not refused to `tenant`.
         """
         known = self.keys.get(key)
-        if known is not None and not (begins and known.parts_only):
+        if known is not None and meet(known.tenant, tenant) and not (begins and known.parts_only):
             raise PreconditionFailed(known.error.reason, known.error.sentence)
 
     def check_grant(self, token: bytes) -> None:
@@ -75,13 +78,23 @@ class Tombstones:
             raise PreconditionFailed(known.reason, known.message)
 
     def end_key(
-        self, key: bytes, message: str, now: float, reason: Reason = Reason.CANCELLED, *, parts_only: bool = False
+        self,
+        key: bytes,
+        message: str,
+        now: float,
+        reason: Reason = Reason.CANCELLED,
+        *,
+        parts_only: bool = False,
+        tenant: str = "",
     ) -> None:
         """Refuses calls under that key for a while. `parts_only` refuses only parts of a push, until a destination
-        registers for one.
+        registers for one. `tenant` is that of who ends the key.
         """
         check_transfer_key(key)
-        self.keys.add(key, Tombstone(too_late(reason, message), parts_only), now, len(key) + len(message))
+        known = self.keys.get(key)
+        if known is not None and known.tenant != tenant:
+            tenant = ""  # a later end of another tenant lifts no earlier one
+        self.keys.add(key, Tombstone(too_late(reason, message), parts_only, tenant), now, len(key) + len(message))
         self._arm(KEYS)
 
     def end_grant(self, token: bytes, message: str, now: float, reason: Reason) -> None:

@@ -34,6 +34,8 @@ class Put:
     request_id: str = ""
     bundled: tuple[NamedTensor, ...] = ()
     """Further tensors of the bundle, whose pages follow."""
+    tenant: str = ""
+    """Tenant of the tensors. Empty for the house."""
 
     @property
     def tensors(self) -> tuple[NamedTensor, ...]:
@@ -63,6 +65,8 @@ class Get:
     """Further tensors. Those that may come with the first one do."""
     most_pages: int = 0
     """Maximum number of pages of all these tensors."""
+    tenant: str = ""
+    """Tenant for which it is wanted. Empty for the house."""
 
     @property
     def wanted(self) -> tuple[WantedTensor, ...]:
@@ -78,3 +82,5 @@ class Release:
     names: tuple[TensorId, ...] = ()
     source: LeadAddress | None = None
     """The lead that keeps them for this engine."""
+    tenant: str = ""
+    """Tenant for which they are released. Empty for the house."""

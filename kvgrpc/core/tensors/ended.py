@@ -1,4 +1,7 @@
-"""Ended requests and single tensors. Late calls for them are refused for a while."""
+"""Ended requests and single tensors. Late calls for them are refused for a while.
+
+An end of the house is for all. An end of a tenant is for that tenant and for the house.
+"""
 
 from kvgrpc.core.tables.remembered import Remembered
 from kvgrpc.core.tensors.descriptions import TensorId
@@ -6,6 +9,8 @@ from kvgrpc.errors import PreconditionFailed, Reason
 
 Name = bytes | TensorId
 """A request by its transfer key, or one of its tensors."""
+ALL, HOUSE = "", " "
+"""Whom an end is for, beside a tenant: everybody, and the house alone. No tenant has such a name."""
 
 _SAID = {
     Reason.TRANSFER_ENDED: "was released",
@@ -13,16 +18,24 @@ _SAID = {
 }
 
 
-class Ended(Remembered[Name, Reason]):
+class Ended(Remembered[tuple[Name, str], Reason]):
     """The end reason of each ended name: TRANSFER_ENDED or CANCELLED."""
 
-    def error(self, id_: TensorId) -> PreconditionFailed | None:
-        """Returns the error for a late call for this tensor, or None when neither it nor its request has ended."""
+    def end(self, name: Name, tenant: str, reason: Reason, now: float) -> None:
+        """Remembers that a tenant, or the house, ended a request or a tensor."""
+        for scope in (tenant, HOUSE) if tenant else (ALL,):
+            self.add((name, scope), reason, now)
+
+    def error(self, id_: TensorId, tenant: str) -> PreconditionFailed | None:
+        """Returns the error for a late call of a tenant for this tensor, or None when neither the tensor nor its
+        request has ended for that tenant.
+        """
         names: tuple[Name, ...] = (id_.key, id_)
         for name in names:
-            reason = self.get(name)
-            if reason is not None:
-                return too_late(id_, name, reason)
+            for scope in (ALL, tenant or HOUSE):
+                reason = self.get((name, scope))
+                if reason is not None:
+                    return too_late(id_, name, reason)
         return None
 
 

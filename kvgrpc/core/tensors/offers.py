@@ -7,7 +7,7 @@ from kvgrpc.core.tables.remembered import Remembered
 from kvgrpc.core.tensors.calls import WantedTensor
 from kvgrpc.core.tensors.descriptions import TensorId
 from kvgrpc.core.tensors.refusals import full, taken
-from kvgrpc.core.tensors.rows import TensorLimits, TensorOffer
+from kvgrpc.core.tensors.rows import TensorLimits, TensorOffer, seen
 from kvgrpc.errors import PreconditionFailed
 
 
@@ -39,19 +39,21 @@ class TensorOffers:
         if len(self.rows) >= self._most:
             raise full(f"{len(self.rows)} tensors are kept here", self._most)
 
-    def lasting(self, ids: Iterable[TensorId]) -> tuple[TensorOffer, ...]:
-        """Returns the offers that are kept until they are fetched."""
-        rows = [self.rows[id_] for id_ in ids if id_ in self.rows]
-        return tuple(offer for offer in rows if offer.token and not offer.consumers)
+    def lasting(self, ids: Iterable[TensorId], tenant: str) -> tuple[TensorOffer, ...]:
+        """Returns the offers that are kept until they are fetched, as callers of a tenant see them."""
+        rows = [seen(self.rows.get(id_), tenant) for id_ in ids]
+        return tuple(offer for offer in rows if offer is not None and offer.token and not offer.consumers)
 
-    def together(self, wanted: Sequence[WantedTensor], most_pages: int) -> list[TensorOffer]:
-        """Returns the offers that one consumer may get under one grant: kept here for it alone, as expected, not on
-        their way, and within `most_pages` in all.
+    def together(self, wanted: Sequence[WantedTensor], most_pages: int, tenant: str = "") -> list[TensorOffer]:
+        """Returns the offers that one consumer of a tenant may get under one grant: kept here for it alone, as
+        expected, not on their way, of one tenant, and within `most_pages` in all.
         """
         found: dict[TensorId, TensorOffer] = {}
         for each in wanted:
-            offer = self.rows.get(each.id)
+            offer = seen(self.rows.get(each.id), tenant)
             if offer is None or not offer.may_go_together or offer.pages > most_pages or offer.id in found:
+                continue
+            if any(other.tenant != offer.tenant for other in found.values()):
                 continue
             try:
                 each.expected.check(offer.described)

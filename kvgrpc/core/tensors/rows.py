@@ -1,10 +1,11 @@
 """Rows of the table of tensors, its limits, and the effects that it asks of the shell."""
 
 from enum import Enum
+from typing import TypeVar
 
 from kvgrpc.core.tensors.calls import LeadAddress
 from kvgrpc.core.tensors.descriptions import ANY, Description, ExpectedTensor, TensorId
-from kvgrpc.core.values.owners import ANONYMOUS, ENGINE_SIDE, Thing, ThingKind, Verb, may
+from kvgrpc.core.values.owners import ANONYMOUS, ENGINE_SIDE, Thing, ThingKind, Verb, may, meet
 from kvgrpc.core.values.records import dataclass
 from kvgrpc.errors import KVGrpcError, Reason
 
@@ -92,6 +93,8 @@ class Tensor:
 
     given: int = 0
     """Number of calls that were given the tensor."""
+    tenant: str = ""
+    """The tenant that it is of. Empty for the house."""
 
     def hold(self, now: float, holder: str) -> None:
         """Gives the tensor to a principal, for the first time or again."""
@@ -142,6 +145,8 @@ class TensorOffer:
     """
     refused: KVGrpcError | None = None
     """Reason why a consumer to which it was sent does not have it."""
+    tenant: str = ""
+    """The tenant that it is of. Empty for the house."""
 
     @property
     def kept_bytes(self) -> int:
@@ -161,9 +166,17 @@ class TensorOffer:
 
     def is_same(self, other: "TensorOffer") -> bool:
         """Returns whether both offers are of one put that was made twice. An allocation is handed over once."""
-        return (self.described, self.allocation_id, self.consumers, self.consumer_count) == (
-            other.described, other.allocation_id, other.consumers, other.consumer_count,
+        return (self.described, self.allocation_id, self.consumers, self.consumer_count, self.tenant) == (
+            other.described, other.allocation_id, other.consumers, other.consumer_count, other.tenant,
         )  # fmt: skip
+
+
+_Row = TypeVar("_Row", Tensor, TensorOffer)
+
+
+def seen(row: _Row | None, tenant: str) -> _Row | None:
+    """Returns a row as callers of a tenant see it: None where it is another tenant's."""
+    return row if row is not None and meet(tenant, row.tenant) else None
 
 
 class Purpose(Enum):
@@ -192,6 +205,8 @@ class TensorWait:
     """The principal that asks."""
     payer: str = ""
     """The principal whose share of the kept bytes it uses."""
+    tenant: str = ""
+    """The tenant that asks. Empty for the house, which sees the tensors of all."""
 
 
 @dataclass(frozen=True)

@@ -7,19 +7,21 @@ Rules:
 * A tensor that nobody has asked for is freed when its time is over. Such tensors are spilled for room, oldest first.
 * When somebody waits for a tensor of a request, the time of all that is here of it starts again.
 * Ended names are remembered. Late calls for them are refused, and nothing is stored.
+* A tensor of a tenant is unknown to callers of another one. Its name is taken until it ends.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import count
 
 from kvgrpc.core.tables.ledger import Ledger, RowKind
 from kvgrpc.core.tensors.bundles import check_bundle
 from kvgrpc.core.tensors.by_request import TensorsByRequest
+from kvgrpc.core.tensors.calls import Release
 from kvgrpc.core.tensors.descriptions import Description, NamedTensor, TensorId
 from kvgrpc.core.tensors.ended import Ended, too_late
 from kvgrpc.core.tensors.offers import TensorOffers
 from kvgrpc.core.tensors.own_ends import OwnEnds
-from kvgrpc.core.tensors.refusals import OF_PAIR, full, taken
+from kvgrpc.core.tensors.refusals import OF_PAIR, full, taken, too_large
 from kvgrpc.core.tensors.rows import (
     TENSOR_BYTES,
     AnswerCall,
@@ -35,12 +37,13 @@ from kvgrpc.core.tensors.rows import (
     TensorStage,
     TensorWait,
     Withdraw,
+    seen,
 )
 from kvgrpc.core.tensors.spill import Idle, SpillPages
 from kvgrpc.core.tensors.store_layout import pages_for
 from kvgrpc.core.tensors.waits import Waits
 from kvgrpc.core.values.owners import ANONYMOUS, ENGINE_SIDE
-from kvgrpc.errors import KVGrpcError, OutOfRange, Reason
+from kvgrpc.errors import KVGrpcError, Reason
 
 _GIVEN = (Purpose.GIVEN,)
 _IN_STORE = (Purpose.STORED, Purpose.GIVEN)
@@ -69,7 +72,7 @@ class TensorTable:
     # -- arrivals
 
     def arrive(
-        self, tensors: Sequence[NamedTensor], peer: str, ttl_s: float, now: float, payer: str = ""
+        self, tensors: Sequence[NamedTensor], peer: str, ttl_s: float, now: float, payer: str = "", tenant: str = ""
     ) -> list[Tensor]:
         """Registers a tensor or bundle that is to come. Returns [] when the very same tensor is here or on its way.
 
@@ -81,7 +84,7 @@ class TensorTable:
         bundled = len(tensors) > 1
         if bundled:
             check_bundle(tensors, sum(self.check_size(row.described) for row in tensors), self.store_pages)
-        known = [tensor.id for tensor in tensors if self._is_here(tensor, told=not bundled)]
+        known = [tensor.id for tensor in tensors if self._is_here(tensor, tenant, told=not bundled)]
         if known and bundled:
             raise taken(known[0], "is here, or on its way")
         if known:
@@ -89,23 +92,19 @@ class TensorTable:
         if len(self.tensors) + len(tensors) > self.limits.tensors:
             raise full(f"{len(self.tensors)} tensors are here", self.limits.tensors)
         self._ledger.check(payer, TENSOR_BYTES * len(tensors))
-        return [self._arrives(tensor, peer, ttl_s, now, payer) for tensor in tensors]
+        return [self._arrives(tensor, peer, ttl_s, now, payer, tenant) for tensor in tensors]
 
     def check_size(self, described: Description) -> int:
         """Returns the pages of a tensor. Raises OutOfRange (LIMIT_EXCEEDED) for more than the store has."""
         pages = pages_for(described.nbytes, self.page_bytes)
         if pages > self.store_pages:
-            raise OutOfRange(
-                Reason.LIMIT_EXCEEDED,
-                f"the tensor takes {pages} pages; the store has {self.store_pages}: put it in several parts",
-                metadata={"limit": str(self.store_pages)},
-            )
+            raise too_large(pages, self.store_pages)
         return pages
 
     def stored(self, tensor: Tensor, now: float) -> None:
         """Records that all bytes of a tensor are in its pages, for the first time or again."""
         tensor.move_to(TensorStage.STORED, now)
-        waits = self.waits.of(tensor.id, _IN_STORE)
+        waits = self.waits.of(tensor.id, _IN_STORE, tensor.tenant)
         if given := [wait for wait in waits if wait.purpose is Purpose.GIVEN]:
             for wait in given:
                 self._hold(tensor, wait.caller, now)
@@ -123,7 +122,7 @@ class TensorTable:
         for tensor in [tensor for tensor in tensors if not tensor.gone]:
             if tensor.stage is TensorStage.ARRIVING:
                 self._drop(tensor)
-            for wait in self.waits.of(tensor.id, _IN_STORE):
+            for wait in self.waits.of(tensor.id, _IN_STORE, tensor.tenant):
                 if wait.purpose is Purpose.STORED or (fetched if wait.fetches else final):
                     self._answer(wait, error)
                 elif wait.fetches:
@@ -141,8 +140,8 @@ class TensorTable:
         """Gives a call its tensor, or lets it wait. Raises the error that an AnswerCall would contain, and Exhausted
         (QUEUE_FULL, LIMIT_EXCEEDED).
         """
-        self._check_alive(wait.id)
-        offer, tensor = self.offers.get(wait.id), self.tensors.get(wait.id)
+        self._check_alive(wait.id, wait.tenant)
+        offer, tensor = seen(self.offers.get(wait.id), wait.tenant), seen(self.tensors.get(wait.id), wait.tenant)
         if wait.purpose is Purpose.OFFERED and offer is not None:
             wait.expected.check(offer.described)
             if offer.token:
@@ -180,7 +179,7 @@ class TensorTable:
     def check_held(self, tensor: Tensor) -> None:
         """Raises PreconditionFailed for a tensor that ended before its caller took it."""
         if tensor.gone:
-            raise self.ended.error(tensor.id) or too_late(tensor.id, tensor.id, Reason.TRANSFER_ENDED)
+            raise self.ended.error(tensor.id, tensor.tenant) or too_late(tensor.id, tensor.id, Reason.TRANSFER_ENDED)
 
     # -- offers
 
@@ -189,13 +188,13 @@ class TensorTable:
         CANCELLED, CONTENT_MISMATCH), AlreadyExists (TRANSFER_EXISTS) or Exhausted (LIMIT_EXCEEDED).
         """
         id_ = offer.id
-        self._check_alive(id_)
+        self._check_alive(id_, offer.tenant)
         known = self.kept.find(offer)
         if known is not None:
             return known
         if id_ in self.tensors:
             raise taken(id_, "came from another engine")
-        self._check_expected(id_, Purpose.OFFERED, offer.described)
+        self._check_expected(id_, Purpose.OFFERED, offer.described, offer.tenant)
         self.kept.check_room()
         self._ledger.enter(RowKind.TENSOR, id_, offer.payer, offer.kept_bytes)
         offer.number = next(self._numbers)
@@ -206,7 +205,7 @@ class TensorTable:
     def offered(self, offer: TensorOffer, token: bytes, transfer_id: str) -> None:
         """Records that the offer's hand-over stands."""
         offer.token, offer.transfer_id = token, transfer_id
-        for wait in self.waits.of(offer.id, (Purpose.OFFERED,)):
+        for wait in self.waits.of(offer.id, (Purpose.OFFERED,), offer.tenant):
             self._answer(wait, offer)
 
     def offer_over(self, offer: TensorOffer) -> None:
@@ -222,25 +221,23 @@ class TensorTable:
 
     # -- ends
 
-    def release(
-        self, key: bytes, names: Iterable[TensorId], reason: Reason, now: float, caller: str = ANONYMOUS
-    ) -> list[TensorId]:
-        """Ends the named tensors of a request, or without names the whole request, also for tensors to come. Keeps
-        tensors that their holder has not released (`Tensor.outlasts`). Returns the ids that were here and have ended.
+    def release(self, asked: Release, reason: Reason, now: float, caller: str = ANONYMOUS) -> list[TensorId]:
+        """Ends the named tensors of a request, or without names the whole request, also for tensors to come, as far as
+        its tenant knows of them. Keeps tensors that their holder has not released (`Tensor.outlasts`). Returns the ids
+        that were here and have ended.
         """
-        wanted = list(dict.fromkeys(names))
+        wanted, key, tenant = list(dict.fromkeys(asked.names)), asked.key, asked.tenant
         for name in wanted or (key,):
-            self.ended.add(name, reason, now)
-        here = self._requests.of(key)
+            self.ended.end(name, tenant, reason, now)
         found = []
-        for id_ in wanted or list(here):
-            tensor = self.tensors.get(id_)
-            if id_ in here and (tensor is None or not tensor.outlasts(reason, caller)):
+        for id_ in wanted or list(self._requests.of(key)):
+            row = seen(self.tensors.get(id_), tenant) or seen(self.offers.get(id_), tenant)
+            if isinstance(row, TensorOffer) or (row is not None and not row.outlasts(reason, caller)):
                 found.append(id_)
                 self._end(id_)
         for id_ in wanted or self.waits.ids(key):
             error = too_late(id_, id_ if wanted else key, reason)
-            for wait in self.waits.of(id_, tuple(Purpose)):
+            for wait in self.waits.of(id_, tuple(Purpose), tenant):
                 self._answer(wait, error)
         return found
 
@@ -277,7 +274,7 @@ class TensorTable:
         """Records a tensor as outside the store and returns its allocation, which is free now. Returns "" for a tensor
         that was asked for meanwhile or could not be copied. Such a tensor stays in its pages.
         """
-        if tensor.gone or not copied or self.waits.of(tensor.id, _GIVEN):
+        if tensor.gone or not copied or self.waits.of(tensor.id, _GIVEN, tensor.tenant):
             return self.returned(tensor, now)
         tensor.copying = False
         tensor.move_to(TensorStage.SPILLED, now)
@@ -309,7 +306,7 @@ class TensorTable:
             return freed
         tensor.move_to(TensorStage.SPILLED, now)
         self._own_ends.stored(tensor, now)
-        for wait in self.waits.of(tensor.id, _GIVEN):
+        for wait in self.waits.of(tensor.id, _GIVEN, tensor.tenant):
             self._answer(wait, error)
         return freed
 
@@ -319,43 +316,45 @@ class TensorTable:
         """Adds a wait and renews all that is here of the request. Raises Exhausted (QUEUE_FULL, LIMIT_EXCEEDED)."""
         self.waits.add(wait)
         rows = self._requests.renewed(wait.id.key, now)
-        for tensor in filter(None, map(self.tensors.get, rows)):
+        for tensor in filter(None, (seen(self.tensors.get(id_), wait.tenant) for id_ in rows)):
             self._own_ends.renewed(tensor, now, self.limits.kept_s)
-        if kept := self.kept.lasting(rows):
+        if kept := self.kept.lasting(rows, wait.tenant):
             self.effects.append(Renew(kept))
 
-    def _is_here(self, tensor: NamedTensor, *, told: bool) -> bool:
+    def _is_here(self, tensor: NamedTensor, tenant: str, *, told: bool) -> bool:
         """Returns whether a tensor is here or on its way. Raises the error for one that may not come."""
         id_ = tensor.id
-        self._check_alive(id_)
+        self._check_alive(id_, tenant)
         known = self.tensors.get(id_)
         if known is not None:
-            if known.described != tensor.described:
+            if known.described != tensor.described or seen(known, tenant) is None:
                 raise taken(id_, "was put here already, and is another one")
             return True
         if id_ in self.offers:
             raise taken(id_, "is this engine's own")
-        self._check_expected(id_, Purpose.GIVEN, tensor.described, told=told)
+        self._check_expected(id_, Purpose.GIVEN, tensor.described, tenant, told=told)
         self.check_size(tensor.described)
         return False
 
-    def _arrives(self, named: NamedTensor, peer: str, ttl_s: float, now: float, payer: str) -> Tensor:
+    def _arrives(self, named: NamedTensor, peer: str, ttl_s: float, now: float, payer: str, tenant: str) -> Tensor:
         id_, pages = named.id, self.check_size(named.described)
-        tensor = Tensor(id_, named.described, pages, peer, now, ttl_s, next(self._numbers), now)
+        tensor = Tensor(id_, named.described, pages, peer, now, ttl_s, next(self._numbers), now, tenant=tenant)
         self.tensors[id_] = tensor
         self._ledger.keep(RowKind.TENSOR, id_, payer, TENSOR_BYTES)
         self._requests.add(id_)
         return tensor
 
-    def _check_alive(self, id_: TensorId) -> None:
-        if (error := self.ended.error(id_)) is not None:
+    def _check_alive(self, id_: TensorId, tenant: str) -> None:
+        if (error := self.ended.error(id_, tenant)) is not None:
             raise error
 
-    def _check_expected(self, id_: TensorId, purpose: Purpose, described: Description, *, told: bool = True) -> None:
+    def _check_expected(
+        self, id_: TensorId, purpose: Purpose, described: Description, tenant: str, *, told: bool = True
+    ) -> None:
         """Raises the error for a tensor that differs from what a call expects. With `told`, that call gets it too.
         Calls are not told about a bundle, because each of its tensors is put again by itself.
         """
-        for wait, error in self.waits.unlike(id_, purpose, described):
+        for wait, error in self.waits.unlike(id_, purpose, described, tenant):
             if told:
                 self._answer(wait, error)
             raise error

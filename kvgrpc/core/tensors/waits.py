@@ -6,6 +6,7 @@ from kvgrpc.core.tables.ledger import Ledger, RowKind
 from kvgrpc.core.tables.timers import Timer, Timers
 from kvgrpc.core.tensors.descriptions import Description, TensorId
 from kvgrpc.core.tensors.rows import Purpose, TensorWait
+from kvgrpc.core.values.owners import meet
 from kvgrpc.errors import DeadlineExceeded, Exhausted, PreconditionFailed, Reason
 
 RETRY_DELAY_S = 0.1
@@ -64,16 +65,18 @@ class Waits:
         """Returns the call of this number, if it still waits."""
         return self._rows.get(number)
 
-    def of(self, id_: TensorId, purposes: Collection[Purpose]) -> list[TensorWait]:
-        """Returns the calls that wait for a tensor for one of these purposes, in the order of their arrival."""
+    def of(self, id_: TensorId, purposes: Collection[Purpose], tenant: str) -> list[TensorWait]:
+        """Returns the calls that wait for a tensor of a tenant for one of these purposes, in the order of their
+        arrival.
+        """
         rows = self._of.get(id_.key, {}).get(id_, {})
-        return [wait for wait in rows.values() if wait.purpose in purposes]
+        return [wait for wait in rows.values() if wait.purpose in purposes and meet(wait.tenant, tenant)]
 
     def unlike(
-        self, id_: TensorId, purpose: Purpose, described: Description
+        self, id_: TensorId, purpose: Purpose, described: Description, tenant: str
     ) -> Iterator[tuple[TensorWait, PreconditionFailed]]:
         """Yields the calls that expect another tensor than the described one, with their errors."""
-        for wait in self.of(id_, (purpose,)):
+        for wait in self.of(id_, (purpose,), tenant):
             try:
                 wait.expected.check(described)
             except PreconditionFailed as error:

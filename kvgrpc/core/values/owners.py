@@ -115,8 +115,12 @@ def within(caller: str, tenant: str) -> bool:
     """Returns True if a principal may know of a thing of that tenant. A caller of the house may know of everything, and
     everyone who can name it of a thing of the house.
     """
-    mine = tenant_of(caller)
-    return not mine or not tenant or mine == tenant
+    return meet(tenant_of(caller), tenant)
+
+
+def meet(one: str, other: str) -> bool:
+    """Returns True if tenants may know of each other's things: they are one, or one is none, which is the house."""
+    return not one or not other or one == other
 
 
 def of_tenant(tenant: str, name: str) -> str:

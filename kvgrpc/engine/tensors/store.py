@@ -124,6 +124,7 @@ class TensorStore:
         ttl_s: float | None = None,
         timeout_s: float = TIMEOUT_S,
         request_id: str = "",
+        tenant: str = "",
         traceparent: str = "",
     ) -> PendingPut:
         """Queues a put and returns. The tensor must not be changed before `wait_for_saved` returns. A tensor that
@@ -131,8 +132,9 @@ class TensorStore:
 
         `key`: the request's transfer key. `name`: unique in the request together with `part`; a number names a layer.
         `to`: addresses of the consumers' leads; none: `consumers` engines fetch the tensor within `ttl_s`. The put
-        waits up to `timeout_s` if this store or a consumer's is full. Raises InvalidRequest for an invalid name, a
-        tensor that cannot be moved, or a NewTensor that was put or released; Exhausted (QUEUE_FULL); Unavailable.
+        waits up to `timeout_s` if this store or a consumer's is full. `tenant`: whose the tensor is; to callers of
+        another tenant it is unknown. Raises InvalidRequest for an invalid name, a tensor that cannot be moved, or a
+        NewTensor that was put or released; Exhausted (QUEUE_FULL); Unavailable.
         """
         _check_trace(traceparent)
         text, layer = _named(name, layer)
@@ -140,7 +142,7 @@ class TensorStore:
         request = tensor_pb2.PutTensorRequest(
             tensor=name_to_proto(id_), description=description_to_proto(what), request_id=request_id,
             consumers=[common_pb2.PeerAddress(address=address) for address in to],
-            consumer_count=0 if to else consumers,
+            consumer_count=0 if to else consumers, tenant=tenant,
         )  # fmt: skip
         if ttl_s is not None:
             request.ttl.CopyFrom(duration(ttl_s))

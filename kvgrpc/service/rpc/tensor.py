@@ -2,8 +2,6 @@
 
 from dataclasses import asdict
 
-from kvgrpc.core.tensors.rows import TensorOffer
-from kvgrpc.core.values.owners import tenant_of
 from kvgrpc.errors import OutOfRange, Reason
 from kvgrpc.service.callers import PRINCIPAL
 from kvgrpc.service.identity.tenants import sees
@@ -51,7 +49,7 @@ class TensorService(tensor_pb2_grpc.TensorServiceServicer):
             row
             for row in self._staging.store.rows()
             if request.transfer_key in (b"", row.id.key)
-            and sees(tenant_of(row.payer if isinstance(row, TensorOffer) else row.holder))
+            and sees(row.tenant)
             and (not request.states or wire.state_of(row) in request.states)
         ]
         listed = page(

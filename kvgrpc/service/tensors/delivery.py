@@ -68,7 +68,7 @@ async def fetch(remote: RemoteStores, get: Get, timeout_s: float, trace: str) ->
         raise DeadlineExceeded(Reason.DEADLINE, "it was too late to fetch the tensor", metadata={"phase": "tensor"})
     request = tensor_pb2.GetTensorRequest(
         tensor=name_to_proto(get.id), expected=expected_to_proto(get.expected), as_offer=True,
-        timeout=duration(timeout_s), request_id=get.request_id,
+        timeout=duration(timeout_s), request_id=get.request_id, tenant=get.tenant,
     )  # fmt: skip
     reply = await remote.get(get.source, request, timeout_s, trace)
     try:
@@ -77,7 +77,7 @@ async def fetch(remote: RemoteStores, get: Get, timeout_s: float, trace: str) ->
     except KVGrpcError as error:
         raise PreconditionFailed(Reason.PEER_FAILED, f"{get.source.address} answers with no tensor: {error}") from error
     get.expected.check(found)
-    return Put(get.id, found, token=reply.grant.token, request_id=get.request_id)
+    return Put(get.id, found, token=reply.grant.token, request_id=get.request_id, tenant=get.tenant)
 
 
 async def fetch_together(remote: RemoteStores, gets: Sequence[Get], most_pages: int, trace: str) -> Put:
@@ -90,6 +90,7 @@ async def fetch_together(remote: RemoteStores, gets: Sequence[Get], most_pages: 
         tensor=name_to_proto(first.id), expected=expected_to_proto(first.expected), as_offer=True,
         timeout=duration(TOGETHER_S), request_id=first.request_id,
         bundled_tensors=[wanted_to_proto(get) for get in gets[1:]], page_count_max=most_pages,
+        tenant=first.tenant,
     )  # fmt: skip
     reply = await remote.get(source, request, TOGETHER_S, trace)
     wanted = {get.id: get for get in gets}
@@ -106,15 +107,16 @@ async def fetch_together(remote: RemoteStores, gets: Sequence[Get], most_pages: 
     for tensor in found:
         wanted[tensor.id].expected.check(tensor.described)
     return Put(
-        found[0].id, found[0].described, token=reply.grant.token, request_id=first.request_id, bundled=tuple(found[1:])
-    )
+        found[0].id, found[0].described, token=reply.grant.token, request_id=first.request_id,
+        bundled=tuple(found[1:]), tenant=first.tenant,
+    )  # fmt: skip
 
 
 async def give_back(remote: RemoteStores, release: Release, trace: str) -> int | KVGrpcError:
     """Tells the source that its tensors are wanted no more. Returns how many it kept, or why it was not told."""
     assert release.source is not None, "somebody keeps them"
     names = [name_to_proto(name) for name in release.names]
-    request = tensor_pb2.ReleaseTensorsRequest(transfer_key=release.key, names=names)
+    request = tensor_pb2.ReleaseTensorsRequest(transfer_key=release.key, names=names, tenant=release.tenant)
     try:
         reply = await remote.release(release.source, request, GIVE_BACK_S, trace)
     except KVGrpcError as error:

@@ -28,6 +28,7 @@ class _FetchRoute:
     source: LeadAddress
     request_id: str
     trace: str
+    tenant: str
 
 
 @dataclass(eq=False)
@@ -62,7 +63,8 @@ class SourceFetcher:
     def add(self, number: int, get: Get, until: float, trace: str) -> None:
         """Adds a call that waits until `until`. Its source is asked, unless the tensor is on its way already."""
         assert get.source is not None, "it is fetched from somewhere"
-        self._calls[number] = _FetchCall(number, get, until, _FetchRoute(get.id.key, get.source, get.request_id, trace))
+        route = _FetchRoute(get.id.key, get.source, get.request_id, trace, get.tenant)
+        self._calls[number] = _FetchCall(number, get, until, route)
         self.begin(number)
 
     def begin(self, number: int) -> None:

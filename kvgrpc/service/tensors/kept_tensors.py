@@ -48,14 +48,14 @@ class KeptTensors:
         (DEADLINE) if there is none, and the refusal of their hand-over.
         """
         life = self._life
-        offers = life.table.kept.together(get.wanted, get.most_pages)
+        offers = life.table.kept.together(get.wanted, get.most_pages, get.tenant)
         if not offers:
             text = "none of these tensors is kept here for one consumer"
             raise DeadlineExceeded(Reason.DEADLINE, text, metadata={"phase": "tensor"})
         if len(offers) == 1:
             return offers, offers[0].token
         first, *bundled = [NamedTensor(offer.id, offer.described) for offer in offers]
-        put = Put(first.id, first.described, bundled=tuple(bundled), request_id=get.request_id)
+        put = Put(first.id, first.described, bundled=tuple(bundled), request_id=get.request_id, tenant=offers[0].tenant)
         token, transfer_id = life.transfers.hand_over(
             offers, put, life.lead.config.limits.lease_ttl_s, trace, stands_for=True
         )

@@ -1,11 +1,13 @@
 """Calls of TensorService as messages, for the RPCs and for the session."""
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 from google.protobuf.message import Message
 
-from kvgrpc.core.values.owners import ANONYMOUS, ENGINE
+from kvgrpc.core.values.owners import ANONYMOUS, ENGINE, meet, tenant_of
+from kvgrpc.errors import invalid
 from kvgrpc.service.tensors.staging_store import StagingStore
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.v1 import tensor_pb2
@@ -19,7 +21,8 @@ async def put(
 ) -> tensor_pb2.PutTensorResponse:
     """Serves PutTensor."""
     lead = staging.lead
-    found = await staging.put(wire.put(request, lead.config.limits), trace, caller)
+    asked = wire.put(request, lead.config.limits)
+    found = await staging.put(replace(asked, tenant=_tenant(request.tenant, caller)), trace, caller)
     first, *bundled = [wire.row(tensor, lead.runner.now, lead.node.state.transfers) for tensor in found]
     return tensor_pb2.PutTensorResponse(header=lead.header(), tensor=first, bundled_tensors=bundled)
 
@@ -28,7 +31,8 @@ async def get(
     staging: StagingStore, request: tensor_pb2.GetTensorRequest, trace: str, caller: str
 ) -> tensor_pb2.GetTensorResponse:
     """Serves GetTensor."""
-    got = await staging.get(wire.get(request), trace, caller)
+    asked = replace(wire.get(request), tenant=_tenant(request.tenant, caller))
+    got = await staging.get(asked, trace, caller)
     lead = staging.lead
     header = lead.header()
     first, *bundled = [wire.row(tensor, lead.runner.now, lead.node.state.transfers) for tensor in got.tensors]
@@ -45,12 +49,20 @@ async def release(
     staging: StagingStore, request: tensor_pb2.ReleaseTensorsRequest, trace: str, caller: str = ANONYMOUS
 ) -> tensor_pb2.ReleaseTensorsResponse:
     """Serves ReleaseTensors."""
-    asked = wire.release(request)
+    asked = replace(wire.release(request), tenant=_tenant(request.tenant, caller))
     here = staging.release(asked, caller)
     there = await staging.give_back(asked, trace) if asked.source is not None else 0
     return tensor_pb2.ReleaseTensorsResponse(
         header=staging.lead.header(), released_count=here, source_released_count=there
     )
+
+
+def _tenant(stated: str, caller: str) -> str:
+    """Returns the tenant of a call: the caller's, or what a caller of none states. Raises InvalidRequest."""
+    own = tenant_of(caller)
+    if not meet(own, stated):
+        raise invalid("tenant", "is the caller's own, or left out")
+    return own or stated
 
 
 _OF_SESSION: dict[str, Callable[[StagingStore, Any, str, str], Awaitable[Message]]] = {

@@ -108,7 +108,7 @@ class StorePages:
     def _awaited(self, tensors: Sequence[Tensor]) -> int:
         """Returns the number of tensors that the engine waits for."""
         waits = self._life.table.waits
-        return sum(bool(waits.of(tensor.id, (Purpose.GIVEN,))) for tensor in tensors)
+        return sum(bool(waits.of(tensor.id, (Purpose.GIVEN,), tensor.tenant)) for tensor in tensors)
 
     def _see_awaited(self, wanted: _WantedPages) -> None:
         """Bars a put from the reserved pages while the engine waits for only some of its tensors."""
@@ -145,7 +145,7 @@ class StorePages:
             self._look_at(place.absent_until)
             return False
         if not wanted.was_put and not any(
-            life.table.waits.of(tensor.id, (Purpose.STORED, Purpose.GIVEN)) for tensor in wanted.tensors
+            life.table.waits.of(tensor.id, (Purpose.STORED, Purpose.GIVEN), tensor.tenant) for tensor in wanted.tensors
         ):
             self._end(wanted, _unwanted())
             return True

@@ -50,6 +50,7 @@ class _PutRoute:
     ttl_s: float | None
     request_id: str
     trace: str
+    tenant: str
 
 
 @dataclass(eq=False)
@@ -114,7 +115,7 @@ class TensorSender:
         way = self._ways.get(offer)
         if way is not None:
             self._bundles.discard(way.route, way)
-            ended = self._life.table.ended.error(offer.id)
+            ended = self._life.table.ended.error(offer.id, offer.tenant)
             offer.refused = ended or too_late(offer.id, offer.id, Reason.TRANSFER_ENDED)
             self._over(way)
             self._life.transfers.end(way.bundle, "one of its tensors was taken back", CancelScope.BOTH)
@@ -139,7 +140,7 @@ class TensorSender:
         asked = TensorOffer(
             put.id, put.described, pages, put.allocation_id, put.consumers, life.now, put.consumer_count
         )
-        asked.payer, asked.ttl_s = payer(), put.ttl_s
+        asked.payer, asked.ttl_s, asked.tenant = payer(), put.ttl_s, put.tenant
         known = table.kept.find(asked)
         if known is None:
             lead.node.state.pool.check_open()
@@ -165,7 +166,8 @@ class TensorSender:
 
     def _begin(self, offer: TensorOffer, put: Put, until: float, trace: str) -> None:
         """Sends a new offer at once, or lets it wait for its turn. Raises a refusal at once."""
-        way = _PutUnderWay(offer, put, until, _PutRoute(put.id.key, put.consumers, put.ttl_s, put.request_id, trace))
+        route = _PutRoute(put.id.key, put.consumers, put.ttl_s, put.request_id, trace, put.tenant)
+        way = _PutUnderWay(offer, put, until, route)
         self._ways[offer] = way
         self._bundles.add(way.route, way, offer.pages, self._life.now)
         self._look(way.route)

@@ -11,15 +11,26 @@ from typing import Any
 from kvgrpc.core.events import CancelScope
 from kvgrpc.core.tables.transfers import State, Transfer
 from kvgrpc.core.tensors.calls import Get, Put, Release
-from kvgrpc.core.tensors.rows import AnswerCall, BringBack, Drop, Effect, Fetch, Purpose, Renew, Tensor, TensorOffer
+from kvgrpc.core.tensors.rows import (
+    AnswerCall,
+    BringBack,
+    Drop,
+    Effect,
+    Fetch,
+    Purpose,
+    Renew,
+    Tensor,
+    TensorOffer,
+    seen,
+)
 from kvgrpc.core.tensors.store_layout import PAGES_MAX, page_bytes_of
 from kvgrpc.core.tensors.table import TensorTable
 from kvgrpc.core.tensors.waits import RETRY_DELAY_S
 from kvgrpc.core.values.compatibility import EngineDescription
-from kvgrpc.core.values.grants import read_claims
+from kvgrpc.core.values.grants import check_tenant, read_claims
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.core.values.limits import granted_timeout
-from kvgrpc.core.values.owners import ANONYMOUS
+from kvgrpc.core.values.owners import ANONYMOUS, meet, tenant_of
 from kvgrpc.core.values.records import dataclass
 from kvgrpc.errors import Exhausted, KVGrpcError, PreconditionFailed, Reason
 from kvgrpc.service.alarm import Alarm
@@ -62,7 +73,7 @@ class StagingStore:
         self._arriving: dict[str, tuple[Sequence[Tensor], bool]] = {}
         """Tensors by transfer, and whether they were fetched."""
         self._alarm = Alarm(self._due)
-        self._seen_cancels: tuple[int, bytes] = (0, b"")
+        self._seen_cancels: tuple[int, bytes, str] = (0, b"", "")
         self._looking = False
         self._telling: set[asyncio.Task[int | KVGrpcError]] = set()
         self._store: Store | None = None
@@ -91,10 +102,10 @@ class StagingStore:
     async def put(self, put: Put, trace: str, caller: str = ANONYMOUS) -> Sequence[Result]:
         """Serves PutTensor of that principal. Returns the tensors as they are here."""
         store, limits = self.store, self.lead.config.limits
-        self.lead.node.state.tombstones.check_key(put.id.key)
+        self.lead.node.state.tombstones.check_key(put.id.key, tenant=put.tenant)
         until = self.lead.runner.now + granted_timeout(put.timeout_s, limits.registration_timeout_s, limits)
         if put.token:
-            return await self._receive(store, put, until, trace)
+            return await self._receive(store, put, until, trace, caller)
         return [await store.sender.put(put, until, trace, caller)]
 
     async def get(self, get: Get, trace: str, caller: str = ANONYMOUS) -> GetResult:
@@ -102,7 +113,7 @@ class StagingStore:
         store = self.store
         if get.source is not None:
             self.lead.check_dial(get.source.address, "source.address")
-        self.lead.node.state.tombstones.check_key(get.id.key)
+        self.lead.node.state.tombstones.check_key(get.id.key, tenant=get.tenant)
         if get.bundled:
             offers, token = store.kept.lend(get, trace)
             return GetResult(offers, token=token)
@@ -110,9 +121,11 @@ class StagingStore:
         until = store.life.now + min(get.timeout_s or most_s, most_s)
         purpose = Purpose.OFFERED if get.as_offer else Purpose.GIVEN
         fetches = get.source is not None
-        number = store.waiting.begin(get.id, purpose, until, get.expected, fetches=fetches, caller=caller)
+        number = store.waiting.begin(
+            get.id, purpose, until, get.expected, fetches=fetches, caller=caller, tenant=get.tenant
+        )
         try:
-            if purpose is Purpose.GIVEN and (tensor := store.table.tensors.get(get.id)) is not None:
+            if purpose is Purpose.GIVEN and (tensor := seen(store.table.tensors.get(get.id), get.tenant)):
                 store.pages.hurry(tensor)
             if get.source is not None:
                 store.fetcher.add(number, get, until, trace)
@@ -133,7 +146,7 @@ class StagingStore:
             if len(self._telling) >= TELLING_MAX:
                 raise Exhausted(Reason.QUEUE_FULL, f"{TELLING_MAX} sources are being told", retry_delay_s=RETRY_DELAY_S)
         ended = Reason.TRANSFER_ENDED
-        found = store.table.release(release.key, release.names, ended, store.life.now, caller)
+        found = store.table.release(release, ended, store.life.now, caller)
         self._perform()
         return len(found)
 
@@ -164,8 +177,10 @@ class StagingStore:
 
     # -- arrivals
 
-    async def _receive(self, store: Store, put: Put, until: float, trace: str) -> Sequence[Tensor]:
+    async def _receive(self, store: Store, put: Put, until: float, trace: str, caller: str) -> Sequence[Tensor]:
         claims = read_claims(put.token)
+        check_tenant(caller, claims)
+        tenant = claims.tenant or tenant_of(caller)
         source = claims.address
         self.lead.check_dial(source, "grant")
         self.lead.node.state.pool.check_open()
@@ -179,11 +194,11 @@ class StagingStore:
         store.table.waits.check_room(len(put.tensors))
         ttl_s = put.ttl_s or self.lead.config.limits.registration_timeout_s
         try:
-            tensors = store.table.arrive(put.tensors, source, ttl_s, store.life.now, payer())
+            tensors = store.table.arrive(put.tensors, source, ttl_s, store.life.now, payer(), tenant)
         finally:
             self._perform()
         try:
-            numbers = store.waiting.begin_all((tensor.id for tensor in put.tensors), Purpose.STORED, until)
+            numbers = store.waiting.begin_all((tensor.id for tensor in put.tensors), Purpose.STORED, until, tenant)
         except KVGrpcError as error:
             store.table.failed(tensors, error.untraced(), fetched=False)
             self._perform()
@@ -194,9 +209,12 @@ class StagingStore:
 
     def _fetched(self, store: Store, put: Put, trace: str) -> None:
         """Begins to bring what a source gives. Raises a refusal."""
-        source, ttl_s = read_claims(put.token).address, self.lead.config.limits.registration_timeout_s
-        self.lead.check_dial(source, "grant")
-        tensors = store.table.arrive(put.tensors, source, ttl_s, store.life.now, payer())
+        claims, ttl_s = read_claims(put.token), self.lead.config.limits.registration_timeout_s
+        self.lead.check_dial(claims.address, "grant")
+        if not meet(put.tenant, claims.tenant):
+            raise PreconditionFailed(Reason.PEER_FAILED, f"{claims.address} answers with another tenant's tensor")
+        tenant = claims.tenant or put.tenant
+        tensors = store.table.arrive(put.tensors, claims.address, ttl_s, store.life.now, payer(), tenant)
         if tensors:
             store.life.spawn(self._bring(store, tensors, put, trace))
 
@@ -268,14 +286,15 @@ class StagingStore:
     def _see_cancels(self, store: Store) -> None:
         """Ends the tensors of requests cancelled since the last look."""
         stones = self.lead.node.state.tombstones.keys
-        newest = (len(stones), next(reversed(stones), b""))
+        last = next(reversed(stones), b"")
+        newest = (len(stones), last, stones[last].tenant if stones else "")
         if newest == self._seen_cancels:
             return
         for key in reversed(stones):
-            if key == self._seen_cancels[1]:
+            if (key, stones[key].tenant) == self._seen_cancels[1:]:
                 break
             if stones[key].error.reason is Reason.CANCELLED and store.table.has_request(key):
-                store.table.release(key, (), Reason.CANCELLED, store.life.now)
+                store.table.release(Release(key, tenant=stones[key].tenant), Reason.CANCELLED, store.life.now)
         self._seen_cancels = newest
 
     # -- effects of the table
@@ -356,7 +375,7 @@ class StagingStore:
             store.fetcher.stop()
             self._ending = store.life.end()
         self._arriving.clear()
-        self._seen_cancels = (0, b"")
+        self._seen_cancels = (0, b"", "")
         self._alarm.clear()
 
 

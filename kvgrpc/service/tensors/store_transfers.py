@@ -129,7 +129,7 @@ class StoreTransfers:
             events.FinishedBlocks(
                 self._call(trace), os.urandom(KEY_BYTES), ((0, pages),),
                 content_of(put.tensors, self._lead.weights, len(pages)), ttl_s, put.consumer_count,
-                request_id=put.request_id, stands_for=leases,
+                request_id=put.request_id, stands_for=leases, tenant=put.tenant,
             )
         )  # fmt: skip
         assert answer.transfer is not None, "a hand-over to readers is a transfer"

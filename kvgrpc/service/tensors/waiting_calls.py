@@ -24,16 +24,16 @@ class WaitingCalls:
         self._numbers = count(1)
         self._answers: dict[int, asyncio.Future[Result | KVGrpcError]] = {}
 
-    def begin(
+    def begin(  # noqa: PLR0913 - by name, each with a default
         self, id_: TensorId, purpose: Purpose, until: float, expected: ExpectedTensor = ANY, *, fetches: bool = False,
-        caller: str = ANONYMOUS,
+        caller: str = ANONYMOUS, tenant: str = "",
     ) -> int:  # fmt: skip
         """Adds a waiting call and returns its number. Raises a refusal; nothing is left of the call then."""
         number = next(self._numbers)
         self._answers[number] = asyncio.get_running_loop().create_future()
         try:
             try:
-                wait = TensorWait(number, id_, purpose, until, expected, fetches, caller, payer())
+                wait = TensorWait(number, id_, purpose, until, expected, fetches, caller, payer(), tenant)
                 self._life.table.ask(wait, self._life.now)
             finally:
                 self._life.perform()
@@ -42,12 +42,12 @@ class WaitingCalls:
             raise
         return number
 
-    def begin_all(self, ids: Iterable[TensorId], purpose: Purpose, until: float) -> list[int]:
+    def begin_all(self, ids: Iterable[TensorId], purpose: Purpose, until: float, tenant: str) -> list[int]:
         """Adds a waiting call for each tensor. Raises a refusal of one; nothing is left of any then."""
         numbers: list[int] = []
         try:
             for id_ in ids:
-                numbers.append(self.begin(id_, purpose, until))
+                numbers.append(self.begin(id_, purpose, until, tenant=tenant))
         except BaseException:
             for number in numbers:
                 self.leave(number)

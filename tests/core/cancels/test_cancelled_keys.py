@@ -10,7 +10,7 @@ from kvgrpc.core.tables.tombstones import digest_of
 from kvgrpc.core.tables.transfers import Direction, State
 from kvgrpc.core.values.grants import AccessKind
 from kvgrpc.core.values.limits import Limits
-from kvgrpc.core.values.owners import ENGINE, SCHEDULER
+from kvgrpc.core.values.owners import ENGINE, SCHEDULER, of_tenant
 from kvgrpc.errors import InvalidRequest, Reason
 from tests.core.cancels.pulled import THIS_SIDE, at_stage, cancel, hand_over, newest, pull, states
 from tests.core.nodes import KEY, Lead, access_id, content, describe, grant, lists, refused, snapshot
@@ -59,6 +59,26 @@ def test_what_comes_under_an_unknown_key_that_was_cancelled_is_refused_for_a_whi
     assert snapshot(lead.node) == before
     lead.tick(120.0)
     works(lead, name)
+
+
+def test_a_key_that_a_tenant_cancelled_is_not_refused_to_another(lead: Lead) -> None:
+    red, blue = of_tenant("red", "router"), of_tenant("blue", "router")
+
+    def reserves(principal: str) -> Any:
+        return lead.call(lambda c: events.ReserveBlocks(c, KEY, lists((3, 4)), content(32)), principal)
+
+    def cancels(principal: str) -> None:
+        lead.call(lambda c: events.CancelTransfer(c, key=KEY), principal)
+
+    cancels(blue)
+    for principal in (blue, ENGINE):
+        with refused(Reason.CANCELLED):
+            reserves(principal)
+    lead.state.tombstones.check_key(KEY, tenant="red")
+    cancels(red)  # lifts no earlier cancel
+    for principal in (blue, red):
+        with refused(Reason.CANCELLED):
+            reserves(principal)
 
 
 @pytest.mark.parametrize("principal", [ENGINE, SCHEDULER])

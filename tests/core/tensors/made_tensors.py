@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvgrpc.core.tensors.calls import LeadAddress
+from kvgrpc.core.tensors.calls import LeadAddress, Release
 from kvgrpc.core.tensors.descriptions import ANY, Description, ExpectedTensor, NamedTensor, TensorId
 from kvgrpc.core.tensors.rows import (
     AnswerCall,
@@ -64,15 +64,18 @@ class Store:
                 case BringBack(tensor):
                     self.wanted_back.append(tensor)
 
-    def arrive(self, name: str = "a", pages: int = 1, ttl_s: float = 100.0, key: bytes = KEY) -> Tensor:
-        (tensor,) = self.table.arrive([NamedTensor(named(name, key), of_pages(pages))], "peer:1", ttl_s, self.now)
+    def arrive(
+        self, name: str = "a", pages: int = 1, ttl_s: float = 100.0, key: bytes = KEY, tenant: str = ""
+    ) -> Tensor:
+        row = NamedTensor(named(name, key), of_pages(pages))
+        (tensor,) = self.table.arrive([row], "peer:1", ttl_s, self.now, tenant=tenant)
         self.take()
         tensor.allocation_id = f"b-{name}"
         return tensor
 
-    def store(self, *names: str, pages: int = 1, key: bytes = KEY) -> list[Tensor]:
+    def store(self, *names: str, pages: int = 1, key: bytes = KEY, tenant: str = "") -> list[Tensor]:
         """Lets tensors arrive and be stored."""
-        made = [self.arrive(name, pages, key=key) for name in names]
+        made = [self.arrive(name, pages, key=key, tenant=tenant) for name in names]
         for tensor in made:
             self.table.stored(tensor, self.now)
         self.take()
@@ -80,30 +83,32 @@ class Store:
 
     def ask(
         self, name: str = "a", purpose: Purpose = Purpose.GIVEN, expected: ExpectedTensor = ANY, wait_s: float = 10.0,
-        *, fetches: bool = False, caller: str = ANONYMOUS,
+        *, fetches: bool = False, caller: str = ANONYMOUS, tenant: str = "",
     ) -> int:  # fmt: skip
         """Makes a call that waits, and returns its number."""
         self.waits += 1
-        wait = TensorWait(self.waits, named(name), purpose, self.now + wait_s, expected, fetches, caller)
+        until = self.now + wait_s
+        wait = TensorWait(self.waits, named(name), purpose, until, expected, fetches, caller, tenant=tenant)
         self.table.ask(wait, self.now)
         self.take()
         return self.waits
 
     def offer(
-        self, name: str = "a", pages: int = 1, allocation: str = "b-1", to: str = "", count: int = 1
+        self, name: str = "a", pages: int = 1, allocation: str = "b-1", to: str = "", count: int = 1, tenant: str = ""
     ) -> TensorOffer:
         consumers = (LeadAddress(to),) if to else ()
         offer = self.table.offer(
-            TensorOffer(named(name), of_pages(pages), pages, allocation, consumers, self.now, count)
+            TensorOffer(named(name), of_pages(pages), pages, allocation, consumers, self.now, count, tenant=tenant)
         )
         self.take()
         return offer
 
     def release(
-        self, *names: str, key: bytes = KEY, reason: Reason = Reason.TRANSFER_ENDED, caller: str = ANONYMOUS
-    ) -> list[str]:
-        ids = [named(name, key) for name in names]
-        found = self.table.release(key, ids, reason, self.now, caller)
+        self, *names: str, key: bytes = KEY, reason: Reason = Reason.TRANSFER_ENDED, caller: str = ANONYMOUS,
+        tenant: str = "",
+    ) -> list[str]:  # fmt: skip
+        asked = Release(key, tuple(named(name, key) for name in names), tenant=tenant)
+        found = self.table.release(asked, reason, self.now, caller)
         self.take()
         return [id_.name for id_ in found]
 

@@ -111,7 +111,7 @@ def test_a_bundle_of_which_one_is_refused_changes_nothing_and_nobody_else_hears_
     made = store(64, tensors=3)
     made.store("here")
     made.offer("mine")
-    made.table.release(KEY, [named("ended")], Reason.TRANSFER_ENDED, made.now)
+    made.release("ended")
     made.ask("other", expected=ExpectedTensor(dtype="float16"))
     before = (made.stages(), dict(made.answers))
     with pytest.raises(KVGrpcError) as raised:
@@ -123,7 +123,7 @@ def test_a_bundle_of_which_one_is_refused_changes_nothing_and_nobody_else_hears_
 def test_a_bundle_that_fails_is_gone_but_for_what_was_dropped_before() -> None:
     made = store(64)
     tensors = made.table.arrive(bundle("a", "b"), "peer:1", 1.0, made.now)
-    made.table.release(KEY, [named("a")], Reason.TRANSFER_ENDED, made.now)
+    made.release("a")
     put = made.ask("b", Purpose.STORED)
     made.table.failed(tensors, LOST, fetched=False)
     made.take()

@@ -118,8 +118,8 @@ def test_the_session_frees_what_any_caller_has() -> None:
 def test_more_ends_than_may_be_remembered_forget_the_oldest() -> None:
     ended = Ended(2, 10.0)
     for name in (b"1", b"2", b"1", b"3"):
-        ended.add(name, ENDED, 0.0)
-    assert (len(ended), ended.get(b"1"), ended.get(b"2"), ended.get(b"3")) == (2, ENDED, None, ENDED)
+        ended.end(name, "", ENDED, 0.0)
+    assert [name for name, _ in ended] == [b"1", b"3"]
     ended.expire(10.0)
     assert (len(ended), ended.next_deadline()) == (0, None)
 

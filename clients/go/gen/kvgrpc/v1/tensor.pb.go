@@ -360,8 +360,11 @@ type PutTensorRequest struct {
 	// At a consumer: further tensors of the request under the same grant, at most 31. Their pages follow those of
 	// `tensor`, in this order. Either all of them are stored, or the call is refused and each must be put by itself.
 	BundledTensors []*BundledTensor `protobuf:"bytes,11,rep,name=bundled_tensors,json=bundledTensors,proto3" json:"bundled_tensors,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// At the source: tenant of the tensor, of at most 63 characters. Unset means the caller's. Only a caller without a
+	// tenant may state one, such as an engine that serves several. To callers of another tenant the tensor is unknown.
+	Tenant        string `protobuf:"bytes,12,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PutTensorRequest) Reset() {
@@ -480,6 +483,13 @@ func (x *PutTensorRequest) GetBundledTensors() []*BundledTensor {
 		return x.BundledTensors
 	}
 	return nil
+}
+
+func (x *PutTensorRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
 }
 
 type isPutTensorRequest_Location interface {
@@ -638,7 +648,10 @@ type GetTensorRequest struct {
 	// here for one consumer alone and is not already on its way. Ask for the other tensors by themselves.
 	BundledTensors []*WantedTensor `protobuf:"bytes,7,rep,name=bundled_tensors,json=bundledTensors,proto3" json:"bundled_tensors,omitempty"`
 	// Maximum number of pages of all tensors together, with `bundled_tensors`; the call does not wait.
-	PageCountMax  uint32 `protobuf:"varint,8,opt,name=page_count_max,json=pageCountMax,proto3" json:"page_count_max,omitempty"`
+	PageCountMax uint32 `protobuf:"varint,8,opt,name=page_count_max,json=pageCountMax,proto3" json:"page_count_max,omitempty"`
+	// Tenant for which the tensor is wanted. Unset means the caller's. Only a caller without a tenant may state one, such
+	// as a lead that asks for one of its callers.
+	Tenant        string `protobuf:"bytes,9,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -727,6 +740,13 @@ func (x *GetTensorRequest) GetPageCountMax() uint32 {
 		return x.PageCountMax
 	}
 	return 0
+}
+
+func (x *GetTensorRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
 }
 
 // Tensor that is wanted in addition to the first tensor of its call.
@@ -876,7 +896,9 @@ type ReleaseTensorsRequest struct {
 	// tensors of the request.
 	Names []*TensorName `protobuf:"bytes,2,rep,name=names,proto3" json:"names,omitempty"`
 	// Address of the lead that keeps the tensors for this engine, if one does.
-	Source        *PeerAddress `protobuf:"bytes,3,opt,name=source,proto3" json:"source,omitempty"`
+	Source *PeerAddress `protobuf:"bytes,3,opt,name=source,proto3" json:"source,omitempty"`
+	// Tenant for which the tensors are released, as in GetTensor. Tensors of another one stay.
+	Tenant        string `protobuf:"bytes,4,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -930,6 +952,13 @@ func (x *ReleaseTensorsRequest) GetSource() *PeerAddress {
 		return x.Source
 	}
 	return nil
+}
+
+func (x *ReleaseTensorsRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
 }
 
 // Numbers of released tensors.
@@ -1470,7 +1499,7 @@ const file_kvgrpc_v1_tensor_proto_rawDesc = "" +
 	"\x06scalar\x18\x03 \x01(\bR\x06scalar\x12\x19\n" +
 	"\x05layer\x18\x04 \x01(\rH\x00R\x05layer\x88\x01\x01\x12%\n" +
 	"\x0econtent_digest\x18\x05 \x01(\fR\rcontentDigestB\b\n" +
-	"\x06_layer\"\xa3\x04\n" +
+	"\x06_layer\"\xbb\x04\n" +
 	"\x10PutTensorRequest\x12-\n" +
 	"\x06tensor\x18\x01 \x01(\v2\x15.kvgrpc.v1.TensorNameR\x06tensor\x12>\n" +
 	"\vdescription\x18\x02 \x01(\v2\x1c.kvgrpc.v1.TensorDescriptionR\vdescription\x12%\n" +
@@ -1484,7 +1513,8 @@ const file_kvgrpc_v1_tensor_proto_rawDesc = "" +
 	"\n" +
 	"request_id\x18\n" +
 	" \x01(\tR\trequestId\x12A\n" +
-	"\x0fbundled_tensors\x18\v \x03(\v2\x18.kvgrpc.v1.BundledTensorR\x0ebundledTensorsB\n" +
+	"\x0fbundled_tensors\x18\v \x03(\v2\x18.kvgrpc.v1.BundledTensorR\x0ebundledTensors\x12\x16\n" +
+	"\x06tenant\x18\f \x01(\tR\x06tenantB\n" +
 	"\n" +
 	"\blocation\"~\n" +
 	"\rBundledTensor\x12-\n" +
@@ -1493,7 +1523,7 @@ const file_kvgrpc_v1_tensor_proto_rawDesc = "" +
 	"\x11PutTensorResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12)\n" +
 	"\x06tensor\x18\x02 \x01(\v2\x11.kvgrpc.v1.TensorR\x06tensor\x12:\n" +
-	"\x0fbundled_tensors\x18\x03 \x03(\v2\x11.kvgrpc.v1.TensorR\x0ebundledTensors\"\xff\x02\n" +
+	"\x0fbundled_tensors\x18\x03 \x03(\v2\x11.kvgrpc.v1.TensorR\x0ebundledTensors\"\x97\x03\n" +
 	"\x10GetTensorRequest\x12-\n" +
 	"\x06tensor\x18\x01 \x01(\v2\x15.kvgrpc.v1.TensorNameR\x06tensor\x125\n" +
 	"\bexpected\x18\x02 \x01(\v2\x19.kvgrpc.v1.ExpectedTensorR\bexpected\x12.\n" +
@@ -1503,7 +1533,8 @@ const file_kvgrpc_v1_tensor_proto_rawDesc = "" +
 	"\n" +
 	"request_id\x18\x06 \x01(\tR\trequestId\x12@\n" +
 	"\x0fbundled_tensors\x18\a \x03(\v2\x17.kvgrpc.v1.WantedTensorR\x0ebundledTensors\x12$\n" +
-	"\x0epage_count_max\x18\b \x01(\rR\fpageCountMax\"t\n" +
+	"\x0epage_count_max\x18\b \x01(\rR\fpageCountMax\x12\x16\n" +
+	"\x06tenant\x18\t \x01(\tR\x06tenant\"t\n" +
 	"\fWantedTensor\x12-\n" +
 	"\x06tensor\x18\x01 \x01(\v2\x15.kvgrpc.v1.TensorNameR\x06tensor\x125\n" +
 	"\bexpected\x18\x02 \x01(\v2\x19.kvgrpc.v1.ExpectedTensorR\bexpected\"\xfe\x01\n" +
@@ -1512,11 +1543,12 @@ const file_kvgrpc_v1_tensor_proto_rawDesc = "" +
 	"\x06tensor\x18\x02 \x01(\v2\x11.kvgrpc.v1.TensorR\x06tensor\x12'\n" +
 	"\x05pages\x18\x03 \x01(\v2\x11.kvgrpc.v1.BlocksR\x05pages\x12&\n" +
 	"\x05grant\x18\x04 \x01(\v2\x10.kvgrpc.v1.GrantR\x05grant\x12:\n" +
-	"\x0fbundled_tensors\x18\x05 \x03(\v2\x11.kvgrpc.v1.TensorR\x0ebundledTensors\"\x9c\x01\n" +
+	"\x0fbundled_tensors\x18\x05 \x03(\v2\x11.kvgrpc.v1.TensorR\x0ebundledTensors\"\xb4\x01\n" +
 	"\x15ReleaseTensorsRequest\x12&\n" +
 	"\ftransfer_key\x18\x01 \x01(\fB\x03\x80\x01\x01R\vtransferKey\x12+\n" +
 	"\x05names\x18\x02 \x03(\v2\x15.kvgrpc.v1.TensorNameR\x05names\x12.\n" +
-	"\x06source\x18\x03 \x01(\v2\x16.kvgrpc.v1.PeerAddressR\x06source\"\xa6\x01\n" +
+	"\x06source\x18\x03 \x01(\v2\x16.kvgrpc.v1.PeerAddressR\x06source\x12\x16\n" +
+	"\x06tenant\x18\x04 \x01(\tR\x06tenant\"\xa6\x01\n" +
 	"\x16ReleaseTensorsResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12%\n" +
 	"\x0ereleased_count\x18\x02 \x01(\rR\rreleasedCount\x122\n" +
