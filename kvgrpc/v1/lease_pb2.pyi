@@ -108,6 +108,7 @@ class Lease(_message.Message):
     TRACE_ID_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
     SOFT_IN_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
     """Id of the lease."""
     state: Global___LeaseState.ValueType
@@ -128,6 +129,8 @@ class Lease(_message.Message):
     """Number of renewals so far."""
     trace_id: _builtins.str
     """Trace id of the hand-over."""
+    tenant: _builtins.str
+    """Tenant of the lease; empty for a lease of the house, which is open to every tenant."""
     @_builtins.property
     def ttl(self) -> _duration_pb2.Duration:
         """Duration that the last grant or renewal gave."""
@@ -182,10 +185,11 @@ class Lease(_message.Message):
         trace_id: _builtins.str = ...,
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         soft_in: _duration_pb2.Duration | None = ...,
+        tenant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "blocks", b"blocks", "cap_remaining", b"cap_remaining", "remaining", b"remaining", "soft_in", b"soft_in", "ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "blocks", b"blocks", "cap_remaining", b"cap_remaining", "consumer_count", b"consumer_count", "done_consumer_count", b"done_consumer_count", "labels", b"labels", "lease_id", b"lease_id", "open_access_count", b"open_access_count", "remaining", b"remaining", "renewal_count", b"renewal_count", "request_id", b"request_id", "soft_in", b"soft_in", "state", b"state", "token_count", b"token_count", "trace_id", b"trace_id", "transfer_id", b"transfer_id", "ttl", b"ttl"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "blocks", b"blocks", "cap_remaining", b"cap_remaining", "consumer_count", b"consumer_count", "done_consumer_count", b"done_consumer_count", "labels", b"labels", "lease_id", b"lease_id", "open_access_count", b"open_access_count", "remaining", b"remaining", "renewal_count", b"renewal_count", "request_id", b"request_id", "soft_in", b"soft_in", "state", b"state", "tenant", b"tenant", "token_count", b"token_count", "trace_id", b"trace_id", "transfer_id", b"transfer_id", "ttl", b"ttl"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

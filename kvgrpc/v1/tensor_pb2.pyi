@@ -652,6 +652,7 @@ class Tensor(_message.Message):
     TRANSFER_ID_FIELD_NUMBER: _builtins.int
     CONSUMER_COUNT_FIELD_NUMBER: _builtins.int
     DONE_CONSUMER_COUNT_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the tensor. Its transfer key is left out, because it is a secret: `pair_id` tells requests apart."""
     part: _builtins.int
@@ -673,6 +674,8 @@ class Tensor(_message.Message):
     """Number of consumers of the engine's own tensor."""
     done_consumer_count: _builtins.int
     """Number of consumers that have the engine's own tensor. The tensor is delivered when it equals `consumer_count`."""
+    tenant: _builtins.str
+    """Tenant of the tensor; empty for a tensor of the house, which is open to every tenant."""
     @_builtins.property
     def description(self) -> Global___TensorDescription:
         """Description of the tensor."""
@@ -695,10 +698,11 @@ class Tensor(_message.Message):
         transfer_id: _builtins.str = ...,
         consumer_count: _builtins.int = ...,
         done_consumer_count: _builtins.int = ...,
+        tenant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "description", b"description"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "consumer_count", b"consumer_count", "description", b"description", "done_consumer_count", b"done_consumer_count", "name", b"name", "page_count", b"page_count", "pair_id", b"pair_id", "part", b"part", "peer_address", b"peer_address", "state", b"state", "transfer_id", b"transfer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "consumer_count", b"consumer_count", "description", b"description", "done_consumer_count", b"done_consumer_count", "name", b"name", "page_count", b"page_count", "pair_id", b"pair_id", "part", b"part", "peer_address", b"peer_address", "state", b"state", "tenant", b"tenant", "transfer_id", b"transfer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

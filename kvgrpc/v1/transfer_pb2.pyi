@@ -325,6 +325,7 @@ class Transfer(_message.Message):
     EVENT_SEQ_FIELD_NUMBER: _builtins.int
     PART_EPOCH_FIELD_NUMBER: _builtins.int
     PAIR_ID_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
     transfer_id: _builtins.str
     """Id of the transfer at this engine."""
     direction: Global___Direction.ValueType
@@ -365,6 +366,8 @@ class Transfer(_message.Message):
     """Id that the transfers of both sides of one request share: 32 hex digits, a digest that does not reveal the transfer
     key.
     """
+    tenant: _builtins.str
+    """Tenant of the transfer; empty for a transfer of the house, which is open to every tenant."""
     @_builtins.property
     def peer(self) -> Global___TransferPeer:
         """The other side. For a SEND it is the last consumer seen."""
@@ -418,10 +421,11 @@ class Transfer(_message.Message):
         event_seq: _builtins.int = ...,
         part_epoch: _builtins.int = ...,
         pair_id: _builtins.str = ...,
+        tenant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "failure", b"failure", "peer", b"peer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "block_count", b"block_count", "consumer_count", b"consumer_count", "direction", b"direction", "done_consumer_count", b"done_consumer_count", "event_seq", b"event_seq", "failure", b"failure", "layers_done", b"layers_done", "lease_id", b"lease_id", "memory", b"memory", "moved_bytes", b"moved_bytes", "pair_id", b"pair_id", "part_epoch", b"part_epoch", "paths", b"paths", "peer", b"peer", "phases", b"phases", "priority", b"priority", "request_id", b"request_id", "state", b"state", "total_bytes", b"total_bytes", "trace_id", b"trace_id", "transfer_id", b"transfer_id", "use_tokens", b"use_tokens", "waiting_for", b"waiting_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "block_count", b"block_count", "consumer_count", b"consumer_count", "direction", b"direction", "done_consumer_count", b"done_consumer_count", "event_seq", b"event_seq", "failure", b"failure", "layers_done", b"layers_done", "lease_id", b"lease_id", "memory", b"memory", "moved_bytes", b"moved_bytes", "pair_id", b"pair_id", "part_epoch", b"part_epoch", "paths", b"paths", "peer", b"peer", "phases", b"phases", "priority", b"priority", "request_id", b"request_id", "state", b"state", "tenant", b"tenant", "total_bytes", b"total_bytes", "trace_id", b"trace_id", "transfer_id", b"transfer_id", "use_tokens", b"use_tokens", "waiting_for", b"waiting_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -127,6 +127,7 @@ def transfer(value: Transfer, now: float) -> transfer_pb2.Transfer:
         consumer_count=value.consumers,
         priority=value.priority,
         event_seq=value.seq,
+        tenant=value.tenant,
     )
     if value.peer_engine_id:
         made.peer.CopyFrom(
@@ -160,6 +161,7 @@ def lease(value: Lease, times: LeaseTimes, incarnation: int) -> lease_pb2.Lease:
         trace_id=trace_id(value.trace),
         labels=dict(value.labels),
         soft_in=None if times.soft_in_s is None else duration(times.soft_in_s),
+        tenant=value.tenant,
     )
 
 

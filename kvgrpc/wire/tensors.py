@@ -171,6 +171,7 @@ def row(value: Tensor | TensorOffer, now: float, transfers: TransferTable) -> te
         transfer_id=value.transfer_id,
         consumer_count=value.consumer_count if isinstance(value, TensorOffer) else 0,
         done_consumer_count=0 if read is None else read.consumers_done,
+        tenant=value.tenant,
     )
 
 

@@ -83,7 +83,7 @@ async def test_a_tensor_of_a_tenant_is_unknown_to_another_wherever_it_is(
         assert (released.released_count, released.source_released_count) == (0, 0)
     await caller(d, "blue").cancel(key)
     found = await caller(d, "red").tensors().get(key, "a", **source)  # type: ignore[arg-type]
-    assert found.tensor.name == "a"
+    assert (found.tensor.name, found.tensor.tenant) == ("a", "red")
     rows = {
         name: len((await caller(d, name).tensors().list()).tensors) for name in ("redviewer", "blueviewer", "house")
     }

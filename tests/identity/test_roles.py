@@ -19,9 +19,9 @@ from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.server import Server
 from kvgrpc.service.grpc_status import from_call_status, from_rpc_error
 from kvgrpc.service.identity.gate import Gate, check_local
-from kvgrpc.service.identity.roles import ANYONE, LOCAL, METHODS, Role
-from kvgrpc.session.v1 import session_pb2
-from kvgrpc.v1 import calls_pb2
+from kvgrpc.service.identity.roles import ANYONE, LOCAL, METHODS, WITHIN, Role
+from kvgrpc.session.v1 import rank_pb2, session_pb2
+from kvgrpc.v1 import calls_pb2, scheduler_pb2
 from tests.identity.servers import SMALL, People, serving
 
 REFLECTION = "grpc.reflection.v1.ServerReflection"
@@ -217,6 +217,28 @@ async def test_a_plain_server_with_a_file_gives_anonymous_callers_the_roles_of_t
             assert await refusal(channel, health, found[health]) is None
     finally:
         await server.stop()
+
+
+def test_every_kind_of_frame_from_outside_has_a_row_or_a_reason_why_it_has_none() -> None:
+    carriers = (session_pb2.ClientFrame, session_pb2.Call, rank_pb2.RankReport, peer_pb2.PeerCall)
+    kinds = {
+        f"{message.DESCRIPTOR.full_name}/{field.name}"
+        for message in (*carriers, scheduler_pb2.ScheduleCall)
+        for oneof in message.DESCRIPTOR.oneofs
+        for field in oneof.fields
+    }
+    assert {
+        kind for kind in kinds - METHODS.keys() if kind not in WITHIN and kind.partition("/")[0] not in WITHIN
+    } == set()
+    named = kinds | {kind.partition("/")[0] for kind in kinds}
+    assert named >= WITHIN.keys()
+    assert METHODS.keys().isdisjoint(WITHIN)
+
+
+def test_a_call_within_a_step_needs_no_other_role_than_the_step() -> None:
+    service = "kvgrpc.v1.SchedulerService"
+    methods = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].methods
+    assert {METHODS[f"{service}/{method.name}"] for method in methods} == {METHODS[f"{service}/Schedule"]}
 
 
 def test_processes_at_the_session_socket_have_the_roles_of_engine_and_rank() -> None:

@@ -133,6 +133,7 @@ async def test_an_id_of_another_tenant_answers_as_an_unknown_one(people: People,
                 await calls(stubs, lease, transfer, allocated)[name]()
         found = await mine.transfers.GetTransfer(transfer_pb2.GetTransferRequest(transfer_id=transfer))
         assert found.transfer.state == transfer_pb2.TRANSFER_STATE_PENDING
+        assert (found.transfer.tenant, given.lease.tenant) == ("red", "red")
 
 
 async def test_lists_have_the_rows_of_the_callers_tenant_and_no_others(

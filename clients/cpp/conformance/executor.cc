@@ -51,6 +51,8 @@ const std::map<std::string, NamedMethod> kUnary = {
     KVGRPC_UNARY(Admin, ListPins),
     KVGRPC_UNARY(Admin, Drain),
     KVGRPC_UNARY(Admin, ReleaseQuarantine),
+    KVGRPC_UNARY(Admin, ListAuditRecords),
+    KVGRPC_UNARY(Admin, ForgetEngine),
     KVGRPC_UNARY(Handoff, FinishedBlocks),
     KVGRPC_UNARY(Handoff, PullBlocks),
     KVGRPC_UNARY(Handoff, ReserveBlocks),

@@ -104,6 +104,15 @@ _SERVICES: Mapping[str, Mapping[Roles, str]] = {
 }
 
 
+WITHIN: Mapping[str, str] = {
+    "kvgrpc.session.v1.ClientFrame/calls": "each call within has a row of Call",
+    "kvgrpc.session.v1.ClientFrame/reports": "only a connection that began with attach_rank is heard so",
+    "kvgrpc.session.v1.RankReport": "only the worker that attach_rank or ConnectRank let in reports",
+    "kvgrpc.v1.ScheduleCall": "each has the role that Schedule needs, which let the stream in",
+}
+"""Frames, and messages of frames, without rows of their own: why what let their carrier in is enough."""
+
+
 def _rows() -> Iterator[tuple[str, Roles]]:
     for service, rows in _SERVICES.items():
         for roles, methods in rows.items():

@@ -138,7 +138,9 @@ type Lease struct {
 	// of a push is also claimed while the push has a destination or still gets parts. A lease is firm for its firm TTL
 	// after the hand-over and after its last claimer has gone. After a renewal by a router it is firm for the renewed
 	// time.
-	SoftIn        *durationpb.Duration `protobuf:"bytes,17,opt,name=soft_in,json=softIn,proto3" json:"soft_in,omitempty"`
+	SoftIn *durationpb.Duration `protobuf:"bytes,17,opt,name=soft_in,json=softIn,proto3" json:"soft_in,omitempty"`
+	// Tenant of the lease; empty for a lease of the house, which is open to every tenant.
+	Tenant        string `protobuf:"bytes,18,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -290,6 +292,13 @@ func (x *Lease) GetSoftIn() *durationpb.Duration {
 		return x.SoftIn
 	}
 	return nil
+}
+
+func (x *Lease) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
 }
 
 // Reference to a lease: an id, or a grant that stands on the lease.
@@ -1332,7 +1341,7 @@ var File_kvgrpc_v1_lease_proto protoreflect.FileDescriptor
 
 const file_kvgrpc_v1_lease_proto_rawDesc = "" +
 	"\n" +
-	"\x15kvgrpc/v1/lease.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\"\x96\x06\n" +
+	"\x15kvgrpc/v1/lease.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\"\xae\x06\n" +
 	"\x05Lease\x12\x19\n" +
 	"\blease_id\x18\x01 \x01(\tR\aleaseId\x12+\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x15.kvgrpc.v1.LeaseStateR\x05state\x12\x1d\n" +
@@ -1354,7 +1363,8 @@ const file_kvgrpc_v1_lease_proto_rawDesc = "" +
 	"\rrenewal_count\x18\x0e \x01(\rR\frenewalCount\x12\x19\n" +
 	"\btrace_id\x18\x0f \x01(\tR\atraceId\x124\n" +
 	"\x06labels\x18\x10 \x03(\v2\x1c.kvgrpc.v1.Lease.LabelsEntryR\x06labels\x122\n" +
-	"\asoft_in\x18\x11 \x01(\v2\x19.google.protobuf.DurationR\x06softIn\x1a9\n" +
+	"\asoft_in\x18\x11 \x01(\v2\x19.google.protobuf.DurationR\x06softIn\x12\x16\n" +
+	"\x06tenant\x18\x12 \x01(\tR\x06tenant\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x81\x01\n" +

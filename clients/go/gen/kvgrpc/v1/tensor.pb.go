@@ -1189,8 +1189,10 @@ type Tensor struct {
 	ConsumerCount uint32 `protobuf:"varint,10,opt,name=consumer_count,json=consumerCount,proto3" json:"consumer_count,omitempty"`
 	// Number of consumers that have the engine's own tensor. The tensor is delivered when it equals `consumer_count`.
 	DoneConsumerCount uint32 `protobuf:"varint,11,opt,name=done_consumer_count,json=doneConsumerCount,proto3" json:"done_consumer_count,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// Tenant of the tensor; empty for a tensor of the house, which is open to every tenant.
+	Tenant        string `protobuf:"bytes,12,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Tensor) Reset() {
@@ -1298,6 +1300,13 @@ func (x *Tensor) GetDoneConsumerCount() uint32 {
 		return x.DoneConsumerCount
 	}
 	return 0
+}
+
+func (x *Tensor) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
 }
 
 // GetStagingStatus has no parameters.
@@ -1562,7 +1571,7 @@ const file_kvgrpc_v1_tensor_proto_rawDesc = "" +
 	"\x13ListTensorsResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12+\n" +
 	"\atensors\x18\x02 \x03(\v2\x11.kvgrpc.v1.TensorR\atensors\x12&\n" +
-	"\x0fnext_page_token\x18\x03 \x01(\tR\rnextPageToken\"\x9e\x03\n" +
+	"\x0fnext_page_token\x18\x03 \x01(\tR\rnextPageToken\"\xb6\x03\n" +
 	"\x06Tensor\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04part\x18\x02 \x01(\rR\x04part\x12\x17\n" +
@@ -1577,7 +1586,8 @@ const file_kvgrpc_v1_tensor_proto_rawDesc = "" +
 	"transferId\x12%\n" +
 	"\x0econsumer_count\x18\n" +
 	" \x01(\rR\rconsumerCount\x12.\n" +
-	"\x13done_consumer_count\x18\v \x01(\rR\x11doneConsumerCount\"\x19\n" +
+	"\x13done_consumer_count\x18\v \x01(\rR\x11doneConsumerCount\x12\x16\n" +
+	"\x06tenant\x18\f \x01(\tR\x06tenant\"\x19\n" +
 	"\x17GetStagingStatusRequest\"\xd0\x03\n" +
 	"\x18GetStagingStatusResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12\x1d\n" +

@@ -570,7 +570,9 @@ type Transfer struct {
 	PartEpoch uint32 `protobuf:"varint,23,opt,name=part_epoch,json=partEpoch,proto3" json:"part_epoch,omitempty"`
 	// Id that the transfers of both sides of one request share: 32 hex digits, a digest that does not reveal the transfer
 	// key.
-	PairId        string `protobuf:"bytes,24,opt,name=pair_id,json=pairId,proto3" json:"pair_id,omitempty"`
+	PairId string `protobuf:"bytes,24,opt,name=pair_id,json=pairId,proto3" json:"pair_id,omitempty"`
+	// Tenant of the transfer; empty for a transfer of the house, which is open to every tenant.
+	Tenant        string `protobuf:"bytes,25,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -769,6 +771,13 @@ func (x *Transfer) GetPartEpoch() uint32 {
 func (x *Transfer) GetPairId() string {
 	if x != nil {
 		return x.PairId
+	}
+	return ""
+}
+
+func (x *Transfer) GetTenant() string {
+	if x != nil {
+		return x.Tenant
 	}
 	return ""
 }
@@ -2232,7 +2241,7 @@ var File_kvgrpc_v1_transfer_proto protoreflect.FileDescriptor
 
 const file_kvgrpc_v1_transfer_proto_rawDesc = "" +
 	"\n" +
-	"\x18kvgrpc/v1/transfer.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\"\xbb\a\n" +
+	"\x18kvgrpc/v1/transfer.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\"\xd3\a\n" +
 	"\bTransfer\x12\x1f\n" +
 	"\vtransfer_id\x18\x01 \x01(\tR\n" +
 	"transferId\x122\n" +
@@ -2267,7 +2276,8 @@ const file_kvgrpc_v1_transfer_proto_rawDesc = "" +
 	"\tevent_seq\x18\x16 \x01(\x04R\beventSeq\x12\x1d\n" +
 	"\n" +
 	"part_epoch\x18\x17 \x01(\rR\tpartEpoch\x12\x17\n" +
-	"\apair_id\x18\x18 \x01(\tR\x06pairId\"\x88\x01\n" +
+	"\apair_id\x18\x18 \x01(\tR\x06pairId\x12\x16\n" +
+	"\x06tenant\x18\x19 \x01(\tR\x06tenant\"\x88\x01\n" +
 	"\fTransferPeer\x12\x1b\n" +
 	"\tengine_id\x18\x01 \x01(\tR\bengineId\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x06R\vincarnation\x12\x18\n" +
