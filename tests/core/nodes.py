@@ -125,11 +125,12 @@ def access_id(number: int = 1) -> bytes:
 def grant(
     source: EngineDescription, *, tokens: int = 32, key: bytes = KEY, on_abort: OnAbort = OnAbort.RELEASE,
     access: AccessKind = AccessKind.READ, lease_id: str = "l-1", secret: bytes = SECRET, request_time_us: int = 0,
+    tenant: str = "",
 ) -> bytes:  # fmt: skip
     """Mints a grant of a source that the test plays."""
     claims = Claims(
         access, source.engine_id, source.incarnation, source.address, lease_id, key, 30.0, -(-tokens // 16), tokens,
-        on_abort, request_time_us=request_time_us,
+        on_abort, tenant, request_time_us,
     )  # fmt: skip
     return mint(claims, signing_key(secret))
 

@@ -1,0 +1,119 @@
+"""Tenants in the core: things of one tenant are unknown to callers of another, and each has its share of bytes."""
+
+import pytest
+
+from kvgrpc.core import actions, events
+from kvgrpc.core.events import RegisterPush, RenewLeases
+from kvgrpc.core.tables.accesses import AccessOpening
+from kvgrpc.core.tables.ledger import Ledger, RowKind
+from kvgrpc.core.values.grants import AccessKind, Claims, mint, read_claims
+from kvgrpc.core.values.layout import PoolKind
+from kvgrpc.core.values.limits import Limits
+from kvgrpc.core.values.owners import name_of, of_tenant, tenant_of
+from kvgrpc.errors import Exhausted, InvalidRequest, NotFound, PermissionDenied, Reason
+from tests.core.nodes import KEY, SECRET, Lead, access_id, claim, describe, grant
+
+RED, BLUE, HOUSE = of_tenant("red", "dns:r"), of_tenant("blue", "dns:b"), "dns:h"
+D = describe("d", 2)
+
+
+@pytest.fixture
+def lead() -> Lead:
+    return Lead()
+
+
+def open_as(lead: Lead, principal: str, token: bytes) -> object:
+    """Opens a grant as a peer of that name, and returns the row of the answer."""
+    opening = AccessOpening(access_id(), token, claim(32))
+    call = lead.ask(lambda c: events.OpenAccess(c, "d", 2, (opening,)), principal)
+    return lead.answer(call).rows[0]
+
+
+def test_a_principal_has_its_tenant_and_its_name() -> None:
+    assert (tenant_of(RED), name_of(RED)) == ("red", "dns:r")
+    assert (tenant_of(HOUSE), name_of(HOUSE)) == ("", HOUSE)
+
+
+def test_a_grant_opens_for_its_tenant_and_for_the_house_alone(lead: Lead) -> None:
+    lead.admit(D)
+    handed = lead.finish(tenant="red")
+    assert read_claims(handed.token).tenant == "red"
+    refused = open_as(lead, BLUE, handed.token)
+    assert isinstance(refused, NotFound)
+    assert refused.reason is Reason.LEASE_NOT_FOUND
+    assert isinstance(open_as(lead, RED, handed.token), events.Opened)
+
+
+def test_a_bound_grant_opens_for_its_consumer_alone(lead: Lead) -> None:
+    lead.admit(D)
+    handed = lead.finish(tenant="red", bound_to="dns:r")
+    assert read_claims(handed.token).bound_to == "dns:r"
+    refused = open_as(lead, of_tenant("red", "dns:other"), handed.token)
+    assert isinstance(refused, PermissionDenied)
+    assert refused.reason is Reason.GRANT_BOUND
+    assert isinstance(open_as(lead, RED, handed.token), events.Opened)
+
+
+def test_a_bound_grant_of_a_requests_time_reads_as_it_was_made() -> None:
+    claims = Claims(
+        AccessKind.READ, "p", 1, "p:1", "l", KEY, 30.0, 2, 32, tenant="red", request_time_us=7, bound_to="dns:r"
+    )  # fmt: skip
+    assert read_claims(mint(claims, SECRET)) == claims
+    with pytest.raises(InvalidRequest):
+        mint(Claims(AccessKind.READ, "p", 1, "p:1", "l", KEY, 30.0, 2, 32, bound_to="x" * 256), SECRET)
+
+
+def test_a_caller_hands_over_for_its_own_tenant_alone() -> None:
+    lead = Lead(describe(pool_kind=PoolKind.SERVER_MANAGED))
+    with pytest.raises(InvalidRequest):
+        lead.finish(principal=BLUE, tenant="red")
+    with pytest.raises(InvalidRequest):
+        lead.finish(principal=BLUE, tenant="red", transfer=False)
+
+
+def test_leases_and_transfers_of_another_tenant_are_unknown(lead: Lead) -> None:
+    handed = lead.finish(tenant="red")
+    for ref in (events.LeaseRef(handed.lease.id), events.LeaseRef("", handed.token)):
+        with pytest.raises(NotFound):
+            lead.call(lambda c, ref=ref: events.ReleaseLease(c, ref), BLUE)  # type: ignore[misc]
+    with pytest.raises(NotFound):
+        lead.call(lambda c: events.CancelTransfer(c, handed.transfer.id), BLUE)
+    renewed = lead.call(lambda c: RenewLeases(c, (events.LeaseRef(key=KEY),), 30.0), BLUE)
+    assert renewed.rows == ((0.0, Reason.LEASE_NOT_FOUND, None),)
+    lead.call(lambda c: events.ReleaseLease(c, events.LeaseRef(handed.lease.id)), RED)
+
+
+def test_a_registration_of_another_tenant_finds_no_push_and_no_hand_over(lead: Lead) -> None:
+    token = grant(D, access=AccessKind.WRITE, tenant="blue")
+    with pytest.raises(NotFound):
+        lead.call(lambda c: RegisterPush(c, token), RED)
+    lead.finish(tenant="red", takes_registrations=True)
+    mine = grant(D, access=AccessKind.WRITE)
+    with pytest.raises(NotFound):
+        lead.call(lambda c: RegisterPush(c, mine), BLUE)
+
+
+def test_a_push_of_another_tenant_is_neither_found_nor_renewed(lead: Lead) -> None:
+    token = grant(D, access=AccessKind.WRITE, tenant="red")
+    registered = lead.call(lambda c: RegisterPush(c, token, "", access_id(), access_id(2)), RED)
+    assert isinstance(registered, actions.Registered)
+    other = grant(D, access=AccessKind.WRITE, lease_id="w-2")
+    with pytest.raises(NotFound):
+        lead.call(lambda c: RegisterPush(c, other), BLUE)
+    renewed = lead.call(lambda c: RenewLeases(c, (events.LeaseRef(key=KEY),), 30.0), BLUE)
+    assert renewed.rows == ((0.0, Reason.LEASE_NOT_FOUND, None),)
+    again = lead.call(lambda c: RenewLeases(c, (events.LeaseRef(key=KEY),), 30.0), RED)
+    assert again.rows[0][1] is None
+
+
+def test_a_tenant_cannot_use_up_the_share_of_all_callers() -> None:
+    ledger = Ledger(Limits(kept_bytes=1_000, kept_bytes_per_caller=1_000, kept_bytes_per_tenant=500))
+    ledger.enter(RowKind.LEASE, "a", RED, 300)
+    with pytest.raises(Exhausted, match="this tenant"):
+        ledger.enter(RowKind.LEASE, "b", of_tenant("red", "dns:other"), 300)
+    ledger.enter(RowKind.LEASE, "b", BLUE, 300)
+    ledger.check_sums()
+    assert ledger.by_tenant == {"red": 300, "blue": 300}
+    ledger.drop(RowKind.LEASE, "a")
+    assert ledger.by_tenant == {"blue": 300}
+    ledger.check_sums()
