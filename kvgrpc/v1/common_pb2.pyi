@@ -402,6 +402,10 @@ class _FailureReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Failure
     """The server's authorization policy does not allow the call."""
     FAILURE_REASON_GRANT_BOUND: _FailureReason.ValueType  # 72
     """The grant is bound to another consumer."""
+    FAILURE_REASON_NETWORK_NOT_PRIVATE: _FailureReason.ValueType  # 73
+    """The data path sends plain text, and the server has TLS and does not declare the peer's network private. The reason
+    of a rejected data path, and never of an error.
+    """
 
 class FailureReason(_FailureReason, metaclass=_FailureReasonEnumTypeWrapper):
     """Reason of a failure. The same names without the prefix are the reasons of RPC errors. docs/protocol.md lists the gRPC
@@ -564,6 +568,10 @@ FAILURE_REASON_POLICY_DENIED: FailureReason.ValueType  # 71
 """The server's authorization policy does not allow the call."""
 FAILURE_REASON_GRANT_BOUND: FailureReason.ValueType  # 72
 """The grant is bound to another consumer."""
+FAILURE_REASON_NETWORK_NOT_PRIVATE: FailureReason.ValueType  # 73
+"""The data path sends plain text, and the server has TLS and does not declare the peer's network private. The reason
+of a rejected data path, and never of an error.
+"""
 Global___FailureReason: _TypeAlias = FailureReason  # noqa: Y015
 
 class _NextStep:

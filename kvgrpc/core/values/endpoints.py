@@ -4,7 +4,7 @@ The service carries them between leads, `kvgrpc.datapath` makes and uses them, a
 """
 
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import fields, replace
 from enum import Enum
 from typing import Self
 
@@ -146,6 +146,10 @@ class RankEndpoint:
             return True
         parts = [part.segments for part in (self.cma, self.nixl) if part is not None]
         return any(segment.kind is MemoryKind.CUDA for segments in parts for segment in segments)
+
+    def without(self, data_paths: Collection[str]) -> Self:
+        """Returns a copy without the parts of these data paths."""
+        return self.only({field.name for field in fields(self)} - {"rank", *data_paths})
 
     def only(self, data_paths: Collection[str]) -> Self:
         """Returns a copy without the parts of all other data paths."""

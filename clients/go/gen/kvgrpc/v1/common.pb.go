@@ -543,6 +543,9 @@ const (
 	FailureReason_FAILURE_REASON_POLICY_DENIED FailureReason = 71
 	// The grant is bound to another consumer.
 	FailureReason_FAILURE_REASON_GRANT_BOUND FailureReason = 72
+	// The data path sends plain text, and the server has TLS and does not declare the peer's network private. The reason
+	// of a rejected data path, and never of an error.
+	FailureReason_FAILURE_REASON_NETWORK_NOT_PRIVATE FailureReason = 73
 )
 
 // Enum value maps for FailureReason.
@@ -621,6 +624,7 @@ var (
 		70: "FAILURE_REASON_ROLE_MISSING",
 		71: "FAILURE_REASON_POLICY_DENIED",
 		72: "FAILURE_REASON_GRANT_BOUND",
+		73: "FAILURE_REASON_NETWORK_NOT_PRIVATE",
 	}
 	FailureReason_value = map[string]int32{
 		"FAILURE_REASON_UNSPECIFIED":            0,
@@ -696,6 +700,7 @@ var (
 		"FAILURE_REASON_ROLE_MISSING":           70,
 		"FAILURE_REASON_POLICY_DENIED":          71,
 		"FAILURE_REASON_GRANT_BOUND":            72,
+		"FAILURE_REASON_NETWORK_NOT_PRIVATE":    73,
 	}
 )
 
@@ -1969,7 +1974,7 @@ const file_kvgrpc_v1_common_proto_rawDesc = "" +
 	"\x13TRANSFER_PHASE_WIRE\x10\x05\x12\x1b\n" +
 	"\x17TRANSFER_PHASE_CHECKSUM\x10\x06\x12\x19\n" +
 	"\x15TRANSFER_PHASE_SETTLE\x10\a\x12\x1a\n" +
-	"\x16TRANSFER_PHASE_READERS\x10\b*\x8e\x14\n" +
+	"\x16TRANSFER_PHASE_READERS\x10\b*\xb6\x14\n" +
 	"\rFailureReason\x12\x1e\n" +
 	"\x1aFAILURE_REASON_UNSPECIFIED\x10\x00\x12 \n" +
 	"\x1cFAILURE_REASON_INVALID_FIELD\x10\x01\x12%\n" +
@@ -2044,7 +2049,8 @@ const file_kvgrpc_v1_common_proto_rawDesc = "" +
 	" FAILURE_REASON_NOT_AUTHENTICATED\x10E\x12\x1f\n" +
 	"\x1bFAILURE_REASON_ROLE_MISSING\x10F\x12 \n" +
 	"\x1cFAILURE_REASON_POLICY_DENIED\x10G\x12\x1e\n" +
-	"\x1aFAILURE_REASON_GRANT_BOUND\x10H*\x97\x01\n" +
+	"\x1aFAILURE_REASON_GRANT_BOUND\x10H\x12&\n" +
+	"\"FAILURE_REASON_NETWORK_NOT_PRIVATE\x10I*\x97\x01\n" +
 	"\bNextStep\x12\x19\n" +
 	"\x15NEXT_STEP_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14NEXT_STEP_RETRY_HERE\x10\x01\x12\"\n" +
