@@ -22,6 +22,8 @@ HOST = "host"
 _DEVICE = re.compile(rf"{HOST}|cuda:(0|[1-9][0-9]{{0,2}})")
 DATA_PATHS = ("shm", "cma", "nixl", "cuda_vmm", "collective")
 """Data paths to choose from, best first; cuda_vmm comes after nixl, because no GPU has run it yet."""
+WINDOW = "window"
+"""Data path in place of shm that shows no peer the pool; only for operators who name it."""
 COPY_THREADS_MAX = 256
 TOKEN_ALGORITHMS = (
     "ES256", "ES384", "ES512", "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "EdDSA",
@@ -274,10 +276,11 @@ class Config:
             split_address(self.advertise, "advertise")
         if len(f"{self.engine_id}{self.advertise or self.listen}".encode(errors="replace")) > NAMES_BYTES_MAX:
             raise invalid("engine_id", f"has, with the address that peers dial, at most {NAMES_BYTES_MAX} bytes")
-        unknown = [name for name in self.data_paths if name not in DATA_PATHS]
+        known = (*DATA_PATHS, WINDOW)
+        unknown = [name for name in self.data_paths if name not in known]
         if unknown or not self.data_paths or len(set(self.data_paths)) < len(self.data_paths):
             raise invalid(
-                "data_paths", f"{', '.join(self.data_paths) or 'none'}: choose from {', '.join(DATA_PATHS)}, each once"
+                "data_paths", f"{', '.join(self.data_paths) or 'none'}: choose from {', '.join(known)}, each once"
             )
         if not 1 <= self.copy_threads <= COPY_THREADS_MAX:
             raise invalid("copy_threads", f"is a whole number from 1 to {COPY_THREADS_MAX}")

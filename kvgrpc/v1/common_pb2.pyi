@@ -167,6 +167,8 @@ class _DataPathEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DataPath.Val
     """Within one process, for tests."""
     DATA_PATH_CUDA_VMM: _DataPath.ValueType  # 6
     """GPU memory exported as file descriptors: the destination maps it read-only on one host."""
+    DATA_PATH_WINDOW: _DataPath.ValueType  # 7
+    """Windows on one host: the source copies what it is asked for into memory that the destination alone may map."""
 
 class DataPath(_DataPath, metaclass=_DataPathEnumTypeWrapper):
     """Way in which bytes move between two ranks."""
@@ -185,6 +187,8 @@ DATA_PATH_LOOPBACK: DataPath.ValueType  # 5
 """Within one process, for tests."""
 DATA_PATH_CUDA_VMM: DataPath.ValueType  # 6
 """GPU memory exported as file descriptors: the destination maps it read-only on one host."""
+DATA_PATH_WINDOW: DataPath.ValueType  # 7
+"""Windows on one host: the source copies what it is asked for into memory that the destination alone may map."""
 Global___DataPath: _TypeAlias = DataPath  # noqa: Y015
 
 class _TransferPhase:

@@ -120,6 +120,15 @@ class CudaVmmEndpoint:
 
 
 @dataclass(frozen=True)
+class WindowEndpoint:
+    """Memory of a rank on this host that copies what it is asked for into a window of the peer."""
+
+    nbytes: int
+    framing: int
+    """Version of how the two ranks cut what is sent."""
+
+
+@dataclass(frozen=True)
 class LoopbackEndpoint:
     """Memory in this process, found by key."""
 
@@ -138,6 +147,7 @@ class RankEndpoint:
     nixl: NixlEndpoint | None = None
     collective: CollectiveEndpoint | None = None
     loopback: LoopbackEndpoint | None = None
+    window: WindowEndpoint | None = None
 
     @property
     def on_device(self) -> bool:
@@ -161,4 +171,5 @@ class RankEndpoint:
             nixl=self.nixl if "nixl" in data_paths else None,
             collective=self.collective if "collective" in data_paths else None,
             loopback=self.loopback if "loopback" in data_paths else None,
+            window=self.window if "window" in data_paths else None,
         )
