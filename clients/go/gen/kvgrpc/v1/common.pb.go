@@ -255,6 +255,8 @@ const (
 	DataPath_DATA_PATH_LOOPBACK DataPath = 5
 	// GPU memory exported as file descriptors: the destination maps it read-only on one host.
 	DataPath_DATA_PATH_CUDA_VMM DataPath = 6
+	// Windows on one host: the source copies what it is asked for into memory that the destination alone may map.
+	DataPath_DATA_PATH_WINDOW DataPath = 7
 )
 
 // Enum value maps for DataPath.
@@ -267,6 +269,7 @@ var (
 		4: "DATA_PATH_COLLECTIVE",
 		5: "DATA_PATH_LOOPBACK",
 		6: "DATA_PATH_CUDA_VMM",
+		7: "DATA_PATH_WINDOW",
 	}
 	DataPath_value = map[string]int32{
 		"DATA_PATH_UNSPECIFIED": 0,
@@ -276,6 +279,7 @@ var (
 		"DATA_PATH_COLLECTIVE":  4,
 		"DATA_PATH_LOOPBACK":    5,
 		"DATA_PATH_CUDA_VMM":    6,
+		"DATA_PATH_WINDOW":      7,
 	}
 )
 
@@ -1956,7 +1960,7 @@ const file_kvgrpc_v1_common_proto_rawDesc = "" +
 	"\fTransferMode\x12\x1d\n" +
 	"\x19TRANSFER_MODE_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12TRANSFER_MODE_PULL\x10\x01\x12\x16\n" +
-	"\x12TRANSFER_MODE_PUSH\x10\x02*\xa9\x01\n" +
+	"\x12TRANSFER_MODE_PUSH\x10\x02*\xbf\x01\n" +
 	"\bDataPath\x12\x19\n" +
 	"\x15DATA_PATH_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rDATA_PATH_SHM\x10\x01\x12\x11\n" +
@@ -1964,7 +1968,8 @@ const file_kvgrpc_v1_common_proto_rawDesc = "" +
 	"\x0eDATA_PATH_NIXL\x10\x03\x12\x18\n" +
 	"\x14DATA_PATH_COLLECTIVE\x10\x04\x12\x16\n" +
 	"\x12DATA_PATH_LOOPBACK\x10\x05\x12\x16\n" +
-	"\x12DATA_PATH_CUDA_VMM\x10\x06*\x8c\x02\n" +
+	"\x12DATA_PATH_CUDA_VMM\x10\x06\x12\x14\n" +
+	"\x10DATA_PATH_WINDOW\x10\a*\x8c\x02\n" +
 	"\rTransferPhase\x12\x1e\n" +
 	"\x1aTRANSFER_PHASE_UNSPECIFIED\x10\x00\x12\x1d\n" +
 	"\x19TRANSFER_PHASE_RENDEZVOUS\x10\x01\x12\x1c\n" +
