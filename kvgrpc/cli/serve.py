@@ -78,7 +78,8 @@ def serve(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     data_paths: Annotated[
         str | None,
         typer.Option(
-            help="Data paths to use, best first: shm,cma,nixl,cuda_vmm,collective; also window.", rich_help_panel=_PATHS_PANEL
+            help="Data paths to use, best first: shm,cma,nixl,cuda_vmm,collective; also window.",
+            rich_help_panel=_PATHS_PANEL,
         ),
     ] = None,
     copy_threads: Annotated[

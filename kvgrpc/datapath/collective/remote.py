@@ -66,8 +66,8 @@ class GroupOwner(Protocol):
 
 
 class CollectiveRemote:
-    """A peer's rank that sends. `source` is its library and the size of its memory. `want` asks the peer, for a posting or for none. `reached` gets this remote once the
-    first group was made, or why it was not.
+    """A peer's rank that sends. `source` is its library and the size of its memory. `want` asks the peer, for a posting
+    or for none. `reached` gets this remote once the first group was made, or why it was not.
     """
 
     process = None
@@ -116,7 +116,9 @@ class CollectiveRemote:
         check_runs(runs, self._source_bytes, memory_bytes(own))
         some = runs.nbytes > 0
         runs = Runs(runs.src[some], runs.dst[some], runs.nbytes[some])
-        receive = CollectiveRead(posting_id, runs, GroupJob(messages(runs, own, sends=False, most_bytes=self._path.message_bytes), wake))
+        receive = CollectiveRead(
+            posting_id, runs, GroupJob(messages(runs, own, sends=False, most_bytes=self._path.message_bytes), wake)
+        )
         if len(runs):
             self._waiting.append(receive)
             self._go_on()
