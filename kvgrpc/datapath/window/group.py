@@ -27,8 +27,8 @@ from kvgrpc.datapath.collective.rendezvous import Rendezvous
 from kvgrpc.datapath.host.memory import SharedMemory, check_sealed
 from kvgrpc.datapath.window.half import TOKEN_BYTES, WindowHalf, read_window_half
 
-SLOT_BYTES = 1 << 20
-"""Size of a slot, and of the largest message, in bytes. Two slots stay in a processor's cache between both copies."""
+SLOT_BYTES = 1 << 22
+"""Size of a slot, and of the largest message, in bytes. Smaller ones make the two ranks wake each other too often."""
 SLOTS = 4
 """Number of slots: the source fills one while the destination empties another."""
 WINDOW_BYTES = SLOTS * SLOT_BYTES
