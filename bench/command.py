@@ -78,10 +78,11 @@ def pull(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     from bench.measures.devices import DEVICES, missing
     from bench.plan import HOST_PATHS, LAYOUTS, PARTS, PULL_QUICK, PullPlan
     from bench.run import run_devices, run_pull
-    from kvgrpc.config import DATA_PATHS
+    from kvgrpc.config import DATA_PATHS, WINDOW
 
-    known = HOST_PATHS if device == "host" else DATA_PATHS
-    paths = ",".join(known) if data_paths is None else data_paths
+    usual = HOST_PATHS if device == "host" else DATA_PATHS
+    known = (*usual, WINDOW)
+    paths = ",".join(usual) if data_paths is None else data_paths
     plan = _plan(PULL_QUICK if quick else PullPlan(), paths, known, sizes, pool_mb, repeats, copy_threads)
     if checksum and parts is not None:
         _fail("--parts: not with --checksum, which measures bandwidth")

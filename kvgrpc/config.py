@@ -1,6 +1,5 @@
 """The configuration of a server: one frozen value, checked once. `kvgrpc/config_sources.py` reads it."""
 
-import ipaddress
 import math
 import os
 import re
@@ -13,6 +12,7 @@ from kvgrpc.core.tensors.rows import TensorLimits
 from kvgrpc.core.tensors.store_layout import PAGE_BYTES, PAGE_BYTES_MAX, PAGE_BYTES_MIN, PAGES_MAX, store_layout
 from kvgrpc.core.values.layout import LAYERS_MAX, Group, GroupKind, PoolLayout, uniform_layout
 from kvgrpc.core.values.limits import Limits
+from kvgrpc.core.values.networks import PrivateNetworks, is_loopback, is_named
 from kvgrpc.errors import FieldViolation, InvalidRequest, KVGrpcError, Reason, note
 
 DTYPE_BYTES = {
@@ -22,6 +22,8 @@ HOST = "host"
 _DEVICE = re.compile(rf"{HOST}|cuda:(0|[1-9][0-9]{{0,2}})")
 DATA_PATHS = ("shm", "cma", "nixl", "cuda_vmm", "collective")
 """Data paths to choose from, best first; cuda_vmm comes after nixl, because no GPU has run it yet."""
+WINDOW = "window"
+"""Data path in place of shm that shows no peer the pool; only for operators who name it."""
 COPY_THREADS_MAX = 256
 TOKEN_ALGORITHMS = (
     "ES256", "ES384", "ES512", "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "EdDSA",
@@ -174,9 +176,7 @@ class TlsConfig:
 
 @dataclass(frozen=True)
 class IdentityConfig:
-    """Paths of the files that say what callers may do. Without a file every caller that TLS or a token lets in has all
-    roles.
-    """
+    """Paths of the files that say what callers may do. Without a file whoever TLS or a token lets in has all roles."""
 
     roles: str = ""
     """Path of a TOML file with the roles and the tenants of callers."""
@@ -239,6 +239,8 @@ class Config:
     bandwidth_limit_bytes_per_s: float | None = None
     dial_allow: tuple[str, ...] = ("127.0.0.0/8", "::1/128", "localhost")
     """Hosts and networks that this server may dial: a grant names an address, and any caller may bring a grant."""
+    private_networks: tuple[str, ...] = ()
+    """Hosts and networks on which KV may travel in plain text while the server has TLS."""
     session_socket: str = ""
     """Path of the unix socket where an engine attaches; empty: none."""
     exit_with_engine: bool = False
@@ -274,10 +276,11 @@ class Config:
             split_address(self.advertise, "advertise")
         if len(f"{self.engine_id}{self.advertise or self.listen}".encode(errors="replace")) > NAMES_BYTES_MAX:
             raise invalid("engine_id", f"has, with the address that peers dial, at most {NAMES_BYTES_MAX} bytes")
-        unknown = [name for name in self.data_paths if name not in DATA_PATHS]
+        known = (*DATA_PATHS, WINDOW)
+        unknown = [name for name in self.data_paths if name not in known]
         if unknown or not self.data_paths or len(set(self.data_paths)) < len(self.data_paths):
             raise invalid(
-                "data_paths", f"{', '.join(self.data_paths) or 'none'}: choose from {', '.join(DATA_PATHS)}, each once"
+                "data_paths", f"{', '.join(self.data_paths) or 'none'}: choose from {', '.join(known)}, each once"
             )
         if not 1 <= self.copy_threads <= COPY_THREADS_MAX:
             raise invalid("copy_threads", f"is a whole number from 1 to {COPY_THREADS_MAX}")
@@ -320,13 +323,17 @@ class Config:
         """Returns the layout of the embedded pool; None: there is none. Raises InvalidRequest."""
         return self.tensors.layout() or (self.pool.layout() if self.pool is not None else None)
 
+    def networks(self) -> PrivateNetworks:
+        """Returns the networks for data paths that do not encrypt. Without TLS all of them may be used."""
+        return PrivateNetworks(self.private_networks) if self.tls.files() is not None else PrivateNetworks()
+
     def may_dial(self, address: str) -> bool:
         """Returns whether `address` (host:port) is on the dial list."""
         try:
             host, port = split_address(address, "address")
         except KVGrpcError:
             return False
-        return port > 0 and any(_matches(host, allowed) for allowed in self.dial_allow)
+        return port > 0 and is_named(host, self.dial_allow)
 
 
 def split_address(address: str, field_name: str) -> tuple[str, int]:
@@ -335,25 +342,6 @@ def split_address(address: str, field_name: str) -> tuple[str, int]:
     if not colon or not host or not (port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) < 65536):
         raise invalid(field_name, f"{address!r} is not host:port")
     return host.removeprefix("[").removesuffix("]"), int(port)
-
-
-def is_loopback(host: str) -> bool:
-    """Returns whether a host means this machine only."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _matches(host: str, allowed: str) -> bool:
-    if allowed in (host, "*"):
-        return True
-    try:
-        return ipaddress.ip_address(host) in ipaddress.ip_network(allowed, strict=False)
-    except ValueError:
-        return False
 
 
 TABLES: dict[str, type[Any]] = {

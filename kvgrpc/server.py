@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvgrpc import __version__, open_files
-from kvgrpc.config import Config, is_loopback, random_engine_id, split_address
+from kvgrpc.config import Config, random_engine_id, split_address
 from kvgrpc.core.actions import EngineNews
 from kvgrpc.core.events import LifeBegan, MemoryGone
 from kvgrpc.core.node import Node
@@ -24,6 +24,7 @@ from kvgrpc.core.values.compatibility import CHECKSUMS, KEY_COLUMNS, READS_PUSHE
 from kvgrpc.core.values.ids import INCARNATION_MAX
 from kvgrpc.core.values.layout import PoolKind, PoolLayout
 from kvgrpc.core.values.limits import PROTOCOL_MAX, PROTOCOL_MIN, Limits
+from kvgrpc.core.values.networks import is_loopback
 from kvgrpc.datapath.device_memory import MakeDeviceMemory
 from kvgrpc.datapath.host.host_memory import available
 from kvgrpc.datapath.host.memory import SharedMemory
@@ -69,7 +70,8 @@ class Server:
         self.address = ""
         self._ready = ReadyFile(config.ready_file)
         writers = frozenset({"nixl"} if self.config.source_writes else ())
-        self._runner = Runner(node(self.config.limits, writers, checksums=self.config.checksums))
+        checksums, networks = self.config.checksums, self.config.networks()
+        self._runner = Runner(node(self.config.limits, writers, checksums=checksums, networks=networks))
         self._maker = RankMaker(self.config, self._runner, device_memory, lambda: self.address)
         self._runner.on_defect.append(self._fail_closed)
         self._recovery = Recovery(self._runner, self._end_last, self._begin_next)

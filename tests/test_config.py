@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from kvgrpc.config import DATA_PATHS, TABLES, Config, PoolConfig, SchedulerConfig, is_loopback, split_address
+from kvgrpc.config import DATA_PATHS, TABLES, Config, PoolConfig, SchedulerConfig, split_address
 from kvgrpc.config_sources import load
 from kvgrpc.core.policy.values import OnLoss, Rules
 from kvgrpc.core.values.layout import Group, GroupKind
 from kvgrpc.core.values.limits import Limits
+from kvgrpc.core.values.networks import EVERYWHERE, PrivateNetworks, is_loopback
 from kvgrpc.errors import InvalidRequest
 
 FILE = """
@@ -351,6 +352,14 @@ def test_the_dial_list_takes_hosts_networks_and_everything() -> None:
     for address in ("11.0.0.1:1", "prefill.example.org:1", "127.0.0.1:1", "[fe80::1]:1"):
         assert not config.may_dial(address)
     assert load(None, {}, {"dial_allow": ["*"]}).may_dial("anywhere.example.org:1")
+
+
+def test_networks_are_declared_private_only_where_the_server_has_tls(tmp_path: Path) -> None:
+    names = {"private_networks": "10.0.0.0/8, decode.example.org"}
+    assert load(None, {}, names).networks() == EVERYWHERE
+    with_tls = {"tls": {"dir": str(tmp_path)}}
+    assert load(None, {}, with_tls).networks() == PrivateNetworks(())
+    assert load(None, {}, names | with_tls).networks() == PrivateNetworks(("10.0.0.0/8", "decode.example.org"))
 
 
 @given(st.text(max_size=40))

@@ -38,6 +38,10 @@ def serve(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     dial_allow: Annotated[
         str | None, typer.Option(help="Hosts and networks that may be dialled; by default loopback.")
     ] = None,
+    private_networks: Annotated[
+        str | None,
+        typer.Option(help="Hosts and networks on which KV may travel in plain text.", rich_help_panel=_TLS_PANEL),
+    ] = None,
     read_blocks: Annotated[bool | None, typer.Option(help="Let ReadBlocks return bytes.")] = None,
     drain_s: Annotated[float | None, typer.Option(help="Seconds that SIGTERM leaves to transfers and leases.")] = None,
     limit: Annotated[
@@ -74,7 +78,8 @@ def serve(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     data_paths: Annotated[
         str | None,
         typer.Option(
-            help="Data paths to use, best first: shm,cma,nixl,cuda_vmm,collective.", rich_help_panel=_PATHS_PANEL
+            help="Data paths to use, best first: shm,cma,nixl,cuda_vmm,collective; also window.",
+            rich_help_panel=_PATHS_PANEL,
         ),
     ] = None,
     copy_threads: Annotated[

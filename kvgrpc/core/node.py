@@ -13,13 +13,7 @@ from functools import partial
 from typing import Any
 
 from kvgrpc.core import events
-from kvgrpc.core.access.cancels import (
-    ALREADY_ENDED,
-    CANCELLED_BEFORE_ACCESS,
-    CANCELLED_IN_FLIGHT,
-    TOMBSTONED,
-    Cancels,
-)
+from kvgrpc.core.access.cancels import ALREADY_ENDED, CANCELLED_BEFORE_ACCESS, CANCELLED_IN_FLIGHT, TOMBSTONED, Cancels
 from kvgrpc.core.access.checksums import ChecksumCalls
 from kvgrpc.core.access.openings import AccessOpenings
 from kvgrpc.core.access.post_sends import PostSends
@@ -63,6 +57,7 @@ from kvgrpc.core.tables.peers import Peer
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.tables.transfers import Failure, Side, Transfer
 from kvgrpc.core.values.limits import Limits
+from kvgrpc.core.values.networks import EVERYWHERE, PrivateNetworks
 from kvgrpc.errors import KVGrpcError, NextStep, Reason, Unavailable
 
 Handler = Callable[[Any], None]
@@ -74,13 +69,15 @@ class Node:
     """Everything a lead decides. `state` may be read between events; only the node changes it.
 
     `writers`: the data paths over which it writes what it pushes; over all others the destination reads. With
-    `checksums` it compares every block that it receives with the source's before the block counts.
+    `checksums` it compares every block that it receives with the source's before the block counts. `networks`: where KV
+    may travel in plain text.
     """
 
     def __init__(
-        self, limits: Limits | None = None, writers: frozenset[str] = frozenset(), *, checksums: bool = False
-    ) -> None:
-        state = self.state = NodeState(limits or Limits(), writers, checksums=checksums)
+        self, limits: Limits | None = None, writers: frozenset[str] = frozenset(), *, checksums: bool = False,
+        networks: PrivateNetworks = EVERYWHERE,
+    ) -> None:  # fmt: skip
+        state = self.state = NodeState(limits or Limits(), writers, checksums=checksums, networks=networks)
         self._liveness = PeerLiveness(state)
         self._handshakes = Handshakes(state, self._liveness)
         self._closes = PendingCloses(state, self._handshakes)
@@ -150,7 +147,8 @@ class Node:
         this life. Call it after `handle` raised or its actions failed: `state.actions` has the decided ones.
         """
         state = self.state
-        node = type(self)(state.limits, state.moves.writers, checksums=state.moves.checksums)
+        moves, networks = state.moves, state.peers.networks
+        node = type(self)(state.limits, moves.writers, checksums=moves.checksums, networks=networks)
         return node, take_over(node.state, state, incarnation, now)
 
     def unclosed(self) -> list[SendClose]:

@@ -16,6 +16,7 @@ from kvgrpc.core.values.endpoints import (
     NixlEndpoint,
     RankEndpoint,
     ShmEndpoint,
+    WindowEndpoint,
 )
 from kvgrpc.core.values.strips import Repack, Strip
 from kvgrpc.datapath.asker import Asker, PendingQuestion
@@ -387,7 +388,7 @@ def _offered_bytes(endpoint: RankEndpoint, path: str) -> int:
     """
     part = getattr(endpoint, path, None)
     match part:
-        case ShmEndpoint() | CudaVmmEndpoint() | CollectiveEndpoint() | LoopbackEndpoint():
+        case ShmEndpoint() | CudaVmmEndpoint() | CollectiveEndpoint() | LoopbackEndpoint() | WindowEndpoint():
             return part.nbytes
         case CmaEndpoint() | NixlEndpoint():
             return memory_bytes(part.segments)

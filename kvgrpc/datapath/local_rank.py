@@ -40,7 +40,7 @@ DataPathStatus = tuple[str, bool, str]
 OwnReport = events.ChecksumsComputed | events.CopiedOut
 """Reports of a rank on its own memory, beside those of its mover."""
 
-UNAIDED = frozenset({"shm", "cma", "cuda_vmm", "collective", "loopback"})
+UNAIDED = frozenset({"shm", "cma", "cuda_vmm", "collective", "window", "loopback"})
 """Data paths over which peers read without turns of the mover of the rank that is read."""
 
 _KEPT: list[SharedMemory | PrivateMemory] = []
@@ -73,6 +73,7 @@ _WHY = {
     "shm": "shared pools of peers on this host are mapped read-only and copied",
     "cma": "memory of this user's processes on one host is read with process_vm_readv",
     "nixl": "NIXL has registered this memory; UCX chooses the transport",
+    "window": "what peers on this host ask for is copied into memory that each of them alone may map",
     "collective": "torch is installed; Gloo sends over TCP",
 }
 
@@ -88,6 +89,10 @@ def _make(
         from kvgrpc.datapath.paths.cma import CmaPath
 
         return CmaPath(memory, copy_threads=copy_threads, socket=socket)
+    if name == "window":
+        from kvgrpc.datapath.window.path import WindowPath
+
+        return WindowPath(memory)
     if name == "cuda_vmm":
         from kvgrpc.datapath.cuda_vmm.path import CudaVmmPath
 

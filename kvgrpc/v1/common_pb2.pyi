@@ -167,6 +167,8 @@ class _DataPathEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DataPath.Val
     """Within one process, for tests."""
     DATA_PATH_CUDA_VMM: _DataPath.ValueType  # 6
     """GPU memory exported as file descriptors: the destination maps it read-only on one host."""
+    DATA_PATH_WINDOW: _DataPath.ValueType  # 7
+    """Windows on one host: the source copies what it is asked for into memory that the destination alone may map."""
 
 class DataPath(_DataPath, metaclass=_DataPathEnumTypeWrapper):
     """Way in which bytes move between two ranks."""
@@ -185,6 +187,8 @@ DATA_PATH_LOOPBACK: DataPath.ValueType  # 5
 """Within one process, for tests."""
 DATA_PATH_CUDA_VMM: DataPath.ValueType  # 6
 """GPU memory exported as file descriptors: the destination maps it read-only on one host."""
+DATA_PATH_WINDOW: DataPath.ValueType  # 7
+"""Windows on one host: the source copies what it is asked for into memory that the destination alone may map."""
 Global___DataPath: _TypeAlias = DataPath  # noqa: Y015
 
 class _TransferPhase:
@@ -402,6 +406,10 @@ class _FailureReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Failure
     """The server's authorization policy does not allow the call."""
     FAILURE_REASON_GRANT_BOUND: _FailureReason.ValueType  # 72
     """The grant is bound to another consumer."""
+    FAILURE_REASON_NETWORK_NOT_PRIVATE: _FailureReason.ValueType  # 73
+    """The data path sends plain text, and the server has TLS and does not declare the peer's network private. The reason
+    of a rejected data path, and never of an error.
+    """
 
 class FailureReason(_FailureReason, metaclass=_FailureReasonEnumTypeWrapper):
     """Reason of a failure. The same names without the prefix are the reasons of RPC errors. docs/protocol.md lists the gRPC
@@ -564,6 +572,10 @@ FAILURE_REASON_POLICY_DENIED: FailureReason.ValueType  # 71
 """The server's authorization policy does not allow the call."""
 FAILURE_REASON_GRANT_BOUND: FailureReason.ValueType  # 72
 """The grant is bound to another consumer."""
+FAILURE_REASON_NETWORK_NOT_PRIVATE: FailureReason.ValueType  # 73
+"""The data path sends plain text, and the server has TLS and does not declare the peer's network private. The reason
+of a rejected data path, and never of an error.
+"""
 Global___FailureReason: _TypeAlias = FailureReason  # noqa: Y015
 
 class _NextStep:

@@ -590,22 +590,28 @@ class DataPathStatus(_message.Message):
     DATA_PATH_FIELD_NUMBER: _builtins.int
     AVAILABLE_FIELD_NUMBER: _builtins.int
     WHY_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
     data_path: _common_pb2.DataPath.ValueType
     """The data path."""
     available: _builtins.bool
     """Whether the data path can be used."""
     why: _builtins.str
     """Reason why it can or cannot be used."""
+    reason: _common_pb2.FailureReason.ValueType
+    """Reason for programs, of a data path that is rejected for a pair of ranks. Unspecified where there is none of its
+    own.
+    """
     def __init__(
         self,
         *,
         data_path: _common_pb2.DataPath.ValueType = ...,
         available: _builtins.bool = ...,
         why: _builtins.str = ...,
+        reason: _common_pb2.FailureReason.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["available", b"available", "data_path", b"data_path", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["available", b"available", "data_path", b"data_path", "reason", b"reason", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -647,6 +647,34 @@ class CollectiveEndpoint(_message.Message):
 Global___CollectiveEndpoint: _TypeAlias = CollectiveEndpoint  # noqa: Y015
 
 @_typing.final
+class WindowEndpoint(_message.Message):
+    """Memory that the rank copies into a window for each rank of a peer on its host, when that rank asks by
+    PeerService.PostSend. The two find each other by what PostSend tells them.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    FRAMING_FIELD_NUMBER: _builtins.int
+    size_bytes: _builtins.int
+    """Length of the memory in bytes."""
+    framing: _builtins.int
+    """Version of the rules by which sends are cut into messages. Two ranks with different versions use another data path."""
+    def __init__(
+        self,
+        *,
+        size_bytes: _builtins.int = ...,
+        framing: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["framing", b"framing", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WindowEndpoint: _TypeAlias = WindowEndpoint  # noqa: Y015
+
+@_typing.final
 class DeviceAllocation(_message.Message):
     """Allocation of a GPU's memory."""
 
@@ -792,6 +820,7 @@ class RankEndpoint(_message.Message):
     LOOPBACK_FIELD_NUMBER: _builtins.int
     COLLECTIVE_FIELD_NUMBER: _builtins.int
     CUDA_VMM_FIELD_NUMBER: _builtins.int
+    WINDOW_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     """Number of the rank."""
     @_builtins.property
@@ -818,6 +847,10 @@ class RankEndpoint(_message.Message):
     def cuda_vmm(self) -> Global___CudaVmmEndpoint:
         """GPU memory as descriptors."""
 
+    @_builtins.property
+    def window(self) -> Global___WindowEndpoint:
+        """Windows."""
+
     def __init__(
         self,
         *,
@@ -828,10 +861,11 @@ class RankEndpoint(_message.Message):
         loopback: Global___LoopbackEndpoint | None = ...,
         collective: Global___CollectiveEndpoint | None = ...,
         cuda_vmm: Global___CudaVmmEndpoint | None = ...,
+        window: Global___WindowEndpoint | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cma", b"cma", "collective", b"collective", "cuda_vmm", b"cuda_vmm", "loopback", b"loopback", "nixl", b"nixl", "shm", b"shm"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cma", b"cma", "collective", b"collective", "cuda_vmm", b"cuda_vmm", "loopback", b"loopback", "nixl", b"nixl", "shm", b"shm", "window", b"window"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cma", b"cma", "collective", b"collective", "cuda_vmm", b"cuda_vmm", "loopback", b"loopback", "nixl", b"nixl", "rank", b"rank", "shm", b"shm"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cma", b"cma", "collective", b"collective", "cuda_vmm", b"cuda_vmm", "loopback", b"loopback", "nixl", b"nixl", "rank", b"rank", "shm", b"shm", "window", b"window"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -10,7 +10,7 @@ from kvgrpc.core.values.compatibility import EngineDescription
 from kvgrpc.core.values.layout import Group, GroupKind, PoolKind, PoolLayout, Region, Section, Strides, TensorKind
 from kvgrpc.core.values.limits import MESSAGE_BYTES
 from kvgrpc.core.values.obstacles import Difference
-from kvgrpc.errors import InvalidRequest, invalid
+from kvgrpc.errors import InvalidRequest, Reason, invalid
 from kvgrpc.v1 import handshake_pb2, pool_types_pb2
 from kvgrpc.wire.bounds import (
     GROUPS_MAX,
@@ -21,7 +21,7 @@ from kvgrpc.wire.bounds import (
     text,
 )
 from kvgrpc.wire.paths import in_schema
-from kvgrpc.wire.values import data_path, duration
+from kvgrpc.wire.values import data_path, duration, reason
 
 POOL_KINDS = {
     PoolKind.SERVER_MANAGED: pool_types_pb2.POOL_KIND_SERVER_MANAGED,
@@ -243,7 +243,12 @@ def path_to_proto(value: RankPath) -> handshake_pb2.RankPath:
         data_path=data_path(value.data_path),
         why=value.why,
         rejected_paths=[
-            handshake_pb2.DataPathStatus(data_path=data_path(name), why=why) for name, why in value.rejected
+            handshake_pb2.DataPathStatus(
+                data_path=data_path(name),
+                why=why,
+                reason=reason(Reason.NETWORK_NOT_PRIVATE if name in value.ruled_out else None),
+            )
+            for name, why in value.rejected
         ],
     )
 

@@ -14,6 +14,7 @@ from kvgrpc.core.values.endpoints import (
     RankEndpoint,
     Segment,
     ShmEndpoint,
+    WindowEndpoint,
 )
 from kvgrpc.v1 import pool_types_pb2
 from kvgrpc.wire.bounds import ENDPOINTS_MAX, SEGMENTS_MAX, check_count, check_counts, text
@@ -67,6 +68,10 @@ def endpoint_to_proto(value: RankEndpoint) -> pool_types_pb2.RankEndpoint:
                 backend=collective.backend, size_bytes=collective.nbytes, framing=collective.framing
             )
         )
+    if value.window:
+        made.window.CopyFrom(
+            pool_types_pb2.WindowEndpoint(size_bytes=value.window.nbytes, framing=value.window.framing)
+        )
     if value.loopback:
         made.loopback.CopyFrom(
             pool_types_pb2.LoopbackEndpoint(key=value.loopback.key, size_bytes=value.loopback.nbytes)
@@ -86,7 +91,7 @@ def endpoints_from_proto(values: Sequence[pool_types_pb2.RankEndpoint]) -> tuple
 
 def endpoint_from_proto(value: pool_types_pb2.RankEndpoint) -> RankEndpoint:
     """Returns the endpoint that a peer states for a rank. Raises InvalidRequest for a long text."""
-    shm = cma = cuda_vmm = nixl = collective = loopback = None
+    shm = cma = cuda_vmm = nixl = collective = loopback = window = None
     if value.HasField("shm"):
         s = value.shm
         path = text("endpoints.shm.socket_path", s.socket_path, SOCKET_PATH_BYTES_MAX)
@@ -106,7 +111,9 @@ def endpoint_from_proto(value: pool_types_pb2.RankEndpoint) -> RankEndpoint:
         collective = CollectiveEndpoint(backend, value.collective.size_bytes, value.collective.framing)
     if value.HasField("loopback"):
         loopback = LoopbackEndpoint(text("endpoints.loopback.key", value.loopback.key), value.loopback.size_bytes)
-    return RankEndpoint(value.rank, shm, cma, cuda_vmm, nixl, collective, loopback)
+    if value.HasField("window"):
+        window = WindowEndpoint(value.window.size_bytes, value.window.framing)
+    return RankEndpoint(value.rank, shm, cma, cuda_vmm, nixl, collective, loopback, window)
 
 
 def _segment(value: Segment) -> pool_types_pb2.Segment:

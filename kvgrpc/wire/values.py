@@ -54,6 +54,7 @@ DATA_PATHS: dict[str, "common_pb2.DataPath.ValueType"] = {
     "nixl": common_pb2.DATA_PATH_NIXL,
     "collective": common_pb2.DATA_PATH_COLLECTIVE,
     "loopback": common_pb2.DATA_PATH_LOOPBACK,
+    "window": common_pb2.DATA_PATH_WINDOW,
 }
 _CORE_DATA_PATHS = {int(value): name for name, value in DATA_PATHS.items()}
 CLOSE_OUTCOMES = {

@@ -31,6 +31,7 @@ from kvgrpc.datapath.paths.cma import CmaPath
 from kvgrpc.datapath.paths.loopback import LoopbackPath
 from kvgrpc.datapath.paths.shm import ShmPath
 from kvgrpc.datapath.questions import Answer, Question
+from kvgrpc.datapath.window.path import WindowPath
 from tests.datapath.cuda_vmm.fake_driver import DRIVER, exported, plain
 from tests.datapath.pumped import HOST, LONG_S, LOST, PumpedPath, Said
 
@@ -93,6 +94,10 @@ def make_collective(memory: Any, _: str) -> DataPath:
     return PumpedPath(memory)
 
 
+def make_window(memory: Any, _: str) -> DataPath:
+    return PumpedPath(memory, WindowPath)
+
+
 def make_sent(memory: Any, _: str) -> DataPath:
     return CollectivePath(memory, HOST)
 
@@ -123,13 +128,15 @@ CASES = [
     Case("cuda_vmm-pools", make_cuda_vmm, exported, exported),
     Case("collective", make_collective, private, private),
     Case("collective-pools", make_collective, shared, shared),
+    Case("window", make_window, private, private),
+    Case("window-pools", make_window, shared, shared),
     *([Case("nixl", make_nixl, private, private, writes=True)] if HAS_NIXL else []),
 ]
 
 
 SENT = Case("collective", make_sent, private, private, in_process=True)
 """Case for movers with leads between them, as in `tests.datapath.many_ranks`; bytes still go over TCP."""
-BY_MOVERS = [case for case in CASES if case.make is not make_collective]
+BY_MOVERS = [case for case in CASES if case.make not in (make_collective, make_window)]
 """Cases of data paths that a mover uses without leads."""
 IN_HOSTS = [case for case in BY_MOVERS if case.make is not make_cuda_vmm]
 """Cases whose memory the processor can read."""

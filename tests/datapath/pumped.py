@@ -30,6 +30,10 @@ Leads = Callable[[str, SendAsk], Said]
 """Function that asks a peer's rank to send."""
 
 
+def collective(memory: Any) -> CollectivePath:
+    return CollectivePath(memory, HOST)
+
+
 class PumpedPath:
     """A data path `collective` that works without a mover."""
 
@@ -37,9 +41,9 @@ class PumpedPath:
     needs_polling = True
     peers_need_turns = True
 
-    def __init__(self, memory: Any) -> None:
+    def __init__(self, memory: Any, make: Callable[[Any], CollectivePath] = collective) -> None:
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._path = CollectivePath(memory, HOST)
+        self._path = make(memory)
         self._path.bind(self._commands.put, self._want)
         self._leads: dict[str, Leads] = {}
 

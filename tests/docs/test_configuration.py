@@ -50,7 +50,7 @@ def rendered(field: Field[Any]) -> str:
         return NOT_A_VALUE[field.name]
     assert field.default is not MISSING
     match field.default:
-        case None | "":
+        case None | "" | ():
             return "none"
         case bool(value):
             return "yes" if value else "no"

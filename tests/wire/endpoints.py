@@ -14,6 +14,7 @@ from kvgrpc.core.values.endpoints import (
     RankEndpoint,
     Segment,
     ShmEndpoint,
+    WindowEndpoint,
 )
 
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
@@ -40,4 +41,5 @@ ENDPOINTS = st.builds(
     nixl=st.none() | st.builds(NixlEndpoint, TEXT, st.binary(max_size=50), TEXT, SEGMENTS, st.none() | PROCESS),
     collective=st.none() | st.builds(CollectiveEndpoint, TEXT, U64, U32),
     loopback=st.none() | st.builds(LoopbackEndpoint, TEXT, U64),
+    window=st.none() | st.builds(WindowEndpoint, U64, U32),
 )

@@ -184,7 +184,8 @@ class Handshakes:
             self._state.timers.clear(Timer.ADMIT, shake.key)
             shake.peer.told = generation
             engine = self._state.life.engine
-            answer = Introduced(engine, shake.peer.description, shake.endpoints(), shake.protocol, shake.proof)
+            told = self._peers.networks.usable(shake.endpoints(), shake.peer.address, engine.address)
+            answer = Introduced(engine, shake.peer.description, told, shake.protocol, shake.proof)
             self._state.reply(shake.call_id, answer)
 
     def meeting_began(self, event: MeetingBegan) -> None:
@@ -324,7 +325,8 @@ class Handshakes:
         known = self._peers.lives.get(dial.proving)
         proofs, asks = (known.shows, known.asks[0]) if known is not None else (dial.shows, b"")
         to = "" if dial.to == dial.address else dial.to
-        self._state.emit(Dial(dial.address, dial.expected_engine_id, dial.endpoints(), dial.trace, to, proofs, asks))
+        told = self._peers.networks.usable(dial.endpoints(), dial.to, self._state.life.engine.address)
+        self._state.emit(Dial(dial.address, dial.expected_engine_id, told, dial.trace, to, proofs, asks))
 
     def _try_again(self, dial: OutgoingHandshake, error: KVGrpcError) -> bool:
         """Tries again after NOT_PROVED. While an earlier life of ours is connected there: later. If this life is known

@@ -17,6 +17,7 @@ from kvgrpc.core.tables.transfers import RankPath
 from kvgrpc.core.values.bridge import bridges
 from kvgrpc.core.values.compatibility import EngineDescription, side_of, weights_unknown
 from kvgrpc.core.values.ids import peer_key
+from kvgrpc.core.values.networks import PLAIN_TEXT
 from kvgrpc.errors import Aborted, Exhausted, InvalidRequest, Reason
 
 DEAD_KEPT = 64
@@ -149,7 +150,8 @@ class PeerLiveness:
         peer.meets = False
         peer.attempt, peer.tried = self._attempts, peer.endpoints
         peer.mapping.update(peer.bridges.pairs)
-        endpoints = {endpoint.rank: endpoint for endpoint in peer.endpoints}
+        usable = self._peers.networks.usable(peer.endpoints, peer.address, self._state.life.engine.address)
+        endpoints = {endpoint.rank: endpoint for endpoint in usable}
         for rank, peer_rank in peer.bridges.pairs:
             self._state.emit(MapPeer(rank, peer.key, endpoints[peer_rank], peer.attempt))
 
@@ -168,10 +170,17 @@ class PeerLiveness:
             return None
         pair = event.rank, event.peer_rank
         peer.mapping.discard(pair)
-        peer.paths[pair] = RankPath(*pair, event.data_path, event.why, event.rejected)
+        peer.paths[pair] = self._path(peer, event)
         if not peer.mapping and not peer.reachable and peer.tried is not peer.endpoints:
             self.map(peer)
         return peer
+
+    def _path(self, peer: Peer, event: PeerMapped) -> RankPath:
+        """Returns the data path that a rank found. The rank does not know which paths the network ruled out."""
+        why_not = self._peers.networks.why_not(peer.address, self._state.life.engine.address)
+        ruled_out = PLAIN_TEXT if why_not else frozenset()
+        rejected = tuple((name, why_not if name in ruled_out else why) for name, why in event.rejected)
+        return RankPath(event.rank, event.peer_rank, event.data_path, event.why, rejected, ruled_out)
 
     def _reached_for(self, event: PeerMapped | MeetingBegan) -> Peer | None:
         peer = self._peers.lives.get(event.peer)

@@ -29,6 +29,7 @@ from kvgrpc.core.tables.transfer_table import TransferTable
 from kvgrpc.core.tables.transfers import ENDED, Changes, Transfer, TransferTerms
 from kvgrpc.core.values.call import Call
 from kvgrpc.core.values.limits import Limits
+from kvgrpc.core.values.networks import EVERYWHERE, PrivateNetworks
 from kvgrpc.core.values.owners import ENGINE
 from kvgrpc.errors import KVGrpcError
 
@@ -36,7 +37,10 @@ from kvgrpc.errors import KVGrpcError
 class NodeState:
     """All that a node knows. `now` is the time of the event being handled."""
 
-    def __init__(self, limits: Limits, writers: frozenset[str], *, checksums: bool = False) -> None:
+    def __init__(
+        self, limits: Limits, writers: frozenset[str], *, checksums: bool = False,
+        networks: PrivateNetworks = EVERYWHERE,
+    ) -> None:  # fmt: skip
         self.limits = limits
         self.now = 0.0
         self.actions: list[Action] = []
@@ -45,7 +49,7 @@ class NodeState:
         self.react: Reactions
         self.timers = Timers()
         self.life = EngineLife()
-        self.peers = PeerTables()
+        self.peers = PeerTables(networks)
         self.moves = MoveTable(Ledger(limits), writers, checksums=checksums)
         self.send: SendTables
         self.receive = ReceiveTables(CallerBudget(f"renewals of {KEYS_A_RENEWAL} keys at other engines"))

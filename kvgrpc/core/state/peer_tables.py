@@ -5,13 +5,15 @@ from kvgrpc.core.state.caller_budget import CallerBudget
 from kvgrpc.core.state.handshake import Handshake, OutgoingHandshake
 from kvgrpc.core.tables.peers import Peer, PeerState
 from kvgrpc.core.values.ids import peer_key
+from kvgrpc.core.values.networks import PrivateNetworks
 from kvgrpc.errors import PreconditionFailed, Reason
 
 
 class PeerTables:
     """Tables of the other leads that a lead knows."""
 
-    def __init__(self) -> None:
+    def __init__(self, networks: PrivateNetworks) -> None:
+        self.networks = networks
         self.lives: dict[str, Peer] = {}
         """Peers by life. The lead ends them all before an incarnation begins."""
         self.dial_budget = CallerBudget("handshakes with other engines")

@@ -120,6 +120,8 @@ class RankPath:
     data_path: str
     why: str
     rejected: tuple[tuple[str, str], ...] = ()
+    ruled_out: frozenset[str] = frozenset()
+    """Data paths among `rejected` that the network between the leads rules out."""
 
     def __post_init__(self) -> None:
         rejected = tuple((note(name, WHY_BYTES_MAX), note(why, WHY_BYTES_MAX)) for name, why in self.rejected)

@@ -10,7 +10,7 @@ from kvgrpc.errors import PreconditionFailed, Reason
 Name = bytes | TensorId
 """A request by its transfer key, or one of its tensors."""
 ALL, HOUSE = "", " "
-"""Whom an end is for, beside a tenant: everybody, and the house alone. No tenant has such a name."""
+"""Scopes of an end beside a tenant: everybody, and the house alone. No tenant has such a name."""
 
 _SAID = {
     Reason.TRANSFER_ENDED: "was released",

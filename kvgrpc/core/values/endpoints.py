@@ -4,7 +4,7 @@ The service carries them between leads, `kvgrpc.datapath` makes and uses them, a
 """
 
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import fields, replace
 from enum import Enum
 from typing import Self
 
@@ -120,6 +120,15 @@ class CudaVmmEndpoint:
 
 
 @dataclass(frozen=True)
+class WindowEndpoint:
+    """Memory of a rank on this host that copies what it is asked for into a window of the peer."""
+
+    nbytes: int
+    framing: int
+    """Version of how the two ranks cut what is sent."""
+
+
+@dataclass(frozen=True)
 class LoopbackEndpoint:
     """Memory in this process, found by key."""
 
@@ -138,6 +147,7 @@ class RankEndpoint:
     nixl: NixlEndpoint | None = None
     collective: CollectiveEndpoint | None = None
     loopback: LoopbackEndpoint | None = None
+    window: WindowEndpoint | None = None
 
     @property
     def on_device(self) -> bool:
@@ -146,6 +156,10 @@ class RankEndpoint:
             return True
         parts = [part.segments for part in (self.cma, self.nixl) if part is not None]
         return any(segment.kind is MemoryKind.CUDA for segments in parts for segment in segments)
+
+    def without(self, data_paths: Collection[str]) -> Self:
+        """Returns a copy without the parts of these data paths."""
+        return self.only({field.name for field in fields(self)} - {"rank", *data_paths})
 
     def only(self, data_paths: Collection[str]) -> Self:
         """Returns a copy without the parts of all other data paths."""
@@ -157,4 +171,5 @@ class RankEndpoint:
             nixl=self.nixl if "nixl" in data_paths else None,
             collective=self.collective if "collective" in data_paths else None,
             loopback=self.loopback if "loopback" in data_paths else None,
+            window=self.window if "window" in data_paths else None,
         )

@@ -29,7 +29,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-import numpy as np
 import torch
 from torch import distributed
 
@@ -42,11 +41,9 @@ from kvgrpc.datapath.collective.connection import (
 )
 from kvgrpc.datapath.collective.group import PROOF_S, RECEIVER, SENDER
 from kvgrpc.datapath.collective.half import CONNECTIONS, TOKEN_BYTES, Address, Half, read_half
-from kvgrpc.datapath.collective.messages import PACKED_BYTES_MAX, Message
+from kvgrpc.datapath.collective.messages import PACKED_BYTES_MAX, Message, copy_rows
 from kvgrpc.datapath.collective.rendezvous import Rendezvous
 from kvgrpc.datapath.collective.rendezvous_store import OwnStore
-from kvgrpc.datapath.copy.copy_methods import best, copier
-from kvgrpc.datapath.host.addresses import Rows
 
 _ProcessGroup: Any = distributed.ProcessGroupGloo  # its methods have no types
 
@@ -113,7 +110,7 @@ class GlooGroup:
             work = group.recv([part], self._peer, tag)
         else:
             if not message.address:
-                _copy(message.rows, destination=buffer.data_ptr())
+                copy_rows(message.rows, destination=buffer.data_ptr())
             work = group.send([part], self._peer, tag)
         self._works.append(work)
         return GlooLaunch(work, message, buffer)
@@ -124,7 +121,7 @@ class GlooGroup:
         flying.work.wait(timedelta(seconds=stall_s))
         if not flying.message.address:
             if not self._sends:
-                _copy(flying.message.rows, source=flying.buffer.data_ptr())
+                copy_rows(flying.message.rows, source=flying.buffer.data_ptr())
             if len(flying.buffer) == PACKED_BYTES_MAX:
                 self._spare.append(flying.buffer)
 
@@ -208,13 +205,6 @@ def _places(told: bytes) -> tuple[slice, slice]:
 def _until(moment: float) -> timedelta:
     """Returns the time left, but never zero, which Gloo takes for no bound."""
     return timedelta(seconds=max(moment - time.monotonic(), 0.001))
-
-
-def _copy(rows: Rows, *, source: int = 0, destination: int = 0) -> None:
-    """Copies rows. One side's addresses are offsets in a buffer, which begins at `source` or `destination`."""
-    copy = copier(best(float(rows[:, 2].mean())))
-    assert copy is not None, "it is among those that work"
-    copy(np.ascontiguousarray(rows + np.array([destination, source, 0])))
 
 
 def _at(address: int, nbytes: int) -> torch.Tensor:

@@ -18,7 +18,7 @@ from kvgrpc.datapath.base import PostingState
 from kvgrpc.datapath.collective.messages import Message
 from kvgrpc.datapath.collective.rendezvous import Rendezvous
 
-GLOO, NCCL = "gloo", "nccl"
+GLOO, NCCL, WINDOW = "gloo", "nccl", "window"
 """Libraries that make groups."""
 SENDER, RECEIVER = 0, 1
 """Ranks within a group."""

@@ -12,6 +12,7 @@ import numpy as np
 from kvgrpc.core.values.block_ids import Ids
 from kvgrpc.core.values.byte_runs import Runs
 from kvgrpc.core.values.endpoints import Segment
+from kvgrpc.datapath.copy.copy_methods import best, copier
 from kvgrpc.datapath.host.addresses import Rows, cut, to_rows
 
 FRAMING = 3
@@ -35,20 +36,22 @@ class Message:
     """Address of the bytes if they are contiguous, else 0."""
 
 
-def messages(runs: Runs, own: Sequence[Segment], *, sends: bool) -> Iterator[Message]:
-    """Yields the messages of checked runs, in order. `own` is the memory of the calling rank, whose offsets are
-    `runs.src` if it sends, else `runs.dst`.
+def messages(
+    runs: Runs, own: Sequence[Segment], *, sends: bool, most_bytes: int = MESSAGE_BYTES_MAX
+) -> Iterator[Message]:
+    """Yields the messages of checked runs, in order, each of `most_bytes` at most. `own` is the memory of the calling
+    rank, whose offsets are `runs.src` if it sends, else `runs.dst`.
     """
     offsets = runs.src if sends else runs.dst
-    whole = cut(Runs(offsets, offsets, runs.nbytes), MESSAGE_BYTES_MAX)
-    for first, end in _split(whole.nbytes):
+    whole = cut(Runs(offsets, offsets, runs.nbytes), most_bytes)
+    for first, end in _split(whole.nbytes, most_bytes):
         part = Runs(whole.src[first:end], whole.dst[first:end], whole.nbytes[first:end])
         yield _message(part, own, sends)
 
 
-def _split(nbytes: Ids) -> Iterator[tuple[int, int]]:
+def _split(nbytes: Ids, most_bytes: int) -> Iterator[tuple[int, int]]:
     """Yields the ranges of runs that travel together."""
-    alone = nbytes >= ALONE_BYTES_MIN
+    alone = nbytes >= min(ALONE_BYTES_MIN, most_bytes)
     ends = np.cumsum(nbytes)
     first = 0
     while first < len(nbytes):
@@ -56,7 +59,7 @@ def _split(nbytes: Ids) -> Iterator[tuple[int, int]]:
             end = first + 1
         else:
             before = int(ends[first] - nbytes[first])
-            end = int(np.searchsorted(ends, before + PACKED_BYTES_MAX, side="right"))
+            end = int(np.searchsorted(ends, before + most_bytes, side="right"))
             following = np.flatnonzero(alone[first:end])
             end = max(first + int(following[0]) if len(following) else end, first + 1)
         yield first, end
@@ -74,3 +77,10 @@ def _message(runs: Runs, own: Sequence[Segment], sends: bool) -> Message:
         rows = to_rows(Runs(packed, runs.dst, runs.nbytes), buffer, own, MESSAGE_BYTES_MAX)
     address = int(rows[0, 1 if sends else 0])
     return Message(total, rows, address if len(rows) == 1 else 0)
+
+
+def copy_rows(rows: Rows, *, source: int = 0, destination: int = 0) -> None:
+    """Copies rows. One side's addresses are offsets in a buffer, which begins at `source` or `destination`."""
+    copy = copier(best(float(rows[:, 2].mean())))
+    assert copy is not None, "it is among those that work"
+    copy(np.ascontiguousarray(rows + np.array([destination, source, 0])))

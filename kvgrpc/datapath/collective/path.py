@@ -21,7 +21,7 @@ from kvgrpc.core.values.sends import MEET, SendAnswer, SendAsk, Values
 from kvgrpc.datapath.base import DataPathFailed, DataPathUnavailable, PostingState, Remote
 from kvgrpc.datapath.collective.group import BUILD_S, GLOO, NCCL, PROOF_S, STALL_S, GroupJob, GroupLibrary, ProcessGroup
 from kvgrpc.datapath.collective.half import read_half
-from kvgrpc.datapath.collective.messages import FRAMING, messages
+from kvgrpc.datapath.collective.messages import FRAMING, MESSAGE_BYTES_MAX, messages
 from kvgrpc.datapath.collective.remote import CollectiveRemote
 from kvgrpc.datapath.collective.rendezvous import Rendezvous
 from kvgrpc.datapath.collective.unmade_groups import UnmadeGroups
@@ -61,16 +61,21 @@ class CollectivePath:
     name = "collective"
     needs_polling = False
     peers_need_turns = False
+    framing = FRAMING
+    message_bytes = MESSAGE_BYTES_MAX
 
-    def __init__(self, memory: SharedMemory | PrivateMemory, host: str, load: Callable[[], None] = _load_torch) -> None:
-        if importlib.util.find_spec("torch") is None:
+    def __init__(
+        self, memory: SharedMemory | PrivateMemory, host: str, load: Callable[[], None] | None = _load_torch,
+        backend: str = "",
+    ) -> None:  # fmt: skip
+        if load is not None and importlib.util.find_spec("torch") is None:
             raise DataPathUnavailable("torch is not installed: install kvgrpc's extra 'server'")
-        self._backend = GLOO if is_host(memory.segments) else NCCL
+        self._backend = backend or (GLOO if is_host(memory.segments) else NCCL)
         self._segments = memory.segments
         self._nbytes = memory_bytes(memory.segments)
         self._keeps = memory
         self._host = host
-        self._load = load
+        self._load = load or (lambda: None)
         self._later: Callable[[Callable[[], None]], None] = lambda act: act()
         self._want: Callable[[str, str, SendAsk], None] = lambda *_: None
         self._senders: dict[tuple[str, int], _Sender] = {}
@@ -106,20 +111,21 @@ class CollectivePath:
     def reach(
         self, rank: int, peer: str, endpoint: RankEndpoint, reached: Callable[[Remote | str], None]
     ) -> CollectiveRemote:
-        part, key = endpoint.collective, (peer, endpoint.rank)
+        part, key = self._part(endpoint), (peer, endpoint.rank)
         if part is None:
             raise DataPathUnavailable("the peer offers no process group")
-        if part.backend != self._backend:
-            why = f"the peer offers a process group of {part.backend}, this rank's memory takes one of {self._backend}"
+        backend, nbytes, framing = part
+        if backend != self._backend:
+            why = f"the peer offers a process group of {backend}, this rank's memory takes one of {self._backend}"
             raise DataPathUnavailable(why)
-        if part.framing != FRAMING:
-            why = f"the peer cuts sends by framing {part.framing}, this rank by {FRAMING}: have both run one version"
+        if framing != self.framing:
+            why = f"the peer cuts sends by framing {framing}, this rank by {self.framing}: have both run one version"
             raise DataPathUnavailable(why)
         self._unmade.check((*key, False))
         want = partial(self._want, peer)
         if (before := self._remotes.get(key)) is not None:
             before.replaced()
-        remote = CollectiveRemote(self, key, part, self._segments, want, reached, rank=rank)
+        remote = CollectiveRemote(self, key, (backend, nbytes), self._segments, want, reached, rank=rank)
         self._remotes[key] = remote
         return remote
 
@@ -156,8 +162,7 @@ class CollectivePath:
         before = self._senders.get(key)
         if before is not None and ask.epoch <= before.epoch and not before.anew:
             raise DataPathFailed(f"epoch {ask.epoch} is over: the process group is of epoch {before.epoch}")
-        if self._backend == GLOO:
-            read_half(ask.values, self._host)
+        self._check_half(ask.values)
         answered = False
 
         def told(values: Values) -> None:
@@ -194,7 +199,7 @@ class CollectivePath:
             raise DataPathFailed(f"{JOBS_MAX} sends wait for those before them")
         if sender.jobs and sum(count for _, count in sender.jobs) + len(runs) > WAITING_RUNS_MAX:
             raise DataPathFailed(f"more than {WAITING_RUNS_MAX} runs wait for the sends before them")
-        job = GroupJob(messages(runs, self._segments, sends=True), lambda: None)
+        job = GroupJob(messages(runs, self._segments, sends=True, most_bytes=self.message_bytes), lambda: None)
         sender.sequence = ask.sequence
         sender.jobs.append((job, len(runs)))
         sender.group.start(ask.sequence, job)
@@ -226,6 +231,16 @@ class CollectivePath:
         from kvgrpc.datapath.collective.gloo import GlooGroup
 
         return GlooGroup(sends=sends, host=self._host, rendezvous=rendezvous)
+
+    def _part(self, endpoint: RankEndpoint) -> tuple[str, int, int] | None:
+        """Returns library, size and framing of what the peer offers."""
+        part = endpoint.collective
+        return None if part is None else (part.backend, part.nbytes, part.framing)
+
+    def _check_half(self, values: Values) -> None:
+        """Raises DataPathFailed for values that are not half of a group."""
+        if self._backend == GLOO:
+            read_half(values, self._host)
 
     def next_epoch(self) -> int:
         self._epoch += 1

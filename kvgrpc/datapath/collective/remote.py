@@ -6,13 +6,16 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kvgrpc.core.values.byte_runs import Runs
-from kvgrpc.core.values.endpoints import CollectiveEndpoint, Segment
+from kvgrpc.core.values.endpoints import Segment
 from kvgrpc.core.values.sends import MEET, SendAnswer, SendAsk, Values
 from kvgrpc.datapath.base import Buffer, DataPathFailed, PostingState
-from kvgrpc.datapath.collective.group import NCCL, GroupJob, ProcessGroup
+from kvgrpc.datapath.collective.group import GLOO, NCCL, WINDOW, GroupJob, ProcessGroup
 from kvgrpc.datapath.collective.messages import messages
 from kvgrpc.datapath.host.addresses import check_runs
 from kvgrpc.datapath.host.memory import memory_bytes
+
+WHAT = {NCCL: "NCCL", GLOO: "Gloo, over TCP", WINDOW: "same host, by a window that this rank alone maps"}
+"""Description of how bytes move, for people, by library."""
 
 
 @dataclass(eq=False)
@@ -36,6 +39,11 @@ class CollectiveRead:
 class GroupOwner(Protocol):
     """The part of a path that its remotes use."""
 
+    @property
+    def message_bytes(self) -> int:
+        """Maximum size of a message, in bytes."""
+        ...
+
     def make_group(
         self, peer: tuple[str, int], *, sends: bool, told: Callable[[Values], None], ready: Callable[[], None]
     ) -> ProcessGroup:
@@ -58,8 +66,8 @@ class GroupOwner(Protocol):
 
 
 class CollectiveRemote:
-    """A peer's rank that sends. `want` asks the peer, for a posting or for none. `reached` gets this remote once the
-    first group was made, or why it was not.
+    """A peer's rank that sends. `source` is its library and the size of its memory. `want` asks the peer, for a posting
+    or for none. `reached` gets this remote once the first group was made, or why it was not.
     """
 
     process = None
@@ -68,7 +76,7 @@ class CollectiveRemote:
         self,
         path: GroupOwner,
         key: tuple[str, int],
-        source: CollectiveEndpoint,
+        source: tuple[str, int],
         own: Sequence[Segment],
         want: Callable[[str, SendAsk], None],
         reached: Callable[["CollectiveRemote | str"], None],
@@ -78,7 +86,7 @@ class CollectiveRemote:
         self.key = key
         self._path = path
         self._rank = rank
-        self._library, self._source_bytes = source.backend, source.nbytes
+        self._library, self._source_bytes = source
         self._own = own
         self._want = want
         self._reached: Callable[[CollectiveRemote | str], None] | None = reached
@@ -95,7 +103,7 @@ class CollectiveRemote:
 
     @property
     def why(self) -> str:
-        what = "NCCL" if self._library == NCCL else "Gloo, over TCP"
+        what = WHAT[self._library]
         return f"{what}: rank {self.key[1]} of the peer sends, when it is asked to, of {self._source_bytes} bytes"
 
     def read(self, runs: Runs, wake: Callable[[], None]) -> CollectiveRead:
@@ -108,7 +116,9 @@ class CollectiveRemote:
         check_runs(runs, self._source_bytes, memory_bytes(own))
         some = runs.nbytes > 0
         runs = Runs(runs.src[some], runs.dst[some], runs.nbytes[some])
-        receive = CollectiveRead(posting_id, runs, GroupJob(messages(runs, own, sends=False), wake))
+        receive = CollectiveRead(
+            posting_id, runs, GroupJob(messages(runs, own, sends=False, most_bytes=self._path.message_bytes), wake)
+        )
         if len(runs):
             self._waiting.append(receive)
             self._go_on()

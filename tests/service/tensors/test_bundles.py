@@ -51,7 +51,7 @@ async def test_a_bundle_has_no_more_pages_and_tensors_than_it_may(pair: Pair) ->
     await ended(pair.put_all("abc", pages=MOST // 2 + 1))
     assert pair.pulls() == [MOST // 2 + 1] * 3
     names = [f"n{i}" for i in range(TENSORS_MAX + 2)]
-    life_of(pair.d).table.release(KEY, [named(name) for name in "abc"], Reason.TRANSFER_ENDED, 0.0)
+    life_of(pair.d).table.release(Release(KEY, tuple(map(named, "abc"))), Reason.TRANSFER_ENDED, 0.0)
     pair.d._perform()
     await ended({name: pair.put(name) for name in names})
     assert max(pair.pulls()[:-3]) <= MOST

@@ -255,6 +255,8 @@ const (
 	DataPath_DATA_PATH_LOOPBACK DataPath = 5
 	// GPU memory exported as file descriptors: the destination maps it read-only on one host.
 	DataPath_DATA_PATH_CUDA_VMM DataPath = 6
+	// Windows on one host: the source copies what it is asked for into memory that the destination alone may map.
+	DataPath_DATA_PATH_WINDOW DataPath = 7
 )
 
 // Enum value maps for DataPath.
@@ -267,6 +269,7 @@ var (
 		4: "DATA_PATH_COLLECTIVE",
 		5: "DATA_PATH_LOOPBACK",
 		6: "DATA_PATH_CUDA_VMM",
+		7: "DATA_PATH_WINDOW",
 	}
 	DataPath_value = map[string]int32{
 		"DATA_PATH_UNSPECIFIED": 0,
@@ -276,6 +279,7 @@ var (
 		"DATA_PATH_COLLECTIVE":  4,
 		"DATA_PATH_LOOPBACK":    5,
 		"DATA_PATH_CUDA_VMM":    6,
+		"DATA_PATH_WINDOW":      7,
 	}
 )
 
@@ -543,6 +547,9 @@ const (
 	FailureReason_FAILURE_REASON_POLICY_DENIED FailureReason = 71
 	// The grant is bound to another consumer.
 	FailureReason_FAILURE_REASON_GRANT_BOUND FailureReason = 72
+	// The data path sends plain text, and the server has TLS and does not declare the peer's network private. The reason
+	// of a rejected data path, and never of an error.
+	FailureReason_FAILURE_REASON_NETWORK_NOT_PRIVATE FailureReason = 73
 )
 
 // Enum value maps for FailureReason.
@@ -621,6 +628,7 @@ var (
 		70: "FAILURE_REASON_ROLE_MISSING",
 		71: "FAILURE_REASON_POLICY_DENIED",
 		72: "FAILURE_REASON_GRANT_BOUND",
+		73: "FAILURE_REASON_NETWORK_NOT_PRIVATE",
 	}
 	FailureReason_value = map[string]int32{
 		"FAILURE_REASON_UNSPECIFIED":            0,
@@ -696,6 +704,7 @@ var (
 		"FAILURE_REASON_ROLE_MISSING":           70,
 		"FAILURE_REASON_POLICY_DENIED":          71,
 		"FAILURE_REASON_GRANT_BOUND":            72,
+		"FAILURE_REASON_NETWORK_NOT_PRIVATE":    73,
 	}
 )
 
@@ -1951,7 +1960,7 @@ const file_kvgrpc_v1_common_proto_rawDesc = "" +
 	"\fTransferMode\x12\x1d\n" +
 	"\x19TRANSFER_MODE_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12TRANSFER_MODE_PULL\x10\x01\x12\x16\n" +
-	"\x12TRANSFER_MODE_PUSH\x10\x02*\xa9\x01\n" +
+	"\x12TRANSFER_MODE_PUSH\x10\x02*\xbf\x01\n" +
 	"\bDataPath\x12\x19\n" +
 	"\x15DATA_PATH_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rDATA_PATH_SHM\x10\x01\x12\x11\n" +
@@ -1959,7 +1968,8 @@ const file_kvgrpc_v1_common_proto_rawDesc = "" +
 	"\x0eDATA_PATH_NIXL\x10\x03\x12\x18\n" +
 	"\x14DATA_PATH_COLLECTIVE\x10\x04\x12\x16\n" +
 	"\x12DATA_PATH_LOOPBACK\x10\x05\x12\x16\n" +
-	"\x12DATA_PATH_CUDA_VMM\x10\x06*\x8c\x02\n" +
+	"\x12DATA_PATH_CUDA_VMM\x10\x06\x12\x14\n" +
+	"\x10DATA_PATH_WINDOW\x10\a*\x8c\x02\n" +
 	"\rTransferPhase\x12\x1e\n" +
 	"\x1aTRANSFER_PHASE_UNSPECIFIED\x10\x00\x12\x1d\n" +
 	"\x19TRANSFER_PHASE_RENDEZVOUS\x10\x01\x12\x1c\n" +
@@ -1969,7 +1979,7 @@ const file_kvgrpc_v1_common_proto_rawDesc = "" +
 	"\x13TRANSFER_PHASE_WIRE\x10\x05\x12\x1b\n" +
 	"\x17TRANSFER_PHASE_CHECKSUM\x10\x06\x12\x19\n" +
 	"\x15TRANSFER_PHASE_SETTLE\x10\a\x12\x1a\n" +
-	"\x16TRANSFER_PHASE_READERS\x10\b*\x8e\x14\n" +
+	"\x16TRANSFER_PHASE_READERS\x10\b*\xb6\x14\n" +
 	"\rFailureReason\x12\x1e\n" +
 	"\x1aFAILURE_REASON_UNSPECIFIED\x10\x00\x12 \n" +
 	"\x1cFAILURE_REASON_INVALID_FIELD\x10\x01\x12%\n" +
@@ -2044,7 +2054,8 @@ const file_kvgrpc_v1_common_proto_rawDesc = "" +
 	" FAILURE_REASON_NOT_AUTHENTICATED\x10E\x12\x1f\n" +
 	"\x1bFAILURE_REASON_ROLE_MISSING\x10F\x12 \n" +
 	"\x1cFAILURE_REASON_POLICY_DENIED\x10G\x12\x1e\n" +
-	"\x1aFAILURE_REASON_GRANT_BOUND\x10H*\x97\x01\n" +
+	"\x1aFAILURE_REASON_GRANT_BOUND\x10H\x12&\n" +
+	"\"FAILURE_REASON_NETWORK_NOT_PRIVATE\x10I*\x97\x01\n" +
 	"\bNextStep\x12\x19\n" +
 	"\x15NEXT_STEP_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14NEXT_STEP_RETRY_HERE\x10\x01\x12\"\n" +

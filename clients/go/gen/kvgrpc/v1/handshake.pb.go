@@ -1062,7 +1062,10 @@ type DataPathStatus struct {
 	// Whether the data path can be used.
 	Available bool `protobuf:"varint,2,opt,name=available,proto3" json:"available,omitempty"`
 	// Reason why it can or cannot be used.
-	Why           string `protobuf:"bytes,3,opt,name=why,proto3" json:"why,omitempty"`
+	Why string `protobuf:"bytes,3,opt,name=why,proto3" json:"why,omitempty"`
+	// Reason for programs, of a data path that is rejected for a pair of ranks. Unspecified where there is none of its
+	// own.
+	Reason        FailureReason `protobuf:"varint,4,opt,name=reason,proto3,enum=kvgrpc.v1.FailureReason" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1116,6 +1119,13 @@ func (x *DataPathStatus) GetWhy() string {
 		return x.Why
 	}
 	return ""
+}
+
+func (x *DataPathStatus) GetReason() FailureReason {
+	if x != nil {
+		return x.Reason
+	}
+	return FailureReason_FAILURE_REASON_UNSPECIFIED
 }
 
 // Introduction of the calling engine.
@@ -1852,11 +1862,12 @@ const file_kvgrpc_v1_handshake_proto_rawDesc = "" +
 	"\vblock_count\x18\x02 \x01(\rR\n" +
 	"blockCount\x12(\n" +
 	"\x10free_block_count\x18\x03 \x01(\rR\x0efreeBlockCount\x12(\n" +
-	"\x10soft_block_count\x18\x04 \x01(\rR\x0esoftBlockCount\"r\n" +
+	"\x10soft_block_count\x18\x04 \x01(\rR\x0esoftBlockCount\"\xa4\x01\n" +
 	"\x0eDataPathStatus\x120\n" +
 	"\tdata_path\x18\x01 \x01(\x0e2\x13.kvgrpc.v1.DataPathR\bdataPath\x12\x1c\n" +
 	"\tavailable\x18\x02 \x01(\bR\tavailable\x12\x10\n" +
-	"\x03why\x18\x03 \x01(\tR\x03why\"\xe5\x01\n" +
+	"\x03why\x18\x03 \x01(\tR\x03why\x120\n" +
+	"\x06reason\x18\x04 \x01(\x0e2\x18.kvgrpc.v1.FailureReasonR\x06reason\"\xe5\x01\n" +
 	"\x10HandshakeRequest\x124\n" +
 	"\x06engine\x18\x01 \x01(\v2\x1c.kvgrpc.v1.EngineDescriptionR\x06engine\x125\n" +
 	"\tendpoints\x18\x02 \x03(\v2\x17.kvgrpc.v1.RankEndpointR\tendpoints\x12,\n" +
@@ -1979,8 +1990,9 @@ var file_kvgrpc_v1_handshake_proto_goTypes = []any{
 	(*durationpb.Duration)(nil),        // 24: google.protobuf.Duration
 	(*ResponseHeader)(nil),             // 25: kvgrpc.v1.ResponseHeader
 	(DataPath)(0),                      // 26: kvgrpc.v1.DataPath
-	(*RankEndpoint)(nil),               // 27: kvgrpc.v1.RankEndpoint
-	(*PeerAddress)(nil),                // 28: kvgrpc.v1.PeerAddress
+	(FailureReason)(0),                 // 27: kvgrpc.v1.FailureReason
+	(*RankEndpoint)(nil),               // 28: kvgrpc.v1.RankEndpoint
+	(*PeerAddress)(nil),                // 29: kvgrpc.v1.PeerAddress
 }
 var file_kvgrpc_v1_handshake_proto_depIdxs = []int32{
 	23, // 0: kvgrpc.v1.EngineDescription.pool:type_name -> kvgrpc.v1.PoolDescription
@@ -2008,40 +2020,41 @@ var file_kvgrpc_v1_handshake_proto_depIdxs = []int32{
 	1,  // 22: kvgrpc.v1.EngineStatus.admission:type_name -> kvgrpc.v1.Admission
 	12, // 23: kvgrpc.v1.EngineStatus.groups:type_name -> kvgrpc.v1.GroupLoad
 	26, // 24: kvgrpc.v1.DataPathStatus.data_path:type_name -> kvgrpc.v1.DataPath
-	3,  // 25: kvgrpc.v1.HandshakeRequest.engine:type_name -> kvgrpc.v1.EngineDescription
-	27, // 26: kvgrpc.v1.HandshakeRequest.endpoints:type_name -> kvgrpc.v1.RankEndpoint
-	25, // 27: kvgrpc.v1.HandshakeResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	3,  // 28: kvgrpc.v1.HandshakeResponse.engine:type_name -> kvgrpc.v1.EngineDescription
-	27, // 29: kvgrpc.v1.HandshakeResponse.endpoints:type_name -> kvgrpc.v1.RankEndpoint
-	18, // 30: kvgrpc.v1.HandshakeResponse.differences:type_name -> kvgrpc.v1.FieldDifference
-	3,  // 31: kvgrpc.v1.CheckCompatibilityRequest.engine:type_name -> kvgrpc.v1.EngineDescription
-	25, // 32: kvgrpc.v1.CheckCompatibilityResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	18, // 33: kvgrpc.v1.CheckCompatibilityResponse.differences:type_name -> kvgrpc.v1.FieldDifference
-	28, // 34: kvgrpc.v1.ConnectPeerRequest.peer:type_name -> kvgrpc.v1.PeerAddress
-	25, // 35: kvgrpc.v1.ConnectPeerResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	21, // 36: kvgrpc.v1.ConnectPeerResponse.peer:type_name -> kvgrpc.v1.Peer
-	2,  // 37: kvgrpc.v1.Peer.state:type_name -> kvgrpc.v1.PeerState
-	22, // 38: kvgrpc.v1.Peer.paths:type_name -> kvgrpc.v1.RankPath
-	24, // 39: kvgrpc.v1.Peer.silence:type_name -> google.protobuf.Duration
-	26, // 40: kvgrpc.v1.RankPath.data_path:type_name -> kvgrpc.v1.DataPath
-	13, // 41: kvgrpc.v1.RankPath.rejected_paths:type_name -> kvgrpc.v1.DataPathStatus
-	5,  // 42: kvgrpc.v1.HandshakeService.GetCapabilities:input_type -> kvgrpc.v1.GetCapabilitiesRequest
-	7,  // 43: kvgrpc.v1.HandshakeService.GetEngine:input_type -> kvgrpc.v1.GetEngineRequest
-	9,  // 44: kvgrpc.v1.HandshakeService.WatchEngine:input_type -> kvgrpc.v1.WatchEngineRequest
-	14, // 45: kvgrpc.v1.HandshakeService.Handshake:input_type -> kvgrpc.v1.HandshakeRequest
-	16, // 46: kvgrpc.v1.HandshakeService.CheckCompatibility:input_type -> kvgrpc.v1.CheckCompatibilityRequest
-	19, // 47: kvgrpc.v1.HandshakeService.ConnectPeer:input_type -> kvgrpc.v1.ConnectPeerRequest
-	6,  // 48: kvgrpc.v1.HandshakeService.GetCapabilities:output_type -> kvgrpc.v1.GetCapabilitiesResponse
-	8,  // 49: kvgrpc.v1.HandshakeService.GetEngine:output_type -> kvgrpc.v1.GetEngineResponse
-	10, // 50: kvgrpc.v1.HandshakeService.WatchEngine:output_type -> kvgrpc.v1.WatchEngineResponse
-	15, // 51: kvgrpc.v1.HandshakeService.Handshake:output_type -> kvgrpc.v1.HandshakeResponse
-	17, // 52: kvgrpc.v1.HandshakeService.CheckCompatibility:output_type -> kvgrpc.v1.CheckCompatibilityResponse
-	20, // 53: kvgrpc.v1.HandshakeService.ConnectPeer:output_type -> kvgrpc.v1.ConnectPeerResponse
-	48, // [48:54] is the sub-list for method output_type
-	42, // [42:48] is the sub-list for method input_type
-	42, // [42:42] is the sub-list for extension type_name
-	42, // [42:42] is the sub-list for extension extendee
-	0,  // [0:42] is the sub-list for field type_name
+	27, // 25: kvgrpc.v1.DataPathStatus.reason:type_name -> kvgrpc.v1.FailureReason
+	3,  // 26: kvgrpc.v1.HandshakeRequest.engine:type_name -> kvgrpc.v1.EngineDescription
+	28, // 27: kvgrpc.v1.HandshakeRequest.endpoints:type_name -> kvgrpc.v1.RankEndpoint
+	25, // 28: kvgrpc.v1.HandshakeResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	3,  // 29: kvgrpc.v1.HandshakeResponse.engine:type_name -> kvgrpc.v1.EngineDescription
+	28, // 30: kvgrpc.v1.HandshakeResponse.endpoints:type_name -> kvgrpc.v1.RankEndpoint
+	18, // 31: kvgrpc.v1.HandshakeResponse.differences:type_name -> kvgrpc.v1.FieldDifference
+	3,  // 32: kvgrpc.v1.CheckCompatibilityRequest.engine:type_name -> kvgrpc.v1.EngineDescription
+	25, // 33: kvgrpc.v1.CheckCompatibilityResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	18, // 34: kvgrpc.v1.CheckCompatibilityResponse.differences:type_name -> kvgrpc.v1.FieldDifference
+	29, // 35: kvgrpc.v1.ConnectPeerRequest.peer:type_name -> kvgrpc.v1.PeerAddress
+	25, // 36: kvgrpc.v1.ConnectPeerResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	21, // 37: kvgrpc.v1.ConnectPeerResponse.peer:type_name -> kvgrpc.v1.Peer
+	2,  // 38: kvgrpc.v1.Peer.state:type_name -> kvgrpc.v1.PeerState
+	22, // 39: kvgrpc.v1.Peer.paths:type_name -> kvgrpc.v1.RankPath
+	24, // 40: kvgrpc.v1.Peer.silence:type_name -> google.protobuf.Duration
+	26, // 41: kvgrpc.v1.RankPath.data_path:type_name -> kvgrpc.v1.DataPath
+	13, // 42: kvgrpc.v1.RankPath.rejected_paths:type_name -> kvgrpc.v1.DataPathStatus
+	5,  // 43: kvgrpc.v1.HandshakeService.GetCapabilities:input_type -> kvgrpc.v1.GetCapabilitiesRequest
+	7,  // 44: kvgrpc.v1.HandshakeService.GetEngine:input_type -> kvgrpc.v1.GetEngineRequest
+	9,  // 45: kvgrpc.v1.HandshakeService.WatchEngine:input_type -> kvgrpc.v1.WatchEngineRequest
+	14, // 46: kvgrpc.v1.HandshakeService.Handshake:input_type -> kvgrpc.v1.HandshakeRequest
+	16, // 47: kvgrpc.v1.HandshakeService.CheckCompatibility:input_type -> kvgrpc.v1.CheckCompatibilityRequest
+	19, // 48: kvgrpc.v1.HandshakeService.ConnectPeer:input_type -> kvgrpc.v1.ConnectPeerRequest
+	6,  // 49: kvgrpc.v1.HandshakeService.GetCapabilities:output_type -> kvgrpc.v1.GetCapabilitiesResponse
+	8,  // 50: kvgrpc.v1.HandshakeService.GetEngine:output_type -> kvgrpc.v1.GetEngineResponse
+	10, // 51: kvgrpc.v1.HandshakeService.WatchEngine:output_type -> kvgrpc.v1.WatchEngineResponse
+	15, // 52: kvgrpc.v1.HandshakeService.Handshake:output_type -> kvgrpc.v1.HandshakeResponse
+	17, // 53: kvgrpc.v1.HandshakeService.CheckCompatibility:output_type -> kvgrpc.v1.CheckCompatibilityResponse
+	20, // 54: kvgrpc.v1.HandshakeService.ConnectPeer:output_type -> kvgrpc.v1.ConnectPeerResponse
+	49, // [49:55] is the sub-list for method output_type
+	43, // [43:49] is the sub-list for method input_type
+	43, // [43:43] is the sub-list for extension type_name
+	43, // [43:43] is the sub-list for extension extendee
+	0,  // [0:43] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_v1_handshake_proto_init() }

@@ -1247,6 +1247,62 @@ func (x *CollectiveEndpoint) GetFraming() uint32 {
 	return 0
 }
 
+// Memory that the rank copies into a window for each rank of a peer on its host, when that rank asks by
+// PeerService.PostSend. The two find each other by what PostSend tells them.
+type WindowEndpoint struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Length of the memory in bytes.
+	SizeBytes uint64 `protobuf:"varint,1,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
+	// Version of the rules by which sends are cut into messages. Two ranks with different versions use another data path.
+	Framing       uint32 `protobuf:"varint,2,opt,name=framing,proto3" json:"framing,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WindowEndpoint) Reset() {
+	*x = WindowEndpoint{}
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WindowEndpoint) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WindowEndpoint) ProtoMessage() {}
+
+func (x *WindowEndpoint) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WindowEndpoint.ProtoReflect.Descriptor instead.
+func (*WindowEndpoint) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *WindowEndpoint) GetSizeBytes() uint64 {
+	if x != nil {
+		return x.SizeBytes
+	}
+	return 0
+}
+
+func (x *WindowEndpoint) GetFraming() uint32 {
+	if x != nil {
+		return x.Framing
+	}
+	return 0
+}
+
 // Allocation of a GPU's memory.
 type DeviceAllocation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1258,7 +1314,7 @@ type DeviceAllocation struct {
 
 func (x *DeviceAllocation) Reset() {
 	*x = DeviceAllocation{}
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[11]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1270,7 +1326,7 @@ func (x *DeviceAllocation) String() string {
 func (*DeviceAllocation) ProtoMessage() {}
 
 func (x *DeviceAllocation) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[11]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1283,7 +1339,7 @@ func (x *DeviceAllocation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceAllocation.ProtoReflect.Descriptor instead.
 func (*DeviceAllocation) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{11}
+	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *DeviceAllocation) GetSizeBytes() uint64 {
@@ -1308,7 +1364,7 @@ type AllocationSpan struct {
 
 func (x *AllocationSpan) Reset() {
 	*x = AllocationSpan{}
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[12]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1320,7 +1376,7 @@ func (x *AllocationSpan) String() string {
 func (*AllocationSpan) ProtoMessage() {}
 
 func (x *AllocationSpan) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[12]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1333,7 +1389,7 @@ func (x *AllocationSpan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AllocationSpan.ProtoReflect.Descriptor instead.
 func (*AllocationSpan) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{12}
+	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *AllocationSpan) GetAllocation() uint32 {
@@ -1383,7 +1439,7 @@ type CudaVmmEndpoint struct {
 
 func (x *CudaVmmEndpoint) Reset() {
 	*x = CudaVmmEndpoint{}
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[13]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1395,7 +1451,7 @@ func (x *CudaVmmEndpoint) String() string {
 func (*CudaVmmEndpoint) ProtoMessage() {}
 
 func (x *CudaVmmEndpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[13]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1408,7 +1464,7 @@ func (x *CudaVmmEndpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CudaVmmEndpoint.ProtoReflect.Descriptor instead.
 func (*CudaVmmEndpoint) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{13}
+	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *CudaVmmEndpoint) GetSocketPath() string {
@@ -1473,7 +1529,7 @@ type LoopbackEndpoint struct {
 
 func (x *LoopbackEndpoint) Reset() {
 	*x = LoopbackEndpoint{}
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[14]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1485,7 +1541,7 @@ func (x *LoopbackEndpoint) String() string {
 func (*LoopbackEndpoint) ProtoMessage() {}
 
 func (x *LoopbackEndpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[14]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1498,7 +1554,7 @@ func (x *LoopbackEndpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoopbackEndpoint.ProtoReflect.Descriptor instead.
 func (*LoopbackEndpoint) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{14}
+	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *LoopbackEndpoint) GetKey() string {
@@ -1531,14 +1587,16 @@ type RankEndpoint struct {
 	// Process groups.
 	Collective *CollectiveEndpoint `protobuf:"bytes,6,opt,name=collective,proto3" json:"collective,omitempty"`
 	// GPU memory as descriptors.
-	CudaVmm       *CudaVmmEndpoint `protobuf:"bytes,7,opt,name=cuda_vmm,json=cudaVmm,proto3" json:"cuda_vmm,omitempty"`
+	CudaVmm *CudaVmmEndpoint `protobuf:"bytes,7,opt,name=cuda_vmm,json=cudaVmm,proto3" json:"cuda_vmm,omitempty"`
+	// Windows.
+	Window        *WindowEndpoint `protobuf:"bytes,8,opt,name=window,proto3" json:"window,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RankEndpoint) Reset() {
 	*x = RankEndpoint{}
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[15]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1550,7 +1608,7 @@ func (x *RankEndpoint) String() string {
 func (*RankEndpoint) ProtoMessage() {}
 
 func (x *RankEndpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[15]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1563,7 +1621,7 @@ func (x *RankEndpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankEndpoint.ProtoReflect.Descriptor instead.
 func (*RankEndpoint) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{15}
+	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *RankEndpoint) GetRank() uint32 {
@@ -1611,6 +1669,13 @@ func (x *RankEndpoint) GetCollective() *CollectiveEndpoint {
 func (x *RankEndpoint) GetCudaVmm() *CudaVmmEndpoint {
 	if x != nil {
 		return x.CudaVmm
+	}
+	return nil
+}
+
+func (x *RankEndpoint) GetWindow() *WindowEndpoint {
+	if x != nil {
+		return x.Window
 	}
 	return nil
 }
@@ -1702,7 +1767,11 @@ const file_kvgrpc_v1_pool_types_proto_rawDesc = "" +
 	"\abackend\x18\x01 \x01(\tR\abackend\x12\x1d\n" +
 	"\n" +
 	"size_bytes\x18\x02 \x01(\x04R\tsizeBytes\x12\x18\n" +
-	"\aframing\x18\x03 \x01(\rR\aframing\"1\n" +
+	"\aframing\x18\x03 \x01(\rR\aframing\"I\n" +
+	"\x0eWindowEndpoint\x12\x1d\n" +
+	"\n" +
+	"size_bytes\x18\x01 \x01(\x04R\tsizeBytes\x12\x18\n" +
+	"\aframing\x18\x02 \x01(\rR\aframing\"1\n" +
 	"\x10DeviceAllocation\x12\x1d\n" +
 	"\n" +
 	"size_bytes\x18\x01 \x01(\x04R\tsizeBytes\"g\n" +
@@ -1726,7 +1795,7 @@ const file_kvgrpc_v1_pool_types_proto_rawDesc = "" +
 	"\x10LoopbackEndpoint\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x1d\n" +
 	"\n" +
-	"size_bytes\x18\x02 \x01(\x04R\tsizeBytes\"\xd2\x02\n" +
+	"size_bytes\x18\x02 \x01(\x04R\tsizeBytes\"\x85\x03\n" +
 	"\fRankEndpoint\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x12(\n" +
 	"\x03shm\x18\x02 \x01(\v2\x16.kvgrpc.v1.ShmEndpointR\x03shm\x12(\n" +
@@ -1736,7 +1805,8 @@ const file_kvgrpc_v1_pool_types_proto_rawDesc = "" +
 	"\n" +
 	"collective\x18\x06 \x01(\v2\x1d.kvgrpc.v1.CollectiveEndpointR\n" +
 	"collective\x125\n" +
-	"\bcuda_vmm\x18\a \x01(\v2\x1a.kvgrpc.v1.CudaVmmEndpointR\acudaVmm*a\n" +
+	"\bcuda_vmm\x18\a \x01(\v2\x1a.kvgrpc.v1.CudaVmmEndpointR\acudaVmm\x121\n" +
+	"\x06window\x18\b \x01(\v2\x19.kvgrpc.v1.WindowEndpointR\x06window*a\n" +
 	"\bPoolKind\x12\x19\n" +
 	"\x15POOL_KIND_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18POOL_KIND_SERVER_MANAGED\x10\x01\x12\x1c\n" +
@@ -1781,7 +1851,7 @@ func file_kvgrpc_v1_pool_types_proto_rawDescGZIP() []byte {
 }
 
 var file_kvgrpc_v1_pool_types_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_kvgrpc_v1_pool_types_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
+var file_kvgrpc_v1_pool_types_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_kvgrpc_v1_pool_types_proto_goTypes = []any{
 	(PoolKind)(0),              // 0: kvgrpc.v1.PoolKind
 	(GroupKind)(0),             // 1: kvgrpc.v1.GroupKind
@@ -1799,11 +1869,12 @@ var file_kvgrpc_v1_pool_types_proto_goTypes = []any{
 	(*CmaEndpoint)(nil),        // 13: kvgrpc.v1.CmaEndpoint
 	(*NixlEndpoint)(nil),       // 14: kvgrpc.v1.NixlEndpoint
 	(*CollectiveEndpoint)(nil), // 15: kvgrpc.v1.CollectiveEndpoint
-	(*DeviceAllocation)(nil),   // 16: kvgrpc.v1.DeviceAllocation
-	(*AllocationSpan)(nil),     // 17: kvgrpc.v1.AllocationSpan
-	(*CudaVmmEndpoint)(nil),    // 18: kvgrpc.v1.CudaVmmEndpoint
-	(*LoopbackEndpoint)(nil),   // 19: kvgrpc.v1.LoopbackEndpoint
-	(*RankEndpoint)(nil),       // 20: kvgrpc.v1.RankEndpoint
+	(*WindowEndpoint)(nil),     // 16: kvgrpc.v1.WindowEndpoint
+	(*DeviceAllocation)(nil),   // 17: kvgrpc.v1.DeviceAllocation
+	(*AllocationSpan)(nil),     // 18: kvgrpc.v1.AllocationSpan
+	(*CudaVmmEndpoint)(nil),    // 19: kvgrpc.v1.CudaVmmEndpoint
+	(*LoopbackEndpoint)(nil),   // 20: kvgrpc.v1.LoopbackEndpoint
+	(*RankEndpoint)(nil),       // 21: kvgrpc.v1.RankEndpoint
 }
 var file_kvgrpc_v1_pool_types_proto_depIdxs = []int32{
 	1,  // 0: kvgrpc.v1.Group.kind:type_name -> kvgrpc.v1.GroupKind
@@ -1819,19 +1890,20 @@ var file_kvgrpc_v1_pool_types_proto_depIdxs = []int32{
 	10, // 10: kvgrpc.v1.CmaEndpoint.segments:type_name -> kvgrpc.v1.Segment
 	10, // 11: kvgrpc.v1.NixlEndpoint.segments:type_name -> kvgrpc.v1.Segment
 	12, // 12: kvgrpc.v1.NixlEndpoint.process:type_name -> kvgrpc.v1.ProcessEndpoint
-	16, // 13: kvgrpc.v1.CudaVmmEndpoint.allocations:type_name -> kvgrpc.v1.DeviceAllocation
-	17, // 14: kvgrpc.v1.CudaVmmEndpoint.spans:type_name -> kvgrpc.v1.AllocationSpan
+	17, // 13: kvgrpc.v1.CudaVmmEndpoint.allocations:type_name -> kvgrpc.v1.DeviceAllocation
+	18, // 14: kvgrpc.v1.CudaVmmEndpoint.spans:type_name -> kvgrpc.v1.AllocationSpan
 	11, // 15: kvgrpc.v1.RankEndpoint.shm:type_name -> kvgrpc.v1.ShmEndpoint
 	13, // 16: kvgrpc.v1.RankEndpoint.cma:type_name -> kvgrpc.v1.CmaEndpoint
 	14, // 17: kvgrpc.v1.RankEndpoint.nixl:type_name -> kvgrpc.v1.NixlEndpoint
-	19, // 18: kvgrpc.v1.RankEndpoint.loopback:type_name -> kvgrpc.v1.LoopbackEndpoint
+	20, // 18: kvgrpc.v1.RankEndpoint.loopback:type_name -> kvgrpc.v1.LoopbackEndpoint
 	15, // 19: kvgrpc.v1.RankEndpoint.collective:type_name -> kvgrpc.v1.CollectiveEndpoint
-	18, // 20: kvgrpc.v1.RankEndpoint.cuda_vmm:type_name -> kvgrpc.v1.CudaVmmEndpoint
-	21, // [21:21] is the sub-list for method output_type
-	21, // [21:21] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	19, // 20: kvgrpc.v1.RankEndpoint.cuda_vmm:type_name -> kvgrpc.v1.CudaVmmEndpoint
+	16, // 21: kvgrpc.v1.RankEndpoint.window:type_name -> kvgrpc.v1.WindowEndpoint
+	22, // [22:22] is the sub-list for method output_type
+	22, // [22:22] is the sub-list for method input_type
+	22, // [22:22] is the sub-list for extension type_name
+	22, // [22:22] is the sub-list for extension extendee
+	0,  // [0:22] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_v1_pool_types_proto_init() }
@@ -1845,7 +1917,7 @@ func file_kvgrpc_v1_pool_types_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvgrpc_v1_pool_types_proto_rawDesc), len(file_kvgrpc_v1_pool_types_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   16,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1,0 +1,224 @@
+"""A window group: the source copies messages into a memory of its own, which the destination maps read-only.
+
+The window belongs to one pair of ranks and lasts as long as their group. It has slots, which are filled in turn. For
+each message the source sends a notice over a unix socket once the slot is filled, and the destination sends one back
+once it has copied the bytes out. So the destination sees the bytes that it was sent, and nothing else of the source's
+memory.
+
+The destination's lead is told where the source listens. Whoever connects states the token that the source gave the
+destination's lead, and is answered with the token that the destination gave the source's, and with the descriptor.
+"""
+
+import contextlib
+import fcntl
+import hmac
+import mmap
+import os
+import secrets
+import socket
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvgrpc.datapath.collective.group import PROOF_S
+from kvgrpc.datapath.collective.messages import Message, copy_rows
+from kvgrpc.datapath.collective.rendezvous import Rendezvous
+from kvgrpc.datapath.host.memory import SharedMemory, check_sealed
+from kvgrpc.datapath.window.half import TOKEN_BYTES, WindowHalf, read_window_half
+
+SLOT_BYTES = 1 << 22
+"""Size of a slot, and of the largest message, in bytes. Smaller ones make the two ranks wake each other too often."""
+SLOTS = 4
+"""Number of slots: the source fills one while the destination empties another."""
+WINDOW_BYTES = SLOTS * SLOT_BYTES
+_NOTICE = struct.Struct("=QQ")
+"""Number of the send, and bytes of the message."""
+_PEER = struct.Struct("=iII")
+"""Process, user and group of the other end, as the kernel states them."""
+
+
+@dataclass(eq=False)
+class WindowLaunch:
+    """A message that is in the window, or is awaited there."""
+
+    message: Message
+    number: int
+    index: int
+    """Number of messages before it in the group."""
+
+
+class WindowGroup:
+    """One connected side of a group. Raises RuntimeError if the other side does not come, and DataPathFailed if its
+    values are not half of a group.
+    """
+
+    def __init__(self, *, sends: bool, rendezvous: Rendezvous) -> None:
+        self._sends = sends
+        self._launched = 0
+        self._landed = 0
+        self._memory: SharedMemory | None = None
+        """The window, at the source."""
+        self._mapping: mmap.mmap | None = None
+        """The window, at the destination."""
+        token = secrets.token_bytes(TOKEN_BYTES)
+        if sends:
+            self._connection = self._admit(token, rendezvous)
+        else:
+            self._connection = self._come(token, rendezvous)
+
+    def launch(self, message: Message, number: int) -> WindowLaunch:
+        """Puts a message into its slot, at the source, once the slot is free."""
+        launched = WindowLaunch(message, number, self._launched)
+        self._launched += 1
+        if self._sends:
+            while launched.index - self._landed >= SLOTS:
+                self._take_receipt()
+            copy_rows(message.rows, destination=self._slot(launched.index))
+            self._tell(number, message.nbytes)
+        return launched
+
+    def land(self, flying: WindowLaunch, stall_s: float) -> None:
+        """Waits until the destination has copied a message out of the window. Raises RuntimeError if it does not."""
+        self._connection.settimeout(stall_s)
+        if self._sends:
+            while self._landed <= flying.index:
+                self._take_receipt()
+            return
+        if self._hear() != (flying.number, flying.message.nbytes):
+            raise RuntimeError("the source sent another message than it was asked for")
+        copy_rows(flying.message.rows, source=self._slot(flying.index))
+        self._landed += 1
+        self._tell(flying.number, flying.message.nbytes)
+
+    def shut_down(self) -> None:
+        """Ends what is in flight: both sides' waits fail. Any thread may call it."""
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Lets go of the window. The source's bytes are erased from it, also for a peer that keeps its mapping."""
+        self.shut_down()
+        self._connection.close()
+        if self._memory is not None:
+            self._memory.as_numpy()[:] = 0
+            self._memory.close()
+        self._base = 0
+        if self._mapping is not None:
+            with contextlib.suppress(BufferError):
+                self._mapping.close()
+
+    # ---- the window
+
+    def _slot(self, index: int) -> int:
+        return self._base + index % SLOTS * SLOT_BYTES
+
+    def _take_receipt(self) -> None:
+        self._hear()
+        self._landed += 1
+
+    def _tell(self, number: int, nbytes: int) -> None:
+        try:
+            self._connection.send(_NOTICE.pack(number, nbytes))
+        except OSError as error:
+            raise RuntimeError(f"the other rank is gone: {error}") from error
+
+    def _hear(self) -> tuple[int, int]:
+        try:
+            heard = self._connection.recv(_NOTICE.size + 1)
+        except OSError as error:
+            raise RuntimeError(f"the other rank is gone: {error}") from error
+        if len(heard) != _NOTICE.size:
+            raise RuntimeError("the other rank is gone")
+        number, nbytes = _NOTICE.unpack(heard)
+        return number, nbytes
+
+    # ---- how the two ranks meet
+
+    def _admit(self, token: bytes, rendezvous: Rendezvous) -> socket.socket:
+        """Gives the destination its window, and nobody else."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            name = f"kvgrpc-window-{secrets.token_hex(16)}"
+            listener.bind("\0" + name)
+            listener.listen(1)
+            peers = read_window_half(rendezvous.exchange(WindowHalf(token, name).values), listens=False)
+            listener.settimeout(PROOF_S)
+            connection = _accepted(listener)
+            try:
+                _check_user(connection)
+                if not hmac.compare_digest(_received(connection), token):
+                    raise RuntimeError("who connected to this rank is not the peer's")
+                self._memory = SharedMemory.create(WINDOW_BYTES)
+                self._memory.seal()
+                self._base = self._memory.segments[0].address
+                descriptor = self._memory.reopen_read_only()
+                try:
+                    socket.send_fds(connection, [peers.token], [descriptor])
+                finally:
+                    os.close(descriptor)
+            except BaseException:
+                connection.close()
+                raise
+            return connection
+
+    def _come(self, token: bytes, rendezvous: Rendezvous) -> socket.socket:
+        """Fetches the window from the source."""
+        peers = read_window_half(rendezvous.exchange(WindowHalf(token, "").values), listens=True)
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            connection.settimeout(PROOF_S)
+            connection.connect("\0" + peers.listens_at)
+            _check_user(connection)
+            connection.send(peers.token)
+            said, descriptors, _, _ = socket.recv_fds(connection, TOKEN_BYTES + 1, 1)
+            try:
+                if not hmac.compare_digest(said, token) or len(descriptors) != 1:
+                    raise RuntimeError("who listens for this rank is not the peer's")
+                self._mapping = _map_window(descriptors[0])
+            finally:
+                for descriptor in descriptors:
+                    os.close(descriptor)
+        except OSError as error:
+            connection.close()
+            raise RuntimeError(f"the peer's window cannot be fetched: {error}") from error
+        except BaseException:
+            connection.close()
+            raise
+        self._base = int(np.frombuffer(self._mapping, np.uint8).ctypes.data)
+        return connection
+
+
+def _accepted(listener: socket.socket) -> socket.socket:
+    try:
+        connection, _ = listener.accept()
+    except OSError as error:
+        raise RuntimeError(f"the other rank did not come: {error}") from error
+    connection.settimeout(PROOF_S)
+    return connection
+
+
+def _received(connection: socket.socket) -> bytes:
+    try:
+        return connection.recv(TOKEN_BYTES + 1)
+    except OSError as error:
+        raise RuntimeError(f"the other rank did not prove itself: {error}") from error
+
+
+def _check_user(connection: socket.socket) -> None:
+    """Raises RuntimeError unless the other end is a process of this user."""
+    stated = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+    if _PEER.unpack(stated)[1] != os.geteuid():
+        raise RuntimeError("the other rank is of another user")
+
+
+def _map_window(descriptor: int) -> mmap.mmap:
+    """Maps the window read-only. Raises RuntimeError for a descriptor that is no window to read safely."""
+    try:
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY:
+            raise ValueError("it is writable")
+        check_sealed(descriptor)
+        if os.fstat(descriptor).st_size < WINDOW_BYTES:
+            raise ValueError("it is too small")
+        return mmap.mmap(descriptor, WINDOW_BYTES, prot=mmap.PROT_READ)
+    except (OSError, ValueError) as error:
+        raise RuntimeError(f"the peer's descriptor is no window: {error}") from error

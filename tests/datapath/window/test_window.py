@@ -1,0 +1,109 @@
+"""Windows: the peer gets what it was sent, by a mapping that shows nothing else, and a stranger gets nothing."""
+
+import fcntl
+import os
+import secrets
+import socket
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from kvgrpc.core.values.sends import Values
+from kvgrpc.datapath.base import DataPathFailed
+from kvgrpc.datapath.collective.messages import messages
+from kvgrpc.datapath.collective.rendezvous import Rendezvous
+from kvgrpc.datapath.window.group import SLOT_BYTES, WINDOW_BYTES, WindowGroup
+from kvgrpc.datapath.window.half import TOKEN_BYTES, WindowHalf, read_window_half
+from tests.datapath.peers import DEADLINE_S, content, private, runs_of
+
+TOKEN = bytes(TOKEN_BYTES)
+NAME = f"kvgrpc-window-{'0' * 32}"
+
+
+def side(pool: ThreadPoolExecutor, sends: bool) -> tuple[Rendezvous, Future[Values], Future[WindowGroup]]:
+    """Begins one side of a group; returns where it learns, what it tells, and the group."""
+    told: Future[Values] = Future()
+    rendezvous = Rendezvous(told.set_result, DEADLINE_S)
+    return rendezvous, told, pool.submit(lambda: WindowGroup(sends=sends, rendezvous=rendezvous))
+
+
+def test_the_window_shows_the_messages_and_no_other_byte_and_ends_as_zeros() -> None:
+    memory, (pool_bytes,) = private((WINDOW_BYTES * 2,))
+    pool_bytes[:] = content(1, len(pool_bytes))
+    own, (got,) = private((SLOT_BYTES,))
+    runs = runs_of((SLOT_BYTES, 0, 1000))
+    with ThreadPoolExecutor(2) as pool:
+        (at_source, from_source, source), (at_peer, from_peer, peer) = side(pool, True), side(pool, False)
+        at_source.learn(from_peer.result(DEADLINE_S))
+        at_peer.learn(from_source.result(DEADLINE_S))
+        sender, receiver = source.result(DEADLINE_S), peer.result(DEADLINE_S)
+    (sent,) = messages(runs, memory.segments, sends=True, most_bytes=SLOT_BYTES)
+    (awaited,) = messages(runs, own.segments, sends=False, most_bytes=SLOT_BYTES)
+    flying = sender.launch(sent, 1)
+    receiver.land(receiver.launch(awaited, 1), DEADLINE_S)
+    sender.land(flying, DEADLINE_S)
+    mapping = receiver._mapping
+    assert mapping is not None
+    assert bytes(got[:1000]) == mapping[:1000] == pool_bytes[SLOT_BYTES : SLOT_BYTES + 1000].tobytes()
+    assert not any(mapping[1000:])
+    with pytest.raises(TypeError, match=r"read-only|modify"):
+        mapping[0] = 1
+    sender.close()
+    assert not any(mapping[:])
+    receiver.close()
+
+
+def test_a_process_without_the_token_gets_no_window() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        rendezvous, told, group = side(pool, True)
+        rendezvous.learn(WindowHalf(TOKEN, "").values)
+        at = read_window_half(told.result(DEADLINE_S), listens=True).listens_at
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+            stranger.settimeout(DEADLINE_S)
+            stranger.connect("\0" + at)
+            stranger.send(secrets.token_bytes(TOKEN_BYTES))
+            assert socket.recv_fds(stranger, 100, 1)[:2] == (b"", [])
+        with pytest.raises(RuntimeError, match="who connected to this rank is not the peer's"):
+            group.result(DEADLINE_S)
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_a_descriptor_that_could_harm_the_reader_is_refused(writable: bool) -> None:
+    with ThreadPoolExecutor(1) as pool, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as source:
+        source.bind("\0" + (name := f"kvgrpc-window-{secrets.token_hex(16)}"))
+        source.listen(1)
+        rendezvous, told, group = side(pool, False)
+        rendezvous.learn(WindowHalf(TOKEN, name).values)
+        token = read_window_half(told.result(DEADLINE_S), listens=False).token
+        connection, _ = source.accept()
+        fd = os.memfd_create("w", os.MFD_ALLOW_SEALING)
+        os.truncate(fd, WINDOW_BYTES)
+        if writable:
+            os.posix_fallocate(fd, 0, WINDOW_BYTES)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        given = fd if writable else os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
+        socket.send_fds(connection, [token], [given])
+        with pytest.raises(RuntimeError, match="it is writable" if writable else "it is not sealed"):
+            group.result(DEADLINE_S)
+        connection.close()
+        for one in {fd, given}:
+            os.close(one)
+
+
+@pytest.mark.parametrize(
+    ("values", "listens"),
+    [
+        ((), True),
+        ((("token", TOKEN),), True),
+        ((("token", TOKEN), ("token", TOKEN)), True),
+        ((("token", b"short"), ("socket", NAME.encode())), True),
+        ((("token", TOKEN), ("socket", b"/run/docker.sock")), True),
+        ((("token", TOKEN), ("socket", NAME.encode() + b"\n")), True),
+        ((("token", TOKEN), ("socket", b"\xff")), True),
+        ((("token", TOKEN), ("socket", b"")), True),
+        ((("token", TOKEN), ("socket", NAME.encode())), False),
+    ],
+)
+def test_a_malformed_half_is_refused(values: Values, listens: bool) -> None:
+    with pytest.raises(DataPathFailed):
+        read_window_half(values, listens=listens)
