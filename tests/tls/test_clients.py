@@ -26,11 +26,11 @@ async def serving(files: TlsFiles | None) -> AsyncIterator[str]:
     """Serves nothing under mutual TLS with these files, or in plain text. Yields the address."""
     server = grpc.aio.server()
     if files is None:
-        port = server.add_insecure_port("localhost:0")
+        port = server.add_insecure_port("127.0.0.1:0")
     else:
         pair = (files.key.read_bytes(), files.cert.read_bytes())
         made = grpc.ssl_server_credentials([pair], files.ca.read_bytes(), require_client_auth=True)
-        port = server.add_secure_port("localhost:0", made)
+        port = server.add_secure_port("127.0.0.1:0", made)
     await server.start()
     try:
         yield f"localhost:{port}"
@@ -84,7 +84,7 @@ async def test_a_server_that_trusts_fewer_cas_than_its_callers_is_named_as_the_c
     good, foreign = CA.issue(tmp_path / "good", LOCAL), FOREIGN.issue(tmp_path / "foreign", LOCAL)
     foreign.ca.write_bytes(CA.pem + FOREIGN.pem)
     async with serving(good) as address:
-        said = await why_unreachable(address, Credentials(dir=tmp_path / "foreign"))
+        said = await why_unreachable(address, Credentials(dir=tmp_path / "foreign"), timeout_s=20.0)
     assert "it is perhaps of a CA that the server lacks" in said
 
 

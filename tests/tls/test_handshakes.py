@@ -33,7 +33,7 @@ class _Echo(grpc.GenericRpcHandler):
 async def serving(tls: Tls) -> AsyncIterator[str]:
     """Serves echoes under mutual TLS, and yields the address."""
     server = grpc.aio.server(handlers=[_Echo()])
-    port = server.add_secure_port("localhost:0", tls.server_credentials())
+    port = server.add_secure_port("127.0.0.1:0", tls.server_credentials())
     await server.start()
     try:
         yield f"localhost:{port}"

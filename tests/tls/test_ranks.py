@@ -65,7 +65,16 @@ def names(party: str) -> list[Name]:
 @pytest.fixture(scope="module")
 def leads(folder: Path) -> Iterator[tuple[Lead, Lead]]:
     """Yields two leads that ask who calls."""
-    flags = ("--listen", "localhost:0", "--tls-dir", f"{folder}/lead", "--roles", f"{folder}/roles.toml")
+    flags = (
+        "--listen",
+        "127.0.0.1:0",
+        "--advertise",
+        "localhost:0",
+        "--tls-dir",
+        f"{folder}/lead",
+        "--roles",
+        f"{folder}/roles.toml",
+    )
     settings = SETTINGS.replace("KEYS", f"{folder}/keys.pem")
     with ExitStack() as stack:
         made = [Lead(folder, name, *flags, settings=settings) for name in ("P", "D")]
