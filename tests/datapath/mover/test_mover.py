@@ -193,7 +193,7 @@ def test_paths_are_tried_in_the_order_allowed_and_refusals_are_told() -> None:
     assert "mapped" in first.why
     again = reader.connect("token used", offered)
     assert again.data_path == "cma"
-    assert [path for path, _ in again.rejected] == ["shm"]
+    assert [path for path, _ in again.rejected] == ["shm", "window"]
     assert "used" in again.rejected[0][1]
     reader.mover.connect("other order", owner.endpoint(), ["nixl", "cma", "shm"])
     other = reader.mapped()
