@@ -1,5 +1,6 @@
 """Bearer tokens: which are taken, and which are not."""
 
+import base64
 import hmac
 import json
 import time
@@ -137,8 +138,19 @@ def test_a_broken_key_file_keeps_the_old_keys(tmp_path: Path, caplog: pytest.Log
 def test_a_set_with_a_secret_or_without_keys_stops_the_start(tmp_path: Path) -> None:
     secret = {"kty": "oct", "k": "c2VjcmV0", "kid": "a"}
     private, twice, path = Issuer().row() | {"d": "c2VjcmV0"}, Issuer("same").row(), tmp_path / "jwks.json"
-    for keys in ([secret], [private], [twice, twice], "first", [3], []):
+    odd = [twice | {"kid": ["a"]}, twice | {"alg": ["ES256"]}, twice | {"crv": 5}, twice | {"x": 5}, {"kty": []}]
+    for keys in ([secret], [private], [twice, twice], "first", [3], [], *[[row] for row in odd]):
         path.write_text(json.dumps({"keys": keys}))
+        with pytest.raises(InvalidRequest):
+            TokenVerifier(TokenConfig(keys=str(path), issuer=ISSUER, audience=AUDIENCE))
+
+
+def test_a_key_of_a_kind_that_nobody_knows_stops_the_start(tmp_path: Path) -> None:
+    """An elliptic curve with its own parameters is well-formed PEM, and no library takes it."""
+    path = tmp_path / "key.pem"
+    body = base64.b64encode(bytes.fromhex("301306072a8648ce3d020106082a8648ce3d0301ff0303000400")).decode()
+    for text in (f"-----BEGIN PUBLIC KEY-----\n{body}\n-----END PUBLIC KEY-----\n", "-----BEGIN PUBLIC KEY-----\n"):
+        path.write_text(text)
         with pytest.raises(InvalidRequest):
             TokenVerifier(TokenConfig(keys=str(path), issuer=ISSUER, audience=AUDIENCE))
 

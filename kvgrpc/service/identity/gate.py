@@ -17,7 +17,7 @@ from kvgrpc.core.values.owners import ANONYMOUS, SCHEDULER, of_tenant
 from kvgrpc.core.values.records import dataclass
 from kvgrpc.errors import KVGrpcError, PermissionDenied, Reason, Unauthenticated
 from kvgrpc.service.callers import METADATA, PRINCIPAL, TICKET, Metadata, check_ticket
-from kvgrpc.service.identity.assignments import assignments_of
+from kvgrpc.service.identity.assignments import Assignments, assignments_of
 from kvgrpc.service.identity.authorization_policy import policy_of
 from kvgrpc.service.identity.names import DNS, URI, certificate_name
 from kvgrpc.service.identity.roles import ANYONE, EVERY, LOCAL, METHODS, Roles
@@ -61,7 +61,8 @@ class Gate:
         self._file = WatchedFile("identity.roles", Path(identity.roles), assignments_of) if identity.roles else None
         self._policy = WatchedFile("identity.policy", Path(identity.policy), policy_of) if identity.policy else None
         self._open = not (self._tls or self._tokens or self._file or self._policy)
-        self._callers: OrderedDict[str, KnownCaller] = OrderedDict()
+        self._callers: OrderedDict[str, tuple[Assignments | None, KnownCaller]] = OrderedDict()
+        """Callers by name, each with the rows that gave its roles. Other rows make it outdated; a thread reads them."""
         self._logged: OrderedDict[str, float] = OrderedDict()
         self.denied: Counter[Reason] = Counter()
         """Number of refused calls by their reasons."""
@@ -71,8 +72,6 @@ class Gate:
     def look(self) -> bool:
         """Reads the files again. Returns whether roles, keys or rules are others now."""
         changed = [one.look() for one in (self._tokens, self._file, self._policy) if one is not None]
-        if any(changed):
-            self._callers.clear()
         return any(changed)
 
     def admit(self, context: Any, method: str, ticket: bytes) -> None:
@@ -98,6 +97,11 @@ class Gate:
         if shown:
             check_ticket(shown, ticket)
         PRINCIPAL.set(SCHEDULER if shown else caller.principal)
+
+    def check_within(self, method: str) -> None:
+        """Checks a call within the served stream by the roles that the stream's caller has now. Raises as `check`."""
+        caller = CALLER.get()
+        self.check(method, caller if self._open else self._known(caller.name))
 
     def check(self, method: str, caller: KnownCaller) -> None:
         """Raises Unauthenticated (NOT_AUTHENTICATED) for a caller without a name, and PermissionDenied (ROLE_MISSING)
@@ -134,19 +138,23 @@ class Gate:
                     raise self._refused(error, "a caller with a token") from None
         elif carried is None and self._tls:
             name = certificate_name(context.auth_context())
-        known = self._callers.get(name)
-        if known is None:
-            known = self._callers[name] = self._assigned(name)
+        return self._known(name)
+
+    def _known(self, name: str) -> KnownCaller:
+        rows = None if self._file is None else self._file.value
+        found = self._callers.get(name)
+        if found is None or found[0] is not rows:
+            found = self._callers[name] = rows, self._assigned(name, rows)
             if len(self._callers) > KEPT_MAX:
                 self._callers.popitem(last=False)
-        return known
+        return found[1]
 
-    def _assigned(self, name: str) -> KnownCaller:
-        if self._file is None:
+    def _assigned(self, name: str, rows: Assignments | None) -> KnownCaller:
+        if rows is None:
             # A caller has shown a certificate of our CAs or a token, or it has no role, if the server asks for one.
             named = name != ANONYMOUS or not (self._tls or self._tokens)
             return KnownCaller(name, EVERY if named else frozenset(), "", name)
-        row = self._file.value.of(name)
+        row = rows.of(name)
         return KnownCaller(name, row.roles, row.tenant, of_tenant(row.tenant, name))
 
     def _refused(self, error: KVGrpcError, who: str) -> KVGrpcError:

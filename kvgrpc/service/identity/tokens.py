@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
@@ -31,6 +32,8 @@ REQUIRED = ("exp", "iss", "aud", "sub")
 """Claims that every token has."""
 
 PublicKey = Any
+PublicKeys = Mapping[str, tuple[PublicKey, frozenset[str]]]
+"""Public keys by their ids, each with the algorithms of its kind."""
 
 
 class TokenVerifier:
@@ -41,15 +44,14 @@ class TokenVerifier:
         self._config = config
         self._algorithms = config.algorithm_names()
         self._keys = WatchedFile("tokens.keys", Path(config.keys), keys_of)
-        self._known: OrderedDict[bytes, tuple[str, float]] = OrderedDict()
-        """Name of the caller and end of the token, on the wall clock, by the token's digest."""
+        self._known: OrderedDict[bytes, tuple[PublicKeys, str, float]] = OrderedDict()
+        """Keys that a token was checked with, name of its caller, and its end on the wall clock, by the token's digest.
+        Other keys, from another thread, make a row outdated.
+        """
 
     def look(self) -> bool:
         """Reads the key file again. Returns whether other keys are in use now."""
-        changed = self._keys.look()
-        if changed:
-            self._known.clear()
-        return changed
+        return self._keys.look()
 
     def name_of(self, authorization: str) -> str:
         """Returns the name of the caller with that metadata. Raises Unauthenticated."""
@@ -59,23 +61,23 @@ class TokenVerifier:
         if len(token) > TOKEN_BYTES_MAX:
             raise _refused(f"a token has at most {TOKEN_BYTES_MAX} bytes")
         digest = hashlib.sha256(token.encode(errors="replace")).digest()
-        known = self._known.get(digest)
-        if known is None:
-            known = self._known[digest] = self._verified(token)
+        known, keys = self._known.get(digest), self._keys.value
+        if known is None or known[0] is not keys:
+            known = self._known[digest] = keys, *self._verified(token, keys)
             if len(self._known) > TOKENS_KEPT:
                 self._known.popitem(last=False)
-        name, ends = known
+        _, name, ends = known
         if time.time() >= ends:
             del self._known[digest]
             raise _refused("the token has expired")
         return name
 
-    def _verified(self, token: str) -> tuple[str, float]:
+    def _verified(self, token: str, keys: PublicKeys) -> tuple[str, float]:
         import jwt
 
         try:
             head = jwt.get_unverified_header(token)
-            key, fits = self._key(head)
+            key, fits = _key(head, keys)
             config = self._config
             claims = jwt.decode(
                 token, key, algorithms=[name for name in self._algorithms if name in fits], audience=config.audience,
@@ -89,47 +91,54 @@ class TokenVerifier:
             raise _refused("the token's subject is no name")
         return name, ends
 
-    def _key(self, head: Mapping[str, Any]) -> tuple[PublicKey, frozenset[str]]:
-        """Returns the key that a token names, and the algorithms of the key's kind. Raises KeyError."""
-        keys = self._keys.value
-        named = head.get("kid")
-        if named is not None and named in keys:
-            return keys[named]
-        if len(keys) == 1 and (named is None or "" in keys):
-            return next(iter(keys.values()))
-        raise KeyError("kid")
+
+def _key(head: Mapping[str, Any], keys: PublicKeys) -> tuple[PublicKey, frozenset[str]]:
+    """Returns the key that a token names, and the algorithms of the key's kind. Raises KeyError."""
+    named = head.get("kid")
+    if named is not None and named in keys:
+        return keys[named]
+    if len(keys) == 1 and (named is None or "" in keys):
+        return next(iter(keys.values()))
+    raise KeyError("kid")
 
 
-def keys_of(data: bytes) -> dict[str, tuple[PublicKey, frozenset[str]]]:
+def keys_of(data: bytes) -> PublicKeys:
     """Returns the public keys of a file by their ids, each with the algorithms of its kind. The file is one key in PEM,
     whose id is empty, or a JSON Web Key Set. Raises ValueError.
     """
     if data.lstrip()[:1] != b"{":
-        key = load_pem_public_key(data)
+        try:
+            key = load_pem_public_key(data)
+        except UnsupportedAlgorithm as error:
+            raise ValueError(f"the file holds a key that cannot be used: {error}") from error
         return {"": (key, fitting(key))}
-    import jwt
-
     rows = json.loads(data).get("keys")
     if not isinstance(rows, list) or not rows:
         raise ValueError("a JSON Web Key Set has a list of keys")
-    found = {}
+    found: dict[str, tuple[PublicKey, frozenset[str]]] = {}
     for row in rows:
         if not isinstance(row, dict) or row.get("kty") == "oct" or "d" in row:
             raise ValueError("the set has a key that is not a public key")
-        if row.get("use", "sig") != "sig":
-            continue
-        try:
-            key = jwt.PyJWK(row).key
-        except (jwt.PyJWTError, TypeError, KeyError) as error:
-            raise ValueError(f"the set has a key that cannot be used: {type(error).__name__}") from error
-        fits = fitting(key)
         name = row.get("kid", "")
-        if name in found or not isinstance(name, str):
-            raise ValueError("each key of the set has an id of its own")
-        found[name] = key, fits & {row["alg"]} if "alg" in row else fits
+        if not isinstance(name, str) or name in found:
+            raise ValueError("each key of the set has an id of its own, which is a text")
+        if row.get("use", "sig") == "sig":
+            found[name] = _row_key(row)
     if not found:
         raise ValueError("the set has no key for signatures")
     return found
+
+
+def _row_key(row: Mapping[str, Any]) -> tuple[PublicKey, frozenset[str]]:
+    """Returns the key of a row of a set, and the algorithms that it may be used with. Raises ValueError."""
+    import jwt
+
+    try:
+        key = jwt.PyJWK(dict(row)).key
+    except (jwt.PyJWTError, UnsupportedAlgorithm, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"the set has a key that cannot be used: {type(error).__name__}") from error
+    fits = fitting(key)
+    return key, frozenset(one for one in fits if row.get("alg", one) == one)
 
 
 def fitting(key: PublicKey) -> frozenset[str]:

@@ -28,7 +28,6 @@ from kvgrpc.errors import (
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.service import grpc_status, telemetry
 from kvgrpc.service.callers import PRINCIPAL
-from kvgrpc.service.identity.gate import CALLER
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.places import CONNECTION, Places
 from kvgrpc.service.rpc.method import check_request
@@ -174,7 +173,7 @@ class Conversation:
     def _event(self, call: _Call, number: int, trace: str) -> events.Event:
         """Returns the event of a call. The caller is checked before the blocks that it names are looked at."""
         lead, caller = self._lead, self._caller
-        lead.gate.check(f"{peer_pb2.PeerCall.DESCRIPTOR.full_name}/{call.kind}", CALLER.get())
+        lead.gate.check_within(f"{peer_pb2.PeerCall.DESCRIPTOR.full_name}/{call.kind}")
         fields.check(call.request)
         lead.check_caller(caller)
         made = events.Call(number, PRINCIPAL.get(), trace, connection=self._connection, proof=caller.proof)
