@@ -24,6 +24,8 @@ DATA_PATHS = ("shm", "cma", "nixl", "cuda_vmm", "collective")
 """Data paths to choose from, best first; cuda_vmm comes after nixl, because no GPU has run it yet."""
 WINDOW = "window"
 """Data path in place of shm that shows no peer the pool; only for operators who name it."""
+WHOLE_POOL = frozenset({"shm", "cma", "nixl", "cuda_vmm"})
+"""Data paths by which a peer reaches the whole pool."""
 COPY_THREADS_MAX = 256
 TOKEN_ALGORITHMS = (
     "ES256", "ES384", "ES512", "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "EdDSA",
@@ -282,6 +284,9 @@ class Config:
             raise invalid(
                 "data_paths", f"{', '.join(self.data_paths) or 'none'}: choose from {', '.join(known)}, each once"
             )
+        opened = [name for name in self.data_paths if name in WHOLE_POOL]
+        if WINDOW in self.data_paths and opened:
+            raise invalid("data_paths", f"{WINDOW} hides the pool; {', '.join(opened)} would give them all of it")
         if not 1 <= self.copy_threads <= COPY_THREADS_MAX:
             raise invalid("copy_threads", f"is a whole number from 1 to {COPY_THREADS_MAX}")
         limit = self.bandwidth_limit_bytes_per_s

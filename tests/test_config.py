@@ -236,6 +236,8 @@ WRONG: list[tuple[str, Any, str]] = [
     ("engine_id", 7, "engine_id"),
     ("engine_id", "e" * 200, "engine_id"),
     ("weights_revision", ["v1"], "weights_revision"),
+    ("data_paths", "window,shm", "data_paths"),
+    ("data_paths", "collective,cma,window", "data_paths"),
     ("data_paths", "", "data_paths"),
     ("data_paths", [], "data_paths"),
     ("data_paths", "shm,pigeon", "data_paths"),

@@ -79,11 +79,12 @@ class Audit:
         self._nbytes += record.nbytes
         while len(self._records) > self._rows or self._nbytes > self._most:
             self._nbytes -= self._records.popleft().nbytes
-        said = {
-            "caller": record.caller, "connection": record.connection, "method": method, "target": record.target,
-            "outcome": record.outcome, "message": record.message,
-        }  # fmt: skip
-        _log.info("audit %s", json.dumps(said))
+        if _log.isEnabledFor(logging.INFO):
+            said = {
+                "caller": record.caller, "connection": record.connection, "method": method, "target": record.target,
+                "outcome": record.outcome, "message": record.message,
+            }  # fmt: skip
+            _log.info("audit %s", json.dumps(said))
 
 
 def _cancelled(request: Any) -> Target:

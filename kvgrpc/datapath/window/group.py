@@ -17,6 +17,7 @@ import os
 import secrets
 import socket
 import struct
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -140,26 +141,25 @@ class WindowGroup:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
             name = f"kvgrpc-window-{secrets.token_hex(16)}"
             listener.bind("\0" + name)
-            listener.listen(1)
+            listener.listen()
             peers = read_window_half(rendezvous.exchange(WindowHalf(token, name).values), listens=False)
-            listener.settimeout(PROOF_S)
-            connection = _accepted(listener)
+            connection = _admitted(listener, token, time.monotonic() + PROOF_S)
+        with contextlib.ExitStack() as undo:
+            undo.callback(connection.close)
             try:
-                _check_user(connection)
-                if not hmac.compare_digest(_received(connection), token):
-                    raise RuntimeError("who connected to this rank is not the peer's")
-                self._memory = SharedMemory.create(WINDOW_BYTES)
-                self._memory.seal()
-                self._base = self._memory.segments[0].address
-                descriptor = self._memory.reopen_read_only()
+                memory = SharedMemory.create(WINDOW_BYTES)
+                undo.callback(memory.close)
+                memory.seal()
+                descriptor = memory.reopen_read_only()
                 try:
                     socket.send_fds(connection, [peers.token], [descriptor])
                 finally:
                     os.close(descriptor)
-            except BaseException:
-                connection.close()
-                raise
-            return connection
+            except OSError as error:
+                raise RuntimeError(f"the peer cannot be given its window: {error}") from error
+            undo.pop_all()
+        self._memory, self._base = memory, memory.segments[0].address
+        return connection
 
     def _come(self, token: bytes, rendezvous: Rendezvous) -> socket.socket:
         """Fetches the window from the source."""
@@ -168,7 +168,8 @@ class WindowGroup:
         try:
             connection.settimeout(PROOF_S)
             connection.connect("\0" + peers.listens_at)
-            _check_user(connection)
+            if not _is_own(connection):
+                raise RuntimeError("the other rank is of another user")
             connection.send(peers.token)
             said, descriptors, _, _ = socket.recv_fds(connection, TOKEN_BYTES + 1, 1)
             try:
@@ -188,27 +189,36 @@ class WindowGroup:
         return connection
 
 
-def _accepted(listener: socket.socket) -> socket.socket:
+def _admitted(listener: socket.socket, token: bytes, until: float) -> socket.socket:
+    """Returns the peer's connection. Every process of the host sees the socket's name, so others are sent away until
+    the peer comes. Raises RuntimeError if it does not come.
+    """
     try:
-        connection, _ = listener.accept()
+        while (left_s := until - time.monotonic()) > 0:
+            listener.settimeout(left_s)
+            connection, _ = listener.accept()
+            connection.settimeout(left_s)
+            if _is_own(connection) and hmac.compare_digest(_received(connection), token):
+                connection.settimeout(PROOF_S)
+                return connection
+            connection.close()
     except OSError as error:
         raise RuntimeError(f"the other rank did not come: {error}") from error
-    connection.settimeout(PROOF_S)
-    return connection
+    raise RuntimeError("the other rank did not come")
 
 
 def _received(connection: socket.socket) -> bytes:
+    """Returns what a process states; empty if it is gone or says nothing."""
     try:
         return connection.recv(TOKEN_BYTES + 1)
-    except OSError as error:
-        raise RuntimeError(f"the other rank did not prove itself: {error}") from error
+    except OSError:
+        return b""
 
 
-def _check_user(connection: socket.socket) -> None:
-    """Raises RuntimeError unless the other end is a process of this user."""
+def _is_own(connection: socket.socket) -> bool:
+    """Returns whether the other end is a process of this user."""
     stated = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-    if _PEER.unpack(stated)[1] != os.geteuid():
-        raise RuntimeError("the other rank is of another user")
+    return bool(_PEER.unpack(stated)[1] == os.geteuid())
 
 
 def _map_window(descriptor: int) -> mmap.mmap:
