@@ -60,6 +60,8 @@ READS: dict[str, Callable[[Client], Invoke]] = {
     "status": lambda c: c.status,
     "peers": lambda c: c.peers,
     "pins": lambda c: c.pins,
+    "audit_records": lambda c: c.audit_records,
+    "forget_engine": lambda c: lambda **o: c.forget_engine("d", **o),
 }
 SCHEDULER: dict[str, Callable[[Scheduler], Invoke]] = {
     "request_arrived": lambda s: lambda **o: s.request_arrived("r", [2], **o),

@@ -251,7 +251,7 @@ MUTANTS = (
         ),
         Mutant(
             "a peer asks checksums of an access of another peer",
-            checksums.ChecksumCalls, "ask", trusting.sums_for_all, Rule.R2
+            checksums.ChecksumCalls, "ask", trusting.sums_for_all, Rule.R2, 60
         ),
         Mutant("an access id stands for all uses of it", openings, "_check_same", bugs.always(None), Rule.R2),
         Mutant("a stranger speaks in a peer's name", peer_tables.PeerTables, "caller", trusting.by_its_name, Rule.R2),
