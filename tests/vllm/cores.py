@@ -69,12 +69,12 @@ class Core:
         self, name: str, on_loss: OnLoss = OnLoss.FAIL, *, overlap: bool = True, offer_ttl_s: float = 0.0,
         firm_ttl_s: float | None = None, layers_per_part: int = 0, marks: Marks = marks_of,
         devices: Devices | None = None, states: bool = False, mode: ModeChoice = ModeChoice.AUTO, alone: bool = True,
-        cache: tuple[PoolLayout, Sequence[torch.Tensor]] | None = None,
+        cache: tuple[PoolLayout, Sequence[torch.Tensor]] | None = None, pairing_secret: bytes = b"",
     ) -> None:  # fmt: skip
         """`marks` are those of the device that computes; `devices` gives it a mirror. `states`: its layers have states
         and no attention. `cache` replaces the one of `pool_of`, with as many layers and blocks.
         """
-        defaults = Defaults(mode, offer_ttl_s=offer_ttl_s, firm_ttl_s=firm_ttl_s)
+        defaults = Defaults(mode, offer_ttl_s=offer_ttl_s, firm_ttl_s=firm_ttl_s, pairing_secret=pairing_secret)
         options = BlockOptions(
             defaults=defaults, on_loss=on_loss, data_paths=("nixl",), layers_per_part=layers_per_part,
             mirror=bool(devices),

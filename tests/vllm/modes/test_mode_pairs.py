@@ -9,6 +9,7 @@ from tests.vllm.cores import PROMPT, request_of
 from tests.vllm.engines import PREFILL, wait_until
 from tests.vllm.modes.legs import AT_D, AT_P, Made, came, compute, decode_leg, holds_the_kv
 
+SECRET = b"known to P and D"
 MODES = pytest.mark.parametrize("d_mode", ModeChoice)
 
 
@@ -70,6 +71,25 @@ def test_a_request_of_another_prompt_under_the_same_id_gets_nothing(made: Made, 
     wait_until(lambda: p.step() and d.step() and len(d.told.loaded) == 2)
     assert d.told.failed == {AT_D}
     assert holds_the_kv(d, again)
+
+
+@pytest.mark.parametrize("p_mode", [ModeChoice.AUTO, ModeChoice.PUSH])
+def test_engines_with_one_pairing_secret_find_each_other(made: Made, p_mode: ModeChoice) -> None:
+    p, d = made(p_mode, ModeChoice.AUTO, SECRET, SECRET)
+    blocks = d.begin(request_of(AT_D, decode_leg(p)))
+    d.step()
+    compute(p, request_of(AT_P, PREFILL))
+    assert came(p, d, AT_D)
+    assert holds_the_kv(d, blocks)
+
+
+@pytest.mark.parametrize("d_secret", [b"", SECRET[::-1]])
+def test_who_does_not_know_prefills_pairing_secret_gets_nothing(made: Made, d_secret: bytes) -> None:
+    p, d = made(ModeChoice.PUSH, ModeChoice.AUTO, SECRET, d_secret)
+    compute(p, request_of(AT_P, PREFILL))
+    blocks = d.begin(request_of(AT_D, decode_leg(p)))
+    wait_until(lambda: p.step() and d.step() and d.told.failed == {AT_D})
+    assert not any(bool(layer[blocks].any()) for layer in d.memory.values())
 
 
 def test_a_request_that_prefill_never_gets_is_computed_by_decode_soon(made: Made) -> None:
