@@ -247,6 +247,8 @@ class Config:
     """Path of the unix socket where an engine attaches; empty: none."""
     exit_with_engine: bool = False
     """True when the server ends with its engine, or if none comes: for a lead that an engine started for itself."""
+    metrics: str = ""
+    """Address of the HTTP endpoint for metrics and probes; empty: none."""
     ready_file: str = ""
     """Path of a file that gets the address when the server serves."""
     read_blocks: bool = False
@@ -271,9 +273,9 @@ class Config:
 
     def check(self) -> None:
         """Raises InvalidRequest for the first wrong field, by its name."""
-        host, _ = split_address(self.listen, "listen")
-        if self.tls.files() is None and not is_loopback(host) and not self.insecure:
-            raise invalid("listen", f"{host} is not loopback and the server has no TLS: set tls.dir, or insecure")
+        self._check_listens("listen", self.listen)
+        if self.metrics:
+            self._check_listens("metrics", self.metrics)
         if self.advertise:
             split_address(self.advertise, "advertise")
         if len(f"{self.engine_id}{self.advertise or self.listen}".encode(errors="replace")) > NAMES_BYTES_MAX:
@@ -302,6 +304,11 @@ class Config:
         self.tokens.check()
         self._check_pool()
         self._check_session()
+
+    def _check_listens(self, name: str, address: str) -> None:
+        host, _ = split_address(address, name)
+        if self.tls.files() is None and not is_loopback(host) and not self.insecure:
+            raise invalid(name, f"{host} is not loopback and the server has no TLS: set tls.dir, or insecure")
 
     def _check_limits(self) -> None:
         for limit in fields(Limits):

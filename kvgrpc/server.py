@@ -14,7 +14,7 @@ import grpc.aio
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgrpc import __version__, open_files
+from kvgrpc import __version__
 from kvgrpc.config import Config, random_engine_id, split_address
 from kvgrpc.core.actions import EngineNews
 from kvgrpc.core.events import LifeBegan, MemoryGone
@@ -23,7 +23,7 @@ from kvgrpc.core.tables.transfers import Transfer
 from kvgrpc.core.values.compatibility import CHECKSUMS, KEY_COLUMNS, READS_PUSHES, EngineDescription
 from kvgrpc.core.values.ids import INCARNATION_MAX
 from kvgrpc.core.values.layout import PoolKind, PoolLayout
-from kvgrpc.core.values.limits import PROTOCOL_MAX, PROTOCOL_MIN, Limits
+from kvgrpc.core.values.limits import PROTOCOL_MAX, PROTOCOL_MIN
 from kvgrpc.core.values.networks import is_loopback
 from kvgrpc.datapath.device_memory import MakeDeviceMemory
 from kvgrpc.datapath.host.host_memory import available
@@ -34,7 +34,9 @@ from kvgrpc.local_ranks import RankMaker, SharedRank, make_device_memory
 from kvgrpc.service import telemetry
 from kvgrpc.service.last_words import LastWords
 from kvgrpc.service.lead import Lead
+from kvgrpc.service.metrics import endpoint as metrics
 from kvgrpc.service.peers.port import PeerChannels
+from kvgrpc.service.places import within_open_files
 from kvgrpc.service.ready_file import ReadyFile
 from kvgrpc.service.recovery import Recovery
 from kvgrpc.service.rpc.health import Health
@@ -65,7 +67,7 @@ class Server:
     ) -> None:
         """`device_memory` makes the memory of a pool on a device."""
         self.config = replace(
-            config, engine_id=config.engine_id or random_engine_id(), limits=_within_open_files(config.limits)
+            config, engine_id=config.engine_id or random_engine_id(), limits=within_open_files(config.limits)
         )
         self.address = ""
         self._ready = ReadyFile(config.ready_file)
@@ -99,6 +101,7 @@ class Server:
         self._last_words = LastWords(self._channels)
         self._grpc: grpc.aio.Server | None = None
         self._health: Health | None = None
+        self._metrics: metrics.MetricsEndpoint | None = None
 
     async def start(self) -> None:
         """Serves. Raises Exhausted if the pool or the spill does not fit, AddressInUse if the address is taken,
@@ -129,7 +132,8 @@ class Server:
             watch.start()
         if self._sessions is not None:
             await self._sessions.start()
-        self._ready.write(self.address, self.config.engine_id)
+        self._metrics = metrics.begin(self._lead, self._staging, self.tls)
+        self._ready.write(self.address, self.config.engine_id, self.metrics_address)
 
     def _check_spill(self) -> None:
         nbytes, left = self.config.tensors.spill_bytes, available()
@@ -138,6 +142,11 @@ class Server:
                 Reason.POOL_EXHAUSTED,
                 f"tensors.spill_bytes, {nbytes}, does not fit: {left.nbytes} bytes are left ({left.limited_by})",
             )
+
+    @property
+    def metrics_address(self) -> str:
+        """Address of the metrics; empty: there are none."""
+        return self._metrics.address if self._metrics is not None else ""
 
     async def serve_forever(self) -> None:
         """Returns when the server was stopped."""
@@ -164,6 +173,8 @@ class Server:
         for watch in self._watches:
             await watch.stop()
         await self._health.stop()
+        if self._metrics is not None:
+            await self._metrics.stop()
         self._runner.feed(LifeBegan(self._node.state.life.incarnation, b"", None))
         await asyncio.sleep(0)
         if self._sessions is not None:
@@ -382,17 +393,3 @@ class Server:
         local, self._local = self._local, []
         for rank in local:
             await asyncio.to_thread(rank.close, MOVER_CLOSE_S)
-
-
-def _within_open_files(limits: Limits) -> Limits:
-    """Returns limits whose connections leave half of the open files to all else: gRPC knows no reserve."""
-    most = open_files.unreserved() // 2
-    if limits.connections <= most:
-        return limits
-    _log.warning(
-        "limits.connections is %d, and %d here: this process may have %d open files",
-        limits.connections,
-        most,
-        open_files.limit(),
-    )
-    return replace(limits, connections=most)

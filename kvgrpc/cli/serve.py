@@ -49,6 +49,9 @@ def serve(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     ready_file: Annotated[str | None, typer.Option(help="JSON file to write once the server serves.")] = None,
+    metrics: Annotated[
+        str | None, typer.Option(help="host:port of the HTTP endpoint for metrics and probes, such as 127.0.0.1:9464.")
+    ] = None,
     tls_dir: Annotated[
         str | None,
         typer.Option(help="Folder with tls.crt, tls.key and ca.crt: mutual TLS.", rich_help_panel=_TLS_PANEL),
@@ -188,8 +191,8 @@ def _serve_engine(settings: Config, launched: int) -> int:
 async def _serve(settings: Config, launched: int | None = None) -> int:
     from kvgrpc.server import Server
     from kvgrpc.service import telemetry
+    from kvgrpc.service.address_in_use import AddressInUse
     from kvgrpc.service.heap import calm_collector
-    from kvgrpc.service.rpc.server import AddressInUse
 
     try:
         server = Server(settings)

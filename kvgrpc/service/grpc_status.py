@@ -1,5 +1,6 @@
 """Errors to gRPC statuses with typed details, and back. The codes stand with the classes in `errors`."""
 
+from contextvars import ContextVar
 from itertools import islice
 from typing import NoReturn, Protocol
 
@@ -89,10 +90,15 @@ class AbortContext(Protocol):
     ) -> NoReturn: ...
 
 
+ABORTED_AS: ContextVar[str] = ContextVar("aborted_as", default=grpc.StatusCode.UNKNOWN.name)
+"""Name of the code with which the current task ended its call. gRPC's context does not tell."""
+
+
 async def abort(context: AbortContext, error: KVGrpcError, who: common_pb2.ResponseHeader) -> NoReturn:
     """Ends a call with the status of `error`, refused by the engine in `who` unless the error names another one."""
     error.untraced()  # a frame that raised it may hold it, and outer frames hold the request
     packed = packed_status(error, who)
+    ABORTED_AS.set(error.code)
     try:
         await context.abort(status_code(error), _said(error), trailing_metadata=((DETAILS_KEY, packed),))
     except BaseException as ended:

@@ -10,6 +10,7 @@ from kvgrpc.core.node import Node
 from kvgrpc.errors import PermissionDenied, Reason
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.service.audit import Audit
+from kvgrpc.service.call_records import CallRecords
 from kvgrpc.service.engine_watchers import EngineWatchers
 from kvgrpc.service.identity.engine_ids import EngineIds
 from kvgrpc.service.identity.gate import Gate
@@ -50,6 +51,7 @@ class Lead:
         self.gate = Gate(config)
         self.engine_ids = EngineIds()
         self.audit = Audit()
+        self.calls = CallRecords()
         self.ticket = b""
         """The ticket of the attached engine; empty while none is attached."""
 

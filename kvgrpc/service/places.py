@@ -4,14 +4,20 @@ A connection is named by gRPC's text for its other end. The first places of a co
 others have: a flood from elsewhere does not stop a peer or the renewal of a lease.
 """
 
+import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any
 
+from kvgrpc import open_files
+from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import Exhausted, KVGrpcError, Reason
 from kvgrpc.service import grpc_status
 from kvgrpc.v1 import common_pb2
+
+_log = logging.getLogger(__name__)
 
 OWN = 4
 """Number of places that even a full server has for each connection: a peer needs two streams to live."""
@@ -132,3 +138,17 @@ def may_stand(nbytes: int) -> bool:
     """
     place = _PLACE.get()
     return place is None or place.stand(nbytes)
+
+
+def within_open_files(limits: Limits) -> Limits:
+    """Returns limits whose connections leave half of the open files to all else: gRPC knows no reserve."""
+    most = open_files.unreserved() // 2
+    if limits.connections <= most:
+        return limits
+    _log.warning(
+        "limits.connections is %d, and %d here: this process may have %d open files",
+        limits.connections,
+        most,
+        open_files.limit(),
+    )
+    return replace(limits, connections=most)

@@ -11,13 +11,14 @@ class ReadyFile:
     def __init__(self, path: str) -> None:
         self._path = path
 
-    def write(self, address: str, engine_id: str) -> None:
-        """Writes the file. A reader that sees it sees all of it."""
+    def write(self, address: str, engine_id: str, metrics: str) -> None:
+        """Writes the file. A reader that sees it sees all of it. `metrics`: address of the metrics, or empty."""
         if not self._path:
             return
         path = Path(self._path)
         partial = path.with_suffix(path.suffix + ".partial")
-        partial.write_text(json.dumps({"address": address, "engine_id": engine_id, "pid": os.getpid()}) + "\n")
+        said = {"address": address, "engine_id": engine_id, "pid": os.getpid(), "metrics": metrics}
+        partial.write_text(json.dumps(said) + "\n")
         partial.rename(path)
 
     def remove(self) -> None:

@@ -263,6 +263,8 @@ class LeaseTable:
         self._ledger = ledger or Ledger()
         self._ended = Remembered[str, Lease](ended_kept, ledger=self._ledger, kind=RowKind.ENDED_LEASE)
         """Only their number and bytes are bounded: a caller may come late after any time."""
+        self.ends: dict[LeaseState, int] = {state: 0 for state in LeaseState if state is not LeaseState.LIVE}
+        """Number of leases that ended, by how they ended. Read-only outside."""
 
     def enter(self, ledger: Ledger) -> None:
         """Enters the leases that ended in an earlier life into a new ledger."""
@@ -298,6 +300,7 @@ class LeaseTable:
     def ended(self, lease: Lease, now: float) -> None:
         """Moves an ended lease out of the live ones and forgets its blocks and digests, which may be large."""
         del self._live[lease.id]
+        self.ends[lease.state] += 1
         self._ledger.drop(RowKind.LEASE, lease.id)
         lease.forget_blocks()
         self._ended.add(lease.id, lease, now, lease.kept_bytes)
@@ -311,6 +314,7 @@ class LeaseTable:
             lost = replace(lease, state=LeaseState.LOST, blocks=(), content=gone, checksums=())
             lost = replace(lost, accesses={}, waiting=set(), readers={})
             self._ended.add(lost.id, lost, now, lost.kept_bytes)
+            self.ends[LeaseState.LOST] += 1
 
     @property
     def kept_bytes(self) -> dict[Hashable, int]:

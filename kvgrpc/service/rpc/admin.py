@@ -12,6 +12,7 @@ from kvgrpc.core.tables.pins import Pin, PinKind
 from kvgrpc.core.tables.transfers import State
 from kvgrpc.core.values.owners import tenant_of
 from kvgrpc.errors import invalid, note
+from kvgrpc.service.admission import admission
 from kvgrpc.service.audit import AuditRecord
 from kvgrpc.service.callers import PRINCIPAL
 from kvgrpc.service.identity.tenants import sees, tenant_of_pin
@@ -19,7 +20,6 @@ from kvgrpc.service.lead import Lead
 from kvgrpc.service.methods import DRAIN, RELEASE_QUARANTINE, reply_to
 from kvgrpc.service.places import CONNECTION
 from kvgrpc.service.rpc import allocations
-from kvgrpc.service.rpc.admission import admission
 from kvgrpc.service.rpc.method import unary
 from kvgrpc.service.rpc.pages import page
 from kvgrpc.v1 import admin_pb2, admin_pb2_grpc, pool_pb2

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import field
 from functools import partial
 from typing import Any
 
@@ -27,6 +28,7 @@ from kvgrpc.errors import (
 )
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.service import grpc_status, telemetry
+from kvgrpc.service.call_records import OK
 from kvgrpc.service.callers import PRINCIPAL
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.places import CONNECTION, Places
@@ -79,6 +81,7 @@ class _Call:
     request: Any
     """The request; None once the node has it."""
     timer: asyncio.TimerHandle | None = None
+    began: float = field(default_factory=time.perf_counter)
 
 
 class Conversation:
@@ -173,7 +176,7 @@ class Conversation:
     def _event(self, call: _Call, number: int, trace: str) -> events.Event:
         """Returns the event of a call. The caller is checked before the blocks that it names are looked at."""
         lead, caller = self._lead, self._caller
-        lead.gate.check_within(f"{peer_pb2.PeerCall.DESCRIPTOR.full_name}/{call.kind}")
+        lead.gate.check_within(_row(call.kind))
         fields.check(call.request)
         lead.check_caller(caller)
         made = events.Call(number, PRINCIPAL.get(), trace, connection=self._connection, proof=caller.proof)
@@ -185,7 +188,7 @@ class Conversation:
             error: KVGrpcError | None = paths.placed(copied(reply), call.request)
         else:
             error = self._reply(call, reply)
-        call.ended(error)
+        self._over(call, error)
         if error is not None:
             self._refuse(call.call_id, error)
 
@@ -214,8 +217,12 @@ class Conversation:
 
     def _give_up(self, number: int, error: KVGrpcError) -> None:
         """Ends a call without an answer: nobody waits for one any more."""
-        self._end(number).ended(error)
+        self._over(self._end(number), error)
         self._lead.runner.abandon(number)
+
+    def _over(self, call: _Call, error: KVGrpcError | None) -> None:
+        call.ended(error)
+        self._lead.calls.ended(_row(call.kind), error.code if error else OK, call.began)
 
     def _end(self, number: int) -> _Call:
         call = self._calls.pop(number)
@@ -225,6 +232,11 @@ class Conversation:
         if self._answered_all is not None and not self._calls and not self._answered_all.done():
             self._answered_all.set_result(None)
         return call
+
+
+def _row(kind: str) -> str:
+    """Returns the name of a kind of call in the table of roles."""
+    return f"{peer_pb2.PeerCall.DESCRIPTOR.full_name}/{kind}"
 
 
 def _defect(kind: str, error: Exception) -> KVGrpcError:

@@ -6,10 +6,10 @@ from kvgrpc.core.state.engine_status import engine_status
 from kvgrpc.core.values.compatibility import compare
 from kvgrpc.core.values.limits import PROTOCOL_MAX, PROTOCOL_MIN
 from kvgrpc.errors import invalid
+from kvgrpc.service.admission import admission
 from kvgrpc.service.engine_watchers import BEAT_S, INTERVAL_S
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.methods import CONNECT_PEER, HANDSHAKE, ask, reply_to
-from kvgrpc.service.rpc.admission import admission
 from kvgrpc.service.rpc.method import streaming, unary
 from kvgrpc.v1 import handshake_pb2, handshake_pb2_grpc
 from kvgrpc.wire import description

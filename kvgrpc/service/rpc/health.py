@@ -9,8 +9,8 @@ from typing import Any
 
 from grpc_health.v1 import health, health_pb2
 
+from kvgrpc.service.admission import BROKEN, TAKES_WORK, admission
 from kvgrpc.service.lead import Lead
-from kvgrpc.service.rpc.admission import BROKEN, TAKES_WORK, admission
 from kvgrpc.v1 import handoff_pb2
 
 LOOK_S = 1.0

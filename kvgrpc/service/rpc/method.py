@@ -1,8 +1,10 @@
 """The frame of every RPC method: telemetry, and typed errors, also for requests that cannot be parsed."""
 
+import asyncio
 import functools
 import inspect
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, Protocol, TypeVar
@@ -13,6 +15,7 @@ from google.protobuf.message import DecodeError, Message
 from kvgrpc.core.values.records import dataclass
 from kvgrpc.errors import InternalError, InvalidRequest, KVGrpcError, OutOfRange, Reason
 from kvgrpc.service import grpc_status, heap, telemetry
+from kvgrpc.service.call_records import OK
 from kvgrpc.service.callers import METADATA
 from kvgrpc.service.identity.roles import METHODS
 from kvgrpc.service.lead import Lead
@@ -179,15 +182,26 @@ class Registrar:
 
 
 def _gated(lead: Lead, name: str, method: Method) -> Method:
-    """Returns a method that only callers with a role for it reach."""
-    gate = lead.gate
+    """Returns a method that only callers with a role for it reach, and whose calls are counted."""
+    gate, calls = lead.gate, lead.calls
     assert name in METHODS, f"{name} has no row in the table of roles"
 
     async def call(request: Any, context: Any) -> object:
+        began, code = time.perf_counter(), OK
         try:
             gate.admit(context, name, lead.ticket)
             return await method(request, context)
+        except KVGrpcError as error:
+            code = error.code
+            raise
+        except asyncio.CancelledError:
+            code = "CANCELLED"
+            raise
+        except grpc.aio.AbortError:
+            code = grpc_status.ABORTED_AS.get()
+            raise
         finally:
+            calls.ended(name, code, began)
             del request, context
 
     return call

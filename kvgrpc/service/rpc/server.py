@@ -13,8 +13,9 @@ from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from kvgrpc.core.values.limits import Limits
-from kvgrpc.errors import Reason, Unavailable
+from kvgrpc.errors import Reason
 from kvgrpc.peer.v1 import peer_pb2, peer_pb2_grpc, rank_pb2, rank_pb2_grpc
+from kvgrpc.service.address_in_use import AddressInUse
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.places import OWN, Places
 from kvgrpc.service.rpc.admin import AdminService
@@ -73,12 +74,6 @@ SERVICES = tuple(
 )
 REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
 REFLECTION_V1ALPHA = "grpc.reflection.v1alpha.ServerReflection"
-
-
-class AddressInUse(Unavailable):
-    """The listen address is taken."""
-
-    code = "UNAVAILABLE"
 
 
 def bind(server: grpc.aio.Server, listen: str, tls: Tls | None) -> int:

@@ -7,6 +7,7 @@ from kvgrpc.core import actions, events
 from kvgrpc.core.values.owners import ENGINE
 from kvgrpc.errors import InvalidRequest, KVGrpcError, Reason, invalid
 from kvgrpc.service import methods
+from kvgrpc.service.call_records import OK
 from kvgrpc.service.grpc_status import next_step
 from kvgrpc.service.identity.gate import check_local
 from kvgrpc.service.lead import Lead
@@ -78,9 +79,11 @@ def refused_lease(call: session_pb2.Call, call_id: int) -> events.FinishedBlocks
     return events.FinishedBlocks(made, call.finished_blocks.transfer_key, (), None, lease_id=lease_id)
 
 
-def hear_session(lead: Lead, call: session_pb2.Call, error: KVGrpcError | None) -> None:
-    """Records an answered call, if it is one that the audit has."""
+def hear_session(lead: Lead, call: session_pb2.Call, began: float, error: KVGrpcError | None) -> None:
+    """Counts an answered call, and records it if it is one that the audit has. `began` is as for `CallRecords`."""
     kind = call.WhichOneof("request")
+    if kind is not None:
+        lead.calls.ended(f"{call.DESCRIPTOR.full_name}/{kind}", error.code if error else OK, began)
     if kind in _METHODS:
         lead.audit.heard(_METHODS[kind].name, getattr(call, kind), ENGINE, error=error)
 

@@ -269,12 +269,12 @@ class SessionServer:
         runner = self._lead.runner
         if takes_tensors(self._staging, call, session.next_event):
             return
-        number = runner.next_call_id()
+        number, began = runner.next_call_id(), time.perf_counter()
 
         def answered(reply: actions.Reply | KVGrpcError) -> None:
             if isinstance(reply, KVGrpcError) and call.void_slot:
                 session.page.refused(promised_lease(call.finished_blocks), self._lead.node.state.send.leases)
-            hear_session(self._lead, call, reply if isinstance(reply, KVGrpcError) else None)
+            hear_session(self._lead, call, began, reply if isinstance(reply, KVGrpcError) else None)
             if call.call_id or isinstance(reply, KVGrpcError):
                 answer = reply if isinstance(reply, KVGrpcError) else reply.answer
                 put_answer(self._lead, call, answer, session.next_event().answer)

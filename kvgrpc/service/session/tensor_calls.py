@@ -1,11 +1,13 @@
 """Calls of a session about tensors: the calls of TensorService, answered when they end, in any order."""
 
 import logging
+import time
 from collections.abc import Awaitable, Callable
 
 from google.protobuf.message import Message
 
 from kvgrpc.errors import InternalError, KVGrpcError, Reason
+from kvgrpc.service.call_records import OK, CallRecords
 from kvgrpc.service.identity.gate import check_local
 from kvgrpc.service.session.session_calls import refusal
 from kvgrpc.service.tensors.messages import of_session
@@ -23,7 +25,7 @@ def takes_tensors(staging: StagingStore, call: session_pb2.Call, next_event: Cal
     if kind not in _KINDS:
         return False
     work = of_session(staging, kind, call)
-    staging.serve(_answer(work, kind, call, next_event))
+    staging.serve(_answer(work, kind, call, next_event, staging.lead.calls))
     return True
 
 
@@ -32,18 +34,21 @@ async def _answer(
     kind: str,
     call: session_pb2.Call,
     next_event: Callable[[], session_pb2.Event],
+    calls: CallRecords,
 ) -> None:
+    row, began = f"{call.DESCRIPTOR.full_name}/{kind}", time.perf_counter()
     error: KVGrpcError | None = None
     reply: Message | None = None
     try:
         fields.check(call)
-        check_local(f"{call.DESCRIPTOR.full_name}/{kind}")
+        check_local(row)
         reply = await work()
     except KVGrpcError as refused:
         error = refused.untraced()
     except Exception as defect:  # noqa: BLE001 - no call may stop the server
         _log.exception("%s failed", kind)
         error = InternalError(Reason.INTERNAL, f"a defect of kvgrpc: {defect!r}")
+    calls.ended(row, error.code if error else OK, began)
     if error is None and not call.call_id:
         return
     made = next_event().answer
