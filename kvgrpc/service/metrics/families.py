@@ -129,3 +129,12 @@ TIME_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5
 AGE_BOUNDS_S = (1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1_800.0)
 SIZE_BOUNDS = tuple(float(1 << power) for power in range(11, 34, 2))
 """Bounds of sizes in bytes: those that engines chart for their own connectors, every second one."""
+
+
+def table() -> list[str]:
+    """Returns the table as the lines of a page in Markdown."""
+    lines = ["| Metric | Kind | Labels | Meaning |", "|---|---|---|---|"]
+    for family in FAMILIES:
+        labels = ", ".join(f"`{label}`" for label in family.labels) or "none"
+        lines.append(f"| `{family.shown_name}` | {family.kind.value} | {labels} | {family.meaning} |")
+    return lines

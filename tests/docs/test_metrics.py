@@ -1,0 +1,31 @@
+"""docs/metrics.md has the table of metrics that the code makes, and its queries name only what there is."""
+
+import re
+
+from kvgrpc.service.metrics.endpoint import ANSWER_S, CONNECTIONS_MAX
+from kvgrpc.service.metrics.families import FAMILIES, MetricKind, table
+from tests.docs.pages import DOCS, section
+
+PAGE = DOCS / "metrics.md"
+PARTS = {MetricKind.HISTOGRAM: ("_bucket", "_sum", "_count"), MetricKind.COUNTER: ("_total",), MetricKind.GAUGE: ("",)}
+
+
+def test_the_page_has_the_table_that_the_code_makes() -> None:
+    """`python -c 'from kvgrpc.service.metrics.families import table; print("\\n".join(table()))'` makes it."""
+    lines = PAGE.read_text().splitlines()
+    begins = lines.index(table()[0])
+    assert lines[begins : begins + len(table())] == table()
+    assert not lines[begins + len(table())]
+
+
+def test_the_page_and_its_queries_name_only_metrics_that_there_are() -> None:
+    known = {family.name + part for family in FAMILIES for part in PARTS[family.kind]}
+    known |= {family.shown_name for family in FAMILIES}
+    assert set(re.findall(r"(?<![:\w])kvgrpc_\w+", PAGE.read_text())) <= known
+
+
+def test_the_page_states_the_bounds_of_the_code() -> None:
+    text = PAGE.read_text()
+    assert f"else 503 after {ANSWER_S:g} s" in text
+    assert f"At most {CONNECTIONS_MAX} connections" in text
+    assert "/readyz" in section(PAGE, "## Scraping")
