@@ -94,7 +94,8 @@ def test_every_setting_but_the_tables_has_its_variable() -> None:
         "data_paths": "shm",
         "dial_allow": "*",
         "ready_file": "",
-    } | {"metrics": "127.0.0.1:9464"}
+        "metrics": "127.0.0.1:9464",
+    }
     numbers = {"copy_threads": "7", "bandwidth_limit_bytes_per_s": "7", "drain_s": "7"}
     flags = {
         "read_blocks": "yes",
