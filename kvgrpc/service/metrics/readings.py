@@ -11,7 +11,7 @@ from kvgrpc.core.tables.ledger import LedgerShare
 from kvgrpc.core.tables.peers import PeerState
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.values.limits import PROTOCOL_MAX
-from kvgrpc.errors import PreconditionFailed
+from kvgrpc.errors import PreconditionFailed, Reason
 from kvgrpc.service.admission import admission
 from kvgrpc.service.histogram import Histogram
 from kvgrpc.service.lead import Lead
@@ -22,6 +22,7 @@ from kvgrpc.service.tensors.store import StoreStatus
 from kvgrpc.tls import Tls
 from kvgrpc.v1 import handshake_pb2
 
+DENIALS = frozenset({Reason.NOT_AUTHENTICATED, Reason.ROLE_MISSING, Reason.POLICY_DENIED})
 Labels = tuple[str, ...]
 Reading = tuple[Family, Iterable[tuple[Labels, float | Histogram]]]
 """A family with the value of each combination of its labels."""
@@ -57,7 +58,7 @@ class Metrics:
 
     def __init__(self, lead: Lead, staging: HasStore, tls: Tls | None) -> None:
         self._lead, self._staging, self._tls = lead, staging, tls
-        self.transfers = TransferRecords(lead.config.data_paths[0])
+        self.transfers = TransferRecords(lead.config.data_paths)
         self.lag = LoopLag()
 
     def read(self) -> Iterator[Reading]:
@@ -123,7 +124,8 @@ class Metrics:
     def _peers_and_callers(self, state: NodeState) -> Iterator[Reading]:
         peers = Counter(peer.state for peer in state.peers.lives.values())
         yield by(of.PEERS, {known.value: peers[known] for known in PeerState})
-        yield by(of.DENIED, {reason.value: count for reason, count in self._lead.gate.denied.items()})
+        denied = self._lead.gate.denied
+        yield by(of.DENIED, {reason.value: denied[reason] for reason in DENIALS | denied.keys()})
         yield of.CALL_SECONDS, ((("grpc", *labels), seconds) for labels, seconds in self._lead.calls.seconds.items())
 
     def _process(self, state: NodeState) -> Iterator[Reading]:

@@ -6,7 +6,7 @@ Everything else is read from the node when Prometheus asks. All of it runs on th
 import asyncio
 from collections import Counter, defaultdict
 
-from kvgrpc.core.tables.transfers import Direction, State, Transfer
+from kvgrpc.core.tables.transfers import ENDED, Direction, State, Transfer
 from kvgrpc.service.histogram import Histogram
 from kvgrpc.service.metrics.families import SIZE_BOUNDS, TIME_BOUNDS_S
 from kvgrpc.wire.answers import trace_id
@@ -18,15 +18,21 @@ RENDEZVOUS = "rendezvous"
 
 
 class TransferRecords:
-    """Ends of transfers. `first_path`: the data path that the operator named first."""
+    """Ends of transfers. `data_paths`: those that the operator named, the first choice first.
 
-    def __init__(self, first_path: str) -> None:
-        self._first_path = first_path
-        self.ends: Counter[tuple[str, str, str]] = Counter()
+    What has a known set of labels begins at 0, so that Prometheus sees the first increase.
+    """
+
+    def __init__(self, data_paths: tuple[str, ...]) -> None:
+        self._first_path, *others = data_paths
+        outcomes = [state.value for state in ENDED]
+        self.ends = Counter(
+            {(way.value, mode, outcome): 0 for way in Direction for mode in ("pull", "push") for outcome in outcomes}
+        )
         """Number by direction, mode and outcome."""
         self.failures: Counter[tuple[str, str]] = Counter()
         """Number by direction and reason."""
-        self.slow: Counter[tuple[str]] = Counter()
+        self.slow = Counter({(path,): 0 for path in others})
         """Number of received transfers by a data path that was not the first choice."""
         self.seconds: dict[tuple[str, str], Histogram] = defaultdict(lambda: Histogram(TIME_BOUNDS_S))
         self.phases: dict[tuple[str, str], Histogram] = defaultdict(lambda: Histogram(TIME_BOUNDS_S))
