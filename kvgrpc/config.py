@@ -12,7 +12,7 @@ from kvgrpc.core.tensors.rows import TensorLimits
 from kvgrpc.core.tensors.store_layout import PAGE_BYTES, PAGE_BYTES_MAX, PAGE_BYTES_MIN, PAGES_MAX, store_layout
 from kvgrpc.core.values.layout import LAYERS_MAX, Group, GroupKind, PoolLayout, uniform_layout
 from kvgrpc.core.values.limits import Limits
-from kvgrpc.core.values.networks import PrivateNetworks, is_loopback, is_named
+from kvgrpc.core.values.networks import PrivateNetworks, is_loopback, is_named, unreadable
 from kvgrpc.errors import FieldViolation, InvalidRequest, KVGrpcError, Reason, note
 
 DTYPE_BYTES = {
@@ -274,6 +274,7 @@ class Config:
     def check(self) -> None:
         """Raises InvalidRequest for the first wrong field, by its name."""
         self._check_listens("listen", self.listen)
+        self._check_networks()
         if self.metrics:
             self._check_listens("metrics", self.metrics)
         if self.advertise:
@@ -309,6 +310,11 @@ class Config:
         host, _ = split_address(address, name)
         if self.tls.files() is None and not is_loopback(host) and not self.insecure:
             raise invalid(name, f"{host} is not loopback and the server has no TLS: set tls.dir, or insecure")
+
+    def _check_networks(self) -> None:
+        for name in ("dial_allow", "private_networks"):
+            if wrong := unreadable(getattr(self, name)):
+                raise invalid(name, f"{wrong!r} is no network such as 10.0.0.0/8")
 
     def _check_limits(self) -> None:
         for limit in fields(Limits):

@@ -154,7 +154,7 @@ def _table(key: str, value: Any) -> Any:
     keys = {item.name: type(item.default) for item in fields(kind)}
     for name, one in value.items():
         if name not in keys:
-            raise KeyError(f"it has no key {name}; {_hint(name, keys)}")
+            raise invalid(f"{key}.{name}", f"is no setting; {_hint(name, keys)}")
         try:
             if keys[name] is str:
                 _checked_text(name, one)

@@ -33,6 +33,7 @@ from kvgrpc.errors import Exhausted, InvalidRequest, KVGrpcError, NotFound, Reas
 from kvgrpc.local_ranks import RankMaker, SharedRank, make_device_memory
 from kvgrpc.service import telemetry
 from kvgrpc.service.last_words import LastWords
+from kvgrpc.service.last_work import LastWork
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.metrics import endpoint as metrics
 from kvgrpc.service.peers.port import PeerChannels
@@ -55,7 +56,6 @@ from kvgrpc.wire.description import pool_from_proto, pool_kind_from_proto
 _log = logging.getLogger(__name__)
 FEATURES = ("push", "layerwise", CHECKSUMS, KEY_COLUMNS)
 """Features of every server of this version beyond those of every version."""
-DRAIN_POLL_S = 0.05
 MOVER_CLOSE_S = 2.0
 
 
@@ -102,6 +102,7 @@ class Server:
         self._grpc: grpc.aio.Server | None = None
         self._health: Health | None = None
         self._metrics: metrics.MetricsEndpoint | None = None
+        self._last_work = LastWork(self._runner)
 
     async def start(self) -> None:
         """Serves. Raises Exhausted if the pool or the spill does not fit, AddressInUse if the address is taken,
@@ -165,10 +166,7 @@ class Server:
         if self._grpc is None or self._health is None:
             return  # not started
         await self._health.look()
-        loop = asyncio.get_running_loop()
-        until = loop.time() + drain_s
-        while self._busy() and loop.time() < until:  # noqa: ASYNC110 - once, at the end of a process
-            await asyncio.sleep(DRAIN_POLL_S)
+        await self._last_work.wait(drain_s)
         await self._recovery.stop()
         for watch in self._watches:
             await watch.stop()
@@ -186,6 +184,10 @@ class Server:
         self._runner.stop()
         await self._close_ranks()
         self._ready.remove()
+
+    def hurry(self) -> None:
+        """Makes `stop` wait for nothing that is in progress."""
+        self._last_work.hurry()
 
     @property
     def _node(self) -> Node:
@@ -360,9 +362,6 @@ class Server:
                 Reason.INVALID_FIELD, f"listen {host} means every interface: set advertise to the one that peers dial"
             )
         return bound
-
-    def _busy(self) -> bool:
-        return bool(self._node.state.transfers.unfinished()) or len(self._node.state.send.leases) > 0
 
     def _progress_age_s(self) -> float:
         if self._local:

@@ -1,5 +1,8 @@
 """The application object to which the commands are added."""
 
+import platform
+from importlib import metadata
+
 import typer
 
 from kvgrpc import __version__
@@ -23,8 +26,21 @@ app.command()(drain)
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(__version__)
+        typer.echo(_versions())
         raise typer.Exit
+
+
+def _versions() -> str:
+    """Returns the version of kvgrpc in the first line, and of what it runs on below."""
+    from kvgrpc.core.values.limits import PROTOCOL_MAX, PROTOCOL_MIN
+
+    rows = [__version__, f"protocol {PROTOCOL_MIN} to {PROTOCOL_MAX}", f"Python {platform.python_version()}"]
+    for name in ("grpcio", "protobuf", "numpy", "torch", "nixl-cu12"):
+        try:
+            rows.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            rows.append(f"{name} not installed")
+    return "\n".join(rows)
 
 
 @app.callback()

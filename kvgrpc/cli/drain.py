@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvgrpc.cli.dialing import TlsDir, TokenFile, credentials
+from kvgrpc.cli.dialing import Address, Timeout, TlsDir, TokenFile, credentials
 from kvgrpc.errors import KVGrpcError
 
 if TYPE_CHECKING:
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def drain(
-    address: Annotated[str, typer.Argument(help="host:port of a kvgrpc server.")],
+    address: Address,
     cancel: Annotated[bool, typer.Option("--cancel", help="Take new work again.")] = False,
-    timeout_s: Annotated[float, typer.Option(help="How long to wait for the server.")] = 5.0,
+    timeout_s: Timeout = 5.0,
     tls_dir: TlsDir = "",
     token_file: TokenFile = "",
 ) -> None:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -16,6 +16,9 @@ from kvgrpc import config_sources, open_files
 from kvgrpc.config import Config, PoolConfig, invalid
 from kvgrpc.errors import Exhausted, KVGrpcError
 from kvgrpc.service.polling import poll_in_place
+
+if TYPE_CHECKING:
+    from kvgrpc.server import Server
 
 EXIT_CONFIG = 2
 EXIT_BIND = 3
@@ -48,6 +51,9 @@ def serve(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
         list[str] | None, typer.Option(help="A limit as NAME=VALUE, such as lease_ttl_s=60; may be repeated.")
     ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    check: Annotated[
+        bool, typer.Option("--check", help="Only check the configuration, and print it as it takes effect.")
+    ] = False,
     ready_file: Annotated[str | None, typer.Option(help="JSON file to write once the server serves.")] = None,
     metrics: Annotated[
         str | None, typer.Option(help="host:port of the HTTP endpoint for metrics and probes, such as 127.0.0.1:9464.")
@@ -146,11 +152,16 @@ def serve(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
             _with_pool(config, flags, pool, no_pool=no_pool),
         )
     except KVGrpcError as error:
-        _fail(EXIT_CONFIG, str(error))
+        _fail(EXIT_CONFIG, error.sentence)
+    if check:
+        from kvgrpc.cli.effective_config import shown
+
+        typer.echo(shown(settings))
+        raise typer.Exit
     raise typer.Exit(asyncio.run(_serve(settings)) if launched is None else _serve_engine(settings, launched))
 
 
-_NOT_SETTINGS = ("config", "port", "no_pool", "limit", "log_level", "launched", "tls_dir", "roles")
+_NOT_SETTINGS = ("config", "port", "no_pool", "limit", "log_level", "launched", "tls_dir", "roles", "check")
 
 _POOL = ("layers", "kv_heads", "head_dim", "block_tokens", "blocks", "dtype", "device")
 
@@ -202,7 +213,7 @@ async def _serve(settings: Config, launched: int | None = None) -> int:
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in _STOPS:
-        loop.add_signal_handler(number, stopping.set)
+        loop.add_signal_handler(number, _told_to_stop, stopping, server)
     try:
         await server.start()
     except AddressInUse as error:
@@ -225,13 +236,20 @@ async def _serve(settings: Config, launched: int | None = None) -> int:
     return 0
 
 
+def _told_to_stop(stopping: asyncio.Event, server: "Server") -> None:
+    """Stops the server in order; when told again, without waiting for work in progress."""
+    if stopping.is_set():
+        server.hurry()
+    stopping.set()
+
+
 def _gone(launched: int, stopping: asyncio.Event) -> None:
     asyncio.get_running_loop().remove_reader(launched)
     stopping.set()
 
 
 def _report(code: int, error: KVGrpcError) -> int:
-    typer.echo(f"kvgrpc serve: {error}", err=True)
+    typer.echo(f"kvgrpc serve: {error.sentence}", err=True)
     return code
 
 

@@ -6,14 +6,17 @@ from typing import Annotated
 
 import typer
 
-from kvgrpc.cli.dialing import TlsDir, TokenFile, credentials
+from kvgrpc.cli.dialing import Address, Timeout, TlsDir, TokenFile, credentials
 from kvgrpc.errors import DeadlineExceeded, KVGrpcError, Unavailable
+
+NO_HTTP2 = "Failed parsing HTTP/2"
+"""Part of gRPC's text about an answer that is no HTTP/2."""
 
 
 def status(
-    address: Annotated[str, typer.Argument(help="host:port of a kvgrpc server.")] = "127.0.0.1:50051",
+    address: Address = "127.0.0.1:50051",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
-    timeout_s: Annotated[float, typer.Option(help="How long to wait for the server.")] = 5.0,
+    timeout_s: Timeout = 5.0,
     tls_dir: TlsDir = "",
     token_file: TokenFile = "",
 ) -> None:
@@ -28,7 +31,9 @@ def status(
         seen = asyncio.run(status_view.look(address, timeout_s, credentials(tls_dir, token_file)))
     except KVGrpcError as error:
         typer.echo(f"kvgrpc status: {error}", err=True)
-        if isinstance(error, Unavailable | DeadlineExceeded) and "tls" not in error.metadata:
+        if NO_HTTP2 in str(error):
+            typer.echo("Something answers there that is no gRPC server.", err=True)
+        elif isinstance(error, Unavailable | DeadlineExceeded) and "tls" not in error.metadata:
             typer.echo(f"Is a server running there? Start one with: kvgrpc serve --listen {address}", err=True)
         raise typer.Exit(1) from error
     if as_json:

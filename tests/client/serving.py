@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import IO
 
 READY_S = 60
 STOP_S = 20
@@ -24,11 +25,11 @@ class Served:
 
 
 @contextmanager
-def served(*arguments: str, port: int = 0) -> Iterator[Served]:
-    """Runs `kvgrpc serve` with a small pool, and ends the process on exit."""
+def served(*arguments: str, port: int = 0, stderr: IO[str] | None = None) -> Iterator[Served]:
+    """Runs `kvgrpc serve` with a small pool, and ends the process on exit. Its errors go to `stderr`, or to ours."""
     command = [sys.executable, "-m", "kvgrpc", "serve", "--port", str(port), "--log-level", "warning"]
     pool = ["--blocks", "64", "--layers", "2", "--kv-heads", "2", "--head-dim", "16", "--data-paths", "shm"]
-    process = subprocess.Popen([*command, *pool, *arguments], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([*command, *pool, *arguments], stdout=subprocess.PIPE, stderr=stderr, text=True)
     assert process.stdout is not None
     try:
         line = process.stdout.readline()  # "kvgrpc serving ADDRESS engine ID", or empty if the start failed

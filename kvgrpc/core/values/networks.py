@@ -25,6 +25,17 @@ def is_named(host: str, names: Iterable[str]) -> bool:
     return any(_matches(host, name) for name in names)
 
 
+def unreadable(names: Iterable[str]) -> str:
+    """Returns the first name that is meant as a network and is none; empty if there is none."""
+    for name in names:
+        if "/" in name:
+            try:
+                ipaddress.ip_network(name, strict=False)
+            except ValueError:
+                return name
+    return ""
+
+
 def _matches(host: str, name: str) -> bool:
     if name in (host, "*"):
         return True

@@ -1,6 +1,7 @@
 """The gRPC server of a lead: our services, and the services that every tool expects (health, reflection, channelz)."""
 
 import logging
+import socket
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -12,6 +13,7 @@ from grpc_channelz.v1 import channelz, channelz_pb2_grpc
 from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
+from kvgrpc.config import split_address
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import Reason
 from kvgrpc.peer.v1 import peer_pb2, peer_pb2_grpc, rank_pb2, rank_pb2_grpc
@@ -78,12 +80,25 @@ REFLECTION_V1ALPHA = "grpc.reflection.v1alpha.ServerReflection"
 
 def bind(server: grpc.aio.Server, listen: str, tls: Tls | None) -> int:
     """Binds the address, under TLS if there is one. Returns the port. Raises AddressInUse."""
+    _check_free(listen)  # gRPC says only that it failed, and writes to standard error why
     try:
         if tls is None:
             return server.add_insecure_port(listen)
         return server.add_secure_port(listen, tls.server_credentials())
     except RuntimeError as error:
         raise AddressInUse(Reason.INVALID_FIELD, f"cannot bind {listen}: {error}") from error
+
+
+def _check_free(listen: str) -> None:
+    """Raises AddressInUse for an address that cannot be bound."""
+    host, port = split_address(listen, "listen")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            tried.bind((host, port))
+        except OSError as error:
+            raise AddressInUse(Reason.INVALID_FIELD, f"cannot bind {listen}: {error.strerror or error}") from error
 
 
 def connector(limits: Limits, tls: Tls | None) -> Callable[[str], grpc.aio.Channel]:
