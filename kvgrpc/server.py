@@ -32,6 +32,7 @@ from kvgrpc.datapath.local_rank import UNAIDED, DataPathStatus
 from kvgrpc.errors import Exhausted, InvalidRequest, KVGrpcError, NotFound, Reason, Unimplemented
 from kvgrpc.local_ranks import RankMaker, SharedRank, make_device_memory
 from kvgrpc.service import telemetry
+from kvgrpc.service.event_log import EventLog
 from kvgrpc.service.last_words import LastWords
 from kvgrpc.service.last_work import LastWork
 from kvgrpc.service.lead import Lead
@@ -92,7 +93,8 @@ class Server:
         connect = connector(self.config.limits, self.tls)
         stores = RemoteStores(connect)
         self._staging = StagingStore(self._lead, stores, self._pool_memory)
-        self._runner.on_transfer.append(self._trace_transfer)
+        self._events = EventLog(self._runner, config.data_paths)
+        self._runner.on_transfer += [self._trace_transfer, self._events.transfer_changed]
         self._channels = PeerChannels(self._runner, self.config.limits, self.config.may_dial, connect)
         self._watches = (
             FileWatch(self.tls, (self._channels.renew, stores.renew)),
@@ -129,6 +131,7 @@ class Server:
         await self._begin_idle()
         await self._grpc.start()
         self._health.start()
+        self._events.start()
         for watch in self._watches:
             watch.start()
         if self._sessions is not None:
@@ -171,6 +174,7 @@ class Server:
         for watch in self._watches:
             await watch.stop()
         await self._health.stop()
+        self._events.stop()
         if self._metrics is not None:
             await self._metrics.stop()
         self._runner.feed(LifeBegan(self._node.state.life.incarnation, b"", None))

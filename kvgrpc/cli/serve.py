@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from kvgrpc import config_sources, open_files
+from kvgrpc.cli.log_format import LogFormat, configure as configure_log
 from kvgrpc.config import Config, PoolConfig, invalid
 from kvgrpc.errors import Exhausted, KVGrpcError
 from kvgrpc.service.polling import poll_in_place
@@ -51,6 +52,7 @@ def serve(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
         list[str] | None, typer.Option(help="A limit as NAME=VALUE, such as lease_ttl_s=60; may be repeated.")
     ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_format: Annotated[LogFormat, typer.Option(help="Form of the log's lines.")] = LogFormat.TEXT,
     check: Annotated[
         bool, typer.Option("--check", help="Only check the configuration, and print it as it takes effect.")
     ] = False,
@@ -136,8 +138,7 @@ def serve(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     pool = {k: v for k, v in locals().items() if k in _POOL and v is not None}
     if log_level.upper() not in logging.getLevelNamesMapping():
         _fail(EXIT_CONFIG, f"--log-level {log_level} is not one of debug, info, warning, error")
-    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("nixl").setLevel(logging.WARNING)
+    configure_log(log_level.upper(), log_format)
     open_files.raise_limit()
     poll_in_place(os.environ)
     if port is not None:
@@ -161,7 +162,18 @@ def serve(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     raise typer.Exit(asyncio.run(_serve(settings)) if launched is None else _serve_engine(settings, launched))
 
 
-_NOT_SETTINGS = ("config", "port", "no_pool", "limit", "log_level", "launched", "tls_dir", "roles", "check")
+_NOT_SETTINGS = (
+    "config",
+    "port",
+    "no_pool",
+    "limit",
+    "log_level",
+    "launched",
+    "tls_dir",
+    "roles",
+    "check",
+    "log_format",
+)
 
 _POOL = ("layers", "kv_heads", "head_dim", "block_tokens", "blocks", "dtype", "device")
 

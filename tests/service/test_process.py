@@ -116,7 +116,12 @@ def test_a_signal_ends_it_in_order_though_clients_watch_and_wait(start: Start) -
     engines = start((), ())
     for engine, number in zip(engines, (signal.SIGTERM, signal.SIGINT), strict=True):
         ready = json.loads(engine.process.ready_file.read_text())
-        assert ready == {"address": engine.address, "engine_id": engine.engine_id, "pid": engine.process.pid}
+        assert ready == {
+            "address": engine.address,
+            "engine_id": engine.engine_id,
+            "pid": engine.process.pid,
+            "metrics": "",
+        }
         handed = engine.hand_over(TOKENS)
         watch = engine.api.transfers.WatchTransfers(transfer_pb2.WatchTransfersRequest(), timeout=60)
         next(watch)
