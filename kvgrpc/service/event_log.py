@@ -65,19 +65,17 @@ class EventLog:
         """Logs the end of a transfer that failed, was cancelled, or took a slow data path."""
         if transfer.ended is None or transfer.end_seq != transfer.seq:
             return
-        way = "from" if transfer.direction is Direction.RECEIVE else "to"
+        other = f"{'from' if transfer.direction is Direction.RECEIVE else 'to'} {transfer.peer_engine_id or 'nobody'}"
         if transfer.failure is not None and transfer.state is State.FAILED:
             reason = transfer.failure.reason
             said = f"failed in {transfer.failure.phase or 'its beginning'}: {reason}: {transfer.failure.message}"
-            self._say(
-                logging.WARNING, f"failed {reason}", transfer, f"{way} {transfer.peer_engine_id or 'nobody'} {said}"
-            )
+            self._say(logging.WARNING, f"failed {reason}", transfer, f"{other} {said}")
         elif transfer.state is State.CANCELLED:
-            self._say(logging.INFO, "cancelled", transfer, f"{way} {transfer.peer_engine_id or 'nobody'} was cancelled")
+            self._say(logging.INFO, "cancelled", transfer, f"{other} was cancelled")
         elif transfer.direction is Direction.RECEIVE and transfer.paths:
             path = transfer.paths[0].path
             if path.data_path != self._first_path:
-                said = f"from {transfer.peer_engine_id} went over {path.data_path}, not {self._first_path}: {path.why}"
+                said = f"{other} went over {path.data_path}, not {self._first_path}: {path.why}"
                 self._say(logging.INFO, f"path {path.data_path} {transfer.peer_engine_id}", transfer, said)
 
     def start(self) -> None:
