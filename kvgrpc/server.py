@@ -10,7 +10,6 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-import grpc.aio
 import numpy as np
 from numpy.typing import NDArray
 
@@ -34,11 +33,12 @@ from kvgrpc.local_ranks import RankMaker, SharedRank, make_device_memory
 from kvgrpc.service import telemetry
 from kvgrpc.service.last_words import LastWords
 from kvgrpc.service.lead import Lead
+from kvgrpc.service.own_tls import own_tls
 from kvgrpc.service.peers.port import PeerChannels
 from kvgrpc.service.ready_file import ReadyFile
 from kvgrpc.service.recovery import Recovery
 from kvgrpc.service.rpc.health import Health
-from kvgrpc.service.rpc.server import bind, build, connector
+from kvgrpc.service.rpc.server import Listeners, build, connector
 from kvgrpc.service.runner import Runner
 from kvgrpc.service.session.rank_port import CommandedRank, Ranks
 from kvgrpc.service.session.session_server import SessionServer
@@ -47,7 +47,6 @@ from kvgrpc.service.tensors.remote import RemoteStores
 from kvgrpc.service.tensors.staging_store import StagingStore
 from kvgrpc.service.tls_watch import FileWatch
 from kvgrpc.session.v1 import session_pb2
-from kvgrpc.tls import Tls, TlsFiles
 from kvgrpc.wire.description import pool_from_proto, pool_kind_from_proto
 
 _log = logging.getLogger(__name__)
@@ -67,7 +66,7 @@ class Server:
         self.config = replace(
             config, engine_id=config.engine_id or random_engine_id(), limits=_within_open_files(config.limits)
         )
-        self.address = ""
+        self.address = self.admin_address = ""
         self._ready = ReadyFile(config.ready_file)
         writers = frozenset({"nixl"} if self.config.source_writes else ())
         checksums, networks = self.config.checksums, self.config.networks()
@@ -85,8 +84,7 @@ class Server:
         self._paths: list[DataPathStatus] = []
         self._features = (*FEATURES, "remote_ranks") if config.session_socket else FEATURES
         self._lead = Lead(self.config, self._runner, lambda: self._paths, self._read, self._progress_age_s, __version__)
-        files = config.tls.files()
-        self.tls = None if files is None else Tls(TlsFiles(*files))
+        self.tls = own_tls(config.tls)
         connect = connector(self.config.limits, self.tls)
         stores = RemoteStores(connect)
         self._staging = StagingStore(self._lead, stores, self._pool_memory)
@@ -97,7 +95,7 @@ class Server:
             FileWatch(self._lead.gate, ()),
         )
         self._last_words = LastWords(self._channels)
-        self._grpc: grpc.aio.Server | None = None
+        self._grpc: Listeners | None = None
         self._health: Health | None = None
 
     async def start(self) -> None:
@@ -117,11 +115,9 @@ class Server:
         if self.config.session_socket:
             self._sessions = SessionServer(self._lead, self._staging, self, self.config.session_socket)
         self._runner.start(self._channels, self._ranks, self._sessions or self)
-        self._grpc, self._health = build(self._lead, self._staging, self.config.limits, self._sessions)
-        host, _ = split_address(self.config.listen, "listen")
-        port = bind(self._grpc, self.config.listen, self.tls)
-        shown = f"[{host}]" if ":" in host else host
-        self.address = self._advertised(host, f"{shown}:{port}")
+        self._grpc, self._health = build(self._lead, self._staging, self.config, self._sessions)
+        bound, *of_admin = self._grpc.bind(self.tls)
+        self.address, self.admin_address = self._advertised(bound), "".join(of_admin)
         await self._begin_idle()
         await self._grpc.start()
         self._health.start()
@@ -129,7 +125,7 @@ class Server:
             watch.start()
         if self._sessions is not None:
             await self._sessions.start()
-        self._ready.write(self.address, self.config.engine_id)
+        self._ready.write(self.address, self.config.engine_id, self.admin_address)
 
     def _check_spill(self) -> None:
         nbytes, left = self.config.tensors.spill_bytes, available()
@@ -151,6 +147,13 @@ class Server:
 
     async def stop(self, drain_s: float = 0.0) -> None:
         """Takes no new work, lets work in progress go on for `drain_s` seconds, then ends everything in order."""
+        try:
+            await self._stop(drain_s)
+        finally:
+            if self.tls is not None:
+                self.tls.close()
+
+    async def _stop(self, drain_s: float) -> None:
         self._node.state.life.draining = self._node.state.life.stopping = True
         self._lead.engine_watchers.changed()
         if self._grpc is None or self._health is None:
@@ -337,8 +340,9 @@ class Server:
             message_bytes=self.config.limits.message_bytes,
         )
 
-    def _advertised(self, host: str, bound: str) -> str:
+    def _advertised(self, bound: str) -> str:
         """Returns the address that peers dial: the set one, or the bound one if it means one machine to every peer."""
+        host, _ = split_address(bound, "listen")
         if self.config.advertise:
             advertised_host, port = split_address(self.config.advertise, "advertise")
             if is_loopback(advertised_host) and not is_loopback(host):
@@ -391,8 +395,6 @@ def _within_open_files(limits: Limits) -> Limits:
         return limits
     _log.warning(
         "limits.connections is %d, and %d here: this process may have %d open files",
-        limits.connections,
-        most,
-        open_files.limit(),
-    )
+        limits.connections, most, open_files.limit(),
+    )  # fmt: skip
     return replace(limits, connections=most)

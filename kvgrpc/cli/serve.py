@@ -30,6 +30,9 @@ def serve(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     config: Annotated[Path | None, typer.Option(help="TOML file with any of these settings.")] = None,
     listen: Annotated[str | None, typer.Option(help="host:port to bind; port 0 takes a free one.")] = None,
     port: Annotated[int | None, typer.Option(help="The same as --listen 127.0.0.1:PORT.")] = None,
+    admin_listen: Annotated[
+        str | None, typer.Option(help="host:port to bind for AdminService, reflection and channelz alone.")
+    ] = None,
     advertise: Annotated[str | None, typer.Option(help="host:port that peers dial, if it is another one.")] = None,
     engine_id: Annotated[str | None, typer.Option(help="Id of the engine; by default a random one.")] = None,
     weights_revision: Annotated[

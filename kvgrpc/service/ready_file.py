@@ -11,13 +11,14 @@ class ReadyFile:
     def __init__(self, path: str) -> None:
         self._path = path
 
-    def write(self, address: str, engine_id: str) -> None:
+    def write(self, address: str, engine_id: str, admin_address: str = "") -> None:
         """Writes the file. A reader that sees it sees all of it."""
         if not self._path:
             return
         path = Path(self._path)
         partial = path.with_suffix(path.suffix + ".partial")
-        partial.write_text(json.dumps({"address": address, "engine_id": engine_id, "pid": os.getpid()}) + "\n")
+        shown = {"address": address, "engine_id": engine_id, "pid": os.getpid()}
+        partial.write_text(json.dumps(shown | ({"admin_address": admin_address} if admin_address else {})) + "\n")
         partial.rename(path)
 
     def remove(self) -> None:

@@ -21,6 +21,7 @@ from tests.engine.private_side import PrivateSide
 from tests.engine.support import WAIT_S, Lead, Workers, received, refused, tokens
 from tests.identity.issuer import AUDIENCE, ISSUER, Issuer
 from tests.service.conftest import TEST_S
+from tests.tls.agent import Agent, answer, svid
 from tests.tls.authority import Authority, Name
 
 pytestmark = pytest.mark.timeout(TEST_S)
@@ -31,6 +32,7 @@ ROLES = {
     "spiffe://test/lead": "peer",
     "spiffe://test/rank": "rank",
     "spiffe://test/viewer": "viewer",
+    "spiffe://rank.test/lead": "rank",
     "jwt:rank": "rank",
 }
 SETTINGS = f"""
@@ -126,6 +128,16 @@ def test_a_rank_without_credentials_takes_the_paths_of_its_environment(
 ) -> None:
     monkeypatch.setenv("KVGRPC_TLS_DIR", f"{folder}/rank")
     attach(engine, None).close()
+
+
+def test_a_rank_shows_what_a_workload_api_gives_it(engine: Engine, tmp_path: Path) -> None:
+    agent = Agent(tmp_path / "agent.sock")
+    agent.start()
+    try:
+        agent.give(answer(svid(CA, tmp_path / "rank", "rank")))
+        attach(engine, RankCredentials(workload_api=agent.address)).close()
+    finally:
+        agent.stop()
 
 
 def test_a_token_shows_who_a_rank_is_whatever_its_certificate(engine: Engine, folder: Path) -> None:
