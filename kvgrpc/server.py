@@ -13,7 +13,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgrpc import __version__, open_files
+from kvgrpc import __version__
+from kvgrpc.client.credentials import Credentials
+from kvgrpc.client.tls_probe import NOT_CONNECTED, why_unreachable
 from kvgrpc.config import Config, random_engine_id, split_address
 from kvgrpc.core.actions import EngineNews
 from kvgrpc.core.events import LifeBegan, MemoryGone
@@ -22,7 +24,7 @@ from kvgrpc.core.tables.transfers import Transfer
 from kvgrpc.core.values.compatibility import CHECKSUMS, KEY_COLUMNS, READS_PUSHES, EngineDescription
 from kvgrpc.core.values.ids import INCARNATION_MAX
 from kvgrpc.core.values.layout import PoolKind, PoolLayout
-from kvgrpc.core.values.limits import PROTOCOL_MAX, PROTOCOL_MIN, Limits
+from kvgrpc.core.values.limits import PROTOCOL_MAX, PROTOCOL_MIN
 from kvgrpc.core.values.networks import is_loopback
 from kvgrpc.datapath.device_memory import MakeDeviceMemory
 from kvgrpc.datapath.host.host_memory import available
@@ -38,7 +40,7 @@ from kvgrpc.service.peers.port import PeerChannels
 from kvgrpc.service.ready_file import ReadyFile
 from kvgrpc.service.recovery import Recovery
 from kvgrpc.service.rpc.health import Health
-from kvgrpc.service.rpc.server import Listeners, build, connector
+from kvgrpc.service.rpc.server import Listeners, build, connector, within_open_files
 from kvgrpc.service.runner import Runner
 from kvgrpc.service.session.rank_port import CommandedRank, Ranks
 from kvgrpc.service.session.session_server import SessionServer
@@ -64,7 +66,7 @@ class Server:
     ) -> None:
         """`device_memory` makes the memory of a pool on a device."""
         self.config = replace(
-            config, engine_id=config.engine_id or random_engine_id(), limits=_within_open_files(config.limits)
+            config, engine_id=config.engine_id or random_engine_id(), limits=within_open_files(config.limits)
         )
         self.address = self.admin_address = ""
         self._ready = ReadyFile(config.ready_file)
@@ -89,7 +91,7 @@ class Server:
         stores = RemoteStores(connect)
         self._staging = StagingStore(self._lead, stores, self._pool_memory)
         self._runner.on_transfer.append(self._trace_transfer)
-        self._channels = PeerChannels(self._runner, self.config.limits, self.config.may_dial, connect)
+        self._channels = PeerChannels(self._runner, self.config.limits, self.config.may_dial, connect, self._why)
         self._watches = (
             FileWatch(self.tls, (self._channels.renew, stores.renew)),
             FileWatch(self._lead.gate, ()),
@@ -378,6 +380,14 @@ class Server:
         memory = only.memory if only is not None else None
         return memory.as_numpy() if isinstance(memory, SharedMemory) else None
 
+    async def _why(self, address: str, details: str) -> str:
+        """Returns what TLS prevents at another lead, if gRPC's details say that no connection was made."""
+        if not details.startswith(NOT_CONNECTED):
+            return ""
+        files = None if self.tls is None else self.tls.files
+        own = Credentials() if files is None else Credentials(cert=files.cert, key=files.key, ca=files.ca)
+        return await why_unreachable(address, own)
+
     def _trace_transfer(self, transfer: Transfer) -> None:
         if transfer.end_seq == transfer.seq and transfer.trace:
             telemetry.transfer_ended(transfer, self._node.state.now)
@@ -386,15 +396,3 @@ class Server:
         local, self._local = self._local, []
         for rank in local:
             await asyncio.to_thread(rank.close, MOVER_CLOSE_S)
-
-
-def _within_open_files(limits: Limits) -> Limits:
-    """Returns limits whose connections leave half of the open files to all else: gRPC knows no reserve."""
-    most = open_files.unreserved() // 2
-    if limits.connections <= most:
-        return limits
-    _log.warning(
-        "limits.connections is %d, and %d here: this process may have %d open files",
-        limits.connections, most, open_files.limit(),
-    )  # fmt: skip
-    return replace(limits, connections=most)

@@ -107,7 +107,8 @@ class Tls:
         """`close` ends what keeps the files. Raises InvalidRequest for files that are not usable, and for a certificate
         that is not valid now.
         """
-        self._files, self._close = files, close
+        self.files = files
+        self._close = close
         self.identity = read(files)
         self.error = ""
         """The reason why the files as they are now are not in use; empty if they are."""
@@ -123,7 +124,7 @@ class Tls:
     def look(self) -> bool:
         """Reads the files, and returns whether another identity is in use now. Logs each new reason why not, once."""
         try:
-            found = read(self._files)
+            found = read(self.files)
         except InvalidRequest as error:
             why = "; ".join(row.description for row in error.violations)
             if why != self.error:

@@ -5,7 +5,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -137,14 +137,14 @@ def serve(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     if port is not None:
         flags["listen"] = f"127.0.0.1:{port}"
     try:
-        settings = config_sources.load(
-            config,
+        environment = (
             os.environ
             | _limits(limit or [])
             | ({"KVGRPC_TLS_DIR": tls_dir} if tls_dir else {})
-            | ({"KVGRPC_IDENTITY_ROLES": roles} if roles else {}),
-            _with_pool(config, flags, pool, no_pool=no_pool),
+            | ({"KVGRPC_IDENTITY_ROLES": roles} if roles else {})
         )
+        flags = _with_pool(config, environment, flags, pool, no_pool=no_pool)
+        settings = config_sources.load(config, environment, flags)
     except KVGrpcError as error:
         _fail(EXIT_CONFIG, str(error))
     raise typer.Exit(asyncio.run(_serve(settings)) if launched is None else _serve_engine(settings, launched))
@@ -166,13 +166,15 @@ def _limits(said: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _with_pool(path: Path | None, flags: dict[str, Any], pool: dict[str, Any], *, no_pool: bool) -> dict[str, Any]:
+def _with_pool(
+    path: Path | None, environment: Mapping[str, str], flags: dict[str, Any], pool: dict[str, Any], *, no_pool: bool
+) -> dict[str, Any]:
     """Returns the flags with the pool as file, variables and defaults state it, changed field by field by the flags."""
     if no_pool:
         return flags | {"pool": False}
     if not pool:
         return flags
-    base = config_sources.load(path, os.environ, flags).pool or PoolConfig()
+    base = config_sources.load(path, environment, flags).pool or PoolConfig()
     fields = {name: getattr(base, name) for name in _POOL}
     return flags | {"pool": fields | pool}
 

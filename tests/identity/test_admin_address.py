@@ -50,7 +50,7 @@ async def looks(channel: grpc.aio.Channel) -> dict[str, str]:
     """Returns how a call of each service for tools ends."""
     found = {}
     for name in BOTH:
-        call = channel.stream_stream(
+        call: Any = channel.stream_stream(
             f"/{name}/ServerReflectionInfo",
             request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
         )(iter([reflection_pb2.ServerReflectionRequest(list_services="")]), timeout=TIMEOUT_S)

@@ -94,7 +94,7 @@ class Agent(grpc.GenericRpcHandler):
         self._server: grpc.Server | None = None
 
     def start(self) -> None:
-        self._server = grpc.server(ThreadPoolExecutor(HOLDERS), handlers=(self,))
+        self._server = grpc.server(ThreadPoolExecutor(HOLDERS), handlers=[self])
         self._server.add_insecure_port(self.address)
         self._server.start()
 

@@ -123,6 +123,7 @@ async def test_a_lead_of_another_ca_is_not_met(folders: tuple[TlsFiles, TlsFiles
             with pytest.raises(Unavailable) as refused:
                 await client.connect_peer(other.address)
             assert refused.value.reason is Reason.PEER_UNREACHABLE
+            assert "of a CA that this client does not trust" in refused.value.message
 
 
 async def test_certificates_and_ca_change_under_pulls_and_none_is_lost(

@@ -6,6 +6,7 @@ Leads, workers and the links of ranks are processes.
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -145,7 +146,9 @@ def test_a_token_shows_who_a_rank_is_whatever_its_certificate(engine: Engine, fo
 
 
 def test_who_does_not_get_in_hears_why_and_its_engine_lives(engine: Engine, folder: Path) -> None:
-    own = {"cert": folder / "rank" / "tls.crt", "key": folder / "rank" / "tls.key", "ca": folder / "rank" / "ca.crt"}
+    own: dict[str, Any] = {
+        "cert": folder / "rank" / "tls.crt", "key": folder / "rank" / "tls.key", "ca": folder / "rank" / "ca.crt",
+    }  # fmt: skip
     foreign = folder / "foreign"
     cases: dict[str, tuple[RankCredentials | None, type[KVGrpcError], str]] = {
         "nothing": (None, Unavailable, "speaks TLS, and this client plain text"),

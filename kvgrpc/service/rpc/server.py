@@ -15,6 +15,7 @@ from grpc_channelz.v1 import channelz, channelz_pb2_grpc
 from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
+from kvgrpc import open_files
 from kvgrpc.config import Config, split_address
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.core.values.networks import is_loopback
@@ -152,6 +153,18 @@ def _channel_options(limits: Limits) -> list[tuple[str, Any]]:
         ("grpc.max_reconnect_backoff_ms", 1000),
         ("grpc.enable_http_proxy", 0),
     ]
+
+
+def within_open_files(limits: Limits) -> Limits:
+    """Returns limits whose connections leave half of the open files to all else: gRPC knows no reserve."""
+    most = open_files.unreserved() // 2
+    if limits.connections <= most:
+        return limits
+    _log.warning(
+        "limits.connections is %d, and %d here: this process may have %d open files",
+        limits.connections, most, open_files.limit(),
+    )  # fmt: skip
+    return replace(limits, connections=most)
 
 
 class _OthersFaults(logging.Filter):
