@@ -33,7 +33,7 @@ class RankTicket:
 
 @dataclass(frozen=True)
 class RankCredentials:
-    """What a rank shows its lead on another host, to prove who it is. The fields are those of a server's `[tls]`."""
+    """The proof by which a lead on another host knows a rank. The fields are those of a server's `[tls]`."""
 
     dir: str | Path = ""
     """Folder with `tls.crt`, `tls.key` and `ca.crt`, as Kubernetes and cert-manager name them."""
