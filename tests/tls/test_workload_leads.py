@@ -149,5 +149,6 @@ async def test_a_server_and_a_client_without_an_agent_do_not_start(
         Server(Config(listen="127.0.0.1:0", tls=TlsConfig(workload_api=nobody)))
     with pytest.raises(InvalidRequest, match="gave no identity"):
         connect("localhost:1", credentials=Credentials(workload_api=nobody))
+    assert Credentials.from_environment({"KVGRPC_TLS_WORKLOAD_API": nobody}) == Credentials(workload_api=nobody)
     with pytest.raises(InvalidRequest, match="leave it out"):
         connect("localhost:1", credentials=Credentials(dir=tmp_path, workload_api=nobody))

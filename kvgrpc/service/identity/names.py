@@ -40,7 +40,7 @@ def certificate_name(properties: Properties) -> str:
 
 @functools.lru_cache(STATED_KEPT)
 def _stated(prefix: str, raw: bytes) -> str:
-    """Returns the name of what a certificate states. Every call of a caller asks anew, with what its certificate has."""
+    """Returns the name of what a certificate states. Every call of a caller asks anew, with the same certificate."""
     return readable(prefix, raw.decode(errors="replace"))
 
 
