@@ -2,6 +2,9 @@
 
 import asyncio
 import itertools
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
@@ -16,6 +19,7 @@ from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import InvalidRequest, Reason, Unavailable
 from kvgrpc.server import Server
 from kvgrpc.service import tls_watch
+from tests.service.engines import SMALL_POOL, ServeProcess
 from tests.tls.agent import Agent, answer, svid, until
 from tests.tls.authority import Authority
 from tests.tls.pulls import pull
@@ -152,3 +156,19 @@ async def test_a_server_and_a_client_without_an_agent_do_not_start(
     assert Credentials.from_environment({"KVGRPC_TLS_WORKLOAD_API": nobody}) == Credentials(workload_api=nobody)
     with pytest.raises(InvalidRequest, match="leave it out"):
         connect("localhost:1", credentials=Credentials(dir=tmp_path, workload_api=nobody))
+
+
+def test_commands_have_their_identity_of_an_agent_too(agents: dict[str, Agent], tmp_path: Path) -> None:
+    flags = ("--listen", "127.0.0.1:0", "--advertise", "localhost:0", *SMALL_POOL)
+    variable = "KVGRPC_TLS_WORKLOAD_API"
+    server = ServeProcess(tmp_path / "lead", *flags, environment={variable: agents["p"].address}, fresh=True)
+    try:
+        address = server.wait_ready()["address"]
+        for agent, code in ((agents["router"].address, 0), ("", 1)):
+            done = subprocess.run(
+                [sys.executable, "-m", "kvgrpc", "status", address],
+                env=os.environ | {variable: agent}, capture_output=True, text=True, check=False,
+            )  # fmt: skip
+            assert (done.returncode, "speaks TLS, and this client plain text" in done.stderr) == (code, code == 1)
+    finally:
+        server.end()
