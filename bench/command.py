@@ -48,6 +48,7 @@ def pull(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     parts: Annotated[
         str | None, typer.Option(help="What to measure. Default bandwidth,latency,leases,rate,tls.")
     ] = None,
+    tls: Annotated[bool, typer.Option("--tls", help="Short for --parts tls.")] = False,
     checksum: Annotated[
         bool,
         typer.Option(
@@ -84,6 +85,9 @@ def pull(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     known = (*usual, WINDOW)
     paths = ",".join(usual) if data_paths is None else data_paths
     plan = _plan(PULL_QUICK if quick else PullPlan(), paths, known, sizes, pool_mb, repeats, copy_threads)
+    if tls and parts is not None:
+        _fail("--tls: not with --parts")
+    parts = "tls" if tls else parts
     if checksum and parts is not None:
         _fail("--parts: not with --checksum, which measures bandwidth")
     chosen = ("bandwidth",) if checksum else PARTS if parts is None else _choice("parts", parts, PARTS)

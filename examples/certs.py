@@ -30,6 +30,11 @@ _CA_USAGE = x509.KeyUsage(
     key_agreement=False, key_cert_sign=True, crl_sign=True, encipher_only=False, decipher_only=False,
 )  # fmt: skip
 
+_PARTY_USAGE = x509.KeyUsage(
+    digital_signature=True, content_commitment=False, key_encipherment=False, data_encipherment=False,
+    key_agreement=False, key_cert_sign=False, crl_sign=False, encipher_only=False, decipher_only=False,
+)  # fmt: skip
+
 
 class Authority:
     """A CA that signs itself."""
@@ -91,6 +96,8 @@ class Authority:
             .not_valid_before(now + begins)
             .not_valid_after(now + ends)
             .add_extension(x509.SubjectAlternativeName(names), critical=True)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_PARTY_USAGE, critical=True)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
             .add_extension(
                 x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]),

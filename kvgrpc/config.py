@@ -160,12 +160,21 @@ class TlsConfig:
     """Path of the key, in place of the folder's."""
     ca: str = ""
     """Path of the CAs that sign callers and peers, in place of the folder's."""
+    workload_api: str = ""
+    """Address of a SPIFFE Workload API, unix:///PATH, which gives all three in place of files."""
+
+    @property
+    def given(self) -> bool:
+        """True if the server speaks TLS. Raises InvalidRequest."""
+        return self.files() is not None or bool(self.workload_api)
 
     def files(self) -> tuple[Path, Path, Path] | None:
-        """Returns the paths of the certificate, the key and the CAs; None: no TLS. Raises InvalidRequest."""
+        """Returns the paths of the certificate, the key and the CAs; None: there are none. Raises InvalidRequest."""
         found = [given or (self.dir and str(Path(self.dir, name))) for given, name in self._named()]
         if not any(found):
             return None
+        if self.workload_api:
+            raise invalid("tls.workload_api", "gives what files give: leave it out, or dir, cert, key and ca")
         for path, (_, name) in zip(found, self._named(), strict=True):
             if not path:
                 raise invalid("tls", f"lacks a path for {name}: set tls.dir, or each of tls.cert, tls.key and tls.ca")
@@ -227,6 +236,8 @@ class Config:
 
     listen: str = "127.0.0.1:50051"
     """Address to bind; port 0 takes a free one."""
+    admin_listen: str = ""
+    """Address to bind for AdminService, reflection and channelz alone; empty: they answer at `listen`."""
     advertise: str = ""
     """Address that grants name and peers dial. Derived from `listen` when empty and `listen` names an interface."""
     engine_id: str = ""
@@ -273,14 +284,8 @@ class Config:
 
     def check(self) -> None:
         """Raises InvalidRequest for the first wrong field, by its name."""
-        self._check_listens("listen", self.listen)
+        self._check_addresses()
         self._check_networks()
-        if self.metrics:
-            self._check_listens("metrics", self.metrics)
-        if self.advertise:
-            split_address(self.advertise, "advertise")
-        if len(f"{self.engine_id}{self.advertise or self.listen}".encode(errors="replace")) > NAMES_BYTES_MAX:
-            raise invalid("engine_id", f"has, with the address that peers dial, at most {NAMES_BYTES_MAX} bytes")
         known = (*DATA_PATHS, WINDOW)
         unknown = [name for name in self.data_paths if name not in known]
         if unknown or not self.data_paths or len(set(self.data_paths)) < len(self.data_paths):
@@ -306,10 +311,17 @@ class Config:
         self._check_pool()
         self._check_session()
 
-    def _check_listens(self, name: str, address: str) -> None:
-        host, _ = split_address(address, name)
-        if self.tls.files() is None and not is_loopback(host) and not self.insecure:
-            raise invalid(name, f"{host} is not loopback and the server has no TLS: set tls.dir, or insecure")
+    def _check_addresses(self) -> None:
+        for name in ("listen", "admin_listen", "metrics"):
+            if name != "listen" and not getattr(self, name):
+                continue
+            host, _ = split_address(getattr(self, name), name)
+            if not self.tls.given and not is_loopback(host) and not self.insecure:
+                raise invalid(name, f"{host} is not loopback and the server has no TLS: set tls.dir, or insecure")
+        if self.advertise:
+            split_address(self.advertise, "advertise")
+        if len(f"{self.engine_id}{self.advertise or self.listen}".encode(errors="replace")) > NAMES_BYTES_MAX:
+            raise invalid("engine_id", f"has, with the address that peers dial, at most {NAMES_BYTES_MAX} bytes")
 
     def _check_networks(self) -> None:
         for name in ("dial_allow", "private_networks"):
@@ -343,7 +355,7 @@ class Config:
 
     def networks(self) -> PrivateNetworks:
         """Returns the networks for data paths that do not encrypt. Without TLS all of them may be used."""
-        return PrivateNetworks(self.private_networks) if self.tls.files() is not None else PrivateNetworks()
+        return PrivateNetworks(self.private_networks) if self.tls.given else PrivateNetworks()
 
     def may_dial(self, address: str) -> bool:
         """Returns whether `address` (host:port) is on the dial list."""

@@ -9,12 +9,14 @@ import logging
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
-import grpc.aio
 import numpy as np
 from numpy.typing import NDArray
 
 from kvgrpc import __version__
+from kvgrpc.client.credentials import Credentials
+from kvgrpc.client.tls_probe import why_not_connected
 from kvgrpc.config import Config, random_engine_id, split_address
 from kvgrpc.core.actions import EngineNews
 from kvgrpc.core.events import LifeBegan, MemoryGone
@@ -26,10 +28,10 @@ from kvgrpc.core.values.layout import PoolKind, PoolLayout
 from kvgrpc.core.values.limits import PROTOCOL_MAX, PROTOCOL_MIN
 from kvgrpc.core.values.networks import is_loopback
 from kvgrpc.datapath.device_memory import MakeDeviceMemory
-from kvgrpc.datapath.host.host_memory import available
+from kvgrpc.datapath.host.host_memory import check_room
 from kvgrpc.datapath.host.memory import SharedMemory
 from kvgrpc.datapath.local_rank import UNAIDED, DataPathStatus
-from kvgrpc.errors import Exhausted, InvalidRequest, KVGrpcError, NotFound, Reason, Unimplemented
+from kvgrpc.errors import InvalidRequest, KVGrpcError, NotFound, Reason, Unimplemented
 from kvgrpc.local_ranks import RankMaker, SharedRank, make_device_memory
 from kvgrpc.service import telemetry
 from kvgrpc.service.event_log import EventLog
@@ -37,12 +39,13 @@ from kvgrpc.service.last_words import LastWords
 from kvgrpc.service.last_work import LastWork
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.metrics import endpoint as metrics
+from kvgrpc.service.own_tls import own_tls
 from kvgrpc.service.peers.port import PeerChannels
 from kvgrpc.service.places import within_open_files
 from kvgrpc.service.ready_file import ReadyFile
 from kvgrpc.service.recovery import Recovery
 from kvgrpc.service.rpc.health import Health
-from kvgrpc.service.rpc.server import bind, build, connector
+from kvgrpc.service.rpc.server import Listeners, build, connector
 from kvgrpc.service.runner import Runner
 from kvgrpc.service.session.rank_port import CommandedRank, Ranks
 from kvgrpc.service.session.session_server import SessionServer
@@ -51,7 +54,6 @@ from kvgrpc.service.tensors.remote import RemoteStores
 from kvgrpc.service.tensors.staging_store import StagingStore
 from kvgrpc.service.tls_watch import FileWatch
 from kvgrpc.session.v1 import session_pb2
-from kvgrpc.tls import Tls, TlsFiles
 from kvgrpc.wire.description import pool_from_proto, pool_kind_from_proto
 
 _log = logging.getLogger(__name__)
@@ -70,7 +72,7 @@ class Server:
         self.config = replace(
             config, engine_id=config.engine_id or random_engine_id(), limits=within_open_files(config.limits)
         )
-        self.address = ""
+        self.address = self.admin_address = ""
         self._ready = ReadyFile(config.ready_file)
         writers = frozenset({"nixl"} if self.config.source_writes else ())
         checksums, networks = self.config.checksums, self.config.networks()
@@ -88,20 +90,22 @@ class Server:
         self._paths: list[DataPathStatus] = []
         self._features = (*FEATURES, "remote_ranks") if config.session_socket else FEATURES
         self._lead = Lead(self.config, self._runner, lambda: self._paths, self._read, self._progress_age_s, __version__)
-        files = config.tls.files()
-        self.tls = None if files is None else Tls(TlsFiles(*files))
+        self.tls = own_tls(config.tls)
         connect = connector(self.config.limits, self.tls)
         stores = RemoteStores(connect)
         self._staging = StagingStore(self._lead, stores, self._pool_memory)
         self._events = EventLog(self._runner, config.data_paths)
         self._runner.on_transfer += [self._trace_transfer, self._events.transfer_changed]
-        self._channels = PeerChannels(self._runner, self.config.limits, self.config.may_dial, connect)
+        files = None if self.tls is None else self.tls.files
+        own = Credentials() if files is None else Credentials(cert=files.cert, key=files.key, ca=files.ca)
+        why = partial(why_not_connected, own)
+        self._channels = PeerChannels(self._runner, self.config.limits, self.config.may_dial, connect, why)
         self._watches = (
             FileWatch(self.tls, (self._channels.renew, stores.renew)),
             FileWatch(self._lead.gate, ()),
         )
         self._last_words = LastWords(self._channels)
-        self._grpc: grpc.aio.Server | None = None
+        self._grpc: Listeners | None = None
         self._health: Health | None = None
         self._metrics: metrics.MetricsEndpoint | None = None
         self._last_work = LastWork(self._runner)
@@ -118,16 +122,14 @@ class Server:
             raise
 
     async def _start(self) -> None:
-        self._check_spill()
+        check_room("tensors.spill_bytes", self.config.tensors.spill_bytes)
         self._ready.remove()  # a killed process may have left it
         if self.config.session_socket:
             self._sessions = SessionServer(self._lead, self._staging, self, self.config.session_socket)
         self._runner.start(self._channels, self._ranks, self._sessions or self)
-        self._grpc, self._health = build(self._lead, self._staging, self.config.limits, self._sessions)
-        host, _ = split_address(self.config.listen, "listen")
-        port = bind(self._grpc, self.config.listen, self.tls)
-        shown = f"[{host}]" if ":" in host else host
-        self.address = self._advertised(host, f"{shown}:{port}")
+        self._grpc, self._health = build(self._lead, self._staging, self.config, self._sessions)
+        bound, *of_admin = self._grpc.bind(self.tls)
+        self.address, self.admin_address = self._advertised(bound), "".join(of_admin)
         await self._begin_idle()
         await self._grpc.start()
         self._health.start()
@@ -137,15 +139,8 @@ class Server:
         if self._sessions is not None:
             await self._sessions.start()
         self._metrics = metrics.begin(self._lead, self._staging, self.tls)
-        self._ready.write(self.address, self.config.engine_id, self.metrics_address)
-
-    def _check_spill(self) -> None:
-        nbytes, left = self.config.tensors.spill_bytes, available()
-        if left is not None and nbytes > left.nbytes:
-            raise Exhausted(
-                Reason.POOL_EXHAUSTED,
-                f"tensors.spill_bytes, {nbytes}, does not fit: {left.nbytes} bytes are left ({left.limited_by})",
-            )
+        more = {"admin_address": self.admin_address, "metrics": self.metrics_address}
+        self._ready.write(self.address, self.config.engine_id, more)
 
     @property
     def metrics_address(self) -> str:
@@ -164,6 +159,13 @@ class Server:
 
     async def stop(self, drain_s: float = 0.0) -> None:
         """Takes no new work, lets work in progress go on for `drain_s` seconds, then ends everything in order."""
+        try:
+            await self._stop(drain_s)
+        finally:
+            if self.tls is not None:
+                self.tls.close()
+
+    async def _stop(self, drain_s: float) -> None:
         self._node.state.life.draining = self._node.state.life.stopping = True
         self._lead.engine_watchers.changed()
         if self._grpc is None or self._health is None:
@@ -354,8 +356,9 @@ class Server:
             message_bytes=self.config.limits.message_bytes,
         )
 
-    def _advertised(self, host: str, bound: str) -> str:
+    def _advertised(self, bound: str) -> str:
         """Returns the address that peers dial: the set one, or the bound one if it means one machine to every peer."""
+        host, _ = split_address(bound, "listen")
         if self.config.advertise:
             advertised_host, port = split_address(self.config.advertise, "advertise")
             if is_loopback(advertised_host) and not is_loopback(host):
@@ -389,8 +392,7 @@ class Server:
         return memory.as_numpy() if isinstance(memory, SharedMemory) else None
 
     def _trace_transfer(self, transfer: Transfer) -> None:
-        if transfer.end_seq == transfer.seq and transfer.trace:
-            telemetry.transfer_ended(transfer, self._node.state.now)
+        telemetry.transfer_ended(transfer, self._node.state.now)
 
     async def _close_ranks(self) -> None:
         local, self._local = self._local, []

@@ -8,6 +8,7 @@ the process keeps what it has, and `error` says why.
 import hashlib
 import logging
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -42,6 +43,15 @@ class TlsFiles:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """The place that a part of an identity comes from, for errors."""
+
+    field: str
+    """Name of the setting."""
+    place: str
+
+
+@dataclass(frozen=True)
 class TlsIdentity:
     """A certificate chain with its key, and the CAs that this process trusts, all as PEM."""
 
@@ -62,43 +72,59 @@ class TlsIdentity:
 
 
 def read(files: TlsFiles) -> TlsIdentity:
-    """Reads the files. Raises InvalidRequest, naming the file, for one that is missing or no PEM, and for a key of
-    another certificate.
+    """Reads the files. Raises InvalidRequest for a file that is missing, and as `identity_of`."""
+    origins = Origin("tls.cert", str(files.cert)), Origin("tls.key", str(files.key)), Origin("tls.ca", str(files.ca))
+    chain, key, ca = (
+        _text(origin.field, path) for origin, path in zip(origins, (files.cert, files.key, files.ca), strict=True)
+    )
+    return identity_of(chain, key, ca, *origins)
+
+
+def identity_of(chain: bytes, key: bytes, ca: bytes, of_chain: Origin, of_key: Origin, of_ca: Origin) -> TlsIdentity:
+    """Returns the identity of three texts in PEM. Raises InvalidRequest for one that is no PEM, for a key of another
+    certificate, and for a certificate that is not valid now.
     """
-    chain, key, ca = _text("tls.cert", files.cert), _text("tls.key", files.key), _text("tls.ca", files.ca)
-    certificate = _certificates("tls.cert", files.cert, chain)[0]
-    _certificates("tls.ca", files.ca, ca)
+    certificate = _certificates(of_chain, chain)[0]
+    _certificates(of_ca, ca)
     try:
         public = load_pem_private_key(key, None).public_key()
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise invalid("tls.key", f"{files.key} holds no private key without a password") from error
+        raise invalid(of_key.field, f"{of_key.place} holds no private key without a password") from error
     form = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     if public.public_bytes(*form) != certificate.public_key().public_bytes(*form):
-        raise invalid("tls.key", f"{files.key} is not the key of the certificate in {files.cert}")
-    return TlsIdentity(
-        chain, key, ca, _names(certificate), certificate.not_valid_before_utc, certificate.not_valid_after_utc
-    )
+        raise invalid(of_key.field, f"{of_key.place} is not the key of the certificate in {of_chain.place}")
+    begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if not begins <= datetime.now(UTC) <= ends:
+        until = f"from {begins.isoformat()} to {ends.isoformat()}"
+        raise invalid(of_chain.field, f"the certificate in {of_chain.place} is valid {until}, not now")
+    return TlsIdentity(chain, key, ca, _names(certificate), begins, ends)
 
 
 class Tls:
     """The identity of this process now. Threads of gRPC read it. `look` reads the files again."""
 
-    def __init__(self, files: TlsFiles) -> None:
-        """Raises InvalidRequest for files that are not usable, and for a certificate that is not valid now."""
-        self._files = files
+    def __init__(self, files: TlsFiles, close: Callable[[], None] | None = None) -> None:
+        """`close` ends what keeps the files. Raises InvalidRequest for files that are not usable, and for a certificate
+        that is not valid now.
+        """
+        self.files = files
+        self._close = close
         self.identity = read(files)
         self.error = ""
         """The reason why the files as they are now are not in use; empty if they are."""
         self.changes = 0
         """Number of times that another identity came into use."""
-        _check_valid(self.identity, files, datetime.now(UTC))
         self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Ends what keeps the files. `look` must not be called any more."""
+        if self._close is not None:
+            self._close()
 
     def look(self) -> bool:
         """Reads the files, and returns whether another identity is in use now. Logs each new reason why not, once."""
         try:
-            found = read(self._files)
-            _check_valid(found, self._files, datetime.now(UTC))
+            found = read(self.files)
         except InvalidRequest as error:
             why = "; ".join(row.description for row in error.violations)
             if why != self.error:
@@ -154,11 +180,11 @@ def _text(field_name: str, path: Path) -> bytes:
     return data
 
 
-def _certificates(field_name: str, path: Path, data: bytes) -> list[x509.Certificate]:
+def _certificates(origin: Origin, data: bytes) -> list[x509.Certificate]:
     try:
         return x509.load_pem_x509_certificates(data)
     except ValueError as error:
-        raise invalid(field_name, f"{path} holds no certificate in PEM") from error
+        raise invalid(origin.field, f"{origin.place} holds no certificate in PEM") from error
 
 
 def _names(certificate: x509.Certificate) -> tuple[str, ...]:
@@ -169,9 +195,3 @@ def _names(certificate: x509.Certificate) -> tuple[str, ...]:
     addresses = map(str, found.get_values_for_type(x509.IPAddress))
     uris, names = (found.get_values_for_type(kind) for kind in (x509.UniformResourceIdentifier, x509.DNSName))
     return (*uris, *names, *addresses)
-
-
-def _check_valid(identity: TlsIdentity, files: TlsFiles, now: datetime) -> None:
-    if not identity.not_before <= now <= identity.not_after:
-        until = f"from {identity.not_before.isoformat()} to {identity.not_after.isoformat()}"
-        raise invalid("tls.cert", f"the certificate in {files.cert} is valid {until}, not now")

@@ -88,14 +88,8 @@ def test_flags_override_everything_and_a_flag_that_is_not_given_nothing(file: Pa
 
 
 def test_every_setting_but_the_tables_has_its_variable() -> None:
-    texts = {
-        "listen": "127.0.0.1:1",
-        "advertise": "host:2",
-        "data_paths": "shm",
-        "dial_allow": "*",
-        "ready_file": "",
-        "metrics": "127.0.0.1:9464",
-    }
+    addresses = {"listen": "127.0.0.1:1", "admin_listen": "127.0.0.1:3", "metrics": "127.0.0.1:9464"}
+    texts = addresses | {"advertise": "host:2", "data_paths": "shm", "dial_allow": "*", "ready_file": ""}
     numbers = {"copy_threads": "7", "bandwidth_limit_bytes_per_s": "7", "drain_s": "7"}
     flags = {
         "read_blocks": "yes",
@@ -157,7 +151,7 @@ def test_no_pool_is_said_with_no_in_the_environment_and_a_key_makes_one_again(fi
         ("KVGRPC_POOL_LAYER", "3", "did you mean KVGRPC_POOL_LAYERS?"),
         ("KVGRPC_engine_id", "x", "is no setting"),
         ("KVGRPC_pool", "no", "is no setting"),
-        ("KVGRPC_PORT", "50051", "there are KVGRPC_ADVERTISE"),
+        ("KVGRPC_PORT", "50051", "there are KVGRPC_ADMIN_LISTEN, KVGRPC_ADVERTISE"),
         ("KVGRPC_LISTEN_PORT", "50051", "did you mean KVGRPC_LISTEN?"),
         ("KVGRPC_", "", "is no setting"),
     ],

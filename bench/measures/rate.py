@@ -88,19 +88,22 @@ async def measure(plan: PullPlan, found: PullResult) -> None:
 
 @contextlib.asynccontextmanager
 async def pair(
-    plan: PullPlan, environment: Mapping[str, str], credentials: grpc.ChannelCredentials | None = None
-) -> AsyncIterator[ServerPair]:
-    """Starts two servers and their client, and ends them."""
+    plan: PullPlan, environment: Mapping[str, str], credentials: grpc.ChannelCredentials | None = None, *,
+    block_bytes: int = _BLOCK_BYTES, blocks: int = 0,
+) -> AsyncIterator[ServerPair]:  # fmt: skip
+    """Starts two servers and their client, and ends them. 0 blocks: one for each pull in flight."""
+    blocks = blocks or plan.in_flight
     with contextlib.ExitStack() as ends:
         source, destination = (ends.enter_context(contextlib.closing(Host("server", environment))) for _ in range(2))
-        async with Caller(_start(source, plan), _start(destination, plan), credentials) as caller:
-            await caller.allocate(plan.in_flight)
+        one, other = (_start(server, plan, block_bytes, blocks) for server in (source, destination))
+        async with Caller(one, other, credentials) as caller:
+            await caller.allocate(blocks)
             yield ServerPair(source, destination, caller, plan)
 
 
-def _start(host: Host, plan: PullPlan) -> str:
-    """Starts a server with a block for each pull. Returns its address."""
-    arguments: dict[str, Any] = {"block_bytes": _BLOCK_BYTES, "blocks": plan.in_flight}
+def _start(host: Host, plan: PullPlan, block_bytes: int, blocks: int) -> str:
+    """Starts a server. Returns its address."""
+    arguments: dict[str, Any] = {"block_bytes": block_bytes, "blocks": blocks}
     arguments |= {"copy_threads": plan.copy_threads, "data_paths": list(plan.data_paths)}
     answer, fd = host.ask_fd("start", **arguments)
     os.close(fd)

@@ -1,10 +1,13 @@
-"""TLS: what mutual TLS adds to a call, to a pull, and to the rate of pulls. Data paths move plain bytes either way."""
+"""TLS: what mutual TLS adds to a call, to a pull, and to the rate of pulls, and what the gate takes of a call. Data
+paths move plain bytes either way.
+"""
 
 import statistics
 import tempfile
 import time
 from pathlib import Path
 
+from bench.measures.authorization import authorization_us
 from bench.measures.rate import ServerPair, pair
 from bench.plan import TLS_DIR, PullPlan, environment_of
 from bench.results.pulls import PullResult
@@ -27,6 +30,7 @@ async def measure(plan: PullPlan, found: PullResult) -> None:
             rates = [
                 ((await tls.sample()).pulls_per_s, (await plain.sample()).pulls_per_s) for _ in range(plan.repeats + 1)
             ][1:]
+        found.authorization_us = await authorization_us(files, plan.pulls)
     found.tls_call_ratio = statistics.median(a / b for a, b in calls)
     found.tls_pull_ratio = statistics.median(a / b for a, b in pulls)
     found.tls_rate_ratio = statistics.median(a / b for a, b in rates)

@@ -30,6 +30,8 @@ BASELINES = {
     " three processes, and of the time of one pull alone",
     "plain": "the same calls and pulls between two servers without TLS, in turn with two under mutual TLS, whose client"
     " has a certificate, too: tls_*_ratio are TLS over plain text",
+    "shm": "the same pull of a whole pool of the largest blocks over shm, in turn with window, between servers of its"
+    " own: private_window_ratio_shm",
     "rested": "the pull right after the one that comes after 30 ms without any",
     "uncoalesced": "raw_nixl with one descriptor for each of the contiguous blocks",
 }
@@ -132,6 +134,10 @@ class PullResult(Run):
     """Time of one pull of one block, in the same way."""
     tls_rate_ratio: float | None = None
     """Pulls of one block a second with 64 in flight, in the same way."""
+    authorization_us: float | None = None
+    """Time that the gate takes of a call under mutual TLS with roles, in microseconds."""
+    private_window_ratio_shm: float | None = None
+    """Bandwidth of pulls of the largest blocks over window, over that over shm."""
     details: dict[str, float] = field(default_factory=dict)
     """Figures beside the main ones, such as the time of an empty call in this run."""
     profile: list[str] = field(default_factory=list)
@@ -152,6 +158,8 @@ class PullResult(Run):
             Target("tls_call_ratio", self.tls_call_ratio, 1.15),
             Target("tls_pull_ratio", self.tls_pull_ratio, 1.15),
             Target("tls_rate_ratio", self.tls_rate_ratio, 0.85, at_least=True),
+            Target("authorization_us", self.authorization_us, 10.0),
+            Target("private_window_ratio_shm", self.private_window_ratio_shm, 0.45, at_least=True),
         ]
 
     def figures(self) -> dict[str, float | None]:

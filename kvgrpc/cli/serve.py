@@ -5,7 +5,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -34,6 +34,9 @@ def serve(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     config: Annotated[Path | None, typer.Option(help="TOML file with any of these settings.")] = None,
     listen: Annotated[str | None, typer.Option(help="host:port to bind; port 0 takes a free one.")] = None,
     port: Annotated[int | None, typer.Option(help="The same as --listen 127.0.0.1:PORT.")] = None,
+    admin_listen: Annotated[
+        str | None, typer.Option(help="host:port to bind for AdminService, reflection and channelz alone.")
+    ] = None,
     advertise: Annotated[str | None, typer.Option(help="host:port that peers dial, if it is another one.")] = None,
     engine_id: Annotated[str | None, typer.Option(help="Id of the engine; by default a random one.")] = None,
     weights_revision: Annotated[
@@ -144,14 +147,14 @@ def serve(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     if port is not None:
         flags["listen"] = f"127.0.0.1:{port}"
     try:
-        settings = config_sources.load(
-            config,
+        environment = (
             os.environ
             | _limits(limit or [])
             | ({"KVGRPC_TLS_DIR": tls_dir} if tls_dir else {})
-            | ({"KVGRPC_IDENTITY_ROLES": roles} if roles else {}),
-            _with_pool(config, flags, pool, no_pool=no_pool),
+            | ({"KVGRPC_IDENTITY_ROLES": roles} if roles else {})
         )
+        flags = _with_pool(config, environment, flags, pool, no_pool=no_pool)
+        settings = config_sources.load(config, environment, flags)
     except KVGrpcError as error:
         _fail(EXIT_CONFIG, error.sentence)
     if check:
@@ -189,13 +192,15 @@ def _limits(said: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _with_pool(path: Path | None, flags: dict[str, Any], pool: dict[str, Any], *, no_pool: bool) -> dict[str, Any]:
+def _with_pool(
+    path: Path | None, environment: Mapping[str, str], flags: dict[str, Any], pool: dict[str, Any], *, no_pool: bool
+) -> dict[str, Any]:
     """Returns the flags with the pool as file, variables and defaults state it, changed field by field by the flags."""
     if no_pool:
         return flags | {"pool": False}
     if not pool:
         return flags
-    base = config_sources.load(path, os.environ, flags).pool or PoolConfig()
+    base = config_sources.load(path, environment, flags).pool or PoolConfig()
     fields = {name: getattr(base, name) for name in _POOL}
     return flags | {"pool": fields | pool}
 

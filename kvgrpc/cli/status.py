@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from kvgrpc.cli.dialing import Address, Timeout, TlsDir, TokenFile, credentials
-from kvgrpc.errors import DeadlineExceeded, KVGrpcError, Unavailable
+from kvgrpc.errors import DeadlineExceeded, KVGrpcError, Unavailable, Unimplemented
 
 NO_HTTP2 = "Failed parsing HTTP/2"
 """Part of gRPC's text about an answer that is no HTTP/2."""
@@ -35,6 +35,8 @@ def status(
             typer.echo("Something answers there that is no gRPC server.", err=True)
         elif isinstance(error, Unavailable | DeadlineExceeded) and "tls" not in error.metadata:
             typer.echo(f"Is a server running there? Start one with: kvgrpc serve --listen {address}", err=True)
+        if isinstance(error, Unimplemented):
+            typer.echo("If the server has an address for operators (admin_listen), ask there.", err=True)
         raise typer.Exit(1) from error
     if as_json:
         typer.echo(json.dumps({name: status_view.as_json(value) for name, value in seen.items()}))

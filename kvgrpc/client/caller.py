@@ -66,12 +66,7 @@ class Caller:
         try:
             return await method(request, timeout=left_s, metadata=headers)
         except aio.AioRpcError as failed:
-            error = self.error(failed, request)
-            if isinstance(error, Unavailable) and self.probe is not None:
-                left_s = timeout_s - (time.monotonic() - began)
-                if why := await self.probe.why(failed.details() or "", left_s):
-                    raise not_connected(error, why) from failed
-            raise error from failed
+            raise await self.failure(failed, request, timeout_s - (time.monotonic() - began)) from failed
 
     async def change(
         self, method: "aio.UnaryUnaryMultiCallable[Request, Response]", request: Request, options: Options
@@ -122,6 +117,16 @@ class Caller:
         parent = f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
         state = context.trace_state.to_header()
         return (*self.identity(), ("traceparent", parent), *((("tracestate", state),) if state else ()))
+
+    async def failure(self, failed: aio.AioRpcError, request: Message, left_s: float) -> KVGrpcError:
+        """Returns the typed error of a failed call or stream, with what TLS prevents. To find that out may take as long
+        as `left_s` seconds.
+        """
+        error = self.error(failed, request)
+        if not isinstance(error, Unavailable) or self.probe is None:
+            return error
+        why = await self.probe.why(failed.details() or "", left_s)
+        return not_connected(error, why) if why else error
 
     def error(self, failed: aio.AioRpcError, request: Message) -> KVGrpcError:
         """Returns the typed error of a failed call."""

@@ -23,6 +23,7 @@ FILE_BYTES_MAX = 1 << 20
 """Maximum size of each file, in bytes."""
 _VARIABLES = {
     "dir": "KVGRPC_TLS_DIR", "cert": "KVGRPC_TLS_CERT", "key": "KVGRPC_TLS_KEY", "ca": "KVGRPC_TLS_CA",
+    "workload_api": "KVGRPC_TLS_WORKLOAD_API",
 }  # fmt: skip
 
 
@@ -42,6 +43,10 @@ class Credentials:
     """Path of the key, in place of the folder's."""
     ca: str | Path = ""
     """Path of the CAs that sign servers, in place of the folder's."""
+    workload_api: str = ""
+    """Address of a SPIFFE Workload API, unix:///PATH, which gives all three in place of files. Needs `kvgrpc[spiffe]`.
+    All clients of a process share one stream to it.
+    """
     token: str = field(default="", repr=False)
     """Bearer token that every call carries."""
     token_file: str | Path = ""
@@ -54,7 +59,16 @@ class Credentials:
 
     @property
     def paths(self) -> "TlsPaths | None":
-        """The paths of the files; None: plain text. Raises InvalidRequest where one lacks."""
+        """The paths of the files; None: plain text. Waits for a Workload API to answer. Raises InvalidRequest where a
+        path lacks, and for a Workload API that gives no identity.
+        """
+        if self.workload_api:
+            if self.dir or self.cert or self.key or self.ca:
+                raise _unusable("tls.workload_api", "gives what files give: leave it out, or dir, cert, key and ca")
+            from kvgrpc.workload_api import shared  # with libraries that few clients need
+
+            kept = shared(self.workload_api).files
+            return TlsPaths(kept.cert, kept.key, kept.ca, self.workload_api)
         cert, key, ca = (
             Path(given) if given else Path(self.dir, name) if self.dir else None
             for given, name in ((self.cert, "tls.crt"), (self.key, "tls.key"), (self.ca, "ca.crt"))
@@ -74,6 +88,8 @@ class TlsPaths:
     cert: Path | None
     key: Path | None
     ca: Path
+    origin: str = ""
+    """The Workload API that keeps the files, which have no names then; empty: an operator does."""
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
         """Returns credentials of a channel, with the files as they are now. Raises InvalidRequest."""

@@ -54,6 +54,11 @@ def _content(credentials: Credentials) -> bytes:
         return b""
 
 
+async def why_not_connected(own: Credentials, address: str, details: str) -> str:
+    """Returns what TLS prevents at a server, if gRPC's details say that no connection was made, or an empty text."""
+    return await why_unreachable(address, own) if details.startswith(NOT_CONNECTED) else ""
+
+
 async def why_unreachable(address: str, credentials: Credentials, timeout_s: float = TIMEOUT_S) -> str:
     """Returns what is wrong between client and server as far as TLS goes, or an empty text. It never raises for what
     the server does.
@@ -119,7 +124,11 @@ def _refused_client(paths: TlsPaths, address: str) -> str:
     found = _own_fault(paths)
     if found:
         return f"{address} refuses this client: {found}"
-    return f"{address} refuses this client's certificate in {paths.cert}: it is perhaps of a CA that the server lacks"
+    return f"{address} refuses this client's {_own(paths)}: it is perhaps of a CA that the server lacks"
+
+
+def _own(paths: TlsPaths) -> str:
+    return f"certificate {f'by {paths.origin}' if paths.origin else f'in {paths.cert}'}"
 
 
 def _own_fault(paths: TlsPaths) -> str:
@@ -128,12 +137,12 @@ def _own_fault(paths: TlsPaths) -> str:
         _judge(paths)
     except ssl.SSLCertVerificationError as error:
         if error.verify_code == _EXPIRED:
-            return f"the certificate in {paths.cert} has expired"
+            return f"the {_own(paths)} has expired"
         if error.verify_code == _NOT_YET:
-            return f"the certificate in {paths.cert} is not valid yet"
-        return f"the certificate in {paths.cert} is of a CA that {paths.ca} does not hold"
+            return f"the {_own(paths)} is not valid yet"
+        return f"the {_own(paths)} is of a CA that {paths.origin or paths.ca} does not hold"
     except (OSError, InvalidRequest):  # the files have just changed; ssl.SSLError is an OSError
-        return f"the certificate in {paths.cert} is not usable"
+        return f"the {_own(paths)} is not usable"
     return ""
 
 

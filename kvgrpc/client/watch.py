@@ -172,7 +172,7 @@ class Watch:
             async for message in call:
                 yield message
         except aio.AioRpcError as failed:
-            raise self.caller.error(failed, request) from failed
+            raise await self.caller.failure(failed, request, self.pace.stream_s) from failed
         finally:
             call.cancel()
 

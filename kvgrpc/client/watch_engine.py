@@ -85,6 +85,6 @@ async def _stream(
         what = f"WatchEngine at {caller.address}: nothing was heard for {SILENCE_S:g} s"
         raise DeadlineExceeded(Reason.DEADLINE, what, metadata={"phase": "watch"}) from silent
     except aio.AioRpcError as failed:
-        raise caller.error(failed, request) from failed
+        raise await caller.failure(failed, request, STREAM_S) from failed
     finally:
         call.cancel()

@@ -33,7 +33,7 @@ class RankTicket:
 
 @dataclass(frozen=True)
 class RankCredentials:
-    """The files by which a rank shows its lead on another host who it is. Paths are those of a server's `[tls]`."""
+    """The proof by which a lead on another host knows a rank. The fields are those of a server's `[tls]`."""
 
     dir: str | Path = ""
     """Folder with `tls.crt`, `tls.key` and `ca.crt`, as Kubernetes and cert-manager name them."""
@@ -43,6 +43,8 @@ class RankCredentials:
     """Path of the key, in place of the folder's."""
     ca: str | Path = ""
     """Path of the CAs that sign leads, in place of the folder's."""
+    workload_api: str = ""
+    """Address of a SPIFFE Workload API, unix:///PATH, which gives all three in place of files."""
     token_file: str | Path = ""
     """Path of a file with a bearer token."""
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 
@@ -11,14 +12,14 @@ class ReadyFile:
     def __init__(self, path: str) -> None:
         self._path = path
 
-    def write(self, address: str, engine_id: str, metrics: str) -> None:
-        """Writes the file. A reader that sees it sees all of it. `metrics`: address of the metrics, or empty."""
+    def write(self, address: str, engine_id: str, more: Mapping[str, str]) -> None:
+        """Writes the file, with the addresses in `more` that are not empty. A reader that sees it sees all of it."""
         if not self._path:
             return
         path = Path(self._path)
         partial = path.with_suffix(path.suffix + ".partial")
-        said = {"address": address, "engine_id": engine_id, "pid": os.getpid(), "metrics": metrics}
-        partial.write_text(json.dumps(said) + "\n")
+        said = {"address": address, "engine_id": engine_id, "pid": os.getpid()}
+        partial.write_text(json.dumps(said | {name: one for name, one in more.items() if one}) + "\n")
         partial.rename(path)
 
     def remove(self) -> None:

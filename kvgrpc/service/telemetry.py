@@ -151,10 +151,10 @@ def _nothing(_: Exception | None) -> None:
 
 
 def transfer_ended(transfer: Transfer, now: float) -> None:
-    """Makes the spans of a traced transfer that has just ended: one for it, one for each phase. `now` is on the node's
+    """Makes the spans of a traced transfer if it has just ended: one for it, one for each phase. `now` is on the node's
     clock. A deadline that ended the transfer was a little earlier.
     """
-    if transfer.ended is None or not enabled():
+    if transfer.ended is None or transfer.end_seq != transfer.seq or not transfer.trace or not enabled():
         return
     to_wall_ns = time.time_ns() - int(now * 1e9)
     tracer = trace.get_tracer("kvgrpc")

@@ -11,9 +11,20 @@ import grpc.aio
 import pytest
 from cryptography import x509
 
-from kvgrpc.client import Credentials, connect, connect_sync, credentials as module, why_unreachable
+from kvgrpc.client import (
+    Credentials,
+    EngineUnreachable,
+    Pace,
+    connect,
+    connect_sync,
+    credentials as module,
+    step_calls,
+    why_unreachable,
+)  # fmt: skip
+from kvgrpc.client.renewal_stream import RenewalStream
 from kvgrpc.errors import InvalidRequest, Unavailable
 from kvgrpc.tls import TlsFiles
+from kvgrpc.v1.lease_pb2 import LeaseRef
 from tests.client.fake import FakeServer
 from tests.tls.authority import Authority, Name
 
@@ -77,6 +88,26 @@ async def test_an_error_says_what_tls_prevents(tmp_path: Path) -> None:
             if said not in refused.value.metadata.get("tls", "") or said not in str(refused.value):
                 wrong.append(f"{name}: {refused.value}")
     assert wrong == []
+
+
+async def test_a_stream_that_tls_prevents_says_what_it_is_too(tmp_path: Path) -> None:
+    good, foreign = CA.issue(tmp_path / "good", LOCAL), FOREIGN.issue(tmp_path / "foreign", LOCAL)
+    cause = "is of a CA that this client does not trust"
+    async with serving(good) as address, connect(address, credentials=shown(foreign)) as client:
+        watch = client.watch_engine()
+        told = await anext(watch)
+        await watch.aclose()
+        assert isinstance(told, EngineUnreachable)
+        assert cause in told.error.metadata["tls"]
+        streams = {
+            "WatchTransfers": anext(client.watch(pace=Pace(give_up_s=0.0))),
+            "Schedule": client.scheduler().step([step_calls.match_tokens("r", 0)]),
+            "KeepAlive": RenewalStream(client._call, client._leases).renew([LeaseRef(lease_id="l")], 20.0),
+        }
+        for stream in streams.values():
+            with pytest.raises(Unavailable) as refused:
+                await stream
+            assert cause in refused.value.metadata["tls"]
 
 
 async def test_a_server_that_trusts_fewer_cas_than_its_callers_is_named_as_the_cause(tmp_path: Path) -> None:

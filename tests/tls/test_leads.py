@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvgrpc.client import Client, connect, move
+from kvgrpc.client import Client, connect
 from kvgrpc.config import Config, PoolConfig, TlsConfig
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import Reason, Unavailable
@@ -18,6 +18,7 @@ from kvgrpc.service import tls_watch
 from kvgrpc.tls import Tls, TlsFiles
 from kvgrpc.v1 import handshake_pb2
 from tests.tls.authority import Authority
+from tests.tls.pulls import pull
 
 CA = Authority()
 SMALL = PoolConfig(layers=2, kv_heads=1, head_dim=8, blocks=64)
@@ -50,14 +51,6 @@ def folders(tmp_path: Path) -> tuple[TlsFiles, TlsFiles, TlsFiles]:
     """Files of P, of D and of a router."""
     p, d, router = (CA.issue(tmp_path / name) for name in ("p", "d", "router"))
     return p, d, router
-
-
-async def pull(p: Client, d: Client) -> None:
-    """Moves two blocks from P to D, and frees them."""
-    taken = await p.allocate(2, ttl_s=60)
-    moved = await move(p, d, taken, list(range(32)))
-    await d.free(moved.blocks)
-    await p.free(taken)
 
 
 def free_port() -> int:
@@ -130,6 +123,7 @@ async def test_a_lead_of_another_ca_is_not_met(folders: tuple[TlsFiles, TlsFiles
             with pytest.raises(Unavailable) as refused:
                 await client.connect_peer(other.address)
             assert refused.value.reason is Reason.PEER_UNREACHABLE
+            assert "of a CA that this client does not trust" in refused.value.message
 
 
 async def test_certificates_and_ca_change_under_pulls_and_none_is_lost(

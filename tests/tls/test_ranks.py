@@ -6,6 +6,7 @@ Leads, workers and the links of ranks are processes.
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from tests.engine.private_side import PrivateSide
 from tests.engine.support import WAIT_S, Lead, Workers, received, refused, tokens
 from tests.identity.issuer import AUDIENCE, ISSUER, Issuer
 from tests.service.conftest import TEST_S
+from tests.tls.agent import Agent, answer, svid
 from tests.tls.authority import Authority, Name
 
 pytestmark = pytest.mark.timeout(TEST_S)
@@ -31,6 +33,7 @@ ROLES = {
     "spiffe://test/lead": "peer",
     "spiffe://test/rank": "rank",
     "spiffe://test/viewer": "viewer",
+    "spiffe://rank.test/lead": "rank",
     "jwt:rank": "rank",
 }
 SETTINGS = f"""
@@ -128,12 +131,24 @@ def test_a_rank_without_credentials_takes_the_paths_of_its_environment(
     attach(engine, None).close()
 
 
+def test_a_rank_shows_what_a_workload_api_gives_it(engine: Engine, tmp_path: Path) -> None:
+    agent = Agent(tmp_path / "agent.sock")
+    agent.start()
+    try:
+        agent.give(answer(svid(CA, tmp_path / "rank", "rank")))
+        attach(engine, RankCredentials(workload_api=agent.address)).close()
+    finally:
+        agent.stop()
+
+
 def test_a_token_shows_who_a_rank_is_whatever_its_certificate(engine: Engine, folder: Path) -> None:
     attach(engine, RankCredentials(dir=folder / "stranger", token_file=folder / "rank.token")).close()
 
 
 def test_who_does_not_get_in_hears_why_and_its_engine_lives(engine: Engine, folder: Path) -> None:
-    own = {"cert": folder / "rank" / "tls.crt", "key": folder / "rank" / "tls.key", "ca": folder / "rank" / "ca.crt"}
+    own: dict[str, Any] = {
+        "cert": folder / "rank" / "tls.crt", "key": folder / "rank" / "tls.key", "ca": folder / "rank" / "ca.crt",
+    }  # fmt: skip
     foreign = folder / "foreign"
     cases: dict[str, tuple[RankCredentials | None, type[KVGrpcError], str]] = {
         "nothing": (None, Unavailable, "speaks TLS, and this client plain text"),

@@ -68,7 +68,7 @@ class StepStream:
             raise Unavailable(Reason.PEER_UNREACHABLE, f"{self._caller.address} ended the stream of steps")
         except aio.AioRpcError as failed:
             self._end()
-            raise self._caller.error(failed, step) from failed
+            raise await self._caller.failure(failed, step, timeout_s) from failed
         except asyncio.InvalidStateError as ended:
             self._end()
             raise Unavailable(Reason.PEER_UNREACHABLE, f"{self._caller.address} ended the stream of steps") from ended

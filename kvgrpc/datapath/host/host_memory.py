@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvgrpc.errors import Exhausted, Reason
+
 # A version 1 cgroup without a limit states a number near 2**63.
 _UNLIMITED = 1 << 60
 
@@ -87,3 +89,12 @@ def _lines(path: Path) -> list[str]:
         return path.read_text().splitlines()
     except OSError:
         return []
+
+
+def check_room(what: str, nbytes: int) -> None:
+    """Raises Exhausted if there is no memory for `nbytes` of something."""
+    left = available()
+    if left is not None and nbytes > left.nbytes:
+        raise Exhausted(
+            Reason.POOL_EXHAUSTED, f"{what}, {nbytes}, does not fit: {left.nbytes} bytes are left ({left.limited_by})"
+        )

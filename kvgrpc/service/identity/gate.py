@@ -56,7 +56,7 @@ class Gate:
     def __init__(self, config: Config) -> None:
         """Raises InvalidRequest for a file that is not usable."""
         identity = config.identity
-        self._tls = config.tls.files() is not None
+        self._tls = config.tls.given
         self._tokens = TokenVerifier(config.tokens) if config.tokens.keys else None
         self._file = WatchedFile("identity.roles", Path(identity.roles), assignments_of) if identity.roles else None
         self._policy = WatchedFile("identity.policy", Path(identity.policy), policy_of) if identity.policy else None

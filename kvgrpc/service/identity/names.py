@@ -2,6 +2,7 @@
 gives a name that another kind gives.
 """
 
+import functools
 from collections.abc import Iterable, Mapping
 
 from kvgrpc.core.values.owners import ANONYMOUS
@@ -17,6 +18,8 @@ JWT = "jwt:"
 KINDS = (SPIFFE, URI, DNS, JWT)
 NAME_BYTES_MAX = 512
 """Maximum size of a name, in bytes; a longer one is nobody's."""
+STATED_KEPT = 1_024
+"""Maximum number of names of certificates that are remembered."""
 
 Properties = Mapping[str, Iterable[bytes]]
 """Properties of a connection, as gRPC's auth context has them."""
@@ -28,11 +31,17 @@ def certificate_name(properties: Properties) -> str:
     """
     for key, prefix in (("peer_spiffe_id", ""), ("peer_uri", URI), ("peer_dns", DNS)):
         for raw in properties.get(key, ()):
-            name = readable(prefix, raw.decode(errors="replace"))
+            name = _stated(prefix, raw)
             # gRPC puts what it takes for a SPIFFE id under its own key; only that prefix may stand alone.
             if name and (prefix or name.startswith(SPIFFE)):
                 return name
     return ANONYMOUS
+
+
+@functools.lru_cache(STATED_KEPT)
+def _stated(prefix: str, raw: bytes) -> str:
+    """Returns the name of what a certificate states. Every call of a caller asks anew, with the same certificate."""
+    return readable(prefix, raw.decode(errors="replace"))
 
 
 def readable(prefix: str, text: str) -> str:

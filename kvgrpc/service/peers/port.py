@@ -70,13 +70,14 @@ class PeerChannels:
 
     def __init__(
         self, runner: Runner, limits: Limits, may_dial: Callable[[str], bool],
-        connect: Callable[[str], grpc.aio.Channel],
+        connect: Callable[[str], grpc.aio.Channel], why: Callable[[str, str], Awaitable[str]],
     ) -> None:  # fmt: skip
-        """`connect` opens a channel to an address."""
+        """`connect` opens a channel to an address. `why` says what TLS prevents at an address, by gRPC's details."""
         self._runner = runner
         self._limits = limits
         self._may_dial = may_dial
         self._connect = connect
+        self._why = why
         self._channels: dict[str, PeerChannel] = {}
         """Channels by peer key."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -151,8 +152,11 @@ class PeerChannels:
             await channel.start_liveness(answered.asks)
         except Exception as error:  # noqa: BLE001 - the node waits for the end of its dial in any case
             await channel.channel.close()
+            failure = dial_failure(address, error)
+            if isinstance(error, grpc.aio.AioRpcError) and (why := await self._why(to, error.details() or "")):
+                failure = Unavailable(failure.reason, f"{to} is not met: {why}")
             if self._runner.node.state.life.incarnation == life:
-                self._runner.feed(events.DialFailed(address, dial_failure(address, error)))
+                self._runner.feed(events.DialFailed(address, failure))
             return
         if self._runner.node.state.life.incarnation != life:
             await channel.close(0)

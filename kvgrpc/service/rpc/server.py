@@ -1,8 +1,11 @@
-"""The gRPC server of a lead: our services, and the services that every tool expects (health, reflection, channelz)."""
+"""The gRPC servers of a lead: our services, and the services that every tool expects (health, reflection, channelz)."""
 
+import asyncio
 import logging
 import socket
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import grpc
@@ -13,8 +16,9 @@ from grpc_channelz.v1 import channelz, channelz_pb2_grpc
 from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from kvgrpc.config import split_address
+from kvgrpc.config import Config, split_address
 from kvgrpc.core.values.limits import Limits
+from kvgrpc.core.values.networks import is_loopback
 from kvgrpc.errors import Reason
 from kvgrpc.peer.v1 import peer_pb2, peer_pb2_grpc, rank_pb2, rank_pb2_grpc
 from kvgrpc.service.address_in_use import AddressInUse
@@ -58,6 +62,8 @@ from kvgrpc.v1 import (
 )
 from kvgrpc.wire.frames import FRAME_BYTES_MAX
 
+_log = logging.getLogger(__name__)
+
 SERVICES = tuple(
     file.DESCRIPTOR.services_by_name[name].full_name
     for file, name in (
@@ -74,19 +80,51 @@ SERVICES = tuple(
         (rank_pb2, "RankService"),
     )
 )
+ADMIN_CONNECTIONS = 64
+"""Maximum number of connections to the address for operators."""
 REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
 REFLECTION_V1ALPHA = "grpc.reflection.v1alpha.ServerReflection"
 
 
-def bind(server: grpc.aio.Server, listen: str, tls: Tls | None) -> int:
-    """Binds the address, under TLS if there is one. Returns the port. Raises AddressInUse."""
+class Listeners:
+    """The gRPC servers of a lead, by the addresses that they bind: the first is for everybody, and the second, if there
+    is one, for whoever looks after the server.
+    """
+
+    def __init__(self, *servers: tuple[str, grpc.aio.Server]) -> None:
+        self._servers = servers
+
+    def bind(self, tls: Tls | None) -> list[str]:
+        """Binds the addresses, under TLS if there is one. Returns them with their ports. Raises AddressInUse."""
+        return [_bind(server, listen, tls) for listen, server in self._servers]
+
+    async def start(self) -> None:
+        for _, server in self._servers:
+            await server.start()
+
+    async def wait_for_termination(self) -> None:
+        """Returns when the servers were stopped."""
+        for _, server in self._servers:
+            await server.wait_for_termination()
+
+    async def stop(self, grace: float) -> None:
+        """Ends calls that last longer than `grace` seconds, and the servers."""
+        await asyncio.gather(*(server.stop(grace) for _, server in self._servers))
+
+
+def _bind(server: grpc.aio.Server, listen: str, tls: Tls | None) -> str:
+    host, _ = split_address(listen, "listen")
     _check_free(listen)  # gRPC says only that it failed, and writes to standard error why
     try:
         if tls is None:
-            return server.add_insecure_port(listen)
-        return server.add_secure_port(listen, tls.server_credentials())
+            if not is_loopback(host):
+                _log.warning("%s is served without TLS (insecure): who reaches it reads KV, and may call all", listen)
+            port = server.add_insecure_port(listen)
+        else:
+            port = server.add_secure_port(listen, tls.server_credentials())
     except RuntimeError as error:
         raise AddressInUse(Reason.INVALID_FIELD, f"cannot bind {listen}: {error}") from error
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _check_free(listen: str) -> None:
@@ -141,12 +179,24 @@ class _OthersFaults(logging.Filter):
 _OTHERS_FAULTS = _OthersFaults()
 
 
-def build(
-    lead: Lead, staging: StagingStore, limits: Limits, sessions: WorkerServer | None
-) -> tuple[grpc.aio.Server, Health]:
-    """Returns a server with all services, not yet bound, and its health. Ranks on other hosts attach to `sessions`."""
+def build(lead: Lead, staging: StagingStore, config: Config, sessions: WorkerServer | None) -> tuple[Listeners, Health]:
+    """Returns the servers, not yet bound, and their health. Ranks on other hosts attach to `sessions`.
+
+    With an address for admins only that one has AdminService, reflection and channelz, beside all other services.
+    """
     for name in ("grpc._cython.cygrpc", "grpc._common"):
         logging.getLogger(name).addFilter(_OTHERS_FAULTS)
+    health = Health(lead, SERVICES)
+    made, limits = partial(_server, lead, staging, sessions, health), config.limits
+    if not config.admin_listen:
+        return Listeners((config.listen, made(limits, admin=True))), health
+    few = replace(limits, connections=min(limits.connections, ADMIN_CONNECTIONS))
+    return Listeners((config.listen, made(limits, admin=False)), (config.admin_listen, made(few, admin=True))), health
+
+
+def _server(
+    lead: Lead, staging: StagingStore, sessions: WorkerServer | None, health: Health, limits: Limits, *, admin: bool
+) -> grpc.aio.Server:
     server = grpc.aio.server(
         options=[
             ("grpc.max_receive_message_length", limits.message_bytes),
@@ -178,15 +228,15 @@ def build(
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(SchedulerService(lead), ours)
     tensor_pb2_grpc.add_TensorServiceServicer_to_server(TensorService(lead, staging), ours)
     pool_pb2_grpc.add_PoolServiceServicer_to_server(PoolService(lead), ours)
-    admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(lead), ours)
     peer_pb2_grpc.add_PeerServiceServicer_to_server(PeerService(lead, calls), ours)
     rank_pb2_grpc.add_RankServiceServicer_to_server(RankService(lead, sessions), ours)
     calls_pb2_grpc.add_CallServiceServicer_to_server(CallService(lead, registrar.unary, most), ours)
-    health = Health(lead, SERVICES)
     health_pb2_grpc.add_HealthServicer_to_server(health.servicer, others)
-    channelz_pb2_grpc.add_ChannelzServicer_to_server(channelz.aio.ChannelzServicer(), others)
-    _add_reflection(others)
-    return server, health
+    if admin:
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(lead), ours)
+        channelz_pb2_grpc.add_ChannelzServicer_to_server(channelz.aio.ChannelzServicer(), others)
+        _add_reflection(others)
+    return server
 
 
 def _add_reflection(server: grpc.aio.Server) -> None:
