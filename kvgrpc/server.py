@@ -39,8 +39,7 @@ from kvgrpc.service.ready_file import ReadyFile
 from kvgrpc.service.recovery import Recovery
 from kvgrpc.service.rpc.health import Health
 from kvgrpc.service.rpc.server import bind, build, connector
-from kvgrpc.service.runner import Runner
-from kvgrpc.service.session.rank_port import CommandedRank, Ranks
+from kvgrpc.service.runner import RankPort, Ranks, Runner
 from kvgrpc.service.session.session_server import SessionServer
 from kvgrpc.service.session.workers import in_workers
 from kvgrpc.service.tensors.remote import RemoteStores
@@ -193,7 +192,7 @@ class Server:
         self,
         request: session_pb2.AttachRequest,
         secret: bytes,
-        worker: Callable[[int], CommandedRank],
+        worker: Callable[[int], RankPort],
         memory: Mapping[int, int],
     ) -> None:
         """Begins a new life for an attached engine, with its pool. Raises InvalidRequest or Exhausted, and
@@ -236,7 +235,7 @@ class Server:
         await self._begin(engine, secrets.token_bytes(32), {0: rank}, [rank])
 
     async def _begin(
-        self, engine: EngineDescription | None, secret: bytes, ranks: dict[int, CommandedRank], local: list[SharedRank],
+        self, engine: EngineDescription | None, secret: bytes, ranks: dict[int, RankPort], local: list[SharedRank],
         request: session_pb2.AttachRequest | None = None,
     ) -> None:  # fmt: skip
         """Ends the present life and begins the next. The old memory goes when its last posting has ended."""

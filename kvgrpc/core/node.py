@@ -30,11 +30,9 @@ from kvgrpc.core.peers.handshakes import RETRY_DELAY_S, Handshakes
 from kvgrpc.core.peers.liveness import PeerLiveness
 from kvgrpc.core.pool.allocations import Allocations
 from kvgrpc.core.pool.quarantine import Quarantine
-from kvgrpc.core.receive.pull_course import PullCourse
-from kvgrpc.core.receive.pull_ends import PullEnds
+from kvgrpc.core.receive.pull_course import PullCourse, PullEnds
 from kvgrpc.core.receive.pulls import Pulls
-from kvgrpc.core.receive.reservation_course import ReservationCourse
-from kvgrpc.core.receive.reservation_ends import ReservationEnds
+from kvgrpc.core.receive.reservation_course import ReservationCourse, ReservationEnds
 from kvgrpc.core.receive.reservations import Reservations
 from kvgrpc.core.send.checksum_prefetch import ChecksumPrefetch
 from kvgrpc.core.send.firmness import Firmness

@@ -17,18 +17,50 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from contextvars import Context
 from functools import partial
 from typing import Protocol, get_args
 
 from kvgrpc.core import actions
-from kvgrpc.core.actions import Action, Reply
+from kvgrpc.core.actions import Action, AnswerSend, AwaitEnd, Expect, RankAction, Reply, UnmapPeer
 from kvgrpc.core.defects import MESSAGE
 from kvgrpc.core.events import CallAbandoned, Event, LeasesVoided, Tick
 from kvgrpc.core.node import Node
 from kvgrpc.core.tables.transfers import Transfer
 from kvgrpc.core.values.ids import INCARNATION_MAX
 from kvgrpc.errors import InternalError, KVGrpcError, Reason, Unavailable
-from kvgrpc.service.alarm import Alarm
+
+
+class Alarm:
+    """Rings on the running loop, at or before the earliest time that was set. It may ring early: following every
+    deadline would cost every event. The listener checks what is due and sets the alarm again. It rings outside any
+    caller's context, because its deadlines belong to many callers.
+    """
+
+    def __init__(self, ring: Callable[[], None]) -> None:
+        self._ring = ring
+        self._timer: asyncio.TimerHandle | None = None
+
+    def set(self, when: float | None) -> None:
+        """Makes the alarm ring at the latest at `when` on the loop's clock; None: there is no deadline."""
+        if when is None:
+            return
+        if self._timer is not None:
+            if self._timer.when() <= when:
+                return
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_at(when, self._rings, context=Context())
+
+    def clear(self) -> None:
+        """Cancels the alarm until it is set again."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _rings(self) -> None:
+        self._timer = None
+        self._ring()
+
 
 _log = logging.getLogger(__name__)
 
@@ -63,9 +95,11 @@ class PeerPort(Protocol):
 
 
 class RankPort(Protocol):
-    """Commands to the ranks of this engine."""
+    """Commands to one rank, or to all ranks of this engine: in the lead's own process, or in workers of a session."""
 
-    def perform(self, action: actions.RankAction) -> None: ...
+    def perform(self, action: actions.RankAction) -> None:
+        """Begins a command, and returns at once. The result is fed to the node as an event."""
+        ...
 
 
 class EnginePort(Protocol):
@@ -305,3 +339,30 @@ def _tell_lacking(action: actions.BlocksLacking) -> None:
         "requests go first",
         action.request_id, action.blocks, action.reader_count, named, f" and {more} more" if more else "",
     )  # fmt: skip
+
+
+MAY_BE_GONE = UnmapPeer | AwaitEnd | AnswerSend
+"""Commands that have nothing to do for a rank of an earlier life."""
+
+
+class Ranks:
+    """All ranks of an engine, as one RankPort: hands each command to its rank. `ranks` is replaced with every
+    incarnation. `unaided`: the data paths over which peers read without help of the ranks.
+    """
+
+    def __init__(self, unaided: frozenset[str]) -> None:
+        self.ranks: dict[int, RankPort] = {}
+        self._unaided = unaided
+
+    def perform(self, action: RankAction) -> None:
+        """Hands a command to its rank, or an Expect to all."""
+        if isinstance(action, Expect):
+            self._expect(action)
+        elif action.rank in self.ranks or not isinstance(action, MAY_BE_GONE):
+            self.ranks[action.rank].perform(action)
+
+    def _expect(self, action: Expect) -> None:
+        if action.paths and not action.writes and self._unaided.issuperset(action.paths):
+            return  # each read would wake every rank twice, and make ranks with other paths poll for it
+        for rank in self.ranks.values():
+            rank.perform(action)

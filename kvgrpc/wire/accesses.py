@@ -12,8 +12,16 @@ from kvgrpc.core.values.call import LayerRange
 from kvgrpc.errors import InternalError, KVGrpcError, PreconditionFailed, Reason, note
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.wire.bounds import text
-from kvgrpc.wire.packed import packed_checksums, put_runs
-from kvgrpc.wire.values import CLOSE_OUTCOMES, block_lists, core_reason, data_path, layer_ranges, put_content
+from kvgrpc.wire.values import (
+    CLOSE_OUTCOMES,
+    block_lists,
+    core_reason,
+    data_path,
+    layer_ranges,
+    packed_checksums,
+    put_content,
+    put_runs,
+)
 
 _Row = TypeVar("_Row")
 CALLS = {

@@ -25,9 +25,9 @@ from kvgrpc.errors import Reason, Unimplemented
 from kvgrpc.session.v1 import rank_pb2
 from kvgrpc.wire import sends
 from kvgrpc.wire.endpoints import endpoint_from_proto, endpoint_to_proto
-from kvgrpc.wire.packed import ids, put_columns
 from kvgrpc.wire.session import peer_rank_of
 from kvgrpc.wire.strips import put_repack, repack_from_proto
+from kvgrpc.wire.values import ids, put_columns
 
 _OPERATION = {
     Operation.READ: rank_pb2.POST_OPERATION_READ,

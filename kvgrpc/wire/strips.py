@@ -3,7 +3,7 @@
 from kvgrpc.core.values.strips import DIMENSIONS_MAX, Repack, Strip
 from kvgrpc.session.v1 import rank_pb2
 from kvgrpc.wire.bounds import STRIPS_MAX, check_count
-from kvgrpc.wire.packed import ids, put_columns
+from kvgrpc.wire.values import ids, put_columns
 
 
 def put_repack(value: Repack, into: rank_pb2.RepackCommand) -> None:

@@ -11,8 +11,7 @@ from kvgrpc.core.moves.ends import Ends
 from kvgrpc.core.moves.failures import move_failure
 from kvgrpc.core.moves.pending_closes import PendingCloses
 from kvgrpc.core.send.firmness import Firmness
-from kvgrpc.core.send.leases import Leases
-from kvgrpc.core.send.send_failures import consumer_cancelled
+from kvgrpc.core.send.leases import Leases, consumer_cancelled
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.state.move import AT_ISSUER, MoveStage
 from kvgrpc.core.state.push import Registration, SourcePush

@@ -26,10 +26,10 @@ from kvgrpc.core.events import AccessSettling, Opened, PostingEnded
 from kvgrpc.core.state.checksum_comparison import ChecksumComparison
 from kvgrpc.core.tables.pins import PinKind, PinTable
 from kvgrpc.core.tables.timers import Timer
+from kvgrpc.core.values.block_ids import kept_bytes, lists_kept
 from kvgrpc.core.values.bridge import Bridge
 from kvgrpc.core.values.chunks import Chunk
 from kvgrpc.core.values.grants import Claims
-from kvgrpc.core.values.kept_blocks import kept_bytes, lists_kept
 from kvgrpc.core.values.limits import Limits, bytes_timeout
 from kvgrpc.core.values.plans import Pair
 from kvgrpc.core.values.slices import RoundSlice

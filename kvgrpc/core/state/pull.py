@@ -8,11 +8,10 @@ from kvgrpc.core.actions import Operation
 from kvgrpc.core.events import AccessSettling
 from kvgrpc.core.state.move import Move, MoveStage
 from kvgrpc.core.tables.pins import PinKind, PinTable
-from kvgrpc.core.values.block_ids import Blocks
+from kvgrpc.core.values.block_ids import Blocks, Kept, keeping, kept_bytes
 from kvgrpc.core.values.bridge import Bridge
 from kvgrpc.core.values.chunks import Chunk
 from kvgrpc.core.values.content import ContentClaim
-from kvgrpc.core.values.kept_blocks import Kept, keeping, kept_bytes
 
 
 @keeping("destination")

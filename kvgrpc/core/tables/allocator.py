@@ -12,8 +12,7 @@ import numpy as np
 
 from kvgrpc.core.tables.ledger import Ledger, RowKind
 from kvgrpc.core.tables.pins import PinTable
-from kvgrpc.core.values.block_ids import Blocks, Ids
-from kvgrpc.core.values.kept_blocks import Kept, kept_bytes, pack, unpack
+from kvgrpc.core.values.block_ids import Blocks, Ids, Kept, kept_bytes, pack, unpack
 from kvgrpc.core.values.owners import Thing, ThingKind, Verb, may
 from kvgrpc.core.values.records import dataclass
 from kvgrpc.errors import Exhausted, PreconditionFailed, Reason

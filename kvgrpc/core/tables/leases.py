@@ -17,10 +17,9 @@ from typing import NamedTuple, Self
 
 from kvgrpc.core.tables.ledger import Ledger, RowKind, texts_bytes
 from kvgrpc.core.tables.remembered import Remembered
-from kvgrpc.core.values.block_ids import Blocks
+from kvgrpc.core.values.block_ids import Blocks, keeping, kept, kept_bytes, no_blocks
 from kvgrpc.core.values.content import ContentId
 from kvgrpc.core.values.grants import OnAbort
-from kvgrpc.core.values.kept_blocks import keeping, kept, kept_bytes, no_blocks
 from kvgrpc.core.values.owners import within
 from kvgrpc.core.values.telemetry import MoveTelemetry
 from kvgrpc.errors import InternalError, KVGrpcError, NotFound, PreconditionFailed, Reason

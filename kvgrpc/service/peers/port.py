@@ -34,7 +34,7 @@ from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.service import telemetry
 from kvgrpc.service.peers import public
 from kvgrpc.service.peers.channel import PeerChannel
-from kvgrpc.service.peers.errors import bounded, dial_failure, failure_of, wants_proof
+from kvgrpc.service.peers.stream import bounded, dial_failure, failure_of, wants_proof
 from kvgrpc.service.runner import Runner
 from kvgrpc.v1 import handshake_pb2, handshake_pb2_grpc
 from kvgrpc.wire import accesses, description, sends

@@ -8,7 +8,7 @@ from kvgrpc.core import actions, events
 from kvgrpc.errors import Aborted, Exhausted, KVGrpcError, Unavailable
 from kvgrpc.service import telemetry
 from kvgrpc.service.peers.channel import PeerChannel
-from kvgrpc.service.peers.errors import bounded, failure_of, readable
+from kvgrpc.service.peers.stream import bounded, failure_of, readable
 from kvgrpc.v1 import common_pb2, handoff_pb2, handoff_pb2_grpc, lease_pb2, lease_pb2_grpc
 from kvgrpc.wire.values import core_reason, duration, grant
 

@@ -29,11 +29,11 @@ from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.service import grpc_status, telemetry
 from kvgrpc.service.callers import PRINCIPAL
 from kvgrpc.service.lead import Lead
+from kvgrpc.service.open_streams import StreamAnswers
 from kvgrpc.service.places import CONNECTION, Places
 from kvgrpc.service.rpc.method import check_request
-from kvgrpc.service.rpc.stream_answers import StreamAnswers
 from kvgrpc.service.runner import copied
-from kvgrpc.wire import fields, paths, peer_answers, peer_requests, sends
+from kvgrpc.wire import fields, paths, peer_calls, sends
 from kvgrpc.wire.accesses import CALLS
 from kvgrpc.wire.answers import readable_trace
 from kvgrpc.wire.values import timeout_s
@@ -53,17 +53,17 @@ class _PeerMethod:
 
 
 _METHODS = {
-    "open_access": _PeerMethod(peer_requests.open_access, peer_answers.openings),
+    "open_access": _PeerMethod(peer_calls.open_access, peer_calls.openings),
     "settle_access": _PeerMethod(
-        lambda request, caller, call, _: peer_requests.settle_access(request, caller, call), peer_answers.verdicts
+        lambda request, caller, call, _: peer_calls.settle_access(request, caller, call), peer_calls.verdicts
     ),
     "close_access": _PeerMethod(
-        lambda request, caller, call, _: peer_requests.close_access(request, caller, call), peer_answers.closings
+        lambda request, caller, call, _: peer_calls.close_access(request, caller, call), peer_calls.closings
     ),
-    "parts_ready": _PeerMethod(peer_requests.parts_ready, lambda *_: None),
-    "checksum_blocks": _PeerMethod(peer_requests.checksum_blocks, peer_answers.checksums),
+    "parts_ready": _PeerMethod(peer_calls.parts_ready, lambda *_: None),
+    "checksum_blocks": _PeerMethod(peer_calls.checksum_blocks, peer_calls.checksums),
     "post_send": _PeerMethod(
-        lambda request, caller, call, _: sends.post_send(request, caller, call), peer_answers.send_under_way
+        lambda request, caller, call, _: sends.post_send(request, caller, call), peer_calls.send_under_way
     ),
 }
 """Methods by the fields of PeerCall and PeerAnswer."""

@@ -9,9 +9,8 @@ from kvgrpc.service.callers import PRINCIPAL
 from kvgrpc.service.identity.gate import CALLER
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.methods import ACKNOWLEDGE_TRANSFERS, CANCEL_TRANSFER, reply_to
-from kvgrpc.service.rpc.method import streaming, unary
+from kvgrpc.service.rpc.method import condition, streaming, timeout_s, unary, wait_of
 from kvgrpc.service.rpc.pages import page
-from kvgrpc.service.rpc.waits import condition, timeout_s, wait_of
 from kvgrpc.service.watchers import WAITED_MAX
 from kvgrpc.v1 import transfer_pb2, transfer_pb2_grpc
 from kvgrpc.wire import answers

@@ -45,11 +45,11 @@ from kvgrpc.core.values.limits import granted_ttl
 from kvgrpc.core.values.owners import ANONYMOUS, ENGINE, Thing, ThingKind, Verb, may
 from kvgrpc.core.values.request_times import RequestTime
 from kvgrpc.errors import Exhausted, KVGrpcError, NextStep, PermissionDenied, Reason
-from kvgrpc.service.alarm import Alarm
 from kvgrpc.service.callers import PRINCIPAL, payer
 from kvgrpc.service.grpc_status import next_step
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.places import CONNECTION
+from kvgrpc.service.runner import Alarm
 from kvgrpc.service.scheduler.news import NEWS_MAX, NewsLog
 from kvgrpc.service.scheduler.scheduler_callers import SchedulerCallers
 from kvgrpc.wire.scheduler import NamedRequest, PromptName, block_ids, prompt_bytes

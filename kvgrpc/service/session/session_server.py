@@ -18,8 +18,8 @@ from kvgrpc.core.values.owners import ENGINE
 from kvgrpc.errors import AlreadyExists, KVGrpcError, PermissionDenied, Reason, Unavailable, invalid
 from kvgrpc.service.identity.gate import check_local
 from kvgrpc.service.lead import Lead
+from kvgrpc.service.runner import RankPort
 from kvgrpc.service.session.attached_engine import AttachedEngine
-from kvgrpc.service.session.rank_port import CommandedRank
 from kvgrpc.service.session.reattach import Return
 from kvgrpc.service.session.session_calls import call_to_event, hear_session, promised_lease, put_answer, refused_lease
 from kvgrpc.service.session.socket import Frames, SessionSocket, check_user, hung_up, read_frames
@@ -56,7 +56,7 @@ class Host(Protocol):
         self,
         request: session_pb2.AttachRequest,
         secret: bytes,
-        worker: Callable[[int], CommandedRank],
+        worker: Callable[[int], RankPort],
         memory: Mapping[int, int],
     ) -> None:
         """Starts a new incarnation for the engine. `worker` makes the rank that is commanded in a worker. `memory`:

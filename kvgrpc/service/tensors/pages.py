@@ -11,7 +11,7 @@ from kvgrpc.core.tensors.rows import Purpose, Tensor
 from kvgrpc.core.tensors.waits import RETRY_DELAY_S
 from kvgrpc.core.values.block_ids import Ids
 from kvgrpc.errors import Exhausted, InternalError, KVGrpcError, Reason
-from kvgrpc.service.alarm import Alarm
+from kvgrpc.service.runner import Alarm
 from kvgrpc.service.tensors.life import Life
 from kvgrpc.service.tensors.spill import SpillMemory
 

@@ -8,7 +8,7 @@ import grpc.aio
 from kvgrpc.core.tensors.calls import LeadAddress
 from kvgrpc.errors import KVGrpcError, PreconditionFailed, Reason
 from kvgrpc.service import telemetry
-from kvgrpc.service.peers.errors import bounded, failure_of
+from kvgrpc.service.peers.stream import bounded, failure_of
 from kvgrpc.v1 import tensor_pb2, tensor_pb2_grpc
 
 CHANNELS_MAX = 256

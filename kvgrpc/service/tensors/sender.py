@@ -24,9 +24,8 @@ from kvgrpc.errors import (
     Reason,
     Unavailable,
 )
-from kvgrpc.service.alarm import Alarm
 from kvgrpc.service.callers import payer
-from kvgrpc.service.runner import copied
+from kvgrpc.service.runner import Alarm, copied
 from kvgrpc.service.tensors.delivery import deliver
 from kvgrpc.service.tensors.kept_tensors import KeptTensors
 from kvgrpc.service.tensors.life import Life, gone

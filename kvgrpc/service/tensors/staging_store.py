@@ -33,9 +33,9 @@ from kvgrpc.core.values.limits import granted_timeout
 from kvgrpc.core.values.owners import ANONYMOUS, meet, tenant_of
 from kvgrpc.core.values.records import dataclass
 from kvgrpc.errors import Exhausted, KVGrpcError, PreconditionFailed, Reason
-from kvgrpc.service.alarm import Alarm
 from kvgrpc.service.callers import payer
 from kvgrpc.service.lead import Lead
+from kvgrpc.service.runner import Alarm
 from kvgrpc.service.tensors.delivery import give_back
 from kvgrpc.service.tensors.fetcher import SourceFetcher
 from kvgrpc.service.tensors.kept_tensors import KeptTensors

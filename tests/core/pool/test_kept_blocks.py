@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from kvgrpc.core.values.block_ids import FEW_IDS, Blocks
-from kvgrpc.core.values.call import BlockLists
-from kvgrpc.core.values.kept_blocks import (
+from kvgrpc.core.values.block_ids import (
+    FEW_IDS,
+    BlockLists,
+    Blocks,
     KeptBlocks,
     blocks_bytes,
     keeping,
