@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from kvgrpc import __version__, open_files
 from kvgrpc.config import Config, random_engine_id, split_address
-from kvgrpc.core.actions import EngineNews
 from kvgrpc.core.events import LifeBegan, MemoryGone
 from kvgrpc.core.node import Node
 from kvgrpc.core.tables.transfers import Transfer
@@ -89,7 +88,7 @@ class Server:
         connect = connector(self.config.limits, self.tls)
         stores = RemoteStores(connect)
         self._staging = StagingStore(self._lead, stores, self._pool_memory)
-        self._runner.on_transfer.append(self._trace_transfer)
+        self._runner.on_end.append(self._trace_transfer)
         self._channels = PeerChannels(self._runner, self.config.limits, self.config.may_dial, connect)
         self._watches = (
             FileWatch(self.tls, (self._channels.renew, stores.renew)),
@@ -115,7 +114,7 @@ class Server:
         self._ready.remove()  # a killed process may have left it
         if self.config.session_socket:
             self._sessions = SessionServer(self._lead, self._staging, self, self.config.session_socket)
-        self._runner.start(self._channels, self._ranks, self._sessions or self)
+        self._runner.start(self._channels, self._ranks, self._sessions)
         self._grpc, self._health = build(self._lead, self._staging, self.config.limits, self._sessions)
         host, _ = split_address(self.config.listen, "listen")
         port = bind(self._grpc, self.config.listen, self.tls)
@@ -178,13 +177,6 @@ class Server:
     @property
     def _node(self) -> Node:
         return self._runner.node
-
-    def tell(self, news: EngineNews) -> None:
-        """Drops news for an engine: none is attached to an embedded pool."""
-
-    def voided(self) -> tuple[str, ...]:
-        """Returns the leases whose blocks an engine took back: none."""
-        return ()
 
     # -- lives: with the embedded pool, with an engine, with neither
 
@@ -374,7 +366,7 @@ class Server:
         return memory.as_numpy() if isinstance(memory, SharedMemory) else None
 
     def _trace_transfer(self, transfer: Transfer) -> None:
-        if transfer.end_seq == transfer.seq and transfer.trace:
+        if transfer.trace:
             telemetry.transfer_ended(transfer, self._node.state.now)
 
     async def _close_ranks(self) -> None:

@@ -6,7 +6,6 @@ from typing import TypeVar
 
 from kvgrpc.config import Config
 from kvgrpc.core.actions import Answer
-from kvgrpc.core.node import Node
 from kvgrpc.errors import PermissionDenied, Reason
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.service.audit import Audit
@@ -54,13 +53,9 @@ class Lead:
         """The ticket of the attached engine; empty while none is attached."""
 
     @property
-    def node(self) -> Node:
-        return self.runner.node
-
-    @property
     def weights(self) -> str:
         """The weights revision that contents are bound to."""
-        description = self.node.state.life.description
+        description = self.runner.node.state.life.description
         return description.weights_revision if description else ""
 
     @property
@@ -85,12 +80,12 @@ class Lead:
         speaks for the peer (NOT_PROVED); PermissionDenied (NOT_OWNER) for an engine id of another identity. Services
         check this before they read the call.
         """
-        self.node.state.peers.caller(caller.engine_id, caller.incarnation, caller.proof)
+        self.runner.node.state.peers.caller(caller.engine_id, caller.incarnation, caller.proof)
         self.engine_ids.claim(caller.engine_id)
 
     def header(self) -> common_pb2.ResponseHeader:
         """Returns the header that names this engine and its life."""
-        state = self.node.state
+        state = self.runner.node.state
         engine_id = state.life.description.engine_id if state.life.description else self.config.engine_id
         return common_pb2.ResponseHeader(
             engine_id=engine_id, incarnation=state.life.incarnation, event_seq=state.transfers.seq

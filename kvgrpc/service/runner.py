@@ -19,6 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from contextvars import Context
 from functools import partial
+from math import inf
 from typing import Protocol, get_args
 
 from kvgrpc.core import actions
@@ -40,25 +41,26 @@ class Alarm:
     def __init__(self, ring: Callable[[], None]) -> None:
         self._ring = ring
         self._timer: asyncio.TimerHandle | None = None
+        self.at = inf
+        """Time at which it rings, on the loop's clock. Read-only outside."""
 
     def set(self, when: float | None) -> None:
         """Makes the alarm ring at the latest at `when` on the loop's clock; None: there is no deadline."""
-        if when is None:
+        if when is None or when >= self.at:
             return
         if self._timer is not None:
-            if self._timer.when() <= when:
-                return
             self._timer.cancel()
+        self.at = when
         self._timer = asyncio.get_running_loop().call_at(when, self._rings, context=Context())
 
     def clear(self) -> None:
         """Cancels the alarm until it is set again."""
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+        self._timer, self.at = None, inf
 
     def _rings(self) -> None:
-        self._timer = None
+        self._timer, self.at = None, inf
         self._ring()
 
 
@@ -111,15 +113,17 @@ class EnginePort(Protocol):
 
 
 class Runner:
-    """Runs a node on the running event loop. `on_transfer` hears every change of a transfer. `on_life` hears that a new
-    life has begun, after all changes of the old one. `on_defect` hears that a defect ended the old life; the new one
-    has no engine yet. `on_events` hears that events were handled, whatever their result. `defects` counts defects.
-    `unclosed`: closings at destinations for the pushes of the life that the last defect ended.
+    """Runs a node on the running event loop. `on_transfer` hears every change of a transfer, and `on_end` the change
+    that ends it. `on_life` hears that a new life has begun, after all changes of the old one. `on_defect` hears that a
+    defect ended the old life; the new one has no engine yet. `on_events` hears that events were handled, whatever their
+    result. `defects` counts defects. `unclosed`: closings at destinations for the pushes of the life that the last
+    defect ended.
     """
 
     def __init__(self, node: Node) -> None:
         self.node = node
         self.on_transfer: list[Callable[[Transfer], None]] = []
+        self.on_end: list[Callable[[Transfer], None]] = []
         self.on_life: list[Callable[[], None]] = []
         self.on_events: list[Callable[[], None]] = []
         self.on_defect: list[Callable[[], None]] = []
@@ -133,9 +137,11 @@ class Runner:
         self._performers: dict[type, Callable[[Action], None]] = {}
         self._voided: Callable[[], tuple[str, ...]] = tuple
 
-    def start(self, peers: PeerPort, ranks: RankPort, engine: EnginePort) -> None:
-        """Connects the ports. Call it once, on the loop that runs everything."""
+    def start(self, peers: PeerPort, ranks: RankPort, engine: EnginePort | None) -> None:
+        """Connects the ports; None: no engine can attach. Call it once, on the loop that runs everything."""
         self._loop = asyncio.get_running_loop()
+        self.time = self._loop.time
+        """Returns the seconds on the node's clock."""
         table: dict[type, Callable[..., None]] = {
             Reply: self._reply,
             actions.Refuse: self._refuse,
@@ -152,19 +158,20 @@ class Runner:
             actions.SendPostSend: peers.post_send,
             **dict.fromkeys(get_args(actions.RankAction), ranks.perform),
             actions.TransferChanged: self._transfer_changed,
-            actions.TellEngine: lambda action: engine.tell(action.news),
             actions.BlocksLacking: _tell_lacking,
             actions.WeightsUnknown: lambda action: _log.warning(
                 "neither this engine nor peer %s states its weights: they are not compared", action.peer
             ),
         }
+        if engine is not None:
+            table[actions.TellEngine] = lambda action: engine.tell(action.news)
+            self._voided = engine.voided
         self._performers.update(table)
-        self._voided = engine.voided
 
     @property
     def now(self) -> float:
         """Seconds on the node's clock."""
-        return self._loop.time()
+        return self.time()
 
     def next_call_id(self) -> int:
         """Returns a fresh call id, for callers that make their event themselves."""
@@ -209,7 +216,8 @@ class Runner:
                 self._handle(self._mailbox.popleft())
         finally:
             self._busy = False
-        self._alarm.set(self.node.next_deadline())
+        if self.node.state.timers.earliest < self._alarm.at:
+            self._alarm.set(self.node.next_deadline())
         if self.on_events:
             self._hear(self.on_events)
 
@@ -236,8 +244,8 @@ class Runner:
         life = self.node.state.life.incarnation
         try:
             if voided := self._voided():
-                self._perform(self.node.handle(LeasesVoided(voided), self.now))
-            self._perform(self.node.handle(event, self.now))
+                self._perform(self.node.handle(LeasesVoided(voided), self.time()))
+            self._perform(self.node.handle(event, self.time()))
         except Exception as error:  # noqa: BLE001 - a defect of ours ends this life, never the server
             self._end_life(error, event)
         else:
@@ -271,7 +279,7 @@ class Runner:
             gone = InternalError(Reason.INTERNAL_DEFECT, MESSAGE, retry_delay_s=RETRY_DELAY_S)
             self._hear([partial(answered, gone)])
         for transfer in ended:
-            self._hear([partial(listener, transfer) for listener in self.on_transfer])
+            self._hear([partial(listener, transfer) for listener in (*self.on_transfer, *self.on_end)])
         self._hear(self.on_life)
         self._hear(self.on_defect)
 
@@ -296,9 +304,11 @@ class Runner:
     def _transfer_changed(self, action: actions.TransferChanged) -> None:
         """Tells all listeners, then raises the first exception."""
         defect: Exception | None = None
-        for listener in self.on_transfer:
+        transfer = action.transfer
+        ends = transfer.end_seq == transfer.seq
+        for listener in (*self.on_transfer, *self.on_end) if ends else self.on_transfer:
             try:
-                listener(action.transfer)
+                listener(transfer)
             except Exception as error:  # noqa: BLE001 - raised below
                 defect = defect or error
         if defect is not None:

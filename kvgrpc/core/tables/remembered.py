@@ -128,6 +128,8 @@ class Tombstones:
         """Digests of WRITE grants whose push is over -> error for calls that use them."""
         self.leases = Remembered[str, None](*bound)
         """Ids of leases whose hand-over was refused."""
+        self.cancelled = 0
+        """Number of times that a key was cancelled in this life. Read-only outside."""
         self._tables: dict[str, Remembered[Any, Any]] = {KEYS: self.keys, GRANTS: self.grants, LEASES: self.leases}
 
     @property
@@ -167,6 +169,7 @@ class Tombstones:
         known = self.keys.get(key)
         if known is not None and known.tenant != tenant:
             tenant = ""  # a later end of another tenant lifts no earlier one
+        self.cancelled += reason is Reason.CANCELLED
         self.keys.add(key, Tombstone(too_late(reason, message), parts_only, tenant), now, len(key) + len(message))
         self._arm(KEYS)
 

@@ -38,6 +38,11 @@ class Ended(Remembered[tuple[Name, str], Reason]):
                     return too_late(id_, name, reason)
         return None
 
+    def check(self, id_: TensorId, tenant: str) -> None:
+        """Raises PreconditionFailed for a late call, as `error` says."""
+        if self and (error := self.error(id_, tenant)) is not None:
+            raise error
+
 
 def too_late(id_: TensorId, name: Name, reason: Reason) -> PreconditionFailed:
     """Returns the error for a tensor that ended by itself or with its request."""

@@ -8,9 +8,9 @@ from kvgrpc.core.values.owners import ENGINE_SIDE
 class OwnEnds:
     """Deadlines of the tensors that end by themselves. All others have none."""
 
-    def __init__(self, held_s: float) -> None:
+    def __init__(self, held_s: float, timers: Timers) -> None:
         self._held_s = held_s
-        self._timers = Timers()
+        self._timers = timers
         self._tensors: dict[str, Tensor] = {}
         """Tensors by the names of their timers."""
 
@@ -37,13 +37,9 @@ class OwnEnds:
         if self._tensors.pop(str(tensor.number), None) is not None:
             self._timers.clear(Timer.TENSOR_TTL, str(tensor.number))
 
-    def due(self, now: float) -> list[Tensor]:
-        """Returns the tensors whose time is over."""
-        return [self._tensors[name] for _, name in self._timers.due(now)]
-
-    def next_deadline(self) -> float | None:
-        """Returns the earliest deadline, or None."""
-        return self._timers.next_deadline()
+    def of(self, name: str) -> Tensor:
+        """Returns the tensor whose deadline, of that name, is over."""
+        return self._tensors[name]
 
     def _at(self, tensor: Tensor, when: float) -> None:
         name = str(tensor.number)

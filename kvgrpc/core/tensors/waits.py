@@ -23,13 +23,13 @@ _SAID = {
 class Waits:
     """Waiting calls, by number, by tensor and by deadline."""
 
-    def __init__(self, most: int, ledger: Ledger | None = None) -> None:
+    def __init__(self, most: int, ledger: Ledger, timers: Timers) -> None:
         self._most = most
-        self._ledger = ledger or Ledger()
+        self._ledger = ledger
         self._rows: dict[int, TensorWait] = {}
         self._of: dict[bytes, dict[TensorId, dict[int, TensorWait]]] = {}
         """Waiting calls by request and tensor."""
-        self._timers = Timers()
+        self._timers = timers
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -86,16 +86,9 @@ class Waits:
         """Returns the tensors of a request that calls wait for."""
         return list(self._of.get(key, ()))
 
-    def due(self, now: float) -> list[tuple[TensorWait, DeadlineExceeded]]:
-        """Removes the calls whose time is over, and returns them with their errors."""
-        found = []
-        for _, name in self._timers.due(now):
-            wait = self._rows[int(name)]
-            self.forget(wait.number)
-            what = f"tensor {wait.id.name} part {wait.id.part} {_SAID[wait.purpose]} in time"
-            found.append((wait, DeadlineExceeded(Reason.DEADLINE, what, metadata={"phase": "tensor"})))
-        return found
-
-    def next_deadline(self) -> float | None:
-        """Returns the earliest deadline, or None."""
-        return self._timers.next_deadline()
+    def expire(self, name: str) -> tuple[TensorWait, DeadlineExceeded]:
+        """Removes a call whose deadline, of that name, is over. Returns it with its error."""
+        wait = self._rows[int(name)]
+        self.forget(wait.number)
+        what = f"tensor {wait.id.name} part {wait.id.part} {_SAID[wait.purpose]} in time"
+        return wait, DeadlineExceeded(Reason.DEADLINE, what, metadata={"phase": "tensor"})

@@ -171,20 +171,24 @@ class _Runs(NamedTuple):
 class KeptBlocks:
     """Blocks of each group, some of them stored as runs."""
 
-    def __init__(self, blocks: Blocks, few: int = FEW_IDS) -> None:
-        self._rows = tuple(_packed(ids, few) for ids in blocks)
+    def __init__(self, rows: tuple[Ids | _Runs, ...]) -> None:
+        self._rows = rows
 
     @property
     def blocks(self) -> Blocks:
         """Ids of all groups. Ids that are stored as runs are computed anew at each access."""
-        return tuple(row.expanded() if isinstance(row, _Runs) else row for row in self._rows)
+        return tuple([row.expanded() if isinstance(row, _Runs) else row for row in self._rows])
 
     @property
     def kept_bytes(self) -> int:
         """Bytes of memory that the blocks take."""
-        runs = sum(RUNS_BYTES + 2 * row.starts.nbytes for row in self._rows if isinstance(row, _Runs))
-        ids = [row for row in self._rows if not isinstance(row, _Runs)]
-        return runs + sum(ARRAY_BYTES + row.nbytes if row.size else 8 for row in ids)
+        nbytes = 0
+        for row in self._rows:
+            if isinstance(row, _Runs):
+                nbytes += RUNS_BYTES + 2 * row.starts.nbytes
+            else:
+                nbytes += ARRAY_BYTES + row.nbytes if row.size else 8
+        return nbytes
 
 
 Kept = Blocks | KeptBlocks
@@ -194,7 +198,9 @@ def pack(blocks: Blocks, few: int = FEW_IDS) -> Kept:
     """Returns blocks in storage form: the same object if no group has more than `few` ids and no array is a view."""
     for ids in blocks:
         if ids.size > few or ids.base is not None:
-            return KeptBlocks(blocks, few)
+            rows = [_packed(each, few) for each in blocks]
+            whole = tuple([row for row in rows if not isinstance(row, _Runs)])
+            return whole if len(whole) == len(rows) else KeptBlocks(tuple(rows))
     return blocks
 
 

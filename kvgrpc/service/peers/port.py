@@ -178,7 +178,7 @@ class PeerChannels:
             proofs=action.proofs,
         )
         stub = handshake_pb2_grpc.HandshakeServiceStub(channel.channel)
-        trace, ended = telemetry.client_call("kvgrpc.v1.HandshakeService/Handshake", action.trace, channel.address)
+        trace, ended = telemetry.call_span("kvgrpc.v1.HandshakeService/Handshake", action.trace, channel.address)
         try:
             reply = bounded(
                 # The peer's ranks take part, so this call may last as long as a handshake may.
@@ -291,7 +291,7 @@ class PeerChannels:
             then(error)
             return
         name = CALLS[call.kind]
-        trace, ended = telemetry.client_call(f"kvgrpc.peer.v1.PeerService/{name}", call.trace, call.peer)
+        trace, ended = telemetry.call_span(f"kvgrpc.peer.v1.PeerService/{name}", call.trace, call.peer)
 
         def answered(reply: Any | KVGrpcError) -> None:
             result: _T | KVGrpcError

@@ -28,7 +28,7 @@ def holding(state: NodeState, group: int, block: int, where: str = "") -> list[R
 
 def message(lead: Lead, row: Row) -> pool_pb2.Allocation:
     """Returns the message for an allocation as it is now."""
-    state, (allocation_id, terms) = lead.node.state, row
+    state, (allocation_id, terms) = lead.runner.node.state, row
     due = state.timers.when(Timer.ALLOCATION, allocation_id)
     return pool_pb2.Allocation(
         allocation_id=allocation_id,

@@ -126,7 +126,7 @@ class Conversation:
     def _meet(self, caller: peer_pb2.Caller) -> None:
         """Takes the caller of the stream, and answers no longer than that lead takes."""
         self._caller.CopyFrom(caller)
-        peer = self._lead.node.state.peers.lives.get(peer_key(caller.engine_id, caller.incarnation))
+        peer = self._lead.runner.node.state.peers.lives.get(peer_key(caller.engine_id, caller.incarnation))
         if peer is not None:
             self._answers.bound(min(self._message_bytes, peer.description.message_bytes))
 
@@ -146,7 +146,7 @@ class Conversation:
             unknown = InvalidRequest(Reason.INVALID_FIELD, "this server does not know that call")
             self._refuse(message.call_id, unknown)
             return
-        trace, ended = telemetry.server_call(f"PeerService/{CALLS[kind]}", readable_trace(message.traceparent))
+        trace, ended = telemetry.call_span(f"PeerService/{CALLS[kind]}", readable_trace(message.traceparent))
         try:
             self._places.take(self._connection)
         except KVGrpcError as error:

@@ -20,7 +20,7 @@ from kvgrpc.service import grpc_status, heap, telemetry
 from kvgrpc.service.callers import METADATA
 from kvgrpc.service.identity.roles import METHODS
 from kvgrpc.service.lead import Lead
-from kvgrpc.service.places import STANDING_BYTES, Method, Places, may_stand
+from kvgrpc.service.places import CONNECTION, STANDING_BYTES, CallPlace, Method, Places, may_stand
 from kvgrpc.v1 import common_pb2, handoff_pb2, transfer_pb2
 from kvgrpc.wire import fields, paths
 from kvgrpc.wire.values import layer_range, seconds
@@ -143,7 +143,7 @@ class Registrar:
         *,
         ours: bool = True,
     ) -> None:
-        self._server, self._who, self._standing, self._calls, self._ours = server, lead.header, standing, calls, ours
+        self._server, self._standing, self._calls, self._ours = server, standing, calls, ours
         self._lead = lead
         self._message_bytes = message_bytes
         self.unary: dict[str, Any] = {}
@@ -165,17 +165,13 @@ class Registrar:
             write = _writer(write, self._message_bytes)
             handler = handler._replace(response_serializer=write)
         if not streams:
-            method = _gated(self._lead, full_name, _writing(handler.unary_unary, write))
-            if name in WAITS:
-                method = self._standing.bounding(method, self._who)
-            else:
-                method = self._calls.bounding(method, self._who, self._standing)
+            places = self._standing if name in WAITS else self._calls
+            method = self._served(full_name, handler.unary_unary, places, write)
             handler = handler._replace(unary_unary=method, response_serializer=bytes)
         else:
             kind = "stream_stream" if handler.request_streaming else "unary_stream"
             method = _written(getattr(handler, kind))
-            method = _gated(self._lead, full_name, method if self._ours else _checked(method))
-            method = self._standing.bounding(method, self._who)
+            method = self._served(full_name, method if self._ours else _checked(method), self._standing)
             handler = handler._replace(**{kind: method})
         # Our services keep no request of a request stream.
         keeps = name in WAITS or (streams and not (self._ours and handler.request_streaming))
@@ -183,20 +179,36 @@ class Registrar:
             return handler
         return handler._replace(request_deserializer=_reader(handler.request_deserializer, keeps=keeps))
 
+    def _served(self, name: str, method: Method, places: Places, write: Callable[[Any], bytes] | None = None) -> Method:
+        """Returns a method that only callers with a role for it reach, and that holds a place while it is served.
 
-def _gated(lead: Lead, name: str, method: Method) -> Method:
-    """Returns a method that only callers with a role for it reach."""
-    gate = lead.gate
-    assert name in METHODS, f"{name} has no row in the table of roles"
+        A method with `write` serializes its reply itself, so that an error in it is an error of the method. A library's
+        method that refuses a call returns no reply. The error that ends a call, kept by its context, refers to neither
+        context nor request.
+        """
+        assert name in METHODS, f"{name} has no row in the table of roles"
+        lead, standing = self._lead, self._standing if places is self._calls else None
 
-    async def call(request: Any, context: Any) -> object:
-        try:
-            gate.admit(context, name, lead.ticket)
-            return await method(request, context)
-        finally:
-            del request, context
+        async def call(request: Any, context: Any) -> object:
+            connection = context.peer()
+            CONNECTION.set(connection)
+            try:
+                place = CallPlace(places, connection, standing)
+                try:
+                    lead.gate.admit(context, name, lead.ticket)
+                    reply = await method(request, context)
+                    return reply if write is None or reply is None else write(reply)
+                finally:
+                    place.give_back()
+            except KVGrpcError as error:
+                await grpc_status.abort(context, error, lead.header())
+            except BaseException as ended:
+                ended.__traceback__ = None
+                raise
+            finally:
+                del request, context
 
-    return call
+        return call
 
 
 def _reader(parse: Callable[[bytes], object], *, keeps: bool) -> Callable[[bytes], object]:
@@ -225,21 +237,6 @@ def _writer(serialize: Callable[[Any], bytes], most: int) -> Callable[[Any], byt
         return data
 
     return write
-
-
-def _writing(method: Method, write: Callable[[Any], bytes]) -> Method:
-    """Returns a unary method that serializes its reply itself, so that an error in it is an error of the method. A
-    library's method that refuses a call returns no reply.
-    """
-
-    async def call(request: Any, context: Any) -> bytes | None:
-        try:
-            reply = await method(request, context)
-            return None if reply is None else write(reply)
-        finally:
-            del request, context
-
-    return call
 
 
 def _written(method: Callable[[Any, Any], Any]) -> Method:

@@ -62,7 +62,7 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
                         key = peer_key(caller.engine_id, caller.incarnation)
                         self._streams[key] += 1
                         lead.standing.replace((CONNECTION.get(), key))
-                        shown = next(iter(lead.node.state.peers.lives[key].shows), b"")
+                        shown = next(iter(lead.runner.node.state.peers.lives[key].shows), b"")
                     lead.runner.feed(events.PeerAlive(key, caller.proof))
                     yield peer_pb2.KeepLivenessResponse(header=lead.header(), proof=shown)
                     shown = b""

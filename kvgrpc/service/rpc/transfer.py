@@ -30,7 +30,7 @@ class TransferService(transfer_pb2_grpc.TransferServiceServicer):
     ) -> transfer_pb2.GetTransferResponse:
         lead = self._lead
         lead.runner.advance()
-        found = lead.node.state.transfers.get_for(PRINCIPAL.get(), Verb.SEE, request.transfer_id, Ground.NAME)
+        found = lead.runner.node.state.transfers.get_for(PRINCIPAL.get(), Verb.SEE, request.transfer_id, Ground.NAME)
         return transfer_pb2.GetTransferResponse(header=lead.header(), transfer=answers.transfer(found, lead.runner.now))
 
     @unary
@@ -77,7 +77,7 @@ class TransferService(transfer_pb2_grpc.TransferServiceServicer):
         lead = self._lead
         lead.runner.advance()
         wanted = _filter(request.filter, lambda: lead.runner.now)
-        state = lead.node.state
+        state = lead.runner.node.state
         found = page(
             lead,
             request,
@@ -95,7 +95,7 @@ class TransferService(transfer_pb2_grpc.TransferServiceServicer):
     ) -> AsyncIterator[transfer_pb2.WatchTransfersResponse]:
         lead = self._lead
         lead.runner.advance()
-        state = lead.node.state
+        state = lead.runner.node.state
         resumed = bool(request.after_event_seq or request.incarnation)
         backlog: list[Transfer] | None = []
         if resumed:

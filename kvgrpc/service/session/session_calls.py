@@ -56,7 +56,7 @@ def call_to_event(lead: Lead, call: session_pb2.Call, call_id: int) -> events.Ev
 
 def _step_done(lead: Lead, report: rank_pb2.StepReport) -> events.StepDone:
     """Returns the step of rank 0. A scheduler can speak for no other rank, and only in an engine of one rank."""
-    if lead.node.state.life.engine.world_size != 1:
+    if lead.runner.node.state.life.engine.world_size != 1:
         raise invalid("step_done", "is for engines with one rank: each worker reports the steps of its own")
     return wire.step_of(0, report)
 
@@ -99,7 +99,7 @@ def put_answer(
         answer = replace(answer, token=b"")  # the engine minted the grant itself
     reply = getattr(made, kind or "")
     reply.SetInParent()  # some answers have nothing to tell
-    _METHODS[kind or ""].put_reply(answer, reply, lead.runner.now, lead.node.state.life.incarnation)
+    _METHODS[kind or ""].put_reply(answer, reply, lead.runner.now, lead.runner.node.state.life.incarnation)
 
 
 def refusal(error: KVGrpcError) -> common_pb2.Failure:

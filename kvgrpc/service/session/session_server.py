@@ -239,7 +239,7 @@ class SessionServer:
 
     def _attached(self, session: AttachedEngine) -> session_pb2.AttachResponse:
         lead = self._lead
-        engine = lead.node.state.life.engine
+        engine = lead.runner.node.state.life.engine
         return session_pb2.AttachResponse(
             header=lead.header(),
             session_secret=session.secret,
@@ -273,7 +273,7 @@ class SessionServer:
 
         def answered(reply: actions.Reply | KVGrpcError) -> None:
             if isinstance(reply, KVGrpcError) and call.void_slot:
-                session.page.refused(promised_lease(call.finished_blocks), self._lead.node.state.send.leases)
+                session.page.refused(promised_lease(call.finished_blocks), self._lead.runner.node.state.send.leases)
             hear_session(self._lead, call, reply if isinstance(reply, KVGrpcError) else None)
             if call.call_id or isinstance(reply, KVGrpcError):
                 answer = reply if isinstance(reply, KVGrpcError) else reply.answer
@@ -318,7 +318,7 @@ class SessionServer:
         if session is None or not known or (request.returns and returning is None):
             raise PermissionDenied(Reason.NOT_OWNER, "this ticket belongs to no engine that is attached here")
         session.workers.check(request)
-        engine, memory = self._lead.node.state.life.engine, -1
+        engine, memory = self._lead.runner.node.state.life.engine, -1
         shown = pool_to_proto(engine.pool, engine.pool_kind)
         reply = session_pb2.AttachRankResponse(pool=shown, lead_address=engine.address)
         if not (request.private_memory or request.returns):

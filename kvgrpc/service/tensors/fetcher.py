@@ -76,7 +76,7 @@ class SourceFetcher:
         if call.group is not None:
             self._ask(call)
         else:
-            self._bundles.add(call.route, call, 0, self.life.now)
+            self._bundles.add(call.route, call, 0, self.life.time())
             self._look(call.route)
 
     def end(self, number: int) -> None:
@@ -100,13 +100,13 @@ class SourceFetcher:
 
     def _due(self) -> None:
         if not self.life.over:
-            for route in self._bundles.due(self.life.now):
+            for route in self._bundles.due(self.life.time()):
                 self._look(route)
             self._alarm.set(self._bundles.next_deadline())  # the alarm may have rung early
 
     def _look(self, route: _FetchRoute) -> None:
         """Asks the route's source for the tensors whose turn it is."""
-        while calls := self._bundles.take(route, 0, self.life.now):
+        while calls := self._bundles.take(route, 0, self.life.time()):
             group = set(calls)
             for call in calls:
                 call.group = group
@@ -123,7 +123,7 @@ class SourceFetcher:
         """Asks the source for the call's tensor, for as long as the call waits."""
         try:
             self.bring(
-                await fetch(self.remote, call.get, call.until - self.life.now, call.route.trace), call.route.trace
+                await fetch(self.remote, call.get, call.until - self.life.time(), call.route.trace), call.route.trace
             )
         except KVGrpcError as error:
             self.life.table.not_fetched(call.number, error.untraced())

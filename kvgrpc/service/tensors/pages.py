@@ -74,7 +74,7 @@ class StorePages:
             if wanted.gone:
                 raise _unwanted()
             self.look()
-            most_s = None if put_until is None else min(HELD_S, (put_until - self._life.now) / 2)
+            most_s = None if put_until is None else min(HELD_S, (put_until - self._life.time()) / 2)
             if len(tensors) > 1:
                 most_s = BUNDLE_HELD_S if most_s is None else min(most_s, BUNDLE_HELD_S)
             if not future.done():
@@ -86,10 +86,10 @@ class StorePages:
                 if self._wanted.get(id_) is wanted:
                     del self._wanted[id_]
             if was_put and wanted.place.whole and not future.done() and not wanted.gone:
-                self.line.refuse(wanted.place, self._life.now)
+                self.line.refuse(wanted.place, self._life.time())
             else:
                 self.line.leave(wanted.place)
-            self._look_at(self._life.now)
+            self._look_at(self._life.time())
         raise Exhausted(
             Reason.POOL_EXHAUSTED,
             f"the store has no room for {count} pages beside the {self.line.reserved} that are for tensors "
@@ -120,7 +120,7 @@ class StorePages:
         if wanted is not None and wanted.gone and not wanted.future.done():
             self.line.leave(wanted.place)
             wanted.future.set_exception(_unwanted())
-            self._look_at(self._life.now)
+            self._look_at(self._life.time())
 
     def look(self) -> None:
         """Gives out pages that are free by now, and spills if that makes room."""
@@ -136,7 +136,7 @@ class StorePages:
     def _serve(self) -> bool:
         """Serves the head of the line. Returns whether it is served, and the next one has its turn."""
         life = self._life
-        place = self.line.head(life.now)
+        place = self.line.head(life.time())
         if place is None:
             return False
         wanted = self._wanted.get(place.id)
@@ -176,7 +176,7 @@ class StorePages:
         try:
             ((allocation_id, pages),) = await self.take((tensor,), "")
         except KVGrpcError as error:
-            self._free(table.stays_out(tensor, error.untraced(), life.now))
+            self._free(table.stays_out(tensor, error.untraced(), life.time()))
             return
         if tensor.gone:
             self._free(allocation_id)
@@ -184,12 +184,12 @@ class StorePages:
         table.returning(tensor, allocation_id)
         defect = await self._copy(tensor, pages.tolist(), out=False)
         if defect is None:
-            self._free(table.returned(tensor, life.now))
+            self._free(table.returned(tensor, life.time()))
         else:
-            self._free(table.stays_out(tensor, defect, life.now))
+            self._free(table.stays_out(tensor, defect, life.time()))
 
     def _look_at(self, when: float) -> None:
-        if len(self.line):
+        if self.line.places:
             self._alarm.set(when)
 
     def _look_again(self) -> None:
@@ -200,7 +200,7 @@ class StorePages:
         """Begins to copy unwanted tensors out, if that makes room for `pages` more pages."""
         if pages > 0 and self._may_spill and self._spill.usable:
             life = self._life
-            for tensor in life.table.spill(pages, life.now):
+            for tensor in life.table.spill(pages, life.time()):
                 self._spilling += tensor.pages
                 life.spawn(self._copy_out(tensor))
 
@@ -209,7 +209,7 @@ class StorePages:
         defect = await self._copy(tensor, pages, out=True)
         self._spilling -= tensor.pages
         self._may_spill = self._may_spill and defect is None
-        self._free(self._life.table.spilled(tensor, self._life.now, copied=defect is None))
+        self._free(self._life.table.spilled(tensor, self._life.time(), copied=defect is None))
         self.look()
 
     async def _copy(self, tensor: Tensor, pages: Sequence[int], *, out: bool) -> KVGrpcError | None:

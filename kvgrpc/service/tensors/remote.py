@@ -60,7 +60,7 @@ class RemoteStores:
 
     async def _call(self, at: LeadAddress, method: str, request: Any, timeout_s: float, trace: str) -> Any:
         address = at.address
-        traceparent, ended = telemetry.client_call(f"kvgrpc.v1.TensorService/{method}", trace, address)
+        traceparent, ended = telemetry.call_span(f"kvgrpc.v1.TensorService/{method}", trace, address)
         self._calls[address] = self._calls.get(address, 0) + 1
         error: KVGrpcError | None = None
         try:

@@ -92,7 +92,7 @@ class TensorSender:
         offer, again = self._offer(put, until, trace, caller)
         way = self._ways.get(offer)
         if way is not None and not put.asynchronous:
-            await asyncio.wait((way.done,), timeout=until - self._life.now if again else None)
+            await asyncio.wait((way.done,), timeout=until - self._life.time() if again else None)
             if not way.done.done():
                 late = "the tensor is still on its way to its consumers"
                 raise DeadlineExceeded(Reason.DEADLINE, late, metadata={"phase": "tensor"})
@@ -106,7 +106,7 @@ class TensorSender:
         """Takes the end of a transfer. The node is busy."""
         for way in self._sent.pop(transfer_id, ()):
             way.ended = not succeeded
-            self._life.table.offer_sent(way.offer, self._life.now)
+            self._life.table.offer_sent(way.offer, self._life.time())
 
     def withdraw(self, offer: TensorOffer) -> None:
         """Takes a put back. Others of its bundle go by themselves."""
@@ -137,13 +137,13 @@ class TensorSender:
         for i, consumer in enumerate(put.consumers):
             lead.check_dial(consumer.address, f"consumers[{i}].address")
         asked = TensorOffer(
-            put.id, put.described, pages, put.allocation_id, put.consumers, life.now, put.consumer_count
+            put.id, put.described, pages, put.allocation_id, put.consumers, life.time(), put.consumer_count
         )
         asked.payer, asked.ttl_s, asked.tenant = payer(), put.ttl_s, put.tenant
         known = table.kept.find(asked)
         if known is None:
-            lead.node.state.pool.check_open()
-            lead.node.state.transfers.check_room()
+            lead.runner.node.state.pool.check_open()
+            lead.runner.node.state.transfers.check_room()
             life.transfers.take_over(put.allocation_id, caller)
         try:
             if known is None:
@@ -168,7 +168,7 @@ class TensorSender:
         route = _PutRoute(put.id.key, put.consumers, put.ttl_s, put.request_id, trace, put.tenant)
         way = _PutUnderWay(offer, put, until, route)
         self._ways[offer] = way
-        self._bundles.add(way.route, way, offer.pages, self._life.now)
+        self._bundles.add(way.route, way, offer.pages, self._life.time())
         self._look(way.route)
         if way.done.done() and offer.refused is not None:
             raise copied(offer.refused)
@@ -177,7 +177,7 @@ class TensorSender:
     def _due(self) -> None:
         """Sends what has waited long enough."""
         if not self._life.over:
-            for route in self._bundles.due(self._life.now):
+            for route in self._bundles.due(self._life.time()):
                 self._look(route)
             self._alarm.set(self._bundles.next_deadline())  # the alarm may have rung early
             self._life.perform()
@@ -185,7 +185,7 @@ class TensorSender:
     def _look(self, route: _PutRoute) -> None:
         """Sends the puts of a route whose turn it is."""
         most_pages = min(self._limits.get(route.consumers, self._most_pages), self._most_pages)
-        while ways := self._bundles.take(route, most_pages, self._life.now):
+        while ways := self._bundles.take(route, most_pages, self._life.time()):
             sent = self._hand_over(ways)
             if sent is None and len(ways) == 1:
                 self._bundles.ended(route)
@@ -257,7 +257,7 @@ class TensorSender:
         life, put, until = self._life, _together(ways), min(way.until for way in ways)
 
         def left() -> float:
-            return 0.0 if all(way.done.done() for way in ways) else until - life.now
+            return 0.0 if all(way.done.done() for way in ways) else until - life.time()
 
         sends = [
             deliver(self._remote, put, sent.token, consumer, left, ways[0].route.trace) for consumer in put.consumers
@@ -270,7 +270,7 @@ class TensorSender:
         """
         life, limits, put = self._life, self._life.lead.config.limits, _together(ways)
         until = max(way.until for way in ways)
-        ttl_s = min(max(put.ttl_s or limits.lease_ttl_s, until - life.now), limits.lease_cap_s)
+        ttl_s = min(max(put.ttl_s or limits.lease_ttl_s, until - life.time()), limits.lease_cap_s)
         offers = [way.offer for way in ways]
         try:
             token, transfer_id = life.transfers.hand_over(offers, put, ttl_s, ways[0].route.trace)
@@ -313,7 +313,7 @@ class TensorSender:
         if way.accepted:
             life.transfers.free(way.offer.allocation_id)
         if life.table.offers.get(way.offer.id) is way.offer:
-            life.table.offer_sent(way.offer, life.now)
+            life.table.offer_sent(way.offer, life.time())
         if not way.done.done():
             way.done.set_result(None)
 

@@ -32,7 +32,7 @@ class Pair:
         self.p, self.d = p, d
 
     def put(self, name: str, pages: int = 1, to: StagingStore | None = None, **fields: Any) -> "asyncio.Future[Any]":
-        consumers = (LeadAddress((to or self.d).lead.node.state.life.engine.address),)
+        consumers = (LeadAddress((to or self.d).lead.runner.node.state.life.engine.address),)
         usual: dict[str, Any] = {"consumers": consumers, "timeout_s": PATIENCE_S} | fields
         allocation_id, _ = life_of(self.p).transfers.allocate(pages, "")
         described = usual.pop("described", of_pages(pages))
@@ -50,13 +50,13 @@ class Pair:
         return asyncio.ensure_future(self.d.get(Get(named(name), expected, timeout_s=PATIENCE_S, **fields), ""))
 
     def fetch(self, name: str, expected: ExpectedTensor = ANY) -> "asyncio.Future[Any]":
-        return self.get(name, expected, source=LeadAddress(self.p.lead.node.state.life.engine.address))
+        return self.get(name, expected, source=LeadAddress(self.p.lead.runner.node.state.life.engine.address))
 
     def fetch_all(self, names: str = "abcd") -> dict[str, "asyncio.Future[Any]"]:
         return {name: self.fetch(name) for name in names}
 
     def transfers(self, side: StagingStore, direction: Direction) -> list[Transfer]:
-        rows = side.lead.node.state.transfers
+        rows = side.lead.runner.node.state.transfers
         return [row for row in rows if row.direction is direction]
 
     def pulls(self) -> list[int]:
@@ -84,7 +84,7 @@ class Pair:
             assert not sender._sent
             assert not any((kept._kept, kept._lent, kept._ended))
             assert not staging._arriving
-            assert not len(staging.lead.node.state.pool.allocator)
+            assert not len(staging.lead.runner.node.state.pool.allocator)
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
