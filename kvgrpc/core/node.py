@@ -144,7 +144,9 @@ class Node:
             self._quarantine.look()
         if pool.rekeying or turns.paused or turns.waiting:
             self._moves.give_turns()
-        return state.take_actions()
+        taken = state.actions.copy()
+        state.actions.clear()
+        return taken
 
     def successor(self, incarnation: int, now: float) -> "tuple[Node, list[Transfer]]":
         """Returns a node like this one, in a life of that name without an engine, and the transfers that ended with

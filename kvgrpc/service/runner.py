@@ -213,7 +213,16 @@ class Runner:
         self._busy = True
         try:
             while self._mailbox:
-                self._handle(self._mailbox.popleft())
+                event, life = self._mailbox.popleft(), self.node.state.life.incarnation
+                try:
+                    if voided := self._voided():
+                        self._perform(self.node.handle(LeasesVoided(voided), self.time()))
+                    self._perform(self.node.handle(event, self.time()))
+                except Exception as error:  # noqa: BLE001 - a defect of ours ends this life, never the server
+                    self._end_life(error, event)
+                else:
+                    if self.node.state.life.incarnation != life:
+                        self._hear(self.on_life)
         finally:
             self._busy = False
         if self.node.state.timers.earliest < self._alarm.at:
@@ -240,18 +249,6 @@ class Runner:
             answered(gone)
         self._calls.clear()
 
-    def _handle(self, event: Event) -> None:
-        life = self.node.state.life.incarnation
-        try:
-            if voided := self._voided():
-                self._perform(self.node.handle(LeasesVoided(voided), self.time()))
-            self._perform(self.node.handle(event, self.time()))
-        except Exception as error:  # noqa: BLE001 - a defect of ours ends this life, never the server
-            self._end_life(error, event)
-        else:
-            if self.node.state.life.incarnation != life:
-                self._hear(self.on_life)
-
     def _perform(self, todo: list[Action]) -> None:
         """Performs all actions, then raises the first exception. A port's KVGrpcError is only logged."""
         defect: Exception | None = None
@@ -270,7 +267,7 @@ class Runner:
         self.defects += 1
         _log.error("a defect on %s: %s, and a new one begins", type(event).__name__, MESSAGE, exc_info=defect)
         with suppress(Exception):
-            self._perform(self.node.state.take_actions())
+            self._perform(self.node.state.actions)
         self.unclosed = self.node.unclosed()
         self.node, ended = self.node.successor(secrets.randbelow(INCARNATION_MAX) + 1, self.now)
         self._mailbox.clear()

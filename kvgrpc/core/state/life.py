@@ -74,11 +74,6 @@ class EngineLife:
                 "the block ids are of another life of this engine and name other blocks now: allocate again",
             )
 
-    def check_draining(self) -> None:
-        """Raises PreconditionFailed (DRAINING) while no new work is accepted."""
-        if self.draining:
-            raise PreconditionFailed(Reason.DRAINING, "this server drains and takes no new work: choose another engine")
-
     def raise_generation(self) -> None:
         """Raises the generation after the memory was registered again."""
         self.description = replace(self.engine, memory_generation=self.engine.memory_generation + 1)
@@ -95,7 +90,8 @@ class PoolTables:
 
     def __init__(self, life: EngineLife, ledger: Ledger) -> None:
         self._life, self._limits = life, ledger.limits
-        pool = life.description.pool if life.description else None
+        pool = self._layout = life.description.pool if life.description else None
+        self._stage_ranks = life.description.stage_ranks if life.description else 0
         sizes = tuple(group.blocks for group in pool.groups) if pool else ()
         self.pins = PinTable(sizes, pool.spaces if pool else ())
         self.allocator = Allocator(sizes, self.pins, ledger)
@@ -132,7 +128,8 @@ class PoolTables:
 
     def check_open(self) -> None:
         """Raises PreconditionFailed (DRAINING) or Exhausted (QUARANTINED) while no new work is accepted."""
-        self._life.check_draining()
+        if self._life.draining:
+            raise PreconditionFailed(Reason.DRAINING, "this server drains and takes no new work: choose another engine")
         self.check_steady()
         if any(self.pins.quarantined) and (full := self.quarantine_full()):
             raise Exhausted(Reason.QUARANTINED, full, retry_delay_s=1.0)
@@ -188,8 +185,8 @@ class PoolTables:
 
     def bytes_of(self, counts: Sequence[int]) -> int:
         """Returns the bytes of these block counts by group, over all ranks."""
-        engine = self._life.engine
-        return engine.stage_ranks * engine.pool.bytes_of(counts)
+        assert self._layout is not None, "only a pool has blocks"
+        return self._stage_ranks * self._layout.bytes_of(counts)
 
 
 class RankSteps:

@@ -149,6 +149,7 @@ class NodeState:
         self.limits = limits
         self.now = 0.0
         self.actions: list[Action] = []
+        """Actions of the event being handled. `Node.handle` takes them."""
         self.emit: Callable[[Action], None] = self.actions.append
         """Adds an action."""
         self.react: Reactions
@@ -187,12 +188,6 @@ class NodeState:
         self.moves = MoveTable(self.ledger, self.moves.writers, checksums=self.moves.checksums)
         self.receive = ReceiveTables(self.receive.renewal_budget)
         self.send.pushes = PushTable(self.ledger)
-
-    def take_actions(self) -> list[Action]:
-        """Returns the actions of the event, and begins anew."""
-        taken = self.actions.copy()
-        self.actions.clear()
-        return taken
 
     def expect(self, access: Access, *, open_: bool) -> None:
         """Tells the ranks whether the opener of an access may access our memory."""

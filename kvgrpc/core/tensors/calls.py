@@ -1,5 +1,7 @@
 """Requests of callers about a lead's tensors."""
 
+from functools import cached_property
+
 from kvgrpc.core.tensors.descriptions import ANY, Description, ExpectedTensor, NamedTensor, TensorId
 from kvgrpc.core.values.records import dataclass
 
@@ -37,7 +39,7 @@ class Put:
     tenant: str = ""
     """Tenant of the tensors. Empty for the house."""
 
-    @property
+    @cached_property
     def tensors(self) -> tuple[NamedTensor, ...]:
         """All tensors of the put."""
         return (NamedTensor(self.id, self.described), *self.bundled)

@@ -69,7 +69,9 @@ class Waits:
         """Returns the calls that wait for a tensor of a tenant for one of these purposes, in the order of their
         arrival.
         """
-        rows = self._of.get(id_.key, {}).get(id_, {})
+        rows = self._of.get(id_.key, {}).get(id_)
+        if not rows:
+            return []
         return [wait for wait in rows.values() if wait.purpose in purposes and meet(wait.tenant, tenant)]
 
     def unlike(

@@ -50,17 +50,11 @@ _WHY = {
 }
 
 
-def available_methods() -> tuple[CopyMethod, ...]:
-    """Returns the methods that work on this machine, best first."""
-    return tuple(method for method in CopyMethod if copier(method) is not None)
-
-
 def best(row_bytes: float) -> CopyMethod:
     """Returns the fastest method that works here, for rows of `row_bytes` bytes on average."""
-    methods = available_methods()
-    if CopyMethod.STREAM in methods:
+    if copier(CopyMethod.STREAM) is not None:
         return CopyMethod.STREAM
-    if CopyMethod.KERNEL in methods and row_bytes < KERNEL_ROW_BYTES:
+    if row_bytes < KERNEL_ROW_BYTES and copier(CopyMethod.KERNEL) is not None:
         return CopyMethod.KERNEL
     return CopyMethod.LOOP
 

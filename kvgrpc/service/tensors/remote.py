@@ -27,26 +27,23 @@ class RemoteStores:
         self._calls: dict[str, int] = {}
         """Number of calls in flight, by address."""
 
-    async def put(
+    def put(
         self, at: LeadAddress, request: tensor_pb2.PutTensorRequest, timeout_s: float, trace: str
-    ) -> tensor_pb2.PutTensorResponse:
+    ) -> Awaitable[tensor_pb2.PutTensorResponse]:
         """Calls PutTensor at a consumer. Raises its refusal, or Unavailable (PEER_UNREACHABLE)."""
-        reply: tensor_pb2.PutTensorResponse = await self._call(at, "PutTensor", request, timeout_s, trace)
-        return reply
+        return self._call(at, "PutTensor", request, timeout_s, trace)
 
-    async def get(
+    def get(
         self, at: LeadAddress, request: tensor_pb2.GetTensorRequest, timeout_s: float, trace: str
-    ) -> tensor_pb2.GetTensorResponse:
+    ) -> Awaitable[tensor_pb2.GetTensorResponse]:
         """Calls GetTensor at a source. Raises the same errors as `put`."""
-        reply: tensor_pb2.GetTensorResponse = await self._call(at, "GetTensor", request, timeout_s, trace)
-        return reply
+        return self._call(at, "GetTensor", request, timeout_s, trace)
 
-    async def release(
+    def release(
         self, at: LeadAddress, request: tensor_pb2.ReleaseTensorsRequest, timeout_s: float, trace: str
-    ) -> tensor_pb2.ReleaseTensorsResponse:
+    ) -> Awaitable[tensor_pb2.ReleaseTensorsResponse]:
         """Calls ReleaseTensors at a source. Raises the same errors as `put`."""
-        reply: tensor_pb2.ReleaseTensorsResponse = await self._call(at, "ReleaseTensors", request, timeout_s, trace)
-        return reply
+        return self._call(at, "ReleaseTensors", request, timeout_s, trace)
 
     def renew(self) -> None:
         """Opens new channels for later calls. A channel closes with the last call that is under way on it."""

@@ -328,4 +328,6 @@ class _SentPuts:
 
 def _together(ways: list[_PutUnderWay]) -> Put:
     """Returns one put of all tensors of these ways."""
+    if len(ways) == 1:
+        return ways[0].put
     return replace(ways[0].put, bundled=tuple(tensor for way in ways[1:] for tensor in way.put.tensors))

@@ -82,7 +82,7 @@ class Pair:
             rows = (sender._ways, sender._bundles, fetcher._calls, fetcher._bundles, store.pages.line)
             await until(lambda rows=rows: not any(map(len, rows)))  # type: ignore[misc]
             assert not sender._sent
-            assert not any((kept._kept, kept._lent, kept._ended))
+            assert not any((kept._kept, kept._lent, kept.ended))
             assert not staging._arriving
             assert not len(staging.lead.runner.node.state.pool.allocator)
 
