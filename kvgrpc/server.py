@@ -9,6 +9,7 @@ import logging
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 import grpc.aio
 import numpy as np
@@ -18,7 +19,6 @@ from kvgrpc import __version__, open_files
 from kvgrpc.config import Config, random_engine_id, split_address
 from kvgrpc.core.events import LifeBegan, MemoryGone
 from kvgrpc.core.node import Node
-from kvgrpc.core.tables.transfers import Transfer
 from kvgrpc.core.values.compatibility import CHECKSUMS, KEY_COLUMNS, READS_PUSHES, EngineDescription
 from kvgrpc.core.values.ids import INCARNATION_MAX
 from kvgrpc.core.values.layout import PoolKind, PoolLayout
@@ -88,7 +88,6 @@ class Server:
         connect = connector(self.config.limits, self.tls)
         stores = RemoteStores(connect)
         self._staging = StagingStore(self._lead, stores, self._pool_memory)
-        self._runner.on_end.append(self._trace_transfer)
         self._channels = PeerChannels(self._runner, self.config.limits, self.config.may_dial, connect)
         self._watches = (
             FileWatch(self.tls, (self._channels.renew, stores.renew)),
@@ -115,6 +114,7 @@ class Server:
         if self.config.session_socket:
             self._sessions = SessionServer(self._lead, self._staging, self, self.config.session_socket)
         self._runner.start(self._channels, self._ranks, self._sessions)
+        self._runner.on_end.append(partial(telemetry.transfer_ended, self._runner.time))
         self._grpc, self._health = build(self._lead, self._staging, self.config.limits, self._sessions)
         host, _ = split_address(self.config.listen, "listen")
         port = bind(self._grpc, self.config.listen, self.tls)
@@ -364,10 +364,6 @@ class Server:
         only = self._local[0] if len(self._local) == 1 and not self._local[0].mirrored else None
         memory = only.memory if only is not None else None
         return memory.as_numpy() if isinstance(memory, SharedMemory) else None
-
-    def _trace_transfer(self, transfer: Transfer) -> None:
-        if transfer.trace:
-            telemetry.transfer_ended(transfer, self._node.state.now)
 
     async def _close_ranks(self) -> None:
         local, self._local = self._local, []

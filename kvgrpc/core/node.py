@@ -45,8 +45,7 @@ from kvgrpc.core.send.pushes import Pushes
 from kvgrpc.core.send.reclaims import Reclaims
 from kvgrpc.core.send.weak_claims import WeakClaims
 from kvgrpc.core.state import NodeState
-from kvgrpc.core.state.move import Move, MoveStage
-from kvgrpc.core.state.pull import PullMove
+from kvgrpc.core.state.move import Move, MoveStage, PullMove
 from kvgrpc.core.state.push import Registration
 from kvgrpc.core.state.reactions import Reactions, reaction
 from kvgrpc.core.state.reservation import ReservationMove

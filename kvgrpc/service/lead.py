@@ -10,8 +10,7 @@ from kvgrpc.errors import PermissionDenied, Reason
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.service.audit import Audit
 from kvgrpc.service.engine_watchers import EngineWatchers
-from kvgrpc.service.identity.engine_ids import EngineIds
-from kvgrpc.service.identity.gate import Gate
+from kvgrpc.service.identity.gate import EngineIds, Gate
 from kvgrpc.service.open_streams import OpenStreams
 from kvgrpc.service.runner import Runner
 from kvgrpc.service.watchers import Watchers

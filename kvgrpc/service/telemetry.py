@@ -145,13 +145,13 @@ def _nothing(_: Exception | None) -> None:
     pass
 
 
-def transfer_ended(transfer: Transfer, now: float) -> None:
-    """Makes the spans of a traced transfer that has just ended: one for it, one for each phase. `now` is on the node's
+def transfer_ended(clock: Callable[[], float], transfer: Transfer) -> None:
+    """Makes the spans of a traced transfer that has just ended: one for it, one for each phase. `clock` is the node's
     clock. A deadline that ended the transfer was a little earlier.
     """
-    if transfer.ended is None or not enabled():
+    if transfer.ended is None or not transfer.trace or not enabled():
         return
-    to_wall_ns = time.time_ns() - int(now * 1e9)
+    to_wall_ns = time.time_ns() - int(clock() * 1e9)
     tracer = trace.get_tracer("kvgrpc")
     span = tracer.start_span(
         f"kvgrpc.{transfer.direction.value}",

@@ -150,8 +150,9 @@ def opened(reply: peer_pb2.OpenAccessResponse, limit: int) -> Opened:
 def verdict(reply: peer_pb2.SettleAccessResponse) -> Verdict:
     """Returns the verdict of the one row of SettleAccess. Raises an error for a malformed answer."""
     row = _only(reply.results)
-    valid = row.verdict == peer_pb2.VERDICT_VALID
-    return Verdict(valid, None if valid else core_reason(row.reason), note(row.message))
+    if row.verdict == peer_pb2.VERDICT_VALID:
+        return Verdict(True)
+    return Verdict(False, core_reason(row.reason), note(row.message))
 
 
 def _only(rows: Sequence[_Row]) -> _Row:

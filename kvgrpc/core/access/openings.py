@@ -20,8 +20,8 @@ from kvgrpc.core.tables.transfers import State
 from kvgrpc.core.values.block_ids import ARRAY_BYTES, Ids
 from kvgrpc.core.values.content import check
 from kvgrpc.core.values.grants import AccessKind, Claims, check_tenant, read_claims, verify
+from kvgrpc.core.values.groups import check_prefix
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES
-from kvgrpc.core.values.layout import check_prefix
 from kvgrpc.core.values.owners import PEER, name_of
 from kvgrpc.errors import (
     DeadlineExceeded,

@@ -17,8 +17,7 @@ from kvgrpc.core.moves.failures import move_failure
 from kvgrpc.core.peers.handshakes import Handshakes
 from kvgrpc.core.peers.liveness import PeerLiveness
 from kvgrpc.core.state import NodeState
-from kvgrpc.core.state.move import Move, MoveStage
-from kvgrpc.core.state.pull import PullMove
+from kvgrpc.core.state.move import Move, MoveStage, PullMove
 from kvgrpc.core.tables.accesses import AccessOpening
 from kvgrpc.core.tables.peers import Peer
 from kvgrpc.core.tables.pins import PinKind
@@ -29,9 +28,8 @@ from kvgrpc.core.values.block_ids import Blocks, wrong_lists
 from kvgrpc.core.values.compatibility import EngineDescription
 from kvgrpc.core.values.content import UNIT_TOKENS, ContentClaim
 from kvgrpc.core.values.grants import AccessKind, Claims, check_tenant, read_claims
-from kvgrpc.core.values.groups import Group
+from kvgrpc.core.values.groups import Group, check_prefix
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES
-from kvgrpc.core.values.layout import check_prefix
 from kvgrpc.core.values.owners import tenant_of
 from kvgrpc.errors import InvalidRequest, PermissionDenied, PreconditionFailed, Reason, invalid
 
@@ -160,7 +158,7 @@ class PullEnds(Ends[P]):
         assert not pull.busy
         pull.move(MoveStage.ENDED)
         self._close_writes(pull, None, CloseOutcome.FAILED)
-        self._stop(pull)
+        self._state.stop(pull)
         state.pool.pins.drop(pull.transfer_id, PinKind.TARGET)
         transfer = state.change(pull.transfer_id, state=State.SUCCEEDED, memory=Disposition.RETURNED)
         news = ReceivedNews(transfer.id, transfer.request_id, transfer.use_tokens, pull.telemetry)
@@ -188,7 +186,7 @@ class PullEnds(Ends[P]):
     ) -> None:
         """Ends a pull without success. `outcome` is what the other side is told."""
         state = self._state
-        self._stop(pull)
+        self._state.stop(pull)
         memory = Disposition.QUARANTINED if pull.busy else Disposition.RETURNED
         transfer = state.change(pull.transfer_id, state=end, failure=failure, memory=memory)
         self._close_writes(pull, failure, outcome)

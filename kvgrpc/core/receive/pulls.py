@@ -12,8 +12,7 @@ from kvgrpc.core.moves.failures import LOST_SOURCE
 from kvgrpc.core.peers.handshakes import Handshakes
 from kvgrpc.core.receive.pull_course import PullCourse, PullEnds, check_destination, check_key, check_pull
 from kvgrpc.core.state import NodeState
-from kvgrpc.core.state.move import MOVE_BYTES, MoveStage
-from kvgrpc.core.state.pull import PullMove
+from kvgrpc.core.state.move import MOVE_BYTES, MoveStage, PullMove
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.tables.transfers import TRANSFER_BYTES, Direction, Failure, Phase, Side, State, Transfer
 from kvgrpc.core.values.block_ids import blocks_bytes

@@ -35,8 +35,8 @@ from kvgrpc.core.values.block_ids import blocks_bytes
 from kvgrpc.core.values.call import LayerRange
 from kvgrpc.core.values.content import ContentId
 from kvgrpc.core.values.grants import AccessKind, Claims, mint
+from kvgrpc.core.values.groups import check_prefix
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES, check_transfer_key, mint_lease_id
-from kvgrpc.core.values.layout import check_prefix
 from kvgrpc.core.values.limits import granted_timeout
 from kvgrpc.core.values.owners import PEER, tenant_of
 from kvgrpc.core.values.parts import Parts

@@ -5,7 +5,6 @@ A hand-over pins its blocks under a lease. Users follow the SEND transfer beside
 
 from kvgrpc.core.actions import HandedOver
 from kvgrpc.core.events import FinishedBlocks
-from kvgrpc.core.send import stand_in_leases
 from kvgrpc.core.send.firmness import Firmness
 from kvgrpc.core.send.leases import LEASE_ID_BYTES_MAX, Leases, may_mint
 from kvgrpc.core.state import NodeState
@@ -72,7 +71,7 @@ class HandOvers:
             return
         self._leases.add(lease, event)
         if lease.stands_for:
-            stand_in_leases.keep(state, lease)
+            state.send.leases.keep_others(lease)
         self._firmness.handed_over(lease)
         transfer = self._send(lease, event, counts) if event.transfer else None
         state.reply(event.call.id, HandedOver(lease.snapshot(), self._leases.times(lease), transfer, token))

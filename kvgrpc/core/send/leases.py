@@ -6,7 +6,6 @@ leases itself: it announces a lease by its grant before its lead knows the lease
 
 from kvgrpc.core.actions import BlocksReturnedNews, FailedNews, HandedOver, Released
 from kvgrpc.core.events import FinishedBlocks, LeaseRef, LeasesVoided, ReleaseLease, WaitsFor
-from kvgrpc.core.send import stand_in_leases
 from kvgrpc.core.send.firmness import Firmness
 from kvgrpc.core.send.lease_renewals import LeaseRenewals
 from kvgrpc.core.send.weak_claims import WeakClaims
@@ -226,8 +225,11 @@ class Leases:
             self._end_send(lease, failure, cancelled=cancelled)
         else:
             state.tell(lease.owner, BlocksReturnedNews("", lease.request_id, lease.id))
-        if how is LeaseState.DONE and lease.received:
-            for other in stand_in_leases.read(state, lease):
+        if how is LeaseState.DONE and lease.received and lease.stands_for:
+            others = state.send.leases.stood_for(lease)
+            for other in others:
+                other.read_as(lease, state.pool.bytes_of([len(ids) for ids in other.blocks]))
+            for other in others:
                 self.end(other, LeaseState.DONE)
 
     def retire(self, lease: Lease, how: LeaseState, reason: Reason) -> None:

@@ -24,8 +24,8 @@ from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.tables.transfers import State
 from kvgrpc.core.values.block_ids import no_blocks, wrong_lists
 from kvgrpc.core.values.compatibility import READS_PUSHES
+from kvgrpc.core.values.groups import check_prefix
 from kvgrpc.core.values.ids import next_access_ids
-from kvgrpc.core.values.layout import check_prefix
 from kvgrpc.core.values.parts import Progress
 from kvgrpc.errors import OutOfRange, Reason
 

@@ -90,8 +90,10 @@ class PoolTables:
 
     def __init__(self, life: EngineLife, ledger: Ledger) -> None:
         self._life, self._limits = life, ledger.limits
-        pool = self._layout = life.description.pool if life.description else None
-        self._stage_ranks = life.description.stage_ranks if life.description else 0
+        pool = life.description.pool if life.description else None
+        ranks = life.description.stage_ranks if life.description else 0
+        self._block_bytes = [ranks * nbytes for nbytes, _ in pool.block_sizes] if pool else []
+        """Bytes of a block of each group, over all ranks."""
         sizes = tuple(group.blocks for group in pool.groups) if pool else ()
         self.pins = PinTable(sizes, pool.spaces if pool else ())
         self.allocator = Allocator(sizes, self.pins, ledger)
@@ -185,8 +187,10 @@ class PoolTables:
 
     def bytes_of(self, counts: Sequence[int]) -> int:
         """Returns the bytes of these block counts by group, over all ranks."""
-        assert self._layout is not None, "only a pool has blocks"
-        return self._stage_ranks * self._layout.bytes_of(counts)
+        total = 0
+        for count, nbytes in zip(counts, self._block_bytes, strict=True):
+            total += count * nbytes
+        return total
 
 
 class RankSteps:

@@ -13,8 +13,8 @@ from kvgrpc.core.idempotency import IdempotencyKeys, lives
 from kvgrpc.core.state.caller_budget import KEYS_A_RENEWAL, CallerBudget
 from kvgrpc.core.state.handshake import Handshake, OutgoingHandshake
 from kvgrpc.core.state.life import NO_LIFE, EngineLife, PoolTables
+from kvgrpc.core.state.move import MOVE_TIMERS, Move, PullMove
 from kvgrpc.core.state.move_table import MoveTable, PushTable
-from kvgrpc.core.state.pull import PullMove
 from kvgrpc.core.state.reactions import Reactions
 from kvgrpc.core.state.reservation import ReservationMove
 from kvgrpc.core.state.waiting_rows import ChecksumAsks, Mirrors, Prefetch, WaitingOpenings
@@ -235,6 +235,12 @@ class NodeState:
         if transfer.settled and transfer.owner != ENGINE:
             self.transfers.archive(transfer_id)
         return transfer
+
+    def stop(self, move: Move) -> None:
+        """Clears a move's turn and deadlines: it waits for nothing any more."""
+        self.moves.turns.leave(move.name)
+        move.left = None
+        self.timers.clear_some(MOVE_TIMERS, move.name)
 
     def tell(self, owner: str, news: EngineNews) -> None:
         """Tells the attached engine about its own transfers."""

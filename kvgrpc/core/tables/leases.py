@@ -285,6 +285,16 @@ class LeaseTable:
         """Returns the lease, live or ended, or None."""
         return self._live.get(lease_id) or self._ended.get(lease_id)
 
+    def stood_for(self, lease: Lease) -> list[Lease]:
+        """Returns the live leases that `lease` stands for: one reader reads it in place of each of them."""
+        found = [self.find(lease_id) for lease_id in lease.stands_for]
+        return [other for other in found if other is not None and other.live]
+
+    def keep_others(self, lease: Lease) -> None:
+        """Keeps the leases that this one stands for while it lasts, up to their caps."""
+        for other in self.stood_for(lease):
+            other.deadline = max(other.deadline, min(lease.deadline, other.cap))
+
     def get(self, lease_id: str, caller: str = "") -> Lease:
         """Returns the lease, live or ended. Raises NotFound (LEASE_NOT_FOUND), also for a lease of another tenant than
         that of `caller`, if one is named.

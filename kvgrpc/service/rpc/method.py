@@ -215,7 +215,8 @@ def _reader(parse: Callable[[bytes], object], *, keeps: bool) -> Callable[[bytes
     """Returns a parser of requests. Refuses a long request if it is kept while its call stands."""
 
     def read(data: bytes) -> object:
-        heap.read(len(data))
+        if len(data) >= heap.LONG_BYTES:
+            heap.read_long()
         if keeps and len(data) > STANDING_BYTES_MAX:
             return _Unreadable(f"it has {len(data)} bytes; the limit is {STANDING_BYTES_MAX}")
         try:
