@@ -349,7 +349,7 @@ class Server:
             return max(rank.progress_age_s() for rank in self._local)
         # Workers move the bytes: only the postings they have not reported yet are known.
         oldest = self._node.oldest_posting()
-        return 0.0 if oldest is None else self._runner.now - oldest
+        return 0.0 if oldest is None else self._runner.time() - oldest
 
     async def _read(self, rank: int, runs: list[tuple[int, int]]) -> list[bytes]:
         if rank >= len(self._local):

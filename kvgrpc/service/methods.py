@@ -73,7 +73,7 @@ def reply_of(
 ) -> _Reply:
     """Returns the reply that has an answer, in the life that the header names."""
     made = method.reply(header=header)
-    method.put_reply(answer, made, lead.runner.now, header.incarnation)
+    method.put_reply(answer, made, lead.runner.time(), header.incarnation)
     return made
 
 

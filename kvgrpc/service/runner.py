@@ -19,6 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from contextvars import Context
 from functools import partial
+from itertools import count
 from math import inf
 from typing import Protocol, get_args
 
@@ -130,7 +131,8 @@ class Runner:
         self.defects = 0
         self.unclosed: list[actions.SendClose] = []
         self._calls: dict[int, Callable[[Reply | KVGrpcError], None]] = {}
-        self._last_call = 0
+        self.next_call_id = count(1).__next__
+        """Returns a fresh call id, for callers that make their event themselves."""
         self._mailbox: deque[Event] = deque()
         self._busy = False
         self._alarm = Alarm(self._tick)
@@ -167,16 +169,6 @@ class Runner:
             table[actions.TellEngine] = lambda action: engine.tell(action.news)
             self._voided = engine.voided
         self._performers.update(table)
-
-    @property
-    def now(self) -> float:
-        """Seconds on the node's clock."""
-        return self.time()
-
-    def next_call_id(self) -> int:
-        """Returns a fresh call id, for callers that make their event themselves."""
-        self._last_call += 1
-        return self._last_call
 
     async def ask(self, call_id: int, event: Event) -> Reply:
         """Feeds an event whose call has this id. Returns the node's reply, or raises its refusal."""
@@ -269,7 +261,7 @@ class Runner:
         with suppress(Exception):
             self._perform(self.node.state.actions)
         self.unclosed = self.node.unclosed()
-        self.node, ended = self.node.successor(secrets.randbelow(INCARNATION_MAX) + 1, self.now)
+        self.node, ended = self.node.successor(secrets.randbelow(INCARNATION_MAX) + 1, self.time())
         self._mailbox.clear()
         calls, self._calls = self._calls, {}
         for answered in calls.values():
@@ -313,7 +305,7 @@ class Runner:
 
     def _tick(self) -> None:
         deadline = self.node.next_deadline()
-        if deadline is not None and deadline <= self.now:
+        if deadline is not None and deadline <= self.time():
             self.feed(Tick())
         else:
             self._alarm.set(deadline)

@@ -34,7 +34,7 @@ def open_access(
     """Converts OpenAccess."""
     rows = request.openings
     check_named("openings.parts.blocks", [part.blocks for row in rows for part in row.parts], limit)
-    openings = tuple(_opening(row, limit) for row in rows)
+    openings = tuple([_opening(row, limit) for row in rows])
     return events.OpenAccess(call, caller.engine_id, caller.incarnation, openings)
 
 
@@ -45,7 +45,7 @@ def _opening(row: peer_pb2.AccessOpening, limit: int) -> AccessOpening:
         claim=_claim(row.content) if row.HasField("content") else None,
         transfer_id=row.transfer_id,
         request_id=row.request_id,
-        data_paths=tuple(core_data_path(number) for number in row.data_paths),
+        data_paths=tuple([core_data_path(number) for number in row.data_paths]),
         reverse_access_id=row.reverse_access_id,
         push_content=push_content(row.push_content) if row.HasField("push_content") else None,
         part_epoch=row.part_epoch,
@@ -60,14 +60,16 @@ def settle_access(
 ) -> events.SettleAccess:
     """Converts SettleAccess."""
     rows = tuple(
-        events.AccessSettling(
-            row.access_id,
-            row.last,
-            row.moved_bytes,
-            row.part,
-            tuple((layers.first, layers.count) for layers in row.layers_done),
-        )
-        for row in request.settlings
+        [
+            events.AccessSettling(
+                row.access_id,
+                row.last,
+                row.moved_bytes,
+                row.part,
+                tuple([(layers.first, layers.count) for layers in row.layers_done]),
+            )
+            for row in request.settlings
+        ]
     )
     return events.SettleAccess(call, caller.engine_id, caller.incarnation, rows)
 
@@ -77,8 +79,10 @@ def close_access(
 ) -> events.CloseAccess:
     """Converts CloseAccess. An unknown outcome becomes FAILED, which takes nothing from other consumers."""
     rows = tuple(
-        events.AccessClosing(row.access_id, close_outcome(row.outcome), row.quiesced, row.token, note(row.message))
-        for row in request.closings
+        [
+            events.AccessClosing(row.access_id, close_outcome(row.outcome), row.quiesced, row.token, note(row.message))
+            for row in request.closings
+        ]
     )
     return events.CloseAccess(call, caller.engine_id, caller.incarnation, rows)
 
@@ -97,16 +101,18 @@ def checksum_blocks(
 ) -> events.ChecksumBlocks:
     """Converts ChecksumBlocks of at most `limit` blocks in all."""
     check_named("blocks.blocks", [row.blocks for row in request.blocks], limit)
-    blocks = tuple((block_lists(row.blocks, limit), layer_range(row)) for row in request.blocks)
+    blocks = tuple([(block_lists(row.blocks, limit), layer_range(row)) for row in request.blocks])
     return events.ChecksumBlocks(call, caller.engine_id, caller.incarnation, request.access_id, blocks)
 
 
 def _parts(rows: Sequence[peer_pb2.ReadyPart], limit: int) -> tuple[events.ReadyPart, ...]:
     return tuple(
-        events.ReadyPart(
-            row.number, block_lists(row.blocks, limit), tuple(row.known_block_counts), layer_range(row), row.last
-        )
-        for row in rows
+        [
+            events.ReadyPart(
+                row.number, block_lists(row.blocks, limit), tuple(row.known_block_counts), layer_range(row), row.last
+            )
+            for row in rows
+        ]
     )
 
 

@@ -38,7 +38,7 @@ def put(request: tensor_pb2.PutTensorRequest, limits: Limits) -> Put:
     if location == "grant" and only:
         raise invalid(only[0], "is for the source")
     check_count("consumers", len(request.consumers), CONSUMERS_MAX)
-    leads = tuple(lead_address(f"consumers[{i}]", value) for i, value in enumerate(request.consumers))
+    leads = tuple([lead_address(f"consumers[{i}]", value) for i, value in enumerate(request.consumers)])
     if len({one.address for one in leads}) < len(leads):
         raise invalid("consumers", "names an address twice")
     ttl_s = seconds(request, "ttl")
@@ -52,8 +52,8 @@ def put(request: tensor_pb2.PutTensorRequest, limits: Limits) -> Put:
         tensor_id(request.tensor), described(request.description), here, request.grant.token, leads,
         len(leads) or consumers(request.consumer_count), ttl_s, timeout_s(request, "timeout"), request.asynchronous,
         request.request_id,
-        tuple(NamedTensor(_of_request(f"bundled_tensors[{i}].tensor", key, value.tensor), described(value.description))
-              for i, value in enumerate(request.bundled_tensors)),
+        tuple([NamedTensor(_of_request(f"bundled_tensors[{i}].tensor", key, value.tensor), described(value.description))
+               for i, value in enumerate(request.bundled_tensors)]),
     )  # fmt: skip
 
 
@@ -69,8 +69,8 @@ def get(request: tensor_pb2.GetTensorRequest) -> Get:
     return Get(
         tensor_id(request.tensor), _expected(request.expected), source, request.as_offer,
         timeout_s(request, "timeout"), request.request_id,
-        tuple(WantedTensor(_of_request(f"bundled_tensors[{i}].tensor", key, value.tensor), _expected(value.expected))
-              for i, value in enumerate(request.bundled_tensors)),
+        tuple([WantedTensor(_of_request(f"bundled_tensors[{i}].tensor", key, value.tensor), _expected(value.expected))
+               for i, value in enumerate(request.bundled_tensors)]),
         request.page_count_max,
     )  # fmt: skip
 

@@ -259,7 +259,7 @@ class AccessOpenings:
             transfer.id,
             state=State.ACTIVE,
             waiting_for="",
-            phases=transfer.phases or transfer.phase_started("readers", state.now),
+            phases=transfer.phases or transfer.phases_at(state.now, "readers"),
             peer_engine_id=peer.engine_id,
             peer_incarnation=peer.incarnation,
             peer_address=peer.address,

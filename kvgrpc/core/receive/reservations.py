@@ -248,7 +248,7 @@ class Reservations:
         state.change(
             reservation.transfer_id,
             state=transfer.state if reverse else State.ACTIVE,
-            phases=transfer.phases if reservation.rounds else transfer.phase_started("queue", state.now),
+            phases=transfer.phases if reservation.rounds else transfer.phases_at(state.now, "queue"),
             waiting_for="parts",
             peer_engine_id=peer.description.engine_id,
             peer_incarnation=peer.description.incarnation,

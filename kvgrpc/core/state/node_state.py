@@ -227,7 +227,7 @@ class NodeState:
         """Changes a transfer and tells watchers. An end also ends the running phase."""
         old = self.transfers.current[transfer_id]
         if not old.over and changes.get("state") in ENDED:
-            changes["phases"] = old.phases_ended(self.now)
+            changes["phases"] = old.phases_at(self.now)
             changes["ended"] = self.now
             changes["waiting_for"] = ""
         transfer = self.transfers.change(transfer_id, **changes)

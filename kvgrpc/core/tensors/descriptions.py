@@ -129,26 +129,20 @@ def content_of(tensors: Sequence[NamedTensor], weights: str, page_count: int) ->
     opaque = [_opaque(tensor.id, tensor.described, weights) for tensor in tensors]
     if len(opaque) == 1:
         return ContentId(page_count, opaque=opaque[0])
-    whole = hashlib.sha256(_prefixed(_BUNDLE_DOMAIN) + struct.pack("<I", len(opaque)) + b"".join(opaque))
+    domain = struct.pack("<I", len(_BUNDLE_DOMAIN)) + _BUNDLE_DOMAIN
+    whole = hashlib.sha256(domain + struct.pack("<I", len(opaque)) + b"".join(opaque))
     return ContentId(page_count, opaque=whole.digest())
 
 
 def _opaque(id_: TensorId, described: Description, weights: str) -> bytes:
-    return hashlib.sha256(
-        b"".join(
-            (
-                _prefixed(_DOMAIN), _prefixed(id_.key), _prefixed(id_.name.encode()), struct.pack("<I", id_.part),
-                _prefixed(described.dtype.encode()),
-                struct.pack(f"<I{len(described.shape)}Q", len(described.shape), *described.shape),
-                struct.pack("<IQ", _NO_LAYER if described.layer is None else described.layer, described.nbytes),
-                _prefixed(described.content_digest), _prefixed(weights.encode()),
-            )
-        )
-    ).digest()  # fmt: skip
-
-
-def _prefixed(field: bytes) -> bytes:
-    return struct.pack("<I", len(field)) + field
+    texts = (
+        _DOMAIN, id_.key, id_.name.encode(), described.dtype.encode(), described.content_digest, weights.encode(),
+    )  # fmt: skip
+    domain, key, name, dtype, digest, revision = [struct.pack("<I", len(text)) + text for text in texts]
+    shape = struct.pack(f"<I{len(described.shape)}Q", len(described.shape), *described.shape)
+    layer = struct.pack("<IQ", _NO_LAYER if described.layer is None else described.layer, described.nbytes)
+    part = struct.pack("<I", id_.part)
+    return hashlib.sha256(domain + key + name + part + dtype + shape + layer + digest + revision).digest()
 
 
 _SCHEMA_NAMES = {"shape": "shape_sizes"}

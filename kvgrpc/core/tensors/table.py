@@ -84,9 +84,9 @@ class TensorTable:
         bundle is here; OutOfRange (LIMIT_EXCEEDED) for a tensor larger than the store, and a bundle that takes more
         than half of it; Exhausted (LIMIT_EXCEEDED); InvalidRequest for a bundle that names a tensor twice.
         """
-        bundled = len(tensors) > 1
+        bundled, pages = len(tensors) > 1, [self.check_size(row.described) for row in tensors]
         if bundled:
-            check_bundle(tensors, sum(self.check_size(row.described) for row in tensors), self.store_pages)
+            check_bundle(tensors, sum(pages), self.store_pages)
         known = [tensor.id for tensor in tensors if self._is_here(tensor, tenant, told=not bundled)]
         if known and bundled:
             raise taken(known[0], "is here, or on its way")
@@ -343,11 +343,10 @@ class TensorTable:
         if id_ in self.offers:
             raise taken(id_, "is this engine's own")
         self._check_expected(id_, Purpose.GIVEN, tensor.described, tenant, told=told)
-        self.check_size(tensor.described)
         return False
 
     def _arrives(self, named: NamedTensor, peer: str, ttl_s: float, now: float, payer: str, tenant: str) -> Tensor:
-        id_, pages = named.id, self.check_size(named.described)
+        id_, pages = named.id, pages_for(named.described.nbytes, self.page_bytes)
         tensor = Tensor(id_, named.described, pages, peer, now, ttl_s, next(self._numbers), now, tenant=tenant)
         self.tensors[id_] = tensor
         self._ledger.keep(RowKind.TENSOR, id_, payer, TENSOR_BYTES)

@@ -50,8 +50,10 @@ def bounded(reply: Any, who: str) -> Any:
     """Returns a reply whose fields are within their bounds. Raises InternalError (PEER_FAILED) for one that is not, or
     that cannot be read.
     """
+    if reply is None:
+        return readable(reply, who)
     try:
-        fields.check(readable(reply, who))
+        fields.check(reply)
     except KVGrpcError as error:
         raise InternalError(Reason.PEER_FAILED, f"the answer of {who} holds more than it may: {error}") from error
     return reply

@@ -43,7 +43,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     async def GetStatus(self, request: admin_pb2.GetStatusRequest, trace: str) -> admin_pb2.GetStatusResponse:
         lead = self._lead
         lead.runner.advance()
-        state, now = lead.runner.node.state, lead.runner.now
+        state, now = lead.runner.node.state, lead.runner.time()
         open_to, why = admission(lead)
         unfinished = (transfer for transfer in state.transfers.unfinished() if sees(transfer.tenant))
         oldest = next(iter(sorted(unfinished, key=lambda t: t.created)), None)
@@ -98,7 +98,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             request,
             pins,
             lambda pin: (pin.since - state.life.began, f"{pin.owner} {pin.kind.value}"),
-            lambda pin: _pin(lead.runner.node, pin, lead.runner.now),
+            lambda pin: _pin(lead.runner.node, pin, lead.runner.time()),
         )
         return admin_pb2.ListPinsResponse(
             header=found.header,

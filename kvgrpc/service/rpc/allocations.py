@@ -35,7 +35,7 @@ def message(lead: Lead, row: Row) -> pool_pb2.Allocation:
         request_id=terms.request_id,
         label=terms.label,
         owner=terms.owner,
-        age=duration(lead.runner.now - terms.since),
-        remaining=None if due is None else duration(due - lead.runner.now),
+        age=duration(lead.runner.time() - terms.since),
+        remaining=None if due is None else duration(due - lead.runner.time()),
         blocks=pool_blocks(state.pool.allocator.find(allocation_id) or (), state.life.incarnation),
     )

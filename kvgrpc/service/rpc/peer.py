@@ -147,7 +147,8 @@ class Conversation:
             unknown = InvalidRequest(Reason.INVALID_FIELD, "this server does not know that call")
             self._refuse(message.call_id, unknown)
             return
-        trace, ended = telemetry.call_span(f"PeerService/{CALLS[kind]}", readable_trace(message.traceparent))
+        stated = message.traceparent and readable_trace(message.traceparent)
+        trace, ended = telemetry.call_span(f"PeerService/{CALLS[kind]}", stated)
         try:
             self._places.take(self._connection)
         except KVGrpcError as error:

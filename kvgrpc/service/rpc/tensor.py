@@ -44,7 +44,7 @@ class TensorService(tensor_pb2_grpc.TensorServiceServicer):
     @unary
     async def ListTensors(self, request: tensor_pb2.ListTensorsRequest, trace: str) -> tensor_pb2.ListTensorsResponse:
         lead = self._lead
-        now = lead.runner.now
+        now = lead.runner.time()
         rows = [
             row
             for row in self._staging.store.rows()

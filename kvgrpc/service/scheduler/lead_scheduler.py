@@ -133,7 +133,7 @@ class LeadScheduler(PolicyDriver[NamedRequest, _LeadRequest, str]):
 
     def hear(self, *request_ids: str) -> None:
         """Notes that the scheduler was heard, and spoke of these requests, if any."""
-        caller, now = CONNECTION.get(), self._runner.now
+        caller, now = CONNECTION.get(), self._runner.time()
         self._callers.hear(caller, now)
         for request_id in request_ids:
             if request_id in self._known:
@@ -223,14 +223,14 @@ class LeadScheduler(PolicyDriver[NamedRequest, _LeadRequest, str]):
 
     def _end_silent(self) -> None:
         ttl_s = self._lead.config.limits.request_ttl_s
-        for request_id in self._callers.silent(self._runner.now - ttl_s):
+        for request_id in self._callers.silent(self._runner.time() - ttl_s):
             self._callers.forget(request_id)  # before the abort: its transfers may go on
             self.aborted(request_id, f"its scheduler has said nothing for {ttl_s:g} s")
         self._wait_for_silence()
 
     def _renew_again(self) -> None:
         self._renewing = self.renew_awaited()
-        self._renewals.set(self._runner.now + RENEW_S if self._renewing else None)
+        self._renewals.set(self._runner.time() + RENEW_S if self._renewing else None)
 
     # -- requests to the node
 

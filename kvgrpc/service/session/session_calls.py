@@ -99,7 +99,7 @@ def put_answer(
         answer = replace(answer, token=b"")  # the engine minted the grant itself
     reply = getattr(made, kind or "")
     reply.SetInParent()  # some answers have nothing to tell
-    _METHODS[kind or ""].put_reply(answer, reply, lead.runner.now, lead.runner.node.state.life.incarnation)
+    _METHODS[kind or ""].put_reply(answer, reply, lead.runner.time(), lead.runner.node.state.life.incarnation)
 
 
 def refusal(error: KVGrpcError) -> common_pb2.Failure:

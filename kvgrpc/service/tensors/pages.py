@@ -39,7 +39,7 @@ class _WantedPages:
     @property
     def gone(self) -> bool:
         """True when all tensors were dropped."""
-        return all(tensor.gone for tensor in self.tensors)
+        return not [tensor for tensor in self.tensors if not tensor.gone]
 
 
 class StorePages:
@@ -63,13 +63,14 @@ class StorePages:
         end by `put_until`, waits only a moment, so that it can still be told why, and so does a bundle. Others wait as
         long as a call waits for the tensor. Raises Exhausted (POOL_EXHAUSTED), and refusals of new work.
         """
-        ids, count = [tensor.id for tensor in tensors], sum(tensor.pages for tensor in tensors)
+        ids, count = [tensor.id for tensor in tensors], sum([tensor.pages for tensor in tensors])
         was_put = put_until is not None
-        urgent = not was_put or self._awaited(tensors) > 0
+        awaited = self._awaited(tensors)
+        urgent = not was_put or awaited > 0
         future: asyncio.Future[list[Pages]] = asyncio.get_running_loop().create_future()
         wanted = _WantedPages(tensors, self.line.join(ids[0], count, urgent=urgent), was_put, trace, future)
         self._wanted |= dict.fromkeys(ids, wanted)
-        self._see_awaited(wanted)
+        self._see_awaited(wanted, awaited)
         try:
             if wanted.gone:
                 raise _unwanted()
@@ -102,17 +103,17 @@ class StorePages:
         wanted = self._wanted.get(tensor.id)
         self.line.hurry(tensor.id if wanted is None else wanted.place.id)
         if wanted is not None:
-            self._see_awaited(wanted)
+            self._see_awaited(wanted, self._awaited(wanted.tensors))
         self.look()
 
     def _awaited(self, tensors: Sequence[Tensor]) -> int:
         """Returns the number of tensors that the engine waits for."""
         waits = self._life.table.waits
-        return sum(bool(waits.of(tensor.id, (Purpose.GIVEN,), tensor.tenant)) for tensor in tensors)
+        return sum([bool(waits.of(tensor.id, (Purpose.GIVEN,), tensor.tenant)) for tensor in tensors])
 
-    def _see_awaited(self, wanted: _WantedPages) -> None:
+    def _see_awaited(self, wanted: _WantedPages, awaited: int) -> None:
         """Bars a put from the reserved pages while the engine waits for only some of its tensors."""
-        wanted.place.whole = self._awaited(wanted.tensors) in {0, len(wanted.tensors)} or not wanted.was_put
+        wanted.place.whole = awaited in {0, len(wanted.tensors)} or not wanted.was_put
 
     def forget(self, tensor: Tensor) -> None:
         """Ends the request of a dropped tensor, if all its tensors are gone."""
@@ -128,7 +129,7 @@ class StorePages:
             return
         self._looking = True
         try:
-            while self._serve():
+            while self.line.places and self._serve():
                 pass
         finally:
             self._looking = False

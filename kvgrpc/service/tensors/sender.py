@@ -7,6 +7,7 @@ retried: each of its tensors is then sent by itself.
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from dataclasses import field, replace
 
 from kvgrpc.core.events import CancelScope
@@ -85,9 +86,10 @@ class TensorSender:
         """Pages that a bundle may take, by consumers that refused a larger one."""
         self._alarm = Alarm(self._due)
 
-    async def put(self, put: Put, until: float, trace: str, caller: str) -> TensorOffer:
-        """Serves PutTensor at the source, for the first time or again. Raises the refusal of this lead or of the first
-        consumer, and DeadlineExceeded (DEADLINE) if it is put again and the first put takes longer.
+    async def put(self, put: Put, until: float, trace: str, caller: str) -> Sequence[TensorOffer]:
+        """Serves PutTensor at the source, for the first time or again. Returns its one tensor. Raises the refusal of
+        this lead or of the first consumer, and DeadlineExceeded (DEADLINE) if it is put again and the first put takes
+        longer.
         """
         offer, again = self._offer(put, until, trace, caller)
         way = self._ways.get(offer)
@@ -100,7 +102,7 @@ class TensorSender:
                 raise gone(self._life.lead)
         if offer.refused is not None and not put.asynchronous:
             raise copied(offer.refused)
-        return offer
+        return (offer,)
 
     def over(self, transfer_id: str, *, succeeded: bool) -> None:
         """Takes the end of a transfer. The node is busy."""
@@ -254,10 +256,10 @@ class TensorSender:
 
     async def _deliver(self, ways: list[_PutUnderWay], sent: "_SentPuts") -> list[KVGrpcError]:
         """Delivers to all consumers. Returns the errors of those without it."""
-        life, put, until = self._life, _together(ways), min(way.until for way in ways)
+        life, put, until = self._life, _together(ways), min([way.until for way in ways])
 
         def left() -> float:
-            return 0.0 if all(way.done.done() for way in ways) else until - life.time()
+            return until - life.time() if [way for way in ways if not way.done.done()] else 0.0
 
         sends = [
             deliver(self._remote, put, sent.token, consumer, left, ways[0].route.trace) for consumer in put.consumers
@@ -269,7 +271,7 @@ class TensorSender:
         a single put is over then, and may be put again.
         """
         life, limits, put = self._life, self._life.lead.config.limits, _together(ways)
-        until = max(way.until for way in ways)
+        until = max([way.until for way in ways])
         ttl_s = min(max(put.ttl_s or limits.lease_ttl_s, until - life.time()), limits.lease_cap_s)
         offers = [way.offer for way in ways]
         try:

@@ -5,7 +5,7 @@ the old. The node is asked only when it is not busy: in a call, in a task, or wh
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from itertools import islice
 from typing import Any
 
@@ -89,25 +89,26 @@ class StagingStore:
         """The store of this life. Raises PreconditionFailed (POOL_KIND_MISMATCH) if the pool is no staging store,
         Unavailable (NO_POOL, or ENGINE_LOST when the server stops).
         """
-        if self._store is None and self.lead.runner.node.state.life.stopping:
+        if self._store is not None:
+            return self._store
+        life = self.lead.runner.node.state.life
+        if life.stopping:
             raise gone(self.lead)
-        self.lead.runner.node.state.life.engine  # noqa: B018 - raises if there is no pool
-        if self._store is None:
-            raise PreconditionFailed(
-                Reason.POOL_KIND_MISMATCH,
-                "this engine's pool is no staging store of one rank: attach with one that store_layout makes, or set "
-                "tensors.store_bytes",
-            )
-        return self._store
+        life.engine  # noqa: B018 - raises if there is no pool
+        raise PreconditionFailed(
+            Reason.POOL_KIND_MISMATCH,
+            "this engine's pool is no staging store of one rank: attach with one that store_layout makes, or set "
+            "tensors.store_bytes",
+        )
 
-    async def put(self, put: Put, trace: str, caller: str = ANONYMOUS) -> Sequence[Result]:
-        """Serves PutTensor of that principal. Returns the tensors as they are here."""
+    def put(self, put: Put, trace: str, caller: str = ANONYMOUS) -> Awaitable[Sequence[Result]]:
+        """Serves PutTensor of that principal. Returns the tensors as they are here then."""
         store, limits = self.store, self.lead.config.limits
         self.lead.runner.node.state.tombstones.check_key(put.id.key, tenant=put.tenant)
-        until = self.lead.runner.now + granted_timeout(put.timeout_s, limits.registration_timeout_s, limits)
+        until = self.lead.runner.time() + granted_timeout(put.timeout_s, limits.registration_timeout_s, limits)
         if put.token:
-            return await self._receive(store, put, until, trace, caller)
-        return [await store.sender.put(put, until, trace, caller)]
+            return self._receive(store, put, until, trace, caller)
+        return store.sender.put(put, until, trace, caller)
 
     async def get(self, get: Get, trace: str, caller: str = ANONYMOUS) -> GetResult:
         """Serves GetTensor of that principal."""
@@ -185,7 +186,7 @@ class StagingStore:
         source = claims.address
         self.lead.check_dial(source, "grant")
         self.lead.runner.node.state.pool.check_open()
-        pages = sum(store.table.check_size(tensor.described) for tensor in put.tensors)
+        pages = sum([store.table.check_size(tensor.described) for tensor in put.tensors])
         if claims.token_count != pages:
             raise PreconditionFailed(
                 Reason.INCOMPATIBLE_POOLS,
@@ -199,7 +200,7 @@ class StagingStore:
         finally:
             self._perform()
         try:
-            numbers = store.waiting.begin_all((tensor.id for tensor in put.tensors), Purpose.STORED, until, tenant)
+            numbers = store.waiting.begin_all([tensor.id for tensor in put.tensors], Purpose.STORED, until, tenant)
         except KVGrpcError as error:
             store.table.failed(tensors, error.untraced(), fetched=False)
             self._perform()
@@ -382,7 +383,7 @@ class StagingStore:
 
 def _gone(tensors: Sequence[Tensor]) -> bool:
     """Returns whether all tensors were dropped."""
-    return all(tensor.gone for tensor in tensors)
+    return not [tensor for tensor in tensors if not tensor.gone]
 
 
 def _page_bytes(engine: EngineDescription | None) -> int:

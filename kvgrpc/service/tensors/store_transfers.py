@@ -122,8 +122,8 @@ class StoreTransfers:
         """Hands the pages of a tensor, or of a bundle, over to readers. Returns the grant and the transfer's id.
         `stands_for`: each offer has a lease already, and this hand-over stands for them.
         """
-        found = (self.find(offer.transfer_id) for offer in offers) if stands_for else ()
-        leases = tuple(transfer.lease_id for transfer in found if transfer is not None)
+        found = [self.find(offer.transfer_id) for offer in offers if stands_for]
+        leases = tuple([transfer.lease_id for transfer in found if transfer is not None]) if found else ()
         pages = np.concatenate([self.pages_of(offer.allocation_id) for offer in offers])
         answer: actions.HandedOver = self._ask(
             events.FinishedBlocks(
