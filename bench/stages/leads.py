@@ -166,7 +166,7 @@ class Leads:
     def forget(self) -> None:
         """Lets the engines acknowledge every transfer that is over."""
         for lead in (self.source, self.destination):
-            over = tuple(transfer.id for transfer in lead.runner.node.state.transfers if transfer.over)
+            over = tuple(transfer.id for transfer in lead.node.state.transfers if transfer.over)
             self._feed(lead, events.AcknowledgeTransfers(self._call(), over))
 
     def _call(self) -> events.Call:
@@ -177,7 +177,7 @@ class Leads:
         return self.destination if lead is self.source else self.source
 
     def _header(self, lead: Lead) -> ResponseHeader:
-        state = lead.runner.node.state
+        state = lead.node.state
         return ResponseHeader(
             engine_id=lead.description.engine_id, incarnation=state.life.incarnation, event_seq=state.transfers.seq
         )
@@ -195,7 +195,7 @@ class Leads:
 
     def _feed(self, lead: Lead, event: events.Event) -> None:
         began = time.thread_time()
-        todo = lead.runner.node.handle(event, self._now)
+        todo = lead.node.handle(event, self._now)
         self.core_s += time.thread_time() - began
         for action in todo:
             if isinstance(action, actions.Refuse):

@@ -65,7 +65,7 @@ class Spans:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun: list[tuple[str, str]] = []
         self.ended: list[Exception | None] = []
-        monkeypatch.setattr(telemetry, "server_call", self._begin)
+        monkeypatch.setattr(telemetry, "call_span", self._begin)
 
     def _begin(self, name: str, trace: str) -> tuple[str, telemetry.Ended]:
         self.begun.append((name, trace))
