@@ -41,7 +41,7 @@ from kvgrpc.service.rpc.server import bind, build, connector
 from kvgrpc.service.runner import RankPort, Ranks, Runner
 from kvgrpc.service.session.session_server import SessionServer
 from kvgrpc.service.session.workers import in_workers
-from kvgrpc.service.tensors.remote import RemoteStores
+from kvgrpc.service.tensors.delivery import RemoteStores
 from kvgrpc.service.tensors.staging_store import StagingStore
 from kvgrpc.service.tls_watch import FileWatch
 from kvgrpc.session.v1 import session_pb2

@@ -3,8 +3,19 @@
 from kvgrpc.core.tables.transfer_table import TransferTable
 from kvgrpc.core.tables.transfers import pair_id
 from kvgrpc.core.tensors.bundles import TENSORS_MAX
-from kvgrpc.core.tensors.calls import CONSUMERS_MAX, Get, LeadAddress, Put, Release, WantedTensor
-from kvgrpc.core.tensors.descriptions import DIMENSIONS_MAX, Description, ExpectedTensor, NamedTensor, TensorId
+from kvgrpc.core.tensors.descriptions import (
+    CONSUMERS_MAX,
+    DIMENSIONS_MAX,
+    Description,
+    ExpectedTensor,
+    Get,
+    LeadAddress,
+    NamedTensor,
+    Put,
+    Release,
+    TensorId,
+    WantedTensor,
+)
 from kvgrpc.core.tensors.rows import Tensor, TensorOffer, TensorStage
 from kvgrpc.core.values.ids import check_transfer_key
 from kvgrpc.core.values.limits import Limits, granted_ttl

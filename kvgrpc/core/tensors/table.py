@@ -16,13 +16,9 @@ from itertools import count
 from kvgrpc.core.tables.ledger import Ledger, RowKind
 from kvgrpc.core.tables.timers import Timer, Timers
 from kvgrpc.core.tensors.bundles import check_bundle
-from kvgrpc.core.tensors.by_request import TensorsByRequest
-from kvgrpc.core.tensors.calls import Release
-from kvgrpc.core.tensors.descriptions import Description, NamedTensor, TensorId
-from kvgrpc.core.tensors.ended import Ended, too_late
-from kvgrpc.core.tensors.offers import TensorOffers
-from kvgrpc.core.tensors.own_ends import OwnEnds
-from kvgrpc.core.tensors.refusals import OF_PAIR, full, taken, too_large
+from kvgrpc.core.tensors.descriptions import Description, NamedTensor, Release, TensorId
+from kvgrpc.core.tensors.ended import OF_PAIR, Ended, full, taken, too_large, too_late
+from kvgrpc.core.tensors.offers import TensorOffers, TensorsByRequest
 from kvgrpc.core.tensors.rows import (
     TENSOR_BYTES,
     AnswerCall,
@@ -42,7 +38,7 @@ from kvgrpc.core.tensors.rows import (
 )
 from kvgrpc.core.tensors.spill import Idle, SpillPages
 from kvgrpc.core.tensors.store_layout import pages_for
-from kvgrpc.core.tensors.waits import Waits
+from kvgrpc.core.tensors.waits import OwnEnds, Waits
 from kvgrpc.core.values.owners import ANONYMOUS, ENGINE_SIDE
 from kvgrpc.errors import KVGrpcError, Reason
 

@@ -249,7 +249,8 @@ class PeerStream:
         else:
             what = f"the peer answered {CALLS[waiting.kind]} with {kind or 'nothing'}"
             waiting.answered(InternalError(Reason.PEER_FAILED, what))
-        self._note_empty()
+        if self._empty is not None:
+            self._note_empty(self._empty)
 
     def _sweep(self) -> None:
         """Ends the calls whose deadline has passed."""
@@ -262,15 +263,17 @@ class PeerStream:
             waiting.answered(Unavailable(Reason.PEER_UNREACHABLE, what))
         if self._waiting and self._sweeper is None:
             self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
-        self._note_empty()
+        if self._empty is not None:
+            self._note_empty(self._empty)
 
     def _fail_all(self, error: KVGrpcError) -> None:
         waiting, self._waiting = self._waiting, {}
         self._unsent.clear()
         for one in waiting.values():
             one.answered(error)
-        self._note_empty()
+        if self._empty is not None:
+            self._note_empty(self._empty)
 
-    def _note_empty(self) -> None:
-        if self._empty is not None and not self._waiting and not self._empty.done():
-            self._empty.set_result(None)
+    def _note_empty(self, empty: asyncio.Future[None]) -> None:
+        if not self._waiting and not empty.done():
+            empty.set_result(None)

@@ -290,9 +290,10 @@ def _check_legible(request: object) -> None:
 
 def check_request(request: object) -> None:
     """Raises InvalidRequest for a message that could not be parsed, and all that `fields.check` raises."""
-    _check_legible(request)
     if isinstance(request, Message):
         fields.check(request)
+    else:
+        _check_legible(request)
 
 
 async def _readable(context: Any) -> AsyncIterator[Any]:

@@ -10,14 +10,13 @@ from contextlib import suppress
 from dataclasses import field
 
 from kvgrpc.core.tensors.bundles import BYTES_MAX, SHARE, BundleQueue
-from kvgrpc.core.tensors.calls import Get, LeadAddress, Put
+from kvgrpc.core.tensors.descriptions import Get, LeadAddress, Put
 from kvgrpc.core.tensors.store_layout import pages_for
 from kvgrpc.core.values.records import dataclass
 from kvgrpc.errors import KVGrpcError
 from kvgrpc.service.runner import Alarm
-from kvgrpc.service.tensors.delivery import fetch, fetch_together
+from kvgrpc.service.tensors.delivery import RemoteStores, fetch, fetch_together
 from kvgrpc.service.tensors.life import Life
-from kvgrpc.service.tensors.remote import RemoteStores
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ their pages, which stands for their leases.
 from collections.abc import Sequence
 
 from kvgrpc.core.events import CancelScope
-from kvgrpc.core.tensors.calls import Get, Put
-from kvgrpc.core.tensors.descriptions import NamedTensor
+from kvgrpc.core.tensors.descriptions import Get, NamedTensor, Put
 from kvgrpc.core.tensors.rows import TensorOffer
 from kvgrpc.errors import DeadlineExceeded, KVGrpcError, Reason
 from kvgrpc.service.tensors.life import Life

@@ -1,9 +1,13 @@
-"""Pages of the store: given out in turn, with room made by spilling."""
+"""Pages of the store: given out in turn, with room made by spilling into plain memory that no data path reaches."""
 
 import asyncio
 import logging
-from collections.abc import Sequence
+import mmap
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kvgrpc.core.tensors.descriptions import TensorId
 from kvgrpc.core.tensors.line import Line, LinePlace
@@ -13,7 +17,48 @@ from kvgrpc.core.values.block_ids import Ids
 from kvgrpc.errors import Exhausted, InternalError, KVGrpcError, Reason
 from kvgrpc.service.runner import Alarm
 from kvgrpc.service.tensors.life import Life
-from kvgrpc.service.tensors.spill import SpillMemory
+
+_log = logging.getLogger(__name__)
+Memory = NDArray[np.uint8]
+
+
+class SpillMemory:
+    """Memory of `pages` pages. `store` returns the pool's memory, or None if this process does not have it."""
+
+    def __init__(self, pages: int, page_bytes: int, store: Callable[[], Memory | None]) -> None:
+        self._page_bytes = page_bytes
+        self._store = store
+        # The system zeroes pages on first use: a spill that is never used costs nothing.
+        self._pages: Memory | None = None
+        if pages:
+            try:
+                mapping = mmap.mmap(-1, pages * page_bytes)
+            except OSError as error:  # the server's start checked that it fits
+                _log.error("nothing is spilled: %d bytes did not fit: %s", pages * page_bytes, error)
+            else:
+                self._pages = np.frombuffer(mapping, dtype=np.uint8).reshape(pages, page_bytes)
+
+    @property
+    def usable(self) -> bool:
+        """True if tensors can be copied there."""
+        return self._pages is not None and self._store() is not None
+
+    def copier(self, pages: Sequence[int], slots: Sequence[int], *, out: bool) -> Callable[[], None]:
+        """Returns a function, for a thread, that copies pages of the store out to the slots, or back."""
+        memory, spill = self._store(), self._pages
+        assert memory is not None, "it is usable"
+        assert spill is not None, "it is usable"
+        store = memory[: len(memory) // self._page_bytes * self._page_bytes].reshape(-1, self._page_bytes)
+
+        def copy() -> None:
+            for page, slot in zip(pages, slots, strict=True):
+                if out:
+                    spill[slot] = store[page]
+                else:
+                    store[page] = spill[slot]
+
+        return copy
+
 
 _log = logging.getLogger(__name__)
 HELD_S = 0.5

@@ -12,7 +12,7 @@ from dataclasses import field, replace
 
 from kvgrpc.core.events import CancelScope
 from kvgrpc.core.tensors.bundles import BYTES_MAX, BundleQueue
-from kvgrpc.core.tensors.calls import LeadAddress, Put
+from kvgrpc.core.tensors.descriptions import LeadAddress, Put
 from kvgrpc.core.tensors.ended import too_late
 from kvgrpc.core.tensors.rows import TensorOffer
 from kvgrpc.core.tensors.store_layout import pages_for
@@ -27,10 +27,9 @@ from kvgrpc.errors import (
 )
 from kvgrpc.service.callers import payer
 from kvgrpc.service.runner import Alarm, copied
-from kvgrpc.service.tensors.delivery import deliver
+from kvgrpc.service.tensors.delivery import RemoteStores, deliver
 from kvgrpc.service.tensors.kept_tensors import KeptTensors
 from kvgrpc.service.tensors.life import Life, gone
-from kvgrpc.service.tensors.remote import RemoteStores
 
 _log = logging.getLogger(__name__)
 LIMITS_MAX = 1_024

@@ -11,7 +11,7 @@ from typing import Any
 
 from kvgrpc.core.events import CancelScope
 from kvgrpc.core.tables.transfers import State, Transfer
-from kvgrpc.core.tensors.calls import Get, Put, Release
+from kvgrpc.core.tensors.descriptions import Get, Put, Release
 from kvgrpc.core.tensors.rows import (
     AnswerCall,
     BringBack,
@@ -37,14 +37,12 @@ from kvgrpc.errors import Exhausted, KVGrpcError, PreconditionFailed, Reason
 from kvgrpc.service.callers import payer
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.runner import Alarm
-from kvgrpc.service.tensors.delivery import give_back
+from kvgrpc.service.tensors.delivery import RemoteStores, give_back
 from kvgrpc.service.tensors.fetcher import SourceFetcher
 from kvgrpc.service.tensors.kept_tensors import KeptTensors
 from kvgrpc.service.tensors.life import Life, gone
-from kvgrpc.service.tensors.pages import Pages, StorePages
-from kvgrpc.service.tensors.remote import RemoteStores
+from kvgrpc.service.tensors.pages import Memory, Pages, SpillMemory, StorePages
 from kvgrpc.service.tensors.sender import TensorSender
-from kvgrpc.service.tensors.spill import Memory, SpillMemory
 from kvgrpc.service.tensors.store import Store
 from kvgrpc.service.tensors.store_transfers import error_of
 from kvgrpc.service.tensors.waiting_calls import Result, WaitingCalls

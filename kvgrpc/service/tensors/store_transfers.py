@@ -9,8 +9,7 @@ import numpy as np
 from kvgrpc.core import actions, events
 from kvgrpc.core.actions import Reply
 from kvgrpc.core.tables.transfers import Failure, State, Transfer
-from kvgrpc.core.tensors.calls import Put
-from kvgrpc.core.tensors.descriptions import content_of
+from kvgrpc.core.tensors.descriptions import Put, content_of
 from kvgrpc.core.tensors.rows import TensorOffer
 from kvgrpc.core.values.block_ids import Ids
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES

@@ -9,8 +9,7 @@ import pytest
 
 from kvgrpc.core.tables.transfers import Direction, Transfer
 from kvgrpc.core.tensors.bundles import SHARE
-from kvgrpc.core.tensors.calls import Get, LeadAddress, Put, Release
-from kvgrpc.core.tensors.descriptions import ANY, ExpectedTensor, NamedTensor
+from kvgrpc.core.tensors.descriptions import ANY, ExpectedTensor, Get, LeadAddress, NamedTensor, Put, Release
 from kvgrpc.core.tensors.rows import TensorOffer, TensorStage
 from kvgrpc.core.values.owners import STORE
 from kvgrpc.errors import KVGrpcError, Reason

@@ -10,8 +10,7 @@ import pytest
 from kvgrpc.core.events import CancelScope
 from kvgrpc.core.tables.transfers import Direction, State
 from kvgrpc.core.tensors.bundles import TENSORS_MAX
-from kvgrpc.core.tensors.calls import Release
-from kvgrpc.core.tensors.descriptions import DIMENSIONS_MAX, Description, ExpectedTensor, NamedTensor
+from kvgrpc.core.tensors.descriptions import DIMENSIONS_MAX, Description, ExpectedTensor, NamedTensor, Release
 from kvgrpc.core.tensors.line import RESERVED
 from kvgrpc.core.tensors.rows import TensorStage
 from kvgrpc.errors import Reason

@@ -8,16 +8,14 @@ import numpy as np
 import pytest
 
 from kvgrpc.config import Config, TensorsConfig
-from kvgrpc.core.tensors.calls import Get, Release
-from kvgrpc.core.tensors.descriptions import ANY
+from kvgrpc.core.tensors.descriptions import ANY, Get, Release
 from kvgrpc.core.tensors.rows import Tensor, TensorStage
 from kvgrpc.core.tensors.store_layout import PAGE_BYTES_MAX, PAGES_MAX
 from kvgrpc.core.values.owners import ANONYMOUS, ENGINE
 from kvgrpc.errors import DeadlineExceeded, Exhausted, InternalError, KVGrpcError, PreconditionFailed, Reason
 from kvgrpc.server import Server
 from kvgrpc.service.tensors.life import Life
-from kvgrpc.service.tensors.pages import StorePages
-from kvgrpc.service.tensors.spill import SpillMemory
+from kvgrpc.service.tensors.pages import SpillMemory, StorePages
 from kvgrpc.service.tensors.staging_store import StagingStore
 from tests.service.tensors.leads import (
     KEY,

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from kvgrpc.core.tensors.calls import Get, Put
-from kvgrpc.core.tensors.descriptions import ANY, TensorId
+from kvgrpc.core.tensors.descriptions import ANY, Get, Put, TensorId
 from kvgrpc.core.tensors.rows import AnswerCall, Effect, Renew, TensorOffer, TensorWait
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.core.values.owners import STORE
