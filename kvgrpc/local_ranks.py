@@ -22,8 +22,7 @@ from kvgrpc.datapath.local_rank import DataPathStatus, LocalRank, make_paths
 from kvgrpc.datapath.mirror.device import Device
 from kvgrpc.datapath.mirror.mirror import make_memory
 from kvgrpc.errors import KVGrpcError, PreconditionFailed, Reason, Unavailable
-from kvgrpc.service.runner import Runner
-from kvgrpc.service.session.rank_port import CommandedRank
+from kvgrpc.service.runner import RankPort, Runner
 
 _log = logging.getLogger(__name__)
 VMM, NIXL = "cuda_vmm", "nixl"
@@ -40,7 +39,7 @@ class SharedRank(LocalRank):
     after this process has ended.
     """
 
-    worker: CommandedRank | None = None
+    worker: RankPort | None = None
     mirrored = False
 
     def perform(self, action: RankAction) -> None:

@@ -18,10 +18,8 @@ from kvgrpc import __version__
 from kvgrpc.client.credentials import Credentials
 from kvgrpc.client.tls_probe import why_not_connected
 from kvgrpc.config import Config, random_engine_id, split_address
-from kvgrpc.core.actions import EngineNews
 from kvgrpc.core.events import LifeBegan, MemoryGone
 from kvgrpc.core.node import Node
-from kvgrpc.core.tables.transfers import Transfer
 from kvgrpc.core.values.compatibility import CHECKSUMS, KEY_COLUMNS, READS_PUSHES, EngineDescription
 from kvgrpc.core.values.ids import INCARNATION_MAX
 from kvgrpc.core.values.layout import PoolKind, PoolLayout
@@ -46,11 +44,10 @@ from kvgrpc.service.ready_file import ReadyFile
 from kvgrpc.service.recovery import Recovery
 from kvgrpc.service.rpc.health import Health
 from kvgrpc.service.rpc.server import Listeners, build, connector
-from kvgrpc.service.runner import Runner
-from kvgrpc.service.session.rank_port import CommandedRank, Ranks
+from kvgrpc.service.runner import RankPort, Ranks, Runner
 from kvgrpc.service.session.session_server import SessionServer
 from kvgrpc.service.session.workers import in_workers
-from kvgrpc.service.tensors.remote import RemoteStores
+from kvgrpc.service.tensors.delivery import RemoteStores
 from kvgrpc.service.tensors.staging_store import StagingStore
 from kvgrpc.service.tls_watch import FileWatch
 from kvgrpc.session.v1 import session_pb2
@@ -94,8 +91,6 @@ class Server:
         connect = connector(self.config.limits, self.tls)
         stores = RemoteStores(connect)
         self._staging = StagingStore(self._lead, stores, self._pool_memory)
-        self._events = EventLog(self._runner, config.data_paths)
-        self._runner.on_transfer += [self._trace_transfer, self._events.transfer_changed]
         files = None if self.tls is None else self.tls.files
         own = Credentials() if files is None else Credentials(cert=files.cert, key=files.key, ca=files.ca)
         why = partial(why_not_connected, own)
@@ -126,7 +121,9 @@ class Server:
         self._ready.remove()  # a killed process may have left it
         if self.config.session_socket:
             self._sessions = SessionServer(self._lead, self._staging, self, self.config.session_socket)
-        self._runner.start(self._channels, self._ranks, self._sessions or self)
+        self._runner.start(self._channels, self._ranks, self._sessions)
+        self._events = EventLog(self._runner, self.config.data_paths)
+        self._runner.on_end += [partial(telemetry.transfer_ended, self._runner.time), self._events.transfer_ended]
         self._grpc, self._health = build(self._lead, self._staging, self.config, self._sessions)
         bound, *of_admin = self._grpc.bind(self.tls)
         self.address, self.admin_address = self._advertised(bound), "".join(of_admin)
@@ -199,20 +196,13 @@ class Server:
     def _node(self) -> Node:
         return self._runner.node
 
-    def tell(self, news: EngineNews) -> None:
-        """Drops news for an engine: none is attached to an embedded pool."""
-
-    def voided(self) -> tuple[str, ...]:
-        """Returns the leases whose blocks an engine took back: none."""
-        return ()
-
     # -- lives: with the embedded pool, with an engine, with neither
 
     async def begin_engine(
         self,
         request: session_pb2.AttachRequest,
         secret: bytes,
-        worker: Callable[[int], CommandedRank],
+        worker: Callable[[int], RankPort],
         memory: Mapping[int, int],
     ) -> None:
         """Begins a new life for an attached engine, with its pool. Raises InvalidRequest or Exhausted, and
@@ -255,7 +245,7 @@ class Server:
         await self._begin(engine, secrets.token_bytes(32), {0: rank}, [rank])
 
     async def _begin(
-        self, engine: EngineDescription | None, secret: bytes, ranks: dict[int, CommandedRank], local: list[SharedRank],
+        self, engine: EngineDescription | None, secret: bytes, ranks: dict[int, RankPort], local: list[SharedRank],
         request: session_pb2.AttachRequest | None = None,
     ) -> None:  # fmt: skip
         """Ends the present life and begins the next. The old memory goes when its last posting has ended."""
@@ -375,7 +365,7 @@ class Server:
             return max(rank.progress_age_s() for rank in self._local)
         # Workers move the bytes: only the postings they have not reported yet are known.
         oldest = self._node.oldest_posting()
-        return 0.0 if oldest is None else self._runner.now - oldest
+        return 0.0 if oldest is None else self._runner.time() - oldest
 
     async def _read(self, rank: int, runs: list[tuple[int, int]]) -> list[bytes]:
         if rank >= len(self._local):
@@ -390,9 +380,6 @@ class Server:
         only = self._local[0] if len(self._local) == 1 and not self._local[0].mirrored else None
         memory = only.memory if only is not None else None
         return memory.as_numpy() if isinstance(memory, SharedMemory) else None
-
-    def _trace_transfer(self, transfer: Transfer) -> None:
-        telemetry.transfer_ended(transfer, self._node.state.now)
 
     async def _close_ranks(self) -> None:
         local, self._local = self._local, []

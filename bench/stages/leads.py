@@ -26,7 +26,7 @@ from kvgrpc.core.values.limits import PROTOCOL_MAX, PROTOCOL_MIN, Limits
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import handoff_pb2, transfer_pb2
 from kvgrpc.v1.common_pb2 import ResponseHeader
-from kvgrpc.wire import accesses, answers, peer_answers, peer_requests, requests
+from kvgrpc.wire import accesses, answers, peer_calls, requests
 from kvgrpc.wire.values import grant
 
 _LIMITS = Limits()
@@ -84,17 +84,17 @@ FINISH = Method(
 )
 _OPEN = Method(
     "OpenAccess", peer_pb2.OpenAccessRequest,
-    lambda request, caller, call: peer_requests.open_access(request, caller, call, _MOST),
-    _peer_reply(peer_pb2.OpenAccessResponse, peer_answers.openings),
+    lambda request, caller, call: peer_calls.open_access(request, caller, call, _MOST),
+    _peer_reply(peer_pb2.OpenAccessResponse, peer_calls.openings),
 )  # fmt: skip
 _PARTS = Method(
     "PartsReady", peer_pb2.PartsReadyRequest,
-    lambda request, caller, call: peer_requests.parts_ready(request, caller, call, _MOST),
+    lambda request, caller, call: peer_calls.parts_ready(request, caller, call, _MOST),
     _peer_reply(peer_pb2.PartsReadyResponse, lambda *_: None),
 )  # fmt: skip
 _SETTLE = Method(
-    "SettleAccess", peer_pb2.SettleAccessRequest, peer_requests.settle_access,
-    _peer_reply(peer_pb2.SettleAccessResponse, peer_answers.verdicts),
+    "SettleAccess", peer_pb2.SettleAccessRequest, peer_calls.settle_access,
+    _peer_reply(peer_pb2.SettleAccessResponse, peer_calls.verdicts),
 )  # fmt: skip
 
 

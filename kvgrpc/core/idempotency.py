@@ -28,7 +28,7 @@ from kvgrpc.core.tables.allocator import Allocator
 from kvgrpc.core.tables.leases import LeaseTable
 from kvgrpc.core.tables.ledger import Ledger, RowKind, texts_bytes
 from kvgrpc.core.tables.transfer_table import TransferTable
-from kvgrpc.core.values.kept_blocks import kept, kept_bytes
+from kvgrpc.core.values.block_ids import kept, kept_bytes
 from kvgrpc.errors import AlreadyExists, Exhausted, Reason
 
 Scope = tuple[str, str, str]

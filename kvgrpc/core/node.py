@@ -30,11 +30,9 @@ from kvgrpc.core.peers.handshakes import RETRY_DELAY_S, Handshakes
 from kvgrpc.core.peers.liveness import PeerLiveness
 from kvgrpc.core.pool.allocations import Allocations
 from kvgrpc.core.pool.quarantine import Quarantine
-from kvgrpc.core.receive.pull_course import PullCourse
-from kvgrpc.core.receive.pull_ends import PullEnds
+from kvgrpc.core.receive.pull_course import PullCourse, PullEnds
 from kvgrpc.core.receive.pulls import Pulls
-from kvgrpc.core.receive.reservation_course import ReservationCourse
-from kvgrpc.core.receive.reservation_ends import ReservationEnds
+from kvgrpc.core.receive.reservation_course import ReservationCourse, ReservationEnds
 from kvgrpc.core.receive.reservations import Reservations
 from kvgrpc.core.send.checksum_prefetch import ChecksumPrefetch
 from kvgrpc.core.send.firmness import Firmness
@@ -47,8 +45,7 @@ from kvgrpc.core.send.pushes import Pushes
 from kvgrpc.core.send.reclaims import Reclaims
 from kvgrpc.core.send.weak_claims import WeakClaims
 from kvgrpc.core.state import NodeState
-from kvgrpc.core.state.move import Move, MoveStage
-from kvgrpc.core.state.pull import PullMove
+from kvgrpc.core.state.move import Move, MoveStage, PullMove
 from kvgrpc.core.state.push import Registration
 from kvgrpc.core.state.reactions import Reactions, reaction
 from kvgrpc.core.state.reservation import ReservationMove
@@ -122,25 +119,33 @@ class Node:
         """Fires what is due, then handles the event. `now` never goes back."""
         state = self.state
         assert now >= state.now, "time went back"
-        due = state.timers.next_deadline()
-        if due is not None and due <= now:
+        if state.timers.earliest <= now:
             self._fire_due(now)
         state.now = now
-        call = getattr(event, "call", None)
-        if call is None:
-            self._hear(event)
-            return self._take_actions()
+        handlers = self._handlers[type(event)]
+        call: Any = getattr(event, "call", None)
         try:
-            if call.incarnation:
+            if call is not None and call.incarnation:
                 state.life.check(call.incarnation)
-            known = state.keys.begin(call) if call.key else Begun.NEW
+            known = state.keys.begin(call) if call is not None and call.key else Begun.NEW
             if known is Begun.NEW:
-                self._hear(event)
+                for handler in handlers:
+                    handler(event)
             elif known is not Begun.JOINED:
                 state.emit(replace(known, call_id=call.id))
         except KVGrpcError as error:
+            if call is None:
+                raise  # nobody asked: it is a defect
             state.refuse(call.id, error)
-        return self._take_actions()
+        # What waits for no event goes on: a re-key, and moves that wait for a turn.
+        pool, turns = state.pool, state.moves.turns
+        if pool.rekeying or pool.proofs.processes_ended or any(pool.pins.quarantined):
+            self._quarantine.look()
+        if pool.rekeying or turns.paused or turns.waiting:
+            self._moves.give_turns()
+        taken = state.actions.copy()
+        state.actions.clear()
+        return taken
 
     def successor(self, incarnation: int, now: float) -> "tuple[Node, list[Transfer]]":
         """Returns a node like this one, in a life of that name without an engine, and the transfers that ended with
@@ -302,10 +307,6 @@ class Node:
             Timer.REKEY: self._quarantine.rekey_due,
         }
 
-    def _hear(self, event: events.Event) -> None:
-        for handler in self._handlers[type(event)]:
-            handler(event)
-
     def _fire_due(self, now: float) -> None:
         state = self.state
         while (when := state.timers.next_deadline()) is not None and when <= now:
@@ -313,15 +314,6 @@ class Node:
             for timer, name in state.timers.due(state.now):
                 due = self._deadlines.get(timer) or partial(self._moves.due, timer)
                 due(name)
-
-    def _take_actions(self) -> list[Action]:
-        """Takes the actions. First goes on with what waits for no event: a re-key, and moves that wait for a turn."""
-        state, pool, turns = self.state, self.state.pool, self.state.moves.turns
-        if pool.rekeying or pool.proofs.processes_ended or any(pool.pins.quarantined):
-            self._quarantine.look()
-        if pool.rekeying or turns.paused or turns.waiting:
-            self._moves.give_turns()
-        return state.take_actions()
 
     def _finish(self, event: events.FinishedBlocks) -> None:
         if event.expected:

@@ -18,7 +18,7 @@ from kvgrpc.client.credentials import BearerToken, Credentials
 from kvgrpc.client.tls_probe import TlsProbe
 from kvgrpc.errors import KVGrpcError, Reason, Unavailable
 from kvgrpc.peer.v1 import rank_pb2, rank_pb2_grpc
-from kvgrpc.service.peers.errors import failure_of
+from kvgrpc.service.peers.stream import failure_of
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.wire.frames import FRAME_BYTES_MAX, FrameReader, encode
 from kvgrpc.wire.values import reason

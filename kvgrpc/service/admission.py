@@ -14,7 +14,7 @@ BROKEN = (handshake_pb2.ADMISSION_NO_ENGINE, handshake_pb2.ADMISSION_WEDGED)
 
 def admission(lead: Lead) -> tuple["handshake_pb2.Admission.ValueType", str]:
     """Returns the admission state and its reason as text; the reason is empty when admission is open."""
-    state = lead.node.state
+    state = lead.runner.node.state
     if state.life.description is None:
         return handshake_pb2.ADMISSION_NO_ENGINE, state.life.defect or "no engine is attached"
     if state.life.draining:

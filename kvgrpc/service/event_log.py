@@ -61,10 +61,8 @@ class EventLog:
         self._budget = LineBudget()
         self._peers: dict[str, PeerState] = {}
 
-    def transfer_changed(self, transfer: Transfer) -> None:
+    def transfer_ended(self, transfer: Transfer) -> None:
         """Logs the end of a transfer that failed, was cancelled, or took a slow data path."""
-        if transfer.ended is None or transfer.end_seq != transfer.seq:
-            return
         other = f"{'from' if transfer.direction is Direction.RECEIVE else 'to'} {transfer.peer_engine_id or 'nobody'}"
         if transfer.failure is not None and transfer.state is State.FAILED:
             reason = transfer.failure.reason

@@ -27,9 +27,9 @@ class _Pending:
     """Time of the last long message, in seconds on the loop's clock."""
 
 
-def read(nbytes: int) -> None:
-    """Notes a message of that length that was read on the running loop."""
-    if nbytes < LONG_BYTES or _trim is None:
+def read_long() -> None:
+    """Notes a long message that was read on the running loop."""
+    if _trim is None:
         return
     loop = asyncio.get_running_loop()
     _Pending.read = loop.time()

@@ -6,14 +6,12 @@ from typing import TypeVar
 
 from kvgrpc.config import Config
 from kvgrpc.core.actions import Answer
-from kvgrpc.core.node import Node
 from kvgrpc.errors import PermissionDenied, Reason
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.service.audit import Audit
 from kvgrpc.service.call_records import CallRecords
 from kvgrpc.service.engine_watchers import EngineWatchers
-from kvgrpc.service.identity.engine_ids import EngineIds
-from kvgrpc.service.identity.gate import Gate
+from kvgrpc.service.identity.gate import EngineIds, Gate
 from kvgrpc.service.open_streams import OpenStreams
 from kvgrpc.service.runner import Runner
 from kvgrpc.service.watchers import Watchers
@@ -56,13 +54,9 @@ class Lead:
         """The ticket of the attached engine; empty while none is attached."""
 
     @property
-    def node(self) -> Node:
-        return self.runner.node
-
-    @property
     def weights(self) -> str:
         """The weights revision that contents are bound to."""
-        description = self.node.state.life.description
+        description = self.runner.node.state.life.description
         return description.weights_revision if description else ""
 
     @property
@@ -87,12 +81,12 @@ class Lead:
         speaks for the peer (NOT_PROVED); PermissionDenied (NOT_OWNER) for an engine id of another identity. Services
         check this before they read the call.
         """
-        self.node.state.peers.caller(caller.engine_id, caller.incarnation, caller.proof)
+        self.runner.node.state.peers.caller(caller.engine_id, caller.incarnation, caller.proof)
         self.engine_ids.claim(caller.engine_id)
 
     def header(self) -> common_pb2.ResponseHeader:
         """Returns the header that names this engine and its life."""
-        state = self.node.state
+        state = self.runner.node.state
         engine_id = state.life.description.engine_id if state.life.description else self.config.engine_id
         return common_pb2.ResponseHeader(
             engine_id=engine_id, incarnation=state.life.incarnation, event_seq=state.transfers.seq

@@ -15,6 +15,7 @@ from kvgrpc.core import events
 from kvgrpc.core.events import Call, Event
 from kvgrpc.core.values.records import dataclass
 from kvgrpc.errors import KVGrpcError
+from kvgrpc.service.audit import AUDITED
 from kvgrpc.service.callers import PRINCIPAL
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.places import CONNECTION
@@ -55,7 +56,8 @@ async def ask(
     except KVGrpcError as error:
         lead.audit.heard(method.name, request, call.principal, call.connection, error)
         raise
-    lead.audit.heard(method.name, request, call.principal, call.connection)
+    if method.name in AUDITED:
+        lead.audit.heard(method.name, request, call.principal, call.connection)
     header.event_seq = reply.event_seq
     return header, cast("_Answer", reply.answer)  # the core answers each event with an answer of its own kind
 
@@ -71,7 +73,7 @@ def reply_of(
 ) -> _Reply:
     """Returns the reply that has an answer, in the life that the header names."""
     made = method.reply(header=header)
-    method.put_reply(answer, made, lead.runner.now, header.incarnation)
+    method.put_reply(answer, made, lead.runner.time(), header.incarnation)
     return made
 
 

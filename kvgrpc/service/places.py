@@ -13,9 +13,7 @@ from typing import Any
 
 from kvgrpc import open_files
 from kvgrpc.core.values.limits import Limits
-from kvgrpc.errors import Exhausted, KVGrpcError, Reason
-from kvgrpc.service import grpc_status
-from kvgrpc.v1 import common_pb2
+from kvgrpc.errors import Exhausted, Reason
 
 _log = logging.getLogger(__name__)
 
@@ -77,43 +75,19 @@ class Places:
         metadata = {"limit": str(limit)}
         raise Exhausted(Reason.LIMIT_EXCEEDED, message, retry_delay_s=self._retry_delay_s, metadata=metadata)
 
-    def bounding(
-        self, method: Method, who: Callable[[], common_pb2.ResponseHeader], standing: "Places | None" = None
-    ) -> Method:
-        """Wraps a method: a call holds a place while it is served, and may move to one of `standing`; else the lead in
-        `who` refuses it. The error that ends a call, kept by its context, refers to neither context nor request.
-        """
 
-        async def call(request: Any, context: Any) -> object:
-            connection = context.peer()
-            CONNECTION.set(connection)
-            try:
-                place = _CallPlace(self, connection, standing)
-                _PLACE.set(place)
-                try:
-                    return await method(request, context)
-                finally:
-                    place.give_back()
-            except KVGrpcError as error:
-                await grpc_status.abort(context, error, who())
-            except BaseException as ended:
-                ended.__traceback__ = None
-                raise
-            finally:
-                del request, context
-
-        return call
-
-
-class _CallPlace:
-    """The place of one call that is served. Raises the same errors as `Places.take`."""
+class CallPlace:
+    """The place of the call that is served, which may move to one of `standing`."""
 
     def __init__(self, places: Places, connection: str, standing: Places | None) -> None:
+        """Raises the same errors as `Places.take`."""
         places.take(connection)
         self._places, self._connection, self._standing = places, connection, standing
         self._count = 1
+        _PLACE.set(self)
 
     def stand(self, nbytes: int) -> bool:
+        """Moves to standing places, if there are some for a request of `nbytes`. Returns whether there are."""
         if self._standing is None:
             return True
         count = max(1, -(-nbytes // STANDING_BYTES))
@@ -126,10 +100,11 @@ class _CallPlace:
         return True
 
     def give_back(self) -> None:
+        """Gives the place back at the end of the call."""
         self._places.give_back(self._connection, self._count)
 
 
-_PLACE: ContextVar[_CallPlace | None] = ContextVar("place", default=None)
+_PLACE: ContextVar[CallPlace | None] = ContextVar("place", default=None)
 
 
 def may_stand(nbytes: int) -> bool:

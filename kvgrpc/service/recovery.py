@@ -35,7 +35,7 @@ class Recovery:
 
     def noted(self) -> None:
         """Notes a defect."""
-        self._defects.append(self._runner.now)
+        self._defects.append(self._runner.time())
 
     def start(self) -> None:
         """Starts the recovery, unless it runs."""
@@ -63,5 +63,5 @@ class Recovery:
                     return  # also when no life began: a server without a pool waits for an engine
 
     def _pause_s(self) -> float:
-        recent = sum(when > self._runner.now - DEFECTS_S for when in self._defects)
+        recent = sum(when > self._runner.time() - DEFECTS_S for when in self._defects)
         return min(2.0 ** (recent - 2), PAUSE_MAX_S) if recent > 1 else 0.0

@@ -17,18 +17,53 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from contextvars import Context
 from functools import partial
+from itertools import count
+from math import inf
 from typing import Protocol, get_args
 
 from kvgrpc.core import actions
-from kvgrpc.core.actions import Action, Reply
+from kvgrpc.core.actions import Action, AnswerSend, AwaitEnd, Expect, RankAction, Reply, UnmapPeer
 from kvgrpc.core.defects import MESSAGE
 from kvgrpc.core.events import CallAbandoned, Event, LeasesVoided, Tick
 from kvgrpc.core.node import Node
 from kvgrpc.core.tables.transfers import Transfer
 from kvgrpc.core.values.ids import INCARNATION_MAX
 from kvgrpc.errors import InternalError, KVGrpcError, Reason, Unavailable
-from kvgrpc.service.alarm import Alarm
+
+
+class Alarm:
+    """Rings on the running loop, at or before the earliest time that was set. It may ring early: following every
+    deadline would cost every event. The listener checks what is due and sets the alarm again. It rings outside any
+    caller's context, because its deadlines belong to many callers.
+    """
+
+    def __init__(self, ring: Callable[[], None]) -> None:
+        self._ring = ring
+        self._timer: asyncio.TimerHandle | None = None
+        self.at = inf
+        """Time at which it rings, on the loop's clock. Read-only outside."""
+
+    def set(self, when: float | None) -> None:
+        """Makes the alarm ring at the latest at `when` on the loop's clock; None: there is no deadline."""
+        if when is None or when >= self.at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self.at = when
+        self._timer = asyncio.get_running_loop().call_at(when, self._rings, context=Context())
+
+    def clear(self) -> None:
+        """Cancels the alarm until it is set again."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self.at = None, inf
+
+    def _rings(self) -> None:
+        self._timer, self.at = None, inf
+        self._ring()
+
 
 _log = logging.getLogger(__name__)
 
@@ -63,9 +98,11 @@ class PeerPort(Protocol):
 
 
 class RankPort(Protocol):
-    """Commands to the ranks of this engine."""
+    """Commands to one rank, or to all ranks of this engine: in the lead's own process, or in workers of a session."""
 
-    def perform(self, action: actions.RankAction) -> None: ...
+    def perform(self, action: actions.RankAction) -> None:
+        """Begins a command, and returns at once. The result is fed to the node as an event."""
+        ...
 
 
 class EnginePort(Protocol):
@@ -77,31 +114,36 @@ class EnginePort(Protocol):
 
 
 class Runner:
-    """Runs a node on the running event loop. `on_transfer` hears every change of a transfer. `on_life` hears that a new
-    life has begun, after all changes of the old one. `on_defect` hears that a defect ended the old life; the new one
-    has no engine yet. `on_events` hears that events were handled, whatever their result. `defects` counts defects.
-    `unclosed`: closings at destinations for the pushes of the life that the last defect ended.
+    """Runs a node on the running event loop. `on_transfer` hears every change of a transfer, and `on_end` the change
+    that ends it. `on_life` hears that a new life has begun, after all changes of the old one. `on_defect` hears that a
+    defect ended the old life; the new one has no engine yet. `on_events` hears that events were handled, whatever their
+    result. `defects` counts defects. `unclosed`: closings at destinations for the pushes of the life that the last
+    defect ended.
     """
 
     def __init__(self, node: Node) -> None:
         self.node = node
         self.on_transfer: list[Callable[[Transfer], None]] = []
+        self.on_end: list[Callable[[Transfer], None]] = []
         self.on_life: list[Callable[[], None]] = []
         self.on_events: list[Callable[[], None]] = []
         self.on_defect: list[Callable[[], None]] = []
         self.defects = 0
         self.unclosed: list[actions.SendClose] = []
         self._calls: dict[int, Callable[[Reply | KVGrpcError], None]] = {}
-        self._last_call = 0
+        self.next_call_id = count(1).__next__
+        """Returns a fresh call id, for callers that make their event themselves."""
         self._mailbox: deque[Event] = deque()
         self._busy = False
         self._alarm = Alarm(self._tick)
         self._performers: dict[type, Callable[[Action], None]] = {}
         self._voided: Callable[[], tuple[str, ...]] = tuple
 
-    def start(self, peers: PeerPort, ranks: RankPort, engine: EnginePort) -> None:
-        """Connects the ports. Call it once, on the loop that runs everything."""
+    def start(self, peers: PeerPort, ranks: RankPort, engine: EnginePort | None) -> None:
+        """Connects the ports; None: no engine can attach. Call it once, on the loop that runs everything."""
         self._loop = asyncio.get_running_loop()
+        self.time = self._loop.time
+        """Returns the seconds on the node's clock."""
         table: dict[type, Callable[..., None]] = {
             Reply: self._reply,
             actions.Refuse: self._refuse,
@@ -118,24 +160,15 @@ class Runner:
             actions.SendPostSend: peers.post_send,
             **dict.fromkeys(get_args(actions.RankAction), ranks.perform),
             actions.TransferChanged: self._transfer_changed,
-            actions.TellEngine: lambda action: engine.tell(action.news),
             actions.BlocksLacking: _tell_lacking,
             actions.WeightsUnknown: lambda action: _log.warning(
                 "neither this engine nor peer %s states its weights: they are not compared", action.peer
             ),
         }
+        if engine is not None:
+            table[actions.TellEngine] = lambda action: engine.tell(action.news)
+            self._voided = engine.voided
         self._performers.update(table)
-        self._voided = engine.voided
-
-    @property
-    def now(self) -> float:
-        """Seconds on the node's clock."""
-        return self._loop.time()
-
-    def next_call_id(self) -> int:
-        """Returns a fresh call id, for callers that make their event themselves."""
-        self._last_call += 1
-        return self._last_call
 
     async def ask(self, call_id: int, event: Event) -> Reply:
         """Feeds an event whose call has this id. Returns the node's reply, or raises its refusal."""
@@ -172,10 +205,20 @@ class Runner:
         self._busy = True
         try:
             while self._mailbox:
-                self._handle(self._mailbox.popleft())
+                event, life = self._mailbox.popleft(), self.node.state.life.incarnation
+                try:
+                    if voided := self._voided():
+                        self._perform(self.node.handle(LeasesVoided(voided), self.time()))
+                    self._perform(self.node.handle(event, self.time()))
+                except Exception as error:  # noqa: BLE001 - a defect of ours ends this life, never the server
+                    self._end_life(error, event)
+                else:
+                    if self.node.state.life.incarnation != life:
+                        self._hear(self.on_life)
         finally:
             self._busy = False
-        self._alarm.set(self.node.next_deadline())
+        if self.node.state.timers.earliest < self._alarm.at:
+            self._alarm.set(self.node.next_deadline())
         if self.on_events:
             self._hear(self.on_events)
 
@@ -198,18 +241,6 @@ class Runner:
             answered(gone)
         self._calls.clear()
 
-    def _handle(self, event: Event) -> None:
-        life = self.node.state.life.incarnation
-        try:
-            if voided := self._voided():
-                self._perform(self.node.handle(LeasesVoided(voided), self.now))
-            self._perform(self.node.handle(event, self.now))
-        except Exception as error:  # noqa: BLE001 - a defect of ours ends this life, never the server
-            self._end_life(error, event)
-        else:
-            if self.node.state.life.incarnation != life:
-                self._hear(self.on_life)
-
     def _perform(self, todo: list[Action]) -> None:
         """Performs all actions, then raises the first exception. A port's KVGrpcError is only logged."""
         defect: Exception | None = None
@@ -228,16 +259,16 @@ class Runner:
         self.defects += 1
         _log.error("a defect on %s: %s, and a new one begins", type(event).__name__, MESSAGE, exc_info=defect)
         with suppress(Exception):
-            self._perform(self.node.state.take_actions())
+            self._perform(self.node.state.actions)
         self.unclosed = self.node.unclosed()
-        self.node, ended = self.node.successor(secrets.randbelow(INCARNATION_MAX) + 1, self.now)
+        self.node, ended = self.node.successor(secrets.randbelow(INCARNATION_MAX) + 1, self.time())
         self._mailbox.clear()
         calls, self._calls = self._calls, {}
         for answered in calls.values():
             gone = InternalError(Reason.INTERNAL_DEFECT, MESSAGE, retry_delay_s=RETRY_DELAY_S)
             self._hear([partial(answered, gone)])
         for transfer in ended:
-            self._hear([partial(listener, transfer) for listener in self.on_transfer])
+            self._hear([partial(listener, transfer) for listener in (*self.on_transfer, *self.on_end)])
         self._hear(self.on_life)
         self._hear(self.on_defect)
 
@@ -262,9 +293,11 @@ class Runner:
     def _transfer_changed(self, action: actions.TransferChanged) -> None:
         """Tells all listeners, then raises the first exception."""
         defect: Exception | None = None
-        for listener in self.on_transfer:
+        transfer = action.transfer
+        ends = transfer.end_seq == transfer.seq
+        for listener in (*self.on_transfer, *self.on_end) if ends else self.on_transfer:
             try:
-                listener(action.transfer)
+                listener(transfer)
             except Exception as error:  # noqa: BLE001 - raised below
                 defect = defect or error
         if defect is not None:
@@ -272,7 +305,7 @@ class Runner:
 
     def _tick(self) -> None:
         deadline = self.node.next_deadline()
-        if deadline is not None and deadline <= self.now:
+        if deadline is not None and deadline <= self.time():
             self.feed(Tick())
         else:
             self._alarm.set(deadline)
@@ -305,3 +338,30 @@ def _tell_lacking(action: actions.BlocksLacking) -> None:
         "requests go first",
         action.request_id, action.blocks, action.reader_count, named, f" and {more} more" if more else "",
     )  # fmt: skip
+
+
+MAY_BE_GONE = UnmapPeer | AwaitEnd | AnswerSend
+"""Commands that have nothing to do for a rank of an earlier life."""
+
+
+class Ranks:
+    """All ranks of an engine, as one RankPort: hands each command to its rank. `ranks` is replaced with every
+    incarnation. `unaided`: the data paths over which peers read without help of the ranks.
+    """
+
+    def __init__(self, unaided: frozenset[str]) -> None:
+        self.ranks: dict[int, RankPort] = {}
+        self._unaided = unaided
+
+    def perform(self, action: RankAction) -> None:
+        """Hands a command to its rank, or an Expect to all."""
+        if isinstance(action, Expect):
+            self._expect(action)
+        elif action.rank in self.ranks or not isinstance(action, MAY_BE_GONE):
+            self.ranks[action.rank].perform(action)
+
+    def _expect(self, action: Expect) -> None:
+        if action.paths and not action.writes and self._unaided.issuperset(action.paths):
+            return  # each read would wake every rank twice, and make ranks with other paths poll for it
+        for rank in self.ranks.values():
+            rank.perform(action)

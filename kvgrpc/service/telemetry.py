@@ -120,21 +120,16 @@ def metadata(traceparent: str) -> tuple[tuple[str, str], ...]:
     return ((TRACEPARENT, traceparent),) if traceparent else ()
 
 
-def client_call(method: str, traceparent: str, peer: str) -> tuple[str, Ended]:
-    """Opens a span round a call that we make. Returns the traceparent for the call and the callback that ends it."""
-    return _call(SpanKind.CLIENT, method, traceparent, {"kvgrpc.peer": peer})
-
-
-def server_call(method: str, traceparent: str) -> tuple[str, Ended]:
-    """Opens a span as `server_span` does, for a call whose answer comes from elsewhere."""
-    return _call(SpanKind.SERVER, method, traceparent, {})
-
-
-def _call(kind: SpanKind, method: str, traceparent: str, more: dict[str, str]) -> tuple[str, Ended]:
+def call_span(method: str, traceparent: str, peer: str = "") -> tuple[str, Ended]:
+    """Opens a span round a call that we make at `peer`, or without one a call that we serve and whose answer comes from
+    elsewhere. Returns the traceparent for inner calls, and the callback that ends the span.
+    """
     if not enabled():
         return traceparent, _nothing
-    attributes = {"rpc.system.name": "grpc", "rpc.method": method} | more
-    name = method.rpartition("/")[2]
+    attributes = {"rpc.system.name": "grpc", "rpc.method": method}
+    if peer:
+        attributes["kvgrpc.peer"] = peer
+    kind, name = SpanKind.CLIENT if peer else SpanKind.SERVER, method.rpartition("/")[2]
     span = trace.get_tracer("kvgrpc").start_span(name, _context(traceparent), kind, attributes)
 
     def ended(error: Exception | None) -> None:
@@ -150,13 +145,13 @@ def _nothing(_: Exception | None) -> None:
     pass
 
 
-def transfer_ended(transfer: Transfer, now: float) -> None:
-    """Makes the spans of a traced transfer if it has just ended: one for it, one for each phase. `now` is on the node's
+def transfer_ended(clock: Callable[[], float], transfer: Transfer) -> None:
+    """Makes the spans of a traced transfer that has just ended: one for it, one for each phase. `clock` is the node's
     clock. A deadline that ended the transfer was a little earlier.
     """
-    if transfer.ended is None or transfer.end_seq != transfer.seq or not transfer.trace or not enabled():
+    if transfer.ended is None or not transfer.trace or not enabled():
         return
-    to_wall_ns = time.time_ns() - int(now * 1e9)
+    to_wall_ns = time.time_ns() - int(clock() * 1e9)
     tracer = trace.get_tracer("kvgrpc")
     span = tracer.start_span(
         f"kvgrpc.{transfer.direction.value}",

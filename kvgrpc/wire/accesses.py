@@ -12,8 +12,16 @@ from kvgrpc.core.values.call import LayerRange
 from kvgrpc.errors import InternalError, KVGrpcError, PreconditionFailed, Reason, note
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.wire.bounds import text
-from kvgrpc.wire.packed import packed_checksums, put_runs
-from kvgrpc.wire.values import CLOSE_OUTCOMES, block_lists, core_reason, data_path, layer_ranges, put_content
+from kvgrpc.wire.values import (
+    CLOSE_OUTCOMES,
+    block_lists,
+    core_reason,
+    data_path,
+    layer_ranges,
+    packed_checksums,
+    put_content,
+    put_runs,
+)
 
 _Row = TypeVar("_Row")
 CALLS = {
@@ -142,8 +150,9 @@ def opened(reply: peer_pb2.OpenAccessResponse, limit: int) -> Opened:
 def verdict(reply: peer_pb2.SettleAccessResponse) -> Verdict:
     """Returns the verdict of the one row of SettleAccess. Raises an error for a malformed answer."""
     row = _only(reply.results)
-    valid = row.verdict == peer_pb2.VERDICT_VALID
-    return Verdict(valid, None if valid else core_reason(row.reason), note(row.message))
+    if row.verdict == peer_pb2.VERDICT_VALID:
+        return Verdict(True)
+    return Verdict(False, core_reason(row.reason), note(row.message))
 
 
 def _only(rows: Sequence[_Row]) -> _Row:

@@ -247,53 +247,57 @@ def put_finished(
             _put_transfer(answer.transfer, into, now)
 
 
-def put_pulling(answer: PullStarted, into: handoff_pb2.PullBlocksResponse, now: float, _: int) -> None:
+def put_pulling(answer: PullStarted, into: handoff_pb2.PullBlocksResponse, now: float, _incarnation: int) -> None:
     """Fills in the reply to PullBlocks."""
     _put_transfer(answer.transfer, into, now)
 
 
-def put_reserved(answer: BlocksReserved, into: handoff_pb2.ReserveBlocksResponse, now: float, _: int) -> None:
+def put_reserved(
+    answer: BlocksReserved, into: handoff_pb2.ReserveBlocksResponse, now: float, _incarnation: int
+) -> None:
     """Fills in the reply to ReserveBlocks."""
     _put_transfer(answer.transfer, into, now)
     _put_grant(answer.token, into)
 
 
-def put_registered(answer: Registered, into: handoff_pb2.RegisterPushResponse, now: float, _: int) -> None:
+def put_registered(answer: Registered, into: handoff_pb2.RegisterPushResponse, now: float, _incarnation: int) -> None:
     """Fills in the reply to RegisterPush."""
     _put_transfer(answer.transfer, into, now)
 
 
-def put_cancelled(answer: Cancelled, into: transfer_pb2.CancelTransferResponse, now: float, _: int) -> None:
+def put_cancelled(answer: Cancelled, into: transfer_pb2.CancelTransferResponse, now: float, _incarnation: int) -> None:
     """Fills in the reply to CancelTransfer."""
     into.outcome = OUTCOMES[answer.outcome]
     into.transfers.extend([transfer(one, now) for one in answer.transfers])
 
 
-def put_acknowledged(answer: Acknowledged, into: transfer_pb2.AcknowledgeTransfersResponse, _: float, __: int) -> None:
+def put_acknowledged(
+    answer: Acknowledged, into: transfer_pb2.AcknowledgeTransfersResponse, _now: float, _incarnation: int
+) -> None:
     """Fills in the reply to AcknowledgeTransfers."""
     into.acknowledged_count = answer.count
 
 
-def put_granted(answer: HandedOver, into: lease_pb2.GrantLeaseResponse, _: float, incarnation: int) -> None:
+def put_granted(answer: HandedOver, into: lease_pb2.GrantLeaseResponse, _now: float, incarnation: int) -> None:
     """Fills in the reply to GrantLease."""
     into.lease.CopyFrom(lease(answer.lease, answer.times, incarnation))
     _put_grant(answer.token, into)
 
 
 def put_renewed(
-    answer: Renewed, into: lease_pb2.RenewLeasesResponse | lease_pb2.KeepAliveResponse, _: float, __: int
+    answer: Renewed, into: lease_pb2.RenewLeasesResponse | lease_pb2.KeepAliveResponse, _now: float, _incarnation: int
 ) -> None:
     """Fills in the reply to RenewLeases, or to a message of KeepAlive."""
     into.leases.extend(renewed(answer))
 
 
-def put_released(answer: Released, into: lease_pb2.ReleaseLeaseResponse, _: float, incarnation: int) -> None:
+def put_released(answer: Released, into: lease_pb2.ReleaseLeaseResponse, _now: float, incarnation: int) -> None:
     """Fills in the reply to ReleaseLease."""
     into.lease.CopyFrom(lease(answer.lease, answer.times, incarnation))
     into.freed_blocks.CopyFrom(pool_blocks(answer.freed, incarnation))
 
 
-def put_allocated(answer: Allocated, into: pool_pb2.AllocateBlocksResponse, _: float, incarnation: int) -> None:
+def put_allocated(answer: Allocated, into: pool_pb2.AllocateBlocksResponse, _now: float, incarnation: int) -> None:
     """Fills in the reply to AllocateBlocks. With `validate_only` no allocation was made, and there are no blocks."""
     if answer.allocation_id:
         into.blocks.CopyFrom(pool_blocks(answer.blocks, incarnation, answer.allocation_id))
@@ -301,17 +305,17 @@ def put_allocated(answer: Allocated, into: pool_pb2.AllocateBlocksResponse, _: f
         into.remaining.CopyFrom(duration(answer.remaining_s))
 
 
-def put_freed(answer: Freed, into: pool_pb2.FreeBlocksResponse, _: float, incarnation: int) -> None:
+def put_freed(answer: Freed, into: pool_pb2.FreeBlocksResponse, _now: float, incarnation: int) -> None:
     """Fills in the reply to FreeBlocks."""
     into.freed_blocks.CopyFrom(pool_blocks(answer.freed, incarnation))
 
 
-def put_reclaimed(answer: Reclaimed, into: pool_pb2.ReclaimBlocksResponse, _: float, incarnation: int) -> None:
+def put_reclaimed(answer: Reclaimed, into: pool_pb2.ReclaimBlocksResponse, _now: float, incarnation: int) -> None:
     """Fills in the reply to ReclaimBlocks."""
     into.reclaimed.CopyFrom(reclaimed(answer, incarnation))
 
 
-def put_introduced(answer: Introduced, into: handshake_pb2.HandshakeResponse, _: float, __: int) -> None:
+def put_introduced(answer: Introduced, into: handshake_pb2.HandshakeResponse, _now: float, _incarnation: int) -> None:
     """Fills in the reply to Handshake."""
     into.engine.CopyFrom(description.engine_to_proto(answer.engine))
     into.endpoints.extend([endpoint_to_proto(endpoint) for endpoint in answer.endpoints])
@@ -320,18 +324,20 @@ def put_introduced(answer: Introduced, into: handshake_pb2.HandshakeResponse, _:
     into.differences.extend([description.difference_to_proto(difference) for difference in differences])
 
 
-def put_connected(_: PeerConnected, __: handshake_pb2.ConnectPeerResponse, ___: float, ____: int) -> None:
+def put_connected(
+    _answer: PeerConnected, _into: handshake_pb2.ConnectPeerResponse, _now: float, _incarnation: int
+) -> None:
     """Fills in nothing: the RPC shows the peer as it is in the moment of its reply."""
 
 
-def put_drained(answer: Drained, into: admin_pb2.DrainResponse, _: float, __: int) -> None:
+def put_drained(answer: Drained, into: admin_pb2.DrainResponse, _now: float, _incarnation: int) -> None:
     """Fills in the reply to Drain, all but the admission state."""
     into.transfer_count, into.lease_count = answer.transfers, answer.leases
     into.quarantined_block_count, into.oldest_transfer_id = answer.quarantined_blocks, answer.oldest_transfer_id
 
 
 def put_quarantine_released(
-    answer: QuarantineReleased, into: admin_pb2.ReleaseQuarantineResponse, _: float, __: int
+    answer: QuarantineReleased, into: admin_pb2.ReleaseQuarantineResponse, _now: float, _incarnation: int
 ) -> None:
     """Fills in the reply to ReleaseQuarantine."""
     into.released_block_count, into.left_block_count = answer.released, answer.left

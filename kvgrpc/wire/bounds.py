@@ -91,7 +91,7 @@ def check_named(field: str, lists: Sequence[Sequence[common_pb2.GroupBlocks]], i
     """Raises OutOfRange (LIMIT_EXCEEDED) for more than `ids` blocks in all lists. The blocks are counted before the
     runs are expanded.
     """
-    named = sum(blocks_named(row.runs.counts) for some in lists for row in some)
+    named = sum([blocks_named(row.runs.counts) for some in lists for row in some])
     if named > ids:
         raise OutOfRange(
             Reason.LIMIT_EXCEEDED,

@@ -4,7 +4,7 @@ Every field needs a row here: `bounds_of` raises for a field without one, and a 
 settings, the pool or the caller are checked later, by the conversions and by the core.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -166,45 +166,49 @@ class Budget:
         Raises InvalidRequest (INVALID_FIELD) for a long text or a number out of range, OutOfRange (LIMIT_EXCEEDED) for
         too many rows or blocks.
         """
-        _take(message, self._spent, None)
+        check(message, self._spent)
 
 
-def check(message: Message) -> None:
-    """Checks one message by itself. Raises what `Budget.take` raises."""
-    _take(message, {}, None)
-
-
-def _take(message: Message, spent: dict[Field, int], path: _Path) -> None:
+def check(  # noqa: C901 - one case for each kind of field
+    message: Message, spent: dict[Field, int] | None = None, path: _Path = None
+) -> None:
+    """Checks one message, by itself or with the rows `spent` of the message that contains it at `path`. Raises what
+    `Budget.take` raises.
+    """
+    spent = {} if spent is None else spent
     for field, value in message.ListFields():
         plan = _plan(field)
-        if plan.rows is not None:
-            _count(field, plan.rows, value, spent, path)
+        if (row := plan.rows) is not None:
+            count = spent.get(field, 0) + (len(value) if row.kind is BoundKind.ROWS else blocks_named(value))
+            spent[field] = count
+            if count > row.most:
+                raise _too_many(field, row, count, path)
         if plan.bytes_max:
             # A character has at most four bytes, so most texts need no encoding.
             if len(value) * 4 > plan.bytes_max and _bytes(value) > plan.bytes_max:
+                raise invalid(_name((path, plan.name)), plan.most)
+        elif plan.number_max:
+            if not -plan.number_max <= value <= plan.number_max:
                 raise invalid(_name((path, plan.name)), plan.most)
         elif plan.fits is not None:
             if not plan.fits(value):
                 raise invalid(_name((path, plan.name)), plan.most)
         elif plan.one:
-            _take(value, spent, (path, plan.name))
+            check(value, spent, (path, plan.name))
         elif plan.many:
-            for row in value:
-                _take(row, spent, (path, plan.name))
+            for one in value:
+                check(one, spent, (path, plan.name))
 
 
-def _count(field: Field, row: Bound, value: Sequence[Any], spent: dict[Field, int], path: _Path) -> None:
-    count = spent.get(field, 0) + (len(value) if row.kind is BoundKind.ROWS else blocks_named(value))
-    spent[field] = count
-    if count > row.most:
-        # Errors about runs name the list that contains them.
-        name = _name((path, field.name) if row.kind is BoundKind.ROWS else path and path[0])
-        raise OutOfRange(
-            Reason.LIMIT_EXCEEDED,
-            f"{name} has {count} {row.kind.value}; the limit is {row.most}",
-            violations=(FieldViolation(name, f"at most {row.most} {row.kind.value}"),),
-            metadata={"limit": str(row.most)},
-        )
+def _too_many(field: Field, row: Bound, count: int, path: _Path) -> OutOfRange:
+    # Errors about runs name the list that contains them.
+    name = _name((path, field.name) if row.kind is BoundKind.ROWS else path and path[0])
+    return OutOfRange(
+        Reason.LIMIT_EXCEEDED,
+        f"{name} has {count} {row.kind.value}; the limit is {row.most}",
+        violations=(FieldViolation(name, f"at most {row.most} {row.kind.value}"),),
+        metadata={"limit": str(row.most)},
+    )
 
 
 @dataclass(frozen=True)
@@ -215,6 +219,8 @@ class _FieldPlan:
     rows: Bound | None = None
     bytes_max: int = 0
     """Maximum bytes of a single text; 0 for other fields."""
+    number_max: int = 0
+    """Maximum amount of a single number; 0 for other fields."""
     fits: Callable[[Any], bool] | None = None
     """Predicate for a field's other value, or for all its values."""
     most: str = ""
@@ -251,6 +257,8 @@ def _plan(field: Field) -> _FieldPlan:
         return _FieldPlan(field.name, rows)
     if element.kind is BoundKind.BYTES and not field.is_repeated:
         return _FieldPlan(field.name, rows, element.most, most=element.says)
+    if element.kind is BoundKind.NUMBER and not field.is_repeated:
+        return _FieldPlan(field.name, rows, number_max=element.most, most=element.says)
     return _FieldPlan(
         field.name, rows, fits=(lambda values: all(map(one, values))) if field.is_repeated else one, most=element.says
     )
@@ -260,7 +268,7 @@ def _plan(field: Field) -> _FieldPlan:
 def _bounded(kind: Descriptor) -> bool:
     """Returns True if a field of a message type has a bound, at any depth. A Duration has none."""
     plans = [_plan(field) for field in kind.fields]
-    return any(plan.rows or plan.bytes_max or plan.fits or plan.one or plan.many for plan in plans)
+    return any(plan.rows or plan.bytes_max or plan.number_max or plan.fits or plan.one or plan.many for plan in plans)
 
 
 def _fits(row: Bound) -> Callable[[Any], bool] | None:

@@ -24,11 +24,10 @@ from kvgrpc.core.policy.values import (
     SendEnded,
     TakeLost,
 )
-from kvgrpc.core.receive.pull_checks import check_key
+from kvgrpc.core.receive.pull_course import check_key
 from kvgrpc.core.tables.transfers import Failure
 from kvgrpc.core.values import content as contents, grants
-from kvgrpc.core.values.block_ids import Blocks
-from kvgrpc.core.values.call import BlockLists
+from kvgrpc.core.values.block_ids import BlockLists, Blocks
 from kvgrpc.core.values.ids import check_transfer_key
 from kvgrpc.core.values.records import dataclass
 from kvgrpc.core.values.request_times import RequestTime

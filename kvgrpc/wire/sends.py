@@ -20,7 +20,7 @@ from kvgrpc.wire.bounds import (
     check_count,
     text,
 )
-from kvgrpc.wire.packed import ids, put_columns
+from kvgrpc.wire.values import ids, put_columns
 
 Report = events.SendWanted | events.SendPosted | events.MeetingBegan
 
@@ -51,7 +51,7 @@ def post_send(request: peer_pb2.PostSendRequest, caller: peer_pb2.Caller, call: 
 
 
 def send_under_way(reply: peer_pb2.PostSendResponse) -> Values:
-    """Converts the answer to PostSend: the inverse of `peer_answers.send_under_way`."""
+    """Converts the answer to PostSend: the inverse of `peer_calls.send_under_way`."""
     check_count("values", len(reply.values), SEND_VALUES_MAX)
     return _values(reply.values)
 

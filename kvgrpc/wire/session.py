@@ -13,8 +13,7 @@ from kvgrpc.v1 import pool_pb2
 from kvgrpc.wire import sends
 from kvgrpc.wire.bounds import NAMES_MAX, check_count
 from kvgrpc.wire.endpoints import endpoint_from_proto, endpoint_to_proto
-from kvgrpc.wire.packed import packed_checksums, unpacked_checksums
-from kvgrpc.wire.values import block_lists, duration, failure, layer_ranges
+from kvgrpc.wire.values import block_lists, duration, failure, layer_ranges, packed_checksums, unpacked_checksums
 
 _News: TypeAlias = (
     session_pb2.Received

@@ -3,8 +3,19 @@
 from kvgrpc.core.tables.transfer_table import TransferTable
 from kvgrpc.core.tables.transfers import pair_id
 from kvgrpc.core.tensors.bundles import TENSORS_MAX
-from kvgrpc.core.tensors.calls import CONSUMERS_MAX, Get, LeadAddress, Put, Release, WantedTensor
-from kvgrpc.core.tensors.descriptions import DIMENSIONS_MAX, Description, ExpectedTensor, NamedTensor, TensorId
+from kvgrpc.core.tensors.descriptions import (
+    CONSUMERS_MAX,
+    DIMENSIONS_MAX,
+    Description,
+    ExpectedTensor,
+    Get,
+    LeadAddress,
+    NamedTensor,
+    Put,
+    Release,
+    TensorId,
+    WantedTensor,
+)
 from kvgrpc.core.tensors.rows import Tensor, TensorOffer, TensorStage
 from kvgrpc.core.values.ids import check_transfer_key
 from kvgrpc.core.values.limits import Limits, granted_ttl
@@ -38,7 +49,7 @@ def put(request: tensor_pb2.PutTensorRequest, limits: Limits) -> Put:
     if location == "grant" and only:
         raise invalid(only[0], "is for the source")
     check_count("consumers", len(request.consumers), CONSUMERS_MAX)
-    leads = tuple(lead_address(f"consumers[{i}]", value) for i, value in enumerate(request.consumers))
+    leads = tuple([lead_address(f"consumers[{i}]", value) for i, value in enumerate(request.consumers)])
     if len({one.address for one in leads}) < len(leads):
         raise invalid("consumers", "names an address twice")
     ttl_s = seconds(request, "ttl")
@@ -52,8 +63,8 @@ def put(request: tensor_pb2.PutTensorRequest, limits: Limits) -> Put:
         tensor_id(request.tensor), described(request.description), here, request.grant.token, leads,
         len(leads) or consumers(request.consumer_count), ttl_s, timeout_s(request, "timeout"), request.asynchronous,
         request.request_id,
-        tuple(NamedTensor(_of_request(f"bundled_tensors[{i}].tensor", key, value.tensor), described(value.description))
-              for i, value in enumerate(request.bundled_tensors)),
+        tuple([NamedTensor(_of_request(f"bundled_tensors[{i}].tensor", key, value.tensor), described(value.description))
+               for i, value in enumerate(request.bundled_tensors)]),
     )  # fmt: skip
 
 
@@ -69,8 +80,8 @@ def get(request: tensor_pb2.GetTensorRequest) -> Get:
     return Get(
         tensor_id(request.tensor), _expected(request.expected), source, request.as_offer,
         timeout_s(request, "timeout"), request.request_id,
-        tuple(WantedTensor(_of_request(f"bundled_tensors[{i}].tensor", key, value.tensor), _expected(value.expected))
-              for i, value in enumerate(request.bundled_tensors)),
+        tuple([WantedTensor(_of_request(f"bundled_tensors[{i}].tensor", key, value.tensor), _expected(value.expected))
+               for i, value in enumerate(request.bundled_tensors)]),
         request.page_count_max,
     )  # fmt: skip
 

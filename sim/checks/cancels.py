@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from kvgrpc.core.actions import Action, SendClose
 from kvgrpc.core.events import AccessClosing, CancelScope, CancelTransfer, CloseAccess, CloseOutcome, Event
 from kvgrpc.core.node import Node
-from kvgrpc.core.state.pull import PullMove
+from kvgrpc.core.state.move import PullMove
 from kvgrpc.core.tables.accesses import AccessState
 from kvgrpc.core.tables.leases import Lease
 from kvgrpc.core.tables.transfers import Direction, State, Transfer

@@ -17,8 +17,8 @@ import numpy as np
 from kvgrpc.core.events import LeaseRef, OpenAccess, ReadyPart, RegisterPush, RenewLeases
 from kvgrpc.core.tables.accesses import AccessOpening
 from kvgrpc.core.tables.peers import Peer
-from kvgrpc.core.values.block_ids import Ids
-from kvgrpc.core.values.call import BlockLists, LayerRange
+from kvgrpc.core.values.block_ids import BlockLists, Ids
+from kvgrpc.core.values.call import LayerRange
 from kvgrpc.core.values.compatibility import EngineDescription
 from kvgrpc.core.values.content import ContentId
 from kvgrpc.core.values.endpoints import RankEndpoint

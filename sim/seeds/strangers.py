@@ -27,8 +27,7 @@ from kvgrpc.core.events import (
     WaitsFor,
 )
 from kvgrpc.core.state import NodeState
-from kvgrpc.core.values.block_ids import Ids
-from kvgrpc.core.values.call import BlockLists
+from kvgrpc.core.values.block_ids import BlockLists, Ids
 from kvgrpc.core.values.content import ContentId
 from kvgrpc.core.values.grants import AccessKind, Claims, mint
 from kvgrpc.core.values.owners import ANONYMOUS

@@ -24,8 +24,8 @@ from kvgrpc.core.node import Node
 from kvgrpc.core.tables.accesses import AccessOpening
 from kvgrpc.core.tables.timers import Timers
 from kvgrpc.core.tables.transfers import Transfer
+from kvgrpc.core.values.block_ids import BlockLists
 from kvgrpc.core.values.bridge import Bridges
-from kvgrpc.core.values.call import BlockLists
 from kvgrpc.core.values.compatibility import EngineDescription
 from kvgrpc.core.values.content import ContentClaim, ContentId, chain
 from kvgrpc.core.values.endpoints import LoopbackEndpoint, RankEndpoint

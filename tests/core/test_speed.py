@@ -12,8 +12,8 @@ import pytest
 from kvgrpc.core import events
 from kvgrpc.core.actions import SendOpen, SendSettle
 from kvgrpc.core.events import AccessAnswered, AcknowledgeTransfers, LeaseRef, PostingEnded, RenewLeases, SettleAnswered
+from kvgrpc.core.state.life import RankSteps
 from kvgrpc.core.tables.accesses import AccessOpening
-from kvgrpc.core.tables.steps import RankSteps
 from kvgrpc.core.values.bridge import BridgeSide
 from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region, uniform_layout
 from kvgrpc.core.values.limits import Limits

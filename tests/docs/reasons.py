@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from kvgrpc.config import PoolConfig
-from kvgrpc.core.tables import tombstones
+from kvgrpc.core.tables import remembered
 from kvgrpc.core.tables.leases import END_REASON, LeaseState
 from kvgrpc.core.tensors import ended
 from kvgrpc.core.values.compatibility import EngineDescription, check_compatible
@@ -63,8 +63,8 @@ def _ends_of_leases() -> Iterator[tuple[str, str]]:
 
 def _too_late() -> Iterator[tuple[str, str]]:
     """Yields the errors of late calls, whose reasons stand in a table."""
-    for reason in tombstones._SAID:
-        yield reason, tombstones.too_late(reason, "").code
+    for reason in remembered._SAID:
+        yield reason, remembered.too_late(reason, "").code
 
 
 def _outdated() -> Iterator[tuple[str, str]]:

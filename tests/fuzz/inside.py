@@ -79,7 +79,7 @@ class State:
 def rows_of(lead: Lead) -> Iterator[bytes]:
     """Yields the state that a refusal must not change. Every change of a transfer increments `transfers.seq`."""
     lead.runner.advance()
-    node, state = lead.node, lead.node.state
+    node, state = lead.runner.node, lead.runner.node.state
     groups = range(len(state.life.engine.pool.groups)) if state.life.description else range(0)
     held = [access_id for access_id, access in state.access.rows.items() if access.held]
     # Accesses that are open at other engines.
@@ -97,7 +97,7 @@ def rows_of(lead: Lead) -> Iterator[bytes]:
 def hands_of(lead: Lead) -> Iterator[bytes]:
     """Yields each allocation with its owner and blocks, and each pin that is not held for the attached engine."""
     lead.runner.advance()
-    state = lead.node.state
+    state = lead.runner.node.state
     for allocation_id in map(str, state.pool.allocator.kept_bytes):
         blocks = [ids.tolist() for ids in state.pool.allocator.find(allocation_id) or ()]
         yield f"{allocation_id} {state.pool.allocator.owner(allocation_id)} {blocks}".encode()

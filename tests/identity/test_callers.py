@@ -85,7 +85,7 @@ async def test_a_bad_token_or_none_is_unauthenticated_and_changes_nothing(plain:
                 await client.allocate(1)
             assert refused.value.reason is Reason.NOT_AUTHENTICATED
     assert plain._lead.gate.denied[Reason.NOT_AUTHENTICATED] == len(bad)
-    assert plain._lead.node.state.pool.allocator.allocated(0) == 0
+    assert plain._lead.runner.node.state.pool.allocator.allocated(0) == 0
     async with connect(plain.address, metadata={"authorization": bearer(ISSUER.token())}) as client:
         await client.allocate(1)
 

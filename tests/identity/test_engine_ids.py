@@ -6,8 +6,7 @@ import pytest
 
 from kvgrpc.config import TlsConfig
 from kvgrpc.errors import PermissionDenied, Reason
-from kvgrpc.service.identity.engine_ids import OF_IDENTITY_MAX, EngineIds
-from kvgrpc.service.identity.gate import CALLER, KnownCaller
+from kvgrpc.service.identity.gate import CALLER, OF_IDENTITY_MAX, EngineIds, KnownCaller
 from kvgrpc.service.identity.roles import EVERY
 from kvgrpc.v1 import admin_pb2, admin_pb2_grpc
 from tests.identity.servers import People, serving, spiffe

@@ -82,7 +82,7 @@ async def refusal(channel: grpc.aio.Channel, name: str, method: Any) -> Reason |
 
 def state_of(server: Server) -> tuple[Any, ...]:
     """Returns what no refused call may change."""
-    state = server._lead.node.state
+    state = server._lead.runner.node.state
     return (
         state.life.incarnation, state.transfers.seq, state.life.draining, state.ledger.total, len(state.send.leases),
         state.pool.allocator.allocated(0), len(state.pool.pins.spaces), dict(state.ledger.by_kind),

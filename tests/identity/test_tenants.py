@@ -251,7 +251,7 @@ async def test_one_tenant_cannot_use_up_what_callers_may_keep(people: People) ->
         assert (await fill(red, blocks)).metadata["limit"] == "90000"
         assert (await fill(more, other)).metadata["limit"] == "100000"
         await blue.grant_lease(await blue.allocate(1, ttl_s=60), TOKENS[:16])
-        p._lead.node.state.ledger.check_sums()
+        p._lead.runner.node.state.ledger.check_sums()
 
 
 async def test_a_push_is_of_the_tenant_that_registered_it(people: People, servers: tuple[Any, Any]) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from kvgrpc.service.alarm import Alarm
+from kvgrpc.service.runner import Alarm
 
 
 async def test_it_rings_once_for_all_deadlines_at_the_earliest() -> None:

@@ -17,11 +17,11 @@ from typing import Any
 from kvgrpc.core import idempotency, node, state
 from kvgrpc.core.access import cancels, checksums, openings, post_sends, served_accesses
 from kvgrpc.core.idempotency import Begun
-from kvgrpc.core.moves import course, moves, opened_check, send_asks
+from kvgrpc.core.moves import course, moves, send_asks
 from kvgrpc.core.moves.pending_closes import PendingCloses
 from kvgrpc.core.peers import liveness
 from kvgrpc.core.pool import allocations, quarantine
-from kvgrpc.core.receive import pull_course, pull_ends, pulls, reservations
+from kvgrpc.core.receive import pull_course, pulls, reservations
 from kvgrpc.core.receive.reservations import Reservations
 from kvgrpc.core.send import (
     checksum_prefetch,
@@ -36,14 +36,14 @@ from kvgrpc.core.send import (
     weak_claims,
 )
 from kvgrpc.core.send.mirror_copies import MirrorCopies
-from kvgrpc.core.state import peer_tables, pool_tables
+from kvgrpc.core.state import life, move_table, node_state
 from kvgrpc.core.state.checksum_comparison import ChecksumComparison
 from kvgrpc.core.state.push import SourcePush
 from kvgrpc.core.state.reservation import ReservationMove
-from kvgrpc.core.tables import allocator, leases, pins, steps, timers, tombstones, transfer_table, turns
+from kvgrpc.core.tables import allocator, leases, pins, remembered, timers, transfer_table
 from kvgrpc.core.tables.accesses import Verdict
 from kvgrpc.core.tables.timers import Timer
-from kvgrpc.core.values import bridge, content
+from kvgrpc.core.values import block_ids, bridge, content
 from sim import Rule, Setup, Violation, drawn, run
 from sim.world.trace import Trace
 from tests.sim import bridged, bugs, mirror_bugs, owner_bugs, send_bugs, trusting
@@ -91,7 +91,7 @@ MUTANTS = (
     Mutant("settle is skipped", pull_course.PullCourse, "settle", bugs.settled_at_once, Rule.R2),
     Mutant("bytes move before the access is open", moves.Moves, "access_answered", bugs.from_memory, Rule.R2),
     Mutant("a write does not wait for a step", Reservations, "misses_step", bugs.always(False), Rule.R2, 60),
-    Mutant("steps of the engine are not waited for", steps.RankSteps, "done", bugs.always(1 << 60), Rule.R2),
+    Mutant("steps of the engine are not waited for", life.RankSteps, "done", bugs.always(1 << 60), Rule.R2),
     Mutant(
         "a step that is done in a layer is done", node.Node, "_step_done",
         lambda done: lambda self, event: done(self, replace(event, layers=None)), Rule.R2,
@@ -101,7 +101,7 @@ MUTANTS = (
     Mutant("a consumer that failed is done", served_accesses.ServedAccesses, "_count", bugs.failures_done, Rule.R4),
     Mutant("a destination that gives up under KEEP is done", served_accesses.ServedAccesses, "_count", bugs.drops_done,
         Rule.R4),
-    Mutant("blocks are freed at expiry during a read", pull_ends.PullEnds, "end", bugs.free_when_over, Rule.R1),
+    Mutant("blocks are freed at expiry during a read", pull_course.PullEnds, "end", bugs.free_when_over, Rule.R1),
     Mutant(
         "blocks are freed at expiry during a write", ReservationMove, "busy",
         lambda _: property(lambda self: bool(self.postings)), Rule.R1,
@@ -123,7 +123,7 @@ MUTANTS = (
     Mutant("an expired lease is revived", lease_renewals.LeaseRenewals, "_renew_one", bugs.revived, Rule.R8),
     Mutant("a renewal comes before what was due", node.Node, "handle", bugs.renewals_first, Rule.R8, 400),
     Mutant("a renewal shortens", leases.Lease, "renew", bugs.shortening, Rule.R8),
-    Mutant("a cancel is lost", tombstones.Tombstones, "end_key", bugs.always(None), Rule.R5),
+    Mutant("a cancel is lost", remembered.Tombstones, "end_key", bugs.always(None), Rule.R5),
     Mutant("a cancel in flight is lost", pulls.Pulls, "cancel", bugs.always(None), Rule.R5),
     Mutant("a retry under a key that was cancelled is refused", cancels.Cancels, "_cancel", bugs.cancelled_for_good,
         Rule.R5),
@@ -196,8 +196,8 @@ MUTANTS = (
     Mutant("the end of a process is not heard", quarantine.Quarantine, "process_ended", bugs.always(None), Rule.END),
     Mutant("ends of processes are not looked for", liveness.PeerLiveness, "watch", bugs.always(None), Rule.END, 60),
     Mutant("a proof is ignored", Reservations, "peer_at_rest", bugs.always(None), Rule.END),
-    Mutant("the last posting's end is lost", pull_ends.PullEnds, "at_rest", bugs.always(None), Rule.END),
-    Mutant("bytes of a turn are not given back", turns.Turns, "leave", bugs.kept_in_flight, Rule.END),
+    Mutant("the last posting's end is lost", pull_course.PullEnds, "at_rest", bugs.always(None), Rule.END),
+    Mutant("bytes of a turn are not given back", move_table.Turns, "leave", bugs.kept_in_flight, Rule.END),
     Mutant("closes that came early are kept", served_accesses.ServedAccesses, "forget", bugs.kept_early, Rule.END),
     Mutant("checksums are not compared", ChecksumComparison, "both", bugs.all_agree, Rule.R2),
     Mutant(
@@ -254,16 +254,16 @@ MUTANTS = (
             checksums.ChecksumCalls, "ask", trusting.sums_for_all, Rule.R2, 60
         ),
         Mutant("an access id stands for all uses of it", openings, "_check_same", bugs.always(None), Rule.R2),
-        Mutant("a stranger speaks in a peer's name", peer_tables.PeerTables, "caller", trusting.by_its_name, Rule.R2),
+        Mutant("a stranger speaks in a peer's name", node_state.PeerTables, "caller", trusting.by_its_name, Rule.R2),
         Mutant("a stranger shakes hands in a peer's name", liveness, "introduced", trusting.introduced_by_name,
             Rule.R2),
         Mutant("a stranger keeps a peer alive", liveness.PeerLiveness, "streaming", trusting.alive_by_name, Rule.R2),
-        Mutant("a life that was replaced is heard", peer_tables.PeerTables, "caller", trusting.dead_or_alive, Rule.R2),
+        Mutant("a life that was replaced is heard", node_state.PeerTables, "caller", trusting.dead_or_alive, Rule.R2),
         Mutant("a grant that is opened is not verified", openings, "verify", trusting.unsigned, Rule.R2),
         Mutant("a grant that is renewed is not verified", send_leases, "verify", trusting.unsigned, Rule.R2, 60),
         Mutant("a source's answer is not checked", pull_course, "wrong_opened", bugs.always(""), Rule.R2, 60),
         Mutant("a destination's answer is not checked", push_course.PushCourse, "_wrong", bugs.always(""), Rule.R2, 60),
-        Mutant("a peer may list a block in two groups that share it", opened_check, "check_spaces", bugs.always(None),
+        Mutant("a peer may list a block in two groups that share it", block_ids, "check_spaces", bugs.always(None),
             Rule.R2, 60),
         Mutant("a source's memory is what it was", pull_course.PullCourse, "opened", trusting.any_generation, Rule.R2),
         Mutant(
@@ -292,7 +292,7 @@ MUTANTS = (
         Mutant("a stranger writes by a pull", pulls, "check_destination", owner_bugs.filled_for_anybody, Rule.R12),
         Mutant("a stranger frees an allocation", allocations, "may", bugs.always(True), Rule.R12),
         Mutant("a stranger frees blocks by their numbers", allocator, "may", bugs.always(True), Rule.R12),
-        Mutant("a stranger takes blocks back", pool_tables, "may", bugs.always(True), Rule.R12),
+        Mutant("a stranger takes blocks back", life, "may", bugs.always(True), Rule.R12),
         Mutant("a stranger acknowledges for an engine", transfer_table, "may", bugs.always(True), Rule.R12),
         Mutant("a stranger adds parts to a push", pushes.Pushes, "_check", owner_bugs.handed_over_by_anybody, Rule.R12),
     )),

@@ -15,7 +15,7 @@ from kvgrpc.core.values.sends import SendAsk
 from kvgrpc.errors import Reason
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import handshake_pb2
-from kvgrpc.wire import accesses, description, endpoints, peer_answers, peer_requests, sends, tensors
+from kvgrpc.wire import accesses, description, endpoints, peer_calls, sends, tensors
 from tests.core.nodes import describe, endpoints as endpoints_of, hybrid
 
 LIMIT = 1_000
@@ -43,19 +43,19 @@ class Spoken:
 
 def _openings(opened: events.Opened) -> peer_pb2.OpenAccessResponse:
     made = peer_pb2.OpenAccessResponse()
-    peer_answers.openings(actions.Openings((opened,)), made)
+    peer_calls.openings(actions.Openings((opened,)), made)
     return made
 
 
 def _verdict(value: Verdict) -> peer_pb2.SettleAccessResponse:
     made = peer_pb2.SettleAccessResponse()
-    peer_answers.verdicts(actions.Verdicts((value,)), made)
+    peer_calls.verdicts(actions.Verdicts((value,)), made)
     return made
 
 
 def _checksums(by_rank: tuple[bytes, ...]) -> peer_pb2.ChecksumBlocksResponse:
     made = peer_pb2.ChecksumBlocksResponse()
-    peer_answers.checksums(actions.Checksums(by_rank), made)
+    peer_calls.checksums(actions.Checksums(by_rank), made)
     return made
 
 
@@ -71,16 +71,16 @@ def _handshake_again(read: handshake_pb2.HandshakeRequest) -> handshake_pb2.Hand
 
 
 def _opening(read: peer_pb2.OpenAccessRequest) -> Message:
-    return accesses.open_request(peer_requests.open_access(read, CALLER, CALL, LIMIT).openings[0])
+    return accesses.open_request(peer_calls.open_access(read, CALLER, CALL, LIMIT).openings[0])
 
 
 def _parts(read: peer_pb2.PartsReadyRequest) -> Message:
-    heard = peer_requests.parts_ready(read, CALLER, CALL, LIMIT)
+    heard = peer_calls.parts_ready(read, CALLER, CALL, LIMIT)
     return accesses.parts_request(heard.access_id, heard.parts)
 
 
 def _ask(read: peer_pb2.ChecksumBlocksRequest) -> Message:
-    heard = peer_requests.checksum_blocks(read, CALLER, CALL, LIMIT)
+    heard = peer_calls.checksum_blocks(read, CALLER, CALL, LIMIT)
     blocks = [(tuple(ids for _, ids in lists), layers) for lists, layers in heard.blocks]
     return accesses.checksum_request(heard.access_id, blocks)
 
@@ -109,7 +109,7 @@ SPOKEN = (
     Spoken(
         "of a part",
         lambda: accesses.settle_request(events.AccessSettling(ACCESS, False, 99, 2, ((0, 4), (8, 2)))),
-        lambda read: accesses.settle_request(peer_requests.settle_access(read, CALLER, CALL).settlings[0]),
+        lambda read: accesses.settle_request(peer_calls.settle_access(read, CALLER, CALL).settlings[0]),
     ),
     Spoken("valid", lambda: _verdict(Verdict(True)), lambda read: _verdict(accesses.verdict(read))),
     Spoken(
@@ -120,7 +120,7 @@ SPOKEN = (
     Spoken(
         "cancelled",
         lambda: accesses.close_request(events.AccessClosing(ACCESS, CloseOutcome.CANCELLED, True, b"token", "gone")),
-        lambda read: accesses.close_request(peer_requests.close_access(read, CALLER, CALL).closings[0]),
+        lambda read: accesses.close_request(peer_calls.close_access(read, CALLER, CALL).closings[0]),
     ),
     Spoken("of two parts", lambda: accesses.parts_request(ACCESS, PARTS), _parts),
     Spoken(

@@ -18,7 +18,7 @@ from kvgrpc.core.tables.transfers import Direction, Disposition, Failure, Phase,
 from kvgrpc.errors import PreconditionFailed, Reason
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import admin_pb2, common_pb2, lease_pb2, transfer_pb2
-from kvgrpc.wire import answers, peer_answers
+from kvgrpc.wire import answers, peer_calls
 from tests.core.made_leases import lease
 
 TRANSFER = Transfer(id="t-1", direction=Direction.RECEIVE, created=100.0, key=b"secret key of 16", owner="me")
@@ -144,7 +144,7 @@ def test_an_opening_is_open_or_says_why_not() -> None:
     )  # fmt: skip
     refused = PreconditionFailed(Reason.CONTENT_MISMATCH, "no")
     reply = peer_pb2.OpenAccessResponse()
-    peer_answers.openings(Openings((opened, refused)), reply)
+    peer_calls.openings(Openings((opened, refused)), reply)
     good, bad = reply.results
     assert not good.HasField("failure")
     assert (good.token_count, good.offer_tokens, good.memory_generation, good.lease_id) == (16, 40, 2, "l-1")
@@ -153,7 +153,7 @@ def test_an_opening_is_open_or_says_why_not() -> None:
 
 def test_a_verdict_is_valid_only_when_it_is() -> None:
     reply = peer_pb2.SettleAccessResponse()
-    peer_answers.verdicts(Verdicts((Verdict(True), Verdict(False, Reason.LEASE_VOIDED, "taken back"))), reply)
+    peer_calls.verdicts(Verdicts((Verdict(True), Verdict(False, Reason.LEASE_VOIDED, "taken back"))), reply)
     good, bad = reply.results
     assert good.verdict == peer_pb2.VERDICT_VALID
     assert (bad.verdict, bad.reason) == (peer_pb2.VERDICT_STALE, common_pb2.FAILURE_REASON_LEASE_VOIDED)

@@ -20,7 +20,7 @@ from kvgrpc.v1 import (
     pool_types_pb2,
     transfer_pb2,
 )
-from kvgrpc.wire import accesses, answers, bounds, description, fields, peer_requests, requests, values
+from kvgrpc.wire import accesses, answers, bounds, description, fields, peer_calls, requests, values
 from kvgrpc.wire.endpoints import endpoints_from_proto
 
 LIMIT = 65_536
@@ -62,7 +62,7 @@ TOO_MANY: dict[str, Callable[[], object]] = {
     ),
     "openings.parts": lambda: fields.check(opening(parts=parts(BATCH_PARTS + 1))),
     "openings.parts.blocks": lambda: fields.check(opening(parts=parts(257, 256))),
-    "openings.parts.blocks in all": lambda: peer_requests.open_access(openings_of_parts(2), CALLER, CALL, LIMIT),
+    "openings.parts.blocks in all": lambda: peer_calls.open_access(openings_of_parts(2), CALLER, CALL, LIMIT),
     "openings.data_paths": lambda: fields.check(
         opening(data_paths=[common_pb2.DATA_PATH_SHM] * (bounds.RANGES_MAX + 1))
     ),
@@ -138,7 +138,7 @@ def test_blocks_are_counted_before_anything_is_made_of_their_runs() -> None:
     tracemalloc.start()
     try:
         with pytest.raises(OutOfRange):
-            peer_requests.open_access(openings_of_parts(200), CALLER, CALL, LIMIT)
+            peer_calls.open_access(openings_of_parts(200), CALLER, CALL, LIMIT)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -147,7 +147,7 @@ def test_blocks_are_counted_before_anything_is_made_of_their_runs() -> None:
 
 def test_as_many_rows_as_may_be_are_taken() -> None:
     rows = [peer_pb2.AccessClosing(access_id=bytes([i])) for i in range(2)] * (bounds.ROWS_MAX // 2)
-    heard = peer_requests.close_access(peer_pb2.CloseAccessRequest(closings=rows), CALLER, CALL)
+    heard = peer_calls.close_access(peer_pb2.CloseAccessRequest(closings=rows), CALLER, CALL)
     assert len(heard.closings) == bounds.ROWS_MAX
     assert len(values.block_lists([ROW] * bounds.GROUPS_MAX, LIMIT)) == bounds.GROUPS_MAX
 
@@ -209,7 +209,7 @@ NOTES: dict[str, Callable[[str], Any]] = {
         handoff_pb2.FinishedBlocksRequest(failure=handoff_pb2.SourceFailure(message=why)),
         CALL, "", LIMIT,
     ).failure,
-    "a closing": lambda why: peer_requests.close_access(
+    "a closing": lambda why: peer_calls.close_access(
         peer_pb2.CloseAccessRequest(closings=[peer_pb2.AccessClosing(message=why)]), CALLER, CALL
     ).closings[0].message,
     "a cancellation": lambda why: requests.cancel_transfer(

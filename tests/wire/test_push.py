@@ -11,7 +11,7 @@ from kvgrpc.core.values.content import ContentId, chain
 from kvgrpc.errors import InvalidRequest
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import common_pb2, handoff_pb2
-from kvgrpc.wire import accesses, peer_answers, peer_requests, requests
+from kvgrpc.wire import accesses, peer_calls, requests
 
 LIMIT = 1_000
 CALL = events.Call(1, "engine", "")
@@ -25,7 +25,7 @@ OPAQUE = ContentId(40, opaque=b"prompt")
 def test_the_opening_of_a_push_arrives_as_it_was_sent(content: ContentId) -> None:
     opening = AccessOpening(ACCESS, b"token", None, "t-1", "req", ("shm",), REVERSE, content, 3)
     sent = accesses.open_request(opening)
-    (heard,) = peer_requests.open_access(
+    (heard,) = peer_calls.open_access(
         peer_pb2.OpenAccessRequest.FromString(sent.SerializeToString()), CALLER, CALL, LIMIT
     ).openings
     assert heard == opening
@@ -34,19 +34,19 @@ def test_the_opening_of_a_push_arrives_as_it_was_sent(content: ContentId) -> Non
 def test_the_content_of_a_push_is_no_list_of_tokens() -> None:
     row = peer_pb2.AccessOpening(push_content=common_pb2.Content(tokens=common_pb2.TokenContent(token_ids=[1])))
     with pytest.raises(InvalidRequest):
-        peer_requests.open_access(peer_pb2.OpenAccessRequest(openings=[row]), CALLER, CALL, LIMIT)
+        peer_calls.open_access(peer_pb2.OpenAccessRequest(openings=[row]), CALLER, CALL, LIMIT)
 
 
 def test_what_a_source_settles_arrives_as_it_was_sent() -> None:
     settling = events.AccessSettling(ACCESS, False, 99, 2, ((0, 4), (8, 2)))
     sent = accesses.settle_request(settling)
-    (heard,) = peer_requests.settle_access(sent, CALLER, CALL).settlings
+    (heard,) = peer_calls.settle_access(sent, CALLER, CALL).settlings
     assert heard == settling
 
 
 def test_a_close_says_why() -> None:
     closing = events.AccessClosing(ACCESS, CloseOutcome.CANCELLED, True, b"token", "the prefill was aborted")
-    (heard,) = peer_requests.close_access(accesses.close_request(closing), CALLER, CALL).closings
+    (heard,) = peer_calls.close_access(accesses.close_request(closing), CALLER, CALL).closings
     assert heard == closing
 
 
@@ -55,7 +55,7 @@ def test_parts_arrive_as_they_were_sent() -> None:
         events.ReadyPart(0, ((0, np.array([4, 5, 9])), (1, np.array([7]))), (), (0, 2), False),
         events.ReadyPart(1, ((0, np.array([1])),), (0, 3), None, True),
     )
-    heard = peer_requests.parts_ready(accesses.parts_request(ACCESS, parts), CALLER, CALL, LIMIT)
+    heard = peer_calls.parts_ready(accesses.parts_request(ACCESS, parts), CALLER, CALL, LIMIT)
     assert (heard.engine_id, heard.incarnation, heard.access_id) == ("p", 7, ACCESS)
     for sent, part in zip(parts, heard.parts, strict=True):
         assert (part.number, part.known, part.layers, part.last) == (sent.number, sent.known, sent.layers, sent.last)
@@ -67,7 +67,7 @@ def test_parts_arrive_as_they_were_sent() -> None:
 def test_a_part_of_no_layers_is_refused() -> None:
     part = peer_pb2.ReadyPart(layers=common_pb2.LayerRange(first=3))
     with pytest.raises(InvalidRequest) as refused:
-        peer_requests.parts_ready(peer_pb2.PartsReadyRequest(parts=[part]), CALLER, CALL, LIMIT)
+        peer_calls.parts_ready(peer_pb2.PartsReadyRequest(parts=[part]), CALLER, CALL, LIMIT)
     assert [violation.field for violation in refused.value.violations] == ["layers.count"]
 
 
@@ -120,6 +120,6 @@ def test_a_destination_that_has_all_tokens_of_a_group_lists_it_without_blocks() 
     blocks = ((0, none), (1, np.array([4, 5])))
     opened = events.Opened(blocks, 40, 40, 1.0, 30.0, 0, "t-1", "l-1")
     reply = peer_pb2.OpenAccessResponse()
-    peer_answers.openings(actions.Openings((opened,)), reply)
+    peer_calls.openings(actions.Openings((opened,)), reply)
     heard = accesses.opened(peer_pb2.OpenAccessResponse.FromString(reply.SerializeToString()), LIMIT)
     assert [(group, ids.tolist()) for group, ids in heard.blocks] == [(0, []), (1, [4, 5])]

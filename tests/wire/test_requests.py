@@ -13,7 +13,7 @@ from kvgrpc.core.values.grants import OnAbort
 from kvgrpc.errors import InvalidRequest, KVGrpcError, OutOfRange, Reason
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import common_pb2, handoff_pb2, lease_pb2, pool_pb2, transfer_pb2
-from kvgrpc.wire import bounds, peer_requests, requests, values
+from kvgrpc.wire import bounds, peer_calls, requests, values
 from tests.wire.messages import messages, outcome
 
 LIMIT = 1000
@@ -32,11 +32,11 @@ CONVERTERS: dict[type[Message], Convert] = {
     transfer_pb2.AcknowledgeTransfersRequest: lambda r: requests.acknowledge(r, CALL),
     pool_pb2.AllocateBlocksRequest: lambda r: requests.allocate_blocks(r, CALL),
     pool_pb2.FreeBlocksRequest: lambda r: requests.free_blocks(r, CALL, LIMIT),
-    peer_pb2.OpenAccessRequest: lambda r: peer_requests.open_access(r, CALLER, CALL, LIMIT),
-    peer_pb2.SettleAccessRequest: lambda r: peer_requests.settle_access(r, CALLER, CALL),
-    peer_pb2.CloseAccessRequest: lambda r: peer_requests.close_access(r, CALLER, CALL),
-    peer_pb2.PartsReadyRequest: lambda r: peer_requests.parts_ready(r, CALLER, CALL, LIMIT),
-    peer_pb2.ChecksumBlocksRequest: lambda r: peer_requests.checksum_blocks(r, CALLER, CALL, LIMIT),
+    peer_pb2.OpenAccessRequest: lambda r: peer_calls.open_access(r, CALLER, CALL, LIMIT),
+    peer_pb2.SettleAccessRequest: lambda r: peer_calls.settle_access(r, CALLER, CALL),
+    peer_pb2.CloseAccessRequest: lambda r: peer_calls.close_access(r, CALLER, CALL),
+    peer_pb2.PartsReadyRequest: lambda r: peer_calls.parts_ready(r, CALLER, CALL, LIMIT),
+    peer_pb2.ChecksumBlocksRequest: lambda r: peer_calls.checksum_blocks(r, CALLER, CALL, LIMIT),
     handoff_pb2.ReserveBlocksRequest: lambda r: requests.reserve_blocks(r, CALL, "w", LIMIT),
     handoff_pb2.RegisterPushRequest: lambda r: requests.register_push(r, CALL),
 }
@@ -142,7 +142,7 @@ def test_an_abort_means_release_unless_keep_is_said(number: int) -> None:
 )  # fmt: skip
 def test_a_close_takes_nothing_from_others_unless_that_is_said(number: int, outcome: CloseOutcome) -> None:
     row = peer_pb2.AccessClosing(access_id=b"x", outcome=number, quiesced=True, token=b"t")  # type: ignore[arg-type]
-    (closing,) = peer_requests.close_access(peer_pb2.CloseAccessRequest(closings=[row]), CALLER, CALL).closings
+    (closing,) = peer_calls.close_access(peer_pb2.CloseAccessRequest(closings=[row]), CALLER, CALL).closings
     assert closing == events.AccessClosing(b"x", outcome, True, b"t")
 
 
@@ -187,14 +187,14 @@ def test_checksums_and_parts_name_so_many_blocks_in_all() -> None:
     runs = common_pb2.GroupBlocks(runs=common_pb2.BlockRuns(starts=[0], counts=[LIMIT]))
     sums = peer_pb2.ChecksumBlocksRequest()
     sums.blocks.add(blocks=[runs])
-    assert peer_requests.checksum_blocks(sums, CALLER, CALL, LIMIT).blocks
+    assert peer_calls.checksum_blocks(sums, CALLER, CALL, LIMIT).blocks
     sums.blocks.add(blocks=[runs])
     with pytest.raises(OutOfRange):
-        peer_requests.checksum_blocks(sums, CALLER, CALL, LIMIT)
+        peer_calls.checksum_blocks(sums, CALLER, CALL, LIMIT)
     parts = peer_pb2.PartsReadyRequest()
     parts.parts.add(blocks=[runs])
     parts.parts.add(number=1, known_block_counts=[LIMIT])
-    assert len(peer_requests.parts_ready(parts, CALLER, CALL, LIMIT).parts) == 2
+    assert len(peer_calls.parts_ready(parts, CALLER, CALL, LIMIT).parts) == 2
     parts.parts.add(number=2, blocks=[runs])
     with pytest.raises(OutOfRange):
-        peer_requests.parts_ready(parts, CALLER, CALL, LIMIT)
+        peer_calls.parts_ready(parts, CALLER, CALL, LIMIT)

@@ -29,8 +29,8 @@ from kvgrpc.errors import InvalidRequest, OutOfRange, Reason, Unimplemented
 from kvgrpc.session.v1 import rank_pb2, session_pb2
 from kvgrpc.v1 import common_pb2
 from kvgrpc.wire import frames, session
-from kvgrpc.wire.packed import FEW
 from kvgrpc.wire.rank_commands import action_of, command_of, post_of
+from kvgrpc.wire.values import FEW
 from tests.wire.endpoints import ENDPOINTS, TEXT
 from tests.wire.messages import messages, outcome
 

@@ -12,9 +12,8 @@ from kvgrpc.core.values.strips import DIMENSIONS_MAX, Repack, Strip
 from kvgrpc.errors import OutOfRange, Reason, Unimplemented
 from kvgrpc.session.v1 import rank_pb2
 from kvgrpc.wire.bounds import STRIPS_MAX
-from kvgrpc.wire.packed import FEW
-from kvgrpc.wire.rank_commands import command_of, post_of
-from kvgrpc.wire.strips import put_repack, repack_from_proto
+from kvgrpc.wire.rank_commands import command_of, post_of, put_repack, repack_from_proto
+from kvgrpc.wire.values import FEW
 
 U56 = st.integers(0, 2**56 - 1)
 READ_AND_REPACK = rank_pb2.POST_OPERATION_READ_AND_REPACK

@@ -14,7 +14,7 @@ from kvgrpc.errors import InvalidRequest, KVGrpcError, NextStep, OutOfRange, Rea
 from kvgrpc.v1 import common_pb2, handoff_pb2, lease_pb2
 from kvgrpc.wire import values
 from kvgrpc.wire.bounds import blocks_named
-from kvgrpc.wire.packed import FEW, put_runs
+from kvgrpc.wire.values import FEW, put_runs
 from tests.wire.messages import outcome
 
 LIMIT = 65_536

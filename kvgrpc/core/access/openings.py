@@ -17,12 +17,11 @@ from kvgrpc.core.tables.peers import Peer, PeerState
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.tables.transfers import State
-from kvgrpc.core.values.block_ids import Ids
+from kvgrpc.core.values.block_ids import ARRAY_BYTES, Ids
 from kvgrpc.core.values.content import check
 from kvgrpc.core.values.grants import AccessKind, Claims, check_tenant, read_claims, verify
+from kvgrpc.core.values.groups import check_prefix
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES
-from kvgrpc.core.values.kept_blocks import ARRAY_BYTES
-from kvgrpc.core.values.layout import check_prefix
 from kvgrpc.core.values.owners import PEER, name_of
 from kvgrpc.errors import (
     DeadlineExceeded,
@@ -136,7 +135,8 @@ class AccessOpenings:
         if opening.access_id in self._state.access.closed_ids:
             raise PreconditionFailed(Reason.ACCESS_CLOSED, "this access was closed long ago; open a new one")
         kind = AccessKind.READ if opening.push_content is None else AccessKind.WRITE
-        claims = verify(opening.token, state.life.grant_key, state.life.engine.engine_id, state.life.incarnation, kind)
+        engine = state.life.engine
+        claims = verify(opening.token, state.life.grant_key, engine.engine_id, state.life.incarnation, kind)
         check_consumer(caller, claims)
         if kind is AccessKind.READ and opening.claim is None:
             raise InvalidRequest(Reason.CONTENT_REQUIRED, "opening a READ grant takes a content claim")
@@ -156,7 +156,7 @@ class AccessOpenings:
                 metadata={"limit": str(most)},
             )
         access = Access(opening, peer.description.engine_id, peer.key, claims.lease_id, state.now, kind=kind)
-        pinned = 8 * claims.block_count + ARRAY_BYTES * len(state.life.engine.pool.groups)
+        pinned = 8 * claims.block_count + ARRAY_BYTES * len(engine.pool.groups)
         state.ledger.check(PEER + peer.key, access.kept_bytes + pinned)
         state.access.add(peer, access)
         return access
@@ -259,7 +259,7 @@ class AccessOpenings:
             transfer.id,
             state=State.ACTIVE,
             waiting_for="",
-            phases=transfer.phases or transfer.phase_started("readers", state.now),
+            phases=transfer.phases or transfer.phases_at(state.now, "readers"),
             peer_engine_id=peer.engine_id,
             peer_incarnation=peer.incarnation,
             peer_address=peer.address,
@@ -268,14 +268,15 @@ class AccessOpenings:
 
     def _opened(self, access: Access, lease: Lease) -> Opened:
         state = self._state
-        groups = state.life.engine.pool.groups
+        engine = state.life.engine
+        rows = enumerate(zip(lease.blocks, engine.pool.groups, strict=True))
         return Opened(
-            blocks=tuple([(i, _first(ids, groups[i].blocks_of(access.tokens))) for i, ids in enumerate(lease.blocks)]),
+            blocks=tuple([(i, _first(ids, group.blocks_of(access.tokens))) for i, (ids, group) in rows]),
             token_count=access.tokens,
             offer_tokens=lease.content.tokens,
             remaining_s=lease.deadline - state.now,
             ttl_s=lease.ttl_s,
-            memory_generation=state.life.engine.memory_generation,
+            memory_generation=engine.memory_generation,
             transfer_id=lease.transfer_id,
             lease_id=lease.id,
         )

@@ -6,10 +6,9 @@ from kvgrpc.core.events import Opened
 from kvgrpc.core.tables.accesses import Verdict
 from kvgrpc.core.tables.leases import Lease, LeaseState, LeaseTimes
 from kvgrpc.core.tables.transfers import Transfer
-from kvgrpc.core.values.block_ids import Blocks
+from kvgrpc.core.values.block_ids import Blocks, keeping
 from kvgrpc.core.values.compatibility import EngineDescription
 from kvgrpc.core.values.endpoints import RankEndpoint
-from kvgrpc.core.values.kept_blocks import keeping
 from kvgrpc.core.values.records import dataclass
 from kvgrpc.core.values.sends import Values
 from kvgrpc.errors import KVGrpcError, Reason

@@ -6,7 +6,8 @@ Each carries a `Call` and is answered exactly once, by a Reply or a Refuse with 
 from enum import Enum
 from typing import NamedTuple
 
-from kvgrpc.core.values.call import BlockLists, Call, LayerRange
+from kvgrpc.core.values.block_ids import BlockLists
+from kvgrpc.core.values.call import Call, LayerRange
 from kvgrpc.core.values.content import ContentId
 from kvgrpc.core.values.grants import OnAbort
 from kvgrpc.core.values.records import dataclass

@@ -3,10 +3,10 @@
 from dataclasses import field
 
 from kvgrpc.core.tables.accesses import AccessOpening, CloseOutcome, Verdict
-from kvgrpc.core.values.call import BlockLists, Call, LayerRange, ReadyPart
+from kvgrpc.core.values.block_ids import BlockLists, keeping_lists
+from kvgrpc.core.values.call import Call, LayerRange, ReadyPart
 from kvgrpc.core.values.compatibility import EngineDescription
 from kvgrpc.core.values.endpoints import RankEndpoint
-from kvgrpc.core.values.kept_blocks import keeping_lists
 from kvgrpc.core.values.records import dataclass
 from kvgrpc.core.values.sends import SendAnswer, SendAsk
 from kvgrpc.errors import KVGrpcError

@@ -379,4 +379,4 @@ class Course(ABC, Generic[M]):
         transfer = self._state.transfers.current[move.transfer_id]
         if move.rounds or not move.leading:
             return transfer.phases
-        return transfer.phase_started(name, self._state.now)
+        return transfer.phases_at(self._state.now, name)

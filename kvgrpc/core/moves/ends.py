@@ -5,7 +5,7 @@ from typing import Generic, TypeVar
 
 from kvgrpc.core.moves.pending_closes import PendingCloses
 from kvgrpc.core.state import NodeState
-from kvgrpc.core.state.move import MOVE_TIMERS, Move
+from kvgrpc.core.state.move import Move
 from kvgrpc.errors import KVGrpcError, Reason
 
 M = TypeVar("M", bound=Move)
@@ -34,9 +34,3 @@ class Ends(ABC, Generic[M]):
 
     def released_by_operator(self, move: M) -> None:
         """Takes an operator's word that no peer writes into the blocks of an ended move any more."""
-
-    def _stop(self, move: M) -> None:
-        """Clears a move's turn and deadlines: it waits for nothing any more."""
-        self._state.moves.turns.leave(move.name)
-        move.left = None
-        self._state.timers.clear_some(MOVE_TIMERS, move.name)

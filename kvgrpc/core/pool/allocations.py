@@ -56,7 +56,7 @@ class Allocations:
             self._give_all_back(whole)
         elif not event.validate_only:
             self._give_back(blocks)
-        free = tuple(state.pool.pins.unpinned(group, ids) for group, ids in enumerate(blocks))
+        free = tuple([state.pool.pins.unpinned(group, ids) for group, ids in enumerate(blocks)])
         state.reply(event.call.id, Freed(free))
 
     def free_all(self, allocation_ids: Collection[str], caller: str) -> None:
@@ -101,7 +101,7 @@ class Allocations:
                 metadata={"limit": str(state.limits.allocations)},
             )
         state.ledger.check(event.call.payer, ALLOCATION_BYTES)
-        by = named_by(event)
+        by = None if event.by is None else named_by(event)
         try:
             plan = self._plan(counts, by, event.call.principal) if event.reclaim else None
             taken = state.pool.allocator.choose(counts) if plan is None else ()
@@ -112,7 +112,8 @@ class Allocations:
         if event.validate_only:
             state.reply(event.call.id, Allocated("", (), ttl_s))
             return
-        self._reclaims.asked(by, counts, enough=True)
+        if by is not None:
+            self._reclaims.asked(by, counts, enough=True)
         if plan is not None:
             self._reclaims.carry_out(plan)
             taken = state.pool.allocator.choose(counts)

@@ -1,7 +1,7 @@
 """PullBlocks: the destination's side of a transfer, from its grant on.
 
 Success has one way only: through SETTLING with VALID. Everything else fails closed: the bytes are never offered.
-`state.move` has the stages as data, `pull_checks` the checks before anything changes, `pull_ends` the ends.
+`state.move` has the stages as data, `pull_course` the checks, the steps and the ends.
 """
 
 from typing import Any
@@ -10,15 +10,12 @@ from kvgrpc.core.actions import PullStarted
 from kvgrpc.core.events import AccessClosing, CloseOutcome, GiveDestination, PullBlocks, RenewAnswered
 from kvgrpc.core.moves.failures import LOST_SOURCE
 from kvgrpc.core.peers.handshakes import Handshakes
-from kvgrpc.core.receive.pull_checks import check_destination, check_key, check_pull
-from kvgrpc.core.receive.pull_course import PullCourse
-from kvgrpc.core.receive.pull_ends import PullEnds
+from kvgrpc.core.receive.pull_course import PullCourse, PullEnds, check_destination, check_key, check_pull
 from kvgrpc.core.state import NodeState
-from kvgrpc.core.state.move import MOVE_BYTES, MoveStage
-from kvgrpc.core.state.pull import PullMove
+from kvgrpc.core.state.move import MOVE_BYTES, MoveStage, PullMove
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.tables.transfers import TRANSFER_BYTES, Direction, Failure, Phase, Side, State, Transfer
-from kvgrpc.core.values.kept_blocks import blocks_bytes
+from kvgrpc.core.values.block_ids import blocks_bytes
 from kvgrpc.core.values.limits import granted_timeout
 from kvgrpc.core.values.owners import ENGINE_SIDE, Verb
 from kvgrpc.core.values.request_times import heard

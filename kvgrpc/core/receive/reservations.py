@@ -20,9 +20,8 @@ from kvgrpc.core.events import (
 from kvgrpc.core.moves.course import RE_PACKED_ON_DEVICE
 from kvgrpc.core.peers.handshakes import Handshakes
 from kvgrpc.core.receive.key_renewals import KeyRenewals
-from kvgrpc.core.receive.pull_checks import check_destination
-from kvgrpc.core.receive.reservation_course import ReservationCourse
-from kvgrpc.core.receive.writers import add_writer, drop_writer
+from kvgrpc.core.receive.pull_course import check_destination
+from kvgrpc.core.receive.reservation_course import ReservationCourse, add_writer, drop_writer
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.state.move import MOVE_BYTES, MoveStage
 from kvgrpc.core.state.reservation import Refusal, ReservationMove, claims_of, unknown_source
@@ -32,12 +31,12 @@ from kvgrpc.core.tables.peers import Peer
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.tables.transfers import TRANSFER_BYTES, Direction, Phase, State
 from kvgrpc.core.values import content as contents
+from kvgrpc.core.values.block_ids import blocks_bytes
 from kvgrpc.core.values.call import LayerRange
 from kvgrpc.core.values.content import ContentId
 from kvgrpc.core.values.grants import AccessKind, Claims, mint
+from kvgrpc.core.values.groups import check_prefix
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES, check_transfer_key, mint_lease_id
-from kvgrpc.core.values.kept_blocks import blocks_bytes
-from kvgrpc.core.values.layout import check_prefix
 from kvgrpc.core.values.limits import granted_timeout
 from kvgrpc.core.values.owners import PEER, tenant_of
 from kvgrpc.core.values.parts import Parts
@@ -249,7 +248,7 @@ class Reservations:
         state.change(
             reservation.transfer_id,
             state=transfer.state if reverse else State.ACTIVE,
-            phases=transfer.phases if reservation.rounds else transfer.phase_started("queue", state.now),
+            phases=transfer.phases if reservation.rounds else transfer.phases_at(state.now, "queue"),
             waiting_for="parts",
             peer_engine_id=peer.description.engine_id,
             peer_incarnation=peer.description.incarnation,

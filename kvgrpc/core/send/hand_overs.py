@@ -5,11 +5,8 @@ A hand-over pins its blocks under a lease. Users follow the SEND transfer beside
 
 from kvgrpc.core.actions import HandedOver
 from kvgrpc.core.events import FinishedBlocks
-from kvgrpc.core.send import stand_in_leases
 from kvgrpc.core.send.firmness import Firmness
-from kvgrpc.core.send.lease_ids import LEASE_ID_BYTES_MAX, may_mint
-from kvgrpc.core.send.leases import Leases
-from kvgrpc.core.send.listed_blocks import check_covers
+from kvgrpc.core.send.leases import LEASE_ID_BYTES_MAX, Leases, may_mint
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.tables.leases import Lease
 from kvgrpc.core.tables.pins import PinKind
@@ -18,6 +15,7 @@ from kvgrpc.core.values.block_ids import Blocks
 from kvgrpc.core.values.content import ContentId
 from kvgrpc.core.values.grants import AccessKind, Claims, mint
 from kvgrpc.core.values.ids import check_transfer_key
+from kvgrpc.core.values.layout import Group
 from kvgrpc.core.values.limits import granted_ttl
 from kvgrpc.core.values.owners import ENGINE, tenant_of
 from kvgrpc.errors import (
@@ -30,6 +28,19 @@ from kvgrpc.errors import (
     Unavailable,
     invalid,
 )
+
+
+def check_covers(blocks: Blocks, content: ContentId, groups: tuple[Group, ...]) -> None:
+    """Raises PreconditionFailed (CONTENT_RANGE) unless every group lists exactly the blocks of the content's tokens."""
+    for i, (ids, group) in enumerate(zip(blocks, groups, strict=True)):
+        needed = group.blocks_of(content.tokens)
+        if len(ids) != needed:
+            raise PreconditionFailed(
+                Reason.CONTENT_RANGE,
+                f"group {i}: {content.tokens} tokens fill {needed} blocks of {group.block_tokens}; "
+                f"{len(ids)} are listed",
+                metadata={"group": str(i), "block_count": str(needed)},
+            )
 
 
 class HandOvers:
@@ -60,7 +71,7 @@ class HandOvers:
             return
         self._leases.add(lease, event)
         if lease.stands_for:
-            stand_in_leases.keep(state, lease)
+            state.send.leases.keep_others(lease)
         self._firmness.handed_over(lease)
         transfer = self._send(lease, event, counts) if event.transfer else None
         state.reply(event.call.id, HandedOver(lease.snapshot(), self._leases.times(lease), transfer, token))

@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 from kvgrpc.core.actions import Renewed
 from kvgrpc.core.events import LeaseRef, RenewLeases
-from kvgrpc.core.send import stand_in_leases
 from kvgrpc.core.send.firmness import Firmness
 from kvgrpc.core.send.weak_claims import WeakClaims
 from kvgrpc.core.state import NodeState
@@ -59,7 +58,7 @@ class LeaseRenewals:
             return 0.0, lease.end_reason, lease.state
         if not event.validate_only:
             lease.renew(self._state.now, ttl_s)
-            stand_in_leases.keep(self._state, lease)
+            self._state.send.leases.keep_others(lease)
             if not event.for_access and caller not in ENGINE_SIDE:
                 self._firmness.renewed(lease, lease.last_ttl_s)
         return lease.deadline - self._state.now, None, lease.state

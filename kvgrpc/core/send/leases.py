@@ -1,31 +1,82 @@
 """Leases of this engine from their beginning to their end, whatever was handed over under them.
 
-The end of a lease ends its pins, its accesses and its SEND transfer in the same step.
+The end of a lease ends its pins, its accesses and its SEND transfer in the same step. An engine mints the ids of its
+leases itself: it announces a lease by its grant before its lead knows the lease.
 """
 
 from kvgrpc.core.actions import BlocksReturnedNews, FailedNews, HandedOver, Released
 from kvgrpc.core.events import FinishedBlocks, LeaseRef, LeasesVoided, ReleaseLease, WaitsFor
-from kvgrpc.core.send import stand_in_leases
 from kvgrpc.core.send.firmness import Firmness
-from kvgrpc.core.send.lease_ids import check_lease_id
 from kvgrpc.core.send.lease_renewals import LeaseRenewals
-from kvgrpc.core.send.send_failures import WANTED_ENDS, send_failure
 from kvgrpc.core.send.weak_claims import WeakClaims
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.tables.accesses import Access, AccessState
 from kvgrpc.core.tables.leases import LEASE_BYTES, Lease, LeaseState, LeaseTimes
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.timers import Timer
-from kvgrpc.core.tables.transfers import TRANSFER_BYTES, Disposition, Failure, State
-from kvgrpc.core.values.block_ids import Blocks
+from kvgrpc.core.tables.transfers import TRANSFER_BYTES, Disposition, Failure, Side, State
+from kvgrpc.core.values.block_ids import Blocks, blocks_bytes, no_blocks
 from kvgrpc.core.values.content import ContentId
 from kvgrpc.core.values.grants import AccessKind, verify
 from kvgrpc.core.values.ids import mint_lease_id
-from kvgrpc.core.values.kept_blocks import blocks_bytes, no_blocks
 from kvgrpc.core.values.limits import granted_firm_ttl
-from kvgrpc.core.values.owners import ENGINE_SIDE, tenant_of
+from kvgrpc.core.values.owners import ENGINE, ENGINE_SIDE, EVERYONE, Thing, ThingKind, Verb, may, tenant_of
 from kvgrpc.core.values.request_times import heard
-from kvgrpc.errors import Exhausted, Reason
+from kvgrpc.errors import AlreadyExists, Exhausted, NextStep, PermissionDenied, Reason, invalid
+
+WANTED_ENDS = frozenset({Reason.CANCELLED, Reason.LEASE_RELEASED, Reason.LEASE_VOIDED})
+"""Reasons of an early lease end that is no failure."""
+
+
+def send_failure(lease: Lease) -> Failure | None:
+    """Returns why the SEND transfer of an ended lease did not succeed, or None when it did."""
+    if lease.state is LeaseState.DONE and lease.received:
+        return None
+    messages = {
+        LeaseState.DONE: "every consumer dropped it",
+        LeaseState.EXPIRED: f"no consumer was done within the lease ({lease.ttl_s:g} s, {lease.renewals} renewals)",
+        LeaseState.RELEASED: "the lease was released",
+        LeaseState.VOIDED: "the engine took its blocks back",
+        LeaseState.RECLAIMED: "its blocks were needed while nobody had claimed it",
+    }
+    if lease.yielded:
+        messages[LeaseState.RECLAIMED] = "an older request needed its blocks, and its readers had none of their own yet"
+    phase = "rendezvous" if lease.pushed else "readers"
+    if lease.state is LeaseState.DONE and lease.cancelled_by:
+        engine_id, why = next(reversed(lease.cancelled_by.items()))
+        return consumer_cancelled(engine_id, why, phase)
+    reason = Reason.CANCELLED if lease.state is LeaseState.DONE else lease.end_reason
+    if lease.pushed and lease.state is LeaseState.EXPIRED:
+        reason = Reason.REGISTRATION_TIMEOUT
+    message = messages[lease.state] + (f"; the last one that failed: {lease.trouble}" if lease.trouble else "")
+    return Failure(reason, message, phase, Side.SOURCE, next=NextStep.RECOMPUTE)
+
+
+def consumer_cancelled(engine_id: str, why: str, phase: str) -> Failure:
+    """Returns the failure of a SEND whose last consumer was cancelled."""
+    message = f"engine {engine_id} cancelled it: {why}"
+    return Failure(Reason.CANCELLED, message, phase, Side.DESTINATION, next=NextStep.RECOMPUTE)
+
+
+LEASE_ID_BYTES_MAX = 64
+
+
+def may_mint(state: NodeState, event: FinishedBlocks) -> bool:
+    """Returns whether the caller may choose lease ids. Where an engine is attached, only the engine may."""
+    return may(event.call.principal, Verb.MINT, Thing(ThingKind.LEASE, ENGINE if state.life.attached else EVERYONE))
+
+
+def check_lease_id(state: NodeState, event: FinishedBlocks) -> None:
+    """Raises PermissionDenied (NOT_OWNER) for a lease id that the caller may not mint, InvalidRequest (INVALID_FIELD)
+    for one that is too long, and AlreadyExists (TRANSFER_EXISTS) for one that was used before.
+    """
+    lease_id = event.lease_id
+    if lease_id and not may_mint(state, event):
+        raise PermissionDenied(Reason.NOT_OWNER, "the attached engine alone mints lease ids: leave it out")
+    if len(lease_id) > LEASE_ID_BYTES_MAX:
+        raise invalid("for_readers.lease_id", f"has at most {LEASE_ID_BYTES_MAX} characters")
+    if lease_id and (state.send.leases.known(lease_id) or lease_id in state.tombstones.leases):
+        raise AlreadyExists(Reason.TRANSFER_EXISTS, f"lease id {lease_id} was used already: mint a new one")
 
 
 class Leases:
@@ -174,8 +225,11 @@ class Leases:
             self._end_send(lease, failure, cancelled=cancelled)
         else:
             state.tell(lease.owner, BlocksReturnedNews("", lease.request_id, lease.id))
-        if how is LeaseState.DONE and lease.received:
-            for other in stand_in_leases.read(state, lease):
+        if how is LeaseState.DONE and lease.received and lease.stands_for:
+            others = state.send.leases.stood_for(lease)
+            for other in others:
+                other.read_as(lease, state.pool.bytes_of([len(ids) for ids in other.blocks]))
+            for other in others:
                 self.end(other, LeaseState.DONE)
 
     def retire(self, lease: Lease, how: LeaseState, reason: Reason) -> None:

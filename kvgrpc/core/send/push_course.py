@@ -10,7 +10,6 @@ from kvgrpc.core.actions import SendParts
 from kvgrpc.core.events import Opened, PartsAnswered
 from kvgrpc.core.moves.course import Course
 from kvgrpc.core.moves.moves import RETRY_DELAY_S
-from kvgrpc.core.moves.opened_check import wrong_blocks
 from kvgrpc.core.peers.handshakes import Handshakes
 from kvgrpc.core.peers.liveness import PeerLiveness
 from kvgrpc.core.send.leases import Leases
@@ -23,10 +22,10 @@ from kvgrpc.core.tables.peers import Peer
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.tables.transfers import State
+from kvgrpc.core.values.block_ids import no_blocks, wrong_lists
 from kvgrpc.core.values.compatibility import READS_PUSHES
+from kvgrpc.core.values.groups import check_prefix
 from kvgrpc.core.values.ids import next_access_ids
-from kvgrpc.core.values.kept_blocks import no_blocks
-from kvgrpc.core.values.layout import check_prefix
 from kvgrpc.core.values.parts import Progress
 from kvgrpc.errors import OutOfRange, Reason
 
@@ -136,7 +135,7 @@ class PushCourse(Course[Registration]):
             check_prefix(self._state.life.engine.pool.groups, offered, opened.token_count)
         except OutOfRange as error:
             return error.message
-        return wrong_blocks(peer.description, opened, exact=False)
+        return wrong_lists(peer.description.pool, opened.blocks, opened.token_count, exact=False)
 
     def _accept(self, move: Registration, peer: Peer, opened: Opened) -> None:
         """Handles the answer to OpenAccess, which names the blocks to fill."""

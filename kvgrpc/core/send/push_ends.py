@@ -11,8 +11,7 @@ from kvgrpc.core.moves.ends import Ends
 from kvgrpc.core.moves.failures import move_failure
 from kvgrpc.core.moves.pending_closes import PendingCloses
 from kvgrpc.core.send.firmness import Firmness
-from kvgrpc.core.send.leases import Leases
-from kvgrpc.core.send.send_failures import consumer_cancelled
+from kvgrpc.core.send.leases import Leases, consumer_cancelled
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.state.move import AT_ISSUER, MoveStage
 from kvgrpc.core.state.push import Registration, SourcePush
@@ -163,7 +162,7 @@ class PushEnds(Ends[Registration]):
         state.timers.set(Timer.RENDEZVOUS, push.transfer_id, due)
         state.change(push.transfer_id, lease_id="", waiting_for="parts")
         for move in push.live:
-            self._stop(move)
+            self._state.stop(move)
             if not move.postings:
                 state.pool.pins.drop(move.name, PinKind.ACCESS)
             move.rewind()
@@ -213,7 +212,7 @@ class PushEnds(Ends[Registration]):
 
     def _over(self, move: Registration, message: str | None) -> None:
         """Ends a registration. `message` tells the destination why, and None means that it knows."""
-        self._stop(move)
+        self._state.stop(move)
         if message is not None:
             self._closes.close(move, move.push.outcome, message)
         cancelled = move.push.over and move.push.outcome is CloseOutcome.CANCELLED

@@ -21,12 +21,11 @@ from kvgrpc.core.tables.leases import Lease, LeaseState
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.tables.transfers import Direction, Failure, Phase, Side, State
-from kvgrpc.core.values.block_ids import Blocks
+from kvgrpc.core.values.block_ids import Blocks, blocks_bytes
 from kvgrpc.core.values.call import Call
 from kvgrpc.core.values.content import ContentId
 from kvgrpc.core.values.grants import AccessKind, Claims, OnAbort, read_claims
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES, check_transfer_key, peer_key
-from kvgrpc.core.values.kept_blocks import blocks_bytes
 from kvgrpc.core.values.limits import granted_ttl
 from kvgrpc.core.values.owners import tenant_of
 from kvgrpc.core.values.parts import PART_BYTES, Part, Parts

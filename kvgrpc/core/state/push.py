@@ -14,11 +14,10 @@ from dataclasses import dataclass, field
 from kvgrpc.core.events import AccessSettling, CloseOutcome, ReadyPart
 from kvgrpc.core.state.move import AT_ISSUER, Move, MoveStage
 from kvgrpc.core.tables.pins import PinKind, PinTable
-from kvgrpc.core.values.block_ids import Blocks
+from kvgrpc.core.values.block_ids import Blocks, kept_bytes, lists_kept
 from kvgrpc.core.values.bridge import Bridge
 from kvgrpc.core.values.chunks import Chunk
 from kvgrpc.core.values.content import ContentId
-from kvgrpc.core.values.kept_blocks import kept_bytes, lists_kept
 from kvgrpc.core.values.parts import Part, Parts, Progress
 
 PUSH_BYTES = 3_000

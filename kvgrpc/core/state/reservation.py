@@ -10,7 +10,7 @@ from hashlib import sha256
 from typing import ClassVar, NamedTuple
 
 from kvgrpc.core.events import AccessSettling, PushSource
-from kvgrpc.core.state.pull import PullMove
+from kvgrpc.core.state.move import PullMove
 from kvgrpc.core.values.bridge import Bridge
 from kvgrpc.core.values.chunks import Chunk
 from kvgrpc.core.values.compatibility import EngineDescription

@@ -12,8 +12,7 @@ import numpy as np
 
 from kvgrpc.core.tables.ledger import Ledger, RowKind
 from kvgrpc.core.tables.pins import PinTable
-from kvgrpc.core.values.block_ids import Blocks, Ids
-from kvgrpc.core.values.kept_blocks import Kept, kept_bytes, pack, unpack
+from kvgrpc.core.values.block_ids import Blocks, Ids, Kept, kept_bytes, pack, unpack
 from kvgrpc.core.values.owners import Thing, ThingKind, Verb, may
 from kvgrpc.core.values.records import dataclass
 from kvgrpc.errors import Exhausted, PreconditionFailed, Reason
@@ -66,8 +65,9 @@ class Allocator:
         spaces = self._pins.spaces
         for group, space in enumerate(spaces):
             wanted, mask = counts.get(group, 0), self._pins.free_mask(group)
-            for ids in (ids for ids, other in zip(chosen, spaces, strict=False) if other == space):
-                mask[ids] = False
+            for ids, other in zip(chosen, spaces, strict=False):
+                if other == space:
+                    mask[ids] = False
             free = np.flatnonzero(mask)
             if len(free) < wanted:
                 raise Exhausted(
@@ -85,7 +85,7 @@ class Allocator:
         self._terms[self._last] = terms
         self._numbers[allocation_id] = self._last
         self._ids[self._last] = allocation_id
-        self._left[self._last] = sum(len(ids) for ids in blocks)
+        self._left[self._last] = sum(map(len, blocks))
         self._kept[self._last] = pack(blocks), self._left[self._last]
         for group, (holder, ids) in enumerate(zip(self._holder, blocks, strict=True)):
             holder[ids] = self._last

@@ -17,10 +17,9 @@ from typing import NamedTuple, Self
 
 from kvgrpc.core.tables.ledger import Ledger, RowKind, texts_bytes
 from kvgrpc.core.tables.remembered import Remembered
-from kvgrpc.core.values.block_ids import Blocks
+from kvgrpc.core.values.block_ids import Blocks, keeping, kept, kept_bytes, no_blocks
 from kvgrpc.core.values.content import ContentId
 from kvgrpc.core.values.grants import OnAbort
-from kvgrpc.core.values.kept_blocks import keeping, kept, kept_bytes, no_blocks
 from kvgrpc.core.values.owners import within
 from kvgrpc.core.values.telemetry import MoveTelemetry
 from kvgrpc.errors import InternalError, KVGrpcError, NotFound, PreconditionFailed, Reason
@@ -287,6 +286,16 @@ class LeaseTable:
     def find(self, lease_id: str) -> Lease | None:
         """Returns the lease, live or ended, or None."""
         return self._live.get(lease_id) or self._ended.get(lease_id)
+
+    def stood_for(self, lease: Lease) -> list[Lease]:
+        """Returns the live leases that `lease` stands for: one reader reads it in place of each of them."""
+        found = [self.find(lease_id) for lease_id in lease.stands_for]
+        return [other for other in found if other is not None and other.live]
+
+    def keep_others(self, lease: Lease) -> None:
+        """Keeps the leases that this one stands for while it lasts, up to their caps."""
+        for other in self.stood_for(lease):
+            other.deadline = max(other.deadline, min(lease.deadline, other.cap))
 
     def get(self, lease_id: str, caller: str = "") -> Lease:
         """Returns the lease, live or ended. Raises NotFound (LEASE_NOT_FOUND), also for a lease of another tenant than

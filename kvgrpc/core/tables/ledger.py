@@ -121,14 +121,14 @@ class Ledger:
             self._shares[payer] = share_of(payer)
             self.by_payer[payer] = nbytes
         self.by_share[self._shares[payer]] += nbytes
-        self._charge(payer, nbytes)
-
-    def _charge(self, payer: str, nbytes: int) -> None:
-        """Adds bytes, or takes them away, at the tenant of a payer."""
         if tenant := tenant_of(payer):
-            left = self.by_tenant[tenant] = self.by_tenant.get(tenant, 0) + nbytes
-            if not left:
-                del self.by_tenant[tenant]
+            self._charge(tenant, nbytes)
+
+    def _charge(self, tenant: str, nbytes: int) -> None:
+        """Adds bytes, or takes them away, at a tenant."""
+        left = self.by_tenant[tenant] = self.by_tenant.get(tenant, 0) + nbytes
+        if not left:
+            del self.by_tenant[tenant]
 
     def enter(self, kind: RowKind, name: Hashable, payer: str, nbytes: int) -> None:
         """Adds or replaces a row if there is room. Raises as `check`."""
@@ -143,7 +143,8 @@ class Ledger:
             self.by_kind[kind] += nbytes - before
             self.by_payer[payer] += nbytes - before
             self.by_share[self._shares[payer]] += nbytes - before
-            self._charge(payer, nbytes - before)
+            if tenant := tenant_of(payer):
+                self._charge(tenant, nbytes - before)
 
     def payer(self, kind: RowKind, name: Hashable) -> str:
         """Returns the payer of an existing row."""
@@ -158,7 +159,8 @@ class Ledger:
         self.by_kind[kind] -= nbytes
         self.by_share[self._shares[payer]] -= nbytes
         self.by_payer[payer] -= nbytes
-        self._charge(payer, -nbytes)
+        if tenant := tenant_of(payer):
+            self._charge(tenant, -nbytes)
         if not self.by_payer[payer]:
             del self.by_payer[payer], self._shares[payer]
 

@@ -107,7 +107,10 @@ class Peer:
     @property
     def reachable(self) -> bool:
         """True when every rank reaches the memory of all ranks with which it moves bytes."""
-        return len(self.paths) == len(self.bridges.pairs) and "" not in self.data_paths
+        for path in self.paths.values():
+            if not path.data_path:
+                return False
+        return len(self.paths) == len(self.bridges.pairs)
 
     @property
     def usable(self) -> bool:

@@ -15,8 +15,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from kvgrpc.core.values.block_ids import Blocks, Ids
-from kvgrpc.core.values.kept_blocks import keeping, kept, kept_bytes
+from kvgrpc.core.values.block_ids import Blocks, Ids, keeping, kept, kept_bytes
 from kvgrpc.core.values.records import dataclass
 from kvgrpc.errors import PreconditionFailed, Reason
 

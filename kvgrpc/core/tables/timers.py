@@ -48,10 +48,11 @@ class Timer(Enum):
     SEND = "send"
     TENSOR_WAIT = "tensor_wait"
     TENSOR_TTL = "tensor_ttl"
+    TENSOR_FORGET = "tensor_forget"
 
 
 Key = tuple[Timer, str]
-FORGETS = frozenset({Timer.ACCESS_FORGET, Timer.IDEMPOTENCY, Timer.TOMBSTONE})
+FORGETS = frozenset({Timer.ACCESS_FORGET, Timer.IDEMPOTENCY, Timer.TOMBSTONE, Timer.TENSOR_FORGET})
 """Timers that nobody waits for. Every call may leave one."""
 FORGET_TOGETHER_S = 0.1
 """Interval in seconds to which `FORGETS` deadlines are rounded up, so that a server wakes up once for many of them."""
@@ -67,6 +68,8 @@ class Timers:
         self._when: dict[Key, float] = {}
         self._heap: list[tuple[float, int, Key]] = []
         self._order = count()
+        self.earliest = math.inf
+        """No deadline is before this time, which may be that of a cleared one. Read-only outside."""
 
     def set(self, timer: Timer, name: str, when: float) -> None:
         """Sets or moves a deadline."""
@@ -74,6 +77,7 @@ class Timers:
             when = math.ceil(when / FORGET_TOGETHER_S) * FORGET_TOGETHER_S
         key = (timer, name)
         self._when[key] = when
+        self.earliest = min(self.earliest, when)
         heapq.heappush(self._heap, (when, next(self._order), key))
         if len(self._heap) > 2 * len(self._when) + STALE_MIN:
             # Keyed, because a deadline set twice to the same moment has two entries that are not stale.
@@ -94,6 +98,7 @@ class Timers:
         """Removes every deadline."""
         self._when.clear()
         self._heap.clear()
+        self.earliest = math.inf
 
     def when(self, timer: Timer, name: str) -> float | None:
         """Returns a deadline, or None when it is not set."""
@@ -104,8 +109,10 @@ class Timers:
         while self._heap:
             when, _, key = self._heap[0]
             if self._when.get(key) == when:
+                self.earliest = when
                 return when
             heapq.heappop(self._heap)
+        self.earliest = math.inf
         return None
 
     def due(self, now: float) -> Iterator[Key]:

@@ -49,10 +49,13 @@ class TransferTable:
     """Transfers in the history, by key."""
     _left: dict[str, None] = field(default_factory=dict)
     """Transfers taken over from an earlier life, whose blocks are in that life's memory and were not returned."""
-    _log: deque[Transfer] = field(default_factory=deque)
+    _log: deque[Transfer] = field(init=False)
     counts: dict[State, int] = field(default_factory=lambda: dict.fromkeys(State, 0))
     queued_bytes: int = 0
     """Number of bytes that transfers with an open access still have to move."""
+
+    def __post_init__(self) -> None:
+        self._log = deque(maxlen=self.history)
 
     def enter(self, ledger: Ledger) -> None:
         """Enters the transfers of an earlier life into a new ledger."""
@@ -72,7 +75,9 @@ class TransferTable:
         self._by_key.setdefault(transfer.key, {})[id_] = None
         self.counts[transfer.state] += 1
         self.ledger.keep(RowKind.TRANSFER, id_, payer or transfer.owner, transfer.kept_bytes)
-        return self._store(transfer)
+        self.current[id_] = transfer
+        self._log.append(transfer)
+        return transfer
 
     def change(self, transfer_id: str, **changes: Unpack[Changes]) -> Transfer:
         """Returns the changed transfer. Asserts that the tables allow the change: callers decide, tables guard."""
@@ -96,7 +101,9 @@ class TransferTable:
         queued = left if left > 0 and (waits or state is State.ACTIVE) else 0
         self.queued_bytes += queued - old.queued_bytes
         made["queued_bytes"] = queued
-        return self._store(new)
+        self.current[transfer_id] = new
+        self._log.append(new)
+        return new
 
     def check_room(self) -> None:
         """Raises Exhausted (QUEUE_FULL) when there are as many transfers as allowed."""
@@ -194,7 +201,7 @@ class TransferTable:
                 self.queued_bytes += transfer.queued_bytes
                 phase = transfer.phases[-1].name if transfer.phases else ""
                 ends = {"state": State.FAILED, "failure": replace(failure, phase=phase), "ended": now}
-                ends |= {"phases": transfer.phases_ended(now), "waiting_for": ""}
+                ends |= {"phases": transfer.phases_at(now), "waiting_for": ""}
             if transfer.memory is Disposition.HELD:
                 ends["memory"] = Disposition.QUARANTINED
             if ends:
@@ -258,13 +265,6 @@ class TransferTable:
     def oldest(self) -> str:
         """Id of the oldest transfer that is not over. Empty when all are over."""
         return next((t.id for t in self.current.values() if not t.over), "")
-
-    def _store(self, transfer: Transfer) -> Transfer:
-        self.current[transfer.id] = transfer
-        self._log.append(transfer)
-        if len(self._log) > self.history:
-            self._log.popleft()
-        return transfer
 
 
 def _unknown(transfer_id: str) -> NotFound:

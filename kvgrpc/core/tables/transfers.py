@@ -199,16 +199,12 @@ class Transfer:
         within = any(start <= first and first + count <= start + many for start, many in self.layers_done)
         return within or self.state is State.SUCCEEDED
 
-    def phase_started(self, name: str, now: float) -> tuple[Phase, ...]:
-        """Returns the phases with the running one ended and `name` begun."""
-        return (*self.phases_ended(now), Phase(name, now))
-
-    def phases_ended(self, now: float) -> tuple[Phase, ...]:
-        """Returns the phases with the running one ended."""
-        if not self.phases or self.phases[-1].end is not None:
-            return self.phases
-        last = self.phases[-1]
-        return (*self.phases[:-1], Phase(last.name, last.start, now))
+    def phases_at(self, now: float, begun: str = "") -> tuple[Phase, ...]:
+        """Returns the phases with the running one ended, and the phase `begun` after them, if one is named."""
+        phases = self.phases
+        if phases and phases[-1].end is None:
+            phases = (*phases[:-1], Phase(phases[-1].name, phases[-1].start, now))
+        return (*phases, Phase(begun, now)) if begun else phases
 
 
 class TransferTerms(TypedDict):

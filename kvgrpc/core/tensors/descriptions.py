@@ -1,4 +1,5 @@
-"""Names, descriptions and contents of tensors. Leases and accesses compare the contents.
+"""Names, descriptions and contents of tensors, and the requests of callers that name them. Leases and accesses compare
+the contents.
 
 The content of a tensor is an opaque id of 32 bytes:
 
@@ -17,6 +18,7 @@ import hashlib
 import struct
 from collections.abc import Sequence
 from dataclasses import fields
+from functools import cached_property
 
 from kvgrpc.core.values.content import OPAQUE_BYTES_MAX, ContentId
 from kvgrpc.core.values.groups import ITEM_BYTES
@@ -129,26 +131,20 @@ def content_of(tensors: Sequence[NamedTensor], weights: str, page_count: int) ->
     opaque = [_opaque(tensor.id, tensor.described, weights) for tensor in tensors]
     if len(opaque) == 1:
         return ContentId(page_count, opaque=opaque[0])
-    whole = hashlib.sha256(_prefixed(_BUNDLE_DOMAIN) + struct.pack("<I", len(opaque)) + b"".join(opaque))
+    domain = struct.pack("<I", len(_BUNDLE_DOMAIN)) + _BUNDLE_DOMAIN
+    whole = hashlib.sha256(domain + struct.pack("<I", len(opaque)) + b"".join(opaque))
     return ContentId(page_count, opaque=whole.digest())
 
 
 def _opaque(id_: TensorId, described: Description, weights: str) -> bytes:
-    return hashlib.sha256(
-        b"".join(
-            (
-                _prefixed(_DOMAIN), _prefixed(id_.key), _prefixed(id_.name.encode()), struct.pack("<I", id_.part),
-                _prefixed(described.dtype.encode()),
-                struct.pack(f"<I{len(described.shape)}Q", len(described.shape), *described.shape),
-                struct.pack("<IQ", _NO_LAYER if described.layer is None else described.layer, described.nbytes),
-                _prefixed(described.content_digest), _prefixed(weights.encode()),
-            )
-        )
-    ).digest()  # fmt: skip
-
-
-def _prefixed(field: bytes) -> bytes:
-    return struct.pack("<I", len(field)) + field
+    texts = (
+        _DOMAIN, id_.key, id_.name.encode(), described.dtype.encode(), described.content_digest, weights.encode(),
+    )  # fmt: skip
+    domain, key, name, dtype, digest, revision = [struct.pack("<I", len(text)) + text for text in texts]
+    shape = struct.pack(f"<I{len(described.shape)}Q", len(described.shape), *described.shape)
+    layer = struct.pack("<IQ", _NO_LAYER if described.layer is None else described.layer, described.nbytes)
+    part = struct.pack("<I", id_.part)
+    return hashlib.sha256(domain + key + name + part + dtype + shape + layer + digest + revision).digest()
 
 
 _SCHEMA_NAMES = {"shape": "shape_sizes"}
@@ -157,3 +153,86 @@ _SCHEMA_NAMES = {"shape": "shape_sizes"}
 
 def _shown(value: object) -> str:
     return value.hex() or "not stated" if isinstance(value, bytes) else str(value)
+
+
+CONSUMERS_MAX = 64
+"""Maximum number of consumers to which one call sends a tensor."""
+
+
+@dataclass(frozen=True)
+class LeadAddress:
+    """Another engine's lead."""
+
+    address: str
+    engine_id: str = ""
+    """The engine that must be there. Empty for any."""
+
+
+@dataclass(frozen=True)
+class Put:
+    """A tensor put at its source, in the pages of an allocation. At another engine: a tensor or a bundle, put by a READ
+    grant.
+    """
+
+    id: TensorId
+    described: Description
+    allocation_id: str = ""
+    token: bytes = b""
+    consumers: tuple[LeadAddress, ...] = ()
+    consumer_count: int = 1
+    ttl_s: float | None = None
+    timeout_s: float | None = None
+    asynchronous: bool = False
+    request_id: str = ""
+    bundled: tuple[NamedTensor, ...] = ()
+    """Further tensors of the bundle, whose pages follow."""
+    tenant: str = ""
+    """Tenant of the tensors. Empty for the house."""
+
+    @cached_property
+    def tensors(self) -> tuple[NamedTensor, ...]:
+        """All tensors of the put."""
+        return (NamedTensor(self.id, self.described), *self.bundled)
+
+
+@dataclass(frozen=True)
+class WantedTensor:
+    """A tensor that is wanted."""
+
+    id: TensorId
+    expected: ExpectedTensor = ANY
+
+
+@dataclass(frozen=True)
+class Get:
+    """A tensor that is wanted. A request to its source may name several."""
+
+    id: TensorId
+    expected: ExpectedTensor
+    source: LeadAddress | None = None
+    as_offer: bool = False
+    timeout_s: float | None = None
+    request_id: str = ""
+    bundled: tuple[WantedTensor, ...] = ()
+    """Further tensors. Those that may come with the first one do."""
+    most_pages: int = 0
+    """Maximum number of pages of all these tensors."""
+    tenant: str = ""
+    """Tenant for which it is wanted. Empty for the house."""
+
+    @property
+    def wanted(self) -> tuple[WantedTensor, ...]:
+        """All tensors of the request."""
+        return (WantedTensor(self.id, self.expected), *self.bundled)
+
+
+@dataclass(frozen=True)
+class Release:
+    """Tensors that are wanted no more, or without names all tensors of the request."""
+
+    key: bytes
+    names: tuple[TensorId, ...] = ()
+    source: LeadAddress | None = None
+    """The lead that keeps them for this engine."""
+    tenant: str = ""
+    """Tenant for which they are released. Empty for the house."""

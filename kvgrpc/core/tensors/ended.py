@@ -1,11 +1,12 @@
-"""Ended requests and single tensors. Late calls for them are refused for a while.
+"""Ended requests and single tensors, and other refusals of the table. Late calls are refused for a while.
 
 An end of the house is for all. An end of a tenant is for that tenant and for the house.
 """
 
 from kvgrpc.core.tables.remembered import Remembered
 from kvgrpc.core.tensors.descriptions import TensorId
-from kvgrpc.errors import PreconditionFailed, Reason
+from kvgrpc.core.tensors.waits import RETRY_DELAY_S
+from kvgrpc.errors import AlreadyExists, Exhausted, OutOfRange, PreconditionFailed, Reason
 
 Name = bytes | TensorId
 """A request by its transfer key, or one of its tensors."""
@@ -38,8 +39,33 @@ class Ended(Remembered[tuple[Name, str], Reason]):
                     return too_late(id_, name, reason)
         return None
 
+    def check(self, id_: TensorId, tenant: str) -> None:
+        """Raises PreconditionFailed for a late call, as `error` says."""
+        if self and (error := self.error(id_, tenant)) is not None:
+            raise error
+
 
 def too_late(id_: TensorId, name: Name, reason: Reason) -> PreconditionFailed:
     """Returns the error for a tensor that ended by itself or with its request."""
     what = "its request" if name == id_.key else f"tensor {id_.name} part {id_.part}"
     return PreconditionFailed(reason, f"{what} {_SAID[reason]}")
+
+
+OF_PAIR = frozenset({Reason.NO_DATA_PATH, Reason.INCOMPATIBLE_POOLS})
+"""Reasons for which two stores cannot exchange a tensor: another try between them ends the same way."""
+
+
+def taken(id_: TensorId, why: str) -> AlreadyExists:
+    """Returns the error for a name that another tensor has."""
+    return AlreadyExists(Reason.TRANSFER_EXISTS, f"tensor {id_.name} part {id_.part} {why}")
+
+
+def too_large(pages: int, most: int) -> OutOfRange:
+    """Returns the error for a tensor that takes more pages than the store has."""
+    what = f"the tensor takes {pages} pages; the store has {most}: put it in several parts"
+    return OutOfRange(Reason.LIMIT_EXCEEDED, what, metadata={"limit": str(most)})
+
+
+def full(what: str, limit: int) -> Exhausted:
+    """Returns the error for a full table."""
+    return Exhausted(Reason.LIMIT_EXCEEDED, what, retry_delay_s=RETRY_DELAY_S, metadata={"limit": str(limit)})

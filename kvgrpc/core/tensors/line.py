@@ -42,17 +42,18 @@ class Line:
         self._first: dict[LinePlace, None] = {}
         """Places of tensors that the engine waits for, in order."""
         self._others: dict[LinePlace, None] = {}
-        self._of: dict[TensorId, LinePlace] = {}
+        self.places: dict[TensorId, LinePlace] = {}
+        """All places. Read-only outside."""
         self._absent = 0
 
     def __len__(self) -> int:
-        return len(self._of)
+        return len(self.places)
 
     def join(self, id_: TensorId, pages: int, *, urgent: bool) -> LinePlace:
         """Returns the place of a tensor: the last one, or the one kept for it. Its number of pages may be a new one."""
-        place = self._of.get(id_)
+        place = self.places.get(id_)
         if place is None:
-            place = self._of[id_] = LinePlace(id_, pages, urgent)
+            place = self.places[id_] = LinePlace(id_, pages, urgent)
             self._row(place)[place] = None
         elif place.absent_until is not None:
             place.absent_until = None
@@ -64,7 +65,7 @@ class Line:
 
     def hurry(self, id_: TensorId) -> None:
         """Moves a tensor to those that the engine waits for."""
-        place = self._of.get(id_)
+        place = self.places.get(id_)
         if place is not None and not place.urgent:
             del self._others[place]
             place.urgent = True
@@ -72,8 +73,8 @@ class Line:
 
     def leave(self, place: LinePlace) -> None:
         """Removes a place that has its pages or wants none any more. Idempotent."""
-        if self._of.get(place.id) is place:
-            del self._of[place.id]
+        if self.places.get(place.id) is place:
+            del self.places[place.id]
             del self._row(place)[place]
             if place.absent_until is not None:
                 self._absent -= 1

@@ -3,8 +3,7 @@
 from enum import Enum
 from typing import TypeVar
 
-from kvgrpc.core.tensors.calls import LeadAddress
-from kvgrpc.core.tensors.descriptions import ANY, Description, ExpectedTensor, TensorId
+from kvgrpc.core.tensors.descriptions import ANY, Description, ExpectedTensor, LeadAddress, TensorId
 from kvgrpc.core.values.owners import ANONYMOUS, ENGINE_SIDE, Thing, ThingKind, Verb, may, meet
 from kvgrpc.core.values.records import dataclass
 from kvgrpc.errors import KVGrpcError, Reason

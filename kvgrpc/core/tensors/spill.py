@@ -32,9 +32,10 @@ class SpillPages:
         self._used_ever += count - len(again)
         return (*again, *range(first, self._used_ever))
 
-    def give_back(self, slots: tuple[int, ...]) -> None:
-        """Makes pages free again."""
-        self._given_back += slots
+    def free_of(self, tensor: Tensor) -> None:
+        """Makes the pages of a tensor free again."""
+        self._given_back += tensor.slots
+        tensor.slots = ()
 
 
 class Idle:

@@ -14,14 +14,11 @@ from collections.abc import Sequence
 from itertools import count
 
 from kvgrpc.core.tables.ledger import Ledger, RowKind
+from kvgrpc.core.tables.timers import Timer, Timers
 from kvgrpc.core.tensors.bundles import check_bundle
-from kvgrpc.core.tensors.by_request import TensorsByRequest
-from kvgrpc.core.tensors.calls import Release
-from kvgrpc.core.tensors.descriptions import Description, NamedTensor, TensorId
-from kvgrpc.core.tensors.ended import Ended, too_late
-from kvgrpc.core.tensors.offers import TensorOffers
-from kvgrpc.core.tensors.own_ends import OwnEnds
-from kvgrpc.core.tensors.refusals import OF_PAIR, full, taken, too_large
+from kvgrpc.core.tensors.descriptions import Description, NamedTensor, Release, TensorId
+from kvgrpc.core.tensors.ended import OF_PAIR, Ended, full, taken, too_large, too_late
+from kvgrpc.core.tensors.offers import TensorOffers, TensorsByRequest
 from kvgrpc.core.tensors.rows import (
     TENSOR_BYTES,
     AnswerCall,
@@ -41,7 +38,7 @@ from kvgrpc.core.tensors.rows import (
 )
 from kvgrpc.core.tensors.spill import Idle, SpillPages
 from kvgrpc.core.tensors.store_layout import pages_for
-from kvgrpc.core.tensors.waits import Waits
+from kvgrpc.core.tensors.waits import OwnEnds, Waits
 from kvgrpc.core.values.owners import ANONYMOUS, ENGINE_SIDE
 from kvgrpc.errors import KVGrpcError, Reason
 
@@ -58,7 +55,9 @@ class TensorTable:
         self.store_pages = store_pages
         self.page_bytes = page_bytes
         self.effects: list[Effect] = []
-        self.waits = Waits(limits.waits, self._ledger)
+        self.timers = Timers()
+        """Deadlines of all rows. Read-only outside."""
+        self.waits = Waits(limits.waits, self._ledger, self.timers)
         self.ended = Ended(limits.tombstones, limits.tombstone_s, self._ledger, RowKind.TENSOR_ENDED)
         self.tensors: dict[TensorId, Tensor] = {}
         self.kept = TensorOffers(limits, self._ledger)
@@ -66,7 +65,7 @@ class TensorTable:
         self.spill_pages = SpillPages(limits.spill_pages)
         self._requests = TensorsByRequest()
         self._idle = Idle()
-        self._own_ends = OwnEnds(limits.held_s)
+        self._own_ends = OwnEnds(limits.held_s, self.timers)
         self._numbers = count()
 
     # -- arrivals
@@ -81,9 +80,9 @@ class TensorTable:
         bundle is here; OutOfRange (LIMIT_EXCEEDED) for a tensor larger than the store, and a bundle that takes more
         than half of it; Exhausted (LIMIT_EXCEEDED); InvalidRequest for a bundle that names a tensor twice.
         """
-        bundled = len(tensors) > 1
+        bundled, pages = len(tensors) > 1, [self.check_size(row.described) for row in tensors]
         if bundled:
-            check_bundle(tensors, sum(self.check_size(row.described) for row in tensors), self.store_pages)
+            check_bundle(tensors, sum(pages), self.store_pages)
         known = [tensor.id for tensor in tensors if self._is_here(tensor, tenant, told=not bundled)]
         if known and bundled:
             raise taken(known[0], "is here, or on its way")
@@ -140,7 +139,7 @@ class TensorTable:
         """Gives a call its tensor, or lets it wait. Raises the error that an AnswerCall would contain, and Exhausted
         (QUEUE_FULL, LIMIT_EXCEEDED).
         """
-        self._check_alive(wait.id, wait.tenant)
+        self.ended.check(wait.id, wait.tenant)
         offer, tensor = seen(self.offers.get(wait.id), wait.tenant), seen(self.tensors.get(wait.id), wait.tenant)
         if wait.purpose is Purpose.OFFERED and offer is not None:
             wait.expected.check(offer.described)
@@ -150,7 +149,8 @@ class TensorTable:
         elif tensor is None and offer is not None:
             raise taken(wait.id, "is this engine's own: it is kept for others")
         if wait.purpose is Purpose.OFFERED or tensor is None:
-            self._waits(wait, now)
+            self.waits.add(wait)
+            self._renew(wait, now)
             return
         wait.expected.check(tensor.described)
         if wait.purpose is Purpose.STORED and tensor.stage is not TensorStage.ARRIVING:
@@ -188,7 +188,7 @@ class TensorTable:
         CANCELLED, CONTENT_MISMATCH), AlreadyExists (TRANSFER_EXISTS) or Exhausted (LIMIT_EXCEEDED).
         """
         id_ = offer.id
-        self._check_alive(id_, offer.tenant)
+        self.ended.check(id_, offer.tenant)
         known = self.kept.find(offer)
         if known is not None:
             return known
@@ -218,6 +218,7 @@ class TensorTable:
         """Removes an offer, and remembers how it was put."""
         self.offer_over(offer)
         self.kept.sent.add(offer.id, offer, now, offer.kept_bytes)
+        self._forget_later()
 
     # -- ends
 
@@ -229,12 +230,17 @@ class TensorTable:
         wanted, key, tenant = list(dict.fromkeys(asked.names)), asked.key, asked.tenant
         for name in wanted or (key,):
             self.ended.end(name, tenant, reason, now)
+        self._forget_later()
         found = []
         for id_ in wanted or list(self._requests.of(key)):
-            row = seen(self.tensors.get(id_), tenant) or seen(self.offers.get(id_), tenant)
-            if isinstance(row, TensorOffer) or (row is not None and not row.outlasts(reason, caller)):
+            tensor, offer = seen(self.tensors.get(id_), tenant), seen(self.offers.get(id_), tenant)
+            if tensor is not None and not tensor.outlasts(reason, caller):
                 found.append(id_)
-                self._end(id_)
+                self._drop(tensor)
+            elif offer is not None:
+                found.append(id_)
+                self.offer_over(offer)
+                self.effects.append(Withdraw(offer))
         for id_ in wanted or self.waits.ids(key):
             error = too_late(id_, id_ if wanted else key, reason)
             for wait in self.waits.of(id_, tuple(Purpose), tenant):
@@ -247,16 +253,16 @@ class TensorTable:
 
     def due(self, now: float) -> None:
         """Ends all that is due: waits, tensors that end by themselves, remembered names."""
-        self.effects += [AnswerCall(wait.number, error) for wait, error in self.waits.due(now)]
-        self.ended.expire(now)
-        self.kept.sent.expire(now)
-        for tensor in self._own_ends.due(now):
-            self._drop(tensor)
-
-    def next_deadline(self) -> float | None:
-        """Returns the time at which `due` has something to do, or None."""
-        parts = (self.waits, self.ended, self.kept.sent, self._own_ends)
-        return min((time for part in parts if (time := part.next_deadline()) is not None), default=None)
+        for timer, name in self.timers.due(now):
+            if timer is Timer.TENSOR_WAIT:
+                wait, error = self.waits.expire(name)
+                self.effects.append(AnswerCall(wait.number, error))
+            elif timer is Timer.TENSOR_TTL:
+                self._drop(self._own_ends.of(name))
+            else:
+                self.ended.expire(now)
+                self.kept.sent.expire(now)
+                self._forget_later()
 
     # -- room
 
@@ -289,7 +295,7 @@ class TensorTable:
     def returned(self, tensor: Tensor, now: float) -> str:
         """Records a tensor as back in the store. Returns the free allocation if it was dropped meanwhile, or ""."""
         tensor.copying = False
-        self._free(tensor)
+        self.spill_pages.free_of(tensor)
         if tensor.gone:
             return tensor.allocation_id
         self.stored(tensor, now)
@@ -302,7 +308,7 @@ class TensorTable:
         tensor.copying = False
         freed, tensor.allocation_id = tensor.allocation_id, ""
         if tensor.gone:
-            self._free(tensor)
+            self.spill_pages.free_of(tensor)
             return freed
         tensor.move_to(TensorStage.SPILLED, now)
         self._own_ends.stored(tensor, now)
@@ -312,19 +318,19 @@ class TensorTable:
 
     # -- helpers
 
-    def _waits(self, wait: TensorWait, now: float) -> None:
-        """Adds a wait and renews all that is here of the request. Raises Exhausted (QUEUE_FULL, LIMIT_EXCEEDED)."""
-        self.waits.add(wait)
+    def _renew(self, wait: TensorWait, now: float) -> None:
+        """Renews all that is here of the request for which a call waits."""
         rows = self._requests.renewed(wait.id.key, now)
-        for tensor in filter(None, (seen(self.tensors.get(id_), wait.tenant) for id_ in rows)):
-            self._own_ends.renewed(tensor, now, self.limits.kept_s)
+        for id_ in rows:
+            if (tensor := seen(self.tensors.get(id_), wait.tenant)) is not None:
+                self._own_ends.renewed(tensor, now, self.limits.kept_s)
         if kept := self.kept.lasting(rows, wait.tenant):
             self.effects.append(Renew(kept))
 
     def _is_here(self, tensor: NamedTensor, tenant: str, *, told: bool) -> bool:
         """Returns whether a tensor is here or on its way. Raises the error for one that may not come."""
         id_ = tensor.id
-        self._check_alive(id_, tenant)
+        self.ended.check(id_, tenant)
         known = self.tensors.get(id_)
         if known is not None:
             if known.described != tensor.described or seen(known, tenant) is None:
@@ -333,20 +339,15 @@ class TensorTable:
         if id_ in self.offers:
             raise taken(id_, "is this engine's own")
         self._check_expected(id_, Purpose.GIVEN, tensor.described, tenant, told=told)
-        self.check_size(tensor.described)
         return False
 
     def _arrives(self, named: NamedTensor, peer: str, ttl_s: float, now: float, payer: str, tenant: str) -> Tensor:
-        id_, pages = named.id, self.check_size(named.described)
+        id_, pages = named.id, pages_for(named.described.nbytes, self.page_bytes)
         tensor = Tensor(id_, named.described, pages, peer, now, ttl_s, next(self._numbers), now, tenant=tenant)
         self.tensors[id_] = tensor
         self._ledger.keep(RowKind.TENSOR, id_, payer, TENSOR_BYTES)
         self._requests.add(id_)
         return tensor
-
-    def _check_alive(self, id_: TensorId, tenant: str) -> None:
-        if (error := self.ended.error(id_, tenant)) is not None:
-            raise error
 
     def _check_expected(
         self, id_: TensorId, purpose: Purpose, described: Description, tenant: str, *, told: bool = True
@@ -369,26 +370,20 @@ class TensorTable:
         self._idle.discard(tensor)
         self._own_ends.never(tensor)
 
-    def _end(self, id_: TensorId) -> None:
-        if id_ in self.tensors:
-            self._drop(self.tensors[id_])
-        else:
-            offer = self.offers[id_]
-            self.offer_over(offer)
-            self.effects.append(Withdraw(offer))
-
     def _drop(self, tensor: Tensor) -> None:
         del self.tensors[tensor.id]
         self._not_idle(tensor)
         self._forget(tensor.id)
         tensor.gone = True
         if not tensor.copying:
-            self._free(tensor)
+            self.spill_pages.free_of(tensor)
             self.effects.append(Drop(tensor))
 
-    def _free(self, tensor: Tensor) -> None:
-        self.spill_pages.give_back(tensor.slots)
-        tensor.slots = ()
+    def _forget_later(self) -> None:
+        """Sets the deadlines of the oldest remembered rows, unless they are set."""
+        for name, rows in ("ended", self.ended), ("sent", self.kept.sent):
+            if self.timers.when(Timer.TENSOR_FORGET, name) is None and (when := rows.next_deadline()) is not None:
+                self.timers.set(Timer.TENSOR_FORGET, name, when)
 
     def _forget(self, id_: TensorId) -> None:
         self._ledger.drop(RowKind.TENSOR, id_)

@@ -1,12 +1,16 @@
-"""Calls that wait for tensors. They are bounded in number, and each has a deadline."""
+"""Deadlines of the tensor table: calls that wait for tensors, and tensors that end by themselves.
+
+Waiting calls are bounded in number. Tensors that nobody has asked for end by themselves, and so do those that only RPC
+callers hold, which may be gone.
+"""
 
 from collections.abc import Collection, Iterator
 
 from kvgrpc.core.tables.ledger import Ledger, RowKind
 from kvgrpc.core.tables.timers import Timer, Timers
 from kvgrpc.core.tensors.descriptions import Description, TensorId
-from kvgrpc.core.tensors.rows import Purpose, TensorWait
-from kvgrpc.core.values.owners import meet
+from kvgrpc.core.tensors.rows import Purpose, Tensor, TensorWait
+from kvgrpc.core.values.owners import ENGINE_SIDE, meet
 from kvgrpc.errors import DeadlineExceeded, Exhausted, PreconditionFailed, Reason
 
 RETRY_DELAY_S = 0.1
@@ -23,13 +27,13 @@ _SAID = {
 class Waits:
     """Waiting calls, by number, by tensor and by deadline."""
 
-    def __init__(self, most: int, ledger: Ledger | None = None) -> None:
+    def __init__(self, most: int, ledger: Ledger, timers: Timers) -> None:
         self._most = most
-        self._ledger = ledger or Ledger()
+        self._ledger = ledger
         self._rows: dict[int, TensorWait] = {}
         self._of: dict[bytes, dict[TensorId, dict[int, TensorWait]]] = {}
         """Waiting calls by request and tensor."""
-        self._timers = Timers()
+        self._timers = timers
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -69,7 +73,9 @@ class Waits:
         """Returns the calls that wait for a tensor of a tenant for one of these purposes, in the order of their
         arrival.
         """
-        rows = self._of.get(id_.key, {}).get(id_, {})
+        rows = self._of.get(id_.key, {}).get(id_)
+        if not rows:
+            return []
         return [wait for wait in rows.values() if wait.purpose in purposes and meet(wait.tenant, tenant)]
 
     def unlike(
@@ -86,16 +92,51 @@ class Waits:
         """Returns the tensors of a request that calls wait for."""
         return list(self._of.get(key, ()))
 
-    def due(self, now: float) -> list[tuple[TensorWait, DeadlineExceeded]]:
-        """Removes the calls whose time is over, and returns them with their errors."""
-        found = []
-        for _, name in self._timers.due(now):
-            wait = self._rows[int(name)]
-            self.forget(wait.number)
-            what = f"tensor {wait.id.name} part {wait.id.part} {_SAID[wait.purpose]} in time"
-            found.append((wait, DeadlineExceeded(Reason.DEADLINE, what, metadata={"phase": "tensor"})))
-        return found
+    def expire(self, name: str) -> tuple[TensorWait, DeadlineExceeded]:
+        """Removes a call whose deadline, of that name, is over. Returns it with its error."""
+        wait = self._rows[int(name)]
+        self.forget(wait.number)
+        what = f"tensor {wait.id.name} part {wait.id.part} {_SAID[wait.purpose]} in time"
+        return wait, DeadlineExceeded(Reason.DEADLINE, what, metadata={"phase": "tensor"})
 
-    def next_deadline(self) -> float | None:
-        """Returns the earliest deadline, or None."""
-        return self._timers.next_deadline()
+
+class OwnEnds:
+    """Deadlines of the tensors that end by themselves. All others have none."""
+
+    def __init__(self, held_s: float, timers: Timers) -> None:
+        self._held_s = held_s
+        self._timers = timers
+        self._tensors: dict[str, Tensor] = {}
+        """Tensors by the names of their timers."""
+
+    def stored(self, tensor: Tensor, now: float) -> None:
+        """Sets the deadline to the tensor's TTL from now, unless it has a deadline already."""
+        if str(tensor.number) not in self._tensors:
+            self._at(tensor, now + tensor.ttl_s)
+
+    def renewed(self, tensor: Tensor, now: float, most_s: float) -> None:
+        """Renews the TTL of an unheld tensor that has a deadline, until it has been here for `most_s`."""
+        when = self._timers.when(Timer.TENSOR_TTL, str(tensor.number))
+        if when is not None and not tensor.holder:
+            self._at(tensor, max(when, min(now + tensor.ttl_s, tensor.made + most_s)))
+
+    def held(self, tensor: Tensor, now: float) -> None:
+        """Clears the deadline of a tensor that the engine holds. Sets a new one for an RPC caller."""
+        if tensor.holder in ENGINE_SIDE:
+            self.never(tensor)
+        else:
+            self._at(tensor, now + self._held_s)
+
+    def never(self, tensor: Tensor) -> None:
+        """Clears the deadline of a tensor that was asked for or dropped."""
+        if self._tensors.pop(str(tensor.number), None) is not None:
+            self._timers.clear(Timer.TENSOR_TTL, str(tensor.number))
+
+    def of(self, name: str) -> Tensor:
+        """Returns the tensor whose deadline, of that name, is over."""
+        return self._tensors[name]
+
+    def _at(self, tensor: Tensor, when: float) -> None:
+        name = str(tensor.number)
+        self._tensors[name] = tensor
+        self._timers.set(Timer.TENSOR_TTL, name, when)

@@ -1,20 +1,24 @@
-"""Arithmetic on block ids, as arrays, and the checks of ids from outside.
+"""Block ids as arrays: arithmetic, the checks of ids from outside, and the form in which ids are stored.
 
 The arithmetic is pure and uses numpy, so that 65,536 blocks cost milliseconds. Every id is checked against its layout
-before any address is computed: an id out of range would otherwise address the next layer.
+before any address is computed: an id out of range would otherwise address the next layer. Ids are stored as runs if
+these take less memory, and expanded whenever they are used.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvgrpc.core.values.layout import PoolLayout
-from kvgrpc.errors import FieldViolation, InvalidRequest, OutOfRange, Reason, invalid
+from kvgrpc.errors import FieldViolation, InvalidRequest, KVGrpcError, OutOfRange, Reason, invalid
 
 Ids = NDArray[np.int64]
 Blocks = tuple[Ids, ...]
 """Block ids per group, in token order, with one entry for every group of the pool."""
+BlockLists = tuple[tuple[int, Ids], ...]
+"""Rows (group, block ids), as the caller wrote them."""
 FEW_IDS = 64
 """Maximum number of ids for which a loop is faster than numpy's calls. Most requests have fewer."""
 TABLE_BLOCKS_PER_ID = 64
@@ -119,3 +123,182 @@ def check_spaces(blocks: Sequence[Ids], pool: PoolLayout, field: str) -> None:
         if len(listed) > 1:
             merged, count = np.concatenate(listed), pool.groups[groups[0]].blocks
             check_ids(merged, count, field, where=", in groups of one block space")
+
+
+def wrong_lists(pool: PoolLayout, lists: BlockLists, tokens: int, *, exact: bool) -> str:
+    """Returns the error in the blocks that a peer with this pool lists for its tokens, as text; empty if there is none.
+    `exact`: the peer must list all blocks of the tokens, otherwise at most all.
+    """
+    groups = pool.groups
+    if [group for group, _ in lists] != list(range(len(groups))):
+        return "it does not list every group once"
+    for group, (_, ids) in zip(groups, lists, strict=True):
+        count = group.blocks_of(tokens)
+        if len(ids) > count or (exact and len(ids) < count):
+            return f"group {group.name} lists {len(ids)} blocks for {tokens} tokens"
+        try:
+            check_ids(ids, group.blocks, f"group {group.name}")
+        except KVGrpcError as bad:
+            return str(bad)
+    try:
+        check_spaces([ids for _, ids in lists], pool, "it")
+    except KVGrpcError as bad:
+        return str(bad)
+    return ""
+
+
+T = TypeVar("T")
+ARRAY_BYTES = 120
+"""Bytes of an array beside its numbers, with its place in a tuple."""
+RUNS_BYTES = 400
+"""Bytes of runs beside their numbers, with the objects that hold them."""
+NO_IDS: Ids = np.empty(0, dtype=np.int64)
+NO_IDS.setflags(write=False)
+
+
+class _Runs(NamedTuple):
+    """Runs of ids: `counts[i]` ids from `starts[i]` on, for each i in order."""
+
+    starts: Ids
+    counts: Ids
+
+    def expanded(self) -> Ids:
+        ends = np.cumsum(self.counts)
+        ids: Ids = np.repeat(self.starts - ends + self.counts, self.counts) + np.arange(int(ends[-1]))
+        return ids
+
+
+class KeptBlocks:
+    """Blocks of each group, some of them stored as runs."""
+
+    def __init__(self, rows: tuple[Ids | _Runs, ...]) -> None:
+        self._rows = rows
+
+    @property
+    def blocks(self) -> Blocks:
+        """Ids of all groups. Ids that are stored as runs are computed anew at each access."""
+        return tuple([row.expanded() if isinstance(row, _Runs) else row for row in self._rows])
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of memory that the blocks take."""
+        nbytes = 0
+        for row in self._rows:
+            if isinstance(row, _Runs):
+                nbytes += RUNS_BYTES + 2 * row.starts.nbytes
+            else:
+                nbytes += ARRAY_BYTES + row.nbytes if row.size else 8
+        return nbytes
+
+
+Kept = Blocks | KeptBlocks
+
+
+def pack(blocks: Blocks, few: int = FEW_IDS) -> Kept:
+    """Returns blocks in storage form: the same object if no group has more than `few` ids and no array is a view."""
+    for ids in blocks:
+        if ids.size > few or ids.base is not None:
+            rows = [_packed(each, few) for each in blocks]
+            whole = tuple([row for row in rows if not isinstance(row, _Runs)])
+            return whole if len(whole) == len(rows) else KeptBlocks(tuple(rows))
+    return blocks
+
+
+def unpack(kept: Kept) -> Blocks:
+    """Returns the ids of blocks in storage form."""
+    return kept if type(kept) is tuple else kept.blocks  # type: ignore[union-attr]
+
+
+def kept_bytes(kept: Kept) -> int:
+    """Returns the bytes of memory that blocks in storage form take."""
+    if isinstance(kept, KeptBlocks):
+        return kept.kept_bytes
+    nbytes = 0
+    for ids in kept:
+        nbytes += ARRAY_BYTES + ids.nbytes if ids.size else 8
+    return nbytes
+
+
+def keeping(*names: str) -> Callable[[type[T]], type[T]]:
+    """Makes the named fields of a dataclass, each `Blocks` or None, use the storage form."""
+
+    def decorate(made: type[T]) -> type[T]:
+        for name in names:
+            setattr(made, name, _BlocksField(name))
+        return made
+
+    return decorate
+
+
+def keeping_lists(name: str) -> Callable[[type[T]], type[T]]:
+    """Makes a field of `BlockLists` use the storage form, as `keeping` does for `Blocks`."""
+
+    def decorate(made: type[T]) -> type[T]:
+        setattr(made, name, _ListsField(name))
+        return made
+
+    return decorate
+
+
+class _BlocksField:
+    def __init__(self, name: str) -> None:
+        self._name = f"_{name}"
+
+    def __get__(self, instance: object, owner: type) -> Blocks | None:
+        kept: Kept | None = instance.__dict__[self._name]
+        return kept if kept is None or type(kept) is tuple else kept.blocks  # type: ignore[union-attr]
+
+    def __set__(self, instance: object, blocks: Blocks | None) -> None:
+        instance.__dict__[self._name] = None if blocks is None else pack(blocks)
+
+
+class _ListsField:
+    def __init__(self, name: str) -> None:
+        self._name = f"_{name}"
+
+    def __get__(self, instance: object, owner: type) -> BlockLists:
+        kept: BlockLists | tuple[tuple[int, ...], KeptBlocks] = instance.__dict__[self._name]
+        if len(kept) == 2 and isinstance(kept[1], KeptBlocks):
+            return tuple(zip(kept[0], kept[1].blocks, strict=True))
+        return kept
+
+    def __set__(self, instance: object, lists: BlockLists) -> None:
+        kept = pack(tuple([ids for _, ids in lists]))
+        if isinstance(kept, KeptBlocks):
+            instance.__dict__[self._name] = tuple([group for group, _ in lists]), kept
+        else:
+            instance.__dict__[self._name] = lists
+
+
+def kept(instance: object, field: str = "blocks") -> Kept:
+    """Returns the storage form of a field of `Blocks` that `keeping` made."""
+    found: Kept = instance.__dict__[f"_{field}"]
+    return found
+
+
+def lists_kept(instance: object, field: str = "blocks") -> Kept:
+    """Returns the storage form of a field of `BlockLists` that `keeping_lists` made."""
+    found = instance.__dict__[f"_{field}"]
+    if len(found) == 2 and isinstance(found[1], KeptBlocks):
+        return found[1]
+    return tuple([ids for _, ids in found])
+
+
+def blocks_bytes(blocks: Blocks) -> int:
+    """Returns the bytes of memory that blocks would take in storage form."""
+    return kept_bytes(pack(blocks))
+
+
+def no_blocks(groups: int) -> Blocks:
+    """Returns an empty block list for each of `groups` groups."""
+    return (NO_IDS,) * groups
+
+
+def _packed(ids: Ids, few: int) -> Ids | _Runs:
+    if not len(ids):
+        return NO_IDS
+    if len(ids) > few:
+        starts, counts = runs_of(ids)
+        if 4 * len(starts) < len(ids):
+            return _Runs(starts, counts)
+    return ids if ids.base is None else ids.copy()

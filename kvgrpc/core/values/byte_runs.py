@@ -1,5 +1,7 @@
 """Runs of bytes from one memory to another, as arrays: 65,536 blocks cost milliseconds."""
 
+from functools import cached_property
+
 import numpy as np
 
 from kvgrpc.core.values.block_ids import Ids
@@ -17,7 +19,7 @@ class Runs:
     dst: Ids
     nbytes: Ids
 
-    @property
+    @cached_property
     def total_bytes(self) -> int:
         return int(self.nbytes.sum())
 

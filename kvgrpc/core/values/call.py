@@ -2,12 +2,10 @@
 
 from dataclasses import field
 
-from kvgrpc.core.values.block_ids import Ids
+from kvgrpc.core.values.block_ids import BlockLists
 from kvgrpc.core.values.owners import ANONYMOUS
 from kvgrpc.core.values.records import dataclass
 
-BlockLists = tuple[tuple[int, Ids], ...]
-"""Rows (group, block ids), as the caller wrote them."""
 LayerRange = tuple[int, int]
 """Range (first, count) of layers, numbered from 0 within each group. A group with fewer layers takes its part of it."""
 

@@ -2,10 +2,12 @@
 that they fit together.
 """
 
+from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
 from kvgrpc.core.values.records import dataclass
+from kvgrpc.errors import OutOfRange, Reason
 
 BYTES_MAX = 2**53 - 1
 """Upper bound for sizes and offsets. Every language can hold it, and no sum of offsets leaves 64 bits."""
@@ -180,3 +182,15 @@ class Region:
     """
     stage: int = 0
     """Pipeline stage whose ranks have the region."""
+
+
+def check_prefix(groups: Sequence[Group], tokens: int, prefix: int) -> None:
+    """Raises OutOfRange (CONTENT_RANGE) if the blocks of `tokens` tokens do not serve the first `prefix` of them."""
+    for group in groups:
+        if not group.stands_for(tokens, prefix):
+            state = group.kind is GroupKind.STATE
+            keeps = "one state" if state else f"the last {group.window_tokens} tokens"
+            raise OutOfRange(
+                Reason.CONTENT_RANGE,
+                f"group {group.name} keeps {keeps}: that serves all {tokens} tokens and not the first {prefix} alone",
+            )

@@ -5,7 +5,6 @@ says where bytes are, never to whom they belong or when they may be touched.
 """
 
 import hashlib
-from collections.abc import Sequence
 from functools import cached_property
 from itertools import pairwise
 
@@ -27,7 +26,7 @@ from kvgrpc.core.values.groups import (
 )  # fmt: skip
 from kvgrpc.core.values.records import dataclass
 from kvgrpc.core.values.strides import wrong_strides
-from kvgrpc.errors import FieldViolation, InvalidRequest, OutOfRange, Reason
+from kvgrpc.errors import FieldViolation, InvalidRequest, Reason
 
 __all__ = [
     "BYTES_MAX",
@@ -44,7 +43,6 @@ __all__ = [
     "Section",
     "Strides",
     "TensorKind",
-    "check_prefix",
     "uniform_layout",
 ]  # fmt: skip
 
@@ -140,13 +138,6 @@ class PoolLayout:
         """Returns the bytes of one block of `group` over all its layers."""
         return self.block_sizes[group][0]
 
-    def bytes_of(self, blocks: Sequence[int]) -> int:
-        """Returns the bytes of `blocks[group]` blocks of each group over all layers, on one rank of each stage."""
-        total = 0
-        for count, (nbytes, _) in zip(blocks, self.block_sizes, strict=True):
-            total += count * nbytes
-        return total
-
     def fingerprint(self) -> str:
         """Returns a hex digest of everything that two pools must share to exchange blocks without conversion.
 
@@ -172,18 +163,6 @@ def _compared(group: Group) -> tuple[object, ...]:
     return (
         group.kind.value, group.layers, tokens, group.kv_heads, group.head_dim, group.dtype, order, group.window_tokens,
     )  # fmt: skip
-
-
-def check_prefix(groups: Sequence[Group], tokens: int, prefix: int) -> None:
-    """Raises OutOfRange (CONTENT_RANGE) if the blocks of `tokens` tokens do not serve the first `prefix` of them."""
-    for group in groups:
-        if not group.stands_for(tokens, prefix):
-            state = group.kind is GroupKind.STATE
-            keeps = "one state" if state else f"the last {group.window_tokens} tokens"
-            raise OutOfRange(
-                Reason.CONTENT_RANGE,
-                f"group {group.name} keeps {keeps}: that serves all {tokens} tokens and not the first {prefix} alone",
-            )
 
 
 def uniform_layout(

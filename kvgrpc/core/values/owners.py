@@ -7,6 +7,7 @@ only place that decides. A caller without the right gets the same answer as for 
 
 from collections.abc import Mapping
 from enum import Enum
+from functools import lru_cache
 from typing import NamedTuple
 
 ENGINE = "engine"
@@ -23,6 +24,8 @@ TENANT = "tenant "
 """Prefix of the principal of a caller with a tenant; the tenant and the caller's name follow."""
 EVERYONE = ""
 """Owner of what belongs to every caller alike: a pool whose blocks the server gives out."""
+TENANTS_KEPT = 4_096
+"""Maximum number of principals whose tenant is cached: every check of a call asks."""
 ENGINE_SIDE = frozenset({ENGINE, SCHEDULER})
 """Principals that stand for the attached engine. Each owns what the other owns."""
 
@@ -101,6 +104,7 @@ class Thing(NamedTuple):
     """Its tenant, if its owner, an engine, made it for one; else the owner's counts."""
 
 
+@lru_cache(TENANTS_KEPT)
 def tenant_of(principal: str) -> str:
     """Returns the tenant of a principal; empty for one of none, which belongs to the house."""
     return principal.removeprefix(TENANT).partition(" ")[0] if principal.startswith(TENANT) else ""

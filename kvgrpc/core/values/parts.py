@@ -11,11 +11,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvgrpc.core.values.block_ids import Blocks, Ids, check_ids, check_spaces
+from kvgrpc.core.values.block_ids import (
+    NO_IDS,
+    Blocks,
+    Ids,
+    Kept,
+    check_ids,
+    check_spaces,
+    kept_bytes,
+    no_blocks,
+    pack,
+    unpack,
+)
 from kvgrpc.core.values.bridge import Bridge
 from kvgrpc.core.values.call import LayerRange, ReadyPart
 from kvgrpc.core.values.chunks import Chunk
-from kvgrpc.core.values.kept_blocks import NO_IDS, Kept, kept_bytes, no_blocks, pack, unpack
 from kvgrpc.core.values.layer_ranges import holds
 from kvgrpc.core.values.layout import Group, PoolLayout
 from kvgrpc.core.values.records import dataclass

@@ -1,6 +1,6 @@
 """Copies rows (destination address, source address, bytes) within this process, by three methods.
 
-* `STREAM`: many rows in one call, past the processor's cache (`stream_copy`). The fastest at every
+* `STREAM`: many rows in one call, past the processor's cache: `kvgrpc_copy_rows` of `rows.c`. The fastest at every
   length; exists if the package was installed with a C compiler.
 * `KERNEL`: process_vm_readv on this very process, 1,024 rows a call. The kernel copies more slowly
   than memmove, so it wins only for short rows.
@@ -8,6 +8,10 @@
 
 All three release the interpreter lock while bytes move. A loop has to win it back after every row, which costs as much
 as copying 8 KB, and milliseconds beside a thread that runs Python.
+
+The speed of copies of short runs is bound by the time between two runs. The bytes of a KV block are also not read soon
+after the copy, yet the C library's memmove first loads every line that it is about to overwrite (it streams only above
+some 200 MB): a third of the memory traffic.
 """
 
 import functools
@@ -17,9 +21,16 @@ from enum import Enum
 
 import numpy as np
 
-from kvgrpc.datapath.copy.stream_copy import stream_copier
+from kvgrpc.datapath.copy.rows import row_function
 from kvgrpc.datapath.host import libc
 from kvgrpc.datapath.host.addresses import Rows
+
+
+@functools.cache
+def stream_copier() -> Callable[[Rows], None] | None:
+    """Returns the function that copies rows which do not overlap; None if the library was not built."""
+    return row_function("kvgrpc_copy_rows")
+
 
 CopyRows = Callable[[Rows], None]
 
@@ -50,17 +61,11 @@ _WHY = {
 }
 
 
-def available_methods() -> tuple[CopyMethod, ...]:
-    """Returns the methods that work on this machine, best first."""
-    return tuple(method for method in CopyMethod if copier(method) is not None)
-
-
 def best(row_bytes: float) -> CopyMethod:
     """Returns the fastest method that works here, for rows of `row_bytes` bytes on average."""
-    methods = available_methods()
-    if CopyMethod.STREAM in methods:
+    if copier(CopyMethod.STREAM) is not None:
         return CopyMethod.STREAM
-    if CopyMethod.KERNEL in methods and row_bytes < KERNEL_ROW_BYTES:
+    if row_bytes < KERNEL_ROW_BYTES and copier(CopyMethod.KERNEL) is not None:
         return CopyMethod.KERNEL
     return CopyMethod.LOOP
 

@@ -271,7 +271,7 @@ def _tensor_segment(tensor: Any) -> Segment:
 
 def memory_bytes(segments: Iterable[Segment]) -> int:
     """Returns the length of the linear memory that runs through `segments`."""
-    return sum(segment.nbytes for segment in segments)
+    return sum([segment.nbytes for segment in segments])
 
 
 def is_host(segments: Iterable[Segment]) -> bool:

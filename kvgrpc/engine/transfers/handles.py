@@ -14,7 +14,7 @@ from kvgrpc.engine.transfers.void_slots import VoidSlots
 from kvgrpc.errors import InvalidRequest, OutOfRange, PreconditionFailed, Reason
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.v1 import common_pb2, handoff_pb2, transfer_pb2
-from kvgrpc.wire.packed import put_runs
+from kvgrpc.wire.values import put_runs
 
 BlockIds: TypeAlias = Sequence[int] | Sequence[Sequence[int]]
 """Block ids of the only group, or one list for each group, in token order. Integer arrays are accepted."""

@@ -3,6 +3,9 @@
 It finds the caller's name (certificate, token), its roles and tenant (the operator's file), and lets the call go on if
 a role is enough for the method. A refused call has changed nothing; it is counted, and logged once a minute for each
 caller.
+
+An engine id belongs to the identity that first proved a life of it here. Others with that id are refused until an
+operator forgets the id. Callers without a name own nothing. The table lives as long as the process.
 """
 
 import logging
@@ -13,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kvgrpc.config import Config
-from kvgrpc.core.values.owners import ANONYMOUS, SCHEDULER, of_tenant
+from kvgrpc.core.values.owners import ANONYMOUS, SCHEDULER, name_of, of_tenant, tenant_of
 from kvgrpc.core.values.records import dataclass
 from kvgrpc.errors import KVGrpcError, PermissionDenied, Reason, Unauthenticated
 from kvgrpc.service.callers import METADATA, PRINCIPAL, TICKET, Metadata, check_ticket
@@ -23,6 +26,56 @@ from kvgrpc.service.identity.names import DNS, URI, certificate_name
 from kvgrpc.service.identity.roles import ANYONE, EVERY, LOCAL, METHODS, Roles
 from kvgrpc.service.identity.tokens import TokenVerifier
 from kvgrpc.service.identity.watched_file import WatchedFile
+
+OF_IDENTITY_MAX = 256
+"""Maximum number of ids of one identity. One more forgets its oldest: an engine without a set id takes a new one at
+each start.
+"""
+
+
+class EngineIds:
+    """The owners of engine ids at one lead."""
+
+    def __init__(self) -> None:
+        self._owners: dict[str, str] = {}
+        """Principals by engine id."""
+        self._ids: dict[str, OrderedDict[str, None]] = {}
+        """Engine ids by principal, oldest first."""
+
+    def tenant(self, engine_id: str) -> str:
+        """Returns the tenant of the identity that owns an id; empty if there is none."""
+        return tenant_of(self._owners.get(engine_id, ""))
+
+    def check(self, engine_id: str) -> None:
+        """Raises PermissionDenied (NOT_OWNER) if an id belongs to another identity than the served call's caller."""
+        owner = self._owners.get(engine_id)
+        if owner is not None and owner != CALLER.get().principal:
+            raise PermissionDenied(
+                Reason.NOT_OWNER, f"engine id {engine_id} belongs to another identity here; an operator may forget it"
+            )
+
+    def claim(self, engine_id: str) -> None:
+        """Gives the id to the caller of the served call, if nobody has it. Raises as `check`."""
+        self.check(engine_id)
+        caller = CALLER.get()
+        if engine_id in self._owners or caller.name == ANONYMOUS:
+            return
+        self._owners[engine_id] = caller.principal
+        ids = self._ids.setdefault(caller.principal, OrderedDict())
+        ids[engine_id] = None
+        if len(ids) > OF_IDENTITY_MAX:
+            oldest, _ = ids.popitem(last=False)
+            del self._owners[oldest]
+
+    def forget(self, engine_id: str) -> str:
+        """Forgets the owner of an id. Returns its name; empty if there was none."""
+        owner = self._owners.pop(engine_id, "")
+        if owner:
+            del self._ids[owner][engine_id]
+            if not self._ids[owner]:
+                del self._ids[owner]
+        return name_of(owner)
+
 
 _log = logging.getLogger(__name__)
 

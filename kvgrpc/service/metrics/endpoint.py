@@ -60,7 +60,7 @@ def begin(lead: Lead, staging: HasStore, tls: Tls | None) -> "MetricsEndpoint | 
     except OSError as error:
         raise AddressInUse(Reason.INVALID_FIELD, f"cannot bind {where} for metrics: {error.strerror}") from error
     lead.calls.counting = True
-    lead.runner.on_transfer.append(metrics.transfers.hear)
+    lead.runner.on_end.append(metrics.transfers.hear)
     made.start()
     _log.info("metrics at %s", made.address)
     return made

@@ -64,7 +64,7 @@ class Metrics:
     def read(self) -> Iterator[Reading]:
         """Yields all readings. Call it on the event loop."""
         self._lead.runner.advance()
-        state = self._lead.node.state
+        state = self._lead.runner.node.state
         yield from self._ended_transfers(state)
         yield from self._open_transfers(state)
         yield from self._leases(state)
@@ -93,7 +93,7 @@ class Metrics:
         yield by(of.WAITING, waits)
         yield one(of.OLDEST_TRANSFER, state.now - oldest)
         yield one(of.PROGRESS_AGE, self._lead.progress_age_s())
-        yield one(of.ACCESSES, sum(map(self._lead.node.open_accesses, state.peers.lives.values())))
+        yield one(of.ACCESSES, sum(map(self._lead.runner.node.open_accesses, state.peers.lives.values())))
 
     def _leases(self, state: NodeState) -> Iterator[Reading]:
         send, now = state.send, state.now
@@ -108,7 +108,7 @@ class Metrics:
         yield one(of.RECLAIMS_IN_VAIN, send.soft_leases.reclaimed_in_vain)
         yield one(of.RECLAIMED_CLAIMS, send.soft_leases.reclaimed_claims)
         yield one(of.LACKING, len(send.lacking.rows(now)))
-        yield one(of.WAITING_READERS, sum(1 for _ in self._lead.node.weak_claims.waiting()))
+        yield one(of.WAITING_READERS, sum(1 for _ in self._lead.runner.node.weak_claims.waiting()))
 
     def _tensors(self) -> Iterator[Reading]:
         try:

@@ -14,8 +14,7 @@ from kvgrpc.core.tables.peers import is_one_of
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import KVGrpcError, PreconditionFailed, Reason
 from kvgrpc.peer.v1 import peer_pb2, peer_pb2_grpc
-from kvgrpc.service.peers.errors import failure_of, readable, wants_proof
-from kvgrpc.service.peers.stream import PeerStream
+from kvgrpc.service.peers.stream import PeerStream, failure_of, readable, wants_proof
 from kvgrpc.service.runner import Runner
 
 _log = logging.getLogger(__name__)

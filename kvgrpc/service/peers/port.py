@@ -34,7 +34,7 @@ from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.service import telemetry
 from kvgrpc.service.peers import public
 from kvgrpc.service.peers.channel import PeerChannel
-from kvgrpc.service.peers.errors import bounded, dial_failure, failure_of, wants_proof
+from kvgrpc.service.peers.stream import bounded, dial_failure, failure_of, wants_proof
 from kvgrpc.service.runner import Runner
 from kvgrpc.v1 import handshake_pb2, handshake_pb2_grpc
 from kvgrpc.wire import accesses, description, sends
@@ -182,7 +182,7 @@ class PeerChannels:
             proofs=action.proofs,
         )
         stub = handshake_pb2_grpc.HandshakeServiceStub(channel.channel)
-        trace, ended = telemetry.client_call("kvgrpc.v1.HandshakeService/Handshake", action.trace, channel.address)
+        trace, ended = telemetry.call_span("kvgrpc.v1.HandshakeService/Handshake", action.trace, channel.address)
         try:
             reply = bounded(
                 # The peer's ranks take part, so this call may last as long as a handshake may.
@@ -295,7 +295,7 @@ class PeerChannels:
             then(error)
             return
         name = CALLS[call.kind]
-        trace, ended = telemetry.client_call(f"kvgrpc.peer.v1.PeerService/{name}", call.trace, call.peer)
+        trace, ended = telemetry.call_span(f"kvgrpc.peer.v1.PeerService/{name}", call.trace, call.peer)
 
         def answered(reply: Any | KVGrpcError) -> None:
             result: _T | KVGrpcError

@@ -8,7 +8,7 @@ from kvgrpc.core import actions, events
 from kvgrpc.errors import Aborted, Exhausted, KVGrpcError, Unavailable
 from kvgrpc.service import telemetry
 from kvgrpc.service.peers.channel import PeerChannel
-from kvgrpc.service.peers.errors import bounded, failure_of, readable
+from kvgrpc.service.peers.stream import bounded, failure_of, readable
 from kvgrpc.v1 import common_pb2, handoff_pb2, handoff_pb2_grpc, lease_pb2, lease_pb2_grpc
 from kvgrpc.wire.values import core_reason, duration, grant
 
@@ -19,7 +19,7 @@ async def register_push(
     """Calls RegisterPush at the source; a router may make this call instead."""
     request = handoff_pb2.RegisterPushRequest(grant=grant(action.token), request_id=action.request_id)
     error: KVGrpcError | None = None
-    trace, ended = telemetry.client_call("kvgrpc.v1.HandoffService/RegisterPush", action.trace, action.peer)
+    trace, ended = telemetry.call_span("kvgrpc.v1.HandoffService/RegisterPush", action.trace, action.peer)
     try:
         stub = handoff_pb2_grpc.HandoffServiceStub(channel(action.peer).channel)
         reply = await stub.RegisterPush(request, timeout=timeout_s, metadata=telemetry.metadata(trace))

@@ -43,11 +43,11 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     async def GetStatus(self, request: admin_pb2.GetStatusRequest, trace: str) -> admin_pb2.GetStatusResponse:
         lead = self._lead
         lead.runner.advance()
-        state, now = lead.node.state, lead.runner.now
+        state, now = lead.runner.node.state, lead.runner.time()
         open_to, why = admission(lead)
         unfinished = (transfer for transfer in state.transfers.unfinished() if sees(transfer.tenant))
         oldest = next(iter(sorted(unfinished, key=lambda t: t.created)), None)
-        claims = (pair for pair in lead.node.weak_claims.waiting() if sees(pair[0].tenant))
+        claims = (pair for pair in lead.runner.node.weak_claims.waiting() if sees(pair[0].tenant))
         waiting = sorted(claims, key=lambda pair: pair[1].since)
         return admin_pb2.GetStatusResponse(
             header=lead.header(),
@@ -62,7 +62,9 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             version=lead.version,
             kept=_kept(state.ledger),
             lacking_requests=[_lacking(row, now) for row in state.send.lacking.rows(now) if sees("")],
-            waiting_readers=[_waiting(lead.node, lease, access, now) for lease, access in waiting[:READERS_SHOWN_MAX]],
+            waiting_readers=[
+                _waiting(lead.runner.node, lease, access, now) for lease, access in waiting[:READERS_SHOWN_MAX]
+            ],
             waiting_reader_count=len(waiting),
         )
 
@@ -70,13 +72,13 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     async def ListPeers(self, request: admin_pb2.ListPeersRequest, trace: str) -> admin_pb2.ListPeersResponse:
         lead = self._lead
         lead.runner.advance()
-        state = lead.node.state
+        state = lead.runner.node.state
         found = page(
             lead,
             request,
             [peer for peer in state.peers.lives.values() if sees(lead.engine_ids.tenant(peer.description.engine_id))],
             lambda peer: (state.life.began - peer.since, peer.key),
-            lambda peer: peer_to_proto(peer, state.now, lead.node.open_accesses(peer)),
+            lambda peer: peer_to_proto(peer, state.now, lead.runner.node.open_accesses(peer)),
         )
         return admin_pb2.ListPeersResponse(header=found.header, peers=found.rows, next_page_token=found.next_page_token)
 
@@ -84,7 +86,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     async def ListPins(self, request: admin_pb2.ListPinsRequest, trace: str) -> admin_pb2.ListPinsResponse:
         lead = self._lead
         lead.runner.advance()
-        state = lead.node.state
+        state = lead.runner.node.state
         pins, held = list(state.pool.pins), list[allocations.Row]()
         if request.HasField("block"):
             held = allocations.holding(state, request.block.group, request.block.block, "block.")
@@ -96,7 +98,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             request,
             pins,
             lambda pin: (pin.since - state.life.began, f"{pin.owner} {pin.kind.value}"),
-            lambda pin: _pin(lead.node, pin, lead.runner.now),
+            lambda pin: _pin(lead.runner.node, pin, lead.runner.time()),
         )
         return admin_pb2.ListPinsResponse(
             header=found.header,
@@ -179,7 +181,7 @@ def _kept(ledger: Ledger) -> admin_pb2.Kept:
 
 
 def _counts(lead: Lead) -> admin_pb2.Counts:
-    node, state = lead.node, lead.node.state
+    node, state = lead.runner.node, lead.runner.node.state
     counts = state.transfers.counts
     group_of_space = {space: group for group, space in enumerate(state.pool.pins.spaces)}
     return admin_pb2.Counts(

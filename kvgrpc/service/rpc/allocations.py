@@ -28,14 +28,14 @@ def holding(state: NodeState, group: int, block: int, where: str = "") -> list[R
 
 def message(lead: Lead, row: Row) -> pool_pb2.Allocation:
     """Returns the message for an allocation as it is now."""
-    state, (allocation_id, terms) = lead.node.state, row
+    state, (allocation_id, terms) = lead.runner.node.state, row
     due = state.timers.when(Timer.ALLOCATION, allocation_id)
     return pool_pb2.Allocation(
         allocation_id=allocation_id,
         request_id=terms.request_id,
         label=terms.label,
         owner=terms.owner,
-        age=duration(lead.runner.now - terms.since),
-        remaining=None if due is None else duration(due - lead.runner.now),
+        age=duration(lead.runner.time() - terms.since),
+        remaining=None if due is None else duration(due - lead.runner.time()),
         blocks=pool_blocks(state.pool.allocator.find(allocation_id) or (), state.life.incarnation),
     )

@@ -26,9 +26,8 @@ from kvgrpc.service import grpc_status, telemetry
 from kvgrpc.service.callers import Metadata
 from kvgrpc.service.identity.gate import CALLER, KnownCaller
 from kvgrpc.service.lead import Lead
-from kvgrpc.service.open_streams import OverError
+from kvgrpc.service.open_streams import OverError, StreamAnswers
 from kvgrpc.service.rpc.method import check_request
-from kvgrpc.service.rpc.stream_answers import StreamAnswers
 from kvgrpc.v1 import calls_pb2, calls_pb2_grpc
 from kvgrpc.wire.answers import readable_trace
 from kvgrpc.wire.values import seconds

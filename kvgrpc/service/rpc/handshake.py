@@ -28,7 +28,7 @@ class HandshakeService(handshake_pb2_grpc.HandshakeServiceServicer):
         self, request: handshake_pb2.GetCapabilitiesRequest, trace: str
     ) -> handshake_pb2.GetCapabilitiesResponse:
         lead = self._lead
-        known, (open_to, why) = lead.node.state.life.description, admission(lead)
+        known, (open_to, why) = lead.runner.node.state.life.description, admission(lead)
         engine = handshake_pb2.EngineDescription(
             engine_id=lead.config.engine_id, protocol_min=PROTOCOL_MIN, protocol_max=PROTOCOL_MAX
         )
@@ -64,7 +64,7 @@ class HandshakeService(handshake_pb2_grpc.HandshakeServiceServicer):
         with lead.engine_watchers.one() as watcher:
             in_any_case = True
             while True:
-                found = lead.node.state.life.incarnation, _status(lead)
+                found = lead.runner.node.state.life.incarnation, _status(lead)
                 if in_any_case or found != told:
                     told = found
                     watcher.told()
@@ -83,7 +83,7 @@ class HandshakeService(handshake_pb2_grpc.HandshakeServiceServicer):
     ) -> handshake_pb2.CheckCompatibilityResponse:
         lead = self._lead
         there = description.engine_from_proto(request.engine, "engine")
-        differences = compare(lead.node.state.life.engine, there)
+        differences = compare(lead.runner.node.state.life.engine, there)
         return handshake_pb2.CheckCompatibilityResponse(
             header=lead.header(),
             compatible=all(difference.bridgeable for difference in differences),
@@ -98,7 +98,7 @@ class HandshakeService(handshake_pb2_grpc.HandshakeServiceServicer):
             raise invalid("peer.address", "is required")
         self._lead.check_dial(request.peer.address, "peer.address")
         header, answer = await ask(CONNECT_PEER, self._lead, request, trace)
-        node, shown = self._lead.node, None
+        node, shown = self._lead.runner.node, None
         if peer := node.state.peers.lives.get(answer.life):
             shown = description.peer_to_proto(peer, node.state.now, node.open_accesses(peer))
         return handshake_pb2.ConnectPeerResponse(header=header, peer=shown)
@@ -106,6 +106,6 @@ class HandshakeService(handshake_pb2_grpc.HandshakeServiceServicer):
 
 def _status(lead: Lead) -> handshake_pb2.EngineStatus:
     """Returns the state of the engine now."""
-    state = lead.node.state
+    state = lead.runner.node.state
     open_to, why = admission(lead)
     return description.status_to_proto(engine_status(state), open_to, why, attached=state.life.attached)

@@ -34,21 +34,21 @@ class LeaseService(lease_pb2_grpc.LeaseServiceServicer):
     async def GetLease(self, request: lease_pb2.GetLeaseRequest, trace: str) -> lease_pb2.GetLeaseResponse:
         lead = self._lead
         lead.runner.advance()
-        found = lead.node.find_lease(requests.lease_ref(request.lease), PRINCIPAL.get())
-        shown = answers.lease(found, lead.node.lease_times(found), lead.node.state.life.incarnation)
+        found = lead.runner.node.find_lease(requests.lease_ref(request.lease), PRINCIPAL.get())
+        shown = answers.lease(found, lead.runner.node.lease_times(found), lead.runner.node.state.life.incarnation)
         return lease_pb2.GetLeaseResponse(header=lead.header(), lease=shown)
 
     @unary
     async def ListLeases(self, request: lease_pb2.ListLeasesRequest, trace: str) -> lease_pb2.ListLeasesResponse:
         lead = self._lead
         lead.runner.advance()
-        wanted, state = request.request_id, lead.node.state
+        wanted, state = request.request_id, lead.runner.node.state
         found = page(
             lead,
             request,
             (lease for lease in state.send.leases if sees(lease.tenant) and (not wanted or lease.request_id == wanted)),
             lambda lease: (lease.granted - state.life.began, lease.id),
-            lambda lease: answers.lease(lease, lead.node.lease_times(lease), state.life.incarnation),
+            lambda lease: answers.lease(lease, lead.runner.node.lease_times(lease), state.life.incarnation),
         )
         return lease_pb2.ListLeasesResponse(
             header=found.header, leases=found.rows, next_page_token=found.next_page_token

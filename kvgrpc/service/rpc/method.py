@@ -1,4 +1,7 @@
-"""The frame of every RPC method: telemetry, and typed errors, also for requests that cannot be parsed."""
+"""The frame of every RPC method: telemetry, and typed errors, also for requests that cannot be parsed.
+
+A wait for a transfer has one condition and one timeout, in WaitTransfer and in calls that wait for their own transfer.
+"""
 
 import asyncio
 import functools
@@ -12,15 +15,18 @@ from typing import Any, Protocol, TypeVar
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
+from kvgrpc.core.tables.transfers import Transfer
 from kvgrpc.core.values.records import dataclass
-from kvgrpc.errors import InternalError, InvalidRequest, KVGrpcError, OutOfRange, Reason
+from kvgrpc.errors import InternalError, InvalidRequest, KVGrpcError, OutOfRange, Reason, invalid
 from kvgrpc.service import grpc_status, heap, telemetry
 from kvgrpc.service.call_records import OK
 from kvgrpc.service.callers import METADATA
 from kvgrpc.service.identity.roles import METHODS
 from kvgrpc.service.lead import Lead
-from kvgrpc.service.places import STANDING_BYTES, Method, Places
+from kvgrpc.service.places import CONNECTION, STANDING_BYTES, CallPlace, Method, Places, may_stand
+from kvgrpc.v1 import common_pb2, handoff_pb2, transfer_pb2
 from kvgrpc.wire import fields, paths
+from kvgrpc.wire.values import layer_range, seconds
 
 _log = logging.getLogger(__name__)
 WAITS = frozenset({"WaitTransfer", "WaitTransfers", "PollSchedulerNews", "PutTensor", "GetTensor"})
@@ -140,7 +146,7 @@ class Registrar:
         *,
         ours: bool = True,
     ) -> None:
-        self._server, self._who, self._standing, self._calls, self._ours = server, lead.header, standing, calls, ours
+        self._server, self._standing, self._calls, self._ours = server, standing, calls, ours
         self._lead = lead
         self._message_bytes = message_bytes
         self.unary: dict[str, Any] = {}
@@ -162,17 +168,13 @@ class Registrar:
             write = _writer(write, self._message_bytes)
             handler = handler._replace(response_serializer=write)
         if not streams:
-            method = _gated(self._lead, full_name, _writing(handler.unary_unary, write))
-            if name in WAITS:
-                method = self._standing.bounding(method, self._who)
-            else:
-                method = self._calls.bounding(method, self._who, self._standing)
+            places = self._standing if name in WAITS else self._calls
+            method = self._served(full_name, handler.unary_unary, places, write)
             handler = handler._replace(unary_unary=method, response_serializer=bytes)
         else:
             kind = "stream_stream" if handler.request_streaming else "unary_stream"
             method = _written(getattr(handler, kind))
-            method = _gated(self._lead, full_name, method if self._ours else _checked(method))
-            method = self._standing.bounding(method, self._who)
+            method = self._served(full_name, method if self._ours else _checked(method), self._standing)
             handler = handler._replace(**{kind: method})
         # Our services keep no request of a request stream.
         keeps = name in WAITS or (streams and not (self._ours and handler.request_streaming))
@@ -180,38 +182,55 @@ class Registrar:
             return handler
         return handler._replace(request_deserializer=_reader(handler.request_deserializer, keeps=keeps))
 
+    def _served(self, name: str, method: Method, places: Places, write: Callable[[Any], bytes] | None = None) -> Method:
+        """Returns a method that only callers with a role for it reach, and that holds a place while it is served.
 
-def _gated(lead: Lead, name: str, method: Method) -> Method:
-    """Returns a method that only callers with a role for it reach, and whose calls are counted."""
-    gate, calls = lead.gate, lead.calls
-    assert name in METHODS, f"{name} has no row in the table of roles"
+        A method with `write` serializes its reply itself, so that an error in it is an error of the method. A library's
+        method that refuses a call returns no reply. The error that ends a call, kept by its context, refers to neither
+        context nor request. Each call is counted with its time and its code.
+        """
+        assert name in METHODS, f"{name} has no row in the table of roles"
+        lead, standing = self._lead, self._standing if places is self._calls else None
 
-    async def call(request: Any, context: Any) -> object:
-        began, code = time.perf_counter(), OK
-        try:
-            gate.admit(context, name, lead.ticket)
-            return await method(request, context)
-        except KVGrpcError as error:
-            code = error.code
-            raise
-        except asyncio.CancelledError:
-            code = "CANCELLED"
-            raise
-        except grpc.aio.AbortError:
-            code = grpc_status.ABORTED_AS.get()
-            raise
-        finally:
-            calls.ended(name, code, began)
-            del request, context
+        async def call(request: Any, context: Any) -> object:
+            connection, began, code = context.peer(), time.perf_counter(), OK
+            CONNECTION.set(connection)
+            try:
+                place = CallPlace(places, connection, standing)
+                try:
+                    lead.gate.admit(context, name, lead.ticket)
+                    reply = await method(request, context)
+                    return reply if write is None or reply is None else write(reply)
+                finally:
+                    place.give_back()
+            except KVGrpcError as error:
+                code = error.code
+                await grpc_status.abort(context, error, lead.header())
+            except BaseException as ended:
+                ended.__traceback__ = None
+                code = _code_of(ended)
+                raise
+            finally:
+                if lead.calls.counting:
+                    lead.calls.ended(name, code, began)
+                del request, context
 
-    return call
+        return call
+
+
+def _code_of(ended: BaseException) -> str:
+    """Returns the name of the status code of a call that ended with this."""
+    if isinstance(ended, grpc.aio.AbortError):
+        return grpc_status.ABORTED_AS.get()
+    return (grpc.StatusCode.CANCELLED if isinstance(ended, asyncio.CancelledError) else grpc.StatusCode.UNKNOWN).name
 
 
 def _reader(parse: Callable[[bytes], object], *, keeps: bool) -> Callable[[bytes], object]:
     """Returns a parser of requests. Refuses a long request if it is kept while its call stands."""
 
     def read(data: bytes) -> object:
-        heap.read(len(data))
+        if len(data) >= heap.LONG_BYTES:
+            heap.read_long()
         if keeps and len(data) > STANDING_BYTES_MAX:
             return _Unreadable(f"it has {len(data)} bytes; the limit is {STANDING_BYTES_MAX}")
         try:
@@ -233,21 +252,6 @@ def _writer(serialize: Callable[[Any], bytes], most: int) -> Callable[[Any], byt
         return data
 
     return write
-
-
-def _writing(method: Method, write: Callable[[Any], bytes]) -> Method:
-    """Returns a unary method that serializes its reply itself, so that an error in it is an error of the method. A
-    library's method that refuses a call returns no reply.
-    """
-
-    async def call(request: Any, context: Any) -> bytes | None:
-        try:
-            reply = await method(request, context)
-            return None if reply is None else write(reply)
-        finally:
-            del request, context
-
-    return call
 
 
 def _written(method: Callable[[Any, Any], Any]) -> Method:
@@ -300,9 +304,10 @@ def _check_legible(request: object) -> None:
 
 def check_request(request: object) -> None:
     """Raises InvalidRequest for a message that could not be parsed, and all that `fields.check` raises."""
-    _check_legible(request)
     if isinstance(request, Message):
         fields.check(request)
+    else:
+        _check_legible(request)
 
 
 async def _readable(context: Any) -> AsyncIterator[Any]:
@@ -311,3 +316,71 @@ async def _readable(context: Any) -> AsyncIterator[Any]:
         check_request(request)
         yield request
         del request  # frees it now: the next request may come much later
+
+
+Condition = Callable[[Transfer], bool]
+Stated = transfer_pb2.WaitTransferRequest | transfer_pb2.TransferWait
+
+
+@dataclass(frozen=True)
+class ServedWait:
+    """Condition and timeout of a wait for a transfer, in seconds."""
+
+    met: Condition
+    timeout_s: float
+
+    async def ended(self, lead: Lead, transfer_id: str, header: common_pb2.ResponseHeader) -> tuple[Transfer, bool]:
+        """Returns the transfer when the condition is met or the time is over, and whether it is met. Moves the
+        event_seq of `header`, the reply's header, up to the transfer's. Raises NotFound.
+        """
+        found = await lead.watchers.wait(transfer_id, self.met, self.timeout_s)
+        header.event_seq = max(header.event_seq, found.seq)
+        return found, self.met(found)
+
+
+def wait_of(stated: Stated, lead: Lead, field: str = "") -> ServedWait:
+    """Returns the wait that a message states. Raises InvalidRequest, with `field` before the name of the bad field."""
+    layers = layer_range(stated)
+    met = ended = condition(stated.until)
+    if layers is not None:
+        met = lambda transfer: transfer.has_layers(*layers) or ended(transfer)
+    return ServedWait(met, timeout_s(stated, lead.config.limits.wait_s, field))
+
+
+def wait_after(
+    request: handoff_pb2.PullBlocksRequest | handoff_pb2.ReserveBlocksRequest, lead: Lead, needs: str
+) -> ServedWait | None:
+    """Returns the wait that a call asks for on the transfer it makes; None: it does not wait. Raises InvalidRequest,
+    also if the field `needs` is missing: without it the transfer cannot move before the call is answered.
+    """
+    if not request.HasField("wait"):
+        return None
+    if not request.HasField(needs):  # type: ignore[arg-type]
+        raise invalid("wait", f"needs {needs}: without it the transfer goes on only after the answer")
+    wait = wait_of(request.wait, lead, "wait.")
+    return None if request.validate_only else wait
+
+
+async def waited(
+    wait: ServedWait | None, made: Transfer | None, nbytes: int, lead: Lead, header: common_pb2.ResponseHeader
+) -> tuple[Transfer | None, bool]:
+    """Waits for the transfer that a call of `nbytes` made. Returns it, and whether the condition is met; at once if too
+    many calls wait. `header` as in `ServedWait.ended`. Raises NotFound.
+    """
+    if wait is None or made is None or not may_stand(nbytes):
+        return made, False
+    return await wait.ended(lead, made.id, header)
+
+
+def condition(until: int) -> Condition:
+    """Returns the condition that ends a wait for a transfer."""
+    returned = until == transfer_pb2.WAIT_CONDITION_RETURNED
+    return lambda transfer: transfer.settled if returned else transfer.over
+
+
+def timeout_s(stated: Stated | transfer_pb2.WaitTransfersRequest, most_s: float, field: str = "") -> float:
+    """Returns the time a wait may last, in seconds: as asked, at most `most_s`. Raises InvalidRequest."""
+    asked_s = seconds(stated, "timeout")
+    if asked_s is not None and asked_s < 0:
+        raise invalid(f"{field}timeout", "is not negative; leave it out for the longest")
+    return most_s if asked_s is None else min(asked_s, most_s)

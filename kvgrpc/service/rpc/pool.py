@@ -29,7 +29,7 @@ class PoolService(pool_pb2_grpc.PoolServiceServicer):
     @unary
     async def DescribePools(self, request: pool_pb2.DescribePoolsRequest, trace: str) -> pool_pb2.DescribePoolsResponse:
         lead = self._lead
-        engine = lead.node.state.life.engine
+        engine = lead.runner.node.state.life.engine
         return pool_pb2.DescribePoolsResponse(
             header=lead.header(), pools=[pool_to_proto(engine.pool, engine.pool_kind)]
         )
@@ -54,7 +54,7 @@ class PoolService(pool_pb2_grpc.PoolServiceServicer):
     ) -> pool_pb2.ListAllocationsResponse:
         lead = self._lead
         lead.runner.advance()
-        state = lead.node.state
+        state = lead.runner.node.state
         managed = state.life.engine.pool_kind is PoolKind.SERVER_MANAGED
         rows = state.pool.allocator.rows() if managed else iter(())
         if request.HasField("block"):
@@ -79,7 +79,7 @@ class PoolService(pool_pb2_grpc.PoolServiceServicer):
     async def GetPoolStatus(self, request: pool_pb2.GetPoolStatusRequest, trace: str) -> pool_pb2.GetPoolStatusResponse:
         lead = self._lead
         lead.runner.advance()
-        state = lead.node.state
+        state = lead.runner.node.state
         engine = state.life.engine
         managed = engine.pool_kind is PoolKind.SERVER_MANAGED
         rows = []
@@ -103,7 +103,7 @@ class PoolService(pool_pb2_grpc.PoolServiceServicer):
     @unary
     async def ReadBlocks(self, request: pool_pb2.ReadBlocksRequest, trace: str) -> pool_pb2.ReadBlocksResponse:
         lead = self._lead
-        state = lead.node.state
+        state = lead.runner.node.state
         state.life.check(request.blocks.incarnation)
         if not lead.config.read_blocks:
             raise PreconditionFailed(
@@ -132,7 +132,7 @@ class PoolService(pool_pb2_grpc.PoolServiceServicer):
 
     def _regions(self, request: pool_pb2.ReadBlocksRequest, group: int) -> list[Region]:
         """Returns the rank's regions that hold the wanted layers. Raises InvalidRequest for layers past the group's."""
-        engine = self._lead.node.state.life.engine
+        engine = self._lead.runner.node.state.life.engine
         layout, stage = engine.pool, request.rank // engine.stage_ranks
         layers = layer_range(request) or (0, layout.groups[group].layers)
         if layers[1] > layout.groups[group].layers - layers[0]:

@@ -71,7 +71,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     def RequestArrived(
         self, request: scheduler_pb2.RequestArrivedRequest, trace: str
     ) -> scheduler_pb2.RequestArrivedResponse:
-        self._lead.node.state.life.check(request.incarnation)
+        self._lead.runner.node.state.life.check(request.incarnation)
         admitted = self._scheduler.arrived(wire.arrived(request, self._lead.weights, trace, wall_us()))
         return scheduler_pb2.RequestArrivedResponse(prompt_tokens=admitted.prompt_tokens, one_token=admitted.one_token)
 
@@ -137,7 +137,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     @_hook
     def BlocksNeeded(self, request: scheduler_pb2.BlocksNeededRequest, _: str) -> scheduler_pb2.BlocksNeededResponse:
         answer = self._scheduler.blocks_needed(block_counts(request.group_block_counts), wire.needed_by(request))
-        incarnation = self._lead.node.state.life.incarnation
+        incarnation = self._lead.runner.node.state.life.incarnation
         return scheduler_pb2.BlocksNeededResponse(reclaimed=answers.reclaimed(answer, incarnation))
 
     # -- news and steps
@@ -148,12 +148,12 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> scheduler_pb2.PollSchedulerNewsResponse:
         lead, news = self._lead, self._scheduler.news
         self._check_caller()
-        lead.node.state.life.check(request.incarnation)
+        lead.runner.node.state.life.check(request.incarnation)
         news.acknowledge(request.after_seq)
         self._scheduler.hear()
         await news.wait(min(seconds(request, "wait") or 0.0, lead.config.limits.wait_s))
         reply = scheduler_pb2.PollSchedulerNewsResponse(header=lead.header())
-        wire.put_news(news.unread(), reply, lead.node.state.life.incarnation)
+        wire.put_news(news.unread(), reply, lead.runner.node.state.life.incarnation)
         return reply
 
     @streaming
@@ -170,7 +170,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         """
         self._check_caller()
         check_count("calls", len(request.calls), STEP_CALLS_MAX)
-        self._lead.node.state.life.check(request.incarnation)
+        self._lead.runner.node.state.life.check(request.incarnation)
         news = self._scheduler.news
         news.acknowledge(request.after_seq)
         self._scheduler.hear()
@@ -180,7 +180,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             if time.monotonic() - began > TURN_S:
                 await asyncio.sleep(0)
                 began = time.monotonic()
-        wire.put_news(news.unread(), reply, self._lead.node.state.life.incarnation)
+        wire.put_news(news.unread(), reply, self._lead.runner.node.state.life.incarnation)
         reply.header.CopyFrom(self._lead.header())
         return reply
 
@@ -205,7 +205,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     def _check_caller(self) -> None:
         """Raises PermissionDenied (NOT_OWNER) for a caller that does not schedule for this pool."""
-        self._lead.node.state.pool.check_owner(PRINCIPAL.get(), Verb.SCHEDULE)
+        self._lead.runner.node.state.pool.check_owner(PRINCIPAL.get(), Verb.SCHEDULE)
 
     def _own(
         self, hook: Callable[["SchedulerService", _Request, str], _Reply], request: _Request, trace: str
@@ -222,7 +222,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> Any:
         """Returns the blocks of a request, with the same checks as in any call."""
         self._scheduler.hear(wire.required_id(request.request_id))
-        state, limit = self._lead.node.state, self._lead.block_limit
+        state, limit = self._lead.runner.node.state, self._lead.block_limit
         state.life.check(request.blocks.incarnation)
         blocks = state.pool.resolve(lists_of("blocks", request.blocks, limit), "blocks")
         return wire.with_dropped(blocks, request.dropped_block_counts, limit)

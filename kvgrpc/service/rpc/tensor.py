@@ -44,7 +44,7 @@ class TensorService(tensor_pb2_grpc.TensorServiceServicer):
     @unary
     async def ListTensors(self, request: tensor_pb2.ListTensorsRequest, trace: str) -> tensor_pb2.ListTensorsResponse:
         lead = self._lead
-        now = lead.runner.now
+        now = lead.runner.time()
         rows = [
             row
             for row in self._staging.store.rows()
@@ -57,7 +57,7 @@ class TensorService(tensor_pb2_grpc.TensorServiceServicer):
             request,
             rows,
             lambda row: (row.made, f"{row.number}"),
-            lambda row: wire.row(row, now, lead.node.state.transfers),
+            lambda row: wire.row(row, now, lead.runner.node.state.transfers),
         )
         return tensor_pb2.ListTensorsResponse(
             header=listed.header, tensors=listed.rows, next_page_token=listed.next_page_token

@@ -9,9 +9,8 @@ from kvgrpc.service.callers import PRINCIPAL
 from kvgrpc.service.identity.gate import CALLER
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.methods import ACKNOWLEDGE_TRANSFERS, CANCEL_TRANSFER, reply_to
-from kvgrpc.service.rpc.method import streaming, unary
+from kvgrpc.service.rpc.method import condition, streaming, timeout_s, unary, wait_of
 from kvgrpc.service.rpc.pages import page
-from kvgrpc.service.rpc.waits import condition, timeout_s, wait_of
 from kvgrpc.service.watchers import WAITED_MAX
 from kvgrpc.v1 import transfer_pb2, transfer_pb2_grpc
 from kvgrpc.wire import answers
@@ -31,8 +30,10 @@ class TransferService(transfer_pb2_grpc.TransferServiceServicer):
     ) -> transfer_pb2.GetTransferResponse:
         lead = self._lead
         lead.runner.advance()
-        found = lead.node.state.transfers.get_for(PRINCIPAL.get(), Verb.SEE, request.transfer_id, Ground.NAME)
-        return transfer_pb2.GetTransferResponse(header=lead.header(), transfer=answers.transfer(found, lead.runner.now))
+        found = lead.runner.node.state.transfers.get_for(PRINCIPAL.get(), Verb.SEE, request.transfer_id, Ground.NAME)
+        return transfer_pb2.GetTransferResponse(
+            header=lead.header(), transfer=answers.transfer(found, lead.runner.time())
+        )
 
     @unary
     async def WaitTransfer(
@@ -43,7 +44,7 @@ class TransferService(transfer_pb2_grpc.TransferServiceServicer):
         header = lead.header()  # before the wait: of the transfer's life, even if another begins meanwhile
         found, met = await wait.ended(lead, request.transfer_id, header)
         return transfer_pb2.WaitTransferResponse(
-            header=header, transfer=answers.transfer(found, lead.runner.now), condition_met=met
+            header=header, transfer=answers.transfer(found, lead.runner.time()), condition_met=met
         )
 
     @unary
@@ -61,7 +62,7 @@ class TransferService(transfer_pb2_grpc.TransferServiceServicer):
         found = await lead.watchers.wait_many(wanted, done, least, timeout_s(request, lead.config.limits.wait_s))
         met = {id_: transfer is None or done(transfer) for id_, transfer in found.items()}
         reply = transfer_pb2.WaitTransfersResponse(header=header, condition_met=sum(met.values()) >= least)
-        now = lead.runner.now
+        now = lead.runner.time()
         for id_, transfer in found.items():
             row = reply.waited_transfers.add(transfer_id=id_, condition_met=met[id_])
             if transfer is not None:
@@ -77,14 +78,14 @@ class TransferService(transfer_pb2_grpc.TransferServiceServicer):
     ) -> transfer_pb2.ListTransfersResponse:
         lead = self._lead
         lead.runner.advance()
-        wanted = _filter(request.filter, lambda: lead.runner.now)
-        state = lead.node.state
+        wanted = _filter(request.filter, lead.runner.time)
+        state = lead.runner.node.state
         found = page(
             lead,
             request,
             filter(wanted, state.transfers),
             lambda transfer: (state.life.began - transfer.created, transfer.id),
-            lambda transfer: answers.transfer(transfer, lead.runner.now),
+            lambda transfer: answers.transfer(transfer, lead.runner.time()),
         )
         return transfer_pb2.ListTransfersResponse(
             header=found.header, transfers=found.rows, next_page_token=found.next_page_token
@@ -96,7 +97,7 @@ class TransferService(transfer_pb2_grpc.TransferServiceServicer):
     ) -> AsyncIterator[transfer_pb2.WatchTransfersResponse]:
         lead = self._lead
         lead.runner.advance()
-        state = lead.node.state
+        state = lead.runner.node.state
         resumed = bool(request.after_event_seq or request.incarnation)
         backlog: list[Transfer] | None = []
         if resumed:
@@ -109,7 +110,7 @@ class TransferService(transfer_pb2_grpc.TransferServiceServicer):
             if request.after_event_seq > state.transfers.seq:
                 raise invalid("after_event_seq", f"has not been reached: the last change has {state.transfers.seq}")
             backlog = state.transfers.changes_after(request.after_event_seq)
-        with lead.watchers.watch(_filter(request.filter, lambda: lead.runner.now), backlog or []) as watch:
+        with lead.watchers.watch(_filter(request.filter, lead.runner.time), backlog or []) as watch:
             # Every message has this life's header, even after its end, and an event_seq that a watch can resume after.
             header = lead.header()
             if resumed and backlog is not None:
@@ -117,7 +118,7 @@ class TransferService(transfer_pb2_grpc.TransferServiceServicer):
             yield transfer_pb2.WatchTransfersResponse(header=header, history_lost=backlog is None)
             while True:
                 header.event_seq, change = await watch.next()
-                transfer = answers.transfer(change, lead.runner.now) if change else None
+                transfer = answers.transfer(change, lead.runner.time()) if change else None
                 yield transfer_pb2.WatchTransfersResponse(header=header, transfer=transfer)
 
     @unary

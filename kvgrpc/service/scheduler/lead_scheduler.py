@@ -45,11 +45,11 @@ from kvgrpc.core.values.limits import granted_ttl
 from kvgrpc.core.values.owners import ANONYMOUS, ENGINE, Thing, ThingKind, Verb, may
 from kvgrpc.core.values.request_times import RequestTime
 from kvgrpc.errors import Exhausted, KVGrpcError, NextStep, PermissionDenied, Reason
-from kvgrpc.service.alarm import Alarm
 from kvgrpc.service.callers import PRINCIPAL, payer
 from kvgrpc.service.grpc_status import next_step
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.places import CONNECTION
+from kvgrpc.service.runner import Alarm
 from kvgrpc.service.scheduler.news import NEWS_MAX, NewsLog
 from kvgrpc.service.scheduler.scheduler_callers import SchedulerCallers
 from kvgrpc.wire.scheduler import NamedRequest, PromptName, block_ids, prompt_bytes
@@ -99,7 +99,6 @@ class LeadScheduler(PolicyDriver[NamedRequest, _LeadRequest, str]):
         self._renewing, self._renewals = False, Alarm(self._renew_again)
         self.news = NewsLog(self._keep_news)
         super().__init__(self._rules(), self.news.add)
-        lead.runner.on_transfer.append(self._changed)
         lead.runner.on_life.append(self._begin_anew)
 
     # -- hooks: see PolicyDriver
@@ -110,6 +109,8 @@ class LeadScheduler(PolicyDriver[NamedRequest, _LeadRequest, str]):
         if known is None:
             nbytes = REQUEST_BYTES + prompt_bytes(spec)
             self._ledger.check(payer(), nbytes)
+        if self._changed not in self._runner.on_transfer:
+            self._runner.on_transfer.append(self._changed)
         admitted = super().arrived(spec)
         request = self._known.get(spec.request_id)
         if known is None and request is not None:
@@ -132,7 +133,7 @@ class LeadScheduler(PolicyDriver[NamedRequest, _LeadRequest, str]):
 
     def hear(self, *request_ids: str) -> None:
         """Notes that the scheduler was heard, and spoke of these requests, if any."""
-        caller, now = CONNECTION.get(), self._runner.now
+        caller, now = CONNECTION.get(), self._runner.time()
         self._callers.hear(caller, now)
         for request_id in request_ids:
             if request_id in self._known:
@@ -165,7 +166,7 @@ class LeadScheduler(PolicyDriver[NamedRequest, _LeadRequest, str]):
 
         Raises InvalidRequest or OutOfRange.
         """
-        principal = PRINCIPAL.get() if self._lead.node.state.life.attached else ENGINE
+        principal = PRINCIPAL.get() if self._lead.runner.node.state.life.attached else ENGINE
         answer: actions.Reclaimed = self._ask(
             events.ReclaimBlocks(events.Call(self._runner.next_call_id(), principal), counts, by=by)
         )
@@ -180,7 +181,7 @@ class LeadScheduler(PolicyDriver[NamedRequest, _LeadRequest, str]):
     # -- checks of a request before it is known
 
     def _let_in(self, spec: NamedRequest, arrival: Arrival) -> _LeadRequest:
-        state = self._lead.node.state
+        state = self._lead.runner.node.state
         state.life.engine  # noqa: B018 - raises if there is no pool
         for address in spec.addresses:
             self._lead.check_dial(address)
@@ -200,7 +201,7 @@ class LeadScheduler(PolicyDriver[NamedRequest, _LeadRequest, str]):
 
     @property
     def _ledger(self) -> Ledger:
-        return self._lead.node.state.ledger
+        return self._lead.runner.node.state.ledger
 
     def _keep_news(self, seq: int, news: News | None) -> None:
         """Keeps news until they are read; `news` is None when they were."""
@@ -222,14 +223,14 @@ class LeadScheduler(PolicyDriver[NamedRequest, _LeadRequest, str]):
 
     def _end_silent(self) -> None:
         ttl_s = self._lead.config.limits.request_ttl_s
-        for request_id in self._callers.silent(self._runner.now - ttl_s):
+        for request_id in self._callers.silent(self._runner.time() - ttl_s):
             self._callers.forget(request_id)  # before the abort: its transfers may go on
             self.aborted(request_id, f"its scheduler has said nothing for {ttl_s:g} s")
         self._wait_for_silence()
 
     def _renew_again(self) -> None:
         self._renewing = self.renew_awaited()
-        self._renewals.set(self._runner.now + RENEW_S if self._renewing else None)
+        self._renewals.set(self._runner.time() + RENEW_S if self._renewing else None)
 
     # -- requests to the node
 
@@ -350,7 +351,7 @@ class LeadScheduler(PolicyDriver[NamedRequest, _LeadRequest, str]):
         super()._follow(request, side, transfer)
         if transfer is None:
             return
-        if (now := self._lead.node.state.transfers.find(transfer)) is not None:
+        if (now := self._lead.runner.node.state.transfers.find(transfer)) is not None:
             self._changed(now)
         else:  # the transfer's life is over
             self._returned(transfer)
@@ -372,7 +373,7 @@ class LeadScheduler(PolicyDriver[NamedRequest, _LeadRequest, str]):
             self._tell(layers)
 
     def _rules(self) -> Rules:
-        description = self._lead.node.state.life.description
+        description = self._lead.runner.node.state.life.description
         return self._lead.config.scheduler.rules(description.pool.groups if description else ())
 
     def _begin_anew(self) -> None:

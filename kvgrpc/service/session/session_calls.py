@@ -57,7 +57,7 @@ def call_to_event(lead: Lead, call: session_pb2.Call, call_id: int) -> events.Ev
 
 def _step_done(lead: Lead, report: rank_pb2.StepReport) -> events.StepDone:
     """Returns the step of rank 0. A scheduler can speak for no other rank, and only in an engine of one rank."""
-    if lead.node.state.life.engine.world_size != 1:
+    if lead.runner.node.state.life.engine.world_size != 1:
         raise invalid("step_done", "is for engines with one rank: each worker reports the steps of its own")
     return wire.step_of(0, report)
 
@@ -82,7 +82,7 @@ def refused_lease(call: session_pb2.Call, call_id: int) -> events.FinishedBlocks
 def hear_session(lead: Lead, call: session_pb2.Call, began: float, error: KVGrpcError | None) -> None:
     """Counts an answered call, and records it if it is one that the audit has. `began` is as for `CallRecords`."""
     kind = call.WhichOneof("request")
-    if kind is not None:
+    if kind is not None and lead.calls.counting:
         lead.calls.ended(f"{call.DESCRIPTOR.full_name}/{kind}", error.code if error else OK, began)
     if kind in _METHODS:
         lead.audit.heard(_METHODS[kind].name, getattr(call, kind), ENGINE, error=error)
@@ -102,7 +102,7 @@ def put_answer(
         answer = replace(answer, token=b"")  # the engine minted the grant itself
     reply = getattr(made, kind or "")
     reply.SetInParent()  # some answers have nothing to tell
-    _METHODS[kind or ""].put_reply(answer, reply, lead.runner.now, lead.node.state.life.incarnation)
+    _METHODS[kind or ""].put_reply(answer, reply, lead.runner.time(), lead.runner.node.state.life.incarnation)
 
 
 def refusal(error: KVGrpcError) -> common_pb2.Failure:

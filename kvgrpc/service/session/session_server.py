@@ -18,8 +18,8 @@ from kvgrpc.core.values.owners import ENGINE
 from kvgrpc.errors import AlreadyExists, KVGrpcError, PermissionDenied, Reason, Unavailable, invalid
 from kvgrpc.service.identity.gate import check_local
 from kvgrpc.service.lead import Lead
+from kvgrpc.service.runner import RankPort
 from kvgrpc.service.session.attached_engine import AttachedEngine
-from kvgrpc.service.session.rank_port import CommandedRank
 from kvgrpc.service.session.reattach import Return
 from kvgrpc.service.session.session_calls import call_to_event, hear_session, promised_lease, put_answer, refused_lease
 from kvgrpc.service.session.socket import Frames, SessionSocket, check_user, hung_up, read_frames
@@ -56,7 +56,7 @@ class Host(Protocol):
         self,
         request: session_pb2.AttachRequest,
         secret: bytes,
-        worker: Callable[[int], CommandedRank],
+        worker: Callable[[int], RankPort],
         memory: Mapping[int, int],
     ) -> None:
         """Starts a new incarnation for the engine. `worker` makes the rank that is commanded in a worker. `memory`:
@@ -239,7 +239,7 @@ class SessionServer:
 
     def _attached(self, session: AttachedEngine) -> session_pb2.AttachResponse:
         lead = self._lead
-        engine = lead.node.state.life.engine
+        engine = lead.runner.node.state.life.engine
         return session_pb2.AttachResponse(
             header=lead.header(),
             session_secret=session.secret,
@@ -273,7 +273,7 @@ class SessionServer:
 
         def answered(reply: actions.Reply | KVGrpcError) -> None:
             if isinstance(reply, KVGrpcError) and call.void_slot:
-                session.page.refused(promised_lease(call.finished_blocks), self._lead.node.state.send.leases)
+                session.page.refused(promised_lease(call.finished_blocks), self._lead.runner.node.state.send.leases)
             hear_session(self._lead, call, began, reply if isinstance(reply, KVGrpcError) else None)
             if call.call_id or isinstance(reply, KVGrpcError):
                 answer = reply if isinstance(reply, KVGrpcError) else reply.answer
@@ -318,7 +318,7 @@ class SessionServer:
         if session is None or not known or (request.returns and returning is None):
             raise PermissionDenied(Reason.NOT_OWNER, "this ticket belongs to no engine that is attached here")
         session.workers.check(request)
-        engine, memory = self._lead.node.state.life.engine, -1
+        engine, memory = self._lead.runner.node.state.life.engine, -1
         shown = pool_to_proto(engine.pool, engine.pool_kind)
         reply = session_pb2.AttachRankResponse(pool=shown, lead_address=engine.address)
         if not (request.private_memory or request.returns):

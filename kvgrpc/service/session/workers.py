@@ -15,7 +15,7 @@ from typing import Protocol
 from kvgrpc.core import events
 from kvgrpc.core.actions import ComputeChecksums, CopyOut, MapPeer, Post, RankAction, Send
 from kvgrpc.errors import AlreadyExists, OutOfRange, PreconditionFailed, Reason, Unavailable, invalid
-from kvgrpc.service.session.rank_port import CommandedRank
+from kvgrpc.service.runner import RankPort
 from kvgrpc.session.v1 import rank_pb2, session_pb2
 from kvgrpc.wire.frames import encode
 from kvgrpc.wire.rank_commands import command_of
@@ -172,7 +172,7 @@ class Workers:
         self.reports_steps = False
         """True once a worker has reported a step: the scheduler does not see its queue, and cannot speak for it."""
 
-    def make_rank(self, rank: int) -> CommandedRank:
+    def make_rank(self, rank: int) -> RankPort:
         """Returns a rank whose worker may still be to come."""
         return self._ranks.setdefault(rank, WorkerRank(rank, self._data_paths, self._report))
 

@@ -10,14 +10,13 @@ from contextlib import suppress
 from dataclasses import field
 
 from kvgrpc.core.tensors.bundles import BYTES_MAX, SHARE, BundleQueue
-from kvgrpc.core.tensors.calls import Get, LeadAddress, Put
+from kvgrpc.core.tensors.descriptions import Get, LeadAddress, Put
 from kvgrpc.core.tensors.store_layout import pages_for
 from kvgrpc.core.values.records import dataclass
 from kvgrpc.errors import KVGrpcError
-from kvgrpc.service.alarm import Alarm
-from kvgrpc.service.tensors.delivery import fetch, fetch_together
+from kvgrpc.service.runner import Alarm
+from kvgrpc.service.tensors.delivery import RemoteStores, fetch, fetch_together
 from kvgrpc.service.tensors.life import Life
-from kvgrpc.service.tensors.remote import RemoteStores
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ class SourceFetcher:
         if call.group is not None:
             self._ask(call)
         else:
-            self._bundles.add(call.route, call, 0, self.life.now)
+            self._bundles.add(call.route, call, 0, self.life.time())
             self._look(call.route)
 
     def end(self, number: int) -> None:
@@ -100,13 +99,13 @@ class SourceFetcher:
 
     def _due(self) -> None:
         if not self.life.over:
-            for route in self._bundles.due(self.life.now):
+            for route in self._bundles.due(self.life.time()):
                 self._look(route)
             self._alarm.set(self._bundles.next_deadline())  # the alarm may have rung early
 
     def _look(self, route: _FetchRoute) -> None:
         """Asks the route's source for the tensors whose turn it is."""
-        while calls := self._bundles.take(route, 0, self.life.now):
+        while calls := self._bundles.take(route, 0, self.life.time()):
             group = set(calls)
             for call in calls:
                 call.group = group
@@ -123,7 +122,7 @@ class SourceFetcher:
         """Asks the source for the call's tensor, for as long as the call waits."""
         try:
             self.bring(
-                await fetch(self.remote, call.get, call.until - self.life.now, call.route.trace), call.route.trace
+                await fetch(self.remote, call.get, call.until - self.life.time(), call.route.trace), call.route.trace
             )
         except KVGrpcError as error:
             self.life.table.not_fetched(call.number, error.untraced())

@@ -7,8 +7,7 @@ their pages, which stands for their leases.
 from collections.abc import Sequence
 
 from kvgrpc.core.events import CancelScope
-from kvgrpc.core.tensors.calls import Get, Put
-from kvgrpc.core.tensors.descriptions import NamedTensor
+from kvgrpc.core.tensors.descriptions import Get, NamedTensor, Put
 from kvgrpc.core.tensors.rows import TensorOffer
 from kvgrpc.errors import DeadlineExceeded, KVGrpcError, Reason
 from kvgrpc.service.tensors.life import Life
@@ -23,8 +22,8 @@ class KeptTensors:
         """Offers by transfer."""
         self._lent: dict[str, Sequence[TensorOffer]] = {}
         """Offers that are lent together, by the transfer of all of them."""
-        self._ended: list[TensorOffer] = []
-        """Offers that are over; the rest of their end waits until the node is not busy."""
+        self.ended: list[TensorOffer] = []
+        """Offers that are over; the rest of their end waits until the node is not busy. Read-only outside."""
 
     def keep(self, offer: TensorOffer, put: Put, trace: str) -> None:
         """Hands the tensor over to whoever fetches it. Raises the refusal."""
@@ -74,15 +73,15 @@ class KeptTensors:
         if offer is None:
             return
         if succeeded:
-            self._life.table.offer_sent(offer, self._life.now)
+            self._life.table.offer_sent(offer, self._life.time())
         else:
             self._life.table.offer_over(offer)
-        self._ended.append(offer)
+        self.ended.append(offer)
 
     def look(self) -> None:
         """Finishes what `over` left. The node is not busy."""
-        while self._ended:
-            self._let_go(self._ended.pop())
+        while self.ended:
+            self._let_go(self.ended.pop())
 
     def withdraw(self, offer: TensorOffer) -> None:
         """Takes a kept tensor back. Tensors lent with it may be fetched by themselves."""

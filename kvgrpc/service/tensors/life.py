@@ -24,13 +24,10 @@ class Life:
         self.table = table
         self.perform = perform
         self.transfers = StoreTransfers(lead)
+        self.time = lead.runner.time
+        """Returns the seconds on the node's clock."""
         self.over = False
         self._tasks: set[asyncio.Task[Any]] = set()
-
-    @property
-    def now(self) -> float:
-        """Seconds on the node's clock."""
-        return self.lead.runner.now
 
     def spawn(self, work: Work) -> "asyncio.Task[Any]":
         """Begins a task of this life."""
@@ -54,6 +51,6 @@ class Life:
 
 def gone(lead: Lead) -> KVGrpcError:
     """Returns the error for calls of a life that is over."""
-    if lead.node.state.life.stopping:
+    if lead.runner.node.state.life.stopping:
         return Unavailable(Reason.ENGINE_LOST, "the server is stopping")
     return Aborted(Reason.INCARNATION_CHANGED, "the life of the engine whose tensors these were is over")

@@ -23,7 +23,7 @@ async def put(
     lead = staging.lead
     asked = wire.put(request, lead.config.limits)
     found = await staging.put(replace(asked, tenant=_tenant(request.tenant, caller)), trace, caller)
-    first, *bundled = [wire.row(tensor, lead.runner.now, lead.node.state.transfers) for tensor in found]
+    first, *bundled = [wire.row(tensor, lead.runner.time(), lead.runner.node.state.transfers) for tensor in found]
     return tensor_pb2.PutTensorResponse(header=lead.header(), tensor=first, bundled_tensors=bundled)
 
 
@@ -35,7 +35,7 @@ async def get(
     got = await staging.get(asked, trace, caller)
     lead = staging.lead
     header = lead.header()
-    first, *bundled = [wire.row(tensor, lead.runner.now, lead.node.state.transfers) for tensor in got.tensors]
+    first, *bundled = [wire.row(tensor, lead.runner.time(), lead.runner.node.state.transfers) for tensor in got.tensors]
     made = tensor_pb2.GetTensorResponse(header=header, tensor=first, bundled_tensors=bundled)
     if got.pages is not None:
         allocation_id, ids = got.pages

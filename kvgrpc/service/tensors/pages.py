@@ -1,9 +1,13 @@
-"""Pages of the store: given out in turn, with room made by spilling."""
+"""Pages of the store: given out in turn, with room made by spilling into plain memory that no data path reaches."""
 
 import asyncio
 import logging
-from collections.abc import Sequence
+import mmap
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kvgrpc.core.tensors.descriptions import TensorId
 from kvgrpc.core.tensors.line import Line, LinePlace
@@ -11,9 +15,50 @@ from kvgrpc.core.tensors.rows import Purpose, Tensor
 from kvgrpc.core.tensors.waits import RETRY_DELAY_S
 from kvgrpc.core.values.block_ids import Ids
 from kvgrpc.errors import Exhausted, InternalError, KVGrpcError, Reason
-from kvgrpc.service.alarm import Alarm
+from kvgrpc.service.runner import Alarm
 from kvgrpc.service.tensors.life import Life
-from kvgrpc.service.tensors.spill import SpillMemory
+
+_log = logging.getLogger(__name__)
+Memory = NDArray[np.uint8]
+
+
+class SpillMemory:
+    """Memory of `pages` pages. `store` returns the pool's memory, or None if this process does not have it."""
+
+    def __init__(self, pages: int, page_bytes: int, store: Callable[[], Memory | None]) -> None:
+        self._page_bytes = page_bytes
+        self._store = store
+        # The system zeroes pages on first use: a spill that is never used costs nothing.
+        self._pages: Memory | None = None
+        if pages:
+            try:
+                mapping = mmap.mmap(-1, pages * page_bytes)
+            except OSError as error:  # the server's start checked that it fits
+                _log.error("nothing is spilled: %d bytes did not fit: %s", pages * page_bytes, error)
+            else:
+                self._pages = np.frombuffer(mapping, dtype=np.uint8).reshape(pages, page_bytes)
+
+    @property
+    def usable(self) -> bool:
+        """True if tensors can be copied there."""
+        return self._pages is not None and self._store() is not None
+
+    def copier(self, pages: Sequence[int], slots: Sequence[int], *, out: bool) -> Callable[[], None]:
+        """Returns a function, for a thread, that copies pages of the store out to the slots, or back."""
+        memory, spill = self._store(), self._pages
+        assert memory is not None, "it is usable"
+        assert spill is not None, "it is usable"
+        store = memory[: len(memory) // self._page_bytes * self._page_bytes].reshape(-1, self._page_bytes)
+
+        def copy() -> None:
+            for page, slot in zip(pages, slots, strict=True):
+                if out:
+                    spill[slot] = store[page]
+                else:
+                    store[page] = spill[slot]
+
+        return copy
+
 
 _log = logging.getLogger(__name__)
 HELD_S = 0.5
@@ -39,7 +84,7 @@ class _WantedPages:
     @property
     def gone(self) -> bool:
         """True when all tensors were dropped."""
-        return all(tensor.gone for tensor in self.tensors)
+        return not [tensor for tensor in self.tensors if not tensor.gone]
 
 
 class StorePages:
@@ -63,18 +108,19 @@ class StorePages:
         end by `put_until`, waits only a moment, so that it can still be told why, and so does a bundle. Others wait as
         long as a call waits for the tensor. Raises Exhausted (POOL_EXHAUSTED), and refusals of new work.
         """
-        ids, count = [tensor.id for tensor in tensors], sum(tensor.pages for tensor in tensors)
+        ids, count = [tensor.id for tensor in tensors], sum([tensor.pages for tensor in tensors])
         was_put = put_until is not None
-        urgent = not was_put or self._awaited(tensors) > 0
+        awaited = self._awaited(tensors)
+        urgent = not was_put or awaited > 0
         future: asyncio.Future[list[Pages]] = asyncio.get_running_loop().create_future()
         wanted = _WantedPages(tensors, self.line.join(ids[0], count, urgent=urgent), was_put, trace, future)
         self._wanted |= dict.fromkeys(ids, wanted)
-        self._see_awaited(wanted)
+        self._see_awaited(wanted, awaited)
         try:
             if wanted.gone:
                 raise _unwanted()
             self.look()
-            most_s = None if put_until is None else min(HELD_S, (put_until - self._life.now) / 2)
+            most_s = None if put_until is None else min(HELD_S, (put_until - self._life.time()) / 2)
             if len(tensors) > 1:
                 most_s = BUNDLE_HELD_S if most_s is None else min(most_s, BUNDLE_HELD_S)
             if not future.done():
@@ -86,10 +132,10 @@ class StorePages:
                 if self._wanted.get(id_) is wanted:
                     del self._wanted[id_]
             if was_put and wanted.place.whole and not future.done() and not wanted.gone:
-                self.line.refuse(wanted.place, self._life.now)
+                self.line.refuse(wanted.place, self._life.time())
             else:
                 self.line.leave(wanted.place)
-            self._look_at(self._life.now)
+            self._look_at(self._life.time())
         raise Exhausted(
             Reason.POOL_EXHAUSTED,
             f"the store has no room for {count} pages beside the {self.line.reserved} that are for tensors "
@@ -102,17 +148,17 @@ class StorePages:
         wanted = self._wanted.get(tensor.id)
         self.line.hurry(tensor.id if wanted is None else wanted.place.id)
         if wanted is not None:
-            self._see_awaited(wanted)
+            self._see_awaited(wanted, self._awaited(wanted.tensors))
         self.look()
 
     def _awaited(self, tensors: Sequence[Tensor]) -> int:
         """Returns the number of tensors that the engine waits for."""
         waits = self._life.table.waits
-        return sum(bool(waits.of(tensor.id, (Purpose.GIVEN,), tensor.tenant)) for tensor in tensors)
+        return sum([bool(waits.of(tensor.id, (Purpose.GIVEN,), tensor.tenant)) for tensor in tensors])
 
-    def _see_awaited(self, wanted: _WantedPages) -> None:
+    def _see_awaited(self, wanted: _WantedPages, awaited: int) -> None:
         """Bars a put from the reserved pages while the engine waits for only some of its tensors."""
-        wanted.place.whole = self._awaited(wanted.tensors) in {0, len(wanted.tensors)} or not wanted.was_put
+        wanted.place.whole = awaited in {0, len(wanted.tensors)} or not wanted.was_put
 
     def forget(self, tensor: Tensor) -> None:
         """Ends the request of a dropped tensor, if all its tensors are gone."""
@@ -120,7 +166,7 @@ class StorePages:
         if wanted is not None and wanted.gone and not wanted.future.done():
             self.line.leave(wanted.place)
             wanted.future.set_exception(_unwanted())
-            self._look_at(self._life.now)
+            self._look_at(self._life.time())
 
     def look(self) -> None:
         """Gives out pages that are free by now, and spills if that makes room."""
@@ -128,7 +174,7 @@ class StorePages:
             return
         self._looking = True
         try:
-            while self._serve():
+            while self.line.places and self._serve():
                 pass
         finally:
             self._looking = False
@@ -136,7 +182,7 @@ class StorePages:
     def _serve(self) -> bool:
         """Serves the head of the line. Returns whether it is served, and the next one has its turn."""
         life = self._life
-        place = self.line.head(life.now)
+        place = self.line.head(life.time())
         if place is None:
             return False
         wanted = self._wanted.get(place.id)
@@ -176,7 +222,7 @@ class StorePages:
         try:
             ((allocation_id, pages),) = await self.take((tensor,), "")
         except KVGrpcError as error:
-            self._free(table.stays_out(tensor, error.untraced(), life.now))
+            self._free(table.stays_out(tensor, error.untraced(), life.time()))
             return
         if tensor.gone:
             self._free(allocation_id)
@@ -184,12 +230,12 @@ class StorePages:
         table.returning(tensor, allocation_id)
         defect = await self._copy(tensor, pages.tolist(), out=False)
         if defect is None:
-            self._free(table.returned(tensor, life.now))
+            self._free(table.returned(tensor, life.time()))
         else:
-            self._free(table.stays_out(tensor, defect, life.now))
+            self._free(table.stays_out(tensor, defect, life.time()))
 
     def _look_at(self, when: float) -> None:
-        if len(self.line):
+        if self.line.places:
             self._alarm.set(when)
 
     def _look_again(self) -> None:
@@ -200,7 +246,7 @@ class StorePages:
         """Begins to copy unwanted tensors out, if that makes room for `pages` more pages."""
         if pages > 0 and self._may_spill and self._spill.usable:
             life = self._life
-            for tensor in life.table.spill(pages, life.now):
+            for tensor in life.table.spill(pages, life.time()):
                 self._spilling += tensor.pages
                 life.spawn(self._copy_out(tensor))
 
@@ -209,7 +255,7 @@ class StorePages:
         defect = await self._copy(tensor, pages, out=True)
         self._spilling -= tensor.pages
         self._may_spill = self._may_spill and defect is None
-        self._free(self._life.table.spilled(tensor, self._life.now, copied=defect is None))
+        self._free(self._life.table.spilled(tensor, self._life.time(), copied=defect is None))
         self.look()
 
     async def _copy(self, tensor: Tensor, pages: Sequence[int], *, out: bool) -> KVGrpcError | None:

@@ -7,11 +7,12 @@ retried: each of its tensors is then sent by itself.
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from dataclasses import field, replace
 
 from kvgrpc.core.events import CancelScope
 from kvgrpc.core.tensors.bundles import BYTES_MAX, BundleQueue
-from kvgrpc.core.tensors.calls import LeadAddress, Put
+from kvgrpc.core.tensors.descriptions import LeadAddress, Put
 from kvgrpc.core.tensors.ended import too_late
 from kvgrpc.core.tensors.rows import TensorOffer
 from kvgrpc.core.tensors.store_layout import pages_for
@@ -24,13 +25,11 @@ from kvgrpc.errors import (
     Reason,
     Unavailable,
 )
-from kvgrpc.service.alarm import Alarm
 from kvgrpc.service.callers import payer
-from kvgrpc.service.runner import copied
-from kvgrpc.service.tensors.delivery import deliver
+from kvgrpc.service.runner import Alarm, copied
+from kvgrpc.service.tensors.delivery import RemoteStores, deliver
 from kvgrpc.service.tensors.kept_tensors import KeptTensors
 from kvgrpc.service.tensors.life import Life, gone
-from kvgrpc.service.tensors.remote import RemoteStores
 
 _log = logging.getLogger(__name__)
 LIMITS_MAX = 1_024
@@ -86,14 +85,15 @@ class TensorSender:
         """Pages that a bundle may take, by consumers that refused a larger one."""
         self._alarm = Alarm(self._due)
 
-    async def put(self, put: Put, until: float, trace: str, caller: str) -> TensorOffer:
-        """Serves PutTensor at the source, for the first time or again. Raises the refusal of this lead or of the first
-        consumer, and DeadlineExceeded (DEADLINE) if it is put again and the first put takes longer.
+    async def put(self, put: Put, until: float, trace: str, caller: str) -> Sequence[TensorOffer]:
+        """Serves PutTensor at the source, for the first time or again. Returns its one tensor. Raises the refusal of
+        this lead or of the first consumer, and DeadlineExceeded (DEADLINE) if it is put again and the first put takes
+        longer.
         """
         offer, again = self._offer(put, until, trace, caller)
         way = self._ways.get(offer)
         if way is not None and not put.asynchronous:
-            await asyncio.wait((way.done,), timeout=until - self._life.now if again else None)
+            await asyncio.wait((way.done,), timeout=until - self._life.time() if again else None)
             if not way.done.done():
                 late = "the tensor is still on its way to its consumers"
                 raise DeadlineExceeded(Reason.DEADLINE, late, metadata={"phase": "tensor"})
@@ -101,13 +101,13 @@ class TensorSender:
                 raise gone(self._life.lead)
         if offer.refused is not None and not put.asynchronous:
             raise copied(offer.refused)
-        return offer
+        return (offer,)
 
     def over(self, transfer_id: str, *, succeeded: bool) -> None:
         """Takes the end of a transfer. The node is busy."""
         for way in self._sent.pop(transfer_id, ()):
             way.ended = not succeeded
-            self._life.table.offer_sent(way.offer, self._life.now)
+            self._life.table.offer_sent(way.offer, self._life.time())
 
     def withdraw(self, offer: TensorOffer) -> None:
         """Takes a put back. Others of its bundle go by themselves."""
@@ -138,13 +138,13 @@ class TensorSender:
         for i, consumer in enumerate(put.consumers):
             lead.check_dial(consumer.address, f"consumers[{i}].address")
         asked = TensorOffer(
-            put.id, put.described, pages, put.allocation_id, put.consumers, life.now, put.consumer_count
+            put.id, put.described, pages, put.allocation_id, put.consumers, life.time(), put.consumer_count
         )
         asked.payer, asked.ttl_s, asked.tenant = payer(), put.ttl_s, put.tenant
         known = table.kept.find(asked)
         if known is None:
-            lead.node.state.pool.check_open()
-            lead.node.state.transfers.check_room()
+            lead.runner.node.state.pool.check_open()
+            lead.runner.node.state.transfers.check_room()
             life.transfers.take_over(put.allocation_id, caller)
         try:
             if known is None:
@@ -169,7 +169,7 @@ class TensorSender:
         route = _PutRoute(put.id.key, put.consumers, put.ttl_s, put.request_id, trace, put.tenant)
         way = _PutUnderWay(offer, put, until, route)
         self._ways[offer] = way
-        self._bundles.add(way.route, way, offer.pages, self._life.now)
+        self._bundles.add(way.route, way, offer.pages, self._life.time())
         self._look(way.route)
         if way.done.done() and offer.refused is not None:
             raise copied(offer.refused)
@@ -178,7 +178,7 @@ class TensorSender:
     def _due(self) -> None:
         """Sends what has waited long enough."""
         if not self._life.over:
-            for route in self._bundles.due(self._life.now):
+            for route in self._bundles.due(self._life.time()):
                 self._look(route)
             self._alarm.set(self._bundles.next_deadline())  # the alarm may have rung early
             self._life.perform()
@@ -186,7 +186,7 @@ class TensorSender:
     def _look(self, route: _PutRoute) -> None:
         """Sends the puts of a route whose turn it is."""
         most_pages = min(self._limits.get(route.consumers, self._most_pages), self._most_pages)
-        while ways := self._bundles.take(route, most_pages, self._life.now):
+        while ways := self._bundles.take(route, most_pages, self._life.time()):
             sent = self._hand_over(ways)
             if sent is None and len(ways) == 1:
                 self._bundles.ended(route)
@@ -255,10 +255,10 @@ class TensorSender:
 
     async def _deliver(self, ways: list[_PutUnderWay], sent: "_SentPuts") -> list[KVGrpcError]:
         """Delivers to all consumers. Returns the errors of those without it."""
-        life, put, until = self._life, _together(ways), min(way.until for way in ways)
+        life, put, until = self._life, _together(ways), min([way.until for way in ways])
 
         def left() -> float:
-            return 0.0 if all(way.done.done() for way in ways) else until - life.now
+            return until - life.time() if [way for way in ways if not way.done.done()] else 0.0
 
         sends = [
             deliver(self._remote, put, sent.token, consumer, left, ways[0].route.trace) for consumer in put.consumers
@@ -270,8 +270,8 @@ class TensorSender:
         a single put is over then, and may be put again.
         """
         life, limits, put = self._life, self._life.lead.config.limits, _together(ways)
-        until = max(way.until for way in ways)
-        ttl_s = min(max(put.ttl_s or limits.lease_ttl_s, until - life.now), limits.lease_cap_s)
+        until = max([way.until for way in ways])
+        ttl_s = min(max(put.ttl_s or limits.lease_ttl_s, until - life.time()), limits.lease_cap_s)
         offers = [way.offer for way in ways]
         try:
             token, transfer_id = life.transfers.hand_over(offers, put, ttl_s, ways[0].route.trace)
@@ -314,7 +314,7 @@ class TensorSender:
         if way.accepted:
             life.transfers.free(way.offer.allocation_id)
         if life.table.offers.get(way.offer.id) is way.offer:
-            life.table.offer_sent(way.offer, life.now)
+            life.table.offer_sent(way.offer, life.time())
         if not way.done.done():
             way.done.set_result(None)
 
@@ -329,4 +329,6 @@ class _SentPuts:
 
 def _together(ways: list[_PutUnderWay]) -> Put:
     """Returns one put of all tensors of these ways."""
+    if len(ways) == 1:
+        return ways[0].put
     return replace(ways[0].put, bundled=tuple(tensor for way in ways[1:] for tensor in way.put.tensors))

@@ -5,12 +5,13 @@ the old. The node is asked only when it is not busy: in a call, in a task, or wh
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from itertools import islice
 from typing import Any
 
 from kvgrpc.core.events import CancelScope
 from kvgrpc.core.tables.transfers import State, Transfer
-from kvgrpc.core.tensors.calls import Get, Put, Release
+from kvgrpc.core.tensors.descriptions import Get, Put, Release
 from kvgrpc.core.tensors.rows import (
     AnswerCall,
     BringBack,
@@ -33,17 +34,15 @@ from kvgrpc.core.values.limits import granted_timeout
 from kvgrpc.core.values.owners import ANONYMOUS, meet, tenant_of
 from kvgrpc.core.values.records import dataclass
 from kvgrpc.errors import Exhausted, KVGrpcError, PreconditionFailed, Reason
-from kvgrpc.service.alarm import Alarm
 from kvgrpc.service.callers import payer
 from kvgrpc.service.lead import Lead
-from kvgrpc.service.tensors.delivery import give_back
+from kvgrpc.service.runner import Alarm
+from kvgrpc.service.tensors.delivery import RemoteStores, give_back
 from kvgrpc.service.tensors.fetcher import SourceFetcher
 from kvgrpc.service.tensors.kept_tensors import KeptTensors
 from kvgrpc.service.tensors.life import Life, gone
-from kvgrpc.service.tensors.pages import Pages, StorePages
-from kvgrpc.service.tensors.remote import RemoteStores
+from kvgrpc.service.tensors.pages import Memory, Pages, SpillMemory, StorePages
 from kvgrpc.service.tensors.sender import TensorSender
-from kvgrpc.service.tensors.spill import Memory, SpillMemory
 from kvgrpc.service.tensors.store import Store
 from kvgrpc.service.tensors.store_transfers import error_of
 from kvgrpc.service.tensors.waiting_calls import Result, WaitingCalls
@@ -73,7 +72,7 @@ class StagingStore:
         self._arriving: dict[str, tuple[Sequence[Tensor], bool]] = {}
         """Tensors by transfer, and whether they were fetched."""
         self._alarm = Alarm(self._due)
-        self._seen_cancels: tuple[int, bytes, str] = (0, b"", "")
+        self._seen_cancels = 0
         self._looking = False
         self._telling: set[asyncio.Task[int | KVGrpcError]] = set()
         self._store: Store | None = None
@@ -88,37 +87,38 @@ class StagingStore:
         """The store of this life. Raises PreconditionFailed (POOL_KIND_MISMATCH) if the pool is no staging store,
         Unavailable (NO_POOL, or ENGINE_LOST when the server stops).
         """
-        if self._store is None and self.lead.node.state.life.stopping:
+        if self._store is not None:
+            return self._store
+        life = self.lead.runner.node.state.life
+        if life.stopping:
             raise gone(self.lead)
-        self.lead.node.state.life.engine  # noqa: B018 - raises if there is no pool
-        if self._store is None:
-            raise PreconditionFailed(
-                Reason.POOL_KIND_MISMATCH,
-                "this engine's pool is no staging store of one rank: attach with one that store_layout makes, or set "
-                "tensors.store_bytes",
-            )
-        return self._store
+        life.engine  # noqa: B018 - raises if there is no pool
+        raise PreconditionFailed(
+            Reason.POOL_KIND_MISMATCH,
+            "this engine's pool is no staging store of one rank: attach with one that store_layout makes, or set "
+            "tensors.store_bytes",
+        )
 
-    async def put(self, put: Put, trace: str, caller: str = ANONYMOUS) -> Sequence[Result]:
-        """Serves PutTensor of that principal. Returns the tensors as they are here."""
+    def put(self, put: Put, trace: str, caller: str = ANONYMOUS) -> Awaitable[Sequence[Result]]:
+        """Serves PutTensor of that principal. Returns the tensors as they are here then."""
         store, limits = self.store, self.lead.config.limits
-        self.lead.node.state.tombstones.check_key(put.id.key, tenant=put.tenant)
-        until = self.lead.runner.now + granted_timeout(put.timeout_s, limits.registration_timeout_s, limits)
+        self.lead.runner.node.state.tombstones.check_key(put.id.key, tenant=put.tenant)
+        until = self.lead.runner.time() + granted_timeout(put.timeout_s, limits.registration_timeout_s, limits)
         if put.token:
-            return await self._receive(store, put, until, trace, caller)
-        return [await store.sender.put(put, until, trace, caller)]
+            return self._receive(store, put, until, trace, caller)
+        return store.sender.put(put, until, trace, caller)
 
     async def get(self, get: Get, trace: str, caller: str = ANONYMOUS) -> GetResult:
         """Serves GetTensor of that principal."""
         store = self.store
         if get.source is not None:
             self.lead.check_dial(get.source.address, "source.address")
-        self.lead.node.state.tombstones.check_key(get.id.key, tenant=get.tenant)
+        self.lead.runner.node.state.tombstones.check_key(get.id.key, tenant=get.tenant)
         if get.bundled:
             offers, token = store.kept.lend(get, trace)
             return GetResult(offers, token=token)
         most_s = self.lead.config.limits.wait_s
-        until = store.life.now + min(get.timeout_s or most_s, most_s)
+        until = store.life.time() + min(get.timeout_s or most_s, most_s)
         purpose = Purpose.OFFERED if get.as_offer else Purpose.GIVEN
         fetches = get.source is not None
         number = store.waiting.begin(
@@ -146,7 +146,7 @@ class StagingStore:
             if len(self._telling) >= TELLING_MAX:
                 raise Exhausted(Reason.QUEUE_FULL, f"{TELLING_MAX} sources are being told", retry_delay_s=RETRY_DELAY_S)
         ended = Reason.TRANSFER_ENDED
-        found = store.table.release(release, ended, store.life.now, caller)
+        found = store.table.release(release, ended, store.life.time(), caller)
         self._perform()
         return len(found)
 
@@ -183,8 +183,8 @@ class StagingStore:
         tenant = claims.tenant or tenant_of(caller)
         source = claims.address
         self.lead.check_dial(source, "grant")
-        self.lead.node.state.pool.check_open()
-        pages = sum(store.table.check_size(tensor.described) for tensor in put.tensors)
+        self.lead.runner.node.state.pool.check_open()
+        pages = sum([store.table.check_size(tensor.described) for tensor in put.tensors])
         if claims.token_count != pages:
             raise PreconditionFailed(
                 Reason.INCOMPATIBLE_POOLS,
@@ -194,11 +194,11 @@ class StagingStore:
         store.table.waits.check_room(len(put.tensors))
         ttl_s = put.ttl_s or self.lead.config.limits.registration_timeout_s
         try:
-            tensors = store.table.arrive(put.tensors, source, ttl_s, store.life.now, payer(), tenant)
+            tensors = store.table.arrive(put.tensors, source, ttl_s, store.life.time(), payer(), tenant)
         finally:
             self._perform()
         try:
-            numbers = store.waiting.begin_all((tensor.id for tensor in put.tensors), Purpose.STORED, until, tenant)
+            numbers = store.waiting.begin_all([tensor.id for tensor in put.tensors], Purpose.STORED, until, tenant)
         except KVGrpcError as error:
             store.table.failed(tensors, error.untraced(), fetched=False)
             self._perform()
@@ -214,7 +214,7 @@ class StagingStore:
         if not meet(put.tenant, claims.tenant):
             raise PreconditionFailed(Reason.PEER_FAILED, f"{claims.address} answers with another tenant's tensor")
         tenant = claims.tenant or put.tenant
-        tensors = store.table.arrive(put.tensors, claims.address, ttl_s, store.life.now, payer(), tenant)
+        tensors = store.table.arrive(put.tensors, claims.address, ttl_s, store.life.time(), payer(), tenant)
         if tensors:
             store.life.spawn(self._bring(store, tensors, put, trace))
 
@@ -238,8 +238,8 @@ class StagingStore:
                 tensor.transfer_id = transfer_id
             self._arriving[transfer_id] = tensors, fetched
             self._end_if_unwanted(store, transfer_id)
-            if (now := transfers.find(transfer_id)) is not None:  # changes in the call were not heard
-                self._changed(now)
+            if (now := transfers.find(transfer_id)) is not None and now.over:  # an end in the call was not heard
+                self._ended(now)
         for tensor in tensors:
             if tensor.gone and tensor.allocation_id:
                 transfers.free(tensor.allocation_id)  # dropped before it had its pages
@@ -254,16 +254,16 @@ class StagingStore:
 
     # -- events of the node
 
-    def _changed(self, transfer: Transfer) -> None:
-        """Takes a change of a transfer. The node is busy: `_look` does the rest."""
+    def _ended(self, transfer: Transfer) -> None:
+        """Takes the end of a transfer. The node is busy: `_look` does the rest."""
         store = self._store
-        if store is None or not transfer.over:
+        if store is None:
             return
         tensors, fetched = self._arriving.pop(transfer.id, ((), False))
         if transfer.state is State.SUCCEEDED:
             for tensor in tensors:
                 if not tensor.gone:
-                    store.table.stored(tensor, store.life.now)
+                    store.table.stored(tensor, store.life.time())
         elif tensors:
             store.table.failed(tensors, error_of(transfer.failure), fetched=fetched)
         for part in (store.sender, store.kept):
@@ -276,26 +276,25 @@ class StagingStore:
             return
         self._looking = True
         try:
-            self._see_cancels(store)
-            store.kept.look()
-            store.pages.look()
+            if self.lead.runner.node.state.tombstones.cancelled != self._seen_cancels:
+                self._see_cancels(store)
+            if store.kept.ended:
+                store.kept.look()
+            if store.pages.line.places:
+                store.pages.look()
         finally:
             self._looking = False
-        self._perform()
+        if store.table.effects:
+            self._perform()
 
     def _see_cancels(self, store: Store) -> None:
         """Ends the tensors of requests cancelled since the last look."""
-        stones = self.lead.node.state.tombstones.keys
-        last = next(reversed(stones), b"")
-        newest = (len(stones), last, stones[last].tenant if stones else "")
-        if newest == self._seen_cancels:
-            return
-        for key in reversed(stones):
-            if (key, stones[key].tenant) == self._seen_cancels[1:]:
-                break
-            if stones[key].error.reason is Reason.CANCELLED and store.table.has_request(key):
-                store.table.release(Release(key, tenant=stones[key].tenant), Reason.CANCELLED, store.life.now)
-        self._seen_cancels = newest
+        stones = self.lead.runner.node.state.tombstones
+        unseen, self._seen_cancels = stones.cancelled - self._seen_cancels, stones.cancelled
+        newest = (key for key in reversed(stones.keys) if stones.keys[key].error.reason is Reason.CANCELLED)
+        for key in islice(newest, unseen):
+            if store.table.has_request(key):
+                store.table.release(Release(key, tenant=stones.keys[key].tenant), Reason.CANCELLED, store.life.time())
 
     # -- effects of the table
 
@@ -311,7 +310,8 @@ class StagingStore:
                     self._do(store, effect)
                 except Exception as error:  # noqa: BLE001 - calls wait for later effects
                     failed.append(error)
-        self._alarm.set(store.table.next_deadline())
+        if store.table.timers.earliest < self._alarm.at:
+            self._alarm.set(store.table.timers.next_deadline())
         if failed:
             raise failed[0]
 
@@ -336,7 +336,7 @@ class StagingStore:
 
     def _due(self) -> None:
         if self._store is not None:
-            self._store.table.due(self._store.life.now)
+            self._store.table.due(self._store.life.time())
             self._perform()
             self._store.pages.look()
 
@@ -345,12 +345,12 @@ class StagingStore:
     def _begin(self) -> None:
         """Begins a new life. The node is busy."""
         self._end_life()
-        engine, config = self.lead.node.state.life.description, self.lead.config
+        engine, config = self.lead.runner.node.state.life.description, self.lead.config
         page_bytes = _page_bytes(engine)
         if engine is None or not page_bytes:
             return
         spill_pages = min(config.tensors.spill_bytes // page_bytes, PAGES_MAX)
-        limits, ledger = config.tensors.limits(spill_pages, config.limits), self.lead.node.state.ledger
+        limits, ledger = config.tensors.limits(spill_pages, config.limits), self.lead.runner.node.state.ledger
         table = TensorTable(limits, engine.pool.groups[0].blocks, page_bytes, ledger)
         life = Life(self.lead, table, self._perform)
         pages = StorePages(life, SpillMemory(spill_pages, page_bytes, self._memory))
@@ -360,7 +360,7 @@ class StagingStore:
             SourceFetcher(life, self._remote, lambda put, trace: self._fetched(store, put, trace)),
         )  # fmt: skip
         runner = self.lead.runner
-        runner.on_transfer.append(self._changed)
+        runner.on_end.append(self._ended)
         runner.on_events.append(self._look)
 
     def _end_life(self) -> None:
@@ -368,20 +368,20 @@ class StagingStore:
         store, self._store = self._store, None
         if store is not None:
             runner = self.lead.runner
-            runner.on_transfer.remove(self._changed)
+            runner.on_end.remove(self._ended)
             runner.on_events.remove(self._look)
             store.waiting.stop()
             store.sender.end()
             store.fetcher.stop()
             self._ending = store.life.end()
         self._arriving.clear()
-        self._seen_cancels = (0, b"", "")
+        self._seen_cancels = 0
         self._alarm.clear()
 
 
 def _gone(tensors: Sequence[Tensor]) -> bool:
     """Returns whether all tensors were dropped."""
-    return all(tensor.gone for tensor in tensors)
+    return not [tensor for tensor in tensors if not tensor.gone]
 
 
 def _page_bytes(engine: EngineDescription | None) -> int:

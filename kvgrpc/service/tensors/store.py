@@ -1,6 +1,6 @@
 """The staging store of one life of the engine: its table, and the parts that do the table's work."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvgrpc.core.tensors.rows import Tensor, TensorOffer
 from kvgrpc.core.tensors.table import TensorTable
@@ -40,10 +40,10 @@ class Store:
     kept: KeptTensors
     sender: TensorSender
     fetcher: SourceFetcher
+    table: TensorTable = field(init=False)
 
-    @property
-    def table(self) -> TensorTable:
-        return self.life.table
+    def __post_init__(self) -> None:
+        self.table = self.life.table
 
     def rows(self) -> list[Tensor | TensorOffer]:
         """Returns the tensors that are here, and those kept for others."""

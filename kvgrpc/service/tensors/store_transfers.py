@@ -9,8 +9,7 @@ import numpy as np
 from kvgrpc.core import actions, events
 from kvgrpc.core.actions import Reply
 from kvgrpc.core.tables.transfers import Failure, State, Transfer
-from kvgrpc.core.tensors.calls import Put
-from kvgrpc.core.tensors.descriptions import content_of
+from kvgrpc.core.tensors.descriptions import Put, content_of
 from kvgrpc.core.tensors.rows import TensorOffer
 from kvgrpc.core.values.block_ids import Ids
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES
@@ -80,7 +79,7 @@ class StoreTransfers:
 
     def free_pages(self) -> int:
         """Returns the number of pages neither given out nor pinned; 0 if the engine is gone."""
-        state = self._lead.node.state
+        state = self._lead.runner.node.state
         return 0 if state.life.description is None else state.pool.allocator.free_count(0)
 
     def take_over(self, allocation_id: str, caller: str) -> None:
@@ -99,12 +98,12 @@ class StoreTransfers:
 
     def return_to(self, allocation_id: str, caller: str) -> None:
         """Gives the allocation back to that principal, if it still exists."""
-        if self._lead.node.state.pool.allocator.known(allocation_id):
+        if self._lead.runner.node.state.pool.allocator.known(allocation_id):
             self._ask(events.GiveAllocation(self._call(""), allocation_id, caller))
 
     def pages_of(self, allocation_id: str) -> Ids:
         """Returns the pages of an allocation, in order. Raises NotFound (BLOCK_NOT_ALLOCATED)."""
-        blocks = self._lead.node.state.pool.allocator.find(allocation_id)
+        blocks = self._lead.runner.node.state.pool.allocator.find(allocation_id)
         if blocks is None:
             raise NotFound(
                 Reason.BLOCK_NOT_ALLOCATED, f"no allocation {allocation_id} here: it was freed, or has ended"
@@ -113,7 +112,7 @@ class StoreTransfers:
 
     def free(self, allocation_id: str) -> None:
         """Frees an allocation: its pages come free at their last unpin."""
-        if self._lead.node.state.pool.allocator.known(allocation_id):
+        if self._lead.runner.node.state.pool.allocator.known(allocation_id):
             self._ask(events.FreeBlocks(self._call(""), allocation_id=allocation_id))
 
     def hand_over(
@@ -122,8 +121,8 @@ class StoreTransfers:
         """Hands the pages of a tensor, or of a bundle, over to readers. Returns the grant and the transfer's id.
         `stands_for`: each offer has a lease already, and this hand-over stands for them.
         """
-        found = (self.find(offer.transfer_id) for offer in offers) if stands_for else ()
-        leases = tuple(transfer.lease_id for transfer in found if transfer is not None)
+        found = [self.find(offer.transfer_id) for offer in offers if stands_for]
+        leases = tuple([transfer.lease_id for transfer in found if transfer is not None]) if found else ()
         pages = np.concatenate([self.pages_of(offer.allocation_id) for offer in offers])
         answer: actions.HandedOver = self._ask(
             events.FinishedBlocks(
@@ -155,14 +154,14 @@ class StoreTransfers:
             transfer = self.find(offer.transfer_id)
             if transfer is not None and not transfer.over:
                 by_ttl.setdefault(offer.ttl_s, []).append(events.LeaseRef(transfer.lease_id))
-        most = self._lead.node.state.limits.renewals_per_call
+        most = self._lead.runner.node.state.limits.renewals_per_call
         for ttl_s, leases in by_ttl.items():
             for at in range(0, len(leases), most):
                 self._ask(events.RenewLeases(self._call(""), tuple(leases[at : at + most]), ttl_s))
 
     def find(self, transfer_id: str) -> Transfer | None:
         """Returns the transfer as it is now."""
-        return self._lead.node.state.transfers.find(transfer_id)
+        return self._lead.runner.node.state.transfers.find(transfer_id)
 
     def end(self, transfer_id: str, message: str, scope: events.CancelScope) -> None:
         """Ends a transfer that is not over."""

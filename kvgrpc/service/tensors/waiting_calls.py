@@ -34,7 +34,7 @@ class WaitingCalls:
         try:
             try:
                 wait = TensorWait(number, id_, purpose, until, expected, fetches, caller, payer(), tenant)
-                self._life.table.ask(wait, self._life.now)
+                self._life.table.ask(wait, self._life.time())
             finally:
                 self._life.perform()
         except BaseException:
@@ -106,7 +106,7 @@ class WaitingCalls:
 
     def _not_taken(self, answer: "asyncio.Future[Result | KVGrpcError]") -> None:
         if answer.done() and not answer.cancelled() and isinstance(given := answer.result(), Tensor):
-            self._life.table.not_taken(given, self._life.now)
+            self._life.table.not_taken(given, self._life.time())
             self._life.perform()
 
     def _forget(self, number: int) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from kvgrpc.core import events
 from kvgrpc.core.events import CancelScope, Destination, PushSource, WaitsFor
-from kvgrpc.core.tables.tombstones import digest_of
+from kvgrpc.core.tables.remembered import digest_of
 from kvgrpc.core.tables.transfers import Direction, State
 from kvgrpc.core.values.grants import AccessKind
 from kvgrpc.core.values.limits import Limits

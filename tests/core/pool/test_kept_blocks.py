@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from kvgrpc.core.values.block_ids import FEW_IDS, Blocks
-from kvgrpc.core.values.call import BlockLists
-from kvgrpc.core.values.kept_blocks import (
+from kvgrpc.core.values.block_ids import (
+    FEW_IDS,
+    BlockLists,
+    Blocks,
     KeptBlocks,
     blocks_bytes,
     keeping,
@@ -66,8 +67,7 @@ def test_many_short_runs_are_kept_as_ids() -> None:
 def test_nothing_is_kept_of_what_blocks_were_cut_from(count: int) -> None:
     scattered = LONG[::2].copy()
     found = pack((scattered[:count],))
-    assert isinstance(found, KeptBlocks)
-    (part,) = found.blocks
+    (part,) = unpack(found)
     assert part.tolist() == scattered[:count].tolist()
     assert part.base is None
 

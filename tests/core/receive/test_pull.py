@@ -1,8 +1,7 @@
 """A pull as data: its stages, and the next step that each kind of failure suggests to the caller."""
 
 from kvgrpc.core.moves.failures import NEXT_STEPS, TIMEOUTS, move_failure
-from kvgrpc.core.state.move import MOVE_TIMERS, STAGES, MoveStage
-from kvgrpc.core.state.pull import PullMove
+from kvgrpc.core.state.move import MOVE_TIMERS, STAGES, MoveStage, PullMove
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.tables.transfers import Side
 from kvgrpc.core.values.grants import AccessKind, Claims

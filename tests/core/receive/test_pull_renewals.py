@@ -15,7 +15,7 @@ from kvgrpc.core.events import (
     SettleAnswered,
     Tick,
 )
-from kvgrpc.core.receive import pull_renewals
+from kvgrpc.core.receive import pull_course
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import NextStep, PreconditionFailed, Reason, Unavailable
 from tests.core.nodes import Lead, access_id, answer_of, describe, grant, key_of
@@ -88,7 +88,7 @@ def test_leases_of_other_peers_are_renewed_in_calls_of_their_own(lead: Lead) -> 
 @pytest.mark.parametrize("most", [{"renewals_per_call": 2}, {}])
 def test_a_call_has_no_more_rows_than_fit(most: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     if not most:
-        monkeypatch.setattr(pull_renewals, "ROWS_MAX", 2)
+        monkeypatch.setattr(pull_course, "ROWS_MAX", 2)
     lead = Lead(describe("d", 2), Limits(**most))
     lead.admit(P)
     for number in range(1, 6):

@@ -10,8 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from kvgrpc.core.tables.allocator import ALLOCATION_BYTES, RETRY_DELAY_S, Allocator, Terms
 from kvgrpc.core.tables.ledger import Ledger, RowKind
 from kvgrpc.core.tables.pins import PinKind, PinTable
-from kvgrpc.core.values.block_ids import Blocks
-from kvgrpc.core.values.kept_blocks import kept_bytes
+from kvgrpc.core.values.block_ids import Blocks, kept_bytes
 from kvgrpc.core.values.owners import ENGINE
 from kvgrpc.errors import Exhausted, PreconditionFailed, Reason
 from tests.core.nodes import ids, refused

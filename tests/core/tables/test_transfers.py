@@ -213,16 +213,16 @@ def test_counts_are_those_of_all_transfers_ever() -> None:
 
 def test_a_phase_ends_when_the_next_begins() -> None:
     transfer = make(TransferTable(1, 1))
-    assert transfer.phases_ended(1.0) == ()
-    one = transfer.phase_started("open", 1.0)
+    assert transfer.phases_at(1.0) == ()
+    one = transfer.phases_at(1.0, "open")
     assert one == (Phase("open", 1.0),)
     table = TransferTable(1, 1)
     made = make(table)
     made = table.change(made.id, phases=one)
-    made = table.change(made.id, phases=made.phase_started("wire", 2.0))
+    made = table.change(made.id, phases=made.phases_at(2.0, "wire"))
     assert made.phases == (Phase("open", 1.0, 2.0), Phase("wire", 2.0))
-    made = table.change(made.id, phases=made.phases_ended(3.0))
-    assert made.phases_ended(4.0) == (Phase("open", 1.0, 2.0), Phase("wire", 2.0, 3.0))
+    made = table.change(made.id, phases=made.phases_at(3.0))
+    assert made.phases_at(4.0) == (Phase("open", 1.0, 2.0), Phase("wire", 2.0, 3.0))
 
 
 class Transfers(RuleBasedStateMachine):

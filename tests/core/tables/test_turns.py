@@ -10,9 +10,9 @@ import pytest
 
 from kvgrpc.core import actions, events
 from kvgrpc.core.moves import course
+from kvgrpc.core.state.move_table import Turns
 from kvgrpc.core.tables.accesses import Verdict
 from kvgrpc.core.tables.transfers import State
-from kvgrpc.core.tables.turns import Turns
 from kvgrpc.core.values import parts
 from kvgrpc.core.values.byte_runs import Runs
 from kvgrpc.core.values.limits import Limits

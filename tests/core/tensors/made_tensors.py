@@ -4,8 +4,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvgrpc.core.tensors.calls import LeadAddress, Release
-from kvgrpc.core.tensors.descriptions import ANY, Description, ExpectedTensor, NamedTensor, TensorId
+from kvgrpc.core.tensors.descriptions import (
+    ANY,
+    Description,
+    ExpectedTensor,
+    LeadAddress,
+    NamedTensor,
+    Release,
+    TensorId,
+)
 from kvgrpc.core.tensors.rows import (
     AnswerCall,
     BringBack,

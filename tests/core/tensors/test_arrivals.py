@@ -193,7 +193,7 @@ def test_more_waits_than_may_be_are_refused_with_a_delay() -> None:
 def test_a_wait_ends_with_its_deadline_and_not_before() -> None:
     made = store()
     early, late = made.ask("a", wait_s=1.0), made.ask("a", wait_s=2.0)
-    assert made.table.next_deadline() == 1.0
+    assert made.table.timers.next_deadline() == 1.0
     made.pass_time(0.999)
     assert made.answers == {}
     made.pass_time(0.001)
@@ -210,8 +210,8 @@ def test_waits_that_are_over_leave_nothing_behind() -> None:
     made = store()
     for _ in range(10 * STALE_MIN):
         made.table.waits.forget(made.ask("a", wait_s=1000.0))
-    assert len(made.table.waits._timers._heap) <= STALE_MIN + 1
-    assert made.table.next_deadline() is None
+    assert len(made.table.timers._heap) <= STALE_MIN + 1
+    assert made.table.timers.next_deadline() is None
 
 
 def test_tensors_that_are_gone_leave_nothing_behind() -> None:
@@ -219,7 +219,7 @@ def test_tensors_that_are_gone_leave_nothing_behind() -> None:
     for i in range(2 * STALE_MIN):
         made.store(f"t{i}")
         made.release(f"t{i}")
-    assert len(made.table._own_ends._timers._heap) <= STALE_MIN + 1
+    assert len(made.table.timers._heap) <= STALE_MIN + 1
     assert made.table._own_ends._tensors == {}
 
 
@@ -291,7 +291,7 @@ def test_a_tensor_that_the_engine_has_stays_the_engines_when_another_caller_leav
 def test_what_is_on_its_way_has_no_time_of_its_own() -> None:
     made = store()
     made.arrive("a", ttl_s=1.0)
-    assert made.table.next_deadline() is None
+    assert made.table.timers.next_deadline() is None
     made.pass_time(50.0)
     assert made.stages() == {"a": "arriving"}
 

@@ -3,8 +3,7 @@
 import pytest
 
 from kvgrpc.core.tensors.bundles import TENSORS_MAX, WAIT_S, BundleQueue
-from kvgrpc.core.tensors.calls import Get, Put, WantedTensor
-from kvgrpc.core.tensors.descriptions import ANY, ExpectedTensor, NamedTensor
+from kvgrpc.core.tensors.descriptions import ANY, ExpectedTensor, Get, NamedTensor, Put, WantedTensor
 from kvgrpc.core.tensors.rows import TensorOffer
 from tests.core.tensors.made_tensors import Store, named, of_pages, store
 

@@ -6,8 +6,17 @@ from typing import Any
 
 import pytest
 
-from kvgrpc.core.tensors.calls import Get, Put, Release
-from kvgrpc.core.tensors.descriptions import ANY, Description, ExpectedTensor, NamedTensor, TensorId, content_of
+from kvgrpc.core.tensors.descriptions import (
+    ANY,
+    Description,
+    ExpectedTensor,
+    Get,
+    NamedTensor,
+    Put,
+    Release,
+    TensorId,
+    content_of,
+)
 from kvgrpc.core.tensors.store_layout import page_bytes_of, pages_for, store_layout
 from kvgrpc.core.values.layout import Group, GroupKind, uniform_layout
 from kvgrpc.errors import InvalidRequest, PreconditionFailed, Reason

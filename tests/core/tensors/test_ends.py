@@ -168,7 +168,7 @@ def test_an_offer_that_is_over_is_the_same_one_for_who_puts_it_again_for_a_while
     assert other is not offer
     assert made.offer("a", to="consumer:1") is offer, "that put is over, whoever puts the tensor anew"
     made.table.offer_over(other)
-    assert made.table.next_deadline() == 50.0
+    assert made.table.timers.next_deadline() == 50.0
     made.pass_time(50.0)
     assert made.offer("a", to="consumer:1") is not offer
 

@@ -124,10 +124,10 @@ def test_one_whose_caller_leaves_while_it_is_copied_out_has_its_time_again() -> 
     made.store("a")
     (tensor,) = spilling(made, 1)
     made.table.waits.forget(made.ask("a"))
-    assert made.table.next_deadline() is None
+    assert made.table.timers.next_deadline() is None
     made.now = 5.0
     all_spilled(made, [tensor])
-    assert made.table.next_deadline() == 105.0
+    assert made.table.timers.next_deadline() == 105.0
 
 
 def test_what_is_asked_for_is_brought_back_and_held() -> None:

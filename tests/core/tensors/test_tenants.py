@@ -2,8 +2,7 @@
 
 import pytest
 
-from kvgrpc.core.tensors.calls import WantedTensor
-from kvgrpc.core.tensors.descriptions import ExpectedTensor
+from kvgrpc.core.tensors.descriptions import ExpectedTensor, WantedTensor
 from kvgrpc.core.tensors.rows import Purpose
 from kvgrpc.errors import AlreadyExists, KVGrpcError, PreconditionFailed, Reason
 from tests.core.tensors.made_tensors import named, store

@@ -67,8 +67,6 @@ def test_bytes_are_counted_over_all_layers_of_each_group() -> None:
     groups = (replace(GROUP, name="a"), replace(GROUP, name="b", layers=1))
     layout = PoolLayout(groups, (*TWO, Region(1, 0, 1, 64, 5, 5)), 84)
     assert [layout.block_bytes(group) for group in (0, 1)] == [16, 5]
-    assert layout.bytes_of([3, 2]) == 3 * 16 + 2 * 5
-    assert layout.bytes_of([0, 0]) == 0
 
 
 def test_layers_may_stand_side_by_side_in_the_rows_of_one_array() -> None:

@@ -6,9 +6,7 @@ from itertools import combinations, product
 import pytest
 from hypothesis import given, strategies as st
 
-from kvgrpc.core.events import Opened
-from kvgrpc.core.moves.opened_check import wrong_blocks
-from kvgrpc.core.values.block_ids import check_spaces
+from kvgrpc.core.values.block_ids import check_spaces, wrong_lists
 from kvgrpc.core.values.compatibility import compare
 from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region, TensorKind
 from kvgrpc.errors import InvalidRequest, Reason
@@ -154,8 +152,6 @@ def test_a_block_is_listed_in_one_group_of_its_space() -> None:
 
 
 def test_a_peer_that_lists_a_block_in_two_groups_of_its_space_is_not_believed() -> None:
-    peer = describe("p", 1, pool=aliased())
     for blocks, wrong in (((1, 2), (3, 4)), ""), (((1, 2), (4, 2)), "block 2 is listed twice"):
-        opened = Opened(lists(*blocks), 32, 32, 30.0, 30.0, 0, "t", "l")
-        found = wrong_blocks(peer, opened, exact=True)
+        found = wrong_lists(aliased(), lists(*blocks), 32, exact=True)
         assert (wrong in found, bool(found)) == (True, bool(wrong))

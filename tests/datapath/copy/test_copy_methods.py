@@ -14,7 +14,7 @@ from kvgrpc.datapath.host import libc
 from scripts import build_rows
 
 ROOT = Path(__file__).resolve().parents[3]
-METHODS = copy_methods.available_methods()
+METHODS = tuple(method for method in CopyMethod if copy_methods.copier(method) is not None)
 
 
 @pytest.mark.parametrize("method", METHODS)

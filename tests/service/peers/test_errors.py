@@ -13,7 +13,7 @@ import pytest
 from kvgrpc.errors import KVGrpcError, NextStep, Reason, Unavailable
 from kvgrpc.peer.v1 import peer_pb2, peer_pb2_grpc
 from kvgrpc.service.grpc_status import next_step
-from kvgrpc.service.peers.errors import dial_failure, failure_of
+from kvgrpc.service.peers.stream import dial_failure, failure_of
 from kvgrpc.v1 import handshake_pb2, handshake_pb2_grpc, lease_pb2, lease_pb2_grpc
 
 

@@ -75,19 +75,19 @@ async def test_everything_serves_while_admission_is_open(found: Health) -> None:
 
 
 async def test_nothing_serves_without_an_engine(found: Health, lead: Lead) -> None:
-    lead.node.handle(LifeBegan(2, b"", None), 2.0)
+    lead.runner.node.handle(LifeBegan(2, b"", None), 2.0)
     assert not any((await serving(found)).values())
 
 
 async def test_a_draining_server_starts_nothing_new_and_ends_the_rest(found: Health, lead: Lead) -> None:
-    lead.node.state.life.draining = True
+    lead.runner.node.state.life.draining = True
     assert await serving(found) == all_but(NEW_WORK)
     await found.stop()
     assert not any([await _is_serving(found, name) for name in (*SERVICES, "")])
 
 
 async def test_too_much_in_quarantine_stops_new_work_only(found: Health, lead: Lead) -> None:
-    pins = lead.node.state.pool.pins
+    pins = lead.runner.node.state.pool.pins
     pins.add("t-1", PinKind.QUARANTINE, (np.arange(4),), 1.0)
     assert await serving(found) == all_but()
     pins.add("t-2", PinKind.QUARANTINE, (np.arange(4, 5),), 1.0)

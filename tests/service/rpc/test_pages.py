@@ -64,7 +64,7 @@ async def test_a_row_that_is_there_all_the_while_is_seen_once_whatever_comes_and
 async def test_every_page_has_the_event_number_of_the_first(lead: Lead) -> None:
     rows = [(0.0, name) for name in "abc"]
     first = listed(lead, rows, 1)
-    lead.node.state.transfers.seq += 5
+    lead.runner.node.state.transfers.seq += 5
     second = listed(lead, rows, 1, first.next_page_token)
     third = listed(lead, rows, 1, second.next_page_token)
     assert first.header == second.header == third.header
@@ -102,7 +102,7 @@ async def test_a_token_of_another_list_is_refused(lead: Lead) -> None:
 
 async def test_a_token_of_an_earlier_life_says_to_start_over(lead: Lead) -> None:
     token = listed(lead, [(0.0, "a"), (1.0, "b")], 1).next_page_token
-    lead.runner.feed(LifeBegan(lead.node.state.life.incarnation + 1, b"", None))
+    lead.runner.feed(LifeBegan(lead.runner.node.state.life.incarnation + 1, b"", None))
     with pytest.raises(Aborted) as caught:
         listed(lead, [(0.0, "a")], 1, token)
     assert caught.value.reason is Reason.INCARNATION_CHANGED
@@ -111,7 +111,7 @@ async def test_a_token_of_an_earlier_life_says_to_start_over(lead: Lead) -> None
 async def test_a_token_that_was_made_up_is_refused(lead: Lead, subtests: pytest.Subtests) -> None:
     made_up = ["x", "-1", "1e3", "999999999999999999999", "\N{SUPERSCRIPT TWO}", " ", "0\n"]
     for at, seq in itertools.product(["nan", "inf", "1", "0x1p0", "0x1p9999999", "x"], ["0", "-1", "99", "x"]):
-        parts = ("ListTransfersRequest", str(lead.node.state.life.incarnation), seq, at, "a")
+        parts = ("ListTransfersRequest", str(lead.runner.node.state.life.incarnation), seq, at, "a")
         made_up.append(base64.urlsafe_b64encode(" ".join(parts).encode()).decode())
     for token in made_up:
         with subtests.test(token), pytest.raises(InvalidRequest):

@@ -232,7 +232,7 @@ async def hand_over(server: Server) -> None:
     call = lead.runner.next_call_id()
     request = for_readers(
         transfer_key=new_key(),
-        blocks=named_blocks(lead.node.state.life.incarnation, group(allocated.blocks[0].tolist())),
+        blocks=named_blocks(lead.runner.node.state.life.incarnation, group(allocated.blocks[0].tolist())),
         content=content(prompt(1)),
     )
     made = requests.make_call(call, "test", "", "FinishedBlocks", request)
@@ -277,7 +277,7 @@ async def test_a_watch_ends_with_the_last_change_of_its_life(server: Server) -> 
     await server._begin_idle()
     await hand_over(server)
     last = await anext(watch)
-    assert last.header.incarnation == first.header.incarnation != server._lead.node.state.life.incarnation
+    assert last.header.incarnation == first.header.incarnation != server._lead.runner.node.state.life.incarnation
     assert (last.transfer.state, last.header.event_seq) == (FAILED, first.header.event_seq + 1)
     with pytest.raises(Ended) as ended:
         await anext(watch)

@@ -3,7 +3,7 @@
 import pytest
 
 from kvgrpc.core.actions import AwaitEnd, Expect, MakeOffer, RankAction, UnmapPeer
-from kvgrpc.service.session.rank_port import Ranks
+from kvgrpc.service.runner import Ranks
 
 
 class Asked:

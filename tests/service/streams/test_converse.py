@@ -16,8 +16,8 @@ from kvgrpc.server import Server
 from kvgrpc.service import telemetry
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.places import Places
-from kvgrpc.service.rpc import converse
-from kvgrpc.service.rpc.converse import Conversation
+from kvgrpc.service.rpc import peer as peer_rpc
+from kvgrpc.service.rpc.peer import Conversation
 from kvgrpc.wire.accesses import CALLS
 from tests.service.api import read_refusal, refused
 from tests.service.consumer import Consumer
@@ -65,7 +65,7 @@ class Spans:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun: list[tuple[str, str]] = []
         self.ended: list[Exception | None] = []
-        monkeypatch.setattr(telemetry, "server_call", self._begin)
+        monkeypatch.setattr(telemetry, "call_span", self._begin)
 
     def _begin(self, name: str, trace: str) -> tuple[str, telemetry.Ended]:
         self.begun.append((name, trace))
@@ -126,7 +126,7 @@ def refusals(stream: Stream) -> dict[int, str]:
 
 def test_every_call_of_the_schema_is_served() -> None:
     fields = peer_pb2.PeerCall.DESCRIPTOR.oneofs_by_name["call"].fields
-    assert converse._METHODS.keys() == CALLS.keys() == {field.name for field in fields}
+    assert peer_rpc._METHODS.keys() == CALLS.keys() == {field.name for field in fields}
 
 
 async def test_a_call_whose_time_is_over_is_given_up_and_not_answered(lead: Lead, held: Held) -> None:
@@ -191,10 +191,10 @@ async def test_an_answer_that_cannot_be_written_fails_its_own_call_only(
         raise ValueError("out of range")
 
     stream = Stream(lead)
-    method = converse._METHODS["settle_access"]
+    method = peer_rpc._METHODS["settle_access"]
     await stream.say(settle(1), settle(2))
     with monkeypatch.context() as patched:
-        patched.setitem(converse._METHODS, "settle_access", converse._PeerMethod(method.to_event, broken))
+        patched.setitem(peer_rpc._METHODS, "settle_access", peer_rpc._PeerMethod(method.to_event, broken))
         held.answer(actions.Verdicts(()))
     held.answer(actions.Verdicts(()))
     await stream.rest()
@@ -210,8 +210,8 @@ async def test_a_call_that_cannot_be_converted_fails_alone(
     def broken(*_: object) -> Any:
         raise ValueError("a defect")
 
-    method = converse._METHODS["close_access"]
-    monkeypatch.setitem(converse._METHODS, "close_access", converse._PeerMethod(broken, method.put_answer))
+    method = peer_rpc._METHODS["close_access"]
+    monkeypatch.setitem(peer_rpc._METHODS, "close_access", peer_rpc._PeerMethod(broken, method.put_answer))
     stream = Stream(lead)
     await stream.say(peer_pb2.PeerCall(call_id=1, close_access=peer_pb2.CloseAccessRequest()), settle(2))
     held.answer(InternalError(Reason.INTERNAL_DEFECT, "no"))

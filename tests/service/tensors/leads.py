@@ -42,7 +42,7 @@ def life_of(staging: StagingStore) -> Life:
 
 def arriving(life: Life, name: str = "a", pages: int = 1) -> Tensor:
     """Returns a tensor that is to come, and has no pages yet."""
-    (tensor,) = life.table.arrive([NamedTensor(named(name), of_pages(pages))], "peer:1", 100.0, life.now)
+    (tensor,) = life.table.arrive([NamedTensor(named(name), of_pages(pages))], "peer:1", 100.0, life.time())
     return tensor
 
 
@@ -50,15 +50,15 @@ def stored(life: Life, name: str = "a", pages: int = 1) -> Tensor:
     """Returns a tensor that has come."""
     tensor = arriving(life, name, pages)
     tensor.allocation_id, _ = life.transfers.allocate(pages, "")
-    life.table.stored(tensor, life.now)
+    life.table.stored(tensor, life.time())
     return tensor
 
 
 def spilled(life: Life, name: str = "a") -> Tensor:
     """Returns a tensor of one page that was spilled out of the store."""
     stored(life, name)
-    (tensor,) = life.table.spill(1, life.now)
-    life.transfers.free(life.table.spilled(tensor, life.now))
+    (tensor,) = life.table.spill(1, life.time())
+    life.transfers.free(life.table.spilled(tensor, life.time()))
     return tensor
 
 

@@ -9,8 +9,7 @@ import pytest
 
 from kvgrpc.core.tables.transfers import Direction, Transfer
 from kvgrpc.core.tensors.bundles import SHARE
-from kvgrpc.core.tensors.calls import Get, LeadAddress, Put, Release
-from kvgrpc.core.tensors.descriptions import ANY, ExpectedTensor, NamedTensor
+from kvgrpc.core.tensors.descriptions import ANY, ExpectedTensor, Get, LeadAddress, NamedTensor, Put, Release
 from kvgrpc.core.tensors.rows import TensorOffer, TensorStage
 from kvgrpc.core.values.owners import STORE
 from kvgrpc.errors import KVGrpcError, Reason
@@ -32,7 +31,7 @@ class Pair:
         self.p, self.d = p, d
 
     def put(self, name: str, pages: int = 1, to: StagingStore | None = None, **fields: Any) -> "asyncio.Future[Any]":
-        consumers = (LeadAddress((to or self.d).lead.node.state.life.engine.address),)
+        consumers = (LeadAddress((to or self.d).lead.runner.node.state.life.engine.address),)
         usual: dict[str, Any] = {"consumers": consumers, "timeout_s": PATIENCE_S} | fields
         allocation_id, _ = life_of(self.p).transfers.allocate(pages, "")
         described = usual.pop("described", of_pages(pages))
@@ -50,13 +49,13 @@ class Pair:
         return asyncio.ensure_future(self.d.get(Get(named(name), expected, timeout_s=PATIENCE_S, **fields), ""))
 
     def fetch(self, name: str, expected: ExpectedTensor = ANY) -> "asyncio.Future[Any]":
-        return self.get(name, expected, source=LeadAddress(self.p.lead.node.state.life.engine.address))
+        return self.get(name, expected, source=LeadAddress(self.p.lead.runner.node.state.life.engine.address))
 
     def fetch_all(self, names: str = "abcd") -> dict[str, "asyncio.Future[Any]"]:
         return {name: self.fetch(name) for name in names}
 
     def transfers(self, side: StagingStore, direction: Direction) -> list[Transfer]:
-        rows = side.lead.node.state.transfers
+        rows = side.lead.runner.node.state.transfers
         return [row for row in rows if row.direction is direction]
 
     def pulls(self) -> list[int]:
@@ -82,9 +81,9 @@ class Pair:
             rows = (sender._ways, sender._bundles, fetcher._calls, fetcher._bundles, store.pages.line)
             await until(lambda rows=rows: not any(map(len, rows)))  # type: ignore[misc]
             assert not sender._sent
-            assert not any((kept._kept, kept._lent, kept._ended))
+            assert not any((kept._kept, kept._lent, kept.ended))
             assert not staging._arriving
-            assert not len(staging.lead.node.state.pool.allocator)
+            assert not len(staging.lead.runner.node.state.pool.allocator)
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import grpc.aio
 
-from kvgrpc.core.tensors.calls import LeadAddress
+from kvgrpc.core.tensors.descriptions import LeadAddress
 from kvgrpc.v1 import tensor_pb2_grpc
 
 

@@ -10,8 +10,7 @@ import pytest
 from kvgrpc.core.events import CancelScope
 from kvgrpc.core.tables.transfers import Direction, State
 from kvgrpc.core.tensors.bundles import TENSORS_MAX
-from kvgrpc.core.tensors.calls import Release
-from kvgrpc.core.tensors.descriptions import DIMENSIONS_MAX, Description, ExpectedTensor, NamedTensor
+from kvgrpc.core.tensors.descriptions import DIMENSIONS_MAX, Description, ExpectedTensor, NamedTensor, Release
 from kvgrpc.core.tensors.line import RESERVED
 from kvgrpc.core.tensors.rows import TensorStage
 from kvgrpc.errors import Reason
@@ -29,7 +28,7 @@ async def test_what_waits_for_one_consumer_goes_together(pair: Pair) -> None:
     assert pair.stages() == dict.fromkeys("abcd", TensorStage.STORED)
     of = {row.transfer_id for row in life_of(pair.d).table.tensors.values() if row.id.name in REST}
     assert len(of) == 1
-    ends = [row.state for side in (pair.p, pair.d) for row in side.lead.node.state.transfers]
+    ends = [row.state for side in (pair.p, pair.d) for row in side.lead.runner.node.state.transfers]
     assert ends == [State.SUCCEEDED] * 4
     await pair.check_empty()
 
@@ -43,7 +42,7 @@ async def test_each_of_them_is_released_and_held_by_itself(pair: Pair) -> None:
         assert (found.stage, len(pages)) == (TensorStage.HELD, 1)
         assert pair.d.release(Release(KEY, (named(name),))) == 1
         assert life.transfers.free_pages() == PAGES - left
-        assert not pair.d.lead.node.state.pool.allocator.known(allocation_id)
+        assert not pair.d.lead.runner.node.state.pool.allocator.known(allocation_id)
     await pair.check_empty()
 
 
@@ -235,7 +234,7 @@ async def test_a_bundle_goes_when_its_time_has_come_though_the_alarm_rang_before
 async def test_others_than_one_that_is_released_at_the_consumer_while_their_bytes_move_come(pair: Pair) -> None:
     async with served(pages=PAGES, bandwidth_limit_bytes_per_s=100_000.0) as server:
         slow = server._staging
-        transfers = slow.lead.node.state.transfers
+        transfers = slow.lead.runner.node.state.transfers
         calls = {name: pair.put(name, 4, to=slow) for name in "abcd"}
         await until(lambda: sum(row.state is State.ACTIVE for row in transfers) == 1)
         await calls.pop("a")
@@ -264,7 +263,7 @@ async def test_what_is_for_tensors_that_the_engine_waits_for_is_not_for_others_o
 
 
 async def test_a_put_that_is_refused_at_once_leaves_nothing_and_may_be_made_again(pair: Pair) -> None:
-    state, usual = pair.p.lead.node.state, pair.p.lead.node.state.limits
+    state, usual = pair.p.lead.runner.node.state, pair.p.lead.runner.node.state.limits
     state.ledger.limits = replace(usual, transfers=0)
     refused = pair.put("a")
     assert await reason_of(refused) is Reason.QUEUE_FULL

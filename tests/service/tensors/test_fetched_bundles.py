@@ -7,8 +7,7 @@ import pytest
 
 from kvgrpc.core.events import CancelScope
 from kvgrpc.core.tables.transfers import Direction, State
-from kvgrpc.core.tensors.calls import Get, Release, WantedTensor
-from kvgrpc.core.tensors.descriptions import ANY, ExpectedTensor
+from kvgrpc.core.tensors.descriptions import ANY, ExpectedTensor, Get, Release, WantedTensor
 from kvgrpc.core.tensors.rows import TensorStage
 from kvgrpc.errors import Reason
 from tests.service.tensors.leads import KEY, life_of, named

@@ -6,8 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
-from kvgrpc.core.tensors.calls import Get
-from kvgrpc.core.tensors.descriptions import ANY
+from kvgrpc.core.tensors.descriptions import ANY, Get
 from kvgrpc.errors import Unavailable
 from kvgrpc.v1 import tensor_pb2
 from tests.service.api import refused

@@ -8,16 +8,14 @@ import numpy as np
 import pytest
 
 from kvgrpc.config import Config, TensorsConfig
-from kvgrpc.core.tensors.calls import Get, Release
-from kvgrpc.core.tensors.descriptions import ANY
+from kvgrpc.core.tensors.descriptions import ANY, Get, Release
 from kvgrpc.core.tensors.rows import Tensor, TensorStage
 from kvgrpc.core.tensors.store_layout import PAGE_BYTES_MAX, PAGES_MAX
 from kvgrpc.core.values.owners import ANONYMOUS, ENGINE
 from kvgrpc.errors import DeadlineExceeded, Exhausted, InternalError, KVGrpcError, PreconditionFailed, Reason
 from kvgrpc.server import Server
 from kvgrpc.service.tensors.life import Life
-from kvgrpc.service.tensors.pages import StorePages
-from kvgrpc.service.tensors.spill import SpillMemory
+from kvgrpc.service.tensors.pages import SpillMemory, StorePages
 from kvgrpc.service.tensors.staging_store import StagingStore
 from tests.service.tensors.leads import (
     KEY,
@@ -42,7 +40,7 @@ def got(staging: StagingStore, name: str = "a", timeout_s: float = 20.0) -> "asy
 
 def put(life: Life, pages: StorePages, name: str = "new", count: int = 1) -> "asyncio.Future[Any]":
     """Starts a put that wants pages."""
-    return asyncio.ensure_future(pages.take([arriving(life, name, count)], "", life.now + 20.0))
+    return asyncio.ensure_future(pages.take([arriving(life, name, count)], "", life.time() + 20.0))
 
 
 async def refusal(call: Awaitable[object]) -> KVGrpcError:
@@ -107,7 +105,7 @@ async def test_who_waits_longer_has_the_tensor_when_there_is_room(staging: Stagi
 
 async def test_a_place_that_is_kept_for_one_that_is_to_come_again_costs_one_timer(staging: StagingStore) -> None:
     life, pages = life_of(staging), staging.store.pages
-    pages.line.refuse(pages.line.join(named("absent"), 1, urgent=False), life.now)
+    pages.line.refuse(pages.line.join(named("absent"), 1, urgent=False), life.time())
     before = timers()
     for _ in range(MANY):
         pages.look()
@@ -115,7 +113,7 @@ async def test_a_place_that_is_kept_for_one_that_is_to_come_again_costs_one_time
     new = arriving(life)
     for again in (True, True, False):
         try:
-            await pages.take([new], "", life.now + 20.0)
+            await pages.take([new], "", life.time() + 20.0)
             break
         except Exhausted:
             assert again, "the place was kept for too long"
@@ -177,7 +175,7 @@ async def test_one_that_is_released_before_its_caller_has_it_is_not_given(stagin
     call = got(staging)
     await settled()
     tensor.allocation_id, _ = life.transfers.allocate(1, "")
-    life.table.stored(tensor, life.now)
+    life.table.stored(tensor, life.time())
     life.perform()
     assert staging.release(Release(KEY)) == 1
     error = await refusal(call)

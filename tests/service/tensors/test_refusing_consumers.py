@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvgrpc.core.tensors.calls import LeadAddress, Put
+from kvgrpc.core.tensors.descriptions import LeadAddress, Put
 from kvgrpc.core.tensors.waits import RETRY_DELAY_S
 from kvgrpc.core.values.owners import STORE
 from kvgrpc.errors import (

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from kvgrpc.core.tensors.calls import Get, Put
-from kvgrpc.core.tensors.descriptions import ANY, TensorId
+from kvgrpc.core.tensors.descriptions import ANY, Get, Put, TensorId
 from kvgrpc.core.tensors.rows import AnswerCall, Effect, Renew, TensorOffer, TensorWait
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.core.values.owners import STORE
@@ -41,11 +40,11 @@ async def test_more_is_kept_and_renewed_than_goes_into_one_call(most: int) -> No
         await keep(staging, ttl_s=30.0)
         life = life_of(staging)
         leases = [life.transfers.find(offer.transfer_id).lease_id for offer in life.table.offers.values()]  # type: ignore[union-attr]
-        ends = [staging.lead.node.state.send.leases.find(lease_id).deadline for lease_id in leases]  # type: ignore[union-attr]
+        ends = [staging.lead.runner.node.state.send.leases.find(lease_id).deadline for lease_id in leases]  # type: ignore[union-attr]
         await asyncio.sleep(0.01)
         with pytest.raises(DeadlineExceeded):
             await get(staging)
-        after = [staging.lead.node.state.send.leases.find(lease_id).deadline for lease_id in leases]  # type: ignore[union-attr]
+        after = [staging.lead.runner.node.state.send.leases.find(lease_id).deadline for lease_id in leases]  # type: ignore[union-attr]
         assert all(new > old for new, old in zip(after, ends, strict=True))
         assert len(leases) == len(NAMES)
         assert rows(staging) == (0, 0)

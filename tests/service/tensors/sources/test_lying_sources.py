@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvgrpc.core.tensors.calls import LeadAddress
+from kvgrpc.core.tensors.descriptions import LeadAddress
 from kvgrpc.errors import PreconditionFailed, Reason
 from kvgrpc.service import grpc_status
 from kvgrpc.v1 import common_pb2, tensor_pb2
