@@ -16,6 +16,10 @@ each start.
 """
 
 
+IDS_MAX = 65_536
+"""Maximum number of ids in all. One more forgets the oldest of the identity that has the most."""
+
+
 class EngineIds:
     """The owners of engine ids at one lead."""
 
@@ -47,8 +51,12 @@ class EngineIds:
         ids = self._ids.setdefault(caller.principal, OrderedDict())
         ids[engine_id] = None
         if len(ids) > OF_IDENTITY_MAX:
-            oldest, _ = ids.popitem(last=False)
-            del self._owners[oldest]
+            self._forget_oldest(caller.principal)
+        if len(self._owners) > IDS_MAX:
+            self._forget_oldest(max(self._ids, key=lambda owner: len(self._ids[owner])))
+
+    def _forget_oldest(self, principal: str) -> None:
+        self.forget(next(iter(self._ids[principal])))
 
     def forget(self, engine_id: str) -> str:
         """Forgets the owner of an id. Returns its name; empty if there was none."""

@@ -16,6 +16,7 @@ from kvgrpc.config import Config
 from kvgrpc.core.values.owners import ANONYMOUS, SCHEDULER, of_tenant
 from kvgrpc.core.values.records import dataclass
 from kvgrpc.errors import KVGrpcError, PermissionDenied, Reason, Unauthenticated
+from kvgrpc.service import places
 from kvgrpc.service.callers import METADATA, PRINCIPAL, TICKET, Metadata, check_ticket
 from kvgrpc.service.identity.assignments import Assignments, assignments_of
 from kvgrpc.service.identity.authorization_policy import policy_of
@@ -77,7 +78,7 @@ class Gate:
     def admit(self, context: Any, method: str, ticket: bytes) -> None:
         """Lets a call of a method go on, as its caller, or refuses it. `ticket` is the attached engine's, or empty.
 
-        Raises Unauthenticated and PermissionDenied.
+        Raises Unauthenticated, PermissionDenied, and Exhausted for a tenant with its share of places.
         """
         shown = token = ""
         metadata = context.invocation_metadata() or ()
@@ -94,6 +95,8 @@ class Gate:
             if self._policy is not None:
                 self._check_policy(method, caller, metadata)
             CALLER.set(caller)
+            if caller.tenant:
+                places.belong(caller.tenant)
         if shown:
             check_ticket(shown, ticket)
         PRINCIPAL.set(SCHEDULER if shown else caller.principal)
