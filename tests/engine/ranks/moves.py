@@ -31,8 +31,8 @@ class Way:
     source_writes: bool = False
 
 
-WAYS = [Way("window"), Way("cma"), Way("nixl"), Way("nixl", source_writes=True), Way("collective")]
-NAMES = ["window", "cma", "nixl", "nixl-writes", "collective"]
+WAYS = [Way("cma"), Way("nixl"), Way("nixl", source_writes=True), Way("collective")]
+NAMES = ["cma", "nixl", "nixl-writes", "collective"]
 
 
 def begun(
