@@ -74,7 +74,9 @@ class Places:
         """Counts places that were taken as those of a tenant. Raises as `take`; then they are not counted."""
         held = self._by_tenant.get(tenant, 0)
         if self._of_tenant and held + count > self._of_tenant:
-            self._refuse(f"this tenant has {held} {self._what}, which is its share: let some end first", self._of_tenant)
+            self._refuse(
+                f"this tenant has {held} {self._what}, which is its share: let some end first", self._of_tenant
+            )
         self._by_tenant[tenant] = held + count
 
     def give_back_of_tenant(self, tenant: str, count: int) -> None:

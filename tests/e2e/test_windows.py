@@ -12,7 +12,9 @@ PATHS = ("--data-paths", "window")
 def mapped(engine: Engine) -> set[str]:
     """Returns the names of kvgrpc's shared memory that a server maps, with its access."""
     lines = Path(f"/proc/{engine.process.pid}/maps").read_text().splitlines()
-    return {f"{line.partition('/memfd:')[2].split()[0]} {line.split()[1]}" for line in lines if "/memfd:kvgrpc-" in line}
+    return {
+        f"{line.partition('/memfd:')[2].split()[0]} {line.split()[1]}" for line in lines if "/memfd:kvgrpc-" in line
+    }
 
 
 def test_a_lease_that_ends_closes_the_window_for_further_reads(start: Start) -> None:

@@ -2,8 +2,9 @@
 
 Every row that outlives its call is entered with an estimate of its memory, and leaves with the row. There are three
 shares: rows made by callers of the public API, rows made by peers under their grants, and rows made by the attached
-engine's session. No share can use up another one. One caller, tenant or peer may use only a part of its share: of the
-bytes, and of the rows of a kind. Rows about ended things are in no share. Beyond the bound of their table the oldest row is forgotten, and nobody is refused.
+engine's session. No share can use up another one. One caller, tenant or peer may use only a part of its share; a tenant
+also only a part of the number of rows of a kind. Rows about ended things are in no share. Beyond the bound of their
+table the oldest row is forgotten, and nobody is refused.
 """
 
 from collections import Counter
@@ -112,12 +113,12 @@ class Ledger:
             raise _full(f"the calls of {_WHO[share]}", all_of_them, nbytes, most)
 
     def check_rows(self, kind: RowKind, payer: str, most: int) -> None:
-        """Raises Exhausted (LIMIT_EXCEEDED) when the tenant of a payer has its share of the `most` rows of that kind."""
+        """Raises Exhausted (LIMIT_EXCEEDED) when the tenant of a payer has its share of `most` rows of that kind."""
         tenant, of_tenant = tenant_of(payer), self.limits.of_tenant(most)
         if tenant and self.rows_of_tenant.get((kind, tenant), 0) >= of_tenant:
             raise Exhausted(
                 Reason.LIMIT_EXCEEDED,
-                f"callers of this tenant have {of_tenant} {kind.value}s here, which is its share of {most}: let some end",
+                f"this tenant has {of_tenant} {kind.value}s here, which is its share of {most}: let some end",
                 retry_delay_s=RETRY_DELAY_S,
                 metadata={"limit": str(of_tenant)},
             )
