@@ -157,10 +157,10 @@ def test_a_tenant_has_a_share_of_leases_and_transfers(limit: str, kind: str) -> 
     given = allocated(lead, RED), allocated(lead, RED2), allocated(lead, BLUE)
 
     def finish(which: int, principal: str) -> actions.HandedOver:
+        blocks = [ids.tolist() for ids in given[which].blocks]
         made: actions.HandedOver = lead.finish(
-            16, *(ids.tolist() for ids in given[which].blocks), key=bytes([which]) * 16, allocation_id=given[which].allocation_id,
-            principal=principal,
-        )  # fmt: skip
+            16, *blocks, key=bytes([which]) * 16, allocation_id=given[which].allocation_id, principal=principal
+        )
         return made
 
     finish(0, RED)

@@ -134,7 +134,7 @@ def test_a_caller_has_so_many_records_of_refused_calls_a_minute_and_gaps_show_th
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = [1.0]
-    monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr("kvgrpc.service.audit.time.monotonic", lambda: clock[0])
     audit, refusal = Audit(), NotFound(Reason.TRANSFER_NOT_FOUND, "no transfer")
     with caplog.at_level("INFO", "kvgrpc.service.audit"):
         for caller in ["stranger"] * 100 + ["router"]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from kvgrpc.client import move
+from kvgrpc.datapath.host.memory import SharedMemory
 from kvgrpc.server import Server
 from kvgrpc.v1 import transfer_pb2
 from tests.identity.servers import People, serving
@@ -28,7 +29,9 @@ def windows() -> dict[str, bytes]:
 
 def fill(server: Server, seed: int) -> None:
     """Fills the server's pool."""
-    pool = server._local[0].memory.as_numpy()
+    memory = server._local[0].memory
+    assert isinstance(memory, SharedMemory)
+    pool = memory.as_numpy()
     pool[:] = np.random.default_rng(seed).integers(0, 256, len(pool), dtype=np.uint8)
 
 
@@ -38,8 +41,8 @@ async def test_what_one_peer_was_sent_is_in_no_window_of_another(tmp_path: Path)
     async with AsyncExitStack() as stack:
 
         async def begin(name: str) -> Server:
-            settings = {"data_paths": ("window",), "read_blocks": True}
-            return await stack.enter_async_context(serving(people, name, **settings))
+            serves = serving(people, name, data_paths=("window",), read_blocks=True)
+            return await stack.enter_async_context(serves)
 
         p, a, b = await begin("p"), await begin("a"), await begin("b")
         fill(p, seed=1)
