@@ -17,10 +17,10 @@ use http_body_util::{BodyExt, Collected, Full};
 use prost::encoding;
 use tokio::time::{Instant, sleep, timeout_at};
 use tonic::body::Body;
-use tonic::codegen::http::header::AUTHORIZATION;
-use tonic::codegen::http::{HeaderMap, HeaderName, HeaderValue, Request, Response, request, response};
 #[cfg(feature = "tls")]
 use tonic::codegen::http::Uri;
+use tonic::codegen::http::header::AUTHORIZATION;
+use tonic::codegen::http::{HeaderMap, HeaderName, HeaderValue, Request, Response, request, response};
 use tonic::codegen::{Service, StdError};
 use tonic::transport::{self, Endpoint};
 use tonic::{Code, Status, TimeoutExpired};
