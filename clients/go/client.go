@@ -24,7 +24,7 @@ type Options struct {
 	Timeout time.Duration
 	// Credentials secure the transport. Nil means that the connection is not encrypted.
 	Credentials credentials.TransportCredentials
-	// TLS names the files of TLS, in place of Credentials.
+	// TLS names the files of TLS, in place of Credentials. They are read again for each new connection.
 	TLS *TLSFiles
 	// Token is a bearer token that every call carries.
 	Token string

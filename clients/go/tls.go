@@ -1,10 +1,12 @@
 package kvgrpc
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -27,8 +29,19 @@ type TLSFiles struct {
 	CA string
 }
 
-// Credentials returns the credentials of a channel, with the files as they are now.
+// Credentials returns the credentials of a channel. The files are read again at each handshake, so that a new connection
+// is made with the files of its moment. Files that became unusable leave the last ones, because who writes them may be
+// half way.
 func (f TLSFiles) Credentials() (credentials.TransportCredentials, error) {
+	config, err := f.config()
+	if err != nil {
+		return nil, err
+	}
+	return &reloading{TransportCredentials: credentials.NewTLS(config), files: f, last: &last{config: config}}, nil
+}
+
+// config returns what the files hold now.
+func (f TLSFiles) config() (*tls.Config, error) {
 	cert, key, ca := f.path(f.Cert, "tls.crt"), f.path(f.Key, "tls.key"), f.path(f.CA, "ca.crt")
 	switch {
 	case ca == "":
@@ -52,7 +65,39 @@ func (f TLSFiles) Credentials() (credentials.TransportCredentials, error) {
 		// A certificate that the server's CAs did not sign is shown all the same, so that the server says no.
 		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &pair, nil }
 	}
-	return credentials.NewTLS(config), nil
+	return config, nil
+}
+
+// reloading are the credentials of a channel whose files may change.
+type reloading struct {
+	credentials.TransportCredentials // those of the beginning, for all but handshakes
+
+	files TLSFiles
+	last  *last
+}
+
+// last holds what the files held when they were last usable. Copies of the credentials share it.
+type last struct {
+	mu     sync.Mutex
+	config *tls.Config
+}
+
+// ClientHandshake makes the handshake of a new connection, with the files as they are now.
+func (r *reloading) ClientHandshake(
+	ctx context.Context, authority string, raw net.Conn,
+) (net.Conn, credentials.AuthInfo, error) {
+	r.last.mu.Lock()
+	if config, err := r.files.config(); err == nil {
+		r.last.config = config
+	}
+	config := r.last.config
+	r.last.mu.Unlock()
+	return credentials.NewTLS(config).ClientHandshake(ctx, authority, raw)
+}
+
+// Clone returns a copy, as gRPC asks for.
+func (r *reloading) Clone() credentials.TransportCredentials {
+	return &reloading{r.TransportCredentials.Clone(), r.files, r.last}
 }
 
 func (f TLSFiles) path(own, name string) string {

@@ -22,6 +22,7 @@ from kvgrpc.client.channel import open_channel
 from kvgrpc.client.credentials import BearerToken, Credentials
 from kvgrpc.client.handoffs import HandoffCalls
 from kvgrpc.client.leases import HeldLease, Keeper, KnownLease
+from kvgrpc.client.reloading import ReloadingChannel
 from kvgrpc.client.renewal_stream import RenewalStream
 from kvgrpc.client.scheduler import Scheduler
 from kvgrpc.client.tensors import Tensors
@@ -72,16 +73,20 @@ def connect(
         async with connect("127.0.0.1:50051") as client:
             reply = await client.capabilities()
 
-    Nothing is sent before the first call. Without `credentials` the connection is not encrypted. Every call carries
-    `metadata`. Raises InvalidRequest for files of `credentials` that are not usable.
+    Nothing is sent before the first call. Without `credentials` the connection is not encrypted. New connections take
+    the files of `credentials` as they are then. Every call carries `metadata`. Raises InvalidRequest for files that are
+    not usable.
     """
     asyncio.get_running_loop()  # a channel belongs to its loop: raise now if there is none, instead of hanging later
-    token = probe = None
-    if not isinstance(credentials, grpc.ChannelCredentials):
-        own = credentials or Credentials()
+    paths = token = probe = None
+    if isinstance(credentials, Credentials | None):
+        own, credentials = credentials or Credentials(), None
         paths, token, probe = own.paths, BearerToken(own), TlsProbe(address, own)
-        credentials = None if paths is None else paths.channel_credentials()
-    channel = open_channel(address, credentials, channel_options)
+    channel: aio.Channel
+    if paths is None:
+        channel = open_channel(address, credentials, channel_options)
+    else:
+        channel = ReloadingChannel(address, paths, channel_options)
     caller = Caller(address, timeout_s, as_metadata(metadata), token, probe)
     return Client(channel, replace(caller, stream=CallStream(channel, address, caller.identity)))
 

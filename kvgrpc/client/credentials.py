@@ -2,7 +2,7 @@
 
 Rules:
 * The files of TLS are read when a client is made, in full: a file that is missing or fits no other raises at once.
-* A token's file is read again while the client lives, so that whoever writes a new token need not restart it.
+* All files are read again while the client lives, so that whoever renews them need not restart it.
 """
 
 import contextlib

@@ -29,7 +29,6 @@ class TlsProbe:
 
     def __init__(self, address: str, credentials: Credentials) -> None:
         self._address, self._credentials = address, credentials
-        self._files = _content(credentials)
         self._found = ""
         self._again_at = 0.0
 
@@ -41,17 +40,7 @@ class TlsProbe:
         if now >= self._again_at:
             self._again_at = now + AGAIN_S
             self._found = await why_unreachable(self._address, self._credentials, min(timeout_s, TIMEOUT_S))
-            if not self._found and _content(self._credentials) != self._files:
-                self._found = "the files of TLS have changed since this client was made: make a new one"
         return self._found
-
-
-def _content(credentials: Credentials) -> bytes:
-    """Returns a digest of the files' content, or nothing where there are none to be read."""
-    try:
-        return b"" if credentials.paths is None else credentials.paths.digest()
-    except InvalidRequest:
-        return b""
 
 
 async def why_not_connected(own: Credentials, address: str, details: str) -> str:

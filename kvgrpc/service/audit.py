@@ -1,14 +1,18 @@
 """The audit: who ended or changed something that others may miss. One line of the log for each call, and the last
 records for AdminService.
 
-A record names things by their ids. It has no transfer key and no grant, which are secrets.
+Rules:
+* A record names things by their ids. It has no transfer key and no grant, which are secrets.
+* Refused calls push out no record of a done one: each of both kinds has its own bound.
+* Of a caller's refused calls so many are recorded in a minute. The others are gaps in the numbers of the records.
 """
 
 import json
 import logging
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
+from heapq import merge
 from typing import Any
 
 from kvgrpc.core.tables.transfers import pair_id
@@ -24,6 +28,14 @@ BYTES_MAX = 1 << 20
 """Maximum size of the texts of the records that are kept, in bytes."""
 IDS_MAX = 16
 """Maximum number of ids that one record names."""
+REFUSED_ROWS_MAX = 1_024
+"""Maximum number of records of refused calls that are kept."""
+REFUSED_PER_MINUTE = 10
+"""Maximum number of refused calls of one caller that are recorded within a minute."""
+MINUTE_S = 60.0
+"""Time in which the refused calls of a caller are counted together, in seconds."""
+CALLERS_MAX = 4_096
+"""Maximum number of callers whose refused calls are counted."""
 DONE = "done"
 """Outcome of a call that was not refused."""
 
@@ -50,17 +62,33 @@ class AuditRecord:
         return sum(len(text.encode()) for text in texts)
 
 
+class AuditRing:
+    """The last records of one kind, oldest first: so many, with texts of so many bytes."""
+
+    def __init__(self, rows: int, nbytes: int) -> None:
+        self._rows, self._most = rows, nbytes
+        self.records: deque[AuditRecord] = deque()
+        self._nbytes = 0
+
+    def add(self, record: AuditRecord) -> None:
+        """Adds a record, and drops the oldest of too many."""
+        self.records.append(record)
+        self._nbytes += record.nbytes
+        while len(self.records) > self._rows or self._nbytes > self._most:
+            self._nbytes -= self.records.popleft().nbytes
+
+
 class Audit:
     """The records of one process."""
 
-    def __init__(self, rows: int = ROWS_MAX, nbytes: int = BYTES_MAX) -> None:
-        self._rows, self._most = rows, nbytes
-        self._records: deque[AuditRecord] = deque()
-        self._nbytes = 0
+    def __init__(self, rows: int = ROWS_MAX, nbytes: int = BYTES_MAX, refused_rows: int = REFUSED_ROWS_MAX) -> None:
+        self._done, self._refused = AuditRing(rows, nbytes), AuditRing(refused_rows, nbytes)
         self._number = 0
+        self._minutes: OrderedDict[str, tuple[float, int]] = OrderedDict()
+        """End of the minute and number of refused calls in it, by caller; the last minute that began is the last."""
 
     def __iter__(self) -> Iterator[AuditRecord]:
-        return iter(self._records)
+        return merge(self._done.records, self._refused.records, key=lambda record: record.number)
 
     def heard(
         self, method: str, request: Any, caller: str, connection: str = "", error: KVGrpcError | None = None
@@ -69,22 +97,33 @@ class Audit:
         target_of = AUDITED.get(method)
         if target_of is None or getattr(request, "validate_only", False):
             return
-        target = " ".join(f"{name}={value}" for name, value in target_of(request).items() if value not in ("", 0, []))
         self._number += 1
+        now = time.monotonic()
+        if error is not None and self._too_often(caller, now):
+            return
+        target = " ".join(f"{name}={value}" for name, value in target_of(request).items() if value not in ("", 0, []))
         record = AuditRecord(
-            self._number, time.monotonic(), note(caller), note(connection), method, note(target),
+            self._number, now, note(caller), note(connection), method, note(target),
             DONE if error is None else error.reason.value, note(getattr(request, "message", "")),
         )  # fmt: skip
-        self._records.append(record)
-        self._nbytes += record.nbytes
-        while len(self._records) > self._rows or self._nbytes > self._most:
-            self._nbytes -= self._records.popleft().nbytes
+        (self._done if error is None else self._refused).add(record)
         if _log.isEnabledFor(logging.INFO):
             said = {
                 "caller": record.caller, "connection": record.connection, "method": method, "target": record.target,
                 "outcome": record.outcome, "message": record.message,
             }  # fmt: skip
             _log.info("audit %s", json.dumps(said))
+
+    def _too_often(self, caller: str, now: float) -> bool:
+        """Counts a refused call. Returns whether its caller has had enough records of this minute."""
+        until, count = self._minutes.get(caller, (0.0, 0))
+        if now >= until:
+            until, count = now + MINUTE_S, 0
+            self._minutes.pop(caller, None)
+        self._minutes[caller] = until, count + 1
+        if len(self._minutes) > CALLERS_MAX:
+            self._minutes.popitem(last=False)
+        return count >= REFUSED_PER_MINUTE
 
 
 def _cancelled(request: Any) -> Target:

@@ -30,14 +30,17 @@ Method = Callable[[Any, Any], Awaitable[object]]
 
 
 class Places:
-    """Places of one kind. `each`: limit of one connection. `most`: limit of all together, beside the first `own` of
-    each connection. `what` names the takers, as text.
+    """Places of one kind. `each`: limit of one connection. `of_tenant`: limit of one tenant; 0 for none. `most`: limit
+    of all together, beside the first `own` of each connection. `what` names the takers, as text.
     """
 
-    def __init__(self, what: str, each: int, most: int, retry_delay_s: float, own: int = OWN) -> None:
-        self._what, self._each, self._most, self._own = what, each, most, own
+    def __init__(
+        self, what: str, each: int, most: int, retry_delay_s: float, own: int = OWN, of_tenant: int = 0
+    ) -> None:
+        self._what, self._each, self._most, self._own, self._of_tenant = what, each, most, own, of_tenant
         self._retry_delay_s = retry_delay_s
         self._held: dict[str, int] = {}
+        self._by_tenant: dict[str, int] = {}
         self._taken = 0
 
     @contextmanager
@@ -71,6 +74,23 @@ class Places:
         else:
             del self._held[connection]
 
+    def take_of_tenant(self, tenant: str, count: int) -> None:
+        """Counts places that were taken as those of a tenant. Raises as `take`; then they are not counted."""
+        held = self._by_tenant.get(tenant, 0)
+        if self._of_tenant and held + count > self._of_tenant:
+            self._refuse(
+                f"this tenant has {held} {self._what}, which is its share: let some end first", self._of_tenant
+            )
+        self._by_tenant[tenant] = held + count
+
+    def give_back_of_tenant(self, tenant: str, count: int) -> None:
+        """Counts places as those of a tenant no more."""
+        left = self._by_tenant[tenant] - count
+        if left:
+            self._by_tenant[tenant] = left
+        else:
+            del self._by_tenant[tenant]
+
     def _refuse(self, message: str, limit: int) -> None:
         metadata = {"limit": str(limit)}
         raise Exhausted(Reason.LIMIT_EXCEEDED, message, retry_delay_s=self._retry_delay_s, metadata=metadata)
@@ -83,7 +103,7 @@ class CallPlace:
         """Raises the same errors as `Places.take`."""
         places.take(connection)
         self._places, self._connection, self._standing = places, connection, standing
-        self._count = 1
+        self._count, self._tenant = 1, ""
         _PLACE.set(self)
 
     def stand(self, nbytes: int) -> bool:
@@ -93,18 +113,39 @@ class CallPlace:
         count = max(1, -(-nbytes // STANDING_BYTES))
         try:
             self._standing.take(self._connection, count, WAITS_SHARE)
+            try:
+                if self._tenant:
+                    self._standing.take_of_tenant(self._tenant, count)
+            except Exhausted:
+                self._standing.give_back(self._connection, count)
+                raise
         except Exhausted:
             return False
         self.give_back()
         self._places, self._standing, self._count = self._standing, None, count
         return True
 
+    def belong(self, tenant: str) -> None:
+        self._places.take_of_tenant(tenant, self._count)
+        self._tenant = tenant
+
     def give_back(self) -> None:
         """Gives the place back at the end of the call."""
         self._places.give_back(self._connection, self._count)
+        if self._tenant:
+            self._places.give_back_of_tenant(self._tenant, self._count)
 
 
 _PLACE: ContextVar[CallPlace | None] = ContextVar("place", default=None)
+
+
+def belong(tenant: str) -> None:
+    """Counts the place of the served call as the tenant's. Raises Exhausted (LIMIT_EXCEEDED) when the tenant has its
+    share. Called once for a call, when its caller is known.
+    """
+    place = _PLACE.get()
+    if place is not None:
+        place.belong(tenant)
 
 
 def may_stand(nbytes: int) -> bool:

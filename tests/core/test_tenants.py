@@ -107,7 +107,7 @@ def test_a_push_of_another_tenant_is_neither_found_nor_renewed(lead: Lead) -> No
 
 
 def test_a_tenant_cannot_use_up_the_share_of_all_callers() -> None:
-    ledger = Ledger(Limits(kept_bytes=1_000, kept_bytes_per_caller=1_000, kept_bytes_per_tenant=500))
+    ledger = Ledger(Limits(kept_bytes=1_000, kept_bytes_per_caller=1_000))
     ledger.enter(RowKind.LEASE, "a", RED, 300)
     with pytest.raises(Exhausted, match="this tenant"):
         ledger.enter(RowKind.LEASE, "b", of_tenant("red", "dns:other"), 300)
@@ -117,3 +117,57 @@ def test_a_tenant_cannot_use_up_the_share_of_all_callers() -> None:
     ledger.drop(RowKind.LEASE, "a")
     assert ledger.by_tenant == {"blue": 300}
     ledger.check_sums()
+
+
+RED2 = of_tenant("red", "dns:other")
+
+
+def limited(**limits: int) -> Lead:
+    """Returns a lead whose blocks callers may allocate, and of whose limits a tenant may have half."""
+    return Lead(describe(pool_kind=PoolKind.SERVER_MANAGED), Limits(**limits))
+
+
+def allocated(lead: Lead, principal: str) -> actions.Allocated:
+    made = lead.call(lambda c: events.AllocateBlocks(c, ((0, 1),)), principal)
+    assert isinstance(made, actions.Allocated)
+    return made
+
+
+def test_a_tenant_has_a_share_of_the_allocations_and_another_the_rest() -> None:
+    lead = limited(allocations=4)
+    first = allocated(lead, RED)
+    allocated(lead, RED2)
+    with pytest.raises(Exhausted, match="share of 4") as refused:
+        allocated(lead, RED)
+    assert refused.value.metadata["limit"] == "2"
+    allocated(lead, BLUE)
+    lead.call(lambda c: events.FreeBlocks(c, (), first.allocation_id), RED)
+    allocated(lead, RED2)
+
+
+def test_a_caller_of_the_house_has_no_share() -> None:
+    lead = limited(allocations=4)
+    for _ in range(4):
+        allocated(lead, HOUSE)
+
+
+@pytest.mark.parametrize(("limit", "kind"), [("leases", "leases"), ("transfers", "transfers")])
+def test_a_tenant_has_a_share_of_leases_and_transfers(limit: str, kind: str) -> None:
+    lead = limited(**{limit: 2})
+    given = allocated(lead, RED), allocated(lead, RED2), allocated(lead, BLUE)
+
+    def finish(which: int, principal: str) -> actions.HandedOver:
+        blocks = [ids.tolist() for ids in given[which].blocks]
+        made: actions.HandedOver = lead.finish(
+            16, *blocks, key=bytes([which]) * 16, allocation_id=given[which].allocation_id, principal=principal
+        )
+        return made
+
+    finish(0, RED)
+    with pytest.raises(Exhausted, match=kind):
+        finish(1, RED2)
+    finish(2, BLUE)
+
+
+def test_a_limit_of_one_leaves_a_tenant_one() -> None:
+    assert Limits(tenant_share=0.1).of_tenant(3) == 1

@@ -15,6 +15,7 @@ Pair = tuple[Engine, Engine]
 # By name of the case: flags of both servers, and their environment.
 PATHS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "shm": (("--data-paths", "shm"), {}),
+    "window": (("--data-paths", "window"), {}),
     "cma": (("--data-paths", "cma"), {}),
     "nixl": (("--data-paths", "nixl"), {}),
     "nixl-tcp": (("--data-paths", "nixl"), {"UCX_TLS": "tcp"}),

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from kvgrpc.errors import NotFound, PermissionDenied
+from kvgrpc.errors import NotFound, PermissionDenied, Reason
 from kvgrpc.server import Server
+from kvgrpc.service import audit as module
 from kvgrpc.service.audit import AUDITED, DONE, Audit
 from kvgrpc.v1 import admin_pb2, admin_pb2_grpc, transfer_pb2
 from tests.identity.servers import People, serving, spiffe
@@ -117,6 +118,41 @@ def test_the_oldest_records_go_when_there_are_too_many_or_they_are_too_long() ->
     assert [record.target for record in few] == [f"transfer_id=t-{number}" for number in (7, 8, 9)]
     assert sum(record.nbytes for record in short) <= 1_000
     assert [record.number for record in short][-1] == 10
+
+
+def test_refused_calls_push_out_no_record_of_a_done_one() -> None:
+    audit, refusal = Audit(rows=3, refused_rows=4), NotFound(Reason.TRANSFER_NOT_FOUND, "no transfer")
+    audit.heard("CancelTransfer", cancel("t-done"), "a")
+    for number in range(10):
+        audit.heard("CancelTransfer", cancel(f"t-{number}"), f"caller {number}", error=refusal)
+    audit.heard("CancelTransfer", cancel("t-last"), "a")
+    assert [record.target.removeprefix("transfer_id=t-") for record in audit] == ["done", "6", "7", "8", "9", "last"]
+    assert [record.number for record in audit] == [1, 8, 9, 10, 11, 12]
+
+
+def test_a_caller_has_so_many_records_of_refused_calls_a_minute_and_gaps_show_the_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = [1.0]
+    monkeypatch.setattr("kvgrpc.service.audit.time.monotonic", lambda: clock[0])
+    audit, refusal = Audit(), NotFound(Reason.TRANSFER_NOT_FOUND, "no transfer")
+    with caplog.at_level("INFO", "kvgrpc.service.audit"):
+        for caller in ["stranger"] * 100 + ["router"]:
+            audit.heard("CancelTransfer", cancel("t-unknown"), caller, error=refusal)
+        clock[0] += module.MINUTE_S
+        audit.heard("CancelTransfer", cancel("t-unknown"), "stranger", error=refusal)
+    found = [(record.caller, record.number) for record in audit]
+    assert found[: module.REFUSED_PER_MINUTE] == [("stranger", i + 1) for i in range(module.REFUSED_PER_MINUTE)]
+    assert found[module.REFUSED_PER_MINUTE :] == [("router", 101), ("stranger", 102)]
+    assert len(caplog.records) == len(found)
+
+
+def test_callers_whose_refused_calls_are_counted_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CALLERS_MAX", 2)
+    audit, refusal = Audit(), NotFound(Reason.TRANSFER_NOT_FOUND, "no transfer")
+    for caller in ("a", "b", "c"):
+        audit.heard("CancelTransfer", cancel("t-unknown"), caller, error=refusal)
+    assert list(audit._minutes) == ["b", "c"]
 
 
 def test_a_record_is_short_and_of_one_line_whatever_was_said() -> None:

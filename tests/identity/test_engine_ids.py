@@ -6,6 +6,7 @@ import pytest
 
 from kvgrpc.config import TlsConfig
 from kvgrpc.errors import PermissionDenied, Reason
+from kvgrpc.service.identity import gate as module
 from kvgrpc.service.identity.gate import CALLER, OF_IDENTITY_MAX, EngineIds, KnownCaller
 from kvgrpc.service.identity.roles import EVERY
 from kvgrpc.v1 import admin_pb2, admin_pb2_grpc
@@ -74,3 +75,16 @@ def test_callers_without_a_name_own_nothing_and_take_nothing() -> None:
     calling("anonymous")
     with pytest.raises(PermissionDenied):
         ids.claim("x")
+
+
+def test_ids_are_bounded_in_all_and_whoever_has_most_loses_its_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "IDS_MAX", 4)
+    ids = EngineIds()
+    for name, engine_id in (("a", "1"), ("b", "2"), ("b", "3"), ("c", "4"), ("d", "5")):
+        calling(name)
+        ids.claim(engine_id)
+    calling("nobody")
+    ids.check("2")
+    for taken in ("1", "3", "4"):
+        with pytest.raises(PermissionDenied):
+            ids.check(taken)

@@ -1,5 +1,6 @@
 """Tenants over real sockets: who sees, uses and uses up what."""
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -29,6 +30,7 @@ from tests.identity.servers import People, serving, spiffe
 
 TOKENS = list(range(32))
 KEY = b"k" * 16
+WATCH = transfer_pb2.WatchTransfersRequest()
 
 
 class Stubs:
@@ -232,7 +234,7 @@ async def test_a_caller_with_a_tenant_states_no_other(people: People, servers: t
 
 
 async def test_one_tenant_cannot_use_up_what_callers_may_keep(people: People) -> None:
-    limits = Limits(kept_bytes=200_000, kept_bytes_per_caller=90_000, kept_bytes_per_tenant=100_000)
+    limits = Limits(kept_bytes=200_000, kept_bytes_per_caller=90_000)
     async with (
         serving(people, "p", limits=limits) as p, people.client(p, "red") as red, people.client(p, "red2") as more,
         people.client(p, "blue") as blue,
@@ -252,6 +254,29 @@ async def test_one_tenant_cannot_use_up_what_callers_may_keep(people: People) ->
         assert (await fill(more, other)).metadata["limit"] == "100000"
         await blue.grant_lease(await blue.allocate(1, ttl_s=60), TOKENS[:16])
         p._lead.runner.node.state.ledger.check_sums()
+
+
+async def test_one_tenant_cannot_use_up_the_places_of_streams_and_waits(people: People) -> None:
+    """A connection may have four places, and a tenant half of all four."""
+    limits = Limits(standing=4, standing_per_connection=4)
+    async with (
+        serving(people, "p", limits=limits) as p, people.channel(p, "red") as first,
+        people.channel(p, "red2") as second, people.channel(p, "blue") as third,
+    ):  # fmt: skip
+        held = [Stubs(channel).transfers.WatchTransfers(WATCH, timeout=60) for channel in (first, second)]
+        for stream in held:
+            await stream.read()
+
+        async def waiting(channel: grpc.aio.Channel) -> Reason:
+            request = transfer_pb2.WaitTransferRequest(transfer_id="t-1")
+            return (await refused(lambda: Stubs(channel).transfers.WaitTransfer(request, timeout=20)))[1]
+
+        assert await waiting(second) is Reason.LIMIT_EXCEEDED
+        assert await waiting(third) is Reason.TRANSFER_NOT_FOUND
+        held[0].cancel()
+        async with asyncio.timeout(20):
+            while await waiting(second) is Reason.LIMIT_EXCEEDED:
+                pass  # the server has not heard of the cancel yet
 
 
 async def test_a_push_is_of_the_tenant_that_registered_it(people: People, servers: tuple[Any, Any]) -> None:

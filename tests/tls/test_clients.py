@@ -119,16 +119,6 @@ async def test_a_server_that_trusts_fewer_cas_than_its_callers_is_named_as_the_c
     assert "it is perhaps of a CA that the server lacks" in said
 
 
-async def test_a_client_whose_files_were_renewed_is_told_to_make_another(tmp_path: Path) -> None:
-    own, server = CA.issue(tmp_path / "own", LOCAL), FOREIGN.issue(tmp_path / "server", LOCAL)
-    async with serving(server) as address:
-        async with connect(address, credentials=Credentials(dir=own.cert.parent)) as former:
-            FOREIGN.issue(own.cert.parent, LOCAL)
-            with pytest.raises(Unavailable, match="the files of TLS have changed since this client was made"):
-                await former.status()
-        assert await why_unreachable(address, Credentials(dir=own.cert.parent)) == ""
-
-
 async def test_a_connection_that_tls_does_not_prevent_is_not_explained(tmp_path: Path) -> None:
     good = CA.issue(tmp_path / "good", LOCAL)
     async with serving(good) as address, serving(None) as plain:

@@ -223,8 +223,8 @@ kvgrpc::Options options_of(const Struct& request) {
   kvgrpc::Options options;
   if (const Value* tls = find(request, "tls")) {
     const Struct& paths = tls->struct_value();
-    options.credentials = kvgrpc::tls_credentials(
-        {text(paths, "dir", ""), text(paths, "cert", ""), text(paths, "key", ""), text(paths, "ca", "")});
+    options.tls = kvgrpc::TlsFiles{text(paths, "dir", ""), text(paths, "cert", ""), text(paths, "key", ""),
+                                   text(paths, "ca", "")};
   }
   options.token = text(request, "token", "");
   options.token_file = text(request, "tokenFile", "");

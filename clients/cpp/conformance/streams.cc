@@ -107,7 +107,7 @@ std::shared_ptr<Source> open(std::unique_ptr<grpc::ClientReader<Response>> (Stub
   read_message(fields, "request", request);
   return std::make_shared<Generated<grpc::ClientReader<Response>, Request, Response>>(
       client, call_options(fields),
-      [&](grpc::ClientContext* context) { return (client.stub<Stub>().*method)(context, request); });
+      [&](grpc::ClientContext* context) { return (*client.stub<Stub>().*method)(context, request); });
 }
 
 template <class Stub, class Request, class Response>
@@ -116,7 +116,7 @@ std::shared_ptr<Source> open(
     const kvgrpc::Client& client, const Struct& fields) {
   return std::make_shared<Generated<grpc::ClientReaderWriter<Request, Response>, Request, Response>>(
       client, call_options(fields),
-      [&](grpc::ClientContext* context) { return (client.stub<Stub>().*method)(context); });
+      [&](grpc::ClientContext* context) { return (*client.stub<Stub>().*method)(context); });
 }
 
 class Transfers : public Source {

@@ -1,8 +1,5 @@
 #include "kvgrpc/client.h"
 
-#include <grpcpp/create_channel.h>
-#include <grpcpp/support/channel_arguments.h>
-
 #include <google/protobuf/descriptor.h>
 #include <google/protobuf/message.h>
 
@@ -23,21 +20,6 @@ constexpr std::chrono::seconds kReleaseQuarantine(60);
 Nanoseconds wait_of(bool stated, const google::protobuf::Duration& wait, Nanoseconds unset,
                     Nanoseconds longest = kLongestWait) {
   return stated ? std::clamp<Nanoseconds>(from_duration(wait), Nanoseconds(0), longest) : unset;
-}
-
-grpc::ChannelArguments channel_arguments() {
-  grpc::ChannelArguments arguments;
-  arguments.SetServiceConfigJSON(kServiceConfig);
-  // Keepalive detects a dead connection in 40 s while calls are open. At most gRPC's default of two pings is sent
-  // without data between them, because servers with gRPC's default limits accept that.
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 30'000);
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 0);
-  // gRPC's default pause after a refused connection grows to two minutes, and every call in it fails at once. A server
-  // that restarts is back in seconds.
-  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
-  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2'000);
-  return arguments;
 }
 
 }  // namespace
@@ -152,17 +134,11 @@ Called Client::called(const google::protobuf::Message& request) const {
 }
 
 Client connect(const std::string& address, Options options) {
-  if (!options.credentials) options.credentials = grpc::InsecureChannelCredentials();
   auto shared = std::make_shared<Client::Shared>();
   shared->address = address;
   shared->token = std::make_unique<detail::BearerToken>(options.token, options.token_file);
-  shared->channel = grpc::CreateCustomChannel(address, options.credentials, channel_arguments());
+  shared->connections = std::make_unique<detail::Connections>(address, options);
   shared->options = std::move(options);
-  const auto& channel = shared->channel;
-  shared->stubs = {v1::AdminService::NewStub(channel),    v1::HandoffService::NewStub(channel),
-                   v1::HandshakeService::NewStub(channel), v1::LeaseService::NewStub(channel),
-                   v1::PoolService::NewStub(channel),      v1::SchedulerService::NewStub(channel),
-                   v1::TensorService::NewStub(channel),    v1::TransferService::NewStub(channel)};
   return Client(std::move(shared));
 }
 

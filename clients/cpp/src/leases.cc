@@ -216,7 +216,7 @@ class LeaseKeeper::State {
     auto made = std::make_unique<KeepAliveStream>(
         [this](grpc::ClientContext& context, grpc::CompletionQueue& queue, void* tag) {
           client_.prepare(context, options_);
-          return client_.stub<LeaseStub>().AsyncKeepAlive(&context, &queue, tag);
+          return client_.stub<LeaseStub>()->AsyncKeepAlive(&context, &queue, tag);
         });
     const std::lock_guard lock(mutex_);
     stream_ = std::move(made);

@@ -65,7 +65,7 @@ class Steps::State {
           for (const auto* metadata : {&client_.options().metadata, &options_.metadata}) {
             for (const auto& [key, value] : *metadata) context.AddMetadata(key, value);
           }
-          return client_.stub<SchedulerStub>().AsyncSchedule(&context, &queue, tag);
+          return client_.stub<SchedulerStub>()->AsyncSchedule(&context, &queue, tag);
         });
   }
 

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::chrono::seconds kTokenLook(1);
 
-std::string content_of(const std::string& path) {
+std::string text_in(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   std::string content((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
   if (!file.is_open() || file.bad()) throw std::invalid_argument(path + " cannot be read");
@@ -20,8 +20,9 @@ std::string content_of(const std::string& path) {
 }
 
 std::string pem_of(const std::string& path) {
-  std::string content = content_of(path);
-  if (content.find("-----BEGIN ") == std::string::npos) throw std::invalid_argument(path + " holds no PEM");
+  std::string content = text_in(path);
+  const bool whole = content.find("-----BEGIN ") != std::string::npos && content.find("-----END ") != std::string::npos;
+  if (!whole) throw std::invalid_argument(path + " holds no PEM");
   return content;
 }
 
@@ -33,7 +34,7 @@ std::string authorization_of(const std::string& token) {
 }
 
 std::string authorization_in(const std::string& path) {
-  const std::string content = content_of(path);
+  const std::string content = text_in(path);
   const char* space = " \t\r\n";
   const auto first = content.find_first_not_of(space);
   if (first == std::string::npos) return authorization_of("");
@@ -43,6 +44,12 @@ std::string authorization_in(const std::string& path) {
 }  // namespace
 
 std::shared_ptr<grpc::ChannelCredentials> tls_credentials(const TlsFiles& files) {
+  return grpc::SslCredentials(detail::content_of(files));
+}
+
+namespace detail {
+
+grpc::SslCredentialsOptions content_of(const TlsFiles& files) {
   const auto path = [&](const std::string& own, const char* name) {
     return !own.empty() || files.dir.empty() ? own : files.dir + "/" + name;
   };
@@ -55,10 +62,8 @@ std::shared_ptr<grpc::ChannelCredentials> tls_credentials(const TlsFiles& files)
     options.pem_cert_chain = pem_of(cert);
     options.pem_private_key = pem_of(key);
   }
-  return grpc::SslCredentials(options);
+  return options;
 }
-
-namespace detail {
 
 struct BearerToken::State {
   std::string file;

@@ -133,7 +133,7 @@ class TransferWatch::State {
       *request.mutable_filter() = filter_;
       request.set_after_event_seq(position_.event_seq);
       request.set_incarnation(position_.incarnation);
-      return client_.stub<TransferStub>().AsyncWatchTransfers(&context, request, &queue, tag);
+      return client_.stub<TransferStub>()->AsyncWatchTransfers(&context, request, &queue, tag);
     });
   }
 
@@ -231,7 +231,7 @@ class EngineWatch::State {
   void open() {
     stream_.open([this](grpc::ClientContext& context, grpc::CompletionQueue& queue, void* tag) {
       client_.prepare(context, options_);
-      return client_.stub<HandshakeStub>().AsyncWatchEngine(&context, request_, &queue, tag);
+      return client_.stub<HandshakeStub>()->AsyncWatchEngine(&context, request_, &queue, tag);
     });
     silence_ = {};
   }

@@ -159,10 +159,10 @@ TEST_F(Calls, NoStreamIsRepeatedByGrpc) {
   };
   using grpc::ClientContext;
   const auto code = StatusCode::UNAVAILABLE;
-  EXPECT_EQ(status_of([&](ClientContext* c) { return served.stub<HandshakeStub>().WatchEngine(c, {}); }), code);
-  EXPECT_EQ(status_of([&](ClientContext* c) { return served.stub<TransferStub>().WatchTransfers(c, {}); }), code);
-  EXPECT_EQ(status_of([&](ClientContext* c) { return served.stub<LeaseStub>().KeepAlive(c); }), code);
-  EXPECT_EQ(status_of([&](ClientContext* c) { return served.stub<SchedulerStub>().Schedule(c); }), code);
+  EXPECT_EQ(status_of([&](ClientContext* c) { return served.stub<HandshakeStub>()->WatchEngine(c, {}); }), code);
+  EXPECT_EQ(status_of([&](ClientContext* c) { return served.stub<TransferStub>()->WatchTransfers(c, {}); }), code);
+  EXPECT_EQ(status_of([&](ClientContext* c) { return served.stub<LeaseStub>()->KeepAlive(c); }), code);
+  EXPECT_EQ(status_of([&](ClientContext* c) { return served.stub<SchedulerStub>()->Schedule(c); }), code);
   EXPECT_EQ(attempts, 4);
 }
 

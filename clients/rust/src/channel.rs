@@ -17,12 +17,16 @@ use http_body_util::{BodyExt, Collected, Full};
 use prost::encoding;
 use tokio::time::{Instant, sleep, timeout_at};
 use tonic::body::Body;
+#[cfg(feature = "tls")]
+use tonic::codegen::http::Uri;
 use tonic::codegen::http::header::AUTHORIZATION;
 use tonic::codegen::http::{HeaderMap, HeaderName, HeaderValue, Request, Response, request, response};
 use tonic::codegen::{Service, StdError};
 use tonic::transport::{self, Endpoint};
 use tonic::{Code, Status, TimeoutExpired};
 
+#[cfg(feature = "tls")]
+use crate::connector::TlsConnector;
 use crate::credentials::BearerToken;
 use crate::error::Called;
 use crate::methods::{Method, is_repeated, time_at_server};
@@ -66,23 +70,16 @@ impl Channel {
         let endpoint = Endpoint::from_shared(url).map_err(|error| invalid(&error))?;
         #[cfg(feature = "tls")]
         let endpoint = match endpoint.uri().scheme_str() {
-            Some("https") => {
-                let tls = match &options.tls_files {
-                    Some(files) => files.config()?,
-                    None => {
-                        options.tls.clone().unwrap_or_else(|| transport::ClientTlsConfig::new().with_native_roots())
-                    }
-                };
+            Some("https") if options.tls_files.is_none() => {
+                let system = || transport::ClientTlsConfig::new().with_native_roots();
+                let tls = options.tls.clone().unwrap_or_else(system);
                 endpoint.tls_config(tls).map_err(|error| invalid(&error))?
             }
+            Some("https") | None => endpoint,
             _ if options.tls_files.is_some() => return Err(invalid(&"files of TLS are for https:// addresses")),
             _ => endpoint,
         };
-        let endpoint = endpoint
-            .connect_timeout(CONNECT_TIMEOUT)
-            .http2_keep_alive_interval(PING_INTERVAL)
-            .keep_alive_timeout(PING_TIMEOUT)
-            .keep_alive_while_idle(false);
+        let endpoint = with_pings(endpoint);
         let mut metadata = HeaderMap::new();
         for (key, value) in &options.metadata {
             let key = key.parse::<HeaderName>().map_err(|error| invalid(&error))?;
@@ -90,7 +87,7 @@ impl Channel {
             value.set_sensitive(true); // may be a secret: it is not printed
             metadata.append(key, value);
         }
-        let (inner, address) = (endpoint.connect_lazy(), Arc::from(address));
+        let (inner, address) = (connected(endpoint, options)?, Arc::from(address));
         let token = BearerToken::of(options)?.map(Arc::new);
         Ok(Self { inner, address, deadline: options.deadline, metadata: Arc::new(metadata), token })
     }
@@ -140,6 +137,34 @@ impl Service<Request<Body>> for Channel {
             _ => Box::pin(stream(self.inner.clone(), Request::from_parts(head, body))),
         }
     }
+}
+
+#[cfg(feature = "tls")]
+fn connected(endpoint: Endpoint, options: &Options) -> Result<transport::Channel, Error> {
+    let Some(files) = &options.tls_files else { return Ok(endpoint.connect_lazy()) };
+    let connector = TlsConnector::new(files.clone())?;
+    // For an https:// address tonic would make a second handshake over that of the connector.
+    let origin = endpoint.uri().clone();
+    let plain = Uri::builder()
+        .scheme("http")
+        .authority(origin.authority().map_or("", |authority| authority.as_str()))
+        .path_and_query("/")
+        .build()
+        .map_err(|error| Error::new(Code::InvalidArgument, format!("{origin}: {error}")))?;
+    Ok(with_pings(Endpoint::from(plain).origin(origin)).connect_with_connector_lazy(connector))
+}
+
+#[cfg(not(feature = "tls"))]
+fn connected(endpoint: Endpoint, _: &Options) -> Result<transport::Channel, Error> {
+    Ok(endpoint.connect_lazy())
+}
+
+fn with_pings(endpoint: Endpoint) -> Endpoint {
+    endpoint
+        .connect_timeout(CONNECT_TIMEOUT)
+        .http2_keep_alive_interval(PING_INTERVAL)
+        .keep_alive_timeout(PING_TIMEOUT)
+        .keep_alive_while_idle(false)
 }
 
 async fn stream(mut inner: transport::Channel, request: Request<Body>) -> Result<Response<Body>, Status> {

@@ -30,18 +30,6 @@ impl TlsFiles {
         let folder = folder.as_ref();
         Self { cert: Some(folder.join("tls.crt")), key: Some(folder.join("tls.key")), ca: folder.join("ca.crt") }
     }
-
-    /// Returns what tonic needs of the files as they are now.
-    pub(crate) fn config(&self) -> Result<tonic::transport::ClientTlsConfig, Error> {
-        use tonic::transport::{Certificate, ClientTlsConfig, Identity};
-
-        let trusting = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(read(&self.ca)?));
-        match (&self.cert, &self.key) {
-            (Some(cert), Some(key)) => Ok(trusting.identity(Identity::from_pem(read(cert)?, read(key)?))),
-            (None, None) => Ok(trusting),
-            _ => Err(unusable("a certificate and its key need a path each")),
-        }
-    }
 }
 
 /// Time between two looks at the file of a token.
@@ -98,7 +86,7 @@ fn read(path: &Path) -> Result<Vec<u8>, Error> {
     fs::read(path).map_err(|error| unusable(&format!("{} cannot be read: {error}", path.display())))
 }
 
-fn unusable(why: &str) -> Error {
+pub(crate) fn unusable(why: &str) -> Error {
     Error::new(Code::InvalidArgument, why.to_owned())
 }
 

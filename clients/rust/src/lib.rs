@@ -18,6 +18,8 @@
 mod channel;
 mod cleanup;
 mod client;
+#[cfg(feature = "tls")]
+mod connector;
 mod credentials;
 mod engine;
 mod error;

@@ -22,7 +22,7 @@ const TIMEOUT_MS = 10_000;
 export interface ConnectOptions {
   /** Credentials of the channel. Without them and without `tls` the connection is not encrypted. */
   credentials?: ChannelCredentials;
-  /** Files of TLS, in place of `credentials`. They are read once, by `connect`. */
+  /** Files of TLS, in place of `credentials`. They are read again for each new connection. */
   tls?: TlsFiles;
   /** Bearer token that every call carries. */
   token?: string;

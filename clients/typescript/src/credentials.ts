@@ -3,7 +3,7 @@
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { createSecureContext } from "node:tls";
-import { credentials, type ChannelCredentials } from "@grpc/grpc-js";
+import { ChannelCredentials, credentials } from "@grpc/grpc-js";
 
 /**
  * Paths of PEM files for TLS. A path of its own stands in place of the folder's file. With `ca` alone the client checks
@@ -20,8 +20,58 @@ export interface TlsFiles {
   ca?: string;
 }
 
-/** Returns the credentials of a channel, with the files as they are now. Throws for files that are not usable. */
-export function tlsCredentials({ dir, cert, key, ca }: TlsFiles): ChannelCredentials {
+/**
+ * Returns the credentials of a channel. The files are read again at each handshake, so that a new connection is made with
+ * the files of its moment. Throws for files that are not usable. Those that became unusable leave the last ones, because
+ * who writes them may be half way.
+ */
+export function tlsCredentials(files: TlsFiles): ChannelCredentials {
+  return new ReloadingCredentials(files);
+}
+
+type Connecting = Parameters<ChannelCredentials["_createSecureConnector"]>;
+type Connector = ReturnType<ChannelCredentials["_createSecureConnector"]>;
+
+/** Credentials of files that may change. A subchannel has one connector, which makes all of its connections. */
+class ReloadingCredentials extends ChannelCredentials {
+  readonly #files: TlsFiles;
+  #last: ChannelCredentials;
+
+  constructor(files: TlsFiles) {
+    super();
+    this.#files = files;
+    this.#last = credentialsNow(files);
+  }
+
+  override _isSecure(): boolean {
+    return true;
+  }
+
+  override _equals(other: ChannelCredentials): boolean {
+    return this === other;
+  }
+
+  override _createSecureConnector(...given: Connecting): Connector {
+    const first = this.#last._createSecureConnector(...given);
+    return {
+      connect: (socket) => this.#now()._createSecureConnector(...given).connect(socket),
+      waitForReady: () => first.waitForReady(),
+      getCallCredentials: () => first.getCallCredentials(),
+      destroy: () => first.destroy(),
+    };
+  }
+
+  #now(): ChannelCredentials {
+    try {
+      this.#last = credentialsNow(this.#files);
+    } catch {
+      // The server says when the last ones no longer do.
+    }
+    return this.#last;
+  }
+}
+
+function credentialsNow({ dir, cert, key, ca }: TlsFiles): ChannelCredentials {
   const path = (own: string | undefined, name: string) => own ?? (dir === undefined ? undefined : join(dir, name));
   const [certPath, keyPath, caPath] = [path(cert, "tls.crt"), path(key, "tls.key"), path(ca, "ca.crt")];
   if (caPath === undefined) throw new Error("the CAs that sign servers have no path");

@@ -8,6 +8,7 @@ from kvgrpc.core.send.reclaims import ReclaimPlan, Reclaims, named_by
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.state.block_counts import by_space, check_counts
 from kvgrpc.core.tables.allocator import ALLOCATION_BYTES, RETRY_DELAY_S, Terms
+from kvgrpc.core.tables.ledger import RowKind
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.values.block_ids import Blocks
 from kvgrpc.core.values.ids import mint_id
@@ -100,6 +101,7 @@ class Allocations:
                 retry_delay_s=RETRY_DELAY_S,
                 metadata={"limit": str(state.limits.allocations)},
             )
+        state.ledger.check_rows(RowKind.ALLOCATION, event.call.payer, state.limits.allocations)
         state.ledger.check(event.call.payer, ALLOCATION_BYTES)
         by = None if event.by is None else named_by(event)
         try:

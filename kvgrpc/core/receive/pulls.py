@@ -47,7 +47,7 @@ class Pulls:
         transfer_s = None if asked_s is None else granted_timeout(asked_s, asked_s, state.limits)
         caller = event.call.principal
         taken = None if event.destination is None else check_destination(state, event.destination, claim.tokens, caller)
-        state.transfers.check_room()
+        state.transfers.check_room(event.call.payer)
         here = 0 if taken is None else blocks_bytes(taken)
         there = 8 * claims.block_count + len(claim.prefix)
         payer = event.call.payer

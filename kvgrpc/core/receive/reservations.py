@@ -80,7 +80,7 @@ class Reservations:
         timeout_s = granted_timeout(event.registration_timeout_s, limits.registration_timeout_s, limits)
         if any(t.direction is Direction.RECEIVE and not t.over for t in state.transfers.with_key(event.key)):
             raise AlreadyExists(Reason.TRANSFER_EXISTS, "blocks are received under this transfer key already")
-        state.transfers.check_room()
+        state.transfers.check_room(event.call.payer)
         kept = 2 * blocks_bytes(blocks) + len(claim.prefix)
         state.ledger.check(event.call.payer, MOVE_BYTES + TRANSFER_BYTES + kept)
         me = state.life.engine

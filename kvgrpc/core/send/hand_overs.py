@@ -112,7 +112,7 @@ class HandOvers:
         state.tombstones.check_key(event.key, tenant=event.tenant or tenant_of(event.call.principal))
         if event.transfer:
             self._check_alone(event.key)
-            state.transfers.check_room()
+            state.transfers.check_room(event.call.payer)
         state.pool.pins.check_free_for(PinKind.LEASE, blocks)
         return blocks, event.content, ttl_s
 

@@ -12,6 +12,7 @@ from kvgrpc.core.send.weak_claims import WeakClaims
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.tables.accesses import Access, AccessState
 from kvgrpc.core.tables.leases import LEASE_BYTES, Lease, LeaseState, LeaseTimes
+from kvgrpc.core.tables.ledger import RowKind
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.tables.transfers import TRANSFER_BYTES, Disposition, Failure, Side, State
@@ -98,6 +99,7 @@ class Leases:
             raise Exhausted(
                 Reason.QUEUE_FULL, f"{most} leases are live", retry_delay_s=1.0, metadata={"limit": str(most)}
             )
+        state.ledger.check_rows(RowKind.LEASE, event.call.payer, state.limits.leases)
         check_lease_id(state, event)
         nbytes = LEASE_BYTES + TRANSFER_BYTES * event.transfer + 2 * blocks_bytes(blocks) + len(content.digests)
         state.ledger.check(event.call.payer, nbytes)

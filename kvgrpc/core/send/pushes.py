@@ -75,7 +75,7 @@ class Pushes:
         self._handshakes.check_room(claims.address, claims.engine_id, claims.incarnation, event.call.connection)
         lease = handed_over.find(state, claims.transfer_key, event.call.principal) if push is None else None
         if lease is None:
-            self._check_new(claims.transfer_key) if push is None else self._check_wanted(push)
+            self._check_new(claims.transfer_key, event.call.payer) if push is None else self._check_wanted(push)
         if event.validate_only:
             state.reply(event.call.id, Registered(None if push is None else state.transfers.get(push.transfer_id)))
             return
@@ -230,7 +230,7 @@ class Pushes:
             state.tombstones.check_key(claims.transfer_key)
             push = self._state.send.pushes.with_key(claims.transfer_key)
             if push is None:
-                self._check_new(claims.transfer_key)
+                self._check_new(claims.transfer_key, call.payer)
         except KVGrpcError:
             return False
         message = row.message or "it gave up"
@@ -302,13 +302,13 @@ class Pushes:
                 state.send.soft_leases.missed(lease)
             raise
 
-    def _check_new(self, key: bytes) -> None:
+    def _check_new(self, key: bytes, payer: str) -> None:
         """Raises the error that refuses a new push."""
         if any(t.direction is Direction.SEND and not t.over for t in self._state.transfers.with_key(key)):
             other = "blocks were handed over to readers under this transfer key"
             raise PreconditionFailed(Reason.WAITS_FOR_MISMATCH, other)
         self._state.pool.check_open()
-        self._state.transfers.check_room()
+        self._state.transfers.check_room(payer)
 
     def _check_again(self, push: SourcePush, known: Registration) -> None:
         """Raises PreconditionFailed (TRANSFER_ENDED) for a registration that failed."""
@@ -330,7 +330,7 @@ class Pushes:
         state = self._state
         if push is None:
             state.tombstones.check_key(event.key, begins=False, tenant=tenant_of(event.call.principal))
-            self._check_new(event.key)
+            self._check_new(event.key, event.call.payer)
         elif handed_over.taken(state, push, event.call.principal):
             raise AlreadyExists(Reason.TRANSFER_EXISTS, "another caller pushes blocks under this transfer key")
         elif event.part_epoch < push.part_epoch:

@@ -2,10 +2,12 @@
 
 Every row that outlives its call is entered with an estimate of its memory, and leaves with the row. There are three
 shares: rows made by callers of the public API, rows made by peers under their grants, and rows made by the attached
-engine's session. No share can use up another one. One caller or peer may use only a part of its share. Rows about
-ended things are in no share. Beyond the bound of their table the oldest row is forgotten, and nobody is refused.
+engine's session. No share can use up another one. One caller, tenant or peer may use only a part of its share; a tenant
+also only a part of the number of rows of a kind. Rows about ended things are in no share. Beyond the bound of their
+table the oldest row is forgotten, and nobody is refused.
 """
 
+from collections import Counter
 from collections.abc import Hashable, Iterator
 from enum import Enum
 
@@ -83,10 +85,12 @@ class Ledger:
         """Payer and bytes of each row."""
         self._shares: dict[str, LedgerShare] = {}
         self.by_kind: dict[RowKind, int] = dict.fromkeys(RowKind, 0)
-        """Read-only outside, as are the next two attributes."""
+        """Read-only outside, as are the next four attributes."""
         self.by_share: dict[LedgerShare, int] = dict.fromkeys(LedgerShare, 0)
         self.by_payer: dict[str, int] = {}
         self.by_tenant: dict[str, int] = {}
+        self.rows_of_tenant: dict[tuple[RowKind, str], int] = {}
+        """Number of rows by kind and tenant, for tenants that have some."""
 
     @property
     def total(self) -> int:
@@ -101,12 +105,23 @@ class Ledger:
             who = "this caller's calls" if share is LedgerShare.CALLERS else "this peer's calls"
             raise _full(who, mine, nbytes, most)
         if (tenant := tenant_of(payer)) and (theirs := self.by_tenant.get(tenant, 0)) + nbytes > (
-            of_tenant := limits.kept_bytes_per_tenant
+            of_tenant := limits.of_tenant(limits.kept_bytes)
         ):
             raise _full("the calls of this tenant", theirs, nbytes, of_tenant)
         most = limits.engine_kept_bytes if share is LedgerShare.ENGINE else limits.kept_bytes
         if (all_of_them := self.by_share[share]) + nbytes > most:
             raise _full(f"the calls of {_WHO[share]}", all_of_them, nbytes, most)
+
+    def check_rows(self, kind: RowKind, payer: str, most: int) -> None:
+        """Raises Exhausted (LIMIT_EXCEEDED) when the tenant of a payer has its share of `most` rows of that kind."""
+        tenant, of_tenant = tenant_of(payer), self.limits.of_tenant(most)
+        if tenant and self.rows_of_tenant.get((kind, tenant), 0) >= of_tenant:
+            raise Exhausted(
+                Reason.LIMIT_EXCEEDED,
+                f"this tenant has {of_tenant} {kind.value}s here, which is its share of {most}: let some end",
+                retry_delay_s=RETRY_DELAY_S,
+                metadata={"limit": str(of_tenant)},
+            )
 
     def keep(self, kind: RowKind, name: Hashable, payer: str, nbytes: int) -> None:
         """Adds or replaces a row without a check: there was room for it, or it may not be refused."""
@@ -122,13 +137,16 @@ class Ledger:
             self.by_payer[payer] = nbytes
         self.by_share[self._shares[payer]] += nbytes
         if tenant := tenant_of(payer):
-            self._charge(tenant, nbytes)
+            self._charge(tenant, nbytes, kind, 1)
 
-    def _charge(self, tenant: str, nbytes: int) -> None:
-        """Adds bytes, or takes them away, at a tenant."""
+    def _charge(self, tenant: str, nbytes: int, kind: RowKind, rows: int) -> None:
+        """Adds bytes and rows, or takes them away, at a tenant."""
         left = self.by_tenant[tenant] = self.by_tenant.get(tenant, 0) + nbytes
         if not left:
             del self.by_tenant[tenant]
+        left = self.rows_of_tenant[kind, tenant] = self.rows_of_tenant.get((kind, tenant), 0) + rows
+        if not left:
+            del self.rows_of_tenant[kind, tenant]
 
     def enter(self, kind: RowKind, name: Hashable, payer: str, nbytes: int) -> None:
         """Adds or replaces a row if there is room. Raises as `check`."""
@@ -144,7 +162,7 @@ class Ledger:
             self.by_payer[payer] += nbytes - before
             self.by_share[self._shares[payer]] += nbytes - before
             if tenant := tenant_of(payer):
-                self._charge(tenant, nbytes - before)
+                self._charge(tenant, nbytes - before, kind, 0)
 
     def payer(self, kind: RowKind, name: Hashable) -> str:
         """Returns the payer of an existing row."""
@@ -160,7 +178,7 @@ class Ledger:
         self.by_share[self._shares[payer]] -= nbytes
         self.by_payer[payer] -= nbytes
         if tenant := tenant_of(payer):
-            self._charge(tenant, -nbytes)
+            self._charge(tenant, -nbytes, kind, -1)
         if not self.by_payer[payer]:
             del self.by_payer[payer], self._shares[payer]
 
@@ -184,6 +202,7 @@ class Ledger:
     def check_sums(self) -> None:
         """Asserts that all sums match the rows. For tests and simulators."""
         by_share, by_payer, by_tenant = dict.fromkeys(LedgerShare, 0), dict[str, int](), dict[str, int]()
+        rows_of_tenant = Counter[tuple[RowKind, str]]()
         for kind, rows in self._rows.items():
             assert self.by_kind[kind] == sum(nbytes for _, nbytes in rows.values()), kind
             for payer, nbytes in rows.values():
@@ -191,7 +210,9 @@ class Ledger:
                 by_share[share_of(payer)] += nbytes
                 if tenant := tenant_of(payer):
                     by_tenant[tenant] = by_tenant.get(tenant, 0) + nbytes
+                    rows_of_tenant[kind, tenant] += 1
         assert (self.by_share, self.by_payer, self.by_tenant) == (by_share, by_payer, by_tenant)
+        assert self.rows_of_tenant == rows_of_tenant
 
 
 _WHO = {LedgerShare.CALLERS: "all callers", LedgerShare.PEERS: "all peers", LedgerShare.ENGINE: "the attached engine"}

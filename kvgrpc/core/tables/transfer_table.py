@@ -105,13 +105,16 @@ class TransferTable:
         self._log.append(new)
         return new
 
-    def check_room(self) -> None:
-        """Raises Exhausted (QUEUE_FULL) when there are as many transfers as allowed."""
+    def check_room(self, payer: str) -> None:
+        """Raises Exhausted: QUEUE_FULL when there are as many transfers as allowed, and LIMIT_EXCEEDED when as many are
+        the payer's tenant's as one may have.
+        """
         most = self.ledger.limits.transfers
         if len(self.current) >= most:
             raise Exhausted(
                 Reason.QUEUE_FULL, f"{most} transfers wait or run", retry_delay_s=1.0, metadata={"limit": str(most)}
             )
+        self.ledger.check_rows(RowKind.TRANSFER, payer, most)
 
     def get(self, transfer_id: str) -> Transfer:
         """Returns the transfer, also from the history. Raises NotFound (TRANSFER_NOT_FOUND)."""

@@ -74,8 +74,10 @@ class Limits:
     """Maximum bytes kept for the calls of all callers but the attached engine; as much again for those of all peers."""
     kept_bytes_per_caller: int = 64 * 1024 * 1024
     """Maximum bytes kept for one principal, one connection of callers without a principal, or one life of a peer."""
-    kept_bytes_per_tenant: int = 128 * 1024 * 1024
-    """Maximum bytes kept for all callers of one tenant together."""
+    tenant_share: float = 0.5
+    """Part that one tenant may have of each limit for all callers: of kept bytes, leases, transfers, allocations, calls
+    under way, and streams and waits.
+    """
     engine_kept_bytes: int = 4 * 1024 * 1024 * 1024
     """Maximum bytes kept for the calls of the attached engine's session."""
     remembered_bytes: int = 32 * 1024 * 1024
@@ -100,6 +102,10 @@ class Limits:
     """Share of a group's blocks in quarantine above which no new work is taken."""
     rekey_interval_s: float = 60.0
     """Minimum time from the end of one re-key to the next: each re-key ends the transfers in flight."""
+
+    def of_tenant(self, most: int) -> int:
+        """Returns what one tenant may have of a limit for all callers: at least 1."""
+        return max(int(most * self.tenant_share), 1)
 
 
 def granted_ttl(asked_s: float | None, limits: Limits) -> float:

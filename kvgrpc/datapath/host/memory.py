@@ -58,8 +58,8 @@ class SharedMemory:
         self._address = self._bytes.ctypes.data
 
     @classmethod
-    def create(cls, nbytes: int) -> Self:
-        """Makes a new pool of zeros, mapped writable here.
+    def create(cls, nbytes: int, name: str = "kvgrpc-pool") -> Self:
+        """Makes a new pool of zeros, mapped writable here. `name` is what /proc shows for it.
 
         Raises InvalidRequest for a size of zero or less, and Exhausted (POOL_EXHAUSTED) if it does not fit. That is
         checked before a byte is taken, since the kernel's own answer is a kill.
@@ -75,7 +75,7 @@ class SharedMemory:
             )
         fd = -1
         try:
-            fd = libc.memfd("kvgrpc-pool")
+            fd = libc.memfd(name)
             mapping = _allocate(fd, size)
             last_page = _LAST_PAGE.pack(secrets.token_bytes(NONCE_BYTES), nbytes)
             mapping[-mmap.PAGESIZE : _LAST_PAGE.size - mmap.PAGESIZE] = last_page

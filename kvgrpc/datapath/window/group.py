@@ -147,7 +147,7 @@ class WindowGroup:
         with contextlib.ExitStack() as undo:
             undo.callback(connection.close)
             try:
-                memory = SharedMemory.create(WINDOW_BYTES)
+                memory = SharedMemory.create(WINDOW_BYTES, "kvgrpc-window")
                 undo.callback(memory.close)
                 memory.seal()
                 descriptor = memory.reopen_read_only()

@@ -19,6 +19,7 @@ from kvgrpc.config import Config
 from kvgrpc.core.values.owners import ANONYMOUS, SCHEDULER, name_of, of_tenant, tenant_of
 from kvgrpc.core.values.records import dataclass
 from kvgrpc.errors import KVGrpcError, PermissionDenied, Reason, Unauthenticated
+from kvgrpc.service import places
 from kvgrpc.service.callers import METADATA, PRINCIPAL, TICKET, Metadata, check_ticket
 from kvgrpc.service.identity.assignments import Assignments, assignments_of
 from kvgrpc.service.identity.authorization_policy import policy_of
@@ -31,6 +32,10 @@ OF_IDENTITY_MAX = 256
 """Maximum number of ids of one identity. One more forgets its oldest: an engine without a set id takes a new one at
 each start.
 """
+
+
+IDS_MAX = 65_536
+"""Maximum number of engine ids in all. One more forgets the oldest of the identity that has the most."""
 
 
 class EngineIds:
@@ -64,8 +69,12 @@ class EngineIds:
         ids = self._ids.setdefault(caller.principal, OrderedDict())
         ids[engine_id] = None
         if len(ids) > OF_IDENTITY_MAX:
-            oldest, _ = ids.popitem(last=False)
-            del self._owners[oldest]
+            self._forget_oldest(caller.principal)
+        if len(self._owners) > IDS_MAX:
+            self._forget_oldest(max(self._ids, key=lambda owner: len(self._ids[owner])))
+
+    def _forget_oldest(self, principal: str) -> None:
+        self.forget(next(iter(self._ids[principal])))
 
     def forget(self, engine_id: str) -> str:
         """Forgets the owner of an id. Returns its name; empty if there was none."""
@@ -130,7 +139,7 @@ class Gate:
     def admit(self, context: Any, method: str, ticket: bytes) -> None:
         """Lets a call of a method go on, as its caller, or refuses it. `ticket` is the attached engine's, or empty.
 
-        Raises Unauthenticated and PermissionDenied.
+        Raises Unauthenticated, PermissionDenied, and Exhausted for a tenant with its share of places.
         """
         shown = token = ""
         metadata = context.invocation_metadata() or ()
@@ -147,6 +156,8 @@ class Gate:
             if self._policy is not None:
                 self._check_policy(method, caller, metadata)
             CALLER.set(caller)
+            if caller.tenant:
+                places.belong(caller.tenant)
         if shown:
             check_ticket(shown, ticket)
         PRINCIPAL.set(SCHEDULER if shown else caller.principal)

@@ -214,8 +214,13 @@ def _server(
         # A call takes a place when its request has arrived. This limit bounds calls whose request never comes.
         maximum_concurrent_rpcs=limits.standing + limits.calls + 2 * OWN * limits.connections,
     )
-    standing = Places("streams and calls that wait", limits.standing_per_connection, limits.standing, 1.0)
-    calls = Places("calls under way", limits.calls_per_connection, limits.calls, 0.1)
+    standing, calls = (
+        Places(what, each, most, retry_s, of_tenant=limits.of_tenant(most))
+        for what, each, most, retry_s in (
+            ("streams and calls that wait", limits.standing_per_connection, limits.standing, 1.0),
+            ("calls under way", limits.calls_per_connection, limits.calls, 0.1),
+        )
+    )
     # Each stands for a server: generated code calls only the methods that `Registrar` has.
     most = limits.message_bytes
     registrar = Registrar(server, lead, standing, calls, most)

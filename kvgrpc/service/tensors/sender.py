@@ -144,7 +144,7 @@ class TensorSender:
         known = table.kept.find(asked)
         if known is None:
             lead.runner.node.state.pool.check_open()
-            lead.runner.node.state.transfers.check_room()
+            lead.runner.node.state.transfers.check_room(asked.payer)
             life.transfers.take_over(put.allocation_id, caller)
         try:
             if known is None:

@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -45,7 +46,10 @@ extern const char kServiceConfig[];
 
 // Options of a client.
 struct Options {
-  // Credentials of the channel, for example tls_credentials(). Unset means that the connection is not encrypted.
+  // Files of TLS, in place of `credentials`. The client notices within a second of a call that they have changed. It
+  // connects with the new files, goes over when that worked, and keeps the connection that it has otherwise.
+  std::optional<TlsFiles> tls;
+  // Credentials of the channel. Without them and without `tls` the connection is not encrypted.
   std::shared_ptr<grpc::ChannelCredentials> credentials;
   // Deadline of a unary call, retries included. The wait of a call that waits at the server is added.
   // ReleaseQuarantine, which waits for the engine's ranks, has at least 60 s.
@@ -100,6 +104,38 @@ Nanoseconds timeout_of(const v1::PutTensorRequest& request, const Options& optio
 Nanoseconds timeout_of(const v1::ConnectPeerRequest& request, const Options& options);
 Nanoseconds timeout_of(const v1::ReleaseQuarantineRequest& request, const Options& options);
 
+// One channel with its stubs.
+struct Connection {
+  explicit Connection(std::shared_ptr<grpc::Channel> made);
+
+  std::shared_ptr<grpc::Channel> channel;
+  std::tuple<std::unique_ptr<AdminStub>, std::unique_ptr<HandoffStub>, std::unique_ptr<HandshakeStub>,
+             std::unique_ptr<LeaseStub>, std::unique_ptr<PoolStub>, std::unique_ptr<SchedulerStub>,
+             std::unique_ptr<TensorStub>, std::unique_ptr<TransferStub>>
+      stubs;
+};
+
+// The connection of a client: another one when the files of TLS have changed. Any thread may use it.
+class Connections {
+ public:
+  // Throws std::invalid_argument.
+  Connections(std::string address, const Options& options);
+  ~Connections();
+  // Returns the connection of a call that is made now.
+  std::shared_ptr<const Connection> now();
+
+ private:
+  struct Files;
+  std::shared_ptr<const Connection> open(const std::shared_ptr<grpc::ChannelCredentials>& credentials) const;
+  void look();
+
+  const std::string address_;
+  std::mutex mutex_;
+  std::shared_ptr<const Connection> current_;
+  std::shared_ptr<const Connection> next_;  // with the files as they are now; null when the current one has them
+  std::unique_ptr<Files> files_;            // null without files
+};
+
 }  // namespace detail
 
 // The client of one server. It is a handle: copies share the channel, which lives as long as the last copy. Any thread
@@ -121,36 +157,35 @@ class Client {
     grpc::ClientContext context;
     prepare(context, options, detail::timeout_of(request, this->options()));
     Response response;
-    const grpc::Status status = (stub<Stub>().*method)(&context, request, &response);
+    const grpc::Status status = (*stub<Stub>().*method)(&context, request, &response);
     if (!status.ok()) throw Error(status, called(request));
     return response;
   }
 
-  // Returns the generated stub, for streams and asynchronous calls. Prepare their contexts with prepare().
+  // Returns the generated stub, for streams and asynchronous calls. Prepare their contexts with prepare(). Ask for the
+  // stub anew for each call: it goes with one connection.
   template <class Stub>
-  Stub& stub() const {
-    return *std::get<std::unique_ptr<Stub>>(shared_->stubs);
+  std::shared_ptr<Stub> stub() const {
+    const auto connection = shared_->connections->now();
+    return {connection, std::get<std::unique_ptr<Stub>>(connection->stubs).get()};
   }
   // Gives a context its deadline (that of the options, otherwise `timeout`, otherwise none), metadata and trace.
   void prepare(grpc::ClientContext& context, const CallOptions& options = {},
                std::optional<Nanoseconds> timeout = std::nullopt) const;
 
-  const std::shared_ptr<grpc::Channel>& channel() const { return shared_->channel; }
+  // Returns the channel of calls that are made now.
+  std::shared_ptr<grpc::Channel> channel() const { return shared_->connections->now()->channel; }
   const Options& options() const { return shared_->options; }
   const std::string& address() const { return shared_->address; }
 
  private:
   friend Client connect(const std::string& address, Options options);
 
-  using Stubs = std::tuple<std::unique_ptr<AdminStub>, std::unique_ptr<HandoffStub>, std::unique_ptr<HandshakeStub>,
-                           std::unique_ptr<LeaseStub>, std::unique_ptr<PoolStub>, std::unique_ptr<SchedulerStub>,
-                           std::unique_ptr<TensorStub>, std::unique_ptr<TransferStub>>;
   struct Shared {
     std::string address;
     Options options;
     std::unique_ptr<detail::BearerToken> token;
-    std::shared_ptr<grpc::Channel> channel;
-    Stubs stubs;
+    std::unique_ptr<detail::Connections> connections;
   };
   // Returns the call that a request makes, for its error.
   Called called(const google::protobuf::Message& request) const;
@@ -160,7 +195,7 @@ class Client {
 };
 
 // Returns a client of the server at `address` (`host:port`). It sends nothing before the first call. Throws
-// std::invalid_argument for a token that is not usable.
+// std::invalid_argument for files of TLS and a token that are not usable.
 Client connect(const std::string& address, Options options = {});
 
 }  // namespace kvgrpc

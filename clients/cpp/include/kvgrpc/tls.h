@@ -17,11 +17,15 @@ struct TlsFiles {
   std::string ca;    // path of the CAs that sign servers
 };
 
-// Returns the credentials of a channel, with the files as they are now. Throws std::invalid_argument for files that are
-// not there, and for a certificate without a key.
+// Returns the credentials of a channel, with the files as they are now, for channels of your own: a client takes the files
+// as Options::tls and notices changes. Throws std::invalid_argument for files that are not there, and for a certificate
+// without a key.
 std::shared_ptr<grpc::ChannelCredentials> tls_credentials(const TlsFiles& files);
 
 namespace detail {
+
+// Returns what the files hold now. Throws std::invalid_argument.
+grpc::SslCredentialsOptions content_of(const TlsFiles& files);
 
 // The token of a client. Any thread may use it.
 class BearerToken {

@@ -49,7 +49,7 @@ public record ClientOptions(
     return new ClientOptions(timeout, credentials, metadata, token, traceparent);
   }
 
-  /** Returns the options with TLS: the files are read now, and not again. */
+  /** Returns the options with TLS: the files are read now, and again for each new connection. */
   public ClientOptions withTls(TlsFiles files) {
     return withCredentials(files.credentials());
   }

@@ -1,10 +1,10 @@
 package dev.kvgrpc.client;
 
 import io.grpc.ChannelCredentials;
-import io.grpc.TlsChannelCredentials;
 import java.io.IOException;
 import java.io.UncheckedIOException;
 import java.nio.file.Path;
+import java.security.GeneralSecurityException;
 
 /**
  * Paths of PEM files for TLS. With {@code ca} alone the client checks the server and shows no certificate.
@@ -41,17 +41,19 @@ public record TlsFiles(Path cert, Path key, Path ca) {
   }
 
   /**
-   * Returns the credentials of a channel, with the files as they are now. Files that are no PEM, and a key of another
-   * certificate, are refused by {@link KvgrpcClient#connect}.
+   * Returns the credentials of a channel. The files are read again at each handshake, so that a new connection has the
+   * files of its moment. Files that became unusable leave the last ones.
    *
    * @throws UncheckedIOException if a file cannot be read
+   * @throws IllegalArgumentException for a file that is no PEM, and for a key of another certificate
    */
   public ChannelCredentials credentials() {
     try {
-      TlsChannelCredentials.Builder builder = TlsChannelCredentials.newBuilder().trustManager(ca.toFile());
-      return (cert == null ? builder : builder.keyManager(cert.toFile(), key.toFile())).build();
+      return new ReloadingTls(this).credentials();
     } catch (IOException unreadable) {
       throw new UncheckedIOException("a file of TLS cannot be read: " + unreadable.getMessage(), unreadable);
+    } catch (GeneralSecurityException unusable) {
+      throw new IllegalArgumentException("the files of TLS do not do: " + unusable.getMessage(), unusable);
     }
   }
 }
