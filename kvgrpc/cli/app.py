@@ -6,6 +6,7 @@ from importlib import metadata
 import typer
 
 from kvgrpc import __version__
+from kvgrpc.cli.doctor import doctor
 from kvgrpc.cli.drain import drain
 from kvgrpc.cli.serve import serve
 from kvgrpc.cli.status import status
@@ -22,6 +23,7 @@ app = typer.Typer(
 app.command()(serve)
 app.command()(status)
 app.command()(drain)
+app.command()(doctor)
 
 
 def _version(wanted: bool) -> None:

@@ -12,14 +12,15 @@ _PANEL = "Security"
 Timeout = Annotated[float, typer.Option("--timeout-s", min=0.001, help="How long to wait for the server.")]
 
 
-def _checked_address(address: str) -> str:
+def checked_address(address: str) -> str:
+    """Returns the address. Raises BadParameter for text that is not host:port."""
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdecimal():
         raise typer.BadParameter(f"{address!r} is not host:port, such as 127.0.0.1:50051")
     return address
 
 
-Address = Annotated[str, typer.Argument(help="host:port of a kvgrpc server.", callback=_checked_address)]
+Address = Annotated[str, typer.Argument(help="host:port of a kvgrpc server.", callback=checked_address)]
 TlsDir = Annotated[
     str,
     typer.Option(
