@@ -250,7 +250,7 @@ class StagingStore:
         tensors, _ = self._arriving.get(transfer_id, ((), False))
         if tensors and _gone(tensors):
             del self._arriving[transfer_id]
-            store.life.transfers.end(transfer_id, "the tensor is wanted no more", CancelScope.ON_ABORT)
+            store.life.transfers.end(transfer_id, "the tensor is no longer wanted", CancelScope.ON_ABORT)
 
     # -- events of the node
 
