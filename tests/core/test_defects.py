@@ -206,6 +206,24 @@ class Raises(Node):
         return super()._make_handlers() | {events.StepDone: (step_done,)}
 
 
+class Refuses(Node):
+    """A node that raises a refusal where no call may hear it."""
+
+    def _make_handlers(self) -> Any:
+        def step_done(_: events.StepDone) -> None:
+            raise PreconditionFailed(Reason.DRAINING, "planted")
+
+        return super()._make_handlers() | {events.StepDone: (step_done,)}
+
+
+def test_a_refusal_that_no_call_can_hear_is_a_defect() -> None:
+    lead = Lead(P)
+    lead.node = Refuses()
+    lead.begin(P)
+    with pytest.raises(PreconditionFailed, match="planted"):
+        lead.node.handle(events.StepDone(0, 1), lead.now)
+
+
 def test_what_was_decided_before_it_raised_is_there_with_the_deadlines_of_others() -> None:
     lead = Lead(P)
     lead.node = Raises()

@@ -73,7 +73,7 @@ def check_destination(
             if len(blocks[i]) != needed:
                 raise InvalidRequest(
                     Reason.BLOCK_COUNT_MISMATCH,
-                    f"group {i}: {tokens} tokens of which {have} are held take {needed} blocks; "
+                    f"group {i}: {tokens} tokens, {have} of them held, take {needed} blocks; "
                     f"{len(blocks[i])} are listed",
                     metadata={"group": str(i), "block_count": str(needed)},
                 )

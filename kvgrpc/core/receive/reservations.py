@@ -87,7 +87,7 @@ class Reservations:
         target_id = mint_lease_id(state.life.secret, state.life.incarnation, "target", self._reserved + 1)
         count = sum(len(ids) for ids in blocks)
         if not count and event.have_tokens < claim.tokens:
-            wrong = f"{claim.tokens} tokens of which {event.have_tokens} are held take blocks; none is listed"
+            wrong = f"{claim.tokens} tokens, {event.have_tokens} of them held, take blocks; none is listed"
             raise InvalidRequest(Reason.BLOCK_COUNT_MISMATCH, wrong)
         claims = Claims(
             AccessKind.WRITE, me.engine_id, state.life.incarnation, me.address, target_id, event.key, timeout_s, count,

@@ -91,5 +91,5 @@ class KeptTensors:
 
     def _let_go(self, offer: TensorOffer) -> None:
         if offer.lent:
-            self._life.transfers.end(offer.lent, "one of its tensors is kept no more", CancelScope.BOTH)
+            self._life.transfers.end(offer.lent, "one of its tensors is no longer kept", CancelScope.BOTH)
         self._life.transfers.free(offer.allocation_id)

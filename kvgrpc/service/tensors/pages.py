@@ -274,4 +274,4 @@ class StorePages:
 
 
 def _unwanted() -> Exhausted:
-    return Exhausted(Reason.POOL_EXHAUSTED, "the tensor is wanted no more")
+    return Exhausted(Reason.POOL_EXHAUSTED, "the tensor is no longer wanted")

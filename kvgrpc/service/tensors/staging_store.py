@@ -250,7 +250,7 @@ class StagingStore:
         tensors, _ = self._arriving.get(transfer_id, ((), False))
         if tensors and _gone(tensors):
             del self._arriving[transfer_id]
-            store.life.transfers.end(transfer_id, "the tensor is wanted no more", CancelScope.ON_ABORT)
+            store.life.transfers.end(transfer_id, "the tensor is no longer wanted", CancelScope.ON_ABORT)
 
     # -- events of the node
 
@@ -284,13 +284,14 @@ class StagingStore:
                 store.pages.look()
         finally:
             self._looking = False
-        if store.table.effects:
+        if store.table.effects or store.table.timers.earliest < self._alarm.at:
             self._perform()
 
     def _see_cancels(self, store: Store) -> None:
         """Ends the tensors of requests cancelled since the last look."""
         stones = self.lead.runner.node.state.tombstones
-        unseen, self._seen_cancels = stones.cancelled - self._seen_cancels, stones.cancelled
+        unseen = max(stones.cancelled - self._seen_cancels, 0)  # the end of the last life empties the table
+        self._seen_cancels = stones.cancelled
         newest = (key for key in reversed(stones.keys) if stones.keys[key].error.reason is Reason.CANCELLED)
         for key in islice(newest, unseen):
             if store.table.has_request(key):

@@ -1,5 +1,6 @@
 """Words of transfers: runs produce each phase and wait that is stated, and no other."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,16 +21,20 @@ def test_the_stages_of_moves_are_phases() -> None:
 
 def test_runs_produce_the_phases_and_waits_that_are_stated(monkeypatch: pytest.MonkeyPatch) -> None:
     phases, waits = set[str](), set[str]()
-    store = TransferTable._store
 
-    def seen(self: TransferTable, transfer: Transfer) -> Any:
-        phases.update(phase.name for phase in transfer.phases)
-        if transfer.failure is not None:
-            phases.add(transfer.failure.phase)
-        waits.add(transfer.waiting_for)
-        return store(self, transfer)
+    def seen(made: Callable[..., Transfer]) -> Callable[..., Transfer]:
+        def make(*args: Any, **kwargs: Any) -> Transfer:
+            transfer = made(*args, **kwargs)
+            phases.update(phase.name for phase in transfer.phases)
+            if transfer.failure is not None:
+                phases.add(transfer.failure.phase)
+            waits.add(transfer.waiting_for)
+            return transfer
 
-    monkeypatch.setattr(TransferTable, "_store", seen)
+        return make
+
+    monkeypatch.setattr(TransferTable, "create", seen(TransferTable.create))
+    monkeypatch.setattr(TransferTable, "change", seen(TransferTable.change))
     for seed in SEEDS:
         run(drawn(seed, STEPS))
     at_stage("blocks")

@@ -172,7 +172,7 @@ async def test_what_the_consumers_engine_waits_for_takes_its_bundle_with_it(pair
     await until(lambda: len(pair.d.store.pages.line) == 2)
     asked = pair.get("c")
     await asyncio.sleep(0)
-    place = pair.d.store.pages.line.head(life_of(pair.d).now)
+    place = pair.d.store.pages.line.head(life_of(pair.d).time())
     assert place is not None
     assert (place.id, place.pages, place.urgent) == (named("b"), 3, True)
     life_of(pair.d).transfers.free(filled)
