@@ -16,7 +16,7 @@ from contextlib import contextmanager
 
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.trace import SpanKind, Status, StatusCode
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from kvgrpc.core.tables.transfers import Direction, State, Transfer
@@ -26,6 +26,8 @@ _log = logging.getLogger(__name__)
 _propagator = TraceContextTextMapPropagator()
 TRACEPARENT = "traceparent"
 """Metadata key of a W3C trace context."""
+SERVICE = "kvgrpc"
+"""Name of the service in traces, unless OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES states another."""
 _LOOK_S = 1.0
 """Interval between two looks for an SDK, in seconds: each reads the environment, and every call would pay for it."""
 
@@ -33,26 +35,27 @@ Ended = Callable[[Exception | None], None]
 """Callback that ends a span, with the error if there was one."""
 
 
-def configure(service_name: str) -> bool:
+def configure(instance_id: str, version: str) -> bool:
     """Installs the SDK with an OTLP exporter if OTEL_EXPORTER_OTLP_ENDPOINT names one. Returns whether it did. If the
     SDK's packages are missing, it logs a warning and nothing is recorded.
 
+    All leads are instances of one service, so that a back end lists one service and not one for each engine.
     Everything else follows the standard OTEL_* variables.
     """
     endpoint = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
     if not endpoint or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return False
     try:
-        _install(os.environ.get("OTEL_SERVICE_NAME", service_name))
+        _install({"service.name": SERVICE, "service.instance.id": instance_id, "service.version": version})
     except ImportError as error:
         _log.warning("no trace is exported to %s: %s; install kvgrpc with the extra otel", endpoint, error)
         return False
     return True
 
 
-def _install(service_name: str) -> None:
-    """Installs the SDK. Raises ImportError if a package is missing."""
-    from opentelemetry.sdk.resources import Resource
+def _install(resource: dict[str, str]) -> None:
+    """Installs the SDK. The environment overrides values of the resource. Raises ImportError if a package is missing."""
+    from opentelemetry.sdk.resources import OTELResourceDetector, Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 
@@ -66,7 +69,7 @@ def _install(service_name: str) -> None:
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
 
         exporter = GrpcExporter()
-    provider = TracerProvider(resource=Resource.create({"service.name": service_name}))
+    provider = TracerProvider(resource=Resource.create(resource).merge(OTELResourceDetector().detect()))
     provider.add_span_processor(BatchSpanProcessor(exporter))
     trace.set_tracer_provider(provider)
     _Sdk.installed = True
@@ -106,12 +109,24 @@ def traceparent_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
 
 @contextmanager
 def server_span(method: str, traceparent: str) -> Iterator[str]:
-    """Opens a span round a call that we serve; yields the traceparent for inner calls. Needs `enabled`."""
+    """Opens a span round a call that we serve; yields the traceparent for inner calls. Needs `enabled`. `method` is
+    package.Service/Method, here and in all that follows.
+    """
     tracer = trace.get_tracer("kvgrpc")
-    attributes = {"rpc.system.name": "grpc", "rpc.method": method.lstrip("/")}
-    with tracer.start_as_current_span(
-        method.rpartition("/")[2], _context(traceparent), SpanKind.SERVER, attributes
-    ) as span:
+    with tracer.start_as_current_span(method, _context(traceparent), SpanKind.SERVER, _rpc(method)) as span:
+        yield _inject(trace.set_span_in_context(span))
+
+
+@contextmanager
+def wait_span(what: str, traceparent: str) -> Iterator[str]:
+    """Opens a span round a wait that a caller can feel, such as that for a tensor; yields the traceparent for inner
+    calls. It does nothing for a call without a trace.
+    """
+    if not traceparent or not enabled():
+        yield traceparent
+        return
+    tracer = trace.get_tracer("kvgrpc")
+    with tracer.start_as_current_span(f"kvgrpc.wait.{what}", _context(traceparent)) as span:
         yield _inject(trace.set_span_in_context(span))
 
 
@@ -130,20 +145,39 @@ def server_call(method: str, traceparent: str) -> tuple[str, Ended]:
     return _call(SpanKind.SERVER, method, traceparent, {})
 
 
+def call_ended(method: str, traceparent: str, began: float, error: Exception | None) -> None:
+    """Makes the span of a traced call over a session that has just ended. What the call began belongs to the engine's
+    own span, so that a trace looks alike however an engine calls. `began` is on the clock of `time.perf_counter`.
+    """
+    if not traceparent or not enabled():
+        return
+    start_ns = time.time_ns() - int((time.perf_counter() - began) * 1e9)
+    span = trace.get_tracer("kvgrpc").start_span(
+        method, _context(traceparent), SpanKind.SERVER, _rpc(method), start_time=start_ns
+    )
+    _end(span, error)
+
+
 def _call(kind: SpanKind, method: str, traceparent: str, more: dict[str, str]) -> tuple[str, Ended]:
     if not enabled():
         return traceparent, _nothing
-    attributes = {"rpc.system.name": "grpc", "rpc.method": method} | more
-    name = method.rpartition("/")[2]
-    span = trace.get_tracer("kvgrpc").start_span(name, _context(traceparent), kind, attributes)
+    span = trace.get_tracer("kvgrpc").start_span(method, _context(traceparent), kind, _rpc(method) | more)
 
     def ended(error: Exception | None) -> None:
-        if error is not None:
-            span.record_exception(error)
-            span.set_status(Status(StatusCode.ERROR, str(error)))
-        span.end()
+        _end(span, error)
 
     return _inject(trace.set_span_in_context(span)), ended
+
+
+def _end(span: Span, error: Exception | None) -> None:
+    if error is not None:
+        span.record_exception(error)
+        span.set_status(Status(StatusCode.ERROR, str(error)))
+    span.end()
+
+
+def _rpc(method: str) -> dict[str, str]:
+    return {"rpc.system.name": "grpc", "rpc.method": method}
 
 
 def _nothing(_: Exception | None) -> None:
@@ -169,7 +203,7 @@ def transfer_ended(transfer: Transfer, now: float) -> None:
         span.set_status(Status(StatusCode.ERROR, str(transfer.failure.reason)))
     parent = trace.set_span_in_context(span)
     for phase in transfer.phases:
-        child = tracer.start_span(phase.name, parent, start_time=to_wall_ns + int(phase.start * 1e9))
+        child = tracer.start_span(f"kvgrpc.{phase.name}", parent, start_time=to_wall_ns + int(phase.start * 1e9))
         end = phase.end if phase.end is not None else transfer.ended
         child.end(to_wall_ns + int(end * 1e9))
     span.end(to_wall_ns + int(transfer.ended * 1e9))

@@ -46,8 +46,9 @@ class Target:
 class Prometheus:
     """A Prometheus that runs."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, targets: Sequence[Target]) -> None:
         self.address = address
+        self._names = {target.name for target in targets}
 
     def ask(self, path: str, **query: str | float) -> Any:
         """Returns the data of an answer of the HTTP API. Fails for an error."""
@@ -77,8 +78,9 @@ class Prometheus:
 
     def unreached(self) -> dict[str, str]:
         """Returns why it does not reach a lead, by lead."""
-        targets = self.ask("targets", state="active")["activeTargets"]
-        return {row["labels"]["instance"]: row["lastError"] for row in targets if row["health"] != "up"}
+        rows = {row["labels"]["instance"]: row for row in self.ask("targets", state="active")["activeTargets"]}
+        found = {name: row["lastError"] for name, row in rows.items() if row["health"] != "up"}
+        return found | dict.fromkeys(self._names - rows.keys(), "not tried yet")
 
     def _answers(self) -> bool:
         try:
@@ -107,7 +109,7 @@ def scraping(
         f"--storage.tsdb.path={folder / 'data'}", f"--web.listen-address=127.0.0.1:{port}",
         "--enable-feature=exemplar-storage",
     ]  # fmt: skip
-    made, log = Prometheus(f"127.0.0.1:{port}"), folder / "log"
+    made, log = Prometheus(f"127.0.0.1:{port}", targets), folder / "log"
     with running(command, log):
         wait_until(made._answers, what=log.read_text)
         yield made

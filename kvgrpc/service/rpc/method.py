@@ -109,9 +109,13 @@ def streaming(
     return call
 
 
+_FULL_NAMES = {name.rpartition(".")[2]: name for name in METHODS}
+
+
 def _name(method: Callable[..., Any]) -> str:
+    """Returns package.Service/Method."""
     service, _, rpc = method.__qualname__.rpartition(".")
-    return f"{service.removesuffix('Servicer')}/{rpc}"
+    return _FULL_NAMES[f"{service.removesuffix('Servicer')}/{rpc}"]
 
 
 @dataclass(frozen=True)

@@ -175,6 +175,25 @@ async def test_a_lead_that_drains_is_alive_and_not_ready() -> None:
         assert (await get(server, "/readyz"))[0] == 200
 
 
+async def test_a_lead_without_an_engine_shows_that_it_has_none(tmp_path: Path) -> None:
+    async with serving("P", pool=None, session_socket=str(tmp_path / "socket")) as server:
+        values = await scrape(server)
+        assert at(values, "kvgrpc_admission", state="no_engine") == 1
+        assert at(values, "kvgrpc_admission", state="open") == 0
+        assert (await get(server, "/readyz"))[0] == 503
+        assert await get(server, "/livez") == (200, "ok\n")
+
+
+async def test_a_value_that_cannot_be_read_is_a_typed_answer_and_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving("P") as server:
+        monkeypatch.delattr(server._lead.runner, "defects")
+        status, text = await get(server, "/metrics")
+        assert (status, "a defect of kvgrpc" in text) == (500, True)
+        assert "/metrics failed" in caplog.text
+
+
 async def test_a_stalled_event_loop_is_not_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint, "ANSWER_S", 0.2)
     async with serving("P") as server:
