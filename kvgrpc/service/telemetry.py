@@ -54,7 +54,7 @@ def configure(instance_id: str, version: str) -> bool:
 
 
 def _install(resource: dict[str, str]) -> None:
-    """Installs the SDK. The environment overrides values of the resource. Raises ImportError if a package is missing."""
+    """Installs the SDK. The environment overrides `resource`. Raises ImportError if a package is missing."""
     from opentelemetry.sdk.resources import OTELResourceDetector, Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter

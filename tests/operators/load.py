@@ -79,7 +79,17 @@ def leads(folder: Path, **environment: str) -> Iterator[Leads]:
         authority.issue(folder / name, spiffe(name))
     (folder / "roles.toml").write_text(ROLES)
     flags = (*METRICS, "--data-paths", "shm,cma")
-    secured = ("--listen", "127.0.0.1:0", "--advertise", "localhost:0", "--drain-s", "0", "--data-paths", "shm", *METRICS)
+    secured = (
+        "--listen",
+        "127.0.0.1:0",
+        "--advertise",
+        "localhost:0",
+        "--drain-s",
+        "0",
+        "--data-paths",
+        "shm",
+        *METRICS,
+    )
     with starting(folder) as start:
         p, d = start((*flags, "--engine-id", "p"), (*flags, "--engine-id", "d"), settings="", **environment)
         tls = ("--tls-dir", str(folder / "engine"), "--roles", str(folder / "roles.toml"), "--engine-id", "t")
@@ -169,9 +179,7 @@ async def clients(leads: Leads) -> AsyncIterator[Clients]:
         port = leads.t.wait_ready()["address"].rpartition(":")[2]
         plain = [await stack.enter_async_context(connect(one.address)) for one in (leads.p, leads.d)]
         secured = [
-            await stack.enter_async_context(
-                connect(f"localhost:{port}", credentials=credentials(leads.folder / name))
-            )
+            await stack.enter_async_context(connect(f"localhost:{port}", credentials=credentials(leads.folder / name)))
             for name in ("engine", "stranger")
         ]
         yield Clients(plain[0], plain[1], secured[0], secured[1], leads.p.address)
@@ -204,5 +212,3 @@ async def loaded(leads: Leads) -> AsyncIterator[set[str]]:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-
-

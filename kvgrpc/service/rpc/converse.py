@@ -149,7 +149,9 @@ class Conversation:
             unknown = InvalidRequest(Reason.INVALID_FIELD, "this server does not know that call")
             self._refuse(message.call_id, unknown)
             return
-        trace, ended = telemetry.server_call(f"kvgrpc.peer.v1.PeerService/{CALLS[kind]}", readable_trace(message.traceparent))
+        trace, ended = telemetry.server_call(
+            f"kvgrpc.peer.v1.PeerService/{CALLS[kind]}", readable_trace(message.traceparent)
+        )
         try:
             self._places.take(self._connection)
         except KVGrpcError as error:

@@ -80,7 +80,9 @@ def refused_lease(call: session_pb2.Call, call_id: int) -> events.FinishedBlocks
 
 
 def hear_session(lead: Lead, call: session_pb2.Call, began: float, error: KVGrpcError | None) -> None:
-    """Counts an answered call, makes its span, and records it if it is one that the audit has. `began` is as for `CallRecords`."""
+    """Counts an answered call, makes its span, and records it if it is one that the audit has. `began` is as for
+    `CallRecords`.
+    """
     kind = call.WhichOneof("request")
     if kind is not None:
         method = f"{call.DESCRIPTOR.full_name}/{kind}"

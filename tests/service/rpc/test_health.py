@@ -11,9 +11,9 @@ from kvgrpc.config import Config
 from kvgrpc.core.events import LifeBegan
 from kvgrpc.core.node import Node
 from kvgrpc.core.tables.pins import PinKind
+from kvgrpc.service.admission import WEDGED_S, admission
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.rpc import health
-from kvgrpc.service.admission import WEDGED_S, admission
 from kvgrpc.service.rpc.health import Health
 from kvgrpc.service.rpc.server import SERVICES
 from kvgrpc.service.runner import Runner
