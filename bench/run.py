@@ -3,7 +3,7 @@
 import asyncio
 
 from bench.machine import machine, versions
-from bench.measures import devices, geometries, layerwise, leases, push, rate, tensors, tls
+from bench.measures import devices, geometries, layerwise, leases, observed, push, rate, tensors, tls
 from bench.measures.bandwidth import PullBandwidth
 from bench.measures.latency import Latency
 from bench.plan import GeometryPlan, LayerwisePlan, PullPlan, PushPlan, TensorsPlan, environment_of
@@ -32,6 +32,9 @@ async def run_pull(plan: PullPlan, progress: Progress, *, profile: bool = False)
     if "tls" in plan.parts:
         progress("calls and pulls under TLS, and in plain text")
         await tls.measure(plan, found)
+    if "metrics" in plan.parts:
+        progress("pulls with metrics and traces, and without")
+        await observed.measure(plan, found)
     if not {"latency", "bandwidth"}.intersection(plan.parts):
         return found
     with ServerStage(plan, progress, environment_of(plan.data_paths[0])) as stage:

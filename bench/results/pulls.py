@@ -30,6 +30,8 @@ BASELINES = {
     " three processes, and of the time of one pull alone",
     "plain": "the same calls and pulls between two servers without TLS, in turn with two under mutual TLS, whose client"
     " has a certificate, too: tls_*_ratio are TLS over plain text",
+    "observed": "the same pulls in turn between two servers without metrics and traces: metrics_ratio and"
+    " tracing_*_ratio are of the processor time of a pull at both servers",
     "rested": "the pull right after the one that comes after 30 ms without any",
     "uncoalesced": "raw_nixl with one descriptor for each of the contiguous blocks",
 }
@@ -132,6 +134,16 @@ class PullResult(Run):
     """Time of one pull of one block, in the same way."""
     tls_rate_ratio: float | None = None
     """Pulls of one block a second with 64 in flight, in the same way."""
+    metrics_ratio: float | None = None
+    """Processor time of a pull at both servers with metrics, over that without."""
+    tracing_off_ratio: float | None = None
+    """The same of calls with a trace context that nobody records."""
+    tracing_1_percent_ratio: float | None = None
+    """The same of pulls of which one in a hundred is recorded and exported."""
+    tracing_100_percent_ratio: float | None = None
+    """The same of pulls that are all recorded and exported."""
+    scrape_10000_ms: float | None = None
+    """Time for which a scrape holds the event loop of a lead with 10,000 leases, in milliseconds."""
     details: dict[str, float] = field(default_factory=dict)
     """Figures beside the main ones, such as the time of an empty call in this run."""
     profile: list[str] = field(default_factory=list)
@@ -152,6 +164,11 @@ class PullResult(Run):
             Target("tls_call_ratio", self.tls_call_ratio, 1.15),
             Target("tls_pull_ratio", self.tls_pull_ratio, 1.15),
             Target("tls_rate_ratio", self.tls_rate_ratio, 0.85, at_least=True),
+            Target("metrics_ratio", self.metrics_ratio, 1.02),
+            Target("tracing_off_ratio", self.tracing_off_ratio, 1.02),
+            Target("tracing_1_percent_ratio", self.tracing_1_percent_ratio, 1.05),
+            Target("tracing_100_percent_ratio", self.tracing_100_percent_ratio, 1.35),
+            Target("scrape_10000_ms", self.scrape_10000_ms, 20.0),
         ]
 
     def figures(self) -> dict[str, float | None]:

@@ -61,7 +61,7 @@ def unary(
         traceparent = telemetry.traceparent_of(METADATA.get())
         try:
             check_request(request)
-            if not telemetry.enabled():
+            if not telemetry.records(traceparent):
                 return await method(self, request, traceparent)
             with telemetry.server_span(name, traceparent) as trace:
                 return await method(self, request, trace)
