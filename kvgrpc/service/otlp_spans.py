@@ -162,6 +162,7 @@ def _message(span: ReadableSpan) -> SpanMessage:
     if parent is not None:
         made.parent_span_id = parent.span_id.to_bytes(8, "big")
         made.flags |= _IS_REMOTE
+    made.status.SetInParent()
     if status.status_code is StatusCode.ERROR:
         made.status.CopyFrom(StatusMessage(code=StatusMessage.STATUS_CODE_ERROR, message=status.description or ""))
     return made

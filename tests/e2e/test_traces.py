@@ -113,7 +113,7 @@ def test_a_request_is_one_trace_through_router_leads_and_data_path(start: Start,
     assert names(ours, "p") >= {(name, SERVER) for name in (HAND_OVER, *BETWEEN_LEADS)}
     assert names(ours, "d") >= {(PULL, SERVER), *((name, CLIENT) for name in BETWEEN_LEADS)}
     phases = {span.name: span for span in ours if span.service == "d" and span.kind == SpanMessage.SPAN_KIND_INTERNAL}
-    assert phases.keys() == {f"kvgrpc.{name}" for name in ("receive", "handshake", "open", "queue", "wire", "settle")}
+    assert phases.keys() == {f"kvgrpc.{name}" for name in ("receive", "handshake", "open", "wire", "settle")}
     for name in ("kvgrpc.wire", "kvgrpc.settle"):
         assert ancestors(ours, phases[name])[:3] == ["d/kvgrpc.receive", f"d/{PULL}", "router/call"]
     (opened,) = (span for span in ours if (span.service, span.name) == ("p", OPEN))
