@@ -12,8 +12,9 @@ from kvgrpc.core.moves.failures import NEXT_STEPS
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import BY_CODE, NextStep, Reason
 from kvgrpc.integrations.params import Defaults, wanted
+from kvgrpc.service import admission
 from kvgrpc.service.grpc_status import next_step
-from kvgrpc.service.rpc import admission, health, server
+from kvgrpc.service.rpc import health, server
 from kvgrpc.service.watchers import WATCHES_OF_CONNECTION_MAX
 from kvgrpc.v1 import common_pb2, handshake_pb2
 from tests.docs import reasons
