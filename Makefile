@@ -299,6 +299,35 @@ $(ROUTER_READY): | $(VLLM_READY)
 router-test: vllm $(ROUTER_READY) ## Put each router before two vLLM servers (ARGS="--json --routers vllm-router --modes auto", ARGS=--help)
 	@PYTHONPATH=. $(VLLM_VENV)/bin/python -m bench.routers $(ARGS)
 
+# Programs of operators. Prometheus comes from the distribution's own packages, unpacked and not installed; Jaeger is
+# built with Go, because it is in no distribution. JAEGER: the path of one that is there.
+OPERATOR_TOOLS := .tools/operators
+JAEGER ?=
+JAEGER_VERSION := v1.62.0
+JAEGER_MODULE := github.com/jaegertracing/jaeger/cmd/all-in-one
+
+$(OPERATOR_TOOLS)/usr/bin/prometheus:
+	@mkdir -p $(OPERATOR_TOOLS)
+	@cd $(OPERATOR_TOOLS) && { apt-get download -qq prometheus && dpkg -x prometheus_*.deb . && rm prometheus_*.deb; } \
+	  || echo "Prometheus: SKIP: apt-get could not download Debian's package prometheus" >&2
+
+# The version is in the name, so that a new one is built.
+$(OPERATOR_TOOLS)/jaeger@%:
+ifneq ($(GO_SKIP),)
+	@echo "Jaeger: $(GO_SKIP)" >&2
+else
+	@echo "building Jaeger into $(OPERATOR_TOOLS)" >&2
+	@mkdir -p $(OPERATOR_TOOLS) && tmp=$$(mktemp -d) && trap "rm -rf $$tmp" EXIT && out="$(CURDIR)/$@" && cd $$tmp \
+	  && { $(GO) mod init jaeger && $(GO) get $(JAEGER_MODULE)@$* && $(GO) build -o "$$out" $(JAEGER_MODULE); } > log 2>&1 \
+	  || { tail -n 3 log; echo "Jaeger: SKIP: it could not be built"; } >&2
+endif
+
+# Two processors and 2 GB, for two minutes.
+.PHONY: operators-check
+operators-check: venv $(OPERATOR_TOOLS)/usr/bin/prometheus $(if $(JAEGER),,$(OPERATOR_TOOLS)/jaeger@$(JAEGER_VERSION)) ## Run a real Prometheus and Jaeger beside leads, and fire every alert (ARGS=--json, JAEGER=path, ARGS=--help)
+	@$(BIN)/python -m tests.operators --tools $(OPERATOR_TOOLS) \
+	  --jaeger $(if $(JAEGER),$(JAEGER),$(OPERATOR_TOOLS)/jaeger@$(JAEGER_VERSION)) $(ARGS)
+
 # What it does not find in ten thousand inputs: a million, or as many as fit. Other ones with every seed, so that the
 # inputs of several runs add up. Every worker has servers of its own, so any of them may take a test; twice as many as
 # elsewhere, because an input is mostly waited for.

@@ -46,7 +46,7 @@ def pull(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     sizes: Sizes = None,
     layouts: Annotated[str, typer.Option(help="Block orders to measure.")] = "scattered,contiguous",
     parts: Annotated[
-        str | None, typer.Option(help="What to measure. Default bandwidth,latency,leases,rate,tls.")
+        str | None, typer.Option(help="What to measure. Default bandwidth,latency,leases,rate,tls,metrics.")
     ] = None,
     tls: Annotated[bool, typer.Option("--tls", help="Short for --parts tls.")] = False,
     checksum: Annotated[

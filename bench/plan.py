@@ -32,11 +32,13 @@ SOURCE_WRITES, YES = "KVGRPC_SOURCE_WRITES", "yes"
 """Environment variable of `source_writes`, and its value for such a data path."""
 TLS_DIR = "KVGRPC_TLS_DIR"
 """Environment variable with the folder of a server's TLS files."""
+METRICS = "KVGRPC_METRICS"
+"""Environment variable with the address of a server's metrics."""
 _COPYING = ("shm", "cma")
 LAYERS = 32
 LAYOUTS = ("scattered", "contiguous")
 BLOCK_BYTES = (4 << 20, 64 << 10, 16 << 10)
-PARTS = ("bandwidth", "latency", "leases", "rate", "tls")
+PARTS = ("bandwidth", "latency", "leases", "rate", "tls", "metrics")
 _SEEDS = {"source": 1, "destination": 2}
 
 
@@ -119,6 +121,8 @@ class PullPlan(Plan):
     """Number of one-block pulls in flight, for their rate."""
     rate_pulls: int = 640
     """Number of pulls in a sample of the rate."""
+    scraped_leases: int = 10_000
+    """Number of leases of a server whose scrapes are measured."""
     checksum: bool = False
     """Pull whole pools with checksums, and right afterwards without them."""
 
@@ -186,6 +190,7 @@ PULL_QUICK = PullPlan(
     idle_s=0.5,
     rested_pulls=3,
     rate_pulls=64,
+    scraped_leases=100,
 )
 PUSH_QUICK = PushPlan(
     **_FEW, pushes=10, control_blocks=256, handovers=2, waiting_few=10, waiting_many=100, waiting_pushes=20

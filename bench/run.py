@@ -3,7 +3,7 @@
 import asyncio
 
 from bench.machine import machine, versions
-from bench.measures import devices, geometries, layerwise, leases, push, rate, tensors, tls, window
+from bench.measures import devices, geometries, layerwise, leases, observed, push, rate, tensors, tls, window
 from bench.measures.bandwidth import PullBandwidth
 from bench.measures.latency import Latency
 from bench.plan import GeometryPlan, LayerwisePlan, PullPlan, PushPlan, TensorsPlan, environment_of
@@ -34,6 +34,9 @@ async def run_pull(plan: PullPlan, progress: Progress, *, profile: bool = False)
         await tls.measure(plan, found)
         progress("whole pools over window, and over shm")
         await window.measure(plan, found)
+    if "metrics" in plan.parts:
+        progress("pulls with metrics and traces, and without")
+        await observed.measure(plan, found)
     if not {"latency", "bandwidth"}.intersection(plan.parts):
         return found
     with ServerStage(plan, progress, environment_of(plan.data_paths[0])) as stage:

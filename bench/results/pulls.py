@@ -32,6 +32,8 @@ BASELINES = {
     " has a certificate, too: tls_*_ratio are TLS over plain text",
     "shm": "the same pull of a whole pool of the largest blocks over shm, in turn with window, between servers of its"
     " own: private_window_ratio_shm",
+    "observed": "the same pulls in turn between two servers without metrics and traces: metrics_ratio and"
+    " tracing_*_ratio are of the processor time of a pull at both servers",
     "rested": "the pull right after the one that comes after 30 ms without any",
     "uncoalesced": "raw_nixl with one descriptor for each of the contiguous blocks",
 }
@@ -138,6 +140,16 @@ class PullResult(Run):
     """Time that the gate takes of a call under mutual TLS with roles, in microseconds."""
     private_window_ratio_shm: float | None = None
     """Bandwidth of pulls of the largest blocks over window, over that over shm."""
+    metrics_ratio: float | None = None
+    """Processor time of a pull at both servers with metrics, over that without."""
+    tracing_off_ratio: float | None = None
+    """The same of calls with a trace context that nobody records."""
+    tracing_1_percent_ratio: float | None = None
+    """The same of pulls of which one in a hundred is recorded and exported."""
+    tracing_100_percent_ratio: float | None = None
+    """The same of pulls that are all recorded and exported."""
+    scrape_10000_ms: float | None = None
+    """Time for which a scrape holds the event loop of a lead with 10,000 leases, in milliseconds."""
     details: dict[str, float] = field(default_factory=dict)
     """Figures beside the main ones, such as the time of an empty call in this run."""
     profile: list[str] = field(default_factory=list)
@@ -160,6 +172,11 @@ class PullResult(Run):
             Target("tls_rate_ratio", self.tls_rate_ratio, 0.85, at_least=True),
             Target("authorization_us", self.authorization_us, 10.0),
             Target("private_window_ratio_shm", self.private_window_ratio_shm, 0.45, at_least=True),
+            Target("metrics_ratio", self.metrics_ratio, 1.02),
+            Target("tracing_off_ratio", self.tracing_off_ratio, 1.02),
+            Target("tracing_1_percent_ratio", self.tracing_1_percent_ratio, 1.05),
+            Target("tracing_100_percent_ratio", self.tracing_100_percent_ratio, 1.35),
+            Target("scrape_10000_ms", self.scrape_10000_ms, 20.0),
         ]
 
     def figures(self) -> dict[str, float | None]:

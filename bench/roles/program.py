@@ -55,6 +55,10 @@ def make_role(name: str) -> Role:
         from bench.roles.store_role import StoreRole
 
         return StoreRole()
+    if name == "collector":
+        from bench.roles.collector import Collector
+
+        return Collector()
     from bench.roles.baseline import Baseline
 
     return Baseline()

@@ -17,16 +17,18 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from bench.plan import SOURCE_WRITES, TLS_DIR, YES, pool
+from bench.plan import METRICS, SOURCE_WRITES, TLS_DIR, YES, pool
 from bench.roles.role import Answer
 from bench.roles.stamps import Stamps
 from bench.stages.calls import Caller
 from bench.stages.profiling import describe, new_profile
+from kvgrpc import __version__
 from kvgrpc.config import Config, TlsConfig
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.engine import Engine
 from kvgrpc.errors import InternalError, Reason
 from kvgrpc.server import Server
+from kvgrpc.service import telemetry
 from kvgrpc.service.heap import calm_collector
 
 _WARM_PULLS = 10
@@ -76,7 +78,9 @@ class ServerRole:
                 session_socket=f"{folder}/session.sock",
                 weights_revision="bench",
                 tls=TlsConfig(dir=os.environ.get(TLS_DIR, "")),
+                metrics=os.environ.get(METRICS, ""),
             )
+            telemetry.configure("bench", __version__)
             self._server = Server(config)
             await self._server.start()
             layout = pool(block_bytes, blocks).layout()
@@ -117,6 +121,18 @@ class ServerRole:
     async def processor_s(self) -> Answer:
         """Returns this process's processor time so far, in seconds, and the kernel's part of it."""
         return {"seconds": time.process_time(), "kernel_s": resource.getrusage(resource.RUSAGE_SELF).ru_stime}, []
+
+    async def scrapes(self, count: int) -> Answer:
+        """Returns the milliseconds for which each of several scrapes holds the event loop."""
+        assert self._server is not None
+        metrics = self._server._metrics  # noqa: SLF001 - what a scrape calls on the loop
+        assert metrics is not None
+        held_ms = []
+        for _ in range(count):
+            began = time.perf_counter()
+            metrics.readings()
+            held_ms.append((time.perf_counter() - began) * 1e3)
+        return {"held_ms": held_ms}, []
 
     async def profile(self) -> Answer:
         """Starts a profile of the event loop's thread."""

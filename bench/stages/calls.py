@@ -19,7 +19,17 @@ from bench.plan import BLOCK_TOKENS
 from kvgrpc.client.call_stream import CallStream
 from kvgrpc.core.values.block_ids import Ids, to_runs
 from kvgrpc.errors import InternalError, Reason
-from kvgrpc.v1 import common_pb2, handoff_pb2, handoff_pb2_grpc, handshake_pb2, pool_pb2, pool_pb2_grpc, transfer_pb2
+from kvgrpc.v1 import (
+    common_pb2,
+    handoff_pb2,
+    handoff_pb2_grpc,
+    handshake_pb2,
+    lease_pb2,
+    lease_pb2_grpc,
+    pool_pb2,
+    pool_pb2_grpc,
+    transfer_pb2,
+)
 from kvgrpc.v1.handshake_pb2_grpc import HandshakeServiceStub
 from kvgrpc.v1.transfer_pb2_grpc import TransferServiceStub
 from kvgrpc.wire.values import PHASES
@@ -75,6 +85,8 @@ class Caller:
         self._destination_stream = CallStream(self.destination, destination, tuple)
         self._incarnations = (0, 0)
         """Incarnations of source and destination."""
+        self.trace: Callable[[], str] = str
+        """Returns the traceparent of the next pull; empty: none."""
 
     async def __aenter__(self) -> Self:
         asked = handshake_pb2.GetCapabilitiesRequest()
@@ -111,10 +123,11 @@ class Caller:
 
         Raises InternalError if it fails.
         """
+        trace = self.trace()
         job = handoff_pb2.HandOver(blocks=self.source_blocks(source), content=content(len(source)))
         handed = handoff_pb2.FinishedBlocksRequest(transfer_key=os.urandom(16), for_readers=job)
         request = handoff_pb2.PullBlocksRequest(
-            grant=(await _call(self._source_stream, self._at_source.FinishedBlocks, handed)).grant,
+            grant=(await _call(self._source_stream, self._at_source.FinishedBlocks, handed, trace)).grant,
             content=content(len(destination)),
             destination=handoff_pb2.PullDestination(blocks=self.destination_blocks(destination)),
             wait=transfer_pb2.TransferWait(timeout=Duration(seconds=30)),
@@ -122,7 +135,7 @@ class Caller:
         if meanwhile is not None:
             meanwhile()
         began = time.monotonic_ns()
-        ended = await _call(self._destination_stream, self._at_destination.PullBlocks, request)
+        ended = await _call(self._destination_stream, self._at_destination.PullBlocks, request, trace)
         woken = time.monotonic_ns()
         return Moved((woken - began) / 1e9, woken, _succeeded(ended.transfer))
 
@@ -174,6 +187,20 @@ class Caller:
         block = np.zeros(1, dtype=np.int64)
         return [await self.push(await self.register(block), block) for _ in range(count)]
 
+    async def leave_leases(self, count: int) -> None:
+        """Leaves that many leases on one block of the source."""
+        request = lease_pb2.GrantLeaseRequest(
+            blocks=self.source_blocks(np.zeros(1, dtype=np.int64)), content=content(1), ttl=Duration(seconds=600)
+        )
+        grant = lease_pb2_grpc.LeaseServiceStub(self.source).GrantLease
+        left = iter(range(count))
+
+        async def one_after_the_other() -> None:
+            for _ in left:
+                await _call(self._source_stream, grant, request)
+
+        await asyncio.gather(*(one_after_the_other() for _ in range(16)))
+
     async def _finish(self, request: handoff_pb2.FinishedBlocksRequest) -> None:
         await _call(self._source_stream, self._at_source.FinishedBlocks, request)
 
@@ -183,9 +210,10 @@ class Caller:
         return ended.transfer, time.monotonic_ns()
 
 
-async def _call(stream: CallStream, method: Any, request: Message) -> Any:
+async def _call(stream: CallStream, method: Any, request: Message, trace: str = "") -> Any:
     """Calls over the stream once the stream is usable, else as a unary RPC. Raises KVGrpcError or AioRpcError."""
-    return await stream.reply(request, _CALL_S, "") or await method(request, timeout=_CALL_S)
+    metadata = (("traceparent", trace),) if trace else ()
+    return await stream.reply(request, _CALL_S, trace) or await method(request, timeout=_CALL_S, metadata=metadata)
 
 
 def named_blocks(ids: Ids, incarnation: int) -> common_pb2.Blocks:

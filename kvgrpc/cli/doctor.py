@@ -23,7 +23,7 @@ def _checked(addresses: list[str] | None) -> list[str]:
     return [checked_address(address) for address in addresses or ()]
 
 
-def doctor(
+def doctor(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     addresses: Annotated[
         list[str] | None,
         typer.Argument(help="Servers to look at too, host:port each, and the way between them.", callback=_checked),
@@ -55,7 +55,7 @@ def doctor(
     raise typer.Exit(1 if "error" in {one.grade.value for one in found} else 0)
 
 
-async def _look(
+async def _look(  # noqa: PLR0913 - the options of the command
     settings: "Config", addresses: list[str], timeout_s: float, tls_dir: str, token_file: str, *, measure: bool,
     as_json: bool,
 ) -> list["Finding"]:  # fmt: skip

@@ -217,6 +217,7 @@ def _serve_engine(settings: Config, launched: int) -> int:
 
 
 async def _serve(settings: Config, launched: int | None = None) -> int:
+    from kvgrpc import __version__
     from kvgrpc.server import Server
     from kvgrpc.service import telemetry
     from kvgrpc.service.address_in_use import AddressInUse
@@ -226,7 +227,7 @@ async def _serve(settings: Config, launched: int | None = None) -> int:
         server = Server(settings)
     except KVGrpcError as error:
         return _report(EXIT_CONFIG, error)
-    telemetry.configure(server.config.engine_id)
+    telemetry.configure(server.config.engine_id, __version__)
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in _STOPS:

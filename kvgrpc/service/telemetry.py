@@ -15,17 +15,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from opentelemetry import trace
-from opentelemetry.context import Context
-from opentelemetry.trace import SpanKind, Status, StatusCode
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.trace import SpanKind
 
 from kvgrpc.core.tables.transfers import Direction, State, Transfer
+from kvgrpc.errors import KVGrpcError
+from kvgrpc.service.spans import TRACEPARENT, OpenSpan, SpanMaker, TracerSpans
 from kvgrpc.wire.answers import readable_trace
 
 _log = logging.getLogger(__name__)
-_propagator = TraceContextTextMapPropagator()
-TRACEPARENT = "traceparent"
-"""Metadata key of a W3C trace context."""
+SERVICE = "kvgrpc"
+"""Name of the service in traces, unless OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES states another."""
 _LOOK_S = 1.0
 """Interval between two looks for an SDK, in seconds: each reads the environment, and every call would pay for it."""
 
@@ -33,43 +32,47 @@ Ended = Callable[[Exception | None], None]
 """Callback that ends a span, with the error if there was one."""
 
 
-def configure(service_name: str) -> bool:
+def configure(instance_id: str, version: str) -> bool:
     """Installs the SDK with an OTLP exporter if OTEL_EXPORTER_OTLP_ENDPOINT names one. Returns whether it did. If the
     SDK's packages are missing, it logs a warning and nothing is recorded.
 
+    All leads are instances of one service, so that a back end lists one service and not one for each engine.
     Everything else follows the standard OTEL_* variables.
     """
     endpoint = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
     if not endpoint or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return False
     try:
-        _install(os.environ.get("OTEL_SERVICE_NAME", service_name))
+        _install({"service.name": SERVICE, "service.instance.id": instance_id, "service.version": version})
     except ImportError as error:
         _log.warning("no trace is exported to %s: %s; install kvgrpc with the extra otel", endpoint, error)
         return False
     return True
 
 
-def _install(service_name: str) -> None:
-    """Installs the SDK. Raises ImportError if a package is missing."""
-    from opentelemetry.sdk.resources import Resource
+def _install(resource: dict[str, str]) -> None:
+    """Installs the SDK. The environment overrides `resource`. Raises ImportError if a package is missing."""
+    from opentelemetry.sdk.resources import OTELResourceDetector, Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 
     protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
+    from kvgrpc.service.otlp_spans import LeadExporter, OtlpSpans, follows_parents
+
     exporter: SpanExporter
     if protocol == "http/protobuf":  # the extra has the gRPC exporter only; engines that speak HTTP bring this one
         from opentelemetry.exporter.otlp.proto.http import trace_exporter  # type: ignore[import-not-found]
 
         exporter = trace_exporter.OTLPSpanExporter()
     else:
-        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
-
-        exporter = GrpcExporter()
-    provider = TracerProvider(resource=Resource.create({"service.name": service_name}))
-    provider.add_span_processor(BatchSpanProcessor(exporter))
+        exporter = LeadExporter()
+    provider = TracerProvider(resource=Resource.create(resource).merge(OTELResourceDetector().detect()))
+    processor = BatchSpanProcessor(exporter)
+    provider.add_span_processor(processor)
     trace.set_tracer_provider(provider)
     _Sdk.installed = True
+    if follows_parents(provider.sampler):
+        _Sdk.spans = OtlpSpans(provider.resource, provider.sampler, processor)
 
 
 class _Sdk:
@@ -77,6 +80,7 @@ class _Sdk:
 
     installed = False
     look_at = 0.0
+    spans: SpanMaker = TracerSpans()
 
 
 def enabled() -> bool:
@@ -87,6 +91,11 @@ def enabled() -> bool:
         _Sdk.installed = type(trace.get_tracer_provider()).__module__.startswith("opentelemetry.sdk")
         _Sdk.look_at = now + _LOOK_S
     return _Sdk.installed
+
+
+def records(traceparent: str) -> bool:
+    """Returns whether a span within that context may be recorded. The context itself is passed on if not."""
+    return enabled() and _Sdk.spans.records(traceparent)
 
 
 def flush() -> None:
@@ -106,13 +115,36 @@ def traceparent_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
 
 @contextmanager
 def server_span(method: str, traceparent: str) -> Iterator[str]:
-    """Opens a span round a call that we serve; yields the traceparent for inner calls. Needs `enabled`."""
-    tracer = trace.get_tracer("kvgrpc")
-    attributes = {"rpc.system.name": "grpc", "rpc.method": method.lstrip("/")}
-    with tracer.start_as_current_span(
-        method.rpartition("/")[2], _context(traceparent), SpanKind.SERVER, attributes
-    ) as span:
-        yield _inject(trace.set_span_in_context(span))
+    """Opens a span round a call that we serve; yields the traceparent for inner calls. Needs `records`. `method` is
+    package.Service/Method, here and in all that follows.
+    """
+    with _around(_Sdk.spans.start(method, SpanKind.SERVER, traceparent, _rpc(method))) as inner:
+        yield inner
+
+
+@contextmanager
+def wait_span(what: str, traceparent: str) -> Iterator[str]:
+    """Opens a span round a wait that a caller can feel, such as that for a tensor; yields the traceparent for inner
+    calls. It does nothing for a call without a trace.
+    """
+    if not traceparent or not records(traceparent):
+        yield traceparent
+        return
+    with _around(_Sdk.spans.start(f"kvgrpc.wait.{what}", SpanKind.INTERNAL, traceparent, {})) as inner:
+        yield inner
+
+
+@contextmanager
+def _around(span: OpenSpan) -> Iterator[str]:
+    try:
+        yield span.traceparent
+    except Exception as error:
+        _end(span, error)
+        raise
+    except BaseException:
+        span.end()
+        raise
+    span.end()
 
 
 def metadata(traceparent: str) -> tuple[tuple[str, str], ...]:
@@ -124,21 +156,32 @@ def call_span(method: str, traceparent: str, peer: str = "") -> tuple[str, Ended
     """Opens a span round a call that we make at `peer`, or without one a call that we serve and whose answer comes from
     elsewhere. Returns the traceparent for inner calls, and the callback that ends the span.
     """
-    if not enabled():
+    if not records(traceparent):
         return traceparent, _nothing
-    attributes = {"rpc.system.name": "grpc", "rpc.method": method}
-    if peer:
-        attributes["kvgrpc.peer"] = peer
-    kind, name = SpanKind.CLIENT if peer else SpanKind.SERVER, method.rpartition("/")[2]
-    span = trace.get_tracer("kvgrpc").start_span(name, _context(traceparent), kind, attributes)
+    attributes = _rpc(method) | ({"kvgrpc.peer": peer} if peer else {})
+    span = _Sdk.spans.start(method, SpanKind.CLIENT if peer else SpanKind.SERVER, traceparent, attributes)
+    return span.traceparent, lambda error: _end(span, error)
 
-    def ended(error: Exception | None) -> None:
-        if error is not None:
-            span.record_exception(error)
-            span.set_status(Status(StatusCode.ERROR, str(error)))
+
+def call_ended(method: str, traceparent: str, began: float, error: Exception | None) -> None:
+    """Makes the span of a traced call over a session that has just ended. What the call began belongs to the engine's
+    own span, so that a trace looks alike however an engine calls. `began` is on the clock of `time.perf_counter`.
+    """
+    if traceparent and records(traceparent):
+        start_ns = time.time_ns() - int((time.perf_counter() - began) * 1e9)
+        _end(_Sdk.spans.start(method, SpanKind.SERVER, traceparent, _rpc(method), start_ns), error)
+
+
+def _end(span: OpenSpan, error: Exception | None) -> None:
+    if error is None:
         span.end()
+    else:
+        kind = error.reason.value if isinstance(error, KVGrpcError) else type(error).__name__
+        span.end(str(error) or kind, kind)
 
-    return _inject(trace.set_span_in_context(span)), ended
+
+def _rpc(method: str) -> dict[str, str]:
+    return {"rpc.system.name": "grpc", "rpc.method": method}
 
 
 def _nothing(_: Exception | None) -> None:
@@ -146,28 +189,24 @@ def _nothing(_: Exception | None) -> None:
 
 
 def transfer_ended(clock: Callable[[], float], transfer: Transfer) -> None:
-    """Makes the spans of a traced transfer that has just ended: one for it, one for each phase. `clock` is the node's
-    clock. A deadline that ended the transfer was a little earlier.
+    """Makes the spans of a traced transfer that has just ended: one for it, one for each phase that took time. `clock`
+    is the node's clock. A deadline that ended the transfer was a little earlier.
     """
-    if transfer.ended is None or not transfer.trace or not enabled():
+    if transfer.ended is None or not transfer.trace or not records(transfer.trace):
         return
     to_wall_ns = time.time_ns() - int(clock() * 1e9)
-    tracer = trace.get_tracer("kvgrpc")
-    span = tracer.start_span(
-        f"kvgrpc.{transfer.direction.value}",
-        _context(transfer.trace),
-        SpanKind.INTERNAL,
-        _attributes(transfer),
-        start_time=to_wall_ns + int(transfer.created * 1e9),
-    )
-    if transfer.state is not State.SUCCEEDED and transfer.failure:
-        span.set_status(Status(StatusCode.ERROR, str(transfer.failure.reason)))
-    parent = trace.set_span_in_context(span)
+    name = f"kvgrpc.{transfer.direction.value}"
+    began = to_wall_ns + int(transfer.created * 1e9)
+    span = _Sdk.spans.start(name, SpanKind.INTERNAL, transfer.trace, _attributes(transfer), began)
+    inner = span.traceparent
     for phase in transfer.phases:
-        child = tracer.start_span(phase.name, parent, start_time=to_wall_ns + int(phase.start * 1e9))
         end = phase.end if phase.end is not None else transfer.ended
-        child.end(to_wall_ns + int(end * 1e9))
-    span.end(to_wall_ns + int(transfer.ended * 1e9))
+        if end > phase.start:
+            began = to_wall_ns + int(phase.start * 1e9)
+            child = _Sdk.spans.start(f"kvgrpc.{phase.name}", SpanKind.INTERNAL, inner, {}, began)
+            child.end(at_ns=to_wall_ns + int(end * 1e9))
+    failed = str(transfer.failure.reason) if transfer.state is not State.SUCCEEDED and transfer.failure else ""
+    span.end(failed, at_ns=to_wall_ns + int(transfer.ended * 1e9))
 
 
 def _attributes(transfer: Transfer) -> Mapping[str, str | int]:
@@ -185,13 +224,3 @@ def _attributes(transfer: Transfer) -> Mapping[str, str | int]:
     if transfer.failure:
         found["kvgrpc.failure"] = str(transfer.failure.reason)
     return found
-
-
-def _context(traceparent: str) -> Context | None:
-    return _propagator.extract({TRACEPARENT: traceparent}) if traceparent else None
-
-
-def _inject(context: Context) -> str:
-    carrier: dict[str, str] = {}
-    _propagator.inject(carrier, context)
-    return carrier.get(TRACEPARENT, "")

@@ -20,6 +20,9 @@ from tests.service.engines import FAILED, SUCCEEDED, Engine
 from tests.service.values import content, dur, for_readers, new_key, prompt
 
 TOKENS = prompt(64)
+HAND_OVER, PULL = (f"kvgrpc.v1.HandoffService/{name}" for name in ("FinishedBlocks", "PullBlocks"))
+OPEN, SETTLE = (f"kvgrpc.peer.v1.PeerService/{name}" for name in ("OpenAccess", "SettleAccess"))
+BETWEEN_LEADS = ("kvgrpc.v1.HandshakeService/Handshake", OPEN, SETTLE)
 SERVER, CLIENT = SpanMessage.SPAN_KIND_SERVER, SpanMessage.SPAN_KIND_CLIENT
 
 
@@ -107,19 +110,16 @@ def test_a_request_is_one_trace_through_router_leads_and_data_path(start: Start,
     labelled = [span for span in collector.spans if span.attributes.get("kvgrpc.request_id") == "chat-1"]
     assert {span.trace_id for span in labelled} == {router.trace_id}
 
-    assert names(ours, "p") >= {(n, SERVER) for n in ("FinishedBlocks", "Handshake", "OpenAccess", "SettleAccess")}
-    assert names(ours, "d") >= {
-        ("PullBlocks", SERVER),
-        *((name, CLIENT) for name in ("Handshake", "OpenAccess", "SettleAccess")),
-    }
+    assert names(ours, "p") >= {(name, SERVER) for name in (HAND_OVER, *BETWEEN_LEADS)}
+    assert names(ours, "d") >= {(PULL, SERVER), *((name, CLIENT) for name in BETWEEN_LEADS)}
     phases = {span.name: span for span in ours if span.service == "d" and span.kind == SpanMessage.SPAN_KIND_INTERNAL}
-    assert phases.keys() == {"kvgrpc.receive", "handshake", "open", "queue", "wire", "settle"}
-    for name in ("wire", "settle"):
-        assert ancestors(ours, phases[name])[:3] == ["d/kvgrpc.receive", "d/PullBlocks", "router/call"]
-    (opened,) = (span for span in ours if (span.service, span.name) == ("p", "OpenAccess"))
-    assert ancestors(ours, opened)[:2] == ["d/OpenAccess", "d/PullBlocks"]
+    assert phases.keys() == {f"kvgrpc.{name}" for name in ("receive", "handshake", "open", "wire", "settle")}
+    for name in ("kvgrpc.wire", "kvgrpc.settle"):
+        assert ancestors(ours, phases[name])[:3] == ["d/kvgrpc.receive", f"d/{PULL}", "router/call"]
+    (opened,) = (span for span in ours if (span.service, span.name) == ("p", OPEN))
+    assert ancestors(ours, opened)[:2] == [f"d/{OPEN}", f"d/{PULL}"]
     (sent,) = (span for span in ours if span.name == "kvgrpc.send")
-    assert ancestors(ours, sent) == ["p/FinishedBlocks", "router/call", "router/request"]
+    assert ancestors(ours, sent) == [f"p/{HAND_OVER}", "router/call", "router/request"]
 
 
 def test_the_span_of_a_transfer_says_what_moved_and_how(start: Start, collector: Collector) -> None:

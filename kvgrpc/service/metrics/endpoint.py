@@ -240,6 +240,11 @@ class _Handler(BaseHTTPRequestHandler):
             answer()
         except TimeoutError:
             self._say(HTTPStatus.SERVICE_UNAVAILABLE, f"the event loop has not answered for {ANSWER_S:g} s\n")
+        except OSError:
+            raise  # the caller is gone
+        except Exception as error:  # noqa: BLE001 - a defect of one value must not look like a lead that is down
+            _log.exception("%s failed", self.path)
+            self._say(HTTPStatus.INTERNAL_SERVER_ERROR, f"a defect of kvgrpc: {error!r}\n")
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the library's name
         """Logs no request."""

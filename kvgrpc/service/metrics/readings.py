@@ -11,7 +11,7 @@ from kvgrpc.core.tables.ledger import LedgerShare
 from kvgrpc.core.tables.peers import PeerState
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.values.limits import PROTOCOL_MAX
-from kvgrpc.errors import PreconditionFailed, Reason
+from kvgrpc.errors import PreconditionFailed, Reason, Unavailable
 from kvgrpc.service.admission import admission
 from kvgrpc.service.histogram import Histogram
 from kvgrpc.service.lead import Lead
@@ -39,7 +39,7 @@ class HasStore(Protocol):
 
     @property
     def store(self) -> HasStatus:
-        """The store of this life. Raises PreconditionFailed if there is none."""
+        """The store of this life. Raises PreconditionFailed if there is none, Unavailable if there is no pool."""
         ...
 
 
@@ -113,7 +113,7 @@ class Metrics:
     def _tensors(self) -> Iterator[Reading]:
         try:
             store = self._staging.store.status()
-        except PreconditionFailed:
+        except (PreconditionFailed, Unavailable):
             return
         free = store.page_count - store.used_page_count - store.reserved_page_count
         pages = {"free": free, "used": store.used_page_count, "reserved": store.reserved_page_count}

@@ -67,7 +67,7 @@ def unary(
         traceparent = telemetry.traceparent_of(METADATA.get())
         try:
             check_request(request)
-            if not telemetry.enabled():
+            if not telemetry.records(traceparent):
                 return await method(self, request, traceparent)
             with telemetry.server_span(name, traceparent) as trace:
                 return await method(self, request, trace)
@@ -115,9 +115,13 @@ def streaming(
     return call
 
 
+_FULL_NAMES = {name.rpartition(".")[2]: name for name in METHODS}
+
+
 def _name(method: Callable[..., Any]) -> str:
+    """Returns package.Service/Method."""
     service, _, rpc = method.__qualname__.rpartition(".")
-    return f"{service.removesuffix('Servicer')}/{rpc}"
+    return _FULL_NAMES[f"{service.removesuffix('Servicer')}/{rpc}"]
 
 
 @dataclass(frozen=True)

@@ -153,7 +153,7 @@ class Conversation:
             self._refuse(message.call_id, unknown)
             return
         stated = message.traceparent and readable_trace(message.traceparent)
-        trace, ended = telemetry.call_span(f"PeerService/{CALLS[kind]}", stated)
+        trace, ended = telemetry.call_span(f"kvgrpc.peer.v1.PeerService/{CALLS[kind]}", stated)
         try:
             self._places.take(self._connection)
         except KVGrpcError as error:

@@ -11,6 +11,8 @@ from google.protobuf.message import Message
 
 from kvgrpc.core.values.owners import Verb
 from kvgrpc.errors import InternalError, InvalidRequest, KVGrpcError, Reason, note
+from kvgrpc.service import telemetry
+from kvgrpc.service.call_records import OK
 from kvgrpc.service.callers import PRINCIPAL
 from kvgrpc.service.grpc_status import status_code
 from kvgrpc.service.lead import Lead
@@ -36,6 +38,7 @@ _Reply = TypeVar("_Reply", bound=Message)
 
 _FIELDS = {row.message_type.name: row.name for row in scheduler_pb2.ScheduleCall.DESCRIPTOR.fields if row.message_type}
 """Fields of a step's call, by the names of their request messages."""
+_METHODS = {field: f"kvgrpc.v1.SchedulerService/{name.removesuffix('Request')}" for name, field in _FIELDS.items()}
 HOOKS: dict[str, Callable[["SchedulerService", Any, str], Message]] = {}
 """Hooks by their field in a step's call. Each returns the reply to (service, request, traceparent), without header."""
 
@@ -187,7 +190,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     def _answer(
         self, call: scheduler_pb2.ScheduleCall, budget: Budget, into: scheduler_pb2.ScheduleAnswer, trace: str
     ) -> None:
-        kind = call.WhichOneof("call")
+        kind, began, error = call.WhichOneof("call"), time.perf_counter(), None
         try:
             budget.take(call)
             if kind is None:
@@ -195,11 +198,22 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             made = self._own(HOOKS[kind], getattr(call, kind), trace)
             getattr(into, kind).CopyFrom(made)
             getattr(into, kind).SetInParent()
-        except KVGrpcError as error:
-            _refuse(into, error)
-        except Exception as error:  # noqa: BLE001 - a defect of ours must not fail later calls
+        except KVGrpcError as refused:
+            error = refused
+        except Exception as defect:  # noqa: BLE001 - a defect of ours must not fail later calls
             _log.exception("%s failed", kind)
-            _refuse(into, InternalError(Reason.INTERNAL, f"a defect of kvgrpc: {error!r}"))
+            error = InternalError(Reason.INTERNAL, f"a defect of kvgrpc: {defect!r}")
+        if error is not None:
+            _refuse(into, error)
+        if kind is not None:
+            self._heard(kind, call, began, error)
+
+    def _heard(self, kind: str, call: scheduler_pb2.ScheduleCall, began: float, error: KVGrpcError | None) -> None:
+        """Counts a call of a step, and makes its span if its request has a trace of its own."""
+        self._lead.calls.ended(_METHODS[kind], error.code if error else OK, began)
+        if kind == "request_arrived" and call.request_arrived.traceparent:
+            parent = answers.readable_trace(call.request_arrived.traceparent)
+            telemetry.call_ended(_METHODS[kind], parent, began, error)
 
     # -- checks
 

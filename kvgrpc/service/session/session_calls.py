@@ -6,7 +6,7 @@ from typing import Any
 from kvgrpc.core import actions, events
 from kvgrpc.core.values.owners import ENGINE
 from kvgrpc.errors import InvalidRequest, KVGrpcError, Reason, invalid
-from kvgrpc.service import methods
+from kvgrpc.service import methods, telemetry
 from kvgrpc.service.call_records import OK
 from kvgrpc.service.grpc_status import next_step
 from kvgrpc.service.identity.gate import check_local
@@ -80,10 +80,16 @@ def refused_lease(call: session_pb2.Call, call_id: int) -> events.FinishedBlocks
 
 
 def hear_session(lead: Lead, call: session_pb2.Call, began: float, error: KVGrpcError | None) -> None:
-    """Counts an answered call, and records it if it is one that the audit has. `began` is as for `CallRecords`."""
+    """Counts an answered call, makes its span, and records it if it is one that the audit has. `began` is as for
+    `CallRecords`.
+    """
     kind = call.WhichOneof("request")
-    if kind is not None and lead.calls.counting:
-        lead.calls.ended(f"{call.DESCRIPTOR.full_name}/{kind}", error.code if error else OK, began)
+    if kind is not None:
+        method = f"{call.DESCRIPTOR.full_name}/{kind}"
+        if lead.calls.counting:
+            lead.calls.ended(method, error.code if error else OK, began)
+        if call.traceparent:
+            telemetry.call_ended(method, answers.readable_trace(call.traceparent), began, error)
     if kind in _METHODS:
         lead.audit.heard(_METHODS[kind].name, getattr(call, kind), ENGINE, error=error)
 

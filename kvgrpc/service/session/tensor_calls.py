@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from google.protobuf.message import Message
 
 from kvgrpc.errors import InternalError, KVGrpcError, Reason
+from kvgrpc.service import telemetry
 from kvgrpc.service.call_records import OK, CallRecords
 from kvgrpc.service.identity.gate import check_local
 from kvgrpc.service.session.session_calls import refusal
@@ -14,6 +15,7 @@ from kvgrpc.service.tensors.messages import of_session
 from kvgrpc.service.tensors.staging_store import StagingStore
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.wire import fields
+from kvgrpc.wire.answers import readable_trace
 
 _log = logging.getLogger(__name__)
 _KINDS = frozenset({"put_tensor", "get_tensor", "release_tensors"})
@@ -49,6 +51,7 @@ async def _answer(
         _log.exception("%s failed", kind)
         error = InternalError(Reason.INTERNAL, f"a defect of kvgrpc: {defect!r}")
     calls.ended(row, error.code if error else OK, began)
+    telemetry.call_ended(row, readable_trace(call.traceparent), began, error)
     if error is None and not call.call_id:
         return
     made = next_event().answer

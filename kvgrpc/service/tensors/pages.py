@@ -15,6 +15,7 @@ from kvgrpc.core.tensors.rows import Purpose, Tensor
 from kvgrpc.core.tensors.waits import RETRY_DELAY_S
 from kvgrpc.core.values.block_ids import Ids
 from kvgrpc.errors import Exhausted, InternalError, KVGrpcError, Reason
+from kvgrpc.service import telemetry
 from kvgrpc.service.runner import Alarm
 from kvgrpc.service.tensors.life import Life
 
@@ -124,7 +125,8 @@ class StorePages:
             if len(tensors) > 1:
                 most_s = BUNDLE_HELD_S if most_s is None else min(most_s, BUNDLE_HELD_S)
             if not future.done():
-                await asyncio.wait((future,), timeout=most_s)
+                with telemetry.wait_span("pages", trace):
+                    await asyncio.wait((future,), timeout=most_s)
             if future.done():
                 return future.result()
         finally:

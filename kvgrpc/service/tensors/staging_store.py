@@ -34,6 +34,7 @@ from kvgrpc.core.values.limits import granted_timeout
 from kvgrpc.core.values.owners import ANONYMOUS, meet, tenant_of
 from kvgrpc.core.values.records import dataclass
 from kvgrpc.errors import Exhausted, KVGrpcError, PreconditionFailed, Reason
+from kvgrpc.service import telemetry
 from kvgrpc.service.callers import payer
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.runner import Alarm
@@ -129,7 +130,8 @@ class StagingStore:
                 store.pages.hurry(tensor)
             if get.source is not None:
                 store.fetcher.add(number, get, until, trace)
-            found = await store.waiting.end_of(number)
+            with telemetry.wait_span("tensor", trace):
+                found = await store.waiting.end_of(number)
         finally:
             store.fetcher.end(number)
             store.waiting.leave(number)

@@ -128,10 +128,10 @@ def check_shown(result: Result, lines: list[str]) -> None:
     """Checks that the readable output ends with the tree of one request: the router's span over both servers'."""
     assert lines[-1] == "identical: 8 of 8 prompts"
     tree = lines[lines.index(f"trace {result.trace_id}") + 1 : -2]
-    names = ("request", "kvgrpc.send", "kvgrpc.receive", "wire")
+    names = ("request", "kvgrpc.send", "kvgrpc.receive", "kvgrpc.wire")
     depth = {text: line.index(text) for line in tree for text in names if f" {text} " in line}
     assert set(depth) == set(names)
-    assert depth["request"] < depth["kvgrpc.send"] == depth["kvgrpc.receive"] < depth["wire"]
+    assert depth["request"] < depth["kvgrpc.send"] == depth["kvgrpc.receive"] < depth["kvgrpc.wire"]
     (receive,) = (line for line in tree if "kvgrpc.receive" in line)
     assert "at D" in receive
     assert "bytes over shm" in receive

@@ -25,6 +25,7 @@ from kvgrpc.service.address_in_use import AddressInUse
 from kvgrpc.service.metrics import endpoint
 from kvgrpc.service.metrics.endpoint import CONNECTIONS_MAX
 from kvgrpc.service.metrics.families import FAMILIES, MetricKind
+from kvgrpc.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tests.identity.servers import People
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
@@ -135,6 +136,31 @@ async def test_calls_are_counted_by_method_and_code_whatever_carries_them() -> N
         assert count("kvgrpc.peer.v1.PeerCall/open_access", "OK") == 1
 
 
+async def test_calls_of_a_schedulers_step_are_counted_one_by_one() -> None:
+    async with serving("P") as source, connect(source.address) as client:
+        incarnation = (await client.status()).header.incarnation
+        asked = scheduler_pb2.ScheduleRequest(
+            incarnation=incarnation,
+            calls=[
+                scheduler_pb2.ScheduleCall(match_tokens=scheduler_pb2.MatchTokensRequest(request_id="nobody's")),
+                scheduler_pb2.ScheduleCall(match_tokens=scheduler_pb2.MatchTokensRequest()),
+            ],
+        )
+        stream = scheduler_pb2_grpc.SchedulerServiceStub(client.channel).Schedule(timeout=20)
+        await stream.write(asked)
+        answers = (await stream.read()).answers
+        values = await scrape(source)
+        counts = {
+            dict(labels)["rpc_response_status_code"]: value
+            for (name, labels), value in values.items()
+            if name == "rpc_server_call_duration_seconds_count"
+            and ("rpc_method", "kvgrpc.v1.SchedulerService/MatchTokens") in labels
+        }
+        assert sum(counts.values()) == len(answers) == 2
+        assert "INVALID_ARGUMENT" in counts
+        stream.cancel()
+
+
 async def test_values_of_traced_requests_carry_their_trace() -> None:
     async with serving("P") as source, serving("D") as destination:
         with traced():
@@ -173,6 +199,25 @@ async def test_a_lead_that_drains_is_alive_and_not_ready() -> None:
         assert (await get(server, "/readyz"))[0] == 503
         await client.drain(cancel=True)
         assert (await get(server, "/readyz"))[0] == 200
+
+
+async def test_a_lead_without_an_engine_shows_that_it_has_none(tmp_path: Path) -> None:
+    async with serving("P", pool=None, session_socket=str(tmp_path / "socket")) as server:
+        values = await scrape(server)
+        assert at(values, "kvgrpc_admission", state="no_engine") == 1
+        assert at(values, "kvgrpc_admission", state="open") == 0
+        assert (await get(server, "/readyz"))[0] == 503
+        assert await get(server, "/livez") == (200, "ok\n")
+
+
+async def test_a_value_that_cannot_be_read_is_a_typed_answer_and_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving("P") as server:
+        monkeypatch.delattr(server._lead.runner, "defects")
+        status, text = await get(server, "/metrics")
+        assert (status, "a defect of kvgrpc" in text) == (500, True)
+        assert "/metrics failed" in caplog.text
 
 
 async def test_a_stalled_event_loop_is_not_alive(monkeypatch: pytest.MonkeyPatch) -> None:

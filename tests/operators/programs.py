@@ -1,0 +1,57 @@
+"""The programs that operators run, as processes: where they are, and how one is started on loopback and ended."""
+
+import socket
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+END_S = 20.0
+
+
+class Missing(Exception):
+    """Raised when a program is not here. The text says which, and how to get it."""
+
+
+@dataclass(frozen=True)
+class Programs:
+    """Paths of the programs."""
+
+    prometheus: Path
+    promtool: Path
+    jaeger: Path
+
+    def need(self, name: str) -> Path:
+        """Returns the path of a program. Raises Missing."""
+        path: Path = getattr(self, name)
+        if not path.is_file():
+            raise Missing(f"{name} is not at {path}: `make operators-check` fetches it where it can")
+        return path
+
+
+@contextmanager
+def running(command: Sequence[str], log: Path) -> Iterator[None]:
+    """Runs a program inside the context."""
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)
+    try:
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def free_ports(count: int) -> list[int]:
+    """Returns different ports of loopback that are free now."""
+    with ExitStack() as stack:
+        found = []
+        for _ in range(count):
+            one = stack.enter_context(socket.socket())
+            one.bind(("127.0.0.1", 0))
+            found.append(one.getsockname()[1])
+        return found

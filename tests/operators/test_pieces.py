@@ -1,0 +1,76 @@
+"""The parts of `make operators-check` that need no Prometheus and no Jaeger."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.operators import panels
+from tests.operators.faults import FAULTS
+from tests.operators.jaeger import Span
+from tests.operators.programs import Missing, Programs
+from tests.operators.rules import FILE, THRESHOLDS, names, shortened
+from tests.operators.traces import CALL, TracesFound, accounted
+
+RULES = FILE.read_text()
+
+
+def span(name: str, start: int, end: int, parent: str = "", service: str = "kvgrpc") -> Span:
+    return Span(service, "p", name, name, parent, start, end, failed=False)
+
+
+def test_short_rules_differ_from_the_real_ones_in_times_only() -> None:
+    short = shortened(RULES)
+    assert names(short) == names(RULES)
+    assert not re.search(r"for: (?!1s$)\w+$", short, re.MULTILINE)
+    assert set(re.findall(r"\[\w+\]", short)) == {"[15s]"}
+    changed = [
+        (before, after)
+        for before, after in zip(RULES.splitlines(), short.splitlines(), strict=True)
+        if re.sub(r"for: \w+|\[\w+\]", "", before) != re.sub(r"for: \w+|\[\w+\]", "", after)
+    ]
+    assert len(changed) == len(THRESHOLDS)
+
+
+def test_a_threshold_that_is_no_longer_there_is_noticed() -> None:
+    with pytest.raises(AssertionError, match="KvgrpcLeaseLeak"):
+        shortened(RULES.replace("kvgrpc_oldest_lease_age_seconds > 900", "kvgrpc_oldest_lease_age_seconds > 1000"))
+
+
+def test_every_alert_has_a_fault() -> None:
+    code = Path(FAULTS[0].__code__.co_filename).read_text()
+    assert len(FAULTS) == len(names(RULES))
+    assert not [name for name in names(RULES) if f'"{name}"' not in code]
+
+
+def test_every_query_of_the_dashboard_is_tried_without_variables() -> None:
+    shown = json.loads(panels.DASHBOARD.read_text())["panels"]
+    tried = panels.queries()
+    assert len(tried) == sum(len(panel.get("targets", [])) for panel in shown)
+    assert not [query for _, query in tried if "$" in query]
+    with pytest.raises(AssertionError, match="variable"):
+        panels.with_variables("up[$__interval]")
+
+
+def test_time_is_accounted_for_by_spans_that_have_none_within() -> None:
+    call = span(CALL, 0, 100, service="client")
+    whole, wire, settle = (
+        span("receive", 0, 100, CALL),
+        span("wire", 10, 60, "receive"),
+        span("settle", 50, 90, "receive"),
+    )
+    assert accounted([[call, whole, wire, settle]]) == 0.8
+    assert accounted([[call, whole]]) == 1.0
+    assert accounted([[call], [call, span("late", 90, 300, CALL)]]) == 0.05
+    assert accounted([]) == 0.0
+
+
+def test_a_span_whose_parent_is_missing_is_an_orphan() -> None:
+    found = TracesFound({"pull": [span("request", 0, 9), span("open", 1, 2, "request"), span("wire", 2, 3, "gone")]})
+    assert found.orphans() == ["pull: wire"]
+
+
+def test_a_program_that_is_not_here_is_named(tmp_path: Path) -> None:
+    with pytest.raises(Missing, match="jaeger is not at"):
+        Programs(tmp_path, tmp_path, tmp_path / "jaeger").need("jaeger")
