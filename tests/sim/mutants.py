@@ -225,7 +225,7 @@ MUTANTS = (
         Mutant("one rank that has copied speaks for all", MirrorCopies, "copied", mirror_bugs.copied_by_one, Rule.R2),
     )),
     *(replace(mutant, collective=True) for mutant in (
-        Mutant("a send concludes", node.Node, "_hear", send_bugs.sent_is_there, Rule.R9),
+        Mutant("a send concludes", node.Node, "handle", send_bugs.sent_is_there, Rule.R9),
         Mutant("a number of which nothing was heard is used again", send_asks.SendAsks, "answered",
             send_bugs.refused_for_sure, Rule.R9),
         Mutant("a send is waited for without an end", timers.Timers, "set", bugs.never(Timer.SEND), Rule.R7),

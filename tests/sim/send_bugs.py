@@ -7,20 +7,23 @@ from kvgrpc.core.events import PostingEnded, PostSendAnswered, SendWanted
 from kvgrpc.core.tables.accesses import AccessState
 
 
-def sent_is_there(hear: Any) -> Any:
+def sent_is_there(handle: Any) -> Any:
     """A send counts as arrived as soon as the source's rank has begun it."""
     asked: dict[tuple[Any, ...], str] = {}
 
-    def heard(self: Any, event: Any) -> None:
-        hear(self, event)
+    def handled(self: Any, event: Any, now: float) -> Any:
+        todo = handle(self, event, now)
         if isinstance(event, SendWanted):
             asked[id(self), event.rank, event.peer, _number(event.ask)] = event.posting_id
         if isinstance(event, PostSendAnswered) and event.answer.sequence and not event.answer.error:
             posting_id = asked.get((id(self), event.rank, event.peer, _number(event.answer)), "")
             if self.state.moves.of_posting(posting_id) is not None:
                 self._moves.posting_ended(PostingEnded(posting_id, True, 0))
+        todo += self.state.actions
+        self.state.actions.clear()
+        return todo
 
-    return heard
+    return handled
 
 
 def _number(of: Any) -> tuple[int, int, int]:
