@@ -1,4 +1,4 @@
-"""What `kvgrpc doctor` finds on this machine: one function a subject. None of them changes anything."""
+"""Findings of `kvgrpc doctor` on this machine: one function a subject. None of them changes anything."""
 
 import ctypes
 import os
@@ -26,7 +26,7 @@ _UNSYNCHRONISED = 0x40
 
 
 class Grade(Enum):
-    """How good a finding is."""
+    """Grade of a finding."""
 
     OK = "ok"
     NOTE = "note"

@@ -1,4 +1,4 @@
-"""What `kvgrpc doctor` finds between servers: who answers, who reaches whom, over which data path, how fast."""
+"""Findings of `kvgrpc doctor` between servers: who answers, who reaches whom, over which data path, how fast."""
 
 import time
 from collections.abc import AsyncIterator, Sequence

@@ -11,8 +11,9 @@ The spans of a transfer and of its phases are made at its end, from the times th
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import TypeVar
 
 from opentelemetry import trace
 from opentelemetry.trace import SpanKind
@@ -22,6 +23,7 @@ from kvgrpc.errors import KVGrpcError
 from kvgrpc.service.spans import TRACEPARENT, OpenSpan, SpanMaker, TracerSpans
 from kvgrpc.wire.answers import readable_trace
 
+_T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 SERVICE = "kvgrpc"
 """Name of the service in traces, unless OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES states another."""
@@ -95,6 +97,8 @@ def enabled() -> bool:
 
 def records(traceparent: str) -> bool:
     """Returns whether a span within that context may be recorded. The context itself is passed on if not."""
+    if not _Sdk.installed and time.monotonic() < _Sdk.look_at:
+        return False  # as `enabled` says, without a call
     return enabled() and _Sdk.spans.records(traceparent)
 
 
@@ -122,16 +126,12 @@ def server_span(method: str, traceparent: str) -> Iterator[str]:
         yield inner
 
 
-@contextmanager
-def wait_span(what: str, traceparent: str) -> Iterator[str]:
-    """Opens a span round a wait that a caller can feel, such as that for a tensor; yields the traceparent for inner
-    calls. It does nothing for a call without a trace.
-    """
+async def waited(what: str, traceparent: str, wait: Awaitable[_T]) -> _T:
+    """Awaits what a caller can feel, such as a tensor, in a span of its own if the call has a trace."""
     if not traceparent or not records(traceparent):
-        yield traceparent
-        return
-    with _around(_Sdk.spans.start(f"kvgrpc.wait.{what}", SpanKind.INTERNAL, traceparent, {})) as inner:
-        yield inner
+        return await wait
+    with _around(_Sdk.spans.start(f"kvgrpc.wait.{what}", SpanKind.INTERNAL, traceparent, {})):
+        return await wait
 
 
 @contextmanager

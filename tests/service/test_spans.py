@@ -1,7 +1,7 @@
 """Spans of a lead: which are made, what they say, and that they arrive as the SDK's own would."""
 
+import asyncio
 import time
-from collections.abc import Iterator
 
 import pytest
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
@@ -39,8 +39,8 @@ def maker(kept: Kept, sampler: Sampler = ALWAYS_ON) -> OtlpSpans:
 
 
 @pytest.fixture
-def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
-    """Lets this process record its spans, and yields them."""
+def kept(monkeypatch: pytest.MonkeyPatch) -> Kept:
+    """Lets this process record its spans, and returns them."""
     made = Kept()
     monkeypatch.setattr(telemetry._Sdk, "installed", True)
     monkeypatch.setattr(telemetry._Sdk, "spans", maker(made))
@@ -110,11 +110,9 @@ def test_a_call_that_fails_says_why(kept: Kept) -> None:
     assert (span.attributes or {})["error.type"] == "LEASE_EXPIRED"
 
 
-def test_a_wait_of_a_call_without_a_trace_makes_no_span(kept: Kept) -> None:
-    with telemetry.wait_span("tensor", "") as inner:
-        assert inner == ""
-    with telemetry.wait_span("tensor", SAMPLED) as inner:
-        assert inner.startswith(f"00-{TRACE}-")
+async def test_a_wait_of_a_call_without_a_trace_makes_no_span(kept: Kept) -> None:
+    for trace in ("", UNSAMPLED, SAMPLED):
+        assert await telemetry.waited("tensor", trace, asyncio.sleep(0, "came")) == "came"
     assert names(kept) == ["kvgrpc.wait.tensor"]
 
 

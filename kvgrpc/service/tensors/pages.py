@@ -125,8 +125,7 @@ class StorePages:
             if len(tensors) > 1:
                 most_s = BUNDLE_HELD_S if most_s is None else min(most_s, BUNDLE_HELD_S)
             if not future.done():
-                with telemetry.wait_span("pages", trace):
-                    await asyncio.wait((future,), timeout=most_s)
+                await telemetry.waited("pages", trace, asyncio.wait((future,), timeout=most_s))
             if future.done():
                 return future.result()
         finally:

@@ -130,8 +130,7 @@ class StagingStore:
                 store.pages.hurry(tensor)
             if get.source is not None:
                 store.fetcher.add(number, get, until, trace)
-            with telemetry.wait_span("tensor", trace):
-                found = await store.waiting.end_of(number)
+            found = await telemetry.waited("tensor", trace, store.waiting.end_of(number))
         finally:
             store.fetcher.end(number)
             store.waiting.leave(number)
