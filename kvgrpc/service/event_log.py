@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 
-from kvgrpc.core.tables.peers import PeerState
+from kvgrpc.core.tables.peers import Peer, PeerState
 from kvgrpc.core.tables.transfers import Direction, State, Transfer
 from kvgrpc.service.runner import Runner
 from kvgrpc.wire.answers import trace_id
@@ -62,19 +62,14 @@ class EventLog:
         self._peers: dict[str, PeerState] = {}
 
     def transfer_ended(self, transfer: Transfer) -> None:
-        """Logs the end of a transfer that failed, was cancelled, or took a slow data path."""
+        """Logs the end of a transfer that failed or was cancelled."""
         other = f"{'from' if transfer.direction is Direction.RECEIVE else 'to'} {transfer.peer_engine_id or 'nobody'}"
         if transfer.failure is not None and transfer.state is State.FAILED:
             reason = transfer.failure.reason
             said = f"failed in {transfer.failure.phase or 'its beginning'}: {reason}: {transfer.failure.message}"
             self._say(logging.WARNING, f"failed {reason}", transfer, f"{other} {said}")
-        elif transfer.state is State.CANCELLED:
+        else:
             self._say(logging.INFO, "cancelled", transfer, f"{other} was cancelled")
-        elif transfer.direction is Direction.RECEIVE and transfer.paths:
-            path = transfer.paths[0].path
-            if path.data_path != self._first_path:
-                said = f"{other} went over {path.data_path}, not {self._first_path}: {path.why}"
-                self._say(logging.INFO, f"path {path.data_path} {transfer.peer_engine_id}", transfer, said)
 
     def start(self) -> None:
         """Looks at the peers from now on: no event tells that one is lost."""
@@ -93,12 +88,20 @@ class EventLog:
         """Logs peers whose state is another one than at the last look."""
         state = self._runner.node.state
         now = {key: peer.state for key, peer in state.peers.lives.items()}
-        for key, known in now.items():
-            if known is not self._peers.get(key):
-                self._peer(LEVELS[known], key, known.value, state.now)
+        for key, peer in state.peers.lives.items():
+            if peer.state is not self._peers.get(key):
+                self._peer(LEVELS[peer.state], key, peer.state.value + self._slow_path(peer), state.now)
         for key in self._peers.keys() - now.keys():
             self._peer(logging.INFO, key, "forgotten", state.now)
         self._peers = now
+
+    def _slow_path(self, peer: Peer) -> str:
+        """Returns text about the data path to a connected peer, if it is not the first choice."""
+        path = next(iter(peer.paths.values()), None)
+        if peer.state is not PeerState.CONNECTED or path is None or path.data_path in {"", self._first_path}:
+            return ""
+        rejected = "; ".join(f"not {name}: {why}" for name, why in path.rejected)
+        return f", over {path.data_path}" + (f" ({rejected})" if rejected else "")
 
     def _peer(self, level: int, key: str, what: str, now: float) -> None:
         engine_id = key.rpartition("@")[0]

@@ -28,7 +28,7 @@ from kvgrpc.core.actions import Action, AnswerSend, AwaitEnd, Expect, RankAction
 from kvgrpc.core.defects import MESSAGE
 from kvgrpc.core.events import CallAbandoned, Event, LeasesVoided, Tick
 from kvgrpc.core.node import Node
-from kvgrpc.core.tables.transfers import Transfer
+from kvgrpc.core.tables.transfers import State, Transfer
 from kvgrpc.core.values.ids import INCARNATION_MAX
 from kvgrpc.errors import InternalError, KVGrpcError, Reason, Unavailable
 
@@ -114,17 +114,18 @@ class EnginePort(Protocol):
 
 
 class Runner:
-    """Runs a node on the running event loop. `on_transfer` hears every change of a transfer, and `on_end` the change
-    that ends it. `on_life` hears that a new life has begun, after all changes of the old one. `on_defect` hears that a
-    defect ended the old life; the new one has no engine yet. `on_events` hears that events were handled, whatever their
-    result. `defects` counts defects. `unclosed`: closings at destinations for the pushes of the life that the last
-    defect ended.
+    """Runs a node on the running event loop. `on_transfer` hears every change of a transfer, and `on_end` the
+    change that ends it, and `on_trouble` an end without success. `on_life` hears that a new life has begun, after
+    all changes of the old one. `on_defect` hears that a defect ended the old life; the new one has no engine yet.
+    `on_events` hears that events were handled, whatever their result. `defects` counts defects. `unclosed`:
+    closings at destinations for the pushes of the life that the last defect ended.
     """
 
     def __init__(self, node: Node) -> None:
         self.node = node
         self.on_transfer: list[Callable[[Transfer], None]] = []
         self.on_end: list[Callable[[Transfer], None]] = []
+        self.on_trouble: list[Callable[[Transfer], None]] = []
         self.on_life: list[Callable[[], None]] = []
         self.on_events: list[Callable[[], None]] = []
         self.on_defect: list[Callable[[], None]] = []
@@ -268,7 +269,8 @@ class Runner:
             gone = InternalError(Reason.INTERNAL_DEFECT, MESSAGE, retry_delay_s=RETRY_DELAY_S)
             self._hear([partial(answered, gone)])
         for transfer in ended:
-            self._hear([partial(listener, transfer) for listener in (*self.on_transfer, *self.on_end)])
+            listeners = (*self.on_transfer, *self.on_end, *self.on_trouble)
+            self._hear([partial(listener, transfer) for listener in listeners])
         self._hear(self.on_life)
         self._hear(self.on_defect)
 
@@ -294,8 +296,12 @@ class Runner:
         """Tells all listeners, then raises the first exception."""
         defect: Exception | None = None
         transfer = action.transfer
-        ends = transfer.end_seq == transfer.seq
-        for listener in (*self.on_transfer, *self.on_end) if ends else self.on_transfer:
+        listeners = self.on_transfer
+        if transfer.end_seq == transfer.seq:
+            listeners = [*listeners, *self.on_end]
+            if transfer.state is not State.SUCCEEDED:
+                listeners += self.on_trouble
+        for listener in listeners:
             try:
                 listener(transfer)
             except Exception as error:  # noqa: BLE001 - raised below

@@ -125,7 +125,8 @@ class StorePages:
             if len(tensors) > 1:
                 most_s = BUNDLE_HELD_S if most_s is None else min(most_s, BUNDLE_HELD_S)
             if not future.done():
-                await telemetry.waited("pages", trace, asyncio.wait((future,), timeout=most_s))
+                wait = asyncio.wait((future,), timeout=most_s)
+                await (telemetry.waited("pages", trace, wait) if trace else wait)
             if future.done():
                 return future.result()
         finally:

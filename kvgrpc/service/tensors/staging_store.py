@@ -130,7 +130,8 @@ class StagingStore:
                 store.pages.hurry(tensor)
             if get.source is not None:
                 store.fetcher.add(number, get, until, trace)
-            found = await telemetry.waited("tensor", trace, store.waiting.end_of(number))
+            wait = store.waiting.end_of(number)
+            found = await (telemetry.waited("tensor", trace, wait) if trace else wait)
         finally:
             store.fetcher.end(number)
             store.waiting.leave(number)
