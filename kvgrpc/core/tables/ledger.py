@@ -114,8 +114,9 @@ class Ledger:
 
     def check_rows(self, kind: RowKind, payer: str, most: int) -> None:
         """Raises Exhausted (LIMIT_EXCEEDED) when the tenant of a payer has its share of `most` rows of that kind."""
-        tenant, of_tenant = tenant_of(payer), self.limits.of_tenant(most)
-        if tenant and self.rows_of_tenant.get((kind, tenant), 0) >= of_tenant:
+        if not (tenant := tenant_of(payer)):
+            return
+        if self.rows_of_tenant.get((kind, tenant), 0) >= (of_tenant := self.limits.of_tenant(most)):
             raise Exhausted(
                 Reason.LIMIT_EXCEEDED,
                 f"this tenant has {of_tenant} {kind.value}s here, which is its share of {most}: let some end",
