@@ -8,7 +8,7 @@ from kvgrpc.core.actions import Dial, Introduced, MapPeer
 from kvgrpc.core.events import ConnectPeer, EndpointOffered, HandshakeReceived, PeerAnswered, PeerMapped
 from kvgrpc.core.node import Node
 from kvgrpc.core.values.endpoints import CollectiveEndpoint, RankEndpoint
-from kvgrpc.core.values.networks import PrivateNetworks
+from kvgrpc.core.values.networks import PrivateNetworks, unreadable
 from kvgrpc.errors import PreconditionFailed, Reason
 from kvgrpc.wire.description import path_to_proto
 from kvgrpc.wire.values import reason
@@ -97,3 +97,8 @@ def test_a_handshake_that_only_ruled_out_paths_would_help_says_what_to_declare()
 def test_the_node_after_a_defect_keeps_the_declared_networks() -> None:
     after, _ = Declaring().node.successor(9, 200.0)
     assert after.state.peers.networks == DECLARED
+
+
+def test_a_name_with_a_slash_that_is_no_network_is_found() -> None:
+    assert unreadable(("localhost", "10.0.0.0/8", "::1/128", "*")) == ""
+    assert unreadable(("10.0.0.0/8", "10.0.0.0/99", "x/y")) == "10.0.0.0/99"
