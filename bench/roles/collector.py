@@ -24,7 +24,7 @@ class Collector:
     async def start(self) -> Answer:
         """Serves. Returns the endpoint that exporters are given."""
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-        export = grpc.unary_unary_rpc_method_handler(self._export)
+        export: Any = grpc.unary_unary_rpc_method_handler(self._export)
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(EXPORT, {"Export": export}),))
         port = self._server.add_insecure_port("127.0.0.1:0")
         await self._server.start()

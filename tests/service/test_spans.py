@@ -1,7 +1,6 @@
 """Spans of a lead: which are made, what they say, and that they arrive as the SDK's own would."""
 
 import time
-from collections.abc import Iterator
 
 import pytest
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
@@ -39,8 +38,8 @@ def maker(kept: Kept, sampler: Sampler = ALWAYS_ON) -> OtlpSpans:
 
 
 @pytest.fixture
-def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
-    """Lets this process record its spans, and yields them."""
+def kept(monkeypatch: pytest.MonkeyPatch) -> Kept:
+    """Lets this process record its spans, and returns them."""
     made = Kept()
     monkeypatch.setattr(telemetry._Sdk, "installed", True)
     monkeypatch.setattr(telemetry._Sdk, "spans", maker(made))

@@ -29,6 +29,7 @@ from kvgrpc.service.lead import Lead
 from kvgrpc.service.open_streams import OverError
 from kvgrpc.service.rpc.method import check_request
 from kvgrpc.service.rpc.stream_answers import StreamAnswers
+from kvgrpc.service.spans import TRACEPARENT
 from kvgrpc.v1 import calls_pb2, calls_pb2_grpc
 from kvgrpc.wire.answers import readable_trace
 from kvgrpc.wire.values import seconds
@@ -148,9 +149,7 @@ class ServedCallStream:
 
     def _context_of(self, call: calls_pb2.UnaryCall) -> "_Context":
         """Returns the context of a call: the caller is the stream's caller, with what the stream's metadata says."""
-        shown = (
-            (key, value) for key, value in self._context.invocation_metadata() or () if key != telemetry.TRACEPARENT
-        )
+        shown = ((key, value) for key, value in self._context.invocation_metadata() or () if key != TRACEPARENT)
         trace = telemetry.metadata(readable_trace(call.traceparent))
         return _Context(self._context.peer(), CALLER.get(), (*trace, *shown))
 
