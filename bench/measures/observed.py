@@ -29,7 +29,7 @@ class _Way:
     has a trace context at all.
     """
 
-    environment: Mapping[str, str]
+    environment: dict[str, str]
     recorded: float | None = None
 
 

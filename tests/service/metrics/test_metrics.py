@@ -146,7 +146,7 @@ async def test_calls_of_a_schedulers_step_are_counted_one_by_one() -> None:
                 scheduler_pb2.ScheduleCall(match_tokens=scheduler_pb2.MatchTokensRequest()),
             ],
         )
-        stream = scheduler_pb2_grpc.SchedulerServiceStub(client.channel).Schedule(timeout=20)
+        stream: Any = scheduler_pb2_grpc.SchedulerServiceStub(client.channel).Schedule(timeout=20)
         await stream.write(asked)
         answers = (await stream.read()).answers
         values = await scrape(source)
