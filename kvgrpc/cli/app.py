@@ -8,6 +8,7 @@ import typer
 from kvgrpc import __version__
 from kvgrpc.cli.doctor import doctor
 from kvgrpc.cli.drain import drain
+from kvgrpc.cli.get import cancel, describe, get, release, why
 from kvgrpc.cli.serve import serve
 from kvgrpc.cli.status import status
 
@@ -24,6 +25,8 @@ app.command()(serve)
 app.command()(status)
 app.command()(drain)
 app.command()(doctor)
+for command in (get, describe, why, cancel, release):
+    app.command()(command)
 
 
 def _version(wanted: bool) -> None:

@@ -20,6 +20,11 @@ def checked_address(address: str) -> str:
     return address
 
 
+def checked_addresses(addresses: list[str] | None) -> list[str]:
+    """Returns the addresses. Raises BadParameter as `checked_address` does."""
+    return [checked_address(address) for address in addresses or ()]
+
+
 Address = Annotated[str, typer.Argument(help="host:port of a kvgrpc server.", callback=checked_address)]
 TlsDir = Annotated[
     str,

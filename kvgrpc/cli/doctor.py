@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvgrpc import config_sources
-from kvgrpc.cli.dialing import Timeout, TlsDir, TokenFile, checked_address, credentials
+from kvgrpc.cli.dialing import Timeout, TlsDir, TokenFile, checked_addresses, credentials
 from kvgrpc.errors import KVGrpcError
 
 if TYPE_CHECKING:
@@ -19,14 +19,10 @@ if TYPE_CHECKING:
 _COLOURS = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "red"}
 
 
-def _checked(addresses: list[str] | None) -> list[str]:
-    return [checked_address(address) for address in addresses or ()]
-
-
 def doctor(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     addresses: Annotated[
         list[str] | None,
-        typer.Argument(help="Servers to look at too, host:port each, and the way between them.", callback=_checked),
+        typer.Argument(help="Servers to look at, too, and the way between them.", callback=checked_addresses),
     ] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file of the server that is to run here.")] = None,
     measure: Annotated[

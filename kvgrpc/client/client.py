@@ -334,9 +334,9 @@ class Client(HandoffCalls):
         request = admin_pb2.DrainRequest(cancel=cancel, **fields(options))
         return await self._call.change(self._admin.Drain, request, options)
 
-    async def peers(self, **options: Unpack[opt.CallOptions]) -> admin_pb2.ListPeersResponse:
+    async def peers(self, **options: Unpack[opt.ListOptions]) -> admin_pb2.ListPeersResponse:
         """Returns the engines that this one knows, newest first."""
-        return await self._call.read(self._admin.ListPeers, admin_pb2.ListPeersRequest(), options)
+        return await self._call.pages(self._admin.ListPeers, admin_pb2.ListPeersRequest(), options, "peers")
 
     async def pins(
         self, block: int | None = None, *, group: int = 0, **options: Unpack[opt.ListOptions]

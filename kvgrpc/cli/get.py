@@ -1,0 +1,195 @@
+"""`kvgrpc get`, `describe`, `why`, `cancel` and `release`: what servers have, who holds a block, and how to end it."""
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from kvgrpc.cli.dialing import Address, Timeout, TlsDir, TokenFile, checked_addresses, credentials
+from kvgrpc.errors import KVGrpcError
+
+if TYPE_CHECKING:
+    from kvgrpc.client import Client
+
+_T = TypeVar("_T")
+AGAIN_S = 1.0
+"""Interval between two looks with --watch, in seconds."""
+
+
+class Kind(Enum):
+    """The kinds of things that servers have."""
+
+    ENGINES = "engines"
+    LEASES = "leases"
+    TRANSFERS = "transfers"
+    PEERS = "peers"
+    PINS = "pins"
+    ALLOCATIONS = "allocations"
+    TENSORS = "tensors"
+    AUDIT = "audit"
+
+
+class Output(Enum):
+    """The forms of the output."""
+
+    TABLE = "table"
+    JSON = "json"
+    NAME = "name"
+
+
+class Single(Enum):
+    """The kinds of things that can be described alone."""
+
+    TRANSFER = "transfer"
+    LEASE = "lease"
+
+
+Addresses = Annotated[
+    list[str], typer.Argument(help="Servers, host:port each.", callback=checked_addresses, show_default=True)
+]
+
+
+def get(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
+    kind: Annotated[Kind, typer.Argument(help="What to list.")],
+    addresses: Addresses = ["127.0.0.1:50051"],  # noqa: B006 - typer copies it
+    output: Annotated[Output, typer.Option("-o", "--output", help="Form of the output.")] = Output.TABLE,
+    watch: Annotated[bool, typer.Option("-w", "--watch", help="Go on, and show what is new or changed.")] = False,
+    timeout_s: Timeout = 5.0,
+    tls_dir: TlsDir = "",
+    token_file: TokenFile = "",
+) -> None:
+    """List what servers have, one row each. Ids are never cut.
+
+    Example: [bold]kvgrpc get leases 10.0.0.1:50051 10.0.0.2:50051[/bold]
+
+    Exit code 1 when a server cannot be reached; the others are listed.
+    """
+    from kvgrpc.cli import listings
+
+    shown, unreached = credentials(tls_dir, token_file), False
+    known: set[str] = set()
+    while True:
+        rows = []
+        for address in addresses:
+            try:
+                rows += _ask(address, timeout_s, shown, lambda server: listings.rows_of(server, kind.value))
+            except KVGrpcError as error:
+                unreached = True
+                typer.echo(f"kvgrpc get: {error}", err=True)
+        new = [row for row in rows if row.key not in known]
+        _print(kind, output, new if watch else rows, head=not known)
+        if not watch:
+            raise typer.Exit(int(unreached))
+        known = {row.key for row in rows} or known or {""}
+        time.sleep(AGAIN_S)
+
+
+def _print(kind: Kind, output: Output, rows: list[Any], *, head: bool) -> None:
+    from kvgrpc.cli import listings
+
+    if output is Output.TABLE:
+        typer.echo("\n".join(listings.table(kind.value, rows, head=head)), nl=bool(rows or head))
+    for row in rows if output is not Output.TABLE else ():
+        typer.echo(row.name if output is Output.NAME else json.dumps(row.message))
+
+
+def describe(
+    kind: Annotated[Single, typer.Argument(help="What to describe.")],
+    name: Annotated[str, typer.Argument(help="Its id.")],
+    address: Address = "127.0.0.1:50051",
+    timeout_s: Timeout = 5.0,
+    tls_dir: TlsDir = "",
+    token_file: TokenFile = "",
+) -> None:
+    """Show all that a server knows of one transfer or lease."""
+    from kvgrpc.cli import listings
+
+    async def ask(server: "Client") -> Any:
+        if kind is Single.LEASE:
+            return (await server.get_lease(name)).lease
+        return (await server.get_transfer(name)).transfer
+
+    typer.echo("\n".join(listings.described(_one(address, timeout_s, tls_dir, token_file, ask, "describe"))))
+
+
+def why(
+    block: Annotated[int, typer.Argument(min=0, help="Id of the block.")],
+    address: Address = "127.0.0.1:50051",
+    group: Annotated[int, typer.Option(min=0, help="Index of the block's group.")] = 0,
+    timeout_s: Timeout = 5.0,
+    tls_dir: TlsDir = "",
+    token_file: TokenFile = "",
+) -> None:
+    """Say who holds a block, for which request, and since when."""
+    from kvgrpc.cli import listings
+
+    async def ask(server: "Client") -> list[str]:
+        return listings.holders(await server.pins(group=group, block=block), group, block)
+
+    typer.echo("\n".join(_one(address, timeout_s, tls_dir, token_file, ask, "why")))
+
+
+def cancel(
+    transfer: Annotated[str, typer.Argument(help="Id of the transfer.")],
+    address: Address = "127.0.0.1:50051",
+    timeout_s: Timeout = 5.0,
+    tls_dir: TlsDir = "",
+    token_file: TokenFile = "",
+) -> None:
+    """Cancel a transfer. The other side hears of it."""
+
+    async def ask(server: "Client") -> str:
+        from kvgrpc.client import name_of
+        from kvgrpc.v1.transfer_pb2 import TransferState
+
+        reply = await server.cancel(transfer, message="kvgrpc cancel")
+        return "\n".join(f"{row.transfer_id} is {name_of(TransferState, row.state)}" for row in reply.transfers)
+
+    typer.echo(_one(address, timeout_s, tls_dir, token_file, ask, "cancel"))
+
+
+def release(
+    lease: Annotated[str, typer.Argument(help="Id of the lease.")],
+    address: Address = "127.0.0.1:50051",
+    timeout_s: Timeout = 5.0,
+    tls_dir: TlsDir = "",
+    token_file: TokenFile = "",
+) -> None:
+    """Release a lease. Its readers compute, and its blocks come free."""
+
+    async def ask(server: "Client") -> str:
+        reply = await server.release_lease(lease)
+        return f"{lease} is released: {sum(len(row.runs.starts) for row in reply.lease.blocks.groups)} runs of blocks"
+
+    typer.echo(_one(address, timeout_s, tls_dir, token_file, ask, "release"))
+
+
+def _one(
+    address: str,
+    timeout_s: float,
+    tls_dir: str,
+    token_file: str,
+    ask: Callable[["Client"], Awaitable[_T]],
+    name: str,
+) -> _T:
+    """Returns what one server answers. An error ends the command with 1."""
+    try:
+        return _ask(address, timeout_s, credentials(tls_dir, token_file), ask)
+    except KVGrpcError as error:
+        typer.echo(f"kvgrpc {name}: {error}", err=True)
+        raise typer.Exit(1) from error
+
+
+def _ask(address: str, timeout_s: float, shown: Any, ask: Callable[["Client"], Awaitable[_T]]) -> _T:
+    from kvgrpc import client
+
+    async def asked() -> _T:
+        async with client.connect(address, timeout_s=timeout_s, credentials=shown) as server:
+            return await ask(server)
+
+    work: Coroutine[Any, Any, _T] = asked()
+    return asyncio.run(work)

@@ -1,0 +1,97 @@
+"""`kvgrpc get`, `describe`, `why`, `cancel` and `release` on running servers."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from kvgrpc.client import connect_sync
+from tests.client.serving import Served, served
+from tests.service.engines import wait_until
+
+TOKENS = list(range(32))
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[tuple[Served, Served]]:
+    with served("--engine-id", "P", "--drain-s", "0") as p, served("--engine-id", "D", "--drain-s", "0") as d:
+        yield p, d
+
+
+def run(*arguments: str) -> tuple[int, list[str], str]:
+    """Runs a command. Returns its exit code, the lines of its output, and its errors."""
+    command = [sys.executable, "-m", "kvgrpc", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout.splitlines(), done.stderr
+
+
+def test_rows_of_several_servers_are_told_apart_and_ids_are_whole(servers: tuple[Served, Served]) -> None:
+    p, d = servers
+    with connect_sync(p.address) as client:
+        blocks = client.allocate(2, request_id="chat-7", label="test")
+        handed = client.finished_blocks(blocks, TOKENS, request_id="chat-7")
+        code, lines, _ = run("get", "leases", p.address, d.address)
+        assert code == 0
+        head, row = lines
+        assert head.split()[:3] == ["LEASE", "ENGINE", "REQUEST"]
+        assert row.split()[1:4] == ["P", "chat-7", "2"]
+        assert run("get", "leases", p.address, "-o", "name")[1] == [row.split()[0]]
+        (shown,) = (json.loads(line) for line in run("get", "transfers", p.address, "-o", "json")[1])
+        assert (shown["engine"], shown["transfer_id"]) == ("P", handed.transfer.transfer_id)
+        (engine, other) = run("get", "engines", p.address, d.address)[1][1:]
+        assert (engine.split()[0], other.split()[0]) == ("P", "D")
+        assert "chat-7" in run("get", "allocations", p.address)[1][1]
+        client.release_lease(row.split()[0])
+        client.free(blocks)
+
+
+def test_who_holds_a_block_is_said_for_its_allocation_and_its_lease(servers: tuple[Served, Served]) -> None:
+    p, _ = servers
+    with connect_sync(p.address) as client:
+        blocks = client.allocate(2, request_id="chat-8", label="test")
+        client.finished_blocks(blocks, TOKENS, request_id="chat-8")
+        block = blocks.blocks.groups[0].runs.starts[0]
+        code, lines, _ = run("why", str(block), p.address)
+        assert (code, len(lines)) == (0, 2)
+        assert "by anonymous" in lines[0]
+        assert "request chat-8, test" in lines[0]
+        assert lines[1].startswith("pinned by lease")
+        assert run("why", "63", p.address)[1] == ["nobody holds block 63 of group 0"]
+        assert run("why", "6300", p.address)[0] == 1
+        client.free(blocks)
+
+
+def test_a_lease_is_described_and_released_and_a_transfer_is_cancelled(servers: tuple[Served, Served]) -> None:
+    p, _ = servers
+    with connect_sync(p.address) as client:
+        blocks = client.allocate(2)
+        client.finished_blocks(blocks, TOKENS, request_id="chat-9")
+        (lease,) = (line.split()[0] for line in run("get", "leases", p.address)[1] if "chat-9" in line)
+        assert "request_id: chat-9" in run("describe", "lease", lease, p.address)[1]
+        assert run("release", lease, p.address)[1][0].startswith(f"{lease} is released")
+        handed = client.finished_blocks(blocks, TOKENS)
+        name = handed.transfer.transfer_id
+        assert run("cancel", name, p.address)[1] == [f"{name} is cancelled"]
+        client.free(blocks)
+
+
+def test_a_server_that_is_gone_is_an_error_and_the_others_are_listed(servers: tuple[Served, Served]) -> None:
+    code, lines, said = run("get", "engines", "127.0.0.1:1", servers[1].address)
+    assert (code, len(lines)) == (1, 2)
+    assert "127.0.0.1:1" in said
+
+
+def test_a_watch_shows_what_is_new_until_it_is_interrupted(servers: tuple[Served, Served]) -> None:
+    p, _ = servers
+    command = [sys.executable, "-m", "kvgrpc", "get", "allocations", p.address, "-w"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watch, connect_sync(p.address) as client:
+        assert watch.stdout is not None
+        assert watch.stdout.readline().startswith("ALLOCATION")
+        blocks = client.allocate(1, label="seen")
+        assert any("seen" in line for line in watch.stdout)
+        watch.send_signal(signal.SIGINT)
+        wait_until(lambda: watch.poll() is not None)
+        client.free(blocks)
