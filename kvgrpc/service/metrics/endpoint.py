@@ -87,7 +87,7 @@ class MetricsEndpoint:
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(_OnLoop(self))
         ProcessCollector(registry=self.registry)
-        self._server = _Server(listen, self, tls)
+        self._server = _HttpServer(listen, self, tls)
         host, port = listen[0], self._server.server_address[1]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         """Address that is bound."""
@@ -169,7 +169,7 @@ def _exemplar(example: Example | None) -> Exemplar | None:
     return None if example is None else Exemplar({"trace_id": example.trace_id}, example.value, example.at)
 
 
-class _Server(ThreadingHTTPServer):
+class _HttpServer(ThreadingHTTPServer):
     """A thread for each connection, up to a bound. A handshake of TLS runs in its connection's thread."""
 
     daemon_threads = True
@@ -223,7 +223,7 @@ def _context(tls: Tls) -> ssl.SSLContext:
 class _Handler(BaseHTTPRequestHandler):
     """Answers one connection."""
 
-    server: _Server
+    server: _HttpServer
     protocol_version = "HTTP/1.1"
     timeout = REQUEST_S
     server_version = "kvgrpc"

@@ -5,15 +5,13 @@ dashboard is what its script writes.
 import json
 import re
 
-from kvgrpc.service.metrics.families import FAMILIES
 from scripts import dashboard
+from tests.docs.observing.series import SERIES
 from tests.docs.pages import DOCS, ROOT
-from tests.docs.test_metrics import PARTS
 
 DEPLOY = ROOT / "deploy"
 RULES = (DEPLOY / "prometheus/rules.yaml").read_text()
 ALERTS = re.findall(r"alert: (\w+)", RULES)
-KNOWN = {family.name + part for family in FAMILIES for part in PARTS[family.kind]}
 
 
 def test_every_alert_has_a_section_of_the_runbook_and_names_it() -> None:
@@ -30,10 +28,10 @@ def test_every_alert_has_a_test_of_its_rule() -> None:
 def test_alerts_and_graphs_name_only_metrics_that_there_are() -> None:
     queries = [target["expr"] for panel in dashboard.dashboard()["panels"] for target in panel.get("targets", ())]
     named = {name for query in queries for name in re.findall(r"(?:kvgrpc|rpc_server)_\w+", query)}
-    assert named <= KNOWN
+    assert named <= SERIES
     expressions = re.findall(r"expr: (?:\|\n)?(.*?)\n        (?:for|labels)", RULES, re.DOTALL)
     assert len(expressions) == len(ALERTS)
-    assert {name for text in expressions for name in re.findall(r"kvgrpc_\w+", text)} <= KNOWN
+    assert {name for text in expressions for name in re.findall(r"kvgrpc_\w+", text)} <= SERIES
 
 
 def test_the_dashboard_is_what_its_script_writes() -> None:
