@@ -6,8 +6,8 @@ from bench.walk.house import docstring_openings, own_lines
 from bench.walk.walks import ROOT, Walk, main
 
 CALLS = {"hand_over": 210, "pull": 1_050, "put_tensor": 2_050}
-FILES = {"hand_over": 53, "pull": 98, "put_tensor": 136}
-OWN_LINES = 61_100
+FILES = {"hand_over": 53, "pull": 99, "put_tensor": 137}
+OWN_LINES = 62_300
 DEPENDENT_OPENINGS = 0
 
 
