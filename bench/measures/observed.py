@@ -1,6 +1,6 @@
 """What it costs to be observed: metrics and traces, as shares of a pull's processor time at both servers.
 
-Pairs of servers are measured in turn, each beside one that nobody observes. The collector of spans is a process of its
+All ways are measured in turn, each beside servers that nobody observes. The collector of spans is a process of its
 own, whose time does not count.
 """
 
@@ -9,7 +9,6 @@ import itertools
 import secrets
 import statistics
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from bench.measures.rate import ServerPair, pair
 from bench.plan import METRICS, PullPlan, environment_of
@@ -19,18 +18,18 @@ from bench.stages.processors import spent_ms
 
 _ANY_PORT = "127.0.0.1:0"
 _SCRAPES = 15
-_ROUNDS = 3
-"""Number of samples of each pair of servers in a repeat: differences of a hundredth need many."""
+_ROUNDS = 5
+"""Number of samples of each way in a repeat: differences of a hundredth need many."""
 
 
-@dataclass(frozen=True)
-class _Way:
-    """One way to be observed: the environment of both servers, and the share of pulls that are recorded. None: no pull
-    has a trace context at all.
-    """
-
-    environment: dict[str, str]
-    recorded: float | None = None
+_WAYS: dict[str, tuple[str, float | None]] = {
+    "plain": ("plain", None),
+    "metrics": ("metrics", None),
+    "off": ("plain", 0.0),
+    "one_percent": ("exporting", 0.01),
+    "all": ("exporting", 1.0),
+}
+"""By way: the pair of servers, and the share of pulls that are recorded. None: no pull has a trace context at all."""
 
 
 async def measure(plan: PullPlan, found: PullResult) -> None:
@@ -41,14 +40,8 @@ async def measure(plan: PullPlan, found: PullResult) -> None:
             "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
             "OTEL_TRACES_SAMPLER_ARG": "0.01",
         }
-        ways = {
-            "plain": _Way({}),
-            "metrics": _Way({METRICS: _ANY_PORT}),
-            "off": _Way({}, 0.0),
-            "one_percent": _Way(exported, 0.01),
-            "all": _Way(exported, 1.0),
-        }
-        ratios = await _ratios(plan, ways)
+        environments: dict[str, dict[str, str]] = {"plain": {}, "metrics": {METRICS: _ANY_PORT}, "exporting": exported}
+        ratios = await _ratios(plan, environments)
         assert collector.ask("received")["nbytes"], "no span was exported"
     found.metrics_ratio = ratios["metrics"]
     found.tracing_off_ratio = ratios["off"]
@@ -57,22 +50,22 @@ async def measure(plan: PullPlan, found: PullResult) -> None:
     found.scrape_10000_ms = await _scrape_ms(plan)
 
 
-async def _ratios(plan: PullPlan, ways: Mapping[str, _Way]) -> dict[str, float]:
-    """Returns by way the median over repeats of its processor time over that of the plain servers of that repeat."""
+async def _ratios(plan: PullPlan, environments: Mapping[str, dict[str, str]]) -> dict[str, float]:
+    """Returns by way the median over rounds of its processor time over that of the plain servers of that round."""
     usual = environment_of(plan.data_paths[0])
-    samples: dict[str, list[float]] = {name: [] for name in ways}
+    samples: dict[str, list[float]] = {name: [] for name in _WAYS}
     async with contextlib.AsyncExitStack() as stack:
         servers = {
-            name: await stack.enter_async_context(pair(plan, {**usual, **way.environment}))
-            for name, way in ways.items()
+            name: await stack.enter_async_context(pair(plan, {**usual, **more})) for name, more in environments.items()
         }
-        for name, way in ways.items():
-            servers[name].caller.trace = _traces(way.recorded)
-            await _sample_ms(servers[name])
+        for one in servers.values():
+            await _sample_ms(one)
         for number in range(plan.repeats * _ROUNDS):
-            names = list(ways)[number % len(ways) :] + list(ways)[: number % len(ways)]
+            names = list(_WAYS)[number % len(_WAYS) :] + list(_WAYS)[: number % len(_WAYS)]
             for name in names:
-                samples[name].append(await _sample_ms(servers[name]))
+                which, recorded = _WAYS[name]
+                servers[which].caller.trace = _traces(recorded)
+                samples[name].append(await _sample_ms(servers[which]))
     plain = samples["plain"]
     return {
         name: statistics.median(a / b for a, b in zip(found, plain, strict=True)) for name, found in samples.items()

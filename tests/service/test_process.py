@@ -120,7 +120,6 @@ def test_a_signal_ends_it_in_order_though_clients_watch_and_wait(start: Start) -
             "address": engine.address,
             "engine_id": engine.engine_id,
             "pid": engine.process.pid,
-            "metrics": "",
         }
         handed = engine.hand_over(TOKENS)
         watch = engine.api.transfers.WatchTransfers(transfer_pb2.WatchTransfersRequest(), timeout=60)

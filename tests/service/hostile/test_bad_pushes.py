@@ -184,7 +184,7 @@ RESERVATIONS: dict[str, Row] = {
     "a block too many, validated only": case(
         BAD, "BLOCK_COUNT_MISMATCH", "take 3 blocks", 0, 1, 2, 3, validate_only=True
     ),
-    "blocks for what is held": case(BAD, "BLOCK_COUNT_MISMATCH", "16 are held", 0, 1, 2, have_tokens=16),
+    "blocks for what is held": case(BAD, "BLOCK_COUNT_MISMATCH", "16 of them held", 0, 1, 2, have_tokens=16),
     "blocks for what is not wanted": case(BAD, "BLOCK_COUNT_MISMATCH", "16 tokens", 0, 1, 2, use_tokens=16),
     "a block twice": case(BAD, "BLOCK_DUPLICATE", "twice", 0, 1, 0),
     "a group twice": rows(BAD, "GROUP_MISMATCH", "twice", ([0, 1], 0), ([2], 0)),

@@ -58,7 +58,7 @@ def test_a_pool_larger_than_its_container_is_refused_with_what_limits_it(contain
     inside = f"echo $$ > {container.folder}/cgroup.procs && exec {shlex.join(serve)}"
     done = subprocess.run(["/bin/sh", "-c", inside], capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == EXIT_POOL, done.stderr
-    assert "POOL_EXHAUSTED" in done.stderr
+    assert "does not fit" in done.stderr
     assert f"{container.limit_file} of cgroup" in done.stderr
     assert container.folder.name in done.stderr
     assert "serving" not in done.stdout
