@@ -4,11 +4,7 @@ import re
 
 from kvgrpc.service.metrics.endpoint import ANSWER_S, CONNECTIONS_MAX
 from kvgrpc.service.metrics.families import FAMILIES, table
-<<<<<<<< HEAD:tests/docs/operating/test_metrics.py
 from tests.docs.operating.series import SERIES
-========
-from tests.docs.observing.series import SERIES
->>>>>>>> opcheck:tests/docs/observing/test_metrics.py
 from tests.docs.pages import DOCS, section
 
 PAGE = DOCS / "metrics.md"

@@ -6,11 +6,7 @@ import json
 import re
 
 from scripts import dashboard
-<<<<<<<< HEAD:tests/docs/operating/test_runbook.py
 from tests.docs.operating.series import SERIES
-========
-from tests.docs.observing.series import SERIES
->>>>>>>> opcheck:tests/docs/observing/test_runbook.py
 from tests.docs.pages import DOCS, ROOT
 
 DEPLOY = ROOT / "deploy"
