@@ -147,7 +147,7 @@ LISTINGS = {
         lambda row: (row.caller, row.method, row.target, row.outcome, row.message, _s(row.age)),
     ),
 }  # fmt: skip
-"""How each kind is listed, by its name."""
+"""Listings by the names of their kinds."""
 
 
 async def rows_of(server: Client, kind: str) -> list[Row]:

@@ -76,7 +76,7 @@ def test_servers_whose_data_paths_have_nothing_in_common_are_told_apart(tmp_path
     ],
 )
 def test_a_certificate_is_judged_by_whom_it_names(
-    tmp_path: Path, names: list[x509.GeneralName], grade: str, says: str
+    tmp_path: Path, names: list[x509.DNSName | x509.UniformResourceIdentifier], grade: str, says: str
 ) -> None:
     Authority().issue(tmp_path / "own", names)
     _, found = doctor("--config", configured(tmp_path, f'[tls]\ndir = "{tmp_path / "own"}"\n'))
