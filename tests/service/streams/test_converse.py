@@ -174,7 +174,7 @@ async def test_the_span_of_a_call_ends_however_the_call_ends(
     spans, stream = Spans(monkeypatch), Stream(lead)
     await stream.say(settle(1, traceparent=TRACE), settle(2, traceparent="none"), settle(3, timeout=dur(0.01)))
     await stream.say(settle(4))
-    assert spans.begun == [("PeerService/SettleAccess", trace) for trace in (TRACE, "", "", "")]
+    assert spans.begun == [("kvgrpc.peer.v1.PeerService/SettleAccess", trace) for trace in (TRACE, "", "", "")]
     held.answer(actions.Verdicts(()))
     held.answer(PreconditionFailed(Reason.NO_HANDSHAKE, "no"))
     await asyncio.to_thread(wait_until, lambda: len(spans.ended) == 3)
