@@ -125,7 +125,7 @@ class Server:
         self._events = EventLog(self._runner, self.config.data_paths)
         self._runner.on_end.append(partial(telemetry.transfer_ended, self._runner.time))
         self._runner.on_trouble.append(self._events.transfer_ended)
-        self._grpc, self._health = build(self._lead, self._staging, self.config, self._sessions)
+        self._grpc, self._health = build(self._lead, self._staging, self.config, self._sessions, self.tls)
         bound, *of_admin = self._grpc.bind(self.tls)
         self.address, self.admin_address = self._advertised(bound), "".join(of_admin)
         await self._begin_idle()

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kvgrpc.client import Client, connect
 from kvgrpc.config import Config, PoolConfig, TlsConfig
@@ -15,6 +16,7 @@ from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import Reason, Unavailable
 from kvgrpc.server import Server
 from kvgrpc.service import tls_watch
+from kvgrpc.service.rpc import health
 from kvgrpc.tls import Tls, TlsFiles
 from kvgrpc.v1 import handshake_pb2
 from tests.tls.authority import Authority
@@ -102,6 +104,31 @@ async def test_two_leads_under_tls_move_blocks(folders: tuple[TlsFiles, TlsFiles
         caller(p, router) as at_p, caller(d, router) as at_d,
     ):  # fmt: skip
         await pull(at_p, at_d)
+
+
+async def test_health_tells_that_the_tls_files_cannot_be_used_and_nothing_else_changes(
+    folders: tuple[TlsFiles, TlsFiles, TlsFiles], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls_watch, "LOOK_S", 0.02)
+    monkeypatch.setattr(health, "LOOK_S", 0.02)
+    of_p, _, router = folders
+    usable = of_p.key.read_bytes()
+    async with serving(of_p, "p") as p, caller(p, router) as at_p:
+        asked = health_pb2_grpc.HealthStub(at_p.channel)
+
+        async def told(serving_status: int) -> None:
+            async with asyncio.timeout(20):
+                async for reply in asked.Watch(health_pb2.HealthCheckRequest(service=health.TLS)):
+                    if reply.status == serving_status:
+                        return
+
+        await told(health_pb2.HealthCheckResponse.SERVING)
+        of_p.key.write_bytes(b"")
+        await told(health_pb2.HealthCheckResponse.NOT_SERVING)
+        whole = await asked.Check(health_pb2.HealthCheckRequest())
+        assert whole.status == health_pb2.HealthCheckResponse.SERVING
+        of_p.key.write_bytes(usable)
+        await told(health_pb2.HealthCheckResponse.SERVING)
 
 
 async def test_a_plain_caller_gets_nothing_of_a_server_under_tls(

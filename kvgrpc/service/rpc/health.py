@@ -1,7 +1,8 @@
 """Health of a lead's services: a service is SERVING if calls to it are of use.
 
 While a server drains, or has too much in quarantine, only HandoffService is NOT_SERVING: it starts new work. Work in
-progress needs the others to its end. Without an engine, or with a wedged data path, no service is SERVING.
+progress needs the others to its end. Without an engine, or with a wedged data path, no service is SERVING. The name
+`kvgrpc.tls` tells of the TLS files alone: it is NOT_SERVING while they cannot be used as they are now.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ from grpc_health.v1 import health, health_pb2
 
 from kvgrpc.service.admission import BROKEN, TAKES_WORK, admission
 from kvgrpc.service.lead import Lead
+from kvgrpc.tls import Tls
 from kvgrpc.v1 import handoff_pb2
 
 LOOK_S = 1.0
@@ -18,6 +20,8 @@ LOOK_S = 1.0
 
 _TAKES_WORK = handoff_pb2.DESCRIPTOR.services_by_name["HandoffService"].full_name
 _WHOLE = ""
+TLS = "kvgrpc.tls"
+"""Name under which health tells of the TLS files."""
 
 
 class _Servicer(health.aio.HealthServicer):  # type: ignore[misc]  # the package ships no types
@@ -31,7 +35,8 @@ class _Servicer(health.aio.HealthServicer):  # type: ignore[misc]  # the package
 class Health:
     """Sets a health servicer according to admission. `services`: the names of the lead's own services."""
 
-    def __init__(self, lead: Lead, services: tuple[str, ...]) -> None:
+    def __init__(self, lead: Lead, services: tuple[str, ...], tls: Tls | None) -> None:
+        self._tls = tls
         self.servicer = _Servicer()
         self._lead = lead
         self._services = (*services, _WHOLE)
@@ -48,6 +53,8 @@ class Health:
         for name in self._services:
             serving = now in TAKES_WORK if name == _TAKES_WORK else now not in BROKEN
             await self._set(name, serving)
+        if self._tls is not None:
+            await self._set(TLS, not self._tls.error)
 
     async def stop(self) -> None:
         """Sets every service to NOT_SERVING, for good."""

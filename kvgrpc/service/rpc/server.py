@@ -179,14 +179,16 @@ class _OthersFaults(logging.Filter):
 _OTHERS_FAULTS = _OthersFaults()
 
 
-def build(lead: Lead, staging: StagingStore, config: Config, sessions: WorkerServer | None) -> tuple[Listeners, Health]:
+def build(
+    lead: Lead, staging: StagingStore, config: Config, sessions: WorkerServer | None, tls: Tls | None
+) -> tuple[Listeners, Health]:
     """Returns the servers, not yet bound, and their health. Ranks on other hosts attach to `sessions`.
 
     With an address for admins only that one has AdminService, reflection and channelz, beside all other services.
     """
     for name in ("grpc._cython.cygrpc", "grpc._common"):
         logging.getLogger(name).addFilter(_OTHERS_FAULTS)
-    health = Health(lead, SERVICES)
+    health = Health(lead, SERVICES, tls)
     made, limits = partial(_server, lead, staging, sessions, health), config.limits
     if not config.admin_listen:
         return Listeners((config.listen, made(limits, admin=True))), health

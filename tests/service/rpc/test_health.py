@@ -51,7 +51,7 @@ async def lead(movers: Movers) -> Lead:
 
 @pytest.fixture
 async def found(lead: Lead) -> Health:
-    return Health(lead, SERVICES)
+    return Health(lead, SERVICES, None)
 
 
 async def serving(found: Health) -> dict[str, bool]:
