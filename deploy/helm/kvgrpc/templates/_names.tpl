@@ -39,6 +39,11 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- end }}
 
 {{- define "kvgrpc.check" -}}
+{{- $pod := printf "%s-prefill-000" (include "kvgrpc.name" .) -}}
+{{- $address := printf "%s.%s:65535" $pod (include "kvgrpc.domain" (dict "root" . "component" "prefill")) -}}
+{{- if gt (add (len $pod) (len $address)) 140 -}}
+{{- fail "the names of release and namespace are too long: a grant carries a pod's name twice, in 140 bytes" -}}
+{{- end -}}
 {{- if and (not .Values.tls.enabled) (not .Values.insecure) -}}
 {{- fail "a lead off loopback needs tls.enabled, or insecure" -}}
 {{- end -}}
