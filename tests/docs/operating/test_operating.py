@@ -4,8 +4,8 @@ import re
 
 from kvgrpc.config import Config
 from kvgrpc.core.values.limits import Limits
-from tests.docs.operating.test_runbook import ALERTS, RULES
 from tests.docs.pages import DOCS, ROOT, plain, section, tables
+from tests.operators.rules import FILE, names
 
 PAGE = DOCS / "operating.md"
 TEXT = PAGE.read_text()
@@ -14,8 +14,9 @@ VALUES = (ROOT / "deploy/helm/kvgrpc/values.yaml").read_text()
 
 def test_the_table_of_alerts_is_that_of_the_rules() -> None:
     (rows,) = tables(section(PAGE, "## Alerts"))
-    severities = re.findall(r"severity: (\w+)", RULES)
-    assert [(re.findall(r"\[(\w+)\]", row[0])[0], row[1]) for row in rows] == list(zip(ALERTS, severities, strict=True))
+    rules = FILE.read_text()
+    alerts = zip(names(rules), re.findall(r"severity: (\w+)", rules), strict=True)
+    assert [(re.findall(r"\[(\w+)\]", row[0])[0], row[1]) for row in rows] == list(alerts)
 
 
 def test_values_that_the_page_names_are_those_of_the_chart() -> None:
