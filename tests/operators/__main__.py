@@ -1,4 +1,4 @@
-"""Prometheus, promtool and Jaeger, for real, beside leads that work and leads that fail.
+"""Prometheus, promtool and Jaeger, for real, beside leads that work and leads that fail; and the chart, by Helm.
 
     make operators-check                          # all parts; takes two minutes
     make operators-check ARGS=--json              # one JSON object on stdout; progress goes to stderr
@@ -19,12 +19,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.operators import alerts, panels, traces
+from tests.operators import alerts, manifests, panels, traces
 from tests.operators.programs import Missing, Programs
 
 ACCOUNTED_MIN = 0.95
 """Minimum share of a call's time that spans account for."""
-NO_CHART = "there is no Helm chart"
 
 
 def panels_part(programs: Programs, folder: Path) -> tuple[dict[str, Any], list[str]]:
@@ -59,8 +58,10 @@ def traces_part(programs: Programs, folder: Path) -> tuple[dict[str, Any], list[
 
 
 def manifests_part(programs: Programs, folder: Path) -> tuple[dict[str, Any], list[str]]:
-    """Returns that there is nothing to check."""
-    return {"manifests": 0, "manifests_valid": 0, "manifests_skipped": NO_CHART}, []
+    """Returns how many manifests the chart makes, how many of them are valid, and what is wrong."""
+    found = manifests.check(programs, folder)
+    shown = {"manifests": len(found.rows), "manifests_valid": sum(row.known and not row.error for row in found.rows)}
+    return shown | {"manifests_without_schema": sum(not row.known for row in found.rows)}, found.wrong
 
 
 PARTS: dict[str, Callable[[Programs, Path], tuple[dict[str, Any], list[str]]]] = {
@@ -86,7 +87,10 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # who ends it from outside still ends what it started
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
     bin_ = options.tools / "usr/bin"
-    programs = Programs(bin_ / "prometheus", bin_ / "promtool", options.jaeger or options.tools / "jaeger")
+    jaeger, kubernetes = options.jaeger or options.tools / "jaeger", options.tools / "kubernetes/bin/python"
+    programs = Programs(
+        bin_ / "prometheus", bin_ / "promtool", jaeger, options.tools / "helm", kubernetes, options.tools / "crds"
+    )
     result: dict[str, Any] = {}
     wrong: list[str] = []
     for name in options.parts:

@@ -21,11 +21,16 @@ class Programs:
     prometheus: Path
     promtool: Path
     jaeger: Path
+    helm: Path
+    kubernetes: Path
+    """A Python that has kubernetes-validate."""
+    crds: Path
+    """Folder of the definitions of custom resources."""
 
     def need(self, name: str) -> Path:
         """Returns the path of a program. Raises Missing."""
         path: Path = getattr(self, name)
-        if not path.is_file():
+        if not path.exists():
             raise Missing(f"{name} is not at {path}: `make operators-check` fetches it where it can")
         return path
 

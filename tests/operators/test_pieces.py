@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.operators import panels
+from tests.operators import manifests, panels
 from tests.operators.faults import FAULTS
 from tests.operators.jaeger import Span
 from tests.operators.programs import Missing, Programs
@@ -73,4 +73,21 @@ def test_a_span_whose_parent_is_missing_is_an_orphan() -> None:
 
 def test_a_program_that_is_not_here_is_named(tmp_path: Path) -> None:
     with pytest.raises(Missing, match="jaeger is not at"):
-        Programs(tmp_path, tmp_path, tmp_path / "jaeger").need("jaeger")
+        Programs(tmp_path, tmp_path, tmp_path / "jaeger", tmp_path, tmp_path, tmp_path).need("jaeger")
+
+
+def test_settings_of_a_container_that_no_lead_takes_are_named() -> None:
+    def pod(metrics: str) -> dict[str, object]:
+        env = [
+            {"name": "POD_IP", "valueFrom": {}},
+            {"name": "KVGRPC_ADVERTISE", "value": "$(POD_IP):0"},
+            {"name": "KVGRPC_INSECURE", "value": "yes"},
+            {"name": "KVGRPC_METRICS", "value": metrics},
+        ]
+        return {"kind": "StatefulSet", "spec": {"template": {"spec": {"containers": [{"name": "engine", "env": env}]}}}}
+
+    assert list(manifests.unusable(pod("0.0.0.0:9464"))) == []
+    (why,) = manifests.unusable(pod("nonsense"))
+    assert "container engine" in why
+    assert "metrics" in why
+    assert list(manifests.unusable({"kind": "Service", "spec": {}})) == []

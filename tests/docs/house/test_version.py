@@ -16,6 +16,9 @@ STATED = {
     "clients/typescript/package.json": r'"version": "([^"]+)"',
     "clients/typescript/package-lock.json": r'"name": "kvgrpc",\s*"version": "([^"]+)"',
     "clients/typescript/README.md": r"kvgrpc-(\d\S+)\.tgz",
+    "deploy/helm/kvgrpc/Chart.yaml": r"^appVersion: (\S+)",
+    "deploy/helm/kvgrpc/values.yaml": r"image: registry.example/vllm-kvgrpc:(\S+)",
+    "docs/operating.md": r"kvgrpc-([\d.]+)-py3",
     "README.md": r"kvgrpc-([\d.]+)-py3",
 }
 """Files that state the version, and the pattern of each statement."""

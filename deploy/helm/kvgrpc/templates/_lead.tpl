@@ -1,0 +1,73 @@
+{{- /* The variables of a lead. The plugin's lead has those of the engine's container. */}}
+{{- define "kvgrpc.variables" -}}
+{{- $v := .root.Values -}}
+{{- $own := printf "$(POD_NAME).%s" (include "kvgrpc.domain" .) -}}
+- name: POD_NAME
+  valueFrom: {fieldRef: {fieldPath: metadata.name}}
+- name: POD_IP
+  valueFrom: {fieldRef: {fieldPath: status.podIP}}
+- name: KVGRPC_METRICS
+  value: {{ printf "0.0.0.0:%d" (int $v.ports.metrics) | quote }}
+{{- if $v.tls.enabled }}
+# Certificates are for names, so peers dial the name of the pod.
+- name: KVGRPC_ADVERTISE
+  value: {{ printf "%s:0" $own | quote }}
+- name: KVGRPC_TLS_DIR
+  value: /etc/kvgrpc/tls
+- name: KVGRPC_DIAL_ALLOW
+  value: {{ prepend $v.lead.dialAllow (include "kvgrpc.peers" .root) | join "," | quote }}
+{{- if $v.tls.kvInPlainText }}
+- name: KVGRPC_PRIVATE_NETWORKS
+  value: {{ prepend $v.lead.dialAllow (include "kvgrpc.peers" .root) | join "," | quote }}
+{{- end }}
+{{- if $v.tls.roles }}
+- name: KVGRPC_IDENTITY_ROLES
+  value: /etc/kvgrpc/roles/roles.toml
+{{- end }}
+# `kvgrpc drain` is called at an address that the certificate has.
+- name: LEAD_ADDRESS
+  value: {{ printf "%s:%d" $own (int $v.ports.grpc) | quote }}
+{{- else }}
+- name: KVGRPC_ADVERTISE
+  value: "$(POD_IP):0"
+- name: KVGRPC_INSECURE
+  value: "yes"
+- name: KVGRPC_DIAL_ALLOW
+  value: {{ join "," $v.lead.dialAllow | quote }}
+- name: LEAD_ADDRESS
+  value: {{ printf "127.0.0.1:%d" (int $v.ports.grpc) | quote }}
+{{- end }}
+{{- range $name, $value := $v.lead.settings }}
+- name: {{ $name }}
+  value: {{ $value | toString | quote }}
+{{- end }}
+{{- end }}
+
+{{- define "kvgrpc.mounts" -}}
+{{- if .Values.tls.enabled }}
+- {name: tls, mountPath: /etc/kvgrpc/tls, readOnly: true}
+{{- if .Values.tls.roles }}
+- {name: roles, mountPath: /etc/kvgrpc/roles, readOnly: true}
+{{- end }}
+{{- end }}
+{{- if .Values.lead.sidecar }}
+- {name: session, mountPath: /run/kvgrpc}
+{{- end }}
+{{- end }}
+
+{{- define "kvgrpc.leadPorts" -}}
+- {name: grpc, containerPort: {{ .Values.ports.grpc }}}
+- {name: metrics, containerPort: {{ .Values.ports.metrics }}}
+{{- end }}
+
+{{- /* The probe of a path of the metrics port. Takes (list $ PATH). */}}
+{{- define "kvgrpc.probe" -}}
+httpGet: {path: {{ index . 1 }}, port: metrics, scheme: {{ ternary "HTTPS" "HTTP" (index . 0).Values.tls.enabled }}}
+timeoutSeconds: 6
+{{- end }}
+
+{{- define "kvgrpc.drain" -}}
+preStop:
+  exec:
+    command: [sh, -c, 'kvgrpc drain "$LEAD_ADDRESS" || true; sleep {{ .Values.lead.drainSeconds }}']
+{{- end }}

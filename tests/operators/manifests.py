@@ -1,0 +1,137 @@
+"""The chart deploy/helm/kvgrpc, rendered by Helm with several sets of values. Every manifest is compared with the
+schemas of Kubernetes, and kvgrpc reads the settings of every lead.
+"""
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvgrpc.config import Config
+from kvgrpc.config_sources import load
+from kvgrpc.errors import InvalidRequest
+from tests.operators.programs import Programs
+
+SCHEMAS = Path(__file__).with_name("schemas.py")
+"""Runs with another Python, which has what it imports."""
+CHART = Path(__file__).parents[2] / "deploy/helm/kvgrpc"
+INSECURE = ("tls.enabled=false", "insecure=true", "lead.dialAllow={10.244.0.0/16}")
+ROLES = r"""[[callers]]
+name = "spiffe://cluster.local/*"
+roles = ["peer"\, "operator"]
+"""
+"""A file of roles. `helm --set` wants commas escaped."""
+CASES: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "tls": (
+        "tls.certManager.enabled=true", "tls.kvInPlainText=true", f"tls.roles={ROLES}",
+        "podMonitor.enabled=true", "podMonitor.labels.release=prometheus", "prefill.replicas=2",
+    ),
+    "insecure": (
+        *INSECURE, "podMonitor.enabled=true", "lead.settings.KVGRPC_LIMITS_LEASE_TTL_S=60",
+        "engine.connector.mode=pull", "engine.env.HF_HOME=/models", "router.args={--help}",
+        "networkPolicy.grpcFrom[0].podSelector.matchLabels.app=cancels",
+    ),
+    "rdma": (
+        "rdma.enabled=true", "rdma.devices=mlx5_0:1", "rdma.transports=rc", "engine.podAnnotations.a=b",
+        "prefill.nodeSelector.pool=rdma", "prefill.tolerations[0].operator=Exists",
+    ),
+    "sidecar": ("lead.sidecar=true", "engine.command={serve-my-engine}", "tls.prefillSecret=p", "tls.decodeSecret=d"),
+    "host": (*INSECURE, "engine.hostNetwork=true", "engine.hostPID=true", "networkPolicy.enabled=false"),
+    "alone": ("router.enabled=false", "networkPolicy.ephemeral.enabled=false", "engine.health="),
+}  # fmt: skip
+"""Values of each case, as `helm --set` takes them."""
+REFUSED = {
+    "neither TLS nor insecure": ("tls.enabled=false",),
+    "TLS and insecure": ("insecure=true",),
+    "nothing that may be dialled": ("tls.enabled=false", "insecure=true"),
+}
+BROKEN = """apiVersion: apps/v1
+kind: Deployment
+metadata: {name: broken}
+spec: {replicas: two, selector: {}, template: {}}
+"""
+"""A manifest that no API server takes."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """One manifest of one case, as `schemas.py` prints it."""
+
+    case: str
+    kind: str
+    name: str
+    error: str
+    known: bool
+    body: dict[str, Any]
+
+
+@dataclass
+class ManifestsFound:
+    """All manifests, and what is wrong."""
+
+    rows: list[Manifest] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+
+def check(programs: Programs, folder: Path) -> ManifestsFound:
+    """Renders the chart, and looks at what comes. Raises Missing."""
+    found = ManifestsFound()
+    for case, values in CASES.items():
+        flags = _flags(values)
+        for verb in (["lint", "--strict", str(CHART)], ["template", "kv", str(CHART)]):
+            ended = _helm(programs, *verb, "--namespace", "llm", *flags)
+            if ended.returncode:
+                found.wrong.append(f"helm {verb[0]} of {case}: {ended.stdout[-500:]}{ended.stderr[-500:]}")
+            elif verb[0] == "template":
+                found.rows += compared(programs, case, ended.stdout)
+    for case, values in REFUSED.items():
+        if not _helm(programs, "template", "kv", str(CHART), *_flags(values)).returncode:
+            found.wrong.append(f"the chart takes {case}")
+    if not compared(programs, "broken", BROKEN)[0].error:
+        found.wrong.append("the schemas take a manifest that is broken")
+    (folder / "manifests.json").write_text(json.dumps([row.body for row in found.rows]))
+    found.wrong += [f"{row.case}: {row.kind} {row.name}: {row.error}" for row in found.rows if row.error]
+    for row in found.rows:
+        found.wrong += [f"{row.case}: {row.kind} {row.name}: {why}" for why in unusable(row.body)]
+    return found
+
+
+def compared(programs: Programs, case: str, text: str) -> list[Manifest]:
+    """Returns the manifests of a text, compared with the schemas. Raises Missing."""
+    command = [str(programs.need("kubernetes")), str(SCHEMAS), str(programs.need("crds"))]
+    ended = subprocess.run(command, input=text, capture_output=True, text=True, check=True, timeout=120)
+    return [Manifest(case=case, **row) for row in json.loads(ended.stdout)]
+
+
+def unusable(body: dict[str, Any]) -> Iterator[str]:
+    """Yields why kvgrpc does not start with the settings of a manifest's containers."""
+    pod = body["spec"]["template"]["spec"] if body["kind"] in ("StatefulSet", "Deployment") else {}
+    for container in (*pod.get("initContainers", ()), *pod.get("containers", ())):
+        if any(one["name"] == "KVGRPC_ADVERTISE" for one in container.get("env", ())):
+            try:
+                settings(container)
+            except InvalidRequest as error:
+                yield f"container {container['name']}: {error}"
+
+
+def settings(container: dict[str, Any]) -> Config:
+    """Returns the configuration of the lead in a container, as the kubelet would start it. Raises InvalidRequest."""
+    known = {"POD_NAME": "kv-kvgrpc-prefill-0", "POD_IP": "10.244.0.7"}
+    for one in container["env"]:
+        if "value" in one:
+            known[one["name"]] = re.sub(r"\$\((\w+)\)", lambda found: known[found[1]], one["value"])
+    variables = {name: value for name, value in known.items() if name.startswith("KVGRPC_")}
+    return load(None, {"KVGRPC_LISTEN": "0.0.0.0:50051"} | variables, {})
+
+
+def _flags(values: Sequence[str]) -> list[str]:
+    return [word for value in values for word in ("--set", value)]
+
+
+def _helm(programs: Programs, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [str(programs.need("helm")), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
