@@ -25,7 +25,7 @@ KINDS_MAX = 256
 LEVELS = {
     PeerState.CONNECTING: logging.DEBUG,
     PeerState.CONNECTED: logging.INFO,
-    PeerState.SUSPECT: logging.WARNING,
+    PeerState.SUSPECT: logging.INFO,
     PeerState.DEAD: logging.WARNING,
 }
 

@@ -45,7 +45,7 @@ FAILED = transfer_pb2.TRANSFER_STATE_FAILED
 CANCELLED = transfer_pb2.TRANSFER_STATE_CANCELLED
 RETURNED = transfer_pb2.MEMORY_DISPOSITION_RETURNED
 QUARANTINED = transfer_pb2.MEMORY_DISPOSITION_QUARANTINED
-_DEFECT = re.compile(r"Traceback|a defect of kvgrpc|could not perform|Segmentation fault")
+_DEFECT = re.compile(r"Traceback|ERROR .*a defect of kvgrpc|could not perform|Segmentation fault")
 
 
 class ServeProcess:
