@@ -117,6 +117,8 @@ QUICK = {
     ("shm", "push", "between two parts", "D lead", "stopped"),
     ("shm", "layers", "between two layers", "P scheduler", "killed"),
     ("shm", "layers", MIDWAY, "D lead and engine", "killed"),
+    ("window", "pull", MIDWAY, "P worker", "killed"),
+    ("window", "push", MIDWAY, "D lead", "stopped"),
     ("cma", "pull", SETTLE, "D lead", "killed"),
     ("cma", "push", MIDWAY, "D engine", "killed"),
     ("cma", "layers", MIDWAY, "D worker", "stopped"),
