@@ -72,6 +72,7 @@ def get(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
 
     shown, unreached = credentials(tls_dir, token_file), False
     known: set[str] = set()
+    head = True
     while True:
         rows = []
         for address in addresses:
@@ -80,11 +81,10 @@ def get(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
             except KVGrpcError as error:
                 unreached = True
                 typer.echo(f"kvgrpc get: {error}", err=True)
-        new = [row for row in rows if row.key not in known]
-        _print(kind, output, new if watch else rows, head=not known)
+        _print(kind, output, [row for row in rows if row.key not in known], head=head)
         if not watch:
             raise typer.Exit(int(unreached))
-        known = {row.key for row in rows} or known or {""}
+        known, head = {row.key for row in rows}, False
         time.sleep(AGAIN_S)
 
 
@@ -163,7 +163,8 @@ def release(
 
     async def ask(server: "Client") -> str:
         reply = await server.release_lease(lease)
-        return f"{lease} is released: {sum(len(row.runs.starts) for row in reply.lease.blocks.groups)} runs of blocks"
+        freed = sum(sum(row.runs.counts) for row in reply.freed_blocks.groups)
+        return f"{lease} is released; {freed} blocks have no pin any more"
 
     typer.echo(_one(address, timeout_s, tls_dir, token_file, ask, "release"))
 

@@ -10,6 +10,7 @@ from collections import OrderedDict
 
 from kvgrpc.core.tables.peers import Peer, PeerState
 from kvgrpc.core.tables.transfers import Direction, State, Transfer
+from kvgrpc.errors import note
 from kvgrpc.service.runner import Runner
 from kvgrpc.wire.answers import trace_id
 
@@ -63,7 +64,8 @@ class EventLog:
 
     def transfer_ended(self, transfer: Transfer) -> None:
         """Logs the end of a transfer that failed or was cancelled."""
-        other = f"{'from' if transfer.direction is Direction.RECEIVE else 'to'} {transfer.peer_engine_id or 'nobody'}"
+        other = "from" if transfer.direction is Direction.RECEIVE else "to"
+        other += f" {note(transfer.peer_engine_id) or 'nobody'}"
         if transfer.failure is not None and transfer.state is State.FAILED:
             reason = transfer.failure.reason
             said = f"failed in {transfer.failure.phase or 'its beginning'}: {reason}: {transfer.failure.message}"
@@ -104,10 +106,10 @@ class EventLog:
         return f", over {path.data_path}" + (f" ({rejected})" if rejected else "")
 
     def _peer(self, level: int, key: str, what: str, now: float) -> None:
-        engine_id = key.rpartition("@")[0]
-        more = self._budget.take(f"peer {engine_id} {what}", now)
+        # Not by engine id: a stranger may bring ever new ones.
+        more = self._budget.take(f"peer {what.partition(',')[0]}", now)
         if more is not None:
-            _log.log(level, "peer %s is %s%s", key, what, more, extra={"peer": engine_id})
+            _log.log(level, "peer %s is %s%s", note(key), what, more, extra={"peer": note(key.rpartition("@")[0])})
 
     def _say(self, level: int, kind: str, transfer: Transfer, said: str) -> None:
         assert transfer.ended is not None
@@ -116,8 +118,8 @@ class EventLog:
             return
         fields = {
             "transfer_id": transfer.id,
-            "request_id": transfer.request_id,
+            "request_id": note(transfer.request_id),
             "trace_id": trace_id(transfer.trace),
-            "peer": transfer.peer_engine_id,
+            "peer": note(transfer.peer_engine_id),
         }
         _log.log(level, "transfer %s %s%s", transfer.id, said, more, extra=fields)

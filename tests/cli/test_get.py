@@ -71,7 +71,7 @@ def test_a_lease_is_described_and_released_and_a_transfer_is_cancelled(servers: 
         client.finished_blocks(blocks, TOKENS, request_id="chat-9")
         (lease,) = (line.split()[0] for line in run("get", "leases", p.address)[1] if "chat-9" in line)
         assert "request_id: chat-9" in run("describe", "lease", lease, p.address)[1]
-        assert run("release", lease, p.address)[1][0].startswith(f"{lease} is released")
+        assert run("release", lease, p.address)[1] == [f"{lease} is released; 2 blocks have no pin any more"]
         handed = client.finished_blocks(blocks, TOKENS)
         name = handed.transfer.transfer_id
         assert run("cancel", name, p.address)[1] == [f"{name} is cancelled"]

@@ -6,16 +6,22 @@
 
 Threads serve the requests, so that a stalled event loop is told. Each request asks the loop for what it needs. With TLS
 the endpoint shows the lead's certificate and asks for none.
+
+Strangers may reach the endpoint, so a connection has one request and a bounded time for it, the newest connection takes
+the place of one that sends nothing, and scrapes in short order share one reading.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -40,9 +46,11 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 CONNECTIONS_MAX = 16
-"""Maximum number of connections; more are closed at once."""
+"""Maximum number of connections. One more ends the oldest one without a request; if all are answered, it is closed."""
 REQUEST_S = 10.0
-"""Maximum time for a connection to send its request, in seconds."""
+"""Maximum time for a connection to send its request, and for its caller to take the answer, in seconds."""
+AGAIN_S = 0.5
+"""Minimum time between two readings, in seconds. A reading holds the event loop for up to 10 ms."""
 ANSWER_S = 5.0
 """Time for the event loop to answer, in seconds, after which it counts as stalled."""
 
@@ -91,6 +99,9 @@ class MetricsEndpoint:
         host, port = listen[0], self._server.server_address[1]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         """Address that is bound."""
+        self._read: list[FrozenReading] = []
+        self._read_at = -AGAIN_S
+        """Time of the last reading, on the clock of the event loop."""
         self._thread = threading.Thread(target=self._server.serve_forever, name="kvgrpc-metrics", daemon=True)
 
     def start(self) -> None:
@@ -126,8 +137,12 @@ class MetricsEndpoint:
             found.cancel()
 
     def readings(self) -> list[FrozenReading]:
-        """Returns all readings of one moment. Call it on the event loop."""
-        return [(family, [(labels, _frozen(value)) for labels, value in rows]) for family, rows in self._metrics.read()]
+        """Returns all readings of one moment, at most AGAIN_S ago. Call it on the event loop."""
+        if self._loop.time() - self._read_at >= AGAIN_S:
+            rows = self._metrics.read()
+            self._read = [(family, [(labels, _frozen(value)) for labels, value in row]) for family, row in rows]
+            self._read_at = self._loop.time()
+        return self._read
 
 
 def _frozen(value: float | Histogram) -> float | FrozenHistogram:
@@ -169,6 +184,21 @@ def _exemplar(example: Example | None) -> Exemplar | None:
     return None if example is None else Exemplar({"trace_id": example.trace_id}, example.value, example.at)
 
 
+@dataclass(eq=False)
+class _Scraper:
+    """A connection. `since`: its beginning, on the clock of `time.monotonic`."""
+
+    socket: socket.socket
+    since: float
+    answered: bool = False
+    """True once its request has come."""
+
+    def end(self) -> None:
+        """Ends the connection; its thread notices."""
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+
+
 class _ScrapeServer(ThreadingHTTPServer):
     """A thread for each connection, up to a bound. A handshake of TLS runs in its connection's thread."""
 
@@ -178,31 +208,62 @@ class _ScrapeServer(ThreadingHTTPServer):
     def __init__(self, listen: tuple[str, int], endpoint: MetricsEndpoint, tls: Tls | None) -> None:
         self.address_family = socket.AF_INET6 if ":" in listen[0] else socket.AF_INET
         self.endpoint, self._tls = endpoint, tls
-        self._places = threading.BoundedSemaphore(CONNECTIONS_MAX)
+        self._lock = threading.Lock()
+        self._open: dict[Any, _Scraper] = {}
+        """Connections by the socket that was accepted, oldest first."""
+        self._of_thread = threading.local()
         super().__init__(listen, _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Starts a thread for the connection, or closes the connection if there are too many."""
-        if self._places.acquire(blocking=False):
+        with self._lock:
+            full = len(self._open) >= CONNECTIONS_MAX
+            silent = next((name for name, one in self._open.items() if not one.answered), None)
+            if full and silent is not None:
+                self._open.pop(silent).end()
+            if not full or silent is not None:
+                self._open[request] = _Scraper(request, time.monotonic())
+        if request in self._open:
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Serves one connection."""
+        accepted = request
+        with self._lock:
+            scraper = self._of_thread.scraper = self._open.get(request) or _Scraper(request, 0.0)
         try:
             request.settimeout(REQUEST_S)
             if self._tls is not None:
-                request = _context(self._tls).wrap_socket(request, server_side=True)
+                request = scraper.socket = _context(self._tls).wrap_socket(request, server_side=True)
             super().process_request_thread(request, client_address)
         except OSError:
             self.shutdown_request(request)
         finally:
-            self._places.release()
+            with self._lock:
+                if self._open.get(accepted) is scraper:
+                    del self._open[accepted]
+
+    def service_actions(self) -> None:
+        """Ends connections that have not sent their request in time. The library calls it twice a second."""
+        with self._lock:
+            late = [one for one in self._open.values() if not one.answered and _age_s(one) > REQUEST_S]
+        for one in late:
+            one.end()
+
+    def has_request(self) -> None:
+        """Notes that the request of this thread's connection has come."""
+        with self._lock:
+            self._of_thread.scraper.answered = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - the library's names
         """Logs nothing for a caller that left."""
         _log.debug("a connection to the metrics ended", exc_info=True)
+
+
+def _age_s(scraper: _Scraper) -> float:
+    return time.monotonic() - scraper.since
 
 
 def _context(tls: Tls) -> ssl.SSLContext:
@@ -231,6 +292,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answers by the path."""
+        self.server.has_request()
+        self.close_connection = True
         answers = {"/metrics": self._metrics, "/livez": self._alive, "/readyz": self._ready}
         answer = answers.get(self.path.partition("?")[0])
         if answer is None:
@@ -268,5 +331,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(data)))
+        self.send_header("Connection", "close")
         self.end_headers()
         self.wfile.write(data)

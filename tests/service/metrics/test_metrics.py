@@ -228,18 +228,50 @@ async def test_a_stalled_event_loop_is_not_alive(monkeypatch: pytest.MonkeyPatch
         assert (status, "has not answered" in text) == (503, True)
 
 
-async def test_connections_beyond_the_bound_are_closed_and_take_no_thread() -> None:
-    async with serving("P") as server, AsyncExitStack() as stack:
-        host, _, port = server.metrics_address.rpartition(":")
+@asynccontextmanager
+async def silent(server: Server, count: int) -> AsyncIterator[list[asyncio.StreamReader]]:
+    """Opens connections that send half a request, and yields what they hear."""
+    host, _, port = server.metrics_address.rpartition(":")
+    async with AsyncExitStack() as stack:
         readers = []
-        for _ in range(CONNECTIONS_MAX + 8):
+        for _ in range(count):
             reader, writer = await asyncio.open_connection(host, int(port))
             stack.callback(writer.close)
+            writer.write(b"GET /metrics")
             readers.append(reader)
-        ended = [await asyncio.wait_for(reader.read(), 20) for reader in readers[CONNECTIONS_MAX:]]
+        yield readers
+
+
+async def test_a_connection_takes_the_place_of_one_that_sends_nothing() -> None:
+    async with serving("P") as server, silent(server, CONNECTIONS_MAX + 8) as readers:
+        assert await get(server, "/livez") == (200, "ok\n")
+        ended = [await asyncio.wait_for(reader.read(), 20) for reader in readers[:8]]
         assert ended == [b""] * 8
         threads = [thread for thread in threading.enumerate() if "process_request_thread" in thread.name]
         assert len(threads) <= CONNECTIONS_MAX
+
+
+async def test_a_request_that_trickles_in_ends_with_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "REQUEST_S", 0.2)
+    async with serving("P") as server:
+        host, _, port = server.metrics_address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        heard = asyncio.create_task(reader.read())
+        async with asyncio.timeout(20):
+            while not (await asyncio.wait({heard}, timeout=0.05))[0]:
+                writer.write(b"x")  # so that no wait for a byte is long
+        assert not heard.exception()
+        writer.close()
+
+
+async def test_scrapes_in_short_order_share_one_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "AGAIN_S", 3_600.0)
+    async with serving("P") as server, connect(server.address) as client:
+        await scrape(server)
+        await client.allocate(2)
+        assert at(await scrape(server), "kvgrpc_blocks", space="0", state="allocated") == 0
+        monkeypatch.setattr(endpoint, "AGAIN_S", 0.0)
+        assert at(await scrape(server), "kvgrpc_blocks", space="0", state="allocated") == 2
 
 
 async def test_the_endpoint_shows_the_leads_certificate_and_asks_for_none(tmp_path: Path) -> None:
