@@ -121,13 +121,14 @@ class Pushes:
             state.pool.pins.extend(lease.id, PinKind.LEASE, parts.listed([part]), state.now)
             state.send.leases.weigh(lease)
         self._leases.extend(lease, state.limits.registration_timeout_s)
+        counts = [len(ids) for ids in lease.blocks]
         transfer = state.change(
             push.transfer_id,
             owner=event.call.principal,
             priority=event.priority,
             lease_id=lease.id,
-            blocks=sum(len(ids) for ids in lease.blocks),
-            nbytes=state.pool.bytes_of([len(ids) for ids in lease.blocks]),
+            blocks=sum(counts),
+            nbytes=state.pool.bytes_of(counts),
         )
         shown = lease.snapshot()
         shown.blocks = ()  # otherwise the reply to every part would list all earlier blocks again

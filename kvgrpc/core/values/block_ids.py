@@ -76,11 +76,11 @@ def to_runs(ids: Ids | Sequence[int]) -> tuple[list[int], list[int]]:
 
 def runs_of(ids: Ids) -> tuple[Ids, Ids]:
     """Does what `to_runs` does, for many ids (at least one)."""
-    breaks = np.flatnonzero(np.diff(ids) != 1) + 1
+    breaks = np.flatnonzero(ids[1:] - ids[:-1] != 1) + 1
     if len(breaks) == len(ids) - 1:
         return ids, np.ones_like(ids)
     edges = np.concatenate(([0], breaks, [len(ids)]))
-    return ids[edges[:-1]], np.diff(edges)
+    return ids[edges[:-1]], edges[1:] - edges[:-1]
 
 
 def check_ids(ids: Ids, blocks: int, field: str, *, group: int | None = None, where: str = "") -> None:
@@ -163,6 +163,9 @@ class _Runs(NamedTuple):
     counts: Ids
 
     def expanded(self) -> Ids:
+        if len(self.starts) == 1:
+            start = int(self.starts[0])
+            return np.arange(start, start + int(self.counts[0]), dtype=np.int64)
         ends = np.cumsum(self.counts)
         ids: Ids = np.repeat(self.starts - ends + self.counts, self.counts) + np.arange(int(ends[-1]))
         return ids
@@ -294,11 +297,19 @@ def no_blocks(groups: int) -> Blocks:
     return (NO_IDS,) * groups
 
 
+def _has_long_runs(ids: Ids) -> bool:
+    """Returns whether runs take less memory than many ids. Each object that keeps blocks asks, so a scattered list is
+    told by its first quarter, which has as many runs as are allowed.
+    """
+    for some in (ids[: len(ids) // 4 + 2], ids):
+        if 4 * (int(np.count_nonzero(some[1:] - some[:-1] != 1)) + 1) >= len(ids):
+            return False
+    return True
+
+
 def _packed(ids: Ids, few: int) -> Ids | _Runs:
     if not len(ids):
         return NO_IDS
-    if len(ids) > few:
-        starts, counts = runs_of(ids)
-        if 4 * len(starts) < len(ids):
-            return _Runs(starts, counts)
+    if len(ids) > few and _has_long_runs(ids):
+        return _Runs(*runs_of(ids))
     return ids if ids.base is None else ids.copy()

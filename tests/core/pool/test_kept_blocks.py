@@ -72,6 +72,18 @@ def test_nothing_is_kept_of_what_blocks_were_cut_from(count: int) -> None:
     assert part.base is None
 
 
+@pytest.mark.parametrize("scattered", range(33))
+@pytest.mark.parametrize("first", [True, False])
+def test_blocks_are_kept_as_runs_just_where_runs_are_a_quarter_of_them_at_most(scattered: int, first: bool) -> None:
+    """Some of 32 runs of eight ids are scattered ids, at the beginning or at the end."""
+    apart, together = np.arange(0, 16 * scattered, 2), 10_000 + np.arange(8 * (32 - scattered))
+    made = np.concatenate((apart, together) if first else (together, apart))
+    runs = 1 + int(np.count_nonzero(np.diff(made) != 1))
+    found = pack((made,))
+    assert isinstance(found, KeptBlocks) == (4 * runs < len(made))
+    assert unpack(found)[0].tolist() == made.tolist()
+
+
 def test_no_blocks_weigh_next_to_nothing() -> None:
     assert kept_bytes(no_blocks(3)) == kept_bytes(pack(no_blocks(3))) == 24
 
