@@ -76,9 +76,9 @@ NAMES = {
 } | {
     f"v1.{method}Request.idempotency_key": SAME_CALLER
     for method in (
-        "AcknowledgeTransfers", "AllocateBlocks", "CancelTransfer", "Drain", "FinishedBlocks", "FreeBlocks",
+        "AcknowledgeTransfers", "AllocateBlocks", "CancelDrain", "CancelTransfer", "FinishedBlocks", "FreeBlocks",
         "GrantLease", "PullBlocks", "ReclaimBlocks", "RegisterPush", "ReleaseLease", "ReleaseQuarantine",
-        "ReserveBlocks",
+        "ReserveBlocks", "StartDrain",
     )
 }  # fmt: skip
 """Message and field -> who may use the named thing. The server checks this before it touches the thing."""
