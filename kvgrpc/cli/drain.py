@@ -19,7 +19,7 @@ WAIT_POLL_S = 0.5
 """Time between two looks of --wait, in seconds."""
 
 
-def drain(
+def drain(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     addresses: Annotated[
         list[str],
         typer.Argument(metavar="ADDRESS...", help="host:port of kvgrpc servers.", callback=checked_addresses),
