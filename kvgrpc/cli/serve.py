@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -14,6 +15,7 @@ import typer
 
 from kvgrpc import config_sources, open_files
 from kvgrpc.cli.log_format import LogFormat, configure as configure_log
+from kvgrpc.cli.reload import Reload, ignore_until_served
 from kvgrpc.config import Config, PoolConfig, invalid
 from kvgrpc.errors import Exhausted, KVGrpcError
 from kvgrpc.service.polling import poll_in_place
@@ -162,7 +164,13 @@ def serve(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
 
         typer.echo(shown(settings))
         raise typer.Exit
-    raise typer.Exit(asyncio.run(_serve(settings)) if launched is None else _serve_engine(settings, launched))
+    if launched is not None:
+        raise typer.Exit(_serve_engine(settings, launched))
+    reload = None
+    if config is not None:
+        ignore_until_served()
+        reload = Reload(settings, partial(config_sources.load, config, environment, flags))
+    raise typer.Exit(asyncio.run(_serve(settings, reload=reload)))
 
 
 _NOT_SETTINGS = (
@@ -216,7 +224,7 @@ def _serve_engine(settings: Config, launched: int) -> int:
         remove_if_left(Path(settings.session_socket).parent)
 
 
-async def _serve(settings: Config, launched: int | None = None) -> int:
+async def _serve(settings: Config, launched: int | None = None, reload: Reload | None = None) -> int:
     from kvgrpc import __version__
     from kvgrpc.server import Server
     from kvgrpc.service import telemetry
@@ -241,6 +249,8 @@ async def _serve(settings: Config, launched: int | None = None) -> int:
     except KVGrpcError as error:
         return _report(EXIT_CONFIG, error)
     calm_collector()
+    if reload is not None:
+        loop.add_signal_handler(signal.SIGHUP, reload.apply, server)
     typer.echo(f"kvgrpc serving {server.address} engine {server.config.engine_id}")
     if launched is not None:
         with suppress(BrokenPipeError):
@@ -249,7 +259,7 @@ async def _serve(settings: Config, launched: int | None = None) -> int:
         loop.add_reader(launched, _gone, launched, stopping)
     ends = [stopping.wait(), *([server.engine_over()] if settings.exit_with_engine else [])]
     await asyncio.wait([asyncio.ensure_future(end) for end in ends], return_when=asyncio.FIRST_COMPLETED)
-    await server.stop(settings.drain_s)
+    await server.stop(settings.drain_s if reload is None else reload.settings.drain_s)
     telemetry.flush()
     return 0
 

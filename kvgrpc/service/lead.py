@@ -35,8 +35,7 @@ class Lead:
         progress_age_s: Callable[[], float],
         version: str,
     ) -> None:
-        self.config = config
-        self._may_dial = lru_cache(DIAL_ANSWERS_KEPT)(config.may_dial)
+        self.use(config)
         self.runner = runner
         self.watchers = Watchers(runner)
         self.engine_watchers = EngineWatchers(runner)
@@ -52,6 +51,13 @@ class Lead:
         self.calls = CallRecords()
         self.ticket = b""
         """The ticket of the attached engine; empty while none is attached."""
+
+    def use(self, config: Config) -> None:
+        """Goes by these settings from now on. Others than `dial_allow` are read at different times, so give only that
+        another value.
+        """
+        self.config = config
+        self._may_dial = lru_cache(DIAL_ANSWERS_KEPT)(config.may_dial)
 
     @property
     def weights(self) -> str:
@@ -69,9 +75,13 @@ class Lead:
         """Maximum number of leases in one call."""
         return self.config.limits.renewals_per_call
 
+    def may_dial(self, address: str) -> bool:
+        """Returns whether `address` (host:port) is on the dial list as it is now."""
+        return self._may_dial(address)
+
     def check_dial(self, address: str, field: str = "address") -> None:
         """Raises PermissionDenied for an address that this server may not dial. Call it before anything dials."""
-        if not self._may_dial(text(field, address)):
+        if not self.may_dial(text(field, address)):
             raise PermissionDenied(
                 Reason.DIAL_REFUSED, f"{address!r} is not on this server's dial list (setting dial_allow)"
             )
