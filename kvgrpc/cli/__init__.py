@@ -19,8 +19,9 @@ def main() -> None:
         missing = (error.name or "").split(".")[0]
         if missing in ("", "kvgrpc"):
             raise
+        needs, extra = ("`kvgrpc top`", "top") if missing == "textual" else ("the command line", "server")
         sys.stderr.write(
-            f"kvgrpc: {missing} is not installed; the command line needs it: "
-            "install kvgrpc with its extra 'server', as in the README\n"
+            f"kvgrpc: {missing} is not installed; {needs} needs it: "
+            f"install kvgrpc with its extra '{extra}', as in the README\n"
         )
         sys.exit(2)
