@@ -7,7 +7,7 @@ from collections.abc import Callable
 from importlib import metadata
 
 import typer
-from typer.completion import completion_init
+from typer._completion_classes import completion_init
 
 from kvgrpc import __version__
 from kvgrpc.cli.completion import COMPLETE, completion

@@ -22,6 +22,6 @@ def completion(shell: Annotated[Shell, typer.Argument(help="The shell.")]) -> No
 
     Example: [bold]source <(kvgrpc completion bash)[/bold]
     """
-    from typer.completion import get_completion_script
+    from typer._completion_shared import get_completion_script
 
     typer.echo(get_completion_script(prog_name="kvgrpc", complete_var=COMPLETE, shell=shell.value))

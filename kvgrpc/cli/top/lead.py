@@ -1,6 +1,7 @@
 """One lead of `kvgrpc top`: asks what the view shows, page-bounded, and does what the operator wants."""
 
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from kvgrpc import client
@@ -34,7 +35,7 @@ class WatchedLead:
 
     async def _ask(self, name: str) -> Any:
         server = self._client
-        calls = {
+        calls: dict[str, Callable[[], Awaitable[Any]]] = {
             "pool": server.pool_status,
             "pins": lambda: server.pins(limit=ROWS_MAX),
             "allocations": lambda: server.allocations(limit=ROWS_MAX),

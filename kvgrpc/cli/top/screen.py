@@ -90,14 +90,16 @@ class RowTable(ScrollView, can_focus=True):
         return Strip([Segment(shown[:width].ljust(width), style)], width)
 
 
-class Question(ModalScreen[bool]):
+class Confirmation(ModalScreen[bool]):
     """Asks before something is ended. Only `y` means yes."""
 
     BINDINGS: ClassVar = [
         Binding("y", "answer(True)", show=False),
         Binding("n,escape,enter,q", "answer(False)", show=False),
     ]
-    DEFAULT_CSS = "Question { align: center middle; } Question Static { width: auto; max-width: 90%; border: solid; }"
+    DEFAULT_CSS = (
+        "Confirmation { align: center middle; } Confirmation Static { width: auto; max-width: 90%; border: solid; }"
+    )
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -116,7 +118,7 @@ class TopApp(App[None]):
     ENABLE_COMMAND_PALETTE = False
     CSS = """
     Static { height: 1; width: 100%; text-wrap: nowrap; text-overflow: ellipsis; }
-    Question Static { height: auto; width: auto; text-wrap: wrap; }
+    Confirmation Static { height: auto; width: auto; text-wrap: wrap; }
     #head { text-style: bold; }
     RowTable { height: 1fr; }
     Input { height: 1; border: none; padding: 0; display: none; }
@@ -295,7 +297,7 @@ class TopApp(App[None]):
             if yes:
                 self.run_worker(done())
 
-        self.push_screen(Question(asked.format(name=row.name, engine=engine)), answered)
+        self.push_screen(Confirmation(asked.format(name=row.name, engine=engine)), answered)
 
     def _say(self, text: str) -> None:
         self._said = f"{time.strftime('%H:%M:%S')} {text}"

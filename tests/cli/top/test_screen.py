@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from textual.pilot import Pilot
+from textual.strip import Strip
 
 from kvgrpc.cli.top.screen import TopApp
 from kvgrpc.client import Client, Credentials, connect
@@ -115,7 +116,7 @@ async def test_a_narrow_terminal_has_whole_ids_and_says_what_is_left_out(
             assert app.no_color
 
 
-async def test_lines_that_did_not_change_are_not_drawn_again() -> None:
+async def test_lines_that_did_not_change_are_not_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
     with served("--engine-id", "P", "--drain-s", "0") as p:
         async with connect(p.address) as client, screen(p.address) as (app, pilot):
             await client.allocate(2)
@@ -124,7 +125,12 @@ async def test_lines_that_did_not_change_are_not_drawn_again() -> None:
             table = app._table
             drawn: list[int] = []
             draw = table.render_line
-            table.render_line = lambda y: (drawn.append(y), draw(y))[1]  # type: ignore[method-assign]
+
+            def counted(y: int) -> Strip:
+                drawn.append(y)
+                return draw(y)
+
+            monkeypatch.setattr(table, "render_line", counted)
             looked_s = app._readings[p.address].at_s
             await shows(app, pilot, lambda _: app._readings[p.address].at_s > looked_s + 0.5)
             assert drawn == []
