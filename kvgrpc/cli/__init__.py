@@ -15,6 +15,8 @@ def main() -> None:
         from kvgrpc.cli.app import app
 
         app()  # each command imports its own needs when it runs
+    except KeyboardInterrupt:
+        sys.exit(130)
     except ModuleNotFoundError as error:
         missing = (error.name or "").split(".")[0]
         if missing in ("", "kvgrpc"):
