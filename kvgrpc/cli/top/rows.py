@@ -19,7 +19,7 @@ Value = str | float
 
 @dataclass(frozen=True)
 class Reading:
-    """What one lead answered at one time. `replies` has what the view asked for; `error` says why a lead is away."""
+    """Answers of one lead at one time. `replies` has what the view asked for; `error` says why a lead is away."""
 
     address: str
     at_s: float
@@ -57,7 +57,7 @@ class TopView:
     columns: tuple[tuple[str, Callable[[Any], str]], ...]
     rows: Callable[[Reading, Reading | None], Iterable[TopRow]]
     descends: bool
-    """Whether the view is descending at first."""
+    """True if the view is descending at first."""
     first: int = 0
     """Column by which the view is sorted at first."""
 
