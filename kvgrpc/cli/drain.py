@@ -34,6 +34,8 @@ def drain(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
 ) -> None:
     """Let servers take no new work, and show what is still in progress: they may be stopped when nothing is.
 
+    Example: [bold]kvgrpc drain 10.0.0.1:50051 --wait[/bold]
+
     New transfers, leases and blocks are refused with DRAINING; what has begun goes on to its end. Without --wait the
     answer comes at once. With it the command shows each change, and ends when nothing is in progress. Exit code 1 when
     a server cannot be reached, or takes new work again meanwhile.
