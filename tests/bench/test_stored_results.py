@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -73,7 +74,7 @@ def test_a_picture_is_well_formed_names_its_series_and_is_the_same_each_time(kin
 def test_a_picture_shows_every_point(kind: str) -> None:
     figure = picture(read(FOLDER / f"{kind}.json"))
     for axis in figure.axes:
-        tops = [y for line in axis.get_lines() for y in line.get_ydata()]
+        tops = [float(y) for line in axis.get_lines() for y in np.asarray(line.get_ydata())]
         assert axis.get_ylim()[0] == 0
         assert axis.get_ylim()[1] >= max(tops)
 
