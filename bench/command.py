@@ -3,7 +3,7 @@
 import asyncio
 import json
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
@@ -13,7 +13,10 @@ import typer
 from kvgrpc.errors import KVGrpcError
 
 if TYPE_CHECKING:
+    from bench.outputs import Shown
     from bench.plan import Plan
+    from bench.results.pulls import Run
+    from bench.told import Told
 
     _Plan = TypeVar("_Plan", bound=Plan)
 
@@ -36,6 +39,10 @@ Quick = Annotated[bool, typer.Option("--quick", help="Little data: shows that it
 Profile = Annotated[bool, typer.Option("--profile", help="Show where processor time goes, by cProfile.")]
 Json = Annotated[bool, typer.Option("--json", help="The result as JSON on standard output.")]
 Output = Annotated[Path | None, typer.Option(help="Write the result as JSON to a file as well.")]
+Plot = Annotated[Path | None, typer.Option(help="Draw the result beside its baselines, to a file .png or .svg.")]
+Targets = Annotated[bool, typer.Option("--targets", help="Show the project's own targets, and colour by them.")]
+StoredResult = Annotated[Path, typer.Argument(help="Result that --output or --json wrote.")]
+Explain = Annotated[bool, typer.Option("--explain", help="Say what each baseline and figure is.")]
 
 
 @bench.command()
@@ -65,6 +72,9 @@ def pull(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     quick: Quick = False,
     json_: Json = False,
     output: Output = None,
+    plot: Plot = None,
+    targets: Targets = False,
+    explain: Explain = False,
 ) -> None:
     """Measure pulls of 256 MB between two servers on this machine, beside memcpy and raw NIXL on the same memory.
 
@@ -80,6 +90,8 @@ def pull(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     from bench.plan import HOST_PATHS, LAYOUTS, PARTS, PULL_QUICK, PullPlan
     from bench.run import run_devices, run_pull
     from kvgrpc.config import DATA_PATHS, WINDOW
+
+    shown = _shown(json_=json_, output=output, plot=plot, targets=targets, explain=explain)
 
     usual = HOST_PATHS if device == "host" else DATA_PATHS
     known = (*usual, WINDOW)
@@ -100,9 +112,9 @@ def pull(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
         if why := missing(device):
             typer.echo(f"SKIP: {why}")
         else:
-            _measure(run_devices(plan, device, _progress), json_=json_, output=output)
+            _measure(lambda told: run_devices(plan, device, told), plan, shown)
         return
-    _measure(run_pull(plan, _progress, profile=profile), json_=json_, output=output)
+    _measure(lambda told: run_pull(plan, told, profile=profile), plan, shown)
 
 
 @bench.command()
@@ -116,6 +128,9 @@ def push(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     quick: Quick = False,
     json_: Json = False,
     output: Output = None,
+    plot: Plot = None,
+    targets: Targets = False,
+    explain: Explain = False,
 ) -> None:
     """Measure pushes of 256 MB between two servers on this machine, beside pulls and raw NIXL on the same memory.
 
@@ -128,9 +143,11 @@ def push(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     from bench.plan import PUSH_PATHS, PUSH_QUICK, WRITING_PATHS, PushPlan
     from bench.run import run_push
 
+    shown = _shown(json_=json_, output=output, plot=plot, targets=targets, explain=explain)
+
     known = (*PUSH_PATHS, *WRITING_PATHS)
     plan = _plan(PUSH_QUICK if quick else PushPlan(), data_paths, known, sizes, pool_mb, repeats, copy_threads)
-    _measure(run_push(plan, _progress, profile=profile), json_=json_, output=output)
+    _measure(lambda told: run_push(plan, told, profile=profile), plan, shown)
 
 
 @bench.command()
@@ -143,6 +160,9 @@ def layerwise(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     quick: Quick = False,
     json_: Json = False,
     output: Output = None,
+    plot: Plot = None,
+    targets: Targets = False,
+    explain: Explain = False,
 ) -> None:
     """Measure what is left to wait for after a synthetic prefill of 32 layers: blocks pushed whole, or layer by layer.
 
@@ -154,9 +174,11 @@ def layerwise(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     from bench.plan import LAYERS, LAYERWISE_QUICK, PUSH_PATHS, LayerwisePlan
     from bench.run import run_layerwise
 
+    shown = _shown(json_=json_, output=output, plot=plot, targets=targets, explain=explain)
+
     base = LAYERWISE_QUICK if quick else LayerwisePlan()
     plan = _plan(base, data_paths, PUSH_PATHS, sizes, pool_mb, repeats, copy_threads, LAYERS)
-    _measure(run_layerwise(plan, _progress), json_=json_, output=output)
+    _measure(lambda told: run_layerwise(plan, told), plan, shown)
 
 
 @bench.command()
@@ -169,6 +191,9 @@ def geometry(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     quick: Quick = False,
     json_: Json = False,
     output: Output = None,
+    plot: Plot = None,
+    targets: Targets = False,
+    explain: Explain = False,
 ) -> None:
     """Measure pulls between engines whose ranks, heads, blocks or orders differ, beside memcpy of the same runs.
 
@@ -180,10 +205,13 @@ def geometry(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     from bench.plan import GEOMETRY_QUICK, HOST_PATHS, GeometryPlan
     from bench.run import run_geometry
 
+    shown = _shown(json_=json_, output=output, plot=plot, targets=targets, explain=explain)
+
     base = GEOMETRY_QUICK if quick else GeometryPlan()
     plan = _plan(base, data_paths, HOST_PATHS, None, pool_mb, repeats, copy_threads)
     names = NAMES if cases is None else _choice("cases", cases, NAMES)
-    _measure(run_geometry(replace(plan, names=names), _progress), json_=json_, output=output)
+    plan = replace(plan, names=names)
+    _measure(lambda told: run_geometry(plan, told), plan, shown)
 
 
 @bench.command()
@@ -197,6 +225,9 @@ def tensors(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     quick: Quick = False,
     json_: Json = False,
     output: Output = None,
+    plot: Plot = None,
+    targets: Targets = False,
+    explain: Explain = False,
 ) -> None:
     """Measure named tensors between two engines, put and fetched, beside raw Gloo with one message a tensor.
 
@@ -207,9 +238,11 @@ def tensors(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     from bench.plan import HOST_PATHS, TENSORS_QUICK, TensorsPlan
     from bench.run import run_tensors
 
+    shown = _shown(json_=json_, output=output, plot=plot, targets=targets, explain=explain)
+
     base = TENSORS_QUICK if quick else TensorsPlan()
     plan = _plan(base, data_paths, HOST_PATHS, sizes, pool_mb, repeats, base.copy_threads)
-    _measure(run_tensors(plan, _progress), json_=json_, output=output)
+    _measure(lambda told: run_tensors(plan, told), plan, shown)
 
 
 def _plan(  # noqa: PLR0913, PLR0917 - the options that all commands have
@@ -223,6 +256,10 @@ def _plan(  # noqa: PLR0913, PLR0917 - the options that all commands have
     layers: int = 1,
 ) -> "_Plan":
     """Returns the plan that the options ask for. Ends the command for an unusable option."""
+    if repeats is not None and repeats < 1:
+        _fail("--repeats: 1 or more")
+    if copy_threads < 1:
+        _fail("--copy-threads: 1 or more")
     pool_bytes = base.pool_bytes if pool_mb is None else pool_mb << 20
     block_bytes = base.block_bytes if sizes is None else _sizes(sizes, pool_bytes, layers)
     if pool_bytes <= 0 or any(pool_bytes % (size * layers) for size in block_bytes):
@@ -232,33 +269,87 @@ def _plan(  # noqa: PLR0913, PLR0917 - the options that all commands have
         data_paths=_choice("data-paths", data_paths, known_paths),
         block_bytes=block_bytes,
         pool_bytes=pool_bytes,
-        repeats=base.repeats if repeats is None else max(repeats, 1),
+        repeats=base.repeats if repeats is None else repeats,
         copy_threads=copy_threads,
     )
 
 
-def _measure(run: Coroutine[Any, Any, Any], *, json_: bool, output: Path | None) -> None:
-    """Runs a measurement and shows its result."""
+def _shown(*, json_: bool, output: Path | None, plot: Path | None, targets: bool, explain: bool) -> "Shown":
+    """Returns where a result goes. Ends the command for a file that cannot be written, before anything is measured."""
+    from bench.outputs import Shown
+
     try:
-        found = asyncio.run(run)
-    except KVGrpcError as error:
+        return Shown.checked(json_, output, plot, targets=targets, explain=explain)
+    except ValueError as error:
+        _fail(str(error))
+
+
+def _measure(run: "Callable[[Told], Coroutine[Any, Any, Run]]", plan: "Plan", shown: "Shown") -> None:
+    """Runs a measurement and shows its result."""
+    from bench.told import Told
+
+    try:
+        with Told(plan.steps(), quiet=shown.json_) as told:
+            found = asyncio.run(run(told))
+        shown.write(found, ["python", "-m", "bench", *sys.argv[1:]])
+    except (KVGrpcError, ValueError, OSError) as error:
         typer.echo(f"python -m bench: {error}", err=True)
         raise typer.Exit(1) from error
-    text = json.dumps(found.to_json(), indent=2)
-    if output is not None:
-        output.write_text(text + "\n")
+
+
+@bench.command()
+def plot(result: StoredResult, file: Annotated[Path, typer.Argument(help="Picture to write, .png or .svg.")]) -> None:
+    """Draw a stored result beside its baselines."""
+    from bench.outputs import check_picture
+    from bench.results.drawing import draw
+
+    found = _read(result)
+    try:
+        check_picture("FILE", file)
+        draw(found, file)
+    except ValueError as error:
+        _fail(str(error))
+
+
+@bench.command()
+def compare(
+    a: StoredResult,
+    b: StoredResult,
+    fail_above: Annotated[
+        float | None, typer.Option(help="Exit with 1 if a figure of B is worse than A's by more than this factor.")
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Compare two stored results: the figures that both have, their ratio, and which changed beyond noise.
+
+    Noise is the wider distance of quartiles of both, over the median. Figures without recorded repeats count as changed
+    from 15 % on.
+
+    Exit codes: 0 compared; 1 a figure is worse than --fail-above; 2 an option or a file is not usable.
+    """
+    from bench.outputs import console
+    from bench.results.comparison import compare as changes_of, show_changes, to_json
+
+    if fail_above is not None and fail_above < 1:
+        _fail("--fail-above: 1 or more, such as 1.2")
+    changes = changes_of(_read(a), _read(b))
+    if not changes:
+        _fail(f"{a} and {b} have no figure in common")
     if json_:
-        typer.echo(text)
-        return
-    from rich.console import Console
-
-    from bench.results.table import show
-
-    show(found, Console(width=None if sys.stdout.isatty() else 120))
+        typer.echo(json.dumps(to_json(changes), indent=2))
+    else:
+        show_changes(changes, console())
+    if fail_above is not None and any(change.slowdown > fail_above for change in changes):
+        raise typer.Exit(1)
 
 
-def _progress(what: str) -> None:
-    typer.echo(f"... {what}", err=True)
+def _read(path: Path) -> dict[str, Any]:
+    from bench.results.stored import read
+
+    try:
+        return read(path)
+    except ValueError as error:
+        _fail(str(error))
 
 
 def _choice(option: str, text: str, known: tuple[str, ...]) -> tuple[str, ...]:

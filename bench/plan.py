@@ -96,6 +96,10 @@ class Plan:
     copy_threads: int = 2
     quick: bool = False
 
+    def steps(self) -> int:
+        """Returns the number of steps that a run tells of."""
+        return len(self.data_paths) * len(self.block_bytes) * len(self.layouts)
+
     def cases(self, data_path: str, block_bytes: int) -> list[Case]:
         """Returns the cases of one pool over one data path."""
         threads = self.copy_threads if path_of(data_path) in _COPYING else 1
@@ -126,6 +130,10 @@ class PullPlan(Plan):
     checksum: bool = False
     """Pull whole pools with checksums, and right afterwards without them."""
 
+    def steps(self) -> int:
+        single = sum({"bandwidth": 0, "tls": 2}.get(part, 1) for part in self.parts)
+        return single + (super().steps() if "bandwidth" in self.parts else 0)
+
 
 @dataclass(frozen=True)
 class PushPlan(Plan):
@@ -142,6 +150,9 @@ class PushPlan(Plan):
     waiting_many: int = 10_000
     waiting_pushes: int = 400
     """Number of pushes beside each of these numbers of registrations."""
+
+    def steps(self) -> int:
+        return super().steps() + 3
 
 
 @dataclass(frozen=True)
@@ -166,6 +177,9 @@ class GeometryPlan(Plan):
     block_bytes: tuple[int, ...] = ()
     names: tuple[str, ...] = NAMES
 
+    def steps(self) -> int:
+        return len(self.data_paths) * len(self.names) + 2
+
 
 @dataclass(frozen=True)
 class TensorsPlan(Plan):
@@ -177,6 +191,9 @@ class TensorsPlan(Plan):
     """Number of the consumer's threads that fetch, and of raw Gloo's messages in flight."""
     full_tensors: int = 8
     """Number of tensors for which a store has room when it is measured at its limit."""
+
+    def steps(self) -> int:
+        return super().steps() + len(self.data_paths)
 
 
 _FEW: dict[str, Any] = {"block_bytes": (16 << 10,), "pool_bytes": 4 << 20, "repeats": 3, "quick": True}

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bench.measures.between_hosts import Others, figures, others
+from bench.measures.timed_pairs import quartiles
 from bench.plan import COLLECTIVE, Case, PullPlan
 from bench.results.pulls import PullCase
 from bench.stages.servers import Pools, Progress, ServerStage
@@ -117,6 +118,12 @@ def _result(case: Case, moves: list[MoveTimes], descriptors: int, mode: str) -> 
         raw_nixl_mode=mode,
         ratio_without=_ratio(moves, lambda move: move.without, lambda move: move.ours),
         ratio_at_once=_ratio(moves, lambda move: move.without, lambda move: move.at_once),
+        quartiles={
+            "gbps": quartiles([case.nbytes / move.ours / 1e9 for move in moves]),
+            "ratio_memcpy": quartiles([move.memcpy / move.ours for move in moves]),
+            "memcpy_gbps": quartiles([case.nbytes / move.memcpy / 1e9 for move in moves]),
+            **({"raw_nixl_gbps": quartiles([case.nbytes / move.nixl[mode] / 1e9 for move in moves])} if mode else {}),
+        },
         **figures(case, [(move.ours, move.others) for move in moves]),
     )
 

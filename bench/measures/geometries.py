@@ -4,7 +4,7 @@ import statistics
 import time
 
 from bench.geometries import BLOCK_TOKENS, geometry, geometry_moving, tokens_of
-from bench.measures.timed_pairs import timed_pairs
+from bench.measures.timed_pairs import quartiles, timed_pairs
 from bench.plan import GeometryPlan
 from bench.results.geometries import GeometryCase, GeometryResult
 from bench.stages.servers import Progress
@@ -48,6 +48,11 @@ def _case(plan: GeometryPlan, data_path: str, name: str) -> GeometryCase:
             gbps=engines.nbytes / statistics.median(pulled for pulled, _ in times) / 1e9,
             memcpy_gbps=engines.nbytes / statistics.median(copied for _, copied in times) / 1e9,
             ratio_memcpy=statistics.median(copied / pulled for pulled, copied in times),
+            quartiles={
+                "gbps": quartiles([engines.nbytes / pulled / 1e9 for pulled, _ in times]),
+                "memcpy_gbps": quartiles([engines.nbytes / copied / 1e9 for _, copied in times]),
+                "ratio_memcpy": quartiles([copied / pulled for pulled, copied in times]),
+            },
         )
 
 

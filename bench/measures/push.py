@@ -12,6 +12,7 @@ import numpy as np
 
 from bench.measures import control
 from bench.measures.between_hosts import Others, figures, others
+from bench.measures.timed_pairs import quartiles
 from bench.plan import Case, PushPlan, environment_of, path_of, pool
 from bench.results.pushes import PushCase, PushResult
 from bench.stages.calls import Caller, Moved, Registered
@@ -112,6 +113,11 @@ def _result(case: Case, moves: list[PushTimes], pushed: Moved) -> PushCase:
         base=best,
         base_gbps=gbps([move.base[best] for move in moves]) if best else None,
         ratio_base=statistics.median(move.base[best] / move.ours for move in moves) if best else None,
+        quartiles={
+            "gbps": quartiles([case.nbytes / move.ours / 1e9 for move in moves]),
+            **({"base_gbps": quartiles([case.nbytes / move.base[best] / 1e9 for move in moves])} if best else {}),
+            **({"ratio_base": quartiles([move.base[best] / move.ours for move in moves])} if best else {}),
+        },
         **figures(case, [(move.ours, move.others) for move in moves]),
     )
 

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Callable
 from functools import partial
 
-from bench.measures.timed_pairs import timed_pairs
+from bench.measures.timed_pairs import quartiles, timed_pairs
 from bench.plan import TensorsPlan
 from bench.results.tensors import TensorCase, TensorResult
 from bench.stages.servers import Progress
@@ -67,6 +67,11 @@ def _case(  # noqa: PLR0913, PLR0917 - what identifies the case, and the two way
         gbps=plan.pool_bytes / statistics.median(own for own, _ in times) / 1e9,
         gloo_gbps=plan.pool_bytes / statistics.median(raw for _, raw in times) / 1e9,
         ratio_gloo=statistics.median(raw / own for own, raw in times),
+        quartiles={
+            "gbps": quartiles([plan.pool_bytes / own / 1e9 for own, _ in times]),
+            "gloo_gbps": quartiles([plan.pool_bytes / raw / 1e9 for _, raw in times]),
+            "ratio_gloo": quartiles([raw / own for own, raw in times]),
+        },
     )
 
 

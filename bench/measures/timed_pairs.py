@@ -1,6 +1,7 @@
 """Measures two ways to do the same thing side by side."""
 
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 _Found = TypeVar("_Found")
@@ -16,3 +17,11 @@ def timed_pairs(count: int, one: Callable[[], _Found], other: Callable[[], _Foun
             second, first = other(), one()
         pairs.append((first, second))
     return pairs
+
+
+def quartiles(values: Sequence[float]) -> list[float]:
+    """Returns the first and the third quartile."""
+    if len(values) < 2:
+        return [values[0], values[0]]
+    first, _, third = statistics.quantiles(values, n=4, method="inclusive")
+    return [first, third]

@@ -1,6 +1,7 @@
 """Results of `python -m bench geometry`, and their targets."""
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from bench.results.pulls import Run
 from bench.results.targets import Target
@@ -32,6 +33,8 @@ class GeometryCase:
     gbps: float
     memcpy_gbps: float
     ratio_memcpy: float
+    quartiles: dict[str, list[float]] = field(default_factory=dict)
+    """First and third quartile of the repeats, by name of a figure."""
 
     def targets(self) -> list[Target]:
         """Returns the case's ratio as a target, over shm."""
@@ -44,6 +47,7 @@ class GeometryCase:
 class GeometryResult(Run):
     """A run of `python -m bench geometry`."""
 
+    kind: ClassVar[str] = "geometry"
     cases: list[GeometryCase] = field(default_factory=list)
     ratio_tp2_tp1: float | None = None
     planning_ms: dict[str, float] = field(default_factory=dict)

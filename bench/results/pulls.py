@@ -1,7 +1,7 @@
 """Results of pulls, and their targets. `Run` is the part that all kinds of runs share."""
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from bench.plan import COLLECTIVE
 from bench.results.between_hosts import BETWEEN_HOSTS, BetweenHosts, targets_of
@@ -43,6 +43,9 @@ _TO_RAW_NIXL = {"shm": 1.8, "cma": 1.3, "nixl": 0.95}
 @dataclass
 class Run:
     """The part of a result that all runs have. A figure that was not measured is None."""
+
+    kind: ClassVar[str] = "pull"
+    """The command that measures such a result."""
 
     quick: bool
     repeats: int
@@ -87,6 +90,9 @@ class PullCase(BetweenHosts):
     """Time of the same pull without checksums over that with them. The source already has its sums."""
     ratio_at_once: float | None = None
     """The same ratio for a pull right after the hand-over: the source computes its sums while it is read."""
+
+    quartiles: dict[str, list[float]] = field(default_factory=dict)
+    """First and third quartile of the repeats, by name of a figure."""
 
     def targets(self) -> list[Target]:
         """Returns the case's ratios that have targets. A pull with checksums has targets of its own."""

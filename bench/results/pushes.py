@@ -1,6 +1,7 @@
 """Results of `python -m bench push` and `python -m bench layerwise`, and their targets."""
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from bench.plan import COLLECTIVE
 from bench.results.between_hosts import BETWEEN_HOSTS, BetweenHosts, targets_of
@@ -61,6 +62,8 @@ class PushCase(BetweenHosts):
     """Baseline of `ratio_base`, and its mode; empty without NIXL."""
     base_gbps: float | None
     ratio_base: float | None
+    quartiles: dict[str, list[float]] = field(default_factory=dict)
+    """First and third quartile of the repeats, by name of a figure."""
 
     def targets(self) -> list[Target]:
         """Returns the case's ratios as targets, first the ratio to its base."""
@@ -72,6 +75,7 @@ class PushCase(BetweenHosts):
 class PushResult(Run):
     """A run of `python -m bench push`."""
 
+    kind: ClassVar[str] = "push"
     cases: list[PushCase] = field(default_factory=list)
     one_block_push_ms_p50: float | None = None
     control_8192_ms: float | None = None
@@ -126,6 +130,7 @@ class LayerwiseCase:
 class LayerwiseResult(Run):
     """A run of `python -m bench layerwise`."""
 
+    kind: ClassVar[str] = "layerwise"
     cases: list[LayerwiseCase] = field(default_factory=list)
     visible_ratio: float | None = None
 

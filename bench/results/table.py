@@ -13,17 +13,26 @@ from bench.results.pulls import PullCase, PullResult, Run
 from bench.results.pushes import LayerwiseCase, LayerwiseResult, PushCase, PushResult
 from bench.results.targets import Target
 from bench.results.tensors import TensorCase, TensorResult
+from bench.results.wording import number, verdict, words
 
 
-def show(found: Run, console: Console) -> None:
-    """Prints the figures, their baselines, and the machine."""
-    for table in _tables(found):
+def show(found: Run, console: Console, *, targets: bool = False, explain: bool = False) -> None:
+    """Prints the verdict, the figures and the machine. `targets` adds the project's own targets, `explain` what each
+    baseline is.
+    """
+    for line in verdict(found):
+        console.print(line, highlight=False)
+    for table in _tables(found, targets=targets):
         console.print(table)
-    console.print(_figures(found))
+    figures = _figures(found, targets=targets)
+    if figures.row_count:
+        console.print(figures)
+    if targets:
+        console.print("red: short of the project's own target, set for an idle machine", highlight=False)
     if isinstance(found, PullResult | PushResult):
         for line in found.profile:
             console.print(line, highlight=False, markup=False, no_wrap=True, overflow="ellipsis")
-    for name, what in found.baselines.items():
+    for name, what in found.baselines.items() if explain else ():
         console.print(f"[bold]{name}[/bold]: {what}", highlight=False)
     place = found.machine
     console.print(
@@ -36,35 +45,35 @@ def show(found: Run, console: Console) -> None:
         console.print("[yellow]--quick: too little data for figures to quote[/yellow]")
 
 
-def _tables(found: Run) -> Iterator[Table]:
+def _tables(found: Run, *, targets: bool) -> Iterator[Table]:
     """Yields the tables of the run's cases."""
     if isinstance(found, PullResult) and found.cases:
-        yield _pulls(found.cases)
+        yield _pulls(found.cases, targets=targets)
     if isinstance(found, PushResult) and found.cases:
-        yield _pushes(found.cases)
+        yield _pushes(found.cases, targets=targets)
     if isinstance(found, PullResult | PushResult):
         over_collective = [case for case in found.cases if case.datapath == COLLECTIVE]
         if over_collective:
-            yield _between_hosts(over_collective)
+            yield _between_hosts(over_collective, targets=targets)
     if isinstance(found, LayerwiseResult):
-        yield _layerwise(found.cases)
+        yield _layerwise(found.cases, targets=targets)
     if isinstance(found, GeometryResult):
-        yield _geometries(found.cases)
+        yield _geometries(found.cases, targets=targets)
     if isinstance(found, TensorResult):
-        yield _tensors(found.cases)
+        yield _tensors(found.cases, targets=targets)
     if isinstance(found, DeviceResult):
         yield _devices(found)
 
 
-def _pulls(cases: Sequence[PullCase]) -> Table:
+def _pulls(cases: Sequence[PullCase], *, targets: bool) -> Table:
     checksums = ("without", "at once") if any(case.ratio_without is not None for case in cases) else ()
     table = _table(
-        "Pulls, from the call to the woken waiter; GB/s are 10^9 bytes a second; red: short of the target",
+        "Pulls, from the call to the woken waiter; GB/s are 10^9 bytes a second",
         ("path", "blocks", "layout"),
         ("threads", "runs", "GB/s", "control ms", "memcpy", "ratio", "raw NIXL", "ratio", *checksums),
     )
     for case in cases:
-        targets = {target.name: target for target in case.targets()}
+        bounds = {target.name: target for target in case.targets()} if targets else {}
         summed = {"ratio_without": case.ratio_without, "ratio_at_once": case.ratio_at_once}
         table.add_row(
             case.datapath,
@@ -75,17 +84,17 @@ def _pulls(cases: Sequence[PullCase]) -> Table:
             f"{case.gbps:.1f}",
             f"{case.control_ms:.1f}",
             f"{case.memcpy_gbps:.1f}",
-            _ratio(case.ratio_memcpy, targets.get("ratio_memcpy")),
+            _ratio(case.ratio_memcpy, bounds.get("ratio_memcpy")),
             "-" if case.raw_nixl_gbps is None else f"{case.raw_nixl_gbps:.1f}",
-            _ratio(case.ratio_raw_nixl, targets.get("ratio_raw_nixl")),
-            *([_ratio(ratio, targets.get(name)) for name, ratio in summed.items()] if checksums else ()),
+            _ratio(case.ratio_raw_nixl, bounds.get("ratio_raw_nixl")),
+            *([_ratio(ratio, bounds.get(name)) for name, ratio in summed.items()] if checksums else ()),
         )
     return table
 
 
-def _pushes(cases: Sequence[PushCase]) -> Table:
+def _pushes(cases: Sequence[PushCase], *, targets: bool) -> Table:
     table = _table(
-        "Pushes, from the call to the woken waiter; GB/s are 10^9 bytes a second; red: short of the target",
+        "Pushes, from the call to the woken waiter; GB/s are 10^9 bytes a second",
         ("path", "blocks", "mover", "base"),
         ("runs", "GB/s", "control ms", "base", "ratio"),
     )
@@ -99,34 +108,34 @@ def _pushes(cases: Sequence[PushCase]) -> Table:
             f"{case.gbps:.1f}",
             f"{case.control_ms:.1f}",
             "-" if case.base_gbps is None else f"{case.base_gbps:.1f}",
-            _ratio(case.ratio_base, case.targets()[0]),
+            _ratio(case.ratio_base, case.targets()[0] if targets else None),
         )
     return table
 
 
-def _between_hosts(cases: Sequence[PullCase | PushCase]) -> Table:
+def _between_hosts(cases: Sequence[PullCase | PushCase], *, targets: bool) -> Table:
     table = _table(
-        "Collective beside what else moves bytes between hosts without RDMA; red: short of the target",
+        "Collective beside what else moves bytes between hosts without RDMA",
         ("case", "NIXL over TCP"),
         ("GB/s", "Gloo", "ratio", "NIXL over TCP", "ratio"),
     )
     for case in cases:
-        targets = {target.name: target for target in case.targets()}
+        bounds = {target.name: target for target in case.targets()} if targets else {}
         table.add_row(
             case.name,
             case.nixl_tcp_mode or "-",
             f"{case.gbps:.1f}",
             "-" if case.gloo_gbps is None else f"{case.gloo_gbps:.1f}",
-            _ratio(case.ratio_gloo, targets.get("ratio_gloo")),
+            _ratio(case.ratio_gloo, bounds.get("ratio_gloo")),
             "-" if case.nixl_tcp_gbps is None else f"{case.nixl_tcp_gbps:.1f}",
-            _ratio(case.ratio_nixl_tcp, targets.get("ratio_nixl_tcp")),
+            _ratio(case.ratio_nixl_tcp, bounds.get("ratio_nixl_tcp")),
         )
     return table
 
 
-def _layerwise(cases: Sequence[LayerwiseCase]) -> Table:
+def _layerwise(cases: Sequence[LayerwiseCase], *, targets: bool) -> Table:
     table = _table(
-        "Visible time of a push, from the end of the prefill; ms; red: short of the target",
+        "Visible time of a push, from the end of the prefill; ms",
         ("path", "blocks in a layer"),
         ("layers", "layer", "prefill", "whole", "visible", "layer-wise", "ratio", "early", "P", "D"),
     )
@@ -137,7 +146,7 @@ def _layerwise(cases: Sequence[LayerwiseCase]) -> Table:
             f"{case.blocks} x {_size(case.block_bytes)}",
             str(case.layers),
             *(f"{ms:.1f}" for ms in times),
-            _ratio(case.visible_ratio, case.targets()[0]),
+            _ratio(case.visible_ratio, case.targets()[0] if targets else None),
             f"{case.layers_early:.0f}",
             f"{case.part_ms_source:.2f}",
             f"{case.part_ms_destination:.2f}",
@@ -145,14 +154,14 @@ def _layerwise(cases: Sequence[LayerwiseCase]) -> Table:
     return table
 
 
-def _geometries(cases: Sequence[GeometryCase]) -> Table:
+def _geometries(cases: Sequence[GeometryCase], *, targets: bool) -> Table:
     table = _table(
-        "Pulls between unlike engines, from the call to the event Received; red: short of the target",
+        "Pulls between unlike engines, from the call to the event Received",
         ("path", "engines", "moved"),
         ("pairs", "MB", "runs", "bytes each", "GB/s", "memcpy", "ratio"),
     )
     for case in cases:
-        targets = {target.name: target for target in case.targets()}
+        bounds = {target.name: target for target in case.targets()} if targets else {}
         table.add_row(
             case.datapath,
             case.name,
@@ -163,26 +172,26 @@ def _geometries(cases: Sequence[GeometryCase]) -> Table:
             str(case.run_bytes),
             f"{case.gbps:.1f}",
             f"{case.memcpy_gbps:.1f}",
-            _ratio(case.ratio_memcpy, targets.get("ratio_memcpy")),
+            _ratio(case.ratio_memcpy, bounds.get("ratio_memcpy")),
         )
     return table
 
 
-def _tensors(cases: Sequence[TensorCase]) -> Table:
+def _tensors(cases: Sequence[TensorCase], *, targets: bool) -> Table:
     table = _table(
-        "Named tensors, until the other engine has had the last one; red: short of the target",
+        "Named tensors, until the other engine has had the last one",
         ("path", "tensors", "way"),
         ("GB/s", "Gloo", "ratio"),
     )
     for case in cases:
-        targets = {target.name: target for target in case.targets()}
+        bounds = {target.name: target for target in case.targets()} if targets else {}
         table.add_row(
             case.datapath,
             f"{case.tensors} x {_size(case.tensor_bytes)}",
             case.way,
             f"{case.gbps:.2f}",
             f"{case.gloo_gbps:.2f}",
-            _ratio(case.ratio_gloo, targets.get("ratio_gloo")),
+            _ratio(case.ratio_gloo, bounds.get("ratio_gloo")),
         )
     return table
 
@@ -206,17 +215,17 @@ def _devices(found: DeviceResult) -> Table:
     return table
 
 
-def _figures(found: Run) -> Table:
-    table = Table(title="Single figures")
-    for column, justify in (("figure", "left"), ("value", "right"), ("target", "right")):
-        table.add_column(column, justify=justify)  # type: ignore[arg-type]
+def _figures(found: Run, *, targets: bool) -> Table:
+    table = _table("Single figures", ("figure",), ("value", *(("project's target",) if targets else ())))
     for target in found.targets():
         if target.value is not None:
-            sign = ">=" if target.at_least else "<="
-            table.add_row(target.name, _colour(f"{target.value:.3g}", target), f"{sign} {target.bound:g}")
+            sign = "at least" if target.at_least else "at most"
+            text = number(target.value)
+            bound = (f"{sign} {target.bound:g}",) if targets else ()
+            table.add_row(words(target.name), _colour(text, target) if targets else text, *bound)
     for name, value in found.figures().items():
         if value is not None:
-            table.add_row(name, f"{value:.3g}", "")
+            table.add_row(words(name), number(value))
     return table
 
 

@@ -1,6 +1,7 @@
 """Results of `python -m bench tensors`, and their targets."""
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from bench.results.pulls import Run
 from bench.results.targets import Target
@@ -29,6 +30,8 @@ class TensorCase:
     """Bandwidth in GB/s (10^9 bytes a second), until the other engine has had the last tensor."""
     gloo_gbps: float
     ratio_gloo: float
+    quartiles: dict[str, list[float]] = field(default_factory=dict)
+    """First and third quartile of the repeats, by name of a figure."""
 
     def targets(self) -> list[Target]:
         """Returns the case's ratio as a target, if many tensors are in flight. A single `put` only pays for its
@@ -43,6 +46,7 @@ class TensorCase:
 class TensorResult(Run):
     """A run of `python -m bench tensors`."""
 
+    kind: ClassVar[str] = "tensors"
     cases: list[TensorCase] = field(default_factory=list)
     full_ratio: dict[str, float] = field(default_factory=dict)
     """Ratio by data path."""
