@@ -27,6 +27,8 @@ WINDOW = "window"
 WHOLE_POOL = frozenset({"shm", "cma", "nixl", "cuda_vmm"})
 """Data paths by which a peer reaches the whole pool."""
 COPY_THREADS_MAX = 256
+LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("text", "json")
 TOKEN_ALGORITHMS = (
     "ES256", "ES384", "ES512", "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "EdDSA",
 )  # fmt: skip
@@ -272,6 +274,8 @@ class Config:
     """True when this server compares each received block with its source before the block counts."""
     drain_s: float = 10.0
     """Time that SIGTERM leaves to work in progress, in seconds."""
+    log_level: str = "info"
+    log_format: str = "text"
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     tensors: TensorsConfig = field(default_factory=TensorsConfig)
     tls: TlsConfig = field(default_factory=TlsConfig)
@@ -302,6 +306,9 @@ class Config:
             raise invalid("bandwidth_limit_bytes_per_s", "is positive, or left out")
         if not 0 <= self.drain_s < math.inf:
             raise invalid("drain_s", "is not negative")
+        for name, choices in (("log_level", LOG_LEVELS), ("log_format", LOG_FORMATS)):
+            if getattr(self, name) not in choices:
+                raise invalid(name, f"is one of {', '.join(choices)}")
         if self.ready_file and not Path(self.ready_file).parent.is_dir():
             raise invalid("ready_file", f"{self.ready_file} lies in no folder that there is")
         self._check_limits()
@@ -390,8 +397,3 @@ def invalid(field_name: str, description: str) -> InvalidRequest:
     """Returns the error for an unusable setting, in one line whatever was set."""
     violation = FieldViolation(note(field_name, NAME_BYTES_MAX), note(description, DESCRIPTION_BYTES_MAX))
     return InvalidRequest(Reason.INVALID_FIELD, "the configuration is not usable", violations=(violation,))
-
-
-def random_engine_id() -> str:
-    """Returns an engine id for a server that was given none."""
-    return f"engine-{os.urandom(4).hex()}"

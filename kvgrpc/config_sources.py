@@ -109,6 +109,7 @@ _TEXTS = (
     "listen", "admin_listen", "advertise", "engine_id", "weights_revision", "session_socket", "metrics", "ready_file",
 )  # fmt: skip
 _PATHS = ("session_socket", "ready_file")
+_CHOICES = ("log_level", "log_format")
 _LISTS = ("data_paths", "dial_allow", "private_networks")
 _NUMBERS = {"copy_threads": int, "bandwidth_limit_bytes_per_s": float, "drain_s": float}
 _FLAGS = ("read_blocks", "insecure", "exit_with_engine", "source_writes", "checksums")
@@ -119,6 +120,8 @@ def _convert(key: str, value: Any) -> Any:
     try:
         if key in _TEXTS:
             return _checked_text(key, value)
+        if key in _CHOICES:
+            return _checked_text(key, value).lower()
         if key in _LISTS:
             return _list(value)
         if key in _NUMBERS:

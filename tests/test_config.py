@@ -90,6 +90,7 @@ def test_flags_override_everything_and_a_flag_that_is_not_given_nothing(file: Pa
 def test_every_setting_but_the_tables_has_its_variable() -> None:
     addresses = {"listen": "127.0.0.1:1", "admin_listen": "127.0.0.1:3", "metrics": "127.0.0.1:9464"}
     texts = addresses | {"advertise": "host:2", "data_paths": "shm", "dial_allow": "*", "ready_file": ""}
+    texts |= {"log_level": "DEBUG", "log_format": "json"}
     numbers = {"copy_threads": "7", "bandwidth_limit_bytes_per_s": "7", "drain_s": "7"}
     flags = {
         "read_blocks": "yes",

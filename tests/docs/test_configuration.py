@@ -21,6 +21,7 @@ from kvgrpc.config import (
     TlsConfig,
     TokenConfig,
 )
+from kvgrpc.config_reload import RELOADED, RELOADED_LIMITS
 from kvgrpc.config_sources import load
 from kvgrpc.service.polling import IN_PLACE, VARIABLE
 from kvgrpc.service.session.session_server import FIRST_ENGINE_S
@@ -62,6 +63,12 @@ def rendered(field: Field[Any]) -> str:
 
 def test_settings_and_their_defaults_are_those_of_the_configuration() -> None:
     assert shown(SETTINGS) == {field.name: rendered(field) for field in fields(Config)}
+
+
+def test_settings_that_reload_are_marked() -> None:
+    assert {plain(name) for name, _, text in SETTINGS if "[Reloads](#reload)" in text} == set(RELOADED)
+    (limits,) = (text for name, _, text in SETTINGS if plain(name) == "limits")
+    assert f"{' and '.join(f'`{name}`' for name in RELOADED_LIMITS)} of them [reload](#reload)" in limits
 
 
 def test_keys_of_the_pool_and_their_defaults_are_those_of_the_configuration() -> None:
