@@ -249,6 +249,8 @@ class Config:
     """Data paths to use, best first."""
     copy_threads: int = 2
     """Number of threads that copy for shm and cma."""
+    shared_dir: str = ""
+    """Path of a folder where ranks of this host meet whose network namespaces differ; empty: none."""
     bandwidth_limit_bytes_per_s: float | None = None
     dial_allow: tuple[str, ...] = ("127.0.0.0/8", "::1/128", "localhost")
     """Hosts and networks that this server may dial: a grant names an address, and any caller may bring a grant."""

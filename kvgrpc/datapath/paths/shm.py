@@ -74,7 +74,7 @@ class ShmPath:
 
     def question(self, endpoint: RankEndpoint) -> Question:
         part = self._part(endpoint)
-        return Question(part.socket_path, part.token)
+        return self._socket.question(part.socket_path, part.token)
 
     def connect(self, endpoint: RankEndpoint, answer: Answer | str) -> "ShmRemote":
         part = self._part(endpoint)

@@ -14,6 +14,7 @@ from kvgrpc.core.values.sends import Values
 from kvgrpc.datapath.base import DataPathFailed
 from kvgrpc.datapath.collective.messages import messages
 from kvgrpc.datapath.collective.rendezvous import Rendezvous
+from kvgrpc.datapath.shared_folder import SharedFolder
 from kvgrpc.datapath.window.group import SLOT_BYTES, WINDOW_BYTES, WindowGroup
 from kvgrpc.datapath.window.half import TOKEN_BYTES, WindowHalf, read_window_half
 from tests.datapath.peers import DEADLINE_S, content, private, runs_of
@@ -22,11 +23,13 @@ TOKEN = bytes(TOKEN_BYTES)
 NAME = f"kvgrpc-window-{'0' * 32}"
 
 
-def side(pool: ThreadPoolExecutor, sends: bool) -> tuple[Rendezvous, Future[Values], Future[WindowGroup]]:
+def side(
+    pool: ThreadPoolExecutor, sends: bool, folder: SharedFolder | None = None
+) -> tuple[Rendezvous, Future[Values], Future[WindowGroup]]:
     """Begins one side of a group; returns where it learns, what it tells, and the group."""
     told: Future[Values] = Future()
     rendezvous = Rendezvous(told.set_result, DEADLINE_S)
-    return rendezvous, told, pool.submit(lambda: WindowGroup(sends=sends, rendezvous=rendezvous))
+    return rendezvous, told, pool.submit(lambda: WindowGroup(sends=sends, rendezvous=rendezvous, folder=folder))
 
 
 def test_the_window_shows_the_messages_and_no_other_byte_and_ends_as_zeros() -> None:
