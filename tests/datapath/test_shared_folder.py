@@ -5,7 +5,6 @@ import os
 import socket
 import stat
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,8 +17,7 @@ from kvgrpc.datapath.host.process_socket import ProcessSocket
 from kvgrpc.datapath.paths.shm import ShmPath
 from kvgrpc.datapath.shared_folder import SharedFolder, new_name, place_of
 from kvgrpc.errors import InvalidRequest
-from tests.datapath.peers import DEADLINE_S, open_descriptors, reach
-from tests.datapath.window.test_window import side
+from tests.datapath.peers import open_descriptors, reach
 
 NAME = f"kvgrpc-{'0' * 32}"
 
@@ -167,22 +165,6 @@ def test_a_folder_that_takes_no_socket_any_more_costs_only_peers_elsewhere(
         folder.rmdir()
         reach(reader, RankEndpoint(0, shm=offer(source))).close()
     assert "other network namespaces" in caplog.text
-
-
-def test_the_two_halves_of_a_window_meet_in_the_folder(tmp_path: Path) -> None:
-    folder = SharedFolder(str(tmp_path))
-    with ThreadPoolExecutor(2) as pool:
-        (at_source, from_source, source), (at_peer, from_peer, peer) = (
-            side(pool, way, folder) for way in (True, False)
-        )
-        at_source.learn(from_peer.result(DEADLINE_S))
-        told = dict(from_source.result(DEADLINE_S))
-        name = new_name("window-")
-        (tmp_path / told["socket"].decode()).rename(tmp_path / name)  # so that the abstract name is another one
-        at_peer.learn(tuple((told | {"socket": name.encode()}).items()))
-        for group in (source, peer):
-            group.result(DEADLINE_S).close()
-    folder.close()
 
 
 def test_a_name_that_is_no_rank_s_is_not_looked_for_in_the_folder(tmp_path: Path) -> None:
