@@ -251,6 +251,8 @@ class Config:
     """Data paths to use, best first."""
     copy_threads: int = 2
     """Number of threads that copy for shm and cma."""
+    shared_dir: str = ""
+    """Path of a folder where ranks of this host meet whose network namespaces differ; empty: none."""
     bandwidth_limit_bytes_per_s: float | None = None
     dial_allow: tuple[str, ...] = ("127.0.0.0/8", "::1/128", "localhost")
     """Hosts and networks that this server may dial: a grant names an address, and any caller may bring a grant."""
@@ -293,9 +295,8 @@ class Config:
         known = (*DATA_PATHS, WINDOW)
         unknown = [name for name in self.data_paths if name not in known]
         if unknown or not self.data_paths or len(set(self.data_paths)) < len(self.data_paths):
-            raise invalid(
-                "data_paths", f"{', '.join(self.data_paths) or 'none'}: choose from {', '.join(known)}, each once"
-            )
+            named = ", ".join(self.data_paths) or "none"
+            raise invalid("data_paths", f"{named}: choose from {', '.join(known)}, each once")
         opened = [name for name in self.data_paths if name in WHOLE_POOL]
         if WINDOW in self.data_paths and opened:
             raise invalid("data_paths", f"{WINDOW} hides the pool; {', '.join(opened)} would give them all of it")

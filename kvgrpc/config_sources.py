@@ -107,8 +107,9 @@ def _hint(name: str, known: Iterable[str]) -> str:
 
 _TEXTS = (
     "listen", "admin_listen", "advertise", "engine_id", "weights_revision", "session_socket", "metrics", "ready_file",
+    "shared_dir",
 )  # fmt: skip
-_PATHS = ("session_socket", "ready_file")
+_PATHS = ("session_socket", "ready_file", "shared_dir")
 _CHOICES = ("log_level", "log_format")
 _LISTS = ("data_paths", "dial_allow", "private_networks")
 _NUMBERS = {"copy_threads": int, "bandwidth_limit_bytes_per_s": float, "drain_s": float}

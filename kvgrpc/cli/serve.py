@@ -100,6 +100,13 @@ def serve(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     copy_threads: Annotated[
         int | None, typer.Option(help="Threads that copy for shm and cma.", rich_help_panel=_PATHS_PANEL)
     ] = None,
+    shared_dir: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder that servers in other network namespaces of this host mount, too.",
+            rich_help_panel=_PATHS_PANEL,
+        ),
+    ] = None,
     bandwidth_limit_bytes_per_s: Annotated[
         float | None, typer.Option(help="Maximum rate of what this server moves.", rich_help_panel=_PATHS_PANEL)
     ] = None,

@@ -78,6 +78,21 @@ def test_a_lease_is_described_and_released_and_a_transfer_is_cancelled(servers: 
         client.free(blocks)
 
 
+def test_a_peer_is_described_by_the_chosen_data_path_and_why_no_better_one_was_taken(
+    servers: tuple[Served, Served],
+) -> None:
+    p, d = servers
+    with connect_sync(p.address) as client, connect_sync(d.address) as other:
+        client.connect_peer(d.address)
+        name = other.status().header.engine_id
+    code, (line,), _ = run("describe", "peer", name, p.address)
+    assert code == 0
+    assert f"rank 0 with rank 0 of {name} ({d.address}, connected): shm: same host" in line
+    code, _, said = run("describe", "peer", "nobody", p.address)
+    assert code == 1
+    assert "there is no peer nobody" in said
+
+
 def test_a_server_that_is_gone_is_an_error_and_the_others_are_listed(servers: tuple[Served, Served]) -> None:
     code, lines, said = run("get", "engines", "127.0.0.1:1", servers[1].address)
     assert (code, len(lines)) == (1, 2)
