@@ -5,11 +5,9 @@ least cost is chosen. The cost of a pair is the load of both, plus the share of 
 compute, plus `REMOTE_COST` if the two are on different hosts.
 """
 
-import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
 
 from kvgrpc.fleet.directory import Directory, EngineState, ListedEngine
 from kvgrpc.fleet.entry import EngineRole
@@ -21,7 +19,6 @@ PICK_COST = 0.02
 """Load that a pick adds to an engine until the engine's own load is told."""
 PICK_FADE_S = 2.0
 """Time after which a pick no longer counts, in seconds."""
-_FIRST = itemgetter(0)
 
 
 @dataclass(frozen=True)
@@ -62,6 +59,8 @@ class _Compatible:
 
     prefill: list[ListedEngine] = field(default_factory=list)
     decode: list[ListedEngine] = field(default_factory=list)
+    decode_of: dict[str, list[ListedEngine]] = field(default_factory=dict)
+    """The decode engines of each host."""
 
 
 class PairPicker:
@@ -113,6 +112,7 @@ class PairPicker:
                 engines.prefill.append(one)
             if entry.role is not EngineRole.PREFILL:
                 engines.decode.append(one)
+                engines.decode_of.setdefault(entry.host, []).append(one)
         self._version = self._directory.version
 
     def _why_none(self, request: PairRequest) -> str:
@@ -129,21 +129,21 @@ def _cheapest(
     engines: _Compatible, request: PairRequest, held: dict[str, int], now: float
 ) -> tuple[float, ListedEngine, ListedEngine] | None:
     """Returns (cost, prefill, decode) of the cheapest pair of one class, in one pass over each side."""
-    hosts: dict[str, list[tuple[float, ListedEngine]]] = {}
-    decodes = _weighed(engines.decode, request, now)
-    for weighed in decodes:
-        hosts.setdefault(weighed[1].entry.host, []).append(weighed)
-    idlest = _two_idlest(decodes)
+    idlest = _two_idlest(engines.decode, request, now)
+    if not idlest:
+        return None
     near: dict[str, list[tuple[float, ListedEngine]]] = {}
     units = len(request.chain)
     best: tuple[float, ListedEngine, ListedEngine] | None = None
-    for load, one in _weighed(engines.prefill, request, now) if idlest else ():
-        cost = load + (1.0 - held.get(one.entry.engine_id, 0) / units if units else 0.0)
+    for one in engines.prefill:
+        if not _may_serve(one, request):
+            continue
+        cost = _load(one, now) + (1.0 - held.get(one.entry.engine_id, 0) / units if units else 0.0)
         if best is not None and cost + idlest[0][0] >= best[0]:
             continue  # even the idlest decode engine, on its host, makes no cheaper pair
         host = one.entry.host
         if host and host not in near:
-            near[host] = _two_idlest(hosts.get(host, []))
+            near[host] = _two_idlest(engines.decode_of.get(host, ()), request, now)
         # Two of each, because an engine of both roles is no pair with itself.
         for other, decode in (*near.get(host, ()), *idlest):
             whole = cost + other + (0.0 if _together(one, decode) else REMOTE_COST)
@@ -152,23 +152,29 @@ def _cheapest(
     return best
 
 
-def _weighed(engines: list[ListedEngine], request: PairRequest, now: float) -> list[tuple[float, ListedEngine]]:
-    """Returns the engines that may serve a request, each with its load."""
-    tenant, exclude = request.tenant, request.exclude
-    found = []
-    for one in engines:
-        entry = one.entry
-        if (entry.tenant and entry.tenant != tenant) or entry.engine_id in exclude:
-            continue
-        load = one.load
-        if one.picks:
-            load += PICK_COST * _picks(one, now)
-        found.append((load, one))
-    return found
+def _two_idlest(engines: Sequence[ListedEngine], request: PairRequest, now: float) -> list[tuple[float, ListedEngine]]:
+    """Returns the two idlest engines that may serve a request, with their loads."""
+    first = second = math.inf
+    one: ListedEngine | None = None
+    other: ListedEngine | None = None
+    for engine in engines:
+        load = engine.load if not engine.picks else _load(engine, now)
+        if load < second and _may_serve(engine, request):
+            if load < first:
+                second, other = first, one
+                first, one = load, engine
+            else:
+                second, other = load, engine
+    return [(load, engine) for load, engine in ((first, one), (second, other)) if engine is not None]
 
 
-def _two_idlest(engines: list[tuple[float, ListedEngine]]) -> list[tuple[float, ListedEngine]]:
-    return heapq.nsmallest(2, engines, key=_FIRST)
+def _may_serve(one: ListedEngine, request: PairRequest) -> bool:
+    entry = one.entry
+    return (not entry.tenant or entry.tenant == request.tenant) and entry.engine_id not in request.exclude
+
+
+def _load(one: ListedEngine, now: float) -> float:
+    return one.load + PICK_COST * _picks(one, now) if one.picks else one.load
 
 
 def _picks(one: ListedEngine, now: float) -> float:

@@ -43,6 +43,8 @@ def test_a_tenant_gets_its_engines_and_those_of_all() -> None:
     made, _ = picker(entry("p", role=P, tenant="a"), entry("d", role=D))
     assert picked(made, request=PairRequest(tenant="a")) == ("p", "d")
     assert isinstance(made.pick_pair(PairRequest(tenant="b"), 0.0), NoPair)
+    mixed, _ = picker(entry("p-a", role=P, tenant="a"), entry("p", role=P), entry("d", role=D))
+    assert picked(mixed, request=PairRequest(tenant="b")) == ("p", "d")
 
 
 def test_an_engine_that_is_not_healthy_is_not_chosen() -> None:
