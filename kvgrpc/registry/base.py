@@ -8,7 +8,7 @@ from kvgrpc.errors import Reason, Unavailable
 
 
 @dataclass(frozen=True)
-class Listing:
+class RegistryListing:
     """All entries there are, as (key, value, revision)."""
 
     entries: tuple[tuple[str, bytes, int], ...]
@@ -31,7 +31,7 @@ class EntryRemoved:
     revision: int
 
 
-RegistryNews = Listing | EntryChanged | EntryRemoved
+RegistryNews = RegistryListing | EntryChanged | EntryRemoved
 
 
 class Registry(Protocol):

@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 from kvgrpc.errors import KVGrpcError
 from kvgrpc.etcd.v1 import etcd_pb2
 from kvgrpc.fleet.entry import EngineEntry
-from kvgrpc.registry.base import EntryChanged, EntryRemoved, Listing, RegistryNews, down
+from kvgrpc.registry.base import EntryChanged, EntryRemoved, RegistryListing, RegistryNews, down
 
 _log = logging.getLogger(__name__)
 _Reply = TypeVar("_Reply", bound=Message)
@@ -103,8 +103,8 @@ class EtcdConnection:
                 etcd_pb2.AuthenticateRequest.SerializeToString,
                 etcd_pb2.AuthenticateResponse.FromString,
             )
-            login = etcd_pb2.AuthenticateRequest(name=self.settings.user, password=self.settings.password)
-            self._token = (await ask(login, timeout=self.settings.timeout_s)).token
+            login = etcd_pb2.AuthenticateRequest(name=self.settings.user, password=self.settings.password.encode())
+            self._token = (await ask(login, timeout=self.settings.timeout_s)).token.decode()
         return self._channel, [("token", self._token)] if self._token else []
 
     async def leave(self) -> None:
@@ -128,7 +128,7 @@ class EtcdRegistry:
         channel, metadata = await self._opened()
         key = self._settings.prefix.encode()
         begin = etcd_pb2.WatchCreateRequest(
-            key=key, range_end=_end(key), start_revision=revision + 1, progress_notify=True
+            range_start=key, range_end=_end(key), start_revision=revision + 1, progress_notify=True
         )
         stream = channel.stream_stream(
             "/etcdserverpb.Watch/Watch", etcd_pb2.WatchRequest.SerializeToString, etcd_pb2.WatchResponse.FromString
@@ -160,7 +160,7 @@ class EtcdRegistry:
         try:
             while not (await asyncio.wait({reading}, timeout=self._settings.probe_s))[0]:
                 # A read that a majority has to agree to: a member that is cut off from the others does not answer it.
-                asked = etcd_pb2.RangeRequest(key=self._settings.prefix.encode(), limit=1)
+                asked = etcd_pb2.RangeRequest(range_start=self._settings.prefix.encode(), limit=1)
                 await self._etcd.call("KV/Range", asked, etcd_pb2.RangeResponse)
             return reading.result()
         finally:
@@ -172,18 +172,18 @@ class EtcdRegistry:
         except grpc.aio.AioRpcError as error:
             raise down(_said(error)) from error
 
-    async def _list(self) -> tuple[Listing, int]:
+    async def _list(self) -> tuple[RegistryListing, int]:
         """Returns all entries, with the revision from before the first page: changes in between come once more."""
         key = self._settings.prefix.encode()
         end, found, revision, more = _end(key), list[tuple[str, bytes, int]](), 0, True
         while more:
-            asked = etcd_pb2.RangeRequest(key=key, range_end=end, limit=PAGE_KEYS)
+            asked = etcd_pb2.RangeRequest(range_start=key, range_end=end, limit=PAGE_KEYS)
             page = await self._etcd.call("KV/Range", asked, etcd_pb2.RangeResponse)
             revision = revision or page.header.revision
-            found += [(kv.key.decode(errors="replace"), kv.value, kv.mod_revision) for kv in page.kvs]
+            found += [(kv.name.decode(errors="replace"), kv.value, kv.mod_revision) for kv in page.kvs]
             more = page.more and bool(page.kvs)
-            key = page.kvs[-1].key + b"\0" if more else key
-        return Listing(tuple(found)), revision
+            key = page.kvs[-1].name + b"\0" if more else key
+        return RegistryListing(tuple(found)), revision
 
 
 class EtcdPublication:
@@ -254,11 +254,11 @@ class EtcdPublication:
 
     def _put(self) -> etcd_pb2.PutRequest:
         key = f"{self._settings.prefix}{self._entry.engine_id}/{self._entry.incarnation}"
-        return etcd_pb2.PutRequest(key=key.encode(), value=self._entry.to_json(), lease=self._lease)
+        return etcd_pb2.PutRequest(name=key.encode(), value=self._entry.to_json(), lease=self._lease)
 
 
 def _news(event: etcd_pb2.Event) -> RegistryNews:
-    key = event.kv.key.decode(errors="replace")
+    key = event.kv.name.decode(errors="replace")
     if event.type == etcd_pb2.Event.EVENT_TYPE_DELETE:
         return EntryRemoved(key, event.kv.mod_revision)
     return EntryChanged(key, event.kv.value, event.kv.mod_revision)

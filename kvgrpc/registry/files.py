@@ -9,7 +9,7 @@ from typing import Any
 
 from kvgrpc.errors import InvalidRequest, invalid
 from kvgrpc.fleet.entry import EngineEntry, entry_of
-from kvgrpc.registry.base import Listing, RegistryNews, down
+from kvgrpc.registry.base import RegistryListing, RegistryNews, down
 
 FILE_BYTES_MAX = 8 << 20
 """Maximum size of a file of entries, in bytes."""
@@ -74,10 +74,10 @@ class FileRegistry:
             raise down(f"{self._path}: {error}") from error
 
 
-def _listing(entries: Sequence[EngineEntry], revision: int) -> Listing:
+def _listing(entries: Sequence[EngineEntry], revision: int) -> RegistryListing:
     """Returns a listing, with a key for each row: two rows may have one engine id, which the directory reports."""
     rows: dict[str, tuple[str, bytes, int]] = {}
     for entry in entries:
         key = f"{entry.engine_id}/{entry.addresses[0]}"
         rows[key] = (key, entry.to_json(), revision)
-    return Listing(tuple(rows.values()))
+    return RegistryListing(tuple(rows.values()))

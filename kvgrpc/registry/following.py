@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 
 from kvgrpc.errors import KVGrpcError
 from kvgrpc.fleet.directory import Directory, HealthCheck
-from kvgrpc.registry.base import EntryChanged, EntryRemoved, Listing, Registry, RegistryNews
+from kvgrpc.registry.base import EntryChanged, EntryRemoved, Registry, RegistryListing, RegistryNews
 
 _log = logging.getLogger(__name__)
 PAUSE_MIN_S, PAUSE_MAX_S = 0.1, 5.0
@@ -66,7 +66,7 @@ class DirectoryFollower:
 
     def _take(self, news: RegistryNews) -> None:
         match news:
-            case Listing():
+            case RegistryListing():
                 self.directory.listed(news.entries)
             case EntryChanged():
                 self.directory.changed(news.key, news.value, news.revision)

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19kvgrpc/etcd/v1/etcd.proto\x12\x0ekvgrpc.etcd.v1\"5\n\x0eResponseHeader\x12\x11\n\tmember_id\x18\x02 \x01(\x04\x12\x10\n\x08revision\x18\x03 \x01(\x03\"<\n\x08KeyValue\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x14\n\x0cmod_revision\x18\x03 \x01(\x03\x12\r\n\x05value\x18\x05 \x01(\x0c\"=\n\x0cRangeRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x11\n\trange_end\x18\x02 \x01(\x0c\x12\r\n\x05limit\x18\x03 \x01(\x03\"t\n\rRangeResponse\x12.\n\x06header\x18\x01 \x01(\x0b\x32\x1e.kvgrpc.etcd.v1.ResponseHeader\x12%\n\x03kvs\x18\x02 \x03(\x0b\x32\x18.kvgrpc.etcd.v1.KeyValue\x12\x0c\n\x04more\x18\x03 \x01(\x08\"7\n\nPutRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\r\n\x05value\x18\x02 \x01(\x0c\x12\r\n\x05lease\x18\x03 \x01(\x03\"=\n\x0bPutResponse\x12.\n\x06header\x18\x01 \x01(\x0b\x32\x1e.kvgrpc.etcd.v1.ResponseHeader\" \n\x11LeaseGrantRequest\x12\x0b\n\x03ttl\x18\x01 \x01(\x03\"l\n\x12LeaseGrantResponse\x12.\n\x06header\x18\x01 \x01(\x0b\x32\x1e.kvgrpc.etcd.v1.ResponseHeader\x12\n\n\x02id\x18\x02 \x01(\x03\x12\x0b\n\x03ttl\x18\x03 \x01(\x03\x12\r\n\x05\x65rror\x18\x04 \x01(\t\" \n\x12LeaseRevokeRequest\x12\n\n\x02id\x18\x01 \x01(\x03\"E\n\x13LeaseRevokeResponse\x12.\n\x06header\x18\x01 \x01(\x0b\x32\x1e.kvgrpc.etcd.v1.ResponseHeader\"#\n\x15LeaseKeepAliveRequest\x12\n\n\x02id\x18\x01 \x01(\x03\"a\n\x16LeaseKeepAliveResponse\x12.\n\x06header\x18\x01 \x01(\x0b\x32\x1e.kvgrpc.etcd.v1.ResponseHeader\x12\n\n\x02id\x18\x02 \x01(\x03\x12\x0b\n\x03ttl\x18\x03 \x01(\x03\"J\n\x0cWatchRequest\x12:\n\x0e\x63reate_request\x18\x01 \x01(\x0b\x32\".kvgrpc.etcd.v1.WatchCreateRequest\"e\n\x12WatchCreateRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x11\n\trange_end\x18\x02 \x01(\x0c\x12\x16\n\x0estart_revision\x18\x03 \x01(\x03\x12\x17\n\x0fprogress_notify\x18\x04 \x01(\x08\"\xba\x01\n\rWatchResponse\x12.\n\x06header\x18\x01 \x01(\x0b\x32\x1e.kvgrpc.etcd.v1.ResponseHeader\x12\x0f\n\x07\x63reated\x18\x03 \x01(\x08\x12\x10\n\x08\x63\x61nceled\x18\x04 \x01(\x08\x12\x18\n\x10\x63ompact_revision\x18\x05 \x01(\x03\x12\x15\n\rcancel_reason\x18\x06 \x01(\t\x12%\n\x06\x65vents\x18\x0b \x03(\x0b\x32\x15.kvgrpc.etcd.v1.Event\"\xa0\x01\n\x05\x45vent\x12-\n\x04type\x18\x01 \x01(\x0e\x32\x1f.kvgrpc.etcd.v1.Event.EventType\x12$\n\x02kv\x18\x02 \x01(\x0b\x32\x18.kvgrpc.etcd.v1.KeyValue\"B\n\tEventType\x12\x1e\n\x1a\x45VENT_TYPE_PUT_UNSPECIFIED\x10\x00\x12\x15\n\x11\x45VENT_TYPE_DELETE\x10\x01\":\n\x13\x41uthenticateRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\x08password\x18\x02 \x01(\tB\x03\x80\x01\x01\"Z\n\x14\x41uthenticateResponse\x12.\n\x06header\x18\x01 \x01(\x0b\x32\x1e.kvgrpc.etcd.v1.ResponseHeader\x12\x12\n\x05token\x18\x02 \x01(\tB\x03\x80\x01\x01\x42-Z+kvgrpc.dev/kvgrpc/gen/kvgrpc/etcd/v1;etcdv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19kvgrpc/etcd/v1/etcd.proto\x12\x0ekvgrpc.etcd.v1\"5\n\x0eResponseHeader\x12\x11\n\tmember_id\x18\x02 \x01(\x04\x12\x10\n\x08revision\x18\x03 \x01(\x03\"=\n\x08KeyValue\x12\x0c\n\x04name\x18\x01 \x01(\x0c\x12\x14\n\x0cmod_revision\x18\x03 \x01(\x03\x12\r\n\x05value\x18\x05 \x01(\x0c\"E\n\x0cRangeRequest\x12\x13\n\x0brange_start\x18\x01 \x01(\x0c\x12\x11\n\trange_end\x18\x02 \x01(\x0c\x12\r\n\x05limit\x18\x03 \x01(\x03\"t\n\rRangeResponse\x12.\n\x06header\x18\x01 \x01(\x0b\x32\x1e.kvgrpc.etcd.v1.ResponseHeader\x12%\n\x03kvs\x18\x02 \x03(\x0b\x32\x18.kvgrpc.etcd.v1.KeyValue\x12\x0c\n\x04more\x18\x03 \x01(\x08\"8\n\nPutRequest\x12\x0c\n\x04name\x18\x01 \x01(\x0c\x12\r\n\x05value\x18\x02 \x01(\x0c\x12\r\n\x05lease\x18\x03 \x01(\x03\"=\n\x0bPutResponse\x12.\n\x06header\x18\x01 \x01(\x0b\x32\x1e.kvgrpc.etcd.v1.ResponseHeader\" \n\x11LeaseGrantRequest\x12\x0b\n\x03ttl\x18\x01 \x01(\x03\"l\n\x12LeaseGrantResponse\x12.\n\x06header\x18\x01 \x01(\x0b\x32\x1e.kvgrpc.etcd.v1.ResponseHeader\x12\n\n\x02id\x18\x02 \x01(\x03\x12\x0b\n\x03ttl\x18\x03 \x01(\x03\x12\r\n\x05\x65rror\x18\x04 \x01(\t\" \n\x12LeaseRevokeRequest\x12\n\n\x02id\x18\x01 \x01(\x03\"E\n\x13LeaseRevokeResponse\x12.\n\x06header\x18\x01 \x01(\x0b\x32\x1e.kvgrpc.etcd.v1.ResponseHeader\"#\n\x15LeaseKeepAliveRequest\x12\n\n\x02id\x18\x01 \x01(\x03\"a\n\x16LeaseKeepAliveResponse\x12.\n\x06header\x18\x01 \x01(\x0b\x32\x1e.kvgrpc.etcd.v1.ResponseHeader\x12\n\n\x02id\x18\x02 \x01(\x03\x12\x0b\n\x03ttl\x18\x03 \x01(\x03\"J\n\x0cWatchRequest\x12:\n\x0e\x63reate_request\x18\x01 \x01(\x0b\x32\".kvgrpc.etcd.v1.WatchCreateRequest\"m\n\x12WatchCreateRequest\x12\x13\n\x0brange_start\x18\x01 \x01(\x0c\x12\x11\n\trange_end\x18\x02 \x01(\x0c\x12\x16\n\x0estart_revision\x18\x03 \x01(\x03\x12\x17\n\x0fprogress_notify\x18\x04 \x01(\x08\"\xba\x01\n\rWatchResponse\x12.\n\x06header\x18\x01 \x01(\x0b\x32\x1e.kvgrpc.etcd.v1.ResponseHeader\x12\x0f\n\x07\x63reated\x18\x03 \x01(\x08\x12\x10\n\x08\x63\x61nceled\x18\x04 \x01(\x08\x12\x18\n\x10\x63ompact_revision\x18\x05 \x01(\x03\x12\x15\n\rcancel_reason\x18\x06 \x01(\t\x12%\n\x06\x65vents\x18\x0b \x03(\x0b\x32\x15.kvgrpc.etcd.v1.Event\"\xa0\x01\n\x05\x45vent\x12-\n\x04type\x18\x01 \x01(\x0e\x32\x1f.kvgrpc.etcd.v1.Event.EventType\x12$\n\x02kv\x18\x02 \x01(\x0b\x32\x18.kvgrpc.etcd.v1.KeyValue\"B\n\tEventType\x12\x1e\n\x1a\x45VENT_TYPE_PUT_UNSPECIFIED\x10\x00\x12\x15\n\x11\x45VENT_TYPE_DELETE\x10\x01\":\n\x13\x41uthenticateRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\x08password\x18\x02 \x01(\x0c\x42\x03\x80\x01\x01\"Z\n\x14\x41uthenticateResponse\x12.\n\x06header\x18\x01 \x01(\x0b\x32\x1e.kvgrpc.etcd.v1.ResponseHeader\x12\x12\n\x05token\x18\x02 \x01(\x0c\x42\x03\x80\x01\x01\x42-Z+kvgrpc.dev/kvgrpc/gen/kvgrpc/etcd/v1;etcdv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,39 +39,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RESPONSEHEADER']._serialized_start=45
   _globals['_RESPONSEHEADER']._serialized_end=98
   _globals['_KEYVALUE']._serialized_start=100
-  _globals['_KEYVALUE']._serialized_end=160
-  _globals['_RANGEREQUEST']._serialized_start=162
-  _globals['_RANGEREQUEST']._serialized_end=223
-  _globals['_RANGERESPONSE']._serialized_start=225
-  _globals['_RANGERESPONSE']._serialized_end=341
-  _globals['_PUTREQUEST']._serialized_start=343
-  _globals['_PUTREQUEST']._serialized_end=398
-  _globals['_PUTRESPONSE']._serialized_start=400
-  _globals['_PUTRESPONSE']._serialized_end=461
-  _globals['_LEASEGRANTREQUEST']._serialized_start=463
-  _globals['_LEASEGRANTREQUEST']._serialized_end=495
-  _globals['_LEASEGRANTRESPONSE']._serialized_start=497
-  _globals['_LEASEGRANTRESPONSE']._serialized_end=605
-  _globals['_LEASEREVOKEREQUEST']._serialized_start=607
-  _globals['_LEASEREVOKEREQUEST']._serialized_end=639
-  _globals['_LEASEREVOKERESPONSE']._serialized_start=641
-  _globals['_LEASEREVOKERESPONSE']._serialized_end=710
-  _globals['_LEASEKEEPALIVEREQUEST']._serialized_start=712
-  _globals['_LEASEKEEPALIVEREQUEST']._serialized_end=747
-  _globals['_LEASEKEEPALIVERESPONSE']._serialized_start=749
-  _globals['_LEASEKEEPALIVERESPONSE']._serialized_end=846
-  _globals['_WATCHREQUEST']._serialized_start=848
-  _globals['_WATCHREQUEST']._serialized_end=922
-  _globals['_WATCHCREATEREQUEST']._serialized_start=924
-  _globals['_WATCHCREATEREQUEST']._serialized_end=1025
-  _globals['_WATCHRESPONSE']._serialized_start=1028
-  _globals['_WATCHRESPONSE']._serialized_end=1214
-  _globals['_EVENT']._serialized_start=1217
-  _globals['_EVENT']._serialized_end=1377
-  _globals['_EVENT_EVENTTYPE']._serialized_start=1311
-  _globals['_EVENT_EVENTTYPE']._serialized_end=1377
-  _globals['_AUTHENTICATEREQUEST']._serialized_start=1379
-  _globals['_AUTHENTICATEREQUEST']._serialized_end=1437
-  _globals['_AUTHENTICATERESPONSE']._serialized_start=1439
-  _globals['_AUTHENTICATERESPONSE']._serialized_end=1529
+  _globals['_KEYVALUE']._serialized_end=161
+  _globals['_RANGEREQUEST']._serialized_start=163
+  _globals['_RANGEREQUEST']._serialized_end=232
+  _globals['_RANGERESPONSE']._serialized_start=234
+  _globals['_RANGERESPONSE']._serialized_end=350
+  _globals['_PUTREQUEST']._serialized_start=352
+  _globals['_PUTREQUEST']._serialized_end=408
+  _globals['_PUTRESPONSE']._serialized_start=410
+  _globals['_PUTRESPONSE']._serialized_end=471
+  _globals['_LEASEGRANTREQUEST']._serialized_start=473
+  _globals['_LEASEGRANTREQUEST']._serialized_end=505
+  _globals['_LEASEGRANTRESPONSE']._serialized_start=507
+  _globals['_LEASEGRANTRESPONSE']._serialized_end=615
+  _globals['_LEASEREVOKEREQUEST']._serialized_start=617
+  _globals['_LEASEREVOKEREQUEST']._serialized_end=649
+  _globals['_LEASEREVOKERESPONSE']._serialized_start=651
+  _globals['_LEASEREVOKERESPONSE']._serialized_end=720
+  _globals['_LEASEKEEPALIVEREQUEST']._serialized_start=722
+  _globals['_LEASEKEEPALIVEREQUEST']._serialized_end=757
+  _globals['_LEASEKEEPALIVERESPONSE']._serialized_start=759
+  _globals['_LEASEKEEPALIVERESPONSE']._serialized_end=856
+  _globals['_WATCHREQUEST']._serialized_start=858
+  _globals['_WATCHREQUEST']._serialized_end=932
+  _globals['_WATCHCREATEREQUEST']._serialized_start=934
+  _globals['_WATCHCREATEREQUEST']._serialized_end=1043
+  _globals['_WATCHRESPONSE']._serialized_start=1046
+  _globals['_WATCHRESPONSE']._serialized_end=1232
+  _globals['_EVENT']._serialized_start=1235
+  _globals['_EVENT']._serialized_end=1395
+  _globals['_EVENT_EVENTTYPE']._serialized_start=1329
+  _globals['_EVENT_EVENTTYPE']._serialized_end=1395
+  _globals['_AUTHENTICATEREQUEST']._serialized_start=1397
+  _globals['_AUTHENTICATEREQUEST']._serialized_end=1455
+  _globals['_AUTHENTICATERESPONSE']._serialized_start=1457
+  _globals['_AUTHENTICATERESPONSE']._serialized_end=1547
 # @@protoc_insertion_point(module_scope)
