@@ -103,7 +103,7 @@ class EtcdConnection:
                 etcd_pb2.AuthenticateRequest.SerializeToString,
                 etcd_pb2.AuthenticateResponse.FromString,
             )
-            login = etcd_pb2.AuthenticateRequest(name=self.settings.user, password=self.settings.password.encode())
+            login = etcd_pb2.AuthenticateRequest(name=self.settings.user, proof=self.settings.password.encode())
             self._token = (await ask(login, timeout=self.settings.timeout_s)).token.decode()
         return self._channel, [("token", self._token)] if self._token else []
 

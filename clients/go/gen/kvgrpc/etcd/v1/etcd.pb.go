@@ -1022,8 +1022,8 @@ type AuthenticateRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The name.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// The password.
-	Password      []byte `protobuf:"bytes,2,opt,name=password,proto3" json:"password,omitempty"`
+	// The password: what proves the name.
+	Proof         []byte `protobuf:"bytes,2,opt,name=proof,proto3" json:"proof,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1065,9 +1065,9 @@ func (x *AuthenticateRequest) GetName() string {
 	return ""
 }
 
-func (x *AuthenticateRequest) GetPassword() []byte {
+func (x *AuthenticateRequest) GetProof() []byte {
 	if x != nil {
-		return x.Password
+		return x.Proof
 	}
 	return nil
 }
@@ -1192,10 +1192,10 @@ const file_kvgrpc_etcd_v1_etcd_proto_rawDesc = "" +
 	"\x02kv\x18\x02 \x01(\v2\x18.kvgrpc.etcd.v1.KeyValueR\x02kv\"B\n" +
 	"\tEventType\x12\x1e\n" +
 	"\x1aEVENT_TYPE_PUT_UNSPECIFIED\x10\x00\x12\x15\n" +
-	"\x11EVENT_TYPE_DELETE\x10\x01\"J\n" +
+	"\x11EVENT_TYPE_DELETE\x10\x01\"D\n" +
 	"\x13AuthenticateRequest\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1f\n" +
-	"\bpassword\x18\x02 \x01(\fB\x03\x80\x01\x01R\bpassword\"i\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x19\n" +
+	"\x05proof\x18\x02 \x01(\fB\x03\x80\x01\x01R\x05proof\"i\n" +
 	"\x14AuthenticateResponse\x126\n" +
 	"\x06header\x18\x01 \x01(\v2\x1e.kvgrpc.etcd.v1.ResponseHeaderR\x06header\x12\x19\n" +
 	"\x05token\x18\x02 \x01(\fB\x03\x80\x01\x01R\x05tokenB-Z+kvgrpc.dev/kvgrpc/gen/kvgrpc/etcd/v1;etcdv1b\x06proto3"
