@@ -26,7 +26,7 @@ WINDOW = "window"
 """Data path in place of shm that shows no peer the pool; only for operators who name it."""
 WHOLE_POOL = frozenset({"shm", "cma", "nixl", "cuda_vmm"})
 """Data paths by which a peer reaches the whole pool."""
-COPY_THREADS_MAX = 256
+COPY_THREADS_MAX, RING_SPANS_MAX = 256, 100_000
 TOKEN_ALGORITHMS = (
     "ES256", "ES384", "ES512", "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "EdDSA",
 )  # fmt: skip
@@ -272,6 +272,8 @@ class Config:
     """True when this server compares each received block with its source before the block counts."""
     drain_s: float = 10.0
     """Time that SIGTERM leaves to work in progress, in seconds."""
+    trace_ring_spans: int = 0
+    """Number of spans that ended last, which the server keeps for ListSpans; 0: it keeps none."""
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     tensors: TensorsConfig = field(default_factory=TensorsConfig)
     tls: TlsConfig = field(default_factory=TlsConfig)
@@ -295,8 +297,9 @@ class Config:
         opened = [name for name in self.data_paths if name in WHOLE_POOL]
         if WINDOW in self.data_paths and opened:
             raise invalid("data_paths", f"{WINDOW} hides the pool; {', '.join(opened)} would give them all of it")
-        if not 1 <= self.copy_threads <= COPY_THREADS_MAX:
-            raise invalid("copy_threads", f"is a whole number from 1 to {COPY_THREADS_MAX}")
+        for name, least, most in (("copy_threads", 1, COPY_THREADS_MAX), ("trace_ring_spans", 0, RING_SPANS_MAX)):
+            if not least <= getattr(self, name) <= most:
+                raise invalid(name, f"is a whole number from {least} to {most}")
         limit = self.bandwidth_limit_bytes_per_s
         if limit is not None and not 0 < limit < math.inf:
             raise invalid("bandwidth_limit_bytes_per_s", "is positive, or left out")

@@ -110,7 +110,7 @@ _TEXTS = (
 )  # fmt: skip
 _PATHS = ("session_socket", "ready_file")
 _LISTS = ("data_paths", "dial_allow", "private_networks")
-_NUMBERS = {"copy_threads": int, "bandwidth_limit_bytes_per_s": float, "drain_s": float}
+_NUMBERS = {"copy_threads": int, "bandwidth_limit_bytes_per_s": float, "drain_s": float, "trace_ring_spans": int}
 _FLAGS = ("read_blocks", "insecure", "exit_with_engine", "source_writes", "checksums")
 _FLAG_TEXTS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}
 

@@ -11,6 +11,7 @@ from kvgrpc.cli.drain import drain
 from kvgrpc.cli.get import cancel, describe, get, release, why
 from kvgrpc.cli.serve import serve
 from kvgrpc.cli.status import status
+from kvgrpc.cli.trace import trace
 
 app = typer.Typer(
     name="kvgrpc",
@@ -25,7 +26,7 @@ app.command()(serve)
 app.command()(status)
 app.command()(drain)
 app.command()(doctor)
-for command in (get, describe, why, cancel, release):
+for command in (get, describe, why, trace, cancel, release):
     app.command()(command)
 
 
