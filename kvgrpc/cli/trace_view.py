@@ -52,7 +52,7 @@ def in_order(found: Iterable[PlacedSpan]) -> list[PlacedSpan]:
     rows = sorted(spans.values(), key=lambda row: row.span.start_time_ns)
     first: dict[str, int] = {}
     within: dict[tuple[str, str], list[PlacedSpan]] = {}
-    roots = []
+    roots: list[PlacedSpan] = []
     for row in rows:
         trace_id, parent = row.span.trace_id, row.span.parent_span_id
         row.offset_ns = row.span.start_time_ns - first.setdefault(trace_id, row.span.start_time_ns)
