@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,7 +95,7 @@ class Server:
         files = None if self.tls is None else self.tls.files
         own = Credentials() if files is None else Credentials(cert=files.cert, key=files.key, ca=files.ca)
         why = partial(why_not_connected, own)
-        self._channels = PeerChannels(self._runner, self.config.limits, self.config.may_dial, connect, why)
+        self._channels = PeerChannels(self._runner, self.config.limits, self._lead.may_dial, connect, why)
         self._watches = (
             FileWatch(self.tls, (self._channels.renew, stores.renew)),
             FileWatch(self._lead.gate, ()),
@@ -104,6 +105,14 @@ class Server:
         self._health: Health | None = None
         self._metrics: metrics.MetricsEndpoint | None = None
         self._last_work = LastWork(self._runner)
+
+    def reload(self, settings: Config, changes: Mapping[str, Any]) -> Config:
+        """Lets other values of `dial_allow` and `drain_s` hold, and returns the settings with them. Connections that
+        are there stay.
+        """
+        self.config = replace(self.config, **changes)
+        self._lead.use(self.config)
+        return replace(settings, **changes)
 
     async def start(self) -> None:
         """Serves. Raises Exhausted if the pool or the spill does not fit, AddressInUse if the address is taken,

@@ -61,6 +61,7 @@ def make_paths(
             path = _make(name, memory, copy_threads, socket, host)
         except DataPathUnavailable as error:
             status.append((name, False, error.message))
+            _log.info("the data path %s is left out: %s", name, error.message)
         else:
             paths.append(path)
             status.append((name, True, path.why if isinstance(path, SaysWhy) else _WHY[name]))

@@ -5,7 +5,7 @@ import warnings
 
 from kvgrpc.v1 import admin_pb2 as kvgrpc_dot_v1_dot_admin__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.78.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class AdminServiceStub:
+class AdminServiceStub(object):
     """Answers questions of operators. Viewers and operators call it.
     """
 
@@ -77,7 +77,7 @@ class AdminServiceStub:
                 _registered_method=True)
 
 
-class AdminServiceServicer:
+class AdminServiceServicer(object):
     """Answers questions of operators. Viewers and operators call it.
     """
 
@@ -241,7 +241,7 @@ def add_AdminServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class AdminService:
+class AdminService(object):
     """Answers questions of operators. Viewers and operators call it.
     """
 
