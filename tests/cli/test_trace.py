@@ -8,7 +8,7 @@ import pytest
 from kvgrpc.cli.trace_view import PlacedSpan, in_order, tree
 from kvgrpc.client import connect_sync
 from kvgrpc.v1 import admin_pb2
-from tests.cli.test_get import run
+from tests.cli.commands import run
 from tests.client.serving import Served, served
 
 TOKENS = list(range(32))

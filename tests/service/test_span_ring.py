@@ -14,7 +14,7 @@ from kvgrpc.service.session.session_calls import begin_trace, hear_session
 from kvgrpc.service.span_ring import BYTES_PER_SPAN, TRANSFER, RingSpans, SpanRing, SpanRow, seen_by
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.v1 import handoff_pb2, pool_pb2
-from tests.service.test_spans import METHOD, SAMPLED, TRACE, UNSAMPLED, Kept, maker
+from tests.service.kept_spans import METHOD, SAMPLED, TRACE, UNSAMPLED, Kept, maker
 
 
 @pytest.fixture
