@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvgrpc.client import connect_sync
+from tests.cli.commands import run
 from tests.client.serving import Served, served
 from tests.service.engines import wait_until
 
@@ -19,13 +20,6 @@ TOKENS = list(range(32))
 def servers() -> Iterator[tuple[Served, Served]]:
     with served("--engine-id", "P", "--drain-s", "0") as p, served("--engine-id", "D", "--drain-s", "0") as d:
         yield p, d
-
-
-def run(*arguments: str) -> tuple[int, list[str], str]:
-    """Runs a command. Returns its exit code, the lines of its output, and its errors."""
-    command = [sys.executable, "-m", "kvgrpc", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.returncode, done.stdout.splitlines(), done.stderr
 
 
 def test_rows_of_several_servers_are_told_apart_and_ids_are_whole(servers: tuple[Served, Served]) -> None:
