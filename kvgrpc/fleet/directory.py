@@ -21,7 +21,7 @@ KEY_BYTES_MAX = 600
 
 
 class EngineState(StrEnum):
-    """What the directory knows of an engine."""
+    """Knowledge of one engine."""
 
     UNPROVEN = "unproven"
     """No health check has been answered, or the last answer is too old."""
@@ -92,7 +92,7 @@ class Refusals:
     too_many: int = 0
     outdated: int = 0
     last: str = ""
-    """What was wrong with the last unreadable entry."""
+    """Fault of the last unreadable entry."""
 
 
 @dataclass

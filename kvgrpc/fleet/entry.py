@@ -1,4 +1,4 @@
-"""What an engine publishes of itself. A registry may hold anything, so an entry is checked when it is read."""
+"""The entry that an engine publishes of itself. A registry may hold anything, so an entry is checked when it is read."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -18,7 +18,7 @@ NUMBER_MAX = (1 << 63) - 1
 
 
 class EngineRole(StrEnum):
-    """What an engine is there for."""
+    """Purpose of an engine."""
 
     PREFILL = "prefill"
     DECODE = "decode"

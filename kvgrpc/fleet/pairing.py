@@ -23,7 +23,7 @@ PICK_FADE_S = 2.0
 
 @dataclass(frozen=True)
 class PairRequest:
-    """What a request needs of a pair."""
+    """Needs of a request."""
 
     model: str = ""
     """Digest of the model; empty: any."""

@@ -1,4 +1,4 @@
-"""What all registries can do."""
+"""The interface of all registries."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass

@@ -38,7 +38,7 @@ _OPTIONS = [
 
 @dataclass(frozen=True)
 class EtcdSettings:
-    """Where etcd is, and how it is spoken to."""
+    """Addresses and credentials of etcd."""
 
     endpoints: tuple[str, ...]
     credentials: grpc.ChannelCredentials | None = None
