@@ -1,4 +1,4 @@
-"""The entry that an engine publishes of itself. A registry may hold anything, so an entry is checked when it is read."""
+"""The entry that an engine publishes of itself. A registry may hold anything, so a read entry is checked."""
 
 import json
 from dataclasses import asdict, dataclass

@@ -16,7 +16,7 @@ LOOKS_MAX = 256
 
 
 class PrefixIndex:
-    """An index of prefixes and of the engines that hold them. A chain is its digests h_1, h_2, ..., one for each unit of tokens."""
+    """An index of prefixes and of the engines that hold them. A chain is its digests h_1, h_2, ..., one a unit."""
 
     def __init__(self, most: int = PREFIXES_MAX) -> None:
         self._most = most
