@@ -3,17 +3,16 @@
 import logging
 import signal
 from collections.abc import Callable
-from dataclasses import fields
 from typing import TYPE_CHECKING
 
+from kvgrpc.cli.log_format import configure as configure_log
 from kvgrpc.config import Config
+from kvgrpc.config_reload import changed, reloaded
 from kvgrpc.errors import KVGrpcError
 
 if TYPE_CHECKING:
     from kvgrpc.server import Server
 
-RELOADED = ("dial_allow", "drain_s")
-"""Settings that change while the server runs. The files of `tls`, `identity` and `tokens` are watched anyway."""
 _log = logging.getLogger(__name__)
 
 
@@ -33,10 +32,11 @@ class Reload:
         except KVGrpcError as error:
             _log.error("nothing is reloaded: %s", error.sentence)
             return
-        others = [one.name for one in fields(Config) if getattr(read, one.name) != getattr(self.settings, one.name)]
-        now, later = [name for name in others if name in RELOADED], [name for name in others if name not in RELOADED]
-        self.settings = server.reload(self.settings, {name: getattr(read, name) for name in now})
-        _log.info("reloaded: %s", ", ".join(now) or "no setting has changed")
+        held, self.settings = self.settings, reloaded(self.settings, read)
+        server.reload(self.settings)
+        configure_log(self.settings)
+        _log.info("reloaded: %s", ", ".join(changed(held, self.settings)) or "no setting has changed")
+        later = list(changed(self.settings, read))
         if later:
             _log.warning("these settings have changed and hold after a restart: %s", ", ".join(later))
 

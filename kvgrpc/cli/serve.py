@@ -1,7 +1,6 @@
 """`kvgrpc serve`: one server until it is told to stop."""
 
 import asyncio
-import logging
 import os
 import signal
 import sys
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from kvgrpc import open_files
-from kvgrpc.cli.log_format import LogFormat, configure as configure_log
+from kvgrpc.cli.log_format import configure as configure_log
 from kvgrpc.errors import Exhausted, KVGrpcError
 from kvgrpc.service.polling import poll_in_place
 
@@ -56,11 +55,12 @@ def serve(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     limit: Annotated[
         list[str] | None, typer.Option(help="A limit as NAME=VALUE, such as lease_ttl_s=60; may be repeated.")
     ] = None,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
-    log_format: Annotated[LogFormat, typer.Option(help="Form of the log's lines.")] = LogFormat.TEXT,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error; by default info.")] = None,
+    log_format: Annotated[str | None, typer.Option(help="Form of the log's lines: text or json.")] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Only check the configuration, and print it as it takes effect.")
     ] = False,
+    trace_ring_spans: Annotated[int | None, typer.Option(help="Spans to keep for kvgrpc trace; 0: none.")] = None,
     ready_file: Annotated[str | None, typer.Option(help="JSON file to write once the server serves.")] = None,
     metrics: Annotated[
         str | None, typer.Option(help="host:port of the HTTP endpoint for metrics and probes, such as 127.0.0.1:9464.")
@@ -100,6 +100,13 @@ def serve(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     ] = None,
     copy_threads: Annotated[
         int | None, typer.Option(help="Threads that copy for shm and cma.", rich_help_panel=_PATHS_PANEL)
+    ] = None,
+    shared_dir: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder that servers in other network namespaces of this host mount, too.",
+            rich_help_panel=_PATHS_PANEL,
+        ),
     ] = None,
     bandwidth_limit_bytes_per_s: Annotated[
         float | None, typer.Option(help="Maximum rate of what this server moves.", rich_help_panel=_PATHS_PANEL)
@@ -144,11 +151,6 @@ def serve(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
 
     for number in _STOPS:
         signal.signal(number, lambda *_: sys.exit(0))  # until `_serve` stops in order
-    if log_level.upper() not in logging.getLevelNamesMapping():
-        _fail(EXIT_CONFIG, f"--log-level {log_level} is not one of debug, info, warning, error")
-    configure_log(log_level.upper(), log_format)
-    open_files.raise_limit()
-    poll_in_place(os.environ)
     if port is not None:
         flags["listen"] = f"127.0.0.1:{port}"
     try:
@@ -162,6 +164,9 @@ def serve(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
         settings = config_sources.load(config, environment, flags)
     except KVGrpcError as error:
         _fail(EXIT_CONFIG, error.sentence)
+    configure_log(settings)
+    open_files.raise_limit()
+    poll_in_place(os.environ)
     if check:
         from kvgrpc.cli.effective_config import shown
 
@@ -181,12 +186,10 @@ _NOT_SETTINGS = (
     "port",
     "no_pool",
     "limit",
-    "log_level",
     "launched",
     "tls_dir",
     "roles",
     "check",
-    "log_format",
 )
 
 _POOL = ("layers", "kv_heads", "head_dim", "block_tokens", "blocks", "dtype", "device")
@@ -194,7 +197,7 @@ _POOL = ("layers", "kv_heads", "head_dim", "block_tokens", "blocks", "dtype", "d
 
 def _limits(said: Sequence[str]) -> dict[str, str]:
     """Returns limit flags as the variables that set the same limits. Raises InvalidRequest."""
-    from kvgrpc.config import invalid
+    from kvgrpc.config_errors import invalid
 
     found = {}
     for word in said:
@@ -243,7 +246,7 @@ async def _serve(settings: "Config", launched: int | None = None, reload: "Reloa
         server = Server(settings)
     except KVGrpcError as error:
         return _report(EXIT_CONFIG, error)
-    telemetry.configure(server.config.engine_id, __version__)
+    telemetry.configure(server.config.engine_id, __version__, settings.trace_ring_spans)
     stopping, signals = asyncio.Event(), list[signal.Signals]()
     loop = asyncio.get_running_loop()
     for number in _STOPS:

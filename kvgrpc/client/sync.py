@@ -320,6 +320,7 @@ class SyncClient(_Twin[Client]):
     renew_allocation = _blocking(Client.renew_allocation)
     renew_leases = _blocking(Client.renew_leases)
     reserve_blocks = _blocking(Client.reserve_blocks)
+    spans = _blocking(Client.spans)
     source_failed = _blocking(Client.source_failed)
     start_drain = _blocking(Client.start_drain)
     status = _blocking(Client.status)

@@ -53,8 +53,8 @@ class Lead:
         """The ticket of the attached engine; empty while none is attached."""
 
     def use(self, config: Config) -> None:
-        """Goes by these settings from now on. Others than `dial_allow` are read at different times, so give only that
-        another value.
+        """Goes by these settings from now on. Only what `config_reload` reloads is read at each use, so give nothing
+        else another value.
         """
         self.config = config
         self._may_dial = lru_cache(DIAL_ANSWERS_KEPT)(config.may_dial)

@@ -1,5 +1,6 @@
 """SIGHUP lets a running server take other settings from its file."""
 
+import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,12 +64,24 @@ def test_a_signal_lets_another_dial_list_hold_and_leaves_leases_alone(server: Re
         assert client.finished_blocks(taken, list(range(16)))
 
 
+def test_a_signal_changes_the_level_and_the_form_of_the_log(server: Reloadable) -> None:
+    said = server.reload('dial_allow = ["localhost"]\nlog_format = "json"\n')
+    (line,) = (line for line in said.splitlines() if "reloaded: " in line)
+    assert json.loads(line)["message"] == "reloaded: log_format"
+
+
+def test_a_signal_changes_how_long_a_call_waits(server: Reloadable) -> None:
+    with connect_sync(server.served.address) as client:
+        server.reload('dial_allow = ["localhost"]\n[limits]\nwait_s = 0.5\n')
+        assert client.capabilities().limits.wait.ToMilliseconds() == 500
+
+
 def test_the_log_names_settings_that_wait_for_a_restart(server: Reloadable) -> None:
     said = server.reload('dial_allow = ["localhost"]\nread_blocks = true\n[limits]\nlease_ttl_s = 7\n')
     assert "no setting has changed" in said
     wait_until(lambda: "hold after a restart: " in server.said(0), WAIT_S)
     assert "read_blocks" in server.said(0)
-    assert "limits" in server.said(0)
+    assert "limits.lease_ttl_s" in server.said(0)
 
 
 def test_a_file_with_an_error_changes_nothing(server: Reloadable) -> None:

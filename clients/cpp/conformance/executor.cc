@@ -54,6 +54,7 @@ const std::map<std::string, NamedMethod> kUnary = {
     KVGRPC_UNARY(Admin, GetDrain),
     KVGRPC_UNARY(Admin, ReleaseQuarantine),
     KVGRPC_UNARY(Admin, ListAuditRecords),
+    KVGRPC_UNARY(Admin, ListSpans),
     KVGRPC_UNARY(Admin, ForgetEngine),
     KVGRPC_UNARY(Handoff, FinishedBlocks),
     KVGRPC_UNARY(Handoff, PullBlocks),

@@ -80,7 +80,7 @@ _SERVICES: Mapping[str, Mapping[Roles, str]] = {
     },
     "kvgrpc.v1.AdminService": {
         _LOOK: "GetStatus ListPeers ListPins GetDrain",
-        frozenset({_O, _V}): "ListAuditRecords",
+        frozenset({_O, _V}): "ListAuditRecords ListSpans",
         _OPERATE: "StartDrain CancelDrain ReleaseQuarantine ForgetEngine",
     },
     "kvgrpc.v1.CallService": {EVERY: "StreamCalls"},
