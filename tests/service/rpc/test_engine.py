@@ -143,7 +143,7 @@ def test_what_a_drain_waits_for_is_named_with_its_owner_and_deadline_oldest_firs
     wait_until(lambda: any(row.reader_engine_ids for row in get_drain(source).blockers))
     found = get_drain(source)
     assert (found.reason, found.HasField("age"), found.blocker_count) == ("a new kernel", True, 2)
-    lease, transfer = sorted(found.blockers, key=lambda row: row.WhichOneof("work"))
+    lease, transfer = sorted(found.blockers, key=lambda row: str(row.WhichOneof("work")))
     assert (transfer.transfer.transfer_id, transfer.transfer.request_id) == (handed.transfer.transfer_id, "r-1")
     assert (lease.lease.lease_id, lease.owner, transfer.owner) == (handed.lease.lease_id, "anonymous", "anonymous")
     assert list(lease.reader_engine_ids) == [destination.engine_id]
