@@ -425,7 +425,7 @@ wheel: venv ## Build the wheel into dist twice, from two copies, and fail when t
 	@$(BIN)/python scripts/wheel.py $(ARGS)
 
 # The wheel that is kept of the last release; where there is none, one of this tree.
-WHEEL ?= $(firstword $(wildcard tests/skew/*.whl))
+WHEEL ?= $(firstword $(SKEW_WHEEL) $(wildcard tests/skew/*.whl))
 
 .PHONY: skew-test
 skew-test: venv ## Run servers and clients of a wheel against those of this tree (WHEEL=path, ARGS="-k push")
