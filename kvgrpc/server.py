@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from kvgrpc import __version__
 from kvgrpc.client.credentials import Credentials
 from kvgrpc.client.tls_probe import why_not_connected
-from kvgrpc.config import Config, random_engine_id, split_address
+from kvgrpc.config import Config, split_address
+from kvgrpc.config_reload import reloaded
 from kvgrpc.core.events import LifeBegan, MemoryGone
 from kvgrpc.core.node import Node
 from kvgrpc.core.values.compatibility import CHECKSUMS, KEY_COLUMNS, READS_PUSHES, EngineDescription
@@ -67,7 +68,9 @@ class Server:
     ) -> None:
         """`device_memory` makes the memory of a pool on a device."""
         self.config = replace(
-            config, engine_id=config.engine_id or random_engine_id(), limits=within_open_files(config.limits)
+            config,
+            engine_id=config.engine_id or f"engine-{secrets.token_hex(4)}",
+            limits=within_open_files(config.limits),
         )
         self.address = self.admin_address = ""
         self._ready = ReadyFile(config.ready_file)
@@ -94,7 +97,7 @@ class Server:
         files = None if self.tls is None else self.tls.files
         own = Credentials() if files is None else Credentials(cert=files.cert, key=files.key, ca=files.ca)
         why = partial(why_not_connected, own)
-        self._channels = PeerChannels(self._runner, self.config.limits, self.config.may_dial, connect, why)
+        self._channels = PeerChannels(self._runner, self.config.limits, self._lead.may_dial, connect, why)
         self._watches = (
             FileWatch(self.tls, (self._channels.renew, stores.renew)),
             FileWatch(self._lead.gate, ()),
@@ -104,6 +107,11 @@ class Server:
         self._health: Health | None = None
         self._metrics: metrics.MetricsEndpoint | None = None
         self._last_work = LastWork(self._runner)
+
+    def reload(self, settings: Config) -> None:
+        """Lets the reloaded values of the settings hold. Connections that are there stay."""
+        self.config = reloaded(self.config, settings)
+        self._lead.use(self.config)
 
     async def start(self) -> None:
         """Serves. Raises Exhausted if the pool or the spill does not fit, AddressInUse if the address is taken,

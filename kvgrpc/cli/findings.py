@@ -19,6 +19,8 @@ SOON = timedelta(days=7)
 """Time before the end of a certificate in which it counts as about to end."""
 FEW_FILES = 4_096
 """Number of open files below which many connections do not fit."""
+_PACKAGES = {"grpcio": "server", "protobuf": "server", "numpy": "server", "torch": "torch", "nixl-cu12": "nixl"}
+"""Packages by name, each with the extra that brings it. Only those of `server` are needed."""
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 _RDMA = Path("/sys/class/infiniband")
 _UNSYNCHRONISED = 0x40
@@ -58,12 +60,12 @@ def of_this_machine(config: Config, environment: Mapping[str, str]) -> Iterator[
 
 def packages() -> Iterator[Finding]:
     """Says which packages are here."""
-    for name, needed in (("grpcio", True), ("protobuf", True), ("numpy", True), ("torch", False), ("nixl-cu12", False)):
+    for name, extra in _PACKAGES.items():
         try:
             yield Finding(Grade.OK, "packages", f"{name} {metadata.version(name)}")
         except metadata.PackageNotFoundError:
-            grade = Grade.ERROR if needed else Grade.NOTE
-            yield Finding(grade, "packages", f"{name} is not installed", "install kvgrpc with its extra 'server'")
+            grade = Grade.ERROR if extra == "server" else Grade.NOTE
+            yield Finding(grade, "packages", f"{name} is not installed", f"install kvgrpc with its extra '{extra}'")
 
 
 def nixl(environment: Mapping[str, str]) -> Iterator[Finding]:

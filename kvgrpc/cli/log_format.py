@@ -3,17 +3,13 @@
 import json
 import logging
 from datetime import UTC, datetime
-from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvgrpc.config import Config
 
 FIELDS = ("transfer_id", "request_id", "trace_id", "peer")
 """Names of the fields, as in `kvgrpc.service.event_log`."""
-
-
-class LogFormat(Enum):
-    """The form of the log."""
-
-    TEXT = "text"
-    JSON = "json"
 
 
 def _fields(record: logging.LogRecord) -> dict[str, str]:
@@ -50,11 +46,12 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(said)
 
 
-def configure(level: str, form: LogFormat) -> None:
-    """Writes the log of this process to standard error."""
+def configure(config: "Config") -> None:
+    """Writes the log of this process to standard error, as the settings say."""
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonFormatter() if form is LogFormat.JSON else TextFormatter())
-    logging.basicConfig(level=level, handlers=[handler])
+    handler.setFormatter(JsonFormatter() if config.log_format == "json" else TextFormatter())
+    level = logging.getLevelNamesMapping()[config.log_level.upper()]
+    logging.basicConfig(level=level, handlers=[handler], force=True)
     # Their debug lines say nothing of kvgrpc.
     for name in ("asyncio", "grpc", "nixl"):
-        logging.getLogger(name).setLevel(max(logging.getLevelNamesMapping()[level], logging.WARNING))
+        logging.getLogger(name).setLevel(max(level, logging.WARNING))

@@ -1,24 +1,25 @@
 """`kvgrpc serve`: one server until it is told to stop."""
 
 import asyncio
-import logging
 import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from kvgrpc import config_sources, open_files
-from kvgrpc.cli.log_format import LogFormat, configure as configure_log
-from kvgrpc.config import Config, PoolConfig, invalid
+from kvgrpc import open_files
+from kvgrpc.cli.log_format import configure as configure_log
 from kvgrpc.errors import Exhausted, KVGrpcError
 from kvgrpc.service.polling import poll_in_place
 
 if TYPE_CHECKING:
+    from kvgrpc.cli.reload import Reload
+    from kvgrpc.config import Config
     from kvgrpc.server import Server
 
 EXIT_CONFIG = 2
@@ -54,11 +55,12 @@ def serve(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     limit: Annotated[
         list[str] | None, typer.Option(help="A limit as NAME=VALUE, such as lease_ttl_s=60; may be repeated.")
     ] = None,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
-    log_format: Annotated[LogFormat, typer.Option(help="Form of the log's lines.")] = LogFormat.TEXT,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error; by default info.")] = None,
+    log_format: Annotated[str | None, typer.Option(help="Form of the log's lines: text or json.")] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Only check the configuration, and print it as it takes effect.")
     ] = False,
+    trace_ring_spans: Annotated[int | None, typer.Option(help="Spans to keep for kvgrpc trace; 0: none.")] = None,
     ready_file: Annotated[str | None, typer.Option(help="JSON file to write once the server serves.")] = None,
     metrics: Annotated[
         str | None, typer.Option(help="host:port of the HTTP endpoint for metrics and probes, such as 127.0.0.1:9464.")
@@ -99,6 +101,13 @@ def serve(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     copy_threads: Annotated[
         int | None, typer.Option(help="Threads that copy for shm and cma.", rich_help_panel=_PATHS_PANEL)
     ] = None,
+    shared_dir: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder that servers in other network namespaces of this host mount, too.",
+            rich_help_panel=_PATHS_PANEL,
+        ),
+    ] = None,
     bandwidth_limit_bytes_per_s: Annotated[
         float | None, typer.Option(help="Maximum rate of what this server moves.", rich_help_panel=_PATHS_PANEL)
     ] = None,
@@ -136,14 +145,12 @@ def serve(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     pool does not fit into memory.
     """
     flags = {k: v for k, v in locals().items() if k not in (*_NOT_SETTINGS, *_POOL)}
+    pool = {k: v for k, v in locals().items() if k in _POOL and v is not None}
+    from kvgrpc import config_sources  # here, so that other commands do not import numpy
+    from kvgrpc.cli.reload import Reload, ignore_until_served
+
     for number in _STOPS:
         signal.signal(number, lambda *_: sys.exit(0))  # until `_serve` stops in order
-    pool = {k: v for k, v in locals().items() if k in _POOL and v is not None}
-    if log_level.upper() not in logging.getLevelNamesMapping():
-        _fail(EXIT_CONFIG, f"--log-level {log_level} is not one of debug, info, warning, error")
-    configure_log(log_level.upper(), log_format)
-    open_files.raise_limit()
-    poll_in_place(os.environ)
     if port is not None:
         flags["listen"] = f"127.0.0.1:{port}"
     try:
@@ -157,12 +164,21 @@ def serve(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
         settings = config_sources.load(config, environment, flags)
     except KVGrpcError as error:
         _fail(EXIT_CONFIG, error.sentence)
+    configure_log(settings)
+    open_files.raise_limit()
+    poll_in_place(os.environ)
     if check:
         from kvgrpc.cli.effective_config import shown
 
         typer.echo(shown(settings))
         raise typer.Exit
-    raise typer.Exit(asyncio.run(_serve(settings)) if launched is None else _serve_engine(settings, launched))
+    if launched is not None:
+        raise typer.Exit(_serve_engine(settings, launched))
+    reload = None
+    if config is not None:
+        ignore_until_served()
+        reload = Reload(settings, partial(config_sources.load, config, environment, flags))
+    raise typer.Exit(asyncio.run(_serve(settings, reload=reload)))
 
 
 _NOT_SETTINGS = (
@@ -170,12 +186,10 @@ _NOT_SETTINGS = (
     "port",
     "no_pool",
     "limit",
-    "log_level",
     "launched",
     "tls_dir",
     "roles",
     "check",
-    "log_format",
 )
 
 _POOL = ("layers", "kv_heads", "head_dim", "block_tokens", "blocks", "dtype", "device")
@@ -183,6 +197,8 @@ _POOL = ("layers", "kv_heads", "head_dim", "block_tokens", "blocks", "dtype", "d
 
 def _limits(said: Sequence[str]) -> dict[str, str]:
     """Returns limit flags as the variables that set the same limits. Raises InvalidRequest."""
+    from kvgrpc.config_errors import invalid
+
     found = {}
     for word in said:
         name, equals, value = word.partition("=")
@@ -196,6 +212,9 @@ def _with_pool(
     path: Path | None, environment: Mapping[str, str], flags: dict[str, Any], pool: dict[str, Any], *, no_pool: bool
 ) -> dict[str, Any]:
     """Returns the flags with the pool as file, variables and defaults state it, changed field by field by the flags."""
+    from kvgrpc import config_sources
+    from kvgrpc.config import PoolConfig
+
     if no_pool:
         return flags | {"pool": False}
     if not pool:
@@ -205,7 +224,7 @@ def _with_pool(
     return flags | {"pool": fields | pool}
 
 
-def _serve_engine(settings: Config, launched: int) -> int:
+def _serve_engine(settings: "Config", launched: int) -> int:
     """Serves as a child of the engine's process, which made the socket's folder and waits at a pipe for the address."""
     from kvgrpc.engine.session.socket_folder import remove_if_left
 
@@ -216,7 +235,7 @@ def _serve_engine(settings: Config, launched: int) -> int:
         remove_if_left(Path(settings.session_socket).parent)
 
 
-async def _serve(settings: Config, launched: int | None = None) -> int:
+async def _serve(settings: "Config", launched: int | None = None, reload: "Reload | None" = None) -> int:
     from kvgrpc import __version__
     from kvgrpc.server import Server
     from kvgrpc.service import telemetry
@@ -227,7 +246,7 @@ async def _serve(settings: Config, launched: int | None = None) -> int:
         server = Server(settings)
     except KVGrpcError as error:
         return _report(EXIT_CONFIG, error)
-    telemetry.configure(server.config.engine_id, __version__)
+    telemetry.configure(server.config.engine_id, __version__, settings.trace_ring_spans)
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in _STOPS:
@@ -241,6 +260,8 @@ async def _serve(settings: Config, launched: int | None = None) -> int:
     except KVGrpcError as error:
         return _report(EXIT_CONFIG, error)
     calm_collector()
+    if reload is not None:
+        loop.add_signal_handler(signal.SIGHUP, reload.apply, server)
     typer.echo(f"kvgrpc serving {server.address} engine {server.config.engine_id}")
     if launched is not None:
         with suppress(BrokenPipeError):
@@ -249,7 +270,7 @@ async def _serve(settings: Config, launched: int | None = None) -> int:
         loop.add_reader(launched, _gone, launched, stopping)
     ends = [stopping.wait(), *([server.engine_over()] if settings.exit_with_engine else [])]
     await asyncio.wait([asyncio.ensure_future(end) for end in ends], return_when=asyncio.FIRST_COMPLETED)
-    await server.stop(settings.drain_s)
+    await server.stop(settings.drain_s if reload is None else reload.settings.drain_s)
     telemetry.flush()
     return 0
 

@@ -35,8 +35,7 @@ class Lead:
         progress_age_s: Callable[[], float],
         version: str,
     ) -> None:
-        self.config = config
-        self._may_dial = lru_cache(DIAL_ANSWERS_KEPT)(config.may_dial)
+        self.use(config)
         self.runner = runner
         self.watchers = Watchers(runner)
         self.engine_watchers = EngineWatchers(runner)
@@ -53,6 +52,13 @@ class Lead:
         self.ticket = b""
         """The ticket of the attached engine; empty while none is attached."""
 
+    def use(self, config: Config) -> None:
+        """Goes by these settings from now on. Only what `config_reload` reloads is read at each use, so give nothing
+        else another value.
+        """
+        self.config = config
+        self._may_dial = lru_cache(DIAL_ANSWERS_KEPT)(config.may_dial)
+
     @property
     def weights(self) -> str:
         """The weights revision that contents are bound to."""
@@ -68,6 +74,10 @@ class Lead:
     def renewal_limit(self) -> int:
         """Maximum number of leases in one call."""
         return self.config.limits.renewals_per_call
+
+    def may_dial(self, address: str) -> bool:
+        """Returns whether `address` (host:port) is on the dial list as it is now."""
+        return self._may_dial(address)
 
     def check_dial(self, address: str, field: str = "address") -> None:
         """Raises PermissionDenied for an address that this server may not dial. Call it before anything dials."""

@@ -5,7 +5,7 @@ import warnings
 
 from kvgrpc.v1 import calls_pb2 as kvgrpc_dot_v1_dot_calls__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.78.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class CallServiceStub:
+class CallServiceStub(object):
     """Carries unary calls over a stream. Clients that call often use it, such as routers that drive pulls.
     """
 
@@ -42,7 +42,7 @@ class CallServiceStub:
                 _registered_method=True)
 
 
-class CallServiceServicer:
+class CallServiceServicer(object):
     """Carries unary calls over a stream. Clients that call often use it, such as routers that drive pulls.
     """
 
@@ -91,7 +91,7 @@ def add_CallServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class CallService:
+class CallService(object):
     """Carries unary calls over a stream. Clients that call often use it, such as routers that drive pulls.
     """
 

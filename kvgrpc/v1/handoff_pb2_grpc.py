@@ -5,7 +5,7 @@ import warnings
 
 from kvgrpc.v1 import handoff_pb2 as kvgrpc_dot_v1_dot_handoff__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.78.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class HandoffServiceStub:
+class HandoffServiceStub(object):
     """Starts transfers. Engines call it, and so do routers that drive SERVER_MANAGED pools.
     """
 
@@ -57,7 +57,7 @@ class HandoffServiceStub:
                 _registered_method=True)
 
 
-class HandoffServiceServicer:
+class HandoffServiceServicer(object):
     """Starts transfers. Engines call it, and so do routers that drive SERVER_MANAGED pools.
     """
 
@@ -223,7 +223,7 @@ def add_HandoffServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class HandoffService:
+class HandoffService(object):
     """Starts transfers. Engines call it, and so do routers that drive SERVER_MANAGED pools.
     """
 

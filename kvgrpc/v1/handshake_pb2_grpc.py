@@ -5,7 +5,7 @@ import warnings
 
 from kvgrpc.v1 import handshake_pb2 as kvgrpc_dot_v1_dot_handshake__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.78.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class HandshakeServiceStub:
+class HandshakeServiceStub(object):
     """Introduces engines to each other. Routers call GetCapabilities, CheckCompatibility and ConnectPeer; leads call
     Handshake.
     """
@@ -68,7 +68,7 @@ class HandshakeServiceStub:
                 _registered_method=True)
 
 
-class HandshakeServiceServicer:
+class HandshakeServiceServicer(object):
     """Introduces engines to each other. Routers call GetCapabilities, CheckCompatibility and ConnectPeer; leads call
     Handshake.
     """
@@ -204,7 +204,7 @@ def add_HandshakeServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class HandshakeService:
+class HandshakeService(object):
     """Introduces engines to each other. Routers call GetCapabilities, CheckCompatibility and ConnectPeer; leads call
     Handshake.
     """

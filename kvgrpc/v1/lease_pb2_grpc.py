@@ -5,7 +5,7 @@ import warnings
 
 from kvgrpc.v1 import lease_pb2 as kvgrpc_dot_v1_dot_lease__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.78.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class LeaseServiceStub:
+class LeaseServiceStub(object):
     """Pins finished blocks for readers, for a bounded time. Each call takes a lease id or a grant that stands on the lease.
     Engines, routers and peers call it.
     """
@@ -68,7 +68,7 @@ class LeaseServiceStub:
                 _registered_method=True)
 
 
-class LeaseServiceServicer:
+class LeaseServiceServicer(object):
     """Pins finished blocks for readers, for a bounded time. Each call takes a lease id or a grant that stands on the lease.
     Engines, routers and peers call it.
     """
@@ -184,7 +184,7 @@ def add_LeaseServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class LeaseService:
+class LeaseService(object):
     """Pins finished blocks for readers, for a bounded time. Each call takes a lease id or a grant that stands on the lease.
     Engines, routers and peers call it.
     """

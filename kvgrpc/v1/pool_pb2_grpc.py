@@ -5,7 +5,7 @@ import warnings
 
 from kvgrpc.v1 import pool_pb2 as kvgrpc_dot_v1_dot_pool__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.78.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class PoolServiceStub:
+class PoolServiceStub(object):
     """Describes and manages the pool. Engines and debuggers call it.
     """
 
@@ -72,7 +72,7 @@ class PoolServiceStub:
                 _registered_method=True)
 
 
-class PoolServiceServicer:
+class PoolServiceServicer(object):
     """Describes and manages the pool. Engines and debuggers call it.
     """
 
@@ -231,7 +231,7 @@ def add_PoolServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class PoolService:
+class PoolService(object):
     """Describes and manages the pool. Engines and debuggers call it.
     """
 

@@ -5,7 +5,7 @@ import warnings
 
 from kvgrpc.v1 import scheduler_pb2 as kvgrpc_dot_v1_dot_scheduler__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.78.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class SchedulerServiceStub:
+class SchedulerServiceStub(object):
     """Serves the scheduler of this server's engine: one scheduler, in any language, in any process. It works on blocks that
     AllocateBlocks gave out, and on the blocks of an attached engine whose own block manager gives them out. For an
     attached engine each call shows the ticket of the engine's session (common.proto). Only the caller that brought a
@@ -117,7 +117,7 @@ class SchedulerServiceStub:
                 _registered_method=True)
 
 
-class SchedulerServiceServicer:
+class SchedulerServiceServicer(object):
     """Serves the scheduler of this server's engine: one scheduler, in any language, in any process. It works on blocks that
     AllocateBlocks gave out, and on the blocks of an attached engine whose own block manager gives them out. For an
     attached engine each call shows the ticket of the engine's session (common.proto). Only the caller that brought a
@@ -366,7 +366,7 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class SchedulerService:
+class SchedulerService(object):
     """Serves the scheduler of this server's engine: one scheduler, in any language, in any process. It works on blocks that
     AllocateBlocks gave out, and on the blocks of an attached engine whose own block manager gives them out. For an
     attached engine each call shows the ticket of the engine's session (common.proto). Only the caller that brought a

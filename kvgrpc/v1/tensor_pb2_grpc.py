@@ -5,7 +5,7 @@ import warnings
 
 from kvgrpc.v1 import tensor_pb2 as kvgrpc_dot_v1_dot_tensor__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.78.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class TensorServiceStub:
+class TensorServiceStub(object):
     """Serves the staging store of this server's engine. The store holds tensors of other engines that the engine waits for,
     and the engine's own tensors that it keeps for others.
 
@@ -70,7 +70,7 @@ class TensorServiceStub:
                 _registered_method=True)
 
 
-class TensorServiceServicer:
+class TensorServiceServicer(object):
     """Serves the staging store of this server's engine. The store holds tensors of other engines that the engine waits for,
     and the engine's own tensors that it keeps for others.
 
@@ -258,7 +258,7 @@ def add_TensorServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class TensorService:
+class TensorService(object):
     """Serves the staging store of this server's engine. The store holds tensors of other engines that the engine waits for,
     and the engine's own tensors that it keeps for others.
 

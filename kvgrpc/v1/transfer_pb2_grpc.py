@@ -5,7 +5,7 @@ import warnings
 
 from kvgrpc.v1 import transfer_pb2 as kvgrpc_dot_v1_dot_transfer__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.78.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class TransferServiceStub:
+class TransferServiceStub(object):
     """Follows and ends transfers. Engines, routers and operators call it.
     """
 
@@ -72,7 +72,7 @@ class TransferServiceStub:
                 _registered_method=True)
 
 
-class TransferServiceServicer:
+class TransferServiceServicer(object):
     """Follows and ends transfers. Engines, routers and operators call it.
     """
 
@@ -219,7 +219,7 @@ def add_TransferServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class TransferService:
+class TransferService(object):
     """Follows and ends transfers. Engines, routers and operators call it.
     """
 

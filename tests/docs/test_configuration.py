@@ -10,17 +10,9 @@ import pytest
 
 from kvgrpc import config
 from kvgrpc.cli import serve
-from kvgrpc.config import (
-    DTYPE_BYTES,
-    TOKEN_ALGORITHMS,
-    Config,
-    IdentityConfig,
-    PoolConfig,
-    SchedulerConfig,
-    TensorsConfig,
-    TlsConfig,
-    TokenConfig,
-)
+from kvgrpc.config import DTYPE_BYTES, Config, PoolConfig, SchedulerConfig, TensorsConfig
+from kvgrpc.config_reload import RELOADED, RELOADED_LIMITS
+from kvgrpc.config_security import TOKEN_ALGORITHMS, IdentityConfig, TlsConfig, TokenConfig
 from kvgrpc.config_sources import load
 from kvgrpc.service.polling import IN_PLACE, VARIABLE
 from kvgrpc.service.session.session_server import FIRST_ENGINE_S
@@ -62,6 +54,12 @@ def rendered(field: Field[Any]) -> str:
 
 def test_settings_and_their_defaults_are_those_of_the_configuration() -> None:
     assert shown(SETTINGS) == {field.name: rendered(field) for field in fields(Config)}
+
+
+def test_settings_that_reload_are_marked() -> None:
+    assert {plain(name) for name, _, text in SETTINGS if "[Reloads](#reload)" in text} == set(RELOADED)
+    (limits,) = (text for name, _, text in SETTINGS if plain(name) == "limits")
+    assert f"{' and '.join(f'`{name}`' for name in RELOADED_LIMITS)} of them [reload](#reload)" in limits
 
 
 def test_keys_of_the_pool_and_their_defaults_are_those_of_the_configuration() -> None:

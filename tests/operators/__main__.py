@@ -4,6 +4,7 @@
     make operators-check ARGS=--json              # one JSON object on stdout; progress goes to stderr
     make operators-check ARGS="--parts panels"    # some parts
     make operators-check JAEGER=path              # a Jaeger of yours, in place of one that is built with Go
+    make operators-check APISERVER=path           # a kube-apiserver of yours, in place of `make apiserver`'s
 
 Exit codes: 0 all is as it should be; 1 something is not; 2 an option is not usable.
 """
@@ -58,9 +59,9 @@ def traces_part(programs: Programs, folder: Path) -> tuple[dict[str, Any], list[
 
 
 def manifests_part(programs: Programs, folder: Path) -> tuple[dict[str, Any], list[str]]:
-    """Returns how many manifests the chart makes, how many of them are valid, and what is wrong."""
+    """Returns how many manifests the chart makes, how many of them are valid and what says so, and what is wrong."""
     found = manifests.check(programs, folder)
-    shown = {"manifests": len(found.rows), "manifests_valid": sum(row.known and not row.error for row in found.rows)}
+    shown = {"manifests": len(found.rows), "manifests_valid": found.valid, "manifests_by": found.judge}
     return shown | {"manifests_without_schema": sum(not row.known for row in found.rows)}, found.wrong
 
 
@@ -78,6 +79,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="parts to run; default all")
     parser.add_argument("--tools", type=Path, default=Path(".tools/operators"), help="folder of the programs")
     parser.add_argument("--jaeger", type=Path, help="a Jaeger of yours")
+    parser.add_argument("--apiserver", type=Path, help="a kube-apiserver of yours")
     return parser.parse_args(arguments)
 
 
@@ -88,9 +90,12 @@ def main() -> int:
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
     bin_ = options.tools / "usr/bin"
     jaeger, kubernetes = options.jaeger or options.tools / "jaeger", options.tools / "kubernetes/bin/python"
-    programs = Programs(
-        bin_ / "prometheus", bin_ / "promtool", jaeger, options.tools / "helm", kubernetes, options.tools / "crds"
+    apiserver, helm, crds = (
+        options.apiserver or options.tools / "apiserver",
+        options.tools / "helm",
+        options.tools / "crds",
     )
+    programs = Programs(bin_ / "prometheus", bin_ / "promtool", jaeger, helm, kubernetes, crds, apiserver)
     result: dict[str, Any] = {}
     wrong: list[str] = []
     for name in options.parts:

@@ -1,10 +1,11 @@
 """The chart deploy/helm/kvgrpc, rendered by Helm with several sets of values. Every manifest is compared with the
-schemas of Kubernetes, and kvgrpc reads the settings of every lead.
+schemas of Kubernetes and given to a kube-apiserver, and kvgrpc reads the settings of every lead.
 """
 
 import json
 import re
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,8 @@ from typing import Any
 from kvgrpc.config import Config
 from kvgrpc.config_sources import load
 from kvgrpc.errors import InvalidRequest
-from tests.operators.programs import Programs
+from tests.operators import apiserver
+from tests.operators.programs import Missing, Programs
 
 SCHEMAS = Path(__file__).with_name("schemas.py")
 """Runs with another Python, which has what it imports."""
@@ -75,6 +77,10 @@ class ManifestsFound:
 
     rows: list[Manifest] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
+    valid: int = 0
+    """Number of manifests that the judge takes."""
+    judge: str = "schemas"
+    """What says that a manifest is valid."""
 
 
 def check(programs: Programs, folder: Path) -> ManifestsFound:
@@ -91,13 +97,29 @@ def check(programs: Programs, folder: Path) -> ManifestsFound:
     for case, values in REFUSED.items():
         if not _helm(programs, "template", "kv", str(CHART), *_flags(values)).returncode:
             found.wrong.append(f"the chart takes {case}")
-    if not compared(programs, "broken", BROKEN)[0].error:
+    (broken,) = compared(programs, "broken", BROKEN)
+    if not broken.error:
         found.wrong.append("the schemas take a manifest that is broken")
     (folder / "manifests.json").write_text(json.dumps([row.body for row in found.rows]))
     found.wrong += [f"{row.case}: {row.kind} {row.name}: {row.error}" for row in found.rows if row.error]
     for row in found.rows:
         found.wrong += [f"{row.case}: {row.kind} {row.name}: {why}" for why in unusable(row.body)]
+    found.valid = sum(row.known and not row.error for row in found.rows)
+    try:
+        with apiserver.serving(programs, folder) as server:
+            _ask(server, found, broken)
+    except Missing as missing:
+        sys.stderr.write(f"no kube-apiserver, the schemas judge alone: {missing}\n")
     return found
+
+
+def _ask(server: apiserver.ApiServer, found: ManifestsFound, broken: Manifest) -> None:
+    """Gives all manifests to the API server, which then is their judge."""
+    refusals = [(row, refusal) for row in found.rows if (refusal := server.refusal(row.body))]
+    found.judge, found.valid = f"kube-apiserver {server.version}", len(found.rows) - len(refusals)
+    found.wrong += [f"{row.case}: {row.kind} {row.name}: the API server says {why}" for row, why in refusals]
+    if not server.refusal(broken.body):
+        found.wrong.append("the API server takes a manifest that is broken")
 
 
 def compared(programs: Programs, case: str, text: str) -> list[Manifest]:

@@ -26,6 +26,7 @@ class Programs:
     """A Python that has kubernetes-validate."""
     crds: Path
     """Folder of the definitions of custom resources."""
+    apiserver: Path
 
     def need(self, name: str) -> Path:
         """Returns the path of a program. Raises Missing."""

@@ -73,7 +73,7 @@ def test_a_span_whose_parent_is_missing_is_an_orphan() -> None:
 
 def test_a_program_that_is_not_here_is_named(tmp_path: Path) -> None:
     with pytest.raises(Missing, match="jaeger is not at"):
-        Programs(tmp_path, tmp_path, tmp_path / "jaeger", tmp_path, tmp_path, tmp_path).need("jaeger")
+        Programs(tmp_path, tmp_path, tmp_path / "jaeger", *[tmp_path] * 4).need("jaeger")
 
 
 def test_settings_of_a_container_that_no_lead_takes_are_named() -> None:

@@ -69,7 +69,7 @@ class CollectivePath:
         backend: str = "",
     ) -> None:  # fmt: skip
         if load is not None and importlib.util.find_spec("torch") is None:
-            raise DataPathUnavailable("torch is not installed: install kvgrpc's extra 'server'")
+            raise DataPathUnavailable("torch is not installed: install kvgrpc's extra 'torch'")
         self._backend = backend or (GLOO if is_host(memory.segments) else NCCL)
         self._segments = memory.segments
         self._nbytes = memory_bytes(memory.segments)

@@ -41,7 +41,7 @@ def nixl() -> Any:
             return api
     if reasons:
         raise DataPathUnavailable(f"NIXL is installed but does not load: {'; '.join(reasons)}")
-    raise DataPathUnavailable("NIXL is not installed: install kvgrpc's extra 'server'; shm and cma work without it")
+    raise DataPathUnavailable("NIXL is not installed: install kvgrpc's extra 'nixl'; shm and cma work without it")
 
 
 def _load_each_libnl_alone(package: Path) -> None:

@@ -5,7 +5,7 @@ import warnings
 
 from kvgrpc.peer.v1 import peer_pb2 as kvgrpc_dot_peer_dot_v1_dot_peer__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.78.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class PeerServiceStub:
+class PeerServiceStub(object):
     """Serves leads that know each other by Handshake. An access is a grant in use: it is opened at the grant's issuer
     before the first byte and settled after the last. The opener chooses the access id at random, a new one for every
     posting. Every call carries rows. A row that fails is an answer and never fails the other rows.
@@ -56,7 +56,7 @@ class PeerServiceStub:
                 _registered_method=True)
 
 
-class PeerServiceServicer:
+class PeerServiceServicer(object):
     """Serves leads that know each other by Handshake. An access is a grant in use: it is opened at the grant's issuer
     before the first byte and settled after the last. The opener chooses the access id at random, a new one for every
     posting. Every call carries rows. A row that fails is an answer and never fails the other rows.
@@ -118,7 +118,7 @@ def add_PeerServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class PeerService:
+class PeerService(object):
     """Serves leads that know each other by Handshake. An access is a grant in use: it is opened at the grant's issuer
     before the first byte and settled after the last. The opener chooses the access id at random, a new one for every
     posting. Every call carries rows. A row that fails is an answer and never fails the other rows.

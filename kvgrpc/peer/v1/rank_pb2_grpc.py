@@ -5,7 +5,7 @@ import warnings
 
 from kvgrpc.peer.v1 import rank_pb2 as kvgrpc_dot_peer_dot_v1_dot_rank__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.78.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class RankServiceStub:
+class RankServiceStub(object):
     """Connects a rank's worker with its lead.
     """
 
@@ -42,7 +42,7 @@ class RankServiceStub:
                 _registered_method=True)
 
 
-class RankServiceServicer:
+class RankServiceServicer(object):
     """Connects a rank's worker with its lead.
     """
 
@@ -85,7 +85,7 @@ def add_RankServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class RankService:
+class RankService(object):
     """Connects a rank's worker with its lead.
     """
 

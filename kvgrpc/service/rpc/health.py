@@ -25,9 +25,11 @@ TLS = "kvgrpc.tls"
 
 
 class _Servicer(health.aio.HealthServicer):  # type: ignore[misc]  # the package ships no types
-    """The stock asyncio servicer with the List call that it lacks: each such call would log a traceback."""
+    """The stock asyncio servicer with the List call that it lacks: each such call would log a traceback. The types are
+    in quotes, because grpcio-health-checking for protobuf 6.31 has neither them nor the call.
+    """
 
-    async def List(self, request: health_pb2.HealthListRequest, context: Any) -> health_pb2.HealthListResponse:
+    async def List(self, request: "health_pb2.HealthListRequest", context: Any) -> "health_pb2.HealthListResponse":
         rows = {name: health_pb2.HealthCheckResponse(status=state) for name, state in self._server_status.items()}
         return health_pb2.HealthListResponse(statuses=rows)
 

@@ -236,7 +236,7 @@ def test_a_peer_that_is_gone_is_refused_or_fails_the_first_read(rank: Rank) -> N
 
 def test_without_nixl_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load, "_PACKAGES", ("no_such_nixl",))
-    with pytest.raises(DataPathUnavailable, match="install kvgrpc's extra 'server'; shm and cma work without it"):
+    with pytest.raises(DataPathUnavailable, match="install kvgrpc's extra 'nixl'; shm and cma work without it"):
         Rank()
 
 
