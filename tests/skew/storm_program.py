@@ -13,7 +13,8 @@ import json
 import secrets
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from kvgrpc.client import Client, connect, name_of
@@ -26,6 +27,8 @@ TOKENS = list(range(48))
 BLOCKS = 3
 MOVE_S = 10.0
 """Timeout of a move, in seconds."""
+FREE_S = 1.0
+"""Timeout of giving blocks back, in seconds."""
 PAUSE_S = 0.02
 """Pause after a move, in seconds."""
 UNTYPED = ("", "UNSPECIFIED", "INTERNAL", "INTERNAL_DEFECT")
@@ -52,26 +55,35 @@ def reasoned(reason: str) -> str:
     return "untyped" if reason in UNTYPED else f"refused {reason}"
 
 
+@asynccontextmanager
+async def borrowed(client: Client) -> AsyncIterator[AllocateBlocksResponse]:
+    """Yields blocks, which are free again after the context and the moves that use them."""
+    blocks = await client.allocate(BLOCKS, ttl_s=MOVE_S)
+    try:
+        yield blocks
+    finally:
+        with suppress(KVGrpcError):  # the lead is away, and its next life has no such blocks
+            await client.free(blocks, timeout_s=FREE_S)
+
+
 async def move(source: Client, destination: Client, pulled: bool, planted: bool) -> str:
     """Moves blocks once. Returns the key under which the move is counted."""
-    given, taken = await source.allocate(BLOCKS, ttl_s=MOVE_S), await destination.allocate(BLOCKS, ttl_s=MOVE_S)
-    sent, there = await bytes_of(source, given), await bytes_of(destination, taken)
-    end: Transfer
-    if pulled:
-        grant = (await source.finished_blocks(given, TOKENS)).grant
-        end = await destination.pull(grant, TOKENS, blocks=taken, timeout_s=MOVE_S)
-    else:
-        key = secrets.token_bytes(16)
-        reserved = await destination.reserve_blocks(key, taken, TOKENS)
-        await source.register_push(reserved.grant)
-        await source.push_part(key, given, TOKENS, last=True)
-        end = await destination.wait(reserved.transfer.transfer_id, timeout_s=MOVE_S)
-    if end.state != TRANSFER_STATE_SUCCEEDED:
-        return reasoned(name_of(FailureReason, end.failure.reason).upper())
-    received = await bytes_of(destination, taken)
-    await destination.free(taken)
-    await source.free(given)
-    return compared(sent, there, flipped(received) if planted else received)
+    async with borrowed(source) as given, borrowed(destination) as taken:
+        sent, there = await bytes_of(source, given), await bytes_of(destination, taken)
+        end: Transfer
+        if pulled:
+            grant = (await source.finished_blocks(given, TOKENS)).grant
+            end = await destination.pull(grant, TOKENS, blocks=taken, timeout_s=MOVE_S)
+        else:
+            key = secrets.token_bytes(16)
+            reserved = await destination.reserve_blocks(key, taken, TOKENS)
+            await source.register_push(reserved.grant)
+            await source.push_part(key, given, TOKENS, last=True)
+            end = await destination.wait(reserved.transfer.transfer_id, timeout_s=MOVE_S)
+        if end.state != TRANSFER_STATE_SUCCEEDED:
+            return reasoned(name_of(FailureReason, end.failure.reason).upper())
+        received = await bytes_of(destination, taken)
+        return compared(sent, there, flipped(received) if planted else received)
 
 
 async def main(one_address: str, other_address: str, end: str, *options: str) -> Counter[str]:

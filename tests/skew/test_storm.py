@@ -46,6 +46,11 @@ def moved_through(engine: Engine) -> bool:
     return len(directions) >= MOVES and len(set(directions)) == 2
 
 
+def told(engines: list[Engine]) -> list[object]:
+    """Returns what the leads say of their blocks and transfers."""
+    return [(engine.counts(), engine.transfers_state()) for engine in engines]
+
+
 def check(said: list[Counter[str]]) -> None:
     """Checks what the programs counted."""
     for seen in said:
@@ -75,17 +80,18 @@ def test_a_rolling_upgrade_and_its_way_back_bring_no_wrong_byte_and_leave_no_req
             fill(engine, seed=2 * life + lead)
             return engine
 
-        first = [begin(lead, False, 0) for lead in range(len(addresses))]
+        engines = [begin(lead, False, 0) for lead in range(len(addresses))]
         everything.callback(stop.touch)
         programs = [
             threads.submit(versions[wheel].run, str(PROGRAM), *addresses, str(stop))
             for wheel in (True, False) for _ in range(2)
         ]  # fmt: skip
-        for engine in first:
-            wait_until(partial(rolled, programs, engine))
+        for engine in engines:
+            wait_until(partial(rolled, programs, engine), what=partial(told, engines))
         for life, (lead, wheel) in enumerate(ROLLS, start=1):
             leads[lead].close()  # it drains, and ends in order
-            wait_until(partial(rolled, programs, begin(lead, wheel, life)))
+            engines[lead] = begin(lead, wheel, life)
+            wait_until(partial(rolled, programs, engines[lead]), what=partial(told, engines))
         stop.touch()
         said = [Counter[str](json.loads(program.result())) for program in programs]
     with capsys.disabled():
