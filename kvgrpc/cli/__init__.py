@@ -15,12 +15,15 @@ def main() -> None:
         from kvgrpc.cli.app import app
 
         app()  # each command imports its own needs when it runs
+    except KeyboardInterrupt:
+        sys.exit(130)
     except ModuleNotFoundError as error:
         missing = (error.name or "").split(".")[0]
         if missing in ("", "kvgrpc"):
             raise
+        needs, extra = ("`kvgrpc top`", "top") if missing == "textual" else ("the command line", "server")
         sys.stderr.write(
-            f"kvgrpc: {missing} is not installed; the command line needs it: "
-            "install kvgrpc with its extra 'server', as in the README\n"
+            f"kvgrpc: {missing} is not installed; {needs} needs it: "
+            f"install kvgrpc with its extra '{extra}', as in the README\n"
         )
         sys.exit(2)

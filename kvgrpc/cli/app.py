@@ -1,16 +1,22 @@
 """The application object to which the commands are added."""
 
+import inspect
+import os
 import platform
+from collections.abc import Callable
 from importlib import metadata
 
 import typer
+from typer._completion_classes import completion_init
 
 from kvgrpc import __version__
+from kvgrpc.cli.completion import COMPLETE, completion
 from kvgrpc.cli.doctor import doctor
 from kvgrpc.cli.drain import drain
 from kvgrpc.cli.get import cancel, describe, get, release, why
 from kvgrpc.cli.serve import serve
 from kvgrpc.cli.status import status
+from kvgrpc.cli.top.command import top
 
 app = typer.Typer(
     name="kvgrpc",
@@ -21,12 +27,18 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-app.command()(serve)
-app.command()(status)
-app.command()(drain)
-app.command()(doctor)
-for command in (get, describe, why, cancel, release):
-    app.command()(command)
+if COMPLETE in os.environ:
+    completion_init()  # a shell asks what may come next
+
+
+def _add(command: Callable[..., None]) -> None:
+    """Adds a command. Its docstring is a summary, an example, and the rest; its help begins with the example."""
+    summary, example, *rest = inspect.cleandoc(command.__doc__ or "").split("\n\n")
+    app.command(help="\n\n".join([example, summary, *rest]), short_help=summary)(command)
+
+
+for _command in (serve, status, top, drain, doctor, get, describe, why, cancel, release, completion):
+    _add(_command)
 
 
 def _version(wanted: bool) -> None:

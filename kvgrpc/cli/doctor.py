@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvgrpc import config_sources
 from kvgrpc.cli.dialing import Timeout, TlsDir, TokenFile, checked_addresses, credentials
 from kvgrpc.errors import KVGrpcError
 
@@ -40,6 +39,8 @@ def doctor(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     It changes nothing. With --measure it takes free blocks for a moment. Exit code 1 if something is in the way of
     moving KV, 2 for a configuration that is not usable.
     """
+    from kvgrpc import config_sources
+
     try:
         settings = config_sources.load(config, os.environ | ({"KVGRPC_TLS_DIR": tls_dir} if tls_dir else {}), {})
     except KVGrpcError as error:

@@ -21,6 +21,8 @@ def drain(
 ) -> None:
     """Let a server take no new work, and show what is still going on: it may be stopped when nothing is.
 
+    Example: [bold]kvgrpc drain 10.0.0.1:50051[/bold]
+
     New transfers, leases and blocks are refused with DRAINING; what has begun goes on to its end. The answer comes at
     once: repeat the command to look again. Exit code 1 when the server cannot be reached.
     """

@@ -105,7 +105,10 @@ def describe(
     tls_dir: TlsDir = "",
     token_file: TokenFile = "",
 ) -> None:
-    """Show all that a server knows of one transfer or lease."""
+    """Show all that a server knows of one transfer or lease.
+
+    Example: [bold]kvgrpc describe lease ID 10.0.0.1:50051[/bold]
+    """
     from kvgrpc.cli import listings
 
     async def ask(server: "Client") -> Any:
@@ -124,7 +127,10 @@ def why(
     tls_dir: TlsDir = "",
     token_file: TokenFile = "",
 ) -> None:
-    """Say who holds a block, for which request, and since when."""
+    """Say who holds a block, for which request, and since when.
+
+    Example: [bold]kvgrpc why 17 10.0.0.1:50051 --group 1[/bold]
+    """
     from kvgrpc.cli import listings
 
     async def ask(server: "Client") -> list[str]:
@@ -140,7 +146,10 @@ def cancel(
     tls_dir: TlsDir = "",
     token_file: TokenFile = "",
 ) -> None:
-    """Cancel a transfer. The other side hears of it."""
+    """Cancel a transfer. The other side hears of it.
+
+    Example: [bold]kvgrpc cancel ID 10.0.0.1:50051[/bold]
+    """
 
     async def ask(server: "Client") -> str:
         from kvgrpc.client import name_of
@@ -159,7 +168,10 @@ def release(
     tls_dir: TlsDir = "",
     token_file: TokenFile = "",
 ) -> None:
-    """Release a lease. Its readers compute, and its blocks come free."""
+    """Release a lease. Its readers compute, and its blocks come free.
+
+    Example: [bold]kvgrpc release ID 10.0.0.1:50051[/bold]
+    """
 
     async def ask(server: "Client") -> str:
         reply = await server.release_lease(lease)

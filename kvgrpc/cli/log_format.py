@@ -3,8 +3,10 @@
 import json
 import logging
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
-from kvgrpc.config import Config
+if TYPE_CHECKING:
+    from kvgrpc.config import Config
 
 FIELDS = ("transfer_id", "request_id", "trace_id", "peer")
 """Names of the fields, as in `kvgrpc.service.event_log`."""
@@ -44,7 +46,7 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(said)
 
 
-def configure(config: Config) -> None:
+def configure(config: "Config") -> None:
     """Writes the log of this process to standard error, as the settings say."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if config.log_format == "json" else TextFormatter())

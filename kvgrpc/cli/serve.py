@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from kvgrpc import config_sources, open_files
+from kvgrpc import open_files
 from kvgrpc.cli.log_format import configure as configure_log
-from kvgrpc.cli.reload import Reload, ignore_until_served
-from kvgrpc.config import Config, PoolConfig, invalid
 from kvgrpc.errors import Exhausted, KVGrpcError
 from kvgrpc.service.polling import poll_in_place
 
 if TYPE_CHECKING:
+    from kvgrpc.cli.reload import Reload
+    from kvgrpc.config import Config
     from kvgrpc.server import Server
 
 EXIT_CONFIG = 2
@@ -137,9 +137,12 @@ def serve(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     pool does not fit into memory.
     """
     flags = {k: v for k, v in locals().items() if k not in (*_NOT_SETTINGS, *_POOL)}
+    pool = {k: v for k, v in locals().items() if k in _POOL and v is not None}
+    from kvgrpc import config_sources  # here, so that other commands do not import numpy
+    from kvgrpc.cli.reload import Reload, ignore_until_served
+
     for number in _STOPS:
         signal.signal(number, lambda *_: sys.exit(0))  # until `_serve` stops in order
-    pool = {k: v for k, v in locals().items() if k in _POOL and v is not None}
     if port is not None:
         flags["listen"] = f"127.0.0.1:{port}"
     try:
@@ -186,6 +189,8 @@ _POOL = ("layers", "kv_heads", "head_dim", "block_tokens", "blocks", "dtype", "d
 
 def _limits(said: Sequence[str]) -> dict[str, str]:
     """Returns limit flags as the variables that set the same limits. Raises InvalidRequest."""
+    from kvgrpc.config import invalid
+
     found = {}
     for word in said:
         name, equals, value = word.partition("=")
@@ -199,6 +204,9 @@ def _with_pool(
     path: Path | None, environment: Mapping[str, str], flags: dict[str, Any], pool: dict[str, Any], *, no_pool: bool
 ) -> dict[str, Any]:
     """Returns the flags with the pool as file, variables and defaults state it, changed field by field by the flags."""
+    from kvgrpc import config_sources
+    from kvgrpc.config import PoolConfig
+
     if no_pool:
         return flags | {"pool": False}
     if not pool:
@@ -208,7 +216,7 @@ def _with_pool(
     return flags | {"pool": fields | pool}
 
 
-def _serve_engine(settings: Config, launched: int) -> int:
+def _serve_engine(settings: "Config", launched: int) -> int:
     """Serves as a child of the engine's process, which made the socket's folder and waits at a pipe for the address."""
     from kvgrpc.engine.session.socket_folder import remove_if_left
 
@@ -219,7 +227,7 @@ def _serve_engine(settings: Config, launched: int) -> int:
         remove_if_left(Path(settings.session_socket).parent)
 
 
-async def _serve(settings: Config, launched: int | None = None, reload: Reload | None = None) -> int:
+async def _serve(settings: "Config", launched: int | None = None, reload: "Reload | None" = None) -> int:
     from kvgrpc import __version__
     from kvgrpc.server import Server
     from kvgrpc.service import telemetry

@@ -22,8 +22,10 @@ def status(
 ) -> None:
     """Show one server: its pool as a map, leases, transfers, peers and pins.
 
-    In the map a block is . free, L leased, A read by a peer, T the target of a transfer, Q in quarantine. Exit code 1
-    when the server cannot be reached.
+    Example: [bold]kvgrpc status 10.0.0.1:50051[/bold]
+
+    In the map a block is . free, a allocated, L leased, A read by a peer, T the target of a transfer, Q in quarantine.
+    Exit code 1 when the server cannot be reached.
     """
     from kvgrpc.cli import status_view
 

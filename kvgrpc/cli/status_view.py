@@ -7,21 +7,19 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from kvgrpc import client
+from kvgrpc.cli import pool_map
 from kvgrpc.client import name_of
 from kvgrpc.errors import NotFound, Unavailable, Unimplemented
 from kvgrpc.v1 import admin_pb2, common_pb2, handshake_pb2, lease_pb2, pool_pb2, transfer_pb2
 
 MAP_COLUMNS = 64
-_CELLS = {
-    admin_pb2.PIN_KIND_LEASE: "[cyan]L[/]",
-    admin_pb2.PIN_KIND_ACCESS: "[blue]A[/]",
-    admin_pb2.PIN_KIND_TARGET: "[yellow]T[/]",
-    admin_pb2.PIN_KIND_QUARANTINE: "[red]Q[/]",
-}
-_STRONGER = list(_CELLS)
-"""Kinds of pins, weakest first: a block with several pins shows the last of these."""
+MAP_ROWS = 16
+COLUMNS_MAX = 10_000
+"""Width of the output, in columns: no id is cut, and no row is broken, whatever the terminal or pipe says."""
+_STYLES = {"a": "green", "L": "cyan", "A": "blue", "T": "yellow", "Q": "red"}
 
 
 async def look(address: str, timeout_s: float, credentials: client.Credentials) -> dict[str, Any]:
@@ -36,6 +34,7 @@ async def look(address: str, timeout_s: float, credentials: client.Credentials) 
             ("transfers", server.list_transfers),
             ("peers", server.peers),
             ("pins", server.pins),
+            ("allocations", server.allocations),
         ):
             try:
                 seen[name] = await ask()
@@ -57,7 +56,7 @@ def as_json(value: Message | None) -> dict[str, Any] | None:
 
 def show(address: str, seen: dict[str, Any]) -> None:
     """Prints what `look` has seen, as tables on standard output."""
-    console = Console()
+    console = Console(width=COLUMNS_MAX)
     state: admin_pb2.GetStatusResponse = seen["status"]
     admission = name_of(handshake_pb2.Admission, state.admission)
     why = f" ({state.admission_reason})" if state.admission_reason else ""
@@ -74,7 +73,7 @@ def show(address: str, seen: dict[str, Any]) -> None:
         _show_load(console, load, _spaces(seen["description"], len(load.groups)))
     if seen["pool"] is not None:
         spaces = _spaces(seen["description"], len(seen["pool"].groups))
-        _show_pool(console, seen["pool"], spaces, seen["pins"])
+        _show_pool(console, seen, spaces)
     _show_waits(console, state)
     _show_leases(console, seen["leases"].leases if seen["leases"] else [])
     _show_transfers(console, seen["transfers"].transfers if seen["transfers"] else [])
@@ -121,9 +120,10 @@ def _show_load(console: Console, load: handshake_pb2.EngineStatus, spaces: list[
     )
 
 
-def _show_pool(
-    console: Console, pool: pool_pb2.GetPoolStatusResponse, spaces: list[list[int]], pins: admin_pb2.ListPinsResponse
-) -> None:
+def _show_pool(console: Console, seen: dict[str, Any], spaces: list[list[int]]) -> None:
+    pool: pool_pb2.GetPoolStatusResponse = seen["pool"]
+    pins = seen["pins"].pins if seen["pins"] else []
+    allocations = seen["allocations"].allocations if seen["allocations"] else []
     for groups in spaces:
         names = ", ".join(pool.groups[index].name for index in groups)
         title = f"groups [bold]{names}[/], which share" if len(groups) > 1 else f"group [bold]{names}[/]:"
@@ -134,20 +134,17 @@ def _show_pool(
             f"{counts.target_block_count} targets, {counts.quarantined_block_count} quarantined",
             highlight=False,
         )
-        console.print(_map(groups, counts.block_count, pins), highlight=False)
+        drawn = pool_map.letters(groups, counts.block_count, pins, allocations, MAP_COLUMNS * MAP_ROWS)
+        for begin in range(0, len(drawn), MAP_COLUMNS):
+            console.print(_coloured(drawn[begin : begin + MAP_COLUMNS]), highlight=False)
+    console.print(pool_map.LEGEND, highlight=False)
 
 
-def _map(groups: list[int], blocks: int, pins: admin_pb2.ListPinsResponse) -> str:
-    """Returns one character per block of a space; in a large pool one per stretch of blocks, its strongest pin."""
-    per_cell = -(-blocks // (MAP_COLUMNS * 16))
-    rank = [0] * -(-blocks // per_cell)
-    for pin in pins.pins:
-        strength = _STRONGER.index(pin.kind) + 1 if pin.kind in _CELLS else len(_CELLS)
-        for block in (block for group in groups for block in client.block_ids(pin.blocks, group)):
-            rank[block // per_cell] = max(rank[block // per_cell], strength)
-    cells = ["." if not strength else _CELLS[_STRONGER[strength - 1]] for strength in rank]
-    lines = ["".join(cells[i : i + MAP_COLUMNS]) for i in range(0, len(cells), MAP_COLUMNS)]
-    return "\n".join(lines)
+def _coloured(letters: str) -> Text:
+    line = Text()
+    for letter in letters:
+        line.append(letter, _STYLES.get(letter))
+    return line
 
 
 def _show_waits(console: Console, state: admin_pb2.GetStatusResponse) -> None:

@@ -166,6 +166,8 @@ def call_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def block_counts(counts: int | Mapping[int, int]) -> list[GroupBlockCount]:
     """Returns rows of a request for a count of the only group, or {group: count}."""
+    if not isinstance(counts, int | Mapping):
+        raise TypeError(f"counts is a number or {{group: number}}, not {counts!r}")
     by_group = {0: counts} if isinstance(counts, int) else counts
     return [GroupBlockCount(group=group, block_count=count) for group, count in by_group.items()]
 

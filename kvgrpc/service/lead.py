@@ -81,7 +81,7 @@ class Lead:
 
     def check_dial(self, address: str, field: str = "address") -> None:
         """Raises PermissionDenied for an address that this server may not dial. Call it before anything dials."""
-        if not self.may_dial(text(field, address)):
+        if not self._may_dial(text(field, address)):
             raise PermissionDenied(
                 Reason.DIAL_REFUSED, f"{address!r} is not on this server's dial list (setting dial_allow)"
             )

@@ -14,8 +14,8 @@ from tests.service.engines import Engine, wait_until
 from tests.service.values import prompt
 
 TOKENS = prompt(32)
-COLUMNS = 250
-"""Width of the output in columns, so that no table wraps."""
+COLUMNS = 80
+"""Width of the terminal in columns. Rows are longer, and are neither cut nor broken."""
 
 
 def status(address: str, *flags: str) -> Result:
@@ -39,7 +39,7 @@ def said(engine: Engine) -> dict[str, Any]:
 
 def pool_map(text: str) -> str:
     """Returns the pool map, with one character for each block."""
-    return "".join(re.findall(r"^[.LATQ]+$", text, re.MULTILINE))
+    return "".join(re.findall(r"^[.aLATQ]+$", text, re.MULTILINE))
 
 
 def row(text: str, first: str) -> list[str]:
@@ -57,6 +57,13 @@ def test_an_idle_server_has_a_map_of_free_blocks_and_nothing_else(source: Engine
     assert f"pool group full: {blocks} blocks, {blocks} free" in text
     assert pool_map(text) == "." * blocks
     assert "leases: none" in text
+
+
+def test_allocated_blocks_have_a_letter_of_their_own_and_a_legend(source: Engine) -> None:
+    source.allocate(2)
+    text = shown(source)
+    assert pool_map(text).startswith("aa.")
+    assert ". free  a allocated" in text
 
 
 @pytest.fixture
@@ -91,7 +98,7 @@ def test_programs_get_the_messages_of_the_api(source: Engine, destination: Engin
     lease_id, transfer_id = waiting
     found = said(source)
     asked = {"status", "engine", "description", "capabilities"}
-    assert set(found) == asked | {"pool", "leases", "transfers", "peers", "pins"}
+    assert set(found) == asked | {"pool", "leases", "transfers", "peers", "pins", "allocations"}
     assert found["status"]["counts"]["lease_count"] == "2"
     assert lease_id in {lease["lease_id"] for lease in found["leases"]["leases"]}
     assert transfer_id in {pin["owner"] for pin in said(destination)["pins"]["pins"]}

@@ -1,0 +1,49 @@
+"""What the command line says of itself: help, and the scripts of shells."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from kvgrpc.cli.app import app
+
+COMMANDS = [info.callback.__name__ for info in app.registered_commands if info.callback is not None]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_a_command_begins_with_an_example(command: str) -> None:
+    lines = CliRunner(env={"COLUMNS": "120"}).invoke(app, [command, "--help"], prog_name="kvgrpc").stdout.splitlines()
+    said = [line.strip() for line in lines if line.strip()]
+    assert said[0].startswith("Usage: ")
+    assert said[1].startswith("Example: ")
+    assert f"kvgrpc {command}" in said[1]
+
+
+def test_the_list_of_commands_has_what_each_one_does() -> None:
+    assert "Example:" not in CliRunner().invoke(app, ["--help"]).stdout
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_gets_a_script_and_with_it_the_names_of_commands(shell: str) -> None:
+    script = CliRunner().invoke(app, ["completion", shell]).stdout
+    assert f"_KVGRPC_COMPLETE=complete_{shell}" in script
+    asked = {
+        "bash": {"COMP_WORDS": "kvgrpc sta", "COMP_CWORD": "1"},
+        "zsh": {"_TYPER_COMPLETE_ARGS": "kvgrpc sta"},
+        "fish": {"_TYPER_COMPLETE_ARGS": "kvgrpc sta", "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
+    }[shell]
+    run = "import sys; sys.argv = ['kvgrpc']; from kvgrpc.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", run], capture_output=True, text=True, check=False,
+        env=os.environ | asked | {"_KVGRPC_COMPLETE": f"complete_{shell}"},
+    )  # fmt: skip
+    assert "status" in done.stdout
+
+
+def test_the_command_line_starts_without_what_servers_need() -> None:
+    heavy = "{'numpy', 'torch', 'grpc', 'google.protobuf', 'textual'}"
+    run = f"import sys, kvgrpc.cli.app; print({heavy} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True, check=False)
+    assert done.stdout == "set()\n"
