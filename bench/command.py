@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 EXIT_USAGE = 2
 
 bench = typer.Typer(
-    name="bench", help="Measure this machine.", no_args_is_help=True, add_completion=False,
+    name="bench", help="Measure this machine. With --explain a result ends with a glossary.",
+    no_args_is_help=True, add_completion=False,
     pretty_exceptions_enable=False, rich_markup_mode="rich",
 )  # fmt: skip
 
@@ -42,7 +43,7 @@ Output = Annotated[Path | None, typer.Option(help="Write the result as JSON to a
 Plot = Annotated[Path | None, typer.Option(help="Draw the result beside its baselines, to a file .png or .svg.")]
 Targets = Annotated[bool, typer.Option("--targets", help="Show the project's own targets, and colour by them.")]
 StoredResult = Annotated[Path, typer.Argument(help="Result that --output or --json wrote.")]
-Explain = Annotated[bool, typer.Option("--explain", help="Say what each baseline and figure is.")]
+Explain = Annotated[bool, typer.Option("--explain", help="Add a glossary: what each baseline, column and figure is.")]
 
 
 @bench.command()
@@ -112,9 +113,9 @@ def pull(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
         if why := missing(device):
             typer.echo(f"SKIP: {why}")
         else:
-            _measure(lambda told: run_devices(plan, device, told), plan, shown)
+            _measure(lambda told: run_devices(plan, device, told), plan.device_steps(), shown)
         return
-    _measure(lambda told: run_pull(plan, told, profile=profile), plan, shown)
+    _measure(lambda told: run_pull(plan, told, profile=profile), plan.steps(), shown)
 
 
 @bench.command()
@@ -147,7 +148,7 @@ def push(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
 
     known = (*PUSH_PATHS, *WRITING_PATHS)
     plan = _plan(PUSH_QUICK if quick else PushPlan(), data_paths, known, sizes, pool_mb, repeats, copy_threads)
-    _measure(lambda told: run_push(plan, told, profile=profile), plan, shown)
+    _measure(lambda told: run_push(plan, told, profile=profile), plan.steps(), shown)
 
 
 @bench.command()
@@ -178,7 +179,7 @@ def layerwise(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
 
     base = LAYERWISE_QUICK if quick else LayerwisePlan()
     plan = _plan(base, data_paths, PUSH_PATHS, sizes, pool_mb, repeats, copy_threads, LAYERS)
-    _measure(lambda told: run_layerwise(plan, told), plan, shown)
+    _measure(lambda told: run_layerwise(plan, told), plan.steps(), shown)
 
 
 @bench.command()
@@ -211,7 +212,7 @@ def geometry(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     plan = _plan(base, data_paths, HOST_PATHS, None, pool_mb, repeats, copy_threads)
     names = NAMES if cases is None else _choice("cases", cases, NAMES)
     plan = replace(plan, names=names)
-    _measure(lambda told: run_geometry(plan, told), plan, shown)
+    _measure(lambda told: run_geometry(plan, told), plan.steps(), shown)
 
 
 @bench.command()
@@ -242,7 +243,7 @@ def tensors(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
 
     base = TENSORS_QUICK if quick else TensorsPlan()
     plan = _plan(base, data_paths, HOST_PATHS, sizes, pool_mb, repeats, base.copy_threads)
-    _measure(lambda told: run_tensors(plan, told), plan, shown)
+    _measure(lambda told: run_tensors(plan, told), plan.steps(), shown)
 
 
 def _plan(  # noqa: PLR0913, PLR0917 - the options that all commands have
@@ -284,12 +285,12 @@ def _shown(*, json_: bool, output: Path | None, plot: Path | None, targets: bool
         _fail(str(error))
 
 
-def _measure(run: "Callable[[Told], Coroutine[Any, Any, Run]]", plan: "Plan", shown: "Shown") -> None:
+def _measure(run: "Callable[[Told], Coroutine[Any, Any, Run]]", steps: int, shown: "Shown") -> None:
     """Runs a measurement and shows its result."""
     from bench.told import Told
 
     try:
-        with Told(plan.steps(), quiet=shown.json_) as told:
+        with Told(steps) as told:
             found = asyncio.run(run(told))
         shown.write(found, ["python", "-m", "bench", *sys.argv[1:]])
     except (KVGrpcError, ValueError, OSError) as error:

@@ -16,6 +16,9 @@ from bench.results.drawing import SUFFIXES, draw
 from bench.results.pulls import Run
 from bench.results.table import show
 
+_PLACES = ("--output", "--plot")
+"""Options that take a file for the result."""
+
 
 @dataclass(frozen=True)
 class Shown:
@@ -40,7 +43,7 @@ class Shown:
         """Writes the result of `command` in all its forms."""
         result = {
             "kind": found.kind,
-            "command": shlex.join(command),
+            "command": shlex.join(repeatable(command)),
             "date": f"{datetime.now(UTC):%Y-%m-%d}",
             **found.to_json(),
         }
@@ -53,6 +56,17 @@ class Shown:
             print(text)
         else:
             show(found, console(), targets=self.targets, explain=self.explain)
+
+
+def repeatable(command: Sequence[str]) -> list[str]:
+    """Returns the command without the options that say where its result goes."""
+    found, words = [], iter(command)
+    for word in words:
+        if word in _PLACES:
+            next(words, None)
+        elif word != "--json" and word.partition("=")[0] not in _PLACES:
+            found.append(word)
+    return found
 
 
 def console() -> Console:

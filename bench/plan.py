@@ -134,6 +134,11 @@ class PullPlan(Plan):
         single = sum({"bandwidth": 0, "tls": 2}.get(part, 1) for part in self.parts)
         return single + (super().steps() if "bandwidth" in self.parts else 0)
 
+    def device_steps(self) -> int:
+        """Returns the number of steps with a device: out of it and into it, or between engines on it."""
+        ways = sum(1 if path == CUDA_VMM else 2 for path in self.data_paths)
+        return ways * len(self.block_bytes) * len(self.layouts)
+
 
 @dataclass(frozen=True)
 class PushPlan(Plan):
@@ -193,7 +198,7 @@ class TensorsPlan(Plan):
     """Number of tensors for which a store has room when it is measured at its limit."""
 
     def steps(self) -> int:
-        return super().steps() + len(self.data_paths)
+        return len(self.data_paths) * (len(self.block_bytes) + 1)
 
 
 _FEW: dict[str, Any] = {"block_bytes": (16 << 10,), "pool_bytes": 4 << 20, "repeats": 3, "quick": True}

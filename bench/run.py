@@ -13,78 +13,77 @@ from bench.results.pulls import BASELINES, PullResult
 from bench.results.pushes import LAYERWISE_BASELINES, PUSH_BASELINES, LayerwiseResult, PushResult
 from bench.results.tensors import BASELINES as TENSOR_BASELINES, TensorResult
 from bench.stages.devices import MakeDevices
-from bench.stages.servers import Progress, ServerStage
+from bench.stages.servers import ServerStage
+from bench.told import Told
 
 
-async def run_pull(plan: PullPlan, progress: Progress, *, profile: bool = False) -> PullResult:
-    """Measures pulls. `progress` is told what is being measured. `profile` adds a profile of processor time.
+async def run_pull(plan: PullPlan, told: Told, *, profile: bool = False) -> PullResult:
+    """Measures pulls. `told` is told what is being measured. `profile` adds a profile of processor time.
 
     Raises KVGrpcError if a call fails.
     """
     found = PullResult(plan.quick, plan.repeats, machine(), versions(), BASELINES)
     if "leases" in plan.parts:
-        progress(f"leases with {plan.leases_few} and {plan.leases_many} alive")
+        told(f"leases with {plan.leases_few} and {plan.leases_many} alive")
         cost = leases.measure(plan)
         found.lease_us, found.lease_cost_ratio_100k = cost.few_us, cost.ratio
     if "rate" in plan.parts:
-        progress(f"{plan.in_flight} pulls at once")
+        told(f"{plan.in_flight} pulls at once")
         await rate.measure(plan, found)
     if "tls" in plan.parts:
-        progress("calls and pulls under TLS, and in plain text")
+        told("calls and pulls under TLS, and in plain text")
         await tls.measure(plan, found)
-        progress("whole pools over window, and over shm")
+        told("whole pools over window, and over shm")
         await window.measure(plan, found)
     if "metrics" in plan.parts:
-        progress("pulls with metrics and traces, and without")
+        told("pulls with metrics and traces, and without")
         await observed.measure(plan, found)
     if not {"latency", "bandwidth"}.intersection(plan.parts):
         return found
-    with ServerStage(plan, progress, environment_of(plan.data_paths[0])) as stage:
+    with ServerStage(plan, told, environment_of(plan.data_paths[0])) as stage:
         if "latency" in plan.parts:
-            progress("single pulls and calls")
+            told("single pulls and calls")
             latency = Latency(plan, stage.source, stage.destination, stage.baseline, profile=profile)
             await latency.run(found)
         if "bandwidth" in plan.parts:
-            bandwidth = PullBandwidth(plan, stage, progress)
+            bandwidth = PullBandwidth(plan, stage, told)
             found.cases = await bandwidth.run()
             found.coalescing_ratio = bandwidth.coalescing_ratio
             found.memcpy_whole_gbps = stage.copy_whole() / 1e9
     return found
 
 
-async def run_devices(
-    plan: PullPlan, device: str, progress: Progress, make: MakeDevices = devices.cuda
-) -> DeviceResult:
+async def run_devices(plan: PullPlan, device: str, told: Told, make: MakeDevices = devices.cuda) -> DeviceResult:
     """Measures pulls like `run_pull`, out of a device's memory and into it."""
     found = DeviceResult(plan.quick, plan.repeats, machine(), versions(), DEVICE_BASELINES, device)
-    devices.measure(plan, found, make, progress)
+    devices.measure(plan, found, make, told)
     return found
 
 
-async def run_push(plan: PushPlan, progress: Progress, *, profile: bool = False) -> PushResult:
+async def run_push(plan: PushPlan, told: Told, *, profile: bool = False) -> PushResult:
     """Measures pushes like `run_pull`."""
     found = PushResult(plan.quick, plan.repeats, machine(), versions(), PUSH_BASELINES)
-    await push.measure(plan, found, progress, profile=profile)
+    await push.measure(plan, found, told, profile=profile)
     return found
 
 
-async def run_geometry(plan: GeometryPlan, progress: Progress) -> GeometryResult:
+async def run_geometry(plan: GeometryPlan, told: Told) -> GeometryResult:
     """Measures geometries like `run_pull`."""
     found = GeometryResult(plan.quick, plan.repeats, machine(), versions(), GEOMETRY_BASELINES)
-    geometries.measure(plan, found, progress)
+    geometries.measure(plan, found, told)
     return found
 
 
-async def run_tensors(plan: TensorsPlan, progress: Progress) -> TensorResult:
+async def run_tensors(plan: TensorsPlan, told: Told) -> TensorResult:
     """Measures named tensors like `run_pull`."""
     found = TensorResult(plan.quick, plan.repeats, machine(), versions(), TENSOR_BASELINES)
-    await asyncio.to_thread(tensors.measure, plan, found, progress)
+    await asyncio.to_thread(tensors.measure, plan, found, told)
     return found
 
 
-async def run_layerwise(plan: LayerwisePlan, progress: Progress) -> LayerwiseResult:
+async def run_layerwise(plan: LayerwisePlan, told: Told) -> LayerwiseResult:
     """Measures layer-wise pushes like `run_pull`."""
     found = LayerwiseResult(plan.quick, plan.repeats, machine(), versions(), LAYERWISE_BASELINES)
-    found.cases = layerwise.measure(plan, progress)
+    found.cases = layerwise.measure(plan, told)
     found.visible_ratio = max(case.visible_ratio for case in found.cases)
     return found

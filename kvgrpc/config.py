@@ -7,13 +7,15 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from kvgrpc.config_errors import invalid
+from kvgrpc.config_security import IdentityConfig, TlsConfig, TokenConfig
 from kvgrpc.core.policy.values import OnLoss, Rules
 from kvgrpc.core.tensors.rows import TensorLimits
 from kvgrpc.core.tensors.store_layout import PAGE_BYTES, PAGE_BYTES_MAX, PAGE_BYTES_MIN, PAGES_MAX, store_layout
 from kvgrpc.core.values.layout import LAYERS_MAX, Group, GroupKind, PoolLayout, uniform_layout
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.core.values.networks import PrivateNetworks, is_loopback, is_named, unreadable
-from kvgrpc.errors import FieldViolation, InvalidRequest, KVGrpcError, Reason, note
+from kvgrpc.errors import InvalidRequest, KVGrpcError
 
 DTYPE_BYTES = {
     "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1, "uint8": 1,
@@ -26,23 +28,13 @@ WINDOW = "window"
 """Data path in place of shm that shows no peer the pool; only for operators who name it."""
 WHOLE_POOL = frozenset({"shm", "cma", "nixl", "cuda_vmm"})
 """Data paths by which a peer reaches the whole pool."""
-COPY_THREADS_MAX = 256
+COPY_THREADS_MAX, RING_SPANS_MAX = 256, 100_000
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
-TOKEN_ALGORITHMS = (
-    "ES256", "ES384", "ES512", "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "EdDSA",
-)  # fmt: skip
-"""Algorithms of tokens to choose from: those with a public key."""
-TOKEN_LEEWAY_MAX_S = 300.0
-"""Maximum difference of clocks that may be forgiven, in seconds."""
 NAMES_BYTES_MAX = 140
 """Maximum size of engine id and address together, in bytes: a grant carries both twice and has at most 512 bytes."""
 SOCKET_PATH_BYTES_MAX = 107
 """Maximum size of a unix socket's path that the kernel takes, in bytes."""
-NAME_BYTES_MAX = 256
-"""Maximum size of a setting's name in a refusal, in bytes."""
-DESCRIPTION_BYTES_MAX = 2_048
-"""Maximum size of a refusal's text, in bytes: some list all settings."""
 
 
 @dataclass(frozen=True)
@@ -151,88 +143,6 @@ class TensorsConfig:
 
 
 @dataclass(frozen=True)
-class TlsConfig:
-    """TLS of this server, for its listener and for what it dials. Without any file the server speaks plain text."""
-
-    dir: str = ""
-    """Folder with `tls.crt`, `tls.key` and `ca.crt`, as Kubernetes and cert-manager name them."""
-    cert: str = ""
-    """Path of the certificate chain, in place of the folder's."""
-    key: str = ""
-    """Path of the key, in place of the folder's."""
-    ca: str = ""
-    """Path of the CAs that sign callers and peers, in place of the folder's."""
-    workload_api: str = ""
-    """Address of a SPIFFE Workload API, unix:///PATH, which gives all three in place of files."""
-
-    @property
-    def given(self) -> bool:
-        """True if the server speaks TLS. Raises InvalidRequest."""
-        return self.files() is not None or bool(self.workload_api)
-
-    def files(self) -> tuple[Path, Path, Path] | None:
-        """Returns the paths of the certificate, the key and the CAs; None: there are none. Raises InvalidRequest."""
-        found = [given or (self.dir and str(Path(self.dir, name))) for given, name in self._named()]
-        if not any(found):
-            return None
-        if self.workload_api:
-            raise invalid("tls.workload_api", "gives what files give: leave it out, or dir, cert, key and ca")
-        for path, (_, name) in zip(found, self._named(), strict=True):
-            if not path:
-                raise invalid("tls", f"lacks a path for {name}: set tls.dir, or each of tls.cert, tls.key and tls.ca")
-        cert, key, ca = map(Path, found)
-        return cert, key, ca
-
-    def _named(self) -> tuple[tuple[str, str], ...]:
-        return (self.cert, "tls.crt"), (self.key, "tls.key"), (self.ca, "ca.crt")
-
-
-@dataclass(frozen=True)
-class IdentityConfig:
-    """Paths of the files that say what callers may do. Without a file whoever TLS or a token lets in has all roles."""
-
-    roles: str = ""
-    """Path of a TOML file with the roles and the tenants of callers."""
-    policy: str = ""
-    """Path of an authorization policy of gRPC in JSON, which calls must pass, too."""
-
-    def check(self) -> None:
-        """Raises InvalidRequest for a wrong field."""
-        for item in fields(self):
-            if not isinstance(getattr(self, item.name), str):
-                raise invalid(f"identity.{item.name}", "is text")
-
-
-@dataclass(frozen=True)
-class TokenConfig:
-    """Bearer tokens that this server takes. Without keys it takes none."""
-
-    keys: str = ""
-    """Path of a public key in PEM, or of a JSON Web Key Set."""
-    algorithms: str = "ES256,RS256,EdDSA"
-    """Algorithms that a token may be signed with."""
-    issuer: str = ""
-    audience: str = ""
-    leeway_s: float = 30.0
-    """Difference of clocks that is forgiven, in seconds."""
-
-    def algorithm_names(self) -> tuple[str, ...]:
-        """Returns the algorithms."""
-        return tuple(name.strip() for name in self.algorithms.split(",") if name.strip())
-
-    def check(self) -> None:
-        """Raises InvalidRequest for a wrong field."""
-        unknown = [name for name in self.algorithm_names() if name not in TOKEN_ALGORITHMS]
-        if unknown or not self.algorithm_names():
-            raise invalid("tokens.algorithms", f"choose from {', '.join(TOKEN_ALGORITHMS)}: public keys only")
-        for name in ("issuer", "audience") if self.keys else ():
-            if not getattr(self, name):
-                raise invalid(f"tokens.{name}", "is required with tokens.keys: a token for another server is refused")
-        if not 0 <= self.leeway_s <= TOKEN_LEEWAY_MAX_S:
-            raise invalid("tokens.leeway_s", f"is from 0 to {TOKEN_LEEWAY_MAX_S:g}")
-
-
-@dataclass(frozen=True)
 class Config:
     """A server's configuration."""
 
@@ -251,6 +161,8 @@ class Config:
     """Data paths to use, best first."""
     copy_threads: int = 2
     """Number of threads that copy for shm and cma."""
+    shared_dir: str = ""
+    """Path of a folder where ranks of this host meet whose network namespaces differ; empty: none."""
     bandwidth_limit_bytes_per_s: float | None = None
     dial_allow: tuple[str, ...] = ("127.0.0.0/8", "::1/128", "localhost")
     """Hosts and networks that this server may dial: a grant names an address, and any caller may bring a grant."""
@@ -276,6 +188,8 @@ class Config:
     """Time that SIGTERM leaves to work in progress, in seconds."""
     log_level: str = "info"
     log_format: str = "text"
+    trace_ring_spans: int = 0
+    """Number of spans that ended last, which the server keeps for ListSpans; 0: it keeps none."""
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     tensors: TensorsConfig = field(default_factory=TensorsConfig)
     tls: TlsConfig = field(default_factory=TlsConfig)
@@ -293,14 +207,14 @@ class Config:
         known = (*DATA_PATHS, WINDOW)
         unknown = [name for name in self.data_paths if name not in known]
         if unknown or not self.data_paths or len(set(self.data_paths)) < len(self.data_paths):
-            raise invalid(
-                "data_paths", f"{', '.join(self.data_paths) or 'none'}: choose from {', '.join(known)}, each once"
-            )
+            named = ", ".join(self.data_paths) or "none"
+            raise invalid("data_paths", f"{named}: choose from {', '.join(known)}, each once")
         opened = [name for name in self.data_paths if name in WHOLE_POOL]
         if WINDOW in self.data_paths and opened:
             raise invalid("data_paths", f"{WINDOW} hides the pool; {', '.join(opened)} would give them all of it")
-        if not 1 <= self.copy_threads <= COPY_THREADS_MAX:
-            raise invalid("copy_threads", f"is a whole number from 1 to {COPY_THREADS_MAX}")
+        for name, least, most in (("copy_threads", 1, COPY_THREADS_MAX), ("trace_ring_spans", 0, RING_SPANS_MAX)):
+            if not least <= getattr(self, name) <= most:
+                raise invalid(name, f"is a whole number from {least} to {most}")
         limit = self.bandwidth_limit_bytes_per_s
         if limit is not None and not 0 < limit < math.inf:
             raise invalid("bandwidth_limit_bytes_per_s", "is positive, or left out")
@@ -391,9 +305,3 @@ TABLES: dict[str, type[Any]] = {
     "limits": Limits,
 }
 """Settings that are tables, by name."""
-
-
-def invalid(field_name: str, description: str) -> InvalidRequest:
-    """Returns the error for an unusable setting, in one line whatever was set."""
-    violation = FieldViolation(note(field_name, NAME_BYTES_MAX), note(description, DESCRIPTION_BYTES_MAX))
-    return InvalidRequest(Reason.INVALID_FIELD, "the configuration is not usable", violations=(violation,))

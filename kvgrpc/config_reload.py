@@ -1,4 +1,4 @@
-"""What of a configuration changes while its server runs: values that are read at each use, and never kept."""
+"""The settings that change while a server runs: their values are read at each use, and never kept."""
 
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace

@@ -15,7 +15,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from kvgrpc.config import TABLES, Config, invalid
+from kvgrpc.config import TABLES, Config
+from kvgrpc.config_errors import invalid
 from kvgrpc.errors import InvalidRequest
 
 FILE_BYTES_MAX = 256 << 10
@@ -107,11 +108,12 @@ def _hint(name: str, known: Iterable[str]) -> str:
 
 _TEXTS = (
     "listen", "admin_listen", "advertise", "engine_id", "weights_revision", "session_socket", "metrics", "ready_file",
+    "shared_dir",
 )  # fmt: skip
-_PATHS = ("session_socket", "ready_file")
+_PATHS = ("session_socket", "ready_file", "shared_dir")
 _CHOICES = ("log_level", "log_format")
 _LISTS = ("data_paths", "dial_allow", "private_networks")
-_NUMBERS = {"copy_threads": int, "bandwidth_limit_bytes_per_s": float, "drain_s": float}
+_NUMBERS = {"copy_threads": int, "bandwidth_limit_bytes_per_s": float, "drain_s": float, "trace_ring_spans": int}
 _FLAGS = ("read_blocks", "insecure", "exit_with_engine", "source_writes", "checksums")
 _FLAG_TEXTS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}
 

@@ -21,6 +21,7 @@ from kvgrpc.datapath.host.own_host import own_host
 from kvgrpc.datapath.local_rank import DataPathStatus, LocalRank, make_paths
 from kvgrpc.datapath.mirror.device import Device
 from kvgrpc.datapath.mirror.mirror import make_memory
+from kvgrpc.datapath.shared_folder import folder_of
 from kvgrpc.errors import KVGrpcError, PreconditionFailed, Reason, Unavailable
 from kvgrpc.service.runner import RankPort, Runner
 
@@ -88,13 +89,14 @@ class DeviceRank(SharedRank):
 
 class RankMaker:
     """Makes ranks as configured. `address` returns the address that peers dial. Its methods wait for memory, so the
-    event loop's thread must not call them.
+    event loop's thread must not call them. Raises InvalidRequest for an unusable shared folder.
     """
 
     def __init__(
         self, config: Config, runner: Runner, device_memory: MakeDeviceMemory, address: Callable[[], str]
     ) -> None:
         self._config = config
+        self._folder = folder_of(config.shared_dir)
         self._address = address
         self._runner = runner
         self._device_memory = device_memory
@@ -108,9 +110,7 @@ class RankMaker:
             memory.close()
             what = f"rank {rank} brings {memory.nbytes} bytes of shared memory for a pool of {nbytes}"
             raise PreconditionFailed(Reason.POOL_KIND_MISMATCH, what)
-        paths, status = make_paths(
-            memory, self._config.data_paths, self._config.copy_threads, own_host(self._address())
-        )
+        paths, status = self._paths_of(memory, self._config.data_paths)
         return self._wired(SharedRank(rank, memory, *self._rest(paths))), status
 
     def of_own_pool(self, nbytes: int) -> tuple[SharedRank, list[DataPathStatus]]:
@@ -140,7 +140,7 @@ class RankMaker:
         _log.info("the pool on %s moves by a mirror in host memory: %s", pool.name, why_not)
         device = pool.device()
         memory = make_memory(device)
-        paths, found = make_paths(memory, names, self._config.copy_threads, own_host(self._address()))
+        paths, found = self._paths_of(memory, names)
         try:
             rank = DeviceRank(pool, memory, device, *self._rest(paths))
         except KVGrpcError:
@@ -160,7 +160,7 @@ class RankMaker:
         if not names:
             return [], [], f"neither {' nor '.join(DIRECT)} is among data_paths"
         pool.use()
-        paths, rows = make_paths(pool.memory, names, self._config.copy_threads)
+        paths, rows = self._paths_of(pool.memory, names)
         first = self._config.data_paths[0] == VMM
         exports = any(isinstance(path, CudaVmmPath) and path.exports for path in paths)
         if (exports and first) or any(path.name == NIXL for path in paths):
@@ -169,6 +169,11 @@ class RankMaker:
             path.close()
         rows = [(name, False, ALONE if ok and name == VMM and not first else why) for name, ok, why in rows]
         return [], rows, "; ".join(f"{name}: {why}" for name, _, why in rows)
+
+    def _paths_of(
+        self, memory: SharedMemory | PrivateMemory, names: tuple[str, ...]
+    ) -> tuple[list[DataPath], list[DataPathStatus]]:
+        return make_paths(memory, names, self._config.copy_threads, own_host(self._address()), self._folder)
 
     def _rest(self, paths: list[DataPath]) -> tuple[Any, ...]:
         config = self._config

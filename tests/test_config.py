@@ -91,7 +91,7 @@ def test_every_setting_but_the_tables_has_its_variable() -> None:
     addresses = {"listen": "127.0.0.1:1", "admin_listen": "127.0.0.1:3", "metrics": "127.0.0.1:9464"}
     texts = addresses | {"advertise": "host:2", "data_paths": "shm", "dial_allow": "*", "ready_file": ""}
     texts |= {"log_level": "DEBUG", "log_format": "json"}
-    numbers = {"copy_threads": "7", "bandwidth_limit_bytes_per_s": "7", "drain_s": "7"}
+    numbers = {"copy_threads": "7", "bandwidth_limit_bytes_per_s": "7", "drain_s": "7", "trace_ring_spans": "7"}
     flags = {
         "read_blocks": "yes",
         "insecure": "1",
@@ -249,6 +249,8 @@ WRONG: list[tuple[str, Any, str]] = [
     ("copy_threads", "many", "copy_threads"),
     ("copy_threads", 1.5, "copy_threads"),
     ("copy_threads", True, "copy_threads"),
+    ("trace_ring_spans", -1, "trace_ring_spans"),
+    ("trace_ring_spans", 1 << 20, "trace_ring_spans"),
     ("bandwidth_limit_bytes_per_s", 0, "bandwidth_limit_bytes_per_s"),
     ("bandwidth_limit_bytes_per_s", -1.0, "bandwidth_limit_bytes_per_s"),
     ("bandwidth_limit_bytes_per_s", "nan", "bandwidth_limit_bytes_per_s"),

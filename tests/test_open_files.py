@@ -14,7 +14,6 @@ import pytest
 from kvgrpc import open_files
 from kvgrpc.config import Config
 from kvgrpc.core.values.limits import Limits
-from kvgrpc.datapath.asker import address
 from kvgrpc.datapath.host.process_socket import ProcessSocket, SocketReply
 from kvgrpc.datapath.questions import Question
 from kvgrpc.open_files import RESERVE, Door, unreserved
@@ -116,7 +115,7 @@ def test_peers_that_ask_for_memory_leave_the_reserve_alone_and_are_answered_when
         with filled_but_for(2 * GUESTS):  # both ends are of this process
             for _ in range(GUESTS + 1):
                 stranger = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-                stranger.connect(address(question.socket_path))
+                stranger.connect("\0" + question.socket_path[1:])
             until(lambda: "peers that ask this process for its memory wait" in caplog.text)
             os.close(os.open("/dev/null", os.O_RDONLY))
         assert answered(question)

@@ -8,7 +8,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from kvgrpc.config import Config, IdentityConfig, TlsConfig
+from kvgrpc.config import Config
+from kvgrpc.config_security import IdentityConfig, TlsConfig
 from kvgrpc.service.identity.gate import Gate
 from kvgrpc.tls import Tls, TlsFiles
 

@@ -8,7 +8,8 @@ from bench.measures.between_hosts import Others, figures, others
 from bench.measures.timed_pairs import quartiles
 from bench.plan import COLLECTIVE, Case, PullPlan
 from bench.results.pulls import PullCase
-from bench.stages.servers import Pools, Progress, ServerStage
+from bench.stages.servers import Pools, ServerStage
+from bench.told import Told
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,10 @@ class MoveTimes:
 class PullBandwidth:
     """Measures the cases of one pool size, one data path after the other."""
 
-    def __init__(self, plan: PullPlan, stage: ServerStage, progress: Progress) -> None:
+    def __init__(self, plan: PullPlan, stage: ServerStage, told: Told) -> None:
         self._plan = plan
         self._stage = stage
-        self._progress = progress
+        self._told = told
         self._coalescing: list[float] = []
 
     @property
@@ -60,7 +61,7 @@ class PullBandwidth:
         return found
 
     async def _measure(self, case: Case, pools: Pools) -> PullCase:
-        self._progress(case.title)
+        self._told(case.title)
         pools.fill()
         pulled = await pools.caller.pull(case.ids("source"), case.ids("destination"))
         pools.check(case, pulled)
@@ -101,6 +102,10 @@ def _result(case: Case, moves: list[MoveTimes], descriptors: int, mode: str) -> 
     def gbps(seconds: Callable[[MoveTimes], float]) -> float:
         return case.nbytes / statistics.median(map(seconds, moves)) / 1e9
 
+    beside, spread = figures(case, [(move.ours, move.others) for move in moves])
+    if mode:
+        spread["raw_nixl_gbps"] = quartiles([case.nbytes / move.nixl[mode] / 1e9 for move in moves])
+        spread["ratio_raw_nixl"] = quartiles([move.nixl[mode] / move.ours for move in moves])
     return PullCase(
         name=case.title,
         datapath=case.data_path,
@@ -120,11 +125,12 @@ def _result(case: Case, moves: list[MoveTimes], descriptors: int, mode: str) -> 
         ratio_at_once=_ratio(moves, lambda move: move.without, lambda move: move.at_once),
         quartiles={
             "gbps": quartiles([case.nbytes / move.ours / 1e9 for move in moves]),
+            "control_ms": quartiles([(move.ours - move.wire) * 1e3 for move in moves]),
             "ratio_memcpy": quartiles([move.memcpy / move.ours for move in moves]),
             "memcpy_gbps": quartiles([case.nbytes / move.memcpy / 1e9 for move in moves]),
-            **({"raw_nixl_gbps": quartiles([case.nbytes / move.nixl[mode] / 1e9 for move in moves])} if mode else {}),
+            **spread,
         },
-        **figures(case, [(move.ours, move.others) for move in moves]),
+        **beside,
     )
 
 

@@ -5,12 +5,12 @@ alone.
 import statistics
 from collections.abc import Callable
 
-from bench.measures.timed_pairs import timed_pairs
+from bench.measures.timed_pairs import quartiles, timed_pairs
 from bench.plan import CUDA_VMM, Case, PullPlan
 from bench.results.devices import DeviceCase, DeviceResult
 from bench.stages.devices import DeviceEngines, MakeDevices
 from bench.stages.gpus import CudaPool, GpuEngines, GpuPool
-from bench.stages.servers import Progress
+from bench.told import Told
 from kvgrpc.engine import Device
 
 _WARM = 2
@@ -48,7 +48,7 @@ def measure(
     plan: PullPlan,
     found: DeviceResult,
     make: MakeDevices,
-    progress: Progress,
+    told: Told,
     make_pool: Callable[[int], GpuPool] = cuda_pool,
 ) -> None:
     """Measures all cases of the plan: in both directions by way of a mirror, and between two engines by cuda_vmm."""
@@ -56,7 +56,7 @@ def measure(
         for block_bytes in plan.block_bytes:
             for case in plan.cases(data_path, block_bytes):
                 for direction in (BETWEEN,) if data_path == CUDA_VMM else (OUT, IN):
-                    progress(f"{case.title}, {direction}")
+                    told(f"{case.title}, {direction}")
                     if direction == BETWEEN:
                         stage: DeviceEngines | GpuEngines = GpuEngines(case, make_pool)
                     else:
@@ -79,4 +79,9 @@ def _case(plan: PullPlan, case: Case, direction: str, stage: DeviceEngines | Gpu
         gbps=case.nbytes / statistics.median(pulled for pulled, _ in times) / 1e9,
         copy_gbps=case.nbytes / statistics.median(copied for _, copied in times) / 1e9,
         ratio_copies=statistics.median(copied / pulled for pulled, copied in times),
+        quartiles={
+            "gbps": quartiles([case.nbytes / pulled / 1e9 for pulled, _ in times]),
+            "copy_gbps": quartiles([case.nbytes / copied / 1e9 for _, copied in times]),
+            "ratio_copies": quartiles([copied / pulled for pulled, copied in times]),
+        },
     )

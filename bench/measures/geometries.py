@@ -7,8 +7,8 @@ from bench.geometries import BLOCK_TOKENS, geometry, geometry_moving, tokens_of
 from bench.measures.timed_pairs import quartiles, timed_pairs
 from bench.plan import GeometryPlan
 from bench.results.geometries import GeometryCase, GeometryResult
-from bench.stages.servers import Progress
 from bench.stages.unlike import UnlikeEngines
+from bench.told import Told
 from kvgrpc.core.values.bridge import Bridge
 
 _WARM = 2
@@ -17,15 +17,15 @@ _PLANNED_BLOCKS = 8_192
 _PLANNED = ("tp 2 to 2", "tp 1 to 2", "token-major tp 1 to 2")
 
 
-def measure(plan: GeometryPlan, found: GeometryResult, progress: Progress) -> None:
+def measure(plan: GeometryPlan, found: GeometryResult, told: Told) -> None:
     """Measures all cases of the plan."""
     for data_path in plan.data_paths:
         for name in plan.names:
-            progress(f"{data_path}: {name}")
+            told(f"{data_path}: {name}")
             found.cases.append(_case(plan, data_path, name))
-    progress("tp 2 to 2 beside tp 1 to 1")
+    told("tp 2 to 2 beside tp 1 to 1")
     found.ratio_tp2_tp1 = _two_to_one(plan)
-    progress(f"plans of {_PLANNED_BLOCKS} blocks")
+    told(f"plans of {_PLANNED_BLOCKS} blocks")
     found.planning_ms = {name: _planning_s(name) * 1e3 for name in _PLANNED}
 
 

@@ -9,11 +9,11 @@ import time
 from dataclasses import dataclass
 from functools import partial
 
-from bench.measures.timed_pairs import timed_pairs
+from bench.measures.timed_pairs import quartiles, timed_pairs
 from bench.plan import Case, LayerwisePlan, pool
 from bench.results.pushes import LayerwiseCase
 from bench.stages.engines import Engines
-from bench.stages.servers import Progress
+from bench.told import Told
 
 _WARM = 3
 
@@ -29,14 +29,14 @@ class Visible:
     """Processor time of the servers at source and destination since the beginning of the prefill, in seconds."""
 
 
-def measure(plan: LayerwisePlan, progress: Progress) -> list[LayerwiseCase]:
+def measure(plan: LayerwisePlan, told: Told) -> list[LayerwiseCase]:
     """Measures all cases of the plan."""
     found = []
     for block_bytes in plan.block_bytes:
         for data_path in plan.data_paths:
             blocks = plan.pool_bytes // (block_bytes * plan.layers)
             case = Case(data_path, block_bytes, blocks, plan.layouts[0], 0)
-            progress(f"{plan.layers} layers of {case.title}")
+            told(f"{plan.layers} layers of {case.title}")
             layout = pool(block_bytes, blocks, plan.layers).layout()
             with Engines(data_path, layout, plan.copy_threads) as engines:
                 found.append(_Prefills(plan, case, engines).measure())
@@ -76,6 +76,11 @@ class _Prefills:
             part_ms_source=statistics.median(parts.processor_s[0] for _, parts in pairs) / plan.layers * 1e3,
             part_ms_destination=statistics.median(parts.processor_s[1] for _, parts in pairs) / plan.layers * 1e3,
             layers_early=statistics.median(parts.early for _, parts in pairs),
+            quartiles={
+                "visible_whole_ms": quartiles([whole.seconds * 1e3 for whole, _ in pairs]),
+                "visible_layerwise_ms": quartiles([parts.seconds * 1e3 for _, parts in pairs]),
+                "visible_ratio": quartiles([parts.seconds / whole.seconds for whole, parts in pairs]),
+            },
         )
 
     def _push_s(self) -> float:

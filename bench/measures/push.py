@@ -19,7 +19,8 @@ from bench.stages.calls import Caller, Moved, Registered
 from bench.stages.engines import Engines
 from bench.stages.processors import profiled, spent_ms
 from bench.stages.raw_pairs import READ, WRITE
-from bench.stages.servers import Pools, Progress, ServerStage
+from bench.stages.servers import Pools, ServerStage
+from bench.told import Told
 from kvgrpc.v1 import transfer_pb2
 
 _WARM = 20
@@ -44,10 +45,10 @@ class PushTimes:
 class PushBandwidth:
     """Measures the cases of data paths whose processes have one environment."""
 
-    def __init__(self, plan: PushPlan, stage: ServerStage, progress: Progress) -> None:
+    def __init__(self, plan: PushPlan, stage: ServerStage, told: Told) -> None:
         self._plan = plan
         self._stage = stage
-        self._progress = progress
+        self._told = told
 
     async def run(self) -> list[PushCase]:
         """Measures all cases of the plan."""
@@ -60,7 +61,7 @@ class PushBandwidth:
         return found
 
     async def _measure(self, case: Case, pools: Pools) -> PushCase:
-        self._progress(f"push {case.title}")
+        self._told(f"push {case.title}")
         pools.fill()
         pushed = await self._push(case, pools)
         pools.check(case, pushed)
@@ -99,6 +100,10 @@ def _result(case: Case, moves: list[PushTimes], pushed: Moved) -> PushCase:
     ways = set(moves[0].base)
     best = min(ways, key=lambda way: statistics.median(move.base[way] for move in moves), default="")
     received = pushed.transfer.direction == transfer_pb2.DIRECTION_RECEIVE
+    beside, spread = figures(case, [(move.ours, move.others) for move in moves])
+    if best:
+        spread["base_gbps"] = quartiles([case.nbytes / move.base[best] / 1e9 for move in moves])
+        spread["ratio_base"] = quartiles([move.base[best] / move.ours for move in moves])
     return PushCase(
         name=case.title,
         datapath=case.data_path,
@@ -115,10 +120,10 @@ def _result(case: Case, moves: list[PushTimes], pushed: Moved) -> PushCase:
         ratio_base=statistics.median(move.base[best] / move.ours for move in moves) if best else None,
         quartiles={
             "gbps": quartiles([case.nbytes / move.ours / 1e9 for move in moves]),
-            **({"base_gbps": quartiles([case.nbytes / move.base[best] / 1e9 for move in moves])} if best else {}),
-            **({"ratio_base": quartiles([move.base[best] / move.ours for move in moves])} if best else {}),
+            "control_ms": quartiles([(move.ours - move.wire) * 1e3 for move in moves]),
+            **spread,
         },
-        **figures(case, [(move.ours, move.others) for move in moves]),
+        **beside,
     )
 
 
@@ -200,23 +205,23 @@ class OneBlock:
         return spent["processor_ms_source"] + spent["processor_ms_destination"]
 
 
-async def measure(plan: PushPlan, found: PushResult, progress: Progress, *, profile: bool) -> None:
+async def measure(plan: PushPlan, found: PushResult, told: Told, *, profile: bool) -> None:
     """Fills in the figures of the plan."""
-    progress(f"the leads alone: a hand-over of {plan.control_blocks} blocks")
+    told(f"the leads alone: a hand-over of {plan.control_blocks} blocks")
     found.control_8192_ms = control.handover_ms(plan, "scattered")
     found.details["control_contiguous_ms"] = control.handover_ms(plan, "contiguous")
     found.details["control_token_ids_ms"] = control.handover_ms(plan, "scattered", tokens=True)
     found.details["control_1_ms"] = control.handover_ms(replace(plan, control_blocks=1), "scattered")
     if profile:
         found.profile = control.profile(plan)
-    progress(f"the leads alone: pushes beside {plan.waiting_few} and {plan.waiting_many} registrations")
+    told(f"the leads alone: pushes beside {plan.waiting_few} and {plan.waiting_many} registrations")
     found.details["core_push_us"], found.waiting_cost_ratio = control.waiting_cost(plan)
     for number, names in enumerate(_by_environment(plan.data_paths)):
-        with ServerStage(plan, progress, environment_of(names[0])) as stage:
+        with ServerStage(plan, told, environment_of(names[0])) as stage:
             if not number:
-                progress("pushes of one block")
+                told("pushes of one block")
                 await OneBlock(plan, stage, profile=profile).run(found)
-            found.cases += await PushBandwidth(replace(plan, data_paths=names), stage, progress).run()
+            found.cases += await PushBandwidth(replace(plan, data_paths=names), stage, told).run()
 
 
 def _by_environment(data_paths: tuple[str, ...]) -> list[tuple[str, ...]]:

@@ -7,26 +7,26 @@ from functools import partial
 from bench.measures.timed_pairs import quartiles, timed_pairs
 from bench.plan import TensorsPlan
 from bench.results.tensors import TensorCase, TensorResult
-from bench.stages.servers import Progress
 from bench.stages.stores import RawStores, Stores
+from bench.told import Told
 from kvgrpc.core.tensors.bundles import BYTES_MAX
 from kvgrpc.core.tensors.line import RESERVED
 
 _WARM = 2
 
 
-def measure(plan: TensorsPlan, found: TensorResult, progress: Progress) -> None:
+def measure(plan: TensorsPlan, found: TensorResult, told: Told) -> None:
     """Measures all cases of the plan, and a store at its limit."""
     with RawStores(plan.pool_bytes) as raw:
         for data_path in plan.data_paths:
             for tensor_bytes in plan.block_bytes:
                 count = plan.pool_bytes // tensor_bytes
-                progress(f"{data_path}: {count} tensors of {tensor_bytes >> 10} KB")
+                told(f"{data_path}: {count} tensors of {tensor_bytes >> 10} KB")
                 with Stores(data_path, tensor_bytes, count, room=_ample(count, tensor_bytes)) as stores:
                     stores.check()
                     found.cases += _cases(plan, data_path, tensor_bytes, stores, raw)
     for data_path in plan.data_paths:
-        progress(f"{data_path}: a store at its limit")
+        told(f"{data_path}: a store at its limit")
         found.full_ratio[data_path] = _full(plan, data_path)
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.results.stored import rows
-from bench.results.wording import number
+from bench.results.wording import number, words
 
 NOISE = 0.15
 """Change, as a fraction, that counts as noise where a result has no spread of its repeats."""
@@ -70,7 +70,9 @@ def show_changes(changes: Sequence[Change], console: Console) -> None:
     for change in changes:
         noise = f"{change.noise * 100:.0f} %" + ("" if change.recorded else " *")
         mark = "" if change.verdict == "same" else change.verdict
-        table.add_row(change.name, number(change.a), number(change.b), f"{change.ratio:.2f}", noise, mark)
+        case, _, figure = change.name.rpartition(": ")
+        name = f"{case}: {words(figure)}" if case else words(figure)
+        table.add_row(name, number(change.a), number(change.b), f"{change.ratio:.2f}", noise, mark)
     console.print(table)
     if not all(change.recorded for change in changes):
         console.print(f"* no repeats recorded: {NOISE * 100:.0f} % counts as noise", highlight=False)

@@ -27,6 +27,8 @@ class DeviceCase:
     gbps: float
     copy_gbps: float
     ratio_copies: float
+    quartiles: dict[str, list[float]] = field(default_factory=dict)
+    """First and third quartile of the repeats, by name of a figure."""
 
 
 @dataclass

@@ -1,5 +1,6 @@
 """Draws a stored result: our throughput beside the baselines', one panel for each data path."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,8 +9,10 @@ from bench.results.stored import label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 SUFFIXES = (".png", ".svg")
+_COLUMNS = 4
 _SALT = "kvgrpc"
 _SERIES = {
     "gbps": ("kvgrpc", "#0072b2", "o-"),
@@ -34,6 +37,15 @@ def draw(result: dict[str, Any], path: Path) -> None:
 
     Raises ValueError if the result has nothing to draw.
     """
+    import matplotlib as mpl
+
+    metadata: dict[str, Any] = {"Date": None} if path.suffix == ".svg" else {"Software": None}
+    with mpl.rc_context({"svg.hashsalt": _SALT, "svg.fonttype": "none"}):
+        picture(result).savefig(path, metadata=metadata, dpi=150)
+
+
+def picture(result: dict[str, Any]) -> "Figure":
+    """Returns the picture of a result. Raises ValueError like `draw`."""
     cases = result.get("cases", [])
     if not cases:
         raise ValueError("the result has no cases to draw")
@@ -42,35 +54,48 @@ def draw(result: dict[str, Any], path: Path) -> None:
     from matplotlib.figure import Figure
 
     panels = _panels(cases)
-    with mpl.rc_context({"svg.hashsalt": _SALT, "svg.fonttype": "none", "font.size": 9}):
-        figure = Figure(figsize=(max(3.3 * len(panels), 7.0), 4.2), layout="constrained")
+    with mpl.rc_context({"font.size": 9}):
+        columns = min(len(panels), _COLUMNS)
+        lines = math.ceil(len(panels) / columns)
+        height = 2.2 if "block_bytes" in cases[0] or "tensor_bytes" in cases[0] else 3.4
+        figure = Figure(figsize=(max(2.6 * columns, 6.5), 1.3 + height * lines), layout="constrained")
         FigureCanvasAgg(figure)
-        axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+        grid = figure.subplots(lines, columns, squeeze=False, sharey=True)
+        for axis in grid.flat[len(panels) :]:
+            axis.remove()
+        axes = list(grid.flat[: len(panels)])
         for axis, (title, some) in zip(axes, panels.items(), strict=True):
             _panel(axis, title, some)
-        axes[0].set_ylabel("ms (less is better)" if "visible_ratio" in cases[0] else "GB/s (10⁹ bytes a second)")
+        axes[0].set_ylim(bottom=0)  # After all panels, which share the axis: its top is then of all points.
+        for axis in axes[::columns]:
+            axis.set_ylabel("ms (less is better)" if "visible_ratio" in cases[0] else "GB/s (more is better)")
         named = {name: line for axis in axes for line, name in zip(*axis.get_legend_handles_labels(), strict=True)}
         figure.legend(named.values(), named.keys(), loc="outside upper right", ncols=len(named), frameon=False)
         figure.suptitle(
             _TITLES.get(result.get("kind", ""), "Measured by python -m bench"), fontweight="bold", x=0.01, ha="left"
         )
         figure.supxlabel(_note(result), fontsize=7, color="#444444")
-        metadata: dict[str, Any] = {"Date": None} if path.suffix == ".svg" else {"Software": None}
-        figure.savefig(path, metadata=metadata, dpi=150)
+    return figure
 
 
 def _panels(cases: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Returns the cases of each panel: of one data path, and one way or layout where there are several."""
+    """Returns the cases of each panel: of one data path, and one way or layout where there are several.
+
+    One panel shows all data paths if each has one case.
+    """
+    if 1 < len(cases) == len({case["datapath"] for case in cases}):
+        return {f"blocks of {_size(cases[0]['block_bytes'])}" if "block_bytes" in cases[0] else "": list(cases)}
     split = [name for name in ("layout", "way", "direction") if len({case.get(name) for case in cases}) > 1]
     found: dict[str, list[dict[str, Any]]] = {}
     for case in cases:
-        found.setdefault(", ".join(str(case[name]) for name in ("datapath", *split)), []).append(case)
+        found.setdefault(", ".join(str(case[name]).replace("_", " ") for name in ("datapath", *split)), []).append(case)
     return found
 
 
 def _panel(axis: "Axes", title: str, cases: list[dict[str, Any]]) -> None:
     size = "tensor_bytes" if "tensor_bytes" in cases[0] else "block_bytes"
-    by_size = size in cases[0]
+    by_path = len({case["datapath"] for case in cases}) > 1
+    by_size = size in cases[0] and not by_path
     if by_size:
         cases = sorted(cases, key=lambda case: int(case[size]))
     places = range(len(cases))
@@ -85,11 +110,14 @@ def _panel(axis: "Axes", title: str, cases: list[dict[str, Any]]) -> None:
         style_ = style if by_size else style[0]
         xs = [place for place, _ in points]
         axis.errorbar(xs, values, yerr=[below, above], fmt=style_, color=colour, label=name, capsize=2, markersize=4)
-    texts = [_size(case[size]) if by_size else label(case) for case in cases]
-    axis.set_xticks(list(places), texts, rotation=0 if by_size else 60, ha="center" if by_size else "right")
-    axis.set_xlabel(("tensor size" if size == "tensor_bytes" else "block size") if by_size else "engines")
+    texts = [case["datapath"] if by_path else case.get("name", label(case)) for case in cases]
+    if by_size:
+        texts = [_size(case[size]) for case in cases]
+    flat = by_size or by_path
+    axis.set_xticks(list(places), texts, rotation=0 if flat else 60, ha="center" if flat else "right")
+    axis.set_xlabel("data path" if by_path else "engines" if not by_size else f"{size.removesuffix('_bytes')} size")
     axis.set_title(title, fontsize=10)
-    axis.set_ylim(bottom=0)
+    axis.margins(x=0.12)
     axis.grid(axis="y", color="#dddddd", linewidth=0.6)
     axis.spines[["top", "right"]].set_visible(False)
 

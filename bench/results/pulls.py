@@ -13,7 +13,13 @@ RAW_NIXL = (
     " it is DONE; the better of two, with NIXL's progress thread on both sides, and without it while the target is"
     " polled every 100 us"
 )
+CONTROL = {
+    "control": "the time of a transfer in which none of its bytes were under way: calls, questions, plans",
+    "runs": "stretches of contiguous bytes, each of which is moved as one",
+}
+"""What the columns of a table of pulls or pushes are."""
 BASELINES = {
+    **CONTROL,
     "memcpy": "memcpy once for each run, by as many threads as the data path copies with, in one process that maps both"
     " pools",
     "memcpy_whole": "one memcpy of the whole pool, by one thread",

@@ -5,10 +5,11 @@ from typing import ClassVar
 
 from bench.plan import COLLECTIVE
 from bench.results.between_hosts import BETWEEN_HOSTS, BetweenHosts, targets_of
-from bench.results.pulls import RAW_NIXL, Run
+from bench.results.pulls import CONTROL, RAW_NIXL, Run
 from bench.results.targets import Target
 
 PUSH_BASELINES = {
+    **CONTROL,
     "pull": "a pull of the same blocks between the same two servers",
     "raw_nixl WRITE": f"{RAW_NIXL}; the source writes",
     "raw_nixl READ": "the same, the destination reads",
@@ -29,12 +30,13 @@ PUSH_BASELINES = {
 LAYERWISE_BASELINES = {
     "prefill": "a synthetic one: a layer of all blocks is finished every layer_ms, which makes the prefill"
     " longer than moving all blocks takes; it uses no processor",
-    "whole": "one part with everything, handed over after the prefill",
-    "layerwise": "one part for each layer, handed over when the layer is finished",
-    "early": "layers that the engine at the destination had before the end of the prefill",
-    "visible": "from the end of the prefill until the engine at the destination has Received",
+    "pushed whole": "one part with everything, handed over after the prefill",
+    "layer by layer": "one part for each layer, handed over when the layer is finished",
+    "layers early": "layers that the engine at the destination had before the end of the prefill",
+    "time left": "from the end of the prefill until the engine at the destination has Received",
     "visible_ratio": "of a case: the median over its pairs; of the run: that of the worst case",
-    "P, D": "processor time of the servers at source and destination in a layer-wise push, for each layer, in ms",
+    "processor of P, of D": "processor time of the servers at source and destination in a layer-wise push, for each"
+    " layer, in ms",
     "nixl-tcp": "both servers run with UCX_TLS=tcp",
 }
 _BASE_BOUND = 0.95
@@ -120,6 +122,8 @@ class LayerwiseCase:
     """Processor time of the server at the destination for each such part, including its copies, in milliseconds."""
     layers_early: float
     """Number of layers that the destination's engine had before the end of the prefill."""
+    quartiles: dict[str, list[float]] = field(default_factory=dict)
+    """First and third quartile of the repeats, by name of a figure."""
 
     def targets(self) -> list[Target]:
         """Returns the case's ratio as a target."""

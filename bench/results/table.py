@@ -15,6 +15,8 @@ from bench.results.targets import Target
 from bench.results.tensors import TensorCase, TensorResult
 from bench.results.wording import number, verdict, words
 
+_NIXL = ("raw NIXL,\nGB/s", "of raw\nNIXL")
+
 
 def show(found: Run, console: Console, *, targets: bool = False, explain: bool = False) -> None:
     """Prints the verdict, the figures and the machine. `targets` adds the project's own targets, `explain` what each
@@ -33,7 +35,8 @@ def show(found: Run, console: Console, *, targets: bool = False, explain: bool =
         for line in found.profile:
             console.print(line, highlight=False, markup=False, no_wrap=True, overflow="ellipsis")
     for name, what in found.baselines.items() if explain else ():
-        console.print(f"[bold]{name}[/bold]: {what}", highlight=False)
+        in_json = "" if words(name) == name else f" ({name} in JSON)"
+        console.print(f"[bold]{words(name)}[/bold]{in_json}: {what}", highlight=False)
     place = found.machine
     console.print(
         f"{place['processor']}, {place['cores']} cores, {place['memory_bytes'] / 2**30:.0f} GiB, Linux "
@@ -66,11 +69,11 @@ def _tables(found: Run, *, targets: bool) -> Iterator[Table]:
 
 
 def _pulls(cases: Sequence[PullCase], *, targets: bool) -> Table:
-    checksums = ("without", "at once") if any(case.ratio_without is not None for case in cases) else ()
+    checksums = ("of no\nsums", "at once,\nof none") if any(case.ratio_without is not None for case in cases) else ()
     table = _table(
         "Pulls, from the call to the woken waiter; GB/s are 10^9 bytes a second",
         ("path", "blocks", "layout"),
-        ("threads", "runs", "GB/s", "control ms", "memcpy", "ratio", "raw NIXL", "ratio", *checksums),
+        ("threads", "runs", "GB/s", "control,\nms", "memcpy,\nGB/s", "of\nmemcpy", *_NIXL, *checksums),
     )
     for case in cases:
         bounds = {target.name: target for target in case.targets()} if targets else {}
@@ -95,15 +98,15 @@ def _pulls(cases: Sequence[PullCase], *, targets: bool) -> Table:
 def _pushes(cases: Sequence[PushCase], *, targets: bool) -> Table:
     table = _table(
         "Pushes, from the call to the woken waiter; GB/s are 10^9 bytes a second",
-        ("path", "blocks", "mover", "base"),
-        ("runs", "GB/s", "control ms", "base", "ratio"),
+        ("path", "blocks", "moved by", "base"),
+        ("runs", "GB/s", "control, ms", "base, GB/s", "of base"),
     )
     for case in cases:
         table.add_row(
             case.datapath,
             f"{case.blocks} x {_size(case.block_bytes)}",
             case.mover,
-            case.base or "-",
+            case.base.replace("_", " ").replace("nixl", "NIXL") or "-",
             str(case.descriptors),
             f"{case.gbps:.1f}",
             f"{case.control_ms:.1f}",
@@ -116,14 +119,14 @@ def _pushes(cases: Sequence[PushCase], *, targets: bool) -> Table:
 def _between_hosts(cases: Sequence[PullCase | PushCase], *, targets: bool) -> Table:
     table = _table(
         "Collective beside what else moves bytes between hosts without RDMA",
-        ("case", "NIXL over TCP"),
-        ("GB/s", "Gloo", "ratio", "NIXL over TCP", "ratio"),
+        ("case", "way of NIXL"),
+        ("GB/s", "raw Gloo,\nGB/s", "of raw\nGloo", "NIXL over TCP,\nGB/s", "of NIXL\nover TCP"),
     )
     for case in cases:
         bounds = {target.name: target for target in case.targets()} if targets else {}
         table.add_row(
             case.name,
-            case.nixl_tcp_mode or "-",
+            case.nixl_tcp_mode.replace("_", " ") or "-",
             f"{case.gbps:.1f}",
             "-" if case.gloo_gbps is None else f"{case.gloo_gbps:.1f}",
             _ratio(case.ratio_gloo, bounds.get("ratio_gloo")),
@@ -135,9 +138,20 @@ def _between_hosts(cases: Sequence[PullCase | PushCase], *, targets: bool) -> Ta
 
 def _layerwise(cases: Sequence[LayerwiseCase], *, targets: bool) -> Table:
     table = _table(
-        "Visible time of a push, from the end of the prefill; ms",
+        "Time left to wait for after the end of a prefill, in ms",
         ("path", "blocks in a layer"),
-        ("layers", "layer", "prefill", "whole", "visible", "layer-wise", "ratio", "early", "P", "D"),
+        (
+            "layers",
+            "one\nlayer",
+            "prefill",
+            "push\nalone",
+            "pushed\nwhole",
+            "layer by\nlayer",
+            "of\nwhole",
+            "layers\nearly",
+            "processor\nof P",
+            "processor\nof D",
+        ),
     )
     for case in cases:
         times = (case.layer_ms, case.prefill_ms, case.whole_ms, case.visible_whole_ms, case.visible_layerwise_ms)
@@ -158,7 +172,7 @@ def _geometries(cases: Sequence[GeometryCase], *, targets: bool) -> Table:
     table = _table(
         "Pulls between unlike engines, from the call to the event Received",
         ("path", "engines", "moved"),
-        ("pairs", "MB", "runs", "bytes each", "GB/s", "memcpy", "ratio"),
+        ("pairs", "MB", "runs", "bytes of\na run", "GB/s", "memcpy,\nGB/s", "of\nmemcpy"),
     )
     for case in cases:
         bounds = {target.name: target for target in case.targets()} if targets else {}
@@ -181,14 +195,14 @@ def _tensors(cases: Sequence[TensorCase], *, targets: bool) -> Table:
     table = _table(
         "Named tensors, until the other engine has had the last one",
         ("path", "tensors", "way"),
-        ("GB/s", "Gloo", "ratio"),
+        ("GB/s", "raw Gloo, GB/s", "of raw Gloo"),
     )
     for case in cases:
         bounds = {target.name: target for target in case.targets()} if targets else {}
         table.add_row(
             case.datapath,
             f"{case.tensors} x {_size(case.tensor_bytes)}",
-            case.way,
+            case.way.replace("_", " "),
             f"{case.gbps:.2f}",
             f"{case.gloo_gbps:.2f}",
             _ratio(case.ratio_gloo, bounds.get("ratio_gloo")),
@@ -200,7 +214,7 @@ def _devices(found: DeviceResult) -> Table:
     table = _table(
         f"Pulls out of a device ({found.device}) and into it, by way of its mirror; or between engines on it",
         ("path", "blocks", "layout", "direction"),
-        ("GB/s", "copies", "ratio"),
+        ("GB/s", "copies alone, GB/s", "of the copies"),
     )
     for case in found.cases:
         table.add_row(

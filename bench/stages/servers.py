@@ -2,7 +2,7 @@
 
 import os
 import statistics
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
@@ -11,11 +11,11 @@ from bench.plan import COLLECTIVE, OVER_TCP, Case, Plan, path_of
 from bench.stages.calls import Caller, Moved
 from bench.stages.hosts import Host, HostFailed
 from bench.stages.raw_pairs import MODES, GlooPair, RawPair
+from bench.told import Told
 from kvgrpc.errors import InternalError, Reason
 from kvgrpc.v1.common_pb2 import DataPath
 from kvgrpc.wire.values import DATA_PATHS
 
-Progress = Callable[[str], None]
 WHOLE_COPIES = 5
 
 
@@ -53,9 +53,9 @@ class Pools:
 class ServerStage:
     """The processes of the stage, which get `environment` in addition to ours. Use it as a context manager."""
 
-    def __init__(self, plan: Plan, progress: Progress, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, plan: Plan, told: Told, environment: Mapping[str, str] | None = None) -> None:
         self._plan = plan
-        self._progress = progress
+        self._told = told
         self._environment = environment or {}
         self._ends = ExitStack()
         self.source, self.destination, self.baseline = (
@@ -115,7 +115,7 @@ class ServerStage:
             try:
                 pair.attach(source_fd, destination_fd)
             except HostFailed as error:
-                self._progress(f"no raw NIXL ({mode}): {error}")
+                self._told.note(f"no raw NIXL ({mode}): {error}")
             else:
                 attached[mode] = pair
         try:
@@ -135,7 +135,7 @@ class ServerStage:
         try:
             self._gloo.attach(source_fd, destination_fd)
         except HostFailed as error:
-            self._progress(f"no raw Gloo: {error}")
+            self._told.note(f"no raw Gloo: {error}")
             yield None
             return
         try:

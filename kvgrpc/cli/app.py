@@ -17,6 +17,7 @@ from kvgrpc.cli.get import cancel, describe, get, release, why
 from kvgrpc.cli.serve import serve
 from kvgrpc.cli.status import status
 from kvgrpc.cli.top.command import top
+from kvgrpc.cli.trace import trace
 
 app = typer.Typer(
     name="kvgrpc",
@@ -37,7 +38,7 @@ def _add(command: Callable[..., None]) -> None:
     app.command(help="\n\n".join([example, summary, *rest]), short_help=summary)(command)
 
 
-for _command in (serve, status, top, drain, doctor, get, describe, why, cancel, release, completion):
+for _command in (serve, status, top, drain, doctor, get, describe, why, trace, cancel, release, completion):
     _add(_command)
 
 

@@ -46,6 +46,7 @@ class Single(Enum):
 
     TRANSFER = "transfer"
     LEASE = "lease"
+    PEER = "peer"
 
 
 Addresses = Annotated[
@@ -105,7 +106,7 @@ def describe(
     tls_dir: TlsDir = "",
     token_file: TokenFile = "",
 ) -> None:
-    """Show all that a server knows of one transfer or lease.
+    """Show all that a server knows of one transfer or lease, or the data path to one peer, by its engine id.
 
     Example: [bold]kvgrpc describe lease ID 10.0.0.1:50051[/bold]
     """
@@ -114,9 +115,12 @@ def describe(
     async def ask(server: "Client") -> Any:
         if kind is Single.LEASE:
             return (await server.get_lease(name)).lease
+        if kind is Single.PEER:
+            return await listings.peer_named(server, name)
         return (await server.get_transfer(name)).transfer
 
-    typer.echo("\n".join(listings.described(_one(address, timeout_s, tls_dir, token_file, ask, "describe"))))
+    found = _one(address, timeout_s, tls_dir, token_file, ask, "describe")
+    typer.echo("\n".join(listings.ways(found) if kind is Single.PEER else listings.described(found)))
 
 
 def why(

@@ -8,6 +8,7 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 
 from kvgrpc.client import Client, name_of
+from kvgrpc.errors import InvalidRequest, Reason
 from kvgrpc.v1 import admin_pb2, common_pb2, handshake_pb2, tensor_pb2, transfer_pb2
 
 
@@ -179,6 +180,28 @@ def table(kind: str, rows: list[Row], *, head: bool) -> list[str]:
 def described(message: Message) -> list[str]:
     """Returns a message as indented lines, without fields that are not set."""
     return list(_lines(MessageToDict(message, preserving_proto_field_name=True), ""))
+
+
+async def peer_named(server: Client, engine_id: str) -> handshake_pb2.Peer:
+    """Returns the peer with that engine id. Raises InvalidRequest if there is none, and the errors of the call."""
+    for peer in (await server.peers()).peers:
+        if peer.engine_id == engine_id:
+            return peer
+    raise InvalidRequest(Reason.INVALID_FIELD, f"there is no peer {engine_id}: kvgrpc get peers lists them")
+
+
+def ways(peer: handshake_pb2.Peer) -> list[str]:
+    """Returns one line for each pair of ranks: the data path between them, and why no better one was taken."""
+    state = name_of(handshake_pb2.PeerState, peer.state)
+    lines = []
+    for path in peer.paths:
+        chosen = name_of(common_pb2.DataPath, path.data_path)
+        other = "".join(
+            f"; not {name_of(common_pb2.DataPath, row.data_path)}: {row.why}" for row in path.rejected_paths
+        )
+        ranks = f"rank {path.rank} with rank {path.peer_rank} of {peer.engine_id}"
+        lines.append(f"{ranks} ({peer.address}, {state}): {chosen}: {path.why}{other}")
+    return lines or [f"{peer.engine_id} ({peer.address}, {state}): no data path is chosen"]
 
 
 def _lines(value: Any, indent: str) -> Iterator[str]:

@@ -60,6 +60,7 @@ def serve(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     check: Annotated[
         bool, typer.Option("--check", help="Only check the configuration, and print it as it takes effect.")
     ] = False,
+    trace_ring_spans: Annotated[int | None, typer.Option(help="Spans to keep for kvgrpc trace; 0: none.")] = None,
     ready_file: Annotated[str | None, typer.Option(help="JSON file to write once the server serves.")] = None,
     metrics: Annotated[
         str | None, typer.Option(help="host:port of the HTTP endpoint for metrics and probes, such as 127.0.0.1:9464.")
@@ -99,6 +100,13 @@ def serve(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     ] = None,
     copy_threads: Annotated[
         int | None, typer.Option(help="Threads that copy for shm and cma.", rich_help_panel=_PATHS_PANEL)
+    ] = None,
+    shared_dir: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder that servers in other network namespaces of this host mount, too.",
+            rich_help_panel=_PATHS_PANEL,
+        ),
     ] = None,
     bandwidth_limit_bytes_per_s: Annotated[
         float | None, typer.Option(help="Maximum rate of what this server moves.", rich_help_panel=_PATHS_PANEL)
@@ -189,7 +197,7 @@ _POOL = ("layers", "kv_heads", "head_dim", "block_tokens", "blocks", "dtype", "d
 
 def _limits(said: Sequence[str]) -> dict[str, str]:
     """Returns limit flags as the variables that set the same limits. Raises InvalidRequest."""
-    from kvgrpc.config import invalid
+    from kvgrpc.config_errors import invalid
 
     found = {}
     for word in said:
@@ -238,7 +246,7 @@ async def _serve(settings: "Config", launched: int | None = None, reload: "Reloa
         server = Server(settings)
     except KVGrpcError as error:
         return _report(EXIT_CONFIG, error)
-    telemetry.configure(server.config.engine_id, __version__)
+    telemetry.configure(server.config.engine_id, __version__, settings.trace_ring_spans)
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in _STOPS:

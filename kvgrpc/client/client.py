@@ -370,6 +370,13 @@ class Client(HandoffCalls):
         request = admin_pb2.ListAuditRecordsRequest()
         return await self._call.pages(self._admin.ListAuditRecords, request, options, "records")
 
+    async def spans(
+        self, *, transfer_id: str = "", trace_id: str = "", **options: Unpack[opt.ListOptions]
+    ) -> admin_pb2.ListSpansResponse:
+        """Returns the spans that the server has kept of a transfer's trace, or of a trace."""
+        request = admin_pb2.ListSpansRequest(transfer_id=transfer_id, trace_id=trace_id)
+        return await self._call.pages(self._admin.ListSpans, request, options, "spans")
+
     async def forget_engine(
         self, engine_id: str, *, message: str = "", **options: Unpack[opt.CallOptions]
     ) -> admin_pb2.ForgetEngineResponse:

@@ -319,6 +319,7 @@ class SyncClient(_Twin[Client]):
     renew_allocation = _blocking(Client.renew_allocation)
     renew_leases = _blocking(Client.renew_leases)
     reserve_blocks = _blocking(Client.reserve_blocks)
+    spans = _blocking(Client.spans)
     source_failed = _blocking(Client.source_failed)
     status = _blocking(Client.status)
     wait = _blocking(Client.wait)

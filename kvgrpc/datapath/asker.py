@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from kvgrpc.datapath.own_user import is_own_user
 from kvgrpc.datapath.questions import (
     ANSWERED,
     PAYLOAD_BYTES_MAX,
@@ -26,6 +27,7 @@ from kvgrpc.datapath.questions import (
     ProcessEnd,
     Question,
 )
+from kvgrpc.datapath.shared_folder import elsewhere, place_of
 
 ANSWER_S = 2.0
 """Maximum wait for an answer, in seconds."""
@@ -34,7 +36,7 @@ FAIR_S = 0.25
 AT_ONCE = 128
 _CONNECT_AGAIN_S = 0.02
 _PATH_BYTES_MAX = 107  # sun_path of <linux/un.h>, with its end
-_PEERCRED = struct.Struct("3i")  # pid, uid, gid
+_PEERCRED = struct.Struct("=iII")  # pid, uid, gid
 _SO_PEERPIDFD = 77  # <asm-generic/socket.h>, since Linux 6.5
 
 
@@ -177,18 +179,20 @@ class Asker:
             if pending.socket is None:
                 pending.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 pending.socket.setblocking(False)
-            pending.socket.connect(address(question.socket_path))
+            with place_of(name_of(question.socket_path), question.folder) as place:
+                pending.socket.connect(place)
         except BlockingIOError:
             return  # the listener's queue is full
         except (OSError, ValueError) as error:
             shown = question.socket_path[:_PATH_BYTES_MAX]
-            self._tell(pending, f"{shown!r} cannot be reached from here: {error}")
+            lacks = elsewhere(question.folder) if isinstance(error, ConnectionRefusedError) else ""
+            self._tell(pending, f"{shown!r} cannot be reached from here: {error}{lacks}")
             return
         pending.connected = True
         # The process is checked and held before anything is sent: a peer may have named another process's socket. A
         # process that answers a question asked after it was held was there all the time.
         pending.pid, uid, pending.end = listener(pending.socket)
-        if uid != os.geteuid():
+        if not is_own_user(uid):
             self._tell(pending, f"the peer runs as user {uid}, this process as another")
             return
         try:
@@ -225,11 +229,13 @@ class Asker:
         pending.close()
 
 
-def address(path: str) -> str:
-    """Returns the address of a socket; `@` begins an abstract name. Raises ValueError for a path of no socket."""
-    if not 0 < len(path.encode()) <= _PATH_BYTES_MAX:
+def name_of(path: str) -> str:
+    """Returns the name of a socket as a peer states it, without the `@` that begins it. Raises ValueError for all else:
+    a path may lead anywhere.
+    """
+    if not path.startswith("@") or not 1 < len(path.encode()) <= _PATH_BYTES_MAX:
         raise ValueError("this names no socket")
-    return "\0" + path[1:] if path.startswith("@") else path
+    return path[1:]
 
 
 def credentials(connected: socket.socket) -> tuple[int, int]:

@@ -31,6 +31,7 @@ from kvgrpc.datapath.mirror.mirror import Mirror
 from kvgrpc.datapath.mover import Mover
 from kvgrpc.datapath.reports import Disconnected, Report
 from kvgrpc.datapath.settings import MoverSettings
+from kvgrpc.datapath.shared_folder import SharedFolder
 
 _log = logging.getLogger(__name__)
 
@@ -48,17 +49,22 @@ _KEPT: list[SharedMemory | PrivateMemory] = []
 
 
 def make_paths(
-    memory: SharedMemory | PrivateMemory, names: tuple[str, ...], copy_threads: int, host: str = LOOPBACK
+    memory: SharedMemory | PrivateMemory,
+    names: tuple[str, ...],
+    copy_threads: int,
+    host: str = LOOPBACK,
+    folder: SharedFolder | None = None,
 ) -> tuple[list[DataPath], list[DataPathStatus]]:
     """Makes the data paths of `names` that work on this machine for this memory, and a status of each. `host` is the
-    address by which ranks of peers reach this one, where it listens for them.
+    address by which ranks of peers reach this one, where it listens for them. `folder`: where ranks of this host meet
+    whose network namespaces differ.
     """
     paths: list[DataPath] = []
     status: list[DataPathStatus] = []
-    socket = ProcessSocket()
+    socket = ProcessSocket(folder)
     for name in names:
         try:
-            path = _make(name, memory, copy_threads, socket, host)
+            path = _make(name, memory, copy_threads, socket, host, folder)
         except DataPathUnavailable as error:
             status.append((name, False, error.message))
             _log.info("the data path %s is left out: %s", name, error.message)
@@ -80,7 +86,12 @@ _WHY = {
 
 
 def _make(
-    name: str, memory: SharedMemory | PrivateMemory, copy_threads: int, socket: ProcessSocket, host: str
+    name: str,
+    memory: SharedMemory | PrivateMemory,
+    copy_threads: int,
+    socket: ProcessSocket,
+    host: str,
+    folder: SharedFolder | None,
 ) -> DataPath:
     if name == "shm":
         from kvgrpc.datapath.paths.shm import ShmPath
@@ -93,7 +104,7 @@ def _make(
     if name == "window":
         from kvgrpc.datapath.window.path import WindowPath
 
-        return WindowPath(memory)
+        return WindowPath(memory, folder)
     if name == "cuda_vmm":
         from kvgrpc.datapath.cuda_vmm.path import CudaVmmPath
 

@@ -10,6 +10,8 @@ import select
 import weakref
 from dataclasses import dataclass, field
 
+from kvgrpc.datapath.shared_folder import SharedFolder
+
 CHALLENGE_BYTES = 32
 TOKEN_BYTES = 32
 RANK_BYTES = 2
@@ -56,6 +58,8 @@ class Question:
     challenge: bytes = field(default_factory=lambda: secrets.token_bytes(CHALLENGE_BYTES))
     descriptors: int = 1
     """Number of descriptors that may come with the answer, at most DESCRIPTORS_MAX. An answer with more is rejected."""
+    folder: SharedFolder | None = None
+    """Folder in which the socket is looked for first."""
 
 
 @dataclass

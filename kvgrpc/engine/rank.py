@@ -31,6 +31,7 @@ from kvgrpc.datapath.host.own_host import own_host
 from kvgrpc.datapath.local_rank import LocalRank, make_paths
 from kvgrpc.datapath.mirror.device import Device
 from kvgrpc.datapath.mirror.mirror import make_memory
+from kvgrpc.datapath.shared_folder import VARIABLE, folder_of
 from kvgrpc.engine.session.connection import LeadConnection, LeadDied
 from kvgrpc.engine.session.rank_link import RankLink
 from kvgrpc.engine.steps import Steps
@@ -82,19 +83,21 @@ class Rank:
         copy_threads: int = 2,
         bandwidth_limit_bytes_per_s: float | None = None,
         credentials: RankCredentials | None = None,
+        shared_dir: str | None = None,
     ) -> None:
         """Attaches the rank. `tensors`: the worker's own memory, in the order of the pool's linear offsets. `device`:
         memory that no data path reaches, of which the rank makes a mirror in host memory. Without either the memory is
         shared, and the lead's own settings hold for what moves. `credentials`: what a rank on another host shows its
-        lead; None: the files that KVGRPC_TLS_DIR, or KVGRPC_TLS_CERT, _KEY and _CA, name, if any.
+        lead; None: the files that KVGRPC_TLS_DIR, or KVGRPC_TLS_CERT, _KEY and _CA, name, if any. `shared_dir`: folder
+        where ranks of this host meet whose network namespaces differ; None: the one that KVGRPC_SHARED_DIR names.
 
         Raises PreconditionFailed (POOL_KIND_MISMATCH) for memory of another size or kind than the engine attached with,
         AlreadyExists (ENGINE_ATTACHED) when the rank has a worker, PermissionDenied (NOT_OWNER) for a ticket of another
         engine, Unavailable when no lead answers or TLS prevents it, Unauthenticated (NOT_AUTHENTICATED) and
-        PermissionDenied (ROLE_MISSING) when a lead on another host does not take who this is, InvalidRequest for files
-        of `credentials` that are not usable, Exhausted (POOL_EXHAUSTED) if the host has no memory for a mirror, and
-        what `Device.open` raises, such as PreconditionFailed (FEATURE_UNAVAILABLE) for a mirror that cannot be
-        page-locked. None of these errors ends the engine's life.
+        PermissionDenied (ROLE_MISSING) when a lead on another host does not take who this is, InvalidRequest for a
+        folder, or files of `credentials`, that are not usable, Exhausted (POOL_EXHAUSTED) if the host has no memory for
+        a mirror, and what `Device.open` raises, such as PreconditionFailed (FEATURE_UNAVAILABLE) for a mirror that
+        cannot be page-locked. None of these errors ends the engine's life.
         """
         self.rank = rank
         self._ticket = ticket
@@ -102,6 +105,7 @@ class Rank:
         self._data_paths, self._copy_threads, self._limit = data_paths, copy_threads, bandwidth_limit_bytes_per_s
         if tensors and device is not None:
             raise PreconditionFailed(Reason.POOL_KIND_MISMATCH, "a rank's memory is tensors, or a device's: give one")
+        self._folder = folder_of(os.environ.get(VARIABLE, "") if shared_dir is None else shared_dir)
         nbytes = device.nbytes if device is not None else PrivateMemory.of(*tensors).nbytes if tensors else None
         if ticket.address and nbytes is None:
             raise PreconditionFailed(Reason.POOL_KIND_MISMATCH, "a rank on another host than its lead brings memory")
@@ -216,7 +220,7 @@ class Rank:
         memory, self._next_memory = self._next_memory, None
         if memory is not None:
             host = own_host(answer.rank_attached.lead_address)
-            paths, _ = make_paths(memory, self._data_paths, self._copy_threads, host)
+            paths, _ = make_paths(memory, self._data_paths, self._copy_threads, host, self._folder)
             self._mover = LocalRank(
                 self.rank, memory, paths, self._report, self._limit, self._copy_threads, device=self._device
             )

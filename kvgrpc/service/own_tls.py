@@ -2,7 +2,7 @@
 
 import logging
 
-from kvgrpc.config import TlsConfig
+from kvgrpc.config_security import TlsConfig
 from kvgrpc.errors import InvalidRequest
 from kvgrpc.tls import Tls, TlsFiles
 

@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from typing import TypeVar
 
 from opentelemetry import trace
@@ -20,6 +21,7 @@ from opentelemetry.trace import SpanKind
 
 from kvgrpc.core.tables.transfers import Direction, State, Transfer
 from kvgrpc.errors import KVGrpcError
+from kvgrpc.service.span_ring import TRANSFER, RingSpans, SpanRing, of_caller, of_tenant
 from kvgrpc.service.spans import TRACEPARENT, OpenSpan, SpanMaker, TracerSpans
 from kvgrpc.wire.answers import readable_trace
 
@@ -34,13 +36,23 @@ Ended = Callable[[Exception | None], None]
 """Callback that ends a span, with the error if there was one."""
 
 
-def configure(instance_id: str, version: str) -> bool:
+def configure(instance_id: str, version: str, ring_spans: int = 0) -> bool:
     """Installs the SDK with an OTLP exporter if OTEL_EXPORTER_OTLP_ENDPOINT names one. Returns whether it did. If the
-    SDK's packages are missing, it logs a warning and nothing is recorded.
+    SDK's packages are missing, it logs a warning and nothing is exported. The last `ring_spans` spans are kept in any
+    case.
 
     All leads are instances of one service, so that a back end lists one service and not one for each engine.
     Everything else follows the standard OTEL_* variables.
     """
+    exports = _export(instance_id, version)
+    if ring_spans:
+        _Sdk.ring = SpanRing(ring_spans)
+        _Sdk.spans = RingSpans(_Sdk.ring, _Sdk.spans if exports else None)
+        _Sdk.installed = True
+    return exports
+
+
+def _export(instance_id: str, version: str) -> bool:
     endpoint = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
     if not endpoint or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return False
@@ -83,6 +95,12 @@ class _Sdk:
     installed = False
     look_at = 0.0
     spans: SpanMaker = TracerSpans()
+    ring: SpanRing | None = None
+
+
+def ring() -> SpanRing | None:
+    """Returns the last spans of this process; None if it keeps none."""
+    return _Sdk.ring
 
 
 def enabled() -> bool:
@@ -122,7 +140,7 @@ def server_span(method: str, traceparent: str) -> Iterator[str]:
     """Opens a span round a call that we serve; yields the traceparent for inner calls. Needs `records`. `method` is
     package.Service/Method, here and in all that follows.
     """
-    with _around(_Sdk.spans.start(method, SpanKind.SERVER, traceparent, _rpc(method))) as inner:
+    with _around(of_caller(_Sdk.spans.start(method, SpanKind.SERVER, traceparent, _rpc(method)))) as inner:
         yield inner
 
 
@@ -163,6 +181,13 @@ def call_span(method: str, traceparent: str, peer: str = "") -> tuple[str, Ended
     return span.traceparent, lambda error: _end(span, error)
 
 
+def root_span(method: str) -> tuple[str, Ended] | None:
+    """Opens the first span of a trace, round a call over a session whose engine has no trace, if spans are kept here:
+    no other process has a span for it then. Returns as `call_span` does.
+    """
+    return call_span(method, "") if _Sdk.ring is not None else None
+
+
 def call_ended(method: str, traceparent: str, began: float, error: Exception | None) -> None:
     """Makes the span of a traced call over a session that has just ended. What the call began belongs to the engine's
     own span, so that a trace looks alike however an engine calls. `began` is on the clock of `time.perf_counter`.
@@ -180,6 +205,7 @@ def _end(span: OpenSpan, error: Exception | None) -> None:
         span.end(str(error) or kind, kind)
 
 
+@cache
 def _rpc(method: str) -> dict[str, str]:
     return {"rpc.system.name": "grpc", "rpc.method": method}
 
@@ -192,18 +218,21 @@ def transfer_ended(clock: Callable[[], float], transfer: Transfer) -> None:
     """Makes the spans of a traced transfer that has just ended: one for it, one for each phase that took time. `clock`
     is the node's clock. A deadline that ended the transfer was a little earlier.
     """
-    if transfer.ended is None or not transfer.trace or not records(transfer.trace):
+    if transfer.ended is None or not (transfer.trace or _Sdk.ring) or not records(transfer.trace):
         return
     to_wall_ns = time.time_ns() - int(clock() * 1e9)
     name = f"kvgrpc.{transfer.direction.value}"
     began = to_wall_ns + int(transfer.created * 1e9)
-    span = _Sdk.spans.start(name, SpanKind.INTERNAL, transfer.trace, _attributes(transfer), began)
+    span = of_tenant(
+        transfer.tenant, _Sdk.spans.start(name, SpanKind.INTERNAL, transfer.trace, _attributes(transfer), began)
+    )
     inner = span.traceparent
     for phase in transfer.phases:
         end = phase.end if phase.end is not None else transfer.ended
         if end > phase.start:
             began = to_wall_ns + int(phase.start * 1e9)
-            child = _Sdk.spans.start(f"kvgrpc.{phase.name}", SpanKind.INTERNAL, inner, {}, began)
+            name = f"kvgrpc.{phase.name}"
+            child = of_tenant(transfer.tenant, _Sdk.spans.start(name, SpanKind.INTERNAL, inner, {}, began))
             child.end(at_ns=to_wall_ns + int(end * 1e9))
     failed = str(transfer.failure.reason) if transfer.state is not State.SUCCEEDED and transfer.failure else ""
     span.end(failed, at_ns=to_wall_ns + int(transfer.ended * 1e9))
@@ -211,7 +240,7 @@ def transfer_ended(clock: Callable[[], float], transfer: Transfer) -> None:
 
 def _attributes(transfer: Transfer) -> Mapping[str, str | int]:
     found: dict[str, str | int] = {
-        "kvgrpc.transfer_id": transfer.id,
+        TRANSFER: transfer.id,
         "kvgrpc.request_id": transfer.request_id,
         "kvgrpc.state": transfer.state.value,
         "kvgrpc.blocks": transfer.blocks,

@@ -55,6 +55,34 @@ PIN_KIND_QUARANTINE: PinKind.ValueType  # 4
 """A lost transfer may still touch the block."""
 Global___PinKind: _TypeAlias = PinKind  # noqa: Y015
 
+class _SpanKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _SpanKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SpanKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SPAN_KIND_UNSPECIFIED: _SpanKind.ValueType  # 0
+    """Read as INTERNAL."""
+    SPAN_KIND_INTERNAL: _SpanKind.ValueType  # 1
+    """A wait or a phase within the server."""
+    SPAN_KIND_SERVER: _SpanKind.ValueType  # 2
+    """A call that the server answered."""
+    SPAN_KIND_CLIENT: _SpanKind.ValueType  # 3
+    """A call that the server made at a peer."""
+
+class SpanKind(_SpanKind, metaclass=_SpanKindEnumTypeWrapper):
+    """Part that the server plays in a span."""
+
+SPAN_KIND_UNSPECIFIED: SpanKind.ValueType  # 0
+"""Read as INTERNAL."""
+SPAN_KIND_INTERNAL: SpanKind.ValueType  # 1
+"""A wait or a phase within the server."""
+SPAN_KIND_SERVER: SpanKind.ValueType  # 2
+"""A call that the server answered."""
+SPAN_KIND_CLIENT: SpanKind.ValueType  # 3
+"""A call that the server made at a peer."""
+Global___SpanKind: _TypeAlias = SpanKind  # noqa: Y015
+
 @_typing.final
 class GetStatusRequest(_message.Message):
     """GetStatus has no parameters."""
@@ -912,6 +940,156 @@ class ListAuditRecordsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListAuditRecordsResponse: _TypeAlias = ListAuditRecordsResponse  # noqa: Y015
+
+@_typing.final
+class ListSpansRequest(_message.Message):
+    """Transfer or trace whose spans are listed, and the page."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSFER_ID_FIELD_NUMBER: _builtins.int
+    TRACE_ID_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    transfer_id: _builtins.str
+    """Id of a transfer: the spans of its trace, which may have other transfers, too."""
+    trace_id: _builtins.str
+    """Trace id, in hex digits."""
+    page_size: _builtins.int
+    """Maximum number of rows, at most 1,000; 0 means 100. A page ends after about 1 MB, so it may have fewer rows."""
+    page_token: _builtins.str
+    """`next_page_token` of the previous page's reply; empty for the first page."""
+    def __init__(
+        self,
+        *,
+        transfer_id: _builtins.str = ...,
+        trace_id: _builtins.str = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token", "trace_id", b"trace_id", "transfer_id", b"transfer_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListSpansRequest: _TypeAlias = ListSpansRequest  # noqa: Y015
+
+@_typing.final
+class Span(_message.Message):
+    """Span that has ended."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class AttributesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    TRACE_ID_FIELD_NUMBER: _builtins.int
+    SPAN_ID_FIELD_NUMBER: _builtins.int
+    PARENT_SPAN_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    START_TIME_NS_FIELD_NUMBER: _builtins.int
+    DURATION_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    ATTRIBUTES_FIELD_NUMBER: _builtins.int
+    trace_id: _builtins.str
+    """Trace id, in hex digits."""
+    span_id: _builtins.str
+    """Id of the span, in hex digits."""
+    parent_span_id: _builtins.str
+    """Id of the span that it is within; empty for the first span of a trace."""
+    name: _builtins.str
+    """Name, such as "kvgrpc.v1.HandoffService/PullBlocks" or "kvgrpc.wire"."""
+    kind: Global___SpanKind.ValueType
+    """Part that the server plays."""
+    start_time_ns: _builtins.int
+    """Start on the clock of the server's host, in nanoseconds since the Unix epoch."""
+    failure: _builtins.str
+    """Reason for which it failed; empty if it did not."""
+    @_builtins.property
+    def duration(self) -> _duration_pb2.Duration:
+        """Time from the start to the end."""
+
+    @_builtins.property
+    def attributes(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Attributes, such as "kvgrpc.transfer_id" and "kvgrpc.peer", as text."""
+
+    def __init__(
+        self,
+        *,
+        trace_id: _builtins.str = ...,
+        span_id: _builtins.str = ...,
+        parent_span_id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        kind: Global___SpanKind.ValueType = ...,
+        start_time_ns: _builtins.int = ...,
+        duration: _duration_pb2.Duration | None = ...,
+        failure: _builtins.str = ...,
+        attributes: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["duration", b"duration"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "duration", b"duration", "failure", b"failure", "kind", b"kind", "name", b"name", "parent_span_id", b"parent_span_id", "span_id", b"span_id", "start_time_ns", b"start_time_ns", "trace_id", b"trace_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Span: _TypeAlias = Span  # noqa: Y015
+
+@_typing.final
+class ListSpansResponse(_message.Message):
+    """A page of spans."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    SPANS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    SPAN_COUNT_MAX_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Token of the next page; empty on the last page."""
+    span_count_max: _builtins.int
+    """Maximum number of spans that the server keeps; 0: it keeps none (setting `trace_ring_spans`)."""
+    @_builtins.property
+    def header(self) -> _common_pb2.ResponseHeader:
+        """The answering engine and its incarnation."""
+
+    @_builtins.property
+    def spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___Span]:
+        """The spans, by the times of their ends."""
+
+    def __init__(
+        self,
+        *,
+        header: _common_pb2.ResponseHeader | None = ...,
+        spans: _abc.Iterable[Global___Span] | None = ...,
+        next_page_token: _builtins.str = ...,
+        span_count_max: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "next_page_token", b"next_page_token", "span_count_max", b"span_count_max", "spans", b"spans"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListSpansResponse: _TypeAlias = ListSpansResponse  # noqa: Y015
 
 @_typing.final
 class ForgetEngineRequest(_message.Message):

@@ -65,6 +65,11 @@ class AdminServiceStub(object):
                 request_serializer=kvgrpc_dot_v1_dot_admin__pb2.ListAuditRecordsRequest.SerializeToString,
                 response_deserializer=kvgrpc_dot_v1_dot_admin__pb2.ListAuditRecordsResponse.FromString,
                 _registered_method=True)
+        self.ListSpans = channel.unary_unary(
+                '/kvgrpc.v1.AdminService/ListSpans',
+                request_serializer=kvgrpc_dot_v1_dot_admin__pb2.ListSpansRequest.SerializeToString,
+                response_deserializer=kvgrpc_dot_v1_dot_admin__pb2.ListSpansResponse.FromString,
+                _registered_method=True)
         self.ForgetEngine = channel.unary_unary(
                 '/kvgrpc.v1.AdminService/ForgetEngine',
                 request_serializer=kvgrpc_dot_v1_dot_admin__pb2.ForgetEngineRequest.SerializeToString,
@@ -160,6 +165,19 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListSpans(self, request, context):
+        """Lists the spans of a transfer or of a trace that this lead has recorded, by the times of their ends, page by page.
+        The server keeps the last spans that ended in a bounded list, if the setting `trace_ring_spans` says so. A span is
+        there once it has ended. A caller with a tenant gets the spans of its tenant's transfers alone.
+
+        Errors:
+        * INVALID_ARGUMENT INVALID_FIELD: neither or both of `transfer_id` and `trace_id`; the page token is invalid.
+        * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ForgetEngine(self, request, context):
         """Lets another identity bring an engine id. The identity that first shakes hands with an engine id owns the id, and
         Handshakes of others with the id are refused with NOT_OWNER until this call. Lives that are connected stay so.
@@ -204,6 +222,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListAuditRecords,
                     request_deserializer=kvgrpc_dot_v1_dot_admin__pb2.ListAuditRecordsRequest.FromString,
                     response_serializer=kvgrpc_dot_v1_dot_admin__pb2.ListAuditRecordsResponse.SerializeToString,
+            ),
+            'ListSpans': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSpans,
+                    request_deserializer=kvgrpc_dot_v1_dot_admin__pb2.ListSpansRequest.FromString,
+                    response_serializer=kvgrpc_dot_v1_dot_admin__pb2.ListSpansResponse.SerializeToString,
             ),
             'ForgetEngine': grpc.unary_unary_rpc_method_handler(
                     servicer.ForgetEngine,
@@ -374,6 +397,33 @@ class AdminService(object):
             '/kvgrpc.v1.AdminService/ListAuditRecords',
             kvgrpc_dot_v1_dot_admin__pb2.ListAuditRecordsRequest.SerializeToString,
             kvgrpc_dot_v1_dot_admin__pb2.ListAuditRecordsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSpans(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvgrpc.v1.AdminService/ListSpans',
+            kvgrpc_dot_v1_dot_admin__pb2.ListSpansRequest.SerializeToString,
+            kvgrpc_dot_v1_dot_admin__pb2.ListSpansResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -93,6 +93,15 @@ class AdminServiceStub:
     * INVALID_ARGUMENT INVALID_FIELD: the page token is invalid.
     * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
     """
+    ListSpans: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListSpansRequest, _admin_pb2.ListSpansResponse]
+    """Lists the spans of a transfer or of a trace that this lead has recorded, by the times of their ends, page by page.
+    The server keeps the last spans that ended in a bounded list, if the setting `trace_ring_spans` says so. A span is
+    there once it has ended. A caller with a tenant gets the spans of its tenant's transfers alone.
+
+    Errors:
+    * INVALID_ARGUMENT INVALID_FIELD: neither or both of `transfer_id` and `trace_id`; the page token is invalid.
+    * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
+    """
     ForgetEngine: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ForgetEngineRequest, _admin_pb2.ForgetEngineResponse]
     """Lets another identity bring an engine id. The identity that first shakes hands with an engine id owns the id, and
     Handshakes of others with the id are refused with NOT_OWNER until this call. Lives that are connected stay so.
@@ -165,6 +174,15 @@ class AdminServiceAsyncStub(AdminServiceStub):
 
     Errors:
     * INVALID_ARGUMENT INVALID_FIELD: the page token is invalid.
+    * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
+    """
+    ListSpans: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListSpansRequest, _admin_pb2.ListSpansResponse]  # type: ignore[assignment]
+    """Lists the spans of a transfer or of a trace that this lead has recorded, by the times of their ends, page by page.
+    The server keeps the last spans that ended in a bounded list, if the setting `trace_ring_spans` says so. A span is
+    there once it has ended. A caller with a tenant gets the spans of its tenant's transfers alone.
+
+    Errors:
+    * INVALID_ARGUMENT INVALID_FIELD: neither or both of `transfer_id` and `trace_id`; the page token is invalid.
     * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
     """
     ForgetEngine: _aio.UnaryUnaryMultiCallable[_admin_pb2.ForgetEngineRequest, _admin_pb2.ForgetEngineResponse]  # type: ignore[assignment]
@@ -272,6 +290,21 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors:
         * INVALID_ARGUMENT INVALID_FIELD: the page token is invalid.
+        * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
+        """
+
+    @_abc_1.abstractmethod
+    def ListSpans(
+        self,
+        request: _admin_pb2.ListSpansRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListSpansResponse, _abc.Awaitable[_admin_pb2.ListSpansResponse]]:
+        """Lists the spans of a transfer or of a trace that this lead has recorded, by the times of their ends, page by page.
+        The server keeps the last spans that ended in a bounded list, if the setting `trace_ring_spans` says so. A span is
+        there once it has ended. A caller with a tenant gets the spans of its tenant's transfers alone.
+
+        Errors:
+        * INVALID_ARGUMENT INVALID_FIELD: neither or both of `transfer_id` and `trace_id`; the page token is invalid.
         * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
         """
 

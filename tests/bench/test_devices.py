@@ -20,6 +20,7 @@ from bench.results.devices import DEVICE_BASELINES, DeviceResult
 from bench.run import run_devices
 from bench.stages import devices as stage
 from bench.stages.devices import DeviceEngines
+from bench.told import Told
 from kvgrpc.core.values.block_ids import Ids
 from kvgrpc.datapath.cuda_vmm import libcuda
 from kvgrpc.datapath.cuda_vmm.memory import VmmMemory
@@ -98,8 +99,9 @@ def arrays(nbytes: int) -> tuple[Device, Device]:
 @pytest.mark.timeout(180)
 def test_both_directions_are_measured_beside_the_copies_alone() -> None:
     plan = replace(PULL_QUICK, data_paths=("shm",), layouts=("scattered",))
-    said: list[str] = []
-    found = asyncio.run(run_devices(plan, "arrays", said.append, arrays))
+    with Told(plan.device_steps()) as told:
+        found = asyncio.run(run_devices(plan, "arrays", told, arrays))
+        assert told.begun == plan.device_steps()
     rows = [(case.direction, case.datapath, case.blocks, case.block_bytes) for case in found.cases]
     assert rows == [(direction, "shm", 256, 16 << 10) for direction in ("out", "in")]
     assert all(case.gbps > 0 and case.copy_gbps > 0 and case.ratio_copies > 0 for case in found.cases)
@@ -198,7 +200,9 @@ def test_pulls_between_engines_on_one_device_are_measured_beside_the_copies_of_i
     before = DRIVER.left
     plan = replace(PULL_QUICK, data_paths=("cuda_vmm",), layouts=("scattered",))
     found = DeviceResult(plan.quick, plan.repeats, {}, {}, DEVICE_BASELINES, "a driver of none")
-    devices.measure(plan, found, arrays, lambda _: None, Exported)
+    with Told(plan.device_steps()) as told:
+        devices.measure(plan, found, arrays, told, Exported)
+        assert told.begun == plan.device_steps()
     (case,) = found.cases
     assert (case.direction, case.datapath, case.blocks, case.block_bytes) == ("between", "cuda_vmm", 256, 16 << 10)
     assert case.gbps > 0

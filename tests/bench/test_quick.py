@@ -1,6 +1,7 @@
 """`python -m bench ... --quick` runs and names its figures; the figures themselves are not checked."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -146,12 +147,16 @@ def check_details(found: dict[str, Any]) -> None:
 
 
 def measure(command: str, *flags: str) -> Any:
-    """Returns the JSON output of `python -m bench`."""
+    """Returns the JSON output of `python -m bench`, which has told of every step, up to their total."""
     done = subprocess.run(
         [sys.executable, "-m", "bench", command, "--quick", "--json", "--repeats", "1", *flags],
         cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    steps = [(int(step), int(total)) for step, total in re.findall(r"% step (\d+) of (\d+): ", done.stderr)]
+    total = steps[-1][1]
+    assert list(dict.fromkeys(steps)) == [(step, total) for step in range(1, total + 1)], done.stderr
+    assert done.stderr.splitlines()[-1].startswith("100 % measured")
     said = json.loads(done.stdout)
     assert said["quick"] is True
     assert said["baselines"]

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvgrpc.client import connect_sync
+from tests.cli.commands import run
 from tests.client.serving import Served, served
 from tests.service.engines import wait_until
 
@@ -19,13 +20,6 @@ TOKENS = list(range(32))
 def servers() -> Iterator[tuple[Served, Served]]:
     with served("--engine-id", "P", "--drain-s", "0") as p, served("--engine-id", "D", "--drain-s", "0") as d:
         yield p, d
-
-
-def run(*arguments: str) -> tuple[int, list[str], str]:
-    """Runs a command. Returns its exit code, the lines of its output, and its errors."""
-    command = [sys.executable, "-m", "kvgrpc", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.returncode, done.stdout.splitlines(), done.stderr
 
 
 def test_rows_of_several_servers_are_told_apart_and_ids_are_whole(servers: tuple[Served, Served]) -> None:
@@ -76,6 +70,21 @@ def test_a_lease_is_described_and_released_and_a_transfer_is_cancelled(servers: 
         name = handed.transfer.transfer_id
         assert run("cancel", name, p.address)[1] == [f"{name} is cancelled"]
         client.free(blocks)
+
+
+def test_a_peer_is_described_by_the_chosen_data_path_and_why_no_better_one_was_taken(
+    servers: tuple[Served, Served],
+) -> None:
+    p, d = servers
+    with connect_sync(p.address) as client, connect_sync(d.address) as other:
+        client.connect_peer(d.address)
+        name = other.status().header.engine_id
+    code, (line,), _ = run("describe", "peer", name, p.address)
+    assert code == 0
+    assert f"rank 0 with rank 0 of {name} ({d.address}, connected): shm: same host" in line
+    code, _, said = run("describe", "peer", "nobody", p.address)
+    assert code == 1
+    assert "there is no peer nobody" in said
 
 
 def test_a_server_that_is_gone_is_an_error_and_the_others_are_listed(servers: tuple[Served, Served]) -> None:

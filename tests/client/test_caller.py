@@ -61,6 +61,7 @@ READS: dict[str, Callable[[Client], Invoke]] = {
     "peers": lambda c: c.peers,
     "pins": lambda c: c.pins,
     "audit_records": lambda c: c.audit_records,
+    "spans": lambda c: lambda **o: c.spans(trace_id="ab" * 16, **o),
     "forget_engine": lambda c: lambda **o: c.forget_engine("d", **o),
 }
 SCHEDULER: dict[str, Callable[[Scheduler], Invoke]] = {

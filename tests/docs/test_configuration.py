@@ -10,18 +10,9 @@ import pytest
 
 from kvgrpc import config
 from kvgrpc.cli import serve
-from kvgrpc.config import (
-    DTYPE_BYTES,
-    TOKEN_ALGORITHMS,
-    Config,
-    IdentityConfig,
-    PoolConfig,
-    SchedulerConfig,
-    TensorsConfig,
-    TlsConfig,
-    TokenConfig,
-)
+from kvgrpc.config import DTYPE_BYTES, Config, PoolConfig, SchedulerConfig, TensorsConfig
 from kvgrpc.config_reload import RELOADED, RELOADED_LIMITS
+from kvgrpc.config_security import TOKEN_ALGORITHMS, IdentityConfig, TlsConfig, TokenConfig
 from kvgrpc.config_sources import load
 from kvgrpc.service.polling import IN_PLACE, VARIABLE
 from kvgrpc.service.session.session_server import FIRST_ENGINE_S

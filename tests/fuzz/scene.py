@@ -282,6 +282,7 @@ def _admin_requests(made: _Made) -> Iterator[Request]:
     yield "ListPins", admin_pb2.ListPinsRequest(block=admin_pb2.BlockRef(block=made.blocks[0]), page_size=3)
     yield "ReleaseQuarantine", admin_pb2.ReleaseQuarantineRequest()
     yield "ListAuditRecords", admin_pb2.ListAuditRecordsRequest(page_size=3)
+    yield "ListSpans", admin_pb2.ListSpansRequest(transfer_id=made.handed.transfer.transfer_id, page_size=3)
     yield "ForgetEngine", admin_pb2.ForgetEngineRequest(engine_id="nobody", message="it is gone")
     sent = made.handed.transfer.transfer_id
     yield (

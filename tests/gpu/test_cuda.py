@@ -13,6 +13,7 @@ import torch
 from bench.measures.devices import missing
 from bench.plan import PULL_QUICK
 from bench.run import run_devices
+from bench.told import Told
 from kvgrpc.core.values.block_ids import Ids
 from kvgrpc.datapath.host.memory import PrivateMemory, use_device
 from kvgrpc.engine import CopyFailed
@@ -80,7 +81,8 @@ def test_a_thread_is_set_to_the_device_of_its_memory() -> None:
 
 def test_pulls_out_of_a_device_and_into_it_bring_every_byte() -> None:
     plan = replace(PULL_QUICK, data_paths=("shm",), layouts=("scattered",))
-    found = asyncio.run(run_devices(plan, "cuda", lambda _: None))
+    with Told(plan.device_steps()) as told:
+        found = asyncio.run(run_devices(plan, "cuda", told))
     assert [case.direction for case in found.cases] == ["out", "in"]
 
 

@@ -9,7 +9,8 @@ import grpc.aio
 from cryptography import x509
 
 from kvgrpc.client import Client, connect
-from kvgrpc.config import Config, IdentityConfig, PoolConfig, TlsConfig
+from kvgrpc.config import Config, PoolConfig
+from kvgrpc.config_security import IdentityConfig, TlsConfig
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.server import Server
 from kvgrpc.tls import Tls, TlsFiles

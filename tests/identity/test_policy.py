@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from kvgrpc.config import Config, IdentityConfig
+from kvgrpc.config import Config
+from kvgrpc.config_security import IdentityConfig
 from kvgrpc.errors import PermissionDenied, Reason
 from kvgrpc.service.identity.authorization_policy import policy_of
 from kvgrpc.service.identity.gate import Gate

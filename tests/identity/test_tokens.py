@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kvgrpc.config import Config, TokenConfig
+from kvgrpc.config import Config
+from kvgrpc.config_security import TokenConfig
 from kvgrpc.errors import InvalidRequest, Unauthenticated
 from kvgrpc.service.identity.names import NAME_BYTES_MAX
 from kvgrpc.service.identity.tokens import TOKEN_BYTES_MAX, TokenVerifier

@@ -5,8 +5,6 @@ import time
 
 import pytest
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased, ParentBasedTraceIdRatio, Sampler
 from opentelemetry.trace import SpanKind, StatusCode, format_span_id, format_trace_id
 
@@ -14,28 +12,11 @@ from kvgrpc.config import Config, PoolConfig
 from kvgrpc.errors import NotFound, Reason
 from kvgrpc.server import Server
 from kvgrpc.service import telemetry
-from kvgrpc.service.otlp_spans import LeadExporter, OtlpSpans, follows_parents
+from kvgrpc.service.otlp_spans import LeadExporter, follows_parents
 from kvgrpc.service.session.session_calls import hear_session
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.v1 import pool_pb2
-
-TRACE, PARENT = "ab" * 16, "cd" * 8
-SAMPLED, UNSAMPLED = f"00-{TRACE}-{PARENT}-01", f"00-{TRACE}-{PARENT}-00"
-METHOD = "kvgrpc.v1.PoolService/GetPoolStatus"
-
-
-class Kept(SpanProcessor):
-    """Keeps the spans that ended."""
-
-    def __init__(self) -> None:
-        self.spans: list[ReadableSpan] = []
-
-    def on_end(self, span: ReadableSpan) -> None:
-        self.spans.append(span)
-
-
-def maker(kept: Kept, sampler: Sampler = ALWAYS_ON) -> OtlpSpans:
-    return OtlpSpans(Resource({"service.name": "kvgrpc", "service.instance.id": "p"}), sampler, kept)
+from tests.service.kept_spans import METHOD, PARENT, SAMPLED, TRACE, UNSAMPLED, Kept, maker
 
 
 @pytest.fixture

@@ -52,6 +52,7 @@ const std::map<std::string, NamedMethod> kUnary = {
     KVGRPC_UNARY(Admin, Drain),
     KVGRPC_UNARY(Admin, ReleaseQuarantine),
     KVGRPC_UNARY(Admin, ListAuditRecords),
+    KVGRPC_UNARY(Admin, ListSpans),
     KVGRPC_UNARY(Admin, ForgetEngine),
     KVGRPC_UNARY(Handoff, FinishedBlocks),
     KVGRPC_UNARY(Handoff, PullBlocks),

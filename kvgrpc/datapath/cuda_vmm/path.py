@@ -103,7 +103,7 @@ class CudaVmmPath:
 
     def question(self, endpoint: RankEndpoint) -> Question:
         part = self._part(endpoint)
-        return Question(part.socket_path, part.token, descriptors=len(part.allocations) + 1)
+        return self._socket.question(part.socket_path, part.token, len(part.allocations) + 1)
 
     def connect(self, endpoint: RankEndpoint, answer: Answer | str) -> "CudaVmmRemote":
         part = self._part(endpoint)

@@ -6,10 +6,11 @@ reason why not. Each number is answered once, whoever asks under it. One thread 
 no client asks, drops clients that stay silent, keeps few of them at a time, and nothing that a client sends can stop
 it.
 
-The socket has an abstract name unless a folder is given. An abstract name leaves nothing behind when the process is
-killed, no cleaner of temporary files removes it, and the containers of one pod, which share a network but no files,
-find it. An abstract name has no file permissions, but those would add nothing: both sides ask the kernel for the
-other's user and refuse a foreign one. Hosts where peers share a folder but not a network namespace give the folder.
+The socket has an abstract name. An abstract name leaves nothing behind when the process is killed, no cleaner of
+temporary files removes it, and the containers of one pod, which share a network but no files, find it. An abstract name
+has no file permissions, but those would add nothing: both sides ask the kernel for the other's user and refuse a
+foreign one. For peers in other network namespaces the process also listens in a folder, if one is given, at a file of
+the same name (see `shared_folder`).
 """
 
 import contextlib
@@ -19,15 +20,14 @@ import secrets
 import select
 import selectors
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from kvgrpc.datapath.asker import address, credentials
+from kvgrpc.datapath.asker import credentials
 from kvgrpc.datapath.base import DataPathUnavailable
+from kvgrpc.datapath.own_user import is_own_user
 from kvgrpc.datapath.questions import (
     ANSWERED,
     CHALLENGE_BYTES,
@@ -36,7 +36,9 @@ from kvgrpc.datapath.questions import (
     REASON_BYTES_MAX,
     REFUSED,
     TOKEN_BYTES,
+    Question,
 )
+from kvgrpc.datapath.shared_folder import SharedFolder, new_name
 from kvgrpc.open_files import PAUSE_S, Door
 
 _log = logging.getLogger(__name__)
@@ -86,8 +88,8 @@ class ProcessSocket:
     thread.
     """
 
-    def __init__(self, folder: Path | None = None, token_ttl_s: float = TOKEN_TTL_S) -> None:
-        self._in = folder
+    def __init__(self, folder: SharedFolder | None = None, token_ttl_s: float = TOKEN_TTL_S) -> None:
+        self._folder = folder
         self._token_ttl_s = token_ttl_s
         self._lock = threading.Lock()  # guards the tokens
         self._tokens: dict[bytes, _SocketToken] = {}
@@ -97,7 +99,7 @@ class ProcessSocket:
         self._closed = False
 
     def mint(self, peer: str, data_path: str, answerer: Answerer) -> tuple[str, bytes]:
-        """Returns (path of the socket, token) for a question of each rank of that peer, in place of its oldest if there
+        """Returns (name of the socket, token) for a question of each rank of that peer, in place of its oldest if there
         are many.
 
         Raises DataPathUnavailable if the socket cannot be made.
@@ -108,7 +110,7 @@ class ProcessSocket:
                 raise DataPathUnavailable("the data path is closed")
             if self._server is None:
                 try:
-                    self._server = _Server(self._in, self._answer)
+                    self._server = _Server(self._folder, self._answer)
                 except OSError as error:
                     raise DataPathUnavailable(f"cannot make a socket for peers: {error}") from error
             self._make_room(peer, data_path, now)
@@ -116,6 +118,10 @@ class ProcessSocket:
             self._tokens[token.secret] = token
             self._by_peer.setdefault(peer, []).append(token)
             return self._server.path, token.secret
+
+    def question(self, path: str, token: bytes, descriptors: int = 1) -> Question:
+        """Returns the question for a peer's socket, which is looked for where this one is."""
+        return Question(path, token, descriptors=descriptors, folder=self._folder)
 
     def revoke(self, peer: str) -> None:
         """Invalidates all tokens of that peer."""
@@ -168,22 +174,27 @@ class ProcessSocket:
 
 
 class _Server:
-    """The socket and its thread. Raises OSError if the socket cannot be made."""
+    """The socket, its file in the folder, and their thread. Raises OSError if the socket cannot be made."""
 
-    def __init__(self, folder: Path | None, answer: Callable[[bytes, int], SocketReply | None]) -> None:
+    def __init__(self, folder: SharedFolder | None, answer: Callable[[bytes, int], SocketReply | None]) -> None:
         self._answers = answer
-        self._folder = None if folder is None else Path(tempfile.mkdtemp(prefix="shm", dir=folder))
-        self.path = f"@kvgrpc-{secrets.token_hex(16)}" if self._folder is None else str(self._folder / "socket")
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            self._listener.setblocking(False)
-            self._listener.bind(address(self.path))
-            self._listener.listen(_BACKLOG)
-        except (OSError, ValueError) as error:
-            self._listener.close()
-            self._remove()
-            raise OSError(str(error)) from error
-        self._door = Door(self._listener, "peers that ask this process for its memory")
+        self._folder = folder
+        self._name = new_name()
+        self.path = f"@{self._name}"
+        with contextlib.ExitStack() as undo:
+            listeners = [undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))]
+            listeners[0].bind(f"\0{self._name}")
+            listeners[0].listen(_BACKLOG)
+            if folder is not None:
+                try:
+                    listeners.append(undo.enter_context(folder.listen(self._name, _BACKLOG)))
+                except OSError as error:
+                    # Peers in this network namespace are still served.
+                    _log.warning("peers in other network namespaces cannot ask this process: %s", error)
+            for one in listeners:
+                one.setblocking(False)
+            undo.pop_all()
+        self._doors = {one: Door(one, "peers that ask this process for its memory") for one in listeners}
         self._stop_read, self._stop_write = socket.socketpair()
         # The thread is a daemon, so that a program that forgets to close still ends.
         self._thread = threading.Thread(target=self._serve, name="kvgrpc-process", daemon=True)
@@ -192,19 +203,16 @@ class _Server:
     def close(self) -> None:
         self._stop_write.close()
         self._thread.join()
-        self._listener.close()
-        self._stop_read.close()
-        self._remove()
-
-    def _remove(self) -> None:
         if self._folder is not None:
-            with contextlib.suppress(OSError):
-                Path(self.path).unlink(missing_ok=True)
-                self._folder.rmdir()
+            self._folder.remove(self._name)
+        for listener in self._doors:
+            listener.close()
+        self._stop_read.close()
 
     def _serve(self) -> None:
         with _Clients() as clients, selectors.DefaultSelector() as selector:
-            selector.register(self._listener, selectors.EVENT_READ)
+            for listener in self._doors:
+                selector.register(listener, selectors.EVENT_READ)
             selector.register(self._stop_read, selectors.EVENT_READ)
             selector.register(clients.ready, selectors.EVENT_READ)
             while True:
@@ -215,20 +223,21 @@ class _Server:
                     self._answer(client)
                     clients.drop(client)
                 clients.drop_silent()
-                if self._listener in ready and (accepted := self._accept()) is not None:
-                    clients.add(accepted)
+                for listener, door in self._doors.items():
+                    if listener in ready and (accepted := self._accept(door)) is not None:
+                        clients.add(accepted)
 
-    def _accept(self) -> socket.socket | None:
-        client = self._door.accept()
+    def _accept(self, door: Door) -> socket.socket | None:
+        client = door.accept()
         if client is None:
-            if self._door.full:
+            if door.full:
                 # The client stays in the queue, so trying again at once would burn a core.
                 stop = select.poll()
                 stop.register(self._stop_read, select.POLLIN)
                 stop.poll(PAUSE_S * 1_000)
             return None
         client.setblocking(False)
-        if credentials(client)[1] == os.geteuid():
+        if is_own_user(credentials(client)[1]):
             return client
         client.close()
         return None

@@ -86,7 +86,7 @@ class NixlPath:
     def question(self, endpoint: RankEndpoint) -> Question | None:
         """Returns the question by which the end of the peer's process can be seen. NIXL also connects without it."""
         process = None if endpoint.nixl is None else endpoint.nixl.process
-        return None if process is None else Question(process.socket_path, process.token)
+        return None if process is None else self._socket.question(process.socket_path, process.token)
 
     def connect(self, endpoint: RankEndpoint, answer: Answer | str) -> "NixlRemote":
         """Loads the peer's agent (10 ms). The two exchange nothing before the first read.

@@ -57,7 +57,7 @@ class CmaPath:
 
     def question(self, endpoint: RankEndpoint) -> Question:
         part = self._part(endpoint)
-        return Question(part.process.socket_path, part.process.token)
+        return self._socket.question(part.process.socket_path, part.process.token)
 
     def connect(self, endpoint: RankEndpoint, answer: Answer | str) -> "CmaRemote":
         part = self._part(endpoint)

@@ -3,7 +3,8 @@
 The path serves pools in `SharedMemory` on one host; the destination may be any memory that the processor can address.
 To connect, a rank fetches a descriptor with a token, which is valid once under each rank number. A descriptor that
 could kill a reader is refused. A nonce, read through the new mapping, proves that the mapping is the pool that the peer
-offered.
+offered. Nothing else has to prove that both ranks see one memory: a descriptor passes through a socket of one kernel
+only, also between namespaces, and means the same file at both ends.
 
 The mapping outlives the peer: when its process is gone, reads still find the bytes that it left and end DONE. The
 settle after the last byte decides if they were still valid, not this path.
@@ -74,7 +75,7 @@ class ShmPath:
 
     def question(self, endpoint: RankEndpoint) -> Question:
         part = self._part(endpoint)
-        return Question(part.socket_path, part.token)
+        return self._socket.question(part.socket_path, part.token)
 
     def connect(self, endpoint: RankEndpoint, answer: Answer | str) -> "ShmRemote":
         part = self._part(endpoint)

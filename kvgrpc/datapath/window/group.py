@@ -15,17 +15,22 @@ import hmac
 import mmap
 import os
 import secrets
+import select
 import socket
 import struct
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from kvgrpc.datapath.asker import credentials
 from kvgrpc.datapath.collective.group import PROOF_S
 from kvgrpc.datapath.collective.messages import Message, copy_rows
 from kvgrpc.datapath.collective.rendezvous import Rendezvous
 from kvgrpc.datapath.host.memory import SharedMemory, check_sealed
+from kvgrpc.datapath.own_user import is_own_user
+from kvgrpc.datapath.shared_folder import SharedFolder, elsewhere, new_name, place_of
 from kvgrpc.datapath.window.half import TOKEN_BYTES, WindowHalf, read_window_half
 
 SLOT_BYTES = 1 << 22
@@ -35,8 +40,7 @@ SLOTS = 4
 WINDOW_BYTES = SLOTS * SLOT_BYTES
 _NOTICE = struct.Struct("=QQ")
 """Number of the send, and bytes of the message."""
-_PEER = struct.Struct("=iII")
-"""Process, user and group of the other end, as the kernel states them."""
+_BACKLOG = 16
 
 
 @dataclass(eq=False)
@@ -54,8 +58,9 @@ class WindowGroup:
     values are not half of a group.
     """
 
-    def __init__(self, *, sends: bool, rendezvous: Rendezvous) -> None:
+    def __init__(self, *, sends: bool, rendezvous: Rendezvous, folder: SharedFolder | None = None) -> None:
         self._sends = sends
+        self._folder = folder
         self._launched = 0
         self._landed = 0
         self._memory: SharedMemory | None = None
@@ -138,12 +143,17 @@ class WindowGroup:
 
     def _admit(self, token: bytes, rendezvous: Rendezvous) -> socket.socket:
         """Gives the destination its window, and nobody else."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-            name = f"kvgrpc-window-{secrets.token_hex(16)}"
-            listener.bind("\0" + name)
-            listener.listen()
+        name = new_name("window-")
+        with contextlib.ExitStack() as open_for_peer:
+            listeners = [open_for_peer.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))]
+            listeners[0].bind("\0" + name)
+            listeners[0].listen()
+            if self._folder is not None:
+                with contextlib.suppress(OSError):  # a peer in this network namespace still comes
+                    listeners.append(open_for_peer.enter_context(self._folder.listen(name, _BACKLOG)))
+                    open_for_peer.callback(self._folder.remove, name)
             peers = read_window_half(rendezvous.exchange(WindowHalf(token, name).values), listens=False)
-            connection = _admitted(listener, token, time.monotonic() + PROOF_S)
+            connection = _admitted(listeners, token, time.monotonic() + PROOF_S)
         with contextlib.ExitStack() as undo:
             undo.callback(connection.close)
             try:
@@ -167,8 +177,9 @@ class WindowGroup:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             connection.settimeout(PROOF_S)
-            connection.connect("\0" + peers.listens_at)
-            if not _is_own(connection):
+            with place_of(peers.listens_at, self._folder) as place:
+                connection.connect(place)
+            if not is_own_user(credentials(connection)[1]):
                 raise RuntimeError("the other rank is of another user")
             connection.send(peers.token)
             said, descriptors, _, _ = socket.recv_fds(connection, TOKEN_BYTES + 1, 1)
@@ -181,7 +192,8 @@ class WindowGroup:
                     os.close(descriptor)
         except OSError as error:
             connection.close()
-            raise RuntimeError(f"the peer's window cannot be fetched: {error}") from error
+            lacks = elsewhere(self._folder) if isinstance(error, ConnectionRefusedError) else ""
+            raise RuntimeError(f"the peer's window cannot be fetched: {error}{lacks}") from error
         except BaseException:
             connection.close()
             raise
@@ -189,16 +201,18 @@ class WindowGroup:
         return connection
 
 
-def _admitted(listener: socket.socket, token: bytes, until: float) -> socket.socket:
+def _admitted(listeners: Sequence[socket.socket], token: bytes, until: float) -> socket.socket:
     """Returns the peer's connection. Every process of the host sees the socket's name, so others are sent away until
     the peer comes. Raises RuntimeError if it does not come.
     """
     try:
         while (left_s := until - time.monotonic()) > 0:
-            listener.settimeout(left_s)
-            connection, _ = listener.accept()
+            ready, _, _ = select.select(listeners, (), (), left_s)
+            if not ready:
+                break
+            connection, _ = ready[0].accept()
             connection.settimeout(left_s)
-            if _is_own(connection) and hmac.compare_digest(_received(connection), token):
+            if is_own_user(credentials(connection)[1]) and hmac.compare_digest(_received(connection), token):
                 connection.settimeout(PROOF_S)
                 return connection
             connection.close()
@@ -213,12 +227,6 @@ def _received(connection: socket.socket) -> bytes:
         return connection.recv(TOKEN_BYTES + 1)
     except OSError:
         return b""
-
-
-def _is_own(connection: socket.socket) -> bool:
-    """Returns whether the other end is a process of this user."""
-    stated = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-    return bool(_PEER.unpack(stated)[1] == os.geteuid())
 
 
 def _map_window(descriptor: int) -> mmap.mmap:

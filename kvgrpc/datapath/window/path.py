@@ -15,6 +15,7 @@ from kvgrpc.datapath.collective.path import CollectivePath
 from kvgrpc.datapath.collective.rendezvous import Rendezvous
 from kvgrpc.datapath.host.memory import PrivateMemory, SharedMemory, is_host
 from kvgrpc.datapath.host.own_host import LOOPBACK
+from kvgrpc.datapath.shared_folder import SharedFolder
 from kvgrpc.datapath.window.group import SLOT_BYTES, WindowGroup
 from kvgrpc.datapath.window.half import read_window_half
 
@@ -29,10 +30,12 @@ class WindowPath(CollectivePath):
     framing = FRAMING
     message_bytes = SLOT_BYTES
 
-    def __init__(self, memory: SharedMemory | PrivateMemory) -> None:
+    def __init__(self, memory: SharedMemory | PrivateMemory, folder: SharedFolder | None = None) -> None:
+        """`folder`: where ranks of this host meet whose network namespaces differ."""
         if not is_host(memory.segments):
             raise DataPathUnavailable("this rank's memory is on a device")
         super().__init__(memory, LOOPBACK, load=None, backend=WINDOW)
+        self._folder = folder
 
     def offer(self, endpoint: RankEndpoint, peer: str = "") -> RankEndpoint:
         super().offer(endpoint, peer)
@@ -46,4 +49,4 @@ class WindowPath(CollectivePath):
         read_window_half(values, listens=False)
 
     def _library(self, sends: bool, rendezvous: Rendezvous) -> GroupLibrary:
-        return WindowGroup(sends=sends, rendezvous=rendezvous)
+        return WindowGroup(sends=sends, rendezvous=rendezvous, folder=self._folder)

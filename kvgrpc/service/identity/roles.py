@@ -80,7 +80,7 @@ _SERVICES: Mapping[str, Mapping[Roles, str]] = {
     },
     "kvgrpc.v1.AdminService": {
         _LOOK: "GetStatus ListPeers ListPins",
-        frozenset({_O, _V}): "ListAuditRecords",
+        frozenset({_O, _V}): "ListAuditRecords ListSpans",
         _OPERATE: "Drain ReleaseQuarantine ForgetEngine",
     },
     "kvgrpc.v1.CallService": {EVERY: "StreamCalls"},

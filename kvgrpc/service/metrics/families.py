@@ -102,6 +102,7 @@ STORE_WAITS = _gauge("kvgrpc_store_waits", "Calls that wait for a named tensor, 
 
 # Peers and callers.
 PEERS = _gauge("kvgrpc_peers", "Lives of other engines that this lead knows.", "state")
+PEER_PATHS = _gauge("kvgrpc_peer_paths", "Pairs of ranks of this engine and of others, by data path.", "data_path")
 DENIED = _counter("kvgrpc_denied_calls", "Calls that were refused because of their caller.", "reason")
 CALL_SECONDS = _histogram(
     "rpc_server_call_duration_seconds",

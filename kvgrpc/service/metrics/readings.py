@@ -124,6 +124,8 @@ class Metrics:
     def _peers_and_callers(self, state: NodeState) -> Iterator[Reading]:
         peers = Counter(peer.state for peer in state.peers.lives.values())
         yield by(of.PEERS, {known.value: peers[known] for known in PeerState})
+        paths = Counter(path.data_path for peer in state.peers.lives.values() for path in peer.paths.values())
+        yield by(of.PEER_PATHS, {name: count for name, count in paths.items() if name})
         denied = self._lead.gate.denied
         yield by(of.DENIED, {reason.value: denied[reason] for reason in DENIALS | denied.keys()})
         yield of.CALL_SECONDS, ((("grpc", *labels), seconds) for labels, seconds in self._lead.calls.seconds.items())

@@ -12,14 +12,16 @@ from kvgrpc.core.tables.pins import Pin, PinKind
 from kvgrpc.core.tables.transfers import State
 from kvgrpc.core.values.owners import tenant_of
 from kvgrpc.errors import invalid, note
+from kvgrpc.service import telemetry
 from kvgrpc.service.admission import admission
 from kvgrpc.service.audit import AuditRecord
 from kvgrpc.service.callers import PRINCIPAL
+from kvgrpc.service.identity.gate import CALLER
 from kvgrpc.service.identity.tenants import sees, tenant_of_pin
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.methods import DRAIN, RELEASE_QUARANTINE, reply_to
 from kvgrpc.service.places import CONNECTION
-from kvgrpc.service.rpc import allocations
+from kvgrpc.service.rpc import allocations, spans
 from kvgrpc.service.rpc.method import unary
 from kvgrpc.service.rpc.pages import page
 from kvgrpc.v1 import admin_pb2, admin_pb2_grpc, pool_pb2
@@ -137,6 +139,23 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         )
         return admin_pb2.ListAuditRecordsResponse(
             header=found.header, records=found.rows, next_page_token=found.next_page_token
+        )
+
+    @unary
+    async def ListSpans(self, request: admin_pb2.ListSpansRequest, trace: str) -> admin_pb2.ListSpansResponse:
+        ring = telemetry.ring()
+        found = page(
+            self._lead,
+            request,
+            spans.asked_for(ring, self._lead.runner.node.state.transfers, request, CALLER.get().tenant),
+            lambda row: (float(row.number), ""),
+            spans.message,
+        )
+        return admin_pb2.ListSpansResponse(
+            header=found.header,
+            spans=found.rows,
+            next_page_token=found.next_page_token,
+            span_count_max=ring.spans_max if ring is not None else 0,
         )
 
     @unary

@@ -33,6 +33,7 @@ _METHODS: dict[str, Method[Any, Any, Any]] = {
 }
 """The methods that an engine calls, by their field in a Call and in a CallAnswer."""
 _MAY_WAIT = ("pull_blocks", "reserve_blocks")
+_MAKE_TRANSFERS = frozenset({"finished_blocks", "pull_blocks", "reserve_blocks", "register_push"})
 
 
 def call_to_event(lead: Lead, call: session_pb2.Call, call_id: int) -> events.Event:
@@ -79,16 +80,34 @@ def refused_lease(call: session_pb2.Call, call_id: int) -> events.FinishedBlocks
     return events.FinishedBlocks(made, call.finished_blocks.transfer_key, (), None, lease_id=lease_id)
 
 
-def hear_session(lead: Lead, call: session_pb2.Call, began: float, error: KVGrpcError | None) -> None:
+def begin_trace(call: session_pb2.Call) -> telemetry.Ended | None:
+    """Begins the trace of a call that makes a transfer, if spans are kept here and its engine has none. Returns the
+    callback that ends its span.
+    """
+    kind = call.WhichOneof("request")
+    if call.traceparent or kind not in _MAKE_TRANSFERS:
+        return None
+    root = telemetry.root_span(f"{call.DESCRIPTOR.full_name}/{kind}")
+    if root is None:
+        return None
+    call.traceparent, ended = root
+    return ended
+
+
+def hear_session(
+    lead: Lead, call: session_pb2.Call, began: float, error: KVGrpcError | None, ended: telemetry.Ended | None = None
+) -> None:
     """Counts an answered call, makes its span, and records it if it is one that the audit has. `began` is as for
-    `CallRecords`.
+    `CallRecords`, and `ended` what `begin_trace` returned.
     """
     kind = call.WhichOneof("request")
     if kind is not None:
         method = f"{call.DESCRIPTOR.full_name}/{kind}"
         if lead.calls.counting:
             lead.calls.ended(method, error.code if error else OK, began)
-        if call.traceparent:
+        if ended is not None:
+            ended(error)
+        elif call.traceparent:
             telemetry.call_ended(method, answers.readable_trace(call.traceparent), began, error)
     if kind in _METHODS:
         lead.audit.heard(_METHODS[kind].name, getattr(call, kind), ENGINE, error=error)

@@ -21,7 +21,14 @@ from kvgrpc.service.lead import Lead
 from kvgrpc.service.runner import RankPort
 from kvgrpc.service.session.attached_engine import AttachedEngine
 from kvgrpc.service.session.reattach import Return
-from kvgrpc.service.session.session_calls import call_to_event, hear_session, promised_lease, put_answer, refused_lease
+from kvgrpc.service.session.session_calls import (
+    begin_trace,
+    call_to_event,
+    hear_session,
+    promised_lease,
+    put_answer,
+    refused_lease,
+)
 from kvgrpc.service.session.socket import Frames, SessionSocket, check_user, hung_up, read_frames
 from kvgrpc.service.session.tensor_calls import takes_tensors
 from kvgrpc.service.session.void_page import SLOTS
@@ -270,11 +277,12 @@ class SessionServer:
         if takes_tensors(self._staging, call, session.next_event):
             return
         number, began = runner.next_call_id(), time.perf_counter()
+        ended = begin_trace(call)
 
         def answered(reply: actions.Reply | KVGrpcError) -> None:
             if isinstance(reply, KVGrpcError) and call.void_slot:
                 session.page.refused(promised_lease(call.finished_blocks), self._lead.runner.node.state.send.leases)
-            hear_session(self._lead, call, began, reply if isinstance(reply, KVGrpcError) else None)
+            hear_session(self._lead, call, began, reply if isinstance(reply, KVGrpcError) else None, ended)
             if call.call_id or isinstance(reply, KVGrpcError):
                 answer = reply if isinstance(reply, KVGrpcError) else reply.answer
                 put_answer(self._lead, call, answer, session.next_event().answer)

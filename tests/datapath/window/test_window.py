@@ -14,6 +14,7 @@ from kvgrpc.core.values.sends import Values
 from kvgrpc.datapath.base import DataPathFailed
 from kvgrpc.datapath.collective.messages import messages
 from kvgrpc.datapath.collective.rendezvous import Rendezvous
+from kvgrpc.datapath.shared_folder import SharedFolder, new_name
 from kvgrpc.datapath.window.group import SLOT_BYTES, WINDOW_BYTES, WindowGroup
 from kvgrpc.datapath.window.half import TOKEN_BYTES, WindowHalf, read_window_half
 from tests.datapath.peers import DEADLINE_S, content, private, runs_of
@@ -22,11 +23,13 @@ TOKEN = bytes(TOKEN_BYTES)
 NAME = f"kvgrpc-window-{'0' * 32}"
 
 
-def side(pool: ThreadPoolExecutor, sends: bool) -> tuple[Rendezvous, Future[Values], Future[WindowGroup]]:
+def side(
+    pool: ThreadPoolExecutor, sends: bool, folder: SharedFolder | None = None
+) -> tuple[Rendezvous, Future[Values], Future[WindowGroup]]:
     """Begins one side of a group; returns where it learns, what it tells, and the group."""
     told: Future[Values] = Future()
     rendezvous = Rendezvous(told.set_result, DEADLINE_S)
-    return rendezvous, told, pool.submit(lambda: WindowGroup(sends=sends, rendezvous=rendezvous))
+    return rendezvous, told, pool.submit(lambda: WindowGroup(sends=sends, rendezvous=rendezvous, folder=folder))
 
 
 def test_the_window_shows_the_messages_and_no_other_byte_and_ends_as_zeros() -> None:
@@ -83,6 +86,22 @@ def test_a_peer_that_leaves_before_it_has_its_window_costs_no_descriptor() -> No
         with suppress(RuntimeError):  # the kernel decides whether the window was sent before the end was seen
             group.result(DEADLINE_S).close()
     assert set(Path("/proc/self/fd").iterdir()) == before
+
+
+def test_the_two_halves_of_a_window_meet_in_the_folder(tmp_path: Path) -> None:
+    folder = SharedFolder(str(tmp_path))
+    with ThreadPoolExecutor(2) as pool:
+        (at_source, from_source, source), (at_peer, from_peer, peer) = (
+            side(pool, way, folder) for way in (True, False)
+        )
+        at_source.learn(from_peer.result(DEADLINE_S))
+        told = dict(from_source.result(DEADLINE_S))
+        name = new_name("window-")
+        (tmp_path / told["socket"].decode()).rename(tmp_path / name)  # so that the abstract name is another one
+        at_peer.learn(tuple((told | {"socket": name.encode()}).items()))
+        for group in (source, peer):
+            group.result(DEADLINE_S).close()
+    folder.close()
 
 
 @pytest.mark.parametrize("writable", [True, False])

@@ -116,7 +116,8 @@ LABELS = frozenset(
         "v1.ListAllocationsRequest.request_id", "v1.ListAllocationsRequest.label",
         "v1.ListAllocationsRequest.page_token",
         "v1.ListLeasesRequest.request_id", "v1.ListLeasesRequest.page_token", "v1.ListPeersRequest.page_token",
-        "v1.ListAuditRecordsRequest.page_token",
+        "v1.ListAuditRecordsRequest.page_token", "v1.ListSpansRequest.page_token",
+        "v1.ListSpansRequest.transfer_id", "v1.ListSpansRequest.trace_id",
         # For whom a grant is: the issuer compares the name with that of whoever comes.
         "v1.HandOver.tenant", "v1.HandOver.bound_to", "v1.GrantLeaseRequest.tenant", "v1.GrantLeaseRequest.bound_to",
         "v1.PutTensorRequest.tenant", "v1.GetTensorRequest.tenant", "v1.ReleaseTensorsRequest.tenant",

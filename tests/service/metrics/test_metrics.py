@@ -18,7 +18,8 @@ from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from kvgrpc.client import connect
-from kvgrpc.config import Config, PoolConfig, TlsConfig
+from kvgrpc.config import Config, PoolConfig
+from kvgrpc.config_security import TlsConfig
 from kvgrpc.errors import KVGrpcError
 from kvgrpc.server import Server
 from kvgrpc.service.address_in_use import AddressInUse

@@ -141,6 +141,7 @@ def calls_about_blocks(engine: Engine) -> Calls:
     yield "ListPins", api.admin.ListPins(admin_pb2.ListPinsRequest())
     yield "ReleaseQuarantine", api.admin.ReleaseQuarantine(admin_pb2.ReleaseQuarantineRequest())
     yield "ListAuditRecords", api.admin.ListAuditRecords(admin_pb2.ListAuditRecordsRequest())
+    yield "ListSpans", api.admin.ListSpans(admin_pb2.ListSpansRequest(trace_id="ab" * 16))
     yield "ForgetEngine", api.admin.ForgetEngine(admin_pb2.ForgetEngineRequest(engine_id="nobody"))
 
 

@@ -8,6 +8,10 @@
   valueFrom: {fieldRef: {fieldPath: status.podIP}}
 - name: KVGRPC_METRICS
   value: {{ printf "0.0.0.0:%d" (int $v.ports.metrics) | quote }}
+{{- if $v.lead.sharedDir }}
+- name: KVGRPC_SHARED_DIR
+  value: /run/kvgrpc-pods
+{{- end }}
 {{- if $v.tls.enabled }}
 # Certificates are for names, so peers dial the name of the pod.
 - name: KVGRPC_ADVERTISE
@@ -52,6 +56,9 @@
 {{- end }}
 {{- if .Values.lead.sidecar }}
 - {name: session, mountPath: /run/kvgrpc}
+{{- end }}
+{{- if .Values.lead.sharedDir }}
+- {name: pods, mountPath: /run/kvgrpc-pods}
 {{- end }}
 {{- end }}
 

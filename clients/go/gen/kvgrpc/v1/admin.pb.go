@@ -85,6 +85,63 @@ func (PinKind) EnumDescriptor() ([]byte, []int) {
 	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{0}
 }
 
+// Part that the server plays in a span.
+type SpanKind int32
+
+const (
+	// Read as INTERNAL.
+	SpanKind_SPAN_KIND_UNSPECIFIED SpanKind = 0
+	// A wait or a phase within the server.
+	SpanKind_SPAN_KIND_INTERNAL SpanKind = 1
+	// A call that the server answered.
+	SpanKind_SPAN_KIND_SERVER SpanKind = 2
+	// A call that the server made at a peer.
+	SpanKind_SPAN_KIND_CLIENT SpanKind = 3
+)
+
+// Enum value maps for SpanKind.
+var (
+	SpanKind_name = map[int32]string{
+		0: "SPAN_KIND_UNSPECIFIED",
+		1: "SPAN_KIND_INTERNAL",
+		2: "SPAN_KIND_SERVER",
+		3: "SPAN_KIND_CLIENT",
+	}
+	SpanKind_value = map[string]int32{
+		"SPAN_KIND_UNSPECIFIED": 0,
+		"SPAN_KIND_INTERNAL":    1,
+		"SPAN_KIND_SERVER":      2,
+		"SPAN_KIND_CLIENT":      3,
+	}
+)
+
+func (x SpanKind) Enum() *SpanKind {
+	p := new(SpanKind)
+	*p = x
+	return p
+}
+
+func (x SpanKind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (SpanKind) Descriptor() protoreflect.EnumDescriptor {
+	return file_kvgrpc_v1_admin_proto_enumTypes[1].Descriptor()
+}
+
+func (SpanKind) Type() protoreflect.EnumType {
+	return &file_kvgrpc_v1_admin_proto_enumTypes[1]
+}
+
+func (x SpanKind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use SpanKind.Descriptor instead.
+func (SpanKind) EnumDescriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{1}
+}
+
 // GetStatus has no parameters.
 type GetStatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1758,6 +1815,270 @@ func (x *ListAuditRecordsResponse) GetNextPageToken() string {
 	return ""
 }
 
+// Transfer or trace whose spans are listed, and the page.
+type ListSpansRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Id of a transfer: the spans of its trace, which may have other transfers, too.
+	TransferId string `protobuf:"bytes,1,opt,name=transfer_id,json=transferId,proto3" json:"transfer_id,omitempty"`
+	// Trace id, in hex digits.
+	TraceId string `protobuf:"bytes,2,opt,name=trace_id,json=traceId,proto3" json:"trace_id,omitempty"`
+	// Maximum number of rows, at most 1,000; 0 means 100. A page ends after about 1 MB, so it may have fewer rows.
+	PageSize uint32 `protobuf:"varint,3,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// `next_page_token` of the previous page's reply; empty for the first page.
+	PageToken     string `protobuf:"bytes,4,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListSpansRequest) Reset() {
+	*x = ListSpansRequest{}
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListSpansRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListSpansRequest) ProtoMessage() {}
+
+func (x *ListSpansRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListSpansRequest.ProtoReflect.Descriptor instead.
+func (*ListSpansRequest) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *ListSpansRequest) GetTransferId() string {
+	if x != nil {
+		return x.TransferId
+	}
+	return ""
+}
+
+func (x *ListSpansRequest) GetTraceId() string {
+	if x != nil {
+		return x.TraceId
+	}
+	return ""
+}
+
+func (x *ListSpansRequest) GetPageSize() uint32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListSpansRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+// Span that has ended.
+type Span struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Trace id, in hex digits.
+	TraceId string `protobuf:"bytes,1,opt,name=trace_id,json=traceId,proto3" json:"trace_id,omitempty"`
+	// Id of the span, in hex digits.
+	SpanId string `protobuf:"bytes,2,opt,name=span_id,json=spanId,proto3" json:"span_id,omitempty"`
+	// Id of the span that it is within; empty for the first span of a trace.
+	ParentSpanId string `protobuf:"bytes,3,opt,name=parent_span_id,json=parentSpanId,proto3" json:"parent_span_id,omitempty"`
+	// Name, such as "kvgrpc.v1.HandoffService/PullBlocks" or "kvgrpc.wire".
+	Name string `protobuf:"bytes,4,opt,name=name,proto3" json:"name,omitempty"`
+	// Part that the server plays.
+	Kind SpanKind `protobuf:"varint,5,opt,name=kind,proto3,enum=kvgrpc.v1.SpanKind" json:"kind,omitempty"`
+	// Start on the clock of the server's host, in nanoseconds since the Unix epoch.
+	StartTimeNs uint64 `protobuf:"varint,6,opt,name=start_time_ns,json=startTimeNs,proto3" json:"start_time_ns,omitempty"`
+	// Time from the start to the end.
+	Duration *durationpb.Duration `protobuf:"bytes,7,opt,name=duration,proto3" json:"duration,omitempty"`
+	// Reason for which it failed; empty if it did not.
+	Failure string `protobuf:"bytes,8,opt,name=failure,proto3" json:"failure,omitempty"`
+	// Attributes, such as "kvgrpc.transfer_id" and "kvgrpc.peer", as text.
+	Attributes    map[string]string `protobuf:"bytes,9,rep,name=attributes,proto3" json:"attributes,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Span) Reset() {
+	*x = Span{}
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Span) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Span) ProtoMessage() {}
+
+func (x *Span) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Span.ProtoReflect.Descriptor instead.
+func (*Span) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *Span) GetTraceId() string {
+	if x != nil {
+		return x.TraceId
+	}
+	return ""
+}
+
+func (x *Span) GetSpanId() string {
+	if x != nil {
+		return x.SpanId
+	}
+	return ""
+}
+
+func (x *Span) GetParentSpanId() string {
+	if x != nil {
+		return x.ParentSpanId
+	}
+	return ""
+}
+
+func (x *Span) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Span) GetKind() SpanKind {
+	if x != nil {
+		return x.Kind
+	}
+	return SpanKind_SPAN_KIND_UNSPECIFIED
+}
+
+func (x *Span) GetStartTimeNs() uint64 {
+	if x != nil {
+		return x.StartTimeNs
+	}
+	return 0
+}
+
+func (x *Span) GetDuration() *durationpb.Duration {
+	if x != nil {
+		return x.Duration
+	}
+	return nil
+}
+
+func (x *Span) GetFailure() string {
+	if x != nil {
+		return x.Failure
+	}
+	return ""
+}
+
+func (x *Span) GetAttributes() map[string]string {
+	if x != nil {
+		return x.Attributes
+	}
+	return nil
+}
+
+// A page of spans.
+type ListSpansResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The answering engine and its incarnation.
+	Header *ResponseHeader `protobuf:"bytes,1,opt,name=header,proto3" json:"header,omitempty"`
+	// The spans, by the times of their ends.
+	Spans []*Span `protobuf:"bytes,2,rep,name=spans,proto3" json:"spans,omitempty"`
+	// Token of the next page; empty on the last page.
+	NextPageToken string `protobuf:"bytes,3,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	// Maximum number of spans that the server keeps; 0: it keeps none (setting `trace_ring_spans`).
+	SpanCountMax  uint32 `protobuf:"varint,4,opt,name=span_count_max,json=spanCountMax,proto3" json:"span_count_max,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListSpansResponse) Reset() {
+	*x = ListSpansResponse{}
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListSpansResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListSpansResponse) ProtoMessage() {}
+
+func (x *ListSpansResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListSpansResponse.ProtoReflect.Descriptor instead.
+func (*ListSpansResponse) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *ListSpansResponse) GetHeader() *ResponseHeader {
+	if x != nil {
+		return x.Header
+	}
+	return nil
+}
+
+func (x *ListSpansResponse) GetSpans() []*Span {
+	if x != nil {
+		return x.Spans
+	}
+	return nil
+}
+
+func (x *ListSpansResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+func (x *ListSpansResponse) GetSpanCountMax() uint32 {
+	if x != nil {
+		return x.SpanCountMax
+	}
+	return 0
+}
+
 // Engine id to forget.
 type ForgetEngineRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1771,7 +2092,7 @@ type ForgetEngineRequest struct {
 
 func (x *ForgetEngineRequest) Reset() {
 	*x = ForgetEngineRequest{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[20]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1783,7 +2104,7 @@ func (x *ForgetEngineRequest) String() string {
 func (*ForgetEngineRequest) ProtoMessage() {}
 
 func (x *ForgetEngineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[20]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1796,7 +2117,7 @@ func (x *ForgetEngineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetEngineRequest.ProtoReflect.Descriptor instead.
 func (*ForgetEngineRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{20}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ForgetEngineRequest) GetEngineId() string {
@@ -1826,7 +2147,7 @@ type ForgetEngineResponse struct {
 
 func (x *ForgetEngineResponse) Reset() {
 	*x = ForgetEngineResponse{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[21]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1838,7 +2159,7 @@ func (x *ForgetEngineResponse) String() string {
 func (*ForgetEngineResponse) ProtoMessage() {}
 
 func (x *ForgetEngineResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[21]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1851,7 +2172,7 @@ func (x *ForgetEngineResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetEngineResponse.ProtoReflect.Descriptor instead.
 func (*ForgetEngineResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{21}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ForgetEngineResponse) GetHeader() *ResponseHeader {
@@ -2015,7 +2336,34 @@ const file_kvgrpc_v1_admin_proto_rawDesc = "" +
 	"\x18ListAuditRecordsResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x120\n" +
 	"\arecords\x18\x02 \x03(\v2\x16.kvgrpc.v1.AuditRecordR\arecords\x12&\n" +
-	"\x0fnext_page_token\x18\x03 \x01(\tR\rnextPageToken\"L\n" +
+	"\x0fnext_page_token\x18\x03 \x01(\tR\rnextPageToken\"\x8a\x01\n" +
+	"\x10ListSpansRequest\x12\x1f\n" +
+	"\vtransfer_id\x18\x01 \x01(\tR\n" +
+	"transferId\x12\x19\n" +
+	"\btrace_id\x18\x02 \x01(\tR\atraceId\x12\x1b\n" +
+	"\tpage_size\x18\x03 \x01(\rR\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x04 \x01(\tR\tpageToken\"\x92\x03\n" +
+	"\x04Span\x12\x19\n" +
+	"\btrace_id\x18\x01 \x01(\tR\atraceId\x12\x17\n" +
+	"\aspan_id\x18\x02 \x01(\tR\x06spanId\x12$\n" +
+	"\x0eparent_span_id\x18\x03 \x01(\tR\fparentSpanId\x12\x12\n" +
+	"\x04name\x18\x04 \x01(\tR\x04name\x12'\n" +
+	"\x04kind\x18\x05 \x01(\x0e2\x13.kvgrpc.v1.SpanKindR\x04kind\x12\"\n" +
+	"\rstart_time_ns\x18\x06 \x01(\x04R\vstartTimeNs\x125\n" +
+	"\bduration\x18\a \x01(\v2\x19.google.protobuf.DurationR\bduration\x12\x18\n" +
+	"\afailure\x18\b \x01(\tR\afailure\x12?\n" +
+	"\n" +
+	"attributes\x18\t \x03(\v2\x1f.kvgrpc.v1.Span.AttributesEntryR\n" +
+	"attributes\x1a=\n" +
+	"\x0fAttributesEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xbb\x01\n" +
+	"\x11ListSpansResponse\x121\n" +
+	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12%\n" +
+	"\x05spans\x18\x02 \x03(\v2\x0f.kvgrpc.v1.SpanR\x05spans\x12&\n" +
+	"\x0fnext_page_token\x18\x03 \x01(\tR\rnextPageToken\x12$\n" +
+	"\x0espan_count_max\x18\x04 \x01(\rR\fspanCountMax\"L\n" +
 	"\x13ForgetEngineRequest\x12\x1b\n" +
 	"\tengine_id\x18\x01 \x01(\tR\bengineId\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\"e\n" +
@@ -2027,14 +2375,20 @@ const file_kvgrpc_v1_admin_proto_rawDesc = "" +
 	"\x0ePIN_KIND_LEASE\x10\x01\x12\x13\n" +
 	"\x0fPIN_KIND_TARGET\x10\x02\x12\x13\n" +
 	"\x0fPIN_KIND_ACCESS\x10\x03\x12\x17\n" +
-	"\x13PIN_KIND_QUARANTINE\x10\x042\xd0\x04\n" +
+	"\x13PIN_KIND_QUARANTINE\x10\x04*i\n" +
+	"\bSpanKind\x12\x19\n" +
+	"\x15SPAN_KIND_UNSPECIFIED\x10\x00\x12\x16\n" +
+	"\x12SPAN_KIND_INTERNAL\x10\x01\x12\x14\n" +
+	"\x10SPAN_KIND_SERVER\x10\x02\x12\x14\n" +
+	"\x10SPAN_KIND_CLIENT\x10\x032\x9d\x05\n" +
 	"\fAdminService\x12K\n" +
 	"\tGetStatus\x12\x1b.kvgrpc.v1.GetStatusRequest\x1a\x1c.kvgrpc.v1.GetStatusResponse\"\x03\x90\x02\x01\x12K\n" +
 	"\tListPeers\x12\x1b.kvgrpc.v1.ListPeersRequest\x1a\x1c.kvgrpc.v1.ListPeersResponse\"\x03\x90\x02\x01\x12H\n" +
 	"\bListPins\x12\x1a.kvgrpc.v1.ListPinsRequest\x1a\x1b.kvgrpc.v1.ListPinsResponse\"\x03\x90\x02\x01\x12?\n" +
 	"\x05Drain\x12\x17.kvgrpc.v1.DrainRequest\x1a\x18.kvgrpc.v1.DrainResponse\"\x03\x90\x02\x02\x12c\n" +
 	"\x11ReleaseQuarantine\x12#.kvgrpc.v1.ReleaseQuarantineRequest\x1a$.kvgrpc.v1.ReleaseQuarantineResponse\"\x03\x90\x02\x02\x12`\n" +
-	"\x10ListAuditRecords\x12\".kvgrpc.v1.ListAuditRecordsRequest\x1a#.kvgrpc.v1.ListAuditRecordsResponse\"\x03\x90\x02\x01\x12T\n" +
+	"\x10ListAuditRecords\x12\".kvgrpc.v1.ListAuditRecordsRequest\x1a#.kvgrpc.v1.ListAuditRecordsResponse\"\x03\x90\x02\x01\x12K\n" +
+	"\tListSpans\x12\x1b.kvgrpc.v1.ListSpansRequest\x1a\x1c.kvgrpc.v1.ListSpansResponse\"\x03\x90\x02\x01\x12T\n" +
 	"\fForgetEngine\x12\x1e.kvgrpc.v1.ForgetEngineRequest\x1a\x1f.kvgrpc.v1.ForgetEngineResponse\"\x03\x90\x02\x02BG\n" +
 	"\rdev.kvgrpc.v1B\n" +
 	"AdminProtoP\x01Z(kvgrpc.dev/kvgrpc/gen/kvgrpc/v1;kvgrpcv1b\x06proto3"
@@ -2051,91 +2405,103 @@ func file_kvgrpc_v1_admin_proto_rawDescGZIP() []byte {
 	return file_kvgrpc_v1_admin_proto_rawDescData
 }
 
-var file_kvgrpc_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_kvgrpc_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
+var file_kvgrpc_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
+var file_kvgrpc_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
 var file_kvgrpc_v1_admin_proto_goTypes = []any{
 	(PinKind)(0),                      // 0: kvgrpc.v1.PinKind
-	(*GetStatusRequest)(nil),          // 1: kvgrpc.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),         // 2: kvgrpc.v1.GetStatusResponse
-	(*LackingRequest)(nil),            // 3: kvgrpc.v1.LackingRequest
-	(*WaitingReader)(nil),             // 4: kvgrpc.v1.WaitingReader
-	(*Kept)(nil),                      // 5: kvgrpc.v1.Kept
-	(*KeptByCaller)(nil),              // 6: kvgrpc.v1.KeptByCaller
-	(*Counts)(nil),                    // 7: kvgrpc.v1.Counts
-	(*DrainRequest)(nil),              // 8: kvgrpc.v1.DrainRequest
-	(*DrainResponse)(nil),             // 9: kvgrpc.v1.DrainResponse
-	(*ListPeersRequest)(nil),          // 10: kvgrpc.v1.ListPeersRequest
-	(*ListPeersResponse)(nil),         // 11: kvgrpc.v1.ListPeersResponse
-	(*ListPinsRequest)(nil),           // 12: kvgrpc.v1.ListPinsRequest
-	(*BlockRef)(nil),                  // 13: kvgrpc.v1.BlockRef
-	(*Pin)(nil),                       // 14: kvgrpc.v1.Pin
-	(*ListPinsResponse)(nil),          // 15: kvgrpc.v1.ListPinsResponse
-	(*ReleaseQuarantineRequest)(nil),  // 16: kvgrpc.v1.ReleaseQuarantineRequest
-	(*ReleaseQuarantineResponse)(nil), // 17: kvgrpc.v1.ReleaseQuarantineResponse
-	(*ListAuditRecordsRequest)(nil),   // 18: kvgrpc.v1.ListAuditRecordsRequest
-	(*AuditRecord)(nil),               // 19: kvgrpc.v1.AuditRecord
-	(*ListAuditRecordsResponse)(nil),  // 20: kvgrpc.v1.ListAuditRecordsResponse
-	(*ForgetEngineRequest)(nil),       // 21: kvgrpc.v1.ForgetEngineRequest
-	(*ForgetEngineResponse)(nil),      // 22: kvgrpc.v1.ForgetEngineResponse
-	nil,                               // 23: kvgrpc.v1.Kept.BytesByKindEntry
-	(*ResponseHeader)(nil),            // 24: kvgrpc.v1.ResponseHeader
-	(Admission)(0),                    // 25: kvgrpc.v1.Admission
-	(*durationpb.Duration)(nil),       // 26: google.protobuf.Duration
-	(*GroupBlockCount)(nil),           // 27: kvgrpc.v1.GroupBlockCount
-	(*Peer)(nil),                      // 28: kvgrpc.v1.Peer
-	(*Blocks)(nil),                    // 29: kvgrpc.v1.Blocks
-	(*Allocation)(nil),                // 30: kvgrpc.v1.Allocation
+	(SpanKind)(0),                     // 1: kvgrpc.v1.SpanKind
+	(*GetStatusRequest)(nil),          // 2: kvgrpc.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),         // 3: kvgrpc.v1.GetStatusResponse
+	(*LackingRequest)(nil),            // 4: kvgrpc.v1.LackingRequest
+	(*WaitingReader)(nil),             // 5: kvgrpc.v1.WaitingReader
+	(*Kept)(nil),                      // 6: kvgrpc.v1.Kept
+	(*KeptByCaller)(nil),              // 7: kvgrpc.v1.KeptByCaller
+	(*Counts)(nil),                    // 8: kvgrpc.v1.Counts
+	(*DrainRequest)(nil),              // 9: kvgrpc.v1.DrainRequest
+	(*DrainResponse)(nil),             // 10: kvgrpc.v1.DrainResponse
+	(*ListPeersRequest)(nil),          // 11: kvgrpc.v1.ListPeersRequest
+	(*ListPeersResponse)(nil),         // 12: kvgrpc.v1.ListPeersResponse
+	(*ListPinsRequest)(nil),           // 13: kvgrpc.v1.ListPinsRequest
+	(*BlockRef)(nil),                  // 14: kvgrpc.v1.BlockRef
+	(*Pin)(nil),                       // 15: kvgrpc.v1.Pin
+	(*ListPinsResponse)(nil),          // 16: kvgrpc.v1.ListPinsResponse
+	(*ReleaseQuarantineRequest)(nil),  // 17: kvgrpc.v1.ReleaseQuarantineRequest
+	(*ReleaseQuarantineResponse)(nil), // 18: kvgrpc.v1.ReleaseQuarantineResponse
+	(*ListAuditRecordsRequest)(nil),   // 19: kvgrpc.v1.ListAuditRecordsRequest
+	(*AuditRecord)(nil),               // 20: kvgrpc.v1.AuditRecord
+	(*ListAuditRecordsResponse)(nil),  // 21: kvgrpc.v1.ListAuditRecordsResponse
+	(*ListSpansRequest)(nil),          // 22: kvgrpc.v1.ListSpansRequest
+	(*Span)(nil),                      // 23: kvgrpc.v1.Span
+	(*ListSpansResponse)(nil),         // 24: kvgrpc.v1.ListSpansResponse
+	(*ForgetEngineRequest)(nil),       // 25: kvgrpc.v1.ForgetEngineRequest
+	(*ForgetEngineResponse)(nil),      // 26: kvgrpc.v1.ForgetEngineResponse
+	nil,                               // 27: kvgrpc.v1.Kept.BytesByKindEntry
+	nil,                               // 28: kvgrpc.v1.Span.AttributesEntry
+	(*ResponseHeader)(nil),            // 29: kvgrpc.v1.ResponseHeader
+	(Admission)(0),                    // 30: kvgrpc.v1.Admission
+	(*durationpb.Duration)(nil),       // 31: google.protobuf.Duration
+	(*GroupBlockCount)(nil),           // 32: kvgrpc.v1.GroupBlockCount
+	(*Peer)(nil),                      // 33: kvgrpc.v1.Peer
+	(*Blocks)(nil),                    // 34: kvgrpc.v1.Blocks
+	(*Allocation)(nil),                // 35: kvgrpc.v1.Allocation
 }
 var file_kvgrpc_v1_admin_proto_depIdxs = []int32{
-	24, // 0: kvgrpc.v1.GetStatusResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	25, // 1: kvgrpc.v1.GetStatusResponse.admission:type_name -> kvgrpc.v1.Admission
-	26, // 2: kvgrpc.v1.GetStatusResponse.uptime:type_name -> google.protobuf.Duration
-	7,  // 3: kvgrpc.v1.GetStatusResponse.counts:type_name -> kvgrpc.v1.Counts
-	26, // 4: kvgrpc.v1.GetStatusResponse.oldest_transfer_age:type_name -> google.protobuf.Duration
-	26, // 5: kvgrpc.v1.GetStatusResponse.progress_age:type_name -> google.protobuf.Duration
-	5,  // 6: kvgrpc.v1.GetStatusResponse.kept:type_name -> kvgrpc.v1.Kept
-	3,  // 7: kvgrpc.v1.GetStatusResponse.lacking_requests:type_name -> kvgrpc.v1.LackingRequest
-	4,  // 8: kvgrpc.v1.GetStatusResponse.waiting_readers:type_name -> kvgrpc.v1.WaitingReader
-	26, // 9: kvgrpc.v1.LackingRequest.age:type_name -> google.protobuf.Duration
-	27, // 10: kvgrpc.v1.LackingRequest.group_block_counts:type_name -> kvgrpc.v1.GroupBlockCount
-	26, // 11: kvgrpc.v1.WaitingReader.age:type_name -> google.protobuf.Duration
-	23, // 12: kvgrpc.v1.Kept.bytes_by_kind:type_name -> kvgrpc.v1.Kept.BytesByKindEntry
-	6,  // 13: kvgrpc.v1.Kept.largest_callers:type_name -> kvgrpc.v1.KeptByCaller
-	24, // 14: kvgrpc.v1.DrainResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	25, // 15: kvgrpc.v1.DrainResponse.admission:type_name -> kvgrpc.v1.Admission
-	24, // 16: kvgrpc.v1.ListPeersResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	28, // 17: kvgrpc.v1.ListPeersResponse.peers:type_name -> kvgrpc.v1.Peer
-	13, // 18: kvgrpc.v1.ListPinsRequest.block:type_name -> kvgrpc.v1.BlockRef
+	29, // 0: kvgrpc.v1.GetStatusResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	30, // 1: kvgrpc.v1.GetStatusResponse.admission:type_name -> kvgrpc.v1.Admission
+	31, // 2: kvgrpc.v1.GetStatusResponse.uptime:type_name -> google.protobuf.Duration
+	8,  // 3: kvgrpc.v1.GetStatusResponse.counts:type_name -> kvgrpc.v1.Counts
+	31, // 4: kvgrpc.v1.GetStatusResponse.oldest_transfer_age:type_name -> google.protobuf.Duration
+	31, // 5: kvgrpc.v1.GetStatusResponse.progress_age:type_name -> google.protobuf.Duration
+	6,  // 6: kvgrpc.v1.GetStatusResponse.kept:type_name -> kvgrpc.v1.Kept
+	4,  // 7: kvgrpc.v1.GetStatusResponse.lacking_requests:type_name -> kvgrpc.v1.LackingRequest
+	5,  // 8: kvgrpc.v1.GetStatusResponse.waiting_readers:type_name -> kvgrpc.v1.WaitingReader
+	31, // 9: kvgrpc.v1.LackingRequest.age:type_name -> google.protobuf.Duration
+	32, // 10: kvgrpc.v1.LackingRequest.group_block_counts:type_name -> kvgrpc.v1.GroupBlockCount
+	31, // 11: kvgrpc.v1.WaitingReader.age:type_name -> google.protobuf.Duration
+	27, // 12: kvgrpc.v1.Kept.bytes_by_kind:type_name -> kvgrpc.v1.Kept.BytesByKindEntry
+	7,  // 13: kvgrpc.v1.Kept.largest_callers:type_name -> kvgrpc.v1.KeptByCaller
+	29, // 14: kvgrpc.v1.DrainResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	30, // 15: kvgrpc.v1.DrainResponse.admission:type_name -> kvgrpc.v1.Admission
+	29, // 16: kvgrpc.v1.ListPeersResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	33, // 17: kvgrpc.v1.ListPeersResponse.peers:type_name -> kvgrpc.v1.Peer
+	14, // 18: kvgrpc.v1.ListPinsRequest.block:type_name -> kvgrpc.v1.BlockRef
 	0,  // 19: kvgrpc.v1.Pin.kind:type_name -> kvgrpc.v1.PinKind
-	26, // 20: kvgrpc.v1.Pin.age:type_name -> google.protobuf.Duration
-	29, // 21: kvgrpc.v1.Pin.blocks:type_name -> kvgrpc.v1.Blocks
-	24, // 22: kvgrpc.v1.ListPinsResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	14, // 23: kvgrpc.v1.ListPinsResponse.pins:type_name -> kvgrpc.v1.Pin
-	30, // 24: kvgrpc.v1.ListPinsResponse.allocations:type_name -> kvgrpc.v1.Allocation
-	24, // 25: kvgrpc.v1.ReleaseQuarantineResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	26, // 26: kvgrpc.v1.AuditRecord.age:type_name -> google.protobuf.Duration
-	24, // 27: kvgrpc.v1.ListAuditRecordsResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	19, // 28: kvgrpc.v1.ListAuditRecordsResponse.records:type_name -> kvgrpc.v1.AuditRecord
-	24, // 29: kvgrpc.v1.ForgetEngineResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	1,  // 30: kvgrpc.v1.AdminService.GetStatus:input_type -> kvgrpc.v1.GetStatusRequest
-	10, // 31: kvgrpc.v1.AdminService.ListPeers:input_type -> kvgrpc.v1.ListPeersRequest
-	12, // 32: kvgrpc.v1.AdminService.ListPins:input_type -> kvgrpc.v1.ListPinsRequest
-	8,  // 33: kvgrpc.v1.AdminService.Drain:input_type -> kvgrpc.v1.DrainRequest
-	16, // 34: kvgrpc.v1.AdminService.ReleaseQuarantine:input_type -> kvgrpc.v1.ReleaseQuarantineRequest
-	18, // 35: kvgrpc.v1.AdminService.ListAuditRecords:input_type -> kvgrpc.v1.ListAuditRecordsRequest
-	21, // 36: kvgrpc.v1.AdminService.ForgetEngine:input_type -> kvgrpc.v1.ForgetEngineRequest
-	2,  // 37: kvgrpc.v1.AdminService.GetStatus:output_type -> kvgrpc.v1.GetStatusResponse
-	11, // 38: kvgrpc.v1.AdminService.ListPeers:output_type -> kvgrpc.v1.ListPeersResponse
-	15, // 39: kvgrpc.v1.AdminService.ListPins:output_type -> kvgrpc.v1.ListPinsResponse
-	9,  // 40: kvgrpc.v1.AdminService.Drain:output_type -> kvgrpc.v1.DrainResponse
-	17, // 41: kvgrpc.v1.AdminService.ReleaseQuarantine:output_type -> kvgrpc.v1.ReleaseQuarantineResponse
-	20, // 42: kvgrpc.v1.AdminService.ListAuditRecords:output_type -> kvgrpc.v1.ListAuditRecordsResponse
-	22, // 43: kvgrpc.v1.AdminService.ForgetEngine:output_type -> kvgrpc.v1.ForgetEngineResponse
-	37, // [37:44] is the sub-list for method output_type
-	30, // [30:37] is the sub-list for method input_type
-	30, // [30:30] is the sub-list for extension type_name
-	30, // [30:30] is the sub-list for extension extendee
-	0,  // [0:30] is the sub-list for field type_name
+	31, // 20: kvgrpc.v1.Pin.age:type_name -> google.protobuf.Duration
+	34, // 21: kvgrpc.v1.Pin.blocks:type_name -> kvgrpc.v1.Blocks
+	29, // 22: kvgrpc.v1.ListPinsResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	15, // 23: kvgrpc.v1.ListPinsResponse.pins:type_name -> kvgrpc.v1.Pin
+	35, // 24: kvgrpc.v1.ListPinsResponse.allocations:type_name -> kvgrpc.v1.Allocation
+	29, // 25: kvgrpc.v1.ReleaseQuarantineResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	31, // 26: kvgrpc.v1.AuditRecord.age:type_name -> google.protobuf.Duration
+	29, // 27: kvgrpc.v1.ListAuditRecordsResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	20, // 28: kvgrpc.v1.ListAuditRecordsResponse.records:type_name -> kvgrpc.v1.AuditRecord
+	1,  // 29: kvgrpc.v1.Span.kind:type_name -> kvgrpc.v1.SpanKind
+	31, // 30: kvgrpc.v1.Span.duration:type_name -> google.protobuf.Duration
+	28, // 31: kvgrpc.v1.Span.attributes:type_name -> kvgrpc.v1.Span.AttributesEntry
+	29, // 32: kvgrpc.v1.ListSpansResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	23, // 33: kvgrpc.v1.ListSpansResponse.spans:type_name -> kvgrpc.v1.Span
+	29, // 34: kvgrpc.v1.ForgetEngineResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	2,  // 35: kvgrpc.v1.AdminService.GetStatus:input_type -> kvgrpc.v1.GetStatusRequest
+	11, // 36: kvgrpc.v1.AdminService.ListPeers:input_type -> kvgrpc.v1.ListPeersRequest
+	13, // 37: kvgrpc.v1.AdminService.ListPins:input_type -> kvgrpc.v1.ListPinsRequest
+	9,  // 38: kvgrpc.v1.AdminService.Drain:input_type -> kvgrpc.v1.DrainRequest
+	17, // 39: kvgrpc.v1.AdminService.ReleaseQuarantine:input_type -> kvgrpc.v1.ReleaseQuarantineRequest
+	19, // 40: kvgrpc.v1.AdminService.ListAuditRecords:input_type -> kvgrpc.v1.ListAuditRecordsRequest
+	22, // 41: kvgrpc.v1.AdminService.ListSpans:input_type -> kvgrpc.v1.ListSpansRequest
+	25, // 42: kvgrpc.v1.AdminService.ForgetEngine:input_type -> kvgrpc.v1.ForgetEngineRequest
+	3,  // 43: kvgrpc.v1.AdminService.GetStatus:output_type -> kvgrpc.v1.GetStatusResponse
+	12, // 44: kvgrpc.v1.AdminService.ListPeers:output_type -> kvgrpc.v1.ListPeersResponse
+	16, // 45: kvgrpc.v1.AdminService.ListPins:output_type -> kvgrpc.v1.ListPinsResponse
+	10, // 46: kvgrpc.v1.AdminService.Drain:output_type -> kvgrpc.v1.DrainResponse
+	18, // 47: kvgrpc.v1.AdminService.ReleaseQuarantine:output_type -> kvgrpc.v1.ReleaseQuarantineResponse
+	21, // 48: kvgrpc.v1.AdminService.ListAuditRecords:output_type -> kvgrpc.v1.ListAuditRecordsResponse
+	24, // 49: kvgrpc.v1.AdminService.ListSpans:output_type -> kvgrpc.v1.ListSpansResponse
+	26, // 50: kvgrpc.v1.AdminService.ForgetEngine:output_type -> kvgrpc.v1.ForgetEngineResponse
+	43, // [43:51] is the sub-list for method output_type
+	35, // [35:43] is the sub-list for method input_type
+	35, // [35:35] is the sub-list for extension type_name
+	35, // [35:35] is the sub-list for extension extendee
+	0,  // [0:35] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_v1_admin_proto_init() }
@@ -2152,8 +2518,8 @@ func file_kvgrpc_v1_admin_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvgrpc_v1_admin_proto_rawDesc), len(file_kvgrpc_v1_admin_proto_rawDesc)),
-			NumEnums:      1,
-			NumMessages:   23,
+			NumEnums:      2,
+			NumMessages:   27,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

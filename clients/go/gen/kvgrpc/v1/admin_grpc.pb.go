@@ -27,6 +27,7 @@ const (
 	AdminService_Drain_FullMethodName             = "/kvgrpc.v1.AdminService/Drain"
 	AdminService_ReleaseQuarantine_FullMethodName = "/kvgrpc.v1.AdminService/ReleaseQuarantine"
 	AdminService_ListAuditRecords_FullMethodName  = "/kvgrpc.v1.AdminService/ListAuditRecords"
+	AdminService_ListSpans_FullMethodName         = "/kvgrpc.v1.AdminService/ListSpans"
 	AdminService_ForgetEngine_FullMethodName      = "/kvgrpc.v1.AdminService/ForgetEngine"
 )
 
@@ -90,6 +91,14 @@ type AdminServiceClient interface {
 	// * INVALID_ARGUMENT INVALID_FIELD: the page token is invalid.
 	// * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
 	ListAuditRecords(ctx context.Context, in *ListAuditRecordsRequest, opts ...grpc.CallOption) (*ListAuditRecordsResponse, error)
+	// Lists the spans of a transfer or of a trace that this lead has recorded, by the times of their ends, page by page.
+	// The server keeps the last spans that ended in a bounded list, if the setting `trace_ring_spans` says so. A span is
+	// there once it has ended. A caller with a tenant gets the spans of its tenant's transfers alone.
+	//
+	// Errors:
+	// * INVALID_ARGUMENT INVALID_FIELD: neither or both of `transfer_id` and `trace_id`; the page token is invalid.
+	// * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
+	ListSpans(ctx context.Context, in *ListSpansRequest, opts ...grpc.CallOption) (*ListSpansResponse, error)
 	// Lets another identity bring an engine id. The identity that first shakes hands with an engine id owns the id, and
 	// Handshakes of others with the id are refused with NOT_OWNER until this call. Lives that are connected stay so.
 	// Operators call it. It is safe to repeat.
@@ -167,6 +176,16 @@ func (c *adminServiceClient) ListAuditRecords(ctx context.Context, in *ListAudit
 	return out, nil
 }
 
+func (c *adminServiceClient) ListSpans(ctx context.Context, in *ListSpansRequest, opts ...grpc.CallOption) (*ListSpansResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListSpansResponse)
+	err := c.cc.Invoke(ctx, AdminService_ListSpans_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *adminServiceClient) ForgetEngine(ctx context.Context, in *ForgetEngineRequest, opts ...grpc.CallOption) (*ForgetEngineResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ForgetEngineResponse)
@@ -237,6 +256,14 @@ type AdminServiceServer interface {
 	// * INVALID_ARGUMENT INVALID_FIELD: the page token is invalid.
 	// * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
 	ListAuditRecords(context.Context, *ListAuditRecordsRequest) (*ListAuditRecordsResponse, error)
+	// Lists the spans of a transfer or of a trace that this lead has recorded, by the times of their ends, page by page.
+	// The server keeps the last spans that ended in a bounded list, if the setting `trace_ring_spans` says so. A span is
+	// there once it has ended. A caller with a tenant gets the spans of its tenant's transfers alone.
+	//
+	// Errors:
+	// * INVALID_ARGUMENT INVALID_FIELD: neither or both of `transfer_id` and `trace_id`; the page token is invalid.
+	// * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
+	ListSpans(context.Context, *ListSpansRequest) (*ListSpansResponse, error)
 	// Lets another identity bring an engine id. The identity that first shakes hands with an engine id owns the id, and
 	// Handshakes of others with the id are refused with NOT_OWNER until this call. Lives that are connected stay so.
 	// Operators call it. It is safe to repeat.
@@ -271,6 +298,9 @@ func (UnimplementedAdminServiceServer) ReleaseQuarantine(context.Context, *Relea
 }
 func (UnimplementedAdminServiceServer) ListAuditRecords(context.Context, *ListAuditRecordsRequest) (*ListAuditRecordsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListAuditRecords not implemented")
+}
+func (UnimplementedAdminServiceServer) ListSpans(context.Context, *ListSpansRequest) (*ListSpansResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListSpans not implemented")
 }
 func (UnimplementedAdminServiceServer) ForgetEngine(context.Context, *ForgetEngineRequest) (*ForgetEngineResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ForgetEngine not implemented")
@@ -404,6 +434,24 @@ func _AdminService_ListAuditRecords_Handler(srv interface{}, ctx context.Context
 	return interceptor(ctx, in, info, handler)
 }
 
+func _AdminService_ListSpans_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListSpansRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).ListSpans(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_ListSpans_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).ListSpans(ctx, req.(*ListSpansRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _AdminService_ForgetEngine_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ForgetEngineRequest)
 	if err := dec(in); err != nil {
@@ -452,6 +500,10 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListAuditRecords",
 			Handler:    _AdminService_ListAuditRecords_Handler,
+		},
+		{
+			MethodName: "ListSpans",
+			Handler:    _AdminService_ListSpans_Handler,
 		},
 		{
 			MethodName: "ForgetEngine",

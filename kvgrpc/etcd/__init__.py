@@ -1,0 +1,1 @@
+"""Generated from proto/kvgrpc/etcd: change the .proto files and run `make gen`."""

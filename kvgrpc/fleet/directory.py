@@ -1,0 +1,311 @@
+"""The directory: the engines that a source lists, and what is known of each.
+
+A source is a registry as its watch tells it: a listing, then changes, then a break, then a listing again. A listing
+says what there is, so what it lacks is gone. After a break the last list stays in use and is stale.
+
+An entry is not alive. An engine is used only after its lead has answered a health check, and a failure puts it out of
+use at once.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from kvgrpc.errors import InvalidRequest, invalid
+from kvgrpc.fleet.entry import EngineEntry, read_entry
+
+KEY_BYTES_MAX = 600
+"""Maximum size of a key, in bytes."""
+
+
+class EngineState(StrEnum):
+    """Knowledge of one engine."""
+
+    UNPROVEN = "unproven"
+    """No health check has been answered, or the last answer is too old."""
+    HEALTHY = "healthy"
+    FAILED = "failed"
+    DRAINING = "draining"
+    OUTLIVED = "outlived"
+    """A newer life of the same engine id is known."""
+
+
+@dataclass(frozen=True)
+class DirectoryLimits:
+    """The bounds and times of a directory."""
+
+    entries: int = 4_096
+    outlived: int = 8_192
+    """Maximum number of engine ids whose newest life is remembered."""
+    check_every_s: float = 5.0
+    retry_s: float = 1.0
+    """Time between two checks of an engine that failed, or that no check has proved."""
+    proof_s: float = 15.0
+    """Time for which an answered health check counts."""
+
+
+@dataclass(slots=True)
+class ListedEngine:
+    """An entry of the source, with what is known of its engine."""
+
+    key: str
+    entry: EngineEntry
+    revision: int
+    failed: bool = False
+    proved_at: float = -math.inf
+    check_at: float = -math.inf
+    """Time at which the next check is due."""
+    load: float = 0.0
+    """Load that was last told: 0 is idle, 1 is busy."""
+    picks: float = 0.0
+    """Number of recent picks of this engine, which `load` does not have yet."""
+    picked_at: float = -math.inf
+
+
+@dataclass(frozen=True)
+class HealthCheck:
+    """A check that is due: the lead at `address` is asked whether it serves, and which engine it is."""
+
+    key: str
+    engine_id: str
+    incarnation: int
+    address: str
+
+
+@dataclass(frozen=True)
+class SharedId:
+    """One engine id that several entries claim at the same time."""
+
+    engine_id: str
+    in_use: str
+    """Key of the entry that counts."""
+    others: tuple[str, ...]
+
+
+@dataclass
+class Refusals:
+    """Number of entries and changes that the directory did not take, by cause."""
+
+    unreadable: int = 0
+    too_many: int = 0
+    outdated: int = 0
+    last: str = ""
+    """Fault of the last unreadable entry."""
+
+
+@dataclass
+class Directory:
+    """The engines of one source."""
+
+    limits: DirectoryLimits = field(default_factory=DirectoryLimits)
+    refusals: Refusals = field(default_factory=Refusals)
+    version: int = 0
+    """Number that changes whenever an entry or a state does."""
+
+    def __post_init__(self) -> None:
+        self._engines: dict[str, ListedEngine] = {}
+        self._by_id: dict[str, set[str]] = {}
+        self._newest: OrderedDict[str, tuple[int, int]] = OrderedDict()
+        self._stale_since: float | None = None
+        self._listed = False
+
+    # -- what the source tells
+
+    def listed(self, values: Iterable[tuple[str, bytes, int]]) -> None:
+        """Takes a listing of (key, value, revision): what it lacks is gone."""
+        there: set[str] = set()
+        for key, value, revision in values:
+            there.add(key)
+            known = self._engines.get(key)
+            if known is not None:
+                known.revision = -1  # a registry that starts anew counts from the beginning
+            self._take(key, value, revision)
+        for key in [key for key in self._engines if key not in there]:
+            self._drop(key)
+        self._listed, self._stale_since = True, None
+
+    def changed(self, key: str, value: bytes, revision: int) -> None:
+        """Takes one new or changed entry."""
+        self._take(key, value, revision)
+
+    def removed(self, key: str, revision: int) -> None:
+        """Drops one entry."""
+        known = self._engines.get(key)
+        if known is None:
+            return
+        if revision < known.revision:
+            self.refusals.outdated += 1
+            return
+        self._drop(key)
+
+    def broken(self, now: float) -> None:
+        """Marks the list as stale: the source is down. Nothing is dropped."""
+        if self._stale_since is None:
+            self._stale_since = now
+
+    def stale_s(self, now: float) -> float | None:
+        """Returns the age of a list that is stale, in seconds; None: the list is the source's own."""
+        return None if self._stale_since is None else max(0.0, now - self._stale_since)
+
+    @property
+    def complete(self) -> bool:
+        """True after the first listing."""
+        return self._listed
+
+    # -- what engines tell
+
+    def checks_due(self, now: float) -> list[HealthCheck]:
+        """Returns the checks to make now. Each engine's next check is due later."""
+        due = []
+        for one in self._engines.values():
+            if one.check_at > now or self._outlived(one):
+                continue
+            proved = not one.failed and now - one.proved_at <= self.limits.proof_s
+            one.check_at = now + (self.limits.check_every_s if proved else self.limits.retry_s)
+            entry = one.entry
+            due.append(HealthCheck(one.key, entry.engine_id, entry.incarnation, entry.addresses[0]))
+        return due
+
+    def next_check(self) -> float:
+        """Returns the time at which the next check is due."""
+        return min((one.check_at for one in self._engines.values() if not self._outlived(one)), default=math.inf)
+
+    def answered(self, check: HealthCheck, now: float) -> None:
+        """Notes that the engine answered that it serves."""
+        one = self._of(check)
+        if one is None:
+            return
+        if one.failed or now - one.proved_at > self.limits.proof_s:
+            self.version += 1
+        one.failed, one.proved_at, one.check_at = False, now, now + self.limits.check_every_s
+
+    def failed(self, check: HealthCheck, now: float) -> None:
+        """Puts an engine out of use: it does not answer, does not serve, or is another engine."""
+        one = self._of(check)
+        if one is not None:
+            self._fail(one, now)
+
+    def reported(self, engine_id: str, now: float) -> None:
+        """Puts an engine out of use because a call to it failed; the next check decides."""
+        one = self.find(engine_id)
+        if one is not None:
+            self._fail(one, now)
+
+    def loaded(self, engine_id: str, load: float, now: float) -> None:
+        """Notes the load of an engine. Raises InvalidRequest for a load that is no number from 0."""
+        if not 0 <= load < math.inf:
+            raise invalid("load", f"is a number from 0, not {load}")
+        one = self.find(engine_id)
+        if one is not None:
+            one.load, one.picks, one.picked_at = load, 0.0, now
+
+    # -- what readers ask
+
+    def __len__(self) -> int:
+        return len(self._engines)
+
+    def __iter__(self) -> Iterator[ListedEngine]:
+        return iter(self._engines.values())
+
+    def find(self, engine_id: str) -> ListedEngine | None:
+        """Returns the newest life of an engine."""
+        keys = self._by_id.get(engine_id, ())
+        known = [one for one in map(self._engines.__getitem__, keys) if not self._outlived(one)]
+        return known[0] if known else None
+
+    def state(self, one: ListedEngine, now: float) -> EngineState:
+        """Returns what is known of an engine at `now`."""
+        if self._outlived(one):
+            return EngineState.OUTLIVED
+        if one.failed:
+            return EngineState.FAILED
+        if one.entry.draining:
+            return EngineState.DRAINING
+        # A time in the future proves nothing: the caller's clock went back.
+        return EngineState.HEALTHY if 0 <= now - one.proved_at <= self.limits.proof_s else EngineState.UNPROVEN
+
+    def shared_ids(self) -> list[SharedId]:
+        """Returns the engine ids that several entries claim."""
+        found = []
+        for engine_id, keys in sorted(self._by_id.items()):
+            if len(keys) > 1:
+                in_use = max(keys, key=self._place)
+                found.append(SharedId(engine_id, in_use, tuple(sorted(keys - {in_use}))))
+        return found
+
+    # -- inside
+
+    def _take(self, key: str, value: bytes, revision: int) -> None:
+        known = self._engines.get(key)
+        if known is not None and revision <= known.revision:
+            self.refusals.outdated += 1
+            return
+        try:
+            if len(key.encode(errors="replace")) > KEY_BYTES_MAX:
+                raise invalid("key", f"has at most {KEY_BYTES_MAX} bytes")
+            entry = read_entry(value)
+        except InvalidRequest as error:
+            self.refusals.unreadable += 1
+            self.refusals.last = str(error)
+            self._drop(key)  # what the key said before is no longer said
+            return
+        if known is not None and known.entry.engine_id == entry.engine_id and known.entry.order > entry.order:
+            self.refusals.outdated += 1
+            return
+        if known is None and len(self._engines) >= self.limits.entries:
+            self.refusals.too_many += 1
+            return
+        self._put(key, entry, revision)
+
+    def _put(self, key: str, entry: EngineEntry, revision: int) -> None:
+        known = self._engines.get(key)
+        same = known is not None and known.entry.order == entry.order and known.entry.engine_id == entry.engine_id
+        if known is not None and same and known.entry.addresses == entry.addresses:
+            known.revision = revision
+            if known.entry != entry:
+                known.entry = entry
+                self.version += 1
+            return
+        self._drop(key)
+        self._engines[key] = ListedEngine(key, entry, revision)
+        self._by_id.setdefault(entry.engine_id, set()).add(key)
+        self._newest[entry.engine_id] = max(entry.order, self._newest.get(entry.engine_id, entry.order))
+        self._newest.move_to_end(entry.engine_id)
+        if len(self._newest) > self.limits.outlived:
+            self._newest.popitem(last=False)
+        self.version += 1
+
+    def _drop(self, key: str) -> None:
+        known = self._engines.pop(key, None)
+        if known is None:
+            return
+        keys = self._by_id[known.entry.engine_id]
+        keys.discard(key)
+        if not keys:
+            del self._by_id[known.entry.engine_id]
+        self.version += 1
+
+    def _outlived(self, one: ListedEngine) -> bool:
+        """Returns whether a newer life of its engine is known, in the source or from earlier."""
+        engine_id = one.entry.engine_id
+        if one.entry.order < self._newest.get(engine_id, one.entry.order):
+            return True
+        keys = self._by_id[engine_id]
+        return len(keys) > 1 and one.key != max(keys, key=self._place)
+
+    def _place(self, key: str) -> tuple[tuple[int, int], str]:
+        return self._engines[key].entry.order, key
+
+    def _of(self, check: HealthCheck) -> ListedEngine | None:
+        """Returns the engine that was checked, if its entry is still the same."""
+        one = self._engines.get(check.key)
+        if one is None or (one.entry.incarnation, one.entry.addresses[0]) != (check.incarnation, check.address):
+            return None
+        return one
+
+    def _fail(self, one: ListedEngine, now: float) -> None:
+        if not one.failed:
+            self.version += 1
+        one.failed, one.proved_at, one.check_at = True, -math.inf, now + self.limits.retry_s

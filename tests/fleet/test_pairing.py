@@ -1,0 +1,155 @@
+"""The choice of a pair: compatible, healthy, cheapest, and soon."""
+
+import random
+import time
+from hashlib import sha256
+
+from kvgrpc.fleet.directory import Directory
+from kvgrpc.fleet.entry import EngineEntry, EngineRole
+from kvgrpc.fleet.pairing import NoPair, PairPicker, PairRequest, PickedPair
+from kvgrpc.fleet.prefixes import HOLDERS_MAX, STEP_UNITS, PrefixIndex
+from tests.fleet.entries import entry, listing, proved
+
+P, D = EngineRole.PREFILL, EngineRole.DECODE
+
+
+def picker(*entries: EngineEntry) -> tuple[PairPicker, Directory]:
+    directory = Directory()
+    directory.listed(listing(*entries))
+    return PairPicker(proved(directory)), directory
+
+
+def picked(by: PairPicker, now: float = 0.0, request: PairRequest | None = None) -> tuple[str, str]:
+    found = by.pick_pair(request or PairRequest(), now)
+    assert isinstance(found, PickedPair), found
+    return found.prefill.entry.engine_id, found.decode.entry.engine_id
+
+
+def chain(units: int, seed: int = 0) -> list[bytes]:
+    return [sha256(f"{seed} {unit}".encode()).digest() for unit in range(units)]
+
+
+def test_only_engines_with_one_model_and_one_layout_are_paired() -> None:
+    made, _ = picker(
+        entry("p", role=P), entry("other", role=D, layout="x"), entry("model", role=D, model="y"), entry("d", role=D)
+    )  # fmt: skip
+    assert picked(made) == ("p", "d")
+    found = made.pick_pair(PairRequest(model="y"), 0.0)
+    assert isinstance(found, NoPair)
+    assert "0 prefill and 1 decode" in found.reason
+
+
+def test_a_tenant_gets_its_engines_and_those_of_all() -> None:
+    made, _ = picker(entry("p", role=P, tenant="a"), entry("d", role=D))
+    assert picked(made, request=PairRequest(tenant="a")) == ("p", "d")
+    assert isinstance(made.pick_pair(PairRequest(tenant="b"), 0.0), NoPair)
+    mixed, _ = picker(entry("p-a", role=P, tenant="a"), entry("p", role=P), entry("d", role=D))
+    assert picked(mixed, request=PairRequest(tenant="b")) == ("p", "d")
+
+
+def test_an_engine_that_is_not_healthy_is_not_chosen() -> None:
+    made, directory = picker(entry("p", role=P), entry("d1", role=D), entry("d2", role=D))
+    directory.reported("d1", 0.0)
+    assert picked(made) == ("p", "d2")
+    found = made.pick_pair(PairRequest(), 100.0)
+    assert isinstance(found, NoPair)
+    assert found.reason.count("unproven") == 1
+    assert "1 failed, 2 unproven" in found.reason
+
+
+def test_an_excluded_engine_is_not_chosen() -> None:
+    made, _ = picker(entry("p", role=P), entry("d1", role=D), entry("d2", role=D))
+    assert picked(made, request=PairRequest(exclude=frozenset({"d1"}))) == ("p", "d2")
+
+
+def test_an_engine_of_both_roles_is_no_pair_with_itself() -> None:
+    alone, _ = picker(entry("a"))
+    assert isinstance(alone.pick_pair(PairRequest(), 0.0), NoPair)
+    two, _ = picker(entry("a"), entry("b"))
+    assert sorted(picked(two)) == ["a", "b"]
+
+
+def test_the_same_host_comes_first_until_it_is_too_busy() -> None:
+    made, directory = picker(
+        entry("p", role=P, host="h1"), entry("near", role=D, host="h1"), entry("far", role=D, host="h2")
+    )
+    directory.loaded("near", 0.2, 0.0)
+    assert picked(made) == ("p", "near")
+    directory.loaded("near", 0.4, 0.0)
+    assert picked(made) == ("p", "far")
+
+
+def test_engines_without_a_host_are_not_on_the_same_one() -> None:
+    made, _ = picker(entry("p", role=P, host=""), entry("d", role=D, host=""))
+    found = made.pick_pair(PairRequest(), 0.0)
+    assert isinstance(found, PickedPair)
+    assert not found.same_host
+
+
+def test_the_holder_of_the_longest_prefix_computes_unless_it_is_busy() -> None:
+    made, directory = picker(entry("p1", role=P), entry("p2", role=P), entry("d", role=D))
+    prompt = chain(64)
+    made.prefixes.add("p2", prompt[:32])
+    request = PairRequest(chain=prompt)
+    found = made.pick_pair(request, 0.0)
+    assert isinstance(found, PickedPair)
+    assert (found.prefill.entry.engine_id, found.prefix_units) == ("p2", 32)
+    assert "p2 (load 0.00, 32 of 64 units held)" in found.reason
+    directory.loaded("p2", 0.9, 0.0)
+    assert picked(made, request=request) == ("p1", "d")
+
+
+def test_picks_spread_before_engines_tell_their_load() -> None:
+    made, _ = picker(*(entry(f"p{n}", role=P) for n in range(4)), *(entry(f"d{n}", role=D) for n in range(4)))
+    pairs = [picked(made) for _ in range(8)]
+    assert sorted(one for one, _ in pairs) == sorted([f"p{n}" for n in range(4)] * 2)
+    assert picked(made, 14.0) is not None, "picks are forgotten"
+
+
+def test_the_pair_is_the_cheapest_of_all() -> None:
+    for seed in range(30):
+        rng = random.Random(seed)
+        entries = [
+            entry(f"e{n}", role=rng.choice(list(EngineRole)), host=rng.choice(["", "a", "b", "c"])) for n in range(12)
+        ]
+        made, directory = picker(*entries)
+        loads = {one.engine_id: rng.random() for one in entries}
+        for engine_id, load in loads.items():
+            directory.loaded(engine_id, load, 0.0)
+        costs = [
+            loads[p.engine_id] + loads[d.engine_id] + (0.0 if p.host and p.host == d.host else 0.25)
+            for p in entries for d in entries
+            if p is not d and p.role is not D and d.role is not P
+        ]  # fmt: skip
+        found = made.pick_pair(PairRequest(), 0.0)
+        assert isinstance(found, PickedPair)
+        assert abs(found.cost - min(costs)) < 1e-9, seed
+
+
+def test_an_index_of_prefixes_is_bounded() -> None:
+    index = PrefixIndex(most=4)
+    for seed in range(5):
+        index.add("p", chain(STEP_UNITS, seed))
+    assert len(index) == 4
+    assert index.units_held(chain(STEP_UNITS, 0)) == {}
+    assert index.units_held(chain(STEP_UNITS + 3, 4)) == {"p": STEP_UNITS}
+    for number in range(HOLDERS_MAX + 2):
+        index.add(f"e{number}", chain(1, 4))
+    assert len(index.units_held(chain(1, 4))) == HOLDERS_MAX
+    assert index.units_held([]) == {}
+
+
+def test_a_pair_of_a_thousand_engines_is_chosen_much_sooner_than_a_listing_is_read() -> None:
+    """Both are measured on the same machine: an absolute time would fail on a slow one."""
+    entries = [entry(f"e{n}", role=P if n % 2 else D, host=f"h{n % 100}", model=f"m{n // 500}") for n in range(1_000)]
+    directory = Directory()
+    began = time.process_time()
+    directory.listed(listing(*entries))
+    reading = time.process_time() - began
+    made = PairPicker(proved(directory))
+    prompt = chain(256)
+    made.prefixes.add("e1", prompt)
+    began = time.process_time()
+    for _ in range(50):
+        picked(made, request=PairRequest(model="m0", chain=prompt))
+    assert (time.process_time() - began) / 50 < reading / 4
