@@ -475,7 +475,7 @@ floors-test: venv ## Run tests with the lowest and with the highest versions of 
 	  $$env/bin/python -m pytest -q --timeout 120 $(FLOORS_TESTS) $(ARGS); done
 
 # The wheel that is kept of the last release; where there is none, one of this tree.
-WHEEL ?= $(firstword $(wildcard tests/skew/*.whl))
+WHEEL ?= $(firstword $(SKEW_WHEEL) $(wildcard tests/skew/*.whl))
 
 .PHONY: skew-test
 skew-test: venv ## Run servers and clients of a wheel against those of this tree (WHEEL=path, ARGS="-k push")
