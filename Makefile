@@ -362,8 +362,8 @@ else
 	  || { rm -rf $@; echo "custom resources: SKIP: their modules could not be downloaded"; } >&2
 endif
 
-# The API server of Kubernetes, out of Go modules: it validates manifests as a cluster's does. Twenty processor minutes
-# and 150 MB, so only its own target builds it. APISERVER: the path of one that is there.
+# The API server of Kubernetes, out of Go modules: it validates manifests as a cluster's does. It takes minutes of all
+# processors and 150 MB, so only its own target builds it. APISERVER: the path of one that is there.
 APISERVER ?=
 APISERVER_VERSION := v1.36.3
 APISERVER_PACKAGE := k8s.io/kubernetes/cmd/kube-apiserver
@@ -388,7 +388,7 @@ else
 endif
 
 .PHONY: apiserver
-apiserver: $(OPERATOR_TOOLS)/kube-apiserver@$(APISERVER_VERSION) ## Build the kube-apiserver that operators-check gives manifests to (twenty processor minutes)
+apiserver: $(OPERATOR_TOOLS)/kube-apiserver@$(APISERVER_VERSION) ## Build the kube-apiserver that operators-check gives manifests to (takes minutes of all processors)
 
 # Two processors and 2 GB, for two minutes.
 .PHONY: operators-check

@@ -8,7 +8,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from google.protobuf.message import Message
@@ -188,7 +188,7 @@ class Leads:
         """
         request = method.request.FromString(data)
         self._calls += 1
-        call = replace(requests.make_call(self._calls, "engine", "", method.name, request), proof=lead.asks)
+        call = requests.make_call(self._calls, "engine", "", method.name, request, proof=lead.asks)
         self._feed(lead, method.to_event(request, self._other(lead).caller, call))
         answer = self._replies.pop(call.id).answer
         return method.to_reply(self._header(lead), answer, self._now).SerializeToString()

@@ -8,8 +8,11 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 
 from kvgrpc.client import Client, name_of
-from kvgrpc.errors import InvalidRequest, Reason
+from kvgrpc.errors import InvalidRequest, Reason, note
 from kvgrpc.v1 import admin_pb2, common_pb2, handshake_pb2, tensor_pb2, transfer_pb2
+
+CELL_BYTES_MAX = 1 << 16
+"""Maximum size of one text on the terminal, in bytes. No id is as long."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,13 @@ class Listing:
     columns: tuple[str, ...]
     name: Callable[[Any], str]
     cells: Callable[[Any], tuple[str, ...]]
+
+
+def readable(text: str) -> str:
+    """Returns a text that anybody may have sent as it may stand on a terminal: in one line, and without commands to the
+    terminal.
+    """
+    return note(text, CELL_BYTES_MAX)
 
 
 def _s(value: Any) -> str:
@@ -154,10 +164,10 @@ LISTINGS = {
 async def rows_of(server: Client, kind: str) -> list[Row]:
     """Returns the rows of a server. Raises KVGrpcError."""
     listing = LISTINGS[kind]
-    engine = (await server.capabilities()).header.engine_id if kind != "engines" else ""
+    engine = readable((await server.capabilities()).header.engine_id) if kind != "engines" else ""
     rows = []
     for message in await listing.ask(server):
-        name, cells = listing.name(message), listing.cells(message)
+        name, cells = readable(listing.name(message)), tuple(map(readable, listing.cells(message)))
         cells = (name, *cells) if kind == "engines" else (name, engine, *cells)
         rows.append(Row(name, cells, f"{kind} {cells[:-1]}", as_json(message) | ({"engine": engine} if engine else {})))
     return rows
@@ -201,7 +211,7 @@ def ways(peer: handshake_pb2.Peer) -> list[str]:
         )
         ranks = f"rank {path.rank} with rank {path.peer_rank} of {peer.engine_id}"
         lines.append(f"{ranks} ({peer.address}, {state}): {chosen}: {path.why}{other}")
-    return lines or [f"{peer.engine_id} ({peer.address}, {state}): no data path is chosen"]
+    return [readable(line) for line in lines or [f"{peer.engine_id} ({peer.address}, {state}): no data path is chosen"]]
 
 
 def _lines(value: Any, indent: str) -> Iterator[str]:
@@ -212,7 +222,7 @@ def _lines(value: Any, indent: str) -> Iterator[str]:
             yield label
             yield from _lines(one, f"{indent}  ")
         else:
-            yield f"{label} {one}"
+            yield f"{label} {readable(str(one))}"
 
 
 def holders(reply: admin_pb2.ListPinsResponse, group: int, block: int) -> list[str]:
@@ -227,7 +237,7 @@ def holders(reply: admin_pb2.ListPinsResponse, group: int, block: int) -> list[s
         proof = f"; lacks the proof {pin.missing_proof}" if pin.missing_proof else ""
         trace = f"; trace {pin.trace_id}" if pin.trace_id else ""
         lines.append(f"pinned by {kind} {pin.owner}{peer}, for {_s(pin.age)}{_about(pin.request_id)}{proof}{trace}")
-    return lines or [f"nobody holds block {block} of group {group}"]
+    return [readable(line) for line in lines] or [f"nobody holds block {block} of group {group}"]
 
 
 def _about(request_id: str, label: str = "") -> str:

@@ -6,11 +6,13 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from kvgrpc import client
 from kvgrpc.cli import pool_map
+from kvgrpc.cli.listings import readable
 from kvgrpc.client import name_of
 from kvgrpc.errors import NotFound, Unavailable, Unimplemented
 from kvgrpc.v1 import admin_pb2, common_pb2, handshake_pb2, lease_pb2, pool_pb2, transfer_pb2
@@ -59,14 +61,14 @@ def show(address: str, seen: dict[str, Any]) -> None:
     console = Console(width=COLUMNS_MAX)
     state: admin_pb2.GetStatusResponse = seen["status"]
     admission = name_of(handshake_pb2.Admission, state.admission)
-    why = f" ({state.admission_reason})" if state.admission_reason else ""
+    why = f" ({_plain(state.admission_reason)})" if state.admission_reason else ""
     console.print(
-        f"[bold]{state.header.engine_id}[/] at {address}, version {state.version}, up {_s(state.uptime)}, "
-        f"admission [bold]{admission}[/]{why}",
+        f"[bold]{_plain(state.header.engine_id)}[/] at {address}, version {_plain(state.version)}, "
+        f"up {_s(state.uptime)}, admission [bold]{admission}[/]{why}",
         highlight=False,
     )
     paths = ", ".join(map(_path, seen["capabilities"].data_paths))
-    console.print(f"data paths: {paths or 'none yet'}", highlight=False)
+    console.print(f"data paths: {_plain(paths) or 'none yet'}", highlight=False)
     _show_kept(console, state.kept)
     if seen["engine"] is not None:
         load = seen["engine"].status
@@ -92,7 +94,7 @@ def _show_kept(console: Console, kept: admin_pb2.Kept) -> None:
     )
     if kept.largest_callers:
         rows = ", ".join(f"{row.caller} {row.kept_bytes:,}" for row in kept.largest_callers)
-        console.print(f"most of it by: {rows}", highlight=False)
+        console.print(f"most of it by: {_plain(rows)}", highlight=False)
 
 
 def _path(row: handshake_pb2.DataPathStatus) -> str:
@@ -125,7 +127,7 @@ def _show_pool(console: Console, seen: dict[str, Any], spaces: list[list[int]]) 
     pins = seen["pins"].pins if seen["pins"] else []
     allocations = seen["allocations"].allocations if seen["allocations"] else []
     for groups in spaces:
-        names = ", ".join(pool.groups[index].name for index in groups)
+        names = _plain(", ".join(pool.groups[index].name for index in groups))
         title = f"groups [bold]{names}[/], which share" if len(groups) > 1 else f"group [bold]{names}[/]:"
         counts = pool.groups[groups[0]]
         console.print(
@@ -152,12 +154,18 @@ def _show_waits(console: Console, state: admin_pb2.GetStatusResponse) -> None:
     lacking = Table("lacks blocks", "began", "blocks", "for", box=None)
     for request in state.lacking_requests:
         blocks = sum(row.block_count for row in request.group_block_counts)
-        lacking.add_row(request.request_id, _began(request.request_time_us), str(blocks), _s(request.age))
+        _add(lacking, request.request_id, _began(request.request_time_us), str(blocks), _s(request.age))
     _print(console, "requests that lack blocks", lacking)
     readers = Table("lease", "blocks", "reader", "request", "began", "for", box=None)
     for row in state.waiting_readers:
-        readers.add_row(
-            row.lease_id, str(row.block_count), row.engine_id, row.request_id, _began(row.request_time_us), _s(row.age)
+        _add(
+            readers,
+            row.lease_id,
+            str(row.block_count),
+            row.engine_id,
+            row.request_id,
+            _began(row.request_time_us),
+            _s(row.age),
         )
     _print(console, "readers that wait for blocks of their own", readers)
 
@@ -171,7 +179,8 @@ def _show_leases(console: Console, leases: list[lease_pb2.Lease]) -> None:
     for lease in leases:
         blocks = sum(sum(row.runs.counts) for row in lease.blocks.groups)
         done = f"{lease.done_consumer_count} of {lease.consumer_count}"
-        table.add_row(
+        _add(
+            table,
             lease.lease_id, lease.request_id, str(blocks), _s(lease.remaining), done, str(lease.open_access_count),
             str(lease.renewal_count),
         )  # fmt: skip
@@ -181,7 +190,8 @@ def _show_leases(console: Console, leases: list[lease_pb2.Lease]) -> None:
 def _show_transfers(console: Console, transfers: list[transfer_pb2.Transfer]) -> None:
     table = Table("transfer", "way", "state", "memory", "request", "peer", "bytes", "path", "age", "why", box=None)
     for row in transfers:
-        table.add_row(
+        _add(
+            table,
             row.transfer_id,
             name_of(transfer_pb2.Direction, row.direction),
             name_of(transfer_pb2.TransferState, row.state),
@@ -200,7 +210,8 @@ def _show_peers(console: Console, peers: list[handshake_pb2.Peer]) -> None:
     table = Table("peer", "address", "state", "path", "why", "silence", "accesses", box=None)
     for peer in peers:
         path = peer.paths[0] if peer.paths else handshake_pb2.RankPath()
-        table.add_row(
+        _add(
+            table,
             peer.engine_id,
             peer.address,
             name_of(handshake_pb2.PeerState, peer.state),
@@ -216,6 +227,16 @@ def _print(console: Console, title: str, table: Table) -> None:
     console.print(f"\n[bold]{title}[/]: {table.row_count or 'none'}", highlight=False)
     if table.row_count:
         console.print(table)
+
+
+def _add(table: Table, *cells: str) -> None:
+    """Adds a row of texts that anybody may have sent: none of them is markup, or a command to the terminal."""
+    table.add_row(*(Text(readable(cell)) for cell in cells))
+
+
+def _plain(text: str) -> str:
+    """Returns the same for a text within markup."""
+    return escape(readable(text))
 
 
 def _s(value: Any) -> str:

@@ -4,7 +4,8 @@ A source is a registry as its watch tells it: a listing, then changes, then a br
 says what there is, so what it lacks is gone. After a break the last list stays in use and is stale.
 
 An entry is not alive. An engine is used only after its lead has answered a health check, and a failure puts it out of
-use at once.
+use at once. Nor is an entry a proof: whoever writes to the registry may name any engine id and any life. So a life
+takes the place of an older one, or of another entry with its id, only once it has answered.
 """
 
 import math
@@ -29,7 +30,7 @@ class EngineState(StrEnum):
     FAILED = "failed"
     DRAINING = "draining"
     OUTLIVED = "outlived"
-    """A newer life of the same engine id is known."""
+    """A newer life of the same engine id has answered."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class DirectoryLimits:
 
     entries: int = 4_096
     outlived: int = 8_192
-    """Maximum number of engine ids whose newest life is remembered."""
+    """Maximum number of engine ids whose newest life that answered is remembered."""
     check_every_s: float = 5.0
     retry_s: float = 1.0
     """Time between two checks of an engine that failed, or that no check has proved."""
@@ -180,6 +181,7 @@ class Directory:
         if one.failed or now - one.proved_at > self.limits.proof_s:
             self.version += 1
         one.failed, one.proved_at, one.check_at = False, now, now + self.limits.check_every_s
+        self._remember(one.entry)
 
     def failed(self, check: HealthCheck, now: float) -> None:
         """Puts an engine out of use: it does not answer, does not serve, or is another engine."""
@@ -210,10 +212,9 @@ class Directory:
         return iter(self._engines.values())
 
     def find(self, engine_id: str) -> ListedEngine | None:
-        """Returns the newest life of an engine."""
-        keys = self._by_id.get(engine_id, ())
-        known = [one for one in map(self._engines.__getitem__, keys) if not self._outlived(one)]
-        return known[0] if known else None
+        """Returns the newest life of an engine that has answered; if none has, the newest that is listed."""
+        keys = [key for key in self._by_id.get(engine_id, ()) if not self._outlived(self._engines[key])]
+        return self._engines[max(keys, key=self._standing)] if keys else None
 
     def state(self, one: ListedEngine, now: float) -> EngineState:
         """Returns what is known of an engine at `now`."""
@@ -231,7 +232,7 @@ class Directory:
         found = []
         for engine_id, keys in sorted(self._by_id.items()):
             if len(keys) > 1:
-                in_use = max(keys, key=self._place)
+                in_use = max(keys, key=self._standing)
                 found.append(SharedId(engine_id, in_use, tuple(sorted(keys - {in_use}))))
         return found
 
@@ -271,10 +272,6 @@ class Directory:
         self._drop(key)
         self._engines[key] = ListedEngine(key, entry, revision)
         self._by_id.setdefault(entry.engine_id, set()).add(key)
-        self._newest[entry.engine_id] = max(entry.order, self._newest.get(entry.engine_id, entry.order))
-        self._newest.move_to_end(entry.engine_id)
-        if len(self._newest) > self.limits.outlived:
-            self._newest.popitem(last=False)
         self.version += 1
 
     def _drop(self, key: str) -> None:
@@ -287,16 +284,27 @@ class Directory:
             del self._by_id[known.entry.engine_id]
         self.version += 1
 
+    def _remember(self, entry: EngineEntry) -> None:
+        """Remembers a life that answered, if it is the newest one of its engine id."""
+        newest = max(entry.order, self._newest.get(entry.engine_id, entry.order))
+        self._newest[entry.engine_id] = newest
+        self._newest.move_to_end(entry.engine_id)
+        if len(self._newest) > self.limits.outlived:
+            self._newest.popitem(last=False)
+
     def _outlived(self, one: ListedEngine) -> bool:
-        """Returns whether a newer life of its engine is known, in the source or from earlier."""
+        """Returns whether a newer life of its engine has answered, now or earlier, or another entry for the same."""
         engine_id = one.entry.engine_id
         if one.entry.order < self._newest.get(engine_id, one.entry.order):
             return True
         keys = self._by_id[engine_id]
-        return len(keys) > 1 and one.key != max(keys, key=self._place)
+        own = one.entry.order, one.key
+        return len(keys) > 1 and any(self._standing(key) > (True, *own) for key in keys)
 
-    def _place(self, key: str) -> tuple[tuple[int, int], str]:
-        return self._engines[key].entry.order, key
+    def _standing(self, key: str) -> tuple[bool, tuple[int, int], str]:
+        """Returns the place of an entry among those of its engine id: the greatest is the one that counts."""
+        one = self._engines[key]
+        return one.proved_at > -math.inf, one.entry.order, key
 
     def _of(self, check: HealthCheck) -> ListedEngine | None:
         """Returns the engine that was checked, if its entry is still the same."""

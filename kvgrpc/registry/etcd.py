@@ -25,6 +25,8 @@ PREFIX = "/kvgrpc/v1/engines/"
 """First part of all keys."""
 PAGE_KEYS = 500
 """Maximum number of keys in one reply."""
+LISTED_MAX = 16_384
+"""Maximum number of keys of a listing. A directory takes fewer; the rest is not even read."""
 PROBE_S = 5.0
 """Time of silence of a watch after which etcd is asked for a sign of life, in seconds."""
 KEEP_ALIVE = "Lease/LeaseKeepAlive"
@@ -50,6 +52,7 @@ class EtcdSettings:
     ttl_s: int = 15
     """Time after which an entry goes when its lead renews it no longer, in seconds."""
     probe_s: float = PROBE_S
+    listed_max: int = LISTED_MAX
     prefix: str = PREFIX
 
 
@@ -177,11 +180,12 @@ class EtcdRegistry:
         key = self._settings.prefix.encode()
         end, found, revision, more = _end(key), list[tuple[str, bytes, int]](), 0, True
         while more:
-            asked = etcd_pb2.RangeRequest(range_start=key, range_end=end, limit=PAGE_KEYS)
+            limit = min(PAGE_KEYS, self._settings.listed_max - len(found))
+            asked = etcd_pb2.RangeRequest(range_start=key, range_end=end, limit=limit)
             page = await self._etcd.call("KV/Range", asked, etcd_pb2.RangeResponse)
             revision = revision or page.header.revision
             found += [(kv.name.decode(errors="replace"), kv.value, kv.mod_revision) for kv in page.kvs]
-            more = page.more and bool(page.kvs)
+            more = page.more and bool(page.kvs) and len(found) < self._settings.listed_max
             key = page.kvs[-1].name + b"\0" if more else key
         return RegistryListing(tuple(found)), revision
 

@@ -47,7 +47,8 @@ class FileRegistry:
             data = await asyncio.to_thread(self._read)
             if data != told:
                 told, revision = data, revision + 1
-                yield _listing(self._entries(data), revision)
+                # In a thread, because a large file of TOML takes seconds.
+                yield _listing(await asyncio.to_thread(self._entries, data), revision)
             await asyncio.sleep(self._look_s)
 
     async def close(self) -> None:

@@ -6,7 +6,6 @@ waits for the transfer, a session writes the call's id.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Generic, TypeVar, cast
 
 from google.protobuf.message import Message
@@ -49,9 +48,11 @@ async def ask(
     there may be later changes, or another life. Raises KVGrpcError.
     """
     runner = lead.runner
-    call = requests.make_call(runner.next_call_id(), PRINCIPAL.get(), trace, method.name, request, CONNECTION.get())
+    call = requests.make_call(
+        runner.next_call_id(), PRINCIPAL.get(), trace, method.name, request, CONNECTION.get(), wall_us=wall_us()
+    )
     try:
-        event, header = method.to_event(lead, request, replace(call, wall_us=wall_us())), lead.header()
+        event, header = method.to_event(lead, request, call), lead.header()
         reply = await runner.ask(call.id, event)
     except KVGrpcError as error:
         lead.audit.heard(method.name, request, call.principal, call.connection, error)

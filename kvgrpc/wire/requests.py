@@ -44,16 +44,26 @@ GIVEN_LATER = frozenset(
 """Fields that a pull by transfer id may have."""
 
 
-def make_call(
-    call_id: int, principal: str, trace: str, method: str, request: Message, connection: str = ""
+def make_call(  # noqa: PLR0913 - the fields of a call
+    call_id: int,
+    principal: str,
+    trace: str,
+    method: str,
+    request: Message,
+    connection: str = "",
+    *,
+    proof: bytes = b"",
+    wall_us: int = 0,
 ) -> events.Call:
     """Returns the call of a request. With an idempotency key, the call has the key and a digest of the rest."""
     life = _life(request)
     key = getattr(request, "idempotency_key", "")
     if not key:
-        return events.Call(call_id, principal, trace, incarnation=life, connection=connection)
+        return events.Call(
+            call_id, principal, trace, incarnation=life, connection=connection, proof=proof, wall_us=wall_us
+        )
     body = hashlib.sha256(_effect(request).SerializeToString(deterministic=True)).digest()
-    return events.Call(call_id, principal, trace, key, method, body, life, connection)
+    return events.Call(call_id, principal, trace, key, method, body, life, connection, proof=proof, wall_us=wall_us)
 
 
 def _effect(request: Message) -> Message:

@@ -14,6 +14,8 @@ from tests.client.serving import Served, served
 from tests.service.engines import wait_until
 
 TOKENS = list(range(32))
+FORGED = "a\x1b]0;b\x07\n[/c]"
+"""A text with a command to terminals, a second line, and markup that ends nothing."""
 
 
 @pytest.fixture(scope="module")
@@ -103,4 +105,22 @@ def test_a_watch_shows_what_is_new_until_it_is_interrupted(servers: tuple[Served
         assert any("seen" in line for line in watch.stdout)
         watch.send_signal(signal.SIGINT)
         wait_until(lambda: watch.poll() is not None)
+        client.free(blocks)
+
+
+def test_what_callers_sent_neither_breaks_a_line_nor_commands_the_terminal(servers: tuple[Served, Served]) -> None:
+    p, _ = servers
+    with connect_sync(p.address) as client:
+        blocks = client.allocate(2, request_id=FORGED, label=FORGED)
+        lease = client.grant_lease(blocks, TOKENS, request_id=FORGED).lease.lease_id
+        block = str(blocks.blocks.groups[0].runs.starts[0])
+        for command in (
+            ("get", "leases"), ("get", "allocations"), ("get", "pins"), ("describe", "lease", lease), ("why", block),
+            ("status",),
+        ):  # fmt: skip
+            code, lines, _ = run(*command, p.address)
+            assert code == 0, command
+            assert all(line.isprintable() for line in lines), (command, lines)
+            assert any("a\\x1b]0;b\\x07\\n[/c]" in line for line in lines), (command, lines)
+        client.release_lease(lease)
         client.free(blocks)

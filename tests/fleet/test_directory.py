@@ -117,7 +117,7 @@ def test_an_old_life_never_overwrites_a_newer_one() -> None:
 
 def test_an_old_life_does_not_come_back_when_the_newer_one_has_gone() -> None:
     new, old = entry(life=2, incarnation=1), entry(life=1, incarnation=9)
-    made = directory(new)
+    made = proved(directory(new))
     made.listed(listing(old))
     assert made.find("p1") is None
     assert [made.state(one, 0.0) for one in made] == [EngineState.OUTLIVED]
@@ -137,11 +137,47 @@ def test_two_engines_with_one_id_are_told_apart_and_reported() -> None:
     found = made.find("p1")
     assert found is not None
     assert found.entry == other
-    assert [check.address for check in made.checks_due(0.0)] == ["b:1", "10.0.0.1:50051"]
+    of_one, of_other, _ = made.checks_due(0.0)
+    made.answered(of_one, 0.0)
+    assert made.shared_ids() == [SharedId("p1", key_of(one), (key_of(other),))], "the one that answered counts"
+    made.answered(of_other, 0.0)
+    assert made.shared_ids() == [SharedId("p1", key_of(other), (key_of(one),))]
+    assert [made.state(row, 0.0) for row in made if row.entry == one] == [EngineState.OUTLIVED]
+    assert "a:1" not in [check.address for check in made.checks_due(10.0)]
+
+
+def test_a_newer_life_takes_the_place_of_an_older_one_when_it_answers() -> None:
+    made = proved(directory())
+    new = entry(life=2, incarnation=8, addresses=("new:1",))
+    made.changed(key_of(new), new.to_json(), 2)
+    (check,) = [check for check in made.checks_due(1.0) if check.address == "new:1"]
+    found = made.find("p1")
+    assert found is not None
+    assert found.entry == ENTRY, "until then the older one is used"
+    made.answered(check, 1.0)
+    found = made.find("p1")
+    assert found is not None
+    assert (found.entry, made.state(found, 1.0)) == (new, EngineState.HEALTHY)
+    assert {made.state(one, 1.0) for one in made} == {EngineState.HEALTHY, EngineState.OUTLIVED}
+
+
+def test_a_life_that_never_answers_takes_no_place() -> None:
+    """Whoever may write to the registry can name an engine's id, and a life that is newer than all."""
+    made = proved(directory())
+    liar = entry(life=1 << 60, incarnation=3, addresses=("liar:1",))
+    made.changed(key_of(liar), liar.to_json(), 2)
+    for now in (0.0, 10.0):
+        found = made.find("p1")
+        assert found is not None
+        assert (found.entry, made.state(found, now)) == (ENTRY, EngineState.HEALTHY)
+        for check in made.checks_due(now + 1.0):
+            (made.failed if check.address == "liar:1" else made.answered)(check, now + 1.0)
+    made.removed(key_of(liar), 3)
+    assert state(made, now=11.0) is EngineState.HEALTHY, "nothing of it is remembered"
 
 
 def test_the_memory_of_newest_lives_is_bounded() -> None:
-    made = directory(*(entry(f"e{number}", life=2, incarnation=9) for number in range(3)), outlived=2)
+    made = proved(directory(*(entry(f"e{number}", life=2, incarnation=9) for number in range(3)), outlived=2))
     made.listed(listing(entry("e0"), entry("e2")))
     assert made.find("e0") is not None, "forgotten"
     assert made.find("e2") is None

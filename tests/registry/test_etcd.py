@@ -103,3 +103,12 @@ async def test_a_password_is_shown(etcd: RunningEtcd) -> None:
 
 def test_an_address_of_etcd_names_its_members() -> None:
     assert endpoints_of("etcd://a:1,b:2/") == ("a:1", "b:2")
+
+
+async def test_a_listing_is_bounded_whatever_somebody_writes_below_the_prefix(etcd: RunningEtcd) -> None:
+    for name in "abc":
+        etcd.ctl("put", f"/kvgrpc/v1/engines/{name}/7", entry(name).to_json().decode())
+    async with following(EtcdRegistry(settings(etcd, listed_max=2))) as directory:
+        await until(lambda: ids(directory) == ["a", "b"])
+    async with following(EtcdRegistry(settings(etcd))) as directory:
+        await until(lambda: ids(directory) == ["a", "b", "c"])

@@ -3,9 +3,9 @@
     python storm_program.py ADDRESS ADDRESS FILE            # both servers, and the file that ends the program
     python storm_program.py ADDRESS ADDRESS FILE --plant    # one byte of what arrives is changed before the comparison
 
-It prints how many moves ended in each way. A move is "right" or "wrong" by its bytes. A move is "blind" if its bytes
-cannot show that they were moved: an unfilled block is zero, and a target may hold the bytes already. Other moves are
-counted by their typed reason, or are "untyped".
+It prints how many moves ended in each way. A move is "wrong" if other bytes are at its target than at its source, and
+else "right", or "blind" if the bytes cannot show that they were moved: an unfilled block is zero, and a target may hold
+the bytes already. Other moves are counted by their typed reason, or are "untyped".
 """
 
 import asyncio
@@ -45,9 +45,9 @@ def flipped(rows: list[bytes]) -> list[bytes]:
 
 def compared(sent: list[bytes], there: list[bytes], received: list[bytes]) -> str:
     """Compares what was sent with what arrived, where `there` is what the targets held before."""
-    if any(not any(row) or row == before for row, before in zip(sent, there, strict=True)):
-        return "blind"
-    return "right" if received == sent else "wrong"
+    if received != sent:
+        return "wrong"
+    return "blind" if any(not any(row) or row == before for row, before in zip(sent, there, strict=True)) else "right"
 
 
 def reasoned(reason: str) -> str:

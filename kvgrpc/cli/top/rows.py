@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvgrpc.cli import pool_map
+from kvgrpc.cli.listings import readable
 from kvgrpc.client import in_seconds, name_of
 from kvgrpc.v1 import admin_pb2, common_pb2, handshake_pb2, lease_pb2, pool_pb2, transfer_pb2
 
@@ -63,8 +64,8 @@ class TopView:
 
 
 def text(value: Value) -> str:
-    """Returns an id, a name or a sentence as it is."""
-    return str(value)
+    """Returns an id, a name or a sentence, which anybody may have sent, in one line."""
+    return readable(str(value))
 
 
 def count(value: Value) -> str:

@@ -47,6 +47,8 @@ def expand_runs(starts: Sequence[int], counts: Sequence[int], limit: int) -> Ids
         )
     if not total:
         return np.empty(0, dtype=np.int64)
+    if len(starts) == 1:
+        return np.arange(starts[0], starts[0] + total, dtype=np.int64)
     start = np.array(starts, dtype=np.int64)
     if total == len(start):
         return start
@@ -79,6 +81,13 @@ def runs_of(ids: Ids) -> tuple[Ids, Ids]:
     breaks = np.flatnonzero(ids[1:] - ids[:-1] != 1) + 1
     if len(breaks) == len(ids) - 1:
         return ids, np.ones_like(ids)
+    return _cut(ids, breaks)
+
+
+def _cut(ids: Ids, breaks: Ids) -> tuple[Ids, Ids]:
+    """Returns first ids and lengths of the runs that begin at 0 and at `breaks`."""
+    if not len(breaks):
+        return ids[:1].copy(), np.array([len(ids)])
     edges = np.concatenate(([0], breaks, [len(ids)]))
     return ids[edges[:-1]], edges[1:] - edges[:-1]
 
@@ -297,19 +306,22 @@ def no_blocks(groups: int) -> Blocks:
     return (NO_IDS,) * groups
 
 
-def _has_long_runs(ids: Ids) -> bool:
-    """Returns whether runs take less memory than many ids. Each object that keeps blocks asks, so a scattered list is
-    told by its first quarter, which has as many runs as are allowed.
+def _long_runs(ids: Ids) -> _Runs | None:
+    """Returns many ids as runs; None if those take more memory. Each object that keeps blocks asks, so a scattered list
+    is told by its first quarter, which has as many runs as are allowed, and all ids are walked once.
     """
-    for some in (ids[: len(ids) // 4 + 2], ids):
-        if 4 * (int(np.count_nonzero(some[1:] - some[:-1] != 1)) + 1) >= len(ids):
-            return False
-    return True
+    first = ids[: len(ids) // 4 + 2]
+    if 4 * (int(np.count_nonzero(first[1:] - first[:-1] != 1)) + 1) >= len(ids):
+        return None
+    breaks = np.flatnonzero(ids[1:] - ids[:-1] != 1) + 1
+    if 4 * (len(breaks) + 1) >= len(ids):
+        return None
+    return _Runs(*_cut(ids, breaks))
 
 
 def _packed(ids: Ids, few: int) -> Ids | _Runs:
     if not len(ids):
         return NO_IDS
-    if len(ids) > few and _has_long_runs(ids):
-        return _Runs(*runs_of(ids))
+    if len(ids) > few and (runs := _long_runs(ids)) is not None:
+        return runs
     return ids if ids.base is None else ids.copy()

@@ -210,6 +210,7 @@ def _admitted(listeners: Sequence[socket.socket], token: bytes, until: float) ->
             ready, _, _ = select.select(listeners, (), (), left_s)
             if not ready:
                 break
+            ready[0].settimeout(left_s)
             connection, _ = ready[0].accept()
             connection.settimeout(left_s)
             if is_own_user(credentials(connection)[1]) and hmac.compare_digest(_received(connection), token):

@@ -52,7 +52,7 @@ def call_to_event(lead: Lead, call: session_pb2.Call, call_id: int) -> events.Ev
     if kind in _MAY_WAIT and request.HasField("wait"):
         raise invalid(f"{kind}.wait", "is not for a session, whose events tell the end")
     trace = answers.readable_trace(call.traceparent)
-    made = replace(requests.make_call(call_id, ENGINE, trace, _METHODS[kind].name, request), wall_us=wall_us())
+    made = requests.make_call(call_id, ENGINE, trace, _METHODS[kind].name, request, wall_us=wall_us())
     return _METHODS[kind].to_event(lead, request, made)
 
 

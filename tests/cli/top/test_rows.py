@@ -117,3 +117,10 @@ def test_bytes_have_a_unit(value: float, shown: str) -> None:
 
 def test_times_have_a_unit() -> None:
     assert [seconds(value).strip() for value in (1.25, 600, 7200)] == ["1.2s", "10m", "2h"]
+
+
+def test_what_callers_sent_is_one_line_without_commands_to_the_terminal() -> None:
+    rows = rows_of("transfers", reading(1, transfers=moved(1, request_id="a\x1b]0;b\x07\nc")), None)
+    line = TopLines("transfers", rows, 500).line(0)
+    assert line.isprintable()
+    assert "a\\x1b]0;b\\x07\\nc" in line
