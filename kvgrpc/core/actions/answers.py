@@ -132,7 +132,7 @@ class DrainChanged:
     """Answer to StartDrain and CancelDrain."""
 
     draining: bool
-    """Whether the server takes no new work."""
+    """True while the server takes no new work."""
 
 
 @keeping("blocks")
