@@ -168,8 +168,10 @@ def _pull_request(
     request = handoff_pb2.PullBlocksRequest(**fields(options))
     if isinstance(pull, Grant):
         request.grant.CopyFrom(pull)
-    else:
+    elif isinstance(pull, str):
         request.transfer_id = pull
+    else:
+        raise TypeError(f"pull is a Grant or a transfer id, not {type(pull).__name__}")
     if content is not None:
         request.content.CopyFrom(as_content(content))
     return request

@@ -225,6 +225,8 @@ def _rows(ids: Sequence[int] | Mapping[int, Sequence[int]] | Sequence[GroupBlock
     """Returns one row for each group."""
     if isinstance(ids, Mapping):
         return [GroupBlocks(group=group, runs=block_runs(of_group)) for group, of_group in ids.items()]
+    if not isinstance(ids, Iterable):
+        raise TypeError(f"blocks are ids, {{group: ids}} or messages of blocks, not {ids!r}")
     rows = [row for row in ids if isinstance(row, GroupBlocks)]
     bare = [block for block in ids if not isinstance(block, GroupBlocks)]
     if rows and bare:

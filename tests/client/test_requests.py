@@ -231,3 +231,9 @@ async def test_quarantine_is_released_by_proof_or_by_an_operator(server: FakeSer
 async def test_a_lease_has_labels(server: FakeServer, client: Client, labels: dict[str, str]) -> None:
     await client.grant_lease([1], [2], labels=labels)
     assert dict(last(server).labels) == labels
+
+
+@pytest.mark.parametrize("wrong", [None, b"t-1", 7])
+async def test_a_pull_is_of_a_grant_or_of_an_id(wrong: Any, client: Client) -> None:
+    with pytest.raises(TypeError, match="pull is a Grant or a transfer id, not"):
+        await client.pull_blocks(wrong)

@@ -59,6 +59,8 @@ def test_blocks_are_ids_or_groups_or_rows_of_a_reply() -> None:
     assert as_blocks(named, 8) is named
     with pytest.raises(TypeError, match="not both"):
         as_blocks([1, rows[0]])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"blocks are ids, .* not None"):
+        as_blocks(None)  # type: ignore[arg-type]
 
 
 def test_the_ids_of_blocks_are_those_of_one_group() -> None:
