@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvgrpc.cli.dialing import Timeout, TlsDir, TokenFile, checked_addresses, credentials
+from kvgrpc.cli.terminal import readable
 from kvgrpc.errors import KVGrpcError
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def doctor(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     try:
         settings = config_sources.load(config, os.environ | ({"KVGRPC_TLS_DIR": tls_dir} if tls_dir else {}), {})
     except KVGrpcError as error:
-        typer.echo(f"kvgrpc doctor: {error.sentence}", err=True)
+        typer.echo(f"kvgrpc doctor: {readable(error.sentence)}", err=True)
         raise typer.Exit(2) from error
     found = asyncio.run(
         _look(settings, addresses or [], timeout_s, tls_dir, token_file, measure=measure, as_json=as_json)
@@ -77,6 +78,6 @@ def _say(one: "Finding", *, as_json: bool) -> None:
         typer.echo(json.dumps(row))
         return
     grade = typer.style(f"{one.grade.value:8}", fg=_COLOURS[one.grade.value])
-    typer.echo(f"{grade} {one.subject}: {one.says}")
+    typer.echo(f"{grade} {readable(f'{one.subject}: {one.says}')}")
     if one.remedy and one.grade.value != "ok":
-        typer.echo(f"         {one.remedy}")
+        typer.echo(f"         {readable(one.remedy)}")

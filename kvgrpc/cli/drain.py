@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvgrpc.cli.dialing import Timeout, TlsDir, TokenFile, checked_addresses, credentials
+from kvgrpc.cli.terminal import readable
 from kvgrpc.errors import KVGrpcError
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def drain(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
                 view.show(reply)
                 return not wait or await _ended(server, reply.drain, view)
         except KVGrpcError as error:
-            typer.echo(f"kvgrpc drain: {address}: {error}", err=True)
+            typer.echo(f"kvgrpc drain: {address}: {readable(str(error))}", err=True)
             return False
 
     async def all_ordered() -> list[bool]:
@@ -102,10 +103,10 @@ class _View:
             named = {"address": self.address, "engine": reply.header.engine_id}
             typer.echo(json.dumps(named | as_json(state)))
             return
-        typer.echo(head)
+        typer.echo(readable(head))
         for row, until in rows.items():
             if row not in last[1]:
-                typer.echo(f"  {row}{until}")
+                typer.echo(f"  {readable(row)}{until}")
         if more := state.blocker_count - len(state.blockers):
             typer.echo(f"  and {more} more")
 

@@ -7,12 +7,10 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 
+from kvgrpc.cli.terminal import readable
 from kvgrpc.client import Client, name_of
-from kvgrpc.errors import InvalidRequest, Reason, note
+from kvgrpc.errors import InvalidRequest, Reason
 from kvgrpc.v1 import admin_pb2, common_pb2, handshake_pb2, tensor_pb2, transfer_pb2
-
-CELL_BYTES_MAX = 1 << 16
-"""Maximum size of one text on the terminal, in bytes. No id is as long."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +31,6 @@ class Listing:
     columns: tuple[str, ...]
     name: Callable[[Any], str]
     cells: Callable[[Any], tuple[str, ...]]
-
-
-def readable(text: str) -> str:
-    """Returns a text that anybody may have sent as it may stand on a terminal: in one line, and without commands to the
-    terminal.
-    """
-    return note(text, CELL_BYTES_MAX)
 
 
 def _s(value: Any) -> str:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from kvgrpc.cli.dialing import Address, Timeout, TlsDir, TokenFile, credentials
+from kvgrpc.cli.terminal import readable
 from kvgrpc.errors import DeadlineExceeded, KVGrpcError, Unavailable, Unimplemented
 
 NO_HTTP2 = "Failed parsing HTTP/2"
@@ -32,7 +33,7 @@ def status(
     try:
         seen = asyncio.run(status_view.look(address, timeout_s, credentials(tls_dir, token_file)))
     except KVGrpcError as error:
-        typer.echo(f"kvgrpc status: {error}", err=True)
+        typer.echo(f"kvgrpc status: {readable(str(error))}", err=True)
         if NO_HTTP2 in str(error):
             typer.echo("Something answers there that is no gRPC server.", err=True)
         elif isinstance(error, Unavailable | DeadlineExceeded) and "tls" not in error.metadata:

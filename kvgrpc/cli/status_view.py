@@ -12,7 +12,7 @@ from rich.text import Text
 
 from kvgrpc import client
 from kvgrpc.cli import pool_map
-from kvgrpc.cli.listings import readable
+from kvgrpc.cli.terminal import readable
 from kvgrpc.client import name_of
 from kvgrpc.errors import NotFound, Unavailable, Unimplemented
 from kvgrpc.v1 import admin_pb2, common_pb2, handshake_pb2, lease_pb2, pool_pb2, transfer_pb2

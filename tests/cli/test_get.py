@@ -116,11 +116,12 @@ def test_what_callers_sent_neither_breaks_a_line_nor_commands_the_terminal(serve
         block = str(blocks.blocks.groups[0].runs.starts[0])
         for command in (
             ("get", "leases"), ("get", "allocations"), ("get", "pins"), ("describe", "lease", lease), ("why", block),
-            ("status",),
+            ("status",), ("drain",),
         ):  # fmt: skip
             code, lines, _ = run(*command, p.address)
             assert code == 0, command
             assert all(line.isprintable() for line in lines), (command, lines)
             assert any("a\\x1b]0;b\\x07\\n[/c]" in line for line in lines), (command, lines)
+        assert run("drain", "--cancel", p.address)[0] == 0
         client.release_lease(lease)
         client.free(blocks)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvgrpc.cli import pool_map
-from kvgrpc.cli.listings import readable
+from kvgrpc.cli.terminal import readable
 from kvgrpc.client import in_seconds, name_of
 from kvgrpc.v1 import admin_pb2, common_pb2, handshake_pb2, lease_pb2, pool_pb2, transfer_pb2
 

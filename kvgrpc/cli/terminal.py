@@ -1,0 +1,13 @@
+"""Texts from outside on a terminal."""
+
+from kvgrpc.errors import note
+
+TEXT_BYTES_MAX = 1 << 16
+"""Maximum size of one text on the terminal, in bytes. No id is as long."""
+
+
+def readable(text: str) -> str:
+    """Returns a text that anybody may have sent as it may stand on a terminal: in one line, and without commands to the
+    terminal.
+    """
+    return note(text, TEXT_BYTES_MAX)
