@@ -35,6 +35,7 @@ from kvgrpc.core.receive.pulls import Pulls
 from kvgrpc.core.receive.reservation_course import ReservationCourse, ReservationEnds
 from kvgrpc.core.receive.reservations import Reservations
 from kvgrpc.core.send.checksum_prefetch import ChecksumPrefetch
+from kvgrpc.core.send.findable import FoundOffer, find_offers
 from kvgrpc.core.send.firmness import Firmness
 from kvgrpc.core.send.hand_overs import HandOvers
 from kvgrpc.core.send.leases import Leases
@@ -53,6 +54,7 @@ from kvgrpc.core.tables.leases import Lease, LeaseState, LeaseTimes
 from kvgrpc.core.tables.peers import Peer
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.tables.transfers import Failure, Side, Transfer
+from kvgrpc.core.values.content import ContentId
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.core.values.networks import EVERYWHERE, PrivateNetworks
 from kvgrpc.errors import KVGrpcError, NextStep, Reason, Unavailable
@@ -177,6 +179,10 @@ class Node:
     def lease_times(self, lease: Lease) -> LeaseTimes:
         """Returns the times of a lease as they are now."""
         return self._leases.times(lease)
+
+    def find_offers(self, wanted: ContentId | None, tenant: str, key: bytes) -> tuple[FoundOffer, ...]:
+        """Returns the leases of a tenant that have the longest beginning of a content; see `findable`."""
+        return find_offers(self.state, self._leases.grant, wanted, tenant, key)
 
     def oldest_posting(self) -> float | None:
         """Returns when the oldest posting or copy in flight at its ranks began; None if there is none."""
