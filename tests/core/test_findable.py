@@ -1,4 +1,4 @@
-"""Live leases are found by what their blocks hold: within a tenant, while they live, and for a grant that is checked."""
+"""Live leases are found by what their blocks hold: in one tenant, while they live, for a grant that is checked."""
 
 from typing import Any
 

@@ -245,7 +245,13 @@ def _lease_requests(made: _Made) -> Iterator[Request]:
     yield (
         "GrantLease",
         lease_pb2.GrantLeaseRequest(
-            blocks=made.free, content=WHOLE, ttl=dur(5), consumer_count=2, labels={"a": "b"}, transfer_key=made.keys[4]
+            blocks=made.free,
+            content=WHOLE,
+            ttl=dur(5),
+            consumer_count=2,
+            labels={"a": "b"},
+            transfer_key=made.keys[4],
+            findable=True,
         ),
     )
     yield "RenewLeases", lease_pb2.RenewLeasesRequest(leases=[ref, other], ttl=dur(9))
@@ -253,6 +259,8 @@ def _lease_requests(made: _Made) -> Iterator[Request]:
     yield "ReleaseLease", lease_pb2.ReleaseLeaseRequest(lease=other)
     yield "GetLease", lease_pb2.GetLeaseRequest(lease=ref)
     yield "ListLeases", lease_pb2.ListLeasesRequest(request_id="r", page_size=3)
+    yield "FindOffers", lease_pb2.FindOffersRequest(content=WHOLE, tenant="red")
+    yield "WatchOffers", lease_pb2.WatchOffersRequest(tenant="red")
 
 
 def _pool_requests(made: _Made) -> Iterator[Request]:
