@@ -910,8 +910,7 @@ class WatchOffersResponse(_message.Message):
 
     HEADER_FIELD_NUMBER: _builtins.int
     SNAPSHOT_FIELD_NUMBER: _builtins.int
-    OFFERED_FIELD_NUMBER: _builtins.int
-    ENDED_NUMBERS_FIELD_NUMBER: _builtins.int
+    CHANGES_FIELD_NUMBER: _builtins.int
     OFFER_SEQ_FIELD_NUMBER: _builtins.int
     snapshot: _builtins.bool
     """Everything that was told of this engine before no longer counts."""
@@ -922,58 +921,57 @@ class WatchOffersResponse(_message.Message):
         """The answering engine and its incarnation."""
 
     @_builtins.property
-    def offered(self) -> _containers.RepeatedCompositeFieldContainer[Global___OfferedContent]:
-        """Leases that can be found from now on. Later messages may add to a snapshot."""
-
-    @_builtins.property
-    def ended_numbers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Numbers of leases that can be found no longer. A number that was never told may be among them."""
+    def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___OfferChange]:
+        """Changes. Later messages may add to a snapshot."""
 
     def __init__(
         self,
         *,
         header: _common_pb2.ResponseHeader | None = ...,
         snapshot: _builtins.bool = ...,
-        offered: _abc.Iterable[Global___OfferedContent] | None = ...,
-        ended_numbers: _abc.Iterable[_builtins.int] | None = ...,
+        changes: _abc.Iterable[Global___OfferChange] | None = ...,
         offer_seq: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended_numbers", b"ended_numbers", "header", b"header", "offer_seq", b"offer_seq", "offered", b"offered", "snapshot", b"snapshot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "header", b"header", "offer_seq", b"offer_seq", "snapshot", b"snapshot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WatchOffersResponse: _TypeAlias = WatchOffersResponse  # noqa: Y015
 
 @_typing.final
-class OfferedContent(_message.Message):
-    """What a lease that can be found holds."""
+class OfferChange(_message.Message):
+    """A lease that can be found from now on, or no longer."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    NUMBER_FIELD_NUMBER: _builtins.int
+    OFFER_NUMBER_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
     DIGESTS_FIELD_NUMBER: _builtins.int
     TOKEN_COUNT_FIELD_NUMBER: _builtins.int
-    number: _builtins.int
-    """Number of the lease in this life, which names it in this watch and nowhere else."""
+    offer_number: _builtins.int
+    """Number of the lease in this life, which names it in watches and nowhere else."""
+    ended: _builtins.bool
+    """The lease can be found no longer. A number that was never told may end."""
     digests: _builtins.bytes
     """Digests of 32 bytes each, concatenated: those of the chain's unit 1 and of its units 16, 32, 48 and so on, as far as
-    the tokens up to them can be pulled alone.
+    the tokens up to them can be pulled alone. Empty for a lease that ended.
     """
     token_count: _builtins.int
-    """Number of tokens on offer."""
+    """Number of tokens on offer; 0 for a lease that ended."""
     def __init__(
         self,
         *,
-        number: _builtins.int = ...,
+        offer_number: _builtins.int = ...,
+        ended: _builtins.bool = ...,
         digests: _builtins.bytes = ...,
         token_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests", "number", b"number", "token_count", b"token_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests", "ended", b"ended", "offer_number", b"offer_number", "token_count", b"token_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___OfferedContent: _TypeAlias = OfferedContent  # noqa: Y015
+Global___OfferChange: _TypeAlias = OfferChange  # noqa: Y015

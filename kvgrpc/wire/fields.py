@@ -70,7 +70,7 @@ TABLE: tuple[Bound, ...] = (
     Bound(
         BoundKind.ROWS, bounds.ROWS_MAX,
         "openings settlings closings OpenAccessResponse.results SettleAccessResponse.results "
-        "CloseAccessResponse.results offers",
+        "CloseAccessResponse.results",
     ),
     Bound(
         BoundKind.ROWS, bounds.CALLS_MAX,
@@ -86,7 +86,7 @@ TABLE: tuple[Bound, ...] = (
     Bound(BoundKind.ROWS, bounds.REGIONS_MAX, "regions"),
     Bound(BoundKind.ROWS, bounds.SEGMENTS_MAX, "segments spans CudaVmmEndpoint.allocations"),
     Bound(BoundKind.ROWS, bounds.ENDPOINTS_MAX, "endpoints ranks"),
-    Bound(BoundKind.ROWS, bounds.IDS_MAX, "transfer_ids leases reading_access_ids offered ended_numbers"),
+    Bound(BoundKind.ROWS, bounds.IDS_MAX, "transfer_ids leases reading_access_ids"),
     Bound(BoundKind.ROWS, bounds.SEND_RUNS_MAX, "offsets nbytes"),
     Bound(
         BoundKind.ROWS, bounds.SEND_VALUES_MAX,
@@ -133,7 +133,7 @@ TABLE: tuple[Bound, ...] = (
         BoundKind.NUMBER, INTEGER_MAX,
         "after_step step after_seq after_event_seq read_events event_seq attempt incarnation call_id "
         "cancelled_call_ids sequence released_count source_released_count "
-        "request_time_us after_offer_seq offer_seq OfferedContent.number",
+        "request_time_us after_offer_seq",
     ),
     Bound(
         BoundKind.FREE, 0,

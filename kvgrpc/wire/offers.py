@@ -28,15 +28,17 @@ def news_to_proto(
     """Returns the messages of changes, at least one. A watch can resume after each of them: all ended offers are in the
     first one.
     """
-    made = lease_pb2.WatchOffersResponse(header=header, snapshot=snapshot, ended_numbers=news.ended)
+    made = lease_pb2.WatchOffersResponse(header=header, snapshot=snapshot)
+    for number in news.ended:
+        made.changes.add(offer_number=number, ended=True)
     nbytes = 0
     for offer in news.offered:
         if nbytes >= DIGESTS_BYTES:
-            made.offer_seq = made.offered[-1].number
+            made.offer_seq = made.changes[-1].offer_number
             yield made
             made, nbytes = lease_pb2.WatchOffersResponse(header=header), 0
         digests = offer.told_digests
-        made.offered.add(number=offer.number, digests=digests, token_count=offer.content.tokens)
+        made.changes.add(offer_number=offer.number, digests=digests, token_count=offer.content.tokens)
         nbytes += len(digests) + 16
     made.offer_seq = news.seq
     yield made

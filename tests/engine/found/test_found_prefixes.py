@@ -132,17 +132,18 @@ async def test_a_watch_tells_everything_and_then_what_changed_and_resumes(pair: 
     async with connect(p.engine.address) as client, aclosing(client.watch_offers()) as watch:
         first = await anext(watch)
         assert isinstance(first, lease_pb2.WatchOffersResponse)
-        (one,) = first.offered
+        (one,) = first.changes
         assert (first.snapshot, first.header.incarnation) == (True, p.engine.incarnation)
-        assert (one.token_count, one.digests) == (48, chain(PREFIX).digest(16))
+        assert (one.token_count, one.digests, one.ended) == (48, chain(PREFIX).digest(16), False)
         release(p, offered)
         ended = await anext(watch)
         assert isinstance(ended, lease_pb2.WatchOffersResponse)
-        assert (ended.snapshot, list(ended.offered), list(ended.ended_numbers)) == (False, [], [one.number])
+        gone = [lease_pb2.OfferChange(offer_number=one.offer_number, ended=True)]
+        assert (ended.snapshot, list(ended.changes)) == (False, gone)
         again = await told(client, after=first)
-        assert (again.snapshot, list(again.ended_numbers), again.offer_seq) == (False, [one.number], ended.offer_seq)
+        assert (again.snapshot, list(again.changes), again.offer_seq) == (False, gone, ended.offer_seq)
         nothing = await told(client, after=ended)
-        assert (nothing.snapshot, list(nothing.ended_numbers)) == (False, [])
+        assert (nothing.snapshot, list(nothing.changes)) == (False, [])
 
 
 async def test_a_watch_of_another_life_starts_over(leads: tuple[Lead, Lead], attach: Attach) -> None:
@@ -158,7 +159,7 @@ async def test_a_watch_of_another_life_starts_over(leads: tuple[Lead, Lead], att
         async for event in watch:
             assert isinstance(event, lease_pb2.WatchOffersResponse)
             if event.header.incarnation == second.engine.incarnation:
-                assert (event.snapshot, list(event.offered)) == (True, [])
+                assert (event.snapshot, list(event.changes)) == (True, [])
                 break
         again = await told(client, after=before)
         assert again.snapshot

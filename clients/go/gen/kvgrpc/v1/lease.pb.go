@@ -1624,12 +1624,10 @@ type WatchOffersResponse struct {
 	Header *ResponseHeader `protobuf:"bytes,1,opt,name=header,proto3" json:"header,omitempty"`
 	// Everything that was told of this engine before no longer counts.
 	Snapshot bool `protobuf:"varint,2,opt,name=snapshot,proto3" json:"snapshot,omitempty"`
-	// Leases that can be found from now on. Later messages may add to a snapshot.
-	Offered []*OfferedContent `protobuf:"bytes,3,rep,name=offered,proto3" json:"offered,omitempty"`
-	// Numbers of leases that can be found no longer. A number that was never told may be among them.
-	EndedNumbers []uint64 `protobuf:"varint,4,rep,packed,name=ended_numbers,json=endedNumbers,proto3" json:"ended_numbers,omitempty"`
+	// Changes. Later messages may add to a snapshot.
+	Changes []*OfferChange `protobuf:"bytes,3,rep,name=changes,proto3" json:"changes,omitempty"`
 	// Number to resume after.
-	OfferSeq      uint64 `protobuf:"varint,5,opt,name=offer_seq,json=offerSeq,proto3" json:"offer_seq,omitempty"`
+	OfferSeq      uint64 `protobuf:"varint,4,opt,name=offer_seq,json=offerSeq,proto3" json:"offer_seq,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1678,16 +1676,9 @@ func (x *WatchOffersResponse) GetSnapshot() bool {
 	return false
 }
 
-func (x *WatchOffersResponse) GetOffered() []*OfferedContent {
+func (x *WatchOffersResponse) GetChanges() []*OfferChange {
 	if x != nil {
-		return x.Offered
-	}
-	return nil
-}
-
-func (x *WatchOffersResponse) GetEndedNumbers() []uint64 {
-	if x != nil {
-		return x.EndedNumbers
+		return x.Changes
 	}
 	return nil
 }
@@ -1699,34 +1690,36 @@ func (x *WatchOffersResponse) GetOfferSeq() uint64 {
 	return 0
 }
 
-// What a lease that can be found holds.
-type OfferedContent struct {
+// A lease that can be found from now on, or no longer.
+type OfferChange struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Number of the lease in this life, which names it in this watch and nowhere else.
-	Number uint64 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
+	// Number of the lease in this life, which names it in watches and nowhere else.
+	OfferNumber uint64 `protobuf:"varint,1,opt,name=offer_number,json=offerNumber,proto3" json:"offer_number,omitempty"`
+	// The lease can be found no longer. A number that was never told may end.
+	Ended bool `protobuf:"varint,2,opt,name=ended,proto3" json:"ended,omitempty"`
 	// Digests of 32 bytes each, concatenated: those of the chain's unit 1 and of its units 16, 32, 48 and so on, as far as
-	// the tokens up to them can be pulled alone.
-	Digests []byte `protobuf:"bytes,2,opt,name=digests,proto3" json:"digests,omitempty"`
-	// Number of tokens on offer.
-	TokenCount    uint32 `protobuf:"varint,3,opt,name=token_count,json=tokenCount,proto3" json:"token_count,omitempty"`
+	// the tokens up to them can be pulled alone. Empty for a lease that ended.
+	Digests []byte `protobuf:"bytes,3,opt,name=digests,proto3" json:"digests,omitempty"`
+	// Number of tokens on offer; 0 for a lease that ended.
+	TokenCount    uint32 `protobuf:"varint,4,opt,name=token_count,json=tokenCount,proto3" json:"token_count,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *OfferedContent) Reset() {
-	*x = OfferedContent{}
+func (x *OfferChange) Reset() {
+	*x = OfferChange{}
 	mi := &file_kvgrpc_v1_lease_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *OfferedContent) String() string {
+func (x *OfferChange) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*OfferedContent) ProtoMessage() {}
+func (*OfferChange) ProtoMessage() {}
 
-func (x *OfferedContent) ProtoReflect() protoreflect.Message {
+func (x *OfferChange) ProtoReflect() protoreflect.Message {
 	mi := &file_kvgrpc_v1_lease_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -1738,26 +1731,33 @@ func (x *OfferedContent) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use OfferedContent.ProtoReflect.Descriptor instead.
-func (*OfferedContent) Descriptor() ([]byte, []int) {
+// Deprecated: Use OfferChange.ProtoReflect.Descriptor instead.
+func (*OfferChange) Descriptor() ([]byte, []int) {
 	return file_kvgrpc_v1_lease_proto_rawDescGZIP(), []int{20}
 }
 
-func (x *OfferedContent) GetNumber() uint64 {
+func (x *OfferChange) GetOfferNumber() uint64 {
 	if x != nil {
-		return x.Number
+		return x.OfferNumber
 	}
 	return 0
 }
 
-func (x *OfferedContent) GetDigests() []byte {
+func (x *OfferChange) GetEnded() bool {
+	if x != nil {
+		return x.Ended
+	}
+	return false
+}
+
+func (x *OfferChange) GetDigests() []byte {
 	if x != nil {
 		return x.Digests
 	}
 	return nil
 }
 
-func (x *OfferedContent) GetTokenCount() uint32 {
+func (x *OfferChange) GetTokenCount() uint32 {
 	if x != nil {
 		return x.TokenCount
 	}
@@ -1889,17 +1889,17 @@ const file_kvgrpc_v1_lease_proto_rawDesc = "" +
 	"\x12WatchOffersRequest\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12&\n" +
 	"\x0fafter_offer_seq\x18\x02 \x01(\x04R\rafterOfferSeq\x12 \n" +
-	"\vincarnation\x18\x03 \x01(\x06R\vincarnation\"\xdb\x01\n" +
+	"\vincarnation\x18\x03 \x01(\x06R\vincarnation\"\xb3\x01\n" +
 	"\x13WatchOffersResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12\x1a\n" +
-	"\bsnapshot\x18\x02 \x01(\bR\bsnapshot\x123\n" +
-	"\aoffered\x18\x03 \x03(\v2\x19.kvgrpc.v1.OfferedContentR\aoffered\x12#\n" +
-	"\rended_numbers\x18\x04 \x03(\x04R\fendedNumbers\x12\x1b\n" +
-	"\toffer_seq\x18\x05 \x01(\x04R\bofferSeq\"c\n" +
-	"\x0eOfferedContent\x12\x16\n" +
-	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x18\n" +
-	"\adigests\x18\x02 \x01(\fR\adigests\x12\x1f\n" +
-	"\vtoken_count\x18\x03 \x01(\rR\n" +
+	"\bsnapshot\x18\x02 \x01(\bR\bsnapshot\x120\n" +
+	"\achanges\x18\x03 \x03(\v2\x16.kvgrpc.v1.OfferChangeR\achanges\x12\x1b\n" +
+	"\toffer_seq\x18\x04 \x01(\x04R\bofferSeq\"\x81\x01\n" +
+	"\vOfferChange\x12!\n" +
+	"\foffer_number\x18\x01 \x01(\x04R\vofferNumber\x12\x14\n" +
+	"\x05ended\x18\x02 \x01(\bR\x05ended\x12\x18\n" +
+	"\adigests\x18\x03 \x01(\fR\adigests\x12\x1f\n" +
+	"\vtoken_count\x18\x04 \x01(\rR\n" +
 	"tokenCount*\xd1\x01\n" +
 	"\n" +
 	"LeaseState\x12\x1b\n" +
@@ -1962,7 +1962,7 @@ var file_kvgrpc_v1_lease_proto_goTypes = []any{
 	(*FoundOffer)(nil),           // 18: kvgrpc.v1.FoundOffer
 	(*WatchOffersRequest)(nil),   // 19: kvgrpc.v1.WatchOffersRequest
 	(*WatchOffersResponse)(nil),  // 20: kvgrpc.v1.WatchOffersResponse
-	(*OfferedContent)(nil),       // 21: kvgrpc.v1.OfferedContent
+	(*OfferChange)(nil),          // 21: kvgrpc.v1.OfferChange
 	nil,                          // 22: kvgrpc.v1.Lease.LabelsEntry
 	nil,                          // 23: kvgrpc.v1.GrantLeaseRequest.LabelsEntry
 	(*durationpb.Duration)(nil),  // 24: google.protobuf.Duration
@@ -2021,7 +2021,7 @@ var file_kvgrpc_v1_lease_proto_depIdxs = []int32{
 	24, // 43: kvgrpc.v1.FoundOffer.remaining:type_name -> google.protobuf.Duration
 	24, // 44: kvgrpc.v1.FoundOffer.soft_in:type_name -> google.protobuf.Duration
 	29, // 45: kvgrpc.v1.WatchOffersResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	21, // 46: kvgrpc.v1.WatchOffersResponse.offered:type_name -> kvgrpc.v1.OfferedContent
+	21, // 46: kvgrpc.v1.WatchOffersResponse.changes:type_name -> kvgrpc.v1.OfferChange
 	3,  // 47: kvgrpc.v1.LeaseService.GrantLease:input_type -> kvgrpc.v1.GrantLeaseRequest
 	5,  // 48: kvgrpc.v1.LeaseService.RenewLeases:input_type -> kvgrpc.v1.RenewLeasesRequest
 	8,  // 49: kvgrpc.v1.LeaseService.ReleaseLease:input_type -> kvgrpc.v1.ReleaseLeaseRequest
