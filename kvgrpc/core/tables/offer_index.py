@@ -20,7 +20,7 @@ from kvgrpc.errors import Exhausted, Reason
 
 UNITS_MAX = 131_072
 """Maximum number of units of all offers together: about two million tokens. A tenant has its share."""
-UNIT_BYTES = 512
+UNIT_BYTES = 320
 """Estimated bytes of one unit of one offer: a row with its digest, and the offer in it."""
 ENDED_KEPT = 4_096
 """Number of ended offers that are remembered for watchers."""
