@@ -1,8 +1,11 @@
 """The index of offers: which live leases can be found by their content, by tenant and by the digests of their chains.
 
-A row stands for a digest of a tenant: it has the offers whose first units it covers and that can be pulled up to there.
-Equal digests mean equal beginnings, so the longest beginning is the last digest of a caller's chain that has a row. An
-index of one tenant knows nothing of another one.
+A row stands for a unit and its digest, of one tenant: it has the offers whose tokens up to the end of the unit have
+that digest and can be pulled alone. Equal digests mean equal beginnings, so the longest beginning is the last unit of a
+caller's chain that has a row. The rows of one tenant are apart from those of another one.
+
+Digests are what callers state. The unit is a part of the row's name, because a list of digests that is no chain may
+have one digest in many places, and a search must look at no more than one row for each unit.
 
 Watchers read what has changed since a number. Offers that began since then are those that still live; only numbers of
 ended ones are kept, the latest `ENDED_KEPT`.
@@ -50,15 +53,16 @@ class IndexedOffer:
         """The units up to which it can be pulled alone."""
         return range(self.first_unit, len(self.content.digests) // DIGEST_BYTES + 1)
 
-    def digest(self, unit: int) -> bytes:
-        """Returns the digest that covers the tokens up to the end of a unit."""
-        return self.content.digests[(unit - 1) * DIGEST_BYTES : unit * DIGEST_BYTES]
+    @property
+    def rows(self) -> list[bytes]:
+        """The names of the rows that it is in."""
+        return [_row(self.content.digests, unit) for unit in self.units]
 
     @property
     def told_digests(self) -> bytes:
         """The digests that watchers are told: of unit 1 and of every `STEP_UNITS`-th one, as far as they have rows."""
         told = (1, *range(STEP_UNITS, self.units.stop, STEP_UNITS))
-        return b"".join([self.digest(unit) for unit in told if unit in self.units])
+        return b"".join([_digest(self.content.digests, unit) for unit in told if unit in self.units])
 
 
 class OfferChanges(NamedTuple):
@@ -80,7 +84,7 @@ class OfferIndex:
         self._offers: dict[str, IndexedOffer] = {}
         """Offers by lease, oldest first."""
         self._rows: dict[str, dict[bytes, dict[str, None]]] = {}
-        """Leases of each digest of each tenant, oldest first."""
+        """Leases of each row of each tenant, oldest first."""
         self._units: dict[str, int] = {}
         """Number of units of each tenant's offers."""
         self._total = 0
@@ -111,20 +115,19 @@ class OfferIndex:
         self.seq += 1
         offer = self._offers[lease_id] = IndexedOffer(self.seq, lease_id, tenant, content, first_unit)
         rows = self._rows.setdefault(tenant, {})
-        for unit in offer.units:
-            rows.setdefault(offer.digest(unit), {})[lease_id] = None
+        for row in offer.rows:
+            rows.setdefault(row, {})[lease_id] = None
         self._count(tenant, len(offer.units))
 
     def remove(self, lease_id: str) -> None:
         """Removes a lease that ended."""
         offer = self._offers.pop(lease_id)
         rows = self._rows[offer.tenant]
-        for unit in offer.units:
-            digest = offer.digest(unit)
-            leases = rows[digest]
+        for row in offer.rows:
+            leases = rows[row]
             del leases[lease_id]
             if not leases:
-                del rows[digest]
+                del rows[row]
         if not rows:
             del self._rows[offer.tenant]
         self._count(offer.tenant, -len(offer.units))
@@ -140,10 +143,10 @@ class OfferIndex:
         rows = self._rows.get(tenant)
         if rows is not None:
             digests = content.digests
-            for end in range(len(digests), 0, -DIGEST_BYTES):
-                leases = rows.get(digests[end - DIGEST_BYTES : end])
+            for unit in range(len(digests) // DIGEST_BYTES, 0, -1):
+                leases = rows.get(_row(digests, unit))
                 if leases is not None:
-                    return end // DIGEST_BYTES, tuple(islice(reversed(leases), most))
+                    return unit, tuple(islice(reversed(leases), most))
         return 0, ()
 
     def all_of(self, tenant: str) -> OfferChanges:
@@ -175,8 +178,8 @@ class OfferIndex:
         """Asserts that the rows are those of the offers. For tests and simulators."""
         rows: dict[str, dict[bytes, dict[str, None]]] = {}
         for offer in self:
-            for unit in offer.units:
-                rows.setdefault(offer.tenant, {}).setdefault(offer.digest(unit), {})[offer.lease_id] = None
+            for row in offer.rows:
+                rows.setdefault(offer.tenant, {}).setdefault(row, {})[offer.lease_id] = None
         assert rows == self._rows, "rows without an offer, or missing"
         assert all(map(bool, self._units.values()))
         assert self._total == sum(self._units.values()) == sum(len(offer.units) for offer in self)
@@ -186,3 +189,13 @@ class OfferIndex:
         left = self._units[tenant] = self._units.get(tenant, 0) + units
         if not left:
             del self._units[tenant]
+
+
+def _row(digests: bytes, unit: int) -> bytes:
+    """Returns the name of the row of a unit of a chain."""
+    return _digest(digests, unit) + unit.to_bytes(4, "little")
+
+
+def _digest(digests: bytes, unit: int) -> bytes:
+    """Returns the digest that covers the tokens up to the end of a unit."""
+    return digests[(unit - 1) * DIGEST_BYTES : unit * DIGEST_BYTES]
