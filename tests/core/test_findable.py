@@ -7,7 +7,7 @@ import pytest
 from kvgrpc.core import events
 from kvgrpc.core.events import LeaseRef, LeasesVoided, ReclaimBlocks, ReleaseLease
 from kvgrpc.core.send import findable
-from kvgrpc.core.send.findable import FOUND_MAX, FoundOffer, first_unit
+from kvgrpc.core.send.findable import FOUND_MAX, FoundOffer, find_offers, first_unit
 from kvgrpc.core.tables import offer_index
 from kvgrpc.core.tables.accesses import AccessOpening
 from kvgrpc.core.tables.offer_index import indexed_bytes
@@ -35,7 +35,7 @@ def offered(lead: Lead, tokens: int = 48, **fields: Any) -> Any:
 
 def find(lead: Lead, wanted: ContentId | None, tenant: str = "") -> tuple[FoundOffer, ...]:
     lead.tick(0.0)
-    return lead.node.find_offers(wanted, tenant, NEW_KEY)
+    return find_offers(lead.state, wanted, tenant, NEW_KEY)
 
 
 def found(lead: Lead, wanted: ContentId, tenant: str = "") -> list[tuple[str, int]]:
@@ -125,7 +125,7 @@ def test_nothing_is_found_once_the_lease_has_ended(lead: Lead, how: str) -> None
             lead.begin(None)
         case "defect":
             node, _ = lead.node.successor(7, lead.now)
-            assert node.find_offers(content(48), "", NEW_KEY) == ()
+            assert find_offers(node.state, content(48), "", NEW_KEY) == ()
             return
     assert found(lead, content(48)) == []
 
@@ -225,6 +225,6 @@ def test_only_a_chain_of_bounded_length_is_searched_for(lead: Lead, monkeypatch:
 
 def test_a_server_that_drains_is_found_by_nobody(lead: Lead) -> None:
     offered(lead)
-    lead.call(events.Drain, "operator")
+    lead.call(events.StartDrain, "operator")
     with refused(Reason.DRAINING, PreconditionFailed):
         find(lead, content(48))

@@ -5,10 +5,11 @@ nothing of a lease: whoever finds one opens it as everybody does, and everything
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from kvgrpc.core.events import FinishedBlocks
+from kvgrpc.core.send.read_grants import read_grant
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.tables.leases import Lease
 from kvgrpc.core.values.content import DIGEST_BYTES, UNIT_TOKENS, ContentId
@@ -73,11 +74,9 @@ def offer(state: NodeState, lease: Lease) -> None:
     state.send.offers.add(lease.id, lease.tenant, lease.content, first)
 
 
-def find_offers(
-    state: NodeState, grant: Callable[[Lease, bytes], bytes], wanted: ContentId | None, tenant: str, key: bytes
-) -> tuple[FoundOffer, ...]:
-    """Returns the leases of a tenant with the longest beginning of a content, the newest first. `grant` makes a grant
-    on a lease with the transfer key `key`, which the caller makes up.
+def find_offers(state: NodeState, wanted: ContentId | None, tenant: str, key: bytes) -> tuple[FoundOffer, ...]:
+    """Returns the leases of a tenant with the longest beginning of a content, the newest first. Their grants have the
+    transfer key `key`, which the caller makes up.
 
     Raises InvalidRequest (CONTENT_REQUIRED), OutOfRange (LIMIT_EXCEEDED) for a content that is too long, and
     PreconditionFailed (DRAINING) while no new work is accepted.
@@ -95,4 +94,4 @@ def find_offers(
     units, lease_ids = state.send.offers.find(tenant, content, FOUND_MAX)
     found = [state.send.leases.get(lease_id) for lease_id in lease_ids]
     tokens = min(units * UNIT_TOKENS, content.tokens)
-    return tuple([FoundOffer(lease, tokens, grant(lease, key)) for lease in found])
+    return tuple([FoundOffer(lease, tokens, read_grant(state, lease, key)) for lease in found])

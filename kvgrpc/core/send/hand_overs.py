@@ -8,6 +8,7 @@ from kvgrpc.core.events import FinishedBlocks
 from kvgrpc.core.send.findable import check_findable
 from kvgrpc.core.send.firmness import Firmness
 from kvgrpc.core.send.leases import LEASE_ID_BYTES_MAX, Leases, may_mint
+from kvgrpc.core.send.read_grants import read_grant
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.tables.leases import Lease
 from kvgrpc.core.tables.pins import PinKind
@@ -65,7 +66,7 @@ class HandOvers:
         blocks, content, ttl_s = self._check(event)
         lease = self._leases.new(event, blocks, content, ttl_s)
         counts = list(map(len, blocks))
-        token = self._leases.grant(lease, event.key)
+        token = read_grant(state, lease, event.key)
         if event.validate_only:
             state.reply(event.call.id, self._leases.preview(lease))
             return

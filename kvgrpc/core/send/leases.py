@@ -20,7 +20,7 @@ from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.tables.transfers import TRANSFER_BYTES, Disposition, Failure, Side, State
 from kvgrpc.core.values.block_ids import Blocks, blocks_bytes, no_blocks
 from kvgrpc.core.values.content import ContentId
-from kvgrpc.core.values.grants import AccessKind, Claims, mint, verify
+from kvgrpc.core.values.grants import AccessKind, verify
 from kvgrpc.core.values.ids import mint_lease_id
 from kvgrpc.core.values.limits import granted_firm_ttl
 from kvgrpc.core.values.owners import ENGINE, ENGINE_SIDE, EVERYONE, Thing, ThingKind, Verb, may, tenant_of
@@ -147,16 +147,6 @@ class Leases:
         """Extends a push's lease to `for_s` from now, up to the cap, and never shortens it. Makes it firm again."""
         lease.deadline = max(lease.deadline, min(self._state.now + for_s, lease.cap))
         self._firmness.handed_over(lease)
-
-    def grant(self, lease: Lease, key: bytes) -> bytes:
-        """Returns a READ grant on a lease, with that transfer key."""
-        engine = self._state.life.engine
-        claims = Claims(
-            AccessKind.READ, engine.engine_id, self._state.life.incarnation, engine.address, lease.id, key, lease.ttl_s,
-            sum(map(len, lease.blocks)), lease.content.tokens, lease.on_abort,
-            tenant=lease.tenant, bound_to=lease.bound_to, request_time_us=lease.request_time_us,
-        )  # fmt: skip
-        return mint(claims, self._state.life.grant_key)
 
     def preview(self, lease: Lease) -> HandedOver:
         """Returns the answer that shows a lease which would be granted. It has no id, because it does not exist."""

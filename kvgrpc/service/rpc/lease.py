@@ -3,6 +3,7 @@
 import os
 from collections.abc import AsyncIterator
 
+from kvgrpc.core.send.findable import find_offers
 from kvgrpc.core.state import NodeState
 from kvgrpc.errors import invalid
 from kvgrpc.service.callers import PRINCIPAL
@@ -69,7 +70,7 @@ class LeaseService(lease_pb2_grpc.LeaseServiceServicer):
         lead.runner.advance()
         node, tenant = lead.runner.node, searched(request.tenant)
         pool = node.state.life.engine.pool
-        found = node.find_offers(content(request.content, lead.weights), tenant, os.urandom(KEY_BYTES))
+        found = find_offers(node.state, content(request.content, lead.weights), tenant, os.urandom(KEY_BYTES))
         return lease_pb2.FindOffersResponse(
             header=lead.header(),
             offers=[found_to_proto(offer, node.lease_times(offer.lease)) for offer in found],
