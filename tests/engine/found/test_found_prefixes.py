@@ -13,7 +13,7 @@ from kvgrpc.engine import BlocksReturned, HandOver, Received, content
 from kvgrpc.errors import Reason
 from kvgrpc.v1 import lease_pb2
 from tests.engine.conftest import SETTINGS, Attach
-from tests.engine.support import Lead, Side, failure, tokens
+from tests.engine.support import Lead, Side, failure, new_key, tokens
 
 PREFIX, PROMPT = tokens(48), [*tokens(48), *tokens(30, seed=7)]
 OTHER = tokens(64, seed=9)
@@ -105,6 +105,36 @@ def test_a_hand_over_for_a_tenant_is_found_in_that_tenant_alone(pair: tuple[Side
     p.round_trip()
     assert [len(find(p, PREFIX, tenant)) for tenant in ("red", "blue", "")] == [1, 0, 0]
     release(p, offered)
+
+
+def test_a_findable_hand_over_that_is_refused_gives_its_blocks_back(pair: tuple[Side, Side]) -> None:
+    p, _ = pair
+    offered = p.engine.finished_blocks(
+        SOURCE, content(opaque_id=b"x", tokens=48), transfer_key=new_key(), findable=True
+    )
+    p.engine.flush()
+    events = p.finish(offered)
+    assert failure(events).reason is Reason.CONTENT_REQUIRED
+    assert events[-1] == BlocksReturned(offered)
+
+
+def test_one_engine_offers_blocks_to_everybody_that_another_request_hands_over(pair: tuple[Side, Side]) -> None:
+    p, d = pair
+    made = p.fill(SOURCE, seed=4)
+    handed = p.hand_over(SOURCE, PREFIX)
+    offered = p.hand_over(SOURCE, PREFIX, findable=True, consumers=9, firm_ttl_s=0.0)
+    p.round_trip()
+    (offer,) = find(p, PREFIX)
+    for grant in (offer.grant.token, handed.grant):
+        pull = d.engine.pull(grant, content(PREFIX))
+        pull.start(TARGET[:3])
+        assert d.finish(pull) == [Received(pull, 48)]
+        assert np.array_equal(d.read(TARGET[:3]), made)
+    assert p.finish(handed) == [BlocksReturned(handed)]
+    assert len(find(p, PREFIX)) == 1
+    assert p.engine.reclaim(len(SOURCE)).enough
+    assert find(p, PREFIX) == []
+    assert failure(p.finish(offered)).reason is Reason.LEASE_RECLAIMED
 
 
 def test_nothing_is_found_of_an_engine_that_left(leads: tuple[Lead, Lead], attach: Attach) -> None:
