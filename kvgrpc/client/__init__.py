@@ -43,7 +43,7 @@ from kvgrpc.client.values import (
     some_of,
 )
 from kvgrpc.client.watch import HistoryLost, IncarnationChanged, Pace, WatchEvent
-from kvgrpc.client.watch_engine import EngineEvent, EngineUnreachable
+from kvgrpc.client.watch_engine import EngineEvent, EngineUnreachable, OfferEvent
 
 __all__ = [
     "CleanUp",
@@ -56,6 +56,7 @@ __all__ = [
     "HistoryLost",
     "IncarnationChanged",
     "Moved",
+    "OfferEvent",
     "Pace",
     "Scheduler",
     "SyncClient",

@@ -20,8 +20,8 @@ from kvgrpc.client.call_stream import CallStream
 from kvgrpc.client.caller import Caller, as_metadata
 from kvgrpc.client.channel import open_channel
 from kvgrpc.client.credentials import BearerToken, Credentials
-from kvgrpc.client.handoffs import HandoffCalls
 from kvgrpc.client.leases import HeldLease, Keeper, KnownLease
+from kvgrpc.client.offers import OfferCalls
 from kvgrpc.client.reloading import ReloadingChannel
 from kvgrpc.client.renewal_stream import RenewalStream
 from kvgrpc.client.scheduler import Scheduler
@@ -47,7 +47,6 @@ from kvgrpc.v1 import admin_pb2, handshake_pb2, lease_pb2, pool_pb2, pool_types_
 from kvgrpc.v1.admin_pb2_grpc import AdminServiceStub
 from kvgrpc.v1.common_pb2 import Grant, PeerAddress
 from kvgrpc.v1.handshake_pb2_grpc import HandshakeServiceStub
-from kvgrpc.v1.lease_pb2_grpc import LeaseServiceStub
 from kvgrpc.v1.pool_pb2_grpc import PoolServiceStub
 from kvgrpc.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from kvgrpc.v1.tensor_pb2_grpc import TensorServiceStub
@@ -91,14 +90,13 @@ def connect(
     return Client(channel, replace(caller, stream=CallStream(channel, address, caller.identity)))
 
 
-class Client(HandoffCalls):
+class Client(OfferCalls):
     """One server, as seen from one event loop; `connect` makes it. Any number of its methods may run at once."""
 
     def __init__(self, channel: aio.Channel, caller: Caller) -> None:
         super().__init__(channel, caller)
         self._admin = AdminServiceStub(channel)
         self._handshake = HandshakeServiceStub(channel)
-        self._leases = LeaseServiceStub(channel)
         self._pool = PoolServiceStub(channel)
         self._keeper = Keeper(RenewalStream(caller, self._leases))
 
@@ -137,7 +135,7 @@ class Client(HandoffCalls):
         request = handshake_pb2.WatchEngineRequest()
         if min_interval_s is not None:
             request.min_interval.CopyFrom(duration(min_interval_s))
-        return watch_engine(self._call, self._handshake.WatchEngine, request)
+        return watch_engine(self._call, self._handshake.WatchEngine, lambda: request)
 
     async def check_compatibility(
         self, engine: handshake_pb2.EngineDescription, **options: Unpack[opt.CallOptions]

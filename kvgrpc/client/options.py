@@ -100,6 +100,7 @@ class FinishedBlocksOptions(OwnBlocksOptions, total=False):
     request_time_us: int
     tenant: str
     bound_to: str
+    findable: bool
 
 
 class PushPartOptions(OwnBlocksOptions, total=False):
@@ -191,6 +192,7 @@ class GrantLeaseOptions(LeaseOptions, EffectOptions, total=False):
 
     tenant: str
     bound_to: str
+    findable: bool
 
 
 class CancelOptions(EffectOptions, total=False):

@@ -292,6 +292,7 @@ class SyncClient(_Twin[Client]):
     check_compatibility = _blocking(Client.check_compatibility)
     connect_peer = _blocking(Client.connect_peer)
     describe_pools = _blocking(Client.describe_pools)
+    find_offers = _blocking(Client.find_offers)
     finished_blocks = _blocking(Client.finished_blocks)
     forget_engine = _blocking(Client.forget_engine)
     free = _blocking(Client.free)
@@ -328,6 +329,7 @@ class SyncClient(_Twin[Client]):
     wait_transfers = _blocking(Client.wait_transfers)
     watch = _iterating(Client.watch)
     watch_engine = _iterating(Client.watch_engine)
+    watch_offers = _iterating(Client.watch_offers)
 
 
 async def _connected(make: Callable[P, Client], *args: P.args, **kwargs: P.kwargs) -> Client:

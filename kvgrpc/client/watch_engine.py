@@ -1,4 +1,4 @@
-"""Watches an engine for any length of time: its state, and the moments when its server cannot be reached.
+"""Watches an engine for any length of time: its state or its offers, and when its server cannot be reached.
 
 Rules:
 * Each stream has a deadline like any call; the next one follows at once. A server sends something at least every 5
@@ -10,16 +10,19 @@ Rules:
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
+from google.protobuf.message import Message
 from grpc import aio
 
 from kvgrpc.client import pauses
 from kvgrpc.client.caller import Caller
 from kvgrpc.errors import DeadlineExceeded, Exhausted, InternalError, KVGrpcError, Reason, Unavailable
-from kvgrpc.v1.handshake_pb2 import WatchEngineRequest, WatchEngineResponse
+from kvgrpc.v1.handshake_pb2 import WatchEngineResponse
+from kvgrpc.v1.lease_pb2 import WatchOffersResponse
 
 STREAM_S = 60.0
 """Deadline of one stream, in seconds."""
@@ -38,20 +41,24 @@ class EngineUnreachable:
 
 EngineEvent = WatchEngineResponse | EngineUnreachable
 """The engine's current state, or a marker."""
+OfferEvent = WatchOffersResponse | EngineUnreachable
+"""Changes of the engine's offers, or a marker."""
 
-Method = aio.UnaryStreamMultiCallable[WatchEngineRequest, WatchEngineResponse]
+_Reply = TypeVar("_Reply", WatchEngineResponse, WatchOffersResponse)
 
 
 async def watch_engine(
-    caller: Caller, method: Method, request: WatchEngineRequest
-) -> AsyncGenerator[EngineEvent, None]:
-    """Yields events until an error that another attempt cannot fix, or until its reader stops."""
+    caller: Caller, method: aio.UnaryStreamMultiCallable[Any, _Reply], request: Callable[[], Message]
+) -> AsyncGenerator[_Reply | EngineUnreachable, None]:
+    """Yields events until an error that another attempt cannot fix, or until its reader stops. `request` makes the
+    request of the next stream.
+    """
     clock = asyncio.get_running_loop().time
     failures = 0
     while True:
         opened = clock()
         try:
-            async with aclosing(_stream(caller, method, request)) as replies:
+            async with aclosing(_stream(caller, method, request())) as replies:
                 async for reply in replies:
                     failures = 0
                     yield reply
@@ -69,8 +76,8 @@ async def watch_engine(
 
 
 async def _stream(
-    caller: Caller, method: Method, request: WatchEngineRequest
-) -> AsyncGenerator[WatchEngineResponse, None]:
+    caller: Caller, method: aio.UnaryStreamMultiCallable[Any, _Reply], request: Message
+) -> AsyncGenerator[_Reply, None]:
     """Yields the replies of one stream."""
     call = method(request, timeout=STREAM_S, metadata=caller.headers())
     replies = aiter(call)
@@ -82,7 +89,8 @@ async def _stream(
                 return
             yield reply
     except TimeoutError as silent:
-        what = f"WatchEngine at {caller.address}: nothing was heard for {SILENCE_S:g} s"
+        watch = type(request).__name__.removesuffix("Request")
+        what = f"{watch} at {caller.address}: nothing was heard for {SILENCE_S:g} s"
         raise DeadlineExceeded(Reason.DEADLINE, what, metadata={"phase": "watch"}) from silent
     except aio.AioRpcError as failed:
         raise await caller.failure(failed, request, STREAM_S) from failed

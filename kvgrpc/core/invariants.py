@@ -23,6 +23,9 @@ def check(state: NodeState) -> None:
         assert state.now < lease.deadline <= lease.cap, f"{lease.id} outlives its time"
         assert all(state.access.rows[id_].state is AccessState.OPEN for id_ in lease.accesses)
         assert all(state.access.rows[id_].state is AccessState.WAITING for id_ in lease.waiting)
+    found = [(offer.lease_id, offer.tenant) for offer in state.send.offers]
+    assert found == [(lease.id, lease.tenant) for lease in state.send.leases if lease.findable], "an index of others"
+    state.send.offers.check()
     firmness = Firmness(state)
     for lease in state.send.soft_leases.oldest():
         assert lease.live, f"{lease.id} is soft and over"

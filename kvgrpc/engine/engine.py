@@ -150,8 +150,6 @@ class Engine(AbstractContextManager["Engine"]):
         """Limits of the lead."""
         return self._lives.limits
 
-    # -- what a scheduler does
-
     def finished_blocks(  # noqa: PLR0913 - by name, each with a default
         self,
         blocks: AnyBlocks,
@@ -168,6 +166,7 @@ class Engine(AbstractContextManager["Engine"]):
         takes_registrations: bool = False,
         tenant: str = "",
         bound_to: str = "",
+        findable: bool = False,
         traceparent: str = "",
     ) -> HandOver:
         """Hands finished blocks over to readers, without a round trip: the grant is minted here.
@@ -175,8 +174,9 @@ class Engine(AbstractContextManager["Engine"]):
         The blocks belong to the hand-over until BlocksReturned: its readers are done, `ttl_s` is over, or `reclaim`
         takes them back after `firm_ttl_s`, if no reader has come. `request_time_us`: when the request began, in µs
         since the Unix epoch; 0 is now. With `takes_registrations` the blocks are pushed to a destination that registers
-        under the key before a reader comes. The grant is for consumers of `tenant`, or for the one named `bound_to`.
-        Refusals arrive as Failed and BlocksReturned; errors that can be seen here raise InvalidRequest or OutOfRange.
+        under the key before a reader comes; with `findable` FindOffers finds them. The grant is for consumers of
+        `tenant`, or for the one named `bound_to`. Refusals arrive as Failed and BlocksReturned; errors that can be seen
+        here raise InvalidRequest or OutOfRange.
         """
         check_transfer_key(transfer_key)
         ttl_s = granted_ttl(ttl_s, self.limits)
@@ -186,13 +186,14 @@ class Engine(AbstractContextManager["Engine"]):
         claims = grants.Claims(
             access=grants.AccessKind.READ, engine_id=self.engine_id, incarnation=self.incarnation, address=self.address,
             lease_id=lease, transfer_key=transfer_key, ttl_s=ttl_s, token_count=content.tokens, on_abort=on_abort,
-            block_count=sum(sum(row.runs.counts) for row in own.groups), request_time_us=began_us,
-            tenant=tenant, bound_to=bound_to,
+            block_count=sum(sum(row.runs.counts) for row in own.groups), request_time_us=began_us, tenant=tenant,
+            bound_to=bound_to,
         )  # fmt: skip
         job = handoff_pb2.HandOver(
             blocks=own, content=content.message, ttl=duration(ttl_s), consumer_count=consumers, after_step=after_step,
             on_abort=ON_ABORT[on_abort], lease_id=lease, request_time_us=began_us, tenant=tenant, bound_to=bound_to,
             firm_ttl=None if firm_ttl_s is None else duration(firm_ttl_s), takes_registrations=takes_registrations,
+            findable=findable,
         )  # fmt: skip
         request = handoff_pb2.FinishedBlocksRequest(transfer_key=transfer_key, request_id=request_id, for_readers=job)
         page, token = self._lives.page, grants.mint(claims, key)
@@ -216,9 +217,8 @@ class Engine(AbstractContextManager["Engine"]):
         """Pulls what a grant offers: holds and renews its lease from now on; `Pull.start` gives the blocks.
         `request_time_us`: when the request that takes the offer began; 0: when the request that handed over began.
         `allow_prefix`: as the field of PullBlocks; Received says how many tokens came. Until the pull has blocks, the
-        source may take the offer back for an older request: Failed, with LEASE_RECLAIMED.
-
-        Raises InvalidRequest (GRANT_INVALID) for a token that is no grant; other refusals arrive as Failed.
+        source may take the offer back for an older request: Failed, with LEASE_RECLAIMED. Raises InvalidRequest
+        (GRANT_INVALID) for a token that is no grant; other refusals arrive as Failed.
         """
         offer_tokens = grants.read_claims(grant).token_count
         request = handoff_pb2.PullBlocksRequest(

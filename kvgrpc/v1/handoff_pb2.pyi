@@ -101,6 +101,7 @@ class HandOver(_message.Message):
     TAKES_REGISTRATIONS_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     BOUND_TO_FIELD_NUMBER: _builtins.int
+    FINDABLE_FIELD_NUMBER: _builtins.int
     consumer_count: _builtins.int
     """Number of consumers that will come; 0 means 1."""
     on_abort: _common_pb2.OnAbort.ValueType
@@ -134,6 +135,11 @@ class HandOver(_message.Message):
     """Name of the one consumer that may use the grant, as its certificate or token gives it (docs/security.md), such as
     "spiffe://prod.example/ns/llm/sa/decode". Others are refused with GRANT_BOUND. Empty means every consumer of the
     tenant.
+    """
+    findable: _builtins.bool
+    """FindOffers finds the lease by its content, which must be a digest chain or tokens. The caller vouches that the
+    blocks hold the KV of this content. Whoever finds the lease is a consumer like any other, so `consumer_count` counts
+    these, too. It goes with neither `bound_to` nor `takes_registrations`.
     """
     @_builtins.property
     def blocks(self) -> _common_pb2.Blocks:
@@ -173,10 +179,11 @@ class HandOver(_message.Message):
         takes_registrations: _builtins.bool = ...,
         tenant: _builtins.str = ...,
         bound_to: _builtins.str = ...,
+        findable: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "content", b"content", "firm_ttl", b"firm_ttl", "ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_step", b"after_step", "blocks", b"blocks", "bound_to", b"bound_to", "consumer_count", b"consumer_count", "content", b"content", "firm_ttl", b"firm_ttl", "lease_id", b"lease_id", "on_abort", b"on_abort", "priority", b"priority", "request_time_us", b"request_time_us", "takes_registrations", b"takes_registrations", "tenant", b"tenant", "ttl", b"ttl"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_step", b"after_step", "blocks", b"blocks", "bound_to", b"bound_to", "consumer_count", b"consumer_count", "content", b"content", "findable", b"findable", "firm_ttl", b"firm_ttl", "lease_id", b"lease_id", "on_abort", b"on_abort", "priority", b"priority", "request_time_us", b"request_time_us", "takes_registrations", b"takes_registrations", "tenant", b"tenant", "ttl", b"ttl"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

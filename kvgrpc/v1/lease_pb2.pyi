@@ -109,6 +109,7 @@ class Lease(_message.Message):
     LABELS_FIELD_NUMBER: _builtins.int
     SOFT_IN_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
+    FINDABLE_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
     """Id of the lease."""
     state: Global___LeaseState.ValueType
@@ -131,6 +132,8 @@ class Lease(_message.Message):
     """Trace id of the hand-over."""
     tenant: _builtins.str
     """Tenant of the lease; empty for a lease of the house, which is open to every tenant."""
+    findable: _builtins.bool
+    """FindOffers finds the lease."""
     @_builtins.property
     def ttl(self) -> _duration_pb2.Duration:
         """Duration that the last grant or renewal gave."""
@@ -186,10 +189,11 @@ class Lease(_message.Message):
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         soft_in: _duration_pb2.Duration | None = ...,
         tenant: _builtins.str = ...,
+        findable: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "blocks", b"blocks", "cap_remaining", b"cap_remaining", "remaining", b"remaining", "soft_in", b"soft_in", "ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "blocks", b"blocks", "cap_remaining", b"cap_remaining", "consumer_count", b"consumer_count", "done_consumer_count", b"done_consumer_count", "labels", b"labels", "lease_id", b"lease_id", "open_access_count", b"open_access_count", "remaining", b"remaining", "renewal_count", b"renewal_count", "request_id", b"request_id", "soft_in", b"soft_in", "state", b"state", "tenant", b"tenant", "token_count", b"token_count", "trace_id", b"trace_id", "transfer_id", b"transfer_id", "ttl", b"ttl"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "blocks", b"blocks", "cap_remaining", b"cap_remaining", "consumer_count", b"consumer_count", "done_consumer_count", b"done_consumer_count", "findable", b"findable", "labels", b"labels", "lease_id", b"lease_id", "open_access_count", b"open_access_count", "remaining", b"remaining", "renewal_count", b"renewal_count", "request_id", b"request_id", "soft_in", b"soft_in", "state", b"state", "tenant", b"tenant", "token_count", b"token_count", "trace_id", b"trace_id", "transfer_id", b"transfer_id", "ttl", b"ttl"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -273,6 +277,7 @@ class GrantLeaseRequest(_message.Message):
     REQUEST_TIME_US_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     BOUND_TO_FIELD_NUMBER: _builtins.int
+    FINDABLE_FIELD_NUMBER: _builtins.int
     idempotency_key: _builtins.str
     """Idempotency key; see common.proto."""
     consumer_count: _builtins.int
@@ -291,6 +296,8 @@ class GrantLeaseRequest(_message.Message):
     """Tenant of the lease and its grant, as in FinishedBlocks."""
     bound_to: _builtins.str
     """Name of the one consumer that may use the grant, as in FinishedBlocks."""
+    findable: _builtins.bool
+    """FindOffers finds the lease, as in FinishedBlocks."""
     @_builtins.property
     def blocks(self) -> _common_pb2.Blocks:
         """Required. The blocks, in token order."""
@@ -328,10 +335,11 @@ class GrantLeaseRequest(_message.Message):
         request_time_us: _builtins.int = ...,
         tenant: _builtins.str = ...,
         bound_to: _builtins.str = ...,
+        findable: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "content", b"content", "firm_ttl", b"firm_ttl", "ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "bound_to", b"bound_to", "consumer_count", b"consumer_count", "content", b"content", "firm_ttl", b"firm_ttl", "idempotency_key", b"idempotency_key", "labels", b"labels", "on_abort", b"on_abort", "request_id", b"request_id", "request_time_us", b"request_time_us", "tenant", b"tenant", "transfer_key", b"transfer_key", "ttl", b"ttl", "validate_only", b"validate_only"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "bound_to", b"bound_to", "consumer_count", b"consumer_count", "content", b"content", "findable", b"findable", "firm_ttl", b"firm_ttl", "idempotency_key", b"idempotency_key", "labels", b"labels", "on_abort", b"on_abort", "request_id", b"request_id", "request_time_us", b"request_time_us", "tenant", b"tenant", "transfer_key", b"transfer_key", "ttl", b"ttl", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -750,3 +758,220 @@ class KeepAliveResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___KeepAliveResponse: _TypeAlias = KeepAliveResponse  # noqa: Y015
+
+@_typing.final
+class FindOffersRequest(_message.Message):
+    """Content to find."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTENT_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """Tenant whose leases are searched. Unset means the caller's. Only a caller without a tenant may state one. Leases of
+    the house are found by callers without a tenant that state none, and by nobody else.
+    """
+    @_builtins.property
+    def content(self) -> _common_pb2.Content:
+        """Required. Content of the caller's whole prompt, as a digest chain or as tokens. Each digest of the chain covers the
+        prompt up to the end of its unit, with adapter, salt and weights, as docs/protocol.md defines it. A last unit that is
+        short is equal only to a unit that ends at the same token.
+        """
+
+    def __init__(
+        self,
+        *,
+        content: _common_pb2.Content | None = ...,
+        tenant: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FindOffersRequest: _TypeAlias = FindOffersRequest  # noqa: Y015
+
+@_typing.final
+class FindOffersResponse(_message.Message):
+    """Leases with the longest beginning."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    OFFERS_FIELD_NUMBER: _builtins.int
+    FINGERPRINT_FIELD_NUMBER: _builtins.int
+    fingerprint: _builtins.str
+    """Fingerprint of the pool's layout, as in PoolDescription. A grant covers all groups of the pool."""
+    @_builtins.property
+    def header(self) -> _common_pb2.ResponseHeader:
+        """The answering engine and its incarnation."""
+
+    @_builtins.property
+    def offers(self) -> _containers.RepeatedCompositeFieldContainer[Global___FoundOffer]:
+        """At most 4 leases with the longest beginning, the newest first. All have equally many of the caller's tokens. Empty
+        means that nothing of the content is found here.
+        """
+
+    def __init__(
+        self,
+        *,
+        header: _common_pb2.ResponseHeader | None = ...,
+        offers: _abc.Iterable[Global___FoundOffer] | None = ...,
+        fingerprint: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint", "header", b"header", "offers", b"offers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FindOffersResponse: _TypeAlias = FindOffersResponse  # noqa: Y015
+
+@_typing.final
+class FoundOffer(_message.Message):
+    """A lease that was found."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GRANT_FIELD_NUMBER: _builtins.int
+    TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    REMAINING_FIELD_NUMBER: _builtins.int
+    SOFT_IN_FIELD_NUMBER: _builtins.int
+    token_count: _builtins.int
+    """Number of leading tokens of the caller's content that the lease's blocks hold and that can be pulled alone: a
+    multiple of 16, or all tokens of the lease. It is the largest `use_tokens` of a pull.
+    """
+    @_builtins.property
+    def grant(self) -> _common_pb2.Grant:
+        """READ grant on the lease, with a transfer key that no other call gets."""
+
+    @_builtins.property
+    def remaining(self) -> _duration_pb2.Duration:
+        """Time until the lease expires, unless it is renewed or ends before."""
+
+    @_builtins.property
+    def soft_in(self) -> _duration_pb2.Duration:
+        """Time until the engine may take the lease's blocks back, as in Lease."""
+
+    def __init__(
+        self,
+        *,
+        grant: _common_pb2.Grant | None = ...,
+        token_count: _builtins.int = ...,
+        remaining: _duration_pb2.Duration | None = ...,
+        soft_in: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["grant", b"grant", "remaining", b"remaining", "soft_in", b"soft_in"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grant", b"grant", "remaining", b"remaining", "soft_in", b"soft_in", "token_count", b"token_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FoundOffer: _TypeAlias = FoundOffer  # noqa: Y015
+
+@_typing.final
+class WatchOffersRequest(_message.Message):
+    """Watch of what can be found."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    AFTER_OFFER_SEQ_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """Tenant, as in FindOffers."""
+    after_offer_seq: _builtins.int
+    """`offer_seq` of the last message of an earlier watch. The watch goes on after it, if this life still knows what has
+    changed since then. 0 means that everything is told.
+    """
+    incarnation: _builtins.int
+    """Life that `after_offer_seq` belongs to. Required with it."""
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        after_offer_seq: _builtins.int = ...,
+        incarnation: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_offer_seq", b"after_offer_seq", "incarnation", b"incarnation", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchOffersRequest: _TypeAlias = WatchOffersRequest  # noqa: Y015
+
+@_typing.final
+class WatchOffersResponse(_message.Message):
+    """Changes of what can be found."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_FIELD_NUMBER: _builtins.int
+    CHANGES_FIELD_NUMBER: _builtins.int
+    OFFER_SEQ_FIELD_NUMBER: _builtins.int
+    snapshot: _builtins.bool
+    """Everything that was told of this engine before no longer counts."""
+    offer_seq: _builtins.int
+    """Number to resume after."""
+    @_builtins.property
+    def header(self) -> _common_pb2.ResponseHeader:
+        """The answering engine and its incarnation."""
+
+    @_builtins.property
+    def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___OfferChange]:
+        """Changes. Later messages may add to a snapshot."""
+
+    def __init__(
+        self,
+        *,
+        header: _common_pb2.ResponseHeader | None = ...,
+        snapshot: _builtins.bool = ...,
+        changes: _abc.Iterable[Global___OfferChange] | None = ...,
+        offer_seq: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "header", b"header", "offer_seq", b"offer_seq", "snapshot", b"snapshot"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchOffersResponse: _TypeAlias = WatchOffersResponse  # noqa: Y015
+
+@_typing.final
+class OfferChange(_message.Message):
+    """A lease that can be found from now on, or no longer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OFFER_NUMBER_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
+    DIGESTS_FIELD_NUMBER: _builtins.int
+    TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    offer_number: _builtins.int
+    """Number of the lease in this life, which names it in watches and nowhere else."""
+    ended: _builtins.bool
+    """The lease can be found no longer. A number that was never told may end."""
+    digests: _builtins.bytes
+    """Digests of 32 bytes each, concatenated: those of the chain's unit 1 and of its units 16, 32, 48 and so on, as far as
+    the tokens up to them can be pulled alone. Empty for a lease that ended.
+    """
+    token_count: _builtins.int
+    """Number of tokens on offer; 0 for a lease that ended."""
+    def __init__(
+        self,
+        *,
+        offer_number: _builtins.int = ...,
+        ended: _builtins.bool = ...,
+        digests: _builtins.bytes = ...,
+        token_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests", "ended", b"ended", "offer_number", b"offer_number", "token_count", b"token_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OfferChange: _TypeAlias = OfferChange  # noqa: Y015

@@ -61,6 +61,16 @@ class LeaseServiceStub(object):
                 request_serializer=kvgrpc_dot_v1_dot_lease__pb2.ListLeasesRequest.SerializeToString,
                 response_deserializer=kvgrpc_dot_v1_dot_lease__pb2.ListLeasesResponse.FromString,
                 _registered_method=True)
+        self.FindOffers = channel.unary_unary(
+                '/kvgrpc.v1.LeaseService/FindOffers',
+                request_serializer=kvgrpc_dot_v1_dot_lease__pb2.FindOffersRequest.SerializeToString,
+                response_deserializer=kvgrpc_dot_v1_dot_lease__pb2.FindOffersResponse.FromString,
+                _registered_method=True)
+        self.WatchOffers = channel.unary_stream(
+                '/kvgrpc.v1.LeaseService/WatchOffers',
+                request_serializer=kvgrpc_dot_v1_dot_lease__pb2.WatchOffersRequest.SerializeToString,
+                response_deserializer=kvgrpc_dot_v1_dot_lease__pb2.WatchOffersResponse.FromString,
+                _registered_method=True)
         self.KeepAlive = channel.stream_stream(
                 '/kvgrpc.v1.LeaseService/KeepAlive',
                 request_serializer=kvgrpc_dot_v1_dot_lease__pb2.KeepAliveRequest.SerializeToString,
@@ -133,6 +143,40 @@ class LeaseServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FindOffers(self, request, context):
+        """Finds leases by what their blocks hold: those of one tenant that were handed over as `findable`, and whose blocks
+        begin with the longest of all beginnings of a prompt that such a lease of this engine has. Each comes with a READ
+        grant of its own, which a consumer pulls with as with any other: PullBlocks with the prompt's content. The reply
+        proves nothing: OpenAccess at this lead checks grant, tenant, content, life and lease again, and SettleAccess says
+        whether the bytes are valid. The call claims no lease and makes none firm. It has no effect and is safe to repeat.
+
+        Errors:
+        * INVALID_ARGUMENT CONTENT_REQUIRED: there is no content, or it is an opaque id, which has no beginnings.
+        * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs. A chain of other weights
+        is found nowhere.
+        * INVALID_ARGUMENT INVALID_FIELD: `tenant` is another one than the caller's.
+        * OUT_OF_RANGE LIMIT_EXCEEDED: the content has more than 65,536 units of 16 tokens.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchOffers(self, request, context):
+        """Tells what FindOffers would find of one tenant: all of it first, then what changes. It is for routers that keep an
+        index of many engines. What it says may be out of date when it arrives, and only a part of each chain's digests
+        comes, so an index that is made of it is approximate. The watch is of the server and not of a life: a header with
+        another incarnation comes with a new snapshot. A watch that falls too far behind gets a new snapshot, too. A message
+        comes at least every 5 seconds. A watch resumes by the header and `offer_seq` of its last message.
+
+        Errors:
+        * INVALID_ARGUMENT INVALID_FIELD: `tenant` is another one than the caller's; `after_offer_seq` without
+        `incarnation`, or one that this life has not reached.
+        * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: too many watches. Retry after the delay.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def KeepAlive(self, request_iterator, context):
         """Renews leases over a stream, like RenewLeases, for callers that hold thousands. Every request gets one reply. A
         dead lease is a row and never ends the stream. The end of the stream ends no lease.
@@ -170,6 +214,16 @@ def add_LeaseServiceServicer_to_server(servicer, server):
                     servicer.ListLeases,
                     request_deserializer=kvgrpc_dot_v1_dot_lease__pb2.ListLeasesRequest.FromString,
                     response_serializer=kvgrpc_dot_v1_dot_lease__pb2.ListLeasesResponse.SerializeToString,
+            ),
+            'FindOffers': grpc.unary_unary_rpc_method_handler(
+                    servicer.FindOffers,
+                    request_deserializer=kvgrpc_dot_v1_dot_lease__pb2.FindOffersRequest.FromString,
+                    response_serializer=kvgrpc_dot_v1_dot_lease__pb2.FindOffersResponse.SerializeToString,
+            ),
+            'WatchOffers': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchOffers,
+                    request_deserializer=kvgrpc_dot_v1_dot_lease__pb2.WatchOffersRequest.FromString,
+                    response_serializer=kvgrpc_dot_v1_dot_lease__pb2.WatchOffersResponse.SerializeToString,
             ),
             'KeepAlive': grpc.stream_stream_rpc_method_handler(
                     servicer.KeepAlive,
@@ -314,6 +368,60 @@ class LeaseService(object):
             '/kvgrpc.v1.LeaseService/ListLeases',
             kvgrpc_dot_v1_dot_lease__pb2.ListLeasesRequest.SerializeToString,
             kvgrpc_dot_v1_dot_lease__pb2.ListLeasesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FindOffers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvgrpc.v1.LeaseService/FindOffers',
+            kvgrpc_dot_v1_dot_lease__pb2.FindOffersRequest.SerializeToString,
+            kvgrpc_dot_v1_dot_lease__pb2.FindOffersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchOffers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kvgrpc.v1.LeaseService/WatchOffers',
+            kvgrpc_dot_v1_dot_lease__pb2.WatchOffersRequest.SerializeToString,
+            kvgrpc_dot_v1_dot_lease__pb2.WatchOffersResponse.FromString,
             options,
             channel_credentials,
             insecure,

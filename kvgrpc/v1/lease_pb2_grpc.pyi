@@ -75,6 +75,32 @@ class LeaseServiceStub:
     * INVALID_ARGUMENT INVALID_FIELD: the page token is invalid.
     * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
     """
+    FindOffers: _grpc.UnaryUnaryMultiCallable[_lease_pb2.FindOffersRequest, _lease_pb2.FindOffersResponse]
+    """Finds leases by what their blocks hold: those of one tenant that were handed over as `findable`, and whose blocks
+    begin with the longest of all beginnings of a prompt that such a lease of this engine has. Each comes with a READ
+    grant of its own, which a consumer pulls with as with any other: PullBlocks with the prompt's content. The reply
+    proves nothing: OpenAccess at this lead checks grant, tenant, content, life and lease again, and SettleAccess says
+    whether the bytes are valid. The call claims no lease and makes none firm. It has no effect and is safe to repeat.
+
+    Errors:
+    * INVALID_ARGUMENT CONTENT_REQUIRED: there is no content, or it is an opaque id, which has no beginnings.
+    * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs. A chain of other weights
+      is found nowhere.
+    * INVALID_ARGUMENT INVALID_FIELD: `tenant` is another one than the caller's.
+    * OUT_OF_RANGE LIMIT_EXCEEDED: the content has more than 65,536 units of 16 tokens.
+    """
+    WatchOffers: _grpc.UnaryStreamMultiCallable[_lease_pb2.WatchOffersRequest, _lease_pb2.WatchOffersResponse]
+    """Tells what FindOffers would find of one tenant: all of it first, then what changes. It is for routers that keep an
+    index of many engines. What it says may be out of date when it arrives, and only a part of each chain's digests
+    comes, so an index that is made of it is approximate. The watch is of the server and not of a life: a header with
+    another incarnation comes with a new snapshot. A watch that falls too far behind gets a new snapshot, too. A message
+    comes at least every 5 seconds. A watch resumes by the header and `offer_seq` of its last message.
+
+    Errors:
+    * INVALID_ARGUMENT INVALID_FIELD: `tenant` is another one than the caller's; `after_offer_seq` without
+      `incarnation`, or one that this life has not reached.
+    * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: too many watches. Retry after the delay.
+    """
     KeepAlive: _grpc.StreamStreamMultiCallable[_lease_pb2.KeepAliveRequest, _lease_pb2.KeepAliveResponse]
     """Renews leases over a stream, like RenewLeases, for callers that hold thousands. Every request gets one reply. A
     dead lease is a row and never ends the stream. The end of the stream ends no lease.
@@ -128,6 +154,32 @@ class LeaseServiceAsyncStub(LeaseServiceStub):
     Errors:
     * INVALID_ARGUMENT INVALID_FIELD: the page token is invalid.
     * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
+    """
+    FindOffers: _aio.UnaryUnaryMultiCallable[_lease_pb2.FindOffersRequest, _lease_pb2.FindOffersResponse]  # type: ignore[assignment]
+    """Finds leases by what their blocks hold: those of one tenant that were handed over as `findable`, and whose blocks
+    begin with the longest of all beginnings of a prompt that such a lease of this engine has. Each comes with a READ
+    grant of its own, which a consumer pulls with as with any other: PullBlocks with the prompt's content. The reply
+    proves nothing: OpenAccess at this lead checks grant, tenant, content, life and lease again, and SettleAccess says
+    whether the bytes are valid. The call claims no lease and makes none firm. It has no effect and is safe to repeat.
+
+    Errors:
+    * INVALID_ARGUMENT CONTENT_REQUIRED: there is no content, or it is an opaque id, which has no beginnings.
+    * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs. A chain of other weights
+      is found nowhere.
+    * INVALID_ARGUMENT INVALID_FIELD: `tenant` is another one than the caller's.
+    * OUT_OF_RANGE LIMIT_EXCEEDED: the content has more than 65,536 units of 16 tokens.
+    """
+    WatchOffers: _aio.UnaryStreamMultiCallable[_lease_pb2.WatchOffersRequest, _lease_pb2.WatchOffersResponse]  # type: ignore[assignment]
+    """Tells what FindOffers would find of one tenant: all of it first, then what changes. It is for routers that keep an
+    index of many engines. What it says may be out of date when it arrives, and only a part of each chain's digests
+    comes, so an index that is made of it is approximate. The watch is of the server and not of a life: a header with
+    another incarnation comes with a new snapshot. A watch that falls too far behind gets a new snapshot, too. A message
+    comes at least every 5 seconds. A watch resumes by the header and `offer_seq` of its last message.
+
+    Errors:
+    * INVALID_ARGUMENT INVALID_FIELD: `tenant` is another one than the caller's; `after_offer_seq` without
+      `incarnation`, or one that this life has not reached.
+    * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: too many watches. Retry after the delay.
     """
     KeepAlive: _aio.StreamStreamMultiCallable[_lease_pb2.KeepAliveRequest, _lease_pb2.KeepAliveResponse]  # type: ignore[assignment]
     """Renews leases over a stream, like RenewLeases, for callers that hold thousands. Every request gets one reply. A
@@ -209,6 +261,44 @@ class LeaseServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors:
         * INVALID_ARGUMENT INVALID_FIELD: the page token is invalid.
         * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
+        """
+
+    @_abc_1.abstractmethod
+    def FindOffers(
+        self,
+        request: _lease_pb2.FindOffersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_lease_pb2.FindOffersResponse, _abc.Awaitable[_lease_pb2.FindOffersResponse]]:
+        """Finds leases by what their blocks hold: those of one tenant that were handed over as `findable`, and whose blocks
+        begin with the longest of all beginnings of a prompt that such a lease of this engine has. Each comes with a READ
+        grant of its own, which a consumer pulls with as with any other: PullBlocks with the prompt's content. The reply
+        proves nothing: OpenAccess at this lead checks grant, tenant, content, life and lease again, and SettleAccess says
+        whether the bytes are valid. The call claims no lease and makes none firm. It has no effect and is safe to repeat.
+
+        Errors:
+        * INVALID_ARGUMENT CONTENT_REQUIRED: there is no content, or it is an opaque id, which has no beginnings.
+        * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs. A chain of other weights
+          is found nowhere.
+        * INVALID_ARGUMENT INVALID_FIELD: `tenant` is another one than the caller's.
+        * OUT_OF_RANGE LIMIT_EXCEEDED: the content has more than 65,536 units of 16 tokens.
+        """
+
+    @_abc_1.abstractmethod
+    def WatchOffers(
+        self,
+        request: _lease_pb2.WatchOffersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_lease_pb2.WatchOffersResponse], _abc.AsyncIterator[_lease_pb2.WatchOffersResponse]]:
+        """Tells what FindOffers would find of one tenant: all of it first, then what changes. It is for routers that keep an
+        index of many engines. What it says may be out of date when it arrives, and only a part of each chain's digests
+        comes, so an index that is made of it is approximate. The watch is of the server and not of a life: a header with
+        another incarnation comes with a new snapshot. A watch that falls too far behind gets a new snapshot, too. A message
+        comes at least every 5 seconds. A watch resumes by the header and `offer_seq` of its last message.
+
+        Errors:
+        * INVALID_ARGUMENT INVALID_FIELD: `tenant` is another one than the caller's; `after_offer_seq` without
+          `incarnation`, or one that this life has not reached.
+        * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: too many watches. Retry after the delay.
         """
 
     @_abc_1.abstractmethod

@@ -162,6 +162,7 @@ def lease(value: Lease, times: LeaseTimes, incarnation: int) -> lease_pb2.Lease:
         labels=dict(value.labels),
         soft_in=None if times.soft_in_s is None else duration(times.soft_in_s),
         tenant=value.tenant,
+        findable=value.findable,
     )
 
 

@@ -136,7 +136,7 @@ TABLE: tuple[Bound, ...] = (
         BoundKind.NUMBER, INTEGER_MAX,
         "after_step step after_seq after_event_seq read_events event_seq attempt incarnation call_id "
         "cancelled_call_ids sequence released_count source_released_count "
-        "request_time_us",
+        "request_time_us after_offer_seq",
     ),
     Bound(
         BoundKind.FREE, 0,

@@ -121,6 +121,7 @@ def finished_blocks(
         request_time_us=0 if part is not None else request.for_readers.request_time_us,
         tenant="" if part is not None else request.for_readers.tenant,
         bound_to="" if part is not None else request.for_readers.bound_to,
+        findable=part is None and request.for_readers.findable,
         takes_registrations=part is None and request.for_readers.takes_registrations,
     )
 
@@ -193,6 +194,7 @@ def grant_lease(
         request_time_us=request.request_time_us,
         tenant=request.tenant,
         bound_to=request.bound_to,
+        findable=request.findable,
     )
 
 

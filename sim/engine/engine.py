@@ -232,6 +232,7 @@ class Engine:
                 lease_id=made.lease_id,
                 firm_ttl_s=offer.firm_ttl_s,
                 request_time_us=offer.request_time_us,
+                findable=True,
             )
 
         key = {"key": made.lease_id, "method": "FinishedBlocks"}

@@ -63,6 +63,7 @@ READS: dict[str, Callable[[Client], Invoke]] = {
     "pins": lambda c: c.pins,
     "audit_records": lambda c: c.audit_records,
     "spans": lambda c: lambda **o: c.spans(trace_id="ab" * 16, **o),
+    "find_offers": lambda c: lambda **o: c.find_offers([2], **o),
     "forget_engine": lambda c: lambda **o: c.forget_engine("d", **o),
 }
 SCHEDULER: dict[str, Callable[[Scheduler], Invoke]] = {
@@ -119,7 +120,7 @@ CHANGES: dict[str, Callable[[Client], Invoke]] = {
     "release_lease": lambda c: lambda **o: c.release_lease("l", **o),
 }
 # Methods that make other kinds of calls; each has tests of its own.
-LONGER = {"pull", "receive", "wait", "wait_transfers", "watch", "watch_engine", "lease", "keep_alive"}
+LONGER = {"pull", "receive", "wait", "wait_transfers", "watch", "watch_engine", "watch_offers", "lease", "keep_alive"}
 ALL = {**READS, **CHANGES}
 
 
@@ -141,7 +142,7 @@ async def test_every_rpc_of_the_schema_has_a_method(server: FakeServer, client: 
         await method(client)()
     await client.wait("t")
     await client.wait_transfers(["t"])
-    streams = {"WatchTransfers", "WatchEngine", "KeepAlive", "Schedule"}
+    streams = {"WatchTransfers", "WatchEngine", "WatchOffers", "KeepAlive", "Schedule"}
     assert {seen.method for seen in server.seen} | streams == set(METHODS)
 
 

@@ -12,6 +12,7 @@ from kvgrpc.client import Client, EngineUnreachable, connect, pauses, watch_engi
 from kvgrpc.errors import DeadlineExceeded, InvalidRequest, Unavailable, Unimplemented
 from kvgrpc.v1.common_pb2 import ResponseHeader
 from kvgrpc.v1.handshake_pb2 import ADMISSION_OPEN, EngineStatus, GetEngineResponse, WatchEngineResponse
+from kvgrpc.v1.lease_pb2 import OfferChange, WatchOffersResponse
 from tests.client.fake import FakeServer, fail
 
 UNTIL_S = 30
@@ -124,3 +125,25 @@ async def test_what_asking_again_cannot_help_is_raised(
     with pytest.raises(kind):
         await anext(client.watch_engine())
     assert len(server.seen) == 1
+
+
+async def test_a_watch_of_offers_goes_on_after_its_last_message(server: FakeServer, client: Client) -> None:
+    def message(seq: int) -> WatchOffersResponse:
+        header = ResponseHeader(engine_id="P", incarnation=7)
+        return WatchOffersResponse(header=header, changes=[OfferChange(offer_number=seq)], offer_seq=seq)
+
+    async def answer(request: Any, context: Any) -> AsyncIterator[WatchOffersResponse]:
+        yield message(request.after_offer_seq + 1)
+        if request.after_offer_seq == 1:
+            await asyncio.Event().wait()
+
+    server.answers["WatchOffers"] = answer
+    async with asyncio.timeout(UNTIL_S), aclosing(client.watch_offers(tenant="red")) as events:
+        assert await anext(events) == message(1)
+        assert isinstance(await anext(events), EngineUnreachable)
+        assert await anext(events) == message(2)
+    first, second = server.requests("WatchOffers")
+    assert (first.tenant, first.after_offer_seq, first.incarnation) == ("red", 0, 0)
+    assert (second.tenant, second.after_offer_seq, second.incarnation) == ("red", 1, 7)
+    async with aclosing(client.watch_offers(after=message(5))) as events:
+        assert await anext(events) == message(6)

@@ -242,17 +242,18 @@ def _transfer_requests(made: _Made) -> Iterator[Request]:
 def _lease_requests(made: _Made) -> Iterator[Request]:
     ref = lease_pb2.LeaseRef(lease_id=made.lease.lease.lease_id)
     other = lease_pb2.LeaseRef(grant=made.handed.grant)
-    yield (
-        "GrantLease",
-        lease_pb2.GrantLeaseRequest(
-            blocks=made.free, content=WHOLE, ttl=dur(5), consumer_count=2, labels={"a": "b"}, transfer_key=made.keys[4]
-        ),
-    )
+    granted = lease_pb2.GrantLeaseRequest(
+        blocks=made.free, content=WHOLE, ttl=dur(5), consumer_count=2, labels={"a": "b"}, transfer_key=made.keys[4],
+        findable=True,
+    )  # fmt: skip
+    yield "GrantLease", granted
     yield "RenewLeases", lease_pb2.RenewLeasesRequest(leases=[ref, other], ttl=dur(9))
     yield "KeepAlive", lease_pb2.KeepAliveRequest(leases=[ref, other], ttl=dur(9))
     yield "ReleaseLease", lease_pb2.ReleaseLeaseRequest(lease=other)
     yield "GetLease", lease_pb2.GetLeaseRequest(lease=ref)
     yield "ListLeases", lease_pb2.ListLeasesRequest(request_id="r", page_size=3)
+    yield "FindOffers", lease_pb2.FindOffersRequest(content=WHOLE, tenant="red")
+    yield "WatchOffers", lease_pb2.WatchOffersRequest(tenant="red")
 
 
 def _pool_requests(made: _Made) -> Iterator[Request]:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 
 from kvgrpc.client import Client, content, move
 from kvgrpc.core.values.limits import Limits
-from kvgrpc.errors import AlreadyExists, Exhausted, KVGrpcError, NotFound, PermissionDenied, Reason
+from kvgrpc.errors import AlreadyExists, Exhausted, InvalidRequest, KVGrpcError, NotFound, PermissionDenied, Reason
 from kvgrpc.service.grpc_status import from_rpc_error
 from kvgrpc.v1 import (
     admin_pb2,
@@ -299,3 +299,31 @@ async def test_a_push_is_of_the_tenant_that_registered_it(people: People, server
         await blue_at_p.push_part(KEY, await blue_at_p.allocate(2, ttl_s=60), TOKENS, last=True)
         ended = await blue_at_d.wait(reserved.transfer.transfer_id)
         assert ended.state == transfer_pb2.TRANSFER_STATE_SUCCEEDED
+
+
+async def test_what_a_lease_holds_is_found_in_its_tenant_alone(people: People, servers: tuple[Any, Any]) -> None:
+    p, d = servers
+    found: dict[tuple[str, str], int] = {}
+    told: dict[str, int] = {}
+    async with AsyncExitStack() as stack:
+        clients = {name: await stack.enter_async_context(people.client(p, name)) for name in ("red", "blue", "house")}
+        red, blue, house = clients.values()
+        await red.finished_blocks(await red.allocate(2, ttl_s=60), TOKENS, findable=True)
+        for name, client in clients.items():
+            found[name, ""] = len((await client.find_offers(TOKENS)).offers)
+            async with aclosing(client.watch_offers()) as watch:
+                told[name] = len((await anext(watch)).changes)  # type: ignore[union-attr]
+        for tenant in ("red", "blue"):
+            found["house", tenant] = len((await house.find_offers(TOKENS, tenant=tenant)).offers)
+        assert told == {"red": 1, "blue": 0, "house": 0}
+        assert found == {
+            ("red", ""): 1, ("blue", ""): 0, ("house", ""): 0, ("house", "red"): 1, ("house", "blue"): 0,
+        }  # fmt: skip
+        with pytest.raises(InvalidRequest, match="tenant"):
+            await blue.find_offers(TOKENS, tenant="red")
+        with pytest.raises(InvalidRequest, match="tenant"):
+            await anext(blue.watch_offers(tenant="red"))
+        stolen = (await red.find_offers(TOKENS)).offers[0].grant
+        theirs = await stack.enter_async_context(people.client(d, "blue"))
+        with pytest.raises(NotFound):
+            await theirs.pull(stolen, TOKENS, blocks=await theirs.allocate(2, ttl_s=60))

@@ -40,7 +40,7 @@ from kvgrpc.core.state import life, move_table, node_state
 from kvgrpc.core.state.checksum_comparison import ChecksumComparison
 from kvgrpc.core.state.push import SourcePush
 from kvgrpc.core.state.reservation import ReservationMove
-from kvgrpc.core.tables import allocator, leases, pins, remembered, timers, transfer_table
+from kvgrpc.core.tables import allocator, leases, offer_index, pins, remembered, timers, transfer_table
 from kvgrpc.core.tables.accesses import Verdict
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.values import block_ids, bridge, content
@@ -96,6 +96,7 @@ MUTANTS = (
         "a step that is done in a layer is done", node.Node, "_step_done",
         lambda done: lambda self, event: done(self, replace(event, layers=None)), Rule.R2,
     ),
+    Mutant("a lease that ended is found", offer_index.OfferIndex, "remove", bugs.always(None), Rule.R1),
     Mutant("a settle timeout is success", moves.Moves, "due", bugs.silence_is_valid, Rule.R2),
     Mutant("consumers are counted by message", served_accesses.ServedAccesses, "_count", bugs.by_access, Rule.R4),
     Mutant("a consumer that failed is done", served_accesses.ServedAccesses, "_count", bugs.failures_done, Rule.R4),

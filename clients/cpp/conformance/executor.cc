@@ -68,6 +68,7 @@ const std::map<std::string, NamedMethod> kUnary = {
     KVGRPC_UNARY(Lease, GrantLease),
     KVGRPC_UNARY(Lease, RenewLeases),
     KVGRPC_UNARY(Lease, ReleaseLease),
+    KVGRPC_UNARY(Lease, FindOffers),
     KVGRPC_UNARY(Lease, GetLease),
     KVGRPC_UNARY(Lease, ListLeases),
     KVGRPC_UNARY(Pool, DescribePools),

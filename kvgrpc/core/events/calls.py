@@ -71,6 +71,8 @@ class FinishedBlocks:
     """Tenant of the lease; empty: the caller's."""
     bound_to: str = ""
     """Name of the one consumer that may use the grant; empty: any of the tenant."""
+    findable: bool = False
+    """The lease can be found by its content."""
     stands_for: tuple[str, ...] = ()
     """Live leases of these same blocks, for one consumer each: a read under this lease counts as a read under each of
     them.

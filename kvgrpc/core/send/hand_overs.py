@@ -5,15 +5,16 @@ A hand-over pins its blocks under a lease. Users follow the SEND transfer beside
 
 from kvgrpc.core.actions import HandedOver
 from kvgrpc.core.events import FinishedBlocks
+from kvgrpc.core.send.findable import check_findable
 from kvgrpc.core.send.firmness import Firmness
 from kvgrpc.core.send.leases import LEASE_ID_BYTES_MAX, Leases, may_mint
+from kvgrpc.core.send.read_grants import read_grant
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.tables.leases import Lease
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.transfers import Direction, Transfer
 from kvgrpc.core.values.block_ids import Blocks
 from kvgrpc.core.values.content import ContentId
-from kvgrpc.core.values.grants import AccessKind, Claims, mint
 from kvgrpc.core.values.ids import check_transfer_key
 from kvgrpc.core.values.layout import Group
 from kvgrpc.core.values.limits import granted_ttl
@@ -65,7 +66,7 @@ class HandOvers:
         blocks, content, ttl_s = self._check(event)
         lease = self._leases.new(event, blocks, content, ttl_s)
         counts = list(map(len, blocks))
-        token = self._token(lease, event.key, sum(counts))
+        token = read_grant(state, lease, event.key)
         if event.validate_only:
             state.reply(event.call.id, self._leases.preview(lease))
             return
@@ -108,6 +109,8 @@ class HandOvers:
             raise InvalidRequest(Reason.CONTENT_REQUIRED, "a hand-over states what its blocks hold")
         blocks = state.pool.resolve(event.blocks, "for_readers.blocks" if event.transfer else "blocks")
         check_covers(blocks, event.content, state.life.engine.pool.groups)
+        if event.findable:
+            check_findable(state, event, event.content)
         state.pool.check_owned(blocks, event.allocation_id, event.call.principal)
         state.tombstones.check_key(event.key, tenant=event.tenant or tenant_of(event.call.principal))
         if event.transfer:
@@ -126,15 +129,6 @@ class HandOvers:
                 if lease is None or lease.pushed:
                     raise PreconditionFailed(Reason.WAITS_FOR_MISMATCH, "blocks are pushed under this transfer key")
                 raise AlreadyExists(Reason.TRANSFER_EXISTS, "blocks were handed over under this transfer key already")
-
-    def _token(self, lease: Lease, key: bytes, block_count: int) -> bytes:
-        pool = self._state.life.engine
-        claims = Claims(
-            AccessKind.READ, pool.engine_id, self._state.life.incarnation, pool.address, lease.id, key, lease.ttl_s,
-            block_count, lease.content.tokens, lease.on_abort,
-            tenant=lease.tenant, bound_to=lease.bound_to, request_time_us=lease.request_time_us,
-        )  # fmt: skip
-        return mint(claims, self._state.life.grant_key)
 
     def _send(self, lease: Lease, event: FinishedBlocks, counts: list[int]) -> Transfer:
         state = self._state

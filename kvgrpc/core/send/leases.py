@@ -6,6 +6,7 @@ leases itself: it announces a lease by its grant before its lead knows the lease
 
 from kvgrpc.core.actions import BlocksReturnedNews, FailedNews, HandedOver, Released
 from kvgrpc.core.events import FinishedBlocks, LeaseRef, LeasesVoided, ReleaseLease, WaitsFor
+from kvgrpc.core.send.findable import offer
 from kvgrpc.core.send.firmness import Firmness
 from kvgrpc.core.send.lease_renewals import LeaseRenewals
 from kvgrpc.core.send.weak_claims import WeakClaims
@@ -13,6 +14,7 @@ from kvgrpc.core.state import NodeState
 from kvgrpc.core.tables.accesses import Access, AccessState
 from kvgrpc.core.tables.leases import LEASE_BYTES, Lease, LeaseState, LeaseTimes
 from kvgrpc.core.tables.ledger import RowKind
+from kvgrpc.core.tables.offer_index import indexed_bytes
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.tables.transfers import TRANSFER_BYTES, Disposition, Failure, Side, State
@@ -102,6 +104,7 @@ class Leases:
         state.ledger.check_rows(RowKind.LEASE, event.call.payer, state.limits.leases)
         check_lease_id(state, event)
         nbytes = LEASE_BYTES + TRANSFER_BYTES * event.transfer + 2 * blocks_bytes(blocks) + len(content.digests)
+        nbytes += indexed_bytes(content) * event.findable
         state.ledger.check(event.call.payer, nbytes)
         return Lease(
             id=event.lease_id or mint_lease_id(state.life.secret, state.life.incarnation, "lead", self._minted + 1),
@@ -126,6 +129,7 @@ class Leases:
             labels=event.labels,
             tenant=event.tenant or tenant_of(event.call.principal),
             bound_to=event.bound_to,
+            findable=event.findable,
             stands_for=event.stands_for,
         )
 
@@ -135,6 +139,8 @@ class Leases:
         self._minted += not event.lease_id
         state.pool.pins.add(lease.id, PinKind.LEASE, lease.blocks, state.now)
         state.send.leases.add(lease, event.call.payer)
+        if lease.findable:
+            offer(state, lease)
         state.timers.set(Timer.LEASE, lease.id, lease.deadline)
 
     def extend(self, lease: Lease, for_s: float) -> None:
@@ -259,6 +265,8 @@ class Leases:
         if state.life.mirrored:
             state.send.mirrors.drop(lease)
         self._firmness.ended(lease)
+        if lease.findable:
+            state.send.offers.remove(lease.id)
         for access_id in list(lease.accesses):
             self.outdate(state.access.rows[access_id], reason)
         state.pool.pins.drop(lease.id, PinKind.LEASE)

@@ -153,11 +153,15 @@ class PoolTables:
 
     def check_open(self) -> None:
         """Raises PreconditionFailed (DRAINING) or Exhausted (QUARANTINED) while no new work is accepted."""
-        if self._life.draining:
-            raise PreconditionFailed(Reason.DRAINING, "this server drains and takes no new work: choose another engine")
+        self.check_taking()
         self.check_steady()
         if any(self.pins.quarantined) and (full := self.quarantine_full()):
             raise Exhausted(Reason.QUARANTINED, full, retry_delay_s=1.0)
+
+    def check_taking(self) -> None:
+        """Raises PreconditionFailed (DRAINING) while this server drains."""
+        if self._life.draining:
+            raise PreconditionFailed(Reason.DRAINING, "this server drains and takes no new work: choose another engine")
 
     def check_steady(self) -> None:
         """Raises Exhausted (QUARANTINED) while the memory is being registered again."""

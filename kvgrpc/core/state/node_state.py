@@ -22,6 +22,7 @@ from kvgrpc.core.tables.accesses import Access
 from kvgrpc.core.tables.lacking_requests import LackingRequests
 from kvgrpc.core.tables.leases import LeaseTable
 from kvgrpc.core.tables.ledger import Ledger, RowKind
+from kvgrpc.core.tables.offer_index import OfferIndex
 from kvgrpc.core.tables.peers import Peer, PeerState
 from kvgrpc.core.tables.pins import PinKind, PinTable
 from kvgrpc.core.tables.remembered import ClosedAccessIds, Tombstones
@@ -132,6 +133,7 @@ class SendTables:
 
     def __init__(self, leases: LeaseTable, ledger: Ledger) -> None:
         self.leases = leases
+        self.offers = OfferIndex(ledger.limits)
         self.soft_leases = SoftLeases()
         self.pushes = PushTable(ledger)
         self.prefetch = Prefetch()

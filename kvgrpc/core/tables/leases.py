@@ -16,6 +16,7 @@ from enum import Enum
 from typing import NamedTuple, Self
 
 from kvgrpc.core.tables.ledger import Ledger, RowKind, texts_bytes
+from kvgrpc.core.tables.offer_index import indexed_bytes
 from kvgrpc.core.tables.remembered import Remembered
 from kvgrpc.core.values.block_ids import Blocks, keeping, kept, kept_bytes, no_blocks
 from kvgrpc.core.values.content import ContentId
@@ -112,6 +113,8 @@ class Lease:
     tenant: str = ""
     bound_to: str = ""
     """Name of the one consumer that may use its grant; empty: any of the tenant."""
+    findable: bool = False
+    """True when it is in the index of offers while it lives."""
     stands_for: tuple[str, ...] = ()
     """Leases for one consumer each, which are read when this one is."""
     state: LeaseState = LeaseState.LIVE
@@ -222,6 +225,8 @@ class Lease:
         if not self.live:
             return ENDED_LEASE_BYTES + texts
         content = 0 if self.pushed else len(self.content.digests)
+        if self.findable:
+            content += indexed_bytes(self.content)
         return LEASE_BYTES + texts + content + 2 * kept_bytes(kept(self))
 
     @property

@@ -60,7 +60,7 @@ _SERVICES: Mapping[str, Mapping[Roles, str]] = {
         _END: "CancelTransfer",
     },
     "kvgrpc.v1.LeaseService": {
-        _MOVE: "GrantLease",
+        _MOVE: "GrantLease FindOffers WatchOffers",
         _BETWEEN: "RenewLeases KeepAlive",
         _END: "ReleaseLease",
         _LOOK: "GetLease ListLeases",

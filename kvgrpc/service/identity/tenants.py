@@ -2,6 +2,7 @@
 
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.tables.pins import Pin, PinKind
+from kvgrpc.errors import invalid
 from kvgrpc.service.identity.gate import CALLER
 
 
@@ -9,6 +10,16 @@ def sees(tenant: str) -> bool:
     """Returns whether the caller of the served call sees rows of that tenant. A caller of none sees all rows."""
     mine = CALLER.get().tenant
     return not mine or mine == tenant
+
+
+def searched(tenant: str) -> str:
+    """Returns the tenant whose things the served call searches: its caller's, or the stated one. Raises InvalidRequest
+    for another one than the caller's.
+    """
+    mine = CALLER.get().tenant
+    if tenant and mine not in ("", tenant):
+        raise invalid("tenant", "is the caller's own, or left out")
+    return tenant or mine
 
 
 def tenant_of_pin(state: NodeState, pin: Pin) -> str:

@@ -1,15 +1,25 @@
 """LeaseService: time-bounded read pins."""
 
+import os
 from collections.abc import AsyncIterator
 
+from kvgrpc.core.send.findable import find_offers
+from kvgrpc.core.state import NodeState
+from kvgrpc.errors import invalid
 from kvgrpc.service.callers import PRINCIPAL
-from kvgrpc.service.identity.tenants import sees
+from kvgrpc.service.engine_watchers import INTERVAL_S
+from kvgrpc.service.identity.tenants import searched, sees
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.methods import GRANT_LEASE, KEEP_ALIVE, RELEASE_LEASE, RENEW_LEASES, reply_to
 from kvgrpc.service.rpc.method import streaming, unary
 from kvgrpc.service.rpc.pages import page
 from kvgrpc.v1 import lease_pb2, lease_pb2_grpc
 from kvgrpc.wire import answers, requests
+from kvgrpc.wire.offers import found_to_proto, news_to_proto
+from kvgrpc.wire.values import content
+
+KEY_BYTES = 16
+"""Size of the transfer key of a grant that was found, in bytes."""
 
 
 class LeaseService(lease_pb2_grpc.LeaseServiceServicer):
@@ -54,6 +64,40 @@ class LeaseService(lease_pb2_grpc.LeaseServiceServicer):
             header=found.header, leases=found.rows, next_page_token=found.next_page_token
         )
 
+    @unary
+    async def FindOffers(self, request: lease_pb2.FindOffersRequest, trace: str) -> lease_pb2.FindOffersResponse:
+        lead = self._lead
+        lead.runner.advance()
+        node, tenant = lead.runner.node, searched(request.tenant)
+        pool = node.state.life.engine.pool
+        found = find_offers(node.state, content(request.content, lead.weights), tenant, os.urandom(KEY_BYTES))
+        return lease_pb2.FindOffersResponse(
+            header=lead.header(),
+            offers=[found_to_proto(offer, node.lease_times(offer.lease)) for offer in found],
+            fingerprint=pool.fingerprint() if found else "",
+        )
+
+    @streaming
+    async def WatchOffers(
+        self, request: lease_pb2.WatchOffersRequest, trace: str
+    ) -> AsyncIterator[lease_pb2.WatchOffersResponse]:
+        lead = self._lead
+        lead.runner.advance()
+        tenant, told = searched(request.tenant), _resumed(request, lead.runner.node.state)
+        with lead.engine_watchers.one() as watcher:
+            in_any_case = True
+            while True:
+                state = lead.runner.node.state
+                life, offers = state.life.incarnation, state.send.offers
+                changes = offers.changes_after(tenant, told[1]) if told[0] == life else None
+                news = changes or offers.all_of(tenant)
+                if in_any_case or changes is None or news.offered or news.ended:
+                    watcher.told()
+                    for message in news_to_proto(lead.header(), news, snapshot=changes is None):
+                        yield message
+                told = life, news.seq
+                in_any_case = await watcher.wait(INTERVAL_S)
+
     @streaming
     async def KeepAlive(
         self, request: AsyncIterator[lease_pb2.KeepAliveRequest], trace: str
@@ -63,3 +107,13 @@ class LeaseService(lease_pb2_grpc.LeaseServiceServicer):
             reply.sequence = row.sequence
             yield reply
             del row, reply  # frees them now: the next message may come much later
+
+
+def _resumed(request: lease_pb2.WatchOffersRequest, state: NodeState) -> tuple[int, int]:
+    """Returns the life and the change after which a watch goes on; a life of 0 is none. Raises InvalidRequest."""
+    if request.after_offer_seq and not request.incarnation:
+        raise invalid("incarnation", "is required with after_offer_seq: the life that the number is of")
+    last = state.send.offers.seq
+    if request.incarnation == state.life.incarnation and request.after_offer_seq > last:
+        raise invalid("after_offer_seq", f"has not been reached: the last change has {last}")
+    return request.incarnation if request.after_offer_seq else 0, request.after_offer_seq

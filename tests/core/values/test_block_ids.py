@@ -31,6 +31,7 @@ def test_runs_are_maximal_and_expand_to_the_ids_that_they_came_from(blocks: list
 def test_runs_of_many_ids_are_those_of_few(step: int) -> None:
     many = [*range(0, 100, step), *range(200, 300)]
     assert to_runs(ids(*many)) == to_runs(many)
+    assert to_runs(ids(*range(200, 300))) == ([200], [100])
 
 
 def test_malformed_runs_are_refused() -> None:

@@ -120,6 +120,7 @@ LABELS = frozenset(
         "v1.ListSpansRequest.transfer_id", "v1.ListSpansRequest.trace_id",
         # For whom a grant is: the issuer compares the name with that of whoever comes.
         "v1.HandOver.tenant", "v1.HandOver.bound_to", "v1.GrantLeaseRequest.tenant", "v1.GrantLeaseRequest.bound_to",
+        "v1.FindOffersRequest.tenant", "v1.WatchOffersRequest.tenant",
         "v1.PutTensorRequest.tenant", "v1.GetTensorRequest.tenant", "v1.ReleaseTensorsRequest.tenant",
         "v1.ListPinsRequest.page_token", "v1.ListTensorsRequest.page_token", "v1.ListTransfersRequest.page_token",
         "v1.TransferFilter.request_id", "v1.TransferFilter.trace_id", "v1.TransferFilter.peer_engine_id",

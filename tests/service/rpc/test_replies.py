@@ -116,6 +116,8 @@ def calls_about_leases(engine: Engine, lease_id: str) -> Calls:
     yield "KeepAlive", next(api.leases.KeepAlive(iter([lease_pb2.KeepAliveRequest(leases=[ref])]), timeout=10))
     yield "GetLease", api.leases.GetLease(lease_pb2.GetLeaseRequest(lease=ref))
     yield "ListLeases", api.leases.ListLeases(lease_pb2.ListLeasesRequest())
+    yield "FindOffers", api.leases.FindOffers(lease_pb2.FindOffersRequest(content=content(prompt(16))))
+    yield "WatchOffers", next(api.leases.WatchOffers(lease_pb2.WatchOffersRequest(), timeout=10))
     yield "ReleaseLease", api.leases.ReleaseLease(lease_pb2.ReleaseLeaseRequest(lease=ref))
 
 

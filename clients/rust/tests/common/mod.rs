@@ -131,6 +131,8 @@ fake_service! {
     unary release_lease(ReleaseLeaseRequest) -> ReleaseLeaseResponse;
     unary get_lease(GetLeaseRequest) -> GetLeaseResponse;
     unary list_leases(ListLeasesRequest) -> ListLeasesResponse;
+    unary find_offers(FindOffersRequest) -> FindOffersResponse;
+    watch watch_offers(WatchOffersRequest) -> WatchOffersResponse, WatchOffersStream;
     bidi keep_alive(KeepAliveRequest) -> KeepAliveResponse, KeepAliveStream;
 }
 

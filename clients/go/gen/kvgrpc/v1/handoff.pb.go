@@ -223,7 +223,11 @@ type HandOver struct {
 	// Name of the one consumer that may use the grant, as its certificate or token gives it (docs/security.md), such as
 	// "spiffe://prod.example/ns/llm/sa/decode". Others are refused with GRANT_BOUND. Empty means every consumer of the
 	// tenant.
-	BoundTo       string `protobuf:"bytes,13,opt,name=bound_to,json=boundTo,proto3" json:"bound_to,omitempty"`
+	BoundTo string `protobuf:"bytes,13,opt,name=bound_to,json=boundTo,proto3" json:"bound_to,omitempty"`
+	// FindOffers finds the lease by its content, which must be a digest chain or tokens. The caller vouches that the
+	// blocks hold the KV of this content. Whoever finds the lease is a consumer like any other, so `consumer_count` counts
+	// these, too. It goes with neither `bound_to` nor `takes_registrations`.
+	Findable      bool `protobuf:"varint,14,opt,name=findable,proto3" json:"findable,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -347,6 +351,13 @@ func (x *HandOver) GetBoundTo() string {
 		return x.BoundTo
 	}
 	return ""
+}
+
+func (x *HandOver) GetFindable() bool {
+	if x != nil {
+		return x.Findable
+	}
+	return false
 }
 
 // One part of a push.
@@ -1383,7 +1394,7 @@ const file_kvgrpc_v1_handoff_proto_rawDesc = "" +
 	"\afailure\x18\x06 \x01(\v2\x18.kvgrpc.v1.SourceFailureH\x00R\afailure\x125\n" +
 	"\bexpected\x18\b \x01(\v2\x17.kvgrpc.v1.PushExpectedH\x00R\bexpected\x12#\n" +
 	"\rvalidate_only\x18\a \x01(\bR\fvalidateOnlyB\x05\n" +
-	"\x03job\"\xfe\x03\n" +
+	"\x03job\"\x9a\x04\n" +
 	"\bHandOver\x12)\n" +
 	"\x06blocks\x18\x01 \x01(\v2\x11.kvgrpc.v1.BlocksR\x06blocks\x12,\n" +
 	"\acontent\x18\x02 \x01(\v2\x12.kvgrpc.v1.ContentR\acontent\x12+\n" +
@@ -1399,7 +1410,8 @@ const file_kvgrpc_v1_handoff_proto_rawDesc = "" +
 	" \x01(\x04R\rrequestTimeUs\x12/\n" +
 	"\x13takes_registrations\x18\v \x01(\bR\x12takesRegistrations\x12\x16\n" +
 	"\x06tenant\x18\f \x01(\tR\x06tenant\x12\x19\n" +
-	"\bbound_to\x18\r \x01(\tR\aboundTo\"\xd4\x03\n" +
+	"\bbound_to\x18\r \x01(\tR\aboundTo\x12\x1a\n" +
+	"\bfindable\x18\x0e \x01(\bR\bfindable\"\xd4\x03\n" +
 	"\bPushPart\x12)\n" +
 	"\x06blocks\x18\x01 \x01(\v2\x11.kvgrpc.v1.BlocksR\x06blocks\x12,\n" +
 	"\acontent\x18\x02 \x01(\v2\x12.kvgrpc.v1.ContentR\acontent\x12-\n" +

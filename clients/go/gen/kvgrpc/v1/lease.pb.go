@@ -140,7 +140,9 @@ type Lease struct {
 	// time.
 	SoftIn *durationpb.Duration `protobuf:"bytes,17,opt,name=soft_in,json=softIn,proto3" json:"soft_in,omitempty"`
 	// Tenant of the lease; empty for a lease of the house, which is open to every tenant.
-	Tenant        string `protobuf:"bytes,18,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Tenant string `protobuf:"bytes,18,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	// FindOffers finds the lease.
+	Findable      bool `protobuf:"varint,19,opt,name=findable,proto3" json:"findable,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -301,6 +303,13 @@ func (x *Lease) GetTenant() string {
 	return ""
 }
 
+func (x *Lease) GetFindable() bool {
+	if x != nil {
+		return x.Findable
+	}
+	return false
+}
+
 // Reference to a lease: an id, or a grant that stands on the lease.
 type LeaseRef struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -438,7 +447,9 @@ type GrantLeaseRequest struct {
 	// Tenant of the lease and its grant, as in FinishedBlocks.
 	Tenant string `protobuf:"bytes,13,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	// Name of the one consumer that may use the grant, as in FinishedBlocks.
-	BoundTo       string `protobuf:"bytes,14,opt,name=bound_to,json=boundTo,proto3" json:"bound_to,omitempty"`
+	BoundTo string `protobuf:"bytes,14,opt,name=bound_to,json=boundTo,proto3" json:"bound_to,omitempty"`
+	// FindOffers finds the lease, as in FinishedBlocks.
+	Findable      bool `protobuf:"varint,15,opt,name=findable,proto3" json:"findable,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -569,6 +580,13 @@ func (x *GrantLeaseRequest) GetBoundTo() string {
 		return x.BoundTo
 	}
 	return ""
+}
+
+func (x *GrantLeaseRequest) GetFindable() bool {
+	if x != nil {
+		return x.Findable
+	}
+	return false
 }
 
 // Lease and grant.
@@ -1337,11 +1355,420 @@ func (x *KeepAliveResponse) GetSequence() uint64 {
 	return 0
 }
 
+// Content to find.
+type FindOffersRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Required. Content of the caller's whole prompt, as a digest chain or as tokens. Each digest of the chain covers the
+	// prompt up to the end of its unit, with adapter, salt and weights, as docs/protocol.md defines it. A last unit that is
+	// short is equal only to a unit that ends at the same token.
+	Content *Content `protobuf:"bytes,1,opt,name=content,proto3" json:"content,omitempty"`
+	// Tenant whose leases are searched. Unset means the caller's. Only a caller without a tenant may state one. Leases of
+	// the house are found by callers without a tenant that state none, and by nobody else.
+	Tenant        string `protobuf:"bytes,2,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FindOffersRequest) Reset() {
+	*x = FindOffersRequest{}
+	mi := &file_kvgrpc_v1_lease_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FindOffersRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FindOffersRequest) ProtoMessage() {}
+
+func (x *FindOffersRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_lease_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FindOffersRequest.ProtoReflect.Descriptor instead.
+func (*FindOffersRequest) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_lease_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *FindOffersRequest) GetContent() *Content {
+	if x != nil {
+		return x.Content
+	}
+	return nil
+}
+
+func (x *FindOffersRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+// Leases with the longest beginning.
+type FindOffersResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The answering engine and its incarnation.
+	Header *ResponseHeader `protobuf:"bytes,1,opt,name=header,proto3" json:"header,omitempty"`
+	// At most 4 leases with the longest beginning, the newest first. All have equally many of the caller's tokens. Empty
+	// means that nothing of the content is found here.
+	Offers []*FoundOffer `protobuf:"bytes,2,rep,name=offers,proto3" json:"offers,omitempty"`
+	// Fingerprint of the pool's layout, as in PoolDescription. A grant covers all groups of the pool.
+	Fingerprint   string `protobuf:"bytes,3,opt,name=fingerprint,proto3" json:"fingerprint,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FindOffersResponse) Reset() {
+	*x = FindOffersResponse{}
+	mi := &file_kvgrpc_v1_lease_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FindOffersResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FindOffersResponse) ProtoMessage() {}
+
+func (x *FindOffersResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_lease_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FindOffersResponse.ProtoReflect.Descriptor instead.
+func (*FindOffersResponse) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_lease_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *FindOffersResponse) GetHeader() *ResponseHeader {
+	if x != nil {
+		return x.Header
+	}
+	return nil
+}
+
+func (x *FindOffersResponse) GetOffers() []*FoundOffer {
+	if x != nil {
+		return x.Offers
+	}
+	return nil
+}
+
+func (x *FindOffersResponse) GetFingerprint() string {
+	if x != nil {
+		return x.Fingerprint
+	}
+	return ""
+}
+
+// A lease that was found.
+type FoundOffer struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// READ grant on the lease, with a transfer key that no other call gets.
+	Grant *Grant `protobuf:"bytes,1,opt,name=grant,proto3" json:"grant,omitempty"`
+	// Number of leading tokens of the caller's content that the lease's blocks hold and that can be pulled alone: a
+	// multiple of 16, or all tokens of the lease. It is the largest `use_tokens` of a pull.
+	TokenCount uint32 `protobuf:"varint,2,opt,name=token_count,json=tokenCount,proto3" json:"token_count,omitempty"`
+	// Time until the lease expires, unless it is renewed or ends before.
+	Remaining *durationpb.Duration `protobuf:"bytes,3,opt,name=remaining,proto3" json:"remaining,omitempty"`
+	// Time until the engine may take the lease's blocks back, as in Lease.
+	SoftIn        *durationpb.Duration `protobuf:"bytes,4,opt,name=soft_in,json=softIn,proto3" json:"soft_in,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FoundOffer) Reset() {
+	*x = FoundOffer{}
+	mi := &file_kvgrpc_v1_lease_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FoundOffer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FoundOffer) ProtoMessage() {}
+
+func (x *FoundOffer) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_lease_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FoundOffer.ProtoReflect.Descriptor instead.
+func (*FoundOffer) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_lease_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *FoundOffer) GetGrant() *Grant {
+	if x != nil {
+		return x.Grant
+	}
+	return nil
+}
+
+func (x *FoundOffer) GetTokenCount() uint32 {
+	if x != nil {
+		return x.TokenCount
+	}
+	return 0
+}
+
+func (x *FoundOffer) GetRemaining() *durationpb.Duration {
+	if x != nil {
+		return x.Remaining
+	}
+	return nil
+}
+
+func (x *FoundOffer) GetSoftIn() *durationpb.Duration {
+	if x != nil {
+		return x.SoftIn
+	}
+	return nil
+}
+
+// Watch of what can be found.
+type WatchOffersRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Tenant, as in FindOffers.
+	Tenant string `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	// `offer_seq` of the last message of an earlier watch. The watch goes on after it, if this life still knows what has
+	// changed since then. 0 means that everything is told.
+	AfterOfferSeq uint64 `protobuf:"varint,2,opt,name=after_offer_seq,json=afterOfferSeq,proto3" json:"after_offer_seq,omitempty"`
+	// Life that `after_offer_seq` belongs to. Required with it.
+	Incarnation   uint64 `protobuf:"fixed64,3,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchOffersRequest) Reset() {
+	*x = WatchOffersRequest{}
+	mi := &file_kvgrpc_v1_lease_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchOffersRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchOffersRequest) ProtoMessage() {}
+
+func (x *WatchOffersRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_lease_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchOffersRequest.ProtoReflect.Descriptor instead.
+func (*WatchOffersRequest) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_lease_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *WatchOffersRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *WatchOffersRequest) GetAfterOfferSeq() uint64 {
+	if x != nil {
+		return x.AfterOfferSeq
+	}
+	return 0
+}
+
+func (x *WatchOffersRequest) GetIncarnation() uint64 {
+	if x != nil {
+		return x.Incarnation
+	}
+	return 0
+}
+
+// Changes of what can be found.
+type WatchOffersResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The answering engine and its incarnation.
+	Header *ResponseHeader `protobuf:"bytes,1,opt,name=header,proto3" json:"header,omitempty"`
+	// Everything that was told of this engine before no longer counts.
+	Snapshot bool `protobuf:"varint,2,opt,name=snapshot,proto3" json:"snapshot,omitempty"`
+	// Changes. Later messages may add to a snapshot.
+	Changes []*OfferChange `protobuf:"bytes,3,rep,name=changes,proto3" json:"changes,omitempty"`
+	// Number to resume after.
+	OfferSeq      uint64 `protobuf:"varint,4,opt,name=offer_seq,json=offerSeq,proto3" json:"offer_seq,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchOffersResponse) Reset() {
+	*x = WatchOffersResponse{}
+	mi := &file_kvgrpc_v1_lease_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchOffersResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchOffersResponse) ProtoMessage() {}
+
+func (x *WatchOffersResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_lease_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchOffersResponse.ProtoReflect.Descriptor instead.
+func (*WatchOffersResponse) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_lease_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *WatchOffersResponse) GetHeader() *ResponseHeader {
+	if x != nil {
+		return x.Header
+	}
+	return nil
+}
+
+func (x *WatchOffersResponse) GetSnapshot() bool {
+	if x != nil {
+		return x.Snapshot
+	}
+	return false
+}
+
+func (x *WatchOffersResponse) GetChanges() []*OfferChange {
+	if x != nil {
+		return x.Changes
+	}
+	return nil
+}
+
+func (x *WatchOffersResponse) GetOfferSeq() uint64 {
+	if x != nil {
+		return x.OfferSeq
+	}
+	return 0
+}
+
+// A lease that can be found from now on, or no longer.
+type OfferChange struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Number of the lease in this life, which names it in watches and nowhere else.
+	OfferNumber uint64 `protobuf:"varint,1,opt,name=offer_number,json=offerNumber,proto3" json:"offer_number,omitempty"`
+	// The lease can be found no longer. A number that was never told may end.
+	Ended bool `protobuf:"varint,2,opt,name=ended,proto3" json:"ended,omitempty"`
+	// Digests of 32 bytes each, concatenated: those of the chain's unit 1 and of its units 16, 32, 48 and so on, as far as
+	// the tokens up to them can be pulled alone. Empty for a lease that ended.
+	Digests []byte `protobuf:"bytes,3,opt,name=digests,proto3" json:"digests,omitempty"`
+	// Number of tokens on offer; 0 for a lease that ended.
+	TokenCount    uint32 `protobuf:"varint,4,opt,name=token_count,json=tokenCount,proto3" json:"token_count,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OfferChange) Reset() {
+	*x = OfferChange{}
+	mi := &file_kvgrpc_v1_lease_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OfferChange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OfferChange) ProtoMessage() {}
+
+func (x *OfferChange) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_lease_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OfferChange.ProtoReflect.Descriptor instead.
+func (*OfferChange) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_lease_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *OfferChange) GetOfferNumber() uint64 {
+	if x != nil {
+		return x.OfferNumber
+	}
+	return 0
+}
+
+func (x *OfferChange) GetEnded() bool {
+	if x != nil {
+		return x.Ended
+	}
+	return false
+}
+
+func (x *OfferChange) GetDigests() []byte {
+	if x != nil {
+		return x.Digests
+	}
+	return nil
+}
+
+func (x *OfferChange) GetTokenCount() uint32 {
+	if x != nil {
+		return x.TokenCount
+	}
+	return 0
+}
+
 var File_kvgrpc_v1_lease_proto protoreflect.FileDescriptor
 
 const file_kvgrpc_v1_lease_proto_rawDesc = "" +
 	"\n" +
-	"\x15kvgrpc/v1/lease.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\"\xae\x06\n" +
+	"\x15kvgrpc/v1/lease.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\"\xca\x06\n" +
 	"\x05Lease\x12\x19\n" +
 	"\blease_id\x18\x01 \x01(\tR\aleaseId\x12+\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x15.kvgrpc.v1.LeaseStateR\x05state\x12\x1d\n" +
@@ -1364,7 +1791,8 @@ const file_kvgrpc_v1_lease_proto_rawDesc = "" +
 	"\btrace_id\x18\x0f \x01(\tR\atraceId\x124\n" +
 	"\x06labels\x18\x10 \x03(\v2\x1c.kvgrpc.v1.Lease.LabelsEntryR\x06labels\x122\n" +
 	"\asoft_in\x18\x11 \x01(\v2\x19.google.protobuf.DurationR\x06softIn\x12\x16\n" +
-	"\x06tenant\x18\x12 \x01(\tR\x06tenant\x1a9\n" +
+	"\x06tenant\x18\x12 \x01(\tR\x06tenant\x12\x1a\n" +
+	"\bfindable\x18\x13 \x01(\bR\bfindable\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x81\x01\n" +
@@ -1372,7 +1800,7 @@ const file_kvgrpc_v1_lease_proto_rawDesc = "" +
 	"\blease_id\x18\x01 \x01(\tH\x00R\aleaseId\x12(\n" +
 	"\x05grant\x18\x02 \x01(\v2\x10.kvgrpc.v1.GrantH\x00R\x05grant\x12(\n" +
 	"\ftransfer_key\x18\x03 \x01(\fB\x03\x80\x01\x01H\x00R\vtransferKeyB\x04\n" +
-	"\x02by\"\x92\x05\n" +
+	"\x02by\"\xae\x05\n" +
 	"\x11GrantLeaseRequest\x12'\n" +
 	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12)\n" +
 	"\x06blocks\x18\x02 \x01(\v2\x11.kvgrpc.v1.BlocksR\x06blocks\x12,\n" +
@@ -1389,7 +1817,8 @@ const file_kvgrpc_v1_lease_proto_rawDesc = "" +
 	"\bfirm_ttl\x18\v \x01(\v2\x19.google.protobuf.DurationR\afirmTtl\x12&\n" +
 	"\x0frequest_time_us\x18\f \x01(\x04R\rrequestTimeUs\x12\x16\n" +
 	"\x06tenant\x18\r \x01(\tR\x06tenant\x12\x19\n" +
-	"\bbound_to\x18\x0e \x01(\tR\aboundTo\x1a9\n" +
+	"\bbound_to\x18\x0e \x01(\tR\aboundTo\x12\x1a\n" +
+	"\bfindable\x18\x0f \x01(\bR\bfindable\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x97\x01\n" +
@@ -1442,7 +1871,36 @@ const file_kvgrpc_v1_lease_proto_rawDesc = "" +
 	"\x11KeepAliveResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12/\n" +
 	"\x06leases\x18\x02 \x03(\v2\x17.kvgrpc.v1.RenewedLeaseR\x06leases\x12\x1a\n" +
-	"\bsequence\x18\x03 \x01(\x04R\bsequence*\xd1\x01\n" +
+	"\bsequence\x18\x03 \x01(\x04R\bsequence\"Y\n" +
+	"\x11FindOffersRequest\x12,\n" +
+	"\acontent\x18\x01 \x01(\v2\x12.kvgrpc.v1.ContentR\acontent\x12\x16\n" +
+	"\x06tenant\x18\x02 \x01(\tR\x06tenant\"\x98\x01\n" +
+	"\x12FindOffersResponse\x121\n" +
+	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12-\n" +
+	"\x06offers\x18\x02 \x03(\v2\x15.kvgrpc.v1.FoundOfferR\x06offers\x12 \n" +
+	"\vfingerprint\x18\x03 \x01(\tR\vfingerprint\"\xc2\x01\n" +
+	"\n" +
+	"FoundOffer\x12&\n" +
+	"\x05grant\x18\x01 \x01(\v2\x10.kvgrpc.v1.GrantR\x05grant\x12\x1f\n" +
+	"\vtoken_count\x18\x02 \x01(\rR\n" +
+	"tokenCount\x127\n" +
+	"\tremaining\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\tremaining\x122\n" +
+	"\asoft_in\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x06softIn\"v\n" +
+	"\x12WatchOffersRequest\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12&\n" +
+	"\x0fafter_offer_seq\x18\x02 \x01(\x04R\rafterOfferSeq\x12 \n" +
+	"\vincarnation\x18\x03 \x01(\x06R\vincarnation\"\xb3\x01\n" +
+	"\x13WatchOffersResponse\x121\n" +
+	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12\x1a\n" +
+	"\bsnapshot\x18\x02 \x01(\bR\bsnapshot\x120\n" +
+	"\achanges\x18\x03 \x03(\v2\x16.kvgrpc.v1.OfferChangeR\achanges\x12\x1b\n" +
+	"\toffer_seq\x18\x04 \x01(\x04R\bofferSeq\"\x81\x01\n" +
+	"\vOfferChange\x12!\n" +
+	"\foffer_number\x18\x01 \x01(\x04R\vofferNumber\x12\x14\n" +
+	"\x05ended\x18\x02 \x01(\bR\x05ended\x12\x18\n" +
+	"\adigests\x18\x03 \x01(\fR\adigests\x12\x1f\n" +
+	"\vtoken_count\x18\x04 \x01(\rR\n" +
+	"tokenCount*\xd1\x01\n" +
 	"\n" +
 	"LeaseState\x12\x1b\n" +
 	"\x17LEASE_STATE_UNSPECIFIED\x10\x00\x12\x14\n" +
@@ -1452,7 +1910,7 @@ const file_kvgrpc_v1_lease_proto_rawDesc = "" +
 	"\x10LEASE_STATE_DONE\x10\x04\x12\x16\n" +
 	"\x12LEASE_STATE_VOIDED\x10\x05\x12\x14\n" +
 	"\x10LEASE_STATE_LOST\x10\x06\x12\x19\n" +
-	"\x15LEASE_STATE_RECLAIMED\x10\a2\xed\x03\n" +
+	"\x15LEASE_STATE_RECLAIMED\x10\a2\x92\x05\n" +
 	"\fLeaseService\x12N\n" +
 	"\n" +
 	"GrantLease\x12\x1c.kvgrpc.v1.GrantLeaseRequest\x1a\x1d.kvgrpc.v1.GrantLeaseResponse\"\x03\x90\x02\x02\x12Q\n" +
@@ -1460,7 +1918,10 @@ const file_kvgrpc_v1_lease_proto_rawDesc = "" +
 	"\fReleaseLease\x12\x1e.kvgrpc.v1.ReleaseLeaseRequest\x1a\x1f.kvgrpc.v1.ReleaseLeaseResponse\"\x03\x90\x02\x02\x12H\n" +
 	"\bGetLease\x12\x1a.kvgrpc.v1.GetLeaseRequest\x1a\x1b.kvgrpc.v1.GetLeaseResponse\"\x03\x90\x02\x01\x12N\n" +
 	"\n" +
-	"ListLeases\x12\x1c.kvgrpc.v1.ListLeasesRequest\x1a\x1d.kvgrpc.v1.ListLeasesResponse\"\x03\x90\x02\x01\x12J\n" +
+	"ListLeases\x12\x1c.kvgrpc.v1.ListLeasesRequest\x1a\x1d.kvgrpc.v1.ListLeasesResponse\"\x03\x90\x02\x01\x12N\n" +
+	"\n" +
+	"FindOffers\x12\x1c.kvgrpc.v1.FindOffersRequest\x1a\x1d.kvgrpc.v1.FindOffersResponse\"\x03\x90\x02\x01\x12S\n" +
+	"\vWatchOffers\x12\x1d.kvgrpc.v1.WatchOffersRequest\x1a\x1e.kvgrpc.v1.WatchOffersResponse\"\x03\x90\x02\x010\x01\x12J\n" +
 	"\tKeepAlive\x12\x1b.kvgrpc.v1.KeepAliveRequest\x1a\x1c.kvgrpc.v1.KeepAliveResponse(\x010\x01BG\n" +
 	"\rdev.kvgrpc.v1B\n" +
 	"LeaseProtoP\x01Z(kvgrpc.dev/kvgrpc/gen/kvgrpc/v1;kvgrpcv1b\x06proto3"
@@ -1478,7 +1939,7 @@ func file_kvgrpc_v1_lease_proto_rawDescGZIP() []byte {
 }
 
 var file_kvgrpc_v1_lease_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_kvgrpc_v1_lease_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_kvgrpc_v1_lease_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_kvgrpc_v1_lease_proto_goTypes = []any{
 	(LeaseState)(0),              // 0: kvgrpc.v1.LeaseState
 	(*Lease)(nil),                // 1: kvgrpc.v1.Lease
@@ -1496,74 +1957,92 @@ var file_kvgrpc_v1_lease_proto_goTypes = []any{
 	(*ListLeasesResponse)(nil),   // 13: kvgrpc.v1.ListLeasesResponse
 	(*KeepAliveRequest)(nil),     // 14: kvgrpc.v1.KeepAliveRequest
 	(*KeepAliveResponse)(nil),    // 15: kvgrpc.v1.KeepAliveResponse
-	nil,                          // 16: kvgrpc.v1.Lease.LabelsEntry
-	nil,                          // 17: kvgrpc.v1.GrantLeaseRequest.LabelsEntry
-	(*durationpb.Duration)(nil),  // 18: google.protobuf.Duration
-	(*Blocks)(nil),               // 19: kvgrpc.v1.Blocks
-	(*Grant)(nil),                // 20: kvgrpc.v1.Grant
-	(*Content)(nil),              // 21: kvgrpc.v1.Content
-	(OnAbort)(0),                 // 22: kvgrpc.v1.OnAbort
-	(*ResponseHeader)(nil),       // 23: kvgrpc.v1.ResponseHeader
-	(*PeerAddress)(nil),          // 24: kvgrpc.v1.PeerAddress
-	(FailureReason)(0),           // 25: kvgrpc.v1.FailureReason
+	(*FindOffersRequest)(nil),    // 16: kvgrpc.v1.FindOffersRequest
+	(*FindOffersResponse)(nil),   // 17: kvgrpc.v1.FindOffersResponse
+	(*FoundOffer)(nil),           // 18: kvgrpc.v1.FoundOffer
+	(*WatchOffersRequest)(nil),   // 19: kvgrpc.v1.WatchOffersRequest
+	(*WatchOffersResponse)(nil),  // 20: kvgrpc.v1.WatchOffersResponse
+	(*OfferChange)(nil),          // 21: kvgrpc.v1.OfferChange
+	nil,                          // 22: kvgrpc.v1.Lease.LabelsEntry
+	nil,                          // 23: kvgrpc.v1.GrantLeaseRequest.LabelsEntry
+	(*durationpb.Duration)(nil),  // 24: google.protobuf.Duration
+	(*Blocks)(nil),               // 25: kvgrpc.v1.Blocks
+	(*Grant)(nil),                // 26: kvgrpc.v1.Grant
+	(*Content)(nil),              // 27: kvgrpc.v1.Content
+	(OnAbort)(0),                 // 28: kvgrpc.v1.OnAbort
+	(*ResponseHeader)(nil),       // 29: kvgrpc.v1.ResponseHeader
+	(*PeerAddress)(nil),          // 30: kvgrpc.v1.PeerAddress
+	(FailureReason)(0),           // 31: kvgrpc.v1.FailureReason
 }
 var file_kvgrpc_v1_lease_proto_depIdxs = []int32{
 	0,  // 0: kvgrpc.v1.Lease.state:type_name -> kvgrpc.v1.LeaseState
-	18, // 1: kvgrpc.v1.Lease.ttl:type_name -> google.protobuf.Duration
-	18, // 2: kvgrpc.v1.Lease.remaining:type_name -> google.protobuf.Duration
-	18, // 3: kvgrpc.v1.Lease.cap_remaining:type_name -> google.protobuf.Duration
-	18, // 4: kvgrpc.v1.Lease.age:type_name -> google.protobuf.Duration
-	19, // 5: kvgrpc.v1.Lease.blocks:type_name -> kvgrpc.v1.Blocks
-	16, // 6: kvgrpc.v1.Lease.labels:type_name -> kvgrpc.v1.Lease.LabelsEntry
-	18, // 7: kvgrpc.v1.Lease.soft_in:type_name -> google.protobuf.Duration
-	20, // 8: kvgrpc.v1.LeaseRef.grant:type_name -> kvgrpc.v1.Grant
-	19, // 9: kvgrpc.v1.GrantLeaseRequest.blocks:type_name -> kvgrpc.v1.Blocks
-	21, // 10: kvgrpc.v1.GrantLeaseRequest.content:type_name -> kvgrpc.v1.Content
-	18, // 11: kvgrpc.v1.GrantLeaseRequest.ttl:type_name -> google.protobuf.Duration
-	22, // 12: kvgrpc.v1.GrantLeaseRequest.on_abort:type_name -> kvgrpc.v1.OnAbort
-	17, // 13: kvgrpc.v1.GrantLeaseRequest.labels:type_name -> kvgrpc.v1.GrantLeaseRequest.LabelsEntry
-	18, // 14: kvgrpc.v1.GrantLeaseRequest.firm_ttl:type_name -> google.protobuf.Duration
-	23, // 15: kvgrpc.v1.GrantLeaseResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	24, // 1: kvgrpc.v1.Lease.ttl:type_name -> google.protobuf.Duration
+	24, // 2: kvgrpc.v1.Lease.remaining:type_name -> google.protobuf.Duration
+	24, // 3: kvgrpc.v1.Lease.cap_remaining:type_name -> google.protobuf.Duration
+	24, // 4: kvgrpc.v1.Lease.age:type_name -> google.protobuf.Duration
+	25, // 5: kvgrpc.v1.Lease.blocks:type_name -> kvgrpc.v1.Blocks
+	22, // 6: kvgrpc.v1.Lease.labels:type_name -> kvgrpc.v1.Lease.LabelsEntry
+	24, // 7: kvgrpc.v1.Lease.soft_in:type_name -> google.protobuf.Duration
+	26, // 8: kvgrpc.v1.LeaseRef.grant:type_name -> kvgrpc.v1.Grant
+	25, // 9: kvgrpc.v1.GrantLeaseRequest.blocks:type_name -> kvgrpc.v1.Blocks
+	27, // 10: kvgrpc.v1.GrantLeaseRequest.content:type_name -> kvgrpc.v1.Content
+	24, // 11: kvgrpc.v1.GrantLeaseRequest.ttl:type_name -> google.protobuf.Duration
+	28, // 12: kvgrpc.v1.GrantLeaseRequest.on_abort:type_name -> kvgrpc.v1.OnAbort
+	23, // 13: kvgrpc.v1.GrantLeaseRequest.labels:type_name -> kvgrpc.v1.GrantLeaseRequest.LabelsEntry
+	24, // 14: kvgrpc.v1.GrantLeaseRequest.firm_ttl:type_name -> google.protobuf.Duration
+	29, // 15: kvgrpc.v1.GrantLeaseResponse.header:type_name -> kvgrpc.v1.ResponseHeader
 	1,  // 16: kvgrpc.v1.GrantLeaseResponse.lease:type_name -> kvgrpc.v1.Lease
-	20, // 17: kvgrpc.v1.GrantLeaseResponse.grant:type_name -> kvgrpc.v1.Grant
+	26, // 17: kvgrpc.v1.GrantLeaseResponse.grant:type_name -> kvgrpc.v1.Grant
 	2,  // 18: kvgrpc.v1.RenewLeasesRequest.leases:type_name -> kvgrpc.v1.LeaseRef
-	18, // 19: kvgrpc.v1.RenewLeasesRequest.ttl:type_name -> google.protobuf.Duration
-	24, // 20: kvgrpc.v1.RenewLeasesRequest.source:type_name -> kvgrpc.v1.PeerAddress
-	18, // 21: kvgrpc.v1.RenewedLease.remaining:type_name -> google.protobuf.Duration
-	25, // 22: kvgrpc.v1.RenewedLease.reason:type_name -> kvgrpc.v1.FailureReason
+	24, // 19: kvgrpc.v1.RenewLeasesRequest.ttl:type_name -> google.protobuf.Duration
+	30, // 20: kvgrpc.v1.RenewLeasesRequest.source:type_name -> kvgrpc.v1.PeerAddress
+	24, // 21: kvgrpc.v1.RenewedLease.remaining:type_name -> google.protobuf.Duration
+	31, // 22: kvgrpc.v1.RenewedLease.reason:type_name -> kvgrpc.v1.FailureReason
 	0,  // 23: kvgrpc.v1.RenewedLease.state:type_name -> kvgrpc.v1.LeaseState
-	23, // 24: kvgrpc.v1.RenewLeasesResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	29, // 24: kvgrpc.v1.RenewLeasesResponse.header:type_name -> kvgrpc.v1.ResponseHeader
 	6,  // 25: kvgrpc.v1.RenewLeasesResponse.leases:type_name -> kvgrpc.v1.RenewedLease
 	2,  // 26: kvgrpc.v1.ReleaseLeaseRequest.lease:type_name -> kvgrpc.v1.LeaseRef
-	23, // 27: kvgrpc.v1.ReleaseLeaseResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	29, // 27: kvgrpc.v1.ReleaseLeaseResponse.header:type_name -> kvgrpc.v1.ResponseHeader
 	1,  // 28: kvgrpc.v1.ReleaseLeaseResponse.lease:type_name -> kvgrpc.v1.Lease
-	19, // 29: kvgrpc.v1.ReleaseLeaseResponse.freed_blocks:type_name -> kvgrpc.v1.Blocks
+	25, // 29: kvgrpc.v1.ReleaseLeaseResponse.freed_blocks:type_name -> kvgrpc.v1.Blocks
 	2,  // 30: kvgrpc.v1.GetLeaseRequest.lease:type_name -> kvgrpc.v1.LeaseRef
-	23, // 31: kvgrpc.v1.GetLeaseResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	29, // 31: kvgrpc.v1.GetLeaseResponse.header:type_name -> kvgrpc.v1.ResponseHeader
 	1,  // 32: kvgrpc.v1.GetLeaseResponse.lease:type_name -> kvgrpc.v1.Lease
-	23, // 33: kvgrpc.v1.ListLeasesResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	29, // 33: kvgrpc.v1.ListLeasesResponse.header:type_name -> kvgrpc.v1.ResponseHeader
 	1,  // 34: kvgrpc.v1.ListLeasesResponse.leases:type_name -> kvgrpc.v1.Lease
 	2,  // 35: kvgrpc.v1.KeepAliveRequest.leases:type_name -> kvgrpc.v1.LeaseRef
-	18, // 36: kvgrpc.v1.KeepAliveRequest.ttl:type_name -> google.protobuf.Duration
-	23, // 37: kvgrpc.v1.KeepAliveResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	24, // 36: kvgrpc.v1.KeepAliveRequest.ttl:type_name -> google.protobuf.Duration
+	29, // 37: kvgrpc.v1.KeepAliveResponse.header:type_name -> kvgrpc.v1.ResponseHeader
 	6,  // 38: kvgrpc.v1.KeepAliveResponse.leases:type_name -> kvgrpc.v1.RenewedLease
-	3,  // 39: kvgrpc.v1.LeaseService.GrantLease:input_type -> kvgrpc.v1.GrantLeaseRequest
-	5,  // 40: kvgrpc.v1.LeaseService.RenewLeases:input_type -> kvgrpc.v1.RenewLeasesRequest
-	8,  // 41: kvgrpc.v1.LeaseService.ReleaseLease:input_type -> kvgrpc.v1.ReleaseLeaseRequest
-	10, // 42: kvgrpc.v1.LeaseService.GetLease:input_type -> kvgrpc.v1.GetLeaseRequest
-	12, // 43: kvgrpc.v1.LeaseService.ListLeases:input_type -> kvgrpc.v1.ListLeasesRequest
-	14, // 44: kvgrpc.v1.LeaseService.KeepAlive:input_type -> kvgrpc.v1.KeepAliveRequest
-	4,  // 45: kvgrpc.v1.LeaseService.GrantLease:output_type -> kvgrpc.v1.GrantLeaseResponse
-	7,  // 46: kvgrpc.v1.LeaseService.RenewLeases:output_type -> kvgrpc.v1.RenewLeasesResponse
-	9,  // 47: kvgrpc.v1.LeaseService.ReleaseLease:output_type -> kvgrpc.v1.ReleaseLeaseResponse
-	11, // 48: kvgrpc.v1.LeaseService.GetLease:output_type -> kvgrpc.v1.GetLeaseResponse
-	13, // 49: kvgrpc.v1.LeaseService.ListLeases:output_type -> kvgrpc.v1.ListLeasesResponse
-	15, // 50: kvgrpc.v1.LeaseService.KeepAlive:output_type -> kvgrpc.v1.KeepAliveResponse
-	45, // [45:51] is the sub-list for method output_type
-	39, // [39:45] is the sub-list for method input_type
-	39, // [39:39] is the sub-list for extension type_name
-	39, // [39:39] is the sub-list for extension extendee
-	0,  // [0:39] is the sub-list for field type_name
+	27, // 39: kvgrpc.v1.FindOffersRequest.content:type_name -> kvgrpc.v1.Content
+	29, // 40: kvgrpc.v1.FindOffersResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	18, // 41: kvgrpc.v1.FindOffersResponse.offers:type_name -> kvgrpc.v1.FoundOffer
+	26, // 42: kvgrpc.v1.FoundOffer.grant:type_name -> kvgrpc.v1.Grant
+	24, // 43: kvgrpc.v1.FoundOffer.remaining:type_name -> google.protobuf.Duration
+	24, // 44: kvgrpc.v1.FoundOffer.soft_in:type_name -> google.protobuf.Duration
+	29, // 45: kvgrpc.v1.WatchOffersResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	21, // 46: kvgrpc.v1.WatchOffersResponse.changes:type_name -> kvgrpc.v1.OfferChange
+	3,  // 47: kvgrpc.v1.LeaseService.GrantLease:input_type -> kvgrpc.v1.GrantLeaseRequest
+	5,  // 48: kvgrpc.v1.LeaseService.RenewLeases:input_type -> kvgrpc.v1.RenewLeasesRequest
+	8,  // 49: kvgrpc.v1.LeaseService.ReleaseLease:input_type -> kvgrpc.v1.ReleaseLeaseRequest
+	10, // 50: kvgrpc.v1.LeaseService.GetLease:input_type -> kvgrpc.v1.GetLeaseRequest
+	12, // 51: kvgrpc.v1.LeaseService.ListLeases:input_type -> kvgrpc.v1.ListLeasesRequest
+	16, // 52: kvgrpc.v1.LeaseService.FindOffers:input_type -> kvgrpc.v1.FindOffersRequest
+	19, // 53: kvgrpc.v1.LeaseService.WatchOffers:input_type -> kvgrpc.v1.WatchOffersRequest
+	14, // 54: kvgrpc.v1.LeaseService.KeepAlive:input_type -> kvgrpc.v1.KeepAliveRequest
+	4,  // 55: kvgrpc.v1.LeaseService.GrantLease:output_type -> kvgrpc.v1.GrantLeaseResponse
+	7,  // 56: kvgrpc.v1.LeaseService.RenewLeases:output_type -> kvgrpc.v1.RenewLeasesResponse
+	9,  // 57: kvgrpc.v1.LeaseService.ReleaseLease:output_type -> kvgrpc.v1.ReleaseLeaseResponse
+	11, // 58: kvgrpc.v1.LeaseService.GetLease:output_type -> kvgrpc.v1.GetLeaseResponse
+	13, // 59: kvgrpc.v1.LeaseService.ListLeases:output_type -> kvgrpc.v1.ListLeasesResponse
+	17, // 60: kvgrpc.v1.LeaseService.FindOffers:output_type -> kvgrpc.v1.FindOffersResponse
+	20, // 61: kvgrpc.v1.LeaseService.WatchOffers:output_type -> kvgrpc.v1.WatchOffersResponse
+	15, // 62: kvgrpc.v1.LeaseService.KeepAlive:output_type -> kvgrpc.v1.KeepAliveResponse
+	55, // [55:63] is the sub-list for method output_type
+	47, // [47:55] is the sub-list for method input_type
+	47, // [47:47] is the sub-list for extension type_name
+	47, // [47:47] is the sub-list for extension extendee
+	0,  // [0:47] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_v1_lease_proto_init() }
@@ -1583,7 +2062,7 @@ func file_kvgrpc_v1_lease_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvgrpc_v1_lease_proto_rawDesc), len(file_kvgrpc_v1_lease_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   17,
+			NumMessages:   23,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

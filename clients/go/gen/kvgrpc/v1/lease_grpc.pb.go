@@ -26,6 +26,8 @@ const (
 	LeaseService_ReleaseLease_FullMethodName = "/kvgrpc.v1.LeaseService/ReleaseLease"
 	LeaseService_GetLease_FullMethodName     = "/kvgrpc.v1.LeaseService/GetLease"
 	LeaseService_ListLeases_FullMethodName   = "/kvgrpc.v1.LeaseService/ListLeases"
+	LeaseService_FindOffers_FullMethodName   = "/kvgrpc.v1.LeaseService/FindOffers"
+	LeaseService_WatchOffers_FullMethodName  = "/kvgrpc.v1.LeaseService/WatchOffers"
 	LeaseService_KeepAlive_FullMethodName    = "/kvgrpc.v1.LeaseService/KeepAlive"
 )
 
@@ -71,6 +73,30 @@ type LeaseServiceClient interface {
 	// * INVALID_ARGUMENT INVALID_FIELD: the page token is invalid.
 	// * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
 	ListLeases(ctx context.Context, in *ListLeasesRequest, opts ...grpc.CallOption) (*ListLeasesResponse, error)
+	// Finds leases by what their blocks hold: those of one tenant that were handed over as `findable`, and whose blocks
+	// begin with the longest of all beginnings of a prompt that such a lease of this engine has. Each comes with a READ
+	// grant of its own, which a consumer pulls with as with any other: PullBlocks with the prompt's content. The reply
+	// proves nothing: OpenAccess at this lead checks grant, tenant, content, life and lease again, and SettleAccess says
+	// whether the bytes are valid. The call claims no lease and makes none firm. It has no effect and is safe to repeat.
+	//
+	// Errors:
+	//   - INVALID_ARGUMENT CONTENT_REQUIRED: there is no content, or it is an opaque id, which has no beginnings.
+	//   - INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs. A chain of other weights
+	//     is found nowhere.
+	//   - INVALID_ARGUMENT INVALID_FIELD: `tenant` is another one than the caller's.
+	//   - OUT_OF_RANGE LIMIT_EXCEEDED: the content has more than 65,536 units of 16 tokens.
+	FindOffers(ctx context.Context, in *FindOffersRequest, opts ...grpc.CallOption) (*FindOffersResponse, error)
+	// Tells what FindOffers would find of one tenant: all of it first, then what changes. It is for routers that keep an
+	// index of many engines. What it says may be out of date when it arrives, and only a part of each chain's digests
+	// comes, so an index that is made of it is approximate. The watch is of the server and not of a life: a header with
+	// another incarnation comes with a new snapshot. A watch that falls too far behind gets a new snapshot, too. A message
+	// comes at least every 5 seconds. A watch resumes by the header and `offer_seq` of its last message.
+	//
+	// Errors:
+	//   - INVALID_ARGUMENT INVALID_FIELD: `tenant` is another one than the caller's; `after_offer_seq` without
+	//     `incarnation`, or one that this life has not reached.
+	//   - RESOURCE_EXHAUSTED LIMIT_EXCEEDED: too many watches. Retry after the delay.
+	WatchOffers(ctx context.Context, in *WatchOffersRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchOffersResponse], error)
 	// Renews leases over a stream, like RenewLeases, for callers that hold thousands. Every request gets one reply. A
 	// dead lease is a row and never ends the stream. The end of the stream ends no lease.
 	//
@@ -136,9 +162,38 @@ func (c *leaseServiceClient) ListLeases(ctx context.Context, in *ListLeasesReque
 	return out, nil
 }
 
+func (c *leaseServiceClient) FindOffers(ctx context.Context, in *FindOffersRequest, opts ...grpc.CallOption) (*FindOffersResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(FindOffersResponse)
+	err := c.cc.Invoke(ctx, LeaseService_FindOffers_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *leaseServiceClient) WatchOffers(ctx context.Context, in *WatchOffersRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchOffersResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &LeaseService_ServiceDesc.Streams[0], LeaseService_WatchOffers_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[WatchOffersRequest, WatchOffersResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type LeaseService_WatchOffersClient = grpc.ServerStreamingClient[WatchOffersResponse]
+
 func (c *leaseServiceClient) KeepAlive(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[KeepAliveRequest, KeepAliveResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &LeaseService_ServiceDesc.Streams[0], LeaseService_KeepAlive_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &LeaseService_ServiceDesc.Streams[1], LeaseService_KeepAlive_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -191,6 +246,30 @@ type LeaseServiceServer interface {
 	// * INVALID_ARGUMENT INVALID_FIELD: the page token is invalid.
 	// * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
 	ListLeases(context.Context, *ListLeasesRequest) (*ListLeasesResponse, error)
+	// Finds leases by what their blocks hold: those of one tenant that were handed over as `findable`, and whose blocks
+	// begin with the longest of all beginnings of a prompt that such a lease of this engine has. Each comes with a READ
+	// grant of its own, which a consumer pulls with as with any other: PullBlocks with the prompt's content. The reply
+	// proves nothing: OpenAccess at this lead checks grant, tenant, content, life and lease again, and SettleAccess says
+	// whether the bytes are valid. The call claims no lease and makes none firm. It has no effect and is safe to repeat.
+	//
+	// Errors:
+	//   - INVALID_ARGUMENT CONTENT_REQUIRED: there is no content, or it is an opaque id, which has no beginnings.
+	//   - INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs. A chain of other weights
+	//     is found nowhere.
+	//   - INVALID_ARGUMENT INVALID_FIELD: `tenant` is another one than the caller's.
+	//   - OUT_OF_RANGE LIMIT_EXCEEDED: the content has more than 65,536 units of 16 tokens.
+	FindOffers(context.Context, *FindOffersRequest) (*FindOffersResponse, error)
+	// Tells what FindOffers would find of one tenant: all of it first, then what changes. It is for routers that keep an
+	// index of many engines. What it says may be out of date when it arrives, and only a part of each chain's digests
+	// comes, so an index that is made of it is approximate. The watch is of the server and not of a life: a header with
+	// another incarnation comes with a new snapshot. A watch that falls too far behind gets a new snapshot, too. A message
+	// comes at least every 5 seconds. A watch resumes by the header and `offer_seq` of its last message.
+	//
+	// Errors:
+	//   - INVALID_ARGUMENT INVALID_FIELD: `tenant` is another one than the caller's; `after_offer_seq` without
+	//     `incarnation`, or one that this life has not reached.
+	//   - RESOURCE_EXHAUSTED LIMIT_EXCEEDED: too many watches. Retry after the delay.
+	WatchOffers(*WatchOffersRequest, grpc.ServerStreamingServer[WatchOffersResponse]) error
 	// Renews leases over a stream, like RenewLeases, for callers that hold thousands. Every request gets one reply. A
 	// dead lease is a row and never ends the stream. The end of the stream ends no lease.
 	//
@@ -220,6 +299,12 @@ func (UnimplementedLeaseServiceServer) GetLease(context.Context, *GetLeaseReques
 }
 func (UnimplementedLeaseServiceServer) ListLeases(context.Context, *ListLeasesRequest) (*ListLeasesResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListLeases not implemented")
+}
+func (UnimplementedLeaseServiceServer) FindOffers(context.Context, *FindOffersRequest) (*FindOffersResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method FindOffers not implemented")
+}
+func (UnimplementedLeaseServiceServer) WatchOffers(*WatchOffersRequest, grpc.ServerStreamingServer[WatchOffersResponse]) error {
+	return status.Error(codes.Unimplemented, "method WatchOffers not implemented")
 }
 func (UnimplementedLeaseServiceServer) KeepAlive(grpc.BidiStreamingServer[KeepAliveRequest, KeepAliveResponse]) error {
 	return status.Error(codes.Unimplemented, "method KeepAlive not implemented")
@@ -335,6 +420,35 @@ func _LeaseService_ListLeases_Handler(srv interface{}, ctx context.Context, dec 
 	return interceptor(ctx, in, info, handler)
 }
 
+func _LeaseService_FindOffers_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(FindOffersRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LeaseServiceServer).FindOffers(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: LeaseService_FindOffers_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LeaseServiceServer).FindOffers(ctx, req.(*FindOffersRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _LeaseService_WatchOffers_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(WatchOffersRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(LeaseServiceServer).WatchOffers(m, &grpc.GenericServerStream[WatchOffersRequest, WatchOffersResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type LeaseService_WatchOffersServer = grpc.ServerStreamingServer[WatchOffersResponse]
+
 func _LeaseService_KeepAlive_Handler(srv interface{}, stream grpc.ServerStream) error {
 	return srv.(LeaseServiceServer).KeepAlive(&grpc.GenericServerStream[KeepAliveRequest, KeepAliveResponse]{ServerStream: stream})
 }
@@ -369,8 +483,17 @@ var LeaseService_ServiceDesc = grpc.ServiceDesc{
 			MethodName: "ListLeases",
 			Handler:    _LeaseService_ListLeases_Handler,
 		},
+		{
+			MethodName: "FindOffers",
+			Handler:    _LeaseService_FindOffers_Handler,
+		},
 	},
 	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "WatchOffers",
+			Handler:       _LeaseService_WatchOffers_Handler,
+			ServerStreams: true,
+		},
 		{
 			StreamName:    "KeepAlive",
 			Handler:       _LeaseService_KeepAlive_Handler,
