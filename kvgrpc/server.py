@@ -34,6 +34,7 @@ from kvgrpc.errors import InvalidRequest, KVGrpcError, NotFound, Reason, Unimple
 from kvgrpc.local_ranks import RankMaker, SharedRank, make_device_memory
 from kvgrpc.service import telemetry
 from kvgrpc.service.event_log import EventLog
+from kvgrpc.service.fleet.publication import LeadPublication
 from kvgrpc.service.last_words import LastWords
 from kvgrpc.service.last_work import LastWork
 from kvgrpc.service.lead import Lead
@@ -107,6 +108,7 @@ class Server:
         self._health: Health | None = None
         self._metrics: metrics.MetricsEndpoint | None = None
         self._last_work = LastWork(self._runner)
+        self._publication = self._lead.publication = LeadPublication(self._lead)
 
     def reload(self, settings: Config) -> None:
         """Lets the reloaded values of the settings hold. Connections that are there stay."""
@@ -147,6 +149,7 @@ class Server:
         self._metrics = metrics.begin(self._lead, self._staging, self.tls)
         more = {"admin_address": self.admin_address, "metrics": self.metrics_address}
         self._ready.write(self.address, self.config.engine_id, more)
+        self._publication.start()
 
     @property
     def metrics_address(self) -> str:
@@ -178,6 +181,7 @@ class Server:
             return  # not started
         await self._health.look()
         await self._last_work.wait(drain_s)
+        await self._publication.stop()
         await self._recovery.stop()
         for watch in self._watches:
             await watch.stop()

@@ -112,6 +112,9 @@ CALL_SECONDS = _histogram(
     "rpc_response_status_code",
 )
 
+# The fleet.
+FLEET_PUBLISHED = _gauge("kvgrpc_fleet_published", "1 while the registry has the entry of this engine's life.")
+
 # The process.
 KEPT_BYTES = _gauge("kvgrpc_kept_bytes", "Bytes kept for what calls created, by who pays.", "share")
 KEPT_BYTES_MAX = _gauge("kvgrpc_kept_bytes_limit", "Maximum of kvgrpc_kept_bytes.", "share")

@@ -212,8 +212,10 @@ type GetStatusResponse struct {
 	WaitingReaders []*WaitingReader `protobuf:"bytes,13,rep,name=waiting_readers,json=waitingReaders,proto3" json:"waiting_readers,omitempty"`
 	// Number of all leases whose readers wait for blocks of their own.
 	WaitingReaderCount uint32 `protobuf:"varint,14,opt,name=waiting_reader_count,json=waitingReaderCount,proto3" json:"waiting_reader_count,omitempty"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	// Entry of this engine in the registry; unset if the server publishes none (setting `fleet.registry`).
+	Publication   *Publication `protobuf:"bytes,15,opt,name=publication,proto3" json:"publication,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GetStatusResponse) Reset() {
@@ -344,6 +346,77 @@ func (x *GetStatusResponse) GetWaitingReaderCount() uint32 {
 	return 0
 }
 
+func (x *GetStatusResponse) GetPublication() *Publication {
+	if x != nil {
+		return x.Publication
+	}
+	return nil
+}
+
+// Entry of this engine in a registry. Nothing else depends on it: an engine that is not published serves as well.
+type Publication struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Address of the registry, as the setting states it.
+	Registry string `protobuf:"bytes,1,opt,name=registry,proto3" json:"registry,omitempty"`
+	// Whether the registry has the entry of this life.
+	Published bool `protobuf:"varint,2,opt,name=published,proto3" json:"published,omitempty"`
+	// Reason why the registry lacks the entry, for people; empty if it has it, or if no engine is there to publish.
+	Failure       string `protobuf:"bytes,3,opt,name=failure,proto3" json:"failure,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Publication) Reset() {
+	*x = Publication{}
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Publication) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Publication) ProtoMessage() {}
+
+func (x *Publication) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Publication.ProtoReflect.Descriptor instead.
+func (*Publication) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Publication) GetRegistry() string {
+	if x != nil {
+		return x.Registry
+	}
+	return ""
+}
+
+func (x *Publication) GetPublished() bool {
+	if x != nil {
+		return x.Published
+	}
+	return false
+}
+
+func (x *Publication) GetFailure() string {
+	if x != nil {
+		return x.Failure
+	}
+	return ""
+}
+
 // Request that lacks blocks at this engine.
 type LackingRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -361,7 +434,7 @@ type LackingRequest struct {
 
 func (x *LackingRequest) Reset() {
 	*x = LackingRequest{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[2]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -373,7 +446,7 @@ func (x *LackingRequest) String() string {
 func (*LackingRequest) ProtoMessage() {}
 
 func (x *LackingRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[2]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -386,7 +459,7 @@ func (x *LackingRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LackingRequest.ProtoReflect.Descriptor instead.
 func (*LackingRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{2}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *LackingRequest) GetRequestId() string {
@@ -438,7 +511,7 @@ type WaitingReader struct {
 
 func (x *WaitingReader) Reset() {
 	*x = WaitingReader{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[3]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -450,7 +523,7 @@ func (x *WaitingReader) String() string {
 func (*WaitingReader) ProtoMessage() {}
 
 func (x *WaitingReader) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[3]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -463,7 +536,7 @@ func (x *WaitingReader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitingReader.ProtoReflect.Descriptor instead.
 func (*WaitingReader) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{3}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *WaitingReader) GetLeaseId() string {
@@ -537,7 +610,7 @@ type Kept struct {
 
 func (x *Kept) Reset() {
 	*x = Kept{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[4]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -549,7 +622,7 @@ func (x *Kept) String() string {
 func (*Kept) ProtoMessage() {}
 
 func (x *Kept) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[4]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -562,7 +635,7 @@ func (x *Kept) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kept.ProtoReflect.Descriptor instead.
 func (*Kept) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{4}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Kept) GetTotalBytes() uint64 {
@@ -642,7 +715,7 @@ type KeptByCaller struct {
 
 func (x *KeptByCaller) Reset() {
 	*x = KeptByCaller{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[5]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -654,7 +727,7 @@ func (x *KeptByCaller) String() string {
 func (*KeptByCaller) ProtoMessage() {}
 
 func (x *KeptByCaller) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[5]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -667,7 +740,7 @@ func (x *KeptByCaller) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeptByCaller.ProtoReflect.Descriptor instead.
 func (*KeptByCaller) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{5}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *KeptByCaller) GetCaller() string {
@@ -723,7 +796,7 @@ type Counts struct {
 
 func (x *Counts) Reset() {
 	*x = Counts{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[6]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -735,7 +808,7 @@ func (x *Counts) String() string {
 func (*Counts) ProtoMessage() {}
 
 func (x *Counts) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[6]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -748,7 +821,7 @@ func (x *Counts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Counts.ProtoReflect.Descriptor instead.
 func (*Counts) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{6}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Counts) GetPendingTransferCount() uint64 {
@@ -871,7 +944,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[7]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -883,7 +956,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[7]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -896,7 +969,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{7}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *DrainRequest) GetIdempotencyKey() string {
@@ -941,7 +1014,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[8]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -953,7 +1026,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[8]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -966,7 +1039,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{8}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *DrainResponse) GetHeader() *ResponseHeader {
@@ -1024,7 +1097,7 @@ type ListPeersRequest struct {
 
 func (x *ListPeersRequest) Reset() {
 	*x = ListPeersRequest{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[9]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1036,7 +1109,7 @@ func (x *ListPeersRequest) String() string {
 func (*ListPeersRequest) ProtoMessage() {}
 
 func (x *ListPeersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[9]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1049,7 +1122,7 @@ func (x *ListPeersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPeersRequest.ProtoReflect.Descriptor instead.
 func (*ListPeersRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{9}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ListPeersRequest) GetPageSize() uint32 {
@@ -1081,7 +1154,7 @@ type ListPeersResponse struct {
 
 func (x *ListPeersResponse) Reset() {
 	*x = ListPeersResponse{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[10]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1093,7 +1166,7 @@ func (x *ListPeersResponse) String() string {
 func (*ListPeersResponse) ProtoMessage() {}
 
 func (x *ListPeersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[10]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1106,7 +1179,7 @@ func (x *ListPeersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPeersResponse.ProtoReflect.Descriptor instead.
 func (*ListPeersResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ListPeersResponse) GetHeader() *ResponseHeader {
@@ -1145,7 +1218,7 @@ type ListPinsRequest struct {
 
 func (x *ListPinsRequest) Reset() {
 	*x = ListPinsRequest{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[11]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1157,7 +1230,7 @@ func (x *ListPinsRequest) String() string {
 func (*ListPinsRequest) ProtoMessage() {}
 
 func (x *ListPinsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[11]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1170,7 +1243,7 @@ func (x *ListPinsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPinsRequest.ProtoReflect.Descriptor instead.
 func (*ListPinsRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ListPinsRequest) GetBlock() *BlockRef {
@@ -1207,7 +1280,7 @@ type BlockRef struct {
 
 func (x *BlockRef) Reset() {
 	*x = BlockRef{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[12]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1219,7 +1292,7 @@ func (x *BlockRef) String() string {
 func (*BlockRef) ProtoMessage() {}
 
 func (x *BlockRef) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[12]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1232,7 +1305,7 @@ func (x *BlockRef) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockRef.ProtoReflect.Descriptor instead.
 func (*BlockRef) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *BlockRef) GetGroup() uint32 {
@@ -1274,7 +1347,7 @@ type Pin struct {
 
 func (x *Pin) Reset() {
 	*x = Pin{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[13]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1286,7 +1359,7 @@ func (x *Pin) String() string {
 func (*Pin) ProtoMessage() {}
 
 func (x *Pin) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[13]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1299,7 +1372,7 @@ func (x *Pin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pin.ProtoReflect.Descriptor instead.
 func (*Pin) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Pin) GetKind() PinKind {
@@ -1376,7 +1449,7 @@ type ListPinsResponse struct {
 
 func (x *ListPinsResponse) Reset() {
 	*x = ListPinsResponse{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[14]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1388,7 +1461,7 @@ func (x *ListPinsResponse) String() string {
 func (*ListPinsResponse) ProtoMessage() {}
 
 func (x *ListPinsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[14]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1401,7 +1474,7 @@ func (x *ListPinsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPinsResponse.ProtoReflect.Descriptor instead.
 func (*ListPinsResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{14}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ListPinsResponse) GetHeader() *ResponseHeader {
@@ -1451,7 +1524,7 @@ type ReleaseQuarantineRequest struct {
 
 func (x *ReleaseQuarantineRequest) Reset() {
 	*x = ReleaseQuarantineRequest{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[15]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1463,7 +1536,7 @@ func (x *ReleaseQuarantineRequest) String() string {
 func (*ReleaseQuarantineRequest) ProtoMessage() {}
 
 func (x *ReleaseQuarantineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[15]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1476,7 +1549,7 @@ func (x *ReleaseQuarantineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseQuarantineRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseQuarantineRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{15}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ReleaseQuarantineRequest) GetIdempotencyKey() string {
@@ -1531,7 +1604,7 @@ type ReleaseQuarantineResponse struct {
 
 func (x *ReleaseQuarantineResponse) Reset() {
 	*x = ReleaseQuarantineResponse{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[16]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1543,7 +1616,7 @@ func (x *ReleaseQuarantineResponse) String() string {
 func (*ReleaseQuarantineResponse) ProtoMessage() {}
 
 func (x *ReleaseQuarantineResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[16]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1556,7 +1629,7 @@ func (x *ReleaseQuarantineResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseQuarantineResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseQuarantineResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ReleaseQuarantineResponse) GetHeader() *ResponseHeader {
@@ -1600,7 +1673,7 @@ type ListAuditRecordsRequest struct {
 
 func (x *ListAuditRecordsRequest) Reset() {
 	*x = ListAuditRecordsRequest{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[17]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1612,7 +1685,7 @@ func (x *ListAuditRecordsRequest) String() string {
 func (*ListAuditRecordsRequest) ProtoMessage() {}
 
 func (x *ListAuditRecordsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[17]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1625,7 +1698,7 @@ func (x *ListAuditRecordsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditRecordsRequest.ProtoReflect.Descriptor instead.
 func (*ListAuditRecordsRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{17}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ListAuditRecordsRequest) GetPageSize() uint32 {
@@ -1667,7 +1740,7 @@ type AuditRecord struct {
 
 func (x *AuditRecord) Reset() {
 	*x = AuditRecord{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[18]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1679,7 +1752,7 @@ func (x *AuditRecord) String() string {
 func (*AuditRecord) ProtoMessage() {}
 
 func (x *AuditRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[18]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1692,7 +1765,7 @@ func (x *AuditRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditRecord.ProtoReflect.Descriptor instead.
 func (*AuditRecord) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{18}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *AuditRecord) GetNumber() uint32 {
@@ -1766,7 +1839,7 @@ type ListAuditRecordsResponse struct {
 
 func (x *ListAuditRecordsResponse) Reset() {
 	*x = ListAuditRecordsResponse{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[19]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1778,7 +1851,7 @@ func (x *ListAuditRecordsResponse) String() string {
 func (*ListAuditRecordsResponse) ProtoMessage() {}
 
 func (x *ListAuditRecordsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[19]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1791,7 +1864,7 @@ func (x *ListAuditRecordsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditRecordsResponse.ProtoReflect.Descriptor instead.
 func (*ListAuditRecordsResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{19}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ListAuditRecordsResponse) GetHeader() *ResponseHeader {
@@ -1832,7 +1905,7 @@ type ListSpansRequest struct {
 
 func (x *ListSpansRequest) Reset() {
 	*x = ListSpansRequest{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[20]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1844,7 +1917,7 @@ func (x *ListSpansRequest) String() string {
 func (*ListSpansRequest) ProtoMessage() {}
 
 func (x *ListSpansRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[20]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1857,7 +1930,7 @@ func (x *ListSpansRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSpansRequest.ProtoReflect.Descriptor instead.
 func (*ListSpansRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{20}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ListSpansRequest) GetTransferId() string {
@@ -1915,7 +1988,7 @@ type Span struct {
 
 func (x *Span) Reset() {
 	*x = Span{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[21]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1927,7 +2000,7 @@ func (x *Span) String() string {
 func (*Span) ProtoMessage() {}
 
 func (x *Span) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[21]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1940,7 +2013,7 @@ func (x *Span) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Span.ProtoReflect.Descriptor instead.
 func (*Span) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{21}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Span) GetTraceId() string {
@@ -2023,7 +2096,7 @@ type ListSpansResponse struct {
 
 func (x *ListSpansResponse) Reset() {
 	*x = ListSpansResponse{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[22]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2035,7 +2108,7 @@ func (x *ListSpansResponse) String() string {
 func (*ListSpansResponse) ProtoMessage() {}
 
 func (x *ListSpansResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[22]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2048,7 +2121,7 @@ func (x *ListSpansResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSpansResponse.ProtoReflect.Descriptor instead.
 func (*ListSpansResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{22}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ListSpansResponse) GetHeader() *ResponseHeader {
@@ -2092,7 +2165,7 @@ type ForgetEngineRequest struct {
 
 func (x *ForgetEngineRequest) Reset() {
 	*x = ForgetEngineRequest{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[23]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2104,7 +2177,7 @@ func (x *ForgetEngineRequest) String() string {
 func (*ForgetEngineRequest) ProtoMessage() {}
 
 func (x *ForgetEngineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[23]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2117,7 +2190,7 @@ func (x *ForgetEngineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetEngineRequest.ProtoReflect.Descriptor instead.
 func (*ForgetEngineRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{23}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ForgetEngineRequest) GetEngineId() string {
@@ -2147,7 +2220,7 @@ type ForgetEngineResponse struct {
 
 func (x *ForgetEngineResponse) Reset() {
 	*x = ForgetEngineResponse{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[24]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2159,7 +2232,7 @@ func (x *ForgetEngineResponse) String() string {
 func (*ForgetEngineResponse) ProtoMessage() {}
 
 func (x *ForgetEngineResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[24]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2172,7 +2245,7 @@ func (x *ForgetEngineResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetEngineResponse.ProtoReflect.Descriptor instead.
 func (*ForgetEngineResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{24}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ForgetEngineResponse) GetHeader() *ResponseHeader {
@@ -2194,7 +2267,7 @@ var File_kvgrpc_v1_admin_proto protoreflect.FileDescriptor
 const file_kvgrpc_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"\x15kvgrpc/v1/admin.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\x1a\x19kvgrpc/v1/handshake.proto\x1a\x14kvgrpc/v1/pool.proto\"\x12\n" +
-	"\x10GetStatusRequest\"\xdd\x05\n" +
+	"\x10GetStatusRequest\"\x97\x06\n" +
 	"\x11GetStatusResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x122\n" +
 	"\tadmission\x18\x02 \x01(\x0e2\x14.kvgrpc.v1.AdmissionR\tadmission\x12)\n" +
@@ -2210,7 +2283,12 @@ const file_kvgrpc_v1_admin_proto_rawDesc = "" +
 	"\x04kept\x18\v \x01(\v2\x0f.kvgrpc.v1.KeptR\x04kept\x12D\n" +
 	"\x10lacking_requests\x18\f \x03(\v2\x19.kvgrpc.v1.LackingRequestR\x0flackingRequests\x12A\n" +
 	"\x0fwaiting_readers\x18\r \x03(\v2\x18.kvgrpc.v1.WaitingReaderR\x0ewaitingReaders\x120\n" +
-	"\x14waiting_reader_count\x18\x0e \x01(\rR\x12waitingReaderCount\"\xce\x01\n" +
+	"\x14waiting_reader_count\x18\x0e \x01(\rR\x12waitingReaderCount\x128\n" +
+	"\vpublication\x18\x0f \x01(\v2\x16.kvgrpc.v1.PublicationR\vpublication\"a\n" +
+	"\vPublication\x12\x1a\n" +
+	"\bregistry\x18\x01 \x01(\tR\bregistry\x12\x1c\n" +
+	"\tpublished\x18\x02 \x01(\bR\tpublished\x12\x18\n" +
+	"\afailure\x18\x03 \x01(\tR\afailure\"\xce\x01\n" +
 	"\x0eLackingRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12&\n" +
@@ -2406,102 +2484,104 @@ func file_kvgrpc_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_kvgrpc_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_kvgrpc_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
+var file_kvgrpc_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
 var file_kvgrpc_v1_admin_proto_goTypes = []any{
 	(PinKind)(0),                      // 0: kvgrpc.v1.PinKind
 	(SpanKind)(0),                     // 1: kvgrpc.v1.SpanKind
 	(*GetStatusRequest)(nil),          // 2: kvgrpc.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),         // 3: kvgrpc.v1.GetStatusResponse
-	(*LackingRequest)(nil),            // 4: kvgrpc.v1.LackingRequest
-	(*WaitingReader)(nil),             // 5: kvgrpc.v1.WaitingReader
-	(*Kept)(nil),                      // 6: kvgrpc.v1.Kept
-	(*KeptByCaller)(nil),              // 7: kvgrpc.v1.KeptByCaller
-	(*Counts)(nil),                    // 8: kvgrpc.v1.Counts
-	(*DrainRequest)(nil),              // 9: kvgrpc.v1.DrainRequest
-	(*DrainResponse)(nil),             // 10: kvgrpc.v1.DrainResponse
-	(*ListPeersRequest)(nil),          // 11: kvgrpc.v1.ListPeersRequest
-	(*ListPeersResponse)(nil),         // 12: kvgrpc.v1.ListPeersResponse
-	(*ListPinsRequest)(nil),           // 13: kvgrpc.v1.ListPinsRequest
-	(*BlockRef)(nil),                  // 14: kvgrpc.v1.BlockRef
-	(*Pin)(nil),                       // 15: kvgrpc.v1.Pin
-	(*ListPinsResponse)(nil),          // 16: kvgrpc.v1.ListPinsResponse
-	(*ReleaseQuarantineRequest)(nil),  // 17: kvgrpc.v1.ReleaseQuarantineRequest
-	(*ReleaseQuarantineResponse)(nil), // 18: kvgrpc.v1.ReleaseQuarantineResponse
-	(*ListAuditRecordsRequest)(nil),   // 19: kvgrpc.v1.ListAuditRecordsRequest
-	(*AuditRecord)(nil),               // 20: kvgrpc.v1.AuditRecord
-	(*ListAuditRecordsResponse)(nil),  // 21: kvgrpc.v1.ListAuditRecordsResponse
-	(*ListSpansRequest)(nil),          // 22: kvgrpc.v1.ListSpansRequest
-	(*Span)(nil),                      // 23: kvgrpc.v1.Span
-	(*ListSpansResponse)(nil),         // 24: kvgrpc.v1.ListSpansResponse
-	(*ForgetEngineRequest)(nil),       // 25: kvgrpc.v1.ForgetEngineRequest
-	(*ForgetEngineResponse)(nil),      // 26: kvgrpc.v1.ForgetEngineResponse
-	nil,                               // 27: kvgrpc.v1.Kept.BytesByKindEntry
-	nil,                               // 28: kvgrpc.v1.Span.AttributesEntry
-	(*ResponseHeader)(nil),            // 29: kvgrpc.v1.ResponseHeader
-	(Admission)(0),                    // 30: kvgrpc.v1.Admission
-	(*durationpb.Duration)(nil),       // 31: google.protobuf.Duration
-	(*GroupBlockCount)(nil),           // 32: kvgrpc.v1.GroupBlockCount
-	(*Peer)(nil),                      // 33: kvgrpc.v1.Peer
-	(*Blocks)(nil),                    // 34: kvgrpc.v1.Blocks
-	(*Allocation)(nil),                // 35: kvgrpc.v1.Allocation
+	(*Publication)(nil),               // 4: kvgrpc.v1.Publication
+	(*LackingRequest)(nil),            // 5: kvgrpc.v1.LackingRequest
+	(*WaitingReader)(nil),             // 6: kvgrpc.v1.WaitingReader
+	(*Kept)(nil),                      // 7: kvgrpc.v1.Kept
+	(*KeptByCaller)(nil),              // 8: kvgrpc.v1.KeptByCaller
+	(*Counts)(nil),                    // 9: kvgrpc.v1.Counts
+	(*DrainRequest)(nil),              // 10: kvgrpc.v1.DrainRequest
+	(*DrainResponse)(nil),             // 11: kvgrpc.v1.DrainResponse
+	(*ListPeersRequest)(nil),          // 12: kvgrpc.v1.ListPeersRequest
+	(*ListPeersResponse)(nil),         // 13: kvgrpc.v1.ListPeersResponse
+	(*ListPinsRequest)(nil),           // 14: kvgrpc.v1.ListPinsRequest
+	(*BlockRef)(nil),                  // 15: kvgrpc.v1.BlockRef
+	(*Pin)(nil),                       // 16: kvgrpc.v1.Pin
+	(*ListPinsResponse)(nil),          // 17: kvgrpc.v1.ListPinsResponse
+	(*ReleaseQuarantineRequest)(nil),  // 18: kvgrpc.v1.ReleaseQuarantineRequest
+	(*ReleaseQuarantineResponse)(nil), // 19: kvgrpc.v1.ReleaseQuarantineResponse
+	(*ListAuditRecordsRequest)(nil),   // 20: kvgrpc.v1.ListAuditRecordsRequest
+	(*AuditRecord)(nil),               // 21: kvgrpc.v1.AuditRecord
+	(*ListAuditRecordsResponse)(nil),  // 22: kvgrpc.v1.ListAuditRecordsResponse
+	(*ListSpansRequest)(nil),          // 23: kvgrpc.v1.ListSpansRequest
+	(*Span)(nil),                      // 24: kvgrpc.v1.Span
+	(*ListSpansResponse)(nil),         // 25: kvgrpc.v1.ListSpansResponse
+	(*ForgetEngineRequest)(nil),       // 26: kvgrpc.v1.ForgetEngineRequest
+	(*ForgetEngineResponse)(nil),      // 27: kvgrpc.v1.ForgetEngineResponse
+	nil,                               // 28: kvgrpc.v1.Kept.BytesByKindEntry
+	nil,                               // 29: kvgrpc.v1.Span.AttributesEntry
+	(*ResponseHeader)(nil),            // 30: kvgrpc.v1.ResponseHeader
+	(Admission)(0),                    // 31: kvgrpc.v1.Admission
+	(*durationpb.Duration)(nil),       // 32: google.protobuf.Duration
+	(*GroupBlockCount)(nil),           // 33: kvgrpc.v1.GroupBlockCount
+	(*Peer)(nil),                      // 34: kvgrpc.v1.Peer
+	(*Blocks)(nil),                    // 35: kvgrpc.v1.Blocks
+	(*Allocation)(nil),                // 36: kvgrpc.v1.Allocation
 }
 var file_kvgrpc_v1_admin_proto_depIdxs = []int32{
-	29, // 0: kvgrpc.v1.GetStatusResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	30, // 1: kvgrpc.v1.GetStatusResponse.admission:type_name -> kvgrpc.v1.Admission
-	31, // 2: kvgrpc.v1.GetStatusResponse.uptime:type_name -> google.protobuf.Duration
-	8,  // 3: kvgrpc.v1.GetStatusResponse.counts:type_name -> kvgrpc.v1.Counts
-	31, // 4: kvgrpc.v1.GetStatusResponse.oldest_transfer_age:type_name -> google.protobuf.Duration
-	31, // 5: kvgrpc.v1.GetStatusResponse.progress_age:type_name -> google.protobuf.Duration
-	6,  // 6: kvgrpc.v1.GetStatusResponse.kept:type_name -> kvgrpc.v1.Kept
-	4,  // 7: kvgrpc.v1.GetStatusResponse.lacking_requests:type_name -> kvgrpc.v1.LackingRequest
-	5,  // 8: kvgrpc.v1.GetStatusResponse.waiting_readers:type_name -> kvgrpc.v1.WaitingReader
-	31, // 9: kvgrpc.v1.LackingRequest.age:type_name -> google.protobuf.Duration
-	32, // 10: kvgrpc.v1.LackingRequest.group_block_counts:type_name -> kvgrpc.v1.GroupBlockCount
-	31, // 11: kvgrpc.v1.WaitingReader.age:type_name -> google.protobuf.Duration
-	27, // 12: kvgrpc.v1.Kept.bytes_by_kind:type_name -> kvgrpc.v1.Kept.BytesByKindEntry
-	7,  // 13: kvgrpc.v1.Kept.largest_callers:type_name -> kvgrpc.v1.KeptByCaller
-	29, // 14: kvgrpc.v1.DrainResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	30, // 15: kvgrpc.v1.DrainResponse.admission:type_name -> kvgrpc.v1.Admission
-	29, // 16: kvgrpc.v1.ListPeersResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	33, // 17: kvgrpc.v1.ListPeersResponse.peers:type_name -> kvgrpc.v1.Peer
-	14, // 18: kvgrpc.v1.ListPinsRequest.block:type_name -> kvgrpc.v1.BlockRef
-	0,  // 19: kvgrpc.v1.Pin.kind:type_name -> kvgrpc.v1.PinKind
-	31, // 20: kvgrpc.v1.Pin.age:type_name -> google.protobuf.Duration
-	34, // 21: kvgrpc.v1.Pin.blocks:type_name -> kvgrpc.v1.Blocks
-	29, // 22: kvgrpc.v1.ListPinsResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	15, // 23: kvgrpc.v1.ListPinsResponse.pins:type_name -> kvgrpc.v1.Pin
-	35, // 24: kvgrpc.v1.ListPinsResponse.allocations:type_name -> kvgrpc.v1.Allocation
-	29, // 25: kvgrpc.v1.ReleaseQuarantineResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	31, // 26: kvgrpc.v1.AuditRecord.age:type_name -> google.protobuf.Duration
-	29, // 27: kvgrpc.v1.ListAuditRecordsResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	20, // 28: kvgrpc.v1.ListAuditRecordsResponse.records:type_name -> kvgrpc.v1.AuditRecord
-	1,  // 29: kvgrpc.v1.Span.kind:type_name -> kvgrpc.v1.SpanKind
-	31, // 30: kvgrpc.v1.Span.duration:type_name -> google.protobuf.Duration
-	28, // 31: kvgrpc.v1.Span.attributes:type_name -> kvgrpc.v1.Span.AttributesEntry
-	29, // 32: kvgrpc.v1.ListSpansResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	23, // 33: kvgrpc.v1.ListSpansResponse.spans:type_name -> kvgrpc.v1.Span
-	29, // 34: kvgrpc.v1.ForgetEngineResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	2,  // 35: kvgrpc.v1.AdminService.GetStatus:input_type -> kvgrpc.v1.GetStatusRequest
-	11, // 36: kvgrpc.v1.AdminService.ListPeers:input_type -> kvgrpc.v1.ListPeersRequest
-	13, // 37: kvgrpc.v1.AdminService.ListPins:input_type -> kvgrpc.v1.ListPinsRequest
-	9,  // 38: kvgrpc.v1.AdminService.Drain:input_type -> kvgrpc.v1.DrainRequest
-	17, // 39: kvgrpc.v1.AdminService.ReleaseQuarantine:input_type -> kvgrpc.v1.ReleaseQuarantineRequest
-	19, // 40: kvgrpc.v1.AdminService.ListAuditRecords:input_type -> kvgrpc.v1.ListAuditRecordsRequest
-	22, // 41: kvgrpc.v1.AdminService.ListSpans:input_type -> kvgrpc.v1.ListSpansRequest
-	25, // 42: kvgrpc.v1.AdminService.ForgetEngine:input_type -> kvgrpc.v1.ForgetEngineRequest
-	3,  // 43: kvgrpc.v1.AdminService.GetStatus:output_type -> kvgrpc.v1.GetStatusResponse
-	12, // 44: kvgrpc.v1.AdminService.ListPeers:output_type -> kvgrpc.v1.ListPeersResponse
-	16, // 45: kvgrpc.v1.AdminService.ListPins:output_type -> kvgrpc.v1.ListPinsResponse
-	10, // 46: kvgrpc.v1.AdminService.Drain:output_type -> kvgrpc.v1.DrainResponse
-	18, // 47: kvgrpc.v1.AdminService.ReleaseQuarantine:output_type -> kvgrpc.v1.ReleaseQuarantineResponse
-	21, // 48: kvgrpc.v1.AdminService.ListAuditRecords:output_type -> kvgrpc.v1.ListAuditRecordsResponse
-	24, // 49: kvgrpc.v1.AdminService.ListSpans:output_type -> kvgrpc.v1.ListSpansResponse
-	26, // 50: kvgrpc.v1.AdminService.ForgetEngine:output_type -> kvgrpc.v1.ForgetEngineResponse
-	43, // [43:51] is the sub-list for method output_type
-	35, // [35:43] is the sub-list for method input_type
-	35, // [35:35] is the sub-list for extension type_name
-	35, // [35:35] is the sub-list for extension extendee
-	0,  // [0:35] is the sub-list for field type_name
+	30, // 0: kvgrpc.v1.GetStatusResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	31, // 1: kvgrpc.v1.GetStatusResponse.admission:type_name -> kvgrpc.v1.Admission
+	32, // 2: kvgrpc.v1.GetStatusResponse.uptime:type_name -> google.protobuf.Duration
+	9,  // 3: kvgrpc.v1.GetStatusResponse.counts:type_name -> kvgrpc.v1.Counts
+	32, // 4: kvgrpc.v1.GetStatusResponse.oldest_transfer_age:type_name -> google.protobuf.Duration
+	32, // 5: kvgrpc.v1.GetStatusResponse.progress_age:type_name -> google.protobuf.Duration
+	7,  // 6: kvgrpc.v1.GetStatusResponse.kept:type_name -> kvgrpc.v1.Kept
+	5,  // 7: kvgrpc.v1.GetStatusResponse.lacking_requests:type_name -> kvgrpc.v1.LackingRequest
+	6,  // 8: kvgrpc.v1.GetStatusResponse.waiting_readers:type_name -> kvgrpc.v1.WaitingReader
+	4,  // 9: kvgrpc.v1.GetStatusResponse.publication:type_name -> kvgrpc.v1.Publication
+	32, // 10: kvgrpc.v1.LackingRequest.age:type_name -> google.protobuf.Duration
+	33, // 11: kvgrpc.v1.LackingRequest.group_block_counts:type_name -> kvgrpc.v1.GroupBlockCount
+	32, // 12: kvgrpc.v1.WaitingReader.age:type_name -> google.protobuf.Duration
+	28, // 13: kvgrpc.v1.Kept.bytes_by_kind:type_name -> kvgrpc.v1.Kept.BytesByKindEntry
+	8,  // 14: kvgrpc.v1.Kept.largest_callers:type_name -> kvgrpc.v1.KeptByCaller
+	30, // 15: kvgrpc.v1.DrainResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	31, // 16: kvgrpc.v1.DrainResponse.admission:type_name -> kvgrpc.v1.Admission
+	30, // 17: kvgrpc.v1.ListPeersResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	34, // 18: kvgrpc.v1.ListPeersResponse.peers:type_name -> kvgrpc.v1.Peer
+	15, // 19: kvgrpc.v1.ListPinsRequest.block:type_name -> kvgrpc.v1.BlockRef
+	0,  // 20: kvgrpc.v1.Pin.kind:type_name -> kvgrpc.v1.PinKind
+	32, // 21: kvgrpc.v1.Pin.age:type_name -> google.protobuf.Duration
+	35, // 22: kvgrpc.v1.Pin.blocks:type_name -> kvgrpc.v1.Blocks
+	30, // 23: kvgrpc.v1.ListPinsResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	16, // 24: kvgrpc.v1.ListPinsResponse.pins:type_name -> kvgrpc.v1.Pin
+	36, // 25: kvgrpc.v1.ListPinsResponse.allocations:type_name -> kvgrpc.v1.Allocation
+	30, // 26: kvgrpc.v1.ReleaseQuarantineResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	32, // 27: kvgrpc.v1.AuditRecord.age:type_name -> google.protobuf.Duration
+	30, // 28: kvgrpc.v1.ListAuditRecordsResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	21, // 29: kvgrpc.v1.ListAuditRecordsResponse.records:type_name -> kvgrpc.v1.AuditRecord
+	1,  // 30: kvgrpc.v1.Span.kind:type_name -> kvgrpc.v1.SpanKind
+	32, // 31: kvgrpc.v1.Span.duration:type_name -> google.protobuf.Duration
+	29, // 32: kvgrpc.v1.Span.attributes:type_name -> kvgrpc.v1.Span.AttributesEntry
+	30, // 33: kvgrpc.v1.ListSpansResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	24, // 34: kvgrpc.v1.ListSpansResponse.spans:type_name -> kvgrpc.v1.Span
+	30, // 35: kvgrpc.v1.ForgetEngineResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	2,  // 36: kvgrpc.v1.AdminService.GetStatus:input_type -> kvgrpc.v1.GetStatusRequest
+	12, // 37: kvgrpc.v1.AdminService.ListPeers:input_type -> kvgrpc.v1.ListPeersRequest
+	14, // 38: kvgrpc.v1.AdminService.ListPins:input_type -> kvgrpc.v1.ListPinsRequest
+	10, // 39: kvgrpc.v1.AdminService.Drain:input_type -> kvgrpc.v1.DrainRequest
+	18, // 40: kvgrpc.v1.AdminService.ReleaseQuarantine:input_type -> kvgrpc.v1.ReleaseQuarantineRequest
+	20, // 41: kvgrpc.v1.AdminService.ListAuditRecords:input_type -> kvgrpc.v1.ListAuditRecordsRequest
+	23, // 42: kvgrpc.v1.AdminService.ListSpans:input_type -> kvgrpc.v1.ListSpansRequest
+	26, // 43: kvgrpc.v1.AdminService.ForgetEngine:input_type -> kvgrpc.v1.ForgetEngineRequest
+	3,  // 44: kvgrpc.v1.AdminService.GetStatus:output_type -> kvgrpc.v1.GetStatusResponse
+	13, // 45: kvgrpc.v1.AdminService.ListPeers:output_type -> kvgrpc.v1.ListPeersResponse
+	17, // 46: kvgrpc.v1.AdminService.ListPins:output_type -> kvgrpc.v1.ListPinsResponse
+	11, // 47: kvgrpc.v1.AdminService.Drain:output_type -> kvgrpc.v1.DrainResponse
+	19, // 48: kvgrpc.v1.AdminService.ReleaseQuarantine:output_type -> kvgrpc.v1.ReleaseQuarantineResponse
+	22, // 49: kvgrpc.v1.AdminService.ListAuditRecords:output_type -> kvgrpc.v1.ListAuditRecordsResponse
+	25, // 50: kvgrpc.v1.AdminService.ListSpans:output_type -> kvgrpc.v1.ListSpansResponse
+	27, // 51: kvgrpc.v1.AdminService.ForgetEngine:output_type -> kvgrpc.v1.ForgetEngineResponse
+	44, // [44:52] is the sub-list for method output_type
+	36, // [36:44] is the sub-list for method input_type
+	36, // [36:36] is the sub-list for extension type_name
+	36, // [36:36] is the sub-list for extension extendee
+	0,  // [0:36] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_v1_admin_proto_init() }
@@ -2512,14 +2592,14 @@ func file_kvgrpc_v1_admin_proto_init() {
 	file_kvgrpc_v1_common_proto_init()
 	file_kvgrpc_v1_handshake_proto_init()
 	file_kvgrpc_v1_pool_proto_init()
-	file_kvgrpc_v1_admin_proto_msgTypes[11].OneofWrappers = []any{}
+	file_kvgrpc_v1_admin_proto_msgTypes[12].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvgrpc_v1_admin_proto_rawDesc), len(file_kvgrpc_v1_admin_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   27,
+			NumMessages:   28,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
