@@ -23,6 +23,25 @@ DIAL_ANSWERS_KEPT = 1_024
 """Maximum number of addresses whose dial check is cached: every pull asks."""
 
 
+class Answerer(Protocol):
+    """The part of a server that the frame of every call needs."""
+
+    @property
+    def gate(self) -> Gate: ...
+
+    @property
+    def calls(self) -> CallRecords: ...
+
+    @property
+    def ticket(self) -> bytes:
+        """The ticket of the attached engine; empty while none is attached."""
+        ...
+
+    def header(self) -> common_pb2.ResponseHeader:
+        """Returns the header that names who answers."""
+        ...
+
+
 class EntryStatus(Protocol):
     """The state of this engine's entry in a registry."""
 

@@ -15,6 +15,7 @@ from kvgrpc.v1 import (
     admin_pb2,
     calls_pb2,
     common_pb2,
+    fleet_pb2,
     handoff_pb2,
     handshake_pb2,
     lease_pb2,
@@ -150,12 +151,13 @@ class _Made:
 
 
 def _requests(made: _Made) -> Iterator[Request]:
-    """Yields (RPC, a request that succeeds) for every RPC of the server. Two exceptions: ConnectRank has a wrong
-    ticket, and requests of TensorService fail only because the pool is no staging store.
+    """Yields (RPC, a request that succeeds) for every RPC of the server. Exceptions: ConnectRank has a wrong
+    ticket, and requests of TensorService and FleetService fail only because the pool is no staging store, and because
+    there is no registry.
     """
     for of_service in (
         _handshake_requests, _handoff_requests, _scheduler_requests, _transfer_requests, _lease_requests,
-        _tensor_requests, _pool_requests, _admin_requests, _peer_requests,
+        _tensor_requests, _pool_requests, _admin_requests, _fleet_requests, _peer_requests,
     ):  # fmt: skip
         yield from of_service(made)
 
@@ -288,6 +290,23 @@ def _admin_requests(made: _Made) -> Iterator[Request]:
     yield (
         "ReleaseQuarantine",
         admin_pb2.ReleaseQuarantineRequest(force=True, message="the host is off", transfer_ids=[sent]),
+    )
+
+
+def _fleet_requests(made: _Made) -> Iterator[Request]:
+    wanted = fleet_pb2.EngineFilter(
+        engine_id=made.peer.engine_id, role=fleet_pb2.ENGINE_ROLE_BOTH, states=[fleet_pb2.ENGINE_STATE_HEALTHY]
+    )
+    yield "ListEngines", fleet_pb2.ListEnginesRequest(filter=wanted, page_size=3)
+    yield "WatchEngines", fleet_pb2.WatchEnginesRequest(filter=wanted, after_revision="0-1")
+    yield (
+        "PickPair",
+        fleet_pb2.PickPairRequest(
+            model_name="m",
+            tenant="t",
+            chain=common_pb2.ContentChain(digests=bytes(96), token_count=40),
+            excluded_engine_ids=["e"],
+        ),
     )
 
 
