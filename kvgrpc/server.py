@@ -102,13 +102,13 @@ class Server:
         self._watches = (
             FileWatch(self.tls, (self._channels.renew, stores.renew)),
             FileWatch(self._lead.gate, ()),
+            LeadPublication(self._lead),
         )
         self._last_words = LastWords(self._channels)
         self._grpc: Listeners | None = None
         self._health: Health | None = None
         self._metrics: metrics.MetricsEndpoint | None = None
         self._last_work = LastWork(self._runner)
-        self._publication = self._lead.publication = LeadPublication(self._lead)
 
     def reload(self, settings: Config) -> None:
         """Lets the reloaded values of the settings hold. Connections that are there stay."""
@@ -149,7 +149,6 @@ class Server:
         self._metrics = metrics.begin(self._lead, self._staging, self.tls)
         more = {"admin_address": self.admin_address, "metrics": self.metrics_address}
         self._ready.write(self.address, self.config.engine_id, more)
-        self._publication.start()
 
     @property
     def metrics_address(self) -> str:
@@ -166,22 +165,23 @@ class Server:
         assert self._sessions is not None
         await self._sessions.over.wait()
 
-    async def stop(self, drain_s: float = 0.0) -> None:
-        """Takes no new work, lets work in progress go on for `drain_s` seconds, then ends everything in order."""
+    async def stop(self, drain_s: float = 0.0, reason: str = "the server ends") -> None:
+        """Takes no new work, lets work in progress go on for `drain_s` seconds, then ends everything in order. `reason`
+        is what GetDrain says meanwhile.
+        """
         try:
-            await self._stop(drain_s)
+            await self._stop(drain_s, reason)
         finally:
             if self.tls is not None:
                 self.tls.close()
 
-    async def _stop(self, drain_s: float) -> None:
-        self._node.state.life.draining = self._node.state.life.stopping = True
+    async def _stop(self, drain_s: float, reason: str) -> None:
+        self._node.state.life.drain(reason, self._runner.time(), stopping=True)
         self._lead.engine_watchers.changed()
         if self._grpc is None or self._health is None:
             return  # not started
         await self._health.look()
         await self._last_work.wait(drain_s)
-        await self._publication.stop()
         await self._recovery.stop()
         for watch in self._watches:
             await watch.stop()

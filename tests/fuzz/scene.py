@@ -15,7 +15,6 @@ from kvgrpc.v1 import (
     admin_pb2,
     calls_pb2,
     common_pb2,
-    fleet_pb2,
     handoff_pb2,
     handshake_pb2,
     lease_pb2,
@@ -25,6 +24,7 @@ from kvgrpc.v1 import (
     tensor_pb2,
     transfer_pb2,
 )
+from tests.fuzz.fleet_requests import fleet_requests
 from tests.fuzz.messages import Known
 from tests.service.consumer import Consumer, opening
 from tests.service.engines import Engine
@@ -157,7 +157,7 @@ def _requests(made: _Made) -> Iterator[Request]:
     """
     for of_service in (
         _handshake_requests, _handoff_requests, _scheduler_requests, _transfer_requests, _lease_requests,
-        _tensor_requests, _pool_requests, _admin_requests, _fleet_requests, _peer_requests,
+        _tensor_requests, _pool_requests, _admin_requests, fleet_requests, _peer_requests,
     ):  # fmt: skip
         yield from of_service(made)
 
@@ -279,7 +279,9 @@ def _pool_requests(made: _Made) -> Iterator[Request]:
 
 def _admin_requests(made: _Made) -> Iterator[Request]:
     yield "GetStatus", admin_pb2.GetStatusRequest()
-    yield "Drain", admin_pb2.DrainRequest(cancel=True)
+    yield "StartDrain", admin_pb2.StartDrainRequest(reason="the host goes", validate_only=True)
+    yield "CancelDrain", admin_pb2.CancelDrainRequest()
+    yield "GetDrain", admin_pb2.GetDrainRequest(page_size=3)
     yield "ListPeers", admin_pb2.ListPeersRequest()
     yield "ListPins", admin_pb2.ListPinsRequest(block=admin_pb2.BlockRef(block=made.blocks[0]), page_size=3)
     yield "ReleaseQuarantine", admin_pb2.ReleaseQuarantineRequest()
@@ -290,23 +292,6 @@ def _admin_requests(made: _Made) -> Iterator[Request]:
     yield (
         "ReleaseQuarantine",
         admin_pb2.ReleaseQuarantineRequest(force=True, message="the host is off", transfer_ids=[sent]),
-    )
-
-
-def _fleet_requests(made: _Made) -> Iterator[Request]:
-    wanted = fleet_pb2.EngineFilter(
-        engine_id=made.peer.engine_id, role=fleet_pb2.ENGINE_ROLE_BOTH, states=[fleet_pb2.ENGINE_STATE_HEALTHY]
-    )
-    yield "ListEngines", fleet_pb2.ListEnginesRequest(filter=wanted, page_size=3)
-    yield "WatchEngines", fleet_pb2.WatchEnginesRequest(filter=wanted, after_revision="0-1")
-    yield (
-        "PickPair",
-        fleet_pb2.PickPairRequest(
-            model_name="m",
-            tenant="t",
-            chain=common_pb2.ContentChain(digests=bytes(96), token_count=40),
-            excluded_engine_ids=["e"],
-        ),
     )
 
 

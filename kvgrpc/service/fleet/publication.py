@@ -48,11 +48,14 @@ class Published(Protocol):
 
 
 class LeadPublication:
-    """Publishes a lead, from `start` to `stop`. Raises InvalidRequest for a file of the settings that is not usable."""
+    """Publishes a lead, from `start` to `stop`, and tells the lead how that goes. Raises InvalidRequest for a file of
+    the settings that is not usable.
+    """
 
     def __init__(self, lead: Lead) -> None:
         self._lead = lead
         self._fleet = lead.config.fleet
+        lead.publication = self
         self._publish: Callable[[EngineEntry], Published] | None = None
         if self._fleet.members:
             self._publish = partial(EtcdPublication, etcd_of(self._fleet))

@@ -61,13 +61,13 @@ def test_an_engine_that_drains_is_not_picked_and_is_when_it_goes_on(start: Start
     lead, other = start(("--engine-id", "a"), ("--engine-id", "b"), **engines_file.environment)
     engines_file.write([row(lead), row(other)])
     wait_until(lambda: pick(lead).HasField("prefill"))
-    other.api.admin.Drain(admin_pb2.DrainRequest())
+    other.api.admin.StartDrain(admin_pb2.StartDrainRequest())
     wait_until(lambda: states(lead)["b"] == DRAINING)
     found = pick(lead)
     assert not found.HasField("prefill")
     assert "1 draining, 1 healthy" in found.reason
     assert {(one.state, one.engine_count) for one in found.state_counts} == {(HEALTHY, 1), (DRAINING, 1)}
-    other.api.admin.Drain(admin_pb2.DrainRequest(cancel=True))
+    other.api.admin.CancelDrain(admin_pb2.CancelDrainRequest())
     wait_until(lambda: pick(lead).HasField("prefill"))
 
 
