@@ -67,6 +67,10 @@ class FleetReading:
             self.changed.set()
             self.changed = asyncio.Event()
 
+    def silence_s(self) -> float:
+        """Returns how long the registry has been silent, in seconds; 0 while it answers."""
+        return self.directory.stale_s(_now()) or 0.0
+
     async def _look_on(self) -> None:
         while True:
             self.look()
