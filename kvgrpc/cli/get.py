@@ -32,6 +32,7 @@ class Kind(Enum):
     ALLOCATIONS = "allocations"
     TENSORS = "tensors"
     AUDIT = "audit"
+    FLEET = "fleet"
 
 
 class Output(Enum):

@@ -29,6 +29,9 @@ STREAM_S = 60.0
 SILENCE_S = 15.0
 """Silence after which a server counts as unreachable, in seconds: three times the longest gap that a server leaves."""
 
+_Event = TypeVar("_Event")
+_Request = TypeVar("_Request", bound=Message)
+_Reply = TypeVar("_Reply", bound=Message)
 _PASSING = Unavailable | Exhausted | DeadlineExceeded | InternalError
 
 
@@ -44,21 +47,26 @@ EngineEvent = WatchEngineResponse | EngineUnreachable
 OfferEvent = WatchOffersResponse | EngineUnreachable
 """Changes of the engine's offers, or a marker."""
 
-_Reply = TypeVar("_Reply", WatchEngineResponse, WatchOffersResponse)
 
-
-async def watch_engine(
-    caller: Caller, method: aio.UnaryStreamMultiCallable[Any, _Reply], request: Callable[[], Message]
+def watch_engine(
+    caller: Caller, method: "aio.UnaryStreamMultiCallable[Any, _Reply]", request: Callable[[], Message]
 ) -> AsyncGenerator[_Reply | EngineUnreachable, None]:
     """Yields events until an error that another attempt cannot fix, or until its reader stops. `request` makes the
     request of the next stream.
     """
+    return again_and_again(lambda: one_stream(caller, method, request()))
+
+
+async def again_and_again(
+    open_stream: Callable[[], AsyncGenerator[_Event, None]],
+) -> AsyncGenerator[_Event | EngineUnreachable, None]:
+    """Yields the events of one stream after the other, and marks when the server cannot be reached."""
     clock = asyncio.get_running_loop().time
     failures = 0
     while True:
         opened = clock()
         try:
-            async with aclosing(_stream(caller, method, request())) as replies:
+            async with aclosing(open_stream()) as replies:
                 async for reply in replies:
                     failures = 0
                     yield reply
@@ -75,8 +83,8 @@ async def watch_engine(
         await asyncio.sleep(pauses.growing(failures, ended.retry_delay_s))
 
 
-async def _stream(
-    caller: Caller, method: aio.UnaryStreamMultiCallable[Any, _Reply], request: Message
+async def one_stream(
+    caller: Caller, method: "aio.UnaryStreamMultiCallable[_Request, _Reply]", request: _Request
 ) -> AsyncGenerator[_Reply, None]:
     """Yields the replies of one stream."""
     call = method(request, timeout=STREAM_S, metadata=caller.headers())
