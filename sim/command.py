@@ -135,10 +135,8 @@ def sim(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
         if seed is None:
             raise typer.BadParameter("which world? add --seed", param_hint="--trace")
         raise typer.Exit(_replay(seed, kind))
-    if seeds < 0:
-        raise typer.BadParameter("1 or more, or 0 for no end", param_hint="--seeds")
-    if seeds == 0 and seconds <= 0 and seed is None:
-        raise typer.BadParameter("0 takes a bound: add --seconds", param_hint="--seeds")
+    if seeds <= 0 and seconds <= 0 and seed is None:
+        raise typer.BadParameter("takes a number above 0, or --seconds", param_hint="--seeds")
     first, most = (first_seed, seeds) if seed is None else (seed, 1)
     report = _run(first, most, kind, seconds, jobs or os.cpu_count() or 1)
     if as_json:
