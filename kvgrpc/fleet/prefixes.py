@@ -60,8 +60,8 @@ class PrefixIndex:
 
 
 class ToldOffers:
-    """What the lead of one engine has told of its offers (WatchOffers), as rows of an index. An engine that tells too
-    much is believed in part.
+    """Rows of an index that stand for what the lead of one engine has told of its offers (WatchOffers). Of an engine
+    that tells too much a part is believed.
     """
 
     def __init__(self, engine_id: str, index: PrefixIndex) -> None:

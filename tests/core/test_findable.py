@@ -7,10 +7,10 @@ import pytest
 from kvgrpc.core import events
 from kvgrpc.core.events import LeaseRef, LeasesVoided, ReclaimBlocks, ReleaseLease
 from kvgrpc.core.send import findable
-from kvgrpc.core.send.findable import FOUND_MAX, FoundOffer, find_offers, first_unit
+from kvgrpc.core.send.findable import FOUND_MAX, FoundOffer, find_offers
 from kvgrpc.core.tables import offer_index
 from kvgrpc.core.tables.accesses import AccessOpening
-from kvgrpc.core.tables.offer_index import indexed_bytes
+from kvgrpc.core.tables.offer_index import first_unit, indexed_bytes
 from kvgrpc.core.values.content import ContentId
 from kvgrpc.core.values.grants import AccessKind, read_claims
 from kvgrpc.core.values.layout import Group, GroupKind, PoolKind

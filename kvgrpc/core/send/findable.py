@@ -4,16 +4,14 @@ The engine, or the caller, that hands over vouches for the content, as for every
 nothing of a lease: whoever finds one opens it as everybody does, and everything is checked there.
 """
 
-from bisect import bisect_left
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from kvgrpc.core.events import FinishedBlocks
-from kvgrpc.core.send.read_grants import read_grant
+from kvgrpc.core.send.leases import read_grant
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.tables.leases import Lease
+from kvgrpc.core.tables.offer_index import first_unit
 from kvgrpc.core.values.content import DIGEST_BYTES, UNIT_TOKENS, ContentId
-from kvgrpc.core.values.groups import Group
 from kvgrpc.core.values.owners import tenant_of
 from kvgrpc.errors import FieldViolation, InvalidRequest, OutOfRange, Reason, invalid
 
@@ -31,20 +29,6 @@ class FoundOffer(NamedTuple):
     """Number of leading tokens that the lease and the searched content have in common, and that can be pulled alone."""
     token: bytes
     """READ grant on the lease."""
-
-
-def first_unit(groups: Sequence[Group], content: ContentId) -> int:
-    """Returns the first unit, counted from 1, up to which the blocks of a chain can be pulled alone.
-
-    A group with a window holds its last tokens, and a state group one state: these serve only the last units.
-    """
-    units = range(1, len(content.digests) // DIGEST_BYTES + 1)
-
-    def serves(unit: int) -> bool:
-        prefix = min(unit * UNIT_TOKENS, content.tokens)
-        return all(group.stands_for(content.tokens, prefix) for group in groups)
-
-    return units[bisect_left(units, True, key=serves)]
 
 
 def check_findable(state: NodeState, event: FinishedBlocks, content: ContentId) -> None:
@@ -66,12 +50,6 @@ def check_chain(content: ContentId | None) -> ContentId:
     if content is None or content.opaque:
         raise InvalidRequest(Reason.CONTENT_REQUIRED, "only a digest chain, or tokens, can be found")
     return content
-
-
-def offer(state: NodeState, lease: Lease) -> None:
-    """Adds a new lease to the index of offers."""
-    first = first_unit(state.life.engine.pool.groups, lease.content)
-    state.send.offers.add(lease.id, lease.tenant, lease.content, first)
 
 
 def find_offers(state: NodeState, wanted: ContentId | None, tenant: str, key: bytes) -> tuple[FoundOffer, ...]:

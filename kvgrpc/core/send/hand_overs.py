@@ -7,8 +7,7 @@ from kvgrpc.core.actions import HandedOver
 from kvgrpc.core.events import FinishedBlocks
 from kvgrpc.core.send.findable import check_findable
 from kvgrpc.core.send.firmness import Firmness
-from kvgrpc.core.send.leases import LEASE_ID_BYTES_MAX, Leases, may_mint
-from kvgrpc.core.send.read_grants import read_grant
+from kvgrpc.core.send.leases import LEASE_ID_BYTES_MAX, Leases, may_mint, read_grant
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.tables.leases import Lease
 from kvgrpc.core.tables.pins import PinKind

@@ -6,7 +6,6 @@ leases itself: it announces a lease by its grant before its lead knows the lease
 
 from kvgrpc.core.actions import BlocksReturnedNews, FailedNews, HandedOver, Released
 from kvgrpc.core.events import FinishedBlocks, LeaseRef, LeasesVoided, ReleaseLease, WaitsFor
-from kvgrpc.core.send.findable import offer
 from kvgrpc.core.send.firmness import Firmness
 from kvgrpc.core.send.lease_renewals import LeaseRenewals
 from kvgrpc.core.send.weak_claims import WeakClaims
@@ -14,13 +13,13 @@ from kvgrpc.core.state import NodeState
 from kvgrpc.core.tables.accesses import Access, AccessState
 from kvgrpc.core.tables.leases import LEASE_BYTES, Lease, LeaseState, LeaseTimes
 from kvgrpc.core.tables.ledger import RowKind
-from kvgrpc.core.tables.offer_index import indexed_bytes
+from kvgrpc.core.tables.offer_index import first_unit, indexed_bytes
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.tables.transfers import TRANSFER_BYTES, Disposition, Failure, Side, State
 from kvgrpc.core.values.block_ids import Blocks, blocks_bytes, no_blocks
 from kvgrpc.core.values.content import ContentId
-from kvgrpc.core.values.grants import AccessKind, verify
+from kvgrpc.core.values.grants import AccessKind, Claims, mint, verify
 from kvgrpc.core.values.ids import mint_lease_id
 from kvgrpc.core.values.limits import granted_firm_ttl
 from kvgrpc.core.values.owners import ENGINE, ENGINE_SIDE, EVERYONE, Thing, ThingKind, Verb, may, tenant_of
@@ -104,7 +103,8 @@ class Leases:
         state.ledger.check_rows(RowKind.LEASE, event.call.payer, state.limits.leases)
         check_lease_id(state, event)
         nbytes = LEASE_BYTES + TRANSFER_BYTES * event.transfer + 2 * blocks_bytes(blocks) + len(content.digests)
-        nbytes += indexed_bytes(content) * event.findable
+        if event.findable:
+            nbytes += indexed_bytes(content)
         state.ledger.check(event.call.payer, nbytes)
         return Lease(
             id=event.lease_id or mint_lease_id(state.life.secret, state.life.incarnation, "lead", self._minted + 1),
@@ -140,7 +140,8 @@ class Leases:
         state.pool.pins.add(lease.id, PinKind.LEASE, lease.blocks, state.now)
         state.send.leases.add(lease, event.call.payer)
         if lease.findable:
-            offer(state, lease)
+            first = first_unit(state.life.engine.pool.groups, lease.content)
+            state.send.offers.add(lease.id, lease.tenant, lease.content, first)
         state.timers.set(Timer.LEASE, lease.id, lease.deadline)
 
     def extend(self, lease: Lease, for_s: float) -> None:
@@ -305,3 +306,14 @@ class Leases:
         if not held:
             news = BlocksReturnedNews(transfer.id, transfer.request_id, lease.id, lease.telemetries)
             state.tell(lease.owner, news)
+
+
+def read_grant(state: NodeState, lease: Lease, key: bytes) -> bytes:
+    """Returns a READ grant on a lease, with that transfer key."""
+    engine = state.life.engine
+    claims = Claims(
+        AccessKind.READ, engine.engine_id, state.life.incarnation, engine.address, lease.id, key, lease.ttl_s,
+        sum(map(len, lease.blocks)), lease.content.tokens, lease.on_abort,
+        tenant=lease.tenant, bound_to=lease.bound_to, request_time_us=lease.request_time_us,
+    )  # fmt: skip
+    return mint(claims, state.life.grant_key)

@@ -153,7 +153,8 @@ class PoolTables:
 
     def check_open(self) -> None:
         """Raises PreconditionFailed (DRAINING) or Exhausted (QUARANTINED) while no new work is accepted."""
-        self.check_taking()
+        if self._life.draining:
+            raise _drains()
         self.check_steady()
         if any(self.pins.quarantined) and (full := self.quarantine_full()):
             raise Exhausted(Reason.QUARANTINED, full, retry_delay_s=1.0)
@@ -161,7 +162,7 @@ class PoolTables:
     def check_taking(self) -> None:
         """Raises PreconditionFailed (DRAINING) while this server drains."""
         if self._life.draining:
-            raise PreconditionFailed(Reason.DRAINING, "this server drains and takes no new work: choose another engine")
+            raise _drains()
 
     def check_steady(self) -> None:
         """Raises Exhausted (QUARANTINED) while the memory is being registered again."""
@@ -258,3 +259,7 @@ class RankSteps:
             self._layers[stage] = self._engine.pool.stage_layers(stage)
         mine = self._layers[stage]
         return mine if layers is None else [layer for layer in mine if layers[0] <= layer < sum(layers)]
+
+
+def _drains() -> PreconditionFailed:
+    return PreconditionFailed(Reason.DRAINING, "this server drains and takes no new work: choose another engine")

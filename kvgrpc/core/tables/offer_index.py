@@ -11,12 +11,14 @@ Watchers read what has changed since a number. Offers that began since then are 
 ended ones are kept, the latest `ENDED_KEPT`.
 """
 
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from kvgrpc.core.values.content import DIGEST_BYTES, ContentId
+from kvgrpc.core.values.content import DIGEST_BYTES, UNIT_TOKENS, ContentId
+from kvgrpc.core.values.groups import Group
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.core.values.records import dataclass
 from kvgrpc.errors import Exhausted, Reason
@@ -29,6 +31,20 @@ ENDED_KEPT = 4_096
 """Number of ended offers that are remembered for watchers."""
 STEP_UNITS = 16
 """Number of units between two digests that watchers are told. Routers' indexes keep the same ones."""
+
+
+def first_unit(groups: Sequence[Group], content: ContentId) -> int:
+    """Returns the first unit, counted from 1, up to which the blocks of a chain can be pulled alone.
+
+    A group with a window holds its last tokens, and a state group one state: these serve only the last units.
+    """
+    units = range(1, len(content.digests) // DIGEST_BYTES + 1)
+
+    def serves(unit: int) -> bool:
+        prefix = min(unit * UNIT_TOKENS, content.tokens)
+        return all(group.stands_for(content.tokens, prefix) for group in groups)
+
+    return units[bisect_left(units, True, key=serves)]
 
 
 def indexed_bytes(content: ContentId) -> int:
@@ -66,7 +82,7 @@ class IndexedOffer:
 
 
 class OfferChanges(NamedTuple):
-    """What has changed in the index of one tenant."""
+    """Changes in the index of one tenant."""
 
     seq: int
     """Number of the last change of any tenant."""

@@ -33,7 +33,7 @@ LOOK_S = 1.0
 
 
 class FleetHost:
-    """Who answers: a process without an engine."""
+    """Header of a process without an engine."""
 
     def __init__(self, config: Config) -> None:
         """Raises InvalidRequest for a file of identities that is not usable."""
