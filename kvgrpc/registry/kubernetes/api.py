@@ -1,0 +1,264 @@
+"""The API of Kubernetes: objects are listed, then watched from the listing's version, then watched again from where the
+last watch ended. A version that the API server no longer has means a new listing.
+
+A watch is short, and the API server ends it: one that it does not end in time has lost its connection.
+"""
+
+import asyncio
+import json
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from kvgrpc.errors import invalid
+from kvgrpc.registry.base import down
+
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+"""Folder in which a pod finds its token, the CA of the API server, and its namespace."""
+WATCH_S = 20.0
+"""Time after which the API server ends a watch, in seconds."""
+PAGE_OBJECTS = 100
+"""Maximum number of objects in one reply."""
+OBJECTS_MAX = 16_384
+"""Maximum number of objects of a listing; the rest is not read."""
+BODY_BYTES_MAX = 64 << 20
+"""Maximum size of a page, and of one event, in bytes."""
+GONE = 410
+"""Status of a version that the API server no longer has."""
+MERGE = "application/merge-patch+json"
+KubernetesObject = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class KubernetesSettings:
+    """Address of the API server, and who calls it. The token is read again for each call, because it is renewed."""
+
+    url: str
+    namespace: str
+    token_file: Path | None = None
+    ca_file: Path | None = None
+    """CA of the API server; None: those of this machine."""
+    timeout_s: float = 3.0
+    """Deadline of each call, in seconds."""
+    watch_s: float = WATCH_S
+
+
+def in_cluster(environment: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -> KubernetesSettings:
+    """Returns the settings of a pod, as its service account has them. Raises InvalidRequest."""
+    host, port = environment.get("KUBERNETES_SERVICE_HOST", ""), environment.get("KUBERNETES_SERVICE_PORT", "443")
+    if not host:
+        raise invalid("registry", "kubernetes:// without an address works in a pod only")
+    try:
+        namespace = (folder / "namespace").read_text().strip()
+    except OSError as error:
+        raise invalid("registry", f"the pod has no service account (automountServiceAccountToken): {error}") from error
+    if ":" in host:
+        host = f"[{host}]"
+    return KubernetesSettings(f"https://{host}:{port}", namespace, folder / "token", folder / "ca.crt")
+
+
+@dataclass(frozen=True)
+class ObjectsListed:
+    """All objects there are."""
+
+    objects: tuple[KubernetesObject, ...]
+
+
+@dataclass(frozen=True)
+class ObjectChanged:
+    """One object is new, or has changed."""
+
+    value: KubernetesObject
+
+
+@dataclass(frozen=True)
+class ObjectRemoved:
+    """One object has gone."""
+
+    name: str
+
+
+ObjectNews = ObjectsListed | ObjectChanged | ObjectRemoved
+
+
+class VersionGoneError(Exception):
+    """The API server no longer has the changes since a version."""
+
+
+class KubernetesApi:
+    """Calls to the API server, over connections of its own."""
+
+    def __init__(self, settings: KubernetesSettings) -> None:
+        self.settings = settings
+        self._session: aiohttp.ClientSession | None = None
+
+    def path(self, group: str, resource: str) -> str:
+        """Returns the path of a namespace's objects."""
+        return f"/apis/{group}/namespaces/{self.settings.namespace}/{resource}"
+
+    async def call(
+        self, method: str, path: str, query: Mapping[str, str] | None = None, body: object = None, form: str = MERGE
+    ) -> tuple[int, KubernetesObject]:
+        """Returns the status, and the object that came with it. Raises RegistryDown for what is neither a success nor
+        a status of the object itself: it is not there, it is there already, or its version has gone.
+        """
+        data = None if body is None else json.dumps(body).encode()
+        times = aiohttp.ClientTimeout(total=self.settings.timeout_s)
+        async with self._request(method, path, query, times, data, form) as reply:
+            found = _object(await _all_of(reply))
+            if reply.status >= 400 and reply.status not in {404, 409, GONE}:
+                raise down(f"{reply.status} {found.get('message', '')}")
+            return reply.status, found
+
+    @asynccontextmanager
+    async def _request(
+        self, method: str, path: str, query: Mapping[str, str] | None, times: aiohttp.ClientTimeout,
+        data: bytes | None = None, form: str = "",
+    ) -> AsyncIterator[aiohttp.ClientResponse]:  # fmt: skip
+        try:
+            if self._session is None:
+                self._session = self._connect()
+            headers = {"Accept": "application/json", **({"Content-Type": form} if data is not None else {})}
+            if self.settings.token_file is not None:
+                token = await asyncio.to_thread(self.settings.token_file.read_text)
+                headers["Authorization"] = f"Bearer {token.strip()}"
+            async with self._session.request(
+                method, self.settings.url + path, params=query, data=data, headers=headers, timeout=times,
+                allow_redirects=False,
+            ) as reply:  # fmt: skip
+                yield reply
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            await self.close()
+            raise down(f"{type(error).__name__} {error}") from error
+
+    def _connect(self) -> aiohttp.ClientSession:
+        """Returns connections that trust what the CA's file has now: the file may be renewed, too."""
+        trusted = ssl.create_default_context(cafile=self.settings.ca_file)
+        return aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=trusted))
+
+    async def close(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def lines(self, path: str, query: Mapping[str, str], timeout_s: float) -> AsyncGenerator[bytes, None]:
+        """Yields the lines of a reply, until it ends or the time is over."""
+        times = aiohttp.ClientTimeout(total=timeout_s, sock_connect=self.settings.timeout_s)
+        async with self._request("GET", path, query, times) as reply:
+            if reply.status != 200:
+                found = _object(await _all_of(reply))
+                if reply.status == GONE:
+                    raise VersionGoneError(found.get("message", ""))
+                raise down(f"{reply.status} {found.get('message', '')}")
+            rest = bytearray()
+            async for chunk in reply.content.iter_any():
+                rest += chunk
+                if len(rest) > BODY_BYTES_MAX:
+                    raise down(f"an event has more than {BODY_BYTES_MAX} bytes")
+                *whole, tail = rest.split(b"\n")
+                rest = bytearray(tail)
+                for line in whole:
+                    yield bytes(line)
+
+
+class ObjectStream:
+    """The objects at a path, as they are and as they change."""
+
+    def __init__(self, api: KubernetesApi, path: str, selector: str) -> None:
+        self._api = api
+        self._path = path
+        self._selector = selector
+        self.version = ""
+        """Version of the objects that has been told."""
+
+    async def follow(self) -> AsyncGenerator[ObjectNews, None]:
+        """Tells a listing, then changes, and a listing again where changes are lost. Raises RegistryDown."""
+        gone = 0
+        while True:
+            try:
+                if not self.version:
+                    yield await self._list()
+                async with aclosing(self._watch()) as changes:
+                    async for one in changes:
+                        gone = 0
+                        yield one
+            except VersionGoneError as error:
+                gone += 1
+                if gone > 1:  # also what was listed anew: not again without a pause
+                    raise down(f"{error}") from error
+                self.version = ""
+
+    async def _list(self) -> ObjectsListed:
+        found, token = list[KubernetesObject](), ""
+        while True:
+            limit = min(PAGE_OBJECTS, OBJECTS_MAX - len(found))
+            query = {"limit": str(limit), "labelSelector": self._selector, **({"continue": token} if token else {})}
+            status, page = await self._api.call("GET", self._path, query)
+            if status == GONE and token:  # changes since the first page are compacted: begin again
+                found, token = [], ""
+                continue
+            if status != 200:
+                raise down(f"{status} {page.get('message', '')}")
+            items, head = page.get("items") or [], page.get("metadata") or {}
+            found += [one for one in items if isinstance(one, dict)]
+            token = head.get("continue") or ""
+            if not token or len(found) >= OBJECTS_MAX:
+                self.version = str(head.get("resourceVersion", ""))
+                return ObjectsListed(tuple(found))
+
+    async def _watch(self) -> AsyncGenerator[ObjectNews, None]:
+        watch_s = self._api.settings.watch_s
+        query = {
+            "watch": "1", "labelSelector": self._selector, "resourceVersion": self.version,
+            "allowWatchBookmarks": "true", "timeoutSeconds": str(max(1, round(watch_s))),
+        }  # fmt: skip
+        async with aclosing(self._api.lines(self._path, query, watch_s + self._api.settings.timeout_s)) as lines:
+            async for line in lines:
+                kind, value = _event(line)
+                self.version = str((value.get("metadata") or {}).get("resourceVersion", self.version))
+                if kind in {"ADDED", "MODIFIED"}:
+                    yield ObjectChanged(value)
+                elif kind == "DELETED":
+                    yield ObjectRemoved(name_of(value))
+
+
+def name_of(found: KubernetesObject) -> str:
+    """Returns the name of an object."""
+    return str((found.get("metadata") or {}).get("name", ""))
+
+
+def _event(line: bytes) -> tuple[str, KubernetesObject]:
+    """Returns the type and the object of an event. Raises RegistryDown and VersionGoneError for one that ends the
+    watch.
+    """
+    try:
+        event = _object(line)
+    except ValueError as error:
+        raise down(f"{type(error).__name__} {error}") from error
+    kind, value = str(event.get("type")), event.get("object")
+    if not isinstance(value, dict):
+        raise down("an event has no object")
+    if kind == "ERROR" and value.get("code") == GONE:
+        raise VersionGoneError(value.get("message", ""))
+    if kind == "ERROR":
+        raise down(f"the watch was ended: {value.get('message', '')}")
+    return kind, value
+
+
+def _object(text: bytes) -> KubernetesObject:
+    found = json.loads(text) if text else {}
+    return found if isinstance(found, dict) else {}
+
+
+async def _all_of(reply: aiohttp.ClientResponse) -> bytes:
+    data = bytearray()
+    async for chunk in reply.content.iter_any():
+        data += chunk
+        if len(data) > BODY_BYTES_MAX:
+            raise down(f"a reply has more than {BODY_BYTES_MAX} bytes")
+    return bytes(data)

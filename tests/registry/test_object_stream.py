@@ -1,0 +1,162 @@
+"""What an API server may say to a watch, said by a server that the test writes: the cases that a real one shows only
+after minutes, or never.
+"""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from kvgrpc.registry.base import RegistryDown
+from kvgrpc.registry.kubernetes.api import (
+    KubernetesApi,
+    KubernetesSettings,
+    ObjectChanged,
+    ObjectNews,
+    ObjectsListed,
+    ObjectStream,
+    name_of,
+)
+from tests.registry.etcds import free_port
+
+PATH = "/apis/x/namespaces/llm/things"
+
+
+class ScriptedServer:
+    """Answers each request with the next one of its answers: a status, and lines."""
+
+    def __init__(self, *answers: tuple[int, list[bytes]]) -> None:
+        self._answers = list(answers)
+        self.asked: list[dict[str, str]] = []
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.asked.append(dict(request.query))
+        status, lines = self._answers.pop(0) if self._answers else (500, [b"{}"])
+        return web.Response(status=status, body=b"\n".join([*lines, b""]) if lines else b"")
+
+
+def listing(*names: str, version: int, more: str = "") -> tuple[int, list[bytes]]:
+    head = {"resourceVersion": str(version), "continue": more}
+    return 200, [json.dumps({"metadata": head, "items": [thing(name) for name in names]}).encode()]
+
+
+def watch(*events: tuple[str, dict[str, Any]]) -> tuple[int, list[bytes]]:
+    return 200, [json.dumps({"type": kind, "object": value}).encode() for kind, value in events]
+
+
+def thing(name: str, version: int = 1) -> dict[str, Any]:
+    return {"metadata": {"name": name, "resourceVersion": str(version)}}
+
+
+GONE = {"kind": "Status", "code": 410, "message": "too old"}
+REFUSED = (410, [json.dumps(GONE).encode()])
+
+
+async def told(server: ScriptedServer, **changes: Any) -> tuple[list[str], str]:
+    """Returns what a reader hears, and how it ends."""
+    heard = list[str]()
+    async with running(server, **changes) as stream, aclosing(stream.follow()) as news:
+        try:
+            async for one in news:
+                heard.append(words(one))
+        except RegistryDown as error:
+            return heard, str(error)
+    raise AssertionError("a stream does not end by itself")
+
+
+def words(news: ObjectNews) -> str:
+    match news:
+        case ObjectsListed():
+            return "all: " + " ".join(name_of(one) for one in news.objects)
+        case ObjectChanged():
+            return f"+{name_of(news.value)}"
+        case _:
+            return f"-{news.name}"
+
+
+@asynccontextmanager
+async def running(server: ScriptedServer, **changes: Any) -> AsyncIterator[ObjectStream]:
+    port = free_port()
+    application = web.Application()
+    application.router.add_get(PATH, server.answer)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    api = KubernetesApi(KubernetesSettings(f"http://127.0.0.1:{port}", "llm", **changes))
+    try:
+        yield ObjectStream(api, PATH, "app=x")
+    finally:
+        await api.close()
+        await runner.cleanup()
+
+
+async def test_the_next_watch_begins_after_the_last_event_or_bookmark() -> None:
+    server = ScriptedServer(
+        listing("a", version=5),
+        watch(("ADDED", thing("b", 7)), ("BOOKMARK", thing("", 9))),
+        watch(("DELETED", thing("a", 11))),
+        watch(),
+    )
+    heard, _ = await told(server)
+    assert heard == ["all: a", "+b", "-a"]
+    assert [one.get("resourceVersion") for one in server.asked] == [None, "5", "9", "11", "11"]
+    assert all(one["allowWatchBookmarks"] == "true" for one in server.asked[1:])
+
+
+async def test_a_version_that_has_gone_means_a_new_listing_however_it_is_told() -> None:
+    for gone in (REFUSED, watch(("ERROR", GONE))):
+        server = ScriptedServer(listing("a", version=5), gone, listing("b", version=8), watch(("ADDED", thing("c", 9))))
+        heard, _ = await told(server)
+        assert heard == ["all: a", "all: b", "+c"]
+
+
+async def test_a_version_that_goes_again_and_again_is_a_break() -> None:
+    server = ScriptedServer(listing("a", version=5), REFUSED, listing("a", version=6), REFUSED)
+    heard, why = await told(server)
+    assert heard == ["all: a", "all: a"]
+    assert "too old" in why
+
+
+async def test_pages_whose_version_goes_are_listed_from_the_beginning() -> None:
+    server = ScriptedServer(
+        listing("a", version=5, more="t1"), REFUSED, listing("a", version=8, more="t2"), listing("b", version=8)
+    )
+    heard, _ = await told(server)
+    assert heard == ["all: a b"]
+    assert [one.get("continue") for one in server.asked[:4]] == [None, "t1", None, "t2"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ((503, [b'{"message": "etcd is away"}']), "503 etcd is away"),
+        ((404, [b'{"message": "no such kind"}']), "404 no such kind"),
+        ((302, [b"{}"]), "302"),
+        ((502, [b"<html>a proxy</html>"]), "JSONDecodeError"),
+        (watch(("ERROR", {"code": 500, "message": "overloaded"})), "overloaded"),
+        ((200, [b'{"type": "ADDED"}']), "an event has no object"),
+        ((200, [b"no JSON"]), "JSONDecodeError"),
+    ],
+)
+async def test_anything_else_is_a_break_that_says_why(answer: tuple[int, list[bytes]], why: str) -> None:
+    heard, said = await told(ScriptedServer(listing("a", version=5), answer))
+    assert heard == ["all: a"]
+    assert why in said
+
+
+async def test_a_reply_that_is_too_large_is_a_break(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvgrpc.registry.kubernetes.api.BODY_BYTES_MAX", 1_000)
+    large = thing("x" * 2_000)
+    _, why = await told(ScriptedServer((200, [json.dumps({"items": [large]}).encode()])))
+    assert "more than 1000 bytes" in why
+    _, why = await told(ScriptedServer(listing("a", version=5), watch(("ADDED", large))))
+    assert "more than 1000 bytes" in why
+
+
+async def test_the_number_of_objects_of_a_listing_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvgrpc.registry.kubernetes.api.OBJECTS_MAX", 2)
+    heard, _ = await told(ScriptedServer(listing("a", "b", version=5, more="t"), watch()))
+    assert heard == ["all: a b"]
