@@ -16,7 +16,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from kvgrpc.registry.kubernetes.api import KubernetesSettings
+from kvgrpc.registry.kubernetes.settings import KubernetesSettings
 from tests.registry.etcds import MISSING, RunningEtcd, free_port
 
 PROGRAM = Path(os.environ.get("APISERVER") or ".tools/operators/kube-apiserver@v1.36.3")

@@ -18,14 +18,13 @@ from kvgrpc.fleet.entry import EngineEntry, EngineRole
 from kvgrpc.registry.introductions import IntroductionLimits
 from kvgrpc.registry.kubernetes.api import (
     KubernetesApi,
-    KubernetesSettings,
     ObjectChanged,
     ObjectRemoved,
     ObjectsListed,
     ObjectStream,
-    in_cluster,
     name_of,
 )
+from kvgrpc.registry.kubernetes.settings import KubernetesSettings, in_cluster
 from kvgrpc.registry.kubernetes.slice_registry import SliceChoice, SliceRegistry
 from tests.fleet.entries import entry
 from tests.registry.apiservers import (
@@ -103,11 +102,10 @@ async def test_a_service_without_engines_is_an_empty_list_and_no_break(apiserver
 
 
 @needs_apiserver
-async def test_a_listing_comes_page_by_page(apiserver: RunningApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvgrpc.registry.kubernetes.api.PAGE_OBJECTS", 2)
+async def test_a_listing_comes_page_by_page(apiserver: RunningApiServer) -> None:
     for n in range(5):
         put(apiserver, name=f"s{n}")
-    api = KubernetesApi(apiserver.settings())
+    api = KubernetesApi(apiserver.settings(page_objects=2))
     async with aclosing(ObjectStream(api, SLICES, "app=kvgrpc").follow()) as news:
         first = await anext(news)
         assert isinstance(first, ObjectsListed)

@@ -11,9 +11,9 @@ import pytest
 
 from kvgrpc.fleet.directory import Directory
 from kvgrpc.fleet.entry import EngineEntry
-from kvgrpc.registry.kubernetes.api import KubernetesSettings
 from kvgrpc.registry.kubernetes.lease_publication import LeaseHolder, LeasePublication
 from kvgrpc.registry.kubernetes.lease_registry import ENTRY, LABEL, LeaseRegistry
+from kvgrpc.registry.kubernetes.settings import KubernetesSettings
 from tests.fleet.entries import entry
 from tests.registry.apiservers import LEASES, RunningApiServer, apiserver, needs_apiserver, running_apiserver
 from tests.registry.following import following, ids, until
@@ -96,11 +96,13 @@ async def test_a_lease_without_an_entry_is_refused_and_counted(apiserver: Runnin
     head = {"name": "junk", "labels": {LABEL: "x"}, "annotations": {ENTRY: "{"}}
     apiserver.call("POST", LEASES, {"metadata": head, "spec": {}})
     apiserver.call("POST", LEASES, {"metadata": {"name": "bare", "labels": {LABEL: "x"}}})
+    long = {"name": "long", "labels": {LABEL: "x"}, "annotations": {ENTRY: " " * 100_000}}
+    apiserver.call("POST", LEASES, {"metadata": long, "spec": {}})
     apiserver.call("POST", LEASES, {"metadata": {"name": "foreign"}, "spec": {"holderIdentity": "a controller"}})
     async with following(LeaseRegistry(apiserver.settings())) as directory:
         await until(lambda: directory.complete)
         assert not ids(directory)
-        assert directory.refusals.unreadable == 2
+        assert directory.refusals.unreadable == 3
 
 
 async def test_a_lead_deletes_the_leases_of_its_earlier_lives_in_the_same_pod(apiserver: RunningApiServer) -> None:
@@ -116,6 +118,20 @@ async def test_a_lead_deletes_the_leases_of_its_earlier_lives_in_the_same_pod(ap
         await until(lambda: [name[-2:] for name in names(apiserver)] == ["-2", "-3"])
         owner = apiserver.call("GET", f"{LEASES}/{names(apiserver)[0]}")["metadata"]["ownerReferences"]
         assert [(one["kind"], one["name"], one["uid"]) for one in owner] == [("Pod", "p-1", "u")]
+
+
+async def test_the_number_of_leases_is_bounded(apiserver: RunningApiServer) -> None:
+    few = apiserver.settings(objects_max=2)
+    async with following(LeaseRegistry(few)) as directory:
+        await until(lambda: directory.complete)
+        for name in "abcd":
+            head = {"name": name, "labels": {LABEL: "x"}, "annotations": {ENTRY: entry(name).to_json().decode()}}
+            apiserver.call("POST", LEASES, {"metadata": head, "spec": {}})
+        await until(lambda: ids(directory) == ["a", "b"])
+        apiserver.call("DELETE", f"{LEASES}/a")
+        await until(lambda: ids(directory) == ["b"])
+    async with following(LeaseRegistry(few)) as directory:
+        await until(lambda: ids(directory) == ["b", "c"])
 
 
 async def test_two_engines_with_one_id_are_both_seen(apiserver: RunningApiServer) -> None:

@@ -13,13 +13,13 @@ from aiohttp import web
 from kvgrpc.registry.base import RegistryDown
 from kvgrpc.registry.kubernetes.api import (
     KubernetesApi,
-    KubernetesSettings,
     ObjectChanged,
     ObjectNews,
     ObjectsListed,
     ObjectStream,
     name_of,
 )
+from kvgrpc.registry.kubernetes.settings import KubernetesSettings
 from tests.registry.etcds import free_port
 
 PATH = "/apis/x/namespaces/llm/things"
@@ -147,16 +147,14 @@ async def test_anything_else_is_a_break_that_says_why(answer: tuple[int, list[by
     assert why in said
 
 
-async def test_a_reply_that_is_too_large_is_a_break(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvgrpc.registry.kubernetes.api.BODY_BYTES_MAX", 1_000)
+async def test_a_reply_that_is_too_large_is_a_break() -> None:
     large = thing("x" * 2_000)
-    _, why = await told(ScriptedServer((200, [json.dumps({"items": [large]}).encode()])))
+    _, why = await told(ScriptedServer((200, [json.dumps({"items": [large]}).encode()])), body_bytes_max=1_000)
     assert "more than 1000 bytes" in why
-    _, why = await told(ScriptedServer(listing("a", version=5), watch(("ADDED", large))))
+    _, why = await told(ScriptedServer(listing("a", version=5), watch(("ADDED", large))), body_bytes_max=1_000)
     assert "more than 1000 bytes" in why
 
 
-async def test_the_number_of_objects_of_a_listing_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvgrpc.registry.kubernetes.api.OBJECTS_MAX", 2)
-    heard, _ = await told(ScriptedServer(listing("a", "b", version=5, more="t"), watch()))
+async def test_the_number_of_objects_of_a_listing_is_bounded() -> None:
+    heard, _ = await told(ScriptedServer(listing("a", "b", version=5, more="t"), watch()), objects_max=2)
     assert heard == ["all: a b"]

@@ -10,56 +10,17 @@ import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 
-from kvgrpc.errors import invalid
 from kvgrpc.registry.base import down
+from kvgrpc.registry.kubernetes.settings import KubernetesSettings
 
-SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""Folder in which a pod finds its token, the CA of the API server, and its namespace."""
-WATCH_S = 20.0
-"""Time after which the API server ends a watch, in seconds."""
-PAGE_OBJECTS = 100
-"""Maximum number of objects in one reply."""
-OBJECTS_MAX = 16_384
-"""Maximum number of objects of a listing; the rest is not read."""
-BODY_BYTES_MAX = 64 << 20
-"""Maximum size of a page, and of one event, in bytes."""
 GONE = 410
 """Status of a version that the API server no longer has."""
 MERGE = "application/merge-patch+json"
 KubernetesObject = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class KubernetesSettings:
-    """Address of the API server, and who calls it. The token is read again for each call, because it is renewed."""
-
-    url: str
-    namespace: str
-    token_file: Path | None = None
-    ca_file: Path | None = None
-    """CA of the API server; None: those of this machine."""
-    timeout_s: float = 3.0
-    """Deadline of each call, in seconds."""
-    watch_s: float = WATCH_S
-
-
-def in_cluster(environment: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -> KubernetesSettings:
-    """Returns the settings of a pod, as its service account has them. Raises InvalidRequest."""
-    host, port = environment.get("KUBERNETES_SERVICE_HOST", ""), environment.get("KUBERNETES_SERVICE_PORT", "443")
-    if not host:
-        raise invalid("registry", "kubernetes:// without an address works in a pod only")
-    try:
-        namespace = (folder / "namespace").read_text().strip()
-    except OSError as error:
-        raise invalid("registry", f"the pod has no service account (automountServiceAccountToken): {error}") from error
-    if ":" in host:
-        host = f"[{host}]"
-    return KubernetesSettings(f"https://{host}:{port}", namespace, folder / "token", folder / "ca.crt")
 
 
 @dataclass(frozen=True)
@@ -110,7 +71,7 @@ class KubernetesApi:
         data = None if body is None else json.dumps(body).encode()
         times = aiohttp.ClientTimeout(total=self.settings.timeout_s)
         async with self._request(method, path, query, times, data, form) as reply:
-            found = _object(await _all_of(reply))
+            found = _object(await self._all_of(reply))
             if reply.status >= 400 and reply.status not in {404, 409, GONE}:
                 raise down(f"{reply.status} {found.get('message', '')}")
             return reply.status, found
@@ -151,19 +112,27 @@ class KubernetesApi:
         times = aiohttp.ClientTimeout(total=timeout_s, sock_connect=self.settings.timeout_s)
         async with self._request("GET", path, query, times) as reply:
             if reply.status != 200:
-                found = _object(await _all_of(reply))
+                found = _object(await self._all_of(reply))
                 if reply.status == GONE:
                     raise VersionGoneError(found.get("message", ""))
                 raise down(f"{reply.status} {found.get('message', '')}")
             rest = bytearray()
             async for chunk in reply.content.iter_any():
                 rest += chunk
-                if len(rest) > BODY_BYTES_MAX:
-                    raise down(f"an event has more than {BODY_BYTES_MAX} bytes")
+                if len(rest) > self.settings.body_bytes_max:
+                    raise down(f"an event has more than {self.settings.body_bytes_max} bytes")
                 *whole, tail = rest.split(b"\n")
                 rest = bytearray(tail)
                 for line in whole:
                     yield bytes(line)
+
+    async def _all_of(self, reply: aiohttp.ClientResponse) -> bytes:
+        data = bytearray()
+        async for chunk in reply.content.iter_any():
+            data += chunk
+            if len(data) > self.settings.body_bytes_max:
+                raise down(f"a reply has more than {self.settings.body_bytes_max} bytes")
+        return bytes(data)
 
 
 class ObjectStream:
@@ -194,9 +163,10 @@ class ObjectStream:
                 self.version = ""
 
     async def _list(self) -> ObjectsListed:
+        settings = self._api.settings
         found, token = list[KubernetesObject](), ""
         while True:
-            limit = min(PAGE_OBJECTS, OBJECTS_MAX - len(found))
+            limit = min(settings.page_objects, settings.objects_max - len(found))
             query = {"limit": str(limit), "labelSelector": self._selector, **({"continue": token} if token else {})}
             status, page = await self._api.call("GET", self._path, query)
             if status == GONE and token:  # changes since the first page are compacted: begin again
@@ -207,7 +177,7 @@ class ObjectStream:
             items, head = page.get("items") or [], page.get("metadata") or {}
             found += [one for one in items if isinstance(one, dict)]
             token = head.get("continue") or ""
-            if not token or len(found) >= OBJECTS_MAX:
+            if not token or len(found) >= settings.objects_max:
                 self.version = str(head.get("resourceVersion", ""))
                 return ObjectsListed(tuple(found))
 
@@ -253,12 +223,3 @@ def _event(line: bytes) -> tuple[str, KubernetesObject]:
 def _object(text: bytes) -> KubernetesObject:
     found = json.loads(text) if text else {}
     return found if isinstance(found, dict) else {}
-
-
-async def _all_of(reply: aiohttp.ClientResponse) -> bytes:
-    data = bytearray()
-    async for chunk in reply.content.iter_any():
-        data += chunk
-        if len(data) > BODY_BYTES_MAX:
-            raise down(f"a reply has more than {BODY_BYTES_MAX} bytes")
-    return bytes(data)

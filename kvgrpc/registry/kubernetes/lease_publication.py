@@ -13,8 +13,9 @@ from datetime import UTC, datetime
 from kvgrpc.errors import KVGrpcError
 from kvgrpc.fleet.entry import EngineEntry
 from kvgrpc.registry.base import down
-from kvgrpc.registry.kubernetes.api import KubernetesApi, KubernetesObject, KubernetesSettings, name_of
+from kvgrpc.registry.kubernetes.api import KubernetesApi, KubernetesObject, name_of
 from kvgrpc.registry.kubernetes.lease_registry import ENTRY, GROUP, LABEL, LEASE_S, LEASES
+from kvgrpc.registry.kubernetes.settings import KubernetesSettings
 
 _log = logging.getLogger(__name__)
 
@@ -43,6 +44,8 @@ class LeasePublication:
         self._alone = False
         self.published = asyncio.Event()
         """Set while Kubernetes has the entry."""
+        self.failure = ""
+        """Reason why Kubernetes lacks the entry; empty: it has it, or nothing was tried yet."""
 
     def update(self, entry: EngineEntry) -> None:
         """Publishes another value of the same life, soon."""
@@ -56,10 +59,12 @@ class LeasePublication:
             self._changed.clear()
             try:
                 await self._renew()
-                wait_s = quarter
+                self.failure, wait_s = "", quarter
             except KVGrpcError as error:
                 self.published.clear()
-                _log.warning("this engine is not renewed in Kubernetes: %s", error)
+                if not self.failure:  # once for each outage
+                    _log.warning("this engine is not renewed in Kubernetes: %s", error)
+                self.failure = str(error)
                 wait_s = min(1.0, quarter)
             try:
                 async with asyncio.timeout(wait_s):

@@ -9,11 +9,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from kvgrpc.fleet.entry import ENTRY_BYTES_MAX
 from kvgrpc.registry.base import EntryChanged, EntryRemoved, RegistryListing, RegistryNews
 from kvgrpc.registry.kubernetes.api import (
     KubernetesApi,
     KubernetesObject,
-    KubernetesSettings,
     ObjectChanged,
     ObjectNews,
     ObjectRemoved,
@@ -21,6 +21,7 @@ from kvgrpc.registry.kubernetes.api import (
     ObjectStream,
     name_of,
 )
+from kvgrpc.registry.kubernetes.settings import KubernetesSettings
 
 GROUP, LEASES = "coordination.k8s.io/v1", "leases"
 ENTRY = "kvgrpc.dev/entry"
@@ -100,6 +101,8 @@ class LeaseRegistry:
                 yield RegistryListing(tuple((name, told, at) for name, told, at in rows if told is not None))
             case ObjectChanged():
                 name = name_of(news.value)
+                if name not in self._held and len(self._held) >= self._api.settings.objects_max:
+                    return
                 self._note(news.value, self._held.get(name))
                 one = self._held[name]
                 if one.told != one.value and one.ends_at > _now():
@@ -114,6 +117,7 @@ class LeaseRegistry:
         head, spec = found.get("metadata") or {}, found.get("spec") or {}
         renewed, lasts_s = str(spec.get("renewTime")), spec.get("leaseDurationSeconds")
         value = str((head.get("annotations") or {}).get(ENTRY, "")).encode(errors="replace")
+        value = value[: ENTRY_BYTES_MAX + 1]  # one that is too long is refused, whatever comes after
         lasts_s = float(min(lasts_s, LEASE_S_MAX)) if isinstance(lasts_s, int) and lasts_s > 0 else float(LEASE_S)
         if known is not None and (known.renewed, known.value) == (renewed, value):
             known.lasts_s = lasts_s

@@ -9,13 +9,13 @@ from kvgrpc.registry.introductions import Candidate, Introduce, IntroductionLimi
 from kvgrpc.registry.kubernetes.api import (
     KubernetesApi,
     KubernetesObject,
-    KubernetesSettings,
     ObjectChanged,
     ObjectRemoved,
     ObjectsListed,
     ObjectStream,
     name_of,
 )
+from kvgrpc.registry.kubernetes.settings import KubernetesSettings
 from kvgrpc.registry.kubernetes.slices import candidates
 
 GROUP, SLICES = "discovery.k8s.io/v1", "endpointslices"
@@ -61,8 +61,9 @@ class SliceRegistry:
                 match news:
                     case ObjectsListed():
                         known = {name_of(one): one for one in news.objects}
-                    case ObjectChanged():
-                        known[name_of(news.value)] = news.value
+                    case ObjectChanged(value):
+                        if name_of(value) in known or len(known) < self._api.settings.objects_max:
+                            known[name_of(value)] = value
                     case ObjectRemoved():
                         known.pop(news.name, None)
                 yield candidates(known.values(), self._choice.port, self._choice.domain)
