@@ -5,6 +5,8 @@ and entries that lie. What was known stays known, and what has gone is dropped.
 import asyncio
 import contextlib
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -18,6 +20,7 @@ from kvgrpc.fleet.directory import Directory, EngineState
 from kvgrpc.registry.base import RegistryDown, RegistryListing, RegistryNews
 from kvgrpc.registry.etcd import EtcdRegistry, EtcdSettings
 from kvgrpc.tls import TlsFiles
+from tests.chaos.network import Proxy
 from tests.fleet.entries import entry
 from tests.registry.etcds import EtcdCluster, RunningEtcd, cluster, etcd, needs_etcd
 from tests.registry.following import following, ids, until
@@ -79,6 +82,26 @@ async def test_a_follower_that_lags_behind_a_compaction_ends_with_what_there_is(
         registry.go_on.set()
         await until(lambda: ids(directory) == ["comes", "stays"])
         assert directory.stale_s(0.0) is None
+
+
+async def test_an_entry_that_went_while_the_connection_was_cut_is_dropped_when_it_comes_back(etcd: RunningEtcd) -> None:
+    """The cut swallows: both ends keep their connection, and the event is on its way for ever."""
+    put(etcd, "stays")
+    put(etcd, "goes")
+    proxy = Proxy()
+    host, port = etcd.address.split(":")
+    proxy.target = (host, int(port))
+    try:
+        async with following(EtcdRegistry(settings(proxy.address))) as directory:
+            await until(lambda: ids(directory) == ["goes", "stays"])
+            proxy.cut()
+            etcd.ctl("del", "/kvgrpc/v1/engines/goes/7")
+            await until(partial(stale, directory))
+            assert ids(directory) == ["goes", "stays"]
+            proxy.mend()
+            await until(lambda: ids(directory) == ["stays"] and not stale(directory))
+    finally:
+        proxy.close()
 
 
 class LaggingRegistry:
@@ -236,7 +259,30 @@ async def until_token_ended(member: RunningEtcd) -> None:
             pass
 
 
-# -- entries that are not what they seem
+# -- leads that stop, and entries that are not what they seem
+
+
+async def test_a_lead_that_was_stopped_for_longer_than_its_lease_publishes_itself_again(etcd: RunningEtcd) -> None:
+    async with following(EtcdRegistry(settings(etcd.address))) as directory:
+        script = LEAD.format(address=etcd.address, entry=entry("a").to_json())
+        lead = await asyncio.create_subprocess_exec(sys.executable, "-c", script)
+        try:
+            await until(lambda: ids(directory) == ["a"])
+            lead.send_signal(signal.SIGSTOP)
+            await until(lambda: not ids(directory))
+            lead.send_signal(signal.SIGCONT)
+            await until(lambda: ids(directory) == ["a"])
+        finally:
+            lead.kill()
+            await lead.wait()
+
+
+LEAD = """
+import asyncio
+from kvgrpc.fleet.entry import read_entry
+from kvgrpc.registry.etcd import EtcdPublication, EtcdSettings
+asyncio.run(EtcdPublication(EtcdSettings(({address!r},), ttl_s=2), read_entry({entry!r})).run())
+"""
 
 
 async def test_two_engines_with_one_id_are_both_seen_and_the_one_that_answers_counts(etcd: RunningEtcd) -> None:
