@@ -6,6 +6,7 @@ asked again from time to time, because another life may have taken its address.
 
 import asyncio
 import contextlib
+import heapq
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -157,12 +158,13 @@ class Introductions:
         self._wake.clear()
 
     def _ask_due(self) -> None:
-        now = _now()
-        for key, at in self._ask_at.items():
-            if len(self._asking) >= self._limits.asked_at_once:
-                return
-            if at <= now and key not in self._asking:
-                self._asking[key] = asyncio.create_task(self._ask(self._candidates[key]))
+        now, places = _now(), self._limits.asked_at_once - len(self._asking)
+        if places <= 0:
+            return
+        due = ((at, key) for key, at in self._ask_at.items() if at <= now and key not in self._asking)
+        # Who has waited longest comes first: leads that never answer keep nobody from being asked.
+        for _, key in heapq.nsmallest(places, due):
+            self._asking[key] = asyncio.create_task(self._ask(self._candidates[key]))
 
     async def _ask_all(self) -> None:
         """Asks all leads that are due, and waits for their answers as long as one question lasts."""

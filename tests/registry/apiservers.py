@@ -23,7 +23,7 @@ PROGRAM = Path(os.environ.get("APISERVER") or ".tools/operators/kube-apiserver@v
 _WHY = "" if PROGRAM.exists() else f"{PROGRAM} is not there: `make apiserver` builds it, APISERVER=path names yours"
 needs_apiserver = pytest.mark.skipif(bool(MISSING or _WHY), reason=MISSING or _WHY)
 NAMESPACE = "llm"
-OPERATOR, READER, STRANGER = "operator", "reader", "stranger"
+OPERATOR, READER, PUBLISHER, STRANGER = "operator", "reader", "publisher", "stranger"
 START_S = 120.0
 SLICES = f"/apis/discovery.k8s.io/v1/namespaces/{NAMESPACE}/endpointslices"
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
@@ -41,7 +41,8 @@ class RunningApiServer:
         key = ec.generate_private_key(ec.SECP256R1())
         form = (Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption())
         (folder / "key.pem").write_bytes(key.private_bytes(*form))
-        rows = [f"{OPERATOR},{OPERATOR},1,system:masters", f"{READER},{READER},2", f"{STRANGER},{STRANGER},3"]
+        users = (f"{one},{one},{one}" for one in (READER, PUBLISHER, STRANGER))
+        rows = [f"{OPERATOR},{OPERATOR},1,system:masters", *users]
         (folder / "tokens.csv").write_text("".join(f"{row}\n" for row in rows))
 
     def start(self) -> None:
@@ -65,20 +66,22 @@ class RunningApiServer:
     def prepare(self) -> None:
         """Makes the namespace, and lets the reader do what docs/fleet.md lists."""
         self.call("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+        verbs = ["list", "watch"]
+        leases = [*verbs, "create", "patch", "delete"]
+        self.allow(READER, {"discovery.k8s.io/endpointslices": verbs, "coordination.k8s.io/leases": leases})
+
+    def allow(self, user: str, rights: dict[str, list[str]]) -> None:
+        """Gives a user verbs on resources, each GROUP/RESOURCE."""
         rules = [
-            {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]},
-            {
-                "apiGroups": ["coordination.k8s.io"],
-                "resources": ["leases"],
-                "verbs": ["list", "watch", "create", "patch", "delete"],
-            },
+            {"apiGroups": [group], "resources": [resource], "verbs": verbs}
+            for (group, resource), verbs in ((name.split("/"), verbs) for name, verbs in rights.items())
         ]
-        self.call("POST", f"{ROLES}/roles", {"metadata": {"name": READER}, "rules": rules})
+        self.call("POST", f"{ROLES}/roles", {"metadata": {"name": user}, "rules": rules})
         group = "rbac.authorization.k8s.io"
         bound = {
-            "metadata": {"name": READER},
-            "roleRef": {"apiGroup": group, "kind": "Role", "name": READER},
-            "subjects": [{"apiGroup": group, "kind": "User", "name": READER}],
+            "metadata": {"name": user},
+            "roleRef": {"apiGroup": group, "kind": "Role", "name": user},
+            "subjects": [{"apiGroup": group, "kind": "User", "name": user}],
         }
         self.call("POST", f"{ROLES}/rolebindings", bound)
 

@@ -151,6 +151,19 @@ async def test_an_address_where_nobody_answers_is_no_entry_and_a_lead_that_falls
             assert ids(directory) == ["a"]
 
 
+async def test_leads_that_never_answer_keep_nobody_from_being_asked() -> None:
+    async def introduce(address: str) -> EngineEntry:
+        if not address.startswith("z"):
+            await asyncio.Event().wait()
+        return entry("z")
+
+    limits = IntroductionLimits(asked_at_once=1, retry_s=0.0, timeout_s=0.05)
+    async with name_server() as server:
+        server.zone[SRV, "SRV"] = 0, services("a0", "a1", "a2", "z")
+        async with following(DnsRegistry(server.settings(SRV), introduce, limits)) as directory:
+            await until(lambda: ids(directory) == ["z"])
+
+
 @pytest.mark.parametrize(("ttl", "least", "most"), [(0, 0.2, 9.0), (86_400, 0.01, 0.2)])
 async def test_the_time_to_live_of_an_answer_is_kept_within_bounds(ttl: int, least: float, most: float) -> None:
     leads = Leads(p1=entry("a"))

@@ -15,7 +15,7 @@ from kvgrpc.registry.kubernetes.lease_publication import LeaseHolder, LeasePubli
 from kvgrpc.registry.kubernetes.lease_registry import ENTRY, LABEL, LeaseRegistry
 from kvgrpc.registry.kubernetes.settings import KubernetesSettings
 from tests.fleet.entries import entry
-from tests.registry.apiservers import LEASES, RunningApiServer, apiserver, needs_apiserver, running_apiserver
+from tests.registry.apiservers import LEASES, PUBLISHER, RunningApiServer, apiserver, needs_apiserver, running_apiserver
 from tests.registry.following import following, ids, until
 
 __all__ = ["apiserver", "running_apiserver"]
@@ -118,6 +118,19 @@ async def test_a_lead_deletes_the_leases_of_its_earlier_lives_in_the_same_pod(ap
         await until(lambda: [name[-2:] for name in names(apiserver)] == ["-2", "-3"])
         owner = apiserver.call("GET", f"{LEASES}/{names(apiserver)[0]}")["metadata"]["ownerReferences"]
         assert [(one["kind"], one["name"], one["uid"]) for one in owner] == [("Pod", "p-1", "u")]
+
+
+async def test_a_lead_that_may_not_list_leases_is_published_all_the_same(
+    apiserver: RunningApiServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    apiserver.allow(PUBLISHER, {"coordination.k8s.io/leases": ["create", "patch", "delete"]})
+    async with published(apiserver.settings(PUBLISHER), entry("a"), LeaseHolder("p-0", "u", 2)) as mine:
+        await until(lambda: "earlier lives" in caplog.text)
+        assert mine.published.is_set()
+        assert not mine.failure
+    assert not names(apiserver)
+    async with following(LeaseRegistry(apiserver.settings(PUBLISHER))) as directory:
+        await until(partial(stale, directory))
 
 
 async def test_the_number_of_leases_is_bounded(apiserver: RunningApiServer) -> None:

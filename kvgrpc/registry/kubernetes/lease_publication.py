@@ -91,8 +91,11 @@ class LeasePublication:
             raise down(f"{status} {said.get('message', '')}")
         self.published.set()
         if not self._alone and self._holder.pod:
-            await self._end_earlier_lives()
             self._alone = True
+            try:
+                await self._end_earlier_lives()
+            except KVGrpcError as error:
+                _log.warning("the Leases of earlier lives are left to end by themselves: %s", error)
 
     async def _end_earlier_lives(self) -> None:
         _, found = await self._api.call("GET", self._leases, {"labelSelector": f"{LABEL}={self._digest}"})
