@@ -19,7 +19,7 @@ SCHEMES = (*DNS, SLICES, LEASES)
 def registry_at(
     address: str, introduce: Introduce, environment: Mapping[str, str], account: Path = SERVICE_ACCOUNT
 ) -> Registry:
-    """Returns the registry of dns://NAME:PORT, dns+srv://NAME, kubernetes://NAMESPACE?selector=LABELS or
+    """Returns the registry of dns:///NAME:PORT, dns+srv:///NAME, kubernetes://NAMESPACE?selector=LABELS or
     kubernetes-leases://NAMESPACE. Without a namespace it is the pod's. `account` is the folder of its service account.
     Raises InvalidRequest, also for an extra that is not installed.
     """

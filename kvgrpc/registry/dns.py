@@ -7,6 +7,8 @@ lost its zone takes no engine out of use.
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from ipaddress import ip_address
+from urllib.parse import urlsplit
 
 import dns.asyncresolver
 import dns.exception
@@ -18,8 +20,9 @@ from kvgrpc.errors import invalid
 from kvgrpc.registry.base import RegistryNews, down
 from kvgrpc.registry.introductions import Candidate, Introduce, IntroductionLimits, Introductions
 
-ADDRESSES, SERVICES = "dns://", "dns+srv://"
-"""Beginnings of a registry's address: names with addresses, and names with services."""
+SERVICES = "dns+srv"
+"""Beginning of a registry's address, before ://, whose name has SRV records."""
+DNS_PORT = 53
 LOOK_MIN_S, LOOK_MAX_S = 1.0, 30.0
 """Shortest and longest time between two questions to DNS, in seconds, whatever the answer's time to live is."""
 
@@ -32,8 +35,8 @@ class DnsSettings:
     port: int = 0
     """Port of the leads at the name's addresses; 0: the name has SRV records, which state ports."""
     servers: tuple[str, ...] = ()
-    """Addresses of name servers; empty: those of this machine."""
-    server_port: int = 53
+    """IP addresses of name servers; empty: those of this machine."""
+    server_port: int = DNS_PORT
     timeout_s: float = 3.0
     """Deadline of a question, in seconds. A packet that is lost is sent again before it."""
     look_min_s: float = LOOK_MIN_S
@@ -41,20 +44,23 @@ class DnsSettings:
 
 
 def dns_settings(address: str) -> DnsSettings:
-    """Returns the settings of dns://NAME:PORT or dns+srv://NAME. Raises InvalidRequest."""
-    if address.startswith(SERVICES):
-        name, port = address.removeprefix(SERVICES).rstrip("/"), 0
-    else:
-        name, _, digits = address.removeprefix(ADDRESSES).rstrip("/").rpartition(":")
-        port = int(digits) if digits.isascii() and digits.isdecimal() and len(digits) <= len("65535") else 0
-        if not 0 < port <= 65535:
-            raise invalid("registry", f"{address!r} is not {ADDRESSES}NAME:PORT")
+    """Returns the settings of dns:///NAME:PORT or dns+srv:///NAME. A name server may stand before the name, as
+    //IP:PORT/NAME, in the form that gRPC has. Raises InvalidRequest.
+    """
     try:
-        if not name or not dns.name.from_text(name).is_absolute():
-            raise invalid("registry", f"{address!r} names no host")
-    except dns.exception.DNSException as error:
-        raise invalid("registry", f"{address!r} is no name: {error}") from error
-    return DnsSettings(name, port)
+        parts = urlsplit(address)
+        name, port = parts.path.removeprefix("/"), 0
+        if parts.scheme != SERVICES:
+            name, _, digits = name.rpartition(":")
+            port = int(digits) if digits.isascii() and digits.isdecimal() and len(digits) <= len("65535") else 0
+            if not 0 < port <= 65535:
+                raise invalid("registry", f"{address!r} is not dns:///NAME:PORT")
+        if not name or not dns.name.from_text(name).labels[:-1]:
+            raise invalid("registry", f"{address!r} names no host: three slashes stand before it")
+        servers = (str(ip_address(parts.hostname)),) if parts.hostname else ()
+        return DnsSettings(name, port, servers, parts.port or DNS_PORT)
+    except (dns.exception.DNSException, ValueError) as error:
+        raise invalid("registry", f"{address!r} is no address of DNS: {error}") from error
 
 
 class DnsRegistry:

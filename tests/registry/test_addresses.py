@@ -37,8 +37,8 @@ async def introduce(address: str) -> EngineEntry:
 
 
 def test_an_address_says_which_registry_it_is(account: Path) -> None:
-    assert isinstance(registry_at("dns://kv.example:7", introduce, {}), DnsRegistry)
-    assert isinstance(registry_at("dns+srv://_kvgrpc._tcp.kv.example", introduce, {}), DnsRegistry)
+    assert isinstance(registry_at("dns:///kv.example:7", introduce, {}), DnsRegistry)
+    assert isinstance(registry_at("dns+srv:///_kvgrpc._tcp.kv.example", introduce, {}), DnsRegistry)
     assert isinstance(registry_at("kubernetes-leases://", introduce, POD, account), LeaseRegistry)
     slices = registry_at("kubernetes://?selector=a%2Fb=c,d=e&port=kv&domain=svc", introduce, POD, account)
     assert isinstance(slices, SliceRegistry)
@@ -52,7 +52,7 @@ def test_an_address_says_which_registry_it_is(account: Path) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        "", "consul://x", "dns://kv.example", "kubernetes://llm", "kubernetes://?selector=", "kubernetes-leases://?port=x",
+        "", "consul://x", "dns:///kv.example", "kubernetes://llm", "kubernetes://?selector=", "kubernetes-leases://?port=x",
         "kubernetes://llm?selector=a&chosen=b", "kubernetes://llm/x?selector=a",
     ],
 )  # fmt: skip
@@ -69,7 +69,7 @@ def test_outside_of_a_pod_kubernetes_has_no_address() -> None:
 @pytest.mark.parametrize(
     ("library", "address", "extra"),
     [
-        ("dns", "dns://kv.example:7", "dns"),
+        ("dns", "dns:///kv.example:7", "dns"),
         ("aiohttp", "kubernetes://llm?selector=a=b", "kubernetes"),
         ("aiohttp", "kubernetes-leases://llm", "kubernetes"),
     ],

@@ -11,7 +11,7 @@ import pytest
 from kvgrpc.errors import InvalidRequest, Reason, Unavailable
 from kvgrpc.fleet.directory import Directory
 from kvgrpc.fleet.entry import EngineEntry, EngineRole
-from kvgrpc.registry.dns import DnsRegistry, dns_settings
+from kvgrpc.registry.dns import DnsRegistry, DnsSettings, dns_settings
 from kvgrpc.registry.introductions import IntroductionLimits, LifeNumbers
 from tests.fleet.entries import entry
 from tests.registry.following import following, ids, until
@@ -200,16 +200,13 @@ def test_a_life_has_the_number_of_its_turn_and_keeps_it() -> None:
 
 
 def test_an_address_of_dns_names_a_host_with_a_port_or_a_service() -> None:
-    assert dns_settings("dns://kv.example:7") == dns_settings("dns://kv.example:7/")
-    assert (dns_settings("dns://kv.example:7").name, dns_settings("dns://kv.example:7").port) == ("kv.example", 7)
-    assert (dns_settings(f"dns+srv://{SRV}").name, dns_settings(f"dns+srv://{SRV}").port) == (SRV, 0)
+    assert dns_settings("dns:///kv.example:7") == DnsSettings("kv.example", 7)
+    assert dns_settings(f"dns+srv:///{SRV}") == DnsSettings(SRV)
+    assert dns_settings("dns://127.0.0.1:5353/kv:7") == DnsSettings("kv", 7, ("127.0.0.1",), 5353)
+    assert dns_settings(f"dns+srv://[fd00::53]/{SRV}") == DnsSettings(SRV, servers=("fd00::53",))
     for wrong in (
-        "dns://kv.example",
-        "dns://:7",
-        "dns://kv.example:0",
-        "dns://kv.example:x",
-        "dns+srv://",
-        "dns://a..b:1",
-    ):
+        "dns:///kv.example", "dns:///:7", "dns:///kv:0", "dns:///kv:x", "dns://kv:7", "dns+srv:///", f"dns+srv://{SRV}",
+        "dns:///a..b:1", "dns:///.:7", "dns://ns.example/kv:7", "dns://127.0.0.1:x/kv:7", "dns://[::1/kv:7",
+    ):  # fmt: skip
         with pytest.raises(InvalidRequest):
             dns_settings(wrong)
