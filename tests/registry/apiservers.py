@@ -92,6 +92,20 @@ class RunningApiServer:
         given = {"timeout_s": 1.0, "watch_s": 3.0, **changes}
         return KubernetesSettings(f"https://127.0.0.1:{self._port}", NAMESPACE, file, ca, **given)
 
+    def account(self, token: str = READER) -> Path:
+        """Returns the folder of a service account, as a pod finds it."""
+        folder = self._folder / f"account-{token}"
+        folder.mkdir(exist_ok=True)
+        (folder / "token").write_text(token)
+        (folder / "namespace").write_text(NAMESPACE)
+        (folder / "ca.crt").write_bytes((self._folder / "certs" / "apiserver.crt").read_bytes())
+        return folder
+
+    def environment(self, pod: str = "") -> dict[str, str]:
+        """Returns the variables of a pod."""
+        own = {"POD_NAME": pod, "POD_UID": f"uid-{pod}"} if pod else {}
+        return {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(self._port), **own}
+
     def call(self, method: str, path: str, body: object = None, *, read: bool = True) -> Any:
         form = "application/merge-patch+json" if method == "PATCH" else "application/json"
         headers = {"Authorization": f"Bearer {OPERATOR}", "Content-Type": form}

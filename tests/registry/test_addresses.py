@@ -8,7 +8,7 @@ import pytest
 
 from kvgrpc.errors import InvalidRequest
 from kvgrpc.fleet.entry import EngineEntry
-from kvgrpc.registry.addresses import registry_at
+from kvgrpc.registry.addresses import publisher_at, registry_at
 from kvgrpc.registry.dns import DnsRegistry
 from kvgrpc.registry.kubernetes.lease_registry import LeaseRegistry
 from kvgrpc.registry.kubernetes.slice_registry import SliceChoice, SliceRegistry
@@ -16,11 +16,10 @@ from kvgrpc.registry.kubernetes.slice_registry import SliceChoice, SliceRegistry
 POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}
 MISSING = """
 import sys
-from pathlib import Path
 sys.modules[{library!r}] = None
 from kvgrpc.registry.addresses import registry_at
 try:
-    registry_at({address!r}, None, {pod!r}, Path({account!r}))
+    registry_at({address!r}, None, {pod!r})
 except Exception as error:
     print(error)
 """
@@ -39,12 +38,12 @@ async def introduce(address: str) -> EngineEntry:
 def test_an_address_says_which_registry_it_is(account: Path) -> None:
     assert isinstance(registry_at("dns:///kv.example:7", introduce, {}), DnsRegistry)
     assert isinstance(registry_at("dns+srv:///_kvgrpc._tcp.kv.example", introduce, {}), DnsRegistry)
-    assert isinstance(registry_at("kubernetes-leases://", introduce, POD, account), LeaseRegistry)
-    slices = registry_at("kubernetes://?selector=a%2Fb=c,d=e&port=kv&domain=svc", introduce, POD, account)
+    assert isinstance(registry_at(f"kubernetes-leases://?account={account}", introduce, POD), LeaseRegistry)
+    slices = registry_at(f"kubernetes://?selector=a%2Fb=c,d=e&port=kv&domain=svc&account={account}", introduce, POD)
     assert isinstance(slices, SliceRegistry)
     assert slices._choice == SliceChoice("a/b=c,d=e", "kv", "svc")
     assert slices._api.settings.namespace == "llm"
-    other = registry_at("kubernetes://other?selector=a=b", introduce, POD, account)
+    other = registry_at(f"kubernetes://other?selector=a=b&account={account}", introduce, POD)
     assert isinstance(other, SliceRegistry)
     assert other._api.settings.namespace == "other"
 
@@ -58,7 +57,14 @@ def test_an_address_says_which_registry_it_is(account: Path) -> None:
 )  # fmt: skip
 def test_an_address_that_says_nothing_is_refused(wrong: str, account: Path) -> None:
     with pytest.raises(InvalidRequest, match="registry"):
-        registry_at(wrong, introduce, POD, account)
+        registry_at(wrong.replace("?", f"?account={account}&"), introduce, POD)
+
+
+def test_only_leases_are_published_by_an_address(account: Path) -> None:
+    assert callable(publisher_at(f"kubernetes-leases://?account={account}", POD, 40))
+    for wrong in ("dns:///kv.example:7", f"kubernetes://?selector=a=b&account={account}", "etcd://a:1"):
+        with pytest.raises(InvalidRequest, match="registry"):
+            publisher_at(wrong, POD, 40)
 
 
 def test_outside_of_a_pod_kubernetes_has_no_address() -> None:
@@ -69,12 +75,12 @@ def test_outside_of_a_pod_kubernetes_has_no_address() -> None:
 @pytest.mark.parametrize(
     ("library", "address", "extra"),
     [
-        ("dns", "dns:///kv.example:7", "dns"),
-        ("aiohttp", "kubernetes://llm?selector=a=b", "kubernetes"),
-        ("aiohttp", "kubernetes-leases://llm", "kubernetes"),
+        ("dns", "dns:///kv.example:7#", "dns"),
+        ("aiohttp", "kubernetes://llm?selector=a=b&account=", "kubernetes"),
+        ("aiohttp", "kubernetes-leases://llm?account=", "kubernetes"),
     ],
 )
 def test_a_missing_extra_is_named(library: str, address: str, extra: str, account: Path) -> None:
-    script = MISSING.format(library=library, address=address, pod=POD, account=str(account))
+    script = MISSING.format(library=library, address=f"{address}{account}", pod=POD)
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     assert f"pip install 'kvgrpc[{extra}]'" in ended.stdout

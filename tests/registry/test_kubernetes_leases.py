@@ -11,6 +11,7 @@ import pytest
 
 from kvgrpc.fleet.directory import Directory
 from kvgrpc.fleet.entry import EngineEntry
+from kvgrpc.registry.addresses import publisher_at, registry_at
 from kvgrpc.registry.kubernetes.lease_publication import LeaseHolder, LeasePublication
 from kvgrpc.registry.kubernetes.lease_registry import ENTRY, LABEL, LeaseRegistry
 from kvgrpc.registry.kubernetes.settings import KubernetesSettings
@@ -56,6 +57,25 @@ async def test_what_is_published_is_found_changed_and_withdrawn(apiserver: Runni
             await until(lambda: [one.entry.draining for one in directory] == [True])
         await until(lambda: not ids(directory))
         assert not names(apiserver)
+
+
+async def test_a_pod_publishes_and_reads_by_an_address_alone(apiserver: RunningApiServer) -> None:
+    address, pod = f"kubernetes-leases://?account={apiserver.account()}", apiserver.environment("p-0")
+    async with following(registry_at(address, introduce, pod)) as directory:
+        publication = publisher_at(address, pod, 2)(entry("a"))
+        running = asyncio.create_task(publication.run())
+        await until(lambda: ids(directory) == ["a"])
+        (lease,) = apiserver.call("GET", LEASES)["items"]
+        assert (lease["spec"]["holderIdentity"], lease["spec"]["leaseDurationSeconds"]) == ("p-0", 2)
+        assert lease["metadata"]["ownerReferences"][0]["uid"] == "uid-p-0"
+        running.cancel()
+        await asyncio.wait({running})
+        await publication.withdraw()
+        await until(lambda: not ids(directory))
+
+
+async def introduce(address: str) -> EngineEntry:
+    raise AssertionError(address)
 
 
 async def test_an_entry_that_nobody_renews_ends_and_comes_back_with_a_renewal(apiserver: RunningApiServer) -> None:
