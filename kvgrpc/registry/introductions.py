@@ -31,7 +31,6 @@ class Candidate:
     address: str
     role: EngineRole | None = None
     """None: what the lead says."""
-    model: str = ""
     tenant: str = ""
     host: str = ""
     draining: bool = False
@@ -224,7 +223,6 @@ class Introductions:
                 addresses=(candidate.address,),
                 life=said.life or self._lives.of(said.engine_id, said.incarnation),
                 role=candidate.role or said.role,
-                model=candidate.model or said.model,
                 tenant=candidate.tenant or said.tenant,
                 host=candidate.host or said.host,
                 draining=candidate.draining or said.draining,

@@ -15,10 +15,10 @@ def of(*slices: dict[str, Any], domain: str = "") -> list[Candidate]:
 
 
 def test_an_endpoint_is_a_candidate_with_what_service_and_slice_say_of_it() -> None:
-    said = {"kvgrpc.dev/role": "prefill", "kvgrpc.dev/model": "m1", "kvgrpc.dev/tenant": "t1", "other": "x"}
+    said = {"kvgrpc.dev/role": "prefill", "kvgrpc.dev/tenant": "t1", "other": "x"}
     one = slice_of("s", endpoint("p-0", "10.0.0.1"), annotations=said)
     key = "llm/p-0:50051"
-    expected = Candidate(key, "10.0.0.1:50051", EngineRole.PREFILL, "m1", "t1", "node-1", draining=False)
+    expected = Candidate(key, "10.0.0.1:50051", EngineRole.PREFILL, "t1", "node-1", draining=False)
     assert of(one) == [expected]
     # What nobody says is left to the lead; an unknown role, too.
     for annotations in ({}, {"kvgrpc.dev/role": "chief"}, None):

@@ -12,7 +12,7 @@ from kvgrpc.fleet.entry import EngineRole
 from kvgrpc.registry.introductions import Candidate
 
 ANNOTATIONS = "kvgrpc.dev/"
-"""Beginning of the annotations role, model and tenant. Kubernetes copies those of a Service to its slices."""
+"""Beginning of the annotations role and tenant. Kubernetes copies those of a Service to its slices."""
 SERVICE = "kubernetes.io/service-name"
 """Label of the Service that a slice belongs to."""
 
@@ -57,7 +57,6 @@ def _of(one: Mapping[str, Any], port: str, domain: str) -> Iterable[Candidate]:
             f"{namespace}/{pod or address}:{number}",
             f"{address}:{number}",
             _role(said),
-            _text(said.get(f"{ANNOTATIONS}model")),
             _text(said.get(f"{ANNOTATIONS}tenant")),
             _text(row.get("nodeName")),
             ends,
