@@ -388,7 +388,7 @@ else
 endif
 
 .PHONY: apiserver
-apiserver: $(OPERATOR_TOOLS)/kube-apiserver@$(APISERVER_VERSION) ## Build the kube-apiserver that operators-check gives manifests to (takes minutes of all processors)
+apiserver: $(OPERATOR_TOOLS)/kube-apiserver@$(APISERVER_VERSION) ## Build the kube-apiserver that operators-check and tests/registry use (takes minutes of all processors)
 
 # Two processors and 2 GB, for two minutes.
 .PHONY: operators-check

@@ -142,8 +142,8 @@ class EtcdRegistry:
                 first = await stream.read()
             told = first
             while isinstance(told, etcd_pb2.WatchResponse):
-                if told.canceled:  # what happened since the listing is compacted, or etcd ends the watch
-                    raise down(told.cancel_reason or "the watch was ended")
+                if told.canceled:
+                    raise down(_ended(told))
                 for event in told.events:
                     yield _news(event)
                 told = await self._next(stream)
@@ -270,6 +270,12 @@ def _news(event: etcd_pb2.Event) -> RegistryNews:
     if event.type == etcd_pb2.Event.EVENT_TYPE_DELETE:
         return EntryRemoved(key, event.kv.mod_revision)
     return EntryChanged(key, event.kv.value, event.kv.mod_revision)
+
+
+def _ended(told: etcd_pb2.WatchResponse) -> str:
+    if told.compact_revision:  # etcd gives no reason of its own
+        return f"changes before revision {told.compact_revision} are compacted"
+    return told.cancel_reason or "the watch was ended"
 
 
 def _end(prefix: bytes) -> bytes:

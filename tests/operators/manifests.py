@@ -30,7 +30,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "default": (),
     "tls": (
         "tls.certManager.enabled=true", "tls.kvInPlainText=true", f"tls.roles={ROLES}",
-        "podMonitor.enabled=true", "podMonitor.labels.release=prometheus", "prefill.replicas=2",
+        "podMonitor.enabled=true", "podMonitor.labels.release=prometheus", "prefill.replicas=2", "fleet.reader=true",
     ),
     "insecure": (
         *INSECURE, "podMonitor.enabled=true", "lead.settings.KVGRPC_LIMITS_LEASE_TTL_S=60",

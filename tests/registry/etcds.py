@@ -1,15 +1,18 @@
-"""A real etcd on loopback, which may be killed, stopped and started again."""
+"""Real members of etcd on loopback, which may be killed, stopped and started again."""
 
 import contextlib
+import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+
+from kvgrpc.tls import TlsFiles
 
 MISSING = "" if shutil.which("etcd") else "etcd is not installed: apt-get install etcd-server"
 needs_etcd = pytest.mark.skipif(bool(MISSING), reason=MISSING)
@@ -23,21 +26,30 @@ def free_port() -> int:
 
 
 class RunningEtcd:
-    """One member, with its data in a folder."""
+    """One member, with its data in a folder. `tls` asks every client for a certificate of its CA."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, options: Sequence[str] = (), tls: TlsFiles | None = None) -> None:
         self._folder = folder
+        self._options = options
+        self._tls = tls
+        self.name = folder.name
         self.address = f"127.0.0.1:{free_port()}"
-        self._peer = f"http://127.0.0.1:{free_port()}"
+        self.peer = f"http://127.0.0.1:{free_port()}"
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
-        own = f"http://{self.address}"
+    def start(self, members: str = "") -> None:
+        own = f"{'http' if self._tls is None else 'https'}://{self.address}"
+        files = self._tls
+        tls = [] if files is None else [
+            "--client-cert-auth", f"--trusted-ca-file={files.ca}",
+            f"--cert-file={files.cert}", f"--key-file={files.key}",
+        ]  # fmt: skip
         self._process = subprocess.Popen(
             [
-                "etcd", "--name", "t", "--data-dir", str(self._folder), "--listen-client-urls", own,
-                "--advertise-client-urls", own, "--listen-peer-urls", self._peer, "--initial-advertise-peer-urls",
-                self._peer, "--initial-cluster", f"t={self._peer}", "--unsafe-no-fsync",
+                "etcd", "--name", self.name, "--data-dir", str(self._folder), "--listen-client-urls", own,
+                "--advertise-client-urls", own, "--listen-peer-urls", self.peer, "--initial-advertise-peer-urls",
+                self.peer, "--initial-cluster", members or f"{self.name}={self.peer}", "--unsafe-no-fsync",
+                *self._options, *tls,
             ],
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
@@ -52,13 +64,44 @@ class RunningEtcd:
                 self.signal(signal.SIGKILL)
             self._process.wait(10)
 
-    def ctl(self, *arguments: str) -> str:
-        """Runs etcdctl."""
+    def ctl(self, *arguments: str, files: TlsFiles | None = None) -> str:
+        """Runs etcdctl, which shows the certificate of `files`."""
+        tls = [] if files is None else [f"--cert={files.cert}", f"--key={files.key}", f"--cacert={files.ca}"]
         done = subprocess.run(
-            ["etcdctl", "--endpoints", self.address, *arguments],
+            ["etcdctl", "--endpoints", self.address, *tls, *arguments],
             env={**os.environ, "ETCDCTL_API": "3"}, check=True, capture_output=True, text=True, timeout=20,
         )  # fmt: skip
         return done.stdout
+
+    def revision(self) -> int:
+        """Returns the revision of the store."""
+        return int(json.loads(self.ctl("get", "none", "-w", "json"))["header"]["revision"])
+
+
+class EtcdCluster:
+    """Three members."""
+
+    def __init__(self, folder: Path) -> None:
+        # A member that is stopped is missed soon: another is elected within half a second.
+        quick = ("--heartbeat-interval", "50", "--election-timeout", "500")
+        self.members = [RunningEtcd(folder / f"m{n}", quick) for n in range(3)]
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return tuple(member.address for member in self.members)
+
+    def start(self) -> None:
+        for member in self.members:
+            member.start(",".join(f"{one.name}={one.peer}" for one in self.members))
+
+    def leader(self) -> RunningEtcd:
+        """Returns the member that leads, as the others say."""
+        for member in self.members:
+            with contextlib.suppress(subprocess.CalledProcessError, subprocess.TimeoutExpired):
+                status = json.loads(member.ctl("endpoint", "status", "-w", "json"))[0]["Status"]
+                if status["leader"] == status["header"]["member_id"]:
+                    return member
+        raise LookupError("no member leads")
 
 
 @pytest.fixture
@@ -69,3 +112,14 @@ def etcd(tmp_path: Path) -> Iterator[RunningEtcd]:
         yield made
     finally:
         made.end()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[EtcdCluster]:
+    made = EtcdCluster(tmp_path)
+    made.start()
+    try:
+        yield made
+    finally:
+        for member in made.members:
+            member.end()

@@ -1,7 +1,7 @@
 """A follower whose engines answer as the test says."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 from kvgrpc.fleet.directory import Directory, HealthCheck
@@ -12,8 +12,16 @@ WAIT_S = 30.0
 
 
 @asynccontextmanager
-async def following(registry: Registry, serves: Callable[[str], bool] = lambda _: True) -> AsyncIterator[Directory]:
+async def following(
+    registry: Registry,
+    serves: Callable[[str], bool] = lambda _: True,
+    is_there: Mapping[str, tuple[str, int]] | None = None,
+) -> AsyncIterator[Directory]:
+    """`is_there`: engine id and incarnation of who answers at each address; None: whoever is looked for."""
+
     async def ask(check: HealthCheck) -> bool:
+        if is_there is not None and is_there.get(check.address) != (check.engine_id, check.incarnation):
+            return False
         return serves(check.engine_id)
 
     follower = DirectoryFollower(Directory(), registry, ask)

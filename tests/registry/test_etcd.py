@@ -1,17 +1,14 @@
 """A real etcd: entries come and go, and none of what may happen to etcd takes an engine out of use."""
 
 import asyncio
-import contextlib
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from kvgrpc.fleet.entry import EngineEntry
 from kvgrpc.registry.etcd import EtcdPublication, EtcdRegistry, EtcdSettings, endpoints_of
 from tests.fleet.entries import entry
 from tests.registry.etcds import RunningEtcd, etcd, needs_etcd
 from tests.registry.following import following, ids, until
+from tests.registry.publishing import published
 
 __all__ = ["etcd"]
 pytestmark = needs_etcd
@@ -19,20 +16,6 @@ pytestmark = needs_etcd
 
 def settings(of: RunningEtcd, **changes: object) -> EtcdSettings:
     return replace(EtcdSettings((of.address,), timeout_s=1.0, ttl_s=2, probe_s=0.5), **changes)  # type: ignore[arg-type] # settings
-
-
-@asynccontextmanager
-async def published(to: EtcdSettings, one: EngineEntry) -> AsyncIterator[EtcdPublication]:
-    publication = EtcdPublication(to, one)
-    running = asyncio.create_task(publication.run())
-    try:
-        await until(publication.published.is_set)
-        yield publication
-    finally:
-        running.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await running
-        await publication.withdraw()
 
 
 async def test_what_is_published_is_found_changed_and_withdrawn(etcd: RunningEtcd) -> None:
