@@ -1,6 +1,7 @@
 """Leads publish themselves in a real etcd, and serve whatever becomes of it."""
 
 import signal
+import subprocess
 from pathlib import Path
 
 from kvgrpc.v1 import admin_pb2
@@ -114,6 +115,27 @@ def test_a_lead_starts_and_ends_while_its_registry_stands_still(start: Start, et
         lead.process.end()
     finally:
         etcd.signal(signal.SIGCONT)
+
+
+def test_a_lead_shows_its_password_to_etcd(start: Start, etcd: RunningEtcd, tmp_path: Path) -> None:
+    wait_until(lambda: entries(etcd) == {})
+    wait_until(lambda: "OK" in _said(etcd, "put", "x", "y"))
+    etcd.ctl("user", "add", "root:secret")
+    etcd.ctl("user", "grant-role", "root", "root")
+    etcd.ctl("auth", "enable")
+    (tmp_path / "password").write_text("secret\n")
+    more = {"KVGRPC_FLEET_ETCD_USER": "root", "KVGRPC_FLEET_ETCD_PASSWORD_FILE": str(tmp_path / "password")}
+    known, unknown = (start(flags(name), **environment(etcd), **said)[0] for name, said in (("a", more), ("b", {})))
+    wait_until(lambda: publication(known).published)
+    wait_until(lambda: bool(publication(unknown).failure))
+    assert "secret" not in known.process.log + unknown.process.log
+
+
+def _said(etcd: RunningEtcd, *arguments: str) -> str:
+    try:
+        return etcd.ctl(*arguments)
+    except subprocess.SubprocessError:
+        return ""
 
 
 def test_without_a_registry_nothing_is_published(source: Engine) -> None:
