@@ -6,6 +6,7 @@ from pathlib import Path
 
 from kvgrpc.v1 import admin_pb2
 from kvgrpc.wire.frames import encode
+from tests.cli.commands import run
 from tests.engine.session_client import ATTACH, Client
 from tests.registry.etcds import RunningEtcd, etcd, needs_etcd
 from tests.service.conftest import Start
@@ -25,6 +26,7 @@ def test_a_lead_publishes_who_it_is_and_takes_itself_out_when_it_ends(start: Sta
     (lead,) = start(flags("p1"), **environment(etcd), **more)
     wait_until(lambda: publication(lead).published)
     assert publication(lead).registry == f"etcd://{etcd.address}"
+    assert f"registry etcd://{etcd.address}: published" in run("status", lead.address)[1]
     found = entries(etcd)
     assert found.keys() == {key_of(lead)}
     entry = found[key_of(lead)]
