@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvgrpc.config_errors import invalid
+from kvgrpc.config_fleet import FleetConfig
 from kvgrpc.config_security import IdentityConfig, TlsConfig, TokenConfig
 from kvgrpc.core.policy.values import OnLoss, Rules
 from kvgrpc.core.tensors.rows import TensorLimits
@@ -195,6 +196,7 @@ class Config:
     tls: TlsConfig = field(default_factory=TlsConfig)
     identity: IdentityConfig = field(default_factory=IdentityConfig)
     tokens: TokenConfig = field(default_factory=TokenConfig)
+    fleet: FleetConfig = field(default_factory=FleetConfig)
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -229,6 +231,7 @@ class Config:
         self.scheduler.check()
         self.identity.check()
         self.tokens.check()
+        self._check_fleet()
         self._check_pool()
         self._check_session()
 
@@ -263,6 +266,14 @@ class Config:
         elif self.tensors.store_bytes:
             why = "makes the embedded pool a store; leave it out where the server has no embedded pool"
             raise invalid("tensors.store_bytes", why)
+
+    def _check_fleet(self) -> None:
+        self.fleet.check()
+        for field_name, named in (("registry", self.fleet.members), ("addresses", self.fleet.published_addresses)):
+            for address in named:
+                _, port = split_address(address, f"fleet.{field_name}")
+                if not port:
+                    raise invalid(f"fleet.{field_name}", f"{address!r} has no port")
 
     def _check_session(self) -> None:
         if self.exit_with_engine and not self.session_socket:
@@ -302,6 +313,7 @@ TABLES: dict[str, type[Any]] = {
     "tls": TlsConfig,
     "identity": IdentityConfig,
     "tokens": TokenConfig,
+    "fleet": FleetConfig,
     "limits": Limits,
 }
 """Settings that are tables, by name."""

@@ -34,6 +34,7 @@ from kvgrpc.errors import InvalidRequest, KVGrpcError, NotFound, Reason, Unimple
 from kvgrpc.local_ranks import RankMaker, SharedRank, make_device_memory
 from kvgrpc.service import telemetry
 from kvgrpc.service.event_log import EventLog
+from kvgrpc.service.fleet.publication import LeadPublication
 from kvgrpc.service.last_words import LastWords
 from kvgrpc.service.last_work import LastWork
 from kvgrpc.service.lead import Lead
@@ -101,6 +102,7 @@ class Server:
         self._watches = (
             FileWatch(self.tls, (self._channels.renew, stores.renew)),
             FileWatch(self._lead.gate, ()),
+            LeadPublication(self._lead),
         )
         self._last_words = LastWords(self._channels)
         self._grpc: Listeners | None = None

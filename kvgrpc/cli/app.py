@@ -13,6 +13,7 @@ from kvgrpc import __version__
 from kvgrpc.cli.completion import COMPLETE, completion
 from kvgrpc.cli.doctor import doctor
 from kvgrpc.cli.drain import drain
+from kvgrpc.cli.fleet import fleet
 from kvgrpc.cli.get import cancel, describe, get, release, why
 from kvgrpc.cli.serve import serve
 from kvgrpc.cli.status import status
@@ -38,7 +39,7 @@ def _add(command: Callable[..., None]) -> None:
     app.command(help="\n\n".join([example, summary, *rest]), short_help=summary)(command)
 
 
-for _command in (serve, status, top, drain, doctor, get, describe, why, trace, cancel, release, completion):
+for _command in (serve, fleet, status, top, drain, doctor, get, describe, why, trace, cancel, release, completion):
     _add(_command)
 
 

@@ -31,6 +31,7 @@ class Kind(Enum):
     ALLOCATIONS = "allocations"
     TENSORS = "tensors"
     AUDIT = "audit"
+    FLEET = "fleet"
 
 
 class Output(Enum):

@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 
 from kvgrpc.client import Client, name_of
 from kvgrpc.errors import InvalidRequest, Reason, note
-from kvgrpc.v1 import admin_pb2, common_pb2, handshake_pb2, tensor_pb2, transfer_pb2
+from kvgrpc.v1 import admin_pb2, common_pb2, fleet_pb2, handshake_pb2, tensor_pb2, transfer_pb2
 
 CELL_BYTES_MAX = 1 << 16
 """Maximum size of one text on the terminal, in bytes. No id is as long."""
@@ -82,6 +82,18 @@ async def _audit(server: Client) -> Sequence[Message]:
     return (await server.audit_records()).records
 
 
+async def _fleet(server: Client) -> Sequence[Message]:
+    return sorted((await server.fleet().engines()).engines, key=lambda row: (row.engine_id, row.incarnation))
+
+
+def _fleet_engine(row: fleet_pb2.FleetEngine) -> tuple[str, ...]:
+    return (
+        name_of(fleet_pb2.EngineState, row.state), name_of(fleet_pb2.EngineRole, row.role), row.model_name,
+        ",".join(row.addresses), row.host, f"{row.load:.2f}", row.why,
+        _s(row.answer_age) if row.HasField("answer_age") else "never",
+    )  # fmt: skip
+
+
 def _engine(row: admin_pb2.GetStatusResponse) -> tuple[str, ...]:
     counts = row.counts
     return (
@@ -125,10 +137,16 @@ def _tensor(row: tensor_pb2.Tensor) -> tuple[str, ...]:
     return (row.pair_id, state, str(row.page_count), done, row.peer_address, _s(row.age))
 
 
+WITHOUT_ENGINE = frozenset({"engines", "fleet"})
+"""Kinds whose rows are engines themselves: no column says at which engine a row was found."""
 LISTINGS = {
     "engines": Listing(
         _engines, ("ENGINE", "ADMISSION", "VERSION", "TRANSFERS", "FAILED", "LEASES", "PINNED", "QUARANTINED", "UP"),
         lambda row: str(row.header.engine_id), _engine,
+    ),
+    "fleet": Listing(
+        _fleet, ("ENGINE", "STATE", "ROLE", "MODEL", "ADDRESSES", "HOST", "LOAD", "WHY", "ANSWERED"),
+        lambda row: str(row.engine_id), _fleet_engine,
     ),
     "leases": Listing(
         _leases, ("LEASE", "REQUEST", "BLOCKS", "DONE", "READING", "LEFT", "AGE"),
@@ -164,11 +182,11 @@ LISTINGS = {
 async def rows_of(server: Client, kind: str) -> list[Row]:
     """Returns the rows of a server. Raises KVGrpcError."""
     listing = LISTINGS[kind]
-    engine = readable((await server.capabilities()).header.engine_id) if kind != "engines" else ""
+    engine = readable((await server.capabilities()).header.engine_id) if kind not in WITHOUT_ENGINE else ""
     rows = []
     for message in await listing.ask(server):
         name, cells = readable(listing.name(message)), tuple(map(readable, listing.cells(message)))
-        cells = (name, *cells) if kind == "engines" else (name, engine, *cells)
+        cells = (name, *cells) if kind in WITHOUT_ENGINE else (name, engine, *cells)
         rows.append(Row(name, cells, f"{kind} {cells[:-1]}", as_json(message) | ({"engine": engine} if engine else {})))
     return rows
 
@@ -181,7 +199,7 @@ def as_json(message: Message) -> dict[str, Any]:
 def table(kind: str, rows: list[Row], *, head: bool) -> list[str]:
     """Returns rows as lines of text, as wide as they are. Several engines are told apart by their column."""
     first, *others = LISTINGS[kind].columns
-    columns = [first, *others] if kind == "engines" else [first, "ENGINE", *others]
+    columns = [first, *others] if kind in WITHOUT_ENGINE else [first, "ENGINE", *others]
     lines = [*([tuple(columns)] if head else []), *(row.cells for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(columns))] if lines else []
     return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]

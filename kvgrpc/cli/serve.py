@@ -29,6 +29,7 @@ _STOPS = (signal.SIGTERM, signal.SIGINT)
 
 
 _POOL_PANEL, _TLS_PANEL, _PATHS_PANEL, _ENGINE_PANEL = "Embedded pool", "TLS", "Data paths", "Attached engine"
+_FLEET_PANEL = "Fleet"
 
 
 def serve(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
@@ -76,6 +77,16 @@ def serve(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     insecure: Annotated[
         bool | None,
         typer.Option(help="Allow a bind off loopback without TLS.", rich_help_panel=_TLS_PANEL),
+    ] = None,
+    fleet_registry: Annotated[
+        str | None,
+        typer.Option(help="Registry: etcd://HOST:PORT,... or file:PATH.", rich_help_panel=_FLEET_PANEL),
+    ] = None,
+    fleet_role: Annotated[
+        str | None, typer.Option(help="What this engine does: prefill, decode or both.", rich_help_panel=_FLEET_PANEL)
+    ] = None,
+    fleet_model: Annotated[
+        str | None, typer.Option(help="Name of the model, for the registry.", rich_help_panel=_FLEET_PANEL)
     ] = None,
     no_pool: Annotated[
         bool, typer.Option("--no-pool", help="No embedded pool: wait for an engine.", rich_help_panel=_POOL_PANEL)
@@ -144,7 +155,8 @@ def serve(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     Exit codes: 0 stopped by a signal; 1 a defect; 2 the configuration is not usable; 3 the address is taken; 4 the
     pool does not fit into memory.
     """
-    flags = {k: v for k, v in locals().items() if k not in (*_NOT_SETTINGS, *_POOL)}
+    flags = {k: v for k, v in locals().items() if k not in (*_NOT_SETTINGS, *_POOL, *_FLEET)}
+    fleet = {f"KVGRPC_{k}".upper(): v for k, v in locals().items() if k in _FLEET and v is not None}
     pool = {k: v for k, v in locals().items() if k in _POOL and v is not None}
     from kvgrpc import config_sources  # here, so that other commands do not import numpy
     from kvgrpc.cli.reload import Reload, ignore_until_served
@@ -159,6 +171,7 @@ def serve(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
             | _limits(limit or [])
             | ({"KVGRPC_TLS_DIR": tls_dir} if tls_dir else {})
             | ({"KVGRPC_IDENTITY_ROLES": roles} if roles else {})
+            | fleet
         )
         flags = _with_pool(config, environment, flags, pool, no_pool=no_pool)
         settings = config_sources.load(config, environment, flags)
@@ -192,6 +205,7 @@ _NOT_SETTINGS = (
     "check",
 )
 
+_FLEET = ("fleet_registry", "fleet_role", "fleet_model")
 _POOL = ("layers", "kv_heads", "head_dim", "block_tokens", "blocks", "dtype", "device")
 
 

@@ -69,6 +69,10 @@ def show(address: str, seen: dict[str, Any]) -> None:
     )
     paths = ", ".join(map(_path, seen["capabilities"].data_paths))
     console.print(f"data paths: {_plain(paths) or 'none yet'}", highlight=False)
+    if state.HasField("publication"):
+        entry = state.publication
+        said = "published" if entry.published else f"not published ({entry.failure or 'no engine yet'})"
+        console.print(f"registry {_plain(entry.registry)}: {_plain(said)}", highlight=False)
     _show_kept(console, state.kept)
     if seen["engine"] is not None:
         load = seen["engine"].status

@@ -16,12 +16,14 @@ same methods to code without an event loop.
 from kvgrpc.client.cleaning import CleanedUp, CleanUp, clean_up
 from kvgrpc.client.client import Client, connect
 from kvgrpc.client.credentials import Credentials
+from kvgrpc.client.fleet import Fleet, FleetEngines, FleetEvent
 from kvgrpc.client.leases import HeldLease
 from kvgrpc.client.moving import Moved, TransferFailed, check_transfer, move
 from kvgrpc.client.redaction import redacted
 from kvgrpc.client.scheduler import Scheduler, refusal, step_calls
 from kvgrpc.client.sync import (
     SyncClient,
+    SyncFleet,
     SyncHeldLease,
     SyncScheduler,
     SyncTensors,
@@ -52,6 +54,9 @@ __all__ = [
     "Credentials",
     "EngineEvent",
     "EngineUnreachable",
+    "Fleet",
+    "FleetEngines",
+    "FleetEvent",
     "HeldLease",
     "HistoryLost",
     "IncarnationChanged",
@@ -59,6 +64,7 @@ __all__ = [
     "Pace",
     "Scheduler",
     "SyncClient",
+    "SyncFleet",
     "SyncHeldLease",
     "SyncScheduler",
     "SyncTensors",

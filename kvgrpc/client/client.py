@@ -20,6 +20,7 @@ from kvgrpc.client.call_stream import CallStream
 from kvgrpc.client.caller import Caller, as_metadata
 from kvgrpc.client.channel import open_channel
 from kvgrpc.client.credentials import BearerToken, Credentials
+from kvgrpc.client.fleet import Fleet
 from kvgrpc.client.handoffs import HandoffCalls
 from kvgrpc.client.leases import HeldLease, Keeper, KnownLease
 from kvgrpc.client.reloading import ReloadingChannel
@@ -46,6 +47,7 @@ from kvgrpc.errors import NotFound, PreconditionFailed
 from kvgrpc.v1 import admin_pb2, handshake_pb2, lease_pb2, pool_pb2, pool_types_pb2
 from kvgrpc.v1.admin_pb2_grpc import AdminServiceStub
 from kvgrpc.v1.common_pb2 import Grant, PeerAddress
+from kvgrpc.v1.fleet_pb2_grpc import FleetServiceStub
 from kvgrpc.v1.handshake_pb2_grpc import HandshakeServiceStub
 from kvgrpc.v1.lease_pb2_grpc import LeaseServiceStub
 from kvgrpc.v1.pool_pb2_grpc import PoolServiceStub
@@ -320,6 +322,10 @@ class Client(HandoffCalls):
     def tensors(self) -> Tensors:
         """Returns the named tensors of a server whose pool is a staging store."""
         return Tensors(self._call, TensorServiceStub(self.channel))
+
+    def fleet(self) -> Fleet:
+        """Returns the engines of the registry of a server that has one."""
+        return Fleet(self._call, FleetServiceStub(self.channel))
 
     # ---- for operators
 

@@ -6,11 +6,7 @@ not be used inside a coroutine, because it would block that loop. In a process t
 everything raises RuntimeError.
 """
 
-import asyncio
-import concurrent.futures
 import functools
-import os
-import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from types import TracebackType
@@ -18,7 +14,9 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from kvgrpc.client.cleaning import CleanedUp, CleanUp, clean_up
 from kvgrpc.client.client import Client, connect
+from kvgrpc.client.fleet import Fleet
 from kvgrpc.client.leases import HeldLease
+from kvgrpc.client.loop_thread import LoopThread
 from kvgrpc.client.moving import Moved, move
 from kvgrpc.client.scheduler import Scheduler
 from kvgrpc.client.tensors import Tensors
@@ -35,100 +33,10 @@ T = TypeVar("T")
 S = TypeVar("S")
 
 
-LEFT_BEHIND = (
-    "gRPC does not work in a process that was forked from one with open clients: fork before the first one is opened, "
-    "or start the process anew (multiprocessing's 'spawn' or 'forkserver')"
-)
-
-
-class _LoopThread:
-    """The event loop of all synchronous clients. It lives from the start of the first to the end of the last."""
-
-    _lock = threading.Lock()
-    _shared: "_LoopThread | None" = None
-    _left_behind = False
-    """True if this process was forked from one that had such a thread."""
-
-    def __init__(self) -> None:
-        self.users = 0
-        self._loop: concurrent.futures.Future[asyncio.AbstractEventLoop] = concurrent.futures.Future()
-        self._end = asyncio.Event()
-        self._ending: set[asyncio.Task[Any]] = set()
-        # A daemon, so that a client that was not closed does not keep a program from ending.
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), name="kvgrpc client", daemon=True)
-        self._thread.start()
-
-    @classmethod
-    def enter(cls) -> "_LoopThread":
-        with cls._lock:
-            if cls._left_behind:
-                raise RuntimeError(LEFT_BEHIND)
-            cls._shared = cls._shared or cls()
-            cls._shared.users += 1
-            return cls._shared
-
-    @classmethod
-    def forked(cls) -> None:
-        """Resets the state in a forked child, where the threads of this class and of gRPC are gone. gRPC then hangs or
-        crashes.
-        """
-        cls._lock = threading.Lock()
-        if cls._shared is not None:
-            cls._shared.users, cls._shared, cls._left_behind = 0, None, True
-
-    def leave(self) -> None:
-        with self._lock:
-            self.users -= 1
-            if self.users:
-                return
-            _LoopThread._shared = None
-        self._loop.result().call_soon_threadsafe(self._end.set)
-        self._thread.join()
-
-    def end(self, coroutine: Coroutine[Any, Any, T]) -> T | None:
-        """Runs a coroutine that ends an iterator or a context, like `run`. The garbage collector may end one in the
-        loop's own thread, which must not wait for itself: there it returns None at once.
-        """
-        if threading.current_thread() is not self._thread:
-            return self.run(coroutine)
-        task = self._loop.result().create_task(coroutine)
-        self._ending.add(task)
-        task.add_done_callback(self._ended)
-        return None
-
-    def _ended(self, task: "asyncio.Task[Any]") -> None:
-        self._ending.discard(task)
-        if not task.cancelled():
-            task.exception()  # no caller is left to be told
-
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Returns the result of a coroutine, which has a deadline of its own. An interrupt of the caller cancels it."""
-        if not self.alive:
-            coroutine.close()
-            raise RuntimeError(LEFT_BEHIND if self._left_behind else "this client is closed")
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop.result())
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
-
-    @property
-    def alive(self) -> bool:
-        return self.users > 0
-
-    async def _main(self) -> None:
-        self._loop.set_result(asyncio.get_running_loop())
-        await self._end.wait()
-
-
-os.register_at_fork(after_in_child=_LoopThread.forked)
-
-
 class _Twin(Generic[A_co]):
     """An object whose coroutines run in the loop thread."""
 
-    def __init__(self, target: A_co, thread: _LoopThread) -> None:
+    def __init__(self, target: A_co, thread: LoopThread) -> None:
         self._target = target
         self._thread = thread
         self._closed = False
@@ -167,7 +75,7 @@ def _iterating(
 
 
 def _managing(
-    method: Callable[Concatenate[B, P], AbstractAsyncContextManager[T]], twin: Callable[[T, _LoopThread], S]
+    method: Callable[Concatenate[B, P], AbstractAsyncContextManager[T]], twin: Callable[[T, LoopThread], S]
 ) -> Callable[Concatenate[_Twin[B], P], AbstractContextManager[S]]:
     @functools.wraps(method)
     @contextmanager
@@ -253,6 +161,14 @@ class SyncTensors(_Twin[Tensors]):
     status = _blocking(Tensors.status)
 
 
+class SyncFleet(_Twin[Fleet]):
+    """FleetService; the methods are those of `Fleet`."""
+
+    engines = _blocking(Fleet.engines)
+    pick_pair = _blocking(Fleet.pick_pair)
+    watch = _iterating(Fleet.watch)
+
+
 class SyncClient(_Twin[Client]):
     """One server, as seen from any number of threads; `connect_sync` makes it. The methods are those of `Client`."""
 
@@ -281,6 +197,10 @@ class SyncClient(_Twin[Client]):
     def tensors(self) -> SyncTensors:
         """Returns the named tensors of a server whose pool is a staging store."""
         return SyncTensors(self._target.tensors(), self._thread)
+
+    def fleet(self) -> SyncFleet:
+        """Returns the engines of the registry of a server that has one."""
+        return SyncFleet(self._target.fleet(), self._thread)
 
     acknowledge = _blocking(Client.acknowledge)
     allocate = _blocking(Client.allocate)
@@ -337,7 +257,7 @@ async def _connected(make: Callable[P, Client], *args: P.args, **kwargs: P.kwarg
 def _connecting(make: Callable[P, Client]) -> Callable[P, SyncClient]:
     @functools.wraps(make)
     def call(*args: P.args, **kwargs: P.kwargs) -> SyncClient:
-        thread = _LoopThread.enter()
+        thread = LoopThread.enter()
         try:
             return SyncClient(thread.run(_connected(make, *args, **kwargs)), thread)
         except BaseException:

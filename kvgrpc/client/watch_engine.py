@@ -10,10 +10,12 @@ Rules:
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import TypeVar
 
+from google.protobuf.message import Message
 from grpc import aio
 
 from kvgrpc.client import pauses
@@ -26,6 +28,9 @@ STREAM_S = 60.0
 SILENCE_S = 15.0
 """Silence after which a server counts as unreachable, in seconds: three times the longest gap that a server leaves."""
 
+_Event = TypeVar("_Event")
+_Request = TypeVar("_Request", bound=Message)
+_Reply = TypeVar("_Reply", bound=Message)
 _PASSING = Unavailable | Exhausted | DeadlineExceeded | InternalError
 
 
@@ -42,16 +47,21 @@ EngineEvent = WatchEngineResponse | EngineUnreachable
 Method = aio.UnaryStreamMultiCallable[WatchEngineRequest, WatchEngineResponse]
 
 
-async def watch_engine(
-    caller: Caller, method: Method, request: WatchEngineRequest
-) -> AsyncGenerator[EngineEvent, None]:
+def watch_engine(caller: Caller, method: Method, request: WatchEngineRequest) -> AsyncGenerator[EngineEvent, None]:
     """Yields events until an error that another attempt cannot fix, or until its reader stops."""
+    return again_and_again(lambda: one_stream(caller, method, request, "WatchEngine"))
+
+
+async def again_and_again(
+    open_stream: Callable[[], AsyncGenerator[_Event, None]],
+) -> AsyncGenerator[_Event | EngineUnreachable, None]:
+    """Yields the events of one stream after the other, and marks when the server cannot be reached."""
     clock = asyncio.get_running_loop().time
     failures = 0
     while True:
         opened = clock()
         try:
-            async with aclosing(_stream(caller, method, request)) as replies:
+            async with aclosing(open_stream()) as replies:
                 async for reply in replies:
                     failures = 0
                     yield reply
@@ -68,10 +78,10 @@ async def watch_engine(
         await asyncio.sleep(pauses.growing(failures, ended.retry_delay_s))
 
 
-async def _stream(
-    caller: Caller, method: Method, request: WatchEngineRequest
-) -> AsyncGenerator[WatchEngineResponse, None]:
-    """Yields the replies of one stream."""
+async def one_stream(
+    caller: Caller, method: "aio.UnaryStreamMultiCallable[_Request, _Reply]", request: _Request, name: str
+) -> AsyncGenerator[_Reply, None]:
+    """Yields the replies of one stream of the method that is named so."""
     call = method(request, timeout=STREAM_S, metadata=caller.headers())
     replies = aiter(call)
     try:
@@ -82,7 +92,7 @@ async def _stream(
                 return
             yield reply
     except TimeoutError as silent:
-        what = f"WatchEngine at {caller.address}: nothing was heard for {SILENCE_S:g} s"
+        what = f"{name} at {caller.address}: nothing was heard for {SILENCE_S:g} s"
         raise DeadlineExceeded(Reason.DEADLINE, what, metadata={"phase": "watch"}) from silent
     except aio.AioRpcError as failed:
         raise await caller.failure(failed, request, STREAM_S) from failed

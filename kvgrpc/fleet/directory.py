@@ -63,6 +63,20 @@ class ListedEngine:
     picks: float = 0.0
     """Number of recent picks of this engine, which `load` does not have yet."""
     picked_at: float = -math.inf
+    takes_work: bool = True
+    """False when the engine's lead said that it takes no new work."""
+    why: str = ""
+    """Reason why the last check failed; empty if it did not."""
+
+
+@dataclass(frozen=True)
+class LeadAnswer:
+    """The answer of a lead to a health check, beside whether it serves as the engine that was asked for."""
+
+    load: float = 0.0
+    takes_work: bool = True
+    why: str = ""
+    """Reason why the check failed; empty if it did not."""
 
 
 @dataclass(frozen=True)
@@ -189,6 +203,17 @@ class Directory:
         if one is not None:
             self._fail(one, now)
 
+    def heard(self, check: HealthCheck, answer: LeadAnswer, now: float) -> None:
+        """Notes what a lead said of its engine. Whether the engine may be used follows by `answered` or `failed`."""
+        one = self._of(check)
+        if one is None:
+            return
+        if (one.takes_work, one.why) != (answer.takes_work, answer.why):
+            one.takes_work, one.why = answer.takes_work, answer.why
+            self.version += 1
+        if not answer.why:
+            one.load, one.picks, one.picked_at = answer.load, 0.0, now
+
     def reported(self, engine_id: str, now: float) -> None:
         """Puts an engine out of use because a call to it failed; the next check decides."""
         one = self.find(engine_id)
@@ -222,10 +247,26 @@ class Directory:
             return EngineState.OUTLIVED
         if one.failed:
             return EngineState.FAILED
-        if one.entry.draining:
+        if one.entry.draining or not one.takes_work:
             return EngineState.DRAINING
         # A time in the future proves nothing: the caller's clock went back.
         return EngineState.HEALTHY if 0 <= now - one.proved_at <= self.limits.proof_s else EngineState.UNPROVEN
+
+    def why(self, one: ListedEngine, now: float) -> str:
+        """Returns why an engine is not healthy, for people; empty if it is."""
+        match self.state(one, now):
+            case EngineState.HEALTHY:
+                return ""
+            case EngineState.OUTLIVED:
+                return "a newer life of this engine id has answered"
+            case EngineState.DRAINING:
+                return "the engine takes no new work"
+            case EngineState.FAILED | EngineState.UNPROVEN:
+                return one.why or "no health check has been answered"
+
+    def listed_at(self, key: str) -> ListedEngine | None:
+        """Returns the entry with a key."""
+        return self._engines.get(key)
 
     def shared_ids(self) -> list[SharedId]:
         """Returns the engine ids that several entries claim."""

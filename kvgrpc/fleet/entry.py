@@ -13,8 +13,8 @@ TEXT_BYTES_MAX = 256
 """Maximum size of a text of an entry, in bytes."""
 ITEMS_MAX = 8
 """Maximum number of addresses, and of data paths, of an entry."""
-NUMBER_MAX = (1 << 63) - 1
-"""Maximum of an incarnation and of a life."""
+NUMBER_MAX = (1 << 53) - 1
+"""Maximum of an incarnation and of a life: the largest integer that every language can hold."""
 
 
 class EngineRole(StrEnum):
@@ -49,6 +49,8 @@ class EngineEntry:
     draining: bool = False
     """True when the engine takes no new work."""
     version: str = ""
+    model_name: str = ""
+    """Name of the model, for people and for filters."""
 
     @property
     def order(self) -> tuple[int, int]:
@@ -87,6 +89,7 @@ def entry_of(found: Any) -> EngineEntry:
         _text(found, "engine_id"), _texts(found, "addresses"), _number(found, "incarnation"), _number(found, "life"),
         EngineRole(role), _text(found, "model"), _text(found, "layout"), _texts(found, "data_paths"),
         _text(found, "host"), _text(found, "tenant"), draining, _text(found, "version"),
+        _text(found, "model_name"),
     )  # fmt: skip
     if not entry.engine_id:
         raise invalid("engine_id", "is required")

@@ -6,6 +6,7 @@ compute, plus `REMOTE_COST` if the two are on different hosts.
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -27,6 +28,10 @@ class PairRequest:
 
     model: str = ""
     """Digest of the model; empty: any."""
+    model_name: str = ""
+    """Name of the model; empty: any."""
+    layout: str = ""
+    """Digest of the layout; empty: any."""
     tenant: str = ""
     chain: Sequence[bytes] = ()
     """Digests of the prompt's units; empty: prefixes do not count."""
@@ -35,12 +40,28 @@ class PairRequest:
 
 
 @dataclass(frozen=True)
+class PickCost:
+    """The parts of a pair's cost, as loads."""
+
+    prefill_load: float
+    decode_load: float
+    computed_share: float
+    """Share of the prompt that the prefill engine has to compute; 0 if the request has no chain."""
+    distance: float
+
+    @property
+    def total(self) -> float:
+        """Sum of the parts."""
+        return self.prefill_load + self.decode_load + self.computed_share + self.distance
+
+
+@dataclass(frozen=True)
 class PickedPair:
     """The chosen engines, and why."""
 
     prefill: ListedEngine
     decode: ListedEngine
-    cost: float
+    cost: PickCost
     prefix_units: int
     same_host: bool
     reason: str
@@ -69,8 +90,7 @@ class PairPicker:
     def __init__(self, directory: Directory, prefixes: PrefixIndex | None = None) -> None:
         self.prefixes = prefixes or PrefixIndex()
         self._directory = directory
-        self._classes: dict[tuple[str, str], _Compatible] = {}
-        self._states: dict[EngineState, int] = {}
+        self._classes: dict[tuple[str, str, str], _Compatible] = {}
         self._version = -1
         self._from = self._until = -math.inf
 
@@ -79,35 +99,35 @@ class PairPicker:
         self._look(now)
         held = self.prefixes.units_held(request.chain)
         best: tuple[float, ListedEngine, ListedEngine] | None = None
-        for (model, _), engines in self._classes.items():
-            if request.model and model != request.model:
+        for of, engines in self._classes.items():
+            if not _wanted(of, request):
                 continue
             found = _cheapest(engines, request, held, now)
             if found is not None and (best is None or found[0] < best[0]):
                 best = found
         if best is None:
-            return NoPair(self._why_none(request))
-        cost, prefill, decode = best
+            return NoPair(self._why_none(request, now))
+        _, prefill, decode = best
+        units, together = held.get(prefill.entry.engine_id, 0), _together(prefill, decode)
+        share = 1.0 - units / len(request.chain) if request.chain else 0.0
+        cost = PickCost(_load(prefill, now), _load(decode, now), share, 0.0 if together else REMOTE_COST)
         _add_pick(prefill, now)
         _add_pick(decode, now)
-        units = held.get(prefill.entry.engine_id, 0)
-        return PickedPair(prefill, decode, cost, units, _together(prefill, decode), _reason(best, units, request))
+        return PickedPair(prefill, decode, cost, units, together, _reason(best, units, request))
 
     def _look(self, now: float) -> None:
         """Sorts the healthy engines by model and layout, if something has changed."""
         if self._version == self._directory.version and self._from <= now <= self._until:
             return
         proof_s = self._directory.limits.proof_s
-        self._classes, self._states = {}, {}
+        self._classes = {}
         self._from, self._until = now, math.inf
         for one in self._directory:
-            state = self._directory.state(one, now)
-            self._states[state] = self._states.get(state, 0) + 1
-            if state is not EngineState.HEALTHY:
+            if self._directory.state(one, now) is not EngineState.HEALTHY:
                 continue
             self._until = min(self._until, one.proved_at + proof_s)
             entry = one.entry
-            engines = self._classes.setdefault((entry.model, entry.layout), _Compatible())
+            engines = self._classes.setdefault((entry.model_name, entry.model, entry.layout), _Compatible())
             if entry.role is not EngineRole.DECODE:
                 engines.prefill.append(one)
             if entry.role is not EngineRole.PREFILL:
@@ -115,14 +135,29 @@ class PairPicker:
                 engines.decode_of.setdefault(entry.host, []).append(one)
         self._version = self._directory.version
 
-    def _why_none(self, request: PairRequest) -> str:
-        counts = ", ".join(f"{count} {state.value}" for state, count in sorted(self._states.items()))
-        classes = [c for (model, _), c in self._classes.items() if not request.model or model == request.model]
-        sides = "; ".join(f"{len(c.prefill)} prefill and {len(c.decode)} decode" for c in classes[:4])
-        wanted = f" of model {request.model}" if request.model else ""
-        return (
-            f"no pair{wanted} for tenant {request.tenant!r}: engines: {counts or 'none'}; compatible: {sides or 'none'}"
+    def _why_none(self, request: PairRequest, now: float) -> str:
+        """Returns a line that counts the engines of the request's tenant by state, and those that fit by side."""
+        states = Counter(self._directory.state(one, now).value for one in self._directory if _of_tenant(one, request))
+        counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+        classes = [engines for of, engines in self._classes.items() if _wanted(of, request)]
+        sides = "; ".join(
+            " and ".join(
+                f"{sum(_may_serve(one, request) for one in side)} {name}"
+                for side, name in ((c.prefill, "prefill"), (c.decode, "decode"))
+            )
+            for c in classes[:4]
         )
+        wanted = "".join(f" {name}" for name in (request.model_name, request.model, request.layout) if name)
+        return (
+            f"no pair{' of' * bool(wanted)}{wanted} for tenant {request.tenant!r}: engines: {counts or 'none'}; "
+            f"compatible: {sides or 'none'}"
+        )
+
+
+def _wanted(of: tuple[str, str, str], request: PairRequest) -> bool:
+    """Returns whether engines of a name, a model and a layout fit a request."""
+    asked = request.model_name, request.model, request.layout
+    return all(not one or one == has for one, has in zip(asked, of, strict=True))
 
 
 def _cheapest(
@@ -169,8 +204,11 @@ def _two_idlest(engines: Sequence[ListedEngine], request: PairRequest, now: floa
 
 
 def _may_serve(one: ListedEngine, request: PairRequest) -> bool:
-    entry = one.entry
-    return (not entry.tenant or entry.tenant == request.tenant) and entry.engine_id not in request.exclude
+    return _of_tenant(one, request) and one.entry.engine_id not in request.exclude
+
+
+def _of_tenant(one: ListedEngine, request: PairRequest) -> bool:
+    return not one.entry.tenant or one.entry.tenant == request.tenant
 
 
 def _load(one: ListedEngine, now: float) -> float:

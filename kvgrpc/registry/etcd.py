@@ -201,6 +201,8 @@ class EtcdPublication:
         self._changed = asyncio.Event()
         self.published = asyncio.Event()
         """Set while etcd has the entry."""
+        self.failure = ""
+        """Reason why etcd lacks the entry; empty: it has it, or nothing was tried yet."""
 
     def update(self, entry: EngineEntry) -> None:
         """Publishes another value of the same life, soon."""
@@ -213,10 +215,12 @@ class EtcdPublication:
         while True:
             try:
                 await self._renew(min(third, self._settings.timeout_s))
-                wait_s = third
+                self.failure, wait_s = "", third
             except KVGrpcError as error:
                 self.published.clear()
-                _log.warning("this engine is not renewed in etcd: %s", error)
+                if not self.failure:  # once for each outage
+                    _log.warning("this engine is not renewed in etcd: %s", error)
+                self.failure = str(error)
                 wait_s = min(1.0, third)
             try:
                 async with asyncio.timeout(wait_s):

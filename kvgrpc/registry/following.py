@@ -59,8 +59,9 @@ class DirectoryFollower:
                         self._take(one)
                         pause_s = PAUSE_MIN_S
             except KVGrpcError as error:
+                if self.directory.stale_s(_now()) is None:  # once for each outage
+                    _log.warning("%s; the last list of %d engines stays in use", error, len(self.directory))
                 self.directory.broken(_now())
-                _log.warning("%s; the last list of %d engines stays in use", error, len(self.directory))
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, PAUSE_MAX_S)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from functools import lru_cache
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from kvgrpc.config import Config
 from kvgrpc.core.actions import Answer
@@ -21,6 +21,44 @@ from kvgrpc.wire.bounds import text
 _Answer = TypeVar("_Answer", bound=Answer)
 DIAL_ANSWERS_KEPT = 1_024
 """Maximum number of addresses whose dial check is cached: every pull asks."""
+
+
+class Answerer(Protocol):
+    """The part of a server that the frame of every call needs."""
+
+    @property
+    def gate(self) -> Gate: ...
+
+    @property
+    def calls(self) -> CallRecords: ...
+
+    @property
+    def ticket(self) -> bytes:
+        """The ticket of the attached engine; empty while none is attached."""
+        ...
+
+    def header(self) -> common_pb2.ResponseHeader:
+        """Returns the header that names who answers."""
+        ...
+
+
+class EntryStatus(Protocol):
+    """The state of this engine's entry in a registry."""
+
+    @property
+    def used(self) -> bool:
+        """True if there is a registry to publish in."""
+        ...
+
+    @property
+    def published(self) -> bool:
+        """True while the registry has this life's entry."""
+        ...
+
+    @property
+    def failure(self) -> str:
+        """Reason why the registry lacks the entry; empty if it has it, or if there is nothing to publish."""
+        ...
 
 
 class Lead:
@@ -49,6 +87,7 @@ class Lead:
         self.engine_ids = EngineIds()
         self.audit = Audit()
         self.calls = CallRecords()
+        self.publication: EntryStatus | None = None
         self.ticket = b""
         """The ticket of the attached engine; empty while none is attached."""
 

@@ -122,6 +122,7 @@ class GetStatusResponse(_message.Message):
     LACKING_REQUESTS_FIELD_NUMBER: _builtins.int
     WAITING_READERS_FIELD_NUMBER: _builtins.int
     WAITING_READER_COUNT_FIELD_NUMBER: _builtins.int
+    PUBLICATION_FIELD_NUMBER: _builtins.int
     admission: _handshake_pb2.Admission.ValueType
     """Whether the server takes work."""
     admission_reason: _builtins.str
@@ -170,6 +171,10 @@ class GetStatusResponse(_message.Message):
         `lacking_requests` they show who waits for whom.
         """
 
+    @_builtins.property
+    def publication(self) -> Global___Publication:
+        """Entry of this engine in the registry; unset if the server publishes none (setting `fleet.registry`)."""
+
     def __init__(
         self,
         *,
@@ -187,14 +192,45 @@ class GetStatusResponse(_message.Message):
         lacking_requests: _abc.Iterable[Global___LackingRequest] | None = ...,
         waiting_readers: _abc.Iterable[Global___WaitingReader] | None = ...,
         waiting_reader_count: _builtins.int = ...,
+        publication: Global___Publication | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "header", b"header", "kept", b"kept", "oldest_transfer_age", b"oldest_transfer_age", "progress_age", b"progress_age", "uptime", b"uptime"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "header", b"header", "kept", b"kept", "oldest_transfer_age", b"oldest_transfer_age", "progress_age", b"progress_age", "publication", b"publication", "uptime", b"uptime"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "admission_reason", b"admission_reason", "counts", b"counts", "engine_attached", b"engine_attached", "header", b"header", "kept", b"kept", "lacking_requests", b"lacking_requests", "oldest_transfer_age", b"oldest_transfer_age", "oldest_transfer_id", b"oldest_transfer_id", "progress_age", b"progress_age", "uptime", b"uptime", "version", b"version", "waiting_reader_count", b"waiting_reader_count", "waiting_readers", b"waiting_readers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "admission_reason", b"admission_reason", "counts", b"counts", "engine_attached", b"engine_attached", "header", b"header", "kept", b"kept", "lacking_requests", b"lacking_requests", "oldest_transfer_age", b"oldest_transfer_age", "oldest_transfer_id", b"oldest_transfer_id", "progress_age", b"progress_age", "publication", b"publication", "uptime", b"uptime", "version", b"version", "waiting_reader_count", b"waiting_reader_count", "waiting_readers", b"waiting_readers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class Publication(_message.Message):
+    """Entry of this engine in a registry. Nothing else depends on it: an engine that is not published serves as well."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REGISTRY_FIELD_NUMBER: _builtins.int
+    PUBLISHED_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    registry: _builtins.str
+    """Address of the registry, as the setting states it."""
+    published: _builtins.bool
+    """Whether the registry has the entry of this life."""
+    failure: _builtins.str
+    """Reason why the registry lacks the entry, for people; empty if it has it, or if no engine is there to publish."""
+    def __init__(
+        self,
+        *,
+        registry: _builtins.str = ...,
+        published: _builtins.bool = ...,
+        failure: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "published", b"published", "registry", b"registry"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Publication: _TypeAlias = Publication  # noqa: Y015
 
 @_typing.final
 class LackingRequest(_message.Message):

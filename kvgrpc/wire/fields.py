@@ -97,7 +97,7 @@ TABLE: tuple[Bound, ...] = (
     Bound(
         BoundKind.ROWS, bounds.NAMES_MAX,
         "features required_features states memory_dispositions labels rejected free_allocation_ids consumers "
-        "state_sections details",
+        "state_sections details excluded_engine_ids",
     ),
     Bound(BoundKind.ROWS, bounds.DIFFERENCES_MAX, "differences"),
     Bound(BoundKind.ROWS, bounds.CALLS_MAX, "ReleaseTensorsRequest.names"),
@@ -109,7 +109,8 @@ TABLE: tuple[Bound, ...] = (
         "request_id idempotency_key transfer_id transfer_ids lease_id allocation_id address engine_id "
         "expected_engine_id peer_engine_id weights_revision trace_id pair_id name dtype space backend agent "
         "socket_path fingerprint data_path code peer posting_id key value page_token free_allocation_ids method "
-        "peer_address unavailable_reason label type_url tenant bound_to",
+        "peer_address unavailable_reason label type_url tenant bound_to model_name model_digest layout_digest "
+        "after_revision excluded_engine_ids",
     ),
     Bound(BoundKind.BYTES, bounds.SALT_BYTES_MAX, "adapter cache_salt"),
     Bound(

@@ -19,6 +19,7 @@ from grpc import aio
 
 from kvgrpc.v1 import (
     admin_pb2,
+    fleet_pb2,
     handoff_pb2,
     handshake_pb2,
     lease_pb2,
@@ -28,7 +29,7 @@ from kvgrpc.v1 import (
     transfer_pb2,
 )
 
-FILES = (admin_pb2, handoff_pb2, handshake_pb2, lease_pb2, pool_pb2, scheduler_pb2, tensor_pb2, transfer_pb2)
+FILES = (admin_pb2, fleet_pb2, handoff_pb2, handshake_pb2, lease_pb2, pool_pb2, scheduler_pb2, tensor_pb2, transfer_pb2)
 METHODS: dict[str, MethodDescriptor] = {
     method.name: method
     for file in FILES

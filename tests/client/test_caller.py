@@ -12,7 +12,7 @@ import pytest
 from opentelemetry import trace
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, TraceState
 
-from kvgrpc.client import Client, Scheduler, connect
+from kvgrpc.client import Client, Fleet, Scheduler, connect
 from kvgrpc.client.tensors import MARGIN_S, Tensors
 from kvgrpc.errors import (
     DeadlineExceeded,
@@ -98,6 +98,14 @@ def of_tensors(name: str) -> Callable[[Client], Invoke]:
     return lambda client: TENSORS[name](client.tensors())
 
 
+FLEET: dict[str, Callable[[Fleet], Invoke]] = {"engines": lambda f: f.engines, "pick_pair": lambda f: f.pick_pair}
+
+
+def of_fleet(name: str) -> Callable[[Client], Invoke]:
+    return lambda client: FLEET[name](client.fleet())
+
+
+READS.update((f"fleet().{name}", of_fleet(name)) for name in FLEET)
 READS.update((f"tensors().{name}", of_tensors(name)) for name in TENSORS)
 CHANGES: dict[str, Callable[[Client], Invoke]] = {
     "allocate": lambda c: lambda **o: c.allocate(1, **o),
@@ -127,9 +135,13 @@ def test_the_table_above_names_every_method() -> None:
     def public(kind: type) -> set[str]:
         return {name for name, _ in inspect.getmembers(kind, inspect.isfunction) if not name.startswith("_")}
 
-    assert public(Client) - {"close", "scheduler", "tensors"} == {name for name in ALL if "." not in name} | LONGER
+    assert (
+        public(Client) - {"close", "fleet", "scheduler", "tensors"}
+        == {name for name in ALL if "." not in name} | LONGER
+    )
     assert public(Scheduler) - {"start_over", "step"} == SCHEDULER.keys()
     assert public(Tensors) == TENSORS.keys()
+    assert public(Fleet) - {"watch"} == FLEET.keys()
 
 
 async def test_every_rpc_of_the_schema_has_a_method(server: FakeServer, client: Client) -> None:
@@ -141,7 +153,7 @@ async def test_every_rpc_of_the_schema_has_a_method(server: FakeServer, client: 
         await method(client)()
     await client.wait("t")
     await client.wait_transfers(["t"])
-    streams = {"WatchTransfers", "WatchEngine", "KeepAlive", "Schedule"}
+    streams = {"WatchTransfers", "WatchEngine", "WatchEngines", "KeepAlive", "Schedule"}
     assert {seen.method for seen in server.seen} | streams == set(METHODS)
 
 

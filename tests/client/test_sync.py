@@ -17,10 +17,12 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 
 from kvgrpc.client import (
     Client,
+    Fleet,
     HeldLease,
     Pace,
     Scheduler,
     SyncClient,
+    SyncFleet,
     SyncHeldLease,
     SyncScheduler,
     SyncTensors,
@@ -49,7 +51,13 @@ def parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 @pytest.mark.parametrize(
     ("twin", "original"),
-    [(SyncClient, Client), (SyncHeldLease, HeldLease), (SyncScheduler, Scheduler), (SyncTensors, Tensors)],
+    [
+        (SyncClient, Client),
+        (SyncFleet, Fleet),
+        (SyncHeldLease, HeldLease),
+        (SyncScheduler, Scheduler),
+        (SyncTensors, Tensors),
+    ],
 )
 def test_the_twin_has_the_same_methods_with_the_same_parameters_and_words(twin: type, original: type) -> None:
     methods, originals = public(twin), public(original)

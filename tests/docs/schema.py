@@ -6,6 +6,7 @@ from kvgrpc.peer.v1 import peer_pb2, rank_pb2
 from kvgrpc.v1 import (
     admin_pb2,
     calls_pb2,
+    fleet_pb2,
     handoff_pb2,
     handshake_pb2,
     lease_pb2,
@@ -18,7 +19,7 @@ from kvgrpc.wire.accesses import CALLS
 
 FILES = (
     handshake_pb2, handoff_pb2, transfer_pb2, lease_pb2, scheduler_pb2, tensor_pb2, pool_pb2, admin_pb2, calls_pb2,
-    peer_pb2, rank_pb2,
+    fleet_pb2, peer_pb2, rank_pb2,
 )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import pytest
 from kvgrpc import config
 from kvgrpc.cli import serve
 from kvgrpc.config import DTYPE_BYTES, Config, PoolConfig, SchedulerConfig, TensorsConfig
+from kvgrpc.config_fleet import FleetConfig
 from kvgrpc.config_reload import RELOADED, RELOADED_LIMITS
 from kvgrpc.config_security import TOKEN_ALGORITHMS, IdentityConfig, TlsConfig, TokenConfig
 from kvgrpc.config_sources import load
@@ -19,7 +20,7 @@ from kvgrpc.service.session.session_server import FIRST_ENGINE_S
 from tests.docs.pages import DOCS, ROOT, code, plain, section, tables
 
 PAGE = DOCS / "configuration.md"
-SETTINGS, POOL, SCHEDULER, TENSORS, TLS, IDENTITY, TOKENS, VARIABLES = tables(section(PAGE, "## Settings"))
+SETTINGS, POOL, SCHEDULER, TENSORS, TLS, IDENTITY, TOKENS, FLEET, VARIABLES = tables(section(PAGE, "## Settings"))
 NOT_A_VALUE = {
     "engine_id": "random",
     "pool": "see below",
@@ -28,6 +29,7 @@ NOT_A_VALUE = {
     "tls": "see below",
     "identity": "see below",
     "tokens": "see below",
+    "fleet": "see below",
     "limits": "[table](protocol.md#defaults-and-limits)",
 }
 
@@ -83,6 +85,10 @@ def test_keys_of_identity_and_tokens_and_their_defaults_are_those_of_the_configu
         assert shown(rows) == {field.name: rendered(field) for field in fields(kind)}
 
 
+def test_keys_of_the_fleet_and_their_defaults_are_those_of_the_configuration() -> None:
+    assert shown(FLEET) == {field.name: rendered(field) for field in fields(FleetConfig)}
+
+
 def test_the_algorithms_of_tokens_are_all_named() -> None:
     (row,) = (row for row in TOKENS if plain(row[0]) == "algorithms")
     assert row[2].partition(": ")[2].split(", ") == list(TOKEN_ALGORITHMS)
@@ -95,7 +101,7 @@ def test_the_element_types_are_all_named() -> None:
 
 def test_every_flag_is_a_setting_or_named_as_one_without() -> None:
     flags = set(inspect.signature(serve.serve).parameters)
-    settings = shown(SETTINGS).keys() - {"pool", "scheduler", "tensors", "tls", "identity", "tokens", "limits"}
+    settings = shown(SETTINGS).keys() - {"pool", "scheduler", "tensors", "tls", "identity", "tokens", "fleet", "limits"}
     without = flags - settings - shown(POOL).keys()
     assert settings | shown(POOL).keys() <= flags
     text = section(PAGE, "## Settings")

@@ -164,7 +164,7 @@ def test_a_newer_life_takes_the_place_of_an_older_one_when_it_answers() -> None:
 def test_a_life_that_never_answers_takes_no_place() -> None:
     """Whoever may write to the registry can name an engine's id, and a life that is newer than all."""
     made = proved(directory())
-    liar = entry(life=1 << 60, incarnation=3, addresses=("liar:1",))
+    liar = entry(life=1 << 52, incarnation=3, addresses=("liar:1",))
     made.changed(key_of(liar), liar.to_json(), 2)
     for now in (0.0, 10.0):
         found = made.find("p1")

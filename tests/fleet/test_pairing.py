@@ -39,6 +39,39 @@ def test_only_engines_with_one_model_and_one_layout_are_paired() -> None:
     assert "0 prefill and 1 decode" in found.reason
 
 
+def test_a_request_may_name_its_model_and_its_layout() -> None:
+    rows = [("a", "m", "x"), ("a", "m", "y"), ("b", "m", "x")]
+    made, _ = picker(
+        *(
+            entry(f"{role.value}-{name}-{layout}", role=role, model_name=name, model=model, layout=layout)
+            for name, model, layout in rows
+            for role in (P, D)
+        )
+    )
+    assert picked(made, request=PairRequest(model_name="b")) == ("prefill-b-x", "decode-b-x")
+    assert picked(made, request=PairRequest(layout="y")) == ("prefill-a-y", "decode-a-y")
+    assert isinstance(made.pick_pair(PairRequest(model_name="b", layout="y"), 0.0), NoPair)
+
+
+def test_the_parts_of_a_cost_are_told() -> None:
+    made, directory = picker(entry("p", role=P, host="h1"), entry("d", role=D, host="h2"))
+    directory.loaded("p", 0.5, 0.0)
+    found = made.pick_pair(PairRequest(chain=chain(4)), 0.0)
+    assert isinstance(found, PickedPair)
+    cost = found.cost
+    assert (cost.prefill_load, cost.decode_load, cost.computed_share, cost.distance) == (0.5, 0.0, 1.0, 0.25)
+    again = made.pick_pair(PairRequest(), 0.0)
+    assert isinstance(again, PickedPair)
+    assert again.cost.decode_load > 0.0, "the first pick counts"
+
+
+def test_why_there_is_no_pair_counts_the_tenants_own_engines() -> None:
+    made, _ = picker(entry("p", role=P, tenant="a"), entry("q", role=P, tenant="b"), entry("d", tenant="b", role=D))
+    found = made.pick_pair(PairRequest(tenant="a"), 0.0)
+    assert isinstance(found, NoPair)
+    assert "engines: 1 healthy; compatible: 1 prefill and 0 decode" in found.reason
+
+
 def test_a_tenant_gets_its_engines_and_those_of_all() -> None:
     made, _ = picker(entry("p", role=P, tenant="a"), entry("d", role=D))
     assert picked(made, request=PairRequest(tenant="a")) == ("p", "d")
@@ -123,7 +156,7 @@ def test_the_pair_is_the_cheapest_of_all() -> None:
         ]  # fmt: skip
         found = made.pick_pair(PairRequest(), 0.0)
         assert isinstance(found, PickedPair)
-        assert abs(found.cost - min(costs)) < 1e-9, seed
+        assert abs(found.cost.total - min(costs)) < 1e-9, seed
 
 
 def test_an_index_of_prefixes_is_bounded() -> None:

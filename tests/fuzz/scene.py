@@ -24,6 +24,7 @@ from kvgrpc.v1 import (
     tensor_pb2,
     transfer_pb2,
 )
+from tests.fuzz.fleet_requests import fleet_requests
 from tests.fuzz.messages import Known
 from tests.service.consumer import Consumer, opening
 from tests.service.engines import Engine
@@ -150,12 +151,13 @@ class _Made:
 
 
 def _requests(made: _Made) -> Iterator[Request]:
-    """Yields (RPC, a request that succeeds) for every RPC of the server. Two exceptions: ConnectRank has a wrong
-    ticket, and requests of TensorService fail only because the pool is no staging store.
+    """Yields (RPC, a request that succeeds) for every RPC of the server. Exceptions: ConnectRank has a wrong
+    ticket, and requests of TensorService and FleetService fail only because the pool is no staging store, and because
+    there is no registry.
     """
     for of_service in (
         _handshake_requests, _handoff_requests, _scheduler_requests, _transfer_requests, _lease_requests,
-        _tensor_requests, _pool_requests, _admin_requests, _peer_requests,
+        _tensor_requests, _pool_requests, _admin_requests, fleet_requests, _peer_requests,
     ):  # fmt: skip
         yield from of_service(made)
 

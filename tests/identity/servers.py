@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import grpc.aio
 from cryptography import x509
@@ -24,6 +24,12 @@ ROLES = ("engine", "peer", "rank", "router", "operator", "viewer")
 def spiffe(name: str) -> str:
     """Returns the id of a caller."""
     return f"spiffe://test/{name}"
+
+
+class Dialled(Protocol):
+    """A server of any kind."""
+
+    address: str
 
 
 class People:
@@ -52,11 +58,11 @@ class People:
             )
         self.roles.write_text("\n".join(text))
 
-    def channel(self, server: Server, name: str) -> grpc.aio.Channel:
+    def channel(self, server: Dialled, name: str) -> grpc.aio.Channel:
         """Returns a channel that shows the caller's certificate."""
         return grpc.aio.secure_channel(server.address, Tls(self.files(name)).channel_credentials())
 
-    def client(self, server: Server, name: str, **options: Any) -> Client:
+    def client(self, server: Dialled, name: str, **options: Any) -> Client:
         """Returns a client that shows the caller's certificate."""
         return connect(server.address, credentials=Tls(self.files(name)).channel_credentials(), **options)
 

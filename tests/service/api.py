@@ -23,6 +23,7 @@ from kvgrpc.v1 import (
     calls_pb2,
     calls_pb2_grpc,
     common_pb2,
+    fleet_pb2_grpc,
     handoff_pb2_grpc,
     handshake_pb2,
     handshake_pb2_grpc,
@@ -75,6 +76,7 @@ class Api:
         self.tensors = tensor_pb2_grpc.TensorServiceStub(channel)
         self.pool = pool_pb2_grpc.PoolServiceStub(channel)
         self.calls = calls_pb2_grpc.CallServiceStub(channel)
+        self.fleet = fleet_pb2_grpc.FleetServiceStub(channel)
         self.admin = admin_pb2_grpc.AdminServiceStub(channel)
         self.peer = peer_pb2_grpc.PeerServiceStub(channel)
         self.health = health_pb2_grpc.HealthStub(channel)

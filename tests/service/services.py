@@ -6,6 +6,7 @@ from kvgrpc.peer.v1 import peer_pb2, rank_pb2
 from kvgrpc.v1 import (
     admin_pb2,
     calls_pb2,
+    fleet_pb2,
     handoff_pb2,
     handshake_pb2,
     lease_pb2,
@@ -25,6 +26,7 @@ SERVICES: list[ServiceDescriptor] = [
     pool_pb2.DESCRIPTOR.services_by_name["PoolService"],
     admin_pb2.DESCRIPTOR.services_by_name["AdminService"],
     calls_pb2.DESCRIPTOR.services_by_name["CallService"],
+    fleet_pb2.DESCRIPTOR.services_by_name["FleetService"],
     peer_pb2.DESCRIPTOR.services_by_name["PeerService"],
     rank_pb2.DESCRIPTOR.services_by_name["RankService"],
 ]
@@ -38,6 +40,7 @@ NAMES = [
     "kvgrpc.v1.PoolService",
     "kvgrpc.v1.AdminService",
     "kvgrpc.v1.CallService",
+    "kvgrpc.v1.FleetService",
     "kvgrpc.peer.v1.PeerService",
     "kvgrpc.peer.v1.RankService",
 ]

@@ -28,6 +28,7 @@ from kvgrpc.v1 import (
     admin_pb2,
     calls_pb2,
     common_pb2,
+    fleet_pb2,
     handoff_pb2,
     handshake_pb2,
     lease_pb2,
@@ -42,7 +43,7 @@ from tests.wire.spoken import SPOKEN
 PUBLIC: list[FileDescriptor] = [
     module.DESCRIPTOR
     for module in (
-        admin_pb2, calls_pb2, common_pb2, handoff_pb2, handshake_pb2, lease_pb2, pool_pb2, pool_types_pb2,
+        admin_pb2, calls_pb2, common_pb2, fleet_pb2, handoff_pb2, handshake_pb2, lease_pb2, pool_pb2, pool_types_pb2,
         scheduler_pb2, tensor_pb2, transfer_pb2,
     )
 ]  # fmt: skip

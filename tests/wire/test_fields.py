@@ -15,6 +15,7 @@ from kvgrpc.v1 import (
     admin_pb2,
     calls_pb2,
     common_pb2,
+    fleet_pb2,
     handoff_pb2,
     handshake_pb2,
     lease_pb2,
@@ -26,8 +27,8 @@ from kvgrpc.v1 import (
 from kvgrpc.wire.fields import TABLE, Bound, BoundKind, Budget, bounds_of, check
 
 FILES = (
-    admin_pb2, calls_pb2, handoff_pb2, handshake_pb2, lease_pb2, pool_pb2, scheduler_pb2, tensor_pb2, transfer_pb2,
-    peer_pb2,
+    admin_pb2, calls_pb2, fleet_pb2, handoff_pb2, handshake_pb2, lease_pb2, pool_pb2, scheduler_pb2, tensor_pb2,
+    transfer_pb2, peer_pb2,
 )  # fmt: skip
 REPLIES = (
     peer_pb2.ConverseResponse, handshake_pb2.HandshakeResponse, lease_pb2.RenewLeasesResponse,

@@ -57,8 +57,8 @@ def differences(here: BridgeSide, there: BridgeSide) -> list[Difference]:
     bridge is left out.
     """
     mine, theirs = here.pool, there.pool
-    if _holds_tensors(mine) != _holds_tensors(theirs):
-        one, other = (STORE if _holds_tensors(pool) else "a pool of blocks" for pool in (mine, theirs))
+    if holds_tensors(mine) != holds_tensors(theirs):
+        one, other = (STORE if holds_tensors(pool) else "a pool of blocks" for pool in (mine, theirs))
         why = "tensors and blocks of a cache are not exchanged: pair engines of one kind"
         return [Difference("pool.groups", one, other, False, why)]
     if len(mine.groups) != len(theirs.groups):
@@ -194,7 +194,7 @@ def _path(group: int, field: str) -> str:
     return f"pool.groups[{group}].{SCHEMA_NAMES.get(field, field)}"
 
 
-def _holds_tensors(pool: PoolLayout) -> bool:
+def holds_tensors(pool: PoolLayout) -> bool:
     """Returns True if a pool is a staging store."""
     return [(g.name, g.kind, g.block_tokens, g.dtype) for g in pool.groups] == [(PAGES, GroupKind.MLA, 1, "uint8")]
 

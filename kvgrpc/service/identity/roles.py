@@ -83,6 +83,7 @@ _SERVICES: Mapping[str, Mapping[Roles, str]] = {
         frozenset({_O, _V}): "ListAuditRecords ListSpans",
         _OPERATE: "StartDrain CancelDrain ReleaseQuarantine ForgetEngine",
     },
+    "kvgrpc.v1.FleetService": {_LOOK: "ListEngines WatchEngines", _END: "PickPair"},
     "kvgrpc.v1.CallService": {EVERY: "StreamCalls"},
     "kvgrpc.peer.v1.PeerService": {_PEERS: "Converse KeepLiveness"},
     "kvgrpc.peer.v1.PeerCall": {

@@ -19,13 +19,13 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, Exemplar, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -39,7 +39,8 @@ from kvgrpc.service.admission import TAKES_WORK, admission
 from kvgrpc.service.histogram import Example, FrozenHistogram, Histogram
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.metrics.families import Family, MetricKind
-from kvgrpc.service.metrics.readings import HasStore, Labels, Metrics
+from kvgrpc.service.metrics.readings import HasStore, Labels, Metrics, Reading
+from kvgrpc.service.metrics.records import LoopLag
 from kvgrpc.tls import Tls
 
 _log = logging.getLogger(__name__)
@@ -59,16 +60,24 @@ def begin(lead: Lead, staging: HasStore, tls: Tls | None) -> "MetricsEndpoint | 
     """Serves metrics where the configuration says so, and counts from now on. Returns None where it says nothing.
     Raises AddressInUse.
     """
-    where = lead.config.metrics
+    metrics = Metrics(lead, staging, tls)
+    made = begin_at(lead.config.metrics, metrics, partial(_why_not_ready, lead), tls)
+    if made is not None:
+        lead.calls.counting = True
+        lead.runner.on_end.append(metrics.transfers.hear)
+    return made
+
+
+def begin_at(
+    where: str, metrics: "HasReadings", not_ready: Callable[[], str], tls: Tls | None
+) -> "MetricsEndpoint | None":
+    """Serves metrics at an address; None: it is empty. Raises AddressInUse."""
     if not where:
         return None
-    metrics = Metrics(lead, staging, tls)
     try:
-        made = MetricsEndpoint(split_address(where, "metrics"), metrics, partial(_why_not_ready, lead), tls)
+        made = MetricsEndpoint(split_address(where, "metrics"), metrics, not_ready, tls)
     except OSError as error:
         raise AddressInUse(Reason.INVALID_FIELD, f"cannot bind {where} for metrics: {error.strerror}") from error
-    lead.calls.counting = True
-    lead.runner.on_end.append(metrics.transfers.hear)
     made.start()
     _log.info("metrics at %s", made.address)
     return made
@@ -82,11 +91,21 @@ def _why_not_ready(lead: Lead) -> str:
 FrozenReading = tuple[Family, list[tuple[Labels, float | FrozenHistogram]]]
 
 
+class HasReadings(Protocol):
+    """The metrics of a server."""
+
+    lag: LoopLag
+
+    def read(self) -> Iterator[Reading]:
+        """Yields all readings. Call it on the event loop."""
+        ...
+
+
 class MetricsEndpoint:
     """One HTTP server beside a lead. `not_ready` returns why the lead takes no new work, or an empty text."""
 
     def __init__(
-        self, listen: tuple[str, int], metrics: Metrics, not_ready: Callable[[], str], tls: Tls | None
+        self, listen: tuple[str, int], metrics: HasReadings, not_ready: Callable[[], str], tls: Tls | None
     ) -> None:
         """Binds. Raises OSError. Call it on the lead's event loop."""
         self._loop = asyncio.get_running_loop()

@@ -112,6 +112,12 @@ CALL_SECONDS = _histogram(
     "rpc_response_status_code",
 )
 
+# The fleet.
+FLEET_PUBLISHED = _gauge("kvgrpc_fleet_published", "1 while the registry has the entry of this engine's life.")
+FLEET_ENTRIES = _gauge("kvgrpc_fleet_entries", "Entries of the registry, at kvgrpc fleet.", "state")
+FLEET_SILENCE = _gauge("kvgrpc_fleet_registry_silence_seconds", "Time since the registry broke off, at kvgrpc fleet.")
+FLEET_REFUSED = _counter("kvgrpc_fleet_refused_entries", "Entries that were not usable, at kvgrpc fleet.")
+
 # The process.
 KEPT_BYTES = _gauge("kvgrpc_kept_bytes", "Bytes kept for what calls created, by who pays.", "share")
 KEPT_BYTES_MAX = _gauge("kvgrpc_kept_bytes_limit", "Maximum of kvgrpc_kept_bytes.", "share")

@@ -71,6 +71,7 @@ class Metrics:
         yield from _blocks(state)
         yield from self._tensors()
         yield from self._peers_and_callers(state)
+        yield from self._fleet()
         yield from self._process(state)
 
     def _ended_transfers(self, state: NodeState) -> Iterator[Reading]:
@@ -129,6 +130,11 @@ class Metrics:
         denied = self._lead.gate.denied
         yield by(of.DENIED, {reason.value: denied[reason] for reason in DENIALS | denied.keys()})
         yield of.CALL_SECONDS, ((("grpc", *labels), seconds) for labels, seconds in self._lead.calls.seconds.items())
+
+    def _fleet(self) -> Iterator[Reading]:
+        entry = self._lead.publication
+        if entry is not None and entry.used:
+            yield one(of.FLEET_PUBLISHED, entry.published)
 
     def _process(self, state: NodeState) -> Iterator[Reading]:
         lead, ledger = self._lead, state.ledger

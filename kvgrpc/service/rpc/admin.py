@@ -66,6 +66,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
                 _waiting(lead.runner.node, lease, access, now) for lease, access in waiting[:READERS_SHOWN_MAX]
             ],
             waiting_reader_count=len(waiting),
+            publication=_publication(lead),
         )
 
     @unary
@@ -204,6 +205,15 @@ def _kept(ledger: Ledger) -> admin_pb2.Kept:
             for caller, nbytes in ledger.largest(LARGEST_CALLERS)
             if sees(tenant_of(caller))
         ],
+    )
+
+
+def _publication(lead: Lead) -> admin_pb2.Publication | None:
+    entry = lead.publication
+    if entry is None or not entry.used:
+        return None
+    return admin_pb2.Publication(
+        registry=lead.config.fleet.registry, published=entry.published, failure=note(entry.failure)
     )
 
 

@@ -22,7 +22,7 @@ from kvgrpc.service import grpc_status, heap, telemetry
 from kvgrpc.service.call_records import OK
 from kvgrpc.service.callers import METADATA
 from kvgrpc.service.identity.roles import METHODS
-from kvgrpc.service.lead import Lead
+from kvgrpc.service.lead import Answerer, Lead
 from kvgrpc.service.places import CONNECTION, STANDING_BYTES, CallPlace, Method, Places, may_stand
 from kvgrpc.v1 import common_pb2, handoff_pb2, transfer_pb2
 from kvgrpc.wire import fields, paths
@@ -38,9 +38,10 @@ STANDING_BYTES_MAX = STANDING_BYTES
 
 
 class Led(Protocol):
-    """A service, with the lead whose name its errors carry."""
+    """A service, with the one whose name its errors carry."""
 
-    _lead: Lead
+    @property
+    def _lead(self) -> Answerer: ...
 
 
 _Self = TypeVar("_Self", bound=Led)
@@ -143,7 +144,7 @@ class Registrar:
     def __init__(
         self,
         server: grpc.aio.Server,
-        lead: Lead,
+        lead: Answerer,
         standing: Places,
         calls: Places,
         message_bytes: int,

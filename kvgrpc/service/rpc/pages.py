@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 
 from kvgrpc.core.values.records import dataclass
 from kvgrpc.errors import Aborted, InvalidRequest, Reason, invalid
-from kvgrpc.service.lead import Lead
+from kvgrpc.service.lead import Answerer
 from kvgrpc.v1.common_pb2 import ResponseHeader
 
 PAGE_SIZE = 100
@@ -63,7 +63,7 @@ class _PageToken:
 
 
 def page(
-    lead: Lead,
+    lead: Answerer,
     request: ListRequest,
     rows: Iterable[_Row],
     position: Callable[[_Row], Position],

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
@@ -22,10 +22,12 @@ from kvgrpc.core.values.networks import is_loopback
 from kvgrpc.errors import Reason
 from kvgrpc.peer.v1 import peer_pb2, peer_pb2_grpc, rank_pb2, rank_pb2_grpc
 from kvgrpc.service.address_in_use import AddressInUse
+from kvgrpc.service.fleet.reader import FleetReader
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.places import OWN, Places
 from kvgrpc.service.rpc.admin import AdminService
 from kvgrpc.service.rpc.call_stream import CallService
+from kvgrpc.service.rpc.fleet import FleetService
 from kvgrpc.service.rpc.handoff import HandoffService
 from kvgrpc.service.rpc.handshake import HandshakeService
 from kvgrpc.service.rpc.health import Health
@@ -45,6 +47,8 @@ from kvgrpc.v1 import (
     admin_pb2_grpc,
     calls_pb2,
     calls_pb2_grpc,
+    fleet_pb2,
+    fleet_pb2_grpc,
     handoff_pb2,
     handoff_pb2_grpc,
     handshake_pb2,
@@ -76,6 +80,7 @@ SERVICES = tuple(
         (pool_pb2, "PoolService"),
         (admin_pb2, "AdminService"),
         (calls_pb2, "CallService"),
+        (fleet_pb2, "FleetService"),
         (peer_pb2, "PeerService"),
         (rank_pb2, "RankService"),
     )
@@ -91,7 +96,8 @@ class Listeners:
     is one, for whoever looks after the server.
     """
 
-    def __init__(self, *servers: tuple[str, grpc.aio.Server]) -> None:
+    def __init__(self, reader: FleetReader, *servers: tuple[str, grpc.aio.Server]) -> None:
+        self.reader = reader
         self._servers = servers
 
     def bind(self, tls: Tls | None) -> list[str]:
@@ -110,6 +116,7 @@ class Listeners:
     async def stop(self, grace: float) -> None:
         """Ends calls that last longer than `grace` seconds, and the servers."""
         await asyncio.gather(*(server.stop(grace) for _, server in self._servers))
+        await self.reader.stop()
 
 
 def _bind(server: grpc.aio.Server, listen: str, tls: Tls | None) -> str:
@@ -189,16 +196,56 @@ def build(
     for name in ("grpc._cython.cygrpc", "grpc._common"):
         logging.getLogger(name).addFilter(_OTHERS_FAULTS)
     health = Health(lead, SERVICES, tls)
-    made, limits = partial(_server, lead, staging, sessions, health), config.limits
+    limits = config.limits
+    reader = FleetReader(config.fleet, connector(limits, tls), lead.may_dial)
+    made = partial(_server, _Shared(lead, staging, sessions, health, reader))
     if not config.admin_listen:
-        return Listeners((config.listen, made(limits, admin=True))), health
+        return Listeners(reader, (config.listen, made(limits, admin=True))), health
     few = replace(limits, connections=min(limits.connections, ADMIN_CONNECTIONS))
-    return Listeners((config.listen, made(limits, admin=False)), (config.admin_listen, made(few, admin=True))), health
+    servers = (config.listen, made(limits, admin=False)), (config.admin_listen, made(few, admin=True))
+    return Listeners(reader, *servers), health
 
 
-def _server(
-    lead: Lead, staging: StagingStore, sessions: WorkerServer | None, health: Health, limits: Limits, *, admin: bool
-) -> grpc.aio.Server:
+@dataclass(frozen=True)
+class _Shared:
+    """The objects that the servers of one lead share."""
+
+    lead: Lead
+    staging: StagingStore
+    sessions: WorkerServer | None
+    health: Health
+    reader: FleetReader
+
+
+def _server(shared: _Shared, limits: Limits, *, admin: bool) -> grpc.aio.Server:
+    lead = shared.lead
+    server, standing, calls = bounded_server(limits)
+    # Each stands for a server: generated code calls only the methods that `Registrar` has.
+    most = limits.message_bytes
+    registrar = Registrar(server, lead, standing, calls, most)
+    ours = cast(grpc.aio.Server, registrar)
+    others = cast(grpc.aio.Server, Registrar(server, lead, standing, calls, most, ours=False))
+    handshake_pb2_grpc.add_HandshakeServiceServicer_to_server(HandshakeService(lead), ours)
+    handoff_pb2_grpc.add_HandoffServiceServicer_to_server(HandoffService(lead), ours)
+    transfer_pb2_grpc.add_TransferServiceServicer_to_server(TransferService(lead), ours)
+    lease_pb2_grpc.add_LeaseServiceServicer_to_server(LeaseService(lead), ours)
+    scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(SchedulerService(lead), ours)
+    tensor_pb2_grpc.add_TensorServiceServicer_to_server(TensorService(lead, shared.staging), ours)
+    pool_pb2_grpc.add_PoolServiceServicer_to_server(PoolService(lead), ours)
+    peer_pb2_grpc.add_PeerServiceServicer_to_server(PeerService(lead, calls), ours)
+    rank_pb2_grpc.add_RankServiceServicer_to_server(RankService(lead, shared.sessions), ours)
+    calls_pb2_grpc.add_CallServiceServicer_to_server(CallService(lead, registrar.unary, most), ours)
+    fleet_pb2_grpc.add_FleetServiceServicer_to_server(FleetService(lead, shared.reader), ours)
+    health_pb2_grpc.add_HealthServicer_to_server(shared.health.servicer, others)
+    if admin:
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(lead), ours)
+        channelz_pb2_grpc.add_ChannelzServicer_to_server(channelz.aio.ChannelzServicer(), others)
+        add_reflection(others, *SERVICES, "grpc.channelz.v1.Channelz")
+    return server
+
+
+def bounded_server(limits: Limits) -> tuple[grpc.aio.Server, Places, Places]:
+    """Returns a server without services, with the places of standing calls and of all others."""
     server = grpc.aio.server(
         options=[
             ("grpc.max_receive_message_length", limits.message_bytes),
@@ -223,32 +270,12 @@ def _server(
             ("calls under way", limits.calls_per_connection, limits.calls, 0.1),
         )
     )
-    # Each stands for a server: generated code calls only the methods that `Registrar` has.
-    most = limits.message_bytes
-    registrar = Registrar(server, lead, standing, calls, most)
-    ours = cast(grpc.aio.Server, registrar)
-    others = cast(grpc.aio.Server, Registrar(server, lead, standing, calls, most, ours=False))
-    handshake_pb2_grpc.add_HandshakeServiceServicer_to_server(HandshakeService(lead), ours)
-    handoff_pb2_grpc.add_HandoffServiceServicer_to_server(HandoffService(lead), ours)
-    transfer_pb2_grpc.add_TransferServiceServicer_to_server(TransferService(lead), ours)
-    lease_pb2_grpc.add_LeaseServiceServicer_to_server(LeaseService(lead), ours)
-    scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(SchedulerService(lead), ours)
-    tensor_pb2_grpc.add_TensorServiceServicer_to_server(TensorService(lead, staging), ours)
-    pool_pb2_grpc.add_PoolServiceServicer_to_server(PoolService(lead), ours)
-    peer_pb2_grpc.add_PeerServiceServicer_to_server(PeerService(lead, calls), ours)
-    rank_pb2_grpc.add_RankServiceServicer_to_server(RankService(lead, sessions), ours)
-    calls_pb2_grpc.add_CallServiceServicer_to_server(CallService(lead, registrar.unary, most), ours)
-    health_pb2_grpc.add_HealthServicer_to_server(health.servicer, others)
-    if admin:
-        admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(lead), ours)
-        channelz_pb2_grpc.add_ChannelzServicer_to_server(channelz.aio.ChannelzServicer(), others)
-        _add_reflection(others)
-    return server
+    return server, standing, calls
 
 
-def _add_reflection(server: grpc.aio.Server) -> None:
+def add_reflection(server: grpc.aio.Server, *names: str) -> None:
     """Adds reflection. v1 has the messages of v1alpha under another service name, so one servicer answers both."""
-    names = (*SERVICES, "grpc.health.v1.Health", "grpc.channelz.v1.Channelz", REFLECTION_V1, REFLECTION_V1ALPHA)
+    names = (*names, "grpc.health.v1.Health", REFLECTION_V1, REFLECTION_V1ALPHA)
     schema = Schema(descriptor_pool.Default())
     servicer = reflection.aio.ReflectionServicer(names, schema)
     handler = grpc.stream_stream_rpc_method_handler(

@@ -1,4 +1,7 @@
-"""Differences between two pools that exchange blocks: which are bridged, which are refused, and what a bridge costs."""
+"""Differences between two pools that exchange blocks: which are bridged, which are refused, and what a bridge costs.
+
+Digests of engines are equal where a bridge may join them.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -6,7 +9,8 @@ from typing import Any
 import pytest
 
 from kvgrpc.core.values.bridge import STAGING_BYTES, Bridge, BridgeSide
-from kvgrpc.core.values.compatibility import CHECKSUMS, check_compatible, compare
+from kvgrpc.core.values.compatibility import CHECKSUMS, EngineDescription, check_compatible, compare
+from kvgrpc.core.values.digests import layout_digest, model_digest
 from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region, Section, Strides, TensorKind, uniform_layout
 from kvgrpc.core.values.obstacles import ROWS_MAX, Difference, differences
 from kvgrpc.core.values.views import check_heads, view_of
@@ -342,3 +346,49 @@ def test_sections_that_are_not_those_of_a_state_are_refused(change: dict[str, An
 def test_sections_that_ranks_have_no_equal_shares_of_are_refused() -> None:
     with refused(Reason.INVALID_FIELD, InvalidRequest):
         check_heads(states(2).pool, 3)
+
+
+def engine(ranks: int = 1, **changes: object) -> EngineDescription:
+    made = side(ranks, **changes)  # type: ignore[arg-type] # fields of a group
+    return describe("a", pool=made.pool, world_size=ranks)
+
+
+def state(head_dim: int, sections: tuple[Section, ...]) -> EngineDescription:
+    group = replace(GROUP, kind=GroupKind.STATE, head_dim=head_dim, sections=sections, kv_heads=1, total_kv_heads=0)
+    return describe("a", pool=uniform_layout(group, sum(section.nbytes for section in sections)))
+
+
+def test_engines_that_a_bridge_joins_have_one_digest() -> None:
+    bridged = [
+        engine(2), engine(8), engine(block_tokens=32), engine(order="token_major"), engine(layers_per_region=2),
+        engine(blocks=4), engine(block_tokens=24),
+    ]  # fmt: skip
+    assert {layout_digest(one) for one in bridged} == {layout_digest(engine())}
+
+
+def test_engines_that_no_bridge_joins_have_other_digests() -> None:
+    others = [
+        engine(head_dim=32), engine(dtype="float16"), engine(layers=4), engine(kv_heads=8, total_kv_heads=8),
+        engine(window_tokens=64), engine(kind=GroupKind.MLA, total_kv_heads=0),
+    ]  # fmt: skip
+    found = [layout_digest(one) for one in (engine(), *others)]
+    assert len(set(found)) == len(found)
+    assert all(any(not row.bridgeable for row in compare(engine(), one)) for one in others)
+
+
+def test_states_are_told_apart_by_their_sections_and_not_by_the_sizes_of_heads() -> None:
+    sections = (Section(64, 64), Section(64, 64))
+    assert layout_digest(state(64, sections)) == layout_digest(state(32, sections))
+
+
+def test_a_model_is_its_name_and_its_weights() -> None:
+    assert model_digest("a", "1") == model_digest("a", "1")
+    assert len({model_digest(*parts) for parts in (("a", "1"), ("a", "2"), ("b", "1"), ("a1", ""), ("", "a1"))}) == 5
+
+
+def test_a_pool_of_two_groups_is_another_one() -> None:
+    one = side().pool
+    groups = (one.groups[0], replace(one.groups[0], name="other"))
+    moved = tuple(replace(region, group=1, offset=region.offset + one.total_bytes) for region in one.regions)
+    two = PoolLayout(groups, (*one.regions, *moved), 2 * one.total_bytes)
+    assert layout_digest(describe("a", pool=two)) != layout_digest(engine())

@@ -118,6 +118,11 @@ LABELS = frozenset(
         "v1.ListLeasesRequest.request_id", "v1.ListLeasesRequest.page_token", "v1.ListPeersRequest.page_token",
         "v1.ListAuditRecordsRequest.page_token", "v1.ListSpansRequest.page_token",
         "v1.ListSpansRequest.transfer_id", "v1.ListSpansRequest.trace_id",
+        # Engines of a registry, which a caller describes: all that it hears of are of its tenant, or of all.
+        "v1.EngineFilter.engine_id", "v1.EngineFilter.model_name", "v1.EngineFilter.model_digest",
+        "v1.ListEnginesRequest.page_token", "v1.WatchEnginesRequest.after_revision", "v1.PickPairRequest.model_name",
+        "v1.PickPairRequest.model_digest", "v1.PickPairRequest.layout_digest", "v1.PickPairRequest.tenant",
+        "v1.PickPairRequest.excluded_engine_ids",
         # For whom a grant is: the issuer compares the name with that of whoever comes.
         "v1.HandOver.tenant", "v1.HandOver.bound_to", "v1.GrantLeaseRequest.tenant", "v1.GrantLeaseRequest.bound_to",
         "v1.PutTensorRequest.tenant", "v1.GetTensorRequest.tenant", "v1.ReleaseTensorsRequest.tenant",

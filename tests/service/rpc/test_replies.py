@@ -1,6 +1,7 @@
 """Rules for every reply: the identity of the server, and lists that come in pages."""
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -11,6 +12,7 @@ from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import (
     admin_pb2,
     common_pb2,
+    fleet_pb2,
     handoff_pb2,
     handshake_pb2,
     lease_pb2,
@@ -163,6 +165,14 @@ def calls_about_tensors(engine: Engine) -> Calls:
     yield "ReleaseTensors", api.ReleaseTensors(tensor_pb2.ReleaseTensorsRequest(transfer_key=key))
 
 
+def calls_about_the_fleet(engine: Engine) -> Calls:
+    """Yields (RPC, reply) of the calls about the engines of a registry."""
+    api = engine.api.fleet
+    yield "ListEngines", api.ListEngines(fleet_pb2.ListEnginesRequest())
+    yield "WatchEngines", next(api.WatchEngines(fleet_pb2.WatchEnginesRequest(), timeout=10))
+    yield "PickPair", api.PickPair(fleet_pb2.PickPairRequest())
+
+
 def one_call_of_each_rpc(engine: Engine, peer: Engine) -> Calls:
     """Yields (RPC, reply) of a successful call of every RPC of the server."""
     api, tokens = engine.api, prompt(16)
@@ -194,11 +204,17 @@ def one_call_of_each_rpc(engine: Engine, peer: Engine) -> Calls:
         yield "StreamCalls", stream.reply(admin_pb2.GetStatusRequest())
 
 
-def test_every_reply_says_who_answered_and_in_which_life(start: Start) -> None:
+def test_every_reply_says_who_answered_and_in_which_life(start: Start, tmp_path: Path) -> None:
     # The consumer has no liveness stream, and all calls together may take longer than the default grace.
     engine, peer = start(("--data-paths", "shm,collective", "--limit", "peer_grace_s=300"), ())
     (store,) = start((), settings=TENSORS)
-    told = [(engine, dict(one_call_of_each_rpc(engine, peer))), (store, dict(calls_about_tensors(store)))]
+    (tmp_path / "engines.json").write_text('{"engines": []}')
+    (member,) = start(("--fleet-registry", f"file:{tmp_path}/engines.json"))
+    told = [
+        (engine, dict(one_call_of_each_rpc(engine, peer))),
+        (store, dict(calls_about_tensors(store))),
+        (member, dict(calls_about_the_fleet(member))),
+    ]
     # tests/engine/ranks/test_connect_rank.py calls ConnectRank.
     called = {rpc for _, replies in told for rpc in replies}
     rpcs = {m.name for service in SERVICES for m in service.methods} - {"Converse"}

@@ -212,8 +212,10 @@ type GetStatusResponse struct {
 	WaitingReaders []*WaitingReader `protobuf:"bytes,13,rep,name=waiting_readers,json=waitingReaders,proto3" json:"waiting_readers,omitempty"`
 	// Number of all leases whose readers wait for blocks of their own.
 	WaitingReaderCount uint32 `protobuf:"varint,14,opt,name=waiting_reader_count,json=waitingReaderCount,proto3" json:"waiting_reader_count,omitempty"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	// Entry of this engine in the registry; unset if the server publishes none (setting `fleet.registry`).
+	Publication   *Publication `protobuf:"bytes,15,opt,name=publication,proto3" json:"publication,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GetStatusResponse) Reset() {
@@ -344,6 +346,77 @@ func (x *GetStatusResponse) GetWaitingReaderCount() uint32 {
 	return 0
 }
 
+func (x *GetStatusResponse) GetPublication() *Publication {
+	if x != nil {
+		return x.Publication
+	}
+	return nil
+}
+
+// Entry of this engine in a registry. Nothing else depends on it: an engine that is not published serves as well.
+type Publication struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Address of the registry, as the setting states it.
+	Registry string `protobuf:"bytes,1,opt,name=registry,proto3" json:"registry,omitempty"`
+	// Whether the registry has the entry of this life.
+	Published bool `protobuf:"varint,2,opt,name=published,proto3" json:"published,omitempty"`
+	// Reason why the registry lacks the entry, for people; empty if it has it, or if no engine is there to publish.
+	Failure       string `protobuf:"bytes,3,opt,name=failure,proto3" json:"failure,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Publication) Reset() {
+	*x = Publication{}
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Publication) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Publication) ProtoMessage() {}
+
+func (x *Publication) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Publication.ProtoReflect.Descriptor instead.
+func (*Publication) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Publication) GetRegistry() string {
+	if x != nil {
+		return x.Registry
+	}
+	return ""
+}
+
+func (x *Publication) GetPublished() bool {
+	if x != nil {
+		return x.Published
+	}
+	return false
+}
+
+func (x *Publication) GetFailure() string {
+	if x != nil {
+		return x.Failure
+	}
+	return ""
+}
+
 // Request that lacks blocks at this engine.
 type LackingRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -361,7 +434,7 @@ type LackingRequest struct {
 
 func (x *LackingRequest) Reset() {
 	*x = LackingRequest{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[2]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -373,7 +446,7 @@ func (x *LackingRequest) String() string {
 func (*LackingRequest) ProtoMessage() {}
 
 func (x *LackingRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[2]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -386,7 +459,7 @@ func (x *LackingRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LackingRequest.ProtoReflect.Descriptor instead.
 func (*LackingRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{2}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *LackingRequest) GetRequestId() string {
@@ -438,7 +511,7 @@ type WaitingReader struct {
 
 func (x *WaitingReader) Reset() {
 	*x = WaitingReader{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[3]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -450,7 +523,7 @@ func (x *WaitingReader) String() string {
 func (*WaitingReader) ProtoMessage() {}
 
 func (x *WaitingReader) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[3]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -463,7 +536,7 @@ func (x *WaitingReader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitingReader.ProtoReflect.Descriptor instead.
 func (*WaitingReader) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{3}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *WaitingReader) GetLeaseId() string {
@@ -537,7 +610,7 @@ type Kept struct {
 
 func (x *Kept) Reset() {
 	*x = Kept{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[4]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -549,7 +622,7 @@ func (x *Kept) String() string {
 func (*Kept) ProtoMessage() {}
 
 func (x *Kept) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[4]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -562,7 +635,7 @@ func (x *Kept) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kept.ProtoReflect.Descriptor instead.
 func (*Kept) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{4}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Kept) GetTotalBytes() uint64 {
@@ -642,7 +715,7 @@ type KeptByCaller struct {
 
 func (x *KeptByCaller) Reset() {
 	*x = KeptByCaller{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[5]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -654,7 +727,7 @@ func (x *KeptByCaller) String() string {
 func (*KeptByCaller) ProtoMessage() {}
 
 func (x *KeptByCaller) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[5]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -667,7 +740,7 @@ func (x *KeptByCaller) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeptByCaller.ProtoReflect.Descriptor instead.
 func (*KeptByCaller) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{5}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *KeptByCaller) GetCaller() string {
@@ -723,7 +796,7 @@ type Counts struct {
 
 func (x *Counts) Reset() {
 	*x = Counts{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[6]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -735,7 +808,7 @@ func (x *Counts) String() string {
 func (*Counts) ProtoMessage() {}
 
 func (x *Counts) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[6]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -748,7 +821,7 @@ func (x *Counts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Counts.ProtoReflect.Descriptor instead.
 func (*Counts) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{6}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Counts) GetPendingTransferCount() uint64 {
@@ -871,7 +944,7 @@ type StartDrainRequest struct {
 
 func (x *StartDrainRequest) Reset() {
 	*x = StartDrainRequest{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[7]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -883,7 +956,7 @@ func (x *StartDrainRequest) String() string {
 func (*StartDrainRequest) ProtoMessage() {}
 
 func (x *StartDrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[7]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -896,7 +969,7 @@ func (x *StartDrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartDrainRequest.ProtoReflect.Descriptor instead.
 func (*StartDrainRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{7}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *StartDrainRequest) GetIdempotencyKey() string {
@@ -933,7 +1006,7 @@ type StartDrainResponse struct {
 
 func (x *StartDrainResponse) Reset() {
 	*x = StartDrainResponse{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[8]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -945,7 +1018,7 @@ func (x *StartDrainResponse) String() string {
 func (*StartDrainResponse) ProtoMessage() {}
 
 func (x *StartDrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[8]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -958,7 +1031,7 @@ func (x *StartDrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartDrainResponse.ProtoReflect.Descriptor instead.
 func (*StartDrainResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{8}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *StartDrainResponse) GetHeader() *ResponseHeader {
@@ -988,7 +1061,7 @@ type CancelDrainRequest struct {
 
 func (x *CancelDrainRequest) Reset() {
 	*x = CancelDrainRequest{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[9]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1000,7 +1073,7 @@ func (x *CancelDrainRequest) String() string {
 func (*CancelDrainRequest) ProtoMessage() {}
 
 func (x *CancelDrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[9]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1013,7 +1086,7 @@ func (x *CancelDrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelDrainRequest.ProtoReflect.Descriptor instead.
 func (*CancelDrainRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{9}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *CancelDrainRequest) GetIdempotencyKey() string {
@@ -1043,7 +1116,7 @@ type CancelDrainResponse struct {
 
 func (x *CancelDrainResponse) Reset() {
 	*x = CancelDrainResponse{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[10]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1055,7 +1128,7 @@ func (x *CancelDrainResponse) String() string {
 func (*CancelDrainResponse) ProtoMessage() {}
 
 func (x *CancelDrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[10]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1068,7 +1141,7 @@ func (x *CancelDrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelDrainResponse.ProtoReflect.Descriptor instead.
 func (*CancelDrainResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *CancelDrainResponse) GetHeader() *ResponseHeader {
@@ -1096,7 +1169,7 @@ type GetDrainRequest struct {
 
 func (x *GetDrainRequest) Reset() {
 	*x = GetDrainRequest{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[11]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1108,7 +1181,7 @@ func (x *GetDrainRequest) String() string {
 func (*GetDrainRequest) ProtoMessage() {}
 
 func (x *GetDrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[11]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1121,7 +1194,7 @@ func (x *GetDrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDrainRequest.ProtoReflect.Descriptor instead.
 func (*GetDrainRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *GetDrainRequest) GetPageSize() uint32 {
@@ -1144,7 +1217,7 @@ type GetDrainResponse struct {
 
 func (x *GetDrainResponse) Reset() {
 	*x = GetDrainResponse{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[12]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1156,7 +1229,7 @@ func (x *GetDrainResponse) String() string {
 func (*GetDrainResponse) ProtoMessage() {}
 
 func (x *GetDrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[12]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1169,7 +1242,7 @@ func (x *GetDrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDrainResponse.ProtoReflect.Descriptor instead.
 func (*GetDrainResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *GetDrainResponse) GetHeader() *ResponseHeader {
@@ -1214,7 +1287,7 @@ type Drain struct {
 
 func (x *Drain) Reset() {
 	*x = Drain{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[13]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1226,7 +1299,7 @@ func (x *Drain) String() string {
 func (*Drain) ProtoMessage() {}
 
 func (x *Drain) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[13]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1239,7 +1312,7 @@ func (x *Drain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drain.ProtoReflect.Descriptor instead.
 func (*Drain) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Drain) GetAdmission() Admission {
@@ -1328,7 +1401,7 @@ type DrainBlocker struct {
 
 func (x *DrainBlocker) Reset() {
 	*x = DrainBlocker{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[14]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1340,7 +1413,7 @@ func (x *DrainBlocker) String() string {
 func (*DrainBlocker) ProtoMessage() {}
 
 func (x *DrainBlocker) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[14]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1353,7 +1426,7 @@ func (x *DrainBlocker) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainBlocker.ProtoReflect.Descriptor instead.
 func (*DrainBlocker) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{14}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *DrainBlocker) GetWork() isDrainBlocker_Work {
@@ -1449,7 +1522,7 @@ type ListPeersRequest struct {
 
 func (x *ListPeersRequest) Reset() {
 	*x = ListPeersRequest{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[15]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1461,7 +1534,7 @@ func (x *ListPeersRequest) String() string {
 func (*ListPeersRequest) ProtoMessage() {}
 
 func (x *ListPeersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[15]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1474,7 +1547,7 @@ func (x *ListPeersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPeersRequest.ProtoReflect.Descriptor instead.
 func (*ListPeersRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{15}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ListPeersRequest) GetPageSize() uint32 {
@@ -1506,7 +1579,7 @@ type ListPeersResponse struct {
 
 func (x *ListPeersResponse) Reset() {
 	*x = ListPeersResponse{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[16]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1518,7 +1591,7 @@ func (x *ListPeersResponse) String() string {
 func (*ListPeersResponse) ProtoMessage() {}
 
 func (x *ListPeersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[16]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1531,7 +1604,7 @@ func (x *ListPeersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPeersResponse.ProtoReflect.Descriptor instead.
 func (*ListPeersResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ListPeersResponse) GetHeader() *ResponseHeader {
@@ -1570,7 +1643,7 @@ type ListPinsRequest struct {
 
 func (x *ListPinsRequest) Reset() {
 	*x = ListPinsRequest{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[17]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1582,7 +1655,7 @@ func (x *ListPinsRequest) String() string {
 func (*ListPinsRequest) ProtoMessage() {}
 
 func (x *ListPinsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[17]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1595,7 +1668,7 @@ func (x *ListPinsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPinsRequest.ProtoReflect.Descriptor instead.
 func (*ListPinsRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{17}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ListPinsRequest) GetBlock() *BlockRef {
@@ -1632,7 +1705,7 @@ type BlockRef struct {
 
 func (x *BlockRef) Reset() {
 	*x = BlockRef{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[18]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1644,7 +1717,7 @@ func (x *BlockRef) String() string {
 func (*BlockRef) ProtoMessage() {}
 
 func (x *BlockRef) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[18]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1657,7 +1730,7 @@ func (x *BlockRef) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockRef.ProtoReflect.Descriptor instead.
 func (*BlockRef) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{18}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *BlockRef) GetGroup() uint32 {
@@ -1699,7 +1772,7 @@ type Pin struct {
 
 func (x *Pin) Reset() {
 	*x = Pin{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[19]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1711,7 +1784,7 @@ func (x *Pin) String() string {
 func (*Pin) ProtoMessage() {}
 
 func (x *Pin) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[19]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1724,7 +1797,7 @@ func (x *Pin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pin.ProtoReflect.Descriptor instead.
 func (*Pin) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{19}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Pin) GetKind() PinKind {
@@ -1801,7 +1874,7 @@ type ListPinsResponse struct {
 
 func (x *ListPinsResponse) Reset() {
 	*x = ListPinsResponse{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[20]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1813,7 +1886,7 @@ func (x *ListPinsResponse) String() string {
 func (*ListPinsResponse) ProtoMessage() {}
 
 func (x *ListPinsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[20]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1826,7 +1899,7 @@ func (x *ListPinsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPinsResponse.ProtoReflect.Descriptor instead.
 func (*ListPinsResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{20}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ListPinsResponse) GetHeader() *ResponseHeader {
@@ -1876,7 +1949,7 @@ type ReleaseQuarantineRequest struct {
 
 func (x *ReleaseQuarantineRequest) Reset() {
 	*x = ReleaseQuarantineRequest{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[21]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1888,7 +1961,7 @@ func (x *ReleaseQuarantineRequest) String() string {
 func (*ReleaseQuarantineRequest) ProtoMessage() {}
 
 func (x *ReleaseQuarantineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[21]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1901,7 +1974,7 @@ func (x *ReleaseQuarantineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseQuarantineRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseQuarantineRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{21}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ReleaseQuarantineRequest) GetIdempotencyKey() string {
@@ -1956,7 +2029,7 @@ type ReleaseQuarantineResponse struct {
 
 func (x *ReleaseQuarantineResponse) Reset() {
 	*x = ReleaseQuarantineResponse{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[22]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1968,7 +2041,7 @@ func (x *ReleaseQuarantineResponse) String() string {
 func (*ReleaseQuarantineResponse) ProtoMessage() {}
 
 func (x *ReleaseQuarantineResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[22]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1981,7 +2054,7 @@ func (x *ReleaseQuarantineResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseQuarantineResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseQuarantineResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{22}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ReleaseQuarantineResponse) GetHeader() *ResponseHeader {
@@ -2025,7 +2098,7 @@ type ListAuditRecordsRequest struct {
 
 func (x *ListAuditRecordsRequest) Reset() {
 	*x = ListAuditRecordsRequest{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[23]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2037,7 +2110,7 @@ func (x *ListAuditRecordsRequest) String() string {
 func (*ListAuditRecordsRequest) ProtoMessage() {}
 
 func (x *ListAuditRecordsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[23]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2050,7 +2123,7 @@ func (x *ListAuditRecordsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditRecordsRequest.ProtoReflect.Descriptor instead.
 func (*ListAuditRecordsRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{23}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ListAuditRecordsRequest) GetPageSize() uint32 {
@@ -2092,7 +2165,7 @@ type AuditRecord struct {
 
 func (x *AuditRecord) Reset() {
 	*x = AuditRecord{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[24]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2104,7 +2177,7 @@ func (x *AuditRecord) String() string {
 func (*AuditRecord) ProtoMessage() {}
 
 func (x *AuditRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[24]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2117,7 +2190,7 @@ func (x *AuditRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditRecord.ProtoReflect.Descriptor instead.
 func (*AuditRecord) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{24}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *AuditRecord) GetNumber() uint32 {
@@ -2191,7 +2264,7 @@ type ListAuditRecordsResponse struct {
 
 func (x *ListAuditRecordsResponse) Reset() {
 	*x = ListAuditRecordsResponse{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[25]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2203,7 +2276,7 @@ func (x *ListAuditRecordsResponse) String() string {
 func (*ListAuditRecordsResponse) ProtoMessage() {}
 
 func (x *ListAuditRecordsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[25]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2216,7 +2289,7 @@ func (x *ListAuditRecordsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditRecordsResponse.ProtoReflect.Descriptor instead.
 func (*ListAuditRecordsResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{25}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ListAuditRecordsResponse) GetHeader() *ResponseHeader {
@@ -2257,7 +2330,7 @@ type ListSpansRequest struct {
 
 func (x *ListSpansRequest) Reset() {
 	*x = ListSpansRequest{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[26]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2269,7 +2342,7 @@ func (x *ListSpansRequest) String() string {
 func (*ListSpansRequest) ProtoMessage() {}
 
 func (x *ListSpansRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[26]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2282,7 +2355,7 @@ func (x *ListSpansRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSpansRequest.ProtoReflect.Descriptor instead.
 func (*ListSpansRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{26}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ListSpansRequest) GetTransferId() string {
@@ -2340,7 +2413,7 @@ type Span struct {
 
 func (x *Span) Reset() {
 	*x = Span{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[27]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2352,7 +2425,7 @@ func (x *Span) String() string {
 func (*Span) ProtoMessage() {}
 
 func (x *Span) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[27]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2365,7 +2438,7 @@ func (x *Span) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Span.ProtoReflect.Descriptor instead.
 func (*Span) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{27}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Span) GetTraceId() string {
@@ -2448,7 +2521,7 @@ type ListSpansResponse struct {
 
 func (x *ListSpansResponse) Reset() {
 	*x = ListSpansResponse{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[28]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2460,7 +2533,7 @@ func (x *ListSpansResponse) String() string {
 func (*ListSpansResponse) ProtoMessage() {}
 
 func (x *ListSpansResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[28]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2473,7 +2546,7 @@ func (x *ListSpansResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSpansResponse.ProtoReflect.Descriptor instead.
 func (*ListSpansResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{28}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ListSpansResponse) GetHeader() *ResponseHeader {
@@ -2517,7 +2590,7 @@ type ForgetEngineRequest struct {
 
 func (x *ForgetEngineRequest) Reset() {
 	*x = ForgetEngineRequest{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[29]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2529,7 +2602,7 @@ func (x *ForgetEngineRequest) String() string {
 func (*ForgetEngineRequest) ProtoMessage() {}
 
 func (x *ForgetEngineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[29]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2542,7 +2615,7 @@ func (x *ForgetEngineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetEngineRequest.ProtoReflect.Descriptor instead.
 func (*ForgetEngineRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{29}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ForgetEngineRequest) GetEngineId() string {
@@ -2572,7 +2645,7 @@ type ForgetEngineResponse struct {
 
 func (x *ForgetEngineResponse) Reset() {
 	*x = ForgetEngineResponse{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[30]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2584,7 +2657,7 @@ func (x *ForgetEngineResponse) String() string {
 func (*ForgetEngineResponse) ProtoMessage() {}
 
 func (x *ForgetEngineResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[30]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2597,7 +2670,7 @@ func (x *ForgetEngineResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetEngineResponse.ProtoReflect.Descriptor instead.
 func (*ForgetEngineResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{30}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ForgetEngineResponse) GetHeader() *ResponseHeader {
@@ -2619,7 +2692,7 @@ var File_kvgrpc_v1_admin_proto protoreflect.FileDescriptor
 const file_kvgrpc_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"\x15kvgrpc/v1/admin.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\x1a\x19kvgrpc/v1/handshake.proto\x1a\x15kvgrpc/v1/lease.proto\x1a\x14kvgrpc/v1/pool.proto\x1a\x18kvgrpc/v1/transfer.proto\"\x12\n" +
-	"\x10GetStatusRequest\"\xdd\x05\n" +
+	"\x10GetStatusRequest\"\x97\x06\n" +
 	"\x11GetStatusResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x122\n" +
 	"\tadmission\x18\x02 \x01(\x0e2\x14.kvgrpc.v1.AdmissionR\tadmission\x12)\n" +
@@ -2635,7 +2708,12 @@ const file_kvgrpc_v1_admin_proto_rawDesc = "" +
 	"\x04kept\x18\v \x01(\v2\x0f.kvgrpc.v1.KeptR\x04kept\x12D\n" +
 	"\x10lacking_requests\x18\f \x03(\v2\x19.kvgrpc.v1.LackingRequestR\x0flackingRequests\x12A\n" +
 	"\x0fwaiting_readers\x18\r \x03(\v2\x18.kvgrpc.v1.WaitingReaderR\x0ewaitingReaders\x120\n" +
-	"\x14waiting_reader_count\x18\x0e \x01(\rR\x12waitingReaderCount\"\xce\x01\n" +
+	"\x14waiting_reader_count\x18\x0e \x01(\rR\x12waitingReaderCount\x128\n" +
+	"\vpublication\x18\x0f \x01(\v2\x16.kvgrpc.v1.PublicationR\vpublication\"a\n" +
+	"\vPublication\x12\x1a\n" +
+	"\bregistry\x18\x01 \x01(\tR\bregistry\x12\x1c\n" +
+	"\tpublished\x18\x02 \x01(\bR\tpublished\x12\x18\n" +
+	"\afailure\x18\x03 \x01(\tR\afailure\"\xce\x01\n" +
 	"\x0eLackingRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12&\n" +
@@ -2859,125 +2937,127 @@ func file_kvgrpc_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_kvgrpc_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_kvgrpc_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
+var file_kvgrpc_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 34)
 var file_kvgrpc_v1_admin_proto_goTypes = []any{
 	(PinKind)(0),                      // 0: kvgrpc.v1.PinKind
 	(SpanKind)(0),                     // 1: kvgrpc.v1.SpanKind
 	(*GetStatusRequest)(nil),          // 2: kvgrpc.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),         // 3: kvgrpc.v1.GetStatusResponse
-	(*LackingRequest)(nil),            // 4: kvgrpc.v1.LackingRequest
-	(*WaitingReader)(nil),             // 5: kvgrpc.v1.WaitingReader
-	(*Kept)(nil),                      // 6: kvgrpc.v1.Kept
-	(*KeptByCaller)(nil),              // 7: kvgrpc.v1.KeptByCaller
-	(*Counts)(nil),                    // 8: kvgrpc.v1.Counts
-	(*StartDrainRequest)(nil),         // 9: kvgrpc.v1.StartDrainRequest
-	(*StartDrainResponse)(nil),        // 10: kvgrpc.v1.StartDrainResponse
-	(*CancelDrainRequest)(nil),        // 11: kvgrpc.v1.CancelDrainRequest
-	(*CancelDrainResponse)(nil),       // 12: kvgrpc.v1.CancelDrainResponse
-	(*GetDrainRequest)(nil),           // 13: kvgrpc.v1.GetDrainRequest
-	(*GetDrainResponse)(nil),          // 14: kvgrpc.v1.GetDrainResponse
-	(*Drain)(nil),                     // 15: kvgrpc.v1.Drain
-	(*DrainBlocker)(nil),              // 16: kvgrpc.v1.DrainBlocker
-	(*ListPeersRequest)(nil),          // 17: kvgrpc.v1.ListPeersRequest
-	(*ListPeersResponse)(nil),         // 18: kvgrpc.v1.ListPeersResponse
-	(*ListPinsRequest)(nil),           // 19: kvgrpc.v1.ListPinsRequest
-	(*BlockRef)(nil),                  // 20: kvgrpc.v1.BlockRef
-	(*Pin)(nil),                       // 21: kvgrpc.v1.Pin
-	(*ListPinsResponse)(nil),          // 22: kvgrpc.v1.ListPinsResponse
-	(*ReleaseQuarantineRequest)(nil),  // 23: kvgrpc.v1.ReleaseQuarantineRequest
-	(*ReleaseQuarantineResponse)(nil), // 24: kvgrpc.v1.ReleaseQuarantineResponse
-	(*ListAuditRecordsRequest)(nil),   // 25: kvgrpc.v1.ListAuditRecordsRequest
-	(*AuditRecord)(nil),               // 26: kvgrpc.v1.AuditRecord
-	(*ListAuditRecordsResponse)(nil),  // 27: kvgrpc.v1.ListAuditRecordsResponse
-	(*ListSpansRequest)(nil),          // 28: kvgrpc.v1.ListSpansRequest
-	(*Span)(nil),                      // 29: kvgrpc.v1.Span
-	(*ListSpansResponse)(nil),         // 30: kvgrpc.v1.ListSpansResponse
-	(*ForgetEngineRequest)(nil),       // 31: kvgrpc.v1.ForgetEngineRequest
-	(*ForgetEngineResponse)(nil),      // 32: kvgrpc.v1.ForgetEngineResponse
-	nil,                               // 33: kvgrpc.v1.Kept.BytesByKindEntry
-	nil,                               // 34: kvgrpc.v1.Span.AttributesEntry
-	(*ResponseHeader)(nil),            // 35: kvgrpc.v1.ResponseHeader
-	(Admission)(0),                    // 36: kvgrpc.v1.Admission
-	(*durationpb.Duration)(nil),       // 37: google.protobuf.Duration
-	(*GroupBlockCount)(nil),           // 38: kvgrpc.v1.GroupBlockCount
-	(*Transfer)(nil),                  // 39: kvgrpc.v1.Transfer
-	(*Lease)(nil),                     // 40: kvgrpc.v1.Lease
-	(*Peer)(nil),                      // 41: kvgrpc.v1.Peer
-	(*Blocks)(nil),                    // 42: kvgrpc.v1.Blocks
-	(*Allocation)(nil),                // 43: kvgrpc.v1.Allocation
+	(*Publication)(nil),               // 4: kvgrpc.v1.Publication
+	(*LackingRequest)(nil),            // 5: kvgrpc.v1.LackingRequest
+	(*WaitingReader)(nil),             // 6: kvgrpc.v1.WaitingReader
+	(*Kept)(nil),                      // 7: kvgrpc.v1.Kept
+	(*KeptByCaller)(nil),              // 8: kvgrpc.v1.KeptByCaller
+	(*Counts)(nil),                    // 9: kvgrpc.v1.Counts
+	(*StartDrainRequest)(nil),         // 10: kvgrpc.v1.StartDrainRequest
+	(*StartDrainResponse)(nil),        // 11: kvgrpc.v1.StartDrainResponse
+	(*CancelDrainRequest)(nil),        // 12: kvgrpc.v1.CancelDrainRequest
+	(*CancelDrainResponse)(nil),       // 13: kvgrpc.v1.CancelDrainResponse
+	(*GetDrainRequest)(nil),           // 14: kvgrpc.v1.GetDrainRequest
+	(*GetDrainResponse)(nil),          // 15: kvgrpc.v1.GetDrainResponse
+	(*Drain)(nil),                     // 16: kvgrpc.v1.Drain
+	(*DrainBlocker)(nil),              // 17: kvgrpc.v1.DrainBlocker
+	(*ListPeersRequest)(nil),          // 18: kvgrpc.v1.ListPeersRequest
+	(*ListPeersResponse)(nil),         // 19: kvgrpc.v1.ListPeersResponse
+	(*ListPinsRequest)(nil),           // 20: kvgrpc.v1.ListPinsRequest
+	(*BlockRef)(nil),                  // 21: kvgrpc.v1.BlockRef
+	(*Pin)(nil),                       // 22: kvgrpc.v1.Pin
+	(*ListPinsResponse)(nil),          // 23: kvgrpc.v1.ListPinsResponse
+	(*ReleaseQuarantineRequest)(nil),  // 24: kvgrpc.v1.ReleaseQuarantineRequest
+	(*ReleaseQuarantineResponse)(nil), // 25: kvgrpc.v1.ReleaseQuarantineResponse
+	(*ListAuditRecordsRequest)(nil),   // 26: kvgrpc.v1.ListAuditRecordsRequest
+	(*AuditRecord)(nil),               // 27: kvgrpc.v1.AuditRecord
+	(*ListAuditRecordsResponse)(nil),  // 28: kvgrpc.v1.ListAuditRecordsResponse
+	(*ListSpansRequest)(nil),          // 29: kvgrpc.v1.ListSpansRequest
+	(*Span)(nil),                      // 30: kvgrpc.v1.Span
+	(*ListSpansResponse)(nil),         // 31: kvgrpc.v1.ListSpansResponse
+	(*ForgetEngineRequest)(nil),       // 32: kvgrpc.v1.ForgetEngineRequest
+	(*ForgetEngineResponse)(nil),      // 33: kvgrpc.v1.ForgetEngineResponse
+	nil,                               // 34: kvgrpc.v1.Kept.BytesByKindEntry
+	nil,                               // 35: kvgrpc.v1.Span.AttributesEntry
+	(*ResponseHeader)(nil),            // 36: kvgrpc.v1.ResponseHeader
+	(Admission)(0),                    // 37: kvgrpc.v1.Admission
+	(*durationpb.Duration)(nil),       // 38: google.protobuf.Duration
+	(*GroupBlockCount)(nil),           // 39: kvgrpc.v1.GroupBlockCount
+	(*Transfer)(nil),                  // 40: kvgrpc.v1.Transfer
+	(*Lease)(nil),                     // 41: kvgrpc.v1.Lease
+	(*Peer)(nil),                      // 42: kvgrpc.v1.Peer
+	(*Blocks)(nil),                    // 43: kvgrpc.v1.Blocks
+	(*Allocation)(nil),                // 44: kvgrpc.v1.Allocation
 }
 var file_kvgrpc_v1_admin_proto_depIdxs = []int32{
-	35, // 0: kvgrpc.v1.GetStatusResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	36, // 1: kvgrpc.v1.GetStatusResponse.admission:type_name -> kvgrpc.v1.Admission
-	37, // 2: kvgrpc.v1.GetStatusResponse.uptime:type_name -> google.protobuf.Duration
-	8,  // 3: kvgrpc.v1.GetStatusResponse.counts:type_name -> kvgrpc.v1.Counts
-	37, // 4: kvgrpc.v1.GetStatusResponse.oldest_transfer_age:type_name -> google.protobuf.Duration
-	37, // 5: kvgrpc.v1.GetStatusResponse.progress_age:type_name -> google.protobuf.Duration
-	6,  // 6: kvgrpc.v1.GetStatusResponse.kept:type_name -> kvgrpc.v1.Kept
-	4,  // 7: kvgrpc.v1.GetStatusResponse.lacking_requests:type_name -> kvgrpc.v1.LackingRequest
-	5,  // 8: kvgrpc.v1.GetStatusResponse.waiting_readers:type_name -> kvgrpc.v1.WaitingReader
-	37, // 9: kvgrpc.v1.LackingRequest.age:type_name -> google.protobuf.Duration
-	38, // 10: kvgrpc.v1.LackingRequest.group_block_counts:type_name -> kvgrpc.v1.GroupBlockCount
-	37, // 11: kvgrpc.v1.WaitingReader.age:type_name -> google.protobuf.Duration
-	33, // 12: kvgrpc.v1.Kept.bytes_by_kind:type_name -> kvgrpc.v1.Kept.BytesByKindEntry
-	7,  // 13: kvgrpc.v1.Kept.largest_callers:type_name -> kvgrpc.v1.KeptByCaller
-	35, // 14: kvgrpc.v1.StartDrainResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	15, // 15: kvgrpc.v1.StartDrainResponse.drain:type_name -> kvgrpc.v1.Drain
-	35, // 16: kvgrpc.v1.CancelDrainResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	15, // 17: kvgrpc.v1.CancelDrainResponse.drain:type_name -> kvgrpc.v1.Drain
-	35, // 18: kvgrpc.v1.GetDrainResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	15, // 19: kvgrpc.v1.GetDrainResponse.drain:type_name -> kvgrpc.v1.Drain
-	36, // 20: kvgrpc.v1.Drain.admission:type_name -> kvgrpc.v1.Admission
-	37, // 21: kvgrpc.v1.Drain.age:type_name -> google.protobuf.Duration
-	16, // 22: kvgrpc.v1.Drain.blockers:type_name -> kvgrpc.v1.DrainBlocker
-	39, // 23: kvgrpc.v1.DrainBlocker.transfer:type_name -> kvgrpc.v1.Transfer
-	40, // 24: kvgrpc.v1.DrainBlocker.lease:type_name -> kvgrpc.v1.Lease
-	21, // 25: kvgrpc.v1.DrainBlocker.pin:type_name -> kvgrpc.v1.Pin
-	37, // 26: kvgrpc.v1.DrainBlocker.remaining:type_name -> google.protobuf.Duration
-	35, // 27: kvgrpc.v1.ListPeersResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	41, // 28: kvgrpc.v1.ListPeersResponse.peers:type_name -> kvgrpc.v1.Peer
-	20, // 29: kvgrpc.v1.ListPinsRequest.block:type_name -> kvgrpc.v1.BlockRef
-	0,  // 30: kvgrpc.v1.Pin.kind:type_name -> kvgrpc.v1.PinKind
-	37, // 31: kvgrpc.v1.Pin.age:type_name -> google.protobuf.Duration
-	42, // 32: kvgrpc.v1.Pin.blocks:type_name -> kvgrpc.v1.Blocks
-	35, // 33: kvgrpc.v1.ListPinsResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	21, // 34: kvgrpc.v1.ListPinsResponse.pins:type_name -> kvgrpc.v1.Pin
-	43, // 35: kvgrpc.v1.ListPinsResponse.allocations:type_name -> kvgrpc.v1.Allocation
-	35, // 36: kvgrpc.v1.ReleaseQuarantineResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	37, // 37: kvgrpc.v1.AuditRecord.age:type_name -> google.protobuf.Duration
-	35, // 38: kvgrpc.v1.ListAuditRecordsResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	26, // 39: kvgrpc.v1.ListAuditRecordsResponse.records:type_name -> kvgrpc.v1.AuditRecord
-	1,  // 40: kvgrpc.v1.Span.kind:type_name -> kvgrpc.v1.SpanKind
-	37, // 41: kvgrpc.v1.Span.duration:type_name -> google.protobuf.Duration
-	34, // 42: kvgrpc.v1.Span.attributes:type_name -> kvgrpc.v1.Span.AttributesEntry
-	35, // 43: kvgrpc.v1.ListSpansResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	29, // 44: kvgrpc.v1.ListSpansResponse.spans:type_name -> kvgrpc.v1.Span
-	35, // 45: kvgrpc.v1.ForgetEngineResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	2,  // 46: kvgrpc.v1.AdminService.GetStatus:input_type -> kvgrpc.v1.GetStatusRequest
-	17, // 47: kvgrpc.v1.AdminService.ListPeers:input_type -> kvgrpc.v1.ListPeersRequest
-	19, // 48: kvgrpc.v1.AdminService.ListPins:input_type -> kvgrpc.v1.ListPinsRequest
-	9,  // 49: kvgrpc.v1.AdminService.StartDrain:input_type -> kvgrpc.v1.StartDrainRequest
-	11, // 50: kvgrpc.v1.AdminService.CancelDrain:input_type -> kvgrpc.v1.CancelDrainRequest
-	13, // 51: kvgrpc.v1.AdminService.GetDrain:input_type -> kvgrpc.v1.GetDrainRequest
-	23, // 52: kvgrpc.v1.AdminService.ReleaseQuarantine:input_type -> kvgrpc.v1.ReleaseQuarantineRequest
-	25, // 53: kvgrpc.v1.AdminService.ListAuditRecords:input_type -> kvgrpc.v1.ListAuditRecordsRequest
-	28, // 54: kvgrpc.v1.AdminService.ListSpans:input_type -> kvgrpc.v1.ListSpansRequest
-	31, // 55: kvgrpc.v1.AdminService.ForgetEngine:input_type -> kvgrpc.v1.ForgetEngineRequest
-	3,  // 56: kvgrpc.v1.AdminService.GetStatus:output_type -> kvgrpc.v1.GetStatusResponse
-	18, // 57: kvgrpc.v1.AdminService.ListPeers:output_type -> kvgrpc.v1.ListPeersResponse
-	22, // 58: kvgrpc.v1.AdminService.ListPins:output_type -> kvgrpc.v1.ListPinsResponse
-	10, // 59: kvgrpc.v1.AdminService.StartDrain:output_type -> kvgrpc.v1.StartDrainResponse
-	12, // 60: kvgrpc.v1.AdminService.CancelDrain:output_type -> kvgrpc.v1.CancelDrainResponse
-	14, // 61: kvgrpc.v1.AdminService.GetDrain:output_type -> kvgrpc.v1.GetDrainResponse
-	24, // 62: kvgrpc.v1.AdminService.ReleaseQuarantine:output_type -> kvgrpc.v1.ReleaseQuarantineResponse
-	27, // 63: kvgrpc.v1.AdminService.ListAuditRecords:output_type -> kvgrpc.v1.ListAuditRecordsResponse
-	30, // 64: kvgrpc.v1.AdminService.ListSpans:output_type -> kvgrpc.v1.ListSpansResponse
-	32, // 65: kvgrpc.v1.AdminService.ForgetEngine:output_type -> kvgrpc.v1.ForgetEngineResponse
-	56, // [56:66] is the sub-list for method output_type
-	46, // [46:56] is the sub-list for method input_type
-	46, // [46:46] is the sub-list for extension type_name
-	46, // [46:46] is the sub-list for extension extendee
-	0,  // [0:46] is the sub-list for field type_name
+	36, // 0: kvgrpc.v1.GetStatusResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	37, // 1: kvgrpc.v1.GetStatusResponse.admission:type_name -> kvgrpc.v1.Admission
+	38, // 2: kvgrpc.v1.GetStatusResponse.uptime:type_name -> google.protobuf.Duration
+	9,  // 3: kvgrpc.v1.GetStatusResponse.counts:type_name -> kvgrpc.v1.Counts
+	38, // 4: kvgrpc.v1.GetStatusResponse.oldest_transfer_age:type_name -> google.protobuf.Duration
+	38, // 5: kvgrpc.v1.GetStatusResponse.progress_age:type_name -> google.protobuf.Duration
+	7,  // 6: kvgrpc.v1.GetStatusResponse.kept:type_name -> kvgrpc.v1.Kept
+	5,  // 7: kvgrpc.v1.GetStatusResponse.lacking_requests:type_name -> kvgrpc.v1.LackingRequest
+	6,  // 8: kvgrpc.v1.GetStatusResponse.waiting_readers:type_name -> kvgrpc.v1.WaitingReader
+	4,  // 9: kvgrpc.v1.GetStatusResponse.publication:type_name -> kvgrpc.v1.Publication
+	38, // 10: kvgrpc.v1.LackingRequest.age:type_name -> google.protobuf.Duration
+	39, // 11: kvgrpc.v1.LackingRequest.group_block_counts:type_name -> kvgrpc.v1.GroupBlockCount
+	38, // 12: kvgrpc.v1.WaitingReader.age:type_name -> google.protobuf.Duration
+	34, // 13: kvgrpc.v1.Kept.bytes_by_kind:type_name -> kvgrpc.v1.Kept.BytesByKindEntry
+	8,  // 14: kvgrpc.v1.Kept.largest_callers:type_name -> kvgrpc.v1.KeptByCaller
+	36, // 15: kvgrpc.v1.StartDrainResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	16, // 16: kvgrpc.v1.StartDrainResponse.drain:type_name -> kvgrpc.v1.Drain
+	36, // 17: kvgrpc.v1.CancelDrainResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	16, // 18: kvgrpc.v1.CancelDrainResponse.drain:type_name -> kvgrpc.v1.Drain
+	36, // 19: kvgrpc.v1.GetDrainResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	16, // 20: kvgrpc.v1.GetDrainResponse.drain:type_name -> kvgrpc.v1.Drain
+	37, // 21: kvgrpc.v1.Drain.admission:type_name -> kvgrpc.v1.Admission
+	38, // 22: kvgrpc.v1.Drain.age:type_name -> google.protobuf.Duration
+	17, // 23: kvgrpc.v1.Drain.blockers:type_name -> kvgrpc.v1.DrainBlocker
+	40, // 24: kvgrpc.v1.DrainBlocker.transfer:type_name -> kvgrpc.v1.Transfer
+	41, // 25: kvgrpc.v1.DrainBlocker.lease:type_name -> kvgrpc.v1.Lease
+	22, // 26: kvgrpc.v1.DrainBlocker.pin:type_name -> kvgrpc.v1.Pin
+	38, // 27: kvgrpc.v1.DrainBlocker.remaining:type_name -> google.protobuf.Duration
+	36, // 28: kvgrpc.v1.ListPeersResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	42, // 29: kvgrpc.v1.ListPeersResponse.peers:type_name -> kvgrpc.v1.Peer
+	21, // 30: kvgrpc.v1.ListPinsRequest.block:type_name -> kvgrpc.v1.BlockRef
+	0,  // 31: kvgrpc.v1.Pin.kind:type_name -> kvgrpc.v1.PinKind
+	38, // 32: kvgrpc.v1.Pin.age:type_name -> google.protobuf.Duration
+	43, // 33: kvgrpc.v1.Pin.blocks:type_name -> kvgrpc.v1.Blocks
+	36, // 34: kvgrpc.v1.ListPinsResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	22, // 35: kvgrpc.v1.ListPinsResponse.pins:type_name -> kvgrpc.v1.Pin
+	44, // 36: kvgrpc.v1.ListPinsResponse.allocations:type_name -> kvgrpc.v1.Allocation
+	36, // 37: kvgrpc.v1.ReleaseQuarantineResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	38, // 38: kvgrpc.v1.AuditRecord.age:type_name -> google.protobuf.Duration
+	36, // 39: kvgrpc.v1.ListAuditRecordsResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	27, // 40: kvgrpc.v1.ListAuditRecordsResponse.records:type_name -> kvgrpc.v1.AuditRecord
+	1,  // 41: kvgrpc.v1.Span.kind:type_name -> kvgrpc.v1.SpanKind
+	38, // 42: kvgrpc.v1.Span.duration:type_name -> google.protobuf.Duration
+	35, // 43: kvgrpc.v1.Span.attributes:type_name -> kvgrpc.v1.Span.AttributesEntry
+	36, // 44: kvgrpc.v1.ListSpansResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	30, // 45: kvgrpc.v1.ListSpansResponse.spans:type_name -> kvgrpc.v1.Span
+	36, // 46: kvgrpc.v1.ForgetEngineResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	2,  // 47: kvgrpc.v1.AdminService.GetStatus:input_type -> kvgrpc.v1.GetStatusRequest
+	18, // 48: kvgrpc.v1.AdminService.ListPeers:input_type -> kvgrpc.v1.ListPeersRequest
+	20, // 49: kvgrpc.v1.AdminService.ListPins:input_type -> kvgrpc.v1.ListPinsRequest
+	10, // 50: kvgrpc.v1.AdminService.StartDrain:input_type -> kvgrpc.v1.StartDrainRequest
+	12, // 51: kvgrpc.v1.AdminService.CancelDrain:input_type -> kvgrpc.v1.CancelDrainRequest
+	14, // 52: kvgrpc.v1.AdminService.GetDrain:input_type -> kvgrpc.v1.GetDrainRequest
+	24, // 53: kvgrpc.v1.AdminService.ReleaseQuarantine:input_type -> kvgrpc.v1.ReleaseQuarantineRequest
+	26, // 54: kvgrpc.v1.AdminService.ListAuditRecords:input_type -> kvgrpc.v1.ListAuditRecordsRequest
+	29, // 55: kvgrpc.v1.AdminService.ListSpans:input_type -> kvgrpc.v1.ListSpansRequest
+	32, // 56: kvgrpc.v1.AdminService.ForgetEngine:input_type -> kvgrpc.v1.ForgetEngineRequest
+	3,  // 57: kvgrpc.v1.AdminService.GetStatus:output_type -> kvgrpc.v1.GetStatusResponse
+	19, // 58: kvgrpc.v1.AdminService.ListPeers:output_type -> kvgrpc.v1.ListPeersResponse
+	23, // 59: kvgrpc.v1.AdminService.ListPins:output_type -> kvgrpc.v1.ListPinsResponse
+	11, // 60: kvgrpc.v1.AdminService.StartDrain:output_type -> kvgrpc.v1.StartDrainResponse
+	13, // 61: kvgrpc.v1.AdminService.CancelDrain:output_type -> kvgrpc.v1.CancelDrainResponse
+	15, // 62: kvgrpc.v1.AdminService.GetDrain:output_type -> kvgrpc.v1.GetDrainResponse
+	25, // 63: kvgrpc.v1.AdminService.ReleaseQuarantine:output_type -> kvgrpc.v1.ReleaseQuarantineResponse
+	28, // 64: kvgrpc.v1.AdminService.ListAuditRecords:output_type -> kvgrpc.v1.ListAuditRecordsResponse
+	31, // 65: kvgrpc.v1.AdminService.ListSpans:output_type -> kvgrpc.v1.ListSpansResponse
+	33, // 66: kvgrpc.v1.AdminService.ForgetEngine:output_type -> kvgrpc.v1.ForgetEngineResponse
+	57, // [57:67] is the sub-list for method output_type
+	47, // [47:57] is the sub-list for method input_type
+	47, // [47:47] is the sub-list for extension type_name
+	47, // [47:47] is the sub-list for extension extendee
+	0,  // [0:47] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_v1_admin_proto_init() }
@@ -2990,19 +3070,19 @@ func file_kvgrpc_v1_admin_proto_init() {
 	file_kvgrpc_v1_lease_proto_init()
 	file_kvgrpc_v1_pool_proto_init()
 	file_kvgrpc_v1_transfer_proto_init()
-	file_kvgrpc_v1_admin_proto_msgTypes[14].OneofWrappers = []any{
+	file_kvgrpc_v1_admin_proto_msgTypes[15].OneofWrappers = []any{
 		(*DrainBlocker_Transfer)(nil),
 		(*DrainBlocker_Lease)(nil),
 		(*DrainBlocker_Pin)(nil),
 	}
-	file_kvgrpc_v1_admin_proto_msgTypes[17].OneofWrappers = []any{}
+	file_kvgrpc_v1_admin_proto_msgTypes[18].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvgrpc_v1_admin_proto_rawDesc), len(file_kvgrpc_v1_admin_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   33,
+			NumMessages:   34,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

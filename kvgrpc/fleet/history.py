@@ -1,0 +1,133 @@
+"""The rows that readers of a directory see, numbered by revision, so that a reader can go on where it was.
+
+A row is an entry with the state of its engine. The history keeps the last changes. A reader that was away for longer
+gets all rows again.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from kvgrpc.fleet.directory import Directory, EngineState
+from kvgrpc.fleet.entry import EngineEntry
+
+CHANGES_MAX = 8_192
+"""Maximum number of changes that are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRow:
+    """An entry with what is known of its engine."""
+
+    key: str
+    number: int
+    """Place among all rows: a row that was seen later has a greater one."""
+    entry: EngineEntry
+    state: EngineState
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class RowChange:
+    """A row before and after one revision; None: there was none, or there is none any more."""
+
+    revision: int
+    before: EngineRow | None
+    after: EngineRow | None
+
+
+@dataclass(frozen=True)
+class RowNews:
+    """The changes that a reader has to hear of: rows as they are now, and keys of rows that it must forget."""
+
+    rows: tuple[EngineRow, ...]
+    gone: tuple[str, ...]
+
+
+Shows = Callable[[EngineRow], bool]
+"""Says whether a reader sees a row."""
+
+
+class EngineHistory:
+    """The rows of one directory."""
+
+    def __init__(self, directory: Directory, most: int = CHANGES_MAX) -> None:
+        self._directory = directory
+        self._rows: dict[str, EngineRow] = {}
+        self._changes: deque[RowChange] = deque(maxlen=most)
+        self._numbers = 0
+        self._seen = -1
+        self._from = self._until = -math.inf
+        self.revision = 0
+        """Number of the last change."""
+
+    def look(self, now: float) -> bool:
+        """Notes what has changed in the directory. Returns whether anything has."""
+        if self._seen == self._directory.version and self._from <= now <= self._until:
+            return False
+        before = self.revision
+        self._seen, self._from, self._until = self._directory.version, now, math.inf
+        there = set[str]()
+        for one in self._directory:
+            there.add(one.key)
+            state = self._directory.state(one, now)
+            if state is EngineState.HEALTHY:
+                self._until = min(self._until, one.proved_at + self._directory.limits.proof_s)
+            known, why = self._rows.get(one.key), self._directory.why(one, now)
+            if known is not None and (known.entry, known.state, known.why) == (one.entry, state, why):
+                continue
+            self._numbers += known is None
+            number = self._numbers if known is None else known.number
+            self._note(known, EngineRow(one.key, number, one.entry, state, why))
+        for key in self._rows.keys() - there:
+            self._note(self._rows[key], None)
+        return self.revision > before
+
+    def rows(self, shows: Shows) -> list[EngineRow]:
+        """Returns the rows that a reader sees, in the order in which they were first seen."""
+        return sorted(filter(shows, self._rows.values()), key=lambda row: row.number)
+
+    def by_key(self) -> Mapping[str, EngineRow]:
+        """Returns all rows, by the keys of their entries."""
+        return self._rows
+
+    def since(self, revision: int, shows: Shows) -> RowNews | None:
+        """Returns what a reader has missed since a revision; None: more than is kept, so it needs all rows."""
+        if not 0 <= revision <= self.revision:
+            return None
+        missed = [change for change in self._changes if change.revision > revision]
+        if len(missed) < self.revision - revision:
+            return None
+        first, last = dict[str, EngineRow | None](), dict[str, EngineRow | None]()
+        for change in missed:
+            key = _key(change)
+            first.setdefault(key, change.before)
+            last[key] = change.after
+        rows = [row for row in last.values() if row is not None and shows(row)]
+        now = {row.key for row in rows}
+        gone = (key for key, row in first.items() if row is not None and shows(row) and key not in now)
+        return RowNews(tuple(rows), tuple(gone))
+
+    def _note(self, before: EngineRow | None, after: EngineRow | None) -> None:
+        self.revision += 1
+        change = RowChange(self.revision, before, after)
+        self._changes.append(change)
+        if after is None:
+            del self._rows[_key(change)]
+        else:
+            self._rows[after.key] = after
+
+
+def _key(change: RowChange) -> str:
+    row = change.after or change.before
+    assert row is not None  # a change has at least one side
+    return row.key
+
+
+def counts(rows: Iterable[EngineRow]) -> dict[EngineState, int]:
+    """Returns the number of rows by state."""
+    found: dict[EngineState, int] = {}
+    for row in rows:
+        found[row.state] = found.get(row.state, 0) + 1
+    return found

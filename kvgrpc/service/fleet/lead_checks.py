@@ -1,0 +1,110 @@
+"""Health checks of leads: whether each serves, and whether it is the engine that its entry names.
+
+An entry that names a foreign address, engine id or incarnation is never healthy, because the lead that answers there
+says who it is. With TLS the lead's certificate has to be that of the address.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from kvgrpc.errors import note
+from kvgrpc.fleet.directory import Directory, HealthCheck, LeadAnswer
+from kvgrpc.v1 import handshake_pb2, handshake_pb2_grpc
+
+ANSWER_S = 1.5
+"""Deadline of a check, in seconds; shorter than the follower's, which would not know what was waited for."""
+CHANNELS_MAX = 1_024
+"""Maximum number of connections to leads that are kept between checks."""
+WAITING_SHARE = 1 / 16
+"""Load that each transfer adds which waits for its turn."""
+TAKES_WORK = (handshake_pb2.ADMISSION_OPEN, handshake_pb2.ADMISSION_OVERLOADED)
+"""States of admission in which an engine is chosen."""
+
+
+class LeadChecks:
+    """Checks for one reader. `may_dial` says which addresses may be called at all: an entry names any."""
+
+    def __init__(self, connect: Callable[[str], grpc.aio.Channel], may_dial: Callable[[str], bool]) -> None:
+        self._connect, self._may_dial = connect, may_dial
+        self._channels: OrderedDict[tuple[str, str], grpc.aio.Channel] = OrderedDict()
+        """Connections by key and address of an entry: no entry disturbs the checks of another one."""
+
+    async def ask(self, directory: Directory, check: HealthCheck) -> bool:
+        """Returns whether the lead serves as the engine that its entry names. Tells the directory its load, or why."""
+        answer = await self._answer(check)
+        directory.heard(check, answer, asyncio.get_running_loop().time())
+        if answer.why:
+            await self._leave((check.key, check.address))  # the next connection has the certificate of then
+        return not answer.why
+
+    async def close(self) -> None:
+        """Ends all connections."""
+        for of in list(self._channels):
+            await self._leave(of)
+
+    async def _answer(self, check: HealthCheck) -> LeadAnswer:
+        if not self._may_dial(check.address):
+            return LeadAnswer(why=f"{check.address} is not on this server's dial list (setting dial_allow)")
+        channel = await self._channel((check.key, check.address))
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                health, engine = await asyncio.gather(
+                    health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest()),
+                    handshake_pb2_grpc.HandshakeServiceStub(channel).GetEngine(handshake_pb2.GetEngineRequest()),
+                )
+        except TimeoutError:
+            return LeadAnswer(why=f"{check.address} has not answered within {ANSWER_S:g} s")
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and (task := asyncio.current_task()) and task.cancelling():
+                raise
+            return LeadAnswer(why=note(f"{check.address} does not answer: {_said(error)}"))
+        return _judged(check, health, engine)
+
+    async def _channel(self, of: tuple[str, str]) -> grpc.aio.Channel:
+        channel = self._channels.get(of)
+        if channel is None:
+            channel = self._channels[of] = self._connect(of[1])
+        self._channels.move_to_end(of)
+        if len(self._channels) > CHANNELS_MAX:
+            _, oldest = self._channels.popitem(last=False)
+            await oldest.close()
+        return channel
+
+    async def _leave(self, of: tuple[str, str]) -> None:
+        channel = self._channels.pop(of, None)
+        if channel is not None:
+            await channel.close()
+
+
+def load_of(status: handshake_pb2.EngineStatus) -> float:
+    """Returns the load of an engine: the share of blocks in use in its fullest group, and its transfers that wait."""
+    used = [
+        1.0 - min(group.free_block_count + group.soft_block_count, group.block_count) / group.block_count
+        for group in status.groups
+        if group.block_count
+    ]
+    return max(used, default=0.0) + status.waiting_turn_count * WAITING_SHARE
+
+
+def _judged(
+    check: HealthCheck, health: health_pb2.HealthCheckResponse, engine: handshake_pb2.GetEngineResponse
+) -> LeadAnswer:
+    """Returns what an answer says of the engine that was asked for."""
+    there = engine.header
+    if there.engine_id != check.engine_id or check.incarnation not in (0, there.incarnation):
+        return LeadAnswer(
+            why=note(f"at {check.address} answers engine {there.engine_id}, incarnation {there.incarnation}")
+        )
+    if health.status != health_pb2.HealthCheckResponse.SERVING:
+        why = engine.status.admission_reason or "its health is not SERVING"
+        return LeadAnswer(why=note(f"{check.address} does not serve: {why}"))
+    return LeadAnswer(load_of(engine.status), engine.status.admission in TAKES_WORK)
+
+
+def _said(error: BaseException) -> str:
+    return f"{error.code().name} {error.details()}" if isinstance(error, grpc.aio.AioRpcError) else "the call was ended"

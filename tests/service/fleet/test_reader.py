@@ -1,0 +1,95 @@
+"""Reading a registry costs nothing while nobody asks, and a bounded amount while somebody does."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import grpc.aio
+import pytest
+
+from kvgrpc.config_fleet import FleetConfig
+from kvgrpc.errors import Unavailable, Unimplemented
+from kvgrpc.fleet.directory import Directory, EngineState, HealthCheck
+from kvgrpc.service.fleet import lead_checks, reader
+from kvgrpc.service.fleet.lead_checks import LeadChecks, load_of
+from kvgrpc.service.fleet.reader import FleetReader
+from kvgrpc.v1 import handshake_pb2
+
+
+def connect(address: str) -> grpc.aio.Channel:
+    return grpc.aio.insecure_channel(address)
+
+
+def made(path: Path, *, always: bool = False) -> FleetReader:
+    path.write_text(json.dumps({"engines": [{"engine_id": "a", "addresses": ["127.0.0.1:1"]}]}))
+    return FleetReader(FleetConfig(registry=f"file:{path}"), connect, lambda _: True, always=always)
+
+
+async def test_a_registry_is_read_from_the_first_caller_on_until_nobody_has_asked_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "IDLE_S", 0.2)
+    one = made(tmp_path / "engines.json")
+    assert one.present is None
+    first = await one.reading()
+    with one.watching():
+        await asyncio.sleep(0.5)  # longer than a reader without a watch would read
+        assert await one.reading() is first
+    async with asyncio.timeout(30):
+        while one.present is not None:  # noqa: ASYNC110 - a reader tells nobody of its end
+            await asyncio.sleep(0.02)
+    second = await one.reading()
+    assert second.name != first.name
+    await one.stop()
+    assert one.present is None
+
+
+async def test_a_reader_that_always_reads_ends_with_its_server_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "IDLE_S", 0.0)
+    one = made(tmp_path / "engines.json", always=True)
+    first = await one.reading()
+    assert await one.reading() is first
+    await one.stop()
+
+
+async def test_a_registry_that_cannot_be_read_is_unavailable_and_none_is_unimplemented(tmp_path: Path) -> None:
+    lost = FleetConfig(registry="etcd://127.0.0.1:1", etcd_ca=str(tmp_path / "gone"))
+    with pytest.raises(Unavailable, match="gone"):
+        await FleetReader(lost, connect, lambda _: True).reading()
+    with pytest.raises(Unimplemented):
+        await FleetReader(FleetConfig(), connect, lambda _: True).reading()
+
+
+async def test_connections_for_checks_are_bounded_and_those_that_fail_are_not_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lead_checks, "CHANNELS_MAX", 2)
+    opened: list[str] = []
+
+    def counted(address: str) -> grpc.aio.Channel:
+        opened.append(address)
+        return connect(address)
+
+    checks, directory = LeadChecks(counted, lambda _: True), Directory()
+    row = {"engine_id": "a", "addresses": ["127.0.0.1:1"]}
+    directory.listed([("k", json.dumps(row).encode(), 1)])
+    check = HealthCheck("k", "a", 0, "127.0.0.1:1")
+    for _ in range(2):
+        assert not await checks.ask(directory, check)
+    assert opened == ["127.0.0.1:1"] * 2
+    (one,) = directory
+    assert "does not answer: UNAVAILABLE" in directory.why(one, 0.0)
+    assert directory.state(one, 0.0) is EngineState.UNPROVEN, "the follower says that it failed"
+    await checks.close()
+
+
+def test_a_load_is_the_share_of_the_fullest_group_and_of_what_waits() -> None:
+    groups = [
+        handshake_pb2.GroupLoad(block_count=100, free_block_count=50, soft_block_count=25),
+        handshake_pb2.GroupLoad(block_count=100, free_block_count=90, soft_block_count=90),
+        handshake_pb2.GroupLoad(),
+    ]
+    assert load_of(handshake_pb2.EngineStatus(groups=groups)) == 0.25
+    assert load_of(handshake_pb2.EngineStatus(waiting_turn_count=8)) == 0.5

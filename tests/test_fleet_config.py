@@ -1,0 +1,71 @@
+"""Settings of the fleet: what names a registry, and every wrong value by its name."""
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from kvgrpc.config import Config
+from kvgrpc.config_fleet import FleetConfig
+from kvgrpc.config_sources import load
+from kvgrpc.errors import InvalidRequest
+
+
+def fleet(**values: Any) -> FleetConfig:
+    return load(None, {}, {"fleet": values}).fleet
+
+
+def test_without_a_registry_nothing_is_named() -> None:
+    assert Config().fleet == fleet() == FleetConfig()
+    assert (FleetConfig().members, FleetConfig().path) == ((), "")
+
+
+def test_a_registry_is_an_etcd_or_a_file() -> None:
+    assert fleet(registry="etcd://a:1,b:2/").members == ("a:1", "b:2")
+    assert {fleet(registry=text).path for text in ("file:/x/y.toml", "file:///x/y.toml")} == {"/x/y.toml"}
+    assert fleet(addresses="a:1, [::1]:2").published_addresses == ("a:1", "[::1]:2")
+
+
+def test_every_key_has_a_variable() -> None:
+    texts = {
+        "registry": "file:x",
+        "role": "decode",
+        "entry_ttl_s": "7",
+        "check_every_s": "2",
+        "prefix": "/x/",
+        "addresses": "a:1",
+    }
+    names = {item.name for item in fields(FleetConfig)}
+    found = load(None, {f"KVGRPC_FLEET_{name.upper()}": texts.get(name, "text") for name in names}, {}).fleet
+    assert [name for name in names if getattr(found, name) == getattr(FleetConfig(), name)] == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("registry", "redis://a:1"),
+        ("registry", "etcd://"),
+        ("registry", "etcd://a"),
+        ("registry", "etcd://a:0"),
+        ("registry", "file:"),
+        ("registry", 7),
+        ("role", "router"),
+        ("model", "a\nb"),
+        ("tenant", "t" * 257),
+        ("addresses", "a"),
+        ("addresses", ",".join(["a:1"] * 9)),
+        ("entry_ttl_s", 2),
+        ("entry_ttl_s", True),
+        ("entry_ttl_s", "many"),
+        ("check_every_s", 0),
+        ("check_every_s", float("nan")),
+        ("prefix", "engines"),
+        ("etcd_cert", "c"),
+        ("etcd_user", "u"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_its_name(field: str, value: object) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        fleet(**{field: value})
+    (violation,) = caught.value.violations
+    assert violation.field == f"fleet.{field}"
