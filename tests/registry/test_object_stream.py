@@ -2,14 +2,22 @@
 after minutes, or never.
 """
 
+import asyncio
+import gc
 import json
+import socket
+import ssl
+import threading
+import warnings
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 
+from examples.certs import Authority, usual_names
 from kvgrpc.registry.base import RegistryDown
 from kvgrpc.registry.kubernetes.api import (
     KubernetesApi,
@@ -158,3 +166,44 @@ async def test_a_reply_that_is_too_large_is_a_break() -> None:
 async def test_the_number_of_objects_of_a_listing_is_bounded() -> None:
     heard, _ = await told(ScriptedServer(listing("a", "b", version=5, more="t"), watch()), objects_max=2)
     assert heard == ["all: a b"]
+
+
+def test_a_watch_that_is_given_up_leaves_no_connection_to_a_server_that_stands_still(tmp_path: Path) -> None:
+    files = Authority().issue(tmp_path, usual_names("server"))
+    trusted = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    trusted.load_cert_chain(files.cert, files.key)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        serving = threading.Thread(target=serve_one_line, args=(listener, trusted, held := list[ssl.SSLSocket]()))
+        serving.start()
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always", ResourceWarning)
+            asyncio.run(begin_and_give_up(KubernetesSettings(f"https://127.0.0.1:{port}", "llm", ca_file=files.ca)))
+            gc.collect()
+        serving.join()
+    for one in held:
+        one.close()
+    assert not warned
+
+
+def serve_one_line(listener: socket.socket, trusted: ssl.SSLContext, held: list[ssl.SSLSocket]) -> None:
+    """Begins a reply, and then neither says nor hears anything."""
+    one = trusted.wrap_socket(listener.accept()[0], server_side=True)
+    held.append(one)
+    one.recv(4_096)
+    one.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\n{}\n\r\n")
+
+
+async def begin_and_give_up(settings: KubernetesSettings) -> None:
+    api, heard = KubernetesApi(settings), asyncio.Event()
+
+    async def read() -> None:
+        async with aclosing(api.lines(PATH, {}, 30.0)) as lines:
+            async for _ in lines:
+                heard.set()
+
+    reading = asyncio.create_task(read())
+    await heard.wait()
+    reading.cancel()
+    await asyncio.wait({reading})
+    await api.close()

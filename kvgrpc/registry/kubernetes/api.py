@@ -92,7 +92,13 @@ class KubernetesApi:
                 method, self.settings.url + path, params=query, data=data, headers=headers, timeout=times,
                 allow_redirects=False,
             ) as reply:  # fmt: skip
-                yield reply
+                try:
+                    yield reply
+                except BaseException:
+                    # A watch is given up: an API server that is stopped would never answer the goodbye of TLS.
+                    if reply.connection is not None and reply.connection.transport is not None:
+                        reply.connection.transport.abort()
+                    raise
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             await self.close()
             raise down(f"{type(error).__name__} {error}") from error
