@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from grpc_health.v1 import health_pb2
 
 from kvgrpc.client import connect_sync
 from kvgrpc.v1 import fleet_pb2
@@ -17,6 +18,7 @@ from tests.registry.etcds import RunningEtcd, etcd, needs_etcd
 from tests.service.api import Api
 from tests.service.conftest import Start
 from tests.service.engines import wait_until
+from tests.service.fleet.conftest import EnginesFile
 from tests.service.fleet.published import environment, flags
 
 __all__ = ["etcd"]
@@ -91,3 +93,22 @@ def test_settings_that_are_not_usable_end_it_with_one_line(flag: tuple[str, ...]
     command = [sys.executable, "-m", "kvgrpc", "fleet", "--listen", "127.0.0.1:0", *flag]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+
+
+def test_health_says_whether_the_registry_has_answered(engines_file: EnginesFile, tmp_path: Path) -> None:
+    engines_file.spoil()
+    registry = engines_file.environment["KVGRPC_FLEET_REGISTRY"]
+    with fleet(tmp_path / "a", "--registry", registry) as one:
+        api = Api(one["address"])
+
+        def health(name: str) -> int:
+            return int(api.health.Check(health_pb2.HealthCheckRequest(service=name)).status)
+
+        serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+        wait_until(lambda: [health(name) for name in ("", "kvgrpc.v1.FleetService")] == [not_serving] * 2)
+        engines_file.write([])
+        wait_until(lambda: [health(name) for name in ("", "kvgrpc.v1.FleetService")] == [serving] * 2)
+        header = api.fleet.ListEngines(fleet_pb2.ListEnginesRequest()).header
+        assert header.engine_id == ""
+        assert header.incarnation
+        api.close()

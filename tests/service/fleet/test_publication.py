@@ -1,10 +1,12 @@
 """Leads publish themselves in a real etcd, and serve whatever becomes of it."""
 
 import signal
+import subprocess
 from pathlib import Path
 
 from kvgrpc.v1 import admin_pb2
 from kvgrpc.wire.frames import encode
+from tests.cli.commands import run
 from tests.engine.session_client import ATTACH, Client
 from tests.registry.etcds import RunningEtcd, etcd, needs_etcd
 from tests.service.conftest import Start
@@ -24,6 +26,7 @@ def test_a_lead_publishes_who_it_is_and_takes_itself_out_when_it_ends(start: Sta
     (lead,) = start(flags("p1"), **environment(etcd), **more)
     wait_until(lambda: publication(lead).published)
     assert publication(lead).registry == f"etcd://{etcd.address}"
+    assert f"registry etcd://{etcd.address}: published" in run("status", lead.address)[1]
     found = entries(etcd)
     assert found.keys() == {key_of(lead)}
     entry = found[key_of(lead)]
@@ -114,6 +117,27 @@ def test_a_lead_starts_and_ends_while_its_registry_stands_still(start: Start, et
         lead.process.end()
     finally:
         etcd.signal(signal.SIGCONT)
+
+
+def test_a_lead_shows_its_password_to_etcd(start: Start, etcd: RunningEtcd, tmp_path: Path) -> None:
+    wait_until(lambda: entries(etcd) == {})
+    wait_until(lambda: "OK" in _said(etcd, "put", "x", "y"))
+    etcd.ctl("user", "add", "root:secret")
+    etcd.ctl("user", "grant-role", "root", "root")
+    etcd.ctl("auth", "enable")
+    (tmp_path / "password").write_text("secret\n")
+    more = {"KVGRPC_FLEET_ETCD_USER": "root", "KVGRPC_FLEET_ETCD_PASSWORD_FILE": str(tmp_path / "password")}
+    known, unknown = (start(flags(name), **environment(etcd), **said)[0] for name, said in (("a", more), ("b", {})))
+    wait_until(lambda: publication(known).published)
+    wait_until(lambda: bool(publication(unknown).failure))
+    assert "secret" not in known.process.log + unknown.process.log
+
+
+def _said(etcd: RunningEtcd, *arguments: str) -> str:
+    try:
+        return etcd.ctl(*arguments)
+    except subprocess.SubprocessError:
+        return ""
 
 
 def test_without_a_registry_nothing_is_published(source: Engine) -> None:
