@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from kvgrpc.config_errors import invalid
+from kvgrpc.registry.addresses import SCHEMES
 
 ETCD, FILE = "etcd://", "file:"
 """Beginnings of a registry's address."""
@@ -22,7 +23,7 @@ class FleetConfig:
     """A registry of engines. Without one nothing is published and nothing is read."""
 
     registry: str = ""
-    """Address of the registry: etcd://HOST:PORT,HOST:PORT, or file:PATH; empty: none."""
+    """Address of the registry: etcd://HOST:PORT,HOST:PORT, file:PATH, or one of `SCHEMES`; empty: none."""
     role: str = "both"
     """Part of a request that this engine plays: prefill, decode or both."""
     model: str = ""
@@ -50,8 +51,9 @@ class FleetConfig:
 
     def check(self) -> None:
         """Raises InvalidRequest for a wrong field."""
-        if self.registry and not self.members and not self.path:
-            raise invalid("fleet.registry", f"{self.registry!r} is neither etcd://HOST:PORT,... nor file:PATH")
+        if self.registry and not self.members and not self.path and not self.found_by_library:
+            known = ", ".join((ETCD, FILE, *(f"{scheme}://" for scheme in SCHEMES)))
+            raise invalid("fleet.registry", f"{self.registry!r} begins with none of {known}, or names nothing")
         if self.role not in FLEET_ROLES:
             raise invalid("fleet.role", f"is one of {', '.join(FLEET_ROLES)}")
         for name in ("model", "host", "tenant"):
@@ -89,6 +91,12 @@ class FleetConfig:
     def path(self) -> str:
         """Path of the file of entries; empty if the registry is no file."""
         return self.registry.removeprefix(FILE).removeprefix("//") if self.registry.startswith(FILE) else ""
+
+    @property
+    def found_by_library(self) -> bool:
+        """True if the registry is one whose library is an extra."""
+        scheme, _, rest = self.registry.partition("://")
+        return bool(rest) and scheme in SCHEMES
 
     @property
     def published_addresses(self) -> tuple[str, ...]:

@@ -20,9 +20,12 @@ def test_without_a_registry_nothing_is_named() -> None:
     assert (FleetConfig().members, FleetConfig().path) == ((), "")
 
 
-def test_a_registry_is_an_etcd_or_a_file() -> None:
+def test_a_registry_is_what_its_address_begins_with() -> None:
     assert fleet(registry="etcd://a:1,b:2/").members == ("a:1", "b:2")
     assert {fleet(registry=text).path for text in ("file:/x/y.toml", "file:///x/y.toml")} == {"/x/y.toml"}
+    for text in ("dns:///kv:1", "dns+srv:///_kvgrpc._tcp.kv", "kubernetes://?selector=a=b", "kubernetes-leases://llm"):
+        assert fleet(registry=text).found_by_library
+    assert not fleet(registry="file:x").found_by_library
     assert fleet(addresses="a:1, [::1]:2").published_addresses == ("a:1", "[::1]:2")
 
 
@@ -45,6 +48,8 @@ def test_every_key_has_a_variable() -> None:
     [
         ("registry", "redis://a:1"),
         ("registry", "etcd://"),
+        ("registry", "dns://"),
+        ("registry", "kubernetes:/llm"),
         ("registry", "etcd://a"),
         ("registry", "etcd://a:0"),
         ("registry", "file:"),

@@ -24,7 +24,10 @@ LISTEN = "127.0.0.1:50050"
 
 def fleet(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     config: Annotated[Path | None, typer.Option(help="TOML file with settings of kvgrpc serve.")] = None,
-    registry: Annotated[str | None, typer.Option(help="Registry: etcd://HOST:PORT,... or file:PATH.")] = None,
+    registry: Annotated[
+        str | None,
+        typer.Option(help="Registry: etcd://HOST:PORT,..., file:PATH, or another one (docs/fleet.md)."),
+    ] = None,
     listen: Annotated[str | None, typer.Option(help=f"host:port to bind; by default {LISTEN}.")] = None,
     dial_allow: Annotated[
         str | None, typer.Option(help="Hosts and networks of leads that may be asked; by default loopback.")

@@ -80,7 +80,10 @@ def serve(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     ] = None,
     fleet_registry: Annotated[
         str | None,
-        typer.Option(help="Registry: etcd://HOST:PORT,... or file:PATH.", rich_help_panel=_FLEET_PANEL),
+        typer.Option(
+            help="Registry: etcd://HOST:PORT,..., file:PATH, or another one (docs/fleet.md).",
+            rich_help_panel=_FLEET_PANEL,
+        ),
     ] = None,
     fleet_role: Annotated[
         str | None, typer.Option(help="What this engine does: prefill, decode or both.", rich_help_panel=_FLEET_PANEL)

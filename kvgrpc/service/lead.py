@@ -7,6 +7,7 @@ from typing import Protocol, TypeVar
 from kvgrpc.config import Config
 from kvgrpc.core.actions import Answer
 from kvgrpc.errors import PermissionDenied, Reason
+from kvgrpc.fleet.entry import EngineEntry
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.service.audit import Audit
 from kvgrpc.service.call_records import CallRecords
@@ -44,6 +45,10 @@ class Answerer(Protocol):
 
 class EntryStatus(Protocol):
     """The state of this engine's entry in a registry."""
+
+    def entry(self) -> EngineEntry | None:
+        """Returns the entry as of now; None: there is no engine, or no entry that could be published."""
+        ...
 
     @property
     def used(self) -> bool:

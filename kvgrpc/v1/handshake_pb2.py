@@ -24,10 +24,11 @@ _sym_db = _symbol_database.Default()
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from kvgrpc.v1 import common_pb2 as kvgrpc_dot_v1_dot_common__pb2
+from kvgrpc.v1 import fleet_pb2 as kvgrpc_dot_v1_dot_fleet__pb2
 from kvgrpc.v1 import pool_types_pb2 as kvgrpc_dot_v1_dot_pool__types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19kvgrpc/v1/handshake.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\x1a\x1akvgrpc/v1/pool_types.proto\"\xd7\x02\n\x11\x45ngineDescription\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x14\n\x0cprotocol_min\x18\x04 \x01(\r\x12\x14\n\x0cprotocol_max\x18\x05 \x01(\r\x12\x18\n\x10weights_revision\x18\x06 \x01(\t\x12(\n\x04pool\x18\x07 \x01(\x0b\x32\x1a.kvgrpc.v1.PoolDescription\x12\x12\n\nworld_size\x18\x08 \x01(\r\x12\x19\n\x11memory_generation\x18\t \x01(\r\x12$\n\x08\x66\x65\x61tures\x18\n \x03(\x0e\x32\x12.kvgrpc.v1.Feature\x12-\n\x11required_features\x18\x0b \x03(\x0e\x32\x12.kvgrpc.v1.Feature\x12\x15\n\rmessage_bytes\x18\x0c \x01(\r\"\xbd\x04\n\x06Limits\x12,\n\tlease_ttl\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\tlease_cap\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\rqueue_timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x33\n\x10transfer_timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0esettle_timeout\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x37\n\x14registration_timeout\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\npeer_grace\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1b\n\x13request_block_count\x18\x08 \x01(\r\x12\x15\n\rmessage_bytes\x18\t \x01(\r\x12\x13\n\x0blease_count\x18\n \x01(\r\x12\x16\n\x0etransfer_count\x18\x0b \x01(\r\x12\'\n\x04wait\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\x12+\n\x08\x66irm_ttl\x18\r \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1e\n\x16least_bytes_per_second\x18\x0e \x01(\x01\"\x18\n\x16GetCapabilitiesRequest\"\x98\x02\n\x17GetCapabilitiesResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12,\n\x06\x65ngine\x18\x02 \x01(\x0b\x32\x1c.kvgrpc.v1.EngineDescription\x12!\n\x06limits\x18\x03 \x01(\x0b\x32\x11.kvgrpc.v1.Limits\x12-\n\ndata_paths\x18\x04 \x03(\x0b\x32\x19.kvgrpc.v1.DataPathStatus\x12\x0f\n\x07version\x18\x05 \x01(\t\x12\'\n\tadmission\x18\x06 \x01(\x0e\x32\x14.kvgrpc.v1.Admission\x12\x18\n\x10\x61\x64mission_reason\x18\x07 \x01(\t\"\x12\n\x10GetEngineRequest\"g\n\x11GetEngineResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\'\n\x06status\x18\x02 \x01(\x0b\x32\x17.kvgrpc.v1.EngineStatus\"E\n\x12WatchEngineRequest\x12/\n\x0cmin_interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"i\n\x13WatchEngineResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\'\n\x06status\x18\x02 \x01(\x0b\x32\x17.kvgrpc.v1.EngineStatus\"\xef\x01\n\x0c\x45ngineStatus\x12\'\n\tadmission\x18\x01 \x01(\x0e\x32\x14.kvgrpc.v1.Admission\x12\x18\n\x10\x61\x64mission_reason\x18\x02 \x01(\t\x12\x17\n\x0f\x65ngine_attached\x18\x03 \x01(\x08\x12$\n\x06groups\x18\x04 \x03(\x0b\x32\x14.kvgrpc.v1.GroupLoad\x12\x16\n\x0etransfer_count\x18\x05 \x01(\r\x12\x1a\n\x12waiting_turn_count\x18\x06 \x01(\r\x12\x14\n\x0cqueued_bytes\x18\x07 \x01(\x04\x12\x13\n\x0blease_count\x18\x08 \x01(\r\"c\n\tGroupLoad\x12\r\n\x05group\x18\x01 \x01(\r\x12\x13\n\x0b\x62lock_count\x18\x02 \x01(\r\x12\x18\n\x10\x66ree_block_count\x18\x03 \x01(\r\x12\x18\n\x10soft_block_count\x18\x04 \x01(\r\"\x82\x01\n\x0e\x44\x61taPathStatus\x12&\n\tdata_path\x18\x01 \x01(\x0e\x32\x13.kvgrpc.v1.DataPath\x12\x11\n\tavailable\x18\x02 \x01(\x08\x12\x0b\n\x03why\x18\x03 \x01(\t\x12(\n\x06reason\x18\x04 \x01(\x0e\x32\x18.kvgrpc.v1.FailureReason\"\xb1\x01\n\x10HandshakeRequest\x12,\n\x06\x65ngine\x18\x01 \x01(\x0b\x32\x1c.kvgrpc.v1.EngineDescription\x12*\n\tendpoints\x18\x02 \x03(\x0b\x32\x17.kvgrpc.v1.RankEndpoint\x12\x1a\n\x12\x65xpected_engine_id\x18\x03 \x01(\t\x12\x12\n\x05proof\x18\x04 \x01(\x0c\x42\x03\x80\x01\x01\x12\x13\n\x06proofs\x18\x05 \x03(\x0c\x42\x03\x80\x01\x01\"\xef\x01\n\x11HandshakeResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12,\n\x06\x65ngine\x18\x02 \x01(\x0b\x32\x1c.kvgrpc.v1.EngineDescription\x12*\n\tendpoints\x18\x03 \x03(\x0b\x32\x17.kvgrpc.v1.RankEndpoint\x12\x10\n\x08protocol\x18\x04 \x01(\r\x12/\n\x0b\x64ifferences\x18\x05 \x03(\x0b\x32\x1a.kvgrpc.v1.FieldDifference\x12\x12\n\x05proof\x18\x06 \x01(\x0c\x42\x03\x80\x01\x01\"I\n\x19\x43heckCompatibilityRequest\x12,\n\x06\x65ngine\x18\x01 \x01(\x0b\x32\x1c.kvgrpc.v1.EngineDescription\"\x8c\x01\n\x1a\x43heckCompatibilityResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\x12\n\ncompatible\x18\x02 \x01(\x08\x12/\n\x0b\x64ifferences\x18\x03 \x03(\x0b\x32\x1a.kvgrpc.v1.FieldDifference\"^\n\x0f\x46ieldDifference\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x0c\n\x04here\x18\x02 \x01(\t\x12\r\n\x05there\x18\x03 \x01(\t\x12\x12\n\nbridgeable\x18\x04 \x01(\x08\x12\x0b\n\x03why\x18\x05 \x01(\t\"Q\n\x12\x43onnectPeerRequest\x12$\n\x04peer\x18\x01 \x01(\x0b\x32\x16.kvgrpc.v1.PeerAddress\x12\x15\n\rvalidate_only\x18\x02 \x01(\x08\"_\n\x13\x43onnectPeerResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\x1d\n\x04peer\x18\x02 \x01(\x0b\x32\x0f.kvgrpc.v1.Peer\"\xcf\x01\n\x04Peer\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12#\n\x05state\x18\x04 \x01(\x0e\x32\x14.kvgrpc.v1.PeerState\x12\"\n\x05paths\x18\x05 \x03(\x0b\x32\x13.kvgrpc.v1.RankPath\x12*\n\x07silence\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x19\n\x11open_access_count\x18\x07 \x01(\r\"\x93\x01\n\x08RankPath\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x11\n\tpeer_rank\x18\x02 \x01(\r\x12&\n\tdata_path\x18\x03 \x01(\x0e\x32\x13.kvgrpc.v1.DataPath\x12\x0b\n\x03why\x18\x04 \x01(\t\x12\x31\n\x0erejected_paths\x18\x05 \x03(\x0b\x32\x19.kvgrpc.v1.DataPathStatus*\xaf\x01\n\x07\x46\x65\x61ture\x12\x17\n\x13\x46\x45\x41TURE_UNSPECIFIED\x10\x00\x12\x10\n\x0c\x46\x45\x41TURE_PUSH\x10\x01\x12\x15\n\x11\x46\x45\x41TURE_LAYERWISE\x10\x02\x12\x18\n\x14\x46\x45\x41TURE_READS_PUSHES\x10\x03\x12\x18\n\x14\x46\x45\x41TURE_REMOTE_RANKS\x10\x04\x12\x15\n\x11\x46\x45\x41TURE_CHECKSUMS\x10\x05\x12\x17\n\x13\x46\x45\x41TURE_KEY_COLUMNS\x10\x06*\xba\x01\n\tAdmission\x12\x19\n\x15\x41\x44MISSION_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x41\x44MISSION_OPEN\x10\x01\x12\x16\n\x12\x41\x44MISSION_DRAINING\x10\x02\x12\x18\n\x14\x41\x44MISSION_OVERLOADED\x10\x03\x12\x1d\n\x19\x41\x44MISSION_QUARANTINE_FULL\x10\x04\x12\x14\n\x10\x41\x44MISSION_WEDGED\x10\x05\x12\x17\n\x13\x41\x44MISSION_NO_ENGINE\x10\x06*\x89\x01\n\tPeerState\x12\x1a\n\x16PEER_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15PEER_STATE_CONNECTING\x10\x01\x12\x18\n\x14PEER_STATE_CONNECTED\x10\x02\x12\x16\n\x12PEER_STATE_SUSPECT\x10\x03\x12\x13\n\x0fPEER_STATE_DEAD\x10\x04\x32\x9b\x04\n\x10HandshakeService\x12]\n\x0fGetCapabilities\x12!.kvgrpc.v1.GetCapabilitiesRequest\x1a\".kvgrpc.v1.GetCapabilitiesResponse\"\x03\x90\x02\x01\x12K\n\tGetEngine\x12\x1b.kvgrpc.v1.GetEngineRequest\x1a\x1c.kvgrpc.v1.GetEngineResponse\"\x03\x90\x02\x01\x12S\n\x0bWatchEngine\x12\x1d.kvgrpc.v1.WatchEngineRequest\x1a\x1e.kvgrpc.v1.WatchEngineResponse\"\x03\x90\x02\x01\x30\x01\x12K\n\tHandshake\x12\x1b.kvgrpc.v1.HandshakeRequest\x1a\x1c.kvgrpc.v1.HandshakeResponse\"\x03\x90\x02\x02\x12\x66\n\x12\x43heckCompatibility\x12$.kvgrpc.v1.CheckCompatibilityRequest\x1a%.kvgrpc.v1.CheckCompatibilityResponse\"\x03\x90\x02\x01\x12Q\n\x0b\x43onnectPeer\x12\x1d.kvgrpc.v1.ConnectPeerRequest\x1a\x1e.kvgrpc.v1.ConnectPeerResponse\"\x03\x90\x02\x02\x42K\n\rdev.kvgrpc.v1B\x0eHandshakeProtoP\x01Z(kvgrpc.dev/kvgrpc/gen/kvgrpc/v1;kvgrpcv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19kvgrpc/v1/handshake.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\x1a\x15kvgrpc/v1/fleet.proto\x1a\x1akvgrpc/v1/pool_types.proto\"\xd7\x02\n\x11\x45ngineDescription\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x14\n\x0cprotocol_min\x18\x04 \x01(\r\x12\x14\n\x0cprotocol_max\x18\x05 \x01(\r\x12\x18\n\x10weights_revision\x18\x06 \x01(\t\x12(\n\x04pool\x18\x07 \x01(\x0b\x32\x1a.kvgrpc.v1.PoolDescription\x12\x12\n\nworld_size\x18\x08 \x01(\r\x12\x19\n\x11memory_generation\x18\t \x01(\r\x12$\n\x08\x66\x65\x61tures\x18\n \x03(\x0e\x32\x12.kvgrpc.v1.Feature\x12-\n\x11required_features\x18\x0b \x03(\x0e\x32\x12.kvgrpc.v1.Feature\x12\x15\n\rmessage_bytes\x18\x0c \x01(\r\"\xbd\x04\n\x06Limits\x12,\n\tlease_ttl\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\tlease_cap\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\rqueue_timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x33\n\x10transfer_timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0esettle_timeout\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x37\n\x14registration_timeout\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\npeer_grace\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1b\n\x13request_block_count\x18\x08 \x01(\r\x12\x15\n\rmessage_bytes\x18\t \x01(\r\x12\x13\n\x0blease_count\x18\n \x01(\r\x12\x16\n\x0etransfer_count\x18\x0b \x01(\r\x12\'\n\x04wait\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\x12+\n\x08\x66irm_ttl\x18\r \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1e\n\x16least_bytes_per_second\x18\x0e \x01(\x01\"\x18\n\x16GetCapabilitiesRequest\"\xbf\x02\n\x17GetCapabilitiesResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12,\n\x06\x65ngine\x18\x02 \x01(\x0b\x32\x1c.kvgrpc.v1.EngineDescription\x12!\n\x06limits\x18\x03 \x01(\x0b\x32\x11.kvgrpc.v1.Limits\x12-\n\ndata_paths\x18\x04 \x03(\x0b\x32\x19.kvgrpc.v1.DataPathStatus\x12\x0f\n\x07version\x18\x05 \x01(\t\x12\'\n\tadmission\x18\x06 \x01(\x0e\x32\x14.kvgrpc.v1.Admission\x12\x18\n\x10\x61\x64mission_reason\x18\x07 \x01(\t\x12%\n\x05\x65ntry\x18\x08 \x01(\x0b\x32\x16.kvgrpc.v1.FleetEngine\"\x12\n\x10GetEngineRequest\"g\n\x11GetEngineResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\'\n\x06status\x18\x02 \x01(\x0b\x32\x17.kvgrpc.v1.EngineStatus\"E\n\x12WatchEngineRequest\x12/\n\x0cmin_interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"i\n\x13WatchEngineResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\'\n\x06status\x18\x02 \x01(\x0b\x32\x17.kvgrpc.v1.EngineStatus\"\xef\x01\n\x0c\x45ngineStatus\x12\'\n\tadmission\x18\x01 \x01(\x0e\x32\x14.kvgrpc.v1.Admission\x12\x18\n\x10\x61\x64mission_reason\x18\x02 \x01(\t\x12\x17\n\x0f\x65ngine_attached\x18\x03 \x01(\x08\x12$\n\x06groups\x18\x04 \x03(\x0b\x32\x14.kvgrpc.v1.GroupLoad\x12\x16\n\x0etransfer_count\x18\x05 \x01(\r\x12\x1a\n\x12waiting_turn_count\x18\x06 \x01(\r\x12\x14\n\x0cqueued_bytes\x18\x07 \x01(\x04\x12\x13\n\x0blease_count\x18\x08 \x01(\r\"c\n\tGroupLoad\x12\r\n\x05group\x18\x01 \x01(\r\x12\x13\n\x0b\x62lock_count\x18\x02 \x01(\r\x12\x18\n\x10\x66ree_block_count\x18\x03 \x01(\r\x12\x18\n\x10soft_block_count\x18\x04 \x01(\r\"\x82\x01\n\x0e\x44\x61taPathStatus\x12&\n\tdata_path\x18\x01 \x01(\x0e\x32\x13.kvgrpc.v1.DataPath\x12\x11\n\tavailable\x18\x02 \x01(\x08\x12\x0b\n\x03why\x18\x03 \x01(\t\x12(\n\x06reason\x18\x04 \x01(\x0e\x32\x18.kvgrpc.v1.FailureReason\"\xb1\x01\n\x10HandshakeRequest\x12,\n\x06\x65ngine\x18\x01 \x01(\x0b\x32\x1c.kvgrpc.v1.EngineDescription\x12*\n\tendpoints\x18\x02 \x03(\x0b\x32\x17.kvgrpc.v1.RankEndpoint\x12\x1a\n\x12\x65xpected_engine_id\x18\x03 \x01(\t\x12\x12\n\x05proof\x18\x04 \x01(\x0c\x42\x03\x80\x01\x01\x12\x13\n\x06proofs\x18\x05 \x03(\x0c\x42\x03\x80\x01\x01\"\xef\x01\n\x11HandshakeResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12,\n\x06\x65ngine\x18\x02 \x01(\x0b\x32\x1c.kvgrpc.v1.EngineDescription\x12*\n\tendpoints\x18\x03 \x03(\x0b\x32\x17.kvgrpc.v1.RankEndpoint\x12\x10\n\x08protocol\x18\x04 \x01(\r\x12/\n\x0b\x64ifferences\x18\x05 \x03(\x0b\x32\x1a.kvgrpc.v1.FieldDifference\x12\x12\n\x05proof\x18\x06 \x01(\x0c\x42\x03\x80\x01\x01\"I\n\x19\x43heckCompatibilityRequest\x12,\n\x06\x65ngine\x18\x01 \x01(\x0b\x32\x1c.kvgrpc.v1.EngineDescription\"\x8c\x01\n\x1a\x43heckCompatibilityResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\x12\n\ncompatible\x18\x02 \x01(\x08\x12/\n\x0b\x64ifferences\x18\x03 \x03(\x0b\x32\x1a.kvgrpc.v1.FieldDifference\"^\n\x0f\x46ieldDifference\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x0c\n\x04here\x18\x02 \x01(\t\x12\r\n\x05there\x18\x03 \x01(\t\x12\x12\n\nbridgeable\x18\x04 \x01(\x08\x12\x0b\n\x03why\x18\x05 \x01(\t\"Q\n\x12\x43onnectPeerRequest\x12$\n\x04peer\x18\x01 \x01(\x0b\x32\x16.kvgrpc.v1.PeerAddress\x12\x15\n\rvalidate_only\x18\x02 \x01(\x08\"_\n\x13\x43onnectPeerResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\x1d\n\x04peer\x18\x02 \x01(\x0b\x32\x0f.kvgrpc.v1.Peer\"\xcf\x01\n\x04Peer\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12#\n\x05state\x18\x04 \x01(\x0e\x32\x14.kvgrpc.v1.PeerState\x12\"\n\x05paths\x18\x05 \x03(\x0b\x32\x13.kvgrpc.v1.RankPath\x12*\n\x07silence\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x19\n\x11open_access_count\x18\x07 \x01(\r\"\x93\x01\n\x08RankPath\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x11\n\tpeer_rank\x18\x02 \x01(\r\x12&\n\tdata_path\x18\x03 \x01(\x0e\x32\x13.kvgrpc.v1.DataPath\x12\x0b\n\x03why\x18\x04 \x01(\t\x12\x31\n\x0erejected_paths\x18\x05 \x03(\x0b\x32\x19.kvgrpc.v1.DataPathStatus*\xaf\x01\n\x07\x46\x65\x61ture\x12\x17\n\x13\x46\x45\x41TURE_UNSPECIFIED\x10\x00\x12\x10\n\x0c\x46\x45\x41TURE_PUSH\x10\x01\x12\x15\n\x11\x46\x45\x41TURE_LAYERWISE\x10\x02\x12\x18\n\x14\x46\x45\x41TURE_READS_PUSHES\x10\x03\x12\x18\n\x14\x46\x45\x41TURE_REMOTE_RANKS\x10\x04\x12\x15\n\x11\x46\x45\x41TURE_CHECKSUMS\x10\x05\x12\x17\n\x13\x46\x45\x41TURE_KEY_COLUMNS\x10\x06*\xba\x01\n\tAdmission\x12\x19\n\x15\x41\x44MISSION_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x41\x44MISSION_OPEN\x10\x01\x12\x16\n\x12\x41\x44MISSION_DRAINING\x10\x02\x12\x18\n\x14\x41\x44MISSION_OVERLOADED\x10\x03\x12\x1d\n\x19\x41\x44MISSION_QUARANTINE_FULL\x10\x04\x12\x14\n\x10\x41\x44MISSION_WEDGED\x10\x05\x12\x17\n\x13\x41\x44MISSION_NO_ENGINE\x10\x06*\x89\x01\n\tPeerState\x12\x1a\n\x16PEER_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15PEER_STATE_CONNECTING\x10\x01\x12\x18\n\x14PEER_STATE_CONNECTED\x10\x02\x12\x16\n\x12PEER_STATE_SUSPECT\x10\x03\x12\x13\n\x0fPEER_STATE_DEAD\x10\x04\x32\x9b\x04\n\x10HandshakeService\x12]\n\x0fGetCapabilities\x12!.kvgrpc.v1.GetCapabilitiesRequest\x1a\".kvgrpc.v1.GetCapabilitiesResponse\"\x03\x90\x02\x01\x12K\n\tGetEngine\x12\x1b.kvgrpc.v1.GetEngineRequest\x1a\x1c.kvgrpc.v1.GetEngineResponse\"\x03\x90\x02\x01\x12S\n\x0bWatchEngine\x12\x1d.kvgrpc.v1.WatchEngineRequest\x1a\x1e.kvgrpc.v1.WatchEngineResponse\"\x03\x90\x02\x01\x30\x01\x12K\n\tHandshake\x12\x1b.kvgrpc.v1.HandshakeRequest\x1a\x1c.kvgrpc.v1.HandshakeResponse\"\x03\x90\x02\x02\x12\x66\n\x12\x43heckCompatibility\x12$.kvgrpc.v1.CheckCompatibilityRequest\x1a%.kvgrpc.v1.CheckCompatibilityResponse\"\x03\x90\x02\x01\x12Q\n\x0b\x43onnectPeer\x12\x1d.kvgrpc.v1.ConnectPeerRequest\x1a\x1e.kvgrpc.v1.ConnectPeerResponse\"\x03\x90\x02\x02\x42K\n\rdev.kvgrpc.v1B\x0eHandshakeProtoP\x01Z(kvgrpc.dev/kvgrpc/gen/kvgrpc/v1;kvgrpcv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -53,52 +54,52 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HANDSHAKESERVICE'].methods_by_name['CheckCompatibility']._serialized_options = b'\220\002\001'
   _globals['_HANDSHAKESERVICE'].methods_by_name['ConnectPeer']._loaded_options = None
   _globals['_HANDSHAKESERVICE'].methods_by_name['ConnectPeer']._serialized_options = b'\220\002\002'
-  _globals['_FEATURE']._serialized_start=3411
-  _globals['_FEATURE']._serialized_end=3586
-  _globals['_ADMISSION']._serialized_start=3589
-  _globals['_ADMISSION']._serialized_end=3775
-  _globals['_PEERSTATE']._serialized_start=3778
-  _globals['_PEERSTATE']._serialized_end=3915
-  _globals['_ENGINEDESCRIPTION']._serialized_start=125
-  _globals['_ENGINEDESCRIPTION']._serialized_end=468
-  _globals['_LIMITS']._serialized_start=471
-  _globals['_LIMITS']._serialized_end=1044
-  _globals['_GETCAPABILITIESREQUEST']._serialized_start=1046
-  _globals['_GETCAPABILITIESREQUEST']._serialized_end=1070
-  _globals['_GETCAPABILITIESRESPONSE']._serialized_start=1073
-  _globals['_GETCAPABILITIESRESPONSE']._serialized_end=1353
-  _globals['_GETENGINEREQUEST']._serialized_start=1355
-  _globals['_GETENGINEREQUEST']._serialized_end=1373
-  _globals['_GETENGINERESPONSE']._serialized_start=1375
-  _globals['_GETENGINERESPONSE']._serialized_end=1478
-  _globals['_WATCHENGINEREQUEST']._serialized_start=1480
-  _globals['_WATCHENGINEREQUEST']._serialized_end=1549
-  _globals['_WATCHENGINERESPONSE']._serialized_start=1551
-  _globals['_WATCHENGINERESPONSE']._serialized_end=1656
-  _globals['_ENGINESTATUS']._serialized_start=1659
-  _globals['_ENGINESTATUS']._serialized_end=1898
-  _globals['_GROUPLOAD']._serialized_start=1900
-  _globals['_GROUPLOAD']._serialized_end=1999
-  _globals['_DATAPATHSTATUS']._serialized_start=2002
-  _globals['_DATAPATHSTATUS']._serialized_end=2132
-  _globals['_HANDSHAKEREQUEST']._serialized_start=2135
-  _globals['_HANDSHAKEREQUEST']._serialized_end=2312
-  _globals['_HANDSHAKERESPONSE']._serialized_start=2315
-  _globals['_HANDSHAKERESPONSE']._serialized_end=2554
-  _globals['_CHECKCOMPATIBILITYREQUEST']._serialized_start=2556
-  _globals['_CHECKCOMPATIBILITYREQUEST']._serialized_end=2629
-  _globals['_CHECKCOMPATIBILITYRESPONSE']._serialized_start=2632
-  _globals['_CHECKCOMPATIBILITYRESPONSE']._serialized_end=2772
-  _globals['_FIELDDIFFERENCE']._serialized_start=2774
-  _globals['_FIELDDIFFERENCE']._serialized_end=2868
-  _globals['_CONNECTPEERREQUEST']._serialized_start=2870
-  _globals['_CONNECTPEERREQUEST']._serialized_end=2951
-  _globals['_CONNECTPEERRESPONSE']._serialized_start=2953
-  _globals['_CONNECTPEERRESPONSE']._serialized_end=3048
-  _globals['_PEER']._serialized_start=3051
-  _globals['_PEER']._serialized_end=3258
-  _globals['_RANKPATH']._serialized_start=3261
-  _globals['_RANKPATH']._serialized_end=3408
-  _globals['_HANDSHAKESERVICE']._serialized_start=3918
-  _globals['_HANDSHAKESERVICE']._serialized_end=4457
+  _globals['_FEATURE']._serialized_start=3473
+  _globals['_FEATURE']._serialized_end=3648
+  _globals['_ADMISSION']._serialized_start=3651
+  _globals['_ADMISSION']._serialized_end=3837
+  _globals['_PEERSTATE']._serialized_start=3840
+  _globals['_PEERSTATE']._serialized_end=3977
+  _globals['_ENGINEDESCRIPTION']._serialized_start=148
+  _globals['_ENGINEDESCRIPTION']._serialized_end=491
+  _globals['_LIMITS']._serialized_start=494
+  _globals['_LIMITS']._serialized_end=1067
+  _globals['_GETCAPABILITIESREQUEST']._serialized_start=1069
+  _globals['_GETCAPABILITIESREQUEST']._serialized_end=1093
+  _globals['_GETCAPABILITIESRESPONSE']._serialized_start=1096
+  _globals['_GETCAPABILITIESRESPONSE']._serialized_end=1415
+  _globals['_GETENGINEREQUEST']._serialized_start=1417
+  _globals['_GETENGINEREQUEST']._serialized_end=1435
+  _globals['_GETENGINERESPONSE']._serialized_start=1437
+  _globals['_GETENGINERESPONSE']._serialized_end=1540
+  _globals['_WATCHENGINEREQUEST']._serialized_start=1542
+  _globals['_WATCHENGINEREQUEST']._serialized_end=1611
+  _globals['_WATCHENGINERESPONSE']._serialized_start=1613
+  _globals['_WATCHENGINERESPONSE']._serialized_end=1718
+  _globals['_ENGINESTATUS']._serialized_start=1721
+  _globals['_ENGINESTATUS']._serialized_end=1960
+  _globals['_GROUPLOAD']._serialized_start=1962
+  _globals['_GROUPLOAD']._serialized_end=2061
+  _globals['_DATAPATHSTATUS']._serialized_start=2064
+  _globals['_DATAPATHSTATUS']._serialized_end=2194
+  _globals['_HANDSHAKEREQUEST']._serialized_start=2197
+  _globals['_HANDSHAKEREQUEST']._serialized_end=2374
+  _globals['_HANDSHAKERESPONSE']._serialized_start=2377
+  _globals['_HANDSHAKERESPONSE']._serialized_end=2616
+  _globals['_CHECKCOMPATIBILITYREQUEST']._serialized_start=2618
+  _globals['_CHECKCOMPATIBILITYREQUEST']._serialized_end=2691
+  _globals['_CHECKCOMPATIBILITYRESPONSE']._serialized_start=2694
+  _globals['_CHECKCOMPATIBILITYRESPONSE']._serialized_end=2834
+  _globals['_FIELDDIFFERENCE']._serialized_start=2836
+  _globals['_FIELDDIFFERENCE']._serialized_end=2930
+  _globals['_CONNECTPEERREQUEST']._serialized_start=2932
+  _globals['_CONNECTPEERREQUEST']._serialized_end=3013
+  _globals['_CONNECTPEERRESPONSE']._serialized_start=3015
+  _globals['_CONNECTPEERRESPONSE']._serialized_end=3110
+  _globals['_PEER']._serialized_start=3113
+  _globals['_PEER']._serialized_end=3320
+  _globals['_RANKPATH']._serialized_start=3323
+  _globals['_RANKPATH']._serialized_end=3470
+  _globals['_HANDSHAKESERVICE']._serialized_start=3980
+  _globals['_HANDSHAKESERVICE']._serialized_end=4519
 # @@protoc_insertion_point(module_scope)

@@ -10,6 +10,7 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from kvgrpc.v1 import common_pb2 as _common_pb2
+from kvgrpc.v1 import fleet_pb2 as _fleet_pb2
 from kvgrpc.v1 import pool_types_pb2 as _pool_types_pb2
 import builtins as _builtins
 import sys
@@ -345,6 +346,7 @@ class GetCapabilitiesResponse(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     ADMISSION_FIELD_NUMBER: _builtins.int
     ADMISSION_REASON_FIELD_NUMBER: _builtins.int
+    ENTRY_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """Version of the software."""
     admission: Global___Admission.ValueType
@@ -367,6 +369,13 @@ class GetCapabilitiesResponse(_message.Message):
     def data_paths(self) -> _containers.RepeatedCompositeFieldContainer[Global___DataPathStatus]:
         """Data paths that this server can use, best first."""
 
+    @_builtins.property
+    def entry(self) -> _fleet_pb2.FleetEngine:
+        """Entry that the engine's lead publishes of itself, or would publish if it had a registry. Readers of registries that
+        have addresses alone ask for it. It has no state, load or age, which others find out. Unset while there is no
+        engine.
+        """
+
     def __init__(
         self,
         *,
@@ -377,10 +386,11 @@ class GetCapabilitiesResponse(_message.Message):
         version: _builtins.str = ...,
         admission: Global___Admission.ValueType = ...,
         admission_reason: _builtins.str = ...,
+        entry: _fleet_pb2.FleetEngine | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "header", b"header", "limits", b"limits"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "entry", b"entry", "header", b"header", "limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "admission_reason", b"admission_reason", "data_paths", b"data_paths", "engine", b"engine", "header", b"header", "limits", b"limits", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "admission_reason", b"admission_reason", "data_paths", b"data_paths", "engine", b"engine", "entry", b"entry", "header", b"header", "limits", b"limits", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

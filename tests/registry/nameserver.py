@@ -29,6 +29,12 @@ class NameServer(asyncio.DatagramProtocol):
         self.asked: list[str] = []
         self._transport: asyncio.DatagramTransport | None = None
 
+    @property
+    def port(self) -> int:
+        assert self._transport is not None
+        port: int = self._transport.get_extra_info("sockname")[1]
+        return port
+
     def settings(self, name: str, port: int = 0, **changes: float) -> DnsSettings:
         assert self._transport is not None
         host, at = self._transport.get_extra_info("sockname")

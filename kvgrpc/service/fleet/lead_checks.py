@@ -7,13 +7,16 @@ says who it is. With TLS the lead's certificate has to be that of the address.
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 
 import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from kvgrpc.errors import note
+from kvgrpc.errors import Reason, Unavailable, note
 from kvgrpc.fleet.directory import Directory, HealthCheck, LeadAnswer
+from kvgrpc.fleet.entry import EngineEntry
+from kvgrpc.service.fleet.entry_messages import entry_from_proto
 from kvgrpc.v1 import handshake_pb2, handshake_pb2_grpc
 
 ANSWER_S = 1.5
@@ -41,6 +44,23 @@ class LeadChecks:
         if answer.why:
             await self._leave((check.key, check.address))  # the next connection has the certificate of then
         return not answer.why
+
+    async def introduce(self, address: str) -> EngineEntry:
+        """Returns the entry that the lead at an address has of itself. Raises Unavailable if there is none."""
+        why = f"{address} is not on this server's dial list (setting dial_allow)"
+        if self._may_dial(address):
+            channel, request = await self._channel(("", address)), handshake_pb2.GetCapabilitiesRequest()
+            try:
+                asked = handshake_pb2_grpc.HandshakeServiceStub(channel).GetCapabilities(request, timeout=ANSWER_S)
+                found = await asked
+                if found.HasField("entry"):
+                    taken = found.admission in TAKES_WORK
+                    return replace(entry_from_proto(found.entry), draining=not taken)
+                why = f"{address} has no engine"
+            except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
+                await self._leave(("", address))
+                why = f"{address} does not answer: {_said(error)}"
+        raise Unavailable(Reason.PEER_UNREACHABLE, why)
 
     async def close(self) -> None:
         """Ends all connections."""

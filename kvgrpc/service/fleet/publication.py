@@ -10,41 +10,18 @@ import logging
 import socket
 import time
 from collections.abc import Callable
-from functools import partial
-from typing import Protocol
 
 from kvgrpc.core.values.compatibility import EngineDescription
 from kvgrpc.core.values.digests import layout_digest, model_digest
 from kvgrpc.errors import InvalidRequest
 from kvgrpc.fleet.entry import ITEMS_MAX, EngineEntry, EngineRole
-from kvgrpc.registry.etcd import EtcdPublication
 from kvgrpc.service.engine_watchers import INTERVAL_S
-from kvgrpc.service.fleet.registries import etcd_of
+from kvgrpc.service.fleet.registries import Published, publisher_of
 from kvgrpc.service.lead import Lead
 
 _log = logging.getLogger(__name__)
 WITHDRAW_S = 1.0
 """Time that the end of a server leaves to the registry for an answer, in seconds."""
-
-
-class Published(Protocol):
-    """One entry in a registry."""
-
-    published: asyncio.Event
-    failure: str
-    """Reason why the registry lacks the entry; empty: it has it, or nothing was tried yet."""
-
-    def update(self, entry: EngineEntry) -> None:
-        """Publishes another value of the same life, soon."""
-        ...
-
-    async def run(self) -> None:
-        """Publishes the entry and renews it. It never ends by itself."""
-        ...
-
-    async def withdraw(self) -> None:
-        """Removes the entry."""
-        ...
 
 
 class LeadPublication:
@@ -56,9 +33,7 @@ class LeadPublication:
         self._lead = lead
         self._fleet = lead.config.fleet
         lead.publication = self
-        self._publish: Callable[[EngineEntry], Published] | None = None
-        if self._fleet.members:
-            self._publish = partial(EtcdPublication, etcd_of(self._fleet))
+        self._publish = publisher_of(self._fleet)
         self._entries = LeadEntries(lead)
         self._shown: EngineEntry | None = None
         self._present: tuple[Published, asyncio.Task[None]] | None = None
@@ -108,7 +83,7 @@ class LeadPublication:
 
     def _show(self, publish: Callable[[EngineEntry], Published]) -> None:
         """Lets the registry show this lead as it is now."""
-        entry, last = self._entry(), self._shown
+        entry, last = self.entry(), self._shown
         if entry == last:
             return
         self._shown = entry
@@ -120,7 +95,7 @@ class LeadPublication:
             made = publish(entry)
             self._present = made, asyncio.create_task(made.run())
 
-    def _entry(self) -> EngineEntry | None:
+    def entry(self) -> EngineEntry | None:
         try:
             entry = self._entries.present()
             if entry is not None:

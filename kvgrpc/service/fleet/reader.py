@@ -36,7 +36,7 @@ class FleetReading:
 
     def __init__(self, fleet: FleetConfig, checks: LeadChecks) -> None:
         """Raises InvalidRequest for a file of the settings that is not usable."""
-        registry = registry_of(fleet)
+        registry = registry_of(fleet, checks.introduce)
         assert registry is not None  # checked by the reader
         self.directory = Directory(DirectoryLimits(check_every_s=float(fleet.check_every_s)))
         self.history = EngineHistory(self.directory)

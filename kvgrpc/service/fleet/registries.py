@@ -1,24 +1,65 @@
 """The registry that the settings name, to publish and to read."""
 
+import asyncio
+import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import grpc
 
 from kvgrpc.config_errors import invalid
 from kvgrpc.config_fleet import FleetConfig
+from kvgrpc.fleet.entry import EngineEntry
+from kvgrpc.registry.addresses import LEASES, publisher_at, registry_at
 from kvgrpc.registry.base import Registry
-from kvgrpc.registry.etcd import EtcdRegistry, EtcdSettings
+from kvgrpc.registry.etcd import EtcdPublication, EtcdRegistry, EtcdSettings
 from kvgrpc.registry.files import FileRegistry
+from kvgrpc.registry.introductions import Introduce
 
 SECRET_BYTES_MAX = 65_536
 """Maximum size of a file with a password, a key or certificates, in bytes."""
 
 
-def registry_of(fleet: FleetConfig) -> Registry | None:
-    """Returns the registry to read; None: there is none. Raises InvalidRequest for a file that is not usable."""
+class Published(Protocol):
+    """One entry in a registry."""
+
+    published: asyncio.Event
+    failure: str
+    """Reason why the registry lacks the entry; empty: it has it, or nothing was tried yet."""
+
+    def update(self, entry: EngineEntry) -> None:
+        """Publishes another value of the same life, soon."""
+        ...
+
+    async def run(self) -> None:
+        """Publishes the entry and renews it. It never ends by itself."""
+        ...
+
+    async def withdraw(self) -> None:
+        """Removes the entry."""
+        ...
+
+
+def registry_of(fleet: FleetConfig, introduce: Introduce) -> Registry | None:
+    """Returns the registry to read; None: there is none. Raises InvalidRequest for a file or an address that is not
+    usable, and for an extra that is not installed.
+    """
     if fleet.members:
         return EtcdRegistry(etcd_of(fleet))
+    if fleet.found_by_library:
+        return registry_at(fleet.registry, introduce, os.environ)
     return FileRegistry(Path(fleet.path)) if fleet.path else None
+
+
+def publisher_of(fleet: FleetConfig) -> Callable[[EngineEntry], Published] | None:
+    """Returns what publishes an entry; None: nobody publishes in this registry. Raises as `registry_of`."""
+    if fleet.members:
+        return partial(EtcdPublication, etcd_of(fleet))
+    if fleet.registry.startswith(f"{LEASES}://"):
+        return publisher_at(fleet.registry, os.environ, fleet.entry_ttl_s)
+    return None
 
 
 def etcd_of(fleet: FleetConfig) -> EtcdSettings:

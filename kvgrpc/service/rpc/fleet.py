@@ -8,10 +8,10 @@ from typing import TypeVar
 from kvgrpc.core.values.content import DIGEST_BYTES, UNIT_TOKENS
 from kvgrpc.errors import invalid, note
 from kvgrpc.fleet.directory import EngineState
-from kvgrpc.fleet.entry import EngineRole
 from kvgrpc.fleet.history import EngineRow, Shows, counts
 from kvgrpc.fleet.pairing import NoPair, PairRequest, PickedPair
 from kvgrpc.service.engine_watchers import BEAT_S
+from kvgrpc.service.fleet.entry_messages import ROLES, entry_to_proto
 from kvgrpc.service.fleet.reader import FleetReader, FleetReading
 from kvgrpc.service.identity.gate import CALLER
 from kvgrpc.service.lead import Answerer
@@ -19,7 +19,7 @@ from kvgrpc.service.places import Places
 from kvgrpc.service.rpc.method import streaming, unary
 from kvgrpc.service.rpc.pages import page
 from kvgrpc.v1 import common_pb2, fleet_pb2, fleet_pb2_grpc
-from kvgrpc.wire.values import data_path, duration
+from kvgrpc.wire.values import duration
 
 FLEET_WATCHES_MAX = 1_024
 FLEET_WATCHES_OF_CONNECTION_MAX = 64
@@ -28,11 +28,6 @@ ROWS_OF_MESSAGE_MAX = 256
 CHAIN_UNITS_MAX = 8_192
 """Maximum number of a chain's units that count for a choice: 131,072 tokens."""
 
-_ROLES = {
-    EngineRole.PREFILL: fleet_pb2.ENGINE_ROLE_PREFILL,
-    EngineRole.DECODE: fleet_pb2.ENGINE_ROLE_DECODE,
-    EngineRole.BOTH: fleet_pb2.ENGINE_ROLE_BOTH,
-}
 _STATES = {
     EngineState.UNPROVEN: fleet_pb2.ENGINE_STATE_UNPROVEN,
     EngineState.HEALTHY: fleet_pb2.ENGINE_STATE_HEALTHY,
@@ -140,7 +135,7 @@ def _shows(wanted: fleet_pb2.EngineFilter) -> Shows:
     either = fleet_pb2.ENGINE_ROLE_BOTH
 
     def shows(row: EngineRow) -> bool:
-        entry, role = row.entry, _ROLES[row.entry.role]
+        entry, role = row.entry, ROLES[row.entry.role]
         return (
             (not tenant or entry.tenant in ("", tenant))
             and (not wanted.engine_id or entry.engine_id == wanted.engine_id)
@@ -199,25 +194,8 @@ def _entry_id(key: str) -> str:
 
 
 def _engine(reading: FleetReading, row: EngineRow) -> fleet_pb2.FleetEngine:
-    entry, listed = row.entry, reading.directory.listed_at(row.key)
-    paths = map(data_path, entry.data_paths)
-    made = fleet_pb2.FleetEngine(
-        entry_id=_entry_id(row.key),
-        engine_id=entry.engine_id,
-        incarnation=entry.incarnation,
-        life=entry.life,
-        addresses=entry.addresses,
-        role=_ROLES[entry.role],
-        model_name=entry.model_name,
-        model_digest=entry.model,
-        layout_digest=entry.layout,
-        data_paths=[path for path in paths if path],
-        host=entry.host,
-        tenant=entry.tenant,
-        version=entry.version,
-        state=_STATES[row.state],
-        why=row.why,
-    )
+    made, listed = entry_to_proto(row.entry), reading.directory.listed_at(row.key)
+    made.entry_id, made.state, made.why = _entry_id(row.key), _STATES[row.state], row.why
     if listed is not None:
         made.load = listed.load
         age = asyncio.get_running_loop().time() - listed.proved_at

@@ -8,6 +8,7 @@ from kvgrpc.core.values.limits import PROTOCOL_MAX, PROTOCOL_MIN
 from kvgrpc.errors import invalid
 from kvgrpc.service.admission import admission
 from kvgrpc.service.engine_watchers import BEAT_S, INTERVAL_S
+from kvgrpc.service.fleet.entry_messages import entry_to_proto
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.methods import CONNECT_PEER, HANDSHAKE, ask, reply_to
 from kvgrpc.service.rpc.method import streaming, unary
@@ -32,8 +33,10 @@ class HandshakeService(handshake_pb2_grpc.HandshakeServiceServicer):
         engine = handshake_pb2.EngineDescription(
             engine_id=lead.config.engine_id, protocol_min=PROTOCOL_MIN, protocol_max=PROTOCOL_MAX
         )
+        entry = lead.publication.entry() if lead.publication is not None else None
         return handshake_pb2.GetCapabilitiesResponse(
             header=lead.header(),
+            entry=entry_to_proto(entry) if entry is not None else None,
             engine=description.engine_to_proto(known) if known else engine,
             limits=limits_to_proto(lead.config.limits),
             data_paths=[

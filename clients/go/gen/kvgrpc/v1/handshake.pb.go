@@ -592,8 +592,12 @@ type GetCapabilitiesResponse struct {
 	Admission Admission `protobuf:"varint,6,opt,name=admission,proto3,enum=kvgrpc.v1.Admission" json:"admission,omitempty"`
 	// Text for people that says why the engine takes no work; empty when it does.
 	AdmissionReason string `protobuf:"bytes,7,opt,name=admission_reason,json=admissionReason,proto3" json:"admission_reason,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Entry that the engine's lead publishes of itself, or would publish if it had a registry. Readers of registries that
+	// have addresses alone ask for it. It has no state, load or age, which others find out. Unset while there is no
+	// engine.
+	Entry         *FleetEngine `protobuf:"bytes,8,opt,name=entry,proto3" json:"entry,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GetCapabilitiesResponse) Reset() {
@@ -673,6 +677,13 @@ func (x *GetCapabilitiesResponse) GetAdmissionReason() string {
 		return x.AdmissionReason
 	}
 	return ""
+}
+
+func (x *GetCapabilitiesResponse) GetEntry() *FleetEngine {
+	if x != nil {
+		return x.Entry
+	}
+	return nil
 }
 
 // GetEngine has no parameters.
@@ -1794,7 +1805,7 @@ var File_kvgrpc_v1_handshake_proto protoreflect.FileDescriptor
 
 const file_kvgrpc_v1_handshake_proto_rawDesc = "" +
 	"\n" +
-	"\x19kvgrpc/v1/handshake.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\x1a\x1akvgrpc/v1/pool_types.proto\"\xef\x03\n" +
+	"\x19kvgrpc/v1/handshake.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\x1a\x15kvgrpc/v1/fleet.proto\x1a\x1akvgrpc/v1/pool_types.proto\"\xef\x03\n" +
 	"\x11EngineDescription\x12\x1b\n" +
 	"\tengine_id\x18\x01 \x01(\tR\bengineId\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x06R\vincarnation\x12\x18\n" +
@@ -1828,7 +1839,7 @@ const file_kvgrpc_v1_handshake_proto_rawDesc = "" +
 	"\x04wait\x18\f \x01(\v2\x19.google.protobuf.DurationR\x04wait\x124\n" +
 	"\bfirm_ttl\x18\r \x01(\v2\x19.google.protobuf.DurationR\afirmTtl\x123\n" +
 	"\x16least_bytes_per_second\x18\x0e \x01(\x01R\x13leastBytesPerSecond\"\x18\n" +
-	"\x16GetCapabilitiesRequest\"\xe0\x02\n" +
+	"\x16GetCapabilitiesRequest\"\x8e\x03\n" +
 	"\x17GetCapabilitiesResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x124\n" +
 	"\x06engine\x18\x02 \x01(\v2\x1c.kvgrpc.v1.EngineDescriptionR\x06engine\x12)\n" +
@@ -1837,7 +1848,8 @@ const file_kvgrpc_v1_handshake_proto_rawDesc = "" +
 	"data_paths\x18\x04 \x03(\v2\x19.kvgrpc.v1.DataPathStatusR\tdataPaths\x12\x18\n" +
 	"\aversion\x18\x05 \x01(\tR\aversion\x122\n" +
 	"\tadmission\x18\x06 \x01(\x0e2\x14.kvgrpc.v1.AdmissionR\tadmission\x12)\n" +
-	"\x10admission_reason\x18\a \x01(\tR\x0fadmissionReason\"\x12\n" +
+	"\x10admission_reason\x18\a \x01(\tR\x0fadmissionReason\x12,\n" +
+	"\x05entry\x18\b \x01(\v2\x16.kvgrpc.v1.FleetEngineR\x05entry\"\x12\n" +
 	"\x10GetEngineRequest\"w\n" +
 	"\x11GetEngineResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12/\n" +
@@ -1989,10 +2001,11 @@ var file_kvgrpc_v1_handshake_proto_goTypes = []any{
 	(*PoolDescription)(nil),            // 23: kvgrpc.v1.PoolDescription
 	(*durationpb.Duration)(nil),        // 24: google.protobuf.Duration
 	(*ResponseHeader)(nil),             // 25: kvgrpc.v1.ResponseHeader
-	(DataPath)(0),                      // 26: kvgrpc.v1.DataPath
-	(FailureReason)(0),                 // 27: kvgrpc.v1.FailureReason
-	(*RankEndpoint)(nil),               // 28: kvgrpc.v1.RankEndpoint
-	(*PeerAddress)(nil),                // 29: kvgrpc.v1.PeerAddress
+	(*FleetEngine)(nil),                // 26: kvgrpc.v1.FleetEngine
+	(DataPath)(0),                      // 27: kvgrpc.v1.DataPath
+	(FailureReason)(0),                 // 28: kvgrpc.v1.FailureReason
+	(*RankEndpoint)(nil),               // 29: kvgrpc.v1.RankEndpoint
+	(*PeerAddress)(nil),                // 30: kvgrpc.v1.PeerAddress
 }
 var file_kvgrpc_v1_handshake_proto_depIdxs = []int32{
 	23, // 0: kvgrpc.v1.EngineDescription.pool:type_name -> kvgrpc.v1.PoolDescription
@@ -2012,49 +2025,50 @@ var file_kvgrpc_v1_handshake_proto_depIdxs = []int32{
 	4,  // 14: kvgrpc.v1.GetCapabilitiesResponse.limits:type_name -> kvgrpc.v1.Limits
 	13, // 15: kvgrpc.v1.GetCapabilitiesResponse.data_paths:type_name -> kvgrpc.v1.DataPathStatus
 	1,  // 16: kvgrpc.v1.GetCapabilitiesResponse.admission:type_name -> kvgrpc.v1.Admission
-	25, // 17: kvgrpc.v1.GetEngineResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	11, // 18: kvgrpc.v1.GetEngineResponse.status:type_name -> kvgrpc.v1.EngineStatus
-	24, // 19: kvgrpc.v1.WatchEngineRequest.min_interval:type_name -> google.protobuf.Duration
-	25, // 20: kvgrpc.v1.WatchEngineResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	11, // 21: kvgrpc.v1.WatchEngineResponse.status:type_name -> kvgrpc.v1.EngineStatus
-	1,  // 22: kvgrpc.v1.EngineStatus.admission:type_name -> kvgrpc.v1.Admission
-	12, // 23: kvgrpc.v1.EngineStatus.groups:type_name -> kvgrpc.v1.GroupLoad
-	26, // 24: kvgrpc.v1.DataPathStatus.data_path:type_name -> kvgrpc.v1.DataPath
-	27, // 25: kvgrpc.v1.DataPathStatus.reason:type_name -> kvgrpc.v1.FailureReason
-	3,  // 26: kvgrpc.v1.HandshakeRequest.engine:type_name -> kvgrpc.v1.EngineDescription
-	28, // 27: kvgrpc.v1.HandshakeRequest.endpoints:type_name -> kvgrpc.v1.RankEndpoint
-	25, // 28: kvgrpc.v1.HandshakeResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	3,  // 29: kvgrpc.v1.HandshakeResponse.engine:type_name -> kvgrpc.v1.EngineDescription
-	28, // 30: kvgrpc.v1.HandshakeResponse.endpoints:type_name -> kvgrpc.v1.RankEndpoint
-	18, // 31: kvgrpc.v1.HandshakeResponse.differences:type_name -> kvgrpc.v1.FieldDifference
-	3,  // 32: kvgrpc.v1.CheckCompatibilityRequest.engine:type_name -> kvgrpc.v1.EngineDescription
-	25, // 33: kvgrpc.v1.CheckCompatibilityResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	18, // 34: kvgrpc.v1.CheckCompatibilityResponse.differences:type_name -> kvgrpc.v1.FieldDifference
-	29, // 35: kvgrpc.v1.ConnectPeerRequest.peer:type_name -> kvgrpc.v1.PeerAddress
-	25, // 36: kvgrpc.v1.ConnectPeerResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	21, // 37: kvgrpc.v1.ConnectPeerResponse.peer:type_name -> kvgrpc.v1.Peer
-	2,  // 38: kvgrpc.v1.Peer.state:type_name -> kvgrpc.v1.PeerState
-	22, // 39: kvgrpc.v1.Peer.paths:type_name -> kvgrpc.v1.RankPath
-	24, // 40: kvgrpc.v1.Peer.silence:type_name -> google.protobuf.Duration
-	26, // 41: kvgrpc.v1.RankPath.data_path:type_name -> kvgrpc.v1.DataPath
-	13, // 42: kvgrpc.v1.RankPath.rejected_paths:type_name -> kvgrpc.v1.DataPathStatus
-	5,  // 43: kvgrpc.v1.HandshakeService.GetCapabilities:input_type -> kvgrpc.v1.GetCapabilitiesRequest
-	7,  // 44: kvgrpc.v1.HandshakeService.GetEngine:input_type -> kvgrpc.v1.GetEngineRequest
-	9,  // 45: kvgrpc.v1.HandshakeService.WatchEngine:input_type -> kvgrpc.v1.WatchEngineRequest
-	14, // 46: kvgrpc.v1.HandshakeService.Handshake:input_type -> kvgrpc.v1.HandshakeRequest
-	16, // 47: kvgrpc.v1.HandshakeService.CheckCompatibility:input_type -> kvgrpc.v1.CheckCompatibilityRequest
-	19, // 48: kvgrpc.v1.HandshakeService.ConnectPeer:input_type -> kvgrpc.v1.ConnectPeerRequest
-	6,  // 49: kvgrpc.v1.HandshakeService.GetCapabilities:output_type -> kvgrpc.v1.GetCapabilitiesResponse
-	8,  // 50: kvgrpc.v1.HandshakeService.GetEngine:output_type -> kvgrpc.v1.GetEngineResponse
-	10, // 51: kvgrpc.v1.HandshakeService.WatchEngine:output_type -> kvgrpc.v1.WatchEngineResponse
-	15, // 52: kvgrpc.v1.HandshakeService.Handshake:output_type -> kvgrpc.v1.HandshakeResponse
-	17, // 53: kvgrpc.v1.HandshakeService.CheckCompatibility:output_type -> kvgrpc.v1.CheckCompatibilityResponse
-	20, // 54: kvgrpc.v1.HandshakeService.ConnectPeer:output_type -> kvgrpc.v1.ConnectPeerResponse
-	49, // [49:55] is the sub-list for method output_type
-	43, // [43:49] is the sub-list for method input_type
-	43, // [43:43] is the sub-list for extension type_name
-	43, // [43:43] is the sub-list for extension extendee
-	0,  // [0:43] is the sub-list for field type_name
+	26, // 17: kvgrpc.v1.GetCapabilitiesResponse.entry:type_name -> kvgrpc.v1.FleetEngine
+	25, // 18: kvgrpc.v1.GetEngineResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	11, // 19: kvgrpc.v1.GetEngineResponse.status:type_name -> kvgrpc.v1.EngineStatus
+	24, // 20: kvgrpc.v1.WatchEngineRequest.min_interval:type_name -> google.protobuf.Duration
+	25, // 21: kvgrpc.v1.WatchEngineResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	11, // 22: kvgrpc.v1.WatchEngineResponse.status:type_name -> kvgrpc.v1.EngineStatus
+	1,  // 23: kvgrpc.v1.EngineStatus.admission:type_name -> kvgrpc.v1.Admission
+	12, // 24: kvgrpc.v1.EngineStatus.groups:type_name -> kvgrpc.v1.GroupLoad
+	27, // 25: kvgrpc.v1.DataPathStatus.data_path:type_name -> kvgrpc.v1.DataPath
+	28, // 26: kvgrpc.v1.DataPathStatus.reason:type_name -> kvgrpc.v1.FailureReason
+	3,  // 27: kvgrpc.v1.HandshakeRequest.engine:type_name -> kvgrpc.v1.EngineDescription
+	29, // 28: kvgrpc.v1.HandshakeRequest.endpoints:type_name -> kvgrpc.v1.RankEndpoint
+	25, // 29: kvgrpc.v1.HandshakeResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	3,  // 30: kvgrpc.v1.HandshakeResponse.engine:type_name -> kvgrpc.v1.EngineDescription
+	29, // 31: kvgrpc.v1.HandshakeResponse.endpoints:type_name -> kvgrpc.v1.RankEndpoint
+	18, // 32: kvgrpc.v1.HandshakeResponse.differences:type_name -> kvgrpc.v1.FieldDifference
+	3,  // 33: kvgrpc.v1.CheckCompatibilityRequest.engine:type_name -> kvgrpc.v1.EngineDescription
+	25, // 34: kvgrpc.v1.CheckCompatibilityResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	18, // 35: kvgrpc.v1.CheckCompatibilityResponse.differences:type_name -> kvgrpc.v1.FieldDifference
+	30, // 36: kvgrpc.v1.ConnectPeerRequest.peer:type_name -> kvgrpc.v1.PeerAddress
+	25, // 37: kvgrpc.v1.ConnectPeerResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	21, // 38: kvgrpc.v1.ConnectPeerResponse.peer:type_name -> kvgrpc.v1.Peer
+	2,  // 39: kvgrpc.v1.Peer.state:type_name -> kvgrpc.v1.PeerState
+	22, // 40: kvgrpc.v1.Peer.paths:type_name -> kvgrpc.v1.RankPath
+	24, // 41: kvgrpc.v1.Peer.silence:type_name -> google.protobuf.Duration
+	27, // 42: kvgrpc.v1.RankPath.data_path:type_name -> kvgrpc.v1.DataPath
+	13, // 43: kvgrpc.v1.RankPath.rejected_paths:type_name -> kvgrpc.v1.DataPathStatus
+	5,  // 44: kvgrpc.v1.HandshakeService.GetCapabilities:input_type -> kvgrpc.v1.GetCapabilitiesRequest
+	7,  // 45: kvgrpc.v1.HandshakeService.GetEngine:input_type -> kvgrpc.v1.GetEngineRequest
+	9,  // 46: kvgrpc.v1.HandshakeService.WatchEngine:input_type -> kvgrpc.v1.WatchEngineRequest
+	14, // 47: kvgrpc.v1.HandshakeService.Handshake:input_type -> kvgrpc.v1.HandshakeRequest
+	16, // 48: kvgrpc.v1.HandshakeService.CheckCompatibility:input_type -> kvgrpc.v1.CheckCompatibilityRequest
+	19, // 49: kvgrpc.v1.HandshakeService.ConnectPeer:input_type -> kvgrpc.v1.ConnectPeerRequest
+	6,  // 50: kvgrpc.v1.HandshakeService.GetCapabilities:output_type -> kvgrpc.v1.GetCapabilitiesResponse
+	8,  // 51: kvgrpc.v1.HandshakeService.GetEngine:output_type -> kvgrpc.v1.GetEngineResponse
+	10, // 52: kvgrpc.v1.HandshakeService.WatchEngine:output_type -> kvgrpc.v1.WatchEngineResponse
+	15, // 53: kvgrpc.v1.HandshakeService.Handshake:output_type -> kvgrpc.v1.HandshakeResponse
+	17, // 54: kvgrpc.v1.HandshakeService.CheckCompatibility:output_type -> kvgrpc.v1.CheckCompatibilityResponse
+	20, // 55: kvgrpc.v1.HandshakeService.ConnectPeer:output_type -> kvgrpc.v1.ConnectPeerResponse
+	50, // [50:56] is the sub-list for method output_type
+	44, // [44:50] is the sub-list for method input_type
+	44, // [44:44] is the sub-list for extension type_name
+	44, // [44:44] is the sub-list for extension extendee
+	0,  // [0:44] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_v1_handshake_proto_init() }
@@ -2063,6 +2077,7 @@ func file_kvgrpc_v1_handshake_proto_init() {
 		return
 	}
 	file_kvgrpc_v1_common_proto_init()
+	file_kvgrpc_v1_fleet_proto_init()
 	file_kvgrpc_v1_pool_types_proto_init()
 	type x struct{}
 	out := protoimpl.TypeBuilder{
