@@ -1,0 +1,98 @@
+"""The well-behaved caller, and the look at health: what others get from a lead while one caller floods it."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+import grpc
+import grpc.aio
+import numpy as np
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from bench.overload.site import OTHER, Site
+from bench.stages.calls import Caller
+from kvgrpc.errors import KVGrpcError
+
+BLOCKS = 64
+PERIOD_S = 0.05
+"""Time from the beginning of a pull to the next one's, in seconds, unless a pull takes longer."""
+HEALTH_S = 0.1
+LATE_S = 10.0
+"""Time after which a question about health counts as unanswered, in seconds."""
+
+
+@dataclass
+class Seen:
+    """What the caller, and health, met within a phase. Times are in seconds."""
+
+    pulls: list[float] = field(default_factory=list)
+    at: list[float] = field(default_factory=list)
+    """Times at which the pulls began."""
+    failed: Counter[str] = field(default_factory=Counter)
+    health: list[float] = field(default_factory=list)
+    sick: Counter[str] = field(default_factory=Counter)
+    """Number of answers of health that were not SERVING."""
+
+
+class Others:
+    """Both callers. They run all the time, and note what they meet in `seen`."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self.seen = Seen()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["Others"]:
+        credentials = self._site.credentials(OTHER)
+        address = self._site.destination.address
+        channel = grpc.aio.secure_channel(address, credentials) if credentials else grpc.aio.insecure_channel(address)
+        async with Caller(self._site.source.address, address, credentials) as caller, channel:
+            await caller.allocate(BLOCKS)
+            await caller.one_block(BLOCKS)
+            tasks = [asyncio.create_task(self._pull(caller)), asyncio.create_task(self._look(channel))]
+            try:
+                yield self
+            finally:
+                for task in tasks:
+                    task.cancel()
+                for task in tasks:
+                    with suppress(asyncio.CancelledError):
+                        await task
+
+    def phase(self) -> Seen:
+        """Returns what was met since the last call, and begins anew."""
+        found, self.seen = self.seen, Seen()
+        return found
+
+    async def _pull(self, caller: Caller) -> None:
+        number, due = 0, time.monotonic()
+        while True:
+            number = (number + 1) % BLOCKS
+            block = np.array([number], dtype=np.int64)
+            began, seen = time.monotonic(), self.seen
+            try:
+                moved = await caller.pull(block, block)
+            except (KVGrpcError, grpc.RpcError) as error:
+                seen.failed[f"{getattr(error, 'reason', '')} {error}"[:200]] += 1
+            else:
+                seen.at.append(began)
+                seen.pulls.append(moved.seconds)
+            due = max(due + PERIOD_S, time.monotonic())
+            await asyncio.sleep(due - time.monotonic())
+
+    async def _look(self, channel: grpc.aio.Channel) -> None:
+        check = health_pb2_grpc.HealthStub(channel).Check
+        while True:
+            began, seen = time.monotonic(), self.seen
+            try:
+                status = (await check(health_pb2.HealthCheckRequest(service=""), timeout=LATE_S)).status
+            except grpc.aio.AioRpcError as error:
+                seen.sick[error.code().name] += 1
+            else:
+                seen.health.append(time.monotonic() - began)
+                if status != health_pb2.HealthCheckResponse.SERVING:
+                    seen.sick[health_pb2.HealthCheckResponse.ServingStatus.Name(status)] += 1
+            await asyncio.sleep(max(began + HEALTH_S - time.monotonic(), 0))
