@@ -8,6 +8,7 @@ After its connections stand it prints a line, and begins when it reads one. Then
 """
 
 import json
+import math
 import os
 import random
 import selectors
@@ -26,6 +27,8 @@ SLOT_S = 0.1
 BACKLOG_S = 1.0
 """Time for which a call that is due waits for a stream, in seconds."""
 READ_BYTES = 1 << 18
+REFUSED_STREAM, PAUSE_S = 7, 0.01
+GROWTH = 0.05
 WATCH_S = 0.5
 """Time after which the generator ends a stream that lasts, in seconds."""
 
@@ -42,6 +45,8 @@ class Outcome:
     """Number of refusals by reason; by number of the status if there is none."""
     kept_back: int = 0
     """Number of calls that were due and never sent, because no stream was free."""
+    sent_back: int = 0
+    """Number of times that a call was to be sent again: the server had not yet let go of the stream before it."""
     unanswered: int = 0
     """Number of calls without an answer at the end."""
     slots: Counter[int] = field(default_factory=Counter)
@@ -66,9 +71,13 @@ class Connection:
         self.lasting: deque[tuple[float, int]] = deque()
         self.streams = 0
         self.over = False
+        self._pause_until = 0.0
+        self._most = math.inf
+        """Number of open streams that the server takes: it counts a stream for a moment after its end."""
 
     def room(self) -> bool:
-        return not self.over and len(self.open) < self.streams and self._window > READ_BYTES >> 4
+        free = len(self.open) < min(self._most, self.streams) and self._window > READ_BYTES >> 4
+        return free and not self.over and self._pause_until < time.monotonic()
 
     def begin(self, kind: int) -> None:
         block, body, lasts = self._flood.kinds[kind]
@@ -122,9 +131,16 @@ class Connection:
         elif one.kind == frames.HEADERS:
             if one.flags & frames.END_STREAM and self.open.pop(one.stream, None) is not None:
                 self._flood.ended(*frames.status_of(one.payload))
+                self._most += GROWTH
         elif one.kind == frames.RST_STREAM:
             if self.open.pop(one.stream, None) is not None:
-                self._flood.ended(-1, f"RST_STREAM {int.from_bytes(one.payload, 'big')}")
+                code = int.from_bytes(one.payload, "big")
+                if code == REFUSED_STREAM:  # every library sends such a call again
+                    self._pause_until = time.monotonic() + PAUSE_S
+                    self._most = len(self.open)
+                    self._flood.sent_back()
+                else:
+                    self._flood.ended(-1, f"RST_STREAM {code}")
         elif one.kind == frames.SETTINGS and not one.flags & frames.ACK:
             for at in range(0, len(one.payload), 6):
                 if int.from_bytes(one.payload[at : at + 2], "big") == frames.STREAMS_SETTING:
@@ -187,6 +203,11 @@ class Flood:
         else:
             self.found.refused[reason or f"status {status}"] += 1
 
+    def sent_back(self) -> None:
+        self._flying -= 1
+        self.found.sent -= 1
+        self.found.sent_back += 1
+
     def greet(self) -> None:
         """Waits until every server has said how many streams a connection may have."""
         until = time.monotonic() + 10
@@ -221,7 +242,7 @@ class Flood:
             for one in self._connections:
                 if one.lasting:
                     one.end_lasting(now)
-            self._exchange(0.0 if free > SENT_AT_ONCE else 0.001)
+            self._exchange(0.0 if free > SENT_AT_ONCE else 0.002)
         found.seconds = time.monotonic() - began
         found.processor_s = time.process_time()
         found.unanswered = self._flying

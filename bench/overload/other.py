@@ -1,6 +1,7 @@
 """The well-behaved caller, and the look at health: what others get from a lead while one caller floods it."""
 
 import asyncio
+import os
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -10,16 +11,21 @@ from dataclasses import dataclass, field
 import grpc
 import grpc.aio
 import numpy as np
+from google.protobuf.duration_pb2 import Duration
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from bench.overload.site import OTHER, Site
-from bench.stages.calls import Caller
-from kvgrpc.errors import KVGrpcError
+from bench.stages.calls import Caller, Moved, content
+from kvgrpc.core.values.block_ids import Ids
+from kvgrpc.errors import InternalError, KVGrpcError, Reason
+from kvgrpc.v1 import handoff_pb2, transfer_pb2
+from kvgrpc.v1.handoff_pb2_grpc import HandoffServiceStub
 
 BLOCKS = 64
 PERIOD_S = 0.05
 """Time from the beginning of a pull to the next one's, in seconds, unless a pull takes longer."""
 HEALTH_S = 0.1
+CALL_S = 60.0
 LATE_S = 10.0
 """Time after which a question about health counts as unanswered, in seconds."""
 
@@ -29,8 +35,9 @@ class Seen:
     """What the caller, and health, met within a phase. Times are in seconds."""
 
     pulls: list[float] = field(default_factory=list)
-    at: list[float] = field(default_factory=list)
-    """Times at which the pulls began."""
+    """Times of pulls of the Python client, whose calls share a stream."""
+    unary: list[float] = field(default_factory=list)
+    """Times of pulls by unary RPCs, as clients of other languages make them."""
     failed: Counter[str] = field(default_factory=Counter)
     health: list[float] = field(default_factory=list)
     sick: Counter[str] = field(default_factory=Counter)
@@ -74,14 +81,29 @@ class Others:
             block = np.array([number], dtype=np.int64)
             began, seen = time.monotonic(), self.seen
             try:
-                moved = await caller.pull(block, block)
+                moved = await (caller.pull(block, block) if number % 2 else self._unary_pull(caller, block))
             except (KVGrpcError, grpc.RpcError) as error:
                 seen.failed[f"{getattr(error, 'reason', '')} {error}"[:200]] += 1
             else:
-                seen.at.append(began)
-                seen.pulls.append(moved.seconds)
+                (seen.pulls if number % 2 else seen.unary).append(moved.seconds)
             due = max(due + PERIOD_S, time.monotonic())
             await asyncio.sleep(due - time.monotonic())
+
+    async def _unary_pull(self, caller: Caller, block: Ids) -> Moved:
+        job = handoff_pb2.HandOver(blocks=caller.source_blocks(block), content=content(1))
+        handed = handoff_pb2.FinishedBlocksRequest(transfer_key=os.urandom(16), for_readers=job)
+        grant = (await HandoffServiceStub(caller.source).FinishedBlocks(handed, timeout=CALL_S)).grant
+        request = handoff_pb2.PullBlocksRequest(
+            grant=grant, content=content(1),
+            destination=handoff_pb2.PullDestination(blocks=caller.destination_blocks(block)),
+            wait=transfer_pb2.TransferWait(timeout=Duration(seconds=30)),
+        )  # fmt: skip
+        began = time.monotonic_ns()
+        ended = (await HandoffServiceStub(caller.destination).PullBlocks(request, timeout=CALL_S)).transfer
+        woken = time.monotonic_ns()
+        if ended.state != transfer_pb2.TRANSFER_STATE_SUCCEEDED:
+            raise InternalError(Reason.INTERNAL, f"a transfer failed: {ended.failure.message or ended}")
+        return Moved((woken - began) / 1e9, woken, ended)
 
     async def _look(self, channel: grpc.aio.Channel) -> None:
         check = health_pb2_grpc.HealthStub(channel).Check

@@ -87,7 +87,7 @@ async def run(options: argparse.Namespace, mode: str) -> dict[str, Any]:
             here = OverloadRun(options, place, others, kinds[place.destination.address])
             there = OverloadRun(options, place, others, kinds[place.unrelated.address])
             await here.rate(place.destination, 1.0)
-            served = (await here.rate(place.destination, options.rate_s))
+            served = await here.rate(place.destination, options.rate_s)
             limit = served["served"] / served["seconds"]
             say(f"{mode}: serves {limit:.0f} calls a second at its limit, {served['refused']}")
             rounds = []
@@ -119,6 +119,7 @@ async def _round(
         "served_per_s": round(outcome["served"] / seconds, 1),
         "refused": outcome["refused"],
         "kept_back": outcome["kept_back"],
+        "sent_back": outcome["sent_back"],
         "unanswered": outcome["unanswered"],
         "streams": outcome["streams"],
         "generator_processor_share": round(outcome["processor_s"] / seconds, 2),
@@ -134,8 +135,10 @@ async def _round(
         **_times("control", control.seen),
         **_times("flooded", flooded.seen),
         "control_served_per_s": round(control.outcome["served"] / control.outcome["seconds"], 1),
-        "ratio_p99_quiet": _ratio(flooded.seen, quiet),
-        "ratio_p99_control": _ratio(flooded.seen, control.seen),
+        "ratio_p99_quiet": _ratio(flooded.seen.pulls, quiet.pulls),
+        "ratio_p99_control": _ratio(flooded.seen.pulls, control.seen.pulls),
+        "ratio_unary_p99_quiet": _ratio(flooded.seen.unary, quiet.unary),
+        "ratio_unary_p99_control": _ratio(flooded.seen.unary, control.seen.unary),
         "rate_before_per_s": round(base["served"] / base["seconds"], 1),
         "full_speed_after_s": None if full is None else round(full + late, 2),
     }
@@ -143,14 +146,16 @@ async def _round(
 
 def _times(name: str, seen: Seen) -> dict[str, Any]:
     return {
-        f"{name}_pulls": len(seen.pulls),
+        f"{name}_pulls": len(seen.pulls) + len(seen.unary),
         f"{name}_p50_s": percentile(seen.pulls, 50),
         f"{name}_p99_s": percentile(seen.pulls, 99),
+        f"{name}_unary_p50_s": percentile(seen.unary, 50),
+        f"{name}_unary_p99_s": percentile(seen.unary, 99),
     }
 
 
-def _ratio(one: Seen, other: Seen) -> float | None:
-    mine, theirs = percentile(one.pulls, 99), percentile(other.pulls, 99)
+def _ratio(one: Sequence[float], other: Sequence[float]) -> float | None:
+    mine, theirs = percentile(one, 99), percentile(other, 99)
     return round(mine / theirs, 2) if mine and theirs else None
 
 

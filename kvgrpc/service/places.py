@@ -58,7 +58,7 @@ class Places:
         held = self._held.get(connection, 0)
         if held + count > self._each * share:
             self._refuse(f"this connection has {held} {self._what}, which is its limit: let some end first", self._each)
-        if self._taken + count > self._most * share and held + count > self._own:
+        if self._taken + held + count > self._most * share and held + count > self._own:
             self._refuse(
                 f"this server has {self._taken} {self._what}; its limit is {self._most}: come back later", self._most
             )

@@ -23,7 +23,7 @@ from kvgrpc.errors import (
     invalid,
 )
 from kvgrpc.service import grpc_status, telemetry
-from kvgrpc.service.callers import Metadata
+from kvgrpc.service.callers import Metadata, payer
 from kvgrpc.service.identity.gate import CALLER, KnownCaller
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.open_streams import OverError, StreamAnswers
@@ -37,6 +37,8 @@ _log = logging.getLogger(__name__)
 
 CALLS_A_TURN = 16
 """Number of calls to begin before the event loop runs other work: a message may have thousands."""
+CROWD = 64
+"""Number of unanswered calls of a stream from which it counts among the callers with many calls."""
 LAST_ANSWERS_S = 0.5
 """Maximum wait for open calls when the server ends, in seconds: their transfers have ended, so answers come soon."""
 
@@ -87,6 +89,7 @@ class ServedCallStream:
         standing = self._lead.standing
         while (message := await standing.read(self._context.read)) is not grpc.aio.EOF:
             check_request(message)
+            await self._turn(len(message.calls))
             self._answers.more = True
             await self._begin(message.calls)
             self._give_up(message.cancelled_call_ids)
@@ -115,6 +118,17 @@ class ServedCallStream:
             task.add_done_callback(partial(self._over, call.call_id))
             if count % CALLS_A_TURN == 0:
                 await asyncio.sleep(0)
+                await self._turn(0)
+
+    async def _turn(self, calls: int) -> None:
+        """Waits for the turn of a message of so many calls, if the server is busy. A stream with many calls makes it
+        so.
+        """
+        turns = self._lead.turns
+        if len(self._served) + calls > CROWD:
+            turns.handed_over()
+        if turns.busy:
+            await turns.take(payer(), patient=True)
 
     def _give_up(self, call_ids: Iterable[int]) -> None:
         for call_id in call_ids:

@@ -30,7 +30,7 @@ from kvgrpc.service.rpc.handoff import HandoffService
 from kvgrpc.service.rpc.handshake import HandshakeService
 from kvgrpc.service.rpc.health import Health
 from kvgrpc.service.rpc.lease import LeaseService
-from kvgrpc.service.rpc.method import Registrar
+from kvgrpc.service.rpc.method import MethodTable, Registrar
 from kvgrpc.service.rpc.peer import PeerService
 from kvgrpc.service.rpc.pool import PoolService
 from kvgrpc.service.rpc.rank import RankService, WorkerServer
@@ -82,6 +82,8 @@ SERVICES = tuple(
 )
 ADMIN_CONNECTIONS = 64
 """Maximum number of connections to the address for operators."""
+PENDING_MAX = 4_096
+"""Maximum number of calls that gRPC keeps before it hands them over. It cancels more, without a reason."""
 REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
 REFLECTION_V1ALPHA = "grpc.reflection.v1alpha.ServerReflection"
 
@@ -209,8 +211,11 @@ def _server(
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.min_ping_interval_without_data_ms", 1000),
             # A caller's library queues calls beyond this number, without an error.
-            ("grpc.max_concurrent_streams", limits.standing_per_connection + limits.calls_per_connection),
+            ("grpc.max_concurrent_streams", _streams(limits)),
             ("grpc.max_allowed_incoming_connections", limits.connections),
+            # Turns are fair, and gRPC is not: it cancels calls of all callers alike.
+            ("grpc.server.max_pending_requests", PENDING_MAX),
+            ("grpc.server.max_pending_requests_hard_limit", PENDING_MAX),
             ("grpc.server_handshake_timeout_ms", int(limits.connect_timeout_s * 1000)),
         ],
         # A call takes a place when its request has arrived. This limit bounds calls whose request never comes.
@@ -225,9 +230,11 @@ def _server(
     )
     # Each stands for a server: generated code calls only the methods that `Registrar` has.
     most = limits.message_bytes
-    registrar = Registrar(server, lead, standing, calls, most)
+    table = MethodTable(lead.turns)
+    server.add_generic_rpc_handlers((table,))
+    registrar = Registrar(table, lead, standing, calls, most)
     ours = cast(grpc.aio.Server, registrar)
-    others = cast(grpc.aio.Server, Registrar(server, lead, standing, calls, most, ours=False))
+    others = cast(grpc.aio.Server, Registrar(table, lead, standing, calls, most, ours=False))
     handshake_pb2_grpc.add_HandshakeServiceServicer_to_server(HandshakeService(lead), ours)
     handoff_pb2_grpc.add_HandoffServiceServicer_to_server(HandoffService(lead), ours)
     transfer_pb2_grpc.add_TransferServiceServicer_to_server(TransferService(lead), ours)
@@ -244,6 +251,11 @@ def _server(
         channelz_pb2_grpc.add_ChannelzServicer_to_server(channelz.aio.ChannelzServicer(), others)
         _add_reflection(others)
     return server
+
+
+def _streams(limits: Limits) -> int:
+    """Returns the number of open calls of a connection: no more than may have a place."""
+    return min(limits.streams_per_connection, limits.standing_per_connection + limits.calls_per_connection)
 
 
 def _add_reflection(server: grpc.aio.Server) -> None:
