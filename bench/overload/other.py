@@ -1,10 +1,12 @@
 """The well-behaved caller, and the look at health: what others get from a lead while one caller floods it."""
 
 import asyncio
+import functools
+import itertools
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -21,9 +23,10 @@ from kvgrpc.errors import InternalError, KVGrpcError, Reason
 from kvgrpc.v1 import handoff_pb2, transfer_pb2
 from kvgrpc.v1.handoff_pb2_grpc import HandoffServiceStub
 
+Pull = Callable[[Ids, Ids], Awaitable[Moved]]
 BLOCKS = 64
 PERIOD_S = 0.05
-"""Time from the beginning of a pull to the next one's, in seconds, unless a pull takes longer."""
+"""Time from the beginning of a pull to that of the next one, in seconds."""
 HEALTH_S = 0.1
 CALL_S = 60.0
 LATE_S = 10.0
@@ -75,21 +78,28 @@ class Others:
         return found
 
     async def _pull(self, caller: Caller) -> None:
-        number, due = 0, time.monotonic()
-        while True:
-            number = (number + 1) % BLOCKS
-            block = np.array([number], dtype=np.int64)
-            began, seen = time.monotonic(), self.seen
-            try:
-                moved = await (caller.pull(block, block) if number % 2 else self._unary_pull(caller, block))
-            except (KVGrpcError, grpc.RpcError) as error:
-                seen.failed[f"{getattr(error, 'reason', '')} {error}"[:200]] += 1
-            else:
-                (seen.pulls if number % 2 else seen.unary).append(moved.seconds)
-            due = max(due + PERIOD_S, time.monotonic())
-            await asyncio.sleep(due - time.monotonic())
+        """Begins pulls at their times, whatever becomes of those before; one whose block is in use is late."""
+        began = time.monotonic()
+        async with asyncio.TaskGroup() as group:
+            free = asyncio.Queue[int]()
+            for number in range(BLOCKS):
+                free.put_nowait(number)
+            for count in itertools.count(1):
+                number = await free.get()
+                pull = caller.pull if count % 2 else functools.partial(self._unary_pull, caller)
+                seen = self.seen.pulls if count % 2 else self.seen.unary
+                group.create_task(self._timed(pull, number, seen, free))
+                await asyncio.sleep(max(began + count * PERIOD_S - time.monotonic(), 0.0))
 
-    async def _unary_pull(self, caller: Caller, block: Ids) -> Moved:
+    async def _timed(self, pull: Pull, number: int, times: list[float], free: "asyncio.Queue[int]") -> None:
+        block, failed = np.array([number], dtype=np.int64), self.seen.failed
+        try:
+            times.append((await pull(block, block)).seconds)
+        except (KVGrpcError, grpc.RpcError) as error:
+            failed[str(error)[:200]] += 1
+        free.put_nowait(number)
+
+    async def _unary_pull(self, caller: Caller, block: Ids, _: Ids) -> Moved:
         job = handoff_pb2.HandOver(blocks=caller.source_blocks(block), content=content(1))
         handed = handoff_pb2.FinishedBlocksRequest(transfer_key=os.urandom(16), for_readers=job)
         grant = (await HandoffServiceStub(caller.source).FinishedBlocks(handed, timeout=CALL_S)).grant

@@ -1,9 +1,9 @@
 """Turns: the order in which calls begin while more come than this server can serve.
 
 gRPC hands calls over one after the other, whoever made them. A call that has not been handed over waits behind those of
-all other callers. So while calls come close together, they are handed over first, and wait here, each in the line of
-its caller; they begin while gRPC has no more. Under load all streams of a caller with too many calls wait here, and its
-own library holds the next ones back. The call of another caller is handed over at once, and has the next turn.
+all other callers. So a busy server has calls handed over first. They wait here, each in the line of its caller, and
+begin while gRPC has no more. All streams of a caller with too many calls wait here then, and its own library holds the
+next ones back. The call of another caller is handed over at once, and has the next turn.
 
 A caller is a principal, or a connection where callers have none. Calls of the engine's session and of peers' streams
 take no turns.
@@ -15,19 +15,22 @@ from contextvars import Context
 
 from kvgrpc.core.tables.fair_line import FairLine
 from kvgrpc.errors import Exhausted, Reason
+from kvgrpc.service.backlog import Backlog
 
-CLOSE_S = 0.002
-"""Time between two calls below which they come close together, in seconds. Other calls begin at once."""
-QUIET_ROUNDS = 6
-"""Number of rounds of the event loop in which gRPC hands over a call that it has."""
-QUIET_S = 0.000_1
-"""Minimum time of these rounds in seconds: threads of gRPC take part in them."""
-ROUNDS_MAX = 64
-"""Number of rounds after which calls begin although others still come."""
-BEGIN_S = 0.000_5
-"""Time in which calls begin, one in each round, before gRPC is given time again, in seconds."""
-AT_ONCE = 2
-"""Number of calls that begin without waiting between two turns, of callers that have none in line."""
+LOOK_S = 0.025
+"""Interval at which gRPC is asked for its backlog while calls come, in seconds."""
+BACKLOG_MAX = 8
+"""Number of calls that gRPC has not handed over, above which the server is busy."""
+STALLED_S = 0.02
+"""Time in which gRPC hands over a call that it has, in seconds. A call that does not come was given up by its caller."""
+LISTEN_S = 0.1
+"""Time after which calls begin although gRPC still has some, in seconds."""
+BEGIN_S = 0.002
+"""Time in which calls begin before gRPC's backlog is looked at again, in seconds."""
+ROUNDS = 3
+"""Rounds of the event loop for each call that begins: in the others, what the others wait for goes on."""
+AT_ONCE = 4
+"""Number of calls that begin without waiting between two looks at the backlog, of callers that have none in line."""
 LATE_S = 0.5
 """Time after which the newest call of a caller goes before its oldest, in seconds."""
 WAIT_S = 1.0
@@ -46,23 +49,34 @@ class Turns:
         self._bytes: dict[str, int] = {}
         """Bytes of requests in line, by caller."""
         self._bytes_of_all = 0
-        self._came_at = 0.0
         self.busy = False
-        """True while calls come close together or wait: then a call must `take` its turn. Read-only outside."""
-        self._rounds = 0
-        """Number of rounds since the last call was handed over."""
-        self._rounds_of_all = 0
-        """Number of rounds since calls began the last time."""
+        """True while the server is busy: then a call must `take` its turn. Read-only outside."""
+        self.backlogs: list[Backlog] = []
+        self._look_at = 0.0
+        self._awaited = 0
+        """Number of calls that gRPC has and that are awaited before calls begin."""
+        self._listens_since = 0.0
+        self._came_at = 0.0
         self._begin_until = 0.0
+        self._round = 0
         self._at_once = 0
+        self._stalled: asyncio.TimerHandle | None = None
 
     def handed_over(self) -> None:
         """Notes that gRPC has handed a call over. It may have more."""
-        now = time.perf_counter()
-        close, self._came_at, self._rounds = now - self._came_at < CLOSE_S, now, 0
-        if close and not self.busy:
-            self.busy, self._rounds_of_all, self._at_once = True, 0, 0
-            asyncio.get_running_loop().call_soon(self._look, context=Context())
+        now = self._came_at = time.perf_counter()
+        if self.busy:
+            self._awaited -= 1
+            if self._awaited == 0:
+                asyncio.get_running_loop().call_soon(self._look, context=Context())
+        elif now >= self._look_at:
+            self._look_at = now + LOOK_S
+            if self._backlog() > BACKLOG_MAX:
+                self.busy, self._listens_since, self._awaited = True, now, 0
+                self._look()
+
+    def _backlog(self) -> int:
+        return sum(backlog.count() for backlog in self.backlogs)
 
     async def take(self, caller: str, nbytes: int = 0, *, patient: bool = False) -> None:
         """Returns when it is a caller's turn. `nbytes` of a request are kept meanwhile.
@@ -102,20 +116,40 @@ class Turns:
             self._bytes.pop(caller, None)
 
     def _look(self) -> None:
-        """Gives a turn if gRPC has no more calls. Looks again in the next round, unless nobody waits."""
-        self._rounds += 1
-        self._rounds_of_all += 1
+        """Waits until gRPC has no more calls, then lets calls begin."""
+        now, self._at_once = time.perf_counter(), 0
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+        self._awaited = self._backlog()
+        if self._awaited and now < self._listens_since + LISTEN_S:
+            loop = asyncio.get_running_loop()
+            self._stalled = loop.call_later(STALLED_S, self._look_again, context=Context())
+        elif self._line:
+            self._awaited = 0
+            self._begin_until, self._round = now + BEGIN_S, 0
+            self._begin()
+        else:
+            self.busy = False
+
+    def _look_again(self) -> None:
+        """Looks again: a call that was awaited does not come."""
+        if time.perf_counter() >= self._came_at + STALLED_S:
+            for backlog in self.backlogs:
+                backlog.forget()
+        self._look()
+
+    def _begin(self) -> None:
+        """Gives turns, one in some rounds of the loop, for some time."""
         now = time.perf_counter()
-        quiet = self._rounds >= QUIET_ROUNDS and now >= self._came_at + QUIET_S
-        if quiet or now < self._begin_until or self._rounds_of_all >= ROUNDS_MAX:
-            if not self._line:
-                self.busy = False
-                return
-            if now >= self._begin_until:
-                self._begin_until, self._rounds, self._rounds_of_all = now + BEGIN_S, 0, 0
-            self._at_once = 0
+        if not self._line or now >= self._begin_until:
+            self._listens_since = now
+            self._look()
+            return
+        if self._round % ROUNDS == 0:
             self._give(now)
-        asyncio.get_running_loop().call_soon(self._look, context=Context())
+        self._round += 1
+        asyncio.get_running_loop().call_soon(self._begin, context=Context())
 
     def _give(self, now: float) -> None:
         caller, turn = self._line.next(now - LATE_S)

@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError, Message
 from kvgrpc.core.values.records import dataclass
 from kvgrpc.errors import InternalError, InvalidRequest, KVGrpcError, OutOfRange, Reason
 from kvgrpc.service import grpc_status, heap, telemetry
+from kvgrpc.service.backlog import Backlog
 from kvgrpc.service.call_records import OK
 from kvgrpc.service.callers import METADATA, payer
 from kvgrpc.service.identity.roles import METHODS
@@ -133,11 +134,12 @@ class MethodTable(grpc.GenericRpcHandler):
     walks over all these waits whenever one of them ends.
     """
 
-    def __init__(self, turns: Turns) -> None:
+    def __init__(self, turns: Turns, backlog: Backlog) -> None:
         self.by_path: dict[str, Any] = {}
-        self._turns = turns
+        self._turns, self._backlog = turns, backlog
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        self._backlog.handed_over += 1
         self._turns.handed_over()
         return self.by_path.get(handler_call_details.method)
 

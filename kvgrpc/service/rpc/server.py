@@ -22,6 +22,7 @@ from kvgrpc.core.values.networks import is_loopback
 from kvgrpc.errors import Reason
 from kvgrpc.peer.v1 import peer_pb2, peer_pb2_grpc, rank_pb2, rank_pb2_grpc
 from kvgrpc.service.address_in_use import AddressInUse
+from kvgrpc.service.backlog import Backlog, newest_server
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.places import OWN, Places
 from kvgrpc.service.rpc.admin import AdminService
@@ -230,7 +231,9 @@ def _server(
     )
     # Each stands for a server: generated code calls only the methods that `Registrar` has.
     most = limits.message_bytes
-    table = MethodTable(lead.turns)
+    backlog = Backlog(newest_server())
+    lead.turns.backlogs.append(backlog)
+    table = MethodTable(lead.turns, backlog)
     server.add_generic_rpc_handlers((table,))
     registrar = Registrar(table, lead, standing, calls, most)
     ours = cast(grpc.aio.Server, registrar)
