@@ -32,7 +32,7 @@ def main() -> None:
     for mode in modes:
         found[mode] = asyncio.run(run(options, mode))
     say("done")
-    print(json.dumps(found if options.json else found, indent=None if options.json else 2), flush=True)
+    print(json.dumps(found, indent=None if options.json else 2), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """The load generator, a process of its own: `python -m bench.overload.flood`, with a job as JSON on standard input.
 
-It offers calls at a rate, whatever becomes of them (open loop), or keeps a number of them in flight (closed loop, with a
-rate of 0). Like every client of HTTP/2 it opens no more streams at once than a connection may have: calls that are due
-then wait here, and the oldest of too many are given up. It ends by itself.
+It offers calls at a rate, whatever becomes of them (open loop), or keeps a number of them in flight (closed loop, with
+a rate of 0). Like every client of HTTP/2 it opens no more streams at once than a connection may have: calls that are
+due then wait here, and the oldest of too many are given up. It ends by itself.
 
 After its connections stand it prints a line, and begins when it reads one. Then it prints its result as JSON.
 """
@@ -123,35 +123,40 @@ class Connection:
             self._take(one)
 
     def _take(self, one: frames.Frame) -> None:
-        if one.kind == frames.DATA:
-            self._owed += len(one.payload)
-            if self._owed > frames.WINDOW_BYTES >> 2:
-                self.out += frames.frame(frames.WINDOW_UPDATE, 0, 0, self._owed.to_bytes(4, "big"))
-                self._owed = 0
-        elif one.kind == frames.HEADERS:
-            if one.flags & frames.END_STREAM and self.open.pop(one.stream, None) is not None:
-                self._flood.ended(*frames.status_of(one.payload))
-                self._most += GROWTH
-        elif one.kind == frames.RST_STREAM:
-            if self.open.pop(one.stream, None) is not None:
-                code = int.from_bytes(one.payload, "big")
-                if code == REFUSED_STREAM:  # every library sends such a call again
-                    self._pause_until = time.monotonic() + PAUSE_S
-                    self._most = len(self.open)
-                    self._flood.sent_back()
-                else:
-                    self._flood.ended(-1, f"RST_STREAM {code}")
-        elif one.kind == frames.SETTINGS and not one.flags & frames.ACK:
-            for at in range(0, len(one.payload), 6):
-                if int.from_bytes(one.payload[at : at + 2], "big") == frames.STREAMS_SETTING:
-                    self.streams = int.from_bytes(one.payload[at + 2 : at + 6], "big")
-            self.out += frames.frame(frames.SETTINGS, frames.ACK, 0, b"")
-        elif one.kind == frames.PING and not one.flags & frames.ACK:
-            self.out += frames.frame(frames.PING, frames.ACK, 0, one.payload)
-        elif one.kind == frames.WINDOW_UPDATE and one.stream == 0:
-            self._window += int.from_bytes(one.payload, "big")
-        elif one.kind == frames.GOAWAY:
-            self.over = True
+        match one.kind:
+            case frames.DATA:
+                self._received(len(one.payload))
+            case frames.HEADERS if one.flags & frames.END_STREAM:
+                if self.open.pop(one.stream, None) is not None:
+                    self._flood.ended(*frames.status_of(one.payload))
+                    self._most += GROWTH
+            case frames.RST_STREAM:
+                if self.open.pop(one.stream, None) is not None:
+                    self._broken_off(int.from_bytes(one.payload, "big"))
+            case frames.SETTINGS if not one.flags & frames.ACK:
+                self.streams = frames.streams_of(one.payload) or self.streams
+                self.out += frames.frame(frames.SETTINGS, frames.ACK, 0, b"")
+            case frames.PING if not one.flags & frames.ACK:
+                self.out += frames.frame(frames.PING, frames.ACK, 0, one.payload)
+            case frames.WINDOW_UPDATE if one.stream == 0:
+                self._window += int.from_bytes(one.payload, "big")
+            case frames.GOAWAY:
+                self.over = True
+
+    def _received(self, nbytes: int) -> None:
+        self._owed += nbytes
+        if self._owed > frames.WINDOW_BYTES >> 2:
+            self.out += frames.frame(frames.WINDOW_UPDATE, 0, 0, self._owed.to_bytes(4, "big"))
+            self._owed = 0
+
+    def _broken_off(self, code: int) -> None:
+        if code != REFUSED_STREAM:
+            self._flood.ended(-1, f"RST_STREAM {code}")
+            return
+        # Every library sends such a call again.
+        self._pause_until = time.monotonic() + PAUSE_S
+        self._most = len(self.open)
+        self._flood.sent_back()
 
 
 MARK = b"\xfe\xdc\xba\x98" * 4
@@ -271,6 +276,7 @@ SENT_AT_ONCE = 512
 
 
 def main() -> None:
+    """Runs one job."""
     flood = Flood(json.loads(sys.stdin.readline()))
     flood.greet()
     print("ready", flush=True)

@@ -72,6 +72,12 @@ def frames(buffer: bytearray) -> Iterator[Frame]:
     del buffer[:at]
 
 
+def streams_of(settings: bytes) -> int:
+    """Returns the number of streams that the server's settings allow a connection; 0 if they do not say it."""
+    rows = (settings[at : at + 6] for at in range(0, len(settings), 6))
+    return next((int.from_bytes(row[2:]) for row in rows if int.from_bytes(row[:2]) == STREAMS_SETTING), 0)
+
+
 def status_of(trailers: bytes) -> tuple[int, str]:
     """Returns the status and the reason of an answer's last headers; the reason is empty if there is none."""
     found = _STATUS.search(trailers)

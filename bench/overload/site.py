@@ -67,8 +67,10 @@ def site(*, tls: bool, flags: Sequence[str] = ()) -> Iterator[Site]:
             for party in (*LEADS, GREEDY, OTHER):
                 authority.issue(folder / party, [named(name) for name in ("localhost", f"spiffe://bench/{party}")])
             (folder / "roles.toml").write_text(ROLES)
-        places = [ends.enter_context(_lead(name, folder, tls=tls, flags=flags)) for name in LEADS]
-        yield Site(*places, folder if tls else None)
+        source, destination, unrelated = (
+            ends.enter_context(_lead(name, folder, tls=tls, flags=flags)) for name in LEADS
+        )
+        yield Site(source, destination, unrelated, folder if tls else None)
 
 
 @contextmanager

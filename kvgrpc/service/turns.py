@@ -22,13 +22,15 @@ LOOK_S = 0.025
 BACKLOG_MAX = 8
 """Number of calls that gRPC has not handed over, above which the server is busy."""
 STALLED_S = 0.02
-"""Time in which gRPC hands over a call that it has, in seconds. A call that does not come was given up by its caller."""
+"""Time in which gRPC hands over a call that it has, in seconds. A later one was given up by its caller."""
 LISTEN_S = 0.1
 """Time after which calls begin although gRPC still has some, in seconds."""
 BEGIN_S = 0.002
 """Time in which calls begin before gRPC's backlog is looked at again, in seconds."""
 ROUNDS = 3
 """Rounds of the event loop for each call that begins: in the others, what the others wait for goes on."""
+CROWD_S = 0.001
+"""Time in which the calls of a stream's message join the line, in seconds."""
 AT_ONCE = 4
 """Number of calls that begin without waiting between two looks at the backlog, of callers that have none in line."""
 LATE_S = 0.5
@@ -72,8 +74,14 @@ class Turns:
         elif now >= self._look_at:
             self._look_at = now + LOOK_S
             if self._backlog() > BACKLOG_MAX:
-                self.busy, self._listens_since, self._awaited = True, now, 0
+                self.busy, self._listens_since = True, now
                 self._look()
+
+    def crowd(self) -> None:
+        """Makes the server busy for the calls that one stream has brought."""
+        if not self.busy:
+            self.busy, self._listens_since, self._awaited = True, time.perf_counter(), 0
+            asyncio.get_running_loop().call_later(CROWD_S, self._look, context=Context())
 
     def _backlog(self) -> int:
         return sum(backlog.count() for backlog in self.backlogs)

@@ -126,7 +126,7 @@ class ServedCallStream:
         """
         turns = self._lead.turns
         if len(self._served) + calls > CROWD:
-            turns.handed_over()
+            turns.crowd()
         if turns.busy:
             await turns.take(payer(), patient=True)
 

@@ -1,4 +1,4 @@
-"""Waits for a transfer: one condition and one timeout, in WaitTransfer and in calls that wait for their own transfer."""
+"""Waits for a transfer: one condition and one timeout, in WaitTransfer and in calls that wait for their own."""
 
 from collections.abc import Callable
 
