@@ -18,6 +18,7 @@ GREEDY_BLOCKS = 64
 IN_FLIGHT = 64
 """Number of calls in flight at which the rate is measured that a lead serves."""
 SLOT_S = 0.1
+WINDOW_SLOTS = 5
 FULL = 0.9
 """Share of the rate before the flood that counts as full speed."""
 AFTER_S = 5.0
@@ -168,10 +169,11 @@ def percentile(times: Sequence[float], share: int) -> float | None:
 
 
 def full_speed_s(slots: dict[str, int], rate: float) -> float | None:
-    """Returns the time from which a lead serves at full speed, in seconds; None if it never does."""
-    for slot in range(int(AFTER_S / SLOT_S)):
-        if slots.get(str(slot), 0) >= FULL * rate * SLOT_S:
-            return (slot + 1) * SLOT_S
+    """Returns the time from which a lead serves at full speed for half a second, in seconds; None if it never does."""
+    for first in range(int(AFTER_S / SLOT_S) - WINDOW_SLOTS + 1):
+        served = sum(slots.get(str(slot), 0) for slot in range(first, first + WINDOW_SLOTS))
+        if served >= FULL * rate * SLOT_S * WINDOW_SLOTS:
+            return first * SLOT_S
     return None
 
 

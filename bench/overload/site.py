@@ -128,6 +128,11 @@ class Generator:
     def begin(self) -> None:
         self._say("go")
 
+    @property
+    def over(self) -> bool:
+        """True once there is a result."""
+        return self._process.poll() is not None
+
     def found(self) -> dict[str, Any]:
         """Waits for the end, and returns what became of the calls."""
         assert self._process.stdout is not None

@@ -9,12 +9,12 @@ from kvgrpc.core.actions import Answer
 from kvgrpc.errors import PermissionDenied, Reason
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.service.audit import Audit
+from kvgrpc.service.call_queue import CallQueue
 from kvgrpc.service.call_records import CallRecords
 from kvgrpc.service.engine_watchers import EngineWatchers
 from kvgrpc.service.identity.gate import EngineIds, Gate
 from kvgrpc.service.open_streams import OpenStreams
 from kvgrpc.service.runner import Runner
-from kvgrpc.service.turns import Turns
 from kvgrpc.service.watchers import Watchers
 from kvgrpc.v1 import common_pb2
 from kvgrpc.wire.bounds import text
@@ -41,7 +41,7 @@ class Lead:
         self.watchers = Watchers(runner)
         self.engine_watchers = EngineWatchers(runner)
         self.standing = OpenStreams()
-        self.turns = Turns()
+        self.call_queue = CallQueue()
         self.data_paths = data_paths
         self.read_runs = read_runs
         """Reads bytes of a rank's memory, by (offset, length), for debugging."""

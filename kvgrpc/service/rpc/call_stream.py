@@ -89,7 +89,7 @@ class ServedCallStream:
         standing = self._lead.standing
         while (message := await standing.read(self._context.read)) is not grpc.aio.EOF:
             check_request(message)
-            await self._turn(len(message.calls))
+            await self._enter(len(message.calls))
             self._answers.more = True
             await self._begin(message.calls)
             self._give_up(message.cancelled_call_ids)
@@ -118,17 +118,17 @@ class ServedCallStream:
             task.add_done_callback(partial(self._over, call.call_id))
             if count % CALLS_A_TURN == 0:
                 await asyncio.sleep(0)
-                await self._turn(0)
+                await self._enter(0)
 
-    async def _turn(self, calls: int) -> None:
-        """Waits for the turn of a message of so many calls, if the server is busy. A stream with many calls makes it
+    async def _enter(self, calls: int) -> None:
+        """Waits until a message of so many calls may begin, if the server is busy. A stream with many calls makes it
         so.
         """
-        turns = self._lead.turns
+        queue = self._lead.call_queue
         if len(self._served) + calls > CROWD:
-            turns.crowd()
-        if turns.busy:
-            await turns.take(payer(), patient=True)
+            queue.crowd()
+        if queue.busy:
+            await queue.enter(payer(), patient=True)
 
     def _give_up(self, call_ids: Iterable[int]) -> None:
         for call_id in call_ids:

@@ -16,12 +16,12 @@ from kvgrpc.core.values.records import dataclass
 from kvgrpc.errors import InternalError, InvalidRequest, KVGrpcError, OutOfRange, Reason
 from kvgrpc.service import grpc_status, heap, telemetry
 from kvgrpc.service.backlog import Backlog
+from kvgrpc.service.call_queue import CallQueue
 from kvgrpc.service.call_records import OK
 from kvgrpc.service.callers import METADATA, payer
 from kvgrpc.service.identity.roles import METHODS
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.places import CONNECTION, STANDING_BYTES, CallPlace, Method, Places
-from kvgrpc.service.turns import Turns
 from kvgrpc.wire import fields, paths
 
 _log = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ def streaming(
     @functools.wraps(method)
     async def call(self: _Self, request: _Request, context: Any) -> AsyncIterator[_Reply]:
         traceparent = telemetry.traceparent_of(METADATA.get())
-        requests: Any = _readable(context, self._lead.turns) if isinstance(request, AsyncIterator) else request
+        requests: Any = _readable(context, self._lead.call_queue) if isinstance(request, AsyncIterator) else request
         try:
             check_request(request)
             async for reply in method(self, requests, traceparent):
@@ -128,19 +128,19 @@ class _Unreadable:
 
 
 class MethodTable(grpc.GenericRpcHandler):
-    """All methods of one server, by their paths. `turns` hears of each call: gRPC asks here when it hands one over.
+    """All methods of one server, by their paths. `queue` hears of each call: gRPC asks here when it hands one over.
 
     Methods that gRPC knows in advance slow every call: its asyncio server keeps a wait for the next call of each, and
     walks over all these waits whenever one of them ends.
     """
 
-    def __init__(self, turns: Turns, backlog: Backlog) -> None:
+    def __init__(self, queue: CallQueue, backlog: Backlog) -> None:
         self.by_path: dict[str, Any] = {}
-        self._turns, self._backlog = turns, backlog
+        self._queue, self._backlog = queue, backlog
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         self._backlog.handed_over += 1
-        self._turns.handed_over()
+        self._queue.handed_over()
         return self.by_path.get(handler_call_details.method)
 
 
@@ -195,16 +195,16 @@ class Registrar:
         read: Callable[[bytes], object] | None = None,
         write: Callable[[Any], bytes] | None = None,
     ) -> Method:
-        """Returns a method that only callers with a role for it reach, at their turn, and that holds a place meanwhile.
+        """Returns a method that only callers with a role for it reach, when it may begin. It holds a place meanwhile.
 
-        A method with `read` parses its request itself, at its turn: a refused call costs less. A method with `write`
+        A method with `read` parses its request itself, when it begins: a refused call costs less. A method with `write`
         serializes its reply itself, so that an error in it is an error of the method. A library's
         method that refuses a call returns no reply. The error that ends a call, kept by its context, refers to neither
         context nor request. Each call is counted with its time and its code.
         """
         assert name in METHODS, f"{name} has no row in the table of roles"
         lead, standing = self._lead, self._standing if places is self._calls else None
-        turns = lead.turns
+        queue = lead.call_queue
 
         async def call(request: Any, context: Any) -> object:
             connection, began, code = context.peer(), time.perf_counter(), OK
@@ -213,8 +213,8 @@ class Registrar:
                 place = CallPlace(places, connection, standing)
                 try:
                     lead.gate.admit(context, name, lead.ticket)
-                    if turns.busy:
-                        await turns.take(payer(), len(request) if read else 0)
+                    if queue.busy:
+                        await queue.enter(payer(), len(request) if read else 0)
                     if read is not None:
                         request = read(request)
                     reply = await method(request, context)
@@ -328,13 +328,13 @@ def check_request(request: object) -> None:
         _check_legible(request)
 
 
-async def _readable(context: Any, turns: Turns) -> AsyncIterator[Any]:
-    """Yields the requests of a stream, each at its turn. gRPC's own iterator, left before its end, keeps itself and the
-    last request.
+async def _readable(context: Any, queue: CallQueue) -> AsyncIterator[Any]:
+    """Yields the requests of a stream, each when it may begin. gRPC's own iterator, left before its end, keeps itself
+    and the last request.
     """
     while (request := await context.read()) is not grpc.aio.EOF:
         check_request(request)
-        if turns.busy:
-            await turns.take(payer(), patient=True)
+        if queue.busy:
+            await queue.enter(payer(), patient=True)
         yield request
         del request  # frees it now: the next request may come much later

@@ -214,7 +214,7 @@ def _server(
             # A caller's library queues calls beyond this number, without an error.
             ("grpc.max_concurrent_streams", _streams(limits)),
             ("grpc.max_allowed_incoming_connections", limits.connections),
-            # Turns are fair, and gRPC is not: it cancels calls of all callers alike.
+            # The call queue is fair, and gRPC is not: it cancels calls of all callers alike.
             ("grpc.server.max_pending_requests", PENDING_MAX),
             ("grpc.server.max_pending_requests_hard_limit", PENDING_MAX),
             ("grpc.server_handshake_timeout_ms", int(limits.connect_timeout_s * 1000)),
@@ -232,8 +232,8 @@ def _server(
     # Each stands for a server: generated code calls only the methods that `Registrar` has.
     most = limits.message_bytes
     backlog = Backlog(newest_server())
-    lead.turns.backlogs.append(backlog)
-    table = MethodTable(lead.turns, backlog)
+    lead.call_queue.backlogs.append(backlog)
+    table = MethodTable(lead.call_queue, backlog)
     server.add_generic_rpc_handlers((table,))
     registrar = Registrar(table, lead, standing, calls, most)
     ours = cast(grpc.aio.Server, registrar)

@@ -119,8 +119,8 @@ class TransferService(transfer_pb2_grpc.TransferServiceServicer):
             yield transfer_pb2.WatchTransfersResponse(header=header, history_lost=backlog is None)
             while True:
                 header.event_seq, change = await watch.next()
-                if lead.turns.busy:
-                    await lead.turns.take(payer())
+                if lead.call_queue.busy:
+                    await lead.call_queue.enter(payer())
                 transfer = answers.transfer(change, lead.runner.time()) if change else None
                 yield transfer_pb2.WatchTransfersResponse(header=header, transfer=transfer)
 
