@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import grpc
 
 from bench.overload.kinds import Kind
 from examples.certs import Authority, named
+from tests.service.engines import wait_until
 
 BLOCKS = 256
 READY_S = 60.0
@@ -86,11 +86,9 @@ def _lead(name: str, folder: Path, *, tls: bool, flags: Sequence[str]) -> Iterat
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment)
     try:
-        until = time.monotonic() + READY_S
-        while not ready.exists():
-            if process.poll() is not None or time.monotonic() > until:
-                raise RuntimeError(f"the lead {name} did not start:\n{log.read_text(errors='replace')}")
-            time.sleep(0.05)
+        wait_until(lambda: ready.exists() or process.poll() is not None, READY_S, lambda: f"the lead {name} starts")
+        if not ready.exists():
+            raise RuntimeError(f"the lead {name} did not start:\n{log.read_text(errors='replace')}")
         yield LeadPlace(json.loads(ready.read_text())["address"], process.pid)
         if process.poll() is not None:
             raise RuntimeError(f"the lead {name} ended with {process.returncode}:\n{log.read_text(errors='replace')}")

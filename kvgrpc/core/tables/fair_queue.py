@@ -1,8 +1,8 @@
 """The fair queue: items of callers that get equal shares, however many items each of them has.
 
 Each caller has a clock, which goes on by the cost of each of its items. The next item is of the caller whose clock is
-lowest, and of equal clocks the one that has been so for longest. A caller that comes back begins at the lowest clock:
-nobody saves a share up, and ever new callers do not keep those that wait from their shares.
+lowest, and of equal clocks the one that has been so for longest. A caller that comes begins after the last item: nobody
+saves a share up, and ever new callers do not keep those that wait from their shares.
 
 Of one caller the oldest item goes first. If that one is late, the newest goes first: the caller still waits for the
 newest, and mostly not for the oldest. `take_late` takes the oldest out.
@@ -32,6 +32,8 @@ class FairQueue(Generic[_Item]):
         self._numbers = count()
         self._clocks: dict[str, float] = {}
         """Clocks of callers that are not in `_waiting`. Some are behind the lowest."""
+        self._entry = 0.0
+        """Minimum clock of a caller that comes: one past the last item's."""
         self._count = 0
 
     def __len__(self) -> int:
@@ -47,12 +49,12 @@ class FairQueue(Generic[_Item]):
         return len(self._clocks)
 
     def join(self, caller: str, item: _Item, cost: float, now: float) -> None:
-        """Adds an item of some cost, which must not be in the queue."""
+        """Adds an item, which must not be in the queue. It costs 1 or more."""
         items = self._waiting.get(caller)
         if items is None:
             items = self._waiting[caller] = OrderedDict()
-            lowest = self._order[0][0] if self._order else 0.0
-            heapq.heappush(self._order, (max(lowest, self._clocks.pop(caller, 0.0)), next(self._numbers), caller))
+            clock = max(self._entry, self._clocks.pop(caller, 0.0))
+            heapq.heappush(self._order, (clock, next(self._numbers), caller))
         items[item] = (cost, now)
         self._count += 1
 
@@ -69,6 +71,7 @@ class FairQueue(Generic[_Item]):
         while not self._waiting[self._order[0][2]]:
             self._retire(self._order[0][0])
         clock, _, caller = self._order[0]
+        self._entry = clock + 1.0
         items = self._waiting[caller]
         _, since = next(iter(items.values()))
         item, (cost, _) = items.popitem(last=since < late)
@@ -98,6 +101,7 @@ class FairQueue(Generic[_Item]):
         self._clocks[caller] = clock
         if not self._order:
             self._clocks.clear()
+            self._entry = 0.0
         elif len(self._clocks) > 2 * len(self._order) + CLOCKS_MIN:
             lowest = self._order[0][0]
             self._clocks = {name: at for name, at in self._clocks.items() if at > lowest}
