@@ -163,16 +163,18 @@ class Server:
         assert self._sessions is not None
         await self._sessions.over.wait()
 
-    async def stop(self, drain_s: float = 0.0) -> None:
-        """Takes no new work, lets work in progress go on for `drain_s` seconds, then ends everything in order."""
+    async def stop(self, drain_s: float = 0.0, reason: str = "the server ends") -> None:
+        """Takes no new work, lets work in progress go on for `drain_s` seconds, then ends everything in order. `reason`
+        is what GetDrain says meanwhile.
+        """
         try:
-            await self._stop(drain_s)
+            await self._stop(drain_s, reason)
         finally:
             if self.tls is not None:
                 self.tls.close()
 
-    async def _stop(self, drain_s: float) -> None:
-        self._node.state.life.draining = self._node.state.life.stopping = True
+    async def _stop(self, drain_s: float, reason: str) -> None:
+        self._node.state.life.drain(reason, self._runner.time(), stopping=True)
         self._lead.engine_watchers.changed()
         if self._grpc is None or self._health is None:
             return  # not started

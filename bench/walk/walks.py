@@ -1,15 +1,16 @@
 """Walks: the Python calls of kvgrpc that one hand-over, one pull and one put tensor make in two servers.
 
 Both servers run in this process, over shm, and are called by plain stubs, so that no client is counted. Each request is
-counted the second time, when connections and caches exist.
+made several times, and the shortest walk counts: the first lacks connections and caches, and a timer runs in others.
 """
 
 import asyncio
 import os
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Awaitable
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -31,6 +32,8 @@ NOT_WALKED = tuple(str(ROOT / name) + os.sep for name in ("client", "v1", "peer"
 BLOCKS = 7
 TENSOR_BYTES = 10_000
 WAIT = Duration(seconds=20)
+WALKS = 4
+"""Number of times that each request is made."""
 
 
 @dataclass(frozen=True)
@@ -46,20 +49,26 @@ class Walk:
 
 
 async def walks() -> dict[str, Walk]:
-    """Returns all three walks, by name. Raises AssertionError if a request did not succeed."""
+    """Returns all three walks, by name, each the shortest of WALKS.
+
+    Raises AssertionError if a request did not succeed.
+    """
     blocks = Config(listen="127.0.0.1:0", data_paths=("shm",))
     store = Config(listen="127.0.0.1:0", data_paths=("shm",), tensors=TensorsConfig(store_bytes=1 << 20))
-    found: dict[str, Walk] = {}
+    found: dict[str, list[Walk]] = defaultdict(list)
     async with _Pair(blocks) as pair:
-        for _ in range(2):
+        for _ in range(WALKS):
             here, there = await pair.allocated(0, BLOCKS), await pair.allocated(1, BLOCKS)
-            token, found["hand_over"] = await _counted(pair.hand_over(here))
-            _, found["pull"] = await _counted(pair.pull(token, there))
+            token, hand_over = await _counted(pair.hand_over(here))
+            _, pull = await _counted(pair.pull(token, there))
+            found["hand_over"].append(hand_over)
+            found["pull"].append(pull)
     async with _Pair(store) as pair:
-        for _ in range(2):
+        for _ in range(WALKS):
             pages = await pair.allocated(0, -(-TENSOR_BYTES // store.tensors.page_bytes))
-            _, found["put_tensor"] = await _counted(pair.put(pages.allocation_id))
-    return found
+            _, put = await _counted(pair.put(pages.allocation_id))
+            found["put_tensor"].append(put)
+    return {name: min(made, key=attrgetter("calls")) for name, made in found.items()}
 
 
 async def _counted(work: Awaitable[Any]) -> tuple[Any, Walk]:

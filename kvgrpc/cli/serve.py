@@ -247,10 +247,10 @@ async def _serve(settings: "Config", launched: int | None = None, reload: "Reloa
     except KVGrpcError as error:
         return _report(EXIT_CONFIG, error)
     telemetry.configure(server.config.engine_id, __version__, settings.trace_ring_spans)
-    stopping = asyncio.Event()
+    stopping, signals = asyncio.Event(), list[signal.Signals]()
     loop = asyncio.get_running_loop()
     for number in _STOPS:
-        loop.add_signal_handler(number, _told_to_stop, stopping, server)
+        loop.add_signal_handler(number, _told_to_stop, stopping, server, signals, number)
     try:
         await server.start()
     except AddressInUse as error:
@@ -270,15 +270,19 @@ async def _serve(settings: "Config", launched: int | None = None, reload: "Reloa
         loop.add_reader(launched, _gone, launched, stopping)
     ends = [stopping.wait(), *([server.engine_over()] if settings.exit_with_engine else [])]
     await asyncio.wait([asyncio.ensure_future(end) for end in ends], return_when=asyncio.FIRST_COMPLETED)
-    await server.stop(settings.drain_s if reload is None else reload.settings.drain_s)
+    drain_s = settings.drain_s if reload is None else reload.settings.drain_s
+    await server.stop(drain_s, signals[0].name if signals else "the engine is gone")
     telemetry.flush()
     return 0
 
 
-def _told_to_stop(stopping: asyncio.Event, server: "Server") -> None:
-    """Stops the server in order; when told again, without waiting for work in progress."""
+def _told_to_stop(
+    stopping: asyncio.Event, server: "Server", signals: list[signal.Signals], number: signal.Signals
+) -> None:
+    """Stops the server in order; when told again, without waiting for work in progress. Adds to `signals`."""
     if stopping.is_set():
         server.hurry()
+    signals.append(number)
     stopping.set()
 
 

@@ -327,12 +327,21 @@ class Client(HandoffCalls):
         """Returns whether the server takes work, what it has done, and what is in flight."""
         return await self._call.read(self._admin.GetStatus, admin_pb2.GetStatusRequest(), options)
 
-    async def drain(self, *, cancel: bool = False, **options: Unpack[opt.EffectOptions]) -> admin_pb2.DrainResponse:
-        """Stops the server from taking new work, or with `cancel` lets it take work again. The reply comes at once and
-        says what is still in flight. Call again until nothing is, then stop the server.
+    async def start_drain(self, reason: str = "", **options: Unpack[opt.EffectOptions]) -> admin_pb2.StartDrainResponse:
+        """Stops the server from taking new work. The reply comes at once and names what is still in progress. Call
+        `get_drain` until nothing is, then stop the server.
         """
-        request = admin_pb2.DrainRequest(cancel=cancel, **fields(options))
-        return await self._call.change(self._admin.Drain, request, options)
+        request = admin_pb2.StartDrainRequest(reason=reason, **fields(options))
+        return await self._call.change(self._admin.StartDrain, request, options)
+
+    async def cancel_drain(self, **options: Unpack[opt.EffectOptions]) -> admin_pb2.CancelDrainResponse:
+        """Lets the server take new work again."""
+        request = admin_pb2.CancelDrainRequest(**fields(options))
+        return await self._call.change(self._admin.CancelDrain, request, options)
+
+    async def get_drain(self, page_size: int = 0, **options: Unpack[opt.CallOptions]) -> admin_pb2.GetDrainResponse:
+        """Returns whether the server drains, and what is in progress with its owners; at most `page_size` rows."""
+        return await self._call.read(self._admin.GetDrain, admin_pb2.GetDrainRequest(page_size=page_size), options)
 
     async def peers(self, **options: Unpack[opt.ListOptions]) -> admin_pb2.ListPeersResponse:
         """Returns the engines that this one knows, newest first."""

@@ -22,7 +22,7 @@ def take_over(new: NodeState, old: NodeState, incarnation: int, now: float) -> l
     transfers: those that were not over have failed with INTERNAL_DEFECT.
     """
     new.now = max(now, old.now)
-    new.life.draining, new.life.stopping = old.life.draining, old.life.stopping
+    new.life.go_on_draining(old.life)
     new.begin(LifeBegan(incarnation, b"", None))
     new.life.defect = f"{MESSAGE}, and the next one has not begun"
     new.send.leases.take_over(old.send.leases, new.now)

@@ -18,7 +18,7 @@ from kvgrpc.core.access.checksums import ChecksumCalls
 from kvgrpc.core.access.openings import AccessOpenings
 from kvgrpc.core.access.post_sends import PostSends
 from kvgrpc.core.access.served_accesses import ServedAccesses
-from kvgrpc.core.actions import Acknowledged, Action, Drained, SendClose, TransferChanged
+from kvgrpc.core.actions import Acknowledged, Action, DrainChanged, SendClose, TransferChanged
 from kvgrpc.core.defects import closings, take_over
 from kvgrpc.core.idempotency import Begun
 from kvgrpc.core.invariants import check
@@ -280,7 +280,8 @@ class Node:
             events.ProcessEnded: (self._quarantine.process_ended,),
             events.Rekeyed: (self._quarantine.rekeyed,),
             events.ReleaseQuarantine: (self._quarantine.release,),
-            events.Drain: (self._drain,),
+            events.StartDrain: (self._start_drain,),
+            events.CancelDrain: (self._cancel_drain,),
         }  # fmt: skip
 
     def _make_deadlines(self) -> dict[Timer, Callable[[str], None]]:
@@ -350,13 +351,17 @@ class Node:
         count = self.state.transfers.acknowledge(event.transfer_ids, event.call.principal, asking=event.validate_only)
         self.state.reply(event.call.id, Acknowledged(count))
 
-    def _drain(self, event: events.Drain) -> None:
-        """Handles Drain: refuses new work, or takes it again. A server that was told to end keeps refusing."""
-        state = self.state
-        if not event.validate_only and not state.life.stopping:
-            state.life.draining = not event.cancel
-        transfers, quarantined = state.transfers, sum(state.pool.pins.quarantined)
-        state.reply(event.call.id, Drained(transfers.going_on, len(state.send.leases), quarantined, transfers.oldest))
+    def _start_drain(self, event: events.StartDrain) -> None:
+        life = self.state.life
+        if not event.validate_only and not life.stopping:
+            life.drain(event.reason, self.state.now)
+        self.state.reply(event.call.id, DrainChanged(life.draining))
+
+    def _cancel_drain(self, event: events.CancelDrain) -> None:
+        life = self.state.life
+        if not event.validate_only:
+            life.cancel_drain()
+        self.state.reply(event.call.id, DrainChanged(life.draining))
 
     def _memory_gone(self, _: events.MemoryGone) -> None:
         """Takes the end of earlier lives' memory, and with it of what they left in quarantine."""

@@ -17,11 +17,11 @@ def admission(lead: Lead) -> tuple["handshake_pb2.Admission.ValueType", str]:
     state = lead.runner.node.state
     if state.life.description is None:
         return handshake_pb2.ADMISSION_NO_ENGINE, state.life.defect or "no engine is attached"
+    if (age_s := lead.progress_age_s()) > WEDGED_S:  # before a drain, which does not end then
+        return handshake_pb2.ADMISSION_WEDGED, f"no data path made progress for {age_s:.0f} s"
     if state.life.draining:
         why = "the server is shutting down" if state.life.stopping else "the server was told to take no new work"
         return handshake_pb2.ADMISSION_DRAINING, why
-    if (age_s := lead.progress_age_s()) > WEDGED_S:
-        return handshake_pb2.ADMISSION_WEDGED, f"no data path made progress for {age_s:.0f} s"
     anew = f"the memory is being registered again: {state.pool.rekeying}" if state.pool.rekeying else ""
     if full := anew or state.pool.quarantine_full():
         return handshake_pb2.ADMISSION_QUARANTINE_FULL, full

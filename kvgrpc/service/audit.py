@@ -102,17 +102,18 @@ class Audit:
         if error is not None and self._too_often(caller, now):
             return
         target = " ".join(f"{name}={value}" for name, value in target_of(request).items() if value not in ("", 0, []))
+        said = getattr(request, "message", "") or getattr(request, "reason", "")
         record = AuditRecord(
             self._number, now, note(caller), note(connection), method, note(target),
-            DONE if error is None else error.reason.value, note(getattr(request, "message", "")),
+            DONE if error is None else error.reason.value, note(said),
         )  # fmt: skip
         (self._done if error is None else self._refused).add(record)
         if _log.isEnabledFor(logging.INFO):
-            said = {
+            line = {
                 "caller": record.caller, "connection": record.connection, "method": method, "target": record.target,
                 "outcome": record.outcome, "message": record.message,
             }  # fmt: skip
-            _log.info("audit %s", json.dumps(said))
+            _log.info("audit %s", json.dumps(line))
 
     def _too_often(self, caller: str, now: float) -> bool:
         """Counts a refused call. Returns whether its caller has had enough records of this minute."""
@@ -154,7 +155,8 @@ AUDITED: Mapping[str, Callable[[Any], Target]] = {
     "CancelTransfer": _cancelled,
     "ReleaseLease": _released,
     "ReclaimBlocks": _reclaimed,
-    "Drain": lambda request: {"cancel": int(request.cancel)},
+    "StartDrain": lambda _: {},
+    "CancelDrain": lambda _: {},
     "ReleaseQuarantine": _unquarantined,
     "ForgetEngine": lambda request: {"engine_id": request.engine_id},
 }

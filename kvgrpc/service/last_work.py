@@ -9,6 +9,9 @@ _log = logging.getLogger(__name__)
 
 DRAIN_POLL_S = 0.05
 
+NAMED = 5
+"""Number of transfers, and of leases, that a line of the log names: the oldest."""
+
 
 class LastWork:
     """The wait for transfers and leases before a server stops."""
@@ -27,11 +30,22 @@ class LastWork:
         until = loop.time() + most_s
         if any(self._left()) and most_s > 0:
             _log.info("draining for at most %g s: %d transfers and %d leases are going on", most_s, *self._left())
+            self._name_what_is_left(logging.INFO)
         while any(self._left()) and loop.time() < until and not self._hurried:  # noqa: ASYNC110 - once in a process
             await asyncio.sleep(DRAIN_POLL_S)
         if any(self._left()):
             _log.warning("stopping: %d transfers and %d leases end with the server", *self._left())
+            self._name_what_is_left(logging.WARNING)
 
     def _left(self) -> tuple[int, int]:
         state = self._runner.node.state
         return len(state.transfers.unfinished()), len(state.send.leases)
+
+    def _name_what_is_left(self, level: int) -> None:
+        """Logs the oldest transfers and leases, one a line, with their owners. Names from outside are quoted."""
+        state = self._runner.node.state
+        for t in state.transfers.unfinished()[:NAMED]:
+            line = "in progress: transfer %s (%s, %s) of %r, request %r, peer %r"
+            _log.log(level, line, t.id, t.direction.name, t.state.name, t.owner, t.request_id, t.peer_engine_id)
+        for lease in sorted(state.send.leases, key=lambda lease: lease.granted)[:NAMED]:
+            _log.log(level, "in progress: lease %s of %r, request %r", lease.id, lease.owner, lease.request_id)

@@ -142,7 +142,12 @@ FREE_BLOCKS = Method("FreeBlocks", pool_pb2.FreeBlocksResponse, _counted(request
 RECLAIM_BLOCKS = Method(
     "ReclaimBlocks", pool_pb2.ReclaimBlocksResponse, _plain(requests.reclaim_blocks), answers.put_reclaimed
 )
-DRAIN = Method("Drain", admin_pb2.DrainResponse, _plain(requests.drain), answers.put_drained)
+START_DRAIN = Method(
+    "StartDrain", admin_pb2.StartDrainResponse, _plain(requests.start_drain), answers.put_drain_changed
+)
+CANCEL_DRAIN = Method(
+    "CancelDrain", admin_pb2.CancelDrainResponse, _plain(requests.cancel_drain), answers.put_drain_changed
+)
 RELEASE_QUARANTINE = Method(
     "ReleaseQuarantine",
     admin_pb2.ReleaseQuarantineResponse,

@@ -11,7 +11,9 @@ from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from kvgrpc.v1 import common_pb2 as _common_pb2
 from kvgrpc.v1 import handshake_pb2 as _handshake_pb2
+from kvgrpc.v1 import lease_pb2 as _lease_pb2
 from kvgrpc.v1 import pool_pb2 as _pool_pb2
+from kvgrpc.v1 import transfer_pb2 as _transfer_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -464,49 +466,194 @@ class Counts(_message.Message):
 Global___Counts: _TypeAlias = Counts  # noqa: Y015
 
 @_typing.final
-class DrainRequest(_message.Message):
-    """Whether to drain or to take work again."""
+class StartDrainRequest(_message.Message):
+    """Order to take no new work."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
-    CANCEL_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     idempotency_key: _builtins.str
     """Idempotency key; see common.proto."""
-    cancel: _builtins.bool
-    """Take work again. A server that was told to end (SIGTERM) still ends."""
+    reason: _builtins.str
+    """Reason for the drain, for people; shortened to 1,024 bytes."""
     validate_only: _builtins.bool
     """Only check the call; see common.proto. The reply says what is in progress."""
     def __init__(
         self,
         *,
         idempotency_key: _builtins.str = ...,
-        cancel: _builtins.bool = ...,
+        reason: _builtins.str = ...,
         validate_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "idempotency_key", b"idempotency_key", "validate_only", b"validate_only"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["idempotency_key", b"idempotency_key", "reason", b"reason", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___DrainRequest: _TypeAlias = DrainRequest  # noqa: Y015
+Global___StartDrainRequest: _TypeAlias = StartDrainRequest  # noqa: Y015
 
 @_typing.final
-class DrainResponse(_message.Message):
-    """Work that is still in progress."""
+class StartDrainResponse(_message.Message):
+    """State after the order."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     HEADER_FIELD_NUMBER: _builtins.int
+    DRAIN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def header(self) -> _common_pb2.ResponseHeader:
+        """The answering engine and its incarnation."""
+
+    @_builtins.property
+    def drain(self) -> Global___Drain:
+        """State of the drain, with at most 100 blockers."""
+
+    def __init__(
+        self,
+        *,
+        header: _common_pb2.ResponseHeader | None = ...,
+        drain: Global___Drain | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StartDrainResponse: _TypeAlias = StartDrainResponse  # noqa: Y015
+
+@_typing.final
+class CancelDrainRequest(_message.Message):
+    """Order to take new work again."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    idempotency_key: _builtins.str
+    """Idempotency key; see common.proto."""
+    validate_only: _builtins.bool
+    """Only check the call; see common.proto. The reply says what is in progress."""
+    def __init__(
+        self,
+        *,
+        idempotency_key: _builtins.str = ...,
+        validate_only: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["idempotency_key", b"idempotency_key", "validate_only", b"validate_only"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelDrainRequest: _TypeAlias = CancelDrainRequest  # noqa: Y015
+
+@_typing.final
+class CancelDrainResponse(_message.Message):
+    """State after the order."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    DRAIN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def header(self) -> _common_pb2.ResponseHeader:
+        """The answering engine and its incarnation."""
+
+    @_builtins.property
+    def drain(self) -> Global___Drain:
+        """State of the drain, with at most 100 blockers."""
+
+    def __init__(
+        self,
+        *,
+        header: _common_pb2.ResponseHeader | None = ...,
+        drain: Global___Drain | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelDrainResponse: _TypeAlias = CancelDrainResponse  # noqa: Y015
+
+@_typing.final
+class GetDrainRequest(_message.Message):
+    """Bound of the reply."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    page_size: _builtins.int
+    """Maximum number of blockers, at most 1,000; 0 means 100. The list ends after about 1 MB, so it may have fewer."""
+    def __init__(
+        self,
+        *,
+        page_size: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetDrainRequest: _TypeAlias = GetDrainRequest  # noqa: Y015
+
+@_typing.final
+class GetDrainResponse(_message.Message):
+    """State of the drain."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    DRAIN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def header(self) -> _common_pb2.ResponseHeader:
+        """The answering engine and its incarnation."""
+
+    @_builtins.property
+    def drain(self) -> Global___Drain:
+        """State of the drain."""
+
+    def __init__(
+        self,
+        *,
+        header: _common_pb2.ResponseHeader | None = ...,
+        drain: Global___Drain | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetDrainResponse: _TypeAlias = GetDrainResponse  # noqa: Y015
+
+@_typing.final
+class Drain(_message.Message):
+    """Whether the server drains, and the work that is still in progress."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
     ADMISSION_FIELD_NUMBER: _builtins.int
+    AGE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
     TRANSFER_COUNT_FIELD_NUMBER: _builtins.int
     LEASE_COUNT_FIELD_NUMBER: _builtins.int
     QUARANTINED_BLOCK_COUNT_FIELD_NUMBER: _builtins.int
     OLDEST_TRANSFER_ID_FIELD_NUMBER: _builtins.int
+    BLOCKERS_FIELD_NUMBER: _builtins.int
+    BLOCKER_COUNT_FIELD_NUMBER: _builtins.int
     admission: _handshake_pb2.Admission.ValueType
-    """Whether the server takes work now."""
+    """Whether the server takes work now. A server that drains may also be wedged."""
+    reason: _builtins.str
+    """Reason of the drain: the text of StartDrain or, for a server that ends, what ended it, such as "SIGTERM". Empty if
+    none was stated.
+    """
     transfer_count: _builtins.int
     """Number of transfers that are not over."""
     lease_count: _builtins.int
@@ -514,28 +661,91 @@ class DrainResponse(_message.Message):
     quarantined_block_count: _builtins.int
     """Number of blocks in quarantine."""
     oldest_transfer_id: _builtins.str
-    """Id of the oldest transfer that is not over; empty when all are over."""
+    """Id of the oldest transfer that is not over and that the caller may see; empty when there is none."""
+    blocker_count: _builtins.int
+    """Number of all rows, of which `blockers` has the oldest."""
     @_builtins.property
-    def header(self) -> _common_pb2.ResponseHeader:
-        """The answering engine and its incarnation."""
+    def age(self) -> _duration_pb2.Duration:
+        """Time since the drain began; unset while the server does not drain."""
+
+    @_builtins.property
+    def blockers(self) -> _containers.RepeatedCompositeFieldContainer[Global___DrainBlocker]:
+        """Rows of what is in progress, oldest first: those of the caller's tenant, if the caller has one."""
 
     def __init__(
         self,
         *,
-        header: _common_pb2.ResponseHeader | None = ...,
         admission: _handshake_pb2.Admission.ValueType = ...,
+        age: _duration_pb2.Duration | None = ...,
+        reason: _builtins.str = ...,
         transfer_count: _builtins.int = ...,
         lease_count: _builtins.int = ...,
         quarantined_block_count: _builtins.int = ...,
         oldest_transfer_id: _builtins.str = ...,
+        blockers: _abc.Iterable[Global___DrainBlocker] | None = ...,
+        blocker_count: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["age", b"age"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "header", b"header", "lease_count", b"lease_count", "oldest_transfer_id", b"oldest_transfer_id", "quarantined_block_count", b"quarantined_block_count", "transfer_count", b"transfer_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "age", b"age", "blocker_count", b"blocker_count", "blockers", b"blockers", "lease_count", b"lease_count", "oldest_transfer_id", b"oldest_transfer_id", "quarantined_block_count", b"quarantined_block_count", "reason", b"reason", "transfer_count", b"transfer_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___DrainResponse: _TypeAlias = DrainResponse  # noqa: Y015
+Global___Drain: _TypeAlias = Drain  # noqa: Y015
+
+@_typing.final
+class DrainBlocker(_message.Message):
+    """Work that a drain waits for."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSFER_FIELD_NUMBER: _builtins.int
+    LEASE_FIELD_NUMBER: _builtins.int
+    PIN_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    REMAINING_FIELD_NUMBER: _builtins.int
+    READER_ENGINE_IDS_FIELD_NUMBER: _builtins.int
+    owner: _builtins.str
+    """Owner of the transfer or lease, or of the transfer whose blocks are in quarantine. Allocation.owner has the forms."""
+    @_builtins.property
+    def transfer(self) -> _transfer_pb2.Transfer:
+        """Transfer that is not over, without its paths."""
+
+    @_builtins.property
+    def lease(self) -> _lease_pb2.Lease:
+        """Live lease."""
+
+    @_builtins.property
+    def pin(self) -> Global___Pin:
+        """Blocks in quarantine, with the proof that is missing."""
+
+    @_builtins.property
+    def remaining(self) -> _duration_pb2.Duration:
+        """Time until the nearest deadline at which the work ends; unset if it has none now. Progress and renewals move it."""
+
+    @_builtins.property
+    def reader_engine_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Ids of the engines that read under the lease now; at most 16."""
+
+    def __init__(
+        self,
+        *,
+        transfer: _transfer_pb2.Transfer | None = ...,
+        lease: _lease_pb2.Lease | None = ...,
+        pin: Global___Pin | None = ...,
+        owner: _builtins.str = ...,
+        remaining: _duration_pb2.Duration | None = ...,
+        reader_engine_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease", "pin", b"pin", "remaining", b"remaining", "transfer", b"transfer", "work", b"work"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease", "owner", b"owner", "pin", b"pin", "reader_engine_ids", b"reader_engine_ids", "remaining", b"remaining", "transfer", b"transfer", "work", b"work"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["transfer", "lease", "pin"]  # noqa: Y015
+    _WhichOneofArgType_work: _TypeAlias = _typing.Literal["work", b"work"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_work) -> _WhichOneofReturnType_work | None: ...
+
+Global___DrainBlocker: _TypeAlias = DrainBlocker  # noqa: Y015
 
 @_typing.final
 class ListPeersRequest(_message.Message):

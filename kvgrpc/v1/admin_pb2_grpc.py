@@ -50,10 +50,20 @@ class AdminServiceStub(object):
                 request_serializer=kvgrpc_dot_v1_dot_admin__pb2.ListPinsRequest.SerializeToString,
                 response_deserializer=kvgrpc_dot_v1_dot_admin__pb2.ListPinsResponse.FromString,
                 _registered_method=True)
-        self.Drain = channel.unary_unary(
-                '/kvgrpc.v1.AdminService/Drain',
-                request_serializer=kvgrpc_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
-                response_deserializer=kvgrpc_dot_v1_dot_admin__pb2.DrainResponse.FromString,
+        self.StartDrain = channel.unary_unary(
+                '/kvgrpc.v1.AdminService/StartDrain',
+                request_serializer=kvgrpc_dot_v1_dot_admin__pb2.StartDrainRequest.SerializeToString,
+                response_deserializer=kvgrpc_dot_v1_dot_admin__pb2.StartDrainResponse.FromString,
+                _registered_method=True)
+        self.CancelDrain = channel.unary_unary(
+                '/kvgrpc.v1.AdminService/CancelDrain',
+                request_serializer=kvgrpc_dot_v1_dot_admin__pb2.CancelDrainRequest.SerializeToString,
+                response_deserializer=kvgrpc_dot_v1_dot_admin__pb2.CancelDrainResponse.FromString,
+                _registered_method=True)
+        self.GetDrain = channel.unary_unary(
+                '/kvgrpc.v1.AdminService/GetDrain',
+                request_serializer=kvgrpc_dot_v1_dot_admin__pb2.GetDrainRequest.SerializeToString,
+                response_deserializer=kvgrpc_dot_v1_dot_admin__pb2.GetDrainResponse.FromString,
                 _registered_method=True)
         self.ReleaseQuarantine = channel.unary_unary(
                 '/kvgrpc.v1.AdminService/ReleaseQuarantine',
@@ -116,11 +126,32 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Drain(self, request, context):
-        """Stops taking new work, or takes it again. While a server drains, it refuses new transfer keys, leases and blocks
-        with DRAINING, health says NOT_SERVING for HandoffService, and WatchEngine reports the change. What has begun goes
-        on to its end. The reply comes at once and says what is still in progress: the server may be stopped when nothing
-        is. SIGTERM also drains, and then ends the server. Operators call it. It is safe to repeat.
+    def StartDrain(self, request, context):
+        """Stops taking new work. While a server drains, it refuses new transfer keys, leases and blocks with DRAINING, health
+        says NOT_SERVING for HandoffService, and WatchEngine reports the change. What has begun goes on to its end. The
+        reply comes at once and names what is still in progress: the server may be stopped when nothing is. SIGTERM also
+        drains, and then ends the server. Operators call it. It is safe to repeat: a repeated call keeps the time at which
+        the drain began, and its reason if the call states none.
+
+        Errors: none of its own.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CancelDrain(self, request, context):
+        """Takes new work again. A server that was told to end (SIGTERM) still ends, and goes on draining. Operators call it.
+        It is safe to repeat.
+
+        Errors: none of its own.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetDrain(self, request, context):
+        """Returns whether the server drains, since when and why, and names what is in progress with its owners. It also
+        answers while the server takes work, and then names what a drain would wait for.
 
         Errors: none of its own.
         """
@@ -208,10 +239,20 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     request_deserializer=kvgrpc_dot_v1_dot_admin__pb2.ListPinsRequest.FromString,
                     response_serializer=kvgrpc_dot_v1_dot_admin__pb2.ListPinsResponse.SerializeToString,
             ),
-            'Drain': grpc.unary_unary_rpc_method_handler(
-                    servicer.Drain,
-                    request_deserializer=kvgrpc_dot_v1_dot_admin__pb2.DrainRequest.FromString,
-                    response_serializer=kvgrpc_dot_v1_dot_admin__pb2.DrainResponse.SerializeToString,
+            'StartDrain': grpc.unary_unary_rpc_method_handler(
+                    servicer.StartDrain,
+                    request_deserializer=kvgrpc_dot_v1_dot_admin__pb2.StartDrainRequest.FromString,
+                    response_serializer=kvgrpc_dot_v1_dot_admin__pb2.StartDrainResponse.SerializeToString,
+            ),
+            'CancelDrain': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelDrain,
+                    request_deserializer=kvgrpc_dot_v1_dot_admin__pb2.CancelDrainRequest.FromString,
+                    response_serializer=kvgrpc_dot_v1_dot_admin__pb2.CancelDrainResponse.SerializeToString,
+            ),
+            'GetDrain': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetDrain,
+                    request_deserializer=kvgrpc_dot_v1_dot_admin__pb2.GetDrainRequest.FromString,
+                    response_serializer=kvgrpc_dot_v1_dot_admin__pb2.GetDrainResponse.SerializeToString,
             ),
             'ReleaseQuarantine': grpc.unary_unary_rpc_method_handler(
                     servicer.ReleaseQuarantine,
@@ -327,7 +368,7 @@ class AdminService(object):
             _registered_method=True)
 
     @staticmethod
-    def Drain(request,
+    def StartDrain(request,
             target,
             options=(),
             channel_credentials=None,
@@ -340,9 +381,63 @@ class AdminService(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/kvgrpc.v1.AdminService/Drain',
-            kvgrpc_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
-            kvgrpc_dot_v1_dot_admin__pb2.DrainResponse.FromString,
+            '/kvgrpc.v1.AdminService/StartDrain',
+            kvgrpc_dot_v1_dot_admin__pb2.StartDrainRequest.SerializeToString,
+            kvgrpc_dot_v1_dot_admin__pb2.StartDrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelDrain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvgrpc.v1.AdminService/CancelDrain',
+            kvgrpc_dot_v1_dot_admin__pb2.CancelDrainRequest.SerializeToString,
+            kvgrpc_dot_v1_dot_admin__pb2.CancelDrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetDrain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvgrpc.v1.AdminService/GetDrain',
+            kvgrpc_dot_v1_dot_admin__pb2.GetDrainRequest.SerializeToString,
+            kvgrpc_dot_v1_dot_admin__pb2.GetDrainResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -56,11 +56,24 @@ class AdminServiceStub:
     * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
     * OUT_OF_RANGE BLOCK_OUT_OF_RANGE: the filter names a block that the pool does not have.
     """
-    Drain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]
-    """Stops taking new work, or takes it again. While a server drains, it refuses new transfer keys, leases and blocks
-    with DRAINING, health says NOT_SERVING for HandoffService, and WatchEngine reports the change. What has begun goes
-    on to its end. The reply comes at once and says what is still in progress: the server may be stopped when nothing
-    is. SIGTERM also drains, and then ends the server. Operators call it. It is safe to repeat.
+    StartDrain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.StartDrainRequest, _admin_pb2.StartDrainResponse]
+    """Stops taking new work. While a server drains, it refuses new transfer keys, leases and blocks with DRAINING, health
+    says NOT_SERVING for HandoffService, and WatchEngine reports the change. What has begun goes on to its end. The
+    reply comes at once and names what is still in progress: the server may be stopped when nothing is. SIGTERM also
+    drains, and then ends the server. Operators call it. It is safe to repeat: a repeated call keeps the time at which
+    the drain began, and its reason if the call states none.
+
+    Errors: none of its own.
+    """
+    CancelDrain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CancelDrainRequest, _admin_pb2.CancelDrainResponse]
+    """Takes new work again. A server that was told to end (SIGTERM) still ends, and goes on draining. Operators call it.
+    It is safe to repeat.
+
+    Errors: none of its own.
+    """
+    GetDrain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetDrainRequest, _admin_pb2.GetDrainResponse]
+    """Returns whether the server drains, since when and why, and names what is in progress with its owners. It also
+    answers while the server takes work, and then names what a drain would wait for.
 
     Errors: none of its own.
     """
@@ -139,11 +152,24 @@ class AdminServiceAsyncStub(AdminServiceStub):
     * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
     * OUT_OF_RANGE BLOCK_OUT_OF_RANGE: the filter names a block that the pool does not have.
     """
-    Drain: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]  # type: ignore[assignment]
-    """Stops taking new work, or takes it again. While a server drains, it refuses new transfer keys, leases and blocks
-    with DRAINING, health says NOT_SERVING for HandoffService, and WatchEngine reports the change. What has begun goes
-    on to its end. The reply comes at once and says what is still in progress: the server may be stopped when nothing
-    is. SIGTERM also drains, and then ends the server. Operators call it. It is safe to repeat.
+    StartDrain: _aio.UnaryUnaryMultiCallable[_admin_pb2.StartDrainRequest, _admin_pb2.StartDrainResponse]  # type: ignore[assignment]
+    """Stops taking new work. While a server drains, it refuses new transfer keys, leases and blocks with DRAINING, health
+    says NOT_SERVING for HandoffService, and WatchEngine reports the change. What has begun goes on to its end. The
+    reply comes at once and names what is still in progress: the server may be stopped when nothing is. SIGTERM also
+    drains, and then ends the server. Operators call it. It is safe to repeat: a repeated call keeps the time at which
+    the drain began, and its reason if the call states none.
+
+    Errors: none of its own.
+    """
+    CancelDrain: _aio.UnaryUnaryMultiCallable[_admin_pb2.CancelDrainRequest, _admin_pb2.CancelDrainResponse]  # type: ignore[assignment]
+    """Takes new work again. A server that was told to end (SIGTERM) still ends, and goes on draining. Operators call it.
+    It is safe to repeat.
+
+    Errors: none of its own.
+    """
+    GetDrain: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetDrainRequest, _admin_pb2.GetDrainResponse]  # type: ignore[assignment]
+    """Returns whether the server drains, since when and why, and names what is in progress with its owners. It also
+    answers while the server takes work, and then names what a drain would wait for.
 
     Errors: none of its own.
     """
@@ -239,15 +265,40 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
-    def Drain(
+    def StartDrain(
         self,
-        request: _admin_pb2.DrainRequest,
+        request: _admin_pb2.StartDrainRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_admin_pb2.DrainResponse, _abc.Awaitable[_admin_pb2.DrainResponse]]:
-        """Stops taking new work, or takes it again. While a server drains, it refuses new transfer keys, leases and blocks
-        with DRAINING, health says NOT_SERVING for HandoffService, and WatchEngine reports the change. What has begun goes
-        on to its end. The reply comes at once and says what is still in progress: the server may be stopped when nothing
-        is. SIGTERM also drains, and then ends the server. Operators call it. It is safe to repeat.
+    ) -> _typing.Union[_admin_pb2.StartDrainResponse, _abc.Awaitable[_admin_pb2.StartDrainResponse]]:
+        """Stops taking new work. While a server drains, it refuses new transfer keys, leases and blocks with DRAINING, health
+        says NOT_SERVING for HandoffService, and WatchEngine reports the change. What has begun goes on to its end. The
+        reply comes at once and names what is still in progress: the server may be stopped when nothing is. SIGTERM also
+        drains, and then ends the server. Operators call it. It is safe to repeat: a repeated call keeps the time at which
+        the drain began, and its reason if the call states none.
+
+        Errors: none of its own.
+        """
+
+    @_abc_1.abstractmethod
+    def CancelDrain(
+        self,
+        request: _admin_pb2.CancelDrainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.CancelDrainResponse, _abc.Awaitable[_admin_pb2.CancelDrainResponse]]:
+        """Takes new work again. A server that was told to end (SIGTERM) still ends, and goes on draining. Operators call it.
+        It is safe to repeat.
+
+        Errors: none of its own.
+        """
+
+    @_abc_1.abstractmethod
+    def GetDrain(
+        self,
+        request: _admin_pb2.GetDrainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.GetDrainResponse, _abc.Awaitable[_admin_pb2.GetDrainResponse]]:
+        """Returns whether the server drains, since when and why, and names what is in progress with its owners. It also
+        answers while the server takes work, and then names what a drain would wait for.
 
         Errors: none of its own.
         """

@@ -81,7 +81,7 @@ class _AdmissionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Admission.V
     ADMISSION_OPEN: _Admission.ValueType  # 1
     """The engine takes new work."""
     ADMISSION_DRAINING: _Admission.ValueType  # 2
-    """The engine takes no new work: the server is stopping, or Drain told it to take none."""
+    """The engine takes no new work: the server is stopping, or StartDrain told it to take none."""
     ADMISSION_OVERLOADED: _Admission.ValueType  # 3
     """The engine takes no new work now, because its queues are full."""
     ADMISSION_QUARANTINE_FULL: _Admission.ValueType  # 4
@@ -99,7 +99,7 @@ ADMISSION_UNSPECIFIED: Admission.ValueType  # 0
 ADMISSION_OPEN: Admission.ValueType  # 1
 """The engine takes new work."""
 ADMISSION_DRAINING: Admission.ValueType  # 2
-"""The engine takes no new work: the server is stopping, or Drain told it to take none."""
+"""The engine takes no new work: the server is stopping, or StartDrain told it to take none."""
 ADMISSION_OVERLOADED: Admission.ValueType  # 3
 """The engine takes no new work now, because its queues are full."""
 ADMISSION_QUARANTINE_FULL: Admission.ValueType  # 4

@@ -7,7 +7,7 @@ from kvgrpc.core.actions import (
     Allocated,
     BlocksReserved,
     Cancelled,
-    Drained,
+    DrainChanged,
     Freed,
     GaveUp,
     HandedOver,
@@ -330,10 +330,13 @@ def put_connected(
     """Fills in nothing: the RPC shows the peer as it is in the moment of its reply."""
 
 
-def put_drained(answer: Drained, into: admin_pb2.DrainResponse, _now: float, _incarnation: int) -> None:
-    """Fills in the reply to Drain, all but the admission state."""
-    into.transfer_count, into.lease_count = answer.transfers, answer.leases
-    into.quarantined_block_count, into.oldest_transfer_id = answer.quarantined_blocks, answer.oldest_transfer_id
+def put_drain_changed(
+    _answer: DrainChanged,
+    _into: admin_pb2.StartDrainResponse | admin_pb2.CancelDrainResponse,
+    _now: float,
+    _incarnation: int,
+) -> None:
+    """Fills in nothing: the RPC shows the drain as it is in the moment of its reply."""
 
 
 def put_quarantine_released(

@@ -121,7 +121,10 @@ TABLE: tuple[Bound, ...] = (
     Bound(BoundKind.BYTES, bounds.DETAIL_BYTES_MAX, "Any.value"),
     Bound(BoundKind.BYTES, bounds.DIGESTS_BYTES_MAX, "digests prefix_digests"),
     Bound(BoundKind.BYTES, bounds.MESSAGE_BYTES_MAX, "UnaryCall.request"),
-    Bound(BoundKind.CUT, NOTE_BYTES_MAX, "message why not_at_rest field here there traceparent"),
+    Bound(
+        BoundKind.CUT, NOTE_BYTES_MAX,
+        "message why not_at_rest field here there traceparent StartDrainRequest.reason",
+    ),
     Bound(
         BoundKind.NUMBER, BYTES_MAX,
         "offset stride_bytes block_bytes total_bytes nonce_offset nbytes size_bytes moved_bytes layer_bytes "

@@ -301,9 +301,14 @@ def release_quarantine(request: admin_pb2.ReleaseQuarantineRequest, call: events
     )
 
 
-def drain(request: admin_pb2.DrainRequest, call: events.Call) -> events.Drain:
-    """Converts Drain."""
-    return events.Drain(call, request.cancel, request.validate_only)
+def start_drain(request: admin_pb2.StartDrainRequest, call: events.Call) -> events.StartDrain:
+    """Converts StartDrain."""
+    return events.StartDrain(call, note(request.reason), request.validate_only)
+
+
+def cancel_drain(request: admin_pb2.CancelDrainRequest, call: events.Call) -> events.CancelDrain:
+    """Converts CancelDrain."""
+    return events.CancelDrain(call, request.validate_only)
 
 
 def acknowledge(request: transfer_pb2.AcknowledgeTransfersRequest, call: events.Call) -> events.AcknowledgeTransfers:

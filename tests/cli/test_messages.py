@@ -91,7 +91,7 @@ def test_a_server_says_what_it_waits_for_and_stops_at_once_when_told_again(tmp_p
     log = tmp_path / "log"
     with log.open("w") as file, served("--drain-s", "600", "--log-level", "info", stderr=file) as server:
         with connect_sync(server.address) as client:
-            client.finished_blocks(client.allocate(1), list(range(16)), ttl_s=600)
+            handed = client.finished_blocks(client.allocate(1), list(range(16)), ttl_s=600)
         server.process.send_signal(signal.SIGTERM)
         wait_until(lambda: "draining" in log.read_text())
         assert server.process.poll() is None
@@ -99,3 +99,6 @@ def test_a_server_says_what_it_waits_for_and_stops_at_once_when_told_again(tmp_p
         assert server.process.wait(60) == 0
     assert "draining for at most 600 s: 1 transfers and 1 leases" in log.read_text()
     assert "1 leases end with the server" in log.read_text()
+    for work in (f"transfer {handed.transfer.transfer_id}", f"lease {handed.lease.lease_id}"):
+        named = [line for line in log.read_text().splitlines() if f"in progress: {work}" in line]
+        assert [" of '" in line for line in named] == [True, True], work

@@ -164,7 +164,8 @@ async def test_every_call_that_changes_something_can_be_tried(server: FakeServer
         client.release_lease("l", validate_only=True),
         client.connect_peer("127.0.0.1:1", validate_only=True),
         client.release_quarantine(validate_only=True),
-        client.drain(validate_only=True),
+        client.start_drain(validate_only=True),
+        client.cancel_drain(validate_only=True),
     ]
     for call in tried:
         await call
@@ -197,10 +198,12 @@ async def test_transfers_are_found_by_all_that_a_filter_has(server: FakeServer, 
 
 
 async def test_a_drain_is_begun_and_taken_back(server: FakeServer, client: Client) -> None:
-    await client.drain()
-    assert not last(server).cancel
-    await client.drain(cancel=True)
-    assert last(server).cancel
+    await client.start_drain("the host goes")
+    assert last(server).reason == "the host goes"
+    await client.get_drain(7)
+    assert last(server).page_size == 7
+    await client.cancel_drain()
+    assert server.seen[-1].method == "CancelDrain"
 
 
 async def test_pins_of_one_block(server: FakeServer, client: Client) -> None:

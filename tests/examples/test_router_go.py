@@ -68,7 +68,7 @@ def test_a_client_that_leaves_an_engine_at_work_leaves_nothing(begin: Begin, kin
 def test_an_engine_that_drains_ends_what_it_has_and_gets_nothing_new(begin: Begin, kind: str) -> None:
     router = begin(kind, "pull", prefills=2, decodes=2)
     for engine in (router.prefills[0], router.decodes[1]):
-        engine.client.drain()
+        engine.client.start_drain()
         until(lambda e=engine: not router.row(e)["takes_work"])  # type: ignore[misc]
         assert router.row(engine)["admission"] == "ADMISSION_DRAINING"
     for seed in range(4):
@@ -76,7 +76,7 @@ def test_an_engine_that_drains_ends_what_it_has_and_gets_nothing_new(begin: Begi
     for idle, busy in ((router.prefills[0], router.prefills[1]), (router.decodes[1], router.decodes[0])):
         assert len(idle.computed) + len(idle.completed) == 0
         assert len(busy.computed) + len(busy.completed) == 4
-    router.decodes[0].client.drain()
+    router.decodes[0].client.start_drain()
     until(lambda: router.health()["status"] == 503)
     assert router.post({"prompt": prompt(5), "max_tokens": 1})[0] == 503
     router.at_rest()

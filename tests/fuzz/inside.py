@@ -21,7 +21,7 @@ from typing import Any
 from kvgrpc.core.state.move import AT_ISSUER
 from kvgrpc.core.values.owners import ENGINE_SIDE
 from kvgrpc.service.lead import Lead
-from kvgrpc.service.rpc.admin import _pin
+from kvgrpc.service.rpc import pins
 from tests.service import forks
 
 DIGEST_BYTES = 16
@@ -88,7 +88,7 @@ def rows_of(lead: Lead) -> Iterator[bytes]:
     pools = [(state.pool.allocator.free_count(group), state.pool.allocator.allocated(group)) for group in groups]
     yield repr((counts, pools, state.pool.pins.quarantined, held, opened)).encode()
     for pin in state.pool.pins:
-        yield _pin(node, pin, pin.since).SerializeToString(deterministic=True)
+        yield pins.message(node, pin, pin.since).SerializeToString(deterministic=True)
     for lease in state.send.leases:
         if lease.live:
             yield f"{lease.id} {lease.deadline.hex()}".encode()

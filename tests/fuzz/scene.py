@@ -277,7 +277,9 @@ def _pool_requests(made: _Made) -> Iterator[Request]:
 
 def _admin_requests(made: _Made) -> Iterator[Request]:
     yield "GetStatus", admin_pb2.GetStatusRequest()
-    yield "Drain", admin_pb2.DrainRequest(cancel=True)
+    yield "StartDrain", admin_pb2.StartDrainRequest(reason="the host goes", validate_only=True)
+    yield "CancelDrain", admin_pb2.CancelDrainRequest()
+    yield "GetDrain", admin_pb2.GetDrainRequest(page_size=3)
     yield "ListPeers", admin_pb2.ListPeersRequest()
     yield "ListPins", admin_pb2.ListPinsRequest(block=admin_pb2.BlockRef(block=made.blocks[0]), page_size=3)
     yield "ReleaseQuarantine", admin_pb2.ReleaseQuarantineRequest()

@@ -173,8 +173,8 @@ class Target:
         if not method.full_name.startswith("kvgrpc."):
             return  # reflection repeats requests in its replies, which are then one level too deep
         message = GetMessageClass(method.output_type).FromString(reply)
-        if isinstance(message, admin_pb2.DrainResponse):  # the inputs after it must be admitted
-            self.engine.api.admin.Drain(admin_pb2.DrainRequest(cancel=True))
+        if isinstance(message, admin_pb2.StartDrainResponse):  # the inputs after it must be admitted
+            self.engine.api.admin.CancelDrain(admin_pb2.CancelDrainRequest())
         if isinstance(message, pool_pb2.AllocateBlocksResponse):
             self.engine._allocated.update(ids_of(message.blocks))
 

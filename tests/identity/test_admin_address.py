@@ -116,7 +116,7 @@ async def test_the_address_for_operators_asks_who_calls_and_for_roles(tmp_path: 
             await viewer.audit_records()
             for who in (viewer, stranger):
                 with pytest.raises(PermissionDenied) as refused:
-                    await who.drain()
+                    await who.start_drain()
                 assert refused.value.reason is Reason.ROLE_MISSING
         async with connect(admin) as plain:
             with pytest.raises(Unavailable):

@@ -51,9 +51,9 @@ async def act(people: People, server: Server) -> None:
         with pytest.raises(NotFound):
             await router.cancel("t-unknown", message="the client went away")
         await router.cancel(KEY)
-        await operator.drain()
-        await operator.drain(cancel=True)
-        await operator.drain(validate_only=True)
+        await operator.start_drain("the host goes")
+        await operator.cancel_drain()
+        await operator.start_drain(validate_only=True)
         await operator.release_quarantine(force=True, message="the host is off")
 
 
@@ -65,14 +65,14 @@ async def test_each_end_or_change_is_one_record_newest_first(people: People, ser
         ("ReleaseLease", "router", DONE),
         ("CancelTransfer", "router", "TRANSFER_NOT_FOUND"),
         ("CancelTransfer", "router", DONE),
-        ("Drain", "operator", DONE),
-        ("Drain", "operator", DONE),
+        ("StartDrain", "operator", DONE),
+        ("CancelDrain", "operator", DONE),
         ("ReleaseQuarantine", "operator", DONE),
     ]
     assert found[-1].caller == f"tenant red {spiffe('router')}"
     assert found[-1].target.startswith("lease_id=l-")
     assert found[-1].connection.startswith("ipv4:")
-    assert found[0].message == "the host is off"
+    assert [found[at].message for at in (0, 2)] == ["the host is off", "the host goes"]
     assert [record.number for record in found] == [6, 5, 4, 3, 2, 1]
 
 
@@ -102,7 +102,7 @@ async def test_a_viewer_with_a_tenant_sees_the_records_of_its_tenant(people: Peo
 async def test_only_an_operator_drains_and_forgets(people: People, server: Server) -> None:
     async with people.client(server, "viewer") as viewer:
         with pytest.raises(PermissionDenied):
-            await viewer.drain()
+            await viewer.start_drain()
     assert await records(people, server, "operator") == []
 
 
@@ -169,4 +169,4 @@ def test_calls_that_change_nothing_are_not_recorded() -> None:
     audit.heard("GetTransfer", transfer_pb2.GetTransferRequest(transfer_id="t"), "a")
     audit.heard("CancelTransfer", transfer_pb2.CancelTransferRequest(transfer_id="t", validate_only=True), "a")
     assert list(audit) == []
-    assert AUDITED.keys() >= {"CancelTransfer", "ReleaseLease", "ReclaimBlocks", "Drain", "ReleaseQuarantine"}
+    assert AUDITED.keys() >= {"CancelTransfer", "ReleaseLease", "ReclaimBlocks", "StartDrain", "ReleaseQuarantine"}

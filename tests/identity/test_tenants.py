@@ -155,12 +155,15 @@ async def test_lists_have_the_rows_of_the_callers_tenant_and_no_others(
                 len((await stubs.admin.ListPins(admin_pb2.ListPinsRequest())).pins),
                 len((await stubs.admin.GetStatus(admin_pb2.GetStatusRequest())).kept.largest_callers),
                 bool((await stubs.admin.GetStatus(admin_pb2.GetStatusRequest())).oldest_transfer_id),
+                [row.owner for row in (await stubs.admin.GetDrain(admin_pb2.GetDrainRequest())).drain.blockers],
+                bool((await stubs.admin.GetDrain(admin_pb2.GetDrainRequest())).drain.oldest_transfer_id),
             )
+    owners = [f"tenant red {spiffe('red')}"] * 2
     assert given.lease.lease_id
     assert counts == {
-        "redviewer": (1, 1, 1, 1, 1, True),
-        "blue": (0, 0, 0, 0, 0, False),
-        "house": (1, 1, 1, 1, 1, True),
+        "redviewer": (1, 1, 1, 1, 1, True, owners, True),
+        "blue": (0, 0, 0, 0, 0, False, [], False),
+        "house": (1, 1, 1, 1, 1, True, owners, True),
     }
 
 

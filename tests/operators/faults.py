@@ -271,7 +271,7 @@ def no_role(stage: Stage) -> Fault:
     while True:
         for _ in range(10):
             with suppress(KVGrpcError):
-                client.drain()
+                client.start_drain()
         yield "", ""
 
 

@@ -159,7 +159,7 @@ class Clients:
     async def denied(self) -> None:
         """Asks for what the caller may not."""
         with suppress(KVGrpcError):
-            await self.stranger.drain()
+            await self.stranger.start_drain()
 
     async def wait_in_vain(self) -> None:
         """Lets a pull wait for blocks of its own, and cancels it."""

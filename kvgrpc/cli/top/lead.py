@@ -71,4 +71,4 @@ class WatchedLead:
 
 async def drain(server: Client, *, cancel: bool) -> None:
     """Starts or cancels the drain of a server."""
-    await server.drain(cancel=cancel)
+    await (server.cancel_drain() if cancel else server.start_drain())

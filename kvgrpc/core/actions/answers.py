@@ -128,15 +128,11 @@ class Acknowledged:
 
 
 @dataclass(frozen=True)
-class Drained:
-    """Answer to Drain: the work still under way."""
+class DrainChanged:
+    """Answer to StartDrain and CancelDrain."""
 
-    transfers: int
-    """Number of transfers that are not over."""
-    leases: int
-    quarantined_blocks: int
-    oldest_transfer_id: str
-    """The oldest transfer that is not over; empty when all are over."""
+    draining: bool
+    """True while the server takes no new work."""
 
 
 @keeping("blocks")
@@ -239,7 +235,7 @@ class Closings:
 Answer = (
     HandedOver | GaveUp | PushExpected | Registered | BlocksReserved | Widened | PullStarted | Renewed | Released
     | Cancelled | Acknowledged | Allocated | Freed | PeerConnected | Introduced | Openings | Verdicts | Closings
-    | QuarantineReleased | Checksums | Drained | Reclaimed | SendUnderWay
+    | QuarantineReleased | Checksums | DrainChanged | Reclaimed | SendUnderWay
 )  # fmt: skip
 
 

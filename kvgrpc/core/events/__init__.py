@@ -7,11 +7,11 @@ this engine itself. All are frozen values: the shell checks their form, the node
 from kvgrpc.core.events.calls import (
     AcknowledgeTransfers,
     AllocateBlocks,
+    CancelDrain,
     CancelScope,
     CancelTransfer,
     ConnectPeer,
     Destination,
-    Drain,
     FinishedBlocks,
     FreeBlocks,
     GiveAllocation,
@@ -25,6 +25,7 @@ from kvgrpc.core.events.calls import (
     ReleaseQuarantine,
     RenewLeases,
     ReserveBlocks,
+    StartDrain,
     WaitsFor,
 )
 from kvgrpc.core.events.lives import LeasesVoided, LifeBegan, MemoryGone, Tick
@@ -79,7 +80,8 @@ Event = (
     | PeerAlive | PeerSilent | OpenAccess | SettleAccess | CloseAccess | AccessAnswered | SettleAnswered
     | CloseAnswered | RenewAnswered | EndpointOffered | MeetingBegan | PeerMapped | PostingEnded | StepDone
     | CallAbandoned | ChecksumBlocks | ChecksumsAnswered | ChecksumsComputed | CopiedOut | ProcessEnded | Rekeyed
-    | PostSend | PostSendAnswered | ProofRefused | SendWanted | SendPosted | ReleaseQuarantine | Drain | LeasesVoided
+    | PostSend | PostSendAnswered | ProofRefused | SendWanted | SendPosted | ReleaseQuarantine | LeasesVoided
+    | StartDrain | CancelDrain
     | KeysRenewed | LifeBegan | MemoryGone | Tick
 )  # fmt: skip
 
@@ -91,6 +93,7 @@ __all__ = [
     "AllocateBlocks",
     "Call",
     "CallAbandoned",
+    "CancelDrain",
     "CancelScope",
     "CancelTransfer",
     "ChecksumBlocks",
@@ -103,7 +106,6 @@ __all__ = [
     "CopiedOut",
     "Destination",
     "DialFailed",
-    "Drain",
     "EndpointOffered",
     "Event",
     "FinishedBlocks",
@@ -147,6 +149,7 @@ __all__ = [
     "SendWanted",
     "SettleAccess",
     "SettleAnswered",
+    "StartDrain",
     "StepDone",
     "Tick",
     "WaitsFor",

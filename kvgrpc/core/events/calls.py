@@ -338,9 +338,18 @@ class ReleaseQuarantine:
 
 
 @dataclass(frozen=True)
-class Drain:
-    """Stops taking new work, or, with `cancel`, takes it again: answered by Drained."""
+class StartDrain:
+    """Stops taking new work: answered by DrainChanged."""
 
     call: Call
-    cancel: bool = False
+    reason: str = ""
+    """The reason, for people; empty: the reason of the drain so far stays."""
+    validate_only: bool = False
+
+
+@dataclass(frozen=True)
+class CancelDrain:
+    """Takes new work again: answered by DrainChanged."""
+
+    call: Call
     validate_only: bool = False

@@ -38,6 +38,10 @@ class EngineLife:
 
     def __init__(self) -> None:
         self.draining = False
+        self.drain_began = 0.0
+        """Time at which the present drain began."""
+        self.drain_reason = ""
+        """Reason of the present drain, if one was stated. Empty without a drain."""
         self.stopping = False
         """True when the server was told to end. It then drains for good."""
         self.defect = ""
@@ -53,6 +57,25 @@ class EngineLife:
         self.sets_aside, self.expects_pushes, self.mirrored = event.sets_aside, event.expects_pushes, event.mirrored
         self.began = now
         self.defect = "" if event.description else self.defect
+
+    def drain(self, reason: str, now: float, *, stopping: bool = False) -> None:
+        """Takes no new work from now on; with `stopping` for good. A drain that goes on keeps its beginning, and its
+        reason if no new one is stated.
+        """
+        if not self.draining:
+            self.draining, self.drain_began = True, now
+        self.drain_reason = reason or self.drain_reason
+        self.stopping = self.stopping or stopping
+
+    def cancel_drain(self) -> None:
+        """Takes new work again, unless the server was told to end."""
+        if not self.stopping:
+            self.draining, self.drain_reason = False, ""
+
+    def go_on_draining(self, earlier: "EngineLife") -> None:
+        """Takes over whether and why another life's server drains."""
+        self.draining, self.stopping = earlier.draining, earlier.stopping
+        self.drain_began, self.drain_reason = earlier.drain_began, earlier.drain_reason
 
     @property
     def engine(self) -> EngineDescription:

@@ -264,11 +264,6 @@ class TransferTable:
         """Number of transfers that are not over."""
         return self.counts[State.PENDING] + self.counts[State.ACTIVE]
 
-    @property
-    def oldest(self) -> str:
-        """Id of the oldest transfer that is not over. Empty when all are over."""
-        return next((t.id for t in self.current.values() if not t.over), "")
-
 
 def _unknown(transfer_id: str) -> NotFound:
     if may_name("transfer", transfer_id):

@@ -307,9 +307,12 @@ def no_blocks(groups: int) -> Blocks:
 
 
 def _long_runs(ids: Ids) -> _Runs | None:
-    """Returns many ids as runs; None if those take more memory. Each object that keeps blocks asks, so a scattered list
-    is told by its first quarter, which has as many runs as are allowed, and all ids are walked once.
+    """Returns many ids as runs; None if those take more memory. Each object that keeps blocks asks, so the two usual
+    lists are told early: one run by its ends and its order, a scattered list by its first quarter, which has as many
+    runs as are allowed.
     """
+    if int(ids[-1]) - int(ids[0]) == len(ids) - 1 and bool((ids[1:] > ids[:-1]).all()):
+        return _Runs(ids[:1].copy(), np.array([len(ids)]))
     first = ids[: len(ids) // 4 + 2]
     if 4 * (int(np.count_nonzero(first[1:] - first[:-1] != 1)) + 1) >= len(ids):
         return None

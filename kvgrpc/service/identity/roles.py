@@ -79,9 +79,9 @@ _SERVICES: Mapping[str, Mapping[Roles, str]] = {
         frozenset({_E, _O}): "ReadBlocks",
     },
     "kvgrpc.v1.AdminService": {
-        _LOOK: "GetStatus ListPeers ListPins",
+        _LOOK: "GetStatus ListPeers ListPins GetDrain",
         frozenset({_O, _V}): "ListAuditRecords ListSpans",
-        _OPERATE: "Drain ReleaseQuarantine ForgetEngine",
+        _OPERATE: "StartDrain CancelDrain ReleaseQuarantine ForgetEngine",
     },
     "kvgrpc.v1.CallService": {EVERY: "StreamCalls"},
     "kvgrpc.peer.v1.PeerService": {_PEERS: "Converse KeepLiveness"},

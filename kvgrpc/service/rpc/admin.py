@@ -8,7 +8,6 @@ from kvgrpc.core.tables.accesses import Access
 from kvgrpc.core.tables.lacking_requests import LackingRequest
 from kvgrpc.core.tables.leases import Lease
 from kvgrpc.core.tables.ledger import Ledger, LedgerShare
-from kvgrpc.core.tables.pins import Pin, PinKind
 from kvgrpc.core.tables.transfers import State
 from kvgrpc.core.values.owners import tenant_of
 from kvgrpc.errors import invalid, note
@@ -19,15 +18,14 @@ from kvgrpc.service.callers import PRINCIPAL
 from kvgrpc.service.identity.gate import CALLER
 from kvgrpc.service.identity.tenants import sees, tenant_of_pin
 from kvgrpc.service.lead import Lead
-from kvgrpc.service.methods import DRAIN, RELEASE_QUARANTINE, reply_to
+from kvgrpc.service.methods import CANCEL_DRAIN, RELEASE_QUARANTINE, START_DRAIN, ask, reply_to
 from kvgrpc.service.places import CONNECTION
-from kvgrpc.service.rpc import allocations, spans
+from kvgrpc.service.rpc import allocations, drains, pins, spans
 from kvgrpc.service.rpc.method import unary
-from kvgrpc.service.rpc.pages import page
+from kvgrpc.service.rpc.pages import PAGE_SIZE, PAGE_SIZE_MAX, page
 from kvgrpc.v1 import admin_pb2, admin_pb2_grpc, pool_pb2
-from kvgrpc.wire import answers
 from kvgrpc.wire.description import peer_to_proto
-from kvgrpc.wire.values import duration, pool_blocks
+from kvgrpc.wire.values import duration
 
 LARGEST_CALLERS = 8
 """Maximum number of callers that GetStatus names."""
@@ -89,18 +87,18 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         lead = self._lead
         lead.runner.advance()
         state = lead.runner.node.state
-        pins, held = list(state.pool.pins), list[allocations.Row]()
+        found_pins, held = list(state.pool.pins), list[allocations.Row]()
         if request.HasField("block"):
             held = allocations.holding(state, request.block.group, request.block.block, "block.")
-            pins = state.pool.pins.of_block(request.block.group, request.block.block)
-        pins = [pin for pin in pins if sees(tenant_of_pin(state, pin))]
+            found_pins = state.pool.pins.of_block(request.block.group, request.block.block)
+        found_pins = [pin for pin in found_pins if sees(tenant_of_pin(state, pin))]
         held = [row for row in held if sees(tenant_of(row[1].owner))]
         found = page(
             lead,
             request,
-            pins,
+            found_pins,
             lambda pin: (pin.since - state.life.began, f"{pin.owner} {pin.kind.value}"),
-            lambda pin: _pin(lead.runner.node, pin, lead.runner.time()),
+            lambda pin: pins.message(lead.runner.node, pin, lead.runner.time()),
         )
         return admin_pb2.ListPinsResponse(
             header=found.header,
@@ -110,10 +108,20 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         )
 
     @unary
-    async def Drain(self, request: admin_pb2.DrainRequest, trace: str) -> admin_pb2.DrainResponse:
-        reply = await reply_to(DRAIN, self._lead, request, trace)
-        reply.admission, _ = admission(self._lead)
-        return reply
+    async def StartDrain(self, request: admin_pb2.StartDrainRequest, trace: str) -> admin_pb2.StartDrainResponse:
+        await ask(START_DRAIN, self._lead, request, trace)
+        return admin_pb2.StartDrainResponse(header=self._lead.header(), drain=drains.message(self._lead, PAGE_SIZE))
+
+    @unary
+    async def CancelDrain(self, request: admin_pb2.CancelDrainRequest, trace: str) -> admin_pb2.CancelDrainResponse:
+        await ask(CANCEL_DRAIN, self._lead, request, trace)
+        return admin_pb2.CancelDrainResponse(header=self._lead.header(), drain=drains.message(self._lead, PAGE_SIZE))
+
+    @unary
+    async def GetDrain(self, request: admin_pb2.GetDrainRequest, trace: str) -> admin_pb2.GetDrainResponse:
+        self._lead.runner.advance()
+        most = min(request.page_size or PAGE_SIZE, PAGE_SIZE_MAX)
+        return admin_pb2.GetDrainResponse(header=self._lead.header(), drain=drains.message(self._lead, most))
 
     @unary
     async def ReleaseQuarantine(
@@ -242,30 +250,4 @@ def _waiting(node: Node, lease: Lease, access: Access, now: float) -> admin_pb2.
         request_id=began.request_id,
         request_time_us=began.time_us,
         age=duration(now - access.since),
-    )
-
-
-def _pin(node: Node, pin: Pin, now: float) -> admin_pb2.Pin:
-    """Returns a pin with what its owner knows of the request."""
-    state = node.state
-    request_id = peer = trace = missing = ""
-    if pin.kind is PinKind.LEASE:
-        lease = state.send.leases.get(pin.owner)
-        request_id, trace = lease.request_id, lease.trace
-    elif pin.owner.startswith("a-"):
-        access = state.access.rows[bytes.fromhex(pin.owner.removeprefix("a-"))]
-        request_id, peer = access.opening.request_id, access.consumer
-    elif transfer := state.transfers.find(pin.owner.partition("#")[0]):
-        request_id, peer, trace = transfer.request_id, transfer.peer_engine_id, transfer.trace
-        # Not only a QUARANTINE pin: an ACCESS pin keeps the blocks of an ended push while our own posting reads them.
-        missing = node.missing_proof(transfer.id)
-    return admin_pb2.Pin(
-        kind=answers.PIN_KINDS[pin.kind],
-        owner=pin.owner,
-        request_id=request_id,
-        peer_engine_id=peer,
-        age=duration(now - pin.since),
-        blocks=pool_blocks(pin.blocks, state.life.incarnation),
-        missing_proof=missing,
-        trace_id=answers.trace_id(trace),
     )

@@ -279,7 +279,7 @@ def test_a_dead_peer_has_nothing_sent() -> None:
 
 def test_a_server_that_drains_sends_what_was_handed_over_before() -> None:
     lead = Source()
-    lead.call(events.Drain, "operator")
+    lead.call(events.StartDrain, "operator")
     lead.ask_send(BOTH)
     assert lead.one(actions.Send)
 

@@ -76,9 +76,9 @@ NAMES = {
 } | {
     f"v1.{method}Request.idempotency_key": SAME_CALLER
     for method in (
-        "AcknowledgeTransfers", "AllocateBlocks", "CancelTransfer", "Drain", "FinishedBlocks", "FreeBlocks",
+        "AcknowledgeTransfers", "AllocateBlocks", "CancelDrain", "CancelTransfer", "FinishedBlocks", "FreeBlocks",
         "GrantLease", "PullBlocks", "ReclaimBlocks", "RegisterPush", "ReleaseLease", "ReleaseQuarantine",
-        "ReserveBlocks",
+        "ReserveBlocks", "StartDrain",
     )
 }  # fmt: skip
 """Message and field -> who may use the named thing. The server checks this before it touches the thing."""
@@ -110,7 +110,7 @@ LABELS = frozenset(
         "v1.AllocateBlocksRequest.request_id", "v1.BlocksNeededRequest.request_id",
         "v1.ReclaimBlocksRequest.request_id", "v1.AllocateBlocksRequest.label",
         "v1.AbortRequestRequest.message", "v1.CancelTransferRequest.message", "v1.ReleaseQuarantineRequest.message",
-        "v1.ForgetEngineRequest.message",
+        "v1.ForgetEngineRequest.message", "v1.StartDrainRequest.reason",
         "v1.SourceFailure.message", "peer.v1.AccessClosing.message",
         # Filters and positions of lists, which show only what is there.
         "v1.ListAllocationsRequest.request_id", "v1.ListAllocationsRequest.label",

@@ -109,7 +109,7 @@ def ended(calls: list[Callable[[], object]]) -> None:
 def weigh(flooded: tuple[Engine, State]) -> int:
     """Returns the memory of the server in bytes, without what its ledger has."""
     engine, state = flooded
-    engine.api.admin.Drain(admin_pb2.DrainRequest(cancel=True))
+    engine.api.admin.CancelDrain(admin_pb2.CancelDrainRequest())
     state.collect()
     state.trim()
     kept = engine.api.admin.GetStatus(admin_pb2.GetStatusRequest()).kept

@@ -196,10 +196,10 @@ async def test_only_families_of_the_table_are_shown() -> None:
 async def test_a_lead_that_drains_is_alive_and_not_ready() -> None:
     async with serving("P") as server, connect(server.address) as client:
         assert await get(server, "/readyz") == (200, "ok\n")
-        await client.drain()
+        await client.start_drain()
         assert await get(server, "/livez") == (200, "ok\n")
         assert (await get(server, "/readyz"))[0] == 503
-        await client.drain(cancel=True)
+        await client.cancel_drain()
         assert (await get(server, "/readyz"))[0] == 200
 
 

@@ -122,6 +122,10 @@ def test_a_cancel_in_flight_quarantines_the_blocks_until_the_bytes_are_at_rest(s
     (pin,) = slow.pins()
     assert (pin.kind, pin.owner) == (admin_pb2.PIN_KIND_QUARANTINE, pulled.transfer_id)
     assert pin.missing_proof
+    drain = slow.api.admin.GetDrain(admin_pb2.GetDrainRequest()).drain
+    (row,) = drain.blockers
+    assert (row.pin.owner, row.pin.missing_proof, row.owner) == (pin.owner, pin.missing_proof, "anonymous")
+    assert (drain.quarantined_block_count, drain.transfer_count, drain.HasField("age")) == (16, 0, False)
     assert (slow.counts().quarantined_block_count, slow.counts().target_block_count) == (16, 0)
     assert slow.free(target) == [], "a quarantined block is not free"
     end = slow.wait(pulled.transfer_id, returned=False)

@@ -1,4 +1,4 @@
-"""GetEngine, WatchEngine and Drain: a router chooses an engine by the first two, and an operator ends it with Drain."""
+"""A router chooses an engine by GetEngine and WatchEngine, and an operator ends it with StartDrain."""
 
 import time
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from kvgrpc.service.engine_watchers import BEAT_S
 from kvgrpc.v1 import admin_pb2, handshake_pb2, handshake_pb2_grpc, lease_pb2
 from tests.service.api import refused
 from tests.service.conftest import Start
-from tests.service.engines import SUCCEEDED, Engine, unchanged
+from tests.service.engines import SUCCEEDED, Engine, unchanged, wait_until
 from tests.service.values import dur, prompt
 
 Reply = handshake_pb2.WatchEngineResponse
@@ -37,8 +37,12 @@ def until(replies: Iterator[Reply], condition: Any) -> Reply:
     return next(reply for reply in replies if condition(reply.status))
 
 
-def drain(engine: Engine, **fields: Any) -> admin_pb2.DrainResponse:
-    return engine.api.admin.Drain(admin_pb2.DrainRequest(**fields))
+def start_drain(engine: Engine, **fields: Any) -> admin_pb2.Drain:
+    return engine.api.admin.StartDrain(admin_pb2.StartDrainRequest(**fields)).drain
+
+
+def cancel_drain(engine: Engine) -> admin_pb2.Drain:
+    return engine.api.admin.CancelDrain(admin_pb2.CancelDrainRequest()).drain
 
 
 def test_an_engine_says_what_is_free_and_what_goes_on(source: Engine, destination: Engine) -> None:
@@ -99,7 +103,7 @@ def test_a_server_that_drains_takes_no_new_work_and_ends_what_has_begun(start: S
     source, destination = start((), ())
     handed = source.hand_over(TOKENS)
     with watching(source) as replies:
-        answer = drain(source)
+        answer = start_drain(source)
         assert (answer.admission, answer.transfer_count, answer.lease_count) == (DRAINING, 1, 1)
         assert answer.oldest_transfer_id == handed.transfer.transfer_id
         told = until(replies, lambda found: found.admission == DRAINING)
@@ -112,8 +116,8 @@ def test_a_server_that_drains_takes_no_new_work_and_ends_what_has_begun(start: S
         pulled = destination.pull(handed.grant, TOKENS, blocks)
         assert destination.wait(pulled.transfer_id).state == SUCCEEDED
         assert source.wait(handed.transfer.transfer_id).state == SUCCEEDED
-        assert drain(source).transfer_count == 0
-        assert drain(source, cancel=True).admission == OPEN
+        assert start_drain(source).transfer_count == 0
+        assert cancel_drain(source).admission == OPEN
         until(replies, lambda found: found.admission == OPEN)
     assert source.allocate(1)
 
@@ -121,17 +125,52 @@ def test_a_server_that_drains_takes_no_new_work_and_ends_what_has_begun(start: S
 def test_asking_what_a_drain_would_wait_for_drains_nothing(source: Engine) -> None:
     handed = source.hand_over(TOKENS)
     with unchanged(source):
-        answer = drain(source, validate_only=True)
+        answer = start_drain(source, validate_only=True)
     assert (answer.admission, answer.transfer_count, answer.lease_count) == (OPEN, 1, 1)
     ref = lease_pb2.LeaseRef(lease_id=handed.lease.lease_id)
     source.api.leases.ReleaseLease(lease_pb2.ReleaseLeaseRequest(lease=ref))
+
+
+def get_drain(engine: Engine, **fields: Any) -> admin_pb2.Drain:
+    return engine.api.admin.GetDrain(admin_pb2.GetDrainRequest(**fields)).drain
+
+
+def test_what_a_drain_waits_for_is_named_with_its_owner_and_deadline_oldest_first(start: Start) -> None:
+    source, destination = start((), ())
+    handed = source.hand_over(TOKENS, request_id="r-1")
+    pulled = destination.pull(handed.grant, TOKENS, None, request_id="r-2")
+    start_drain(source, reason="a new kernel")
+    wait_until(lambda: any(row.reader_engine_ids for row in get_drain(source).blockers))
+    found = get_drain(source)
+    assert (found.reason, found.HasField("age"), found.blocker_count) == ("a new kernel", True, 2)
+    lease, transfer = sorted(found.blockers, key=lambda row: str(row.WhichOneof("work")))
+    assert (transfer.transfer.transfer_id, transfer.transfer.request_id) == (handed.transfer.transfer_id, "r-1")
+    assert (lease.lease.lease_id, lease.owner, transfer.owner) == (handed.lease.lease_id, "anonymous", "anonymous")
+    assert list(lease.reader_engine_ids) == [destination.engine_id]
+    assert all(row.HasField("remaining") for row in found.blockers)
+    (row,) = get_drain(destination).blockers
+    assert (row.transfer.transfer_id, row.transfer.peer.engine_id) == (pulled.transfer_id, source.engine_id)
+    assert row.HasField("remaining")
+    assert not get_drain(destination).HasField("age")
+    destination.cancel(pulled.transfer_id)
+
+
+def test_rows_of_a_drain_are_bounded_and_all_are_counted(source: Engine) -> None:
+    first = source.hand_over(TOKENS)
+    for _ in range(3):
+        source.hand_over(TOKENS)
+    found = get_drain(source, page_size=2)
+    assert (len(found.blockers), found.blocker_count, found.transfer_count, found.lease_count) == (2, 8, 4, 4)
+    ids = {row.transfer.transfer_id or row.lease.lease_id for row in found.blockers}
+    assert ids == {first.transfer.transfer_id, first.lease.lease_id}
+    source.reset()
 
 
 def test_capabilities_say_whether_work_is_taken(start: Start) -> None:
     (engine,) = start(())
     request = handshake_pb2.GetCapabilitiesRequest()
     assert engine.api.handshake.GetCapabilities(request).admission == OPEN
-    drain(engine)
+    start_drain(engine)
     found = engine.api.handshake.GetCapabilities(request)
     assert found.admission == DRAINING
     assert found.admission_reason

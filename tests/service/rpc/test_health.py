@@ -107,6 +107,15 @@ async def test_nothing_serves_while_a_data_path_is_wedged(found: Health, lead: L
     assert await serving(found) == all_but()
 
 
+async def test_a_server_that_drains_over_a_wedged_data_path_says_wedged(
+    found: Health, lead: Lead, movers: Movers
+) -> None:
+    lead.runner.node.state.life.draining = True
+    movers.age_s = WEDGED_S + 1
+    assert admission(lead)[0] == handshake_pb2.ADMISSION_WEDGED
+    assert not any((await serving(found)).values())
+
+
 async def test_a_wedged_data_path_is_noticed(found: Health, movers: Movers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "LOOK_S", 0.001)
     await found.look()

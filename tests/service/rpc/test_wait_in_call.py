@@ -180,7 +180,7 @@ def test_a_server_that_drains_goes_on_with_what_waits(source: Engine, start: Sta
     with threads() as pool:
         call = pool.submit(destination.api.handoff.PullBlocks, pulling(source, destination, after_step=1))
         transfer_id = begun(destination).transfer_id
-        destination.api.admin.Drain(admin_pb2.DrainRequest())
+        destination.api.admin.StartDrain(admin_pb2.StartDrainRequest())
         assert not call.done()
         destination.cancel(transfer_id)
         assert call.result().transfer.state == CANCELLED

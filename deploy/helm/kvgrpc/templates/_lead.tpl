@@ -76,5 +76,5 @@ timeoutSeconds: 6
 {{- define "kvgrpc.drain" -}}
 preStop:
   exec:
-    command: [sh, -c, 'kvgrpc drain "$LEAD_ADDRESS" || true; sleep {{ .Values.lead.drainSeconds }}']
+    command: [sh, -c, 'timeout {{ .Values.lead.drainSeconds }} kvgrpc drain "$LEAD_ADDRESS" --wait || true']
 {{- end }}

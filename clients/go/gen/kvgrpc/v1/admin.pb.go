@@ -856,33 +856,33 @@ func (x *Counts) GetDeniedCallCount() uint64 {
 	return 0
 }
 
-// Whether to drain or to take work again.
-type DrainRequest struct {
+// Order to take no new work.
+type StartDrainRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Idempotency key; see common.proto.
 	IdempotencyKey string `protobuf:"bytes,1,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
-	// Take work again. A server that was told to end (SIGTERM) still ends.
-	Cancel bool `protobuf:"varint,2,opt,name=cancel,proto3" json:"cancel,omitempty"`
+	// Reason for the drain, for people; shortened to 1,024 bytes.
+	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
 	// Only check the call; see common.proto. The reply says what is in progress.
 	ValidateOnly  bool `protobuf:"varint,3,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *DrainRequest) Reset() {
-	*x = DrainRequest{}
+func (x *StartDrainRequest) Reset() {
+	*x = StartDrainRequest{}
 	mi := &file_kvgrpc_v1_admin_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *DrainRequest) String() string {
+func (x *StartDrainRequest) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*DrainRequest) ProtoMessage() {}
+func (*StartDrainRequest) ProtoMessage() {}
 
-func (x *DrainRequest) ProtoReflect() protoreflect.Message {
+func (x *StartDrainRequest) ProtoReflect() protoreflect.Message {
 	mi := &file_kvgrpc_v1_admin_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -894,65 +894,57 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
-func (*DrainRequest) Descriptor() ([]byte, []int) {
+// Deprecated: Use StartDrainRequest.ProtoReflect.Descriptor instead.
+func (*StartDrainRequest) Descriptor() ([]byte, []int) {
 	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{7}
 }
 
-func (x *DrainRequest) GetIdempotencyKey() string {
+func (x *StartDrainRequest) GetIdempotencyKey() string {
 	if x != nil {
 		return x.IdempotencyKey
 	}
 	return ""
 }
 
-func (x *DrainRequest) GetCancel() bool {
+func (x *StartDrainRequest) GetReason() string {
 	if x != nil {
-		return x.Cancel
+		return x.Reason
 	}
-	return false
+	return ""
 }
 
-func (x *DrainRequest) GetValidateOnly() bool {
+func (x *StartDrainRequest) GetValidateOnly() bool {
 	if x != nil {
 		return x.ValidateOnly
 	}
 	return false
 }
 
-// Work that is still in progress.
-type DrainResponse struct {
+// State after the order.
+type StartDrainResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The answering engine and its incarnation.
 	Header *ResponseHeader `protobuf:"bytes,1,opt,name=header,proto3" json:"header,omitempty"`
-	// Whether the server takes work now.
-	Admission Admission `protobuf:"varint,2,opt,name=admission,proto3,enum=kvgrpc.v1.Admission" json:"admission,omitempty"`
-	// Number of transfers that are not over.
-	TransferCount uint32 `protobuf:"varint,3,opt,name=transfer_count,json=transferCount,proto3" json:"transfer_count,omitempty"`
-	// Number of live leases.
-	LeaseCount uint32 `protobuf:"varint,4,opt,name=lease_count,json=leaseCount,proto3" json:"lease_count,omitempty"`
-	// Number of blocks in quarantine.
-	QuarantinedBlockCount uint32 `protobuf:"varint,5,opt,name=quarantined_block_count,json=quarantinedBlockCount,proto3" json:"quarantined_block_count,omitempty"`
-	// Id of the oldest transfer that is not over; empty when all are over.
-	OldestTransferId string `protobuf:"bytes,6,opt,name=oldest_transfer_id,json=oldestTransferId,proto3" json:"oldest_transfer_id,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// State of the drain, with at most 100 blockers.
+	Drain         *Drain `protobuf:"bytes,2,opt,name=drain,proto3" json:"drain,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
-func (x *DrainResponse) Reset() {
-	*x = DrainResponse{}
+func (x *StartDrainResponse) Reset() {
+	*x = StartDrainResponse{}
 	mi := &file_kvgrpc_v1_admin_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *DrainResponse) String() string {
+func (x *StartDrainResponse) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*DrainResponse) ProtoMessage() {}
+func (*StartDrainResponse) ProtoMessage() {}
 
-func (x *DrainResponse) ProtoReflect() protoreflect.Message {
+func (x *StartDrainResponse) ProtoReflect() protoreflect.Message {
 	mi := &file_kvgrpc_v1_admin_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -964,52 +956,485 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
-func (*DrainResponse) Descriptor() ([]byte, []int) {
+// Deprecated: Use StartDrainResponse.ProtoReflect.Descriptor instead.
+func (*StartDrainResponse) Descriptor() ([]byte, []int) {
 	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{8}
 }
 
-func (x *DrainResponse) GetHeader() *ResponseHeader {
+func (x *StartDrainResponse) GetHeader() *ResponseHeader {
 	if x != nil {
 		return x.Header
 	}
 	return nil
 }
 
-func (x *DrainResponse) GetAdmission() Admission {
+func (x *StartDrainResponse) GetDrain() *Drain {
+	if x != nil {
+		return x.Drain
+	}
+	return nil
+}
+
+// Order to take new work again.
+type CancelDrainRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Idempotency key; see common.proto.
+	IdempotencyKey string `protobuf:"bytes,1,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
+	// Only check the call; see common.proto. The reply says what is in progress.
+	ValidateOnly  bool `protobuf:"varint,2,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CancelDrainRequest) Reset() {
+	*x = CancelDrainRequest{}
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CancelDrainRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CancelDrainRequest) ProtoMessage() {}
+
+func (x *CancelDrainRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CancelDrainRequest.ProtoReflect.Descriptor instead.
+func (*CancelDrainRequest) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *CancelDrainRequest) GetIdempotencyKey() string {
+	if x != nil {
+		return x.IdempotencyKey
+	}
+	return ""
+}
+
+func (x *CancelDrainRequest) GetValidateOnly() bool {
+	if x != nil {
+		return x.ValidateOnly
+	}
+	return false
+}
+
+// State after the order.
+type CancelDrainResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The answering engine and its incarnation.
+	Header *ResponseHeader `protobuf:"bytes,1,opt,name=header,proto3" json:"header,omitempty"`
+	// State of the drain, with at most 100 blockers.
+	Drain         *Drain `protobuf:"bytes,2,opt,name=drain,proto3" json:"drain,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CancelDrainResponse) Reset() {
+	*x = CancelDrainResponse{}
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CancelDrainResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CancelDrainResponse) ProtoMessage() {}
+
+func (x *CancelDrainResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CancelDrainResponse.ProtoReflect.Descriptor instead.
+func (*CancelDrainResponse) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *CancelDrainResponse) GetHeader() *ResponseHeader {
+	if x != nil {
+		return x.Header
+	}
+	return nil
+}
+
+func (x *CancelDrainResponse) GetDrain() *Drain {
+	if x != nil {
+		return x.Drain
+	}
+	return nil
+}
+
+// Bound of the reply.
+type GetDrainRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Maximum number of blockers, at most 1,000; 0 means 100. The list ends after about 1 MB, so it may have fewer.
+	PageSize      uint32 `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetDrainRequest) Reset() {
+	*x = GetDrainRequest{}
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetDrainRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetDrainRequest) ProtoMessage() {}
+
+func (x *GetDrainRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetDrainRequest.ProtoReflect.Descriptor instead.
+func (*GetDrainRequest) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *GetDrainRequest) GetPageSize() uint32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+// State of the drain.
+type GetDrainResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The answering engine and its incarnation.
+	Header *ResponseHeader `protobuf:"bytes,1,opt,name=header,proto3" json:"header,omitempty"`
+	// State of the drain.
+	Drain         *Drain `protobuf:"bytes,2,opt,name=drain,proto3" json:"drain,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetDrainResponse) Reset() {
+	*x = GetDrainResponse{}
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetDrainResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetDrainResponse) ProtoMessage() {}
+
+func (x *GetDrainResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetDrainResponse.ProtoReflect.Descriptor instead.
+func (*GetDrainResponse) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *GetDrainResponse) GetHeader() *ResponseHeader {
+	if x != nil {
+		return x.Header
+	}
+	return nil
+}
+
+func (x *GetDrainResponse) GetDrain() *Drain {
+	if x != nil {
+		return x.Drain
+	}
+	return nil
+}
+
+// Whether the server drains, and the work that is still in progress.
+type Drain struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whether the server takes work now. A server that drains may also be wedged.
+	Admission Admission `protobuf:"varint,1,opt,name=admission,proto3,enum=kvgrpc.v1.Admission" json:"admission,omitempty"`
+	// Time since the drain began; unset while the server does not drain.
+	Age *durationpb.Duration `protobuf:"bytes,2,opt,name=age,proto3" json:"age,omitempty"`
+	// Reason of the drain: the text of StartDrain or, for a server that ends, what ended it, such as "SIGTERM". Empty if
+	// none was stated.
+	Reason string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Number of transfers that are not over.
+	TransferCount uint32 `protobuf:"varint,4,opt,name=transfer_count,json=transferCount,proto3" json:"transfer_count,omitempty"`
+	// Number of live leases.
+	LeaseCount uint32 `protobuf:"varint,5,opt,name=lease_count,json=leaseCount,proto3" json:"lease_count,omitempty"`
+	// Number of blocks in quarantine.
+	QuarantinedBlockCount uint32 `protobuf:"varint,6,opt,name=quarantined_block_count,json=quarantinedBlockCount,proto3" json:"quarantined_block_count,omitempty"`
+	// Id of the oldest transfer that is not over and that the caller may see; empty when there is none.
+	OldestTransferId string `protobuf:"bytes,7,opt,name=oldest_transfer_id,json=oldestTransferId,proto3" json:"oldest_transfer_id,omitempty"`
+	// Rows of what is in progress, oldest first: those of the caller's tenant, if the caller has one.
+	Blockers []*DrainBlocker `protobuf:"bytes,8,rep,name=blockers,proto3" json:"blockers,omitempty"`
+	// Number of all rows, of which `blockers` has the oldest.
+	BlockerCount  uint32 `protobuf:"varint,9,opt,name=blocker_count,json=blockerCount,proto3" json:"blocker_count,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Drain) Reset() {
+	*x = Drain{}
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Drain) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Drain) ProtoMessage() {}
+
+func (x *Drain) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Drain.ProtoReflect.Descriptor instead.
+func (*Drain) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *Drain) GetAdmission() Admission {
 	if x != nil {
 		return x.Admission
 	}
 	return Admission_ADMISSION_UNSPECIFIED
 }
 
-func (x *DrainResponse) GetTransferCount() uint32 {
+func (x *Drain) GetAge() *durationpb.Duration {
+	if x != nil {
+		return x.Age
+	}
+	return nil
+}
+
+func (x *Drain) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Drain) GetTransferCount() uint32 {
 	if x != nil {
 		return x.TransferCount
 	}
 	return 0
 }
 
-func (x *DrainResponse) GetLeaseCount() uint32 {
+func (x *Drain) GetLeaseCount() uint32 {
 	if x != nil {
 		return x.LeaseCount
 	}
 	return 0
 }
 
-func (x *DrainResponse) GetQuarantinedBlockCount() uint32 {
+func (x *Drain) GetQuarantinedBlockCount() uint32 {
 	if x != nil {
 		return x.QuarantinedBlockCount
 	}
 	return 0
 }
 
-func (x *DrainResponse) GetOldestTransferId() string {
+func (x *Drain) GetOldestTransferId() string {
 	if x != nil {
 		return x.OldestTransferId
 	}
 	return ""
 }
+
+func (x *Drain) GetBlockers() []*DrainBlocker {
+	if x != nil {
+		return x.Blockers
+	}
+	return nil
+}
+
+func (x *Drain) GetBlockerCount() uint32 {
+	if x != nil {
+		return x.BlockerCount
+	}
+	return 0
+}
+
+// Work that a drain waits for.
+type DrainBlocker struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The work.
+	//
+	// Types that are valid to be assigned to Work:
+	//
+	//	*DrainBlocker_Transfer
+	//	*DrainBlocker_Lease
+	//	*DrainBlocker_Pin
+	Work isDrainBlocker_Work `protobuf_oneof:"work"`
+	// Owner of the transfer or lease, or of the transfer whose blocks are in quarantine. Allocation.owner has the forms.
+	Owner string `protobuf:"bytes,4,opt,name=owner,proto3" json:"owner,omitempty"`
+	// Time until the nearest deadline at which the work ends; unset if it has none now. Progress and renewals move it.
+	Remaining *durationpb.Duration `protobuf:"bytes,5,opt,name=remaining,proto3" json:"remaining,omitempty"`
+	// Ids of the engines that read under the lease now; at most 16.
+	ReaderEngineIds []string `protobuf:"bytes,6,rep,name=reader_engine_ids,json=readerEngineIds,proto3" json:"reader_engine_ids,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *DrainBlocker) Reset() {
+	*x = DrainBlocker{}
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainBlocker) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainBlocker) ProtoMessage() {}
+
+func (x *DrainBlocker) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainBlocker.ProtoReflect.Descriptor instead.
+func (*DrainBlocker) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *DrainBlocker) GetWork() isDrainBlocker_Work {
+	if x != nil {
+		return x.Work
+	}
+	return nil
+}
+
+func (x *DrainBlocker) GetTransfer() *Transfer {
+	if x != nil {
+		if x, ok := x.Work.(*DrainBlocker_Transfer); ok {
+			return x.Transfer
+		}
+	}
+	return nil
+}
+
+func (x *DrainBlocker) GetLease() *Lease {
+	if x != nil {
+		if x, ok := x.Work.(*DrainBlocker_Lease); ok {
+			return x.Lease
+		}
+	}
+	return nil
+}
+
+func (x *DrainBlocker) GetPin() *Pin {
+	if x != nil {
+		if x, ok := x.Work.(*DrainBlocker_Pin); ok {
+			return x.Pin
+		}
+	}
+	return nil
+}
+
+func (x *DrainBlocker) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+func (x *DrainBlocker) GetRemaining() *durationpb.Duration {
+	if x != nil {
+		return x.Remaining
+	}
+	return nil
+}
+
+func (x *DrainBlocker) GetReaderEngineIds() []string {
+	if x != nil {
+		return x.ReaderEngineIds
+	}
+	return nil
+}
+
+type isDrainBlocker_Work interface {
+	isDrainBlocker_Work()
+}
+
+type DrainBlocker_Transfer struct {
+	// Transfer that is not over, without its paths.
+	Transfer *Transfer `protobuf:"bytes,1,opt,name=transfer,proto3,oneof"`
+}
+
+type DrainBlocker_Lease struct {
+	// Live lease.
+	Lease *Lease `protobuf:"bytes,2,opt,name=lease,proto3,oneof"`
+}
+
+type DrainBlocker_Pin struct {
+	// Blocks in quarantine, with the proof that is missing.
+	Pin *Pin `protobuf:"bytes,3,opt,name=pin,proto3,oneof"`
+}
+
+func (*DrainBlocker_Transfer) isDrainBlocker_Work() {}
+
+func (*DrainBlocker_Lease) isDrainBlocker_Work() {}
+
+func (*DrainBlocker_Pin) isDrainBlocker_Work() {}
 
 // Page of peers.
 type ListPeersRequest struct {
@@ -1024,7 +1449,7 @@ type ListPeersRequest struct {
 
 func (x *ListPeersRequest) Reset() {
 	*x = ListPeersRequest{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[9]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1036,7 +1461,7 @@ func (x *ListPeersRequest) String() string {
 func (*ListPeersRequest) ProtoMessage() {}
 
 func (x *ListPeersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[9]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1049,7 +1474,7 @@ func (x *ListPeersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPeersRequest.ProtoReflect.Descriptor instead.
 func (*ListPeersRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{9}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ListPeersRequest) GetPageSize() uint32 {
@@ -1081,7 +1506,7 @@ type ListPeersResponse struct {
 
 func (x *ListPeersResponse) Reset() {
 	*x = ListPeersResponse{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[10]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1093,7 +1518,7 @@ func (x *ListPeersResponse) String() string {
 func (*ListPeersResponse) ProtoMessage() {}
 
 func (x *ListPeersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[10]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1106,7 +1531,7 @@ func (x *ListPeersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPeersResponse.ProtoReflect.Descriptor instead.
 func (*ListPeersResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ListPeersResponse) GetHeader() *ResponseHeader {
@@ -1145,7 +1570,7 @@ type ListPinsRequest struct {
 
 func (x *ListPinsRequest) Reset() {
 	*x = ListPinsRequest{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[11]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1157,7 +1582,7 @@ func (x *ListPinsRequest) String() string {
 func (*ListPinsRequest) ProtoMessage() {}
 
 func (x *ListPinsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[11]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1170,7 +1595,7 @@ func (x *ListPinsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPinsRequest.ProtoReflect.Descriptor instead.
 func (*ListPinsRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ListPinsRequest) GetBlock() *BlockRef {
@@ -1207,7 +1632,7 @@ type BlockRef struct {
 
 func (x *BlockRef) Reset() {
 	*x = BlockRef{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[12]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1219,7 +1644,7 @@ func (x *BlockRef) String() string {
 func (*BlockRef) ProtoMessage() {}
 
 func (x *BlockRef) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[12]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1232,7 +1657,7 @@ func (x *BlockRef) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockRef.ProtoReflect.Descriptor instead.
 func (*BlockRef) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *BlockRef) GetGroup() uint32 {
@@ -1274,7 +1699,7 @@ type Pin struct {
 
 func (x *Pin) Reset() {
 	*x = Pin{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[13]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1286,7 +1711,7 @@ func (x *Pin) String() string {
 func (*Pin) ProtoMessage() {}
 
 func (x *Pin) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[13]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1299,7 +1724,7 @@ func (x *Pin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pin.ProtoReflect.Descriptor instead.
 func (*Pin) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Pin) GetKind() PinKind {
@@ -1376,7 +1801,7 @@ type ListPinsResponse struct {
 
 func (x *ListPinsResponse) Reset() {
 	*x = ListPinsResponse{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[14]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1388,7 +1813,7 @@ func (x *ListPinsResponse) String() string {
 func (*ListPinsResponse) ProtoMessage() {}
 
 func (x *ListPinsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[14]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1401,7 +1826,7 @@ func (x *ListPinsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPinsResponse.ProtoReflect.Descriptor instead.
 func (*ListPinsResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{14}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ListPinsResponse) GetHeader() *ResponseHeader {
@@ -1451,7 +1876,7 @@ type ReleaseQuarantineRequest struct {
 
 func (x *ReleaseQuarantineRequest) Reset() {
 	*x = ReleaseQuarantineRequest{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[15]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1463,7 +1888,7 @@ func (x *ReleaseQuarantineRequest) String() string {
 func (*ReleaseQuarantineRequest) ProtoMessage() {}
 
 func (x *ReleaseQuarantineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[15]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1476,7 +1901,7 @@ func (x *ReleaseQuarantineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseQuarantineRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseQuarantineRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{15}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ReleaseQuarantineRequest) GetIdempotencyKey() string {
@@ -1531,7 +1956,7 @@ type ReleaseQuarantineResponse struct {
 
 func (x *ReleaseQuarantineResponse) Reset() {
 	*x = ReleaseQuarantineResponse{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[16]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1543,7 +1968,7 @@ func (x *ReleaseQuarantineResponse) String() string {
 func (*ReleaseQuarantineResponse) ProtoMessage() {}
 
 func (x *ReleaseQuarantineResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[16]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1556,7 +1981,7 @@ func (x *ReleaseQuarantineResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseQuarantineResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseQuarantineResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ReleaseQuarantineResponse) GetHeader() *ResponseHeader {
@@ -1600,7 +2025,7 @@ type ListAuditRecordsRequest struct {
 
 func (x *ListAuditRecordsRequest) Reset() {
 	*x = ListAuditRecordsRequest{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[17]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1612,7 +2037,7 @@ func (x *ListAuditRecordsRequest) String() string {
 func (*ListAuditRecordsRequest) ProtoMessage() {}
 
 func (x *ListAuditRecordsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[17]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1625,7 +2050,7 @@ func (x *ListAuditRecordsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditRecordsRequest.ProtoReflect.Descriptor instead.
 func (*ListAuditRecordsRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{17}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ListAuditRecordsRequest) GetPageSize() uint32 {
@@ -1667,7 +2092,7 @@ type AuditRecord struct {
 
 func (x *AuditRecord) Reset() {
 	*x = AuditRecord{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[18]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1679,7 +2104,7 @@ func (x *AuditRecord) String() string {
 func (*AuditRecord) ProtoMessage() {}
 
 func (x *AuditRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[18]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1692,7 +2117,7 @@ func (x *AuditRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditRecord.ProtoReflect.Descriptor instead.
 func (*AuditRecord) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{18}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *AuditRecord) GetNumber() uint32 {
@@ -1766,7 +2191,7 @@ type ListAuditRecordsResponse struct {
 
 func (x *ListAuditRecordsResponse) Reset() {
 	*x = ListAuditRecordsResponse{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[19]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1778,7 +2203,7 @@ func (x *ListAuditRecordsResponse) String() string {
 func (*ListAuditRecordsResponse) ProtoMessage() {}
 
 func (x *ListAuditRecordsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[19]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1791,7 +2216,7 @@ func (x *ListAuditRecordsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditRecordsResponse.ProtoReflect.Descriptor instead.
 func (*ListAuditRecordsResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{19}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ListAuditRecordsResponse) GetHeader() *ResponseHeader {
@@ -1832,7 +2257,7 @@ type ListSpansRequest struct {
 
 func (x *ListSpansRequest) Reset() {
 	*x = ListSpansRequest{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[20]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1844,7 +2269,7 @@ func (x *ListSpansRequest) String() string {
 func (*ListSpansRequest) ProtoMessage() {}
 
 func (x *ListSpansRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[20]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1857,7 +2282,7 @@ func (x *ListSpansRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSpansRequest.ProtoReflect.Descriptor instead.
 func (*ListSpansRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{20}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ListSpansRequest) GetTransferId() string {
@@ -1915,7 +2340,7 @@ type Span struct {
 
 func (x *Span) Reset() {
 	*x = Span{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[21]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1927,7 +2352,7 @@ func (x *Span) String() string {
 func (*Span) ProtoMessage() {}
 
 func (x *Span) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[21]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1940,7 +2365,7 @@ func (x *Span) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Span.ProtoReflect.Descriptor instead.
 func (*Span) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{21}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Span) GetTraceId() string {
@@ -2023,7 +2448,7 @@ type ListSpansResponse struct {
 
 func (x *ListSpansResponse) Reset() {
 	*x = ListSpansResponse{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[22]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2035,7 +2460,7 @@ func (x *ListSpansResponse) String() string {
 func (*ListSpansResponse) ProtoMessage() {}
 
 func (x *ListSpansResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[22]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2048,7 +2473,7 @@ func (x *ListSpansResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSpansResponse.ProtoReflect.Descriptor instead.
 func (*ListSpansResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{22}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ListSpansResponse) GetHeader() *ResponseHeader {
@@ -2092,7 +2517,7 @@ type ForgetEngineRequest struct {
 
 func (x *ForgetEngineRequest) Reset() {
 	*x = ForgetEngineRequest{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[23]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2104,7 +2529,7 @@ func (x *ForgetEngineRequest) String() string {
 func (*ForgetEngineRequest) ProtoMessage() {}
 
 func (x *ForgetEngineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[23]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2117,7 +2542,7 @@ func (x *ForgetEngineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetEngineRequest.ProtoReflect.Descriptor instead.
 func (*ForgetEngineRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{23}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ForgetEngineRequest) GetEngineId() string {
@@ -2147,7 +2572,7 @@ type ForgetEngineResponse struct {
 
 func (x *ForgetEngineResponse) Reset() {
 	*x = ForgetEngineResponse{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[24]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2159,7 +2584,7 @@ func (x *ForgetEngineResponse) String() string {
 func (*ForgetEngineResponse) ProtoMessage() {}
 
 func (x *ForgetEngineResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[24]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2172,7 +2597,7 @@ func (x *ForgetEngineResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetEngineResponse.ProtoReflect.Descriptor instead.
 func (*ForgetEngineResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{24}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ForgetEngineResponse) GetHeader() *ResponseHeader {
@@ -2193,7 +2618,7 @@ var File_kvgrpc_v1_admin_proto protoreflect.FileDescriptor
 
 const file_kvgrpc_v1_admin_proto_rawDesc = "" +
 	"\n" +
-	"\x15kvgrpc/v1/admin.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\x1a\x19kvgrpc/v1/handshake.proto\x1a\x14kvgrpc/v1/pool.proto\"\x12\n" +
+	"\x15kvgrpc/v1/admin.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\x1a\x19kvgrpc/v1/handshake.proto\x1a\x15kvgrpc/v1/lease.proto\x1a\x14kvgrpc/v1/pool.proto\x1a\x18kvgrpc/v1/transfer.proto\"\x12\n" +
 	"\x10GetStatusRequest\"\xdd\x05\n" +
 	"\x11GetStatusResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x122\n" +
@@ -2262,19 +2687,44 @@ const file_kvgrpc_v1_admin_proto_rawDesc = "" +
 	"\x15reclaimed_lease_count\x18\f \x01(\x04R\x13reclaimedLeaseCount\x125\n" +
 	"\x17reclaimed_in_vain_count\x18\r \x01(\x04R\x14reclaimedInVainCount\x122\n" +
 	"\x15reclaimed_claim_count\x18\x0e \x01(\x04R\x13reclaimedClaimCount\x12*\n" +
-	"\x11denied_call_count\x18\x0f \x01(\x04R\x0fdeniedCallCount\"t\n" +
-	"\fDrainRequest\x12'\n" +
+	"\x11denied_call_count\x18\x0f \x01(\x04R\x0fdeniedCallCount\"y\n" +
+	"\x11StartDrainRequest\x12'\n" +
 	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12\x16\n" +
-	"\x06cancel\x18\x02 \x01(\bR\x06cancel\x12#\n" +
-	"\rvalidate_only\x18\x03 \x01(\bR\fvalidateOnly\"\xa4\x02\n" +
-	"\rDrainResponse\x121\n" +
-	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x122\n" +
-	"\tadmission\x18\x02 \x01(\x0e2\x14.kvgrpc.v1.AdmissionR\tadmission\x12%\n" +
-	"\x0etransfer_count\x18\x03 \x01(\rR\rtransferCount\x12\x1f\n" +
-	"\vlease_count\x18\x04 \x01(\rR\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x12#\n" +
+	"\rvalidate_only\x18\x03 \x01(\bR\fvalidateOnly\"o\n" +
+	"\x12StartDrainResponse\x121\n" +
+	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12&\n" +
+	"\x05drain\x18\x02 \x01(\v2\x10.kvgrpc.v1.DrainR\x05drain\"b\n" +
+	"\x12CancelDrainRequest\x12'\n" +
+	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12#\n" +
+	"\rvalidate_only\x18\x02 \x01(\bR\fvalidateOnly\"p\n" +
+	"\x13CancelDrainResponse\x121\n" +
+	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12&\n" +
+	"\x05drain\x18\x02 \x01(\v2\x10.kvgrpc.v1.DrainR\x05drain\".\n" +
+	"\x0fGetDrainRequest\x12\x1b\n" +
+	"\tpage_size\x18\x01 \x01(\rR\bpageSize\"m\n" +
+	"\x10GetDrainResponse\x121\n" +
+	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12&\n" +
+	"\x05drain\x18\x02 \x01(\v2\x10.kvgrpc.v1.DrainR\x05drain\"\x88\x03\n" +
+	"\x05Drain\x122\n" +
+	"\tadmission\x18\x01 \x01(\x0e2\x14.kvgrpc.v1.AdmissionR\tadmission\x12+\n" +
+	"\x03age\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x03age\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x12%\n" +
+	"\x0etransfer_count\x18\x04 \x01(\rR\rtransferCount\x12\x1f\n" +
+	"\vlease_count\x18\x05 \x01(\rR\n" +
 	"leaseCount\x126\n" +
-	"\x17quarantined_block_count\x18\x05 \x01(\rR\x15quarantinedBlockCount\x12,\n" +
-	"\x12oldest_transfer_id\x18\x06 \x01(\tR\x10oldestTransferId\"N\n" +
+	"\x17quarantined_block_count\x18\x06 \x01(\rR\x15quarantinedBlockCount\x12,\n" +
+	"\x12oldest_transfer_id\x18\a \x01(\tR\x10oldestTransferId\x123\n" +
+	"\bblockers\x18\b \x03(\v2\x17.kvgrpc.v1.DrainBlockerR\bblockers\x12#\n" +
+	"\rblocker_count\x18\t \x01(\rR\fblockerCount\"\x92\x02\n" +
+	"\fDrainBlocker\x121\n" +
+	"\btransfer\x18\x01 \x01(\v2\x13.kvgrpc.v1.TransferH\x00R\btransfer\x12(\n" +
+	"\x05lease\x18\x02 \x01(\v2\x10.kvgrpc.v1.LeaseH\x00R\x05lease\x12\"\n" +
+	"\x03pin\x18\x03 \x01(\v2\x0e.kvgrpc.v1.PinH\x00R\x03pin\x12\x14\n" +
+	"\x05owner\x18\x04 \x01(\tR\x05owner\x127\n" +
+	"\tremaining\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\tremaining\x12*\n" +
+	"\x11reader_engine_ids\x18\x06 \x03(\tR\x0freaderEngineIdsB\x06\n" +
+	"\x04work\"N\n" +
 	"\x10ListPeersRequest\x12\x1b\n" +
 	"\tpage_size\x18\x01 \x01(\rR\bpageSize\x12\x1d\n" +
 	"\n" +
@@ -2380,12 +2830,15 @@ const file_kvgrpc_v1_admin_proto_rawDesc = "" +
 	"\x15SPAN_KIND_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12SPAN_KIND_INTERNAL\x10\x01\x12\x14\n" +
 	"\x10SPAN_KIND_SERVER\x10\x02\x12\x14\n" +
-	"\x10SPAN_KIND_CLIENT\x10\x032\x9d\x05\n" +
+	"\x10SPAN_KIND_CLIENT\x10\x032\xc9\x06\n" +
 	"\fAdminService\x12K\n" +
 	"\tGetStatus\x12\x1b.kvgrpc.v1.GetStatusRequest\x1a\x1c.kvgrpc.v1.GetStatusResponse\"\x03\x90\x02\x01\x12K\n" +
 	"\tListPeers\x12\x1b.kvgrpc.v1.ListPeersRequest\x1a\x1c.kvgrpc.v1.ListPeersResponse\"\x03\x90\x02\x01\x12H\n" +
-	"\bListPins\x12\x1a.kvgrpc.v1.ListPinsRequest\x1a\x1b.kvgrpc.v1.ListPinsResponse\"\x03\x90\x02\x01\x12?\n" +
-	"\x05Drain\x12\x17.kvgrpc.v1.DrainRequest\x1a\x18.kvgrpc.v1.DrainResponse\"\x03\x90\x02\x02\x12c\n" +
+	"\bListPins\x12\x1a.kvgrpc.v1.ListPinsRequest\x1a\x1b.kvgrpc.v1.ListPinsResponse\"\x03\x90\x02\x01\x12N\n" +
+	"\n" +
+	"StartDrain\x12\x1c.kvgrpc.v1.StartDrainRequest\x1a\x1d.kvgrpc.v1.StartDrainResponse\"\x03\x90\x02\x02\x12Q\n" +
+	"\vCancelDrain\x12\x1d.kvgrpc.v1.CancelDrainRequest\x1a\x1e.kvgrpc.v1.CancelDrainResponse\"\x03\x90\x02\x02\x12H\n" +
+	"\bGetDrain\x12\x1a.kvgrpc.v1.GetDrainRequest\x1a\x1b.kvgrpc.v1.GetDrainResponse\"\x03\x90\x02\x01\x12c\n" +
 	"\x11ReleaseQuarantine\x12#.kvgrpc.v1.ReleaseQuarantineRequest\x1a$.kvgrpc.v1.ReleaseQuarantineResponse\"\x03\x90\x02\x02\x12`\n" +
 	"\x10ListAuditRecords\x12\".kvgrpc.v1.ListAuditRecordsRequest\x1a#.kvgrpc.v1.ListAuditRecordsResponse\"\x03\x90\x02\x01\x12K\n" +
 	"\tListSpans\x12\x1b.kvgrpc.v1.ListSpansRequest\x1a\x1c.kvgrpc.v1.ListSpansResponse\"\x03\x90\x02\x01\x12T\n" +
@@ -2406,7 +2859,7 @@ func file_kvgrpc_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_kvgrpc_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_kvgrpc_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
+var file_kvgrpc_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
 var file_kvgrpc_v1_admin_proto_goTypes = []any{
 	(PinKind)(0),                      // 0: kvgrpc.v1.PinKind
 	(SpanKind)(0),                     // 1: kvgrpc.v1.SpanKind
@@ -2417,91 +2870,114 @@ var file_kvgrpc_v1_admin_proto_goTypes = []any{
 	(*Kept)(nil),                      // 6: kvgrpc.v1.Kept
 	(*KeptByCaller)(nil),              // 7: kvgrpc.v1.KeptByCaller
 	(*Counts)(nil),                    // 8: kvgrpc.v1.Counts
-	(*DrainRequest)(nil),              // 9: kvgrpc.v1.DrainRequest
-	(*DrainResponse)(nil),             // 10: kvgrpc.v1.DrainResponse
-	(*ListPeersRequest)(nil),          // 11: kvgrpc.v1.ListPeersRequest
-	(*ListPeersResponse)(nil),         // 12: kvgrpc.v1.ListPeersResponse
-	(*ListPinsRequest)(nil),           // 13: kvgrpc.v1.ListPinsRequest
-	(*BlockRef)(nil),                  // 14: kvgrpc.v1.BlockRef
-	(*Pin)(nil),                       // 15: kvgrpc.v1.Pin
-	(*ListPinsResponse)(nil),          // 16: kvgrpc.v1.ListPinsResponse
-	(*ReleaseQuarantineRequest)(nil),  // 17: kvgrpc.v1.ReleaseQuarantineRequest
-	(*ReleaseQuarantineResponse)(nil), // 18: kvgrpc.v1.ReleaseQuarantineResponse
-	(*ListAuditRecordsRequest)(nil),   // 19: kvgrpc.v1.ListAuditRecordsRequest
-	(*AuditRecord)(nil),               // 20: kvgrpc.v1.AuditRecord
-	(*ListAuditRecordsResponse)(nil),  // 21: kvgrpc.v1.ListAuditRecordsResponse
-	(*ListSpansRequest)(nil),          // 22: kvgrpc.v1.ListSpansRequest
-	(*Span)(nil),                      // 23: kvgrpc.v1.Span
-	(*ListSpansResponse)(nil),         // 24: kvgrpc.v1.ListSpansResponse
-	(*ForgetEngineRequest)(nil),       // 25: kvgrpc.v1.ForgetEngineRequest
-	(*ForgetEngineResponse)(nil),      // 26: kvgrpc.v1.ForgetEngineResponse
-	nil,                               // 27: kvgrpc.v1.Kept.BytesByKindEntry
-	nil,                               // 28: kvgrpc.v1.Span.AttributesEntry
-	(*ResponseHeader)(nil),            // 29: kvgrpc.v1.ResponseHeader
-	(Admission)(0),                    // 30: kvgrpc.v1.Admission
-	(*durationpb.Duration)(nil),       // 31: google.protobuf.Duration
-	(*GroupBlockCount)(nil),           // 32: kvgrpc.v1.GroupBlockCount
-	(*Peer)(nil),                      // 33: kvgrpc.v1.Peer
-	(*Blocks)(nil),                    // 34: kvgrpc.v1.Blocks
-	(*Allocation)(nil),                // 35: kvgrpc.v1.Allocation
+	(*StartDrainRequest)(nil),         // 9: kvgrpc.v1.StartDrainRequest
+	(*StartDrainResponse)(nil),        // 10: kvgrpc.v1.StartDrainResponse
+	(*CancelDrainRequest)(nil),        // 11: kvgrpc.v1.CancelDrainRequest
+	(*CancelDrainResponse)(nil),       // 12: kvgrpc.v1.CancelDrainResponse
+	(*GetDrainRequest)(nil),           // 13: kvgrpc.v1.GetDrainRequest
+	(*GetDrainResponse)(nil),          // 14: kvgrpc.v1.GetDrainResponse
+	(*Drain)(nil),                     // 15: kvgrpc.v1.Drain
+	(*DrainBlocker)(nil),              // 16: kvgrpc.v1.DrainBlocker
+	(*ListPeersRequest)(nil),          // 17: kvgrpc.v1.ListPeersRequest
+	(*ListPeersResponse)(nil),         // 18: kvgrpc.v1.ListPeersResponse
+	(*ListPinsRequest)(nil),           // 19: kvgrpc.v1.ListPinsRequest
+	(*BlockRef)(nil),                  // 20: kvgrpc.v1.BlockRef
+	(*Pin)(nil),                       // 21: kvgrpc.v1.Pin
+	(*ListPinsResponse)(nil),          // 22: kvgrpc.v1.ListPinsResponse
+	(*ReleaseQuarantineRequest)(nil),  // 23: kvgrpc.v1.ReleaseQuarantineRequest
+	(*ReleaseQuarantineResponse)(nil), // 24: kvgrpc.v1.ReleaseQuarantineResponse
+	(*ListAuditRecordsRequest)(nil),   // 25: kvgrpc.v1.ListAuditRecordsRequest
+	(*AuditRecord)(nil),               // 26: kvgrpc.v1.AuditRecord
+	(*ListAuditRecordsResponse)(nil),  // 27: kvgrpc.v1.ListAuditRecordsResponse
+	(*ListSpansRequest)(nil),          // 28: kvgrpc.v1.ListSpansRequest
+	(*Span)(nil),                      // 29: kvgrpc.v1.Span
+	(*ListSpansResponse)(nil),         // 30: kvgrpc.v1.ListSpansResponse
+	(*ForgetEngineRequest)(nil),       // 31: kvgrpc.v1.ForgetEngineRequest
+	(*ForgetEngineResponse)(nil),      // 32: kvgrpc.v1.ForgetEngineResponse
+	nil,                               // 33: kvgrpc.v1.Kept.BytesByKindEntry
+	nil,                               // 34: kvgrpc.v1.Span.AttributesEntry
+	(*ResponseHeader)(nil),            // 35: kvgrpc.v1.ResponseHeader
+	(Admission)(0),                    // 36: kvgrpc.v1.Admission
+	(*durationpb.Duration)(nil),       // 37: google.protobuf.Duration
+	(*GroupBlockCount)(nil),           // 38: kvgrpc.v1.GroupBlockCount
+	(*Transfer)(nil),                  // 39: kvgrpc.v1.Transfer
+	(*Lease)(nil),                     // 40: kvgrpc.v1.Lease
+	(*Peer)(nil),                      // 41: kvgrpc.v1.Peer
+	(*Blocks)(nil),                    // 42: kvgrpc.v1.Blocks
+	(*Allocation)(nil),                // 43: kvgrpc.v1.Allocation
 }
 var file_kvgrpc_v1_admin_proto_depIdxs = []int32{
-	29, // 0: kvgrpc.v1.GetStatusResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	30, // 1: kvgrpc.v1.GetStatusResponse.admission:type_name -> kvgrpc.v1.Admission
-	31, // 2: kvgrpc.v1.GetStatusResponse.uptime:type_name -> google.protobuf.Duration
+	35, // 0: kvgrpc.v1.GetStatusResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	36, // 1: kvgrpc.v1.GetStatusResponse.admission:type_name -> kvgrpc.v1.Admission
+	37, // 2: kvgrpc.v1.GetStatusResponse.uptime:type_name -> google.protobuf.Duration
 	8,  // 3: kvgrpc.v1.GetStatusResponse.counts:type_name -> kvgrpc.v1.Counts
-	31, // 4: kvgrpc.v1.GetStatusResponse.oldest_transfer_age:type_name -> google.protobuf.Duration
-	31, // 5: kvgrpc.v1.GetStatusResponse.progress_age:type_name -> google.protobuf.Duration
+	37, // 4: kvgrpc.v1.GetStatusResponse.oldest_transfer_age:type_name -> google.protobuf.Duration
+	37, // 5: kvgrpc.v1.GetStatusResponse.progress_age:type_name -> google.protobuf.Duration
 	6,  // 6: kvgrpc.v1.GetStatusResponse.kept:type_name -> kvgrpc.v1.Kept
 	4,  // 7: kvgrpc.v1.GetStatusResponse.lacking_requests:type_name -> kvgrpc.v1.LackingRequest
 	5,  // 8: kvgrpc.v1.GetStatusResponse.waiting_readers:type_name -> kvgrpc.v1.WaitingReader
-	31, // 9: kvgrpc.v1.LackingRequest.age:type_name -> google.protobuf.Duration
-	32, // 10: kvgrpc.v1.LackingRequest.group_block_counts:type_name -> kvgrpc.v1.GroupBlockCount
-	31, // 11: kvgrpc.v1.WaitingReader.age:type_name -> google.protobuf.Duration
-	27, // 12: kvgrpc.v1.Kept.bytes_by_kind:type_name -> kvgrpc.v1.Kept.BytesByKindEntry
+	37, // 9: kvgrpc.v1.LackingRequest.age:type_name -> google.protobuf.Duration
+	38, // 10: kvgrpc.v1.LackingRequest.group_block_counts:type_name -> kvgrpc.v1.GroupBlockCount
+	37, // 11: kvgrpc.v1.WaitingReader.age:type_name -> google.protobuf.Duration
+	33, // 12: kvgrpc.v1.Kept.bytes_by_kind:type_name -> kvgrpc.v1.Kept.BytesByKindEntry
 	7,  // 13: kvgrpc.v1.Kept.largest_callers:type_name -> kvgrpc.v1.KeptByCaller
-	29, // 14: kvgrpc.v1.DrainResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	30, // 15: kvgrpc.v1.DrainResponse.admission:type_name -> kvgrpc.v1.Admission
-	29, // 16: kvgrpc.v1.ListPeersResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	33, // 17: kvgrpc.v1.ListPeersResponse.peers:type_name -> kvgrpc.v1.Peer
-	14, // 18: kvgrpc.v1.ListPinsRequest.block:type_name -> kvgrpc.v1.BlockRef
-	0,  // 19: kvgrpc.v1.Pin.kind:type_name -> kvgrpc.v1.PinKind
-	31, // 20: kvgrpc.v1.Pin.age:type_name -> google.protobuf.Duration
-	34, // 21: kvgrpc.v1.Pin.blocks:type_name -> kvgrpc.v1.Blocks
-	29, // 22: kvgrpc.v1.ListPinsResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	15, // 23: kvgrpc.v1.ListPinsResponse.pins:type_name -> kvgrpc.v1.Pin
-	35, // 24: kvgrpc.v1.ListPinsResponse.allocations:type_name -> kvgrpc.v1.Allocation
-	29, // 25: kvgrpc.v1.ReleaseQuarantineResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	31, // 26: kvgrpc.v1.AuditRecord.age:type_name -> google.protobuf.Duration
-	29, // 27: kvgrpc.v1.ListAuditRecordsResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	20, // 28: kvgrpc.v1.ListAuditRecordsResponse.records:type_name -> kvgrpc.v1.AuditRecord
-	1,  // 29: kvgrpc.v1.Span.kind:type_name -> kvgrpc.v1.SpanKind
-	31, // 30: kvgrpc.v1.Span.duration:type_name -> google.protobuf.Duration
-	28, // 31: kvgrpc.v1.Span.attributes:type_name -> kvgrpc.v1.Span.AttributesEntry
-	29, // 32: kvgrpc.v1.ListSpansResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	23, // 33: kvgrpc.v1.ListSpansResponse.spans:type_name -> kvgrpc.v1.Span
-	29, // 34: kvgrpc.v1.ForgetEngineResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	2,  // 35: kvgrpc.v1.AdminService.GetStatus:input_type -> kvgrpc.v1.GetStatusRequest
-	11, // 36: kvgrpc.v1.AdminService.ListPeers:input_type -> kvgrpc.v1.ListPeersRequest
-	13, // 37: kvgrpc.v1.AdminService.ListPins:input_type -> kvgrpc.v1.ListPinsRequest
-	9,  // 38: kvgrpc.v1.AdminService.Drain:input_type -> kvgrpc.v1.DrainRequest
-	17, // 39: kvgrpc.v1.AdminService.ReleaseQuarantine:input_type -> kvgrpc.v1.ReleaseQuarantineRequest
-	19, // 40: kvgrpc.v1.AdminService.ListAuditRecords:input_type -> kvgrpc.v1.ListAuditRecordsRequest
-	22, // 41: kvgrpc.v1.AdminService.ListSpans:input_type -> kvgrpc.v1.ListSpansRequest
-	25, // 42: kvgrpc.v1.AdminService.ForgetEngine:input_type -> kvgrpc.v1.ForgetEngineRequest
-	3,  // 43: kvgrpc.v1.AdminService.GetStatus:output_type -> kvgrpc.v1.GetStatusResponse
-	12, // 44: kvgrpc.v1.AdminService.ListPeers:output_type -> kvgrpc.v1.ListPeersResponse
-	16, // 45: kvgrpc.v1.AdminService.ListPins:output_type -> kvgrpc.v1.ListPinsResponse
-	10, // 46: kvgrpc.v1.AdminService.Drain:output_type -> kvgrpc.v1.DrainResponse
-	18, // 47: kvgrpc.v1.AdminService.ReleaseQuarantine:output_type -> kvgrpc.v1.ReleaseQuarantineResponse
-	21, // 48: kvgrpc.v1.AdminService.ListAuditRecords:output_type -> kvgrpc.v1.ListAuditRecordsResponse
-	24, // 49: kvgrpc.v1.AdminService.ListSpans:output_type -> kvgrpc.v1.ListSpansResponse
-	26, // 50: kvgrpc.v1.AdminService.ForgetEngine:output_type -> kvgrpc.v1.ForgetEngineResponse
-	43, // [43:51] is the sub-list for method output_type
-	35, // [35:43] is the sub-list for method input_type
-	35, // [35:35] is the sub-list for extension type_name
-	35, // [35:35] is the sub-list for extension extendee
-	0,  // [0:35] is the sub-list for field type_name
+	35, // 14: kvgrpc.v1.StartDrainResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	15, // 15: kvgrpc.v1.StartDrainResponse.drain:type_name -> kvgrpc.v1.Drain
+	35, // 16: kvgrpc.v1.CancelDrainResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	15, // 17: kvgrpc.v1.CancelDrainResponse.drain:type_name -> kvgrpc.v1.Drain
+	35, // 18: kvgrpc.v1.GetDrainResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	15, // 19: kvgrpc.v1.GetDrainResponse.drain:type_name -> kvgrpc.v1.Drain
+	36, // 20: kvgrpc.v1.Drain.admission:type_name -> kvgrpc.v1.Admission
+	37, // 21: kvgrpc.v1.Drain.age:type_name -> google.protobuf.Duration
+	16, // 22: kvgrpc.v1.Drain.blockers:type_name -> kvgrpc.v1.DrainBlocker
+	39, // 23: kvgrpc.v1.DrainBlocker.transfer:type_name -> kvgrpc.v1.Transfer
+	40, // 24: kvgrpc.v1.DrainBlocker.lease:type_name -> kvgrpc.v1.Lease
+	21, // 25: kvgrpc.v1.DrainBlocker.pin:type_name -> kvgrpc.v1.Pin
+	37, // 26: kvgrpc.v1.DrainBlocker.remaining:type_name -> google.protobuf.Duration
+	35, // 27: kvgrpc.v1.ListPeersResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	41, // 28: kvgrpc.v1.ListPeersResponse.peers:type_name -> kvgrpc.v1.Peer
+	20, // 29: kvgrpc.v1.ListPinsRequest.block:type_name -> kvgrpc.v1.BlockRef
+	0,  // 30: kvgrpc.v1.Pin.kind:type_name -> kvgrpc.v1.PinKind
+	37, // 31: kvgrpc.v1.Pin.age:type_name -> google.protobuf.Duration
+	42, // 32: kvgrpc.v1.Pin.blocks:type_name -> kvgrpc.v1.Blocks
+	35, // 33: kvgrpc.v1.ListPinsResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	21, // 34: kvgrpc.v1.ListPinsResponse.pins:type_name -> kvgrpc.v1.Pin
+	43, // 35: kvgrpc.v1.ListPinsResponse.allocations:type_name -> kvgrpc.v1.Allocation
+	35, // 36: kvgrpc.v1.ReleaseQuarantineResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	37, // 37: kvgrpc.v1.AuditRecord.age:type_name -> google.protobuf.Duration
+	35, // 38: kvgrpc.v1.ListAuditRecordsResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	26, // 39: kvgrpc.v1.ListAuditRecordsResponse.records:type_name -> kvgrpc.v1.AuditRecord
+	1,  // 40: kvgrpc.v1.Span.kind:type_name -> kvgrpc.v1.SpanKind
+	37, // 41: kvgrpc.v1.Span.duration:type_name -> google.protobuf.Duration
+	34, // 42: kvgrpc.v1.Span.attributes:type_name -> kvgrpc.v1.Span.AttributesEntry
+	35, // 43: kvgrpc.v1.ListSpansResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	29, // 44: kvgrpc.v1.ListSpansResponse.spans:type_name -> kvgrpc.v1.Span
+	35, // 45: kvgrpc.v1.ForgetEngineResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	2,  // 46: kvgrpc.v1.AdminService.GetStatus:input_type -> kvgrpc.v1.GetStatusRequest
+	17, // 47: kvgrpc.v1.AdminService.ListPeers:input_type -> kvgrpc.v1.ListPeersRequest
+	19, // 48: kvgrpc.v1.AdminService.ListPins:input_type -> kvgrpc.v1.ListPinsRequest
+	9,  // 49: kvgrpc.v1.AdminService.StartDrain:input_type -> kvgrpc.v1.StartDrainRequest
+	11, // 50: kvgrpc.v1.AdminService.CancelDrain:input_type -> kvgrpc.v1.CancelDrainRequest
+	13, // 51: kvgrpc.v1.AdminService.GetDrain:input_type -> kvgrpc.v1.GetDrainRequest
+	23, // 52: kvgrpc.v1.AdminService.ReleaseQuarantine:input_type -> kvgrpc.v1.ReleaseQuarantineRequest
+	25, // 53: kvgrpc.v1.AdminService.ListAuditRecords:input_type -> kvgrpc.v1.ListAuditRecordsRequest
+	28, // 54: kvgrpc.v1.AdminService.ListSpans:input_type -> kvgrpc.v1.ListSpansRequest
+	31, // 55: kvgrpc.v1.AdminService.ForgetEngine:input_type -> kvgrpc.v1.ForgetEngineRequest
+	3,  // 56: kvgrpc.v1.AdminService.GetStatus:output_type -> kvgrpc.v1.GetStatusResponse
+	18, // 57: kvgrpc.v1.AdminService.ListPeers:output_type -> kvgrpc.v1.ListPeersResponse
+	22, // 58: kvgrpc.v1.AdminService.ListPins:output_type -> kvgrpc.v1.ListPinsResponse
+	10, // 59: kvgrpc.v1.AdminService.StartDrain:output_type -> kvgrpc.v1.StartDrainResponse
+	12, // 60: kvgrpc.v1.AdminService.CancelDrain:output_type -> kvgrpc.v1.CancelDrainResponse
+	14, // 61: kvgrpc.v1.AdminService.GetDrain:output_type -> kvgrpc.v1.GetDrainResponse
+	24, // 62: kvgrpc.v1.AdminService.ReleaseQuarantine:output_type -> kvgrpc.v1.ReleaseQuarantineResponse
+	27, // 63: kvgrpc.v1.AdminService.ListAuditRecords:output_type -> kvgrpc.v1.ListAuditRecordsResponse
+	30, // 64: kvgrpc.v1.AdminService.ListSpans:output_type -> kvgrpc.v1.ListSpansResponse
+	32, // 65: kvgrpc.v1.AdminService.ForgetEngine:output_type -> kvgrpc.v1.ForgetEngineResponse
+	56, // [56:66] is the sub-list for method output_type
+	46, // [46:56] is the sub-list for method input_type
+	46, // [46:46] is the sub-list for extension type_name
+	46, // [46:46] is the sub-list for extension extendee
+	0,  // [0:46] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_v1_admin_proto_init() }
@@ -2511,15 +2987,22 @@ func file_kvgrpc_v1_admin_proto_init() {
 	}
 	file_kvgrpc_v1_common_proto_init()
 	file_kvgrpc_v1_handshake_proto_init()
+	file_kvgrpc_v1_lease_proto_init()
 	file_kvgrpc_v1_pool_proto_init()
-	file_kvgrpc_v1_admin_proto_msgTypes[11].OneofWrappers = []any{}
+	file_kvgrpc_v1_transfer_proto_init()
+	file_kvgrpc_v1_admin_proto_msgTypes[14].OneofWrappers = []any{
+		(*DrainBlocker_Transfer)(nil),
+		(*DrainBlocker_Lease)(nil),
+		(*DrainBlocker_Pin)(nil),
+	}
+	file_kvgrpc_v1_admin_proto_msgTypes[17].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvgrpc_v1_admin_proto_rawDesc), len(file_kvgrpc_v1_admin_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   27,
+			NumMessages:   33,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

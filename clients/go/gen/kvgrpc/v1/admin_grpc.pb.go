@@ -24,7 +24,9 @@ const (
 	AdminService_GetStatus_FullMethodName         = "/kvgrpc.v1.AdminService/GetStatus"
 	AdminService_ListPeers_FullMethodName         = "/kvgrpc.v1.AdminService/ListPeers"
 	AdminService_ListPins_FullMethodName          = "/kvgrpc.v1.AdminService/ListPins"
-	AdminService_Drain_FullMethodName             = "/kvgrpc.v1.AdminService/Drain"
+	AdminService_StartDrain_FullMethodName        = "/kvgrpc.v1.AdminService/StartDrain"
+	AdminService_CancelDrain_FullMethodName       = "/kvgrpc.v1.AdminService/CancelDrain"
+	AdminService_GetDrain_FullMethodName          = "/kvgrpc.v1.AdminService/GetDrain"
 	AdminService_ReleaseQuarantine_FullMethodName = "/kvgrpc.v1.AdminService/ReleaseQuarantine"
 	AdminService_ListAuditRecords_FullMethodName  = "/kvgrpc.v1.AdminService/ListAuditRecords"
 	AdminService_ListSpans_FullMethodName         = "/kvgrpc.v1.AdminService/ListSpans"
@@ -57,13 +59,24 @@ type AdminServiceClient interface {
 	// * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
 	// * OUT_OF_RANGE BLOCK_OUT_OF_RANGE: the filter names a block that the pool does not have.
 	ListPins(ctx context.Context, in *ListPinsRequest, opts ...grpc.CallOption) (*ListPinsResponse, error)
-	// Stops taking new work, or takes it again. While a server drains, it refuses new transfer keys, leases and blocks
-	// with DRAINING, health says NOT_SERVING for HandoffService, and WatchEngine reports the change. What has begun goes
-	// on to its end. The reply comes at once and says what is still in progress: the server may be stopped when nothing
-	// is. SIGTERM also drains, and then ends the server. Operators call it. It is safe to repeat.
+	// Stops taking new work. While a server drains, it refuses new transfer keys, leases and blocks with DRAINING, health
+	// says NOT_SERVING for HandoffService, and WatchEngine reports the change. What has begun goes on to its end. The
+	// reply comes at once and names what is still in progress: the server may be stopped when nothing is. SIGTERM also
+	// drains, and then ends the server. Operators call it. It is safe to repeat: a repeated call keeps the time at which
+	// the drain began, and its reason if the call states none.
 	//
 	// Errors: none of its own.
-	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainResponse, error)
+	StartDrain(ctx context.Context, in *StartDrainRequest, opts ...grpc.CallOption) (*StartDrainResponse, error)
+	// Takes new work again. A server that was told to end (SIGTERM) still ends, and goes on draining. Operators call it.
+	// It is safe to repeat.
+	//
+	// Errors: none of its own.
+	CancelDrain(ctx context.Context, in *CancelDrainRequest, opts ...grpc.CallOption) (*CancelDrainResponse, error)
+	// Returns whether the server drains, since when and why, and names what is in progress with its owners. It also
+	// answers while the server takes work, and then names what a drain would wait for.
+	//
+	// Errors: none of its own.
+	GetDrain(ctx context.Context, in *GetDrainRequest, opts ...grpc.CallOption) (*GetDrainResponse, error)
 	// Gets memory out of quarantine whose proof does not come (see Pin.missing_proof). Operators call it.
 	//
 	// Without `force` the server does a re-key. It takes no new work. Transfers that have an access, or are opening one,
@@ -146,10 +159,30 @@ func (c *adminServiceClient) ListPins(ctx context.Context, in *ListPinsRequest, 
 	return out, nil
 }
 
-func (c *adminServiceClient) Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainResponse, error) {
+func (c *adminServiceClient) StartDrain(ctx context.Context, in *StartDrainRequest, opts ...grpc.CallOption) (*StartDrainResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(DrainResponse)
-	err := c.cc.Invoke(ctx, AdminService_Drain_FullMethodName, in, out, cOpts...)
+	out := new(StartDrainResponse)
+	err := c.cc.Invoke(ctx, AdminService_StartDrain_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) CancelDrain(ctx context.Context, in *CancelDrainRequest, opts ...grpc.CallOption) (*CancelDrainResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CancelDrainResponse)
+	err := c.cc.Invoke(ctx, AdminService_CancelDrain_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) GetDrain(ctx context.Context, in *GetDrainRequest, opts ...grpc.CallOption) (*GetDrainResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetDrainResponse)
+	err := c.cc.Invoke(ctx, AdminService_GetDrain_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -222,13 +255,24 @@ type AdminServiceServer interface {
 	// * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
 	// * OUT_OF_RANGE BLOCK_OUT_OF_RANGE: the filter names a block that the pool does not have.
 	ListPins(context.Context, *ListPinsRequest) (*ListPinsResponse, error)
-	// Stops taking new work, or takes it again. While a server drains, it refuses new transfer keys, leases and blocks
-	// with DRAINING, health says NOT_SERVING for HandoffService, and WatchEngine reports the change. What has begun goes
-	// on to its end. The reply comes at once and says what is still in progress: the server may be stopped when nothing
-	// is. SIGTERM also drains, and then ends the server. Operators call it. It is safe to repeat.
+	// Stops taking new work. While a server drains, it refuses new transfer keys, leases and blocks with DRAINING, health
+	// says NOT_SERVING for HandoffService, and WatchEngine reports the change. What has begun goes on to its end. The
+	// reply comes at once and names what is still in progress: the server may be stopped when nothing is. SIGTERM also
+	// drains, and then ends the server. Operators call it. It is safe to repeat: a repeated call keeps the time at which
+	// the drain began, and its reason if the call states none.
 	//
 	// Errors: none of its own.
-	Drain(context.Context, *DrainRequest) (*DrainResponse, error)
+	StartDrain(context.Context, *StartDrainRequest) (*StartDrainResponse, error)
+	// Takes new work again. A server that was told to end (SIGTERM) still ends, and goes on draining. Operators call it.
+	// It is safe to repeat.
+	//
+	// Errors: none of its own.
+	CancelDrain(context.Context, *CancelDrainRequest) (*CancelDrainResponse, error)
+	// Returns whether the server drains, since when and why, and names what is in progress with its owners. It also
+	// answers while the server takes work, and then names what a drain would wait for.
+	//
+	// Errors: none of its own.
+	GetDrain(context.Context, *GetDrainRequest) (*GetDrainResponse, error)
 	// Gets memory out of quarantine whose proof does not come (see Pin.missing_proof). Operators call it.
 	//
 	// Without `force` the server does a re-key. It takes no new work. Transfers that have an access, or are opening one,
@@ -290,8 +334,14 @@ func (UnimplementedAdminServiceServer) ListPeers(context.Context, *ListPeersRequ
 func (UnimplementedAdminServiceServer) ListPins(context.Context, *ListPinsRequest) (*ListPinsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListPins not implemented")
 }
-func (UnimplementedAdminServiceServer) Drain(context.Context, *DrainRequest) (*DrainResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method Drain not implemented")
+func (UnimplementedAdminServiceServer) StartDrain(context.Context, *StartDrainRequest) (*StartDrainResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method StartDrain not implemented")
+}
+func (UnimplementedAdminServiceServer) CancelDrain(context.Context, *CancelDrainRequest) (*CancelDrainResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method CancelDrain not implemented")
+}
+func (UnimplementedAdminServiceServer) GetDrain(context.Context, *GetDrainRequest) (*GetDrainResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetDrain not implemented")
 }
 func (UnimplementedAdminServiceServer) ReleaseQuarantine(context.Context, *ReleaseQuarantineRequest) (*ReleaseQuarantineResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ReleaseQuarantine not implemented")
@@ -380,20 +430,56 @@ func _AdminService_ListPins_Handler(srv interface{}, ctx context.Context, dec fu
 	return interceptor(ctx, in, info, handler)
 }
 
-func _AdminService_Drain_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(DrainRequest)
+func _AdminService_StartDrain_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(StartDrainRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
 	if interceptor == nil {
-		return srv.(AdminServiceServer).Drain(ctx, in)
+		return srv.(AdminServiceServer).StartDrain(ctx, in)
 	}
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
-		FullMethod: AdminService_Drain_FullMethodName,
+		FullMethod: AdminService_StartDrain_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(AdminServiceServer).Drain(ctx, req.(*DrainRequest))
+		return srv.(AdminServiceServer).StartDrain(ctx, req.(*StartDrainRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_CancelDrain_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CancelDrainRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).CancelDrain(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_CancelDrain_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).CancelDrain(ctx, req.(*CancelDrainRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_GetDrain_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetDrainRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).GetDrain(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_GetDrain_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).GetDrain(ctx, req.(*GetDrainRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -490,8 +576,16 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _AdminService_ListPins_Handler,
 		},
 		{
-			MethodName: "Drain",
-			Handler:    _AdminService_Drain_Handler,
+			MethodName: "StartDrain",
+			Handler:    _AdminService_StartDrain_Handler,
+		},
+		{
+			MethodName: "CancelDrain",
+			Handler:    _AdminService_CancelDrain_Handler,
+		},
+		{
+			MethodName: "GetDrain",
+			Handler:    _AdminService_GetDrain_Handler,
 		},
 		{
 			MethodName: "ReleaseQuarantine",

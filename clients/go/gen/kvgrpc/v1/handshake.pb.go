@@ -103,7 +103,7 @@ const (
 	Admission_ADMISSION_UNSPECIFIED Admission = 0
 	// The engine takes new work.
 	Admission_ADMISSION_OPEN Admission = 1
-	// The engine takes no new work: the server is stopping, or Drain told it to take none.
+	// The engine takes no new work: the server is stopping, or StartDrain told it to take none.
 	Admission_ADMISSION_DRAINING Admission = 2
 	// The engine takes no new work now, because its queues are full.
 	Admission_ADMISSION_OVERLOADED Admission = 3
