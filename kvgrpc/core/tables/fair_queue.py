@@ -1,8 +1,9 @@
-"""The fair queue: items of callers that get equal shares, however many items each of them has.
+"""The fair queue: items of callers, of whom nobody gets more by having more of them in the queue.
 
-Each caller has a clock, which goes on by the cost of each of its items. The next item is of the caller whose clock is
-lowest, and of equal clocks the one that has been so for longest. A caller that comes begins after the last item: nobody
-saves a share up, and ever new callers do not keep those that wait from their shares.
+Each caller has a clock, which goes on by the cost of each of its items. A caller with `MANY` more in the queue pays
+once more, so that one with few does not wait for those with many. The next item is of the caller whose clock is lowest,
+and of equal clocks the one that has been so for longest. A caller that comes begins after the last item: nobody saves a
+share up, and ever new callers do not keep those that wait from their shares.
 
 Of one caller the oldest item goes first. If that one is late, the newest goes first: the caller still waits for the
 newest, and mostly not for the oldest. `take_late` takes the oldest out.
@@ -15,6 +16,8 @@ from typing import Generic, TypeVar
 
 _Item = TypeVar("_Item")
 
+MANY = 8
+"""Number of a caller's items for which each of them costs its cost once more."""
 CLOCKS_MIN = 64
 """Minimum number of remembered clocks before those that are behind are looked for."""
 
@@ -76,10 +79,11 @@ class FairQueue(Generic[_Item]):
         _, since = next(iter(items.values()))
         item, (cost, _) = items.popitem(last=since < late)
         self._count -= 1
+        clock += cost * (1.0 + len(items) / MANY)
         if items:
-            heapq.heapreplace(self._order, (clock + cost, next(self._numbers), caller))
+            heapq.heapreplace(self._order, (clock, next(self._numbers), caller))
         else:
-            self._retire(clock + cost)
+            self._retire(clock)
         return caller, item
 
     def take_late(self, caller: str, late: float) -> _Item | None:

@@ -121,14 +121,10 @@ class ServedCallStream:
                 await self._enter(0)
 
     async def _enter(self, calls: int) -> None:
-        """Waits until a message of so many calls may begin, if the server is busy. A stream with many calls makes it
-        so.
-        """
-        queue = self._lead.call_queue
+        """Waits until a message of so many calls may begin, if the stream has many."""
         if len(self._served) + calls > CROWD:
-            queue.crowd()
-        if queue.busy:
-            await queue.enter(payer(), patient=True)
+            self._lead.call_queue.crowd()
+            await self._lead.call_queue.enter(payer(), patient=True)
 
     def _give_up(self, call_ids: Iterable[int]) -> None:
         for call_id in call_ids:
