@@ -41,6 +41,10 @@ class Backlog:
         self.handed_over = min(self.handed_over, started)  # one that was forgotten has come after all
         return started - self.handed_over
 
-    def forget(self) -> None:
-        """Counts no call that waits now: their callers have given them up, and gRPC hands such calls over to nobody."""
-        self.handed_over += self.count()
+    def forget(self) -> int:
+        """Counts no call that waits now: its caller has given it up, and gRPC hands such a call over to nobody. Returns
+        their number.
+        """
+        count = self.count()
+        self.handed_over += count
+        return count

@@ -13,6 +13,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextvars import Context
+from math import inf
 
 from kvgrpc.core.tables.fair_queue import FairQueue
 from kvgrpc.errors import Exhausted, Reason
@@ -23,14 +24,20 @@ LOOK_S = 0.025
 BACKLOG_MAX = 8
 """Number of calls that gRPC has not handed over, above which the server is busy."""
 STALLED_S = 0.05
-"""Time in which gRPC hands over a call that it has, in seconds. A later one was given up by its caller."""
+"""Time in which gRPC hands over a call that it has, in seconds. A later one counts as given up by its caller."""
+DOUBT_S = 0.5
+"""Time after which such a count is doubted, in seconds: on a machine with other work gRPC may take longer."""
+DRAIN_S = 0.02
+"""Time without a call after which gRPC has none, whatever its count says, in seconds."""
+DRAIN_MAX_S = 1.0
+"""Maximum time to find that out, in seconds."""
 LISTEN_S = 0.25
 """Time after which calls begin although gRPC still has some, in seconds."""
 BEGIN_S = 0.002
 """Minimum time in which calls begin before gRPC's backlog is looked at again, in seconds."""
 BEGIN_SHARE = 0.25
 """Minimum of that time for each second in which gRPC's calls were awaited before, in seconds."""
-ROUNDS = 4
+ROUNDS = 8
 """Rounds of the event loop for each call that begins: in the others, what the others wait for goes on."""
 CROWD_S = 0.001
 """Time in which the calls of a stream's message join the queue, in seconds."""
@@ -62,6 +69,8 @@ class CallQueue:
         """Number of calls that gRPC has and that are awaited before calls begin."""
         self._listens_since = 0.0
         self._came_at = 0.0
+        self._doubt_at = inf
+        """Time at which the count of the backlog is doubted."""
         self._begin_until = 0.0
         self._round = 0
         self._at_once = 0
@@ -113,7 +122,7 @@ class CallQueue:
         waits: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._keep(caller, nbytes)
         now = time.perf_counter()
-        self._queue.join(caller, waits, 1.0 + nbytes / COST_BYTES, float("inf") if patient else now)
+        self._queue.join(caller, waits, 1.0 + nbytes / COST_BYTES, inf if patient else now)
         try:
             begins = await waits
         finally:
@@ -139,6 +148,10 @@ class CallQueue:
     def _look(self) -> None:
         """Waits until gRPC has no more calls, then lets calls begin."""
         now, self._at_once = time.perf_counter(), 0
+        if now >= self._doubt_at:
+            self._awaited = 0
+            self._next(self._drain, DRAIN_S)
+            return
         self._awaited = self._backlog()
         if self._awaited and now < self._listens_since + LISTEN_S:
             self._next(self._look_again, STALLED_S)
@@ -151,11 +164,24 @@ class CallQueue:
             self.busy = False
 
     def _look_again(self) -> None:
-        """Looks again: a call that was awaited does not come."""
-        if time.perf_counter() >= self._came_at + STALLED_S:
-            for backlog in self.backlogs:
-                backlog.forget()
+        """Looks again. A call that was awaited and does not come is forgotten."""
+        now = time.perf_counter()
+        if now >= self._came_at + STALLED_S:
+            self._forget(now)
         self._look()
+
+    def _drain(self) -> None:
+        """Waits until gRPC hands no more calls over, and begins to count anew."""
+        now = time.perf_counter()
+        if now < min(self._came_at + DRAIN_S, self._listens_since + DRAIN_MAX_S):
+            self._next(self._drain, DRAIN_S)
+            return
+        self._forget(now)
+        self._look()
+
+    def _forget(self, now: float) -> None:
+        forgotten = sum(backlog.forget() for backlog in self.backlogs)
+        self._doubt_at = now + DOUBT_S if forgotten else inf
 
     def _begin(self) -> None:
         """Lets calls begin, one in some rounds of the loop, for some time."""

@@ -73,8 +73,10 @@ async def test_a_backlog_is_what_grpc_has_and_has_not_handed_over() -> None:
             assert (backlog.count(), backlog.handed_over) == (0, CALLS)
             backlog.handed_over -= 3
             assert backlog.count() == 3
-            backlog.forget()
+            assert backlog.forget() == 3
             assert backlog.count() == 0
+            backlog.handed_over += 2
+            assert (backlog.count(), backlog.handed_over) == (0, CALLS)
     finally:
         await server.stop(None)
     assert backlog.count() == 0
