@@ -5,9 +5,9 @@ import pytest
 from bench.walk.house import docstring_openings, own_lines
 from bench.walk.walks import ROOT, Walk, main
 
-CALLS = {"hand_over": 170, "pull": 800, "put_tensor": 1_300}
+CALLS = {"hand_over": 170, "pull": 800, "put_tensor": 1_310}
 FILES = {"hand_over": 41, "pull": 67, "put_tensor": 98}
-OWN_LINES = 67_500
+OWN_LINES = 67_600
 DEPENDENT_OPENINGS = 0
 
 
