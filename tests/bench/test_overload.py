@@ -57,7 +57,7 @@ def test_full_speed_lasts_for_half_a_second() -> None:
 
 
 def test_figures_are_medians_over_rounds_that_have_them() -> None:
-    rounds: list[dict[str, object]] = [{"p99_s": 1.0, "refused": {}}, {"p99_s": 3.0, "refused": {}}, {"p99_s": None, "refused": {}}]
+    rounds: list[dict[str, object]] = [{"p99_s": time_s, "refused": {}} for time_s in (1.0, 3.0, None)]
     found = summary(100.0, 1000.0, rounds)
     assert found["median_p99_s"] == 2.0
     assert "median_refused" not in found
