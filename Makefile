@@ -273,6 +273,11 @@ bench-transformers: vllm ## Measure a Hugging Face cache moved as named tensors,
 storm: vllm ## Bursts, hang-ups and deaths over two small vLLM engines (ARGS="--json --requests 200 --seed 1", ARGS=--help)
 	@PYTHONPATH=. $(VLLM_VENV)/bin/python -m bench.storm $(ARGS)
 
+# Two processors and 1 GB. By default for 15 minutes; whoever else computes meanwhile makes its times useless.
+.PHONY: overload
+overload: venv ## Offer a lead ten times the calls that it serves, and time another caller meanwhile (ARGS=--json, ARGS=--help)
+	@PYTHONPATH=. $(BIN)/python -m bench.overload $(ARGS)
+
 # vLLM's own proxies are in its source distribution alone, and the one for XpYd in that of an older version. pip wants to
 # see what the package is called before it keeps it, for which the distribution wants these packages, and a torch.
 ROUTER_TOOLS := .tools/routers

@@ -10,6 +10,7 @@ from kvgrpc.errors import PermissionDenied, Reason
 from kvgrpc.fleet.entry import EngineEntry
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.service.audit import Audit
+from kvgrpc.service.call_queue import CallQueue
 from kvgrpc.service.call_records import CallRecords
 from kvgrpc.service.engine_watchers import EngineWatchers
 from kvgrpc.service.identity.gate import EngineIds, Gate
@@ -32,6 +33,9 @@ class Answerer(Protocol):
 
     @property
     def calls(self) -> CallRecords: ...
+
+    @property
+    def call_queue(self) -> CallQueue: ...
 
     @property
     def ticket(self) -> bytes:
@@ -83,6 +87,7 @@ class Lead:
         self.watchers = Watchers(runner)
         self.engine_watchers = EngineWatchers(runner)
         self.standing = OpenStreams()
+        self.call_queue = CallQueue()
         self.data_paths = data_paths
         self.read_runs = read_runs
         """Reads bytes of a rank's memory, by (offset, length), for debugging."""

@@ -1,7 +1,8 @@
 """Places for calls that are open at this server at once: limited for each connection, and for all together.
 
 A connection is named by gRPC's text for its other end. The first places of a connection are its own, however many
-others have: a flood from elsewhere does not stop a peer or the renewal of a lease.
+others have: a flood from elsewhere does not stop a peer or the renewal of a lease. Of the other places a connection has
+at most as many as it leaves free, so that several greedy connections never take the last ones.
 """
 
 import logging
@@ -31,7 +32,8 @@ Method = Callable[[Any, Any], Awaitable[object]]
 
 class Places:
     """Places of one kind. `each`: limit of one connection. `of_tenant`: limit of one tenant; 0 for none. `most`: limit
-    of all together, beside the first `own` of each connection. `what` names the takers, as text.
+    of all together, beside the first `own` of each connection; nobody else has more of it than is left. `what` names
+    the takers, as text.
     """
 
     def __init__(
@@ -58,9 +60,11 @@ class Places:
         held = self._held.get(connection, 0)
         if held + count > self._each * share:
             self._refuse(f"this connection has {held} {self._what}, which is its limit: let some end first", self._each)
-        if self._taken + count > self._most * share and held + count > self._own:
+        if held + count > self._most * share - self._taken and held + count > self._own:
             self._refuse(
-                f"this server has {self._taken} {self._what}; its limit is {self._most}: come back later", self._most
+                f"this server has {self._taken} {self._what}; its limit is {self._most}, and this connection, with "
+                f"{held}, may have as many as it leaves free: come back later",
+                self._most,
             )
         self._held[connection] = held + count
         self._taken += count

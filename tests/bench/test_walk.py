@@ -5,9 +5,9 @@ import pytest
 from bench.walk.house import docstring_openings, own_lines
 from bench.walk.walks import ROOT, Walk, main
 
-CALLS = {"hand_over": 170, "pull": 800, "put_tensor": 1_300}
-FILES = {"hand_over": 40, "pull": 65, "put_tensor": 97}
-OWN_LINES = 69_400
+CALLS = {"hand_over": 170, "pull": 800, "put_tensor": 1_310}
+FILES = {"hand_over": 41, "pull": 67, "put_tensor": 98}
+OWN_LINES = 70_100
 DEPENDENT_OPENINGS = 0
 
 

@@ -24,7 +24,7 @@ from tests.service.engines import Engine, wait_until
 from tests.service.values import content, dur, prompt
 
 EACH = 8
-SMALL = f"{SETTINGS}standing_per_connection = {EACH}\nstanding = {EACH}\npeer_grace_s = 120.0\n"
+SMALL = f"{SETTINGS}standing_per_connection = {EACH}\nstanding = {2 * EACH}\npeer_grace_s = 120.0\n"
 OPEN_S = 60.0
 
 
@@ -254,7 +254,7 @@ def _to(address: str) -> handshake_pb2.ConnectPeerRequest:
     return handshake_pb2.ConnectPeerRequest(peer=common_pb2.PeerAddress(address=address))
 
 
-CALLS = f"{SETTINGS}calls_per_connection = {EACH}\ncalls = {EACH}\nstanding_per_connection = {EACH}\n"
+CALLS = f"{SETTINGS}calls_per_connection = {EACH}\ncalls = {2 * EACH}\nstanding_per_connection = {EACH}\n"
 
 
 def test_calls_under_way_are_bounded_and_leases_are_renewed_meanwhile(start: Start, held: Held, silent: str) -> None:

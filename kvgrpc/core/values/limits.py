@@ -93,6 +93,8 @@ class Limits:
     calls: int = 8_192
     """Maximum number of calls in flight over all connections, without those that wait as long as their caller likes."""
     calls_per_connection: int = 1_024
+    streams_per_connection: int = 128
+    """Maximum number of open gRPC calls of one connection, streams included. Its library holds back further calls."""
     dials: int = 1_024
     """Maximum number of handshakes that callers cause within the connect timeout, and of renewals at peers, each."""
     dials_per_connection: int = 256

@@ -23,7 +23,7 @@ from kvgrpc.errors import (
     invalid,
 )
 from kvgrpc.service import grpc_status, telemetry
-from kvgrpc.service.callers import Metadata
+from kvgrpc.service.callers import Metadata, payer
 from kvgrpc.service.identity.gate import CALLER, KnownCaller
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.open_streams import OverError, StreamAnswers
@@ -37,6 +37,8 @@ _log = logging.getLogger(__name__)
 
 CALLS_A_TURN = 16
 """Number of calls to begin before the event loop runs other work: a message may have thousands."""
+CROWD = 64
+"""Number of unanswered calls of a stream from which it counts among the callers with many calls."""
 LAST_ANSWERS_S = 0.5
 """Maximum wait for open calls when the server ends, in seconds: their transfers have ended, so answers come soon."""
 
@@ -87,6 +89,7 @@ class ServedCallStream:
         standing = self._lead.standing
         while (message := await standing.read(self._context.read)) is not grpc.aio.EOF:
             check_request(message)
+            await self._enter(len(message.calls))
             self._answers.more = True
             await self._begin(message.calls)
             self._give_up(message.cancelled_call_ids)
@@ -115,6 +118,13 @@ class ServedCallStream:
             task.add_done_callback(partial(self._over, call.call_id))
             if count % CALLS_A_TURN == 0:
                 await asyncio.sleep(0)
+                await self._enter(0)
+
+    async def _enter(self, calls: int) -> None:
+        """Waits until a message of so many calls may begin, if the stream has many."""
+        if len(self._served) + calls > CROWD:
+            self._lead.call_queue.crowd()
+            await self._lead.call_queue.enter(payer(), patient=True)
 
     def _give_up(self, call_ids: Iterable[int]) -> None:
         for call_id in call_ids:

@@ -12,6 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from kvgrpc.config import Config
 from kvgrpc.config_errors import invalid
 from kvgrpc.core.values.ids import INCARNATION_MAX
+from kvgrpc.service.call_queue import CallQueue
 from kvgrpc.service.call_records import CallRecords
 from kvgrpc.service.fleet.reader import FleetReader
 from kvgrpc.service.identity.gate import Gate
@@ -39,6 +40,7 @@ class FleetHost:
         """Raises InvalidRequest for a file of identities that is not usable."""
         self.gate = Gate(config)
         self.calls = CallRecords()
+        self.call_queue = CallQueue()
         self.ticket = b""
         self._incarnation = secrets.randbelow(INCARNATION_MAX) + 1
 
@@ -58,10 +60,10 @@ class FleetServer:
         self._tls = own_tls(config.tls)
         self._reader = FleetReader(config.fleet, connector(limits, self._tls), config.may_dial, always=True)
         self._health = EngineFreeHealth()
-        server, standing, calls = bounded_server(limits)
+        server, table, standing, calls = bounded_server(limits, self._host.call_queue)
         most = limits.message_bytes
-        ours = cast(grpc.aio.Server, Registrar(server, self._host, standing, calls, most))
-        others = cast(grpc.aio.Server, Registrar(server, self._host, standing, calls, most, ours=False))
+        ours = cast(grpc.aio.Server, Registrar(table, self._host, standing, calls, most))
+        others = cast(grpc.aio.Server, Registrar(table, self._host, standing, calls, most, ours=False))
         fleet_pb2_grpc.add_FleetServiceServicer_to_server(FleetService(self._host, self._reader), ours)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, others)
         add_reflection(others, FLEET)

@@ -12,7 +12,8 @@ from kvgrpc.service.methods import (
     reply_of,
     reply_to,
 )
-from kvgrpc.service.rpc.method import unary, wait_after, waited
+from kvgrpc.service.rpc.method import unary
+from kvgrpc.service.rpc.waits import wait_after, waited
 from kvgrpc.v1 import handoff_pb2, handoff_pb2_grpc
 from kvgrpc.wire.values import claims_of
 

@@ -1,7 +1,4 @@
-"""The frame of every RPC method: telemetry, and typed errors, also for requests that cannot be parsed.
-
-A wait for a transfer has one condition and one timeout, in WaitTransfer and in calls that wait for their own transfer.
-"""
+"""The frame of every RPC method: telemetry, and typed errors, also for requests that cannot be parsed."""
 
 import asyncio
 import functools
@@ -15,18 +12,17 @@ from typing import Any, Protocol, TypeVar
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
-from kvgrpc.core.tables.transfers import Transfer
 from kvgrpc.core.values.records import dataclass
-from kvgrpc.errors import InternalError, InvalidRequest, KVGrpcError, OutOfRange, Reason, invalid
+from kvgrpc.errors import InternalError, InvalidRequest, KVGrpcError, OutOfRange, Reason
 from kvgrpc.service import grpc_status, heap, telemetry
+from kvgrpc.service.backlog import Backlog
+from kvgrpc.service.call_queue import CallQueue
 from kvgrpc.service.call_records import OK
-from kvgrpc.service.callers import METADATA
+from kvgrpc.service.callers import METADATA, payer
 from kvgrpc.service.identity.roles import METHODS
-from kvgrpc.service.lead import Answerer, Lead
-from kvgrpc.service.places import CONNECTION, STANDING_BYTES, CallPlace, Method, Places, may_stand
-from kvgrpc.v1 import common_pb2, handoff_pb2, transfer_pb2
+from kvgrpc.service.lead import Answerer
+from kvgrpc.service.places import CONNECTION, STANDING_BYTES, CallPlace, Method, Places
 from kvgrpc.wire import fields, paths
-from kvgrpc.wire.values import layer_range, seconds
 
 _log = logging.getLogger(__name__)
 WAITS = frozenset({"WaitTransfer", "WaitTransfers", "PollSchedulerNews", "PutTensor", "GetTensor"})
@@ -96,7 +92,7 @@ def streaming(
     @functools.wraps(method)
     async def call(self: _Self, request: _Request, context: Any) -> AsyncIterator[_Reply]:
         traceparent = telemetry.traceparent_of(METADATA.get())
-        requests: Any = _readable(context) if isinstance(request, AsyncIterator) else request
+        requests: Any = _readable(context, self._lead.call_queue) if isinstance(request, AsyncIterator) else request
         try:
             check_request(request)
             async for reply in method(self, requests, traceparent):
@@ -132,18 +128,32 @@ class _Unreadable:
     why: str
 
 
-class Registrar:
-    """Registers generated services at a server. Each call takes a place: of `standing` if its caller decides how long
-    it lasts, else of `calls`. No reply is longer than `message_bytes`. Services that are `ours` refuse unparsable
-    requests themselves; gRPC would answer UNKNOWN.
+class MethodTable(grpc.GenericRpcHandler):
+    """All methods of one server, by their paths. `queue` hears of each call: gRPC asks here when it hands one over.
 
-    Methods are found by name when they are called. Methods that gRPC knows in advance slow every call: its asyncio
-    server keeps a wait for the next call of each, and walks over all these waits whenever one of them ends.
+    Methods that gRPC knows in advance slow every call: its asyncio server keeps a wait for the next call of each, and
+    walks over all these waits whenever one of them ends.
+    """
+
+    def __init__(self, queue: CallQueue, backlog: Backlog) -> None:
+        self.by_path: dict[str, Any] = {}
+        self._queue, self._backlog = queue, backlog
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        self._backlog.handed_over += 1
+        self._queue.handed_over()
+        return self.by_path.get(handler_call_details.method)
+
+
+class Registrar:
+    """Registers generated services in a server's `table`. Each call takes a place: of `standing` if its caller decides
+    how long it lasts, else of `calls`. No reply is longer than `message_bytes`. Services that are `ours` refuse
+    unparsable requests themselves; gRPC would answer UNKNOWN.
     """
 
     def __init__(
         self,
-        server: grpc.aio.Server,
+        table: MethodTable,
         lead: Answerer,
         standing: Places,
         calls: Places,
@@ -151,7 +161,7 @@ class Registrar:
         *,
         ours: bool = True,
     ) -> None:
-        self._server, self._standing, self._calls, self._ours = server, standing, calls, ours
+        self._table, self._standing, self._calls, self._ours = table, standing, calls, ours
         self._lead = lead
         self._message_bytes = message_bytes
         self.unary: dict[str, Any] = {}
@@ -163,7 +173,7 @@ class Registrar:
     def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
         bounded = {name: self._bounded(f"{service}/{name}", handler) for name, handler in handlers.items()}
         self.unary |= {f"{service}/{name}": handler for name, handler in bounded.items() if handler.unary_unary}
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, bounded),))
+        self._table.by_path |= {f"/{service}/{name}": handler for name, handler in bounded.items()}
 
     def _bounded(self, full_name: str, handler: Any) -> Any:
         name = full_name.rpartition("/")[2]
@@ -172,30 +182,37 @@ class Registrar:
         if name not in BOUNDED_BY_ITSELF:
             write = _writer(write, self._message_bytes)
             handler = handler._replace(response_serializer=write)
-        if not streams:
-            places = self._standing if name in WAITS else self._calls
-            method = self._served(full_name, handler.unary_unary, places, write)
-            handler = handler._replace(unary_unary=method, response_serializer=bytes)
-        else:
-            kind = "stream_stream" if handler.request_streaming else "unary_stream"
-            method = _written(getattr(handler, kind))
-            method = self._served(full_name, method if self._ours else _checked(method), self._standing)
-            handler = handler._replace(**{kind: method})
         # Our services keep no request of a request stream.
         keeps = name in WAITS or (streams and not (self._ours and handler.request_streaming))
-        if not self._ours and not keeps:
-            return handler
-        return handler._replace(request_deserializer=_reader(handler.request_deserializer, keeps=keeps))
+        if self._ours or keeps:
+            handler = handler._replace(request_deserializer=_reader(handler.request_deserializer, keeps=keeps))
+        if not streams:
+            places = self._standing if name in WAITS else self._calls
+            method = self._served(full_name, handler.unary_unary, places, handler.request_deserializer, write)
+            return handler._replace(unary_unary=method, request_deserializer=bytes, response_serializer=bytes)
+        kind = "stream_stream" if handler.request_streaming else "unary_stream"
+        method = _written(getattr(handler, kind))
+        method = self._served(full_name, method if self._ours else _checked(method), self._standing)
+        return handler._replace(**{kind: method})
 
-    def _served(self, name: str, method: Method, places: Places, write: Callable[[Any], bytes] | None = None) -> Method:
-        """Returns a method that only callers with a role for it reach, and that holds a place while it is served.
+    def _served(
+        self,
+        name: str,
+        method: Method,
+        places: Places,
+        read: Callable[[bytes], object] | None = None,
+        write: Callable[[Any], bytes] | None = None,
+    ) -> Method:
+        """Returns a method that only callers with a role for it reach, when it may begin. It holds a place meanwhile.
 
-        A method with `write` serializes its reply itself, so that an error in it is an error of the method. A library's
+        A method with `read` parses its request itself, when it begins: a refused call costs less. A method with `write`
+        serializes its reply itself, so that an error in it is an error of the method. A library's
         method that refuses a call returns no reply. The error that ends a call, kept by its context, refers to neither
         context nor request. Each call is counted with its time and its code.
         """
         assert name in METHODS, f"{name} has no row in the table of roles"
         lead, standing = self._lead, self._standing if places is self._calls else None
+        queue = lead.call_queue
 
         async def call(request: Any, context: Any) -> object:
             connection, began, code = context.peer(), time.perf_counter(), OK
@@ -204,6 +221,10 @@ class Registrar:
                 place = CallPlace(places, connection, standing)
                 try:
                     lead.gate.admit(context, name, lead.ticket)
+                    if queue.busy:
+                        await queue.enter(payer(), len(request) if read else 0)
+                    if read is not None:
+                        request = read(request)
                     reply = await method(request, context)
                     return reply if write is None or reply is None else write(reply)
                 finally:
@@ -315,77 +336,13 @@ def check_request(request: object) -> None:
         _check_legible(request)
 
 
-async def _readable(context: Any) -> AsyncIterator[Any]:
-    """Yields the requests of a stream. gRPC's own iterator, left before its end, keeps itself and the last request."""
+async def _readable(context: Any, queue: CallQueue) -> AsyncIterator[Any]:
+    """Yields the requests of a stream, each when it may begin. gRPC's own iterator, left before its end, keeps itself
+    and the last request.
+    """
     while (request := await context.read()) is not grpc.aio.EOF:
         check_request(request)
+        if queue.busy:
+            await queue.enter(payer(), patient=True)
         yield request
         del request  # frees it now: the next request may come much later
-
-
-Condition = Callable[[Transfer], bool]
-Stated = transfer_pb2.WaitTransferRequest | transfer_pb2.TransferWait
-
-
-@dataclass(frozen=True)
-class ServedWait:
-    """Condition and timeout of a wait for a transfer, in seconds."""
-
-    met: Condition
-    timeout_s: float
-
-    async def ended(self, lead: Lead, transfer_id: str, header: common_pb2.ResponseHeader) -> tuple[Transfer, bool]:
-        """Returns the transfer when the condition is met or the time is over, and whether it is met. Moves the
-        event_seq of `header`, the reply's header, up to the transfer's. Raises NotFound.
-        """
-        found = await lead.watchers.wait(transfer_id, self.met, self.timeout_s)
-        header.event_seq = max(header.event_seq, found.seq)
-        return found, self.met(found)
-
-
-def wait_of(stated: Stated, lead: Lead, field: str = "") -> ServedWait:
-    """Returns the wait that a message states. Raises InvalidRequest, with `field` before the name of the bad field."""
-    layers = layer_range(stated)
-    met = ended = condition(stated.until)
-    if layers is not None:
-        met = lambda transfer: transfer.has_layers(*layers) or ended(transfer)
-    return ServedWait(met, timeout_s(stated, lead.config.limits.wait_s, field))
-
-
-def wait_after(
-    request: handoff_pb2.PullBlocksRequest | handoff_pb2.ReserveBlocksRequest, lead: Lead, needs: str
-) -> ServedWait | None:
-    """Returns the wait that a call asks for on the transfer it makes; None: it does not wait. Raises InvalidRequest,
-    also if the field `needs` is missing: without it the transfer cannot move before the call is answered.
-    """
-    if not request.HasField("wait"):
-        return None
-    if not request.HasField(needs):  # type: ignore[arg-type]
-        raise invalid("wait", f"needs {needs}: without it the transfer goes on only after the answer")
-    wait = wait_of(request.wait, lead, "wait.")
-    return None if request.validate_only else wait
-
-
-async def waited(
-    wait: ServedWait | None, made: Transfer | None, nbytes: int, lead: Lead, header: common_pb2.ResponseHeader
-) -> tuple[Transfer | None, bool]:
-    """Waits for the transfer that a call of `nbytes` made. Returns it, and whether the condition is met; at once if too
-    many calls wait. `header` as in `ServedWait.ended`. Raises NotFound.
-    """
-    if wait is None or made is None or not may_stand(nbytes):
-        return made, False
-    return await wait.ended(lead, made.id, header)
-
-
-def condition(until: int) -> Condition:
-    """Returns the condition that ends a wait for a transfer."""
-    returned = until == transfer_pb2.WAIT_CONDITION_RETURNED
-    return lambda transfer: transfer.settled if returned else transfer.over
-
-
-def timeout_s(stated: Stated | transfer_pb2.WaitTransfersRequest, most_s: float, field: str = "") -> float:
-    """Returns the time a wait may last, in seconds: as asked, at most `most_s`. Raises InvalidRequest."""
-    asked_s = seconds(stated, "timeout")
-    if asked_s is not None and asked_s < 0:
-        raise invalid(f"{field}timeout", "is not negative; leave it out for the longest")
-    return most_s if asked_s is None else min(asked_s, most_s)

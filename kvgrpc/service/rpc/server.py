@@ -22,6 +22,8 @@ from kvgrpc.core.values.networks import is_loopback
 from kvgrpc.errors import Reason
 from kvgrpc.peer.v1 import peer_pb2, peer_pb2_grpc, rank_pb2, rank_pb2_grpc
 from kvgrpc.service.address_in_use import AddressInUse
+from kvgrpc.service.backlog import Backlog, newest_server
+from kvgrpc.service.call_queue import CallQueue
 from kvgrpc.service.fleet.reader import FleetReader
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.places import OWN, Places
@@ -32,7 +34,7 @@ from kvgrpc.service.rpc.handoff import HandoffService
 from kvgrpc.service.rpc.handshake import HandshakeService
 from kvgrpc.service.rpc.health import Health
 from kvgrpc.service.rpc.lease import LeaseService
-from kvgrpc.service.rpc.method import Registrar
+from kvgrpc.service.rpc.method import MethodTable, Registrar
 from kvgrpc.service.rpc.peer import PeerService
 from kvgrpc.service.rpc.pool import PoolService
 from kvgrpc.service.rpc.rank import RankService, WorkerServer
@@ -87,6 +89,8 @@ SERVICES = tuple(
 )
 ADMIN_CONNECTIONS = 64
 """Maximum number of connections to the address for operators."""
+PENDING_MAX = 4_096
+"""Maximum number of calls that gRPC keeps before it hands them over. It cancels more, without a reason."""
 REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
 REFLECTION_V1ALPHA = "grpc.reflection.v1alpha.ServerReflection"
 
@@ -219,12 +223,12 @@ class _Shared:
 
 def _server(shared: _Shared, limits: Limits, *, admin: bool) -> grpc.aio.Server:
     lead = shared.lead
-    server, standing, calls = bounded_server(limits)
+    server, table, standing, calls = bounded_server(limits, lead.call_queue)
     # Each stands for a server: generated code calls only the methods that `Registrar` has.
     most = limits.message_bytes
-    registrar = Registrar(server, lead, standing, calls, most)
+    registrar = Registrar(table, lead, standing, calls, most)
     ours = cast(grpc.aio.Server, registrar)
-    others = cast(grpc.aio.Server, Registrar(server, lead, standing, calls, most, ours=False))
+    others = cast(grpc.aio.Server, Registrar(table, lead, standing, calls, most, ours=False))
     handshake_pb2_grpc.add_HandshakeServiceServicer_to_server(HandshakeService(lead), ours)
     handoff_pb2_grpc.add_HandoffServiceServicer_to_server(HandoffService(lead), ours)
     transfer_pb2_grpc.add_TransferServiceServicer_to_server(TransferService(lead), ours)
@@ -244,8 +248,10 @@ def _server(shared: _Shared, limits: Limits, *, admin: bool) -> grpc.aio.Server:
     return server
 
 
-def bounded_server(limits: Limits) -> tuple[grpc.aio.Server, Places, Places]:
-    """Returns a server without services, with the places of standing calls and of all others."""
+def bounded_server(limits: Limits, queue: CallQueue) -> tuple[grpc.aio.Server, MethodTable, Places, Places]:
+    """Returns a server without services, with its methods, and the places of standing calls and of all others. Its
+    calls wait in the queue while it is busy.
+    """
     server = grpc.aio.server(
         options=[
             ("grpc.max_receive_message_length", limits.message_bytes),
@@ -256,8 +262,11 @@ def bounded_server(limits: Limits) -> tuple[grpc.aio.Server, Places, Places]:
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.min_ping_interval_without_data_ms", 1000),
             # A caller's library queues calls beyond this number, without an error.
-            ("grpc.max_concurrent_streams", limits.standing_per_connection + limits.calls_per_connection),
+            ("grpc.max_concurrent_streams", _streams(limits)),
             ("grpc.max_allowed_incoming_connections", limits.connections),
+            # The call queue is fair, and gRPC is not: it cancels calls of all callers alike.
+            ("grpc.server.max_pending_requests", PENDING_MAX),
+            ("grpc.server.max_pending_requests_hard_limit", PENDING_MAX),
             ("grpc.server_handshake_timeout_ms", int(limits.connect_timeout_s * 1000)),
         ],
         # A call takes a place when its request has arrived. This limit bounds calls whose request never comes.
@@ -270,7 +279,16 @@ def bounded_server(limits: Limits) -> tuple[grpc.aio.Server, Places, Places]:
             ("calls under way", limits.calls_per_connection, limits.calls, 0.1),
         )
     )
-    return server, standing, calls
+    backlog = Backlog(newest_server())
+    queue.backlogs.append(backlog)
+    table = MethodTable(queue, backlog)
+    server.add_generic_rpc_handlers((table,))
+    return server, table, standing, calls
+
+
+def _streams(limits: Limits) -> int:
+    """Returns the number of open calls of a connection: no more than may have a place."""
+    return min(limits.streams_per_connection, limits.standing_per_connection + limits.calls_per_connection)
 
 
 def add_reflection(server: grpc.aio.Server, *names: str) -> None:

@@ -5,12 +5,13 @@ from collections.abc import AsyncIterator, Callable
 from kvgrpc.core.tables.transfers import Transfer
 from kvgrpc.core.values.owners import Ground, Verb
 from kvgrpc.errors import Aborted, Reason, invalid
-from kvgrpc.service.callers import PRINCIPAL
+from kvgrpc.service.callers import PRINCIPAL, payer
 from kvgrpc.service.identity.gate import CALLER
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.methods import ACKNOWLEDGE_TRANSFERS, CANCEL_TRANSFER, reply_to
-from kvgrpc.service.rpc.method import condition, streaming, timeout_s, unary, wait_of
+from kvgrpc.service.rpc.method import streaming, unary
 from kvgrpc.service.rpc.pages import page
+from kvgrpc.service.rpc.waits import condition, timeout_s, wait_of
 from kvgrpc.service.watchers import WAITED_MAX
 from kvgrpc.v1 import transfer_pb2, transfer_pb2_grpc
 from kvgrpc.wire import answers
@@ -118,6 +119,8 @@ class TransferService(transfer_pb2_grpc.TransferServiceServicer):
             yield transfer_pb2.WatchTransfersResponse(header=header, history_lost=backlog is None)
             while True:
                 header.event_seq, change = await watch.next()
+                if lead.call_queue.busy:
+                    await lead.call_queue.enter(payer())
                 transfer = answers.transfer(change, lead.runner.time()) if change else None
                 yield transfer_pb2.WatchTransfersResponse(header=header, transfer=transfer)
 
@@ -141,6 +144,8 @@ def _filter(wanted: transfer_pb2.TransferFilter, now: Callable[[], float]) -> Ca
     check_count("filter.transfer_ids", len(wanted.transfer_ids), WAITED_MAX)
     min_age_s = seconds(wanted, "min_age") or 0.0
     tenant = CALLER.get().tenant
+    if not tenant and not wanted.ListFields():
+        return lambda _: True
     ids = frozenset(wanted.transfer_ids)
     states, memory = frozenset(wanted.states), frozenset(wanted.memory_dispositions)
 

@@ -200,7 +200,8 @@ def test_a_server_that_ends_answers_what_waits(source: Engine, start: Start) -> 
 
 EACH = 8
 PLACES = (
-    f"{SETTINGS}calls_per_connection = {EACH}\ncalls = {EACH}\nstanding_per_connection = {EACH}\nstanding = {EACH}\n"
+    f"{SETTINGS}calls_per_connection = {EACH}\ncalls = {2 * EACH}\n"
+    f"standing_per_connection = {EACH}\nstanding = {2 * EACH}\n"
 )
 
 

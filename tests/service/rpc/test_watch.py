@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from kvgrpc.service.watchers import (
     PROGRESS_SHARE,
     WATCH_BACKLOG_MAX,
     WATCHES_MAX,
-    WATCHES_OF_CONNECTION_MAX,
+    WATCHES_OF_CONNECTION_MAX as EACH_MAX,
     TransferWatcher,
 )
 from kvgrpc.v1 import pool_pb2, transfer_pb2
@@ -187,20 +187,37 @@ def test_a_number_is_of_a_life_that_is_stated_and_has_been_reached(source: Engin
 
 
 def test_watches_are_bounded_and_one_that_ends_makes_room(source: Engine) -> None:
-    request = transfer_pb2.WatchTransfersRequest()
-    callers = [Api(source.address) for _ in range(WATCHES_MAX // WATCHES_OF_CONNECTION_MAX)]
-    each = range(WATCHES_OF_CONNECTION_MAX)
-    streams = [api.transfers.WatchTransfers(request, timeout=60) for api in callers for _ in each]
-    try:
-        for stream in streams:
-            next(stream)
-        assert refused_watch(source) == ("RESOURCE_EXHAUSTED", "LIMIT_EXCEEDED")
-        streams.pop().cancel()
-        wait_until(lambda: _stands(source))
-    finally:
-        for api in callers:
-            api.close()
+    with ExitStack() as stack:
+        callers = [stack.enter_context(closing(Api(source.address))) for _ in range(2 + WATCHES_MAX // EACH_MAX)]
+        watches = [_as_many_as_stand(api) for api in callers]
+        assert [len(of_one) for of_one in watches[:2]] == [EACH_MAX, EACH_MAX]
+        assert all(watches)
+        assert sum(map(len, watches)) <= WATCHES_MAX
+        for watch in watches[0]:
+            watch.cancel()
+        wait_until(lambda: bool(_as_many_as_stand(callers[-1])))
     wait_until(lambda: _stands(source))
+
+
+def _as_many_as_stand(api: Api) -> list[Any]:
+    """Opens watches until one is refused, and returns those that stand."""
+    standing = []
+    while (watch := _opened(api)) is not None:
+        standing.append(watch)
+    return standing
+
+
+def _opened(api: Api) -> Any:
+    """Returns a watch that stands; None if it is refused."""
+    watch = api.transfers.WatchTransfers(transfer_pb2.WatchTransfersRequest(), timeout=60)
+    try:
+        next(watch)
+    except grpc.RpcError as error:
+        refusal = read_refusal(WATCH, error)
+        if (refusal.code, refusal.reason) != ("RESOURCE_EXHAUSTED", "LIMIT_EXCEEDED"):
+            raise
+        return None
+    return watch
 
 
 def _stands(engine: Engine) -> bool:

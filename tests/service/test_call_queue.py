@@ -1,0 +1,121 @@
+"""A busy server takes all calls over from gRPC, and lets them begin in a fair order."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from kvgrpc.config import Config, PoolConfig
+from kvgrpc.errors import Exhausted
+from kvgrpc.server import Server
+from kvgrpc.service.backlog import Backlog, newest_server
+from kvgrpc.service.call_queue import BYTES_MAX, CallQueue
+from kvgrpc.v1 import admin_pb2
+from kvgrpc.v1.admin_pb2_grpc import AdminServiceStub
+
+CALLS = 96
+"""Number of calls of a flood: fewer than a connection may have open."""
+
+
+class _Counting(grpc.GenericRpcHandler):
+    """Answers every call, and counts those that are handed over."""
+
+    def __init__(self) -> None:
+        self.backlog: Backlog | None = None
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        assert self.backlog is not None
+        self.backlog.handed_over += 1
+        return grpc.unary_unary_rpc_method_handler(_answer)
+
+
+async def _answer(request: bytes, _: Any) -> bytes:
+    return request
+
+
+@asynccontextmanager
+async def channel_to(address: str) -> AsyncIterator[grpc.aio.Channel]:
+    """Yields a connection of its own."""
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    async with grpc.aio.insecure_channel(address, options=options) as channel:
+        await channel.channel_ready()
+        yield channel
+
+
+def hold_until(met: Callable[[], bool]) -> None:
+    """Holds the event loop up until something is so that happens in threads."""
+    until = time.monotonic() + 30
+    while not met():
+        assert time.monotonic() < until
+        time.sleep(0.001)
+
+
+async def test_a_backlog_is_what_grpc_has_and_has_not_handed_over() -> None:
+    handlers = _Counting()
+    server = grpc.aio.server(handlers=[handlers])
+    backlog = handlers.backlog = Backlog(newest_server())
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with channel_to(f"127.0.0.1:{port}") as channel:
+            assert backlog.count() == 0
+            method: Any = channel.unary_unary("/a/b")
+            calls = [method(b"") for _ in range(CALLS)]
+            await asyncio.sleep(0)
+            hold_until(lambda: backlog.count() + backlog.handed_over == CALLS)
+            assert backlog.count() > CALLS // 2
+            await asyncio.gather(*calls)
+            assert (backlog.count(), backlog.handed_over) == (0, CALLS)
+            backlog.handed_over -= 3
+            assert backlog.count() == 3
+            assert backlog.forget() == 3
+            assert backlog.count() == 0
+            backlog.handed_over += 2
+            assert (backlog.count(), backlog.handed_over) == (0, CALLS)
+    finally:
+        await server.stop(None)
+    assert backlog.count() == 0
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    """Yields a server on the loop of the test."""
+    made = Server(Config(listen="127.0.0.1:0", data_paths=("shm",), pool=PoolConfig(blocks=8, layers=1)))
+    await made.start()
+    yield made
+    await made.stop()
+
+
+async def test_a_call_goes_before_a_flood_that_came_before_it(server: Server) -> None:
+    ended: list[str] = []
+
+    async def call(stub: Any, name: str) -> None:
+        await stub.GetStatus(admin_pb2.GetStatusRequest())
+        ended.append(name)
+
+    async with AsyncExitStack() as stack:
+        channels = [await stack.enter_async_context(channel_to(server.address)) for _ in range(3)]
+        stubs = [AdminServiceStub(channel) for channel in channels]
+        floods = [asyncio.create_task(call(stub, "flood")) for _ in range(CALLS) for stub in stubs[:2]]
+        await asyncio.sleep(0)
+        await asyncio.gather(call(stubs[2], "other"), *floods)
+    assert len(ended) == 2 * CALLS + 1
+    assert ended.index("other") < CALLS
+
+
+async def test_a_caller_keeps_no_more_bytes_in_the_queue_than_it_leaves() -> None:
+    queue = CallQueue()
+    queue.crowd()
+    large = BYTES_MAX // 4
+    entered = [asyncio.create_task(queue.enter("a", large)) for _ in range(8)]
+    await asyncio.wait(entered)
+    refusals = [task.exception() for task in entered if task.exception() is not None]
+    assert refusals
+    assert all(isinstance(one, Exhausted) and one.retry_delay_s for one in refusals)
+    assert not queue.busy
+    await asyncio.wait_for(queue.enter("a", large), 30)
