@@ -73,7 +73,7 @@ class LifeNumbers:
 
 
 class Introductions:
-    """What the leads at the addresses of one registry said. It outlives each watch of the registry."""
+    """Answers of the leads at the addresses of one registry. It outlives each watch of the registry."""
 
     def __init__(self, introduce: Introduce, limits: IntroductionLimits | None = None) -> None:
         self._introduce = introduce

@@ -23,7 +23,7 @@ GROUP, SLICES = "discovery.k8s.io/v1", "endpointslices"
 
 @dataclass(frozen=True)
 class SliceChoice:
-    """Which slices count, and how a lead is called."""
+    """Choice of the slices that count, and of the way in which a lead is called."""
 
     selector: str
     """Labels of the Services, such as app.kubernetes.io/name=kvgrpc. Kubernetes copies them to the slices."""
