@@ -42,6 +42,8 @@ CASES: dict[str, tuple[str, ...]] = {
         "prefill.nodeSelector.pool=rdma", "prefill.tolerations[0].operator=Exists",
     ),
     "sidecar": ("lead.sidecar=true", "engine.command={serve-my-engine}", "tls.prefillSecret=p", "tls.decodeSecret=d"),
+    "leases": ("lead.sidecar=true", "fleet.registry=kubernetes-leases://"),
+    "slices": ("fleet.reader=true", "fleet.registry=kubernetes://?selector=app.kubernetes.io/name=kvgrpc"),
     "host": (*INSECURE, "engine.hostNetwork=true", "engine.hostPID=true", "networkPolicy.enabled=false"),
     "alone": ("router.enabled=false", "networkPolicy.ephemeral.enabled=false", "engine.health="),
 }  # fmt: skip

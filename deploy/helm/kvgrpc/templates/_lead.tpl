@@ -6,6 +6,15 @@
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
 - name: POD_IP
   valueFrom: {fieldRef: {fieldPath: status.podIP}}
+{{- with .root.Values.fleet.registry }}
+# The owner of a Lease is the pod, so that it goes with the pod.
+- name: POD_UID
+  valueFrom: {fieldRef: {fieldPath: metadata.uid}}
+- name: KVGRPC_FLEET_REGISTRY
+  value: {{ . | quote }}
+- name: KVGRPC_FLEET_ROLE
+  value: {{ $.component }}
+{{- end }}
 - name: KVGRPC_METRICS
   value: {{ printf "0.0.0.0:%d" (int $v.ports.metrics) | quote }}
 {{- if $v.lead.sharedDir }}
