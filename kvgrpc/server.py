@@ -176,7 +176,7 @@ class Server:
                 self.tls.close()
 
     async def _stop(self, drain_s: float, reason: str) -> None:
-        self._node.state.life.drain(reason, self._runner.time(), stopping=True)
+        self._node.state.life.drain(reason, asyncio.get_running_loop().time(), stopping=True)
         self._lead.engine_watchers.changed()
         if self._grpc is None or self._health is None:
             return  # not started
