@@ -30,10 +30,10 @@ const Scheme = "kvgrpc"
 // fails or goes gets no call from then on. While no server of the fleet answers, calls go to the last known engines.
 // [WithEngine] directs a call to one engine, which may also drain.
 //
-// SERVER is a server of the fleet, `host:port`. The query's `server` names another one, any number of times. The servers
-// given here are those of targets that name none. ROLE is prefill, decode or both; without it, each engine fits. Without
-// MODEL, each model fits. The options are those of the connections to the fleet's servers; connections to engines have
-// the channel's. With TLS an engine must have a certificate for its address.
+// SERVER is a server of the fleet, `host:port`. The query's `server` names another one, any number of times. The
+// servers given here are those of targets that name none. ROLE is prefill, decode or both; without it, each engine
+// fits. Without MODEL, each model fits. The options are those of the connections to the fleet's servers; connections
+// to engines have the channel's. With TLS an engine must have a certificate for its address.
 //
 // A call that is repeated after UNAVAILABLE may reach another engine. What the first one did for it ends with its TTL.
 func NewResolver(options Options, servers ...string) resolver.Builder {
