@@ -49,6 +49,7 @@ func (o Options) GoString() string { return "kvgrpc.Options" + o.String() }
 // Client is the client of one server. It is safe for concurrent use. Its fields are the generated stubs.
 type Client struct {
 	Admin      pb.AdminServiceClient
+	Fleet      pb.FleetServiceClient
 	Handoff    pb.HandoffServiceClient
 	Handshake  pb.HandshakeServiceClient
 	Leases     pb.LeaseServiceClient
@@ -117,6 +118,7 @@ func Connect(address string, options Options) (*Client, error) {
 	closed, closing := context.WithCancel(context.Background())
 	return &Client{
 		Admin:      pb.NewAdminServiceClient(conn),
+		Fleet:      pb.NewFleetServiceClient(conn),
 		Handoff:    pb.NewHandoffServiceClient(conn),
 		Handshake:  pb.NewHandshakeServiceClient(conn),
 		Leases:     pb.NewLeaseServiceClient(conn),

@@ -125,6 +125,8 @@ func serve(t *testing.T, address string, services ...any) *server {
 			pb.RegisterHandshakeServiceServer(made.grpc, service)
 		case *leases:
 			pb.RegisterLeaseServiceServer(made.grpc, service)
+		case *fleetServer:
+			pb.RegisterFleetServiceServer(made.grpc, service)
 		case *schedulers:
 			pb.RegisterSchedulerServiceServer(made.grpc, service)
 		default:

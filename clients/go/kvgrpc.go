@@ -5,6 +5,8 @@
 // the next step. The package also has the loops that callers of streams need: [Client.Wait], [Client.Watch],
 // [Client.WatchEngine], [Client.KeepAlive], [CleanUp] and [Client.Scheduler].
 //
+// [ConnectFleet] asks which engines there are, and [NewResolver] lets a channel call the healthy ones of a model.
+//
 // The messages are in gen/kvgrpc/v1. Their comments are the contract.
 package kvgrpc
 

@@ -25,8 +25,8 @@ type load struct {
 func (f *fleet) choose(role role, avoid map[*engine]bool) *engine {
 	var best *engine
 	var least load
-	for _, e := range f.engines {
-		if e.role != role || avoid[e] {
+	for _, e := range f.all() {
+		if !e.plays(role) || avoid[e] {
 			continue
 		}
 		now := e.load()
@@ -51,7 +51,7 @@ func (l load) better(than load) bool {
 func (e *engine) load() load {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.status == nil || !kvgrpc.TakesWork(e.status.Admission) {
+	if e.barred || e.status == nil || !kvgrpc.TakesWork(e.status.Admission) {
 		return load{}
 	}
 	free, room := roomOf(e.status.Groups)

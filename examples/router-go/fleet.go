@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -71,36 +72,73 @@ type engine struct {
 	life        *life
 	// underway are the steps that the engine does for this router now.
 	underway int
+	// barred means that the fleet lets the engine get no work.
+	barred bool
 }
 
-func (e *engine) String() string { return string(e.role) + " " + e.lead }
+func (e *engine) String() string { return string(cmp.Or(e.role, "engine")) + " " + e.lead }
+
+// newEngine connects to an engine's lead. An engine without a role does both parts.
+func newEngine(at address, role role, o options) (*engine, error) {
+	client, err := kvgrpc.Connect(at.lead, kvgrpc.Options{Traceparent: traceparent})
+	if err != nil {
+		return nil, err
+	}
+	e := &engine{address: at, role: role, client: client, lifeGrace: o.lifeGrace}
+	if at.kind == "drive" {
+		e.steps = &driven{engine: e}
+	} else {
+		e.steps = &relayed{e}
+	}
+	return e, nil
+}
+
+// plays reports whether the engine does a part of requests.
+func (e *engine) plays(role role) bool { return e.role == role || e.role == "" }
 
 // fleet is the set of all engines, each watched.
 type fleet struct {
+	stop  context.CancelFunc
+	loops sync.WaitGroup
+	// asked tells which engines there are; nil where the command line names them.
+	asked *kvgrpc.Fleet
+	model string
+
+	mu sync.Mutex
+	// engines is replaced as a whole.
 	engines []*engine
-	stop    context.CancelFunc
-	loops   sync.WaitGroup
+	members map[string]*member // by entry id
+}
+
+// all returns all engines.
+func (f *fleet) all() []*engine {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.engines
 }
 
 // join connects to the leads of all engines and begins to watch them.
 func join(o options) (*fleet, error) {
 	watching, stop := context.WithCancel(context.Background())
-	f := &fleet{stop: stop}
+	f := &fleet{stop: stop, model: o.model, members: map[string]*member{}}
+	if o.fleet != "" {
+		asked, err := kvgrpc.ConnectFleet(kvgrpc.Options{Traceparent: traceparent}, strings.Split(o.fleet, ",")...)
+		if err != nil {
+			stop()
+			return nil, err
+		}
+		f.asked = asked
+		f.loops.Go(func() { f.follow(watching, o) })
+	}
 	for _, group := range []struct {
 		role  role
 		named addresses
 	}{{prefill, o.prefill}, {decode, o.decode}} {
 		for _, address := range group.named {
-			client, err := kvgrpc.Connect(address.lead, kvgrpc.Options{Traceparent: traceparent})
+			e, err := newEngine(address, group.role, o)
 			if err != nil {
 				f.leave()
 				return nil, err
-			}
-			e := &engine{address: address, role: group.role, client: client, lifeGrace: o.lifeGrace}
-			if address.kind == "drive" {
-				e.steps = &driven{engine: e}
-			} else {
-				e.steps = &relayed{e}
 			}
 			f.engines = append(f.engines, e)
 			f.loops.Go(func() { e.watch(watching) })
@@ -113,8 +151,11 @@ func join(o options) (*fleet, error) {
 func (f *fleet) leave() {
 	f.stop()
 	f.loops.Wait()
-	for _, e := range f.engines {
+	for _, e := range f.all() {
 		e.client.Close()
+	}
+	if f.asked != nil {
+		f.asked.Close()
 	}
 }
 

@@ -131,7 +131,7 @@ func (r *router) healthz(w http.ResponseWriter, _ *http.Request) {
 		}
 	}
 	rows := []map[string]any{}
-	for _, e := range r.fleet.engines {
+	for _, e := range r.fleet.all() {
 		rows = append(rows, e.row())
 	}
 	write(w, status, map[string]any{"draining": r.draining.Load(), "engines": rows})

@@ -9,6 +9,7 @@
 //	pull.go, push.go         the steps of a request, in their order
 //	drive.go, compute.go     the steps at an engine whose pool this router manages
 //	relay.go                 the steps at an engine that has its own scheduler, such as vLLM
+//	members.go               engines that a fleet knows, and the pairs that it picks
 //	fleet.go, choose.go      the engines, their state, and the choice of the next one
 //	life.go                  the end of an engine's life
 //	failure.go, retry.go     what a failure means, and what helps
@@ -43,6 +44,10 @@ type options struct {
 	mode    string
 	prefill addresses
 	decode  addresses
+	// fleet are servers of FleetService, in place of lists of engines; model is the model of their engines, and http
+	// says where engines have their HTTP servers.
+	fleet, model string
+	http         rules
 	// ttl is how long a prefill engine holds KV that no engine has fetched.
 	ttl time.Duration
 	// tries is the number of tries of one step, at all engines together.
@@ -67,6 +72,9 @@ func parse(arguments []string) (options, error) {
 	flags.StringVar(&o.mode, "mode", "pull", "how KV travels: `pull or push`")
 	flags.Var(&o.prefill, "prefill", "a prefill engine, `KIND,URL,LEAD`: drive or relay, its HTTP server, its lead; repeat it")
 	flags.Var(&o.decode, "decode", "a decode engine, as `KIND,URL,LEAD`; repeat it")
+	flags.StringVar(&o.fleet, "fleet", "", "`addresses` of servers of FleetService, in place of -prefill and -decode")
+	flags.StringVar(&o.model, "model", "", "`name` of the model of the fleet's engines; empty means any")
+	flags.Var(&o.http, "http", "where the fleet's engines have HTTP servers, `[ID=]KIND,URL`, with {host} for the lead's; repeat it")
 	flags.DurationVar(&o.ttl, "ttl", 30*time.Second, "how long a prompt's KV waits for its decode engine")
 	flags.IntVar(&o.tries, "tries", 4, "tries of one step of a request, at all engines together")
 	flags.DurationVar(&o.timeout, "timeout", 10*time.Minute, "limit for a whole request")
@@ -75,8 +83,10 @@ func parse(arguments []string) (options, error) {
 		return o, err
 	}
 	switch {
-	case len(o.prefill) == 0 || len(o.decode) == 0:
-		return o, errors.New("name at least one -prefill and one -decode engine")
+	case o.fleet != "" && (len(o.prefill)+len(o.decode) > 0 || len(o.http) == 0):
+		return o, errors.New("-fleet takes the place of -prefill and -decode, and needs -http")
+	case o.fleet == "" && (len(o.prefill) == 0 || len(o.decode) == 0):
+		return o, errors.New("name at least one -prefill and one -decode engine, or a -fleet")
 	case o.mode != "pull" && o.mode != "push":
 		return o, fmt.Errorf("-mode is pull or push, not %q", o.mode)
 	case o.tries < 1 || o.ttl <= 0 || o.timeout <= 0:

@@ -10,7 +10,7 @@ import (
 // new key.
 func (r *router) push(ctx context.Context, request *request) error {
 	return r.step(ctx, request, decode, "push", func(ctx context.Context, destination *engine) error {
-		source := r.fleet.choose(prefill, request.avoid)
+		source := r.fleet.next(ctx, request, prefill)
 		if source == nil {
 			return noEngine(prefill)
 		}

@@ -29,11 +29,14 @@ type request struct {
 	attempts int
 	// avoid are the engines that have failed the request.
 	avoid map[*engine]bool
+	// pair has the engines that were picked for the request.
+	pair map[role]*engine
 }
 
 // newRequest reads a request. It must be an object with a prompt or, for a chat, with messages.
 func newRequest(id string, from *http.Request, body []byte, answer *answer) (*request, error) {
-	r := &request{id: id, path: from.URL.Path, header: http.Header{}, answer: answer, avoid: map[*engine]bool{}}
+	r := &request{id: id, path: from.URL.Path, header: http.Header{}, answer: answer}
+	r.avoid, r.pair = map[*engine]bool{}, map[role]*engine{}
 	if given := from.Header.Get("Authorization"); given != "" {
 		r.header.Set("Authorization", given)
 	}

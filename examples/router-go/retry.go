@@ -24,7 +24,7 @@ func (r *router) step(
 	pause := pauseMin
 	for range r.options.tries {
 		if e == nil || !e.takesWork() {
-			if e = r.fleet.choose(role, request.avoid); e == nil {
+			if e = r.fleet.next(ctx, request, role); e == nil {
 				return errors.Join(err, noEngine(role))
 			}
 		}
@@ -45,6 +45,9 @@ func (r *router) step(
 		case f.next == retryOther, f.next == recompute && role == prefill:
 			request.avoid[f.at] = true
 			e = nil
+			if role == prefill {
+				clear(request.pair) // nothing binds the request to the other engine yet
+			}
 		default:
 			return err
 		}
