@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from kvgrpc.config_errors import invalid
-from kvgrpc.registry.addresses import SCHEMES
+from kvgrpc.registry.addresses import LEASES, SCHEMES
 
 ETCD, FILE = "etcd://", "file:"
 """Beginnings of a registry's address."""
@@ -95,8 +95,8 @@ class FleetConfig:
     @property
     def found_by_library(self) -> bool:
         """True if the registry is one whose library is an extra."""
-        scheme, _, rest = self.registry.partition("://")
-        return bool(rest) and scheme in SCHEMES
+        scheme, found, rest = self.registry.partition("://")
+        return bool(found) and scheme in SCHEMES and bool(rest or scheme == LEASES)
 
     @property
     def published_addresses(self) -> tuple[str, ...]:

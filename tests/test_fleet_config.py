@@ -23,7 +23,13 @@ def test_without_a_registry_nothing_is_named() -> None:
 def test_a_registry_is_what_its_address_begins_with() -> None:
     assert fleet(registry="etcd://a:1,b:2/").members == ("a:1", "b:2")
     assert {fleet(registry=text).path for text in ("file:/x/y.toml", "file:///x/y.toml")} == {"/x/y.toml"}
-    for text in ("dns:///kv:1", "dns+srv:///_kvgrpc._tcp.kv", "kubernetes://?selector=a=b", "kubernetes-leases://llm"):
+    for text in (
+        "dns:///kv:1",
+        "dns+srv:///_kvgrpc._tcp.kv",
+        "kubernetes://?selector=a=b",
+        "kubernetes-leases://llm",
+        "kubernetes-leases://",
+    ):
         assert fleet(registry=text).found_by_library
     assert not fleet(registry="file:x").found_by_library
     assert fleet(addresses="a:1, [::1]:2").published_addresses == ("a:1", "[::1]:2")
