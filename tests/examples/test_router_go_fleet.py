@@ -9,8 +9,7 @@ from tests.examples.go_router import KINDS, NEEDS_GO, Router, binary, listening,
 from tests.examples.http_engines import HttpEngine, serving, until
 from tests.registry.etcds import RunningEtcd, etcd, needs_etcd
 from tests.service.conftest import Start, start
-from tests.service.fleet.published import environment, flags
-from tests.service.fleet.test_fleet_command import fleet
+from tests.service.fleet.published import environment, flags, fleet
 
 __all__ = ["binary", "etcd", "start"]
 

@@ -1,11 +1,16 @@
-"""What an etcd has of leads, and leads that publish themselves there."""
+"""What an etcd has of leads, leads that publish themselves there, and `kvgrpc fleet` that reads it."""
 
 import json
+import signal
 import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from tests.registry.etcds import RunningEtcd
-from tests.service.engines import Engine
+from tests.service.engines import Engine, wait_until
 
 PREFIX = "/kvgrpc/v1/engines/"
 
@@ -29,3 +34,20 @@ def entries(etcd: RunningEtcd) -> dict[str, dict[str, Any]]:
 
 def key_of(engine: Engine) -> str:
     return f"{PREFIX}{engine.engine_id}/{engine.incarnation()}"
+
+
+@contextmanager
+def fleet(folder: Path, *more: str) -> Iterator[dict[str, str]]:
+    """Runs the command, and gives its addresses."""
+    ready = folder / "fleet.json"
+    command = [sys.executable, "-m", "kvgrpc", "fleet", "--listen", "127.0.0.1:0", "--ready-file", str(ready), *more]
+    folder.mkdir(exist_ok=True)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            wait_until(lambda: ready.exists() or process.poll() is not None)
+            found: dict[str, str] = json.loads(ready.read_text())
+            yield found
+        finally:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+    assert not ready.exists()

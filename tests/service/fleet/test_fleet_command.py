@@ -1,12 +1,8 @@
 """`kvgrpc fleet` beside a real etcd and real leads: several may run, and each may go."""
 
-import json
-import signal
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,26 +15,9 @@ from tests.service.api import Api
 from tests.service.conftest import Start
 from tests.service.engines import wait_until
 from tests.service.fleet.conftest import EnginesFile
-from tests.service.fleet.published import environment, flags
+from tests.service.fleet.published import environment, flags, fleet
 
 __all__ = ["etcd"]
-
-
-@contextmanager
-def fleet(folder: Path, *more: str) -> Iterator[dict[str, str]]:
-    """Runs the command, and gives its addresses."""
-    ready = folder / "fleet.json"
-    command = [sys.executable, "-m", "kvgrpc", "fleet", "--listen", "127.0.0.1:0", "--ready-file", str(ready), *more]
-    folder.mkdir(exist_ok=True)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            wait_until(lambda: ready.exists() or process.poll() is not None)
-            found: dict[str, str] = json.loads(ready.read_text())
-            yield found
-        finally:
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(30) == 0
-    assert not ready.exists()
 
 
 def picked(address: str) -> tuple[str, str]:

@@ -14,8 +14,7 @@ from kvgrpc.v1 import fleet_pb2 as pb
 from tests.registry.etcds import RunningEtcd, etcd, needs_etcd
 from tests.service.conftest import Start
 from tests.service.engines import Engine, wait_until
-from tests.service.fleet.published import environment, flags
-from tests.service.fleet.test_fleet_command import fleet
+from tests.service.fleet.published import environment, flags, fleet
 
 __all__ = ["etcd"]
 
@@ -65,7 +64,7 @@ def calling(sample: Path, folder: Path, fleets: Sequence[str], *more: str) -> It
             process.terminate()
 
 
-def states(address: str) -> dict[str, pb.EngineState]:
+def states(address: str) -> dict[str, pb.EngineState.ValueType]:
     with connect_sync(address) as client:
         return {one.engine_id: one.state for one in client.fleet().engines().engines}
 
