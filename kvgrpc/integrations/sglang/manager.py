@@ -43,6 +43,12 @@ class Registered(Protocol):
     def wanted(self) -> None: ...
 
 
+class Aborted(Protocol):
+    """A receiver, whose request can be ended."""
+
+    def abort(self) -> None: ...
+
+
 @dataclass(frozen=True)
 class PrefillInfo:
     """What SGLang's decode asks of a prefill engine before it sends it a request: how many replicas it has."""
@@ -117,6 +123,12 @@ class KVManager(BaseKVManager):
         """Returns True: leads tell each other what the engines are like, and refuse what does not fit."""
         self.prefill_info_table.setdefault(bootstrap_addr, PrefillInfo())
         return True
+
+    def submit_prefill_recompute(self, receiver: Aborted, _: object) -> None:
+        """Ends a request whose prompt SGLang would prefill anew after a change of weights: this back end does not ask
+        for it.
+        """
+        receiver.abort()
 
     def is_abort_release_safe(self, room: int, _: int) -> bool:
         """Returns whether nothing can write any more to the pages of a request that failed."""

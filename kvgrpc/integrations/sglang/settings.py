@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from sglang.version import __version__
+
 from kvgrpc.integrations.derived_keys import read_secret
 
 DATA_PATHS = ("cma", "nixl", "collective")
@@ -26,7 +28,7 @@ class Settings:
     pairing_secret: bytes
     """The secret that both engines share; empty: none."""
     weights_revision: str
-    """The name of what the KV is of, beside the tokens."""
+    """The name of what the KV is of, beside the tokens. SGLang's version counts: aux is as that version has it."""
 
     @classmethod
     def read(cls, args: Any, bootstrap_port: int, environment: Mapping[str, str] = os.environ) -> Self:
@@ -35,7 +37,7 @@ class Settings:
 
         Raises ValueError for a secret that cannot be used.
         """
-        model = f"{args.model_path}@{args.revision or ''}"
+        model = f"sglang {__version__}: {args.model_path}@{args.revision or ''} {args.quantization or ''}".strip()
         return cls(
             environment.get("SGLANG_KVGRPC_LISTEN") or f"{args.host}:{bootstrap_port}",
             tuple(shlex.split(environment.get("SGLANG_KVGRPC_SERVE_FLAGS", ""))),
