@@ -24,7 +24,7 @@ ROWS = frozenset({"mamba"})
 
 
 @dataclass(frozen=True)
-class Memory:
+class PageMemory:
     """A rank's pool and its memory, in the order of the pool's offsets. Groups are KV, aux, and then states."""
 
     layout: PoolLayout
@@ -58,7 +58,7 @@ class _Builder:
         return PoolLayout(tuple(self.groups), tuple(self.regions), self._end)
 
 
-def memory_of(args: Any, model_dtype: str, *, latent: bool) -> Memory:
+def memory_of(args: Any, model_dtype: str, *, latent: bool) -> PageMemory:
     """Returns the memory that SGLang's KVArgs name. `model_dtype`: the type of KV for which no other is chosen.
     `latent`: the model has MLA.
 
@@ -77,7 +77,7 @@ def memory_of(args: Any, model_dtype: str, *, latent: bool) -> Memory:
             f"{kind.value}-{number}", args.state_data_ptrs[number], args.state_data_lens[number],
             args.state_item_lens[number],
         )  # fmt: skip
-    return Memory(made.layout(), tuple(made.arrays))
+    return PageMemory(made.layout(), tuple(made.arrays))
 
 
 def _add_kv(made: _Builder, args: Any, model_dtype: str, *, latent: bool) -> None:

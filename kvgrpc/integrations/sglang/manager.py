@@ -37,13 +37,13 @@ class Owner(Protocol):
     def hear(self, event: Event) -> None: ...
 
 
-class Registered(Protocol):
+class WantedSender(Protocol):
     """A sender, which hears that decode has registered."""
 
     def wanted(self) -> None: ...
 
 
-class Aborted(Protocol):
+class AbortedReceiver(Protocol):
     """A receiver, whose request can be ended."""
 
     def abort(self) -> None: ...
@@ -87,7 +87,7 @@ class KVManager(BaseKVManager):
         self._owners: dict[Handle, Owner] = {}
         self._holding: dict[int, Owner] = {}
         """Receivers by room whose pages SGLang holds until they are proved to be at rest."""
-        self._expecting: dict[bytes, Registered] = {}
+        self._expecting: dict[bytes, WantedSender] = {}
         self._awaited: dict[bytes, None] = {}
         """Keys under which decode has registered and no request has arrived; only the latest are kept."""
         self._step = 0
@@ -124,7 +124,7 @@ class KVManager(BaseKVManager):
         self.prefill_info_table.setdefault(bootstrap_addr, PrefillInfo())
         return True
 
-    def submit_prefill_recompute(self, receiver: Aborted, _: object) -> None:
+    def submit_prefill_recompute(self, receiver: AbortedReceiver, _: object) -> None:
         """Ends a request whose prompt SGLang would prefill anew after a change of weights: this back end does not ask
         for it.
         """
@@ -214,7 +214,7 @@ class KVManager(BaseKVManager):
             _log.warning("kvgrpc: prefill is not told about room %d: %s", room, error)
         self.flush()
 
-    def expect(self, key: bytes, sender: Registered) -> None:
+    def expect(self, key: bytes, sender: WantedSender) -> None:
         """Tells the sender once decode has registered under the key."""
         self._expecting[key] = sender
         if key in self._awaited:
