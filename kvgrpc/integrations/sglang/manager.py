@@ -51,7 +51,7 @@ class AbortedReceiver(Protocol):
 
 @dataclass(frozen=True)
 class PrefillInfo:
-    """What SGLang's decode asks of a prefill engine before it sends it a request: how many replicas it has."""
+    """Number of replicas of a prefill engine, for which SGLang's decode asks before it sends it a request."""
 
     dp_size: int = 1
     follow_bootstrap_room: bool = True

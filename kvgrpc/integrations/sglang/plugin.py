@@ -1,4 +1,4 @@
-"""What SGLang calls at the start of each of its processes, before it reads its arguments."""
+"""Entry of the plugin, which SGLang calls at the start of each of its processes, before it reads its arguments."""
 
 from collections.abc import Callable
 from typing import Any

@@ -34,7 +34,7 @@ class KVReceiver(BaseKVReceiver):
         self.conclude_state: Any = None
         self.abort_notified = False
         self.bootstrap_infos: list[object] = []
-        """What SGLang counts the acknowledgements by that it waits for; the manager needs none."""
+        """Rows by which SGLang counts the acknowledgements that it waits for; the manager needs none."""
         self._source = bootstrap_addr
         self._transfer: Reservation | None = None
         self._found = self._asked = False
