@@ -308,6 +308,11 @@ storm: vllm ## Bursts, hang-ups and deaths over two small vLLM engines (ARGS="--
 overload: venv ## Offer a lead ten times the calls that it serves, and time another caller meanwhile (ARGS=--json, ARGS=--help)
 	@PYTHONPATH=. $(BIN)/python -m bench.overload $(ARGS)
 
+# Two processors, 1 GB and /usr/bin/etcd, for two minutes.
+.PHONY: fleet
+fleet: venv ## Measure what a thousand simulated leads on a real etcd cost their readers (ARGS="--json --engines 1000")
+	@PYTHONPATH=. $(BIN)/python -m bench.fleet $(ARGS)
+
 # vLLM's own proxies are in its source distribution alone, and the one for XpYd in that of an older version. pip wants to
 # see what the package is called before it keeps it, for which the distribution wants these packages, and a torch.
 ROUTER_TOOLS := .tools/routers

@@ -73,8 +73,10 @@ class EngineHistory:
             there.add(one.key)
             state = self._directory.state(one, now)
             if state is EngineState.HEALTHY:
-                self._until = min(self._until, one.proved_at + self._directory.limits.proof_s)
-            known, why = self._rows.get(one.key), self._directory.why(one, now)
+                self._until, why = min(self._until, one.proved_at + self._directory.limits.proof_s), ""
+            else:
+                why = self._directory.why(one, now)
+            known = self._rows.get(one.key)
             if known is not None and (known.entry, known.state, known.why) == (one.entry, state, why):
                 continue
             self._numbers += known is None

@@ -28,10 +28,14 @@ AskHealth = Callable[[HealthCheck], Awaitable[bool]]
 class DirectoryFollower:
     """Follows one registry, until `stop`."""
 
-    def __init__(self, directory: Directory, registry: Registry, ask: AskHealth) -> None:
+    def __init__(
+        self, directory: Directory, registry: Registry, ask: AskHealth, heard: Callable[[], None] | None = None
+    ) -> None:
+        """`heard` is called after each of the registry's news."""
         self.directory = directory
         self._registry = registry
         self._ask = ask
+        self._heard = heard
         self._tasks: set[asyncio.Task[None]] = set()
         self._places = asyncio.Semaphore(CHECKS_MAX)
 
@@ -73,6 +77,8 @@ class DirectoryFollower:
                 self.directory.changed(news.key, news.value, news.revision)
             case EntryRemoved():
                 self.directory.removed(news.key, news.revision)
+        if self._heard is not None:
+            self._heard()
 
     async def _check(self) -> None:
         while True:

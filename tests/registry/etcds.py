@@ -54,9 +54,13 @@ class RunningEtcd:
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
 
-    def signal(self, number: int) -> None:
+    @property
+    def pid(self) -> int:
         assert self._process is not None
-        os.kill(self._process.pid, number)
+        return self._process.pid
+
+    def signal(self, number: int) -> None:
+        os.kill(self.pid, number)
 
     def end(self) -> None:
         if self._process is not None:

@@ -5,6 +5,7 @@ has asked for a minute. `always` reads from the start, in a server that does not
 """
 
 import asyncio
+import contextlib
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,7 +29,9 @@ LISTING_S = 3.0
 WARM_S = 3.0
 """Time after the listing within which a choice waits for the first health checks, in seconds."""
 LOOK_S = 0.1
-"""Time between two looks for changes, in seconds: changes within it are told together."""
+"""Longest time between two looks for changes, in seconds. The registry's news is looked at before."""
+TOGETHER_S = 0.05
+"""Time for which a look that found something is the last one, in seconds: changes within it are told together."""
 
 
 class FleetReading:
@@ -47,7 +50,11 @@ class FleetReading:
         self.listed_at = 0.0
         self.changed = asyncio.Event()
         """Set at each change, and replaced by another one."""
-        self._follower = DirectoryFollower(self.directory, registry, partial(checks.ask, self.directory))
+        self._heard = asyncio.Event()
+        """Set when the registry has told something since the last look."""
+        self._follower = DirectoryFollower(
+            self.directory, registry, partial(checks.ask, self.directory), self._heard.set
+        )
         self._follower.start()
         self._looking = asyncio.create_task(self._look_on())
 
@@ -73,8 +80,15 @@ class FleetReading:
 
     async def _look_on(self) -> None:
         while True:
+            told, before = self._heard.is_set(), self.history.revision
+            self._heard.clear()
             self.look()
-            await asyncio.sleep(LOOK_S)
+            if told or self.history.revision > before:
+                await asyncio.sleep(TOGETHER_S)
+                continue
+            with contextlib.suppress(TimeoutError):  # what a check or the time has changed is seen at the next look
+                async with asyncio.timeout(LOOK_S):
+                    await self._heard.wait()
 
 
 class FleetReader:

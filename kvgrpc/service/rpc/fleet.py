@@ -96,7 +96,8 @@ class FleetService(fleet_pb2_grpc.FleetServiceServicer):
         )
         reading, found = await self._reader.pick_pair(wanted)
         reading.look()
-        states = counts(reading.history.rows(_shows(fleet_pb2.EngineFilter())))
+        own, rows = CALLER.get().tenant, reading.history.by_key().values()
+        states = counts(row for row in rows if not own or row.entry.tenant in ("", own))
         reply = fleet_pb2.PickPairResponse(
             header=self._lead.header(),
             reason=note(found.reason),

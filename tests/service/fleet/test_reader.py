@@ -54,6 +54,16 @@ async def test_a_reader_that_always_reads_ends_with_its_server_alone(
     await one.stop()
 
 
+async def test_news_of_the_registry_after_a_quiet_time_wait_for_no_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "LOOK_S", 3_600.0)
+    monkeypatch.setattr(reader, "LISTING_S", 30.0)
+    one = made(tmp_path / "engines.json")
+    assert len((await one.reading()).history.by_key()) == 1
+    await one.stop()
+
+
 async def test_a_registry_that_cannot_be_read_is_unavailable_and_none_is_unimplemented(tmp_path: Path) -> None:
     lost = FleetConfig(registry="etcd://127.0.0.1:1", etcd_ca=str(tmp_path / "gone"))
     with pytest.raises(Unavailable, match="gone"):
