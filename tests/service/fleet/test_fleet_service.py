@@ -104,7 +104,9 @@ def test_the_load_that_a_lead_tells_counts(start: Start, engines_file: EnginesFi
     )
     engines_file.write([row(lead, role="prefill"), row(busy, role="decode"), row(third, role="decode")])
     busy.allocate(500)
-    wait_until(lambda: listed(lead).get("d1", fleet_pb2.FleetEngine()).load > 0.9)
+    none = fleet_pb2.FleetEngine()
+    wait_until(lambda: listed(lead).get("d1", none).load > 0.9)
+    wait_until(lambda: listed(lead).get("d2", none).state == fleet_pb2.ENGINE_STATE_HEALTHY)
     assert pick(lead).decode.engine.engine_id == "d2"
 
 
