@@ -34,7 +34,7 @@ UNSCRIPTED = {
     "every layer is read from the first stage",
 }
 """Bugs that only random worlds find. No script silences a rank, renews at a stopped lead, or fills a lead with work. No
-script has engines with different numbers of ranks or stages, leads that lie, strangers, mirrors, or engines that wait
+script has engines with different numbers of ranks or stages, leads that lie, strangers, mirrors, engines that wait
 for each other, or offers that are findable.
 """
 SCRIPTED = [m for m in MUTANTS if not (m.liars or m.mirrors or m.rings or m.strangers) and m.what not in UNSCRIPTED]
