@@ -21,6 +21,8 @@ CHECKS_MAX = 64
 """Maximum number of health checks at a time."""
 LOOK_S = 0.1
 """Time between two looks for checks that are due, in seconds."""
+REASONS_MAX = 4
+"""Maximum number of reasons that are logged for one outage."""
 AskHealth = Callable[[HealthCheck], Awaitable[bool]]
 """Asks a lead whether it serves, as the engine that its entry names."""
 
@@ -55,7 +57,7 @@ class DirectoryFollower:
         task.add_done_callback(self._tasks.discard)
 
     async def _watch(self) -> None:
-        pause_s = PAUSE_MIN_S
+        pause_s, said = PAUSE_MIN_S, set[str]()
         while True:
             try:
                 async with contextlib.aclosing(self._registry.watch()) as news:  # type: ignore[type-var] # a generator
@@ -63,7 +65,10 @@ class DirectoryFollower:
                         self._take(one)
                         pause_s = PAUSE_MIN_S
             except KVGrpcError as error:
-                if self.directory.stale_s(_now()) is None:  # once for each outage
+                if self.directory.stale_s(_now()) is None:
+                    said.clear()
+                if str(error) not in said and len(said) < REASONS_MAX:  # each once for each outage
+                    said.add(str(error))
                     _log.warning("%s; the last list of %d engines stays in use", error, len(self.directory))
                 self.directory.broken(_now())
             await asyncio.sleep(pause_s)
