@@ -49,7 +49,7 @@ class FairQueue(Generic[_Item]):
     @property
     def clocks_kept(self) -> int:
         """Number of callers without an item whose clocks are remembered."""
-        return len(self._clocks)
+        return len(self._clocks) + sum(not items for items in self._waiting.values())
 
     def join(self, caller: str, item: _Item, cost: float, now: float) -> None:
         """Adds an item, which must not be in the queue. It costs 1 or more."""
@@ -66,6 +66,8 @@ class FairQueue(Generic[_Item]):
         items = self._waiting.get(caller)
         if items is not None and items.pop(item, None) is not None:
             self._count -= 1
+            if not self._count:
+                self._forget()
 
     def next(self, late: float) -> tuple[str, _Item]:
         """Takes the next item out. Returns its caller and the item. A caller whose oldest item joined before `late` has
@@ -104,8 +106,14 @@ class FairQueue(Generic[_Item]):
         del self._waiting[caller]
         self._clocks[caller] = clock
         if not self._order:
-            self._clocks.clear()
-            self._entry = 0.0
+            self._forget()
         elif len(self._clocks) > 2 * len(self._order) + CLOCKS_MIN:
             lowest = self._order[0][0]
             self._clocks = {name: at for name, at in self._clocks.items() if at > lowest}
+
+    def _forget(self) -> None:
+        """Forgets all callers, because nobody waits."""
+        self._waiting.clear()
+        self._order.clear()
+        self._clocks.clear()
+        self._entry = 0.0

@@ -38,7 +38,10 @@ class FleetReading:
     """One span of reading: the directory and what is made of it. Revisions are its own."""
 
     def __init__(self, fleet: FleetConfig, checks: LeadChecks) -> None:
-        """Raises InvalidRequest for a file of the settings that is not usable."""
+        """Raises InvalidRequest for a file of the settings that is not usable. The connections of `checks` end with the
+        reading.
+        """
+        self._checks = checks
         registry = registry_of(fleet, checks.introduce)
         assert registry is not None  # checked by the reader
         self.directory = Directory(DirectoryLimits(check_every_s=float(fleet.check_every_s)))
@@ -59,10 +62,11 @@ class FleetReading:
         self._looking = asyncio.create_task(self._look_on())
 
     async def end(self) -> None:
-        """Reads no longer."""
+        """Reads no longer, and ends all connections."""
         self._looking.cancel()
         await asyncio.gather(self._looking, return_exceptions=True)
         await self._follower.stop()
+        await self._checks.close()
 
     def look(self) -> None:
         """Notes what has changed by now, and wakes whoever waits for a change."""
@@ -103,7 +107,7 @@ class FleetReader:
         always: bool = False,
     ) -> None:
         self._fleet, self._always = fleet, always
-        self._checks = LeadChecks(connect, may_dial)
+        self._connect, self._may_dial = connect, may_dial
         self._present: FleetReading | None = None
         self._watchers = 0
         self._used_at = 0.0
@@ -140,7 +144,7 @@ class FleetReader:
         """
         self._used_at = _now()
         if self._present is None:
-            self._present = FleetReading(self._fleet, self._checks)
+            self._present = FleetReading(self._fleet, LeadChecks(self._connect, self._may_dial))
             if not self._always:
                 self._idle = asyncio.create_task(self._end_when_idle())
         return self._present
@@ -172,7 +176,7 @@ class FleetReader:
         return reading, found
 
     async def stop(self) -> None:
-        """Ends the reading and all connections."""
+        """Ends the reading, if there is one."""
         if self._idle is not None:
             self._idle.cancel()
             await asyncio.gather(self._idle, return_exceptions=True)
@@ -182,7 +186,6 @@ class FleetReader:
         reading, self._present = self._present, None
         if reading is not None:
             await reading.end()
-        await self._checks.close()
 
     async def _end_when_idle(self) -> None:
         while True:

@@ -206,9 +206,9 @@ class Registrar:
         """Returns a method that only callers with a role for it reach, when it may begin. It holds a place meanwhile.
 
         A method with `read` parses its request itself, when it begins: a refused call costs less. A method with `write`
-        serializes its reply itself, so that an error in it is an error of the method. A library's
-        method that refuses a call returns no reply. The error that ends a call, kept by its context, refers to neither
-        context nor request. Each call is counted with its time and its code.
+        serializes its reply itself, so that an error in it is an error of the method. A
+        library's method that refuses a call returns no reply. The error that ends a call, kept by its context, refers
+        to neither context nor request. Each call is counted with its time and its code.
         """
         assert name in METHODS, f"{name} has no row in the table of roles"
         lead, standing = self._lead, self._standing if places is self._calls else None

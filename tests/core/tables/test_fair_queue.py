@@ -125,6 +125,15 @@ def test_clocks_of_callers_that_are_gone_are_forgotten() -> None:
     assert queue.clocks_kept == 0
 
 
+def test_callers_whose_items_have_all_left_are_forgotten() -> None:
+    queue = FairQueue[int]()
+    for item in range(1_000):
+        queue.join(f"caller {item}", item, 1.0, 0.0)
+    for item in range(1_000):
+        queue.leave(f"caller {item}", item)
+    assert (len(queue), queue.clocks_kept) == (0, 0)
+
+
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["join", "next", "leave", "late"])), max_size=80))
 def test_every_item_comes_out_once(steps: list[tuple[str, str]]) -> None:
     queue: FairQueue[int] = FairQueue()
