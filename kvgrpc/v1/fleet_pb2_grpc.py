@@ -34,8 +34,8 @@ class FleetServiceStub(object):
     A server begins to read the registry with the first call, and the first call waits for the registry's listing. A lead
     that nobody has asked for a minute reads it no longer. When the registry breaks off, the last listing stays in use.
 
-    A caller with a tenant hears of the engines of its tenant, and of those that serve all tenants. Routers, viewers and
-    operators call the service.
+    A caller with a tenant hears of the engines of its tenant, and of those that serve all tenants. Routers, engines,
+    viewers and operators call the service; viewers do not pick.
     """
 
     def __init__(self, channel):
@@ -70,8 +70,8 @@ class FleetServiceServicer(object):
     A server begins to read the registry with the first call, and the first call waits for the registry's listing. A lead
     that nobody has asked for a minute reads it no longer. When the registry breaks off, the last listing stays in use.
 
-    A caller with a tenant hears of the engines of its tenant, and of those that serve all tenants. Routers, viewers and
-    operators call the service.
+    A caller with a tenant hears of the engines of its tenant, and of those that serve all tenants. Routers, engines,
+    viewers and operators call the service; viewers do not pick.
     """
 
     def ListEngines(self, request, context):
@@ -92,8 +92,8 @@ class FleetServiceServicer(object):
     def WatchEngines(self, request, context):
         """Sends a snapshot of the entries, then each change. With `after_revision` it sends only the changes since then, if
         this server still has them; otherwise it sends a snapshot again. A revision of another server is as good as none.
-        Changes within a tenth of a second come together, and of several changes of one entry only the last one comes. A
-        reply comes at least every 5 seconds, even without a change. The stream ends with the server.
+        Changes within a twentieth of a second come together, and of several changes of one entry only the last one comes.
+        A reply comes at least every 5 seconds, even without a change. The stream ends with the server.
 
         Errors:
         * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: there are too many watches.
@@ -157,8 +157,8 @@ class FleetService(object):
     A server begins to read the registry with the first call, and the first call waits for the registry's listing. A lead
     that nobody has asked for a minute reads it no longer. When the registry breaks off, the last listing stays in use.
 
-    A caller with a tenant hears of the engines of its tenant, and of those that serve all tenants. Routers, viewers and
-    operators call the service.
+    A caller with a tenant hears of the engines of its tenant, and of those that serve all tenants. Routers, engines,
+    viewers and operators call the service; viewers do not pick.
     """
 
     @staticmethod

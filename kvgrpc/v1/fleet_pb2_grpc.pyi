@@ -35,8 +35,8 @@ class FleetServiceStub:
     A server begins to read the registry with the first call, and the first call waits for the registry's listing. A lead
     that nobody has asked for a minute reads it no longer. When the registry breaks off, the last listing stays in use.
 
-    A caller with a tenant hears of the engines of its tenant, and of those that serve all tenants. Routers, viewers and
-    operators call the service.
+    A caller with a tenant hears of the engines of its tenant, and of those that serve all tenants. Routers, engines,
+    viewers and operators call the service; viewers do not pick.
     """
 
     @_typing.overload
@@ -57,8 +57,8 @@ class FleetServiceStub:
     WatchEngines: _grpc.UnaryStreamMultiCallable[_fleet_pb2.WatchEnginesRequest, _fleet_pb2.WatchEnginesResponse]
     """Sends a snapshot of the entries, then each change. With `after_revision` it sends only the changes since then, if
     this server still has them; otherwise it sends a snapshot again. A revision of another server is as good as none.
-    Changes within a tenth of a second come together, and of several changes of one entry only the last one comes. A
-    reply comes at least every 5 seconds, even without a change. The stream ends with the server.
+    Changes within a twentieth of a second come together, and of several changes of one entry only the last one comes.
+    A reply comes at least every 5 seconds, even without a change. The stream ends with the server.
 
     Errors:
     * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: there are too many watches.
@@ -90,8 +90,8 @@ class FleetServiceAsyncStub(FleetServiceStub):
     A server begins to read the registry with the first call, and the first call waits for the registry's listing. A lead
     that nobody has asked for a minute reads it no longer. When the registry breaks off, the last listing stays in use.
 
-    A caller with a tenant hears of the engines of its tenant, and of those that serve all tenants. Routers, viewers and
-    operators call the service.
+    A caller with a tenant hears of the engines of its tenant, and of those that serve all tenants. Routers, engines,
+    viewers and operators call the service; viewers do not pick.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -109,8 +109,8 @@ class FleetServiceAsyncStub(FleetServiceStub):
     WatchEngines: _aio.UnaryStreamMultiCallable[_fleet_pb2.WatchEnginesRequest, _fleet_pb2.WatchEnginesResponse]  # type: ignore[assignment]
     """Sends a snapshot of the entries, then each change. With `after_revision` it sends only the changes since then, if
     this server still has them; otherwise it sends a snapshot again. A revision of another server is as good as none.
-    Changes within a tenth of a second come together, and of several changes of one entry only the last one comes. A
-    reply comes at least every 5 seconds, even without a change. The stream ends with the server.
+    Changes within a twentieth of a second come together, and of several changes of one entry only the last one comes.
+    A reply comes at least every 5 seconds, even without a change. The stream ends with the server.
 
     Errors:
     * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: there are too many watches.
@@ -141,8 +141,8 @@ class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
     A server begins to read the registry with the first call, and the first call waits for the registry's listing. A lead
     that nobody has asked for a minute reads it no longer. When the registry breaks off, the last listing stays in use.
 
-    A caller with a tenant hears of the engines of its tenant, and of those that serve all tenants. Routers, viewers and
-    operators call the service.
+    A caller with a tenant hears of the engines of its tenant, and of those that serve all tenants. Routers, engines,
+    viewers and operators call the service; viewers do not pick.
     """
 
     @_abc_1.abstractmethod
@@ -170,8 +170,8 @@ class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_fleet_pb2.WatchEnginesResponse], _abc.AsyncIterator[_fleet_pb2.WatchEnginesResponse]]:
         """Sends a snapshot of the entries, then each change. With `after_revision` it sends only the changes since then, if
         this server still has them; otherwise it sends a snapshot again. A revision of another server is as good as none.
-        Changes within a tenth of a second come together, and of several changes of one entry only the last one comes. A
-        reply comes at least every 5 seconds, even without a change. The stream ends with the server.
+        Changes within a twentieth of a second come together, and of several changes of one entry only the last one comes.
+        A reply comes at least every 5 seconds, even without a change. The stream ends with the server.
 
         Errors:
         * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: there are too many watches.

@@ -38,8 +38,8 @@ const (
 // A server begins to read the registry with the first call, and the first call waits for the registry's listing. A lead
 // that nobody has asked for a minute reads it no longer. When the registry breaks off, the last listing stays in use.
 //
-// A caller with a tenant hears of the engines of its tenant, and of those that serve all tenants. Routers, viewers and
-// operators call the service.
+// A caller with a tenant hears of the engines of its tenant, and of those that serve all tenants. Routers, engines,
+// viewers and operators call the service; viewers do not pick.
 type FleetServiceClient interface {
 	// Lists the entries of the registry with what is known of their engines, in the order in which this server first saw
 	// them, page by page. An entry that is there all the while is on exactly one page. The last page has the revision
@@ -53,8 +53,8 @@ type FleetServiceClient interface {
 	ListEngines(ctx context.Context, in *ListEnginesRequest, opts ...grpc.CallOption) (*ListEnginesResponse, error)
 	// Sends a snapshot of the entries, then each change. With `after_revision` it sends only the changes since then, if
 	// this server still has them; otherwise it sends a snapshot again. A revision of another server is as good as none.
-	// Changes within a tenth of a second come together, and of several changes of one entry only the last one comes. A
-	// reply comes at least every 5 seconds, even without a change. The stream ends with the server.
+	// Changes within a twentieth of a second come together, and of several changes of one entry only the last one comes.
+	// A reply comes at least every 5 seconds, even without a change. The stream ends with the server.
 	//
 	// Errors:
 	// * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: there are too many watches.
@@ -135,8 +135,8 @@ func (c *fleetServiceClient) PickPair(ctx context.Context, in *PickPairRequest, 
 // A server begins to read the registry with the first call, and the first call waits for the registry's listing. A lead
 // that nobody has asked for a minute reads it no longer. When the registry breaks off, the last listing stays in use.
 //
-// A caller with a tenant hears of the engines of its tenant, and of those that serve all tenants. Routers, viewers and
-// operators call the service.
+// A caller with a tenant hears of the engines of its tenant, and of those that serve all tenants. Routers, engines,
+// viewers and operators call the service; viewers do not pick.
 type FleetServiceServer interface {
 	// Lists the entries of the registry with what is known of their engines, in the order in which this server first saw
 	// them, page by page. An entry that is there all the while is on exactly one page. The last page has the revision
@@ -150,8 +150,8 @@ type FleetServiceServer interface {
 	ListEngines(context.Context, *ListEnginesRequest) (*ListEnginesResponse, error)
 	// Sends a snapshot of the entries, then each change. With `after_revision` it sends only the changes since then, if
 	// this server still has them; otherwise it sends a snapshot again. A revision of another server is as good as none.
-	// Changes within a tenth of a second come together, and of several changes of one entry only the last one comes. A
-	// reply comes at least every 5 seconds, even without a change. The stream ends with the server.
+	// Changes within a twentieth of a second come together, and of several changes of one entry only the last one comes.
+	// A reply comes at least every 5 seconds, even without a change. The stream ends with the server.
 	//
 	// Errors:
 	// * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: there are too many watches.
