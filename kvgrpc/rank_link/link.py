@@ -31,6 +31,8 @@ BEAT_S = 1.0
 """Maximum silence of this end, in seconds."""
 ANSWER_S = 10.0
 """Maximum silence of the lead before it has told its grace, in seconds."""
+REFUSAL_S = 0.05
+"""Time after the opening of a stream in which the lead's refusal would arrive with it, in seconds."""
 END_S = 2.0
 """Maximum time for the lead to end a stream, in seconds."""
 OPTIONS = [
@@ -121,7 +123,7 @@ class Link:
             mirrored=request.mirrored,
         )
         receiving = asyncio.create_task(self._receive(call))
-        sending = asyncio.create_task(_send(call, introduction, frames))
+        sending = asyncio.create_task(_send(call, introduction, frames, receiving))
         try:
             await asyncio.wait({receiving, sending}, return_when=asyncio.FIRST_COMPLETED)
             if not _is_workers_fault(sending):
@@ -180,10 +182,26 @@ class Link:
         self._hand_on(session_pb2.ServerFrame(refused=refused))
 
 
-async def _send(call: Any, introduction: rank_pb2.ConnectRankRequest, frames: Frames) -> None:
+async def _opened(call: Any, receiving: asyncio.Task[None]) -> None:
+    """Returns once the lead has opened the stream or ended it. A lead that refuses a stream does both at once, and
+    grpc.aio would lose the refusal if a message were written then.
+    """
+    begun = asyncio.create_task(call.initial_metadata())
+    try:
+        await asyncio.wait({begun, receiving}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({receiving}, timeout=REFUSAL_S)
+    finally:
+        begun.cancel()
+        await asyncio.gather(begun, return_exceptions=True)
+
+
+async def _send(
+    call: Any, introduction: rank_pb2.ConnectRankRequest, frames: Frames, receiving: asyncio.Task[None]
+) -> None:
     """Hands on the worker's messages, with beats between, until the worker ends its connection."""
     next_frame: asyncio.Future[session_pb2.ClientFrame | None] = asyncio.ensure_future(anext(frames, None))
     try:
+        await _opened(call, receiving)
         message = introduction
         while True:
             await call.write(message)

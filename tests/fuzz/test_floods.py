@@ -126,6 +126,13 @@ def test_honest_calls(after: Flooded) -> None:
     assert set(calls(lambda _: api.leases.GrantLease.future(leases), 1_000)) == {"OK"}
 
 
+def test_more_honest_calls_at_once_than_a_connection_has_streams(after: Flooded) -> None:
+    """A caller's library holds back the calls that have no stream yet, and none of them fails."""
+    count = 4 * Limits().streams_per_connection
+    pending = [after.api.admin.GetStatus.future(admin_pb2.GetStatusRequest()) for _ in range(count)]
+    assert {one.code().name for one in pending} == {"OK"}
+
+
 def test_calls_that_are_refused(after: Flooded) -> None:
     long = for_readers(transfer_key=new_key(), content=content(range(1_000_000)), blocks=after.engine.blocks([1 << 20]))
     short = handoff_pb2.RegisterPushRequest(grant=common_pb2.Grant(token=b"x" * 100))

@@ -263,6 +263,8 @@ def bounded_server(limits: Limits, queue: CallQueue) -> tuple[grpc.aio.Server, M
             ("grpc.http2.min_ping_interval_without_data_ms", 1000),
             # A caller's library queues calls beyond this number, without an error.
             ("grpc.max_concurrent_streams", _streams(limits)),
+            # Without this gRPC refuses calls of a library that holds others back, as UNAVAILABLE: it counts ended ones.
+            ("grpc.http.overload_protection", 0),
             ("grpc.max_allowed_incoming_connections", limits.connections),
             # The call queue is fair, and gRPC is not: it cancels calls of all callers alike.
             ("grpc.server.max_pending_requests", PENDING_MAX),

@@ -5,7 +5,7 @@ import os
 import socket
 import subprocess
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,14 @@ import pytest
 from kvgrpc.engine import Engine, Rank
 from kvgrpc.engine.session import rank_link
 from kvgrpc.engine.session.rank_link import RankLink
-from kvgrpc.errors import InvalidRequest, Reason
+from kvgrpc.errors import InvalidRequest, Reason, Unimplemented
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.wire.frames import encode
 from tests.engine.made import layout
 from tests.engine.ranks.conftest import TICKET
 from tests.engine.support import Lead, refused
 from tests.service.conftest import TEST_S
+from tests.service.engines import HOME, ServeProcess
 
 pytestmark = pytest.mark.timeout(TEST_S)
 
@@ -106,3 +107,17 @@ def test_a_worker_that_sends_what_is_no_frame_is_told_so(impatient: Lead, stack:
     connection.send(b"\0\0\0\5\xff\xff\xff\xff\xff")
     with refused(Reason.INVALID_FIELD, InvalidRequest):
         connection.answer(10.0)
+
+
+def test_a_lead_that_refuses_streams_at_once_is_heard_each_time(tmp_path: Path) -> None:
+    """gRPC's client may be about to write when the refusal arrives. Another process refuses, as it does in use."""
+    process = ServeProcess(tmp_path / "alone", "--listen", f"{HOME}:0", "--drain-s", "0")
+    try:
+        link = RankLink(process.wait_ready()["address"])
+        frame = encode(session_pb2.ClientFrame(attach_rank=session_pb2.AttachRankRequest(ticket=bytes(32))))
+        with closing(link):
+            for _ in range(400):
+                with refused(Reason.FEATURE_UNAVAILABLE, Unimplemented):
+                    link.connect().attach(frame)
+    finally:
+        process.end()
