@@ -80,7 +80,7 @@ func (e *engine) String() string { return string(cmp.Or(e.role, "engine")) + " "
 
 // newEngine connects to an engine's lead. An engine without a role does both parts.
 func newEngine(at address, role role, o options) (*engine, error) {
-	client, err := kvgrpc.Connect(at.lead, kvgrpc.Options{Traceparent: traceparent})
+	client, err := kvgrpc.Connect(at.lead, o.calls())
 	if err != nil {
 		return nil, err
 	}
@@ -122,7 +122,7 @@ func join(o options) (*fleet, error) {
 	watching, stop := context.WithCancel(context.Background())
 	f := &fleet{stop: stop, model: o.model, members: map[string]*member{}}
 	if o.fleet != "" {
-		asked, err := kvgrpc.ConnectFleet(kvgrpc.Options{Traceparent: traceparent}, strings.Split(o.fleet, ",")...)
+		asked, err := kvgrpc.ConnectFleet(o.calls(), strings.Split(o.fleet, ",")...)
 		if err != nil {
 			stop()
 			return nil, err

@@ -29,6 +29,8 @@ import (
 	"os/signal"
 	"syscall"
 	"time"
+
+	"kvgrpc.dev/kvgrpc"
 )
 
 func main() {
@@ -48,6 +50,8 @@ type options struct {
 	// says where engines have their HTTP servers.
 	fleet, model string
 	http         rules
+	// tls and token are what the router shows leads and servers of the fleet: a folder with files of TLS, and a file.
+	tls, token string
 	// ttl is how long a prefill engine holds KV that no engine has fetched.
 	ttl time.Duration
 	// tries is the number of tries of one step, at all engines together.
@@ -75,6 +79,8 @@ func parse(arguments []string) (options, error) {
 	flags.StringVar(&o.fleet, "fleet", "", "`addresses` of servers of FleetService, in place of -prefill and -decode")
 	flags.StringVar(&o.model, "model", "", "`name` of the model of the fleet's engines; empty means any")
 	flags.Var(&o.http, "http", "where the fleet's engines have HTTP servers, `[ID=]KIND,URL`, with {host} for the lead's; repeat it")
+	flags.StringVar(&o.tls, "tls-dir", "", "`folder` with tls.crt, tls.key and ca.crt, for calls to leads and to the fleet")
+	flags.StringVar(&o.token, "token-file", "", "`file` with the bearer token of calls to leads and to the fleet")
 	flags.DurationVar(&o.ttl, "ttl", 30*time.Second, "how long a prompt's KV waits for its decode engine")
 	flags.IntVar(&o.tries, "tries", 4, "tries of one step of a request, at all engines together")
 	flags.DurationVar(&o.timeout, "timeout", 10*time.Minute, "limit for a whole request")
@@ -93,6 +99,15 @@ func parse(arguments []string) (options, error) {
 		return o, errors.New("-tries, -ttl and -timeout are positive")
 	}
 	return o, nil
+}
+
+// calls returns the options of clients of leads and of the fleet.
+func (o options) calls() kvgrpc.Options {
+	made := kvgrpc.Options{Traceparent: traceparent, TokenFile: o.token}
+	if o.tls != "" {
+		made.TLS = &kvgrpc.TLSFiles{Dir: o.tls}
+	}
+	return made
 }
 
 func run() error {
