@@ -269,6 +269,8 @@ class Config:
 
     def _check_fleet(self) -> None:
         self.fleet.check()
+        if self.fleet.certificate_name and not self.tls.given:
+            raise invalid("fleet.certificate_name", "needs TLS: set tls.dir")
         for field_name, named in (("registry", self.fleet.members), ("addresses", self.fleet.published_addresses)):
             for address in named:
                 _, port = split_address(address, f"fleet.{field_name}")

@@ -1,5 +1,6 @@
 """Settings of the fleet: the registry, and what a lead publishes there of itself."""
 
+import re
 from dataclasses import dataclass
 
 from kvgrpc.config_errors import invalid
@@ -14,6 +15,8 @@ CHECK_MIN_S, CHECK_MAX_S = 0.5, 10.0
 """Bounds of the time between two health checks of an engine, in seconds. An answer counts for 15 seconds."""
 TEXT_BYTES_MAX = 256
 """Maximum size of a text that is published, in bytes."""
+ENGINE_ID = "{engine_id}"
+"""Part of `certificate_name` in whose place the engine id stands."""
 ADDRESSES_MAX = 8
 """Maximum number of addresses that are published."""
 
@@ -38,6 +41,8 @@ class FleetConfig:
     """Time after which the entry of a lead goes that renews it no longer, in seconds."""
     check_every_s: float = 5.0
     """Time between two health checks of an engine, in seconds."""
+    certificate_name: str = ""
+    """Name that the certificate of an engine's lead has, with `ENGINE_ID` in it; empty: the name of its address."""
     prefix: str = "/kvgrpc/v1/engines/"
     """First part of the keys in etcd."""
     etcd_ca: str = ""
@@ -62,6 +67,9 @@ class FleetConfig:
                 raise invalid(f"fleet.{name}", f"is printable text of at most {TEXT_BYTES_MAX} bytes")
         if len(self.published_addresses) > ADDRESSES_MAX:
             raise invalid("fleet.addresses", f"are at most {ADDRESSES_MAX}")
+        before, found, after = self.certificate_name.partition(ENGINE_ID)
+        if self.certificate_name and not (found and re.fullmatch(r"[A-Za-z0-9.-]*", before + after)):
+            raise invalid("fleet.certificate_name", f"is a DNS name with {ENGINE_ID} in it, once")
         self._check_times()
         self._check_etcd()
 

@@ -42,10 +42,12 @@ def test_every_key_has_a_variable() -> None:
         "entry_ttl_s": "7",
         "check_every_s": "2",
         "prefix": "/x/",
+        "certificate_name": "{engine_id}.x",
         "addresses": "a:1",
     }
     names = {item.name for item in fields(FleetConfig)}
-    found = load(None, {f"KVGRPC_FLEET_{name.upper()}": texts.get(name, "text") for name in names}, {}).fleet
+    variables = {f"KVGRPC_FLEET_{name.upper()}": texts.get(name, "text") for name in names}
+    found = load(None, variables | {"KVGRPC_TLS_DIR": "certs"}, {}).fleet
     assert [name for name in names if getattr(found, name) == getattr(FleetConfig(), name)] == []
 
 
@@ -71,6 +73,9 @@ def test_every_key_has_a_variable() -> None:
         ("check_every_s", 0),
         ("check_every_s", float("nan")),
         ("prefix", "engines"),
+        ("certificate_name", "p.example"),
+        ("certificate_name", "*.{engine_id}"),
+        ("certificate_name", "{engine_id}.{engine_id}"),
         ("etcd_cert", "c"),
         ("etcd_user", "u"),
     ],

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import grpc.aio
 import pytest
 from cryptography import x509
 
@@ -13,24 +14,34 @@ from kvgrpc.client import Client, FleetEngines
 from kvgrpc.config import Config
 from kvgrpc.config_fleet import FleetConfig
 from kvgrpc.config_security import IdentityConfig, TlsConfig
-from kvgrpc.errors import PermissionDenied
+from kvgrpc.errors import InvalidRequest, PermissionDenied
+from kvgrpc.fleet.directory import Directory, HealthCheck
+from kvgrpc.service.fleet.lead_checks import LeadChecks
 from kvgrpc.service.rpc.fleet_server import FleetServer
 from kvgrpc.v1 import fleet_pb2
-from tests.identity.servers import People, serving
+from tests.identity.servers import CA, People, serving
 from tests.tls.authority import Authority
 
 HEALTHY, FAILED = fleet_pb2.ENGINE_STATE_HEALTHY, fleet_pb2.ENGINE_STATE_FAILED
 
 
-@asynccontextmanager
-async def reading(people: People, rows: list[dict[str, object]]) -> AsyncIterator[FleetServer]:
-    """Serves a fleet of the entries."""
+def write(people: People, rows: list[dict[str, object]]) -> Path:
+    """Replaces the entries as a whole."""
     path = people.folder / "engines.json"
-    path.write_text(json.dumps({"engines": rows}))
+    (made := path.with_suffix(".new")).write_text(json.dumps({"engines": rows}))
+    return made.replace(path)
+
+
+@asynccontextmanager
+async def reading(
+    people: People, rows: list[dict[str, object]], certificate_name: str = ""
+) -> AsyncIterator[FleetServer]:
+    """Serves a fleet of the entries."""
+    path = write(people, rows)
     config = Config(
         listen="127.0.0.1:0", pool=None, tls=TlsConfig(dir=str(people.files("fleet").cert.parent)),
         identity=IdentityConfig(roles=str(people.roles)),
-        fleet=FleetConfig(registry=f"file:{path}", check_every_s=0.5),
+        fleet=FleetConfig(registry=f"file:{path}", check_every_s=0.5, certificate_name=certificate_name),
     )  # fmt: skip
     server = FleetServer(config, "0")
     await server.start()
@@ -65,6 +76,52 @@ async def test_an_engine_is_healthy_only_behind_a_certificate_for_its_address(tm
         ]
         async with reading(people, rows) as server, people.client(server, "router") as client:
             await until(client, {"p": HEALTHY, "f": FAILED, "unnamed": FAILED})
+
+
+async def test_an_engine_id_belongs_to_the_certificate_that_has_its_name(tmp_path: Path) -> None:
+    people = People(tmp_path)
+    people.give(fleet="viewer", router="router")
+    local = x509.DNSName("localhost")
+    files = {name: CA.issue(tmp_path / f"{name}.d", (local, x509.DNSName(f"{name}.kv.example"))) for name in "pq"}
+    shown = {name: TlsConfig(dir=str(made.cert.parent)) for name, made in files.items()}
+    async with (
+        serving(people, "p", tls=shown["p"]) as own,
+        serving(people, "p", tls=shown["q"]) as impostor,
+        serving(people, "*", tls=shown["q"]) as star,
+    ):
+        rows: list[dict[str, object]] = [
+            {"engine_id": "p", "addresses": [impostor.address]},
+            {"engine_id": "*", "addresses": [star.address]},
+        ]
+        async with (
+            reading(people, rows, "{engine_id}.kv.example") as server,
+            people.client(server, "router") as client,
+        ):
+            await until(client, {"p": FAILED, "*": FAILED})
+            write(people, [{"engine_id": "p", "addresses": [own.address]}])
+            await until(client, {"p": HEALTHY})
+
+
+async def test_an_entry_that_changes_its_engine_id_has_no_connection_of_the_old_one(tmp_path: Path) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def connect(address: str, name: str) -> grpc.aio.Channel:
+        asked.append((address, name))
+        return grpc.aio.insecure_channel(address)
+
+    checks, directory = LeadChecks(connect, lambda _: True, "{engine_id}.kv"), Directory()
+    people = People(tmp_path)
+    people.give()
+    async with serving(people, "p", tls=TlsConfig(), identity=IdentityConfig()) as lead:
+        for engine_id in ("p", "q", "p"):
+            await checks.ask(directory, HealthCheck("k", engine_id, 0, lead.address))
+        assert asked == [(lead.address, "p.kv"), (lead.address, "q.kv")]
+    await checks.close()
+
+
+def test_a_name_of_certificates_needs_tls() -> None:
+    with pytest.raises(InvalidRequest, match="needs TLS"):
+        Config(pool=None, fleet=FleetConfig(registry="file:x", certificate_name="{engine_id}.kv"))
 
 
 async def test_a_tenant_hears_of_its_engines_and_of_those_of_all(tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
 """Health checks of leads: whether each serves, and whether it is the engine that its entry names.
 
 An entry that names a foreign address, engine id or incarnation is never healthy, because the lead that answers there
-says who it is. With TLS the lead's certificate has to be that of the address.
+says who it is. With TLS the lead's certificate has to be that of the address, or of the engine id where a setting says
+which name such a certificate has.
 """
 
 import asyncio
+import re
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,6 +15,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from kvgrpc.config_fleet import ENGINE_ID
 from kvgrpc.errors import Reason, Unavailable, note
 from kvgrpc.fleet.directory import Directory, HealthCheck, LeadAnswer
 from kvgrpc.fleet.entry import EngineEntry
@@ -28,28 +31,41 @@ WAITING_SHARE = 1 / 16
 TAKES_WORK = (handshake_pb2.ADMISSION_OPEN, handshake_pb2.ADMISSION_OVERLOADED)
 """States of admission in which an engine is chosen."""
 
+IN_A_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?")
+"""Engine ids that may be a part of a certificate's name."""
+_Connected = tuple[str, str, str]
+"""Key of an entry, its address, and the name of the certificate there."""
+
 
 class LeadChecks:
-    """Checks for one reader. `may_dial` says which addresses may be called at all: an entry names any."""
+    """Checks for one reader. `may_dial` says which addresses may be called at all: an entry names any. `connect` takes
+    an address and the name of the certificate there; the name is empty where it is the address's own.
+    """
 
-    def __init__(self, connect: Callable[[str], grpc.aio.Channel], may_dial: Callable[[str], bool]) -> None:
-        self._connect, self._may_dial = connect, may_dial
-        self._channels: OrderedDict[tuple[str, str], grpc.aio.Channel] = OrderedDict()
-        """Connections by key and address of an entry: no entry disturbs the checks of another one."""
+    def __init__(
+        self,
+        connect: Callable[[str, str], grpc.aio.Channel],
+        may_dial: Callable[[str], bool],
+        certificate_name: str = "",
+    ) -> None:
+        """`certificate_name` has `ENGINE_ID` in it, or is empty."""
+        self._connect, self._may_dial, self._certificate_name = connect, may_dial, certificate_name
+        self._channels: OrderedDict[_Connected, grpc.aio.Channel] = OrderedDict()
+        """Connections: no entry disturbs the checks of another one, and none has the connection of another name."""
 
     async def ask(self, directory: Directory, check: HealthCheck) -> bool:
         """Returns whether the lead serves as the engine that its entry names. Tells the directory its load, or why."""
         answer = await self._answer(check)
         directory.heard(check, answer, asyncio.get_running_loop().time())
         if answer.why:
-            await self._leave((check.key, check.address))  # the next connection has the certificate of then
+            await self._leave(self._of(check))  # the next connection has the certificate of then
         return not answer.why
 
     async def introduce(self, address: str) -> EngineEntry:
         """Returns the entry that the lead at an address has of itself. Raises Unavailable if there is none."""
         why = f"{address} is not on this server's dial list (setting dial_allow)"
         if self._may_dial(address):
-            channel, request = await self._channel(("", address)), handshake_pb2.GetCapabilitiesRequest()
+            channel, request = await self._channel(("", address, "")), handshake_pb2.GetCapabilitiesRequest()
             try:
                 asked = handshake_pb2_grpc.HandshakeServiceStub(channel).GetCapabilities(request, timeout=ANSWER_S)
                 found = await asked
@@ -58,7 +74,7 @@ class LeadChecks:
                     return replace(entry_from_proto(found.entry), draining=not taken)
                 why = f"{address} has no engine"
             except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
-                await self._leave(("", address))
+                await self._leave(("", address, ""))
                 why = f"{address} does not answer: {_said(error)}"
         raise Unavailable(Reason.PEER_UNREACHABLE, why)
 
@@ -70,7 +86,9 @@ class LeadChecks:
     async def _answer(self, check: HealthCheck) -> LeadAnswer:
         if not self._may_dial(check.address):
             return LeadAnswer(why=f"{check.address} is not on this server's dial list (setting dial_allow)")
-        channel = await self._channel((check.key, check.address))
+        if self._certificate_name and not IN_A_NAME.fullmatch(check.engine_id):
+            return LeadAnswer(why=note(f"engine id {check.engine_id} is no part of a certificate's name"))
+        channel = await self._channel(self._of(check))
         try:
             async with asyncio.timeout(ANSWER_S):
                 health, engine = await asyncio.gather(
@@ -85,17 +103,20 @@ class LeadChecks:
             return LeadAnswer(why=note(f"{check.address} does not answer: {_said(error)}"))
         return _judged(check, health, engine)
 
-    async def _channel(self, of: tuple[str, str]) -> grpc.aio.Channel:
+    def _of(self, check: HealthCheck) -> _Connected:
+        return check.key, check.address, self._certificate_name.replace(ENGINE_ID, check.engine_id)
+
+    async def _channel(self, of: _Connected) -> grpc.aio.Channel:
         channel = self._channels.get(of)
         if channel is None:
-            channel = self._channels[of] = self._connect(of[1])
+            channel = self._channels[of] = self._connect(of[1], of[2])
         self._channels.move_to_end(of)
         if len(self._channels) > CHANNELS_MAX:
             _, oldest = self._channels.popitem(last=False)
             await oldest.close()
         return channel
 
-    async def _leave(self, of: tuple[str, str]) -> None:
+    async def _leave(self, of: _Connected) -> None:
         channel = self._channels.pop(of, None)
         if channel is not None:
             await channel.close()

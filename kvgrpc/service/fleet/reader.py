@@ -101,7 +101,7 @@ class FleetReader:
     def __init__(
         self,
         fleet: FleetConfig,
-        connect: Callable[[str], grpc.aio.Channel],
+        connect: Callable[[str, str], grpc.aio.Channel],
         may_dial: Callable[[str], bool],
         *,
         always: bool = False,
@@ -144,7 +144,7 @@ class FleetReader:
         """
         self._used_at = _now()
         if self._present is None:
-            self._present = FleetReading(self._fleet, LeadChecks(self._connect, self._may_dial))
+            self._present = FleetReading(self._fleet, self._checks())
             if not self._always:
                 self._idle = asyncio.create_task(self._end_when_idle())
         return self._present
@@ -181,6 +181,9 @@ class FleetReader:
             self._idle.cancel()
             await asyncio.gather(self._idle, return_exceptions=True)
         await self._end()
+
+    def _checks(self) -> LeadChecks:
+        return LeadChecks(self._connect, self._may_dial, self._fleet.certificate_name)
 
     async def _end(self) -> None:
         reading, self._present = self._present, None

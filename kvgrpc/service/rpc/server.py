@@ -3,10 +3,9 @@
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import grpc
 import grpc.aio
@@ -150,14 +149,22 @@ def _check_free(listen: str) -> None:
             raise AddressInUse(Reason.INVALID_FIELD, f"cannot bind {listen}: {error.strerror or error}") from error
 
 
-def connector(limits: Limits, tls: Tls | None) -> Callable[[str], grpc.aio.Channel]:
-    """Returns a function that opens a channel from this lead to another one, under TLS with the identity of then."""
+class Connector(Protocol):
+    """Opens a channel from this lead to another one, under TLS with the identity of then."""
+
+    def __call__(self, address: str, certificate_name: str = "") -> grpc.aio.Channel:
+        """`certificate_name`: name that the other lead's certificate must have in place of the address's."""
+
+
+def connector(limits: Limits, tls: Tls | None) -> Connector:
+    """Returns the function that opens channels."""
     options = _channel_options(limits)
 
-    def connect(address: str) -> grpc.aio.Channel:
+    def connect(address: str, certificate_name: str = "") -> grpc.aio.Channel:
         if tls is None:
             return grpc.aio.insecure_channel(address, options)
-        return grpc.aio.secure_channel(address, tls.channel_credentials(), options)
+        named = [("grpc.ssl_target_name_override", certificate_name)] if certificate_name else []
+        return grpc.aio.secure_channel(address, tls.channel_credentials(), [*options, *named])
 
     return connect
 

@@ -16,7 +16,7 @@ from kvgrpc.service.fleet.reader import FleetReader
 from kvgrpc.v1 import handshake_pb2
 
 
-def connect(address: str) -> grpc.aio.Channel:
+def connect(address: str, _: str) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(address)
 
 
@@ -78,9 +78,9 @@ async def test_connections_for_checks_are_bounded_and_those_that_fail_are_not_ke
     monkeypatch.setattr(lead_checks, "CHANNELS_MAX", 2)
     opened: list[str] = []
 
-    def counted(address: str) -> grpc.aio.Channel:
+    def counted(address: str, name: str) -> grpc.aio.Channel:
         opened.append(address)
-        return connect(address)
+        return connect(address, name)
 
     checks, directory = LeadChecks(counted, lambda _: True), Directory()
     row = {"engine_id": "a", "addresses": ["127.0.0.1:1"]}
