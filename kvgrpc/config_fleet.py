@@ -43,6 +43,10 @@ class FleetConfig:
     """Time between two health checks of an engine, in seconds."""
     certificate_name: str = ""
     """Name that the certificate of an engine's lead has, with `ENGINE_ID` in it; empty: the name of its address."""
+    http: str = ""
+    """Where engines serve HTTP, for Envoy: HOST:PORT, or ID=HOST:PORT for one engine, separated by commas; `{host}`
+    stands for the lead's host. Empty: Envoy is not served.
+    """
     prefix: str = "/kvgrpc/v1/engines/"
     """First part of the keys in etcd."""
     etcd_ca: str = ""
@@ -67,6 +71,10 @@ class FleetConfig:
                 raise invalid(f"fleet.{name}", f"is printable text of at most {TEXT_BYTES_MAX} bytes")
         if len(self.published_addresses) > ADDRESSES_MAX:
             raise invalid("fleet.addresses", f"are at most {ADDRESSES_MAX}")
+        for rule in self.http_rules.values():
+            host, _, port = rule.rpartition(":")
+            if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+                raise invalid("fleet.http", f"{rule!r} is no HOST:PORT")
         before, found, after = self.certificate_name.partition(ENGINE_ID)
         if self.certificate_name and not (found and re.fullmatch(r"[A-Za-z0-9.-]*", before + after)):
             raise invalid("fleet.certificate_name", f"is a DNS name with {ENGINE_ID} in it, once")
@@ -94,6 +102,12 @@ class FleetConfig:
             return ()
         named = self.registry.removeprefix(ETCD).rstrip("/").split(",")
         return tuple(one for one in named if one)
+
+    @property
+    def http_rules(self) -> dict[str, str]:
+        """Rules of `http` by engine id; the empty id has the one for all others."""
+        rules = (one.strip().rpartition("=") for one in self.http.split(",") if one.strip())
+        return {engine_id: rule for engine_id, _, rule in rules}
 
     @property
     def path(self) -> str:

@@ -42,6 +42,7 @@ def test_every_key_has_a_variable() -> None:
         "entry_ttl_s": "7",
         "check_every_s": "2",
         "prefix": "/x/",
+        "http": "{host}:80",
         "certificate_name": "{engine_id}.x",
         "addresses": "a:1",
     }
@@ -73,6 +74,9 @@ def test_every_key_has_a_variable() -> None:
         ("check_every_s", 0),
         ("check_every_s", float("nan")),
         ("prefix", "engines"),
+        ("http", "{host}"),
+        ("http", "{host}:80,p=:81"),
+        ("http", "{host}:0"),
         ("certificate_name", "p.example"),
         ("certificate_name", "*.{engine_id}"),
         ("certificate_name", "{engine_id}.{engine_id}"),

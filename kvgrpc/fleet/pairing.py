@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from kvgrpc.fleet.directory import Directory, EngineState, ListedEngine
 from kvgrpc.fleet.entry import EngineRole
@@ -114,6 +115,16 @@ class PairPicker:
         _add_pick(prefill, now)
         _add_pick(decode, now)
         return PickedPair(prefill, decode, cost, units, together, _reason(best, units, request))
+
+    def pick_alone(self, request: PairRequest, now: float) -> ListedEngine | None:
+        """Returns the idlest engine that can compute and decode a request by itself; None if there is none."""
+        self._look(now)
+        fits = [engines.decode for of, engines in self._classes.items() if _wanted(of, request)]
+        idlest = min((row for side in fits for row in _two_idlest(side, request, now)), default=None, key=itemgetter(0))
+        if idlest is None:
+            return None
+        _add_pick(idlest[1], now)
+        return idlest[1]
 
     def _look(self, now: float) -> None:
         """Sorts the healthy engines by model and layout, if something has changed."""

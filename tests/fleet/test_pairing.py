@@ -53,6 +53,20 @@ def test_a_request_may_name_its_model_and_its_layout() -> None:
     assert isinstance(made.pick_pair(PairRequest(model_name="b", layout="y"), 0.0), NoPair)
 
 
+def test_an_engine_that_can_decode_is_found_alone() -> None:
+    made, directory = picker(entry("p", role=P), entry("d", role=D), entry("both", model_name="b"))
+    directory.loaded("both", 0.5, 0.0)
+    found = [made.pick_alone(request, 0.0) for request in (PairRequest(), PairRequest(model_name="b"))]
+    assert [one.entry.engine_id for one in found if one is not None] == ["d", "both"]
+    assert made.pick_alone(PairRequest(exclude=frozenset({"d", "both"})), 0.0) is None
+
+
+def test_an_engine_that_was_found_alone_counts_as_picked() -> None:
+    made, _ = picker(entry("a", role=D), entry("b", role=D))
+    found = [made.pick_alone(PairRequest(), 0.0) for _ in range(2)]
+    assert {one.entry.engine_id for one in found if one is not None} == {"a", "b"}
+
+
 def test_the_parts_of_a_cost_are_told() -> None:
     made, directory = picker(entry("p", role=P, host="h1"), entry("d", role=D, host="h2"))
     directory.loaded("p", 0.5, 0.0)

@@ -96,6 +96,7 @@ _SERVICES: Mapping[str, Mapping[Roles, str]] = {
         "allocate_blocks free_blocks reserve_blocks register_push step_done voided reclaim_blocks put_tensor "
         "get_tensor release_tensors",
     },
+    "envoy.service.ext_proc.v3.ExternalProcessor": {_END: "Process"},
     "grpc.health.v1.Health": {ANYONE: "Check List Watch"},
     "grpc.reflection.v1.ServerReflection": {EVERY: "ServerReflectionInfo"},
     "grpc.reflection.v1alpha.ServerReflection": {EVERY: "ServerReflectionInfo"},

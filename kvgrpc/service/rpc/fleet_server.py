@@ -66,6 +66,8 @@ class FleetServer:
         others = cast(grpc.aio.Server, Registrar(table, self._host, standing, calls, most, ours=False))
         fleet_pb2_grpc.add_FleetServiceServicer_to_server(FleetService(self._host, self._reader), ours)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, others)
+        if config.fleet.http:
+            _serve_envoy(ours, self._reader, config)
         add_reflection(others, FLEET)
         self._grpc = Listeners(self._reader, (config.listen, server))
         self._watches = FileWatch(self._tls, ()), FileWatch(self._host.gate, ())
@@ -120,3 +122,16 @@ class FleetServer:
         states = health_pb2.HealthCheckResponse
         for name in ("", FLEET):
             await self._health.set(name, states.SERVING if serves else states.NOT_SERVING)
+
+
+def _serve_envoy(server: grpc.aio.Server, reader: FleetReader, config: Config) -> None:
+    """Adds the endpoint picker. Raises InvalidRequest without the schema of Envoy, which is an extra."""
+    try:
+        from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as ext_proc_grpc
+    except ImportError as error:
+        raise invalid("fleet.http", "needs Envoy's schema: pip install 'kvgrpc[gateway]'") from error
+    from kvgrpc.service.gateway.endpoint_picker import EndpointPicker
+    from kvgrpc.service.gateway.http_endpoints import HttpEndpoints
+
+    picker = EndpointPicker(reader, HttpEndpoints(config.fleet.http_rules), config.fleet.model)
+    ext_proc_grpc.add_ExternalProcessorServicer_to_server(picker, server)

@@ -1,6 +1,7 @@
 """What an etcd has of leads, leads that publish themselves there, and `kvgrpc fleet` that reads it."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -37,12 +38,13 @@ def key_of(engine: Engine) -> str:
 
 
 @contextmanager
-def fleet(folder: Path, *more: str) -> Iterator[dict[str, str]]:
+def fleet(folder: Path, *more: str, **environment: str) -> Iterator[dict[str, str]]:
     """Runs the command, and gives its addresses."""
     ready = folder / "fleet.json"
     command = [sys.executable, "-m", "kvgrpc", "fleet", "--listen", "127.0.0.1:0", "--ready-file", str(ready), *more]
     folder.mkdir(exist_ok=True)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    own = os.environ | environment
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=own) as process:
         try:
             wait_until(lambda: ready.exists() or process.poll() is not None)
             found: dict[str, str] = json.loads(ready.read_text())

@@ -1,0 +1,157 @@
+"""The endpoint picker: Envoy asks it by `ext_proc` where an HTTP request goes, as Kubernetes' inference gateway does.
+
+The request goes to the decode engine of a pair. A header names the prefill engine, for what stands before the decode
+engine and drives both, such as llm-d's sidecar. Without a pair the request goes to a decode engine that computes all of
+it. The engines are chosen when the headers are there: bodies and answers pass unread.
+
+Envoy's request headers come from clients, so headers that this picker sets are replaced or removed.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from envoy.config.core.v3.base_pb2 import HeaderValue, HeaderValueOption
+from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
+from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
+from google.protobuf.struct_pb2 import Struct
+
+from kvgrpc.errors import InvalidRequest, KVGrpcError, Reason, note
+from kvgrpc.fleet.directory import EngineState, ListedEngine
+from kvgrpc.fleet.pairing import NoPair, PairRequest
+from kvgrpc.service.fleet.reader import FleetReader
+from kvgrpc.service.gateway.http_endpoints import HttpEndpoints
+from kvgrpc.service.identity.gate import CALLER
+
+DESTINATION = "x-gateway-destination-endpoint"
+"""Header, and key of the load balancer's metadata, with the endpoint to which Envoy sends the request."""
+PREFILLER = "x-prefiller-host-port"
+"""Header with the endpoint of the prefill engine."""
+SUBSET_FILTER, SUBSET = "envoy.lb.subset_hint", "x-gateway-destination-endpoint-subset"
+"""Name and key of the metadata with the endpoints that the gateway allows."""
+UNAVAILABLE = 503
+"""Status of an HTTP request that no engine can take."""
+
+_NONE, _WHOLE = ProcessingMode.BodySendMode.NONE, ProcessingMode.BodySendMode.FULL_DUPLEX_STREAMED
+
+
+class EndpointPicker:
+    """Answers Envoy from a reader of the fleet. `model_name`: model of the engines to choose from; empty: any."""
+
+    def __init__(self, reader: FleetReader, endpoints: HttpEndpoints, model_name: str) -> None:
+        self._reader, self._endpoints, self._model_name = reader, endpoints, model_name
+
+    async def Process(  # noqa: N802 - the name of the RPC
+        self, requests: AsyncIterator[object], _: object
+    ) -> AsyncIterator[ext_proc.ProcessingResponse]:
+        """Serves one HTTP request. The stream ends with the last part that Envoy needs back."""
+        modes = ext_proc.ProtocolConfiguration(request_body_mode=_WHOLE, response_body_mode=_NONE)
+        async for message in requests:
+            if not isinstance(message, ext_proc.ProcessingRequest):
+                raise InvalidRequest(Reason.INVALID_FIELD, "a message of ext_proc cannot be read")
+            if message.HasField("protocol_config"):
+                modes = message.protocol_config
+            if message.observability_mode:
+                continue  # Envoy waits for no reply
+            if message.HasField("request_headers"):
+                yield await self._route(message)
+            else:
+                yield _passed(message, modes)
+            if _is_last(message, modes):
+                return
+
+    async def _route(self, message: ext_proc.ProcessingRequest) -> ext_proc.ProcessingResponse:
+        """Returns where the request goes, or the refusal that its client gets."""
+        try:
+            reading = await self._reader.reading()
+            outside = await self._outside(reading.directory, _allowed(message))
+            wanted = PairRequest(model_name=self._model_name, tenant=CALLER.get().tenant, exclude=outside)
+            _, found = await self._reader.pick_pair(wanted)
+        except KVGrpcError as error:
+            return _refusal(str(error))
+        if isinstance(found, NoPair):
+            alone = reading.picker.pick_alone(wanted, asyncio.get_running_loop().time())
+            return _refusal(found.reason) if alone is None else await self._to(alone, None)
+        return await self._to(found.decode, found.prefill)
+
+    async def _to(self, decode: ListedEngine, prefill: ListedEngine | None) -> ext_proc.ProcessingResponse:
+        endpoint = await self._endpoints.of(decode.entry)
+        if not endpoint:
+            return _refusal(f"no rule of fleet.http says where engine {decode.entry.engine_id} serves")
+        before = "" if prefill is None else await self._endpoints.of(prefill.entry)
+        named = {DESTINATION: endpoint} | ({PREFILLER: before} if before else {})
+        mutation = ext_proc.HeaderMutation(
+            set_headers=[
+                HeaderValueOption(
+                    header=HeaderValue(key=name, raw_value=value.encode()),
+                    append_action=HeaderValueOption.HeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD,
+                )
+                for name, value in named.items()
+            ],
+            remove_headers=[] if before else [PREFILLER],
+        )
+        metadata = Struct()
+        metadata.update({"envoy.lb": {DESTINATION: endpoint}})
+        response = ext_proc.CommonResponse(header_mutation=mutation, clear_route_cache=True)
+        return ext_proc.ProcessingResponse(
+            request_headers=ext_proc.HeadersResponse(response=response), dynamic_metadata=metadata
+        )
+
+    async def _outside(self, engines: Any, allowed: frozenset[str] | None) -> frozenset[str]:
+        """Returns the healthy engines that no rule names, or that the gateway does not allow, by their ids."""
+        now, outside = asyncio.get_running_loop().time(), set()
+        for one in list(engines):
+            if engines.state(one, now) is EngineState.HEALTHY:
+                endpoint = await self._endpoints.of(one.entry)
+                if not endpoint or (allowed is not None and endpoint not in allowed):
+                    outside.add(one.entry.engine_id)
+        return frozenset(outside)
+
+
+def _allowed(message: ext_proc.ProcessingRequest) -> frozenset[str] | None:
+    """Returns the endpoints that the gateway allows; None: all."""
+    hint = message.metadata_context.filter_metadata
+    if SUBSET_FILTER not in hint or SUBSET not in hint[SUBSET_FILTER].fields:
+        return None
+    value = hint[SUBSET_FILTER].fields[SUBSET]
+    rows = [one.string_value for one in value.list_value.values] or value.string_value.split(",")
+    return frozenset(row.strip() for row in rows if row.strip())
+
+
+def _refusal(why: str) -> ext_proc.ProcessingResponse:
+    response = ext_proc.ImmediateResponse(body=note(why).encode(), details="kvgrpc_no_engine")
+    response.status.code = UNAVAILABLE
+    return ext_proc.ProcessingResponse(immediate_response=response)
+
+
+def _passed(message: ext_proc.ProcessingRequest, modes: ext_proc.ProtocolConfiguration) -> ext_proc.ProcessingResponse:
+    """Returns the answer that leaves a part of the request, or of its answer, as it is."""
+    kind = message.WhichOneof("request")
+    if kind == "response_headers":
+        return ext_proc.ProcessingResponse(response_headers=ext_proc.HeadersResponse())
+    if kind in {"request_trailers", "response_trailers"}:
+        return ext_proc.ProcessingResponse(**{kind: ext_proc.TrailersResponse()})
+    body = message.request_body if kind == "request_body" else message.response_body
+    mode = modes.request_body_mode if kind == "request_body" else modes.response_body_mode
+    response = ext_proc.CommonResponse()
+    if mode == _WHOLE:
+        response.body_mutation.streamed_response.body = body.body
+        response.body_mutation.streamed_response.end_of_stream = body.end_of_stream
+    return ext_proc.ProcessingResponse(**{str(kind): ext_proc.BodyResponse(response=response)})
+
+
+def _is_last(message: ext_proc.ProcessingRequest, modes: ext_proc.ProtocolConfiguration) -> bool:
+    """Returns whether Envoy needs no later part back: the rest of the request, or an answer that it has let go."""
+    waits = modes.response_body_mode == _WHOLE
+    match message.WhichOneof("request"):
+        case "request_headers":
+            return not waits and bool(message.request_headers.end_of_stream or modes.request_body_mode == _NONE)
+        case "request_body":
+            return not waits and bool(message.request_body.end_of_stream)
+        case "request_trailers":
+            return not waits
+        case "response_headers":
+            return not waits or bool(message.response_headers.end_of_stream)
+        case "response_body":
+            return not waits or bool(message.response_body.end_of_stream)
+    return True

@@ -1,0 +1,99 @@
+"""`kvgrpc fleet` as the endpoint picker of a real Envoy: where requests go, with what, and what clients cannot say."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+
+from kvgrpc.client import connect_sync
+from tests.service.conftest import Start
+from tests.service.engines import Engine, wait_until
+from tests.service.fleet.conftest import EnginesFile, row
+from tests.service.fleet.envoy import NEEDS_ENVOY, HttpServer, ask, gateway
+from tests.service.fleet.published import fleet
+
+pytestmark = NEEDS_ENVOY
+
+PREFILLER = "x-prefiller-host-port"
+MODES = ("NONE", "BUFFERED", "STREAMED", "FULL_DUPLEX_STREAMED")
+
+
+class Pool:
+    """Engines p and d, their HTTP servers, and the picker."""
+
+    def __init__(self, leads: dict[str, Engine], servers: dict[str, HttpServer], picker: str) -> None:
+        self.leads, self.servers, self.picker = leads, servers, picker
+
+    def wait_until_paired(self) -> None:
+        with connect_sync(self.picker) as client:
+            wait_until(lambda: client.fleet().pick_pair().decode.engine.engine_id == "d")
+
+    def last(self, engine_id: str) -> tuple[dict[str, str], bytes]:
+        """Returns the headers and the body of the last request that an engine got."""
+        return self.servers[engine_id].requests[-1]
+
+
+@pytest.fixture
+def pool(start: Start, engines_file: EnginesFile, tmp_path: Path) -> Iterator[Pool]:
+    leads = dict(zip("pd", start(("--engine-id", "p"), ("--engine-id", "d")), strict=True))
+    roles = {"p": "prefill", "d": "decode"}
+    engines_file.write([row(lead, role=roles[name], model_name="llama") for name, lead in leads.items()])
+    with ExitStack() as stack:
+        servers = {
+            name: stack.enter_context(closing(HttpServer(name, lead.address.partition(":")[0])))
+            for name, lead in leads.items()
+        }
+        rules = ",".join(f"{name}={{host}}:{one.address.partition(':')[2]}" for name, one in servers.items())
+        environment = engines_file.environment | {"KVGRPC_FLEET_HTTP": rules, "KVGRPC_FLEET_MODEL": "llama"}
+        found = stack.enter_context(fleet(tmp_path / "fleet", **environment))
+        made = Pool(leads, servers, found["address"])
+        made.wait_until_paired()
+        yield made
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_request_goes_whole_to_the_decode_engine_and_names_the_prefill_engine(
+    pool: Pool, tmp_path: Path, mode: str
+) -> None:
+    body = bytes(range(256)) * 1_000
+    with gateway(tmp_path / "envoy", pool.picker, mode) as address:
+        forged = {"x_prefiller_host_port": "10.0.0.1:80", "x_gateway_destination_endpoint": pool.servers["p"].address}
+        for given in ({}, forged):
+            assert ask(address, "POST", "/v1/completions", body, **given) == (200, "d")
+            headers, arrived = pool.last("d")
+            assert arrived == body
+            assert headers[PREFILLER] == pool.servers["p"].address
+    assert pool.servers["p"].requests == []
+
+
+def test_without_a_pair_the_decode_engine_computes_alone_and_nobody_names_another(
+    pool: Pool, engines_file: EnginesFile, tmp_path: Path
+) -> None:
+    engines_file.write([row(pool.leads["d"], role="decode", model_name="llama")])
+    with connect_sync(pool.picker) as client, gateway(tmp_path / "envoy", pool.picker) as address:
+        wait_until(lambda: not client.fleet().pick_pair().decode.engine.engine_id)
+        assert ask(address, "POST", "/v1/completions", b"x", x_prefiller_host_port="10.0.0.1:80") == (200, "d")
+        assert PREFILLER not in pool.last("d")[0]
+        engines_file.write([row(pool.leads["d"], role="decode", model_name="another")])
+        wait_until(lambda: ask(address, "POST", "/v1/completions", b"x")[0] == 503)
+        assert "no pair of llama" in ask(address, "POST", "/v1/completions", b"x")[1]
+
+
+def test_the_gateway_says_which_engines_are_allowed(pool: Pool, tmp_path: Path) -> None:
+    both = [one.address for one in pool.servers.values()]
+    with gateway(tmp_path / "both", pool.picker, allowed=both) as address:
+        assert ask(address, "POST", "/", b"x") == (200, "d")
+        assert PREFILLER in pool.last("d")[0]
+    with gateway(tmp_path / "one", pool.picker, allowed=[pool.servers["d"].address]) as address:
+        assert ask(address, "POST", "/", b"x") == (200, "d")
+        assert PREFILLER not in pool.last("d")[0]
+    with gateway(tmp_path / "none", pool.picker, allowed=["10.0.0.1:80"]) as address:
+        assert ask(address, "POST", "/", b"x")[0] == 503
+
+
+@pytest.mark.parametrize("mode", ["NONE", "FULL_DUPLEX_STREAMED"])
+def test_a_picker_keeps_nothing_of_requests_that_are_over(pool: Pool, tmp_path: Path, mode: str) -> None:
+    """There are far more of them than a connection may have streams."""
+    with gateway(tmp_path / "envoy", pool.picker, mode) as address:
+        assert {ask(address, "POST", "/", b"x") for _ in range(150)} == {(200, "d")}
