@@ -1,5 +1,5 @@
-"""Conformance kit for authors of engines: plays what goes wrong between engines against an author's own integration, and
-says which promise is broken.
+"""Conformance kit for authors of engines. It plays what goes wrong between engines against an author's own integration,
+and says which promise is broken.
 
     from kvgrpc.testing import PROMISES, play
 

@@ -84,14 +84,8 @@ class BlockMemory:
         for number, arrays in enumerate(self._ranks):
             stage = number * self._pool.stages // len(self._ranks)
             for region in self._pool.by_group[group]:
-                if region.stage == stage:
-                    yield _at(arrays, region.offset + block * region.stride_bytes, region.block_bytes)
-
-
-def _at(arrays: Sequence[NDArray[np.uint8]], offset: int, nbytes: int) -> NDArray[np.uint8]:
-    """Returns a view of memory that lies in one of the arrays."""
-    for array in arrays:
-        if offset < array.size:
-            return array[offset : offset + nbytes]
-        offset -= array.size
-    raise IndexError("the pool ends beyond this memory")
+                offset = region.offset + block * region.stride_bytes
+                for array in arrays if region.stage == stage else ():
+                    if 0 <= offset < array.size:
+                        yield array[offset : offset + region.block_bytes]
+                    offset -= array.size

@@ -47,7 +47,10 @@ class Counterpart(AbstractContextManager["Counterpart"]):
             for block in ids:
                 self._memory.fill(group, block, self._made.choice(BYTES))
         handover = self.engine.finished_blocks(
-            blocks, content(token_ids), transfer_key=os.urandom(16), ttl_s=TTL_S,
+            blocks,
+            content(token_ids),
+            transfer_key=os.urandom(16),
+            ttl_s=TTL_S,
             after_step=(self._step + 1) * late,
         )
         self._held[handover], self.bytes[handover] = blocks, self._read(blocks)
@@ -102,14 +105,10 @@ class Counterpart(AbstractContextManager["Counterpart"]):
             self.poll(POLL_S)
         assert not self._held, "a counterpart whose blocks are in use after a play has no second one"
 
-    def close(self) -> None:
-        """Ends the engine and its lead."""
+    def __exit__(self, *_: object) -> None:
         self.engine.close()
         for rank in self._ranks:
             rank.close()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _blocks_of(self, tokens: int) -> list[list[int]]:
         counts = [group.blocks_of(tokens) for group in self.engine.pool.groups]
@@ -117,4 +116,3 @@ class Counterpart(AbstractContextManager["Counterpart"]):
 
     def _read(self, blocks: Blocks) -> list[list[bytes]]:
         return [[self._memory.read(group, block) for block in ids] for group, ids in enumerate(blocks)]
-

@@ -5,7 +5,7 @@ import signal
 from contextlib import suppress
 from unittest import SkipTest
 
-from kvgrpc.engine import BlocksReturned, HandOver, Received
+from kvgrpc.engine import HandOver
 from kvgrpc.errors import KVGrpcError
 from kvgrpc.testing.late_events import ends, last
 from kvgrpc.testing.scene import Scene
@@ -16,18 +16,18 @@ JUNK = 0x5A
 
 def blocks_being_filled_stay(scene: Scene) -> None:
     """A request leaves while its blocks are filled, and again when they are full but the engine does not know yet."""
-    for computed in (False, True):
-        ids = scene.prompt()
+    for late in (True, False):
         scene.events.keep(last)
-        scene.take("a", ids, scene.other.give(ids, late=not computed))
+        ids = scene.prompt()
+        scene.take("a", ids, scene.other.give(ids, late=late))
         blocks = scene.engine.blocks("a")
-        if computed:
-            scene.until(lambda: bool(scene.events.kept), "a transfer to it never ends")
+        if not late:
+            scene.until_kept()
         scene.engine.abort("a")
-        scene.until(lambda: bool(scene.events.kept), "the transfer of a request that left never ends")
+        scene.until_kept()
         for _ in range(3):
             scene.step()
-            scene.ensure_held(blocks, f"before {' or '.join(sorted({type(it).__name__ for it in scene.events.kept}))}")
+            scene.ensure_held(blocks, f"before {type(scene.events.kept[-1]).__name__}")
         scene.events.deliver()
         scene.until_all_free("after the transfer ended")
 
@@ -58,23 +58,29 @@ def loads_name_their_step(scene: Scene) -> None:
 
 def who_leaves_lets_go(scene: Scene) -> None:
     """Clients hang up as their request arrives, while blocks are filled, with the verdict on its way, and later."""
-    for number, stage in enumerate(("as it arrived", "while its blocks were filled", "with its end on the way", "later")):
-        ids = scene.prompt()
-        handover = scene.other.give(ids, late=number == 1)
-        if number == 0:
-            scene.engine.take(stage, ids, handover.kv_transfer_params)
-        else:
-            scene.events.keep(lambda event, held=number == 2: held and ends(event))
-            scene.take(stage, ids, handover)
-        if number == 2:
-            scene.until(lambda: bool(scene.events.kept), "a transfer to it never ends")
-        if number == 3:
-            scene.until_taken(stage)
-        scene.engine.abort(stage)
-        scene.events.deliver()
-        never = f"a request left {stage}, and the source still holds its blocks"
-        scene.until(lambda given=handover: given in scene.other.over, never)
-        scene.until_all_free(f"after a request left {stage}")
+    for stage in ("as it arrived", "while its blocks were filled", "with its end on the way", "when it could decode"):
+        _leave(scene, stage)
+
+
+def _leave(scene: Scene, stage: str) -> None:
+    """Plays one moment at which a request leaves."""
+    ids = scene.prompt()
+    handover = scene.other.give(ids, late="filled" in stage)
+    if "arrived" in stage:
+        scene.engine.take(stage, ids, handover.kv_transfer_params)
+    elif "way" in stage:
+        scene.events.keep(ends)
+        scene.take(stage, ids, handover)
+        scene.until_kept()
+    else:
+        scene.take(stage, ids, handover)
+    if "decode" in stage:
+        scene.until_taken(stage)
+    scene.engine.abort(stage)
+    scene.events.deliver()
+    never = f"a request left {stage}, and the source still holds its blocks"
+    scene.until(lambda: handover in scene.other.over, never)
+    scene.until_all_free(f"after a request left {stage}")
 
 
 def what_failed_is_not_used(scene: Scene) -> None:
@@ -99,34 +105,37 @@ def what_failed_is_not_used(scene: Scene) -> None:
 
 def an_id_is_reused(scene: Scene) -> None:
     """A request leaves, another one with its id comes, and then the end of the first one's transfer is heard."""
-    for computed in (False, True):
-        ids, others = scene.prompt(), scene.prompt()
-        scene.events.keep(ends)
-        scene.take("r", ids, scene.other.give(ids, late=not computed))
-        first = [list(group) for group in scene.engine.blocks("r")]
-        if computed:
-            scene.until(lambda: bool(scene.events.kept), "a transfer to it never ends")
-        scene.engine.abort("r")
-        ended = Received if computed else BlocksReturned
-        scene.until(lambda kind=ended: any(isinstance(it, kind) for it in scene.events.kept), "a transfer never ends")
-        handover = scene.other.give(others, late=True)
-        try:
-            scene.engine.take("r", others, handover.kv_transfer_params)
-        except KVGrpcError:  # this engine waits until the id is free
-            scene.events.deliver()
-            scene.until_all_free("after a request left")
-            continue
-        scene.quiet(lambda was=first: any(scene.engine.blocks("r")) and scene.engine.blocks("r") != was, schedules=True)
-        scene.events.deliver()
-        for _ in range(3):
-            scene.step()
-        scene.ensure(scene.engine.taken("r") is None, "the end of the first transfer was taken for the second's")
-        scene.until(lambda was=first: scene.engine.blocks("r") != was, "the second request gets no blocks")
-        scene.ensure_held(scene.engine.blocks("r"), "after the first transfer with this id ended")
-        scene.other.compute()
-        _ensure_taken(scene, "r", handover)
-        scene.engine.abort("r")
+    for late in (True, False):
+        _reuse(scene, late=late)
         scene.until_all_free("after both requests left")
+
+
+def _reuse(scene: Scene, *, late: bool) -> None:
+    """Plays an id that is used twice. A transfer that is late failed, otherwise it succeeded, when its request left."""
+    ids, others = scene.prompt(), scene.prompt()
+    scene.events.keep(ends)
+    scene.take("r", ids, scene.other.give(ids, late=late))
+    first = [list(group) for group in scene.engine.blocks("r")]
+    if not late:
+        scene.until_kept()
+    scene.engine.abort("r")
+    scene.until(lambda: any(map(last, scene.events.kept)), "the transfer of a request that left never ends")
+    handover = scene.other.give(others, late=True)
+    try:
+        scene.engine.take("r", others, handover.kv_transfer_params)
+    except KVGrpcError:  # this engine waits until the id is free
+        scene.events.deliver()
+        return
+    scene.quiet(lambda: scene.engine.blocks("r") not in (first, [[]] * len(first)), schedules=True)
+    scene.events.deliver()
+    for _ in range(3):
+        scene.step()
+    scene.ensure(scene.engine.taken("r") is None, "the end of the first transfer was taken for the second's")
+    scene.until(lambda: any(scene.engine.blocks("r")), "the second request gets no blocks")
+    scene.ensure_held(scene.engine.blocks("r"), "after the first transfer with this id ended")
+    scene.other.compute()
+    _ensure_taken(scene, "r", handover)
+    scene.engine.abort("r")
 
 
 def a_lost_lead_is_survived(scene: Scene) -> None:
@@ -162,13 +171,3 @@ def _ensure_taken(scene: Scene, request_id: str, handover: HandOver) -> None:
     scene.ensure(tokens > 0, "it takes nothing of what was handed over to it")
     sent = scene.other.bytes[handover]
     scene.ensure_same(scene.read(request_id), sent, tokens, "it has other bytes than were handed over to it")
-
-
-PLAYS = (
-    blocks_being_filled_stay,
-    loads_name_their_step,
-    who_leaves_lets_go,
-    what_failed_is_not_used,
-    an_id_is_reused,
-    a_lost_lead_is_survived,
-)

@@ -6,12 +6,11 @@ from kvgrpc.testing import destination_plays, source_plays
 from kvgrpc.testing.adapter import EngineAdapter
 from kvgrpc.testing.counterpart import Counterpart
 from kvgrpc.testing.late_events import LateEvents
-from kvgrpc.testing.promises import BrokenPromise
+from kvgrpc.testing.promises import TEXTS, BrokenPromise
 from kvgrpc.testing.scene import Scene
 
-_PLAYS = {play.__name__: play for play in (*source_plays.PLAYS, *destination_plays.PLAYS)}
-PROMISES = tuple(_PLAYS)
-"""Names of all promises."""
+PROMISES = tuple(TEXTS)
+"""Names of all promises. Each has a play of its name."""
 
 
 def play(promise: str, engine: EngineAdapter, other: Counterpart | None = None) -> None:
@@ -28,7 +27,9 @@ def play(promise: str, engine: EngineAdapter, other: Counterpart | None = None) 
     with LateEvents(engine.engine) as events:
         other.rest()
         try:
-            _PLAYS[promise](Scene(promise, engine, other, events))
+            getattr(source_plays if hasattr(source_plays, promise) else destination_plays, promise)(
+                Scene(promise, engine, other, events)
+            )
         except (BrokenPromise, SkipTest):
             raise
         except NotImplementedError as error:

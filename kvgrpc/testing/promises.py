@@ -1,4 +1,4 @@
-"""What an engine promises, by name, and the error that names a broken promise."""
+"""Promises of an engine, by name, and the error that names a broken one."""
 
 GUIDE = "docs/integrating.md#what-an-engine-promises"
 
@@ -15,7 +15,7 @@ TEXTS = {
     "who_leaves_lets_go": "a request that leaves, at whatever stage, ends its transfer, and its blocks come back",
     "what_failed_is_not_used": "nothing of a transfer that failed is computed with, or found by a later request",
     "an_id_is_reused": "events belong to their transfer: a late one does nothing to another request with the same id",
-    "a_lost_lead_is_survived": "after ENGINE_LOST requests go on without KV, blocks come back, and the next lead serves",
+    "a_lost_lead_is_survived": "if the lead dies, requests go on without KV, blocks come back, and a new lead serves",
 }
 """Sentences by the names of the promises."""
 
@@ -25,6 +25,4 @@ class BrokenPromise(AssertionError):
 
     def __init__(self, promise: str, seen: str) -> None:
         self.promise = promise
-        super().__init__(
-            f"{promise} is broken: {seen}. An engine promises: {TEXTS[promise]}. Read {promise} in {GUIDE}."
-        )
+        super().__init__(f"{promise} is broken: {seen}. The promise: {TEXTS[promise]}. Read {promise} in {GUIDE}")

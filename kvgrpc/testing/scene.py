@@ -84,9 +84,15 @@ class Scene:
             self.events.gather()
             self.other.poll(POLL_S)
 
+    def until_kept(self) -> None:
+        """Steps until an end is there that the engine does not know of yet."""
+        self.until(lambda: bool(self.events.kept), "a transfer to it never ends")
+
     def until_all_free(self, after: str) -> None:
         """Steps until the engine has the free blocks that it had at first."""
-        self.until(lambda: self.free() == self.free_at_first, f"its free blocks are not those of before the play {after}")
+        self.until(
+            lambda: self.free() == self.free_at_first, f"its free blocks are not those of before the play {after}"
+        )
 
     def prompt(self, blocks: float = 2.5) -> list[int]:
         """Returns a new prompt that fills so many blocks."""

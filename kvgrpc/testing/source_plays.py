@@ -109,14 +109,3 @@ def content_is_the_prompt(scene: Scene) -> None:
     pull = scene.fetch(params, ids)
     scene.ensure(pull not in scene.other.failed, "a reader with the same prompt was refused")
     scene.until_all_free("after a mismatch")
-
-
-PLAYS = (
-    handed_over_blocks_stay,
-    handed_over_blocks_are_not_written,
-    returned_blocks_are_freed,
-    each_hand_over_holds,
-    preempted_blocks_are_taken_back,
-    hand_overs_name_their_step,
-    content_is_the_prompt,
-)

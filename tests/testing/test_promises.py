@@ -1,4 +1,4 @@
-"""The conformance kit: the minimal engine keeps every promise, and every planted bug is caught by its promise's name."""
+"""The conformance kit: the minimal engine keeps every promise, and planted bugs are caught by their promise's name."""
 
 from collections.abc import Callable
 from unittest import SkipTest
