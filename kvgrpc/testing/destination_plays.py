@@ -101,6 +101,8 @@ def what_failed_is_not_used(scene: Scene) -> None:
     for found in scene.read("b"):
         unused = [set(block) - {JUNK, JUNK + 1} and block not in never for block in found]
         scene.ensure(all(unused), "a later request found blocks of the transfer that failed")
+    scene.engine.abort("b")
+    scene.until_all_free("after all requests left")
 
 
 def an_id_is_reused(scene: Scene) -> None:
@@ -163,6 +165,8 @@ def a_lost_lead_is_survived(scene: Scene) -> None:
     handover = scene.other.give(more)
     scene.take("d", more, handover)
     _ensure_taken(scene, "d", handover)
+    scene.engine.abort("d")
+    scene.until_all_free("after all requests left")
 
 
 def _ensure_taken(scene: Scene, request_id: str, handover: HandOver) -> None:

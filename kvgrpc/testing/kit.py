@@ -14,7 +14,7 @@ PROMISES = tuple(TEXTS)
 
 
 def play(promise: str, engine: EngineAdapter, other: Counterpart | None = None) -> None:
-    """Plays what tempts an engine to break a promise. The engine is at rest; afterwards it may have requests left.
+    """Plays what tempts an engine to break a promise. The engine is at rest, and is so again if it keeps it.
     `other`: a counterpart for several plays of engines with one pool, since a lead takes a second to start.
 
     Raises BrokenPromise, which names the promise; and SkipTest, which test runners know, for an engine that does not do

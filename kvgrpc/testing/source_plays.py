@@ -36,6 +36,8 @@ def handed_over_blocks_are_not_written(scene: Scene) -> None:
     scene.ensure(scene.read("a") == truth, "blocks of a hand-over were written before its reader read them")
     scene.finish(pull)
     scene.ensure_fetched(pull, truth)
+    scene.engine.abort("b")
+    scene.until_all_free("after both requests left")
 
 
 def returned_blocks_are_freed(scene: Scene) -> None:
@@ -91,6 +93,7 @@ def hand_overs_name_their_step(scene: Scene) -> None:
     truth = scene.read("a")
     scene.until(lambda: pull in scene.other.over, "the step of a hand-over is never reported")
     scene.ensure_fetched(pull, truth)
+    scene.until_all_free("after a reader was done")
 
 
 def content_is_the_prompt(scene: Scene) -> None:
