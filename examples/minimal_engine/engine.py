@@ -44,7 +44,9 @@ class MinimalEngine:
     def __init__(
         self, socket_path: str = "", blocks: int = 256, block_tokens: int = 16, ranks: int = 1, window_tokens: int = 0
     ) -> None:
-        """Splits the KV heads over `ranks` ranks, which divide their number. `window_tokens` is as in ModelConfig."""
+        """Splits the KV heads over `ranks` ranks, which divide their number. `window_tokens` is as in ModelConfig. The
+        socket path "launch" starts a lead of the engine's own.
+        """
         config = ModelConfig(window_tokens=window_tokens)
         self.model = MinimalModel(config)
         group = Group(
@@ -55,8 +57,8 @@ class MinimalEngine:
         self.blocks = GroupBlocks(blocks, block_tokens, layout.groups)
         memories = [np.zeros(layout.total_bytes, dtype=np.uint8) for _ in range(ranks)]
         if socket_path:
-            revision = self.model.weights_revision
-            self.engine = Engine.attach(socket_path, pool=layout, world_size=ranks, weights_revision=revision)
+            own: Any = {"pool": layout, "world_size": ranks, "weights_revision": self.model.weights_revision}
+            self.engine = Engine.launch(**own) if socket_path == "launch" else Engine.attach(socket_path, **own)
             self.ranks = [Rank(self.engine.ticket, rank) for rank in range(ranks)]
             memories = [rank.memory for rank in self.ranks]
         self.kv = layers_in(memories, config, blocks, block_tokens)

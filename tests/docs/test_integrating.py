@@ -11,20 +11,22 @@ from typing import Any
 import pytest
 import torch
 
-from tests.docs.pages import DOCS, ROOT, code
+from kvgrpc.testing import PROMISES
+from tests.docs.pages import DOCS, ROOT, code, plain, section, tables
 from tests.examples.code_lines import code_lines
+from tests.testing.minimal import MinimalAdapter
 
 PAGE = DOCS / "integrating.md"
 SHAPE = {"LAYERS": 2, "BLOCK_TOKENS": 16, "BLOCKS": 32, "KV_HEADS": 1, "HEAD_DIM": 8}
 BLOCK_BYTES = 2 * 16 * 8 * 2
 PROMPT = list(range(40))
 WAIT_S = 60.0
-OTHER_PROGRAMS = 10
+OTHER_PROGRAMS = 11
 
 
 def program() -> str:
-    """Returns the code that an engine adds. The page's other programs are about layouts (`test_layouts`), a device, and
-    tensors.
+    """Returns the code that an engine adds. The page's other programs are about layouts (`test_layouts`), a device, the
+    conformance kit, and tensors.
     """
     added, *others = code(PAGE.read_text(), "python")
     assert len(others) == OTHER_PROGRAMS
@@ -72,6 +74,24 @@ def test_what_an_engine_adds_has_as_many_lines_of_code_as_the_page_says() -> Non
     said = re.search(r"in (\d+) lines of code", PAGE.read_text())
     assert said is not None
     assert len(code_lines(program())) == int(said[1]) <= 50
+
+
+def test_the_checklist_has_every_promise_of_the_conformance_kit() -> None:
+    (rows,) = tables(section(PAGE, "## What an engine promises"))
+    assert tuple(plain(row[0]) for row in rows) == PROMISES
+
+
+def test_the_page_runs_the_conformance_kit() -> None:
+    (program,) = code(section(PAGE, "## What an engine promises"), "python")
+    found: dict[str, Any] = {"MyAdapter": MinimalAdapter}
+    exec(compile(program, PAGE, "exec"), found)
+    found["test_the_engine_keeps_its_promises"]("returned_blocks_are_freed")
+
+
+def test_named_tensors_take_as_many_lines_as_the_page_says() -> None:
+    (program,) = code(section(PAGE, "## Named tensors"), "python")
+    assert len(code_lines(program)) == 19
+    assert "These\n19 lines of code" in PAGE.read_text()
 
 
 def test_every_file_of_the_whole_engine_has_a_step() -> None:

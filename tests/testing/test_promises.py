@@ -1,0 +1,46 @@
+"""The conformance kit: the minimal engine keeps every promise, and planted bugs are caught by their promise's name."""
+
+from collections.abc import Callable
+from unittest import SkipTest
+
+import pytest
+
+from kvgrpc.testing import PROMISES, BrokenPromise, Counterpart, play
+from tests.engine.support import Lead
+from tests.testing.broken import BROKEN
+from tests.testing.minimal import MinimalAdapter
+
+LOST_LEAD = "a_lost_lead_is_survived"
+
+
+def played(kind: Callable[[str], MinimalAdapter], promise: str, lead: Lead, other: Counterpart) -> None:
+    """Plays a promise, at the common lead unless the play kills it."""
+    with kind("launch" if promise == LOST_LEAD else lead.socket_path) as engine:
+        play(promise, engine, other)
+    lead.wait_no_engine()
+
+
+@pytest.mark.parametrize("promise", PROMISES)
+def test_the_minimal_engine_keeps_its_promises(promise: str, lead: Lead, other: Counterpart) -> None:
+    played(MinimalAdapter, promise, lead, other)
+
+
+@pytest.mark.parametrize(("promise", "kind"), BROKEN, ids=lambda it: it if isinstance(it, str) else it.__name__)
+def test_a_broken_engine_is_caught_by_the_name_of_its_promise(
+    promise: str, kind: type[MinimalAdapter], lead: Lead, other: Counterpart, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvgrpc.testing.scene.WAIT_S", 3.0)
+    with pytest.raises(BrokenPromise) as caught:
+        played(kind, promise, lead, other)
+    lead.wait_no_engine()
+    assert caught.value.promise == promise
+    assert f"Read {promise} in docs/integrating.md" in str(caught.value)
+
+
+def test_every_promise_has_an_engine_that_breaks_it() -> None:
+    assert {promise for promise, _ in BROKEN} == set(PROMISES)
+
+
+def test_an_engine_that_ends_with_its_lead_is_not_asked_to_survive_it(lead: Lead, other: Counterpart) -> None:
+    with MinimalAdapter(lead.socket_path) as engine, pytest.raises(SkipTest, match="ends with it"):
+        play(LOST_LEAD, engine, other)
