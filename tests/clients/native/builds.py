@@ -21,9 +21,9 @@ def need(*programs: str) -> None:
 
 
 def run(*command: str, cwd: Path = ROOT, timeout_s: float = BUILD_TIMEOUT_S, **environment: str) -> str:
-    """Runs a command, at a lower priority than other tests. Returns its output. Fails with it."""
+    """Runs a command and returns its output. Fails with it."""
     done = subprocess.run(
-        ["nice", *command], cwd=cwd, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        command, cwd=cwd, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         text=True, timeout=timeout_s, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
