@@ -96,9 +96,9 @@ def test_refusals_have_their_code_and_reason(leads: tuple[Lead, Lead]) -> None:
             check("kvgrpc_engine_attach", byref(AttachOptions(leads[0].socket_path.encode())), byref(c_void_p()))
         assert not rank.ended
     leads[0].wait_no_engine()
-    with Engine.attach(leads[0].socket_path, pool=layout(), private_memory=True) as engine:
-        with pytest.raises(Refused, match=r"FAILED_PRECONDITION \(POOL_KIND_MISMATCH\)"):
-            NativeRank(engine.ticket)
+    kind = pytest.raises(Refused, match=r"FAILED_PRECONDITION \(POOL_KIND_MISMATCH\)")
+    with Engine.attach(leads[0].socket_path, pool=layout(), private_memory=True) as private, kind:
+        NativeRank(private.ticket)
 
 
 def test_the_end_of_the_scheduler_is_the_end_of_the_service(leads: tuple[Lead, Lead]) -> None:

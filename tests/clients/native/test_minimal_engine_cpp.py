@@ -129,7 +129,8 @@ async def test_a_grant_for_another_prompt_is_refused_with_its_reason(engines: En
 
 @on_stage
 @pytest.mark.parametrize(
-    "line", ['{"op": "decode", "kv_transfer_params": {"kvgrpc_grant": "?"}}', '{"op": "none"}', "{", '{"op": "\\ud800"}']
+    "line",
+    ['{"op": "decode", "kv_transfer_params": {"kvgrpc_grant": "?"}}', '{"op": "none"}', "{", '{"op": "\\ud800"}'],
 )
 async def test_a_line_that_is_wrong_is_answered_alone(engines: Engines, line: str) -> None:
     process = engines["cpp"]._process
