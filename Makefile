@@ -532,6 +532,11 @@ endif
 conformance: venv ## Play the conformance cases with every client (ARGS="--languages go --cases pull", ARGS=--json)
 	@PYTHONPATH=.:clients/conformance $(BIN)/python -m kvgrpc_conformance $(ARGS)
 
+# The C library of engines, the Rust crate over it and the minimal engine in C++; skipped where a toolchain is missing.
+.PHONY: native-test
+native-test: venv ## Build the C library, its crate and the engine in C++, and test them with real leads (ARGS="-k rust")
+	@$(BIN)/pytest -q tests/clients/native $(ARGS)
+
 # ---- to try it
 
 .PHONY: demo

@@ -174,6 +174,20 @@ def test_a_hand_over_that_is_only_checked_makes_nothing(
         assert not leads[0].leases()
 
 
+def test_a_hand_over_whose_lease_the_lead_mints_is_answered_with_its_grant(leads: Leads) -> None:
+    with connected(leads[0].socket_path) as client:
+        client.socket.sendall(encode(ATTACH))
+        incarnation = client.receive().attached.header.incarnation
+        for lease_id, blocks in (("", [1]), ("of-the-engine", [2])):
+            fields = {"transfer_key": os.urandom(16), "content": content(PROMPT[:16]).message, "lease_id": lease_id}
+            request = for_readers(blocks=named_blocks(incarnation, group(blocks)), **fields)
+            call = session_pb2.Call(call_id=1, finished_blocks=request)
+            client.socket.sendall(encode(session_pb2.ClientFrame(calls=session_pb2.CallBatch(calls=[call]))))
+            answer = client.receive().events.events[0].answer.finished_blocks
+            assert answer.transfer.transfer_id, answer
+            assert bool(answer.grant.token) == (not lease_id)
+
+
 async def test_a_connection_that_says_nothing_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_server, "ATTACH_TIMEOUT_S", 0.05)
     path = str(tmp_path / "session.sock")

@@ -1029,7 +1029,7 @@ class CallAnswer(_message.Message):
 
     @_builtins.property
     def finished_blocks(self) -> _handoff_pb2.FinishedBlocksResponse:
-        """HandoffService.FinishedBlocks."""
+        """HandoffService.FinishedBlocks. It has a grant only if the request states no lease id."""
 
     @_builtins.property
     def pull_blocks(self) -> _handoff_pb2.PullBlocksResponse:

@@ -6,6 +6,7 @@ import kvgrpc
 from tests.docs.pages import ROOT
 
 STATED = {
+    "clients/c/CMakeLists.txt": r"project\(kvgrpc_engine VERSION (\S+)",
     "clients/cpp/CMakeLists.txt": r"project\(kvgrpc VERSION (\S+)",
     "clients/java/pom.xml": r"<artifactId>kvgrpc-java</artifactId>\s*<version>([^<]+)",
     "clients/java/client/pom.xml": r"<artifactId>kvgrpc-java</artifactId>\s*<version>([^<]+)",

@@ -2372,7 +2372,7 @@ type isCallAnswer_Response interface {
 }
 
 type CallAnswer_FinishedBlocks struct {
-	// HandoffService.FinishedBlocks.
+	// HandoffService.FinishedBlocks. It has a grant only if the request states no lease id.
 	FinishedBlocks *v1.FinishedBlocksResponse `protobuf:"bytes,3,opt,name=finished_blocks,json=finishedBlocks,proto3,oneof"`
 }
 
