@@ -9,6 +9,7 @@ from tests.registry.etcds import needs_etcd
 
 SMALL = (
     "--engines", "8", "--ttl-s", "3", "--publishers", "1", "--rest-s", "0.2", "--restart-s", "0.5", "--picks", "10",
+    "--storm-s", "0",
 )  # fmt: skip
 TIMES = {"median", "p99", "max"}
 KEYS = {
