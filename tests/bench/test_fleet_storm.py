@@ -18,7 +18,7 @@ STORM_S = 20
 @needs_etcd
 @pytest.mark.timeout(240)
 def test_requests_over_leads_that_come_and_go_are_answered_rightly_or_end_in_a_typed_error() -> None:
-    command = [sys.executable, "-m", "bench.fleet", "--json", "--storm-alone", "--storm-s", str(STORM_S)]
+    command = [sys.executable, "-m", "bench.fleet", "--json", "--parts", "storm", "--storm-s", str(STORM_S)]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=200)
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout)["storm"]
