@@ -27,14 +27,13 @@ from bench.fleet.run import run, say
 from bench.fleet.storm.run import storm
 from bench.machine import machine, versions
 
-
 PARTS = FLEET, STORM, PEERS = ("fleet", "storm", "peers")
 
 
 async def _part(part: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     if part == STORM:
         return await storm(folder, options.storm_s, options.seed, options.ttl_s)
-    return await many_peers(folder, options.peers)
+    return await many_peers(folder, options.peers, options.rest_s)
 
 
 def main() -> None:
@@ -46,7 +45,9 @@ def main() -> None:
     parser.add_argument("--engines", type=int, default=1000, help="number of engines, from 4 (1000)")
     parser.add_argument("--ttl-s", type=int, default=15, help="time after which the entry of a dead lead goes, s (15)")
     parser.add_argument("--publishers", type=int, default=2, help="number of processes that publish and stay (2)")
-    parser.add_argument("--rest-s", type=float, default=10.0, help="how long the resting fleet is measured, s (10)")
+    parser.add_argument(
+        "--rest-s", type=float, default=10.0, help="how long a resting fleet or lead is measured, s (10)"
+    )
     parser.add_argument("--restart-s", type=float, default=30.0, help="how long the rolling restart takes, s (30)")
     parser.add_argument("--picks", type=int, default=1000, help="number of picks (1000)")
     parser.add_argument("--storm-s", type=float, default=60.0, help="how long requests come, s (60)")
