@@ -67,7 +67,7 @@ def fleet_site(folder: Path, count: int, ttl_s: int, publishers: int) -> Iterato
         staying = engines[: count - doomed]
         groups = [staying[place::publishers] for place in range(publishers)] + [engines[count - doomed :]]
         registry = f"etcd://{etcd.address}"
-        pid, address = ends.enter_context(_fleet(folder, registry))
+        pid, address = ends.enter_context(fleet_server(folder, registry))
         yield FleetSite(
             etcd, pid, address, child("unchecked", registry=registry), child("router", address=address),
             tuple(
@@ -79,9 +79,9 @@ def fleet_site(folder: Path, count: int, ttl_s: int, publishers: int) -> Iterato
 
 
 @contextmanager
-def _fleet(folder: Path, registry: str) -> Iterator[tuple[int, str]]:
+def fleet_server(folder: Path, registry: str, name: str = "fleet") -> Iterator[tuple[int, str]]:
     """Runs `kvgrpc fleet`, and gives its process and address."""
-    ready, log = folder / "fleet.json", folder / "fleet.log"
+    ready, log = folder / f"{name}.json", folder / f"{name}.log"
     command = [sys.executable, "-m", "kvgrpc", "fleet", "--listen", "127.0.0.1:0", "--registry", registry]
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("KVGRPC_", "OTEL_"))}
     with log.open("wb") as out:

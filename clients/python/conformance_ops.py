@@ -31,6 +31,7 @@ from kvgrpc.client import (
 from kvgrpc.errors import Aborted, DeadlineExceeded, KVGrpcError, Reason
 from kvgrpc.v1 import (
     admin_pb2,
+    fleet_pb2,
     handoff_pb2,
     handshake_pb2,
     lease_pb2,
@@ -42,7 +43,9 @@ from kvgrpc.v1 import (
 from kvgrpc.v1.common_pb2 import ResponseHeader
 
 Json = dict[str, Any]
-FILES = (admin_pb2, handoff_pb2, handshake_pb2, lease_pb2, pool_pb2, scheduler_pb2, tensor_pb2, transfer_pb2)
+FILES = (
+    admin_pb2, fleet_pb2, handoff_pb2, handshake_pb2, lease_pb2, pool_pb2, scheduler_pb2, tensor_pb2, transfer_pb2,
+)  # fmt: skip
 METHODS: dict[str, MethodDescriptor] = {
     f"{service.full_name}/{method.name}": method
     for file in FILES

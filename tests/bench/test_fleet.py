@@ -9,6 +9,7 @@ from tests.registry.etcds import needs_etcd
 
 SMALL = (
     "--engines", "8", "--ttl-s", "3", "--publishers", "1", "--rest-s", "0.2", "--restart-s", "0.5", "--picks", "10",
+    "--parts", "fleet,peers", "--peers", "6",
 )  # fmt: skip
 TIMES = {"median", "p99", "max"}
 KEYS = {
@@ -25,6 +26,7 @@ KEYS = {
     "pick_ms_median": {"clock", "processor"},
     "failed_after_death_s": {"first", "last"},
     "evicted_after_kill_s": {"first", "last"},
+    "peers": {"peers", "handshake_s", "bytes_per_peer", "idle_core_percent", "pull_ms", "pull_processor_ms"},
 }  # fmt: skip
 
 

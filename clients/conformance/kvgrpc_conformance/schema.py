@@ -11,6 +11,7 @@ from google.protobuf.message_factory import GetMessageClass
 from kvgrpc.v1 import (
     admin_pb2,
     common_pb2,
+    fleet_pb2,
     handoff_pb2,
     handshake_pb2,
     lease_pb2,
@@ -25,7 +26,9 @@ from .matching import TEST_NAMES
 from .values import Json, names_in
 
 PACKAGE = "kvgrpc.v1"
-_FILES = (admin_pb2, handoff_pb2, handshake_pb2, lease_pb2, pool_pb2, scheduler_pb2, tensor_pb2, transfer_pb2)
+_FILES = (
+    admin_pb2, fleet_pb2, handoff_pb2, handshake_pb2, lease_pb2, pool_pb2, scheduler_pb2, tensor_pb2, transfer_pb2,
+)  # fmt: skip
 
 
 @cache

@@ -79,6 +79,7 @@ class Server:
         with (self._folder / "log").open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *bound(sys.executable, "-m", "kvgrpc", "serve", "--config", str(config), "--log-level", "warning"),
+                cwd=self._folder,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,

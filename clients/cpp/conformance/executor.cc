@@ -56,6 +56,8 @@ const std::map<std::string, NamedMethod> kUnary = {
     KVGRPC_UNARY(Admin, ListAuditRecords),
     KVGRPC_UNARY(Admin, ListSpans),
     KVGRPC_UNARY(Admin, ForgetEngine),
+    KVGRPC_UNARY(Fleet, ListEngines),
+    KVGRPC_UNARY(Fleet, PickPair),
     KVGRPC_UNARY(Handoff, FinishedBlocks),
     KVGRPC_UNARY(Handoff, PullBlocks),
     KVGRPC_UNARY(Handoff, ReserveBlocks),

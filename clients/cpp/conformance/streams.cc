@@ -162,6 +162,7 @@ std::shared_ptr<Source> open_stream(const kvgrpc::Client& client, const std::str
   if (method == "kvgrpc.v1.TransferService/WatchTransfers") {
     return open(&kvgrpc::TransferStub::WatchTransfers, client, request);
   }
+  if (method == "kvgrpc.v1.FleetService/WatchEngines") return open(&kvgrpc::FleetStub::WatchEngines, client, request);
   if (method == "kvgrpc.v1.LeaseService/WatchOffers") return open(&kvgrpc::LeaseStub::WatchOffers, client, request);
   if (method == "kvgrpc.v1.LeaseService/KeepAlive") return open(&kvgrpc::LeaseStub::KeepAlive, client, request);
   if (method == "kvgrpc.v1.SchedulerService/Schedule") return open(&kvgrpc::SchedulerStub::Schedule, client, request);

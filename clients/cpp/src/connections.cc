@@ -37,10 +37,11 @@ namespace detail {
 
 Connection::Connection(std::shared_ptr<grpc::Channel> made)
     : channel(std::move(made)),
-      stubs(v1::AdminService::NewStub(channel), v1::HandoffService::NewStub(channel),
-            v1::HandshakeService::NewStub(channel), v1::LeaseService::NewStub(channel),
-            v1::PoolService::NewStub(channel), v1::SchedulerService::NewStub(channel),
-            v1::TensorService::NewStub(channel), v1::TransferService::NewStub(channel)) {}
+      stubs(v1::AdminService::NewStub(channel), v1::FleetService::NewStub(channel),
+            v1::HandoffService::NewStub(channel), v1::HandshakeService::NewStub(channel),
+            v1::LeaseService::NewStub(channel), v1::PoolService::NewStub(channel),
+            v1::SchedulerService::NewStub(channel), v1::TensorService::NewStub(channel),
+            v1::TransferService::NewStub(channel)) {}
 
 struct Connections::Files {
   TlsFiles paths;

@@ -16,7 +16,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let version = String::from_utf8(compiler)?.split_whitespace().nth(1).unwrap_or("unknown").to_owned();
     println!("cargo:rustc-env=KVGRPC_RUST_VERSION={version}");
 
-    let files = ["admin", "handoff", "handshake", "lease", "pool", "scheduler", "tensor", "transfer"];
+    let files = ["admin", "fleet", "handoff", "handshake", "lease", "pool", "scheduler", "tensor", "transfer"];
     let files = files.map(|name| format!("kvgrpc/v1/{name}.proto"));
     let descriptors = protox::compile(files, [Path::new("../proto")])?;
     let descriptors = FileDescriptorSet::decode(descriptors.encode_to_vec().as_slice())?;

@@ -3,7 +3,7 @@
 import * as kvgrpc from "kvgrpc";
 import type { Client, Method } from "kvgrpc";
 
-type ServiceName = "admin" | "handoff" | "handshake" | "leases" | "pool" | "scheduler" | "tensors" | "transfers";
+type ServiceName = "admin" | "fleet" | "handoff" | "handshake" | "leases" | "pool" | "scheduler" | "tensors" | "transfers";
 
 interface MessageType {
   fromPartial(fields: object): object;
@@ -20,6 +20,7 @@ export interface AnyMethod {
 
 const SERVICES: [ServiceName & keyof Client, object][] = [
   ["admin", kvgrpc.AdminServiceService],
+  ["fleet", kvgrpc.FleetServiceService],
   ["handoff", kvgrpc.HandoffServiceService],
   ["handshake", kvgrpc.HandshakeServiceService],
   ["leases", kvgrpc.LeaseServiceService],

@@ -5,6 +5,7 @@
 export * from "../gen/google/protobuf/duration.js";
 export * from "../gen/kvgrpc/v1/admin.js";
 export * from "../gen/kvgrpc/v1/common.js";
+export * from "../gen/kvgrpc/v1/fleet.js";
 export * from "../gen/kvgrpc/v1/handoff.js";
 export * from "../gen/kvgrpc/v1/handshake.js";
 export * from "../gen/kvgrpc/v1/lease.js";

@@ -1,6 +1,7 @@
 // The generated services with promises: `leases.getLease({ ... })` makes the call LeaseService.GetLease.
 
 import * as admin from "../gen/kvgrpc/v1/admin.js";
+import * as fleet from "../gen/kvgrpc/v1/fleet.js";
 import * as handoff from "../gen/kvgrpc/v1/handoff.js";
 import * as handshake from "../gen/kvgrpc/v1/handshake.js";
 import * as lease from "../gen/kvgrpc/v1/lease.js";
@@ -57,6 +58,7 @@ function service<Definition extends object>(caller: Caller, file: object, defini
 /** All services of one server. */
 export interface Services {
   readonly admin: Service<typeof admin.AdminServiceService>;
+  readonly fleet: Service<typeof fleet.FleetServiceService>;
   readonly handoff: Service<typeof handoff.HandoffServiceService>;
   readonly handshake: Service<typeof handshake.HandshakeServiceService>;
   readonly leases: Service<typeof lease.LeaseServiceService>;
@@ -69,6 +71,7 @@ export interface Services {
 export function services(caller: Caller): Services {
   return {
     admin: service(caller, admin, admin.AdminServiceService),
+    fleet: service(caller, fleet, fleet.FleetServiceService),
     handoff: service(caller, handoff, handoff.HandoffServiceService),
     handshake: service(caller, handshake, handshake.HandshakeServiceService),
     leases: service(caller, lease, lease.LeaseServiceService),

@@ -89,9 +89,10 @@ class PeerServiceServicer(object):
 
     def KeepLiveness(self, request_iterator, context):
         """Keeps two leads informed that both are alive: one stream per pair of leads, opened by the side that dialled, for as
-        long as both live. The caller sends a beat every fifth of the peer grace, and each beat is answered at once. A side
-        that has heard nothing for half of the grace ends the stream. After the end each side treats the other as suspect,
-        and as dead if the grace passes without another stream. The caller opens a new stream as soon as it can.
+        long as both live. The caller sends a beat every fifth of the peer grace, or with many peers every third, and each
+        beat is answered at once. A side that has heard nothing for half of the grace ends the stream. After the end each
+        side treats the other as suspect, and as dead if the grace passes without another stream. The caller opens a new
+        stream as soon as it can.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -59,9 +59,10 @@ class PeerServiceStub:
     """
     KeepLiveness: _grpc.StreamStreamMultiCallable[_peer_pb2.KeepLivenessRequest, _peer_pb2.KeepLivenessResponse]
     """Keeps two leads informed that both are alive: one stream per pair of leads, opened by the side that dialled, for as
-    long as both live. The caller sends a beat every fifth of the peer grace, and each beat is answered at once. A side
-    that has heard nothing for half of the grace ends the stream. After the end each side treats the other as suspect,
-    and as dead if the grace passes without another stream. The caller opens a new stream as soon as it can.
+    long as both live. The caller sends a beat every fifth of the peer grace, or with many peers every third, and each
+    beat is answered at once. A side that has heard nothing for half of the grace ends the stream. After the end each
+    side treats the other as suspect, and as dead if the grace passes without another stream. The caller opens a new
+    stream as soon as it can.
     """
 
 @_typing.type_check_only
@@ -95,9 +96,10 @@ class PeerServiceAsyncStub(PeerServiceStub):
     """
     KeepLiveness: _aio.StreamStreamMultiCallable[_peer_pb2.KeepLivenessRequest, _peer_pb2.KeepLivenessResponse]  # type: ignore[assignment]
     """Keeps two leads informed that both are alive: one stream per pair of leads, opened by the side that dialled, for as
-    long as both live. The caller sends a beat every fifth of the peer grace, and each beat is answered at once. A side
-    that has heard nothing for half of the grace ends the stream. After the end each side treats the other as suspect,
-    and as dead if the grace passes without another stream. The caller opens a new stream as soon as it can.
+    long as both live. The caller sends a beat every fifth of the peer grace, or with many peers every third, and each
+    beat is answered at once. A side that has heard nothing for half of the grace ends the stream. After the end each
+    side treats the other as suspect, and as dead if the grace passes without another stream. The caller opens a new
+    stream as soon as it can.
     """
 
 class PeerServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -140,9 +142,10 @@ class PeerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_peer_pb2.KeepLivenessResponse], _abc.AsyncIterator[_peer_pb2.KeepLivenessResponse]]:
         """Keeps two leads informed that both are alive: one stream per pair of leads, opened by the side that dialled, for as
-        long as both live. The caller sends a beat every fifth of the peer grace, and each beat is answered at once. A side
-        that has heard nothing for half of the grace ends the stream. After the end each side treats the other as suspect,
-        and as dead if the grace passes without another stream. The caller opens a new stream as soon as it can.
+        long as both live. The caller sends a beat every fifth of the peer grace, or with many peers every third, and each
+        beat is answered at once. A side that has heard nothing for half of the grace ends the stream. After the end each
+        side treats the other as suspect, and as dead if the grace passes without another stream. The caller opens a new
+        stream as soon as it can.
         """
 
 def add_PeerServiceServicer_to_server(servicer: PeerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

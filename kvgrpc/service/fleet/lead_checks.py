@@ -19,13 +19,16 @@ from kvgrpc.config_fleet import ENGINE_ID
 from kvgrpc.errors import Reason, Unavailable, note
 from kvgrpc.fleet.directory import Directory, HealthCheck, LeadAnswer
 from kvgrpc.fleet.entry import EngineEntry
+from kvgrpc.open_files import unreserved
 from kvgrpc.service.fleet.entry_messages import entry_from_proto
 from kvgrpc.v1 import handshake_pb2, handshake_pb2_grpc
 
 ANSWER_S = 1.5
 """Deadline of a check, in seconds; shorter than the follower's, which would not know what was waited for."""
-CHANNELS_MAX = 1_024
-"""Maximum number of connections to leads that are kept between checks."""
+CHANNELS_MAX = 4_096
+"""Maximum number of connections to leads that are kept between checks: one for each entry of a directory. They take at
+most half of the files that the process may open.
+"""
 WAITING_SHARE = 1 / 16
 """Load that each transfer adds which waits for its turn."""
 TAKES_WORK = (handshake_pb2.ADMISSION_OPEN, handshake_pb2.ADMISSION_OVERLOADED)
@@ -111,7 +114,7 @@ class LeadChecks:
         if channel is None:
             channel = self._channels[of] = self._connect(of[1], of[2])
         self._channels.move_to_end(of)
-        if len(self._channels) > CHANNELS_MAX:
+        if len(self._channels) > min(CHANNELS_MAX, unreserved() // 2):
             _, oldest = self._channels.popitem(last=False)
             await oldest.close()
         return channel

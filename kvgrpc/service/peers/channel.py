@@ -24,6 +24,20 @@ FIRST_BEAT_S = 5.0
 RECONNECT_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 """Waits between tries to restore a liveness stream, in seconds; the last one repeats until the peer is dead."""
 
+BEATS_PER_S = 150
+"""Maximum number of beats that a lead sends to all its peers in a second, as long as each gets its beats in time."""
+BEAT_SLOTS = 25
+"""Number of moments within the grace at which beats are sent. Beats of one moment cost half of what single ones do."""
+
+
+def pause_to_beat(peers: int, grace_s: float, now: float) -> float:
+    """Returns the time until the next beat to one of so many peers: a fifth of the grace, with many peers up to a third
+    of it, rounded down to a moment at which others get theirs. A peer is silent for half of the grace at the earliest.
+    """
+    slot_s = grace_s / BEAT_SLOTS
+    longest_s = min(max(grace_s / 5, peers / BEATS_PER_S), grace_s / 3)
+    return max((now + longest_s) // slot_s * slot_s - now, slot_s)
+
 
 class PeerChannel:
     """Everything that is open towards one lead. `peer`: its key, once known."""
@@ -126,22 +140,23 @@ class PeerChannel:
         self._moved.set()
 
     async def _beat(self, stream: Any, shown: bytes) -> None:
-        """Serves one stream until its end, or until the channel is another one: sends a beat every fifth of the grace,
-        and expects an answer to each. `shown`: the proof that the peer has shown on it.
+        """Serves one stream until its end, or until the channel is another one: sends beats, and expects an answer to
+        each within half of the grace. `shown`: the proof that the peer has shown on it.
 
         Raises PreconditionFailed (PEER_FAILED) for a peer whose proof is wrong.
         """
-        interval_s = self._limits.peer_grace_s / 5
+        grace_s, loop = self._limits.peer_grace_s, asyncio.get_running_loop()
         over = asyncio.ensure_future(stream.code())  # the stream is not read between two beats
         try:
             while self._beats_on is self.channel:
-                answer = await self._exchange(stream, interval_s * 2.5)
+                answer = await self._exchange(stream, grace_s / 2)
                 if answer is None:
                     return
                 shown = shown or answer.proof
                 self._check_shown(shown)
                 self._runner.feed(events.PeerAlive(self.peer, shown))
-                await asyncio.wait((over,), timeout=interval_s)
+                pause_s = pause_to_beat(len(self._runner.node.state.peers.lives), grace_s, loop.time())
+                await asyncio.wait((over,), timeout=pause_s)
         finally:
             stream.cancel()
             over.cancel()

@@ -9,7 +9,7 @@ import pytest
 
 from kvgrpc.config_fleet import FleetConfig
 from kvgrpc.errors import Unavailable, Unimplemented
-from kvgrpc.fleet.directory import Directory, EngineState, HealthCheck
+from kvgrpc.fleet.directory import Directory, DirectoryLimits, EngineState, HealthCheck
 from kvgrpc.service.fleet import lead_checks, reader
 from kvgrpc.service.fleet.lead_checks import LeadChecks, load_of
 from kvgrpc.service.fleet.reader import FleetReader
@@ -93,6 +93,10 @@ async def test_connections_for_checks_are_bounded_and_those_that_fail_are_not_ke
     assert "does not answer: UNAVAILABLE" in directory.why(one, 0.0)
     assert directory.state(one, 0.0) is EngineState.UNPROVEN, "the follower says that it failed"
     await checks.close()
+
+
+def test_a_connection_is_kept_for_each_entry_that_a_directory_may_have() -> None:
+    assert DirectoryLimits().entries == lead_checks.CHANNELS_MAX
 
 
 def test_a_load_is_the_share_of_the_fullest_group_and_of_what_waits() -> None:

@@ -17,6 +17,7 @@
 #include "kvgrpc/error.h"
 #include "kvgrpc/tls.h"
 #include "kvgrpc/v1/admin.grpc.pb.h"
+#include "kvgrpc/v1/fleet.grpc.pb.h"
 #include "kvgrpc/v1/handoff.grpc.pb.h"
 #include "kvgrpc/v1/handshake.grpc.pb.h"
 #include "kvgrpc/v1/lease.grpc.pb.h"
@@ -29,6 +30,7 @@
 namespace kvgrpc {
 
 using AdminStub = v1::AdminService::Stub;
+using FleetStub = v1::FleetService::Stub;
 using HandoffStub = v1::HandoffService::Stub;
 using HandshakeStub = v1::HandshakeService::Stub;
 using LeaseStub = v1::LeaseService::Stub;
@@ -109,9 +111,9 @@ struct Connection {
   explicit Connection(std::shared_ptr<grpc::Channel> made);
 
   std::shared_ptr<grpc::Channel> channel;
-  std::tuple<std::unique_ptr<AdminStub>, std::unique_ptr<HandoffStub>, std::unique_ptr<HandshakeStub>,
-             std::unique_ptr<LeaseStub>, std::unique_ptr<PoolStub>, std::unique_ptr<SchedulerStub>,
-             std::unique_ptr<TensorStub>, std::unique_ptr<TransferStub>>
+  std::tuple<std::unique_ptr<AdminStub>, std::unique_ptr<FleetStub>, std::unique_ptr<HandoffStub>,
+             std::unique_ptr<HandshakeStub>, std::unique_ptr<LeaseStub>, std::unique_ptr<PoolStub>,
+             std::unique_ptr<SchedulerStub>, std::unique_ptr<TensorStub>, std::unique_ptr<TransferStub>>
       stubs;
 };
 

@@ -54,9 +54,10 @@ type PeerServiceClient interface {
 	// * OUT_OF_RANGE LIMIT_EXCEEDED: a message has too many calls.
 	Converse(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ConverseRequest, ConverseResponse], error)
 	// Keeps two leads informed that both are alive: one stream per pair of leads, opened by the side that dialled, for as
-	// long as both live. The caller sends a beat every fifth of the peer grace, and each beat is answered at once. A side
-	// that has heard nothing for half of the grace ends the stream. After the end each side treats the other as suspect,
-	// and as dead if the grace passes without another stream. The caller opens a new stream as soon as it can.
+	// long as both live. The caller sends a beat every fifth of the peer grace, or with many peers every third, and each
+	// beat is answered at once. A side that has heard nothing for half of the grace ends the stream. After the end each
+	// side treats the other as suspect, and as dead if the grace passes without another stream. The caller opens a new
+	// stream as soon as it can.
 	KeepLiveness(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[KeepLivenessRequest, KeepLivenessResponse], error)
 }
 
@@ -123,9 +124,10 @@ type PeerServiceServer interface {
 	// * OUT_OF_RANGE LIMIT_EXCEEDED: a message has too many calls.
 	Converse(grpc.BidiStreamingServer[ConverseRequest, ConverseResponse]) error
 	// Keeps two leads informed that both are alive: one stream per pair of leads, opened by the side that dialled, for as
-	// long as both live. The caller sends a beat every fifth of the peer grace, and each beat is answered at once. A side
-	// that has heard nothing for half of the grace ends the stream. After the end each side treats the other as suspect,
-	// and as dead if the grace passes without another stream. The caller opens a new stream as soon as it can.
+	// long as both live. The caller sends a beat every fifth of the peer grace, or with many peers every third, and each
+	// beat is answered at once. A side that has heard nothing for half of the grace ends the stream. After the end each
+	// side treats the other as suspect, and as dead if the grace passes without another stream. The caller opens a new
+	// stream as soon as it can.
 	KeepLiveness(grpc.BidiStreamingServer[KeepLivenessRequest, KeepLivenessResponse]) error
 	mustEmbedUnimplementedPeerServiceServer()
 }

@@ -7,6 +7,7 @@ import com.google.protobuf.InvalidProtocolBufferException;
 import com.google.protobuf.Message;
 import com.google.protobuf.util.JsonFormat;
 import dev.kvgrpc.v1.AdminServiceGrpc;
+import dev.kvgrpc.v1.FleetServiceGrpc;
 import dev.kvgrpc.v1.HandoffServiceGrpc;
 import dev.kvgrpc.v1.HandshakeServiceGrpc;
 import dev.kvgrpc.v1.LeaseServiceGrpc;
@@ -63,6 +64,7 @@ final class Methods {
   private static Map<String, MethodDescriptor<Message, Message>> byName() {
     List<ServiceDescriptor> services = List.of(
         AdminServiceGrpc.getServiceDescriptor(),
+        FleetServiceGrpc.getServiceDescriptor(),
         HandoffServiceGrpc.getServiceDescriptor(),
         HandshakeServiceGrpc.getServiceDescriptor(),
         LeaseServiceGrpc.getServiceDescriptor(),
