@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-NETWORK = f"10.{200 + (os.getpid() >> 16) % 50}.{os.getpid() >> 8 & 255}"
+NETWORK = f"10.{200 + (os.getpid() >> 8) % 50}.{os.getpid() & 255}"
+"""First three numbers of all addresses. Tests that run beside each other have process ids that lie close together."""
 _OUTSIDE = f"{NETWORK}.254"
 """This host's source address for calls to both hosts. It belongs to no device."""
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 from tests.hosts import switch
 from tests.hosts.hosts import Host, bring_up, ip, namespaces
@@ -17,6 +18,13 @@ _TUNSETIFF = 0x400454CA
 _IFF_TUN, _IFF_NO_PI = 0x0001, 0x1000
 
 Cut = tuple[Host, Host]
+CONDITIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "20 ms": {"delay_s": 0.02},
+    "2 % lost": {"loss": 0.02},
+    "20 ms, 1 % lost": {"delay_s": 0.02, "loss": 0.01},
+}
+"""Networks on which everything has to succeed."""
 
 
 class Network:

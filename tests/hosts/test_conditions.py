@@ -4,15 +4,9 @@ from typing import Any
 
 import pytest
 
+from tests.hosts.switched import CONDITIONS
 from tests.hosts.system import DECODE, PREFILL, System
 from tests.hosts.traffic import Move, all_started, between, path_of
-
-CONDITIONS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "20 ms": {"delay_s": 0.02},
-    "2 % lost": {"loss": 0.02},
-    "20 ms, 1 % lost": {"delay_s": 0.02, "loss": 0.01},
-}
 
 
 @pytest.mark.parametrize("condition", CONDITIONS.values(), ids=list(CONDITIONS))
