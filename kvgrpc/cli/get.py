@@ -122,7 +122,8 @@ def describe(
         return (await server.get_transfer(name)).transfer
 
     found = _one(address, timeout_s, tls_dir, token_file, ask, "describe")
-    typer.echo("\n".join(listings.ways(found) if kind is Single.PEER else listings.described(found)))
+    shown = {Single.PEER: listings.ways, Single.TRANSFER: listings.transfer_described, Single.LEASE: listings.described}
+    typer.echo("\n".join(shown[kind](found)))
 
 
 def why(

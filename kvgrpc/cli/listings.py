@@ -212,15 +212,26 @@ async def peer_named(server: Client, engine_id: str) -> handshake_pb2.Peer:
 def ways(peer: handshake_pb2.Peer) -> list[str]:
     """Returns one line for each pair of ranks: the data path between them, and why no better one was taken."""
     state = name_of(handshake_pb2.PeerState, peer.state)
-    lines = []
-    for path in peer.paths:
-        chosen = name_of(common_pb2.DataPath, path.data_path)
-        other = "".join(
-            f"; not {name_of(common_pb2.DataPath, row.data_path)}: {row.why}" for row in path.rejected_paths
-        )
-        ranks = f"rank {path.rank} with rank {path.peer_rank} of {peer.engine_id}"
-        lines.append(f"{ranks} ({peer.address}, {state}): {chosen}: {path.why}{other}")
-    return [readable(line) for line in lines or [f"{peer.engine_id} ({peer.address}, {state}): no data path is chosen"]]
+    lines = [_way(path, peer.engine_id, f"{peer.address}, {state}") for path in peer.paths]
+    return lines or [readable(f"{peer.engine_id} ({peer.address}, {state}): no data path is chosen")]
+
+
+def transfer_described(row: transfer_pb2.Transfer) -> list[str]:
+    """Returns one line for each data path of a transfer, as `ways` has them, and then its fields."""
+    lines = [_way(path, row.peer.engine_id, row.peer.address) for path in row.paths]
+    rest = transfer_pb2.Transfer()
+    rest.CopyFrom(row)
+    for path in rest.paths:
+        path.ClearField("why")
+        path.ClearField("rejected_paths")
+    return [*lines, *described(rest)]
+
+
+def _way(path: handshake_pb2.RankPath | transfer_pb2.TransferPath, engine_id: str, about: str) -> str:
+    """Returns the line of a pair of ranks: the data path between them, and why no better one was taken."""
+    chosen = name_of(common_pb2.DataPath, path.data_path)
+    other = "".join(f"; not {name_of(common_pb2.DataPath, row.data_path)}: {row.why}" for row in path.rejected_paths)
+    return readable(f"rank {path.rank} with rank {path.peer_rank} of {engine_id} ({about}): {chosen}: {path.why}{other}")
 
 
 def _lines(value: Any, indent: str) -> Iterator[str]:

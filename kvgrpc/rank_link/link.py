@@ -198,7 +198,7 @@ async def _opened(call: Any, receiving: asyncio.Task[None]) -> None:
 async def _send(
     call: Any, introduction: rank_pb2.ConnectRankRequest, frames: Frames, receiving: asyncio.Task[None]
 ) -> None:
-    """Hands on the worker's messages, with beats between, until the worker ends its connection."""
+    """Hands on the worker's messages, with beats between, until the worker ends its connection, or the stream is over."""
     next_frame: asyncio.Future[session_pb2.ClientFrame | None] = asyncio.ensure_future(anext(frames, None))
     try:
         await _opened(call, receiving)
@@ -215,6 +215,8 @@ async def _send(
                 return
             message.reports.extend(frame.reports.reports)
             next_frame = asyncio.ensure_future(anext(frames, None))
+    except asyncio.InvalidStateError:
+        return  # the stream is over: what is received says how
     finally:
         next_frame.cancel()
 

@@ -10,6 +10,7 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from kvgrpc.v1 import common_pb2 as _common_pb2
+from kvgrpc.v1 import handshake_pb2 as _handshake_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -512,6 +513,7 @@ class TransferPath(_message.Message):
     MOVED_BYTES_FIELD_NUMBER: _builtins.int
     DESCRIPTOR_COUNT_FIELD_NUMBER: _builtins.int
     PROGRESS_AGE_FIELD_NUMBER: _builtins.int
+    REJECTED_PATHS_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     """This engine's rank."""
     peer_rank: _builtins.int
@@ -528,6 +530,10 @@ class TransferPath(_message.Message):
     def progress_age(self) -> _duration_pb2.Duration:
         """Time since the last progress."""
 
+    @_builtins.property
+    def rejected_paths(self) -> _containers.RepeatedCompositeFieldContainer[_handshake_pb2.DataPathStatus]:
+        """Better or equal data paths that could not be used between the two ranks, with the reasons."""
+
     def __init__(
         self,
         *,
@@ -538,10 +544,11 @@ class TransferPath(_message.Message):
         moved_bytes: _builtins.int = ...,
         descriptor_count: _builtins.int = ...,
         progress_age: _duration_pb2.Duration | None = ...,
+        rejected_paths: _abc.Iterable[_handshake_pb2.DataPathStatus] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["progress_age", b"progress_age"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_path", b"data_path", "descriptor_count", b"descriptor_count", "moved_bytes", b"moved_bytes", "peer_rank", b"peer_rank", "progress_age", b"progress_age", "rank", b"rank", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_path", b"data_path", "descriptor_count", b"descriptor_count", "moved_bytes", b"moved_bytes", "peer_rank", b"peer_rank", "progress_age", b"progress_age", "rank", b"rank", "rejected_paths", b"rejected_paths", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

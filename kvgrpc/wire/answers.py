@@ -29,7 +29,7 @@ from kvgrpc.errors import Reason
 from kvgrpc.v1 import admin_pb2, handoff_pb2, handshake_pb2, lease_pb2, pool_pb2, transfer_pb2
 from kvgrpc.wire import description
 from kvgrpc.wire.bounds import TEXT_BYTES_MAX
-from kvgrpc.wire.description import PATHS_SHOWN_MAX
+from kvgrpc.wire.description import PATHS_SHOWN_MAX, rejected_to_proto
 from kvgrpc.wire.endpoints import endpoint_to_proto
 from kvgrpc.wire.values import PHASES, data_path, duration, failure, grant, layer_ranges, pool_blocks, reason
 
@@ -217,6 +217,7 @@ def _path(value: TransferPath) -> transfer_pb2.TransferPath:
         why=value.path.why,
         moved_bytes=value.nbytes,
         descriptor_count=value.descriptors,
+        rejected_paths=rejected_to_proto(value.path),
     )
 
 

@@ -242,15 +242,20 @@ def path_to_proto(value: RankPath) -> handshake_pb2.RankPath:
         peer_rank=value.peer_rank,
         data_path=data_path(value.data_path),
         why=value.why,
-        rejected_paths=[
-            handshake_pb2.DataPathStatus(
-                data_path=data_path(name),
-                why=why,
-                reason=reason(Reason.NETWORK_NOT_PRIVATE if name in value.ruled_out else None),
-            )
-            for name, why in value.rejected
-        ],
+        rejected_paths=rejected_to_proto(value),
     )
+
+
+def rejected_to_proto(value: RankPath) -> list[handshake_pb2.DataPathStatus]:
+    """Returns the messages of the paths that two ranks could not use."""
+    return [
+        handshake_pb2.DataPathStatus(
+            data_path=data_path(name),
+            why=why,
+            reason=reason(Reason.NETWORK_NOT_PRIVATE if name in value.ruled_out else None),
+        )
+        for name, why in value.rejected
+    ]
 
 
 def peer_to_proto(value: Peer, now: float, open_accesses: int) -> handshake_pb2.Peer:

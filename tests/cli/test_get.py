@@ -89,6 +89,23 @@ def test_a_peer_is_described_by_the_chosen_data_path_and_why_no_better_one_was_t
     assert "there is no peer nobody" in said
 
 
+def test_a_transfer_begins_with_the_line_of_its_data_path(servers: tuple[Served, Served]) -> None:
+    p, d = servers
+    with connect_sync(p.address) as client, connect_sync(d.address) as other:
+        source, target = client.allocate(2), other.allocate(2)
+        handed = client.finished_blocks(source, TOKENS)
+        name = other.pull_blocks(handed.grant, TOKENS, target).transfer.transfer_id
+        other.wait(name)
+        code, (line, *fields), _ = run("describe", "transfer", name, d.address)
+        assert code == 0
+        engine_id = client.status().header.engine_id
+        assert line.startswith(f"rank 0 with rank 0 of {engine_id} ({p.address}): shm: same host")
+        assert f"transfer_id: {name}" in fields
+        assert not any("why" in field for field in fields), "the reason is said once"
+        client.free(source)
+        other.free(target)
+
+
 def test_a_server_that_is_gone_is_an_error_and_the_others_are_listed(servers: tuple[Served, Served]) -> None:
     code, lines, said = run("get", "engines", "127.0.0.1:1", servers[1].address)
     assert (code, len(lines)) == (1, 2)

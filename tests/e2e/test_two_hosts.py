@@ -7,7 +7,7 @@ import pytest
 
 from kvgrpc.v1 import admin_pb2, common_pb2, handshake_pb2
 from tests.e2e.conftest import Pair, scattered
-from tests.engine.ranks import hosts
+from tests.hosts import hosts
 from tests.service.conftest import SETTINGS
 from tests.service.engines import SMALL_POOL, SUCCEEDED, Engine, ServeProcess
 from tests.service.pushes import finish, register, reserve

@@ -26,14 +26,25 @@ def free_port() -> int:
 
 
 class RunningEtcd:
-    """One member, with its data in a folder. `tls` asks every client for a certificate of its CA."""
+    """One member, with its data in a folder. `tls` asks every client for a certificate of its CA. `within` is a command
+    that starts it elsewhere, where it has the address `home`.
+    """
 
-    def __init__(self, folder: Path, options: Sequence[str] = (), tls: TlsFiles | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        options: Sequence[str] = (),
+        tls: TlsFiles | None = None,
+        *,
+        within: Sequence[str] = (),
+        home: str = "127.0.0.1",
+    ) -> None:
         self._folder = folder
         self._options = options
         self._tls = tls
         self.name = folder.name
-        self.address = f"127.0.0.1:{free_port()}"
+        self._within = within
+        self.address = f"{home}:{free_port()}"
         self.peer = f"http://127.0.0.1:{free_port()}"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -46,7 +57,7 @@ class RunningEtcd:
         ]  # fmt: skip
         self._process = subprocess.Popen(
             [
-                "etcd", "--name", self.name, "--data-dir", str(self._folder), "--listen-client-urls", own,
+                *self._within, "etcd", "--name", self.name, "--data-dir", str(self._folder), "--listen-client-urls", own,
                 "--advertise-client-urls", own, "--listen-peer-urls", self.peer, "--initial-advertise-peer-urls",
                 self.peer, "--initial-cluster", members or f"{self.name}={self.peer}", "--unsafe-no-fsync",
                 *self._options, *tls,

@@ -10,7 +10,7 @@ from cryptography import x509
 
 from kvgrpc.client import Client, Credentials, connect
 from kvgrpc.errors import Reason, Unavailable
-from tests.engine.ranks import hosts
+from tests.hosts import hosts
 from tests.service.conftest import TEST_S
 from tests.service.engines import SMALL_POOL, ServeProcess
 from tests.tls.authority import Authority, Name

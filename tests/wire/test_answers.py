@@ -82,7 +82,7 @@ def test_a_transfer_without_a_peer_or_failure_has_none() -> None:
 
 
 def test_a_transfer_says_its_peer_paths_and_failure() -> None:
-    path = TransferPath(RankPath(0, 1, "cma", "same host"), nbytes=77, descriptors=3)
+    path = TransferPath(RankPath(0, 1, "cma", "same host", (("shm", "private memory"),)), nbytes=77, descriptors=3)
     full = replace(
         TRANSFER,
         peer_engine_id="p", peer_incarnation=5, peer_address="h:1", peer_transfer_id="t-9",
@@ -94,6 +94,7 @@ def test_a_transfer_says_its_peer_paths_and_failure() -> None:
     (row,) = message.paths
     assert (row.peer_rank, row.data_path) == (1, common_pb2.DATA_PATH_CMA)
     assert (row.moved_bytes, row.descriptor_count) == (77, 3)
+    assert [(one.data_path, one.why) for one in row.rejected_paths] == [(common_pb2.DATA_PATH_SHM, "private memory")]
     assert message.failure.reason == common_pb2.FAILURE_REASON_DATA_PATH_FAILED
 
 

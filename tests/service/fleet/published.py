@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -38,13 +38,15 @@ def key_of(engine: Engine) -> str:
 
 
 @contextmanager
-def fleet(folder: Path, *more: str, **environment: str) -> Iterator[dict[str, str]]:
-    """Runs the command, and gives its addresses."""
+def fleet(
+    folder: Path, *more: str, within: Sequence[str] = (), home: str = "127.0.0.1", **environment: str
+) -> Iterator[dict[str, str]]:
+    """Runs the command, and gives its addresses. `within` starts it elsewhere, where it has the address `home`."""
     ready = folder / "fleet.json"
-    command = [sys.executable, "-m", "kvgrpc", "fleet", "--listen", "127.0.0.1:0", "--ready-file", str(ready), *more]
+    command = [*within, sys.executable, "-m", "kvgrpc", "fleet", "--listen", f"{home}:0", "--ready-file", str(ready)]
     folder.mkdir(exist_ok=True)
     own = os.environ | environment
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=own) as process:
+    with subprocess.Popen([*command, *more], stdout=subprocess.PIPE, text=True, env=own) as process:
         try:
             wait_until(lambda: ready.exists() or process.poll() is not None)
             found: dict[str, str] = json.loads(ready.read_text())

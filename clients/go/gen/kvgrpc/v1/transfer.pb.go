@@ -935,7 +935,9 @@ type TransferPath struct {
 	// Number of descriptors after coalescing.
 	DescriptorCount uint32 `protobuf:"varint,6,opt,name=descriptor_count,json=descriptorCount,proto3" json:"descriptor_count,omitempty"`
 	// Time since the last progress.
-	ProgressAge   *durationpb.Duration `protobuf:"bytes,7,opt,name=progress_age,json=progressAge,proto3" json:"progress_age,omitempty"`
+	ProgressAge *durationpb.Duration `protobuf:"bytes,7,opt,name=progress_age,json=progressAge,proto3" json:"progress_age,omitempty"`
+	// Better or equal data paths that could not be used between the two ranks, with the reasons.
+	RejectedPaths []*DataPathStatus `protobuf:"bytes,8,rep,name=rejected_paths,json=rejectedPaths,proto3" json:"rejected_paths,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1015,6 +1017,13 @@ func (x *TransferPath) GetDescriptorCount() uint32 {
 func (x *TransferPath) GetProgressAge() *durationpb.Duration {
 	if x != nil {
 		return x.ProgressAge
+	}
+	return nil
+}
+
+func (x *TransferPath) GetRejectedPaths() []*DataPathStatus {
+	if x != nil {
+		return x.RejectedPaths
 	}
 	return nil
 }
@@ -2241,7 +2250,7 @@ var File_kvgrpc_v1_transfer_proto protoreflect.FileDescriptor
 
 const file_kvgrpc_v1_transfer_proto_rawDesc = "" +
 	"\n" +
-	"\x18kvgrpc/v1/transfer.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\"\xd3\a\n" +
+	"\x18kvgrpc/v1/transfer.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\x1a\x19kvgrpc/v1/handshake.proto\"\xd3\a\n" +
 	"\bTransfer\x12\x1f\n" +
 	"\vtransfer_id\x18\x01 \x01(\tR\n" +
 	"transferId\x122\n" +
@@ -2287,7 +2296,7 @@ const file_kvgrpc_v1_transfer_proto_rawDesc = "" +
 	"\vPhaseTiming\x12.\n" +
 	"\x05phase\x18\x01 \x01(\x0e2\x18.kvgrpc.v1.TransferPhaseR\x05phase\x12/\n" +
 	"\x05start\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05start\x125\n" +
-	"\bduration\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\bduration\"\x8d\x02\n" +
+	"\bduration\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\bduration\"\xcf\x02\n" +
 	"\fTransferPath\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x12\x1b\n" +
 	"\tpeer_rank\x18\x02 \x01(\rR\bpeerRank\x120\n" +
@@ -2296,7 +2305,8 @@ const file_kvgrpc_v1_transfer_proto_rawDesc = "" +
 	"\vmoved_bytes\x18\x05 \x01(\x04R\n" +
 	"movedBytes\x12)\n" +
 	"\x10descriptor_count\x18\x06 \x01(\rR\x0fdescriptorCount\x12<\n" +
-	"\fprogress_age\x18\a \x01(\v2\x19.google.protobuf.DurationR\vprogressAge\"5\n" +
+	"\fprogress_age\x18\a \x01(\v2\x19.google.protobuf.DurationR\vprogressAge\x12@\n" +
+	"\x0erejected_paths\x18\b \x03(\v2\x19.kvgrpc.v1.DataPathStatusR\rrejectedPaths\"5\n" +
 	"\x12GetTransferRequest\x12\x1f\n" +
 	"\vtransfer_id\x18\x01 \x01(\tR\n" +
 	"transferId\"y\n" +
@@ -2491,7 +2501,8 @@ var file_kvgrpc_v1_transfer_proto_goTypes = []any{
 	(*durationpb.Duration)(nil),          // 31: google.protobuf.Duration
 	(TransferPhase)(0),                   // 32: kvgrpc.v1.TransferPhase
 	(DataPath)(0),                        // 33: kvgrpc.v1.DataPath
-	(*ResponseHeader)(nil),               // 34: kvgrpc.v1.ResponseHeader
+	(*DataPathStatus)(nil),               // 34: kvgrpc.v1.DataPathStatus
+	(*ResponseHeader)(nil),               // 35: kvgrpc.v1.ResponseHeader
 }
 var file_kvgrpc_v1_transfer_proto_depIdxs = []int32{
 	0,  // 0: kvgrpc.v1.Transfer.direction:type_name -> kvgrpc.v1.Direction
@@ -2509,56 +2520,57 @@ var file_kvgrpc_v1_transfer_proto_depIdxs = []int32{
 	31, // 12: kvgrpc.v1.PhaseTiming.duration:type_name -> google.protobuf.Duration
 	33, // 13: kvgrpc.v1.TransferPath.data_path:type_name -> kvgrpc.v1.DataPath
 	31, // 14: kvgrpc.v1.TransferPath.progress_age:type_name -> google.protobuf.Duration
-	34, // 15: kvgrpc.v1.GetTransferResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	8,  // 16: kvgrpc.v1.GetTransferResponse.transfer:type_name -> kvgrpc.v1.Transfer
-	4,  // 17: kvgrpc.v1.WaitTransferRequest.until:type_name -> kvgrpc.v1.WaitCondition
-	31, // 18: kvgrpc.v1.WaitTransferRequest.timeout:type_name -> google.protobuf.Duration
-	29, // 19: kvgrpc.v1.WaitTransferRequest.layers:type_name -> kvgrpc.v1.LayerRange
-	4,  // 20: kvgrpc.v1.TransferWait.until:type_name -> kvgrpc.v1.WaitCondition
-	31, // 21: kvgrpc.v1.TransferWait.timeout:type_name -> google.protobuf.Duration
-	29, // 22: kvgrpc.v1.TransferWait.layers:type_name -> kvgrpc.v1.LayerRange
-	34, // 23: kvgrpc.v1.WaitTransferResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	8,  // 24: kvgrpc.v1.WaitTransferResponse.transfer:type_name -> kvgrpc.v1.Transfer
-	4,  // 25: kvgrpc.v1.WaitTransfersRequest.until:type_name -> kvgrpc.v1.WaitCondition
-	5,  // 26: kvgrpc.v1.WaitTransfersRequest.wait_for:type_name -> kvgrpc.v1.WaitFor
-	31, // 27: kvgrpc.v1.WaitTransfersRequest.timeout:type_name -> google.protobuf.Duration
-	8,  // 28: kvgrpc.v1.WaitedTransfer.transfer:type_name -> kvgrpc.v1.Transfer
-	34, // 29: kvgrpc.v1.WaitTransfersResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	18, // 30: kvgrpc.v1.WaitTransfersResponse.waited_transfers:type_name -> kvgrpc.v1.WaitedTransfer
-	1,  // 31: kvgrpc.v1.TransferFilter.states:type_name -> kvgrpc.v1.TransferState
-	2,  // 32: kvgrpc.v1.TransferFilter.memory_dispositions:type_name -> kvgrpc.v1.MemoryDisposition
-	31, // 33: kvgrpc.v1.TransferFilter.min_age:type_name -> google.protobuf.Duration
-	0,  // 34: kvgrpc.v1.TransferFilter.direction:type_name -> kvgrpc.v1.Direction
-	20, // 35: kvgrpc.v1.ListTransfersRequest.filter:type_name -> kvgrpc.v1.TransferFilter
-	34, // 36: kvgrpc.v1.ListTransfersResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	8,  // 37: kvgrpc.v1.ListTransfersResponse.transfers:type_name -> kvgrpc.v1.Transfer
-	20, // 38: kvgrpc.v1.WatchTransfersRequest.filter:type_name -> kvgrpc.v1.TransferFilter
-	34, // 39: kvgrpc.v1.WatchTransfersResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	8,  // 40: kvgrpc.v1.WatchTransfersResponse.transfer:type_name -> kvgrpc.v1.Transfer
-	34, // 41: kvgrpc.v1.AcknowledgeTransfersResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	6,  // 42: kvgrpc.v1.CancelTransferRequest.scope:type_name -> kvgrpc.v1.CancelScope
-	34, // 43: kvgrpc.v1.CancelTransferResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	7,  // 44: kvgrpc.v1.CancelTransferResponse.outcome:type_name -> kvgrpc.v1.CancelOutcome
-	8,  // 45: kvgrpc.v1.CancelTransferResponse.transfers:type_name -> kvgrpc.v1.Transfer
-	12, // 46: kvgrpc.v1.TransferService.GetTransfer:input_type -> kvgrpc.v1.GetTransferRequest
-	14, // 47: kvgrpc.v1.TransferService.WaitTransfer:input_type -> kvgrpc.v1.WaitTransferRequest
-	17, // 48: kvgrpc.v1.TransferService.WaitTransfers:input_type -> kvgrpc.v1.WaitTransfersRequest
-	21, // 49: kvgrpc.v1.TransferService.ListTransfers:input_type -> kvgrpc.v1.ListTransfersRequest
-	23, // 50: kvgrpc.v1.TransferService.WatchTransfers:input_type -> kvgrpc.v1.WatchTransfersRequest
-	25, // 51: kvgrpc.v1.TransferService.AcknowledgeTransfers:input_type -> kvgrpc.v1.AcknowledgeTransfersRequest
-	27, // 52: kvgrpc.v1.TransferService.CancelTransfer:input_type -> kvgrpc.v1.CancelTransferRequest
-	13, // 53: kvgrpc.v1.TransferService.GetTransfer:output_type -> kvgrpc.v1.GetTransferResponse
-	16, // 54: kvgrpc.v1.TransferService.WaitTransfer:output_type -> kvgrpc.v1.WaitTransferResponse
-	19, // 55: kvgrpc.v1.TransferService.WaitTransfers:output_type -> kvgrpc.v1.WaitTransfersResponse
-	22, // 56: kvgrpc.v1.TransferService.ListTransfers:output_type -> kvgrpc.v1.ListTransfersResponse
-	24, // 57: kvgrpc.v1.TransferService.WatchTransfers:output_type -> kvgrpc.v1.WatchTransfersResponse
-	26, // 58: kvgrpc.v1.TransferService.AcknowledgeTransfers:output_type -> kvgrpc.v1.AcknowledgeTransfersResponse
-	28, // 59: kvgrpc.v1.TransferService.CancelTransfer:output_type -> kvgrpc.v1.CancelTransferResponse
-	53, // [53:60] is the sub-list for method output_type
-	46, // [46:53] is the sub-list for method input_type
-	46, // [46:46] is the sub-list for extension type_name
-	46, // [46:46] is the sub-list for extension extendee
-	0,  // [0:46] is the sub-list for field type_name
+	34, // 15: kvgrpc.v1.TransferPath.rejected_paths:type_name -> kvgrpc.v1.DataPathStatus
+	35, // 16: kvgrpc.v1.GetTransferResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	8,  // 17: kvgrpc.v1.GetTransferResponse.transfer:type_name -> kvgrpc.v1.Transfer
+	4,  // 18: kvgrpc.v1.WaitTransferRequest.until:type_name -> kvgrpc.v1.WaitCondition
+	31, // 19: kvgrpc.v1.WaitTransferRequest.timeout:type_name -> google.protobuf.Duration
+	29, // 20: kvgrpc.v1.WaitTransferRequest.layers:type_name -> kvgrpc.v1.LayerRange
+	4,  // 21: kvgrpc.v1.TransferWait.until:type_name -> kvgrpc.v1.WaitCondition
+	31, // 22: kvgrpc.v1.TransferWait.timeout:type_name -> google.protobuf.Duration
+	29, // 23: kvgrpc.v1.TransferWait.layers:type_name -> kvgrpc.v1.LayerRange
+	35, // 24: kvgrpc.v1.WaitTransferResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	8,  // 25: kvgrpc.v1.WaitTransferResponse.transfer:type_name -> kvgrpc.v1.Transfer
+	4,  // 26: kvgrpc.v1.WaitTransfersRequest.until:type_name -> kvgrpc.v1.WaitCondition
+	5,  // 27: kvgrpc.v1.WaitTransfersRequest.wait_for:type_name -> kvgrpc.v1.WaitFor
+	31, // 28: kvgrpc.v1.WaitTransfersRequest.timeout:type_name -> google.protobuf.Duration
+	8,  // 29: kvgrpc.v1.WaitedTransfer.transfer:type_name -> kvgrpc.v1.Transfer
+	35, // 30: kvgrpc.v1.WaitTransfersResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	18, // 31: kvgrpc.v1.WaitTransfersResponse.waited_transfers:type_name -> kvgrpc.v1.WaitedTransfer
+	1,  // 32: kvgrpc.v1.TransferFilter.states:type_name -> kvgrpc.v1.TransferState
+	2,  // 33: kvgrpc.v1.TransferFilter.memory_dispositions:type_name -> kvgrpc.v1.MemoryDisposition
+	31, // 34: kvgrpc.v1.TransferFilter.min_age:type_name -> google.protobuf.Duration
+	0,  // 35: kvgrpc.v1.TransferFilter.direction:type_name -> kvgrpc.v1.Direction
+	20, // 36: kvgrpc.v1.ListTransfersRequest.filter:type_name -> kvgrpc.v1.TransferFilter
+	35, // 37: kvgrpc.v1.ListTransfersResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	8,  // 38: kvgrpc.v1.ListTransfersResponse.transfers:type_name -> kvgrpc.v1.Transfer
+	20, // 39: kvgrpc.v1.WatchTransfersRequest.filter:type_name -> kvgrpc.v1.TransferFilter
+	35, // 40: kvgrpc.v1.WatchTransfersResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	8,  // 41: kvgrpc.v1.WatchTransfersResponse.transfer:type_name -> kvgrpc.v1.Transfer
+	35, // 42: kvgrpc.v1.AcknowledgeTransfersResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	6,  // 43: kvgrpc.v1.CancelTransferRequest.scope:type_name -> kvgrpc.v1.CancelScope
+	35, // 44: kvgrpc.v1.CancelTransferResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	7,  // 45: kvgrpc.v1.CancelTransferResponse.outcome:type_name -> kvgrpc.v1.CancelOutcome
+	8,  // 46: kvgrpc.v1.CancelTransferResponse.transfers:type_name -> kvgrpc.v1.Transfer
+	12, // 47: kvgrpc.v1.TransferService.GetTransfer:input_type -> kvgrpc.v1.GetTransferRequest
+	14, // 48: kvgrpc.v1.TransferService.WaitTransfer:input_type -> kvgrpc.v1.WaitTransferRequest
+	17, // 49: kvgrpc.v1.TransferService.WaitTransfers:input_type -> kvgrpc.v1.WaitTransfersRequest
+	21, // 50: kvgrpc.v1.TransferService.ListTransfers:input_type -> kvgrpc.v1.ListTransfersRequest
+	23, // 51: kvgrpc.v1.TransferService.WatchTransfers:input_type -> kvgrpc.v1.WatchTransfersRequest
+	25, // 52: kvgrpc.v1.TransferService.AcknowledgeTransfers:input_type -> kvgrpc.v1.AcknowledgeTransfersRequest
+	27, // 53: kvgrpc.v1.TransferService.CancelTransfer:input_type -> kvgrpc.v1.CancelTransferRequest
+	13, // 54: kvgrpc.v1.TransferService.GetTransfer:output_type -> kvgrpc.v1.GetTransferResponse
+	16, // 55: kvgrpc.v1.TransferService.WaitTransfer:output_type -> kvgrpc.v1.WaitTransferResponse
+	19, // 56: kvgrpc.v1.TransferService.WaitTransfers:output_type -> kvgrpc.v1.WaitTransfersResponse
+	22, // 57: kvgrpc.v1.TransferService.ListTransfers:output_type -> kvgrpc.v1.ListTransfersResponse
+	24, // 58: kvgrpc.v1.TransferService.WatchTransfers:output_type -> kvgrpc.v1.WatchTransfersResponse
+	26, // 59: kvgrpc.v1.TransferService.AcknowledgeTransfers:output_type -> kvgrpc.v1.AcknowledgeTransfersResponse
+	28, // 60: kvgrpc.v1.TransferService.CancelTransfer:output_type -> kvgrpc.v1.CancelTransferResponse
+	54, // [54:61] is the sub-list for method output_type
+	47, // [47:54] is the sub-list for method input_type
+	47, // [47:47] is the sub-list for extension type_name
+	47, // [47:47] is the sub-list for extension extendee
+	0,  // [0:47] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_v1_transfer_proto_init() }
@@ -2567,6 +2579,7 @@ func file_kvgrpc_v1_transfer_proto_init() {
 		return
 	}
 	file_kvgrpc_v1_common_proto_init()
+	file_kvgrpc_v1_handshake_proto_init()
 	file_kvgrpc_v1_transfer_proto_msgTypes[19].OneofWrappers = []any{
 		(*CancelTransferRequest_TransferId)(nil),
 		(*CancelTransferRequest_TransferKey)(nil),

@@ -1,4 +1,4 @@
-"""Two hosts, which are network namespaces, with a link between them that can be cut.
+"""Hosts, which are network namespaces: two of them with a link that can be cut, or more on a switch (switched.py).
 
 This host has a route to each of them, but no device with an address. A NIXL agent offers all addresses that its host
 has at start, and UCX picks the fastest device. With an address here, parallel tests would move bytes over a network
@@ -7,11 +7,12 @@ that soon disappears.
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-NETWORK = f"10.{200 + (os.getpid() >> 16) % 50}.{os.getpid() >> 8 & 255}"
+NETWORK = f"10.{200 + (os.getpid() >> 8) % 50}.{os.getpid() & 255}"
+"""First three numbers of all addresses. Tests that run beside each other have process ids that lie close together."""
 _OUTSIDE = f"{NETWORK}.254"
 """This host's source address for calls to both hosts. It belongs to no device."""
 
@@ -26,12 +27,12 @@ class Host:
 
     @property
     def device(self) -> str:
-        """The host's end of the link to the other host. It is the only device with an address, except the loopback."""
+        """The host's end of its link. It is the only device with an address, except the loopback."""
         return f"kv{os.getpid()}n{self.number}"
 
     @property
     def way(self) -> str:
-        """The device on this host that leads to the other host."""
+        """The device on this host that leads to the host."""
         return f"kv{os.getpid()}w{self.number}"
 
     @property
@@ -63,26 +64,40 @@ def mend() -> None:
 
 @contextmanager
 def two_hosts() -> Iterator[str]:
-    """Makes the hosts for the duration of the context. Yields the reason if that is impossible, else ""."""
+    """Makes two hosts for the duration of the context. Yields the reason if that is impossible, else ""."""
+    with ExitStack() as stack:
+        why_not = stack.enter_context(namespaces(BOTH))
+        if not why_not:
+            link = "type", "veth", "peer", "name"
+            ip("-n", FIRST.name, "link", "add", FIRST.device, *link, SECOND.device, "netns", SECOND.name)
+            for host in BOTH:
+                bring_up(host, stack)
+        yield why_not
+
+
+@contextmanager
+def namespaces(hosts: Sequence[Host]) -> Iterator[str]:
+    """Makes hosts without links for the duration of the context. Yields the reason if that is impossible, else ""."""
     with ExitStack() as stack:
         try:
-            for host in BOTH:
+            for host in hosts:
                 ip("netns", "add", host.name)
                 stack.callback(ip, "netns", "delete", host.name)
         except (OSError, subprocess.CalledProcessError) as error:
             yield f"no network namespace can be made: {getattr(error, 'stderr', '') or error}".strip()
             return
-        link = "type", "veth", "peer", "name"
-        ip("-n", FIRST.name, "link", "add", FIRST.device, *link, SECOND.device, "netns", SECOND.name)
         ip("route", "add", "local", _OUTSIDE, "dev", "lo", "table", "local")
         stack.callback(ip, "route", "delete", "local", _OUTSIDE, "dev", "lo", "table", "local")
-        for host in BOTH:
-            ip("-n", host.name, "address", "add", f"{host.address}/24", "dev", host.device)
-            for device in (host.device, "lo"):
-                ip("-n", host.name, "link", "set", device, "up")
-            _lay_way(host)
-            stack.callback(ip, "link", "delete", host.way)  # a namespace outlives its name for a while
         yield ""
+
+
+def bring_up(host: Host, stack: ExitStack) -> None:
+    """Gives the device of a host its address, and lays the way from this host, which ends with the stack."""
+    ip("-n", host.name, "address", "add", f"{host.address}/24", "dev", host.device)
+    for device in (host.device, "lo"):
+        ip("-n", host.name, "link", "set", device, "up")
+    _lay_way(host)
+    stack.callback(ip, "link", "delete", host.way)  # a namespace outlives its name for a while
 
 
 def _lay_way(host: Host) -> None:
