@@ -5,36 +5,57 @@ gRPC counts calls when they come, for channelz. It tells the count in no other w
 
 import json
 import re
+import threading
+from collections.abc import Callable
+from typing import TypeVar
 
 from grpc._cython import cygrpc  # type: ignore[attr-defined]  # the types of gRPC leave it out
 
+_Server = TypeVar("_Server")
 _STARTED = re.compile(rb'"callsStarted":"(\d+)"')
+_MAKING = threading.Lock()
+"""Lock of whoever makes a server, so that two threads do not make each other try again."""
 
 
-def newest_server() -> int:
-    """Returns the number by which channelz knows the server of this process that was made last."""
-    start, newest = 0, 0
+def with_backlog(make: Callable[[], _Server]) -> tuple[_Server, "Backlog"]:
+    """Returns a server that `make` has made, and its backlog.
+
+    gRPC does not say by which number channelz knows a server. The number is certain if only one is new. If another
+    server of this process was made meanwhile, this one is left, and made again.
+    """
+    with _MAKING:
+        while True:
+            before = max(_servers_after(-1), default=0)
+            server = make()
+            new = _servers_after(before)
+            if len(new) == 1:
+                return server, Backlog(new[0])
+
+
+def _servers_after(number: int) -> list[int]:
+    """Returns the numbers by which channelz knows the servers of this process, those that are greater than `number`."""
+    found: list[int] = []
     while True:
-        page = json.loads(cygrpc.channelz_get_servers(start))
-        ids = [int(row["ref"]["serverId"]) for row in page.get("server", ())]
-        newest = max([newest, *ids])
-        if page.get("end") or not ids:
-            return newest
-        start = newest + 1
+        page = json.loads(cygrpc.channelz_get_servers(number + 1))
+        found += [int(row["ref"]["serverId"]) for row in page.get("server", ())]
+        if page.get("end") or not page.get("server"):
+            return found
+        number = found[-1]
 
 
 class Backlog:
     """The backlog of one server."""
 
     def __init__(self, server_id: int) -> None:
-        self._server_id = server_id
+        self.server_id = server_id
+        """Number by which channelz knows the server."""
         self.handed_over = 0
         """Number of calls that gRPC has handed over, and of those that it never will."""
 
     def count(self) -> int:
         """Returns the number of calls that wait; 0 for a server that has ended. Takes tens of microseconds."""
         try:
-            found = _STARTED.search(cygrpc.channelz_get_server(self._server_id))
+            found = _STARTED.search(cygrpc.channelz_get_server(self.server_id))
         except ValueError:
             return 0
         started = int(found[1]) if found else 0

@@ -36,7 +36,6 @@ KEEPING = f"""[limits]
 lease_ttl_s = {LONG_S}
 kept_bytes = 8_000_000
 kept_bytes_per_caller = 8_000_000
-kept_bytes_per_tenant = 8_000_000
 """
 
 

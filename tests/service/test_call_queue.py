@@ -1,8 +1,10 @@
 """A busy server takes all calls over from gRPC, and lets them begin in a fair order."""
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 from kvgrpc.config import Config, PoolConfig
 from kvgrpc.errors import Exhausted
 from kvgrpc.server import Server
-from kvgrpc.service.backlog import Backlog, newest_server
+from kvgrpc.service.backlog import Backlog, with_backlog
 from kvgrpc.service.call_queue import BYTES_MAX, CallQueue
 from kvgrpc.v1 import admin_pb2
 from kvgrpc.v1.admin_pb2_grpc import AdminServiceStub
@@ -57,8 +59,8 @@ def hold_until(met: Callable[[], bool]) -> None:
 
 async def test_a_backlog_is_what_grpc_has_and_has_not_handed_over() -> None:
     handlers = _Counting()
-    server = grpc.aio.server(handlers=[handlers])
-    backlog = handlers.backlog = Backlog(newest_server())
+    server, backlog = with_backlog(lambda: grpc.aio.server(handlers=[handlers]))
+    handlers.backlog = backlog
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
@@ -80,6 +82,40 @@ async def test_a_backlog_is_what_grpc_has_and_has_not_handed_over() -> None:
     finally:
         await server.stop(None)
     assert backlog.count() == 0
+
+
+async def test_a_backlog_is_that_of_its_own_server_when_others_are_made_meanwhile() -> None:
+    handlers, others = _Counting(), []
+
+    def make() -> grpc.aio.Server:
+        server = grpc.aio.server(handlers=[handlers])
+        if len(others) < 2:
+            others.append(grpc.aio.server())
+        return server
+
+    server, handlers.backlog = with_backlog(make)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with channel_to(f"127.0.0.1:{port}") as channel:
+            assert await channel.unary_unary("/a/b")(b"x") == b"x"
+    finally:
+        await server.stop(None)
+    assert len(others) == 2
+
+
+async def test_servers_that_threads_make_at_once_have_backlogs_of_their_own() -> None:
+    threads = 4
+    together = threading.Barrier(threads)
+
+    def make() -> list[tuple[grpc.Server, Backlog]]:
+        together.wait(30)
+        return [with_backlog(lambda: grpc.server(ThreadPoolExecutor(1))) for _ in range(8)]
+
+    with ThreadPoolExecutor(threads) as pool:
+        made = [pool.submit(make) for _ in range(threads)]
+    numbers = [backlog.server_id for one in made for _, backlog in one.result()]
+    assert len(set(numbers)) == threads * 8
 
 
 @pytest.fixture

@@ -1,11 +1,13 @@
 """LeaseService: time-bounded read pins."""
 
 import os
+import time
 from collections.abc import AsyncIterator
 
 from kvgrpc.core.send.findable import find_offers
 from kvgrpc.core.state import NodeState
-from kvgrpc.errors import invalid
+from kvgrpc.errors import KVGrpcError, invalid
+from kvgrpc.service.call_records import OK
 from kvgrpc.service.callers import PRINCIPAL
 from kvgrpc.service.engine_watchers import INTERVAL_S
 from kvgrpc.service.identity.tenants import searched, sees
@@ -18,6 +20,8 @@ from kvgrpc.wire import answers, requests
 from kvgrpc.wire.offers import found_to_proto, news_to_proto
 from kvgrpc.wire.values import content
 
+RENEWAL = "kvgrpc.v1.LeaseService/RenewLeases"
+"""Name under which each message of KeepAlive is counted."""
 KEY_BYTES = 16
 """Size of the transfer key of a grant that was found, in bytes."""
 
@@ -103,10 +107,22 @@ class LeaseService(lease_pb2_grpc.LeaseServiceServicer):
         self, request: AsyncIterator[lease_pb2.KeepAliveRequest], trace: str
     ) -> AsyncIterator[lease_pb2.KeepAliveResponse]:
         async for row in request:
-            reply = await reply_to(KEEP_ALIVE, self._lead, row, trace)
+            reply = await self._renewed(row, trace)
             reply.sequence = row.sequence
             yield reply
             del row, reply  # frees them now: the next message may come much later
+
+    async def _renewed(self, row: lease_pb2.KeepAliveRequest, trace: str) -> lease_pb2.KeepAliveResponse:
+        """Answers one message of a stream, and counts it as the call that it stands for."""
+        began, code = time.perf_counter(), OK
+        try:
+            return await reply_to(KEEP_ALIVE, self._lead, row, trace)
+        except KVGrpcError as error:
+            code = error.code
+            raise
+        finally:
+            self._lead.calls.ended(RENEWAL, code, began)
+            del row
 
 
 def _resumed(request: lease_pb2.WatchOffersRequest, state: NodeState) -> tuple[int, int]:

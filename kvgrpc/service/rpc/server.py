@@ -21,7 +21,7 @@ from kvgrpc.core.values.networks import is_loopback
 from kvgrpc.errors import Reason
 from kvgrpc.peer.v1 import peer_pb2, peer_pb2_grpc, rank_pb2, rank_pb2_grpc
 from kvgrpc.service.address_in_use import AddressInUse
-from kvgrpc.service.backlog import Backlog, newest_server
+from kvgrpc.service.backlog import with_backlog
 from kvgrpc.service.call_queue import CallQueue
 from kvgrpc.service.fleet.reader import FleetReader
 from kvgrpc.service.lead import Lead
@@ -259,27 +259,12 @@ def bounded_server(limits: Limits, queue: CallQueue) -> tuple[grpc.aio.Server, M
     """Returns a server without services, with its methods, and the places of standing calls and of all others. Its
     calls wait in the queue while it is busy.
     """
-    server = grpc.aio.server(
-        options=[
-            ("grpc.max_receive_message_length", limits.message_bytes),
-            # Commands to a rank are as long as over the session socket. The registrar bounds all other replies.
-            ("grpc.max_send_message_length", max(limits.message_bytes, FRAME_BYTES_MAX)),
-            # gRPC's default lets two servers share a port, unnoticed.
-            ("grpc.so_reuseport", 0),
-            ("grpc.keepalive_permit_without_calls", 1),
-            ("grpc.http2.min_ping_interval_without_data_ms", 1000),
-            # A caller's library queues calls beyond this number, without an error.
-            ("grpc.max_concurrent_streams", _streams(limits)),
-            # Without this gRPC refuses calls of a library that holds others back, as UNAVAILABLE: it counts ended ones.
-            ("grpc.http.overload_protection", 0),
-            ("grpc.max_allowed_incoming_connections", limits.connections),
-            # The call queue is fair, and gRPC is not: it cancels calls of all callers alike.
-            ("grpc.server.max_pending_requests", PENDING_MAX),
-            ("grpc.server.max_pending_requests_hard_limit", PENDING_MAX),
-            ("grpc.server_handshake_timeout_ms", int(limits.connect_timeout_s * 1000)),
-        ],
-        # A call takes a place when its request has arrived. This limit bounds calls whose request never comes.
-        maximum_concurrent_rpcs=limits.standing + limits.calls + 2 * OWN * limits.connections,
+    server, backlog = with_backlog(
+        lambda: grpc.aio.server(
+            options=_server_options(limits),
+            # A call takes a place when its request has arrived. This limit bounds calls whose request never comes.
+            maximum_concurrent_rpcs=limits.standing + limits.calls + 2 * OWN * limits.connections,
+        )
     )
     standing, calls = (
         Places(what, each, most, retry_s, of_tenant=limits.of_tenant(most))
@@ -288,11 +273,31 @@ def bounded_server(limits: Limits, queue: CallQueue) -> tuple[grpc.aio.Server, M
             ("calls under way", limits.calls_per_connection, limits.calls, 0.1),
         )
     )
-    backlog = Backlog(newest_server())
     queue.backlogs.append(backlog)
     table = MethodTable(queue, backlog)
     server.add_generic_rpc_handlers((table,))
     return server, table, standing, calls
+
+
+def _server_options(limits: Limits) -> list[tuple[str, Any]]:
+    return [
+        ("grpc.max_receive_message_length", limits.message_bytes),
+        # Commands to a rank are as long as over the session socket. The registrar bounds all other replies.
+        ("grpc.max_send_message_length", max(limits.message_bytes, FRAME_BYTES_MAX)),
+        # gRPC's default lets two servers share a port, unnoticed.
+        ("grpc.so_reuseport", 0),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+        # A caller's library queues calls beyond this number, without an error.
+        ("grpc.max_concurrent_streams", _streams(limits)),
+        # Without this gRPC refuses calls of a library that holds others back, as UNAVAILABLE: it counts ended ones.
+        ("grpc.http.overload_protection", 0),
+        ("grpc.max_allowed_incoming_connections", limits.connections),
+        # The call queue is fair, and gRPC is not: it cancels calls of all callers alike.
+        ("grpc.server.max_pending_requests", PENDING_MAX),
+        ("grpc.server.max_pending_requests_hard_limit", PENDING_MAX),
+        ("grpc.server_handshake_timeout_ms", int(limits.connect_timeout_s * 1000)),
+    ]
 
 
 def _streams(limits: Limits) -> int:

@@ -26,7 +26,7 @@ from kvgrpc.service.address_in_use import AddressInUse
 from kvgrpc.service.metrics import endpoint
 from kvgrpc.service.metrics.endpoint import CONNECTIONS_MAX
 from kvgrpc.service.metrics.families import FAMILIES, MetricKind
-from kvgrpc.v1 import scheduler_pb2, scheduler_pb2_grpc
+from kvgrpc.v1 import lease_pb2, lease_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 from tests.identity.servers import People
 from tests.service.engines import wait_until
 
@@ -160,6 +160,19 @@ async def test_calls_of_a_schedulers_step_are_counted_one_by_one() -> None:
         }
         assert sum(counts.values()) == len(answers) == 2
         assert "INVALID_ARGUMENT" in counts
+        stream.cancel()
+
+
+async def test_renewals_on_a_stream_are_counted_one_by_one_while_it_stands() -> None:
+    async with serving("P") as source, connect(source.address) as client:
+        stream: Any = lease_pb2_grpc.LeaseServiceStub(client.channel).KeepAlive(timeout=20)
+        nobodys = lease_pb2.LeaseRef(lease_id="l-0000000000000001-00000000000000000000000000000001")
+        for sequence in (1, 2):
+            await stream.write(lease_pb2.KeepAliveRequest(leases=[nobodys], sequence=sequence))
+            assert (await stream.read()).sequence == sequence
+        values, name = await scrape(source), "rpc_server_call_duration_seconds_count"
+        method = {"rpc_system_name": "grpc", "rpc_method": "kvgrpc.v1.LeaseService/RenewLeases"}
+        assert at(values, name, **method, rpc_response_status_code="OK") == 2
         stream.cancel()
 
 
