@@ -65,7 +65,11 @@ def free_port() -> int:
 class Server:
     """One engine with its HTTP server. `mode`: prefill, decode, or empty for an engine that does both."""
 
-    def __init__(self, name: str, folder: Path, mode: str, page_tokens: int) -> None:
+    def __init__(
+        self, name: str, folder: Path, mode: str, page_tokens: int, flags: Sequence[str] = (), **environment: str
+    ) -> None:
+        """`flags` and `environment` come after those that all servers have."""
+        self._flags, self._environment = flags, environment
         self._folder, self._name, self._mode, self._page_tokens = folder, name, mode, page_tokens
         self.port, self.lead_port = free_port(), free_port()
         self._process: subprocess.Popen[bytes] | None = None
@@ -73,6 +77,10 @@ class Server:
     @property
     def log(self) -> Path:
         return self._folder / f"{self._name}.log"
+
+    @property
+    def model(self) -> Path:
+        return self._folder / "model"
 
     def start(self) -> None:
         """Starts the server, which is not ready yet."""
@@ -93,6 +101,8 @@ class Server:
         if self._mode == "decode":
             command += DECODE_FLAGS
             environment["SGLANG_KVGRPC_LISTEN"] = f"127.0.0.1:{self.lead_port}"
+        command += self._flags
+        environment |= self._environment
         with self.log.open("wb") as out:
             self._process = subprocess.Popen(
                 command, stdout=out, stderr=subprocess.STDOUT, env=os.environ | environment, start_new_session=True
