@@ -2,19 +2,20 @@
 
 import json
 import os
+import random
 import signal
 import subprocess
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kvgrpc.client import connect_sync
-from tests.sglang.servers import HELD, LOOK_S, POOL_TOKENS, ROOT, START_S, Server, free_port
+from tests.sglang.servers import HELD, LOOK_S, POOL_TOKENS, ROOT, START_S, Server, asked, free_port, sampled
 from tests.vllm.processes import end, tree_of
 
 VLLM = Path(os.environ.get("VLLM_VENV") or ROOT / ".venv-vllm") / "bin" / "python"
@@ -115,17 +116,7 @@ class VLLMServer:
             "model": NAME, "prompt": list(prompt), "max_tokens": tokens, "temperature": 0, "ignore_eos": True,
             "return_token_ids": True, **({"kv_transfer_params": params} if params else {}),
         }  # fmt: skip
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}/v1/completions", json.dumps(body).encode(),
-            {"Content-Type": "application/json"},
-        )  # fmt: skip
-        try:
-            with urllib.request.urlopen(request, timeout=timeout_s) as answer:
-                return dict(json.loads(answer.read()))
-        except urllib.error.HTTPError as error:
-            return {"error": error.read().decode()}
-        except (OSError, ValueError) as error:
-            return {"error": f"{type(error).__name__}: {error}"}
+        return asked(self.port, "/v1/completions", body, timeout_s)
 
     def alone(self, prompt: Sequence[int], tokens: int) -> list[int]:
         """Returns the tokens of this engine without any other."""
@@ -151,3 +142,29 @@ class Programs:
 
     def all_held(self) -> list[dict[str, int]]:
         return [self.vllm.held(), self.prefill.held(), self.decode.held()]
+
+
+def vllm_to_sglang(programs: Programs, prompt: list[int], tokens: int, **more: Any) -> dict[str, Any]:
+    """Returns the answer of SGLang's decode to a prompt that vLLM prefills, both asked at once."""
+    room = random.getrandbits(63)
+    params = {"do_remote_decode": True, "do_remote_prefill": False, "bootstrap_room": room}
+    to_d = {
+        "input_ids": prompt, "bootstrap_host": "127.0.0.1", "bootstrap_port": programs.vllm.lead_port,
+        "bootstrap_room": room, **sampled(tokens), **more,
+    }  # fmt: skip
+    with ThreadPoolExecutor(2) as threads:
+        at_d = threads.submit(programs.decode.ask, "/generate", to_d)
+        tokens_of(threads.submit(programs.vllm.ask, prompt, 1, params).result())
+        return at_d.result()
+
+
+def sglang_to_vllm(programs: Programs, prompt: list[int], tokens: int) -> dict[str, Any]:
+    """Returns vLLM's answer to a prompt that SGLang prefills, both asked at once."""
+    room = random.getrandbits(63)
+    place = {"bootstrap_host": "127.0.0.1", "bootstrap_port": programs.prefill.lead_port, "bootstrap_room": room}
+    params = {"do_remote_decode": False, "do_remote_prefill": True, **place}
+    with ThreadPoolExecutor(2) as threads:
+        at_p = threads.submit(programs.prefill.ask, "/generate", {"input_ids": prompt, **place, **sampled(1)})
+        found = threads.submit(programs.vllm.ask, prompt, tokens, params).result()
+        at_p.result()
+        return found

@@ -35,7 +35,7 @@ FLAGS = (
     "--skip-tokenizer-init", "--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch",
     "--disable-cuda-graph", "--disable-overlap-schedule", "--mem-fraction-static", "0.2", "--max-total-tokens",
     str(POOL_TOKENS), "--dtype", "bfloat16", "--grammar-backend", "none", "--skip-server-warmup", "--host", "127.0.0.1",
-    "--chunked-prefill-size", "256",
+    "--chunked-prefill-size", "256", "--sleep-on-idle",
 )  # fmt: skip
 DECODE_FLAGS = ("--disaggregation-decode-retraction-backup", "cpu_tensor")
 """Without a GPU there is no pinned memory, which SGLang otherwise asks for."""
@@ -142,17 +142,20 @@ class Server:
 
     def ask(self, path: str, body: object, timeout_s: float = ANSWER_S) -> dict[str, Any]:
         """Returns the answer, or the reason why there is none under `error`."""
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}{path}", data, {"Content-Type": "application/json"}
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=timeout_s) as answer:
-                return dict(json.loads(answer.read() or b"{}"))
-        except urllib.error.HTTPError as error:
-            return {"error": error.read().decode()}
-        except (OSError, ValueError) as error:
-            return {"error": f"{type(error).__name__}: {error}"}
+        return asked(self.port, path, body, timeout_s)
+
+
+def asked(port: int, path: str, body: object, timeout_s: float = ANSWER_S) -> dict[str, Any]:
+    """Returns the answer of whoever serves at a port, or the reason why there is none under `error`."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+            return dict(json.loads(answer.read() or b"{}"))
+    except urllib.error.HTTPError as error:
+        return {"error": error.read().decode()}
+    except (OSError, ValueError) as error:
+        return {"error": f"{type(error).__name__}: {error}"}
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """Engines of two programs: vLLM prefills for SGLang's decode, and SGLang prefills for vLLM."""
 
-import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -14,7 +13,7 @@ from kvgrpc.core.values.layout import Group, GroupKind, uniform_layout
 from kvgrpc.engine import Engine, Failed, Rank, content
 from kvgrpc.integrations.across import identity_of, stated_config
 from kvgrpc.integrations.derived_keys import room_key
-from tests.sglang.programs import ACROSS, DTYPE, VLLM, Programs, VLLMServer, tokens_of
+from tests.sglang.programs import ACROSS, DTYPE, VLLM, Programs, VLLMServer, sglang_to_vllm, tokens_of, vllm_to_sglang
 from tests.sglang.servers import Server, ids_of, prompt_of, sampled, wait_until
 
 pytestmark = pytest.mark.skipif(not VLLM.exists(), reason=f"no vLLM at {VLLM}: `make vllm`, or VLLM_VENV")
@@ -42,36 +41,10 @@ def programs(folder: Path) -> Iterator[Programs]:
         yield made
 
 
-def vllm_to_sglang(programs: Programs, prompt: list[int], tokens: int = TOKENS, **more: Any) -> dict[str, Any]:
-    """Returns the answer of SGLang's decode to a prompt that vLLM prefills, both asked at once."""
-    room = random.getrandbits(63)
-    params = {"do_remote_decode": True, "do_remote_prefill": False, "bootstrap_room": room}
-    to_d = {
-        "input_ids": prompt, "bootstrap_host": "127.0.0.1", "bootstrap_port": programs.vllm.lead_port,
-        "bootstrap_room": room, **sampled(tokens), **more,
-    }  # fmt: skip
-    with ThreadPoolExecutor(2) as threads:
-        at_d = threads.submit(programs.decode.ask, "/generate", to_d)
-        tokens_of(threads.submit(programs.vllm.ask, prompt, 1, params).result())
-        return at_d.result()
-
-
-def sglang_to_vllm(programs: Programs, prompt: list[int], tokens: int = TOKENS) -> dict[str, Any]:
-    """Returns vLLM's answer to a prompt that SGLang prefills, both asked at once."""
-    room = random.getrandbits(63)
-    place = {"bootstrap_host": "127.0.0.1", "bootstrap_port": programs.prefill.lead_port, "bootstrap_room": room}
-    params = {"do_remote_decode": False, "do_remote_prefill": True, **place}
-    with ThreadPoolExecutor(2) as threads:
-        at_p = threads.submit(programs.prefill.ask, "/generate", {"input_ids": prompt, **place, **sampled(1)})
-        found = threads.submit(programs.vllm.ask, prompt, tokens, params).result()
-        at_p.result()
-        return found
-
-
 def test_what_vllm_prefills_sglang_answers_with_the_tokens_of_one_engine(programs: Programs) -> None:
     for length in LENGTHS:
         prompt = prompt_of(length, seed=length)
-        found = vllm_to_sglang(programs, prompt)
+        found = vllm_to_sglang(programs, prompt, TOKENS)
         assert ids_of(found) == programs.vllm.alone(prompt, TOKENS), length
         counted = [found["meta_info"][name] for name in ("prompt_tokens", "completion_tokens")]
         assert counted == [length, TOKENS]
@@ -81,7 +54,7 @@ def test_what_vllm_prefills_sglang_answers_with_the_tokens_of_one_engine(program
 def test_what_sglang_prefills_vllm_answers_with_the_tokens_of_one_engine(programs: Programs) -> None:
     for length in LENGTHS:
         prompt, before = prompt_of(length, seed=1000 + length), programs.vllm.received_tokens()
-        found = tokens_of(sglang_to_vllm(programs, prompt))
+        found = tokens_of(sglang_to_vllm(programs, prompt, TOKENS))
         assert found == programs.vllm.alone(prompt, TOKENS), length
         assert programs.vllm.received_tokens() - before == length - 1, "decode computes the last token"
     wait_until(programs.at_rest, programs.all_held)
@@ -92,8 +65,8 @@ def test_requests_at_once_in_both_directions_get_their_own_tokens(programs: Prog
 
     def play(number: int) -> list[int]:
         if number % 2:
-            return ids_of(vllm_to_sglang(programs, prompts[number]))
-        return tokens_of(sglang_to_vllm(programs, prompts[number]))
+            return ids_of(vllm_to_sglang(programs, prompts[number], TOKENS))
+        return tokens_of(sglang_to_vllm(programs, prompts[number], TOKENS))
 
     with ThreadPoolExecutor(len(prompts)) as threads:
         found = list(threads.map(play, range(len(prompts))))
@@ -128,8 +101,8 @@ def test_clients_that_hang_up_across_engines_leave_all_blocks_free(programs: Pro
     wait_until(programs.at_rest, programs.all_held)
     prompt = prompt_of(600, seed=4002)
     expected = programs.vllm.alone(prompt, TOKENS)
-    assert ids_of(vllm_to_sglang(programs, prompt)) == expected
-    assert tokens_of(sglang_to_vllm(programs, prompt)) == expected
+    assert ids_of(vllm_to_sglang(programs, prompt, TOKENS)) == expected
+    assert tokens_of(sglang_to_vllm(programs, prompt, TOKENS)) == expected
 
 
 @pytest.mark.parametrize(
