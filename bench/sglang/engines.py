@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -29,7 +29,7 @@ def environment_of(backend: str, times: Path | None = None) -> dict[str, str]:
         found["LD_LIBRARY_PATH"] = os.pathsep.join(folders)
     if times is not None:
         np.zeros(2).tofile(times)
-        found["KVGRPC_BENCH_TIMES"] = str(times)
+        found["BENCH_KVGRPC_TIMES"] = str(times)
     return found
 
 
@@ -39,8 +39,16 @@ def server(name: str, folder: Path, mode: str, backend: str = KVGRPC, times: Pat
     return Server(name, folder, mode, PAGE_TOKENS, flags, **environment_of(backend, times))
 
 
+class Startable(Protocol):
+    """A server of either program."""
+
+    def start(self) -> None: ...
+    def wait(self) -> None: ...
+    def stop(self) -> None: ...
+
+
 @contextmanager
-def started(servers: Sequence[Server]) -> Iterator[None]:
+def started(servers: Sequence[Startable]) -> Iterator[None]:
     """Runs servers, and kills them afterwards."""
     with ExitStack() as stack:
         for one in servers:

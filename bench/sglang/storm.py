@@ -3,6 +3,7 @@
 import random
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -22,6 +23,9 @@ REST_S = 120.0
 """Maximum time after which nothing may be held any more, in seconds."""
 READY_S = 120.0
 ANSWER_S = 120.0
+LOOK_S = 0.5
+PAUSE = threading.Event()
+"""Never set: what a router and a lead know is only to be looked at."""
 
 
 @contextmanager
@@ -94,7 +98,7 @@ class Storm:
         ):
             if time.monotonic() > deadline:
                 raise RuntimeError("the router does not serve")
-            time.sleep(0.5)
+            PAUSE.wait(LOOK_S)
 
 
 def measured(folder: Path, requests: int, seed: int, tell: Callable[[str], None]) -> dict[str, Any]:
@@ -109,7 +113,7 @@ def measured(folder: Path, requests: int, seed: int, tell: Callable[[str], None]
             if victim is not None:
                 with ThreadPoolExecutor(1) as threads:
                     beside = threads.submit(storm.burst, AT_ONCE * 2, 0.0)
-                    time.sleep(0.5)
+                    PAUSE.wait(LOOK_S)  # so that some are in flight
                     victim.stop()
                     beside.result()
                 victim.start()
@@ -131,5 +135,5 @@ def _held(pair: Pair) -> dict[str, dict[str, int]]:
     """Returns what the leads still hold, once it does not become less."""
     deadline = time.monotonic() + REST_S
     while (pair.p.held() or pair.d.held()) and time.monotonic() < deadline:
-        time.sleep(0.5)
+        PAUSE.wait(LOOK_S)
     return {name: of for name, of in (("prefill", pair.p.held()), ("decode", pair.d.held())) if of}

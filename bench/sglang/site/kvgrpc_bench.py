@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-TIMES = "KVGRPC_BENCH_TIMES"
+TIMES = "BENCH_KVGRPC_TIMES"
 """Environment variable: a file that is there, for the seconds in kvgrpc's calls, and the steps that had such calls."""
-UNTIMED = frozenset(("__init__", "failure_exception"))
+UNTIMED = frozenset(("wait", "failure_exception"))
+"""Calls that are none of a step: the one that waits while there is nothing to compute, and the one that raises."""
 
 
 class Timer:
@@ -51,25 +52,28 @@ class Timer:
 
 def register() -> None:
     """Sets the hooks, in every process of SGLang."""
-    timer = None
-    if path := os.environ.get(TIMES, ""):
-        timer = Timer(path) if Path(path).exists() else None
-    if timer is not None:
-        HookRegistry.register("sglang.srt.managers.scheduler.Scheduler.ingest_requests", timer.stepped, HookType.BEFORE)
-    HookRegistry.register(
-        "sglang.srt.disaggregation.utils.get_kv_class", functools.partial(_given, timer, set()), HookType.AFTER
-    )
+    scheduler = "sglang.srt.managers.scheduler.Scheduler"
+    path = os.environ.get(TIMES, "")
+    if path and Path(path).exists():
+        timer = Timer(path)
+        HookRegistry.register(f"{scheduler}.ingest_requests", timer.stepped, HookType.BEFORE)
+        HookRegistry.register(f"{scheduler}.init_disaggregation", functools.partial(_time, timer), HookType.BEFORE)
+    HookRegistry.register("sglang.srt.disaggregation.utils.get_kv_class", _on_a_processor, HookType.AFTER)
 
 
-def _given(timer: Timer | None, known: set[Any], found: Any, *_: Any, **__: Any) -> None:
-    """Looks at a class that SGLang is given, once."""
-    if found in known:
-        return
-    known.add(found)
+def _time(timer: Timer, *_: Any, **__: Any) -> None:
+    """Times the calls of kvgrpc's classes."""
+    from kvgrpc.integrations.sglang.manager import KVManager
+    from kvgrpc.integrations.sglang.receiver import KVReceiver
+    from kvgrpc.integrations.sglang.sender import KVSender
+
+    for of in (KVManager, KVReceiver, KVSender):
+        for name, call in list(vars(of).items()):
+            if callable(call) and not name.startswith("_") and name not in UNTIMED:
+                setattr(of, name, timer.timed(call))
+
+
+def _on_a_processor(found: Any, *_: Any, **__: Any) -> None:
+    """Keeps a sender of SGLang's own from page-locked memory, for which it asks a GPU."""
     if getattr(found, "supports_host_tensor_indices", False):
-        found.supports_host_tensor_indices = False  # True asks for page-locked memory, and that for a GPU
-    if timer is None or not found.__module__.startswith("kvgrpc."):
-        return
-    for name, call in list(vars(found).items()):
-        if callable(call) and not name.startswith("_") and name not in UNTIMED:
-            setattr(found, name, timer.timed(call))
+        found.supports_host_tensor_indices = False

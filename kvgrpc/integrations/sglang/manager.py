@@ -32,6 +32,9 @@ _log = logging.getLogger(__name__)
 AWAITED = 1024
 """Maximum number of keys that are remembered until their request arrives."""
 
+IDLE_S = 0.002
+"""Time that a step without a batch waits for news, in seconds; requests come at every step."""
+
 
 class Owner(Protocol):
     """A sender or receiver, which hears of its transfer."""
@@ -260,6 +263,11 @@ class KVManager(BaseKVManager):
                 self._awaited[key] = None
                 if len(self._awaited) > AWAITED:
                     del self._awaited[next(iter(self._awaited))]
+
+    def wait(self) -> None:
+        """Waits for news, for a moment, if there may be some."""
+        if self._owners or self._expecting:
+            self.hear(IDLE_S)
 
     def _over(self, message: str) -> None:
         """Fails every transfer of a lead that is gone for good. Pages that peers may write stay held."""
