@@ -289,6 +289,25 @@ vllm-test: vllm ## Run the tests with real vLLM engines (ARGS="-k push" for some
 sglang-test: sglang ## Run the tests with real SGLang engines (ARGS="-k abort" for some of them, SGLANG_VENV for an environment of yours)
 	@cd tests/sglang && $(abspath $(SGLANG_VENV))/bin/pytest -q $(ARGS)
 
+# SGLang's own back end on a processor, and its router. That back end links libraries for RDMA, which come from the
+# distribution's own packages, unpacked and not installed.
+SGLANG_RIVALS := mooncake-transfer-engine-non-cuda==0.3.13.post1 sglang-router==0.3.2
+MOONCAKE_TOOLS := .tools/mooncake
+
+$(MOONCAKE_TOOLS)/.ready: | $(SGLANG_READY)
+	@mkdir -p $(MOONCAKE_TOOLS)
+	@$(PYTHON) -m venv .tools/uv && .tools/uv/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	@.tools/uv/bin/uv pip install --quiet --python $(SGLANG_VENV)/bin/python --no-deps $(SGLANG_RIVALS)
+	@cd $(MOONCAKE_TOOLS) && apt-get download -qq libibverbs1 librdmacm1 libnl-3-200 libnl-route-3-200 \
+	  && for package in *.deb; do dpkg -x $$package .; done && rm *.deb
+	@touch $@
+
+# Two processors, 8 GB, and the machine for itself; a quarter of an hour. It tells the time of hand-overs, so that whoever
+# else computes meanwhile makes it useless.
+.PHONY: sglang-bench
+sglang-bench: sglang $(MOONCAKE_TOOLS)/.ready ## Measure the SGLang back end against SGLang's own, a storm and vLLM beside SGLang (ARGS=--json, ARGS=--help; VLLM_VENV as above)
+	@PYTHONPATH=. VLLM_VENV=$(abspath $(VLLM_VENV)) timeout -k 60 3600 $(SGLANG_VENV)/bin/python -m bench.sglang $(ARGS)
+
 # It needs two processors, 14 GB, and the machine for itself; it takes a quarter of an hour, at most twice that.
 .PHONY: bench-vllm
 bench-vllm: vllm ## Measure the vLLM connector against vLLM's own NixlConnector (ARGS=--json; VLLM_VENV as above)

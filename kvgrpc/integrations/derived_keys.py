@@ -31,3 +31,8 @@ def read_secret(path: str) -> bytes:
             "it, such as those of `openssl rand -hex 32`, the same for both engines"
         )
     return secret
+
+
+def room_key(secret: bytes, room: int) -> bytes:
+    """Returns the transfer key that engines with this secret derive from the room that a router of SGLang chose."""
+    return derived_key(secret, b"sglang_room:" + room.to_bytes(8, "little", signed=True))

@@ -28,7 +28,7 @@ from kvgrpc.core.values import grants
 from kvgrpc.core.values.ids import TRANSFER_KEY_BYTES_MIN
 from kvgrpc.engine.scheduler import Offer, ScheduledRequest, Source
 from kvgrpc.errors import InvalidRequest, Reason
-from kvgrpc.integrations.derived_keys import derived_key
+from kvgrpc.integrations.derived_keys import derived_key, room_key
 from kvgrpc.v1.common_pb2 import (
     ON_ABORT_KEEP,
     TRANSFER_MODE_PULL,
@@ -43,6 +43,8 @@ PREFILLED_HERE, PREFILLED_ELSEWHERE = FLAGS = "do_remote_decode", "do_remote_pre
 """Flags that routers set on the request of a prefill engine, and on that of a decode engine."""
 TRACEPARENT = "traceparent"
 """Field of the trace, named like the HTTP header of W3C's Trace Context."""
+ROOM, ROOM_END = "bootstrap_room", 1 << 63
+"""Field of the room, by which SGLang's routers name a request at both engines, and the end of its numbers."""
 
 RECENT_KEYS = 16_384
 """Maximum number of recent keys; an engine uses fewer in the two minutes for which a lead refuses a used key."""
@@ -126,7 +128,7 @@ def wanted(
     else:
         fields["take"] = _source(params, intent, token, mode)
     key, shared = (
-        _key(intent, params),
+        _key(intent, params, defaults.pairing_secret),
         isinstance(fields.get("take"), Source) or (prefills and mode is not ModeChoice.PULL),
     )
     if not key and shared:
@@ -250,10 +252,14 @@ def _mode(intent: Intent, defaults: Defaults, *, pushes: bool) -> ModeChoice:
     return {TRANSFER_MODE_PULL: ModeChoice.PULL, TRANSFER_MODE_PUSH: ModeChoice.PUSH}.get(intent.mode, defaults.mode)
 
 
-def _key(intent: Intent, params: Params) -> bytes:
+def _key(intent: Intent, params: Params, secret: bytes = b"") -> bytes:
     """Returns the key by which a router names the transfer on both sides; empty: none."""
     if intent.transfer_key:
         return intent.transfer_key
+    if (room := params.get(ROOM)) is not None:
+        if not isinstance(room, int) or isinstance(room, bool) or not 0 <= room < ROOM_END:
+            raise _invalid(ROOM, "is a whole number from 0 to 2**63 - 1")
+        return room_key(secret, room)
     name = params.get("transfer_id")
     return hashlib.sha256(b"transfer_id:" + name.encode()).digest() if isinstance(name, str) and name else b""
 
@@ -286,9 +292,13 @@ def _address(params: Params, intent: Intent) -> Source:
         return Source(peer.address, peer.engine_id, keep)
     host, port, engine_id = (params.get(f"remote_{name}") for name in ("host", "port", "engine_id"))
     if not host:
+        host, port = params.get("bootstrap_host"), params.get("bootstrap_port")
+    if not host:
         return Source("", "", keep)
     if not (isinstance(host, str) and isinstance(port, int) and isinstance(engine_id, str | None)):
-        raise _invalid("remote_host, remote_port, remote_engine_id", "are a name, a number and a name")
+        raise _invalid(
+            "remote_host, remote_port, remote_engine_id", "are a name, a number and a name, like bootstrap's"
+        )
     return Source(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", engine_id or "", keep)
 
 

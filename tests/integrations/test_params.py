@@ -11,7 +11,7 @@ from kvgrpc.core.policy.values import Give, ModeChoice
 from kvgrpc.core.values import grants
 from kvgrpc.engine.scheduler import Offer, ScheduledRequest, Source
 from kvgrpc.errors import InvalidRequest, Reason
-from kvgrpc.integrations.derived_keys import read_secret
+from kvgrpc.integrations.derived_keys import read_secret, room_key
 from kvgrpc.integrations.params import (
     Defaults,
     RecentKeys,
@@ -218,6 +218,24 @@ def test_what_a_router_names_has_its_name_whatever_secret_engines_share() -> Non
     sides = [{flag: True, "transfer_id": "abc"} for flag in ("do_remote_decode", "do_remote_prefill")]
     with_secret = {read(side, mode=ModeChoice.PUSH, pairing_secret=SECRET).transfer_key for side in sides}
     assert with_secret == {read(sides[0], mode=ModeChoice.PUSH).transfer_key}
+
+
+def test_a_room_names_the_same_transfer_for_engines_of_both_programs() -> None:
+    place = {"bootstrap_host": "10.0.0.1", "bootstrap_port": 8998, "bootstrap_room": 7}
+    for secret in (b"", SECRET):
+        defaults = Defaults(pairing_secret=secret)
+        takes = wanted("r-1", PROMPT, {"do_remote_prefill": True, **place}, defaults)
+        gives = wanted("r-2", PROMPT, {"do_remote_decode": True, "bootstrap_room": 7}, defaults)
+        assert takes is not None
+        assert gives is not None
+        assert takes.take == Source("10.0.0.1:8998", "")
+        assert takes.transfer_key == gives.transfer_key == room_key(secret, 7)
+
+
+@pytest.mark.parametrize("room", [-1, 1 << 63, 1.5, "7", True])
+def test_a_room_that_is_no_room_is_refused(room: Any) -> None:
+    with refused(Reason.INVALID_FIELD, InvalidRequest):
+        wanted("r-1", PROMPT, {"do_remote_decode": True, "bootstrap_room": room}, Defaults())
 
 
 def test_a_secret_is_in_no_text_of_what_an_engine_is_told() -> None:

@@ -7,10 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvgrpc.core.values.bridge import BridgeSide
 from kvgrpc.core.values.layout import GroupKind, TensorKind
-from kvgrpc.integrations.sglang.geometry import memory_of
+from kvgrpc.core.values.obstacles import differences
+from kvgrpc.integrations.sglang.geometry import Heads, memory_of
 
 LAYERS, PAGES, PAGE_TOKENS, TOKEN_BYTES, ROWS = 2, 5, 4, 16, 3
+TWO = Heads(2, 2, 4)
+"""Heads that fill a token's bytes in bfloat16."""
 
 
 class State(Enum):
@@ -44,11 +48,11 @@ def args_of(buffers: int = 2 * LAYERS, states: tuple[State, ...] = (), **more: A
 
 def test_keys_values_aux_and_states_lie_where_sglang_has_them() -> None:
     args, held = args_of(states=(State.MAMBA,))
-    memory = memory_of(args, "bfloat16", latent=False)
+    memory = memory_of(args, "bfloat16", TWO)
     layout = memory.layout
-    assert [group.kind for group in layout.groups] == [GroupKind.FULL_ATTENTION, GroupKind.STATE, GroupKind.STATE]
+    assert [group.kind for group in layout.groups] == [GroupKind.FULL_ATTENTION, GroupKind.MLA, GroupKind.STATE]
     assert [group.blocks for group in layout.groups] == [PAGES, ROWS, ROWS]
-    assert layout.groups[0].head_dim == TOKEN_BYTES // 2
+    assert (layout.groups[0].kv_heads, layout.groups[0].head_dim) == (2, 4)
     kv = [(region.first_layer, region.tensor) for region in layout.by_group[0]]
     assert kv == [(0, TensorKind.K), (1, TensorKind.K), (0, TensorKind.V), (1, TensorKind.V)]
     assert layout.total_bytes == sum(array.nbytes for array in held)
@@ -59,8 +63,35 @@ def test_keys_values_aux_and_states_lie_where_sglang_has_them() -> None:
 
 def test_latents_have_one_buffer_for_each_layer() -> None:
     args, _held = args_of(buffers=3)
-    (kv, _aux) = memory_of(args, "bfloat16", latent=True).layout.groups
+    (kv, _aux) = memory_of(args, "bfloat16", None).layout.groups
     assert (kv.kind, kv.layers) == (GroupKind.MLA, 3)
+
+
+def test_a_page_that_is_not_of_the_heads_of_the_model_counts_as_one_head() -> None:
+    args, _held = args_of()
+    (kv, _aux) = memory_of(args, "bfloat16", Heads(2, 2, 64)).layout.groups
+    assert (kv.kv_heads, kv.head_dim, kv.total_kv_heads) == (1, TOKEN_BYTES // 2, 0)
+
+
+def test_engines_with_other_numbers_of_ranks_fit_with_their_aux() -> None:
+    one, _held = args_of()
+    of_two, _of_two_held = args_of(kv_item_lens=[PAGE_TOKENS * TOKEN_BYTES // 2] * 4)
+    sides = [
+        BridgeSide(memory_of(one, "bfloat16", Heads(2, 2, 4)).layout, 1),
+        BridgeSide(memory_of(of_two, "bfloat16", Heads(1, 2, 4)).layout, 2),
+    ]
+    assert [found for found in differences(*sides) if not found.bridgeable] == []
+
+
+def test_across_engines_the_pool_has_keys_and_values_alone() -> None:
+    args, _held = args_of()
+    memory = memory_of(args, "bfloat16", TWO, across=True)
+    assert [group.name for group in memory.layout.groups] == ["kv"]
+    assert len(memory.arrays) == 2 * LAYERS
+    for refused in ({"states": (State.MAMBA,)}, {"kv_cache_dtype_str": "fp8_e4m3"}):
+        args, _held = args_of(**refused)
+        with pytest.raises(ValueError, match=r"ACROSS_ENGINES.*To do: "):
+            memory_of(args, "bfloat16", TWO, across=True)
 
 
 @pytest.mark.parametrize(
@@ -76,4 +107,4 @@ def test_latents_have_one_buffer_for_each_layer() -> None:
 def test_what_is_not_served_stops_the_start_and_says_what_to_do(more: dict[str, Any], word: str) -> None:
     args, _held = args_of(**more)
     with pytest.raises(ValueError, match=rf"{word}.*To do: "):
-        memory_of(args, "bfloat16", latent=False)
+        memory_of(args, "bfloat16", TWO)

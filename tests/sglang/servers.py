@@ -35,7 +35,7 @@ FLAGS = (
     "--skip-tokenizer-init", "--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch",
     "--disable-cuda-graph", "--disable-overlap-schedule", "--mem-fraction-static", "0.2", "--max-total-tokens",
     str(POOL_TOKENS), "--dtype", "bfloat16", "--grammar-backend", "none", "--skip-server-warmup", "--host", "127.0.0.1",
-    "--chunked-prefill-size", "256",
+    "--chunked-prefill-size", "256", "--sleep-on-idle",
 )  # fmt: skip
 DECODE_FLAGS = ("--disaggregation-decode-retraction-backup", "cpu_tensor")
 """Without a GPU there is no pinned memory, which SGLang otherwise asks for."""
@@ -65,7 +65,11 @@ def free_port() -> int:
 class Server:
     """One engine with its HTTP server. `mode`: prefill, decode, or empty for an engine that does both."""
 
-    def __init__(self, name: str, folder: Path, mode: str, page_tokens: int) -> None:
+    def __init__(
+        self, name: str, folder: Path, mode: str, page_tokens: int, flags: Sequence[str] = (), **environment: str
+    ) -> None:
+        """`flags` and `environment` come after those that all servers have."""
+        self._flags, self._environment = flags, environment
         self._folder, self._name, self._mode, self._page_tokens = folder, name, mode, page_tokens
         self.port, self.lead_port = free_port(), free_port()
         self._process: subprocess.Popen[bytes] | None = None
@@ -73,6 +77,10 @@ class Server:
     @property
     def log(self) -> Path:
         return self._folder / f"{self._name}.log"
+
+    @property
+    def model(self) -> Path:
+        return self._folder / "model"
 
     def start(self) -> None:
         """Starts the server, which is not ready yet."""
@@ -93,6 +101,8 @@ class Server:
         if self._mode == "decode":
             command += DECODE_FLAGS
             environment["SGLANG_KVGRPC_LISTEN"] = f"127.0.0.1:{self.lead_port}"
+        command += self._flags
+        environment |= self._environment
         with self.log.open("wb") as out:
             self._process = subprocess.Popen(
                 command, stdout=out, stderr=subprocess.STDOUT, env=os.environ | environment, start_new_session=True
@@ -132,17 +142,20 @@ class Server:
 
     def ask(self, path: str, body: object, timeout_s: float = ANSWER_S) -> dict[str, Any]:
         """Returns the answer, or the reason why there is none under `error`."""
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}{path}", data, {"Content-Type": "application/json"}
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=timeout_s) as answer:
-                return dict(json.loads(answer.read() or b"{}"))
-        except urllib.error.HTTPError as error:
-            return {"error": error.read().decode()}
-        except (OSError, ValueError) as error:
-            return {"error": f"{type(error).__name__}: {error}"}
+        return asked(self.port, path, body, timeout_s)
+
+
+def asked(port: int, path: str, body: object, timeout_s: float = ANSWER_S) -> dict[str, Any]:
+    """Returns the answer of whoever serves at a port, or the reason why there is none under `error`."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+            return dict(json.loads(answer.read() or b"{}"))
+    except urllib.error.HTTPError as error:
+        return {"error": error.read().decode()}
+    except (OSError, ValueError) as error:
+        return {"error": f"{type(error).__name__}: {error}"}
 
 
 @dataclass(frozen=True)

@@ -13,19 +13,34 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgrpc.core.values.layout import ITEM_BYTES, Group, GroupKind, PoolLayout, Region, TensorKind
+from kvgrpc.core.values.layout import ITEM_BYTES, WHOLE, Group, GroupKind, PoolLayout, Region, TensorKind
 
 AUX = "aux"
 TYPES = {"bfloat16": "bfloat16", "bf16": "bfloat16", "fp8_e5m2": "float8_e5m2", "fp8_e4m3": "float8_e4m3fn"}
 """Types of KV by SGLang's own names."""
+ROW_TOKENS = 1 << 30
+"""Tokens of a block of aux, more than any request has."""
 OTHER = "serve this model with another back end"
 ROWS = frozenset({"mamba"})
 """Kinds of state, by SGLang's own names, of which a request has one row."""
 
 
 @dataclass(frozen=True)
+class Heads:
+    """The KV heads of a model: those of each rank, and all of them. Neighbouring ranks have the same head if there are
+    fewer heads than ranks.
+    """
+
+    per_rank: int
+    total: int
+    dim: int
+
+
+@dataclass(frozen=True)
 class PageMemory:
-    """A rank's pool and its memory, in the order of the pool's offsets. Groups are KV, aux, and then states."""
+    """A rank's pool and its memory, in the order of the pool's offsets. Groups are KV, aux, and then states; across
+    engines KV alone.
+    """
 
     layout: PoolLayout
     arrays: tuple[NDArray[np.uint8], ...]
@@ -46,21 +61,27 @@ class _Builder:
         self.arrays.append(_bytes_at(address, nbytes))
         self._end += nbytes
 
-    def rows(self, name: str, addresses: Sequence[int], nbytes: Sequence[int], item_bytes: Sequence[int]) -> None:
-        """Adds a group of which a request has one row, of one item of each array."""
+    def rows(
+        self, name: str, addresses: Sequence[int], nbytes: Sequence[int], item_bytes: Sequence[int], *,
+        everywhere: bool = False,
+    ) -> None:  # fmt: skip
+        """Adds a group of which a request has one row, of one item of each array. `everywhere`: all ranks have the
+        same rows, as they have latents, so that the peer may have another number of ranks.
+        """
         count = _blocks(name, nbytes, item_bytes)
+        kind, tokens = (GroupKind.MLA, ROW_TOKENS) if everywhere else (GroupKind.STATE, 1)
         for layer, of in enumerate(zip(addresses, nbytes, item_bytes, strict=True)):
-            self.add(layer, TensorKind.STATE, *of)
+            self.add(layer, WHOLE[kind], *of)
         layers = len(addresses)
-        self.groups.append(Group(name, GroupKind.STATE, layers, 1, count, 1, sum(item_bytes), "bytes"))
+        self.groups.append(Group(name, kind, layers, tokens, count, 1, sum(item_bytes), "bytes"))
 
     def layout(self) -> PoolLayout:
         return PoolLayout(tuple(self.groups), tuple(self.regions), self._end)
 
 
-def memory_of(args: Any, model_dtype: str, *, latent: bool) -> PageMemory:
+def memory_of(args: Any, model_dtype: str, heads: Heads | None, *, across: bool = False) -> PageMemory:
     """Returns the memory that SGLang's KVArgs name. `model_dtype`: the type of KV for which no other is chosen.
-    `latent`: the model has MLA.
+    `heads`: None for a model with MLA. `across`: engines of other programs are peers, which have no aux.
 
     Raises ValueError for memory that this back end does not serve.
     """
@@ -69,9 +90,14 @@ def memory_of(args: Any, model_dtype: str, *, latent: bool) -> PageMemory:
     for kind in args.state_types:
         if kind.value not in ROWS:
             raise unserved(f"full attention, latents and states; this model has {kind.value}", OTHER)
+    if across and (args.state_types or args.kv_cache_dtype_str not in ("auto", "bf16", "bfloat16")):
+        what = "attention and KV of the model's own type with SGLANG_KVGRPC_ACROSS_ENGINES"
+        raise unserved(what, "leave --kv-cache-dtype unset, or that variable")
     made = _Builder()
-    _add_kv(made, args, model_dtype, latent=latent)
-    made.rows(AUX, args.aux_data_ptrs, args.aux_data_lens, args.aux_item_lens)
+    _add_kv(made, args, model_dtype, heads)
+    if across:
+        return PageMemory(made.layout(), tuple(made.arrays))
+    made.rows(AUX, args.aux_data_ptrs, args.aux_data_lens, args.aux_item_lens, everywhere=True)
     for number, kind in enumerate(args.state_types):
         made.rows(
             f"{kind.value}-{number}", args.state_data_ptrs[number], args.state_data_lens[number],
@@ -80,8 +106,9 @@ def memory_of(args: Any, model_dtype: str, *, latent: bool) -> PageMemory:
     return PageMemory(made.layout(), tuple(made.arrays))
 
 
-def _add_kv(made: _Builder, args: Any, model_dtype: str, *, latent: bool) -> None:
-    """Adds the pages. A rank's heads count as one: SGLang does not tell decode how many there are."""
+def _add_kv(made: _Builder, args: Any, model_dtype: str, heads: Heads | None) -> None:
+    """Adds the pages. If a page is not of the model's heads, a rank's heads count as one."""
+    latent = heads is None
     count, item_bytes = len(args.kv_data_ptrs), args.kv_item_lens[0]
     if len(set(args.kv_item_lens)) != 1 or (not latent and count % 2):
         raise unserved("layers whose keys and values are of one size", OTHER)
@@ -94,8 +121,16 @@ def _add_kv(made: _Builder, args: Any, model_dtype: str, *, latent: bool) -> Non
         tensor = TensorKind.LATENT if latent else (TensorKind.K, TensorKind.V)[part]
         made.add(layer, tensor, address, args.kv_data_lens[number], item_bytes)
     kind = GroupKind.MLA if latent else GroupKind.FULL_ATTENTION
-    blocks, dim = _blocks("kv", args.kv_data_lens, args.kv_item_lens), item_bytes // args.page_size // ITEM_BYTES[dtype]
-    made.groups.append(Group("kv", kind, layers, args.page_size, blocks, 1, dim, dtype))
+    blocks, elements = (
+        _blocks("kv", args.kv_data_lens, args.kv_item_lens),
+        item_bytes // args.page_size // ITEM_BYTES[dtype],
+    )
+    per_rank, total = 1, 0
+    if heads is not None and heads.per_rank * heads.dim == elements:
+        per_rank, total = heads.per_rank, heads.total
+    made.groups.append(
+        Group("kv", kind, layers, args.page_size, blocks, per_rank, elements // per_rank, dtype, total_kv_heads=total)
+    )
 
 
 def _blocks(name: str, nbytes: Sequence[int], item_bytes: Sequence[int]) -> int:

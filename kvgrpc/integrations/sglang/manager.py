@@ -1,6 +1,7 @@
 """The manager of one scheduler of SGLang: its share of the pool, and, in the first of them, the engine."""
 
 import hashlib
+import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,8 +16,9 @@ from sglang.srt.runtime_context import get_disagg, get_parallel
 
 from kvgrpc.engine import BlocksReturned, Content, Engine, Event, Failed, LeadDied, Rank, RankTicket, Received, content
 from kvgrpc.errors import KVGrpcError, NextStep, Reason
-from kvgrpc.integrations.derived_keys import derived_key
-from kvgrpc.integrations.sglang.geometry import memory_of, unserved
+from kvgrpc.integrations import across
+from kvgrpc.integrations.derived_keys import room_key
+from kvgrpc.integrations.sglang.geometry import Heads, memory_of, unserved
 from kvgrpc.integrations.sglang.settings import Settings
 
 if TYPE_CHECKING:
@@ -29,6 +31,9 @@ _log = logging.getLogger(__name__)
 
 AWAITED = 1024
 """Maximum number of keys that are remembered until their request arrives."""
+
+IDLE_S = 0.002
+"""Time that a step without a batch waits for news, in seconds; requests come at every step."""
 
 
 class Owner(Protocol):
@@ -81,8 +86,11 @@ class KVManager(BaseKVManager):
         self._settings = Settings.read(server_args, port)
         self.prefill_info_table: dict[str, PrefillInfo] = {}
         self.enable_deferred_decode_kv_release = envs.SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE.get()
-        model_dtype = str(ModelConfig.from_server_args(server_args).dtype).removeprefix("torch.")
-        self._memory = memory_of(args, model_dtype, latent=bool(is_mla_backend))
+        self.across = self._settings.across_engines
+        model = ModelConfig.from_server_args(server_args)
+        model_dtype = str(model.dtype).removeprefix("torch.")
+        self._memory = memory_of(args, model_dtype, None if is_mla_backend else _heads(model), across=self.across)
+        self._identity = _identity(self._settings, server_args, model)
         self._states = len(self._memory.layout.groups) - 2
         self._owners: dict[Handle, Owner] = {}
         self._holding: dict[int, Owner] = {}
@@ -103,7 +111,7 @@ class KVManager(BaseKVManager):
             engine = Engine.launch(
                 listen=self._settings.listen, pool=self._memory.layout, private_memory=True,
                 flags=("--data-paths", ",".join(self._settings.data_paths), *self._settings.serve_flags),
-                world_size=parallel.attn_tp_size, weights_revision=self._settings.weights_revision, expects_pushes=True,
+                world_size=parallel.attn_tp_size, weights_revision=self._identity, expects_pushes=True,
             )  # fmt: skip
             _log.info("kvgrpc: %s, engine %s, serves at %s", what, engine.engine_id, engine.address)
         found = [engine.ticket if engine is not None else None]
@@ -142,8 +150,7 @@ class KVManager(BaseKVManager):
 
     def key_of(self, room: int) -> bytes:
         """Returns the transfer key of a request, which both engines make of the room that the router chose."""
-        said = b"sglang_room:" + room.to_bytes(8, "little", signed=True)
-        return derived_key(self._settings.pairing_secret, said)
+        return room_key(self._settings.pairing_secret, room)
 
     def content_of(self, req: "Req | None", room: int, pages: int) -> Content:
         """Returns what the KV of a request's prompt is of. Without a request, which only a test does not have, it is of
@@ -156,7 +163,7 @@ class KVManager(BaseKVManager):
 
     def blocks_of(self, pages: Any, row: int | None, states: Sequence[Any] | None) -> list[list[int]]:
         """Returns the blocks of each group. `row`: that of aux; None: only pages."""
-        if row is None:
+        if row is None or self.across:
             return [list(map(int, pages))]
         found = [list(map(int, pages)), [row]]
         found += [list(map(int, of)) for of in (states or [])[: self._states]]
@@ -257,11 +264,35 @@ class KVManager(BaseKVManager):
                 if len(self._awaited) > AWAITED:
                     del self._awaited[next(iter(self._awaited))]
 
+    def wait(self) -> None:
+        """Waits for news, for a moment, if there may be some."""
+        if self._owners or self._expecting:
+            self.hear(IDLE_S)
+
     def _over(self, message: str) -> None:
         """Fails every transfer of a lead that is gone for good. Pages that peers may write stay held."""
         owners, self._owners = self._owners, {}
         for handle, owner in owners.items():
             owner.hear(Failed(handle, Reason.ENGINE_LOST, message, NextStep.RECOMPUTE))
+
+
+def _heads(model: ModelConfig) -> Heads:
+    """Returns the heads of a model on the ranks of this engine."""
+    ranks = get_parallel().attn_tp_size
+    per_rank = model.get_num_kv_heads(ranks)
+    total = per_rank * ranks if per_rank > 1 else min(ranks, model.get_total_num_kv_heads())
+    return Heads(per_rank, total, model.head_dim)
+
+
+def _identity(settings: Settings, args: "ServerArgs", model: ModelConfig) -> str:
+    """Returns the name of what KV is of here."""
+    if not settings.across_engines:
+        return settings.weights_revision
+    stated = across.stated_config(args.model_path, args.revision)
+    return across.identity_of(
+        settings.weights_revision, stated, json.loads(args.json_model_override_args or "{}"),
+        quantization=model.quantization or "", model_len=model.context_len,
+    )  # fmt: skip
 
 
 def _check(args: "ServerArgs") -> None:

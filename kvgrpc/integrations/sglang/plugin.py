@@ -1,5 +1,6 @@
 """Entry of the plugin, which SGLang calls at the start of each of its processes, before it reads its arguments."""
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -40,8 +41,9 @@ def _class_of(found: Callable[..., Any], transfer_backend: Any, class_type: Any)
     from kvgrpc.integrations.sglang.manager import KVManager
     from kvgrpc.integrations.sglang.receiver import KVReceiver
     from kvgrpc.integrations.sglang.sender import KVSender
+    from kvgrpc.integrations.sglang.settings import is_across
 
     if class_type.value == "manager":
-        hooks.watch()
+        hooks.watch(across=is_across(os.environ))
     own = {"manager": KVManager, "sender": KVSender, "receiver": KVReceiver, "bootstrap_server": NoBootstrapServer}
     return own[class_type.value]

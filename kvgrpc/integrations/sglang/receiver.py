@@ -99,12 +99,12 @@ class KVReceiver(BaseKVReceiver):
         if self._at_rest:
             self.kv_mgr.at_rest(self.bootstrap_room, self)
 
-    def abort(self) -> None:
+    def abort(self, why: str = "the request was aborted at decode") -> None:
         """Ends the request. Its pages stay held until nothing can write to them any more."""
         if self._received:
             return
         if not self._failure:
-            self._failure = "the request was aborted at decode"
+            self._failure = why
             if self._transfer is None and self.req is not None:
                 self.kv_mgr.takes_nothing(
                     self._source, self.bootstrap_room, self.kv_mgr.content_of(self.req, self.bootstrap_room, 0)

@@ -29,6 +29,8 @@ class Settings:
     """The secret that both engines share; empty: none."""
     weights_revision: str
     """The name of what the KV is of, beside the tokens. SGLang's version counts: aux is as that version has it."""
+    across_engines: bool
+    """True if this engine exchanges KV with engines of other programs, and with SGLang's that are set so, alone."""
 
     @classmethod
     def read(cls, args: Any, bootstrap_port: int, environment: Mapping[str, str] = os.environ) -> Self:
@@ -37,11 +39,20 @@ class Settings:
 
         Raises ValueError for a secret that cannot be used.
         """
-        model = f"sglang {__version__}: {args.model_path}@{args.revision or ''} {args.quantization or ''}".strip()
+        across = is_across(environment)
+        model = f"{args.model_path}@{args.revision or ''}"
+        if not across:
+            model = f"sglang {__version__}: {model} {args.quantization or ''}".strip()
         return cls(
             environment.get("SGLANG_KVGRPC_LISTEN") or f"{args.host}:{bootstrap_port}",
             tuple(shlex.split(environment.get("SGLANG_KVGRPC_SERVE_FLAGS", ""))),
             tuple(filter(None, environment.get("SGLANG_KVGRPC_DATA_PATHS", "").split(","))) or DATA_PATHS,
             read_secret(environment.get("SGLANG_KVGRPC_PAIRING_SECRET_FILE", "")),
             environment.get("SGLANG_KVGRPC_WEIGHTS_REVISION") or model,
+            across,
         )
+
+
+def is_across(environment: Mapping[str, str]) -> bool:
+    """Returns whether an engine exchanges KV with engines of other programs."""
+    return environment.get("SGLANG_KVGRPC_ACROSS_ENGINES", "") not in ("", "0")

@@ -22,6 +22,8 @@ from vllm.model_executor.layers.mamba.mamba_utils import get_conv_state_layout
 from vllm.platforms import current_platform
 from vllm.utils.torch_utils import is_quantized_kv_cache
 
+from kvgrpc.integrations import across
+
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
 
@@ -93,6 +95,21 @@ def identity_of(factors: Mapping[str, object]) -> str:
     """Returns the KV's identity. Engines with different ones exchange nothing."""
     digest = hashlib.sha256(json.dumps(factors, sort_keys=True).encode()).hexdigest()
     return f"{factors['weights']};{digest}"
+
+
+def identity_across(config: "VllmConfig", weights_revision: str) -> str:
+    """Returns the KV's identity for engines of other programs too. Raises ValueError for KV that only vLLM reads."""
+    model = config.model_config
+    if is_quantized_kv_cache(config.cache_config.cache_dtype) or config.speculative_config:
+        raise ValueError(
+            "KVGrpcConnector serves KV of the model's own type, and no draft, with across_engines. To do: leave "
+            "--kv-cache-dtype and --speculative-config unset, or across_engines"
+        )
+    overrides = model.hf_overrides if isinstance(model.hf_overrides, dict) else {"made by": repr(model.hf_overrides)}
+    return across.identity_of(
+        weights_revision, across.stated_config(model.model, model.revision), overrides,
+        quantization=model.quantization or "", model_len=model.max_model_len,
+    )  # fmt: skip
 
 
 def _model(model: "ModelConfig") -> dict[str, object]:

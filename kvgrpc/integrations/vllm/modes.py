@@ -10,7 +10,7 @@ from vllm.platforms import current_platform
 from kvgrpc.core.values.layout import PoolLayout
 from kvgrpc.engine import Engine
 from kvgrpc.integrations.vllm.geometry import layout_of, unserved
-from kvgrpc.integrations.vllm.identity import factors_of, identity_of
+from kvgrpc.integrations.vllm.identity import Kernels, factors_of, identity_across, identity_of
 from kvgrpc.integrations.vllm.meeting import (
     MEET_S,
     MIRROR_S,
@@ -69,9 +69,7 @@ class BlockMode:
         met = [of_ours(WorkerGreeting, [greetings[stage, rank] for rank in ranks]) for stage in range(count)]
         check_here(met)
         stages = agreed(met)
-        factors = factors_of(config, self.options.weights_revision, kernels_of_groups(stages))
-        identity = identity_of(factors)
-        log.info("kvgrpc: KV is exchanged with engines of %s, which is of %s", identity, factors)
+        identity = self._identity(kernels_of_groups(stages))
         engine_id = config.kv_transfer_config.engine_id or ""
         # On a device a step goes on after its hooks; with several steps in flight others begin meanwhile.
         overlap = not current_platform.is_cpu() or config.max_concurrent_batches > 1
@@ -82,6 +80,17 @@ class BlockMode:
         side = SchedulerSide(engine, self.options, layout, blocks, overlap=overlap, alone=met[0][0].alone)
         tell_of_sleep(side.held.sleeps)
         return side
+
+    def _identity(self, kernels: Kernels) -> str:
+        """Returns the identity of the KV, and logs what it is made of."""
+        factors: object
+        if self.options.across_engines:
+            identity, factors = identity_across(self._config, self.options.weights_revision), "any program"
+        else:
+            factors = factors_of(self._config, self.options.weights_revision, kernels)
+            identity = identity_of(factors)
+        log.info("kvgrpc: KV is exchanged with engines of %s, which is of %s", identity, factors)
+        return identity
 
 
 def launch(

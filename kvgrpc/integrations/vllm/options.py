@@ -11,6 +11,7 @@ from vllm.platforms import current_platform
 
 from kvgrpc.core.policy.values import ModeChoice, OnLoss, Rules
 from kvgrpc.core.values.layout import GroupKind, PoolLayout
+from kvgrpc.integrations.across import TOKENS_BACK
 from kvgrpc.integrations.derived_keys import read_secret
 from kvgrpc.integrations.old_settings import check_fields, check_keys, passes_host
 from kvgrpc.integrations.params import Defaults
@@ -85,6 +86,8 @@ class BlockOptions(SharedOptions):
     mirror: bool = False
     """True if no data path reaches the cache: each worker keeps a mirror of it in host memory."""
     copy_threads: int = 1
+    across_engines: bool = False
+    """True if this engine exchanges KV with engines of other programs, and with vLLM's that are set so, alone."""
 
     @property
     def lead_flags(self) -> tuple[str, ...]:
@@ -96,7 +99,7 @@ class BlockOptions(SharedOptions):
         """Returns the rules by which an engine with this pool gives and takes."""
         count, layers = self.layers_per_part, max(group.layers for group in layout.groups)
         ranges = tuple((first, min(count, layers - first)) for first in range(0, layers, count)) if count else ()
-        back = int(any(group.kind is GroupKind.STATE for group in layout.groups))
+        back = TOKENS_BACK if self.across_engines else int(any(of.kind is GroupKind.STATE for of in layout.groups))
         return Rules((), self.on_loss, self.recompute_threshold_tokens, backoff_tokens=back, layer_ranges=ranges)
 
     @classmethod
