@@ -217,7 +217,7 @@ def _path(value: TransferPath) -> transfer_pb2.TransferPath:
         why=value.path.why,
         moved_bytes=value.nbytes,
         descriptor_count=value.descriptors,
-        rejected_paths=rejected_to_proto(value.path),
+        rejected_paths=rejected_to_proto(value.path) if value.path.rejected else (),
     )
 
 
