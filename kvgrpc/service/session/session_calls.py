@@ -123,7 +123,7 @@ def put_answer(
         made.code = answer.code
         return
     kind = call.WhichOneof("request")
-    if kind == "finished_blocks" and isinstance(answer, actions.HandedOver) and promised_lease(call.finished_blocks):
+    if call.finished_blocks.for_readers.lease_id and isinstance(answer, actions.HandedOver):
         answer = replace(answer, token=b"")  # the engine minted the grant itself
     reply = getattr(made, kind or "")
     reply.SetInParent()  # some answers have nothing to tell

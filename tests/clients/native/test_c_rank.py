@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvgrpc.engine import BlocksReturned, Engine, Rank, Received, content
+from kvgrpc.engine import BlocksReturned, Engine, Event, HandOver, Pull, Rank, Received, content
 from tests.clients.native.library import AttachOptions, NativeRank, Refused, check, library
 from tests.engine.made import LAYER_BYTES, LAYERS, layout, made_bytes
 from tests.engine.support import Lead, Side, new_key, received, tokens
@@ -39,6 +39,18 @@ def view(rank: NativeRank) -> np.ndarray:
     return rank.memory.reshape(LAYERS, -1, LAYER_BYTES)
 
 
+def end_of(engine: Engine, transfer: HandOver | Pull) -> Event:
+    """Returns the last event of a transfer."""
+    events: list[Event] = []
+
+    def look() -> bool:
+        events.extend(engine.poll(0.05))
+        return transfer.over
+
+    wait_until(look, WAIT_S, lambda: events)
+    return events[-1]
+
+
 @pytest.mark.parametrize("source", ["C", "Python"])
 def test_bytes_move_between_ranks_of_both_languages(leads: tuple[Lead, Lead], source: str) -> None:
     native, python = (leads[0], leads[1]) if source == "C" else (leads[1], leads[0])
@@ -55,9 +67,7 @@ def test_bytes_move_between_ranks_of_both_languages(leads: tuple[Lead, Lead], so
         mine.flush()
         pull = theirs.pull(handover.grant, content(PROMPT))
         pull.start([5, 6])
-        events: list[object] = []
-        wait_until(lambda: events.extend(theirs.poll(0.05)) or pull.over, WAIT_S, lambda: events)
-        assert isinstance(events[-1], Received), events
+        assert isinstance(end_of(theirs, pull), Received)
         assert np.array_equal((side.view() if source == "C" else view(rank))[:, [5, 6]], made)
 
 
@@ -148,16 +158,13 @@ def test_a_rank_comes_back_to_the_next_lead_with_its_memory_and_steps(leads: tup
         rank.layers_done(9, 0, 2)
         before, lost = engine.incarnation, engine.finished_blocks([3], content(PROMPT[:16]), transfer_key=new_key())
         os.kill(engine.lead_pid, signal.SIGKILL)
-        events: list[object] = []
-        wait_until(lambda: events.extend(engine.poll(0.1)) or lost.over, WAIT_S, lambda: events)
-        assert isinstance(events[-1], BlocksReturned)
+        assert isinstance(end_of(engine, lost), BlocksReturned)
         assert engine.incarnation != before
         handover = engine.finished_blocks([1, 2], content(PROMPT), transfer_key=new_key(), after_step=8)
         engine.flush()
         pull = beside.pull(handover.grant, content(PROMPT))
         pull.start([5, 6])
-        wait_until(lambda: events.extend(beside.poll(0.05)) or pull.over, WAIT_S, lambda: events)
-        assert isinstance(events[-1], Received), events
+        assert isinstance(end_of(beside, pull), Received)
         assert np.array_equal(there.memory.reshape(LAYERS, -1, LAYER_BYTES)[:, [5, 6]], made)
         rank.step_done(9)
         assert not rank.ended

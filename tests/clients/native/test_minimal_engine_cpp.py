@@ -1,4 +1,4 @@
-"""The minimal engine in C++ and the one in Python are prefill and decode for each other: tokens are those of one engine.
+"""The minimal engines in C++ and in Python prefill and decode for each other: tokens are those of one engine.
 
 Leads, engines and sockets are real, and the prompts are those of the demo.
 """
@@ -18,6 +18,12 @@ from examples.demo.run import PROMPTS
 from tests.clients.native.builds import build
 
 COUNT = 12
+WRONG_LINES = [
+    '{"op": "decode", "kv_transfer_params": {"kvgrpc_grant": "?"}}',
+    '{"op": "none"}',
+    "{",
+    '{"op": "\\ud800"}',
+]
 _wanted: dict[str, list[int]] = {}
 pytestmark = pytest.mark.timeout(900)
 on_stage = pytest.mark.asyncio(loop_scope="module")
@@ -128,10 +134,7 @@ async def test_a_grant_for_another_prompt_is_refused_with_its_reason(engines: En
 
 
 @on_stage
-@pytest.mark.parametrize(
-    "line",
-    ['{"op": "decode", "kv_transfer_params": {"kvgrpc_grant": "?"}}', '{"op": "none"}', "{", '{"op": "\\ud800"}'],
-)
+@pytest.mark.parametrize("line", WRONG_LINES)
 async def test_a_line_that_is_wrong_is_answered_alone(engines: Engines, line: str) -> None:
     process = engines["cpp"]._process
     assert process.stdin is not None
