@@ -91,7 +91,7 @@ def test_the_page_runs_the_conformance_kit() -> None:
 def test_named_tensors_take_as_many_lines_as_the_page_says() -> None:
     (program,) = code(section(PAGE, "## Named tensors"), "python")
     assert len(code_lines(program)) == 19
-    assert "These\n19 lines of code" in PAGE.read_text()
+    assert "These 19 lines of code" in PAGE.read_text()
 
 
 def test_every_file_of_the_whole_engine_has_a_step() -> None:
