@@ -45,9 +45,7 @@ def main() -> None:
     parser.add_argument("--engines", type=int, default=1000, help="number of engines, from 4 (1000)")
     parser.add_argument("--ttl-s", type=int, default=15, help="time after which the entry of a dead lead goes, s (15)")
     parser.add_argument("--publishers", type=int, default=2, help="number of processes that publish and stay (2)")
-    parser.add_argument(
-        "--rest-s", type=float, default=10.0, help="how long a resting fleet or lead is measured, s (10)"
-    )
+    parser.add_argument("--rest-s", type=float, default=10.0, help="how long a fleet or lead at rest is measured (10)")
     parser.add_argument("--restart-s", type=float, default=30.0, help="how long the rolling restart takes, s (30)")
     parser.add_argument("--picks", type=int, default=1000, help="number of picks (1000)")
     parser.add_argument("--storm-s", type=float, default=60.0, help="how long requests come, s (60)")

@@ -28,6 +28,8 @@ TRIES = 4
 """Maximum number of pairs for one request."""
 PULL_S = 3.0
 """Time after which a router tries another pair than one whose pull goes on, in seconds."""
+NO_RETRIES = (("grpc.enable_retries", 0),)
+"""Options of connections to engines: a router with other pairs does not ask an engine again that cannot be reached."""
 LOST_S = 5.0
 """Time for which a router leaves an engine out that it could not reach, in seconds: until it has been asked again."""
 BLOCKS_TTL_S = 30.0
@@ -144,7 +146,7 @@ class StormRouter:
     def _client(self, engine: FleetEngine) -> Client:
         address = engine.addresses[0]
         if address not in self._clients:
-            self._clients[address] = connect(address)
+            self._clients[address] = connect(address, channel_options=NO_RETRIES)
         return self._clients[address]
 
 
