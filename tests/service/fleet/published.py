@@ -37,9 +37,7 @@ def key_of(engine: Engine) -> str:
 
 
 @contextmanager
-def fleet(
-    folder: Path, *more: str, within: Sequence[str] = (), home: str = "127.0.0.1"
-) -> Iterator[dict[str, str]]:
+def fleet(folder: Path, *more: str, within: Sequence[str] = (), home: str = "127.0.0.1") -> Iterator[dict[str, str]]:
     """Runs the command, and gives its addresses. `within` starts it elsewhere, where it has the address `home`."""
     ready = folder / "fleet.json"
     command = [*within, sys.executable, "-m", "kvgrpc", "fleet", "--listen", f"{home}:0", "--ready-file", str(ready)]
