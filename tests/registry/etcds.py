@@ -60,7 +60,8 @@ class RunningEtcd:
             [
                 *self._within, "etcd", "--name", self.name, "--data-dir", str(self._folder),
                 "--listen-client-urls", own, "--advertise-client-urls", own,
-                "--listen-peer-urls", self.peer, "--initial-advertise-peer-urls", self.peer, "--initial-cluster", members or f"{self.name}={self.peer}", "--unsafe-no-fsync",
+                "--listen-peer-urls", self.peer, "--initial-advertise-peer-urls", self.peer,
+                "--initial-cluster", members or f"{self.name}={self.peer}", "--unsafe-no-fsync",
                 *self._options, *tls,
             ],
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
