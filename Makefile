@@ -332,6 +332,12 @@ overload: venv ## Offer a lead ten times the calls that it serves, and time anot
 fleet: venv ## Measure what a thousand simulated leads on a real etcd cost their readers (ARGS="--json --engines 1000")
 	@PYTHONPATH=. $(BIN)/python -m bench.fleet $(ARGS)
 
+# Two processors, 2 GB, and the right to make network namespaces and tun devices; ten minutes.
+.PHONY: hosts
+hosts: venv ## Run the whole system on hosts that are network namespaces, with delay, loss and cuts, then time pulls (ARGS=--json)
+	@$(BIN)/pytest -q tests/hosts -m "slow or not slow"
+	@PYTHONPATH=. $(BIN)/python -m tests.hosts $(ARGS)
+
 # vLLM's own proxies are in its source distribution alone, and the one for XpYd in that of an older version. pip wants to
 # see what the package is called before it keeps it, for which the distribution wants these packages, and a torch.
 ROUTER_TOOLS := .tools/routers

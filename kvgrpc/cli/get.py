@@ -122,8 +122,13 @@ def describe(
         return (await server.get_transfer(name)).transfer
 
     found = _one(address, timeout_s, tls_dir, token_file, ask, "describe")
-    shown = {Single.PEER: listings.ways, Single.TRANSFER: listings.transfer_described, Single.LEASE: listings.described}
-    typer.echo("\n".join(shown[kind](found)))
+    if kind is Single.PEER:
+        lines = listings.ways(found)
+    elif kind is Single.TRANSFER:
+        lines = listings.transfer_described(found)
+    else:
+        lines = listings.described(found)
+    typer.echo("\n".join(lines))
 
 
 def why(

@@ -231,7 +231,9 @@ def _way(path: handshake_pb2.RankPath | transfer_pb2.TransferPath, engine_id: st
     """Returns the line of a pair of ranks: the data path between them, and why no better one was taken."""
     chosen = name_of(common_pb2.DataPath, path.data_path)
     other = "".join(f"; not {name_of(common_pb2.DataPath, row.data_path)}: {row.why}" for row in path.rejected_paths)
-    return readable(f"rank {path.rank} with rank {path.peer_rank} of {engine_id} ({about}): {chosen}: {path.why}{other}")
+    return readable(
+        f"rank {path.rank} with rank {path.peer_rank} of {engine_id} ({about}): {chosen}: {path.why}{other}"
+    )
 
 
 def _lines(value: Any, indent: str) -> Iterator[str]:

@@ -198,7 +198,7 @@ async def _opened(call: Any, receiving: asyncio.Task[None]) -> None:
 async def _send(
     call: Any, introduction: rank_pb2.ConnectRankRequest, frames: Frames, receiving: asyncio.Task[None]
 ) -> None:
-    """Hands on the worker's messages, with beats between, until the worker ends its connection, or the stream is over."""
+    """Hands on the worker's messages, with beats between, until the worker ends its connection or the stream ends."""
     next_frame: asyncio.Future[session_pb2.ClientFrame | None] = asyncio.ensure_future(anext(frames, None))
     try:
         await _opened(call, receiving)

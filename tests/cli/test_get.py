@@ -94,7 +94,7 @@ def test_a_transfer_begins_with_the_line_of_its_data_path(servers: tuple[Served,
     with connect_sync(p.address) as client, connect_sync(d.address) as other:
         source, target = client.allocate(2), other.allocate(2)
         handed = client.finished_blocks(source, TOKENS)
-        name = other.pull_blocks(handed.grant, TOKENS, target).transfer.transfer_id
+        name = other.pull_blocks(handed.grant, TOKENS, blocks=target).transfer.transfer_id
         other.wait(name)
         code, (line, *fields), _ = run("describe", "transfer", name, d.address)
         assert code == 0

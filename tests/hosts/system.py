@@ -85,9 +85,7 @@ class System:
         )  # fmt: skip
 
     def _met(self, one: str, other: str) -> bool:
-        request = handshake_pb2.ConnectPeerRequest(
-            peer=common_pb2.PeerAddress(address=self.engines[other].address)
-        )
+        request = handshake_pb2.ConnectPeerRequest(peer=common_pb2.PeerAddress(address=self.engines[other].address))
         try:
             self.engines[one].api.handshake.ConnectPeer(request)
         except grpc.RpcError:

@@ -135,7 +135,8 @@ def test_a_short_cut_between_a_rank_and_its_lead_ends_nothing(ranks: RemoteRanks
     pull.start(MANY)
     wait_until(lambda: not destination.engine.poll() and destination.read_all(MANY) != before)
     ranks.network.set(cut=[(ranks.network.hosts[0], ranks.network.hosts[2])])
-    wait_until(lambda: destination.read_all(MANY) == expected)  # bytes arrive, and their end cannot be told
+    if ranks.path == "nixl":  # all bytes arrive, and their end cannot be told; over collective, leads ask for each send
+        wait_until(lambda: destination.read_all(MANY) == expected)
     assert not pull.over
     ranks.network.set()
     events = destination.poll_until(lambda _: pull.over)

@@ -26,8 +26,9 @@ def free_port() -> int:
 
 
 class RunningEtcd:
-    """One member, with its data in a folder. `tls` asks every client for a certificate of its CA. `within` is a command
-    that starts it elsewhere, where it has the address `home`.
+    """One member, with its data in a folder. `tls` asks every client for a certificate of its CA.
+
+    `within` is a command that starts it elsewhere, where it has the address `home`.
     """
 
     def __init__(
@@ -57,9 +58,10 @@ class RunningEtcd:
         ]  # fmt: skip
         self._process = subprocess.Popen(
             [
-                *self._within, "etcd", "--name", self.name, "--data-dir", str(self._folder), "--listen-client-urls", own,
-                "--advertise-client-urls", own, "--listen-peer-urls", self.peer, "--initial-advertise-peer-urls",
-                self.peer, "--initial-cluster", members or f"{self.name}={self.peer}", "--unsafe-no-fsync",
+                *self._within, "etcd", "--name", self.name, "--data-dir", str(self._folder),
+                "--listen-client-urls", own, "--advertise-client-urls", own,
+                "--listen-peer-urls", self.peer, "--initial-advertise-peer-urls", self.peer,
+                "--initial-cluster", members or f"{self.name}={self.peer}", "--unsafe-no-fsync",
                 *self._options, *tls,
             ],
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,

@@ -7,8 +7,8 @@ from typing import Any
 import grpc
 import pytest
 
-from kvgrpc.rank_link.link import _send
 from kvgrpc.peer.v1 import rank_pb2, rank_pb2_grpc
+from kvgrpc.rank_link.link import _send
 from kvgrpc.session.v1 import session_pb2
 from tests.service.engines import HOME
 

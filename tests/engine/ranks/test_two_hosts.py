@@ -11,9 +11,9 @@ import pytest
 from kvgrpc.engine import BlocksReturned, Received, content
 from tests.engine.conftest import SETTINGS
 from tests.engine.private_side import PrivateSide
-from tests.hosts import hosts
 from tests.engine.ranks.moves import LONG, MANY, PROMPT, SLOW_BYTES_PER_S, SOURCE, TARGET, begun, moved_by
 from tests.engine.support import Asked, Lead, Workers, lead_died, received
+from tests.hosts import hosts
 from tests.service.conftest import TEST_S
 from tests.service.engines import wait_until
 
