@@ -16,8 +16,8 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 TIMES = "BENCH_KVGRPC_TIMES"
 """Environment variable: a file that is there, for the seconds in kvgrpc's calls, and the steps that had such calls."""
-UNTIMED = frozenset(("wait", "failure_exception"))
-"""Calls that are none of a step: the one that waits while there is nothing to compute, and the one that raises."""
+IDLE = "wait"
+"""Call that waits while there is nothing to compute: no part of a step."""
 
 
 class Timer:
@@ -33,6 +33,17 @@ class Timer:
         if self._called:
             self._called = False
             self._sums[1] += 1
+
+    def untimed(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(call)
+        def waited(*arguments: Any) -> Any:
+            self._within = True
+            try:
+                return call(*arguments)
+            finally:
+                self._within = False
+
+        return waited
 
     def timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(call)
@@ -69,8 +80,8 @@ def _time(timer: Timer, *_: Any, **__: Any) -> None:
 
     for of in (KVManager, KVReceiver, KVSender):
         for name, call in list(vars(of).items()):
-            if callable(call) and not name.startswith("_") and name not in UNTIMED:
-                setattr(of, name, timer.timed(call))
+            if callable(call) and not name.startswith("_"):
+                setattr(of, name, timer.untimed(call) if name == IDLE else timer.timed(call))
 
 
 def _on_a_processor(found: Any, *_: Any, **__: Any) -> None:
