@@ -50,11 +50,14 @@ class Screen:
     def __init__(self, terminal: int, pid: int) -> None:
         self._terminal, self.pid = terminal, pid
         self.drawn_bytes = 0
+        self.drawn = asyncio.Event()
+        """Set once there is something on the terminal."""
 
     def read(self) -> None:
         """Takes what it has drawn. The event loop calls it."""
         with suppress(OSError):  # its process has ended
             self.drawn_bytes += len(os.read(self._terminal, READ_BYTES))
+            self.drawn.set()
 
     def press(self, key: str) -> None:
         os.write(self._terminal, key.encode())
@@ -129,8 +132,7 @@ async def _views(options: argparse.Namespace, place: Site, pulls: Pulls) -> dict
     shares: dict[str, list[float]] = {name: [] for name in VIEWS}
     rates, drawn = [], {}
     with screen(*arguments) as shown:
-        while not shown.drawn_bytes:
-            await asyncio.sleep(SETTLE_S)
+        await shown.drawn.wait()
         for _ in range(options.repeats):
             for number, name in enumerate(VIEWS, 1):
                 shown.press(f"{number}")

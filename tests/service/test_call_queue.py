@@ -85,7 +85,8 @@ async def test_a_backlog_is_what_grpc_has_and_has_not_handed_over() -> None:
 
 
 async def test_a_backlog_is_that_of_its_own_server_when_others_are_made_meanwhile() -> None:
-    handlers, others = _Counting(), []
+    handlers = _Counting()
+    others: list[grpc.aio.Server] = []
 
     def make() -> grpc.aio.Server:
         server = grpc.aio.server(handlers=[handlers])
@@ -98,7 +99,8 @@ async def test_a_backlog_is_that_of_its_own_server_when_others_are_made_meanwhil
     await server.start()
     try:
         async with channel_to(f"127.0.0.1:{port}") as channel:
-            assert await channel.unary_unary("/a/b")(b"x") == b"x"
+            method: Any = channel.unary_unary("/a/b")
+            assert await method(b"x") == b"x"
     finally:
         await server.stop(None)
     assert len(others) == 2
