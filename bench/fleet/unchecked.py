@@ -28,7 +28,7 @@ class AnsweredChecks(LeadChecks):
 
 async def begin(job: dict[str, Any]) -> tuple[dict[str, Any], Answerer]:
     """Reads, until the process ends."""
-    checks = AnsweredChecks(grpc.aio.insecure_channel, lambda _: True)
+    checks = AnsweredChecks(lambda address, _: grpc.aio.insecure_channel(address), lambda _: True)
     reading = FleetReading(FleetConfig(job["registry"]), checks)
     await reading.listed.wait()
     return {}, partial(_pick, reading)

@@ -35,11 +35,11 @@ def filters(mode: str, allowed: list[str] | None) -> list[dict[str, Any]]:
             "metadata_namespace": "envoy.lb.subset_hint",
             "value": {"x-gateway-destination-endpoint-subset": allowed},
         }
-        config = {"@type": f"{TYPE}.filters.http.set_metadata.v3.Config", "metadata": [row]}
-        found.append({"name": "envoy.filters.http.set_metadata", "typed_config": config})
+        typed = {"@type": f"{TYPE}.filters.http.set_metadata.v3.Config", "metadata": [row]}
+        found.append({"name": "envoy.filters.http.set_metadata", "typed_config": typed})
     whole = mode == "FULL_DUPLEX_STREAMED"
     skip = "SKIP" if mode == "NONE" else "SEND"
-    config = {
+    config: dict[str, Any] = {
         "@type": f"{TYPE}.filters.http.ext_proc.v3.ExternalProcessor",
         "grpc_service": {"envoy_grpc": {"cluster_name": "picker"}, "timeout": "10s"},
         "message_timeout": "10s",
