@@ -214,6 +214,12 @@ class Directory:
         if not answer.why:
             one.load, one.picks, one.picked_at = answer.load, 0.0, now
 
+    def doubted(self, check: HealthCheck, now: float) -> None:
+        """Makes the engine's next check due: the connection to its lead has ended."""
+        one = self._of(check)
+        if one is not None:
+            one.check_at = min(one.check_at, now)
+
     def reported(self, engine_id: str, now: float) -> None:
         """Puts an engine out of use because a call to it failed; the next check decides."""
         one = self.find(engine_id)

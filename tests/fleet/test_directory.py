@@ -26,6 +26,22 @@ def state(of: Directory, engine_id: str = "p1", now: float = 0.0) -> EngineState
 # -- the source
 
 
+def test_an_engine_whose_connection_ended_is_checked_next_and_is_healthy_until_then() -> None:
+    directory = Directory()
+    directory.listed(listing(entry("a"), entry("b")))
+    first, _ = directory.checks_due(0.0)
+    for check in (first, _):
+        directory.answered(check, 0.0)
+    assert directory.checks_due(1.0) == []
+    directory.doubted(first, 1.0)
+    one = directory.find(first.engine_id)
+    assert one is not None
+    assert directory.state(one, 1.0) is EngineState.HEALTHY
+    assert directory.checks_due(1.0) == [first]
+    directory.removed(first.key, 2)
+    directory.doubted(first, 1.0)
+
+
 def test_a_listing_drops_what_it_lacks() -> None:
     made = directory(entry("a"), entry("b"))
     made.listed(listing(entry("b")))

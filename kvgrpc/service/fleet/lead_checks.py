@@ -55,6 +55,8 @@ class LeadChecks:
         self._connect, self._may_dial, self._certificate_name = connect, may_dial, certificate_name
         self._channels: OrderedDict[_Connected, grpc.aio.Channel] = OrderedDict()
         """Connections: no entry disturbs the checks of another one, and none has the connection of another name."""
+        self._ends: dict[_Connected, asyncio.Task[None]] = {}
+        """Waits for the ends of connections over which a lead has answered."""
 
     async def ask(self, directory: Directory, check: HealthCheck) -> bool:
         """Returns whether the lead serves as the engine that its entry names. Tells the directory its load, or why."""
@@ -62,6 +64,8 @@ class LeadChecks:
         directory.heard(check, answer, asyncio.get_running_loop().time())
         if answer.why:
             await self._leave(self._of(check))  # the next connection has the certificate of then
+        elif (of := self._of(check)) not in self._ends and of in self._channels:
+            self._ends[of] = asyncio.create_task(self._await_end(of, directory, check))
         return not answer.why
 
     async def introduce(self, address: str) -> EngineEntry:
@@ -106,6 +110,14 @@ class LeadChecks:
             return LeadAnswer(why=note(f"{check.address} does not answer: {_said(error)}"))
         return _judged(check, health, engine)
 
+    async def _await_end(self, of: _Connected, directory: Directory, check: HealthCheck) -> None:
+        """Has the engine checked once its connection ends. A dead one would be chosen until its next check."""
+        ready, channel = grpc.ChannelConnectivity.READY, self._channels[of]
+        while channel.get_state() is ready:
+            await channel.wait_for_state_change(ready)
+        self._ends.pop(of, None)
+        directory.doubted(check, asyncio.get_running_loop().time())
+
     def _of(self, check: HealthCheck) -> _Connected:
         return check.key, check.address, self._certificate_name.replace(ENGINE_ID, check.engine_id)
 
@@ -115,12 +127,13 @@ class LeadChecks:
             channel = self._channels[of] = self._connect(of[1], of[2])
         self._channels.move_to_end(of)
         if len(self._channels) > min(CHANNELS_MAX, unreserved() // 2):
-            _, oldest = self._channels.popitem(last=False)
-            await oldest.close()
+            await self._leave(next(iter(self._channels)))
         return channel
 
     async def _leave(self, of: _Connected) -> None:
-        channel = self._channels.pop(of, None)
+        end, channel = self._ends.pop(of, None), self._channels.pop(of, None)
+        if end is not None:
+            end.cancel()
         if channel is not None:
             await channel.close()
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc.aio
@@ -14,10 +15,22 @@ from kvgrpc.service.fleet import lead_checks, reader
 from kvgrpc.service.fleet.lead_checks import LeadChecks, load_of
 from kvgrpc.service.fleet.reader import FleetReader
 from kvgrpc.v1 import handshake_pb2
+from tests.service.conftest import Start
 
 
 def connect(address: str, _: str) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(address)
+
+
+async def until(met: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not met():  # noqa: ASYNC110 - a reader tells nobody
+            await asyncio.sleep(0.02)
+
+
+def state_of(directory: Directory, engine_id: str, now: float) -> EngineState | None:
+    one = directory.find(engine_id)
+    return None if one is None else directory.state(one, now)
 
 
 def made(path: Path, *, always: bool = False) -> FleetReader:
@@ -35,9 +48,7 @@ async def test_a_registry_is_read_from_the_first_caller_on_until_nobody_has_aske
     with one.watching():
         await asyncio.sleep(0.5)  # longer than a reader without a watch would read
         assert await one.reading() is first
-    async with asyncio.timeout(30):
-        while one.present is not None:  # noqa: ASYNC110 - a reader tells nobody of its end
-            await asyncio.sleep(0.02)
+    await until(lambda: one.present is None)
     second = await one.reading()
     assert second.name != first.name
     await one.stop()
@@ -97,6 +108,22 @@ async def test_connections_for_checks_are_bounded_and_those_that_fail_are_not_ke
 
 def test_a_connection_is_kept_for_each_entry_that_a_directory_may_have() -> None:
     assert DirectoryLimits().entries == lead_checks.CHANNELS_MAX
+
+
+async def test_a_killed_lead_is_known_before_its_next_check(start: Start, tmp_path: Path) -> None:
+    (lead,) = await asyncio.to_thread(start, ("--engine-id", "a"))
+    path = tmp_path / "engines.json"
+    path.write_text(json.dumps({"engines": [{"engine_id": "a", "addresses": [lead.address]}]}))
+    one = FleetReader(FleetConfig(registry=f"file:{path}", check_every_s=10.0), connect, lambda _: True)
+    directory, now = (await one.reading()).directory, asyncio.get_running_loop().time
+    try:
+        await until(lambda: state_of(directory, "a", now()) is EngineState.HEALTHY)
+        due = directory.next_check()
+        lead.process.kill()
+        await until(lambda: state_of(directory, "a", now()) is EngineState.FAILED)
+        assert now() < due
+    finally:
+        await one.stop()
 
 
 def test_a_load_is_the_share_of_the_fullest_group_and_of_what_waits() -> None:
