@@ -11,11 +11,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-from envoy.config.core.v3.base_pb2 import HeaderValue, HeaderValueOption
-from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
-from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from google.protobuf.struct_pb2 import Struct
 
+from kvgrpc.envoy.v1 import ext_proc_pb2 as ext_proc
 from kvgrpc.errors import InvalidRequest, KVGrpcError, Reason, note
 from kvgrpc.fleet.directory import EngineState, ListedEngine
 from kvgrpc.fleet.pairing import NoPair, PairRequest
@@ -32,7 +30,10 @@ SUBSET_FILTER, SUBSET = "envoy.lb.subset_hint", "x-gateway-destination-endpoint-
 UNAVAILABLE = 503
 """Status of an HTTP request that no engine can take."""
 
-_NONE, _WHOLE = ProcessingMode.BodySendMode.NONE, ProcessingMode.BodySendMode.FULL_DUPLEX_STREAMED
+_NONE, _WHOLE = 0, 4
+"""Envoy's modes of a body: not sent, and sent in pieces that are sent back."""
+_IN_PLACE = 2
+"""Envoy's number for a header that takes the place of one that is there."""
 
 
 class EndpointPicker:
@@ -53,6 +54,8 @@ class EndpointPicker:
                 modes = message.protocol_config
             if message.observability_mode:
                 continue  # Envoy waits for no reply
+            if message.WhichOneof("request") is None:
+                continue
             if message.HasField("request_headers"):
                 yield await self._route(message)
             else:
@@ -82,9 +85,8 @@ class EndpointPicker:
         named = {DESTINATION: endpoint} | ({PREFILLER: before} if before else {})
         mutation = ext_proc.HeaderMutation(
             set_headers=[
-                HeaderValueOption(
-                    header=HeaderValue(key=name, raw_value=value.encode()),
-                    append_action=HeaderValueOption.HeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD,
+                ext_proc.HeaderValueOption(
+                    header=ext_proc.HeaderValue(key=name, raw_value=value.encode()), append_action=_IN_PLACE
                 )
                 for name, value in named.items()
             ],
@@ -126,18 +128,18 @@ def _refusal(why: str) -> ext_proc.ProcessingResponse:
 
 def _passed(message: ext_proc.ProcessingRequest, modes: ext_proc.ProtocolConfiguration) -> ext_proc.ProcessingResponse:
     """Returns the answer that leaves a part of the request, or of its answer, as it is."""
-    kind = message.WhichOneof("request")
-    if kind == "response_headers":
-        return ext_proc.ProcessingResponse(response_headers=ext_proc.HeadersResponse())
-    if kind in {"request_trailers", "response_trailers"}:
-        return ext_proc.ProcessingResponse(**{kind: ext_proc.TrailersResponse()})
-    body = message.request_body if kind == "request_body" else message.response_body
-    mode = modes.request_body_mode if kind == "request_body" else modes.response_body_mode
-    response = ext_proc.CommonResponse()
-    if mode == _WHOLE:
-        response.body_mutation.streamed_response.body = body.body
-        response.body_mutation.streamed_response.end_of_stream = body.end_of_stream
-    return ext_proc.ProcessingResponse(**{str(kind): ext_proc.BodyResponse(response=response)})
+    kind = message.WhichOneof("request") or ""
+    passed = ext_proc.ProcessingResponse()
+    part: Any = getattr(passed, kind)
+    part.SetInParent()
+    if kind in {"request_body", "response_body"}:
+        body: ext_proc.HttpBody = getattr(message, kind)
+        mode = modes.request_body_mode if kind == "request_body" else modes.response_body_mode
+        part.response.SetInParent()
+        if mode == _WHOLE:
+            piece = part.response.body_mutation.streamed_response
+            piece.body, piece.end_of_stream = body.body, body.end_of_stream
+    return passed
 
 
 def _is_last(message: ext_proc.ProcessingRequest, modes: ext_proc.ProtocolConfiguration) -> bool:

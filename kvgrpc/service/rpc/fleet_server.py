@@ -6,15 +6,19 @@ import asyncio
 import secrets
 from typing import cast
 
+import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kvgrpc.config import Config
 from kvgrpc.config_errors import invalid
 from kvgrpc.core.values.ids import INCARNATION_MAX
+from kvgrpc.envoy.v1 import ext_proc_pb2
 from kvgrpc.service.call_queue import CallQueue
 from kvgrpc.service.call_records import CallRecords
 from kvgrpc.service.fleet.reader import FleetReader
+from kvgrpc.service.gateway.endpoint_picker import EndpointPicker
+from kvgrpc.service.gateway.http_endpoints import HttpEndpoints
 from kvgrpc.service.identity.gate import Gate
 from kvgrpc.service.metrics import endpoint as metrics
 from kvgrpc.service.metrics.fleet_readings import FleetMetrics
@@ -29,6 +33,7 @@ from kvgrpc.service.tls_watch import FileWatch
 from kvgrpc.v1 import common_pb2, fleet_pb2, fleet_pb2_grpc
 
 FLEET = fleet_pb2.DESCRIPTOR.services_by_name["FleetService"].full_name
+ENVOY = "envoy.service.ext_proc.v3.ExternalProcessor"
 LOOK_S = 1.0
 """Interval between looks at the registry for health, in seconds."""
 
@@ -62,12 +67,13 @@ class FleetServer:
         self._health = EngineFreeHealth()
         server, table, standing, calls = bounded_server(limits, self._host.call_queue)
         most = limits.message_bytes
-        ours = cast(grpc.aio.Server, Registrar(table, self._host, standing, calls, most))
+        own = Registrar(table, self._host, standing, calls, most)
+        ours = cast(grpc.aio.Server, own)
         others = cast(grpc.aio.Server, Registrar(table, self._host, standing, calls, most, ours=False))
         fleet_pb2_grpc.add_FleetServiceServicer_to_server(FleetService(self._host, self._reader), ours)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, others)
         if config.fleet.http:
-            _serve_envoy(ours, self._reader, config)
+            _serve_envoy(own, self._reader, config)
         add_reflection(others, FLEET)
         self._grpc = Listeners(self._reader, (config.listen, server))
         self._watches = FileWatch(self._tls, ()), FileWatch(self._host.gate, ())
@@ -124,14 +130,12 @@ class FleetServer:
             await self._health.set(name, states.SERVING if serves else states.NOT_SERVING)
 
 
-def _serve_envoy(server: grpc.aio.Server, reader: FleetReader, config: Config) -> None:
-    """Adds the endpoint picker. Raises InvalidRequest without the schema of Envoy, which is an extra."""
-    try:
-        from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as ext_proc_grpc
-    except ImportError as error:
-        raise invalid("fleet.http", "needs Envoy's schema: pip install 'kvgrpc[gateway]'") from error
-    from kvgrpc.service.gateway.endpoint_picker import EndpointPicker
-    from kvgrpc.service.gateway.http_endpoints import HttpEndpoints
-
+def _serve_envoy(server: Registrar, reader: FleetReader, config: Config) -> None:
+    """Adds the endpoint picker."""
     picker = EndpointPicker(reader, HttpEndpoints(config.fleet.http_rules), config.fleet.model)
-    ext_proc_grpc.add_ExternalProcessorServicer_to_server(picker, server)
+    process = grpc.stream_stream_rpc_method_handler(
+        picker.Process,
+        request_deserializer=ext_proc_pb2.ProcessingRequest.FromString,
+        response_serializer=ext_proc_pb2.ProcessingResponse.SerializeToString,
+    )
+    server.add_registered_method_handlers(ENVOY, {"Process": process})

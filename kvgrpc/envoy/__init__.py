@@ -1,0 +1,1 @@
+"""Generated from proto/kvgrpc/envoy: change the .proto files and run `make gen`."""
