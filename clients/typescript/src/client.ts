@@ -50,6 +50,7 @@ export class Client implements Services {
   /** The gRPC client, for services and methods that have no method here. */
   readonly grpc: GrpcClient;
   readonly admin: Services["admin"];
+  readonly fleet: Services["fleet"];
   readonly handoff: Services["handoff"];
   readonly handshake: Services["handshake"];
   readonly leases: Services["leases"];
@@ -76,8 +77,9 @@ export class Client implements Services {
       authorization: () => token.header(),
       traceparent: typeof traceparent === "function" ? traceparent : () => traceparent,
     });
-    const { admin, handoff, handshake, leases, pool, scheduler, tensors, transfers } = services(this.caller);
+    const { admin, fleet, handoff, handshake, leases, pool, scheduler, tensors, transfers } = services(this.caller);
     this.admin = admin;
+    this.fleet = fleet;
     this.handoff = handoff;
     this.handshake = handshake;
     this.leases = leases;
