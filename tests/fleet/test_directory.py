@@ -33,7 +33,8 @@ def test_an_engine_whose_connection_ended_is_checked_next_and_is_healthy_until_t
     for check in (first, _):
         directory.answered(check, 0.0)
     assert directory.checks_due(1.0) == []
-    directory.doubted(first, 1.0)
+    directory.doubted(first, 0.5)
+    assert directory.checks_due(0.9) == [], "a lead that ends each connection is asked once in `retry_s`"
     one = directory.find(first.engine_id)
     assert one is not None
     assert directory.state(one, 1.0) is EngineState.HEALTHY

@@ -15,7 +15,7 @@ from google.protobuf.struct_pb2 import Struct
 
 from kvgrpc.envoy.v1 import ext_proc_pb2 as ext_proc
 from kvgrpc.errors import InvalidRequest, KVGrpcError, Reason, note
-from kvgrpc.fleet.directory import EngineState, ListedEngine
+from kvgrpc.fleet.directory import Directory, EngineState
 from kvgrpc.fleet.pairing import NoPair, PairRequest
 from kvgrpc.service.fleet.reader import FleetReader
 from kvgrpc.service.gateway.http_endpoints import HttpEndpoints
@@ -27,6 +27,8 @@ PREFILLER = "x-prefiller-host-port"
 """Header with the endpoint of the prefill engine."""
 SUBSET_FILTER, SUBSET = "envoy.lb.subset_hint", "x-gateway-destination-endpoint-subset"
 """Name and key of the metadata with the endpoints that the gateway allows."""
+TRIES = 3
+"""Number of engines that are picked for a request, if the names of their hosts have no address."""
 UNAVAILABLE = 503
 """Status of an HTTP request that no engine can take."""
 
@@ -68,46 +70,49 @@ class EndpointPicker:
         try:
             reading = await self._reader.reading()
             outside = await self._outside(reading.directory, _allowed(message))
-            wanted = PairRequest(model_name=self._model_name, tenant=CALLER.get().tenant, exclude=outside)
-            _, found = await self._reader.pick_pair(wanted)
+            for _ in range(TRIES):
+                wanted = PairRequest(model_name=self._model_name, tenant=CALLER.get().tenant, exclude=outside)
+                _, found = await self._reader.pick_pair(wanted)
+                decode, prefill = (None, None) if isinstance(found, NoPair) else (found.decode, found.prefill)
+                decode = decode or reading.picker.pick_alone(wanted, asyncio.get_running_loop().time())
+                if decode is None:
+                    return _refusal(found.reason)
+                if endpoint := await self._endpoints.of(decode.entry):
+                    return _routed(endpoint, await self._endpoints.of(prefill.entry) if prefill is not None else "")
+                outside |= {decode.entry.engine_id}
         except KVGrpcError as error:
             return _refusal(str(error))
-        if isinstance(found, NoPair):
-            alone = reading.picker.pick_alone(wanted, asyncio.get_running_loop().time())
-            return _refusal(found.reason) if alone is None else await self._to(alone, None)
-        return await self._to(found.decode, found.prefill)
+        return _refusal(f"the names of {TRIES} engines' hosts have no address")
 
-    async def _to(self, decode: ListedEngine, prefill: ListedEngine | None) -> ext_proc.ProcessingResponse:
-        endpoint = await self._endpoints.of(decode.entry)
-        if not endpoint:
-            return _refusal(f"no rule of fleet.http says where engine {decode.entry.engine_id} serves")
-        before = "" if prefill is None else await self._endpoints.of(prefill.entry)
-        named = {DESTINATION: endpoint} | ({PREFILLER: before} if before else {})
-        mutation = ext_proc.HeaderMutation(
-            set_headers=[
-                ext_proc.HeaderValueOption(
-                    header=ext_proc.HeaderValue(key=name, raw_value=value.encode()), append_action=_IN_PLACE
-                )
-                for name, value in named.items()
-            ],
-            remove_headers=[] if before else [PREFILLER],
-        )
-        metadata = Struct()
-        metadata.update({"envoy.lb": {DESTINATION: endpoint}})
-        response = ext_proc.CommonResponse(header_mutation=mutation, clear_route_cache=True)
-        return ext_proc.ProcessingResponse(
-            request_headers=ext_proc.HeadersResponse(response=response), dynamic_metadata=metadata
-        )
+    async def _outside(self, directory: Directory, allowed: frozenset[str] | None) -> frozenset[str]:
+        """Returns the ids of healthy engines that no rule names, or that the gateway does not allow."""
+        now = asyncio.get_running_loop().time()
+        healthy = [one.entry for one in directory if directory.state(one, now) is EngineState.HEALTHY]
+        if allowed is None:
+            return frozenset(entry.engine_id for entry in healthy if not self._endpoints.has_rule(entry))
+        endpoints = await asyncio.gather(*map(self._endpoints.of, healthy))
+        pairs = zip(healthy, endpoints, strict=True)
+        return frozenset(entry.engine_id for entry, endpoint in pairs if endpoint not in allowed)
 
-    async def _outside(self, engines: Any, allowed: frozenset[str] | None) -> frozenset[str]:
-        """Returns the healthy engines that no rule names, or that the gateway does not allow, by their ids."""
-        now, outside = asyncio.get_running_loop().time(), set()
-        for one in list(engines):
-            if engines.state(one, now) is EngineState.HEALTHY:
-                endpoint = await self._endpoints.of(one.entry)
-                if not endpoint or (allowed is not None and endpoint not in allowed):
-                    outside.add(one.entry.engine_id)
-        return frozenset(outside)
+
+def _routed(endpoint: str, before: str) -> ext_proc.ProcessingResponse:
+    """Returns the answer that sends a request to an endpoint. `before`: that of its prefill engine; empty: none."""
+    named = {DESTINATION: endpoint} | ({PREFILLER: before} if before else {})
+    mutation = ext_proc.HeaderMutation(
+        set_headers=[
+            ext_proc.HeaderValueOption(
+                header=ext_proc.HeaderValue(key=name, raw_value=value.encode()), append_action=_IN_PLACE
+            )
+            for name, value in named.items()
+        ],
+        remove_headers=[] if before else [PREFILLER],
+    )
+    metadata = Struct()
+    metadata.update({"envoy.lb": {DESTINATION: endpoint}})
+    response = ext_proc.CommonResponse(header_mutation=mutation, clear_route_cache=True)
+    return ext_proc.ProcessingResponse(
+        request_headers=ext_proc.HeadersResponse(response=response), dynamic_metadata=metadata
+    )
 
 
 def _allowed(message: ext_proc.ProcessingRequest) -> frozenset[str] | None:
@@ -121,7 +126,8 @@ def _allowed(message: ext_proc.ProcessingRequest) -> frozenset[str] | None:
 
 
 def _refusal(why: str) -> ext_proc.ProcessingResponse:
-    response = ext_proc.ImmediateResponse(body=note(why).encode(), details="kvgrpc_no_engine")
+    """Returns the answer without an engine. Envoy's log has the reason; the client, who may be anybody, has not."""
+    response = ext_proc.ImmediateResponse(body=b"no engine takes this request now: come back later", details=note(why))
     response.status.code = UNAVAILABLE
     return ext_proc.ProcessingResponse(immediate_response=response)
 

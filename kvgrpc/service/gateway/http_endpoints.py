@@ -28,6 +28,10 @@ class HttpEndpoints:
         self._resolved: OrderedDict[str, tuple[str, float]] = OrderedDict()
         """Addresses by name, each with the time until which it counts."""
 
+    def has_rule(self, entry: EngineEntry) -> bool:
+        """Returns whether a rule fits an engine."""
+        return "" in self._rules or entry.engine_id in self._rules
+
     async def of(self, entry: EngineEntry) -> str:
         """Returns the endpoint of an engine, IP:PORT; empty if no rule fits or its name has no address."""
         rule = self._rules.get(entry.engine_id, self._rules.get("", ""))

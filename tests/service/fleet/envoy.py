@@ -58,11 +58,21 @@ def filters(mode: str, allowed: list[str] | None) -> list[dict[str, Any]]:
     return [*found, {"name": "envoy.filters.http.router", "typed_config": router}]
 
 
-def configuration(picker: str, mode: str, allowed: list[str] | None) -> dict[str, Any]:
+def configuration(folder: Path, picker: str, mode: str, allowed: list[str] | None) -> dict[str, Any]:
     host, port = picker.split(":")
     manager = {
         "@type": f"{TYPE}.filters.network.http_connection_manager.v3.HttpConnectionManager",
         "stat_prefix": "gateway",
+        "access_log": [
+            {
+                "name": "envoy.access_loggers.file",
+                "typed_config": {
+                    "@type": f"{TYPE}.access_loggers.file.v3.FileAccessLog",
+                    "path": str(folder / "access.log"),
+                    "log_format": {"text_format_source": {"inline_string": "%RESPONSE_CODE_DETAILS%\n"}},
+                },
+            }
+        ],
         "route_config": {
             "virtual_hosts": [
                 {
@@ -108,7 +118,7 @@ def gateway(folder: Path, picker: str, mode: str = "NONE", allowed: list[str] | 
     assert ENVOY is not None
     folder.mkdir()
     config, admin = folder / "envoy.json", folder / "admin"
-    config.write_text(json.dumps(configuration(picker, mode, allowed)))
+    config.write_text(json.dumps(configuration(folder, picker, mode, allowed)))
     command = [ENVOY, "-c", str(config), "--admin-address-path", str(admin), "--concurrency", "1"]
     with (folder / "envoy.log").open("wb") as log:
         process = subprocess.Popen(
