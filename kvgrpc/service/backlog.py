@@ -13,6 +13,8 @@ from grpc._cython import cygrpc  # type: ignore[attr-defined]  # the types of gR
 
 _Server = TypeVar("_Server")
 _STARTED = re.compile(rb'"callsStarted":"(\d+)"')
+_UNKNOWN = 0
+"""Number that no server has."""
 _MAKING = threading.Lock()
 """Lock of whoever makes a server, so that two threads do not make each other try again."""
 
@@ -21,15 +23,16 @@ def with_backlog(make: Callable[[], _Server]) -> tuple[_Server, "Backlog"]:
     """Returns a server that `make` has made, and its backlog.
 
     gRPC does not say by which number channelz knows a server. The number is certain if only one is new. If another
-    server of this process was made meanwhile, this one is left, and made again.
+    server of this process was made meanwhile, this one is left, and made again. A server that channelz does not know
+    has a backlog that is always empty.
     """
     with _MAKING:
         while True:
             before = max(_servers_after(-1), default=0)
             server = make()
             new = _servers_after(before)
-            if len(new) == 1:
-                return server, Backlog(new[0])
+            if len(new) < 2:
+                return server, Backlog(new[0] if new else _UNKNOWN)
 
 
 def _servers_after(number: int) -> list[int]:

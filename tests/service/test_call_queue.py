@@ -84,6 +84,12 @@ async def test_a_backlog_is_what_grpc_has_and_has_not_handed_over() -> None:
     assert backlog.count() == 0
 
 
+async def test_a_server_that_channelz_does_not_know_has_no_backlog() -> None:
+    server, backlog = with_backlog(lambda: grpc.aio.server(options=[("grpc.enable_channelz", 0)]))
+    await server.stop(None)
+    assert backlog.count() == 0
+
+
 async def test_a_backlog_is_that_of_its_own_server_when_others_are_made_meanwhile() -> None:
     handlers = _Counting()
     others: list[grpc.aio.Server] = []
