@@ -162,16 +162,21 @@ def ask(address: str, method: str, path: str, body: bytes = b"", **headers: str)
 
 
 class HttpServer:
-    """The HTTP server of an engine: it answers with the engine's id and keeps each request's headers and body."""
+    """The HTTP server of an engine: it answers with the engine's id while `gate` is open, and keeps each request's
+    headers and body.
+    """
 
     def __init__(self, engine_id: str, host: str) -> None:
         self.requests: list[tuple[dict[str, str], bytes]] = []
-        requests, answer = self.requests, engine_id.encode()
+        self.gate = threading.Event()
+        self.gate.set()
+        requests, gate, answer = self.requests, self.gate, engine_id.encode()
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = b"".join(self._parts())
                 requests.append(({name.lower(): text for name, text in self.headers.items()}, body))
+                gate.wait()
                 self.send_response(200)
                 self.send_header("content-length", str(len(answer)))
                 self.end_headers()

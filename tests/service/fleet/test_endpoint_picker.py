@@ -1,6 +1,7 @@
 """`kvgrpc fleet` as the endpoint picker of a real Envoy: where requests go, with what, and what clients cannot say."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from tests.service.fleet.published import fleet
 pytestmark = NEEDS_ENVOY
 
 PREFILLER = "x-prefiller-host-port"
+PLACES = 8
+"""Number of streams that the picker serves at a time."""
 MODES = ("NONE", "BUFFERED", "STREAMED", "FULL_DUPLEX_STREAMED")
 
 
@@ -46,7 +49,9 @@ def pool(start: Start, engines_file: EnginesFile, tmp_path: Path) -> Iterator[Po
         }
         rules = ",".join(f"{name}={{host}}:{one.address.partition(':')[2]}" for name, one in servers.items())
         environment = engines_file.environment | {"KVGRPC_FLEET_HTTP": rules, "KVGRPC_FLEET_MODEL": "llama"}
-        found = stack.enter_context(fleet(tmp_path / "fleet", **environment))
+        settings = tmp_path / "settings.toml"
+        settings.write_text(f"[limits]\nstanding = {PLACES}\nstanding_per_connection = {PLACES}\n")
+        found = stack.enter_context(fleet(tmp_path / "fleet", "--config", str(settings), **environment))
         made = Pool(leads, servers, found["address"])
         made.wait_until_paired()
         yield made
@@ -93,8 +98,20 @@ def test_the_gateway_says_which_engines_are_allowed(pool: Pool, tmp_path: Path) 
         assert ask(address, "POST", "/", b"x")[0] == 503
 
 
-@pytest.mark.parametrize("mode", ["NONE", "FULL_DUPLEX_STREAMED"])
-def test_a_picker_keeps_nothing_of_requests_that_are_over(pool: Pool, tmp_path: Path, mode: str) -> None:
-    """There are far more of them than a connection may have streams."""
-    with gateway(tmp_path / "envoy", pool.picker, mode) as address:
-        assert {ask(address, "POST", "/", b"x") for _ in range(150)} == {(200, "d")}
+def test_requests_whose_answers_take_long_have_no_place_at_the_picker(pool: Pool, tmp_path: Path) -> None:
+    engine, count = pool.servers["d"], 3 * PLACES
+    engine.gate.clear()
+    with gateway(tmp_path / "envoy", pool.picker, "BUFFERED") as address, ThreadPoolExecutor(count) as threads:
+        answers = []
+        try:
+            for number in range(1, count + 1):
+                answers.append(threads.submit(ask, address, "POST", "/", b"x"))
+                wait_until(lambda: len(engine.requests) == number)  # noqa: B023 - called at once
+        finally:
+            engine.gate.set()
+        assert {answer.result() for answer in answers} == {(200, "d")}
+
+
+def test_streams_of_whole_requests_give_their_places_back(pool: Pool, tmp_path: Path) -> None:
+    with gateway(tmp_path / "envoy", pool.picker, "FULL_DUPLEX_STREAMED") as address:
+        assert {ask(address, "POST", "/", b"x") for _ in range(4 * PLACES)} == {(200, "d")}
