@@ -139,16 +139,19 @@ Bytes Engine::prefill(Request& request, const Labels& labels, double ttl_s) {
   return wait_for_grant(made);
 }
 
-void Engine::push(Request request, const Labels& labels, const Bytes& grant, bool layerwise) {
+void Engine::push(Request& request, const Labels& labels, const Bytes& grant, bool layerwise) {
   kvgrpc_transfer made = 0;
   kvgrpc_error error;
   const auto names = named(labels);
   const auto what = content(request.ids);
   check(kvgrpc_push(engine_, &names, &what, nullptr, &made, &error), error);
-  transfers_[made].given = request.table;
-  check(kvgrpc_push_register(engine_, made, {grant.data(), grant.size()}, &error), error);
-  const auto blocks = named(request.table);
-  forward(request, [&](uint32_t layer) {
+  const kvgrpc_code code = kvgrpc_push_register(engine_, made, {grant.data(), grant.size()}, &error);
+  if (code) kvgrpc_cancel(engine_, made, "", nullptr);  // Nothing was sent, so it is over.
+  check(code, error);
+  Request sent = std::exchange(request, {});  // From here on its blocks come back with the push.
+  transfers_[made].given = sent.table;
+  const auto blocks = named(sent.table);
+  forward(sent, [&](uint32_t layer) {
     const bool last = layer + 1 == Config::layers;
     if (!last && !layerwise) return;
     const kvgrpc_part part{&blocks, 1, layer, layerwise ? 1u : 0u, last, 0};

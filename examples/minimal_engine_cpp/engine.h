@@ -46,7 +46,7 @@ class Engine {
   // Computes a prompt and hands it over. Returns the grant. The blocks are the transfer's.
   Bytes prefill(Request& request, const Labels& labels, double ttl_s);
   // Computes a prompt and pushes it to where the grant says, whole or layer by layer. The blocks are the transfer's.
-  void push(Request request, const Labels& labels, const Bytes& grant, bool layerwise);
+  void push(Request& request, const Labels& labels, const Bytes& grant, bool layerwise);
   // Pulls a prompt's KV. Returns the transfer's name. Throws TransferFailed: the request has its blocks again.
   std::string pull(Request& request, const Labels& labels, const Bytes& grant);
   // Reserves the request's blocks for a push, and returns the grant for its source.

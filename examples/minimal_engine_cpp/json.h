@@ -20,6 +20,6 @@ struct Json {
   const Json& operator[](const std::string& name) const;
 };
 
-// Reads one object. Throws Malformed; also for lists, which no line has.
+// Reads one value. Throws Malformed; also for a list that is not empty.
 Json parse(const std::string& line);
 std::string quoted(const std::string& text);

@@ -26,6 +26,8 @@ std::string params_of(const Bytes& grant, bool is_read) {
   return json;
 }
 
+constexpr double COUNT_MAX = 4096;  // Maximum number of tokens of one answer.
+
 Labels labels_of(const Json& line) {
   Labels labels{"", line["request_id"].text, line["traceparent"].text};
   const std::string& hex = line["transfer_key"].text;
@@ -41,6 +43,8 @@ class Operations {
 
   std::string answer(const Json& line) {
     const std::string& op = line["op"].text;
+    const bool moves = op == "prefill" || op == "reserve" || (op == "decode" && line.has("kv_transfer_params"));
+    if (moves && engine_.fileno() < 0) throw TransferFailed("PEER_LOST: this engine has no lead");
     if (op == "prefill") return prefill(line);
     if (op == "reserve") return reserve(line);
     if (op == "decode") return decode(line);
@@ -56,12 +60,12 @@ class Operations {
     std::string told;
     try {
       if (line.has("push_to")) {
-        engine_.push(std::move(request), labels_of(line), grant_of(line["push_to"]), line["layerwise"].truth);
+        engine_.push(request, labels_of(line), grant_of(line["push_to"]), line["layerwise"].truth);
       } else {
         const Bytes grant = engine_.prefill(request, labels_of(line), line["ttl_s"].number);
         told = "\"kv_transfer_params\": " + params_of(grant, true) + ", ";
       }
-    } catch (const TransferFailed&) {
+    } catch (...) {
       engine_.release(request);
       throw;
     }
@@ -74,7 +78,7 @@ class Operations {
     try {
       const kvgrpc_transfer made = engine_.reserve(request, labels_of(line), grant);
       reserved_[line["transfer_key"].text] = {request, made};
-    } catch (const TransferFailed&) {
+    } catch (...) {
       engine_.release(request);
       throw;
     }
@@ -94,7 +98,7 @@ class Operations {
         request = found.mapped().first;
         id = engine_.receive(request, found.mapped().second);
       }
-    } catch (const TransferFailed&) {
+    } catch (...) {
       engine_.release(request);
       throw;
     }
@@ -117,8 +121,10 @@ class Operations {
   std::string generated(Request& request, const Json& line) {
     Tokens made;
     try {
-      made = engine_.decode(request, static_cast<size_t>(line["count"].number));
-    } catch (const TransferFailed&) {
+      const double count = line["count"].number;
+      if (!(count >= 0 && count <= COUNT_MAX)) throw Malformed("too many tokens, or less than none");
+      made = engine_.decode(request, static_cast<size_t>(count));
+    } catch (...) {
       engine_.release(request);
       throw;
     }

@@ -1,5 +1,7 @@
 """Plays in which the author's engine is the source: it prefills, hands over, and keeps what it handed over."""
 
+from unittest import SkipTest
+
 from kvgrpc.engine import HandOver, Pull
 from kvgrpc.errors import Reason
 from kvgrpc.testing.scene import Scene
@@ -72,7 +74,10 @@ def preempted_blocks_are_taken_back(scene: Scene) -> None:
     scene.other.start(pull, late=True)
     scene.quiet(lambda: pull in scene.other.over)
     blocks = scene.engine.blocks("a")
-    scene.engine.preempt("a")
+    try:
+        scene.engine.preempt("a")
+    except NotImplementedError as error:
+        raise SkipTest("this engine never preempts") from error
     for group, (free, held) in enumerate(zip(scene.free(), blocks, strict=True)):
         for block in set(free) & set(held):
             scene.engine.fill(group, block, JUNK)

@@ -353,8 +353,8 @@ typedef struct kvgrpc_event {
   size_t layer_count;
 } kvgrpc_event;
 
-/* Sends queued calls and returns the next event, waiting up to `timeout_s` for it; KVGRPC_EVENT_NONE is none. The lead
- * hears that the last event was read.
+/* Returns the next event; KVGRPC_EVENT_NONE is none. Where none is here yet, it sends queued calls and waits up to
+ * `timeout_s`. Call it until there is none: what is queued leaves then. The lead hears which events were read.
  *
  * Errors: UNAVAILABLE (PEER_LOST) when the session is over, on every call: no event follows, and every transfer is lost
  * with it. Close the engine and its ranks, and attach anew. INVALID_ARGUMENT, OUT_OF_RANGE for a lead that sends what it

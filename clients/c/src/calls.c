@@ -7,6 +7,8 @@
 
 /* Maximum number of tokens or blocks in one call: above any request, and few enough for one frame. */
 #define IDS_MAX (1u << 22)
+/* A pool has at most so many groups. */
+#define ROWS_MAX 256u
 #define KEY_BYTES_MIN 16
 #define KEY_BYTES_MAX 64
 #define SECONDS_MAX 1e9
@@ -75,6 +77,8 @@ static kvgrpc_code check_content(const kvgrpc_content *content, kvgrpc_error *er
 
 static kvgrpc_code check_blocks(const kvgrpc_blocks *blocks, size_t rows, kvgrpc_error *error) {
   size_t count = 0;
+  if (rows > ROWS_MAX)
+    return kv_fail(error, KVGRPC_OUT_OF_RANGE, KV_LIMIT_EXCEEDED, "%zu rows of blocks; at most %u", rows, ROWS_MAX);
   for (size_t i = 0; i < rows; i++) {
     if (blocks[i].count > IDS_MAX || (count += blocks[i].count) > IDS_MAX)
       return kv_fail(error, KVGRPC_OUT_OF_RANGE, KV_LIMIT_EXCEEDED, "more than %u blocks in one call", IDS_MAX);
@@ -370,14 +374,19 @@ kvgrpc_code kv_cancel_named(kvgrpc_engine *engine, const kv_transfer *transfer, 
 
 kvgrpc_code kvgrpc_cancel(kvgrpc_engine *engine, kvgrpc_transfer handle, const char *message, kvgrpc_error *error) {
   kv_transfer *transfer;
-  const kvgrpc_code code = find(engine, handle, KV_FREE, &transfer, error);
+  kvgrpc_code code = find(engine, handle, KV_FREE, &transfer, error);
   if (code) return code;
   if (transfer->id[0]) return kv_cancel_named(engine, transfer, message, error);
-  if (transfer->kind == KV_PUSH && !transfer->asked) {
+  if (transfer->kind == KV_PUSH && !transfer->asked && !transfer->failed) {
     kv_transfer_end(&engine->transfers, transfer); /* The lead has not heard of it. */
     return KVGRPC_OK;
   }
   if (transfer->cancelled) return KVGRPC_OK;
+  kv_writer checked = {0};
+  kv_put_text(&checked, 4, message);
+  code = kv_check_written(&checked, error);
+  kv_writer_free(&checked);
+  if (code) return code;
   transfer->cancel_message = strdup(message ? message : "");
   if (!transfer->cancel_message) return kv_no_memory(error);
   transfer->cancelled = true;

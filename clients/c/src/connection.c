@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
@@ -43,6 +44,9 @@ kvgrpc_code kv_connect(kv_connection *connection, const char *path, kvgrpc_error
                    sizeof address.sun_path);
   memcpy(address.sun_path, path, strlen(path) + 1);
   const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  /* A lead that is stopped lets its backlog fill, and connect() waits for a place in it as long as a send would. */
+  const struct timeval timeout = {(time_t)SEND_TIMEOUT_S, 0};
+  if (fd >= 0) setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof timeout);
   if (fd < 0 || connect(fd, (struct sockaddr *)&address, sizeof address) < 0) {
     const int why = errno;
     if (fd >= 0) close(fd);
@@ -220,7 +224,7 @@ static kvgrpc_code give(kv_connection *connection, int memory, kvgrpc_error *err
   row->cmsg_type = SCM_RIGHTS;
   row->cmsg_len = CMSG_LEN(sizeof memory);
   memcpy(CMSG_DATA(row), &memory, sizeof memory);
-  const bool given = to >= 0 && memory >= 0 && sendmsg(to, &message, MSG_NOSIGNAL) == 1;
+  const bool given = to >= 0 && memory >= 0 && sendmsg(to, &message, MSG_NOSIGNAL | MSG_DONTWAIT) == 1;
   if (to >= 0) close(to);
   return given ? KVGRPC_OK : lost(error);
 }

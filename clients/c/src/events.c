@@ -295,7 +295,7 @@ kvgrpc_code kvgrpc_engine_next(kvgrpc_engine *engine, double timeout_s, kvgrpc_e
   if (code) return code;
   kv_transfer *returned = kv_transfer_of(&engine->transfers, engine->returned);
   engine->returned = 0;
-  if (returned) {
+  if (returned && (returned->id[0] || !returned->asked)) { /* A later call may still begin it: its answer ends it. */
     tell_returned(engine, event, returned);
     return KVGRPC_OK;
   }

@@ -1,5 +1,4 @@
 /* Grants as text, in the object that routers relay. */
-#include <stdio.h>
 #include <string.h>
 
 #include "kvgrpc_engine.h"

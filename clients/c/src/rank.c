@@ -368,7 +368,7 @@ kvgrpc_code kvgrpc_rank_serve(kvgrpc_rank *rank, kvgrpc_error *error) {
     code = obey(rank, &last, &why);
     if (!last && rank->comes_back_s > 0) code = come_back(rank, &why);
   }
-  if (code == KVGRPC_OK || code == KVGRPC_CANCELLED) return KVGRPC_OK;
+  if (code == KVGRPC_OK || (code == KVGRPC_CANCELLED && stopped(rank))) return KVGRPC_OK;
   pthread_mutex_lock(&rank->lock);
   rank->over = true;
   kv_disconnect(&rank->connection);

@@ -120,6 +120,38 @@ static void test_a_part_that_is_refused_ends_the_push_when_its_last_call_is_answ
   end(engine, &lead);
 }
 
+/* Returns a push whose only part was refused, and that has told its failure. */
+static kvgrpc_transfer refused_push(kvgrpc_engine *engine, lying_lead *lead, const kvgrpc_part *part) {
+  kvgrpc_transfer push = 0;
+  CHECK(!kvgrpc_push(engine, &kLabels, &kContent, NULL, &push, NULL));
+  CHECK(!kvgrpc_push_part(engine, push, part, NULL) && !kvgrpc_engine_flush(engine, NULL));
+  refuse(lead, push, 3);
+  next(engine, KVGRPC_EVENT_FAILED);
+  return push;
+}
+
+static void test_a_part_after_a_refusal_keeps_its_blocks_until_it_is_answered(void) {
+  lying_lead lead;
+  kvgrpc_engine *engine = session_open(&lead);
+  const kvgrpc_part part = {.blocks = &kBlocks, .rows = 1, .last = true};
+  const kvgrpc_transfer push = refused_push(engine, &lead, &part);
+  CHECK(!kvgrpc_push_part(engine, push, &part, NULL));
+  next(engine, KVGRPC_EVENT_NONE);
+  refuse(&lead, push, 3);
+  CHECK(next(engine, KVGRPC_EVENT_BLOCKS_RETURNED).transfer == push);
+  end(engine, &lead);
+}
+
+static void test_a_cancel_after_a_refusal_leaves_the_return_of_the_blocks(void) {
+  lying_lead lead;
+  kvgrpc_engine *engine = session_open(&lead);
+  const kvgrpc_part part = {.blocks = &kBlocks, .rows = 1, .last = true};
+  const kvgrpc_transfer push = refused_push(engine, &lead, &part);
+  CHECK(!kvgrpc_cancel(engine, push, "", NULL));
+  CHECK(next(engine, KVGRPC_EVENT_BLOCKS_RETURNED).transfer == push);
+  end(engine, &lead);
+}
+
 static void test_a_cancel_waits_for_the_name(void) {
   lying_lead lead;
   kvgrpc_engine *engine = session_open(&lead);
@@ -161,7 +193,11 @@ static void test_bad_input_queues_nothing(void) {
   const kvgrpc_part part = {.blocks = &kBlocks, .rows = 1};
   CHECK(kvgrpc_push_part(engine, made, &part, NULL) == KVGRPC_INVALID_ARGUMENT);
   CHECK(kvgrpc_cancel_key(engine, (kvgrpc_bytes){"short", 5}, "", NULL) == KVGRPC_INVALID_ARGUMENT);
+  const kvgrpc_blocks none[257] = {{0, NULL, 0}};
+  REFUSED(&kLabels, &kContent, none, 257, NULL);
   CHECK(!engine->calls.size);
+  CHECK(!kvgrpc_pull(engine, NULL, &kContent, (kvgrpc_bytes){"g", 1}, NULL, &made, NULL));
+  CHECK(kvgrpc_cancel(engine, made, "\xff", NULL) == KVGRPC_INVALID_ARGUMENT);
   end(engine, &lead);
 }
 
@@ -212,6 +248,8 @@ int main(void) {
   test_a_pull_gives_its_blocks_once_it_is_named();
   test_a_refused_call_fails_and_returns_its_blocks();
   test_a_part_that_is_refused_ends_the_push_when_its_last_call_is_answered();
+  test_a_part_after_a_refusal_keeps_its_blocks_until_it_is_answered();
+  test_a_cancel_after_a_refusal_leaves_the_return_of_the_blocks();
   test_a_cancel_waits_for_the_name();
   test_bad_input_queues_nothing();
   test_many_transfers_are_told_apart();

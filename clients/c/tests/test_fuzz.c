@@ -1,6 +1,6 @@
 /* Frames of a lead with some of their bytes changed, cut or repeated: events or a typed error, never a crash.
  *
- * `test_fuzz SECONDS SEED` runs longer, and elsewhere; the seed is printed when something fails. */
+ * `test_fuzz SECONDS SEED` runs longer, and elsewhere; the seed is printed first. */
 #define _GNU_SOURCE
 #include <string.h>
 #include <time.h>

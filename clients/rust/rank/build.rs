@@ -8,7 +8,6 @@ fn main() {
     let version = env::var("CARGO_PKG_VERSION").expect("cargo sets it");
     let mut build = cc::Build::new();
     build.std("c11").include("c/include").define("KVGRPC_ENGINE_VERSION", Some(format!("\"{version}\"").as_str()));
-    build.define("_GNU_SOURCE", None);
     for entry in fs::read_dir("c/src").expect("the crate has the sources of the C library") {
         let path = entry.expect("a file of the folder can be read").path();
         if path.extension().is_some_and(|extension| extension == "c") {

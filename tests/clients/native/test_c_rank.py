@@ -71,7 +71,7 @@ def test_bytes_move_between_ranks_of_both_languages(leads: tuple[Lead, Lead], so
         assert np.array_equal((side.view() if source == "C" else view(rank))[:, [5, 6]], made)
 
 
-def test_a_push_waits_for_the_steps_that_the_rank_reports(leads: tuple[Lead, Lead]) -> None:
+def test_a_pull_waits_for_the_steps_that_the_rank_reports(leads: tuple[Lead, Lead]) -> None:
     with ExitStack() as stack:
         engine = stack.enter_context(Engine.attach(leads[0].socket_path, pool=layout()))
         rank = NativeRank(engine.ticket)

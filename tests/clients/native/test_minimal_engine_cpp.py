@@ -20,6 +20,8 @@ from tests.clients.native.builds import build
 COUNT = 12
 WRONG_LINES = [
     '{"op": "decode", "kv_transfer_params": {"kvgrpc_grant": "?"}}',
+    '{"op": "prefill", "prompt": "x", "transfer_key": "zz"}',
+    '{"op": "generate", "prompt": "x", "count": -1}',
     '{"op": "none"}',
     "{",
     '{"op": "\\ud800"}',

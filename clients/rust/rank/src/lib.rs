@@ -7,7 +7,7 @@ use std::ffi::CString;
 use std::fmt;
 use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
-use std::sync::{Mutex, TryLockError};
+use std::sync::{Mutex, PoisonError, TryLockError};
 use std::time::Duration;
 
 pub use error::Error;
@@ -39,6 +39,8 @@ pub struct Rank {
     handle: NonNull<ffi::Rank>,
     /// Held while a thread serves the rank: the library allows one.
     serving: Mutex<()>,
+    /// Held while bytes are copied: threads of safe code may share the rank.
+    copying: Mutex<()>,
 }
 
 // SAFETY: the library lets any thread report steps and stop a rank while one serves it, and `serving` makes it one.
@@ -62,7 +64,7 @@ impl Rank {
         // SAFETY: the library copies what it keeps of the ticket, and sets `made` only on success.
         check(|error| unsafe { ffi::kvgrpc_rank_attach(&raw const given, rank, &raw mut made, error) })?;
         let handle = NonNull::new(made).expect("the library sets it on success");
-        Ok(Self { handle, serving: Mutex::new(()) })
+        Ok(Self { handle, serving: Mutex::new(()), copying: Mutex::new(()) })
     }
 
     /// The rank's pool. It stays where it is until the rank is dropped.
@@ -86,6 +88,7 @@ impl Rank {
     /// If they do not lie within the pool.
     pub fn write(&self, offset: usize, bytes: &[u8]) {
         let at = self.place(offset, bytes.len());
+        let _copying = self.copying.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: `place` checked the range, and a slice of this process does not overlap a mapping that it has none of.
         unsafe { ptr::copy(bytes.as_ptr(), at, bytes.len()) }
     }
@@ -97,6 +100,7 @@ impl Rank {
     /// If they do not lie within the pool.
     pub fn read(&self, offset: usize, into: &mut [u8]) {
         let at = self.place(offset, into.len());
+        let _copying = self.copying.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: as for `write`.
         unsafe { ptr::copy(at, into.as_mut_ptr(), into.len()) }
     }
