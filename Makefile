@@ -327,15 +327,15 @@ storm: vllm ## Bursts, hang-ups and deaths over two small vLLM engines (ARGS="--
 overload: venv ## Offer a lead ten times the calls that it serves, and time another caller meanwhile (ARGS=--json, ARGS=--help)
 	@PYTHONPATH=. $(BIN)/python -m bench.overload $(ARGS)
 
-# Two processors, 1 GB and /usr/bin/etcd, for two minutes.
+# Two processors and /usr/bin/etcd. The part fleet takes two minutes and 1 GB; ARGS="--parts fleet" runs it alone.
 .PHONY: fleet
-fleet: venv ## Measure what a thousand simulated leads on a real etcd cost their readers (ARGS="--json --engines 1000")
+fleet: venv ## Measure a thousand simulated leads on a real etcd, a storm over real leads, and one with 500 peers (ARGS="--json --parts storm")
 	@PYTHONPATH=. $(BIN)/python -m bench.fleet $(ARGS)
 
 # Two processors, 2 GB, and the right to make network namespaces and tun devices; ten minutes.
 .PHONY: hosts
 hosts: venv ## Run the whole system on hosts that are network namespaces, with delay, loss and cuts, then time pulls (ARGS=--json)
-	@$(BIN)/pytest -q tests/hosts -m "slow or not slow"
+	@$(BIN)/pytest -q tests/hosts -m "slow or not slow" >&2
 	@PYTHONPATH=. $(BIN)/python -m tests.hosts $(ARGS)
 
 # vLLM's own proxies are in its source distribution alone, and the one for XpYd in that of an older version. pip wants to

@@ -20,11 +20,11 @@ import termios
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bench.fleet.child import processor_s
 from bench.machine import machine, versions
 from bench.overload.site import Site, site
 from bench.stages.calls import Caller
@@ -35,13 +35,8 @@ ROWS, COLUMNS = 50, 200
 SETTLE_S = 3.0
 """Time after a key before a view is measured, in seconds."""
 READ_BYTES = 1 << 16
-TICKS = os.sysconf("SC_CLK_TCK")
-
-
-def processor_s(pid: int) -> float:
-    """Returns the processor time of a process, in seconds."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
+DRAWN_S = 60.0
+"""Timeout for the first drawing, in seconds."""
 
 
 class Screen:
@@ -55,8 +50,11 @@ class Screen:
 
     def read(self) -> None:
         """Takes what it has drawn. The event loop calls it."""
-        with suppress(OSError):  # its process has ended
+        try:
             self.drawn_bytes += len(os.read(self._terminal, READ_BYTES))
+        except OSError:  # its process has ended
+            asyncio.get_running_loop().remove_reader(self._terminal)
+        else:
             self.drawn.set()
 
     def press(self, key: str) -> None:
@@ -132,7 +130,7 @@ async def _views(options: argparse.Namespace, place: Site, pulls: Pulls) -> dict
     shares: dict[str, list[float]] = {name: [] for name in VIEWS}
     rates, drawn = [], {}
     with screen(*arguments) as shown:
-        await shown.drawn.wait()
+        await asyncio.wait_for(shown.drawn.wait(), DRAWN_S)
         for _ in range(options.repeats):
             for number, name in enumerate(VIEWS, 1):
                 shown.press(f"{number}")

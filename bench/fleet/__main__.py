@@ -26,6 +26,7 @@ from bench.fleet.peers.run import many_peers
 from bench.fleet.run import run, say
 from bench.fleet.storm.run import storm
 from bench.machine import machine, versions
+from kvgrpc.core.values.limits import Limits
 
 PARTS = FLEET, STORM, PEERS = ("fleet", "storm", "peers")
 
@@ -45,7 +46,9 @@ def main() -> None:
     parser.add_argument("--engines", type=int, default=1000, help="number of engines, from 4 (1000)")
     parser.add_argument("--ttl-s", type=int, default=15, help="time after which the entry of a dead lead goes, s (15)")
     parser.add_argument("--publishers", type=int, default=2, help="number of processes that publish and stay (2)")
-    parser.add_argument("--rest-s", type=float, default=10.0, help="how long a fleet or lead at rest is measured (10)")
+    parser.add_argument(
+        "--rest-s", type=float, default=10.0, help="how long a fleet or lead at rest is measured, s (10)"
+    )
     parser.add_argument("--restart-s", type=float, default=30.0, help="how long the rolling restart takes, s (30)")
     parser.add_argument("--picks", type=int, default=1000, help="number of picks (1000)")
     parser.add_argument("--storm-s", type=float, default=60.0, help="how long requests come, s (60)")
@@ -55,6 +58,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.engines < 4:
         parser.error("--engines is at least 4")
+    if not 2 <= options.peers <= Limits().peers:
+        parser.error(f"--peers is from 2 to {Limits().peers}")
     parts = options.parts.split(",")
     if unknown := set(parts) - set(PARTS):
         parser.error(f"--parts: there is no part {', '.join(sorted(unknown))}")

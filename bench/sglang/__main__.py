@@ -66,7 +66,7 @@ def _parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--folder", type=Path, help="keep the logs of servers here")
     options = parser.parse_args(arguments)
-    if options.repeats < 1 or options.requests < len(PARTS):
+    if options.repeats < 1 or options.requests < 3:
         parser.error("--repeats is at least 1, and --requests at least 3")
     return options
 

@@ -3,8 +3,6 @@
 import random
 import subprocess
 import sys
-import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.sglang.engines import server, started
-from tests.sglang.servers import Pair, asked, free_port, prompt_of, sampled
+from tests.sglang.servers import Pair, asked, free_port, prompt_of, sampled, wait_until
 
 AT_ONCE = 12
 LENGTHS = (15, 16, 17, 60, 250, 600, 1200)
@@ -23,9 +21,6 @@ REST_S = 120.0
 """Maximum time after which nothing may be held any more, in seconds."""
 READY_S = 120.0
 ANSWER_S = 120.0
-LOOK_S = 0.5
-PAUSE = threading.Event()
-"""Never set: what a router and a lead know is only to be looked at."""
 
 
 @contextmanager
@@ -92,13 +87,12 @@ class Storm:
 
     def wait_until_it_serves(self) -> None:
         """Waits until a request gets through: the router looks at its engines from time to time."""
-        deadline = time.monotonic() + READY_S
-        while "output_ids" not in asked(
-            self._through, "/generate", {"input_ids": self._prompts[0], **sampled(1)}, 20.0
-        ):
-            if time.monotonic() > deadline:
-                raise RuntimeError("the router does not serve")
-            PAUSE.wait(LOOK_S)
+        one = {"input_ids": self._prompts[0], **sampled(1)}
+        wait_until(
+            lambda: "output_ids" in asked(self._through, "/generate", one, 20.0),
+            lambda: "the router does not serve",
+            READY_S,
+        )
 
 
 def measured(folder: Path, requests: int, seed: int, tell: Callable[[str], None]) -> dict[str, Any]:
@@ -113,7 +107,7 @@ def measured(folder: Path, requests: int, seed: int, tell: Callable[[str], None]
             if victim is not None:
                 with ThreadPoolExecutor(1) as threads:
                     beside = threads.submit(storm.burst, AT_ONCE * 2, 0.0)
-                    PAUSE.wait(LOOK_S)  # so that some are in flight
+                    wait_until(lambda victim=victim: bool(victim.held()), lambda: "nothing is in flight")  # type: ignore[misc]
                     victim.stop()
                     beside.result()
                 victim.start()
@@ -132,8 +126,7 @@ def measured(folder: Path, requests: int, seed: int, tell: Callable[[str], None]
 
 
 def _held(pair: Pair) -> dict[str, dict[str, int]]:
-    """Returns what the leads still hold, once it does not become less."""
-    deadline = time.monotonic() + REST_S
-    while (pair.p.held() or pair.d.held()) and time.monotonic() < deadline:
-        PAUSE.wait(LOOK_S)
+    """Returns what the leads still hold, once it is nothing or `REST_S` is over."""
+    with suppress(AssertionError):  # the result says what is left
+        wait_until(lambda: not pair.p.held() and not pair.d.held(), lambda: "something is held", REST_S)
     return {name: of for name, of in (("prefill", pair.p.held()), ("decode", pair.d.held())) if of}

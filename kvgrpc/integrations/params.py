@@ -257,8 +257,8 @@ def _key(intent: Intent, params: Params, secret: bytes = b"") -> bytes:
     if intent.transfer_key:
         return intent.transfer_key
     if (room := params.get(ROOM)) is not None:
-        if not isinstance(room, int) or isinstance(room, bool) or not 0 <= room < ROOM_END:
-            raise _invalid(ROOM, "is a whole number from 0 to 2**63 - 1")
+        if not isinstance(room, int) or isinstance(room, bool) or not 0 < room < ROOM_END:
+            raise _invalid(ROOM, "is a whole number from 1 to 2**63 - 1")
         return room_key(secret, room)
     name = params.get("transfer_id")
     return hashlib.sha256(b"transfer_id:" + name.encode()).digest() if isinstance(name, str) and name else b""
@@ -297,7 +297,8 @@ def _address(params: Params, intent: Intent) -> Source:
         return Source("", "", keep)
     if not (isinstance(host, str) and isinstance(port, int) and isinstance(engine_id, str | None)):
         raise _invalid(
-            "remote_host, remote_port, remote_engine_id", "are a name, a number and a name, like bootstrap's"
+            "remote_host, remote_port, remote_engine_id",
+            "are a name, a number and a name; so are bootstrap_host and bootstrap_port, in place of the first two",
         )
     return Source(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", engine_id or "", keep)
 

@@ -36,7 +36,9 @@ def receive(address: str, port: int, nbytes: int) -> float:
     with socket.create_connection((address, port), timeout=60) as connection:
         connection.sendall(nbytes.to_bytes(8, "big"))
         while left:
-            left -= len(connection.recv(CHUNK_BYTES))
+            if not (received := len(connection.recv(CHUNK_BYTES))):
+                raise ConnectionError("the sender ended the stream early")
+            left -= received
     return time.perf_counter() - begun
 
 

@@ -44,3 +44,24 @@ def test_every_promise_has_an_engine_that_breaks_it() -> None:
 def test_an_engine_that_ends_with_its_lead_is_not_asked_to_survive_it(lead: Lead, other: Counterpart) -> None:
     with MinimalAdapter(lead.socket_path) as engine, pytest.raises(SkipTest, match="ends with it"):
         play(LOST_LEAD, engine, other)
+
+
+class Unwritten(MinimalAdapter):
+    """An adapter whose author has not written one method yet."""
+
+    def abort(self, request_id: str) -> None:
+        raise NotImplementedError
+
+
+class NeverPreempting(MinimalAdapter):
+    def preempt(self, request_id: str) -> None:
+        raise NotImplementedError
+
+
+def test_only_an_engine_that_never_preempts_may_leave_a_play_out(lead: Lead, other: Counterpart) -> None:
+    with NeverPreempting(lead.socket_path) as engine, pytest.raises(SkipTest, match="never preempts"):
+        play("preempted_blocks_are_taken_back", engine, other)
+    lead.wait_no_engine()
+    with Unwritten(lead.socket_path) as engine, pytest.raises(BrokenPromise, match="NotImplementedError"):
+        play("who_leaves_lets_go", engine, other)
+    lead.wait_no_engine()

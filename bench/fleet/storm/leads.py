@@ -41,6 +41,10 @@ class StormLeads:
         """Starts as many leads as there may be."""
         while len(self._living) < LEADS_MAX:
             self._start(f"storm-{next(self._numbers)}", f"127.0.0.1:{free_port()}")
+        self.wait_ready()
+
+    def wait_ready(self) -> None:
+        """Waits until all living leads serve."""
         for _, process in self._living.values():
             process.wait_ready()
 

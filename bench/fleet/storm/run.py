@@ -52,6 +52,7 @@ async def storm(folder: Path, seconds: float, seed: int, ttl_s: int) -> dict[str
         with contextlib.suppress(TimeoutError):
             await site.leads.storm(seconds * (1 - QUIET_SHARE))
         ends = await busy
+        await asyncio.to_thread(site.leads.wait_ready)
         return _summary(ends) | {
             "kills": site.leads.kills,
             "added": site.leads.added,

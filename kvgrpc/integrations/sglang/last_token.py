@@ -5,7 +5,8 @@ program has no aux. So the KV that moves is that of a prompt without its last to
 is what prefill sampled: it is committed as SGLang commits a token that it replays, and the first step of decode samples
 what follows it. Before that step's result is taken, the token goes back from the answer into the prompt.
 
-No client sees the token in an answer, nor do limits, stops and grammars count it.
+No client sees the token in an answer, nor do maximum lengths, stops and grammars count it. Penalties and
+min_new_tokens do.
 """
 
 from collections.abc import Callable

@@ -25,7 +25,7 @@ RECONNECT_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 """Waits between tries to restore a liveness stream, in seconds; the last one repeats until the peer is dead."""
 
 BEATS_PER_S = 150
-"""Maximum number of beats that a lead sends to all its peers in a second, as long as each gets its beats in time."""
+"""Number of beats in a second, to all peers, from which on each peer gets them more rarely."""
 BEAT_SLOTS = 25
 """Number of moments within the grace at which beats are sent. Beats of one moment cost half of what single ones do."""
 
