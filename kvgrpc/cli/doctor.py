@@ -1,4 +1,4 @@
-"""`kvgrpc doctor`: what is wrong here, or between servers, and what to do."""
+"""`kvgrpc doctor`: what is wrong here (`machine_findings`) or between servers (`peer_findings`), and what to do."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from kvgrpc.cli.terminal import readable
 from kvgrpc.errors import KVGrpcError
 
 if TYPE_CHECKING:
-    from kvgrpc.cli.findings import Finding
+    from kvgrpc.cli.machine_findings import Finding
     from kvgrpc.config import Config
 
 _COLOURS = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "red"}
@@ -58,10 +58,10 @@ async def _look(  # noqa: PLR0913 - the options of the command
     as_json: bool,
 ) -> list["Finding"]:  # fmt: skip
     """Prints each finding when it is known, and returns all."""
-    from kvgrpc.cli import findings, peer_findings
+    from kvgrpc.cli import machine_findings, peer_findings
 
     found = []
-    for one in findings.of_this_machine(settings, os.environ):
+    for one in machine_findings.of_this_machine(settings, os.environ):
         found.append(one)
         _say(one, as_json=as_json)
     if addresses:

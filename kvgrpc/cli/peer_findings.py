@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 from itertools import permutations
 
 from kvgrpc import client
-from kvgrpc.cli.findings import Finding, Grade
+from kvgrpc.cli.machine_findings import Finding, Grade
 from kvgrpc.client import Client, Credentials, name_of
 from kvgrpc.errors import KVGrpcError, Reason
 from kvgrpc.v1 import common_pb2, handshake_pb2, pool_types_pb2

@@ -1,12 +1,11 @@
-"""The peers of a mover: connects in progress, and links to connected ranks. Only the mover's thread uses them."""
+"""The peers of a mover: links to connected ranks, and ends of their processes. Only the mover's thread uses them."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 
 from kvgrpc.core.actions import Operation
-from kvgrpc.core.events import MeetingBegan, PeerMapped, ProcessEnded
+from kvgrpc.core.events import ProcessEnded
 from kvgrpc.core.values.byte_runs import Runs
 from kvgrpc.core.values.endpoints import (
     CmaEndpoint,
@@ -19,7 +18,6 @@ from kvgrpc.core.values.endpoints import (
     WindowEndpoint,
 )
 from kvgrpc.core.values.strips import Repack, Strip
-from kvgrpc.datapath.asker import Asker, PendingQuestion
 from kvgrpc.datapath.base import (
     Buffer,
     DataPath,
@@ -27,9 +25,7 @@ from kvgrpc.datapath.base import (
     PeerProcess,
     Posting,
     PromptRemote,
-    ReachAttempt,
     Remote,
-    SentByPeers,
     SentRemote,
     SlicingRemote,
     StagingRemote,
@@ -38,39 +34,14 @@ from kvgrpc.datapath.base import (
     WrittenByPeers,
 )
 from kvgrpc.datapath.copy.checksums import ChecksumJob, ChecksummedSlices, ChecksummingRemote, ReadChecksums, Work
-from kvgrpc.datapath.guarded_calls import ask_before, connect, reach, text
+from kvgrpc.datapath.guarded_calls import text
 from kvgrpc.datapath.host.memory import memory_bytes
-from kvgrpc.datapath.questions import Answer, Question
-from kvgrpc.datapath.reports import Disconnected, Rejected, Report
+from kvgrpc.datapath.path_attempts import ConnectAttempt, Name, PathAttempts
+from kvgrpc.datapath.reports import Disconnected, Report
 
 _log = logging.getLogger(__name__)
 END_S = 0.05
 """Interval between looks at processes whose end is awaited, in seconds."""
-
-
-Name = tuple[str, int]
-"""A peer, and its rank."""
-
-
-@dataclass
-class ConnectAttempt:
-    """A connect in progress: the paths still to try, and why the others were not taken."""
-
-    peer: str
-    endpoint: RankEndpoint
-    allowed: list[str]
-    number: int = 0
-    """Number by which the caller knows the attempt."""
-    rejected: list[tuple[str, str]] = field(default_factory=list)
-    question: PendingQuestion | None = None
-    """Question that the peer's process is being asked."""
-    reaching: ReachAttempt | None = None
-    """Attempt of a path that makes its way to the peer's rank."""
-    cancelled: bool = False
-
-    @property
-    def name(self) -> Name:
-        return self.peer, self.endpoint.rank
 
 
 class PeerLink:
@@ -192,7 +163,10 @@ class _Awaited:
 
 
 class PeerLinks:
-    """Connected ranks of peers, and those that are being connected. `later` runs something in the mover's thread."""
+    """Connected ranks of peers, and those that are being connected.
+
+    `later` runs something in the mover's thread.
+    """
 
     def __init__(
         self,
@@ -203,11 +177,9 @@ class PeerLinks:
     ) -> None:
         self._rank = rank
         self._paths = paths
-        self._later = later
         self._report = report
-        self._asker = Asker(f"kvgrpc-connect-{rank}")
         self._links: dict[Name, PeerLink] = {}
-        self._attempts: dict[Name, ConnectAttempt] = {}
+        self._attempts = PathAttempts(rank, paths, later, report, self._connected)
         self._awaited: dict[Name, _Awaited] = {}
         self._look_at = 0.0
 
@@ -220,77 +192,12 @@ class PeerLinks:
     def connect(self, attempt: ConnectAttempt) -> None:
         """Begins to connect a rank; PeerMapped answers."""
         if attempt.name in self._links or attempt.name in self._attempts:
-            why = "that rank of the peer is connected, or about to be: disconnect it first"
-            rejected = tuple((name, why) for name in attempt.allowed)
-            self._not_mapped(attempt, rejected)
-            return
-        self._attempts[attempt.name] = attempt
-        self._try_next(attempt)
+            self._attempts.refuse(attempt, "that rank of the peer is connected, or about to be: disconnect it first")
+        else:
+            self._attempts.begin(attempt)
 
-    def _try_next(self, attempt: ConnectAttempt) -> None:
-        """Tries the paths until one connects, or one has to ask or reach the peer first."""
-        while attempt.allowed:
-            name = attempt.allowed.pop(0)
-            path = self._paths.get(name)
-            if path is None:
-                attempt.rejected.append((name, "this rank has no such data path"))
-                continue
-            if isinstance(path, SentByPeers):
-                reached = partial(self._reached, attempt, path)
-                reaching = reach(path, self._rank, attempt.peer, attempt.endpoint, reached)
-                if not isinstance(reaching, str):
-                    attempt.reaching = reaching
-                    self._report(MeetingBegan(self._rank, attempt.peer, attempt.number, attempt.endpoint.rank))
-                    return
-                attempt.rejected.append((name, reaching))
-                continue
-            question = ask_before(path, attempt.endpoint)
-            if isinstance(question, Question):
-                # An older peer, whose ranks are asked only by ranks of the same number, does not understand a number.
-                rank = None if attempt.endpoint.rank == self._rank else self._rank
-                attempt.question = self._asker.ask(question, partial(self._hand_over, attempt, path), rank)
-                return
-            if self._conclude(attempt, path, question or connect(path, attempt.endpoint)):
-                return
-        del self._attempts[attempt.name]
-        self._not_mapped(attempt, tuple(attempt.rejected))
-
-    def _hand_over(self, attempt: ConnectAttempt, path: DataPath, answer: Answer | str) -> None:
-        """Hands the answer to the mover's thread. The asker's thread calls it."""
-        self._later(partial(self._answered, attempt, path, answer))
-
-    def _answered(self, attempt: ConnectAttempt, path: DataPath, answer: Answer | str) -> None:
-        try:
-            if attempt.cancelled:
-                return
-            if not self._conclude(attempt, path, connect(path, attempt.endpoint, answer)):
-                self._try_next(attempt)
-        finally:
-            if isinstance(answer, Answer):
-                answer.close()
-
-    def _reached(self, attempt: ConnectAttempt, path: DataPath, outcome: Remote | str) -> None:
-        """Takes the outcome of an attempt that a path made."""
-        attempt.reaching = None
-        if not self._conclude(attempt, path, outcome):
-            self._try_next(attempt)
-
-    def _conclude(self, attempt: ConnectAttempt, path: DataPath, outcome: Remote | str) -> bool:
-        """Records an outcome. Returns True if the peer is connected now."""
-        if isinstance(outcome, str):
-            attempt.rejected.append((path.name, outcome))
-            return False
-        del self._attempts[attempt.name]
-        self._links[attempt.name] = PeerLink(attempt.name, path, outcome, attempt.endpoint)
-        self._mapped(attempt, path.name, outcome.why, tuple(attempt.rejected))
-        return True
-
-    def _not_mapped(self, attempt: ConnectAttempt, rejected: Rejected) -> None:
-        self._mapped(attempt, "", "", rejected)
-
-    def _mapped(self, attempt: ConnectAttempt, path: str, why: str, rejected: Rejected) -> None:
-        peer, peer_rank = attempt.name
-        self._report(PeerMapped(self._rank, peer, path, why, rejected, attempt.number, peer_rank))
+    def _connected(self, attempt: ConnectAttempt, path: DataPath, remote: Remote) -> None:
+        self._links[attempt.name] = PeerLink(attempt.name, path, remote, attempt.endpoint)
 
     def disconnect(self, peer: str, watch: bool, gone: bool, peer_rank: int | None) -> None:
         """Closes links; Disconnected answers, at once or when the last posting has ended (see `ended`). Without
@@ -306,7 +213,7 @@ class PeerLinks:
         for name in [] if watch else meant(self._awaited):
             self._let_go(name)
         for name in meant(self._attempts):
-            self._cancel(self._attempts.pop(name), "disconnected before it was connected")
+            self._attempts.cancel(name, "disconnected before it was connected")
         closing = [self._links.pop(name) for name in meant(self._links)]
         if not closing:
             self._report(Disconnected(peer))
@@ -363,23 +270,11 @@ class PeerLinks:
 
     def begin_close(self) -> None:
         """Cancels all attempts; no peer is connected any more."""
-        self._asker.close()
-        for attempt in self._attempts.values():
-            self._cancel(attempt, "the mover is closing")
-        self._attempts.clear()
+        self._attempts.close("the mover is closing")
 
     def _close_if_idle(self, link: PeerLink) -> None:
         if link.closing and not link.flights:
             self._report(link.disconnected(link.close()))
-
-    def _cancel(self, attempt: ConnectAttempt, why: str) -> None:
-        attempt.cancelled = True
-        if attempt.question is not None:
-            self._asker.cancel(attempt.question)
-        if attempt.reaching is not None:
-            attempt.reaching.cancel()
-        rejected = (*attempt.rejected, *((name, why) for name in attempt.allowed))
-        self._not_mapped(attempt, rejected)
 
 
 def _offered_bytes(endpoint: RankEndpoint, path: str) -> int:

@@ -30,9 +30,10 @@ from kvgrpc.datapath.copy.checksums import ReadChecksums
 from kvgrpc.datapath.flight import Flight, flight_with_repack
 from kvgrpc.datapath.host.memory import memory_bytes, use_device
 from kvgrpc.datapath.inbox import Inbox
-from kvgrpc.datapath.links import END_S, ConnectAttempt, PeerLinks
+from kvgrpc.datapath.links import END_S, PeerLinks
 from kvgrpc.datapath.mirror.mirror import Mirror, OnwardCopy
 from kvgrpc.datapath.mirror.ranges import filled_by
+from kvgrpc.datapath.path_attempts import ConnectAttempt
 from kvgrpc.datapath.rank_sends import RankSends
 from kvgrpc.datapath.reports import Report
 from kvgrpc.datapath.settings import DEFAULTS, MoverSettings

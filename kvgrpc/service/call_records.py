@@ -3,12 +3,10 @@
 import time
 from collections import defaultdict
 
-from kvgrpc.service.histogram import Histogram
+from kvgrpc.service.histogram import CALL_BOUNDS_S, Histogram
 
 OK = "OK"
 """Status code of a call without an error."""
-CALL_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
-"""Bounds that OpenTelemetry recommends for calls."""
 
 
 class CallRecords:

@@ -1,10 +1,17 @@
-"""Counts of values by size, cheap enough for every call."""
+"""Counts of values by size, cheap enough for every call, and the bounds of all buckets."""
 
 import time
 from bisect import bisect_left
 from itertools import accumulate
 
 from kvgrpc.core.values.records import dataclass
+
+TIME_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)
+AGE_BOUNDS_S = (1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1_800.0)
+CALL_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+"""Bounds that OpenTelemetry recommends for calls."""
+SIZE_BOUNDS = tuple(float(1 << power) for power in range(11, 34, 2))
+"""Bounds of sizes in bytes: those that engines chart for their own connectors, every second one."""
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ import pytest
 from kvgrpc.core.tensors.store_layout import store_layout
 from kvgrpc.core.values.bridge import RUN_BYTES_MIN, STAGED_AT_ONCE_BYTES, STAGING_BYTES, Bridge, BridgeSide
 from kvgrpc.core.values.compatibility import CHECKSUMS, compare
+from kvgrpc.core.values.head_shares import check_heads
 from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region, Section, TensorKind, uniform_layout
 from kvgrpc.core.values.obstacles import ROWS_MAX, differences
-from kvgrpc.core.values.views import check_heads
 from kvgrpc.errors import InvalidRequest
 from tests.client.serving import served
 from tests.core.nodes import describe

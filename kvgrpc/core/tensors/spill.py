@@ -1,4 +1,4 @@
-"""Space outside the store, and the choice of tensors that go there."""
+"""Space outside a full store, and the choice of tensors that go there: the oldest are spilled, none is evicted."""
 
 from kvgrpc.core.tensors.descriptions import TensorId
 from kvgrpc.core.tensors.rows import Tensor

@@ -15,13 +15,13 @@ from kvgrpc.core.values.block_ids import Ids, check_ids
 from kvgrpc.core.values.byte_runs import Runs
 from kvgrpc.core.values.call import LayerRange
 from kvgrpc.core.values.chunks import Chunk, Size
+from kvgrpc.core.values.head_shares import HeadShare, shares
 from kvgrpc.core.values.layer_ranges import holds
 from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout
 from kvgrpc.core.values.patterns import Pattern, patterns_of, unit_tokens
 from kvgrpc.core.values.plans import Draft, Pair, PairRuns, Units, list_runs, regions_of, stage
 from kvgrpc.core.values.records import dataclass
 from kvgrpc.core.values.strips import Repack
-from kvgrpc.core.values.views import HeadShare, shares
 from kvgrpc.errors import InvalidRequest, Reason
 
 RUN_BYTES_MIN = 2_048

@@ -4,11 +4,11 @@ The decision is a pure function of two descriptions. Nothing else in the core co
 """
 
 from kvgrpc.core.values.bridge import BridgeSide
+from kvgrpc.core.values.head_shares import check_heads
 from kvgrpc.core.values.layout import PoolKind, PoolLayout
 from kvgrpc.core.values.limits import MESSAGE_BYTES
 from kvgrpc.core.values.obstacles import Difference, differences
 from kvgrpc.core.values.records import dataclass
-from kvgrpc.core.values.views import check_heads
 from kvgrpc.errors import FieldViolation, KVGrpcError, PreconditionFailed, Reason
 
 READS_PUSHES = "reads_pushes"

@@ -7,9 +7,9 @@ what a bridge can do depends on both sides: `compatibility.compare` decides.
 import hashlib
 
 from kvgrpc.core.values.compatibility import EngineDescription
+from kvgrpc.core.values.head_shares import total_heads
 from kvgrpc.core.values.layout import GroupKind
 from kvgrpc.core.values.obstacles import EQUAL_FIELDS, holds_tensors
-from kvgrpc.core.values.views import total_heads
 
 DIGEST_HEX = 32
 """Number of hex digits of a digest."""

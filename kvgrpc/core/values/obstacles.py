@@ -4,9 +4,10 @@ from dataclasses import replace
 from enum import Enum
 
 from kvgrpc.core.values.bridge import STAGING_BYTES, Bridge, BridgeSide, common_stages
+from kvgrpc.core.values.head_shares import total_heads
 from kvgrpc.core.values.layout import PAGES, Group, GroupKind, PoolLayout, Strides
 from kvgrpc.core.values.records import dataclass
-from kvgrpc.core.values.views import total_heads, view_of
+from kvgrpc.core.values.views import view_of
 
 ROWS_MAX = 1 << 16
 """Maximum number of regions of both sides times pairs of ranks. A plan may have to visit all of them for one block."""

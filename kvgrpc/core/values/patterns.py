@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple
 
+from kvgrpc.core.values.head_shares import HeadShare
 from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region, TensorKind
 from kvgrpc.core.values.records import dataclass
-from kvgrpc.core.values.views import HeadShare, View, view_of
+from kvgrpc.core.values.views import View, view_of
 
 
 class Dimension(NamedTuple):

@@ -118,7 +118,7 @@ class WorkerSide:
             self._layers.setdefault(number, set()).add(name)
 
     def begin(self, step: BlockStep) -> None:
-        """Does nothing: loads run beside the steps."""
+        """Begins a step (`start_load_kv`). Loads run beside the steps, so nothing is done."""
 
     def layer_done(self, layer: str, step: BlockStep) -> None:
         """Notes that a layer is computed; a draft's layer comes more than once. A number is reported once its layers in

@@ -132,11 +132,6 @@ CERTIFICATE_END = _gauge(
 TLS_BROKEN = _gauge("kvgrpc_tls_files_unusable", "1 while the TLS files as they are now are not in use.")
 BUILD_INFO = _gauge("kvgrpc_build_info", "Always 1; the labels say what runs here.", "version", "grpc", "protocol")
 
-TIME_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)
-AGE_BOUNDS_S = (1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1_800.0)
-SIZE_BOUNDS = tuple(float(1 << power) for power in range(11, 34, 2))
-"""Bounds of sizes in bytes: those that engines chart for their own connectors, every second one."""
-
 
 def table() -> list[str]:
     """Returns the table as the lines of a page in Markdown."""

@@ -13,12 +13,12 @@ from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.values.limits import PROTOCOL_MAX
 from kvgrpc.errors import PreconditionFailed, Reason, Unavailable
 from kvgrpc.service.admission import admission
-from kvgrpc.service.histogram import Histogram
+from kvgrpc.service.histogram import AGE_BOUNDS_S, Histogram
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.metrics import families as of
-from kvgrpc.service.metrics.families import AGE_BOUNDS_S, Family
+from kvgrpc.service.metrics.families import Family
 from kvgrpc.service.metrics.records import LoopLag, TransferRecords
-from kvgrpc.service.tensors.store import StoreStatus
+from kvgrpc.service.tensors.store_parts import StoreStatus
 from kvgrpc.tls import Tls
 from kvgrpc.v1 import handshake_pb2
 

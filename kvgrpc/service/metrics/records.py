@@ -7,8 +7,7 @@ import asyncio
 from collections import Counter, defaultdict
 
 from kvgrpc.core.tables.transfers import ENDED, Direction, State, Transfer
-from kvgrpc.service.histogram import Histogram
-from kvgrpc.service.metrics.families import SIZE_BOUNDS, TIME_BOUNDS_S
+from kvgrpc.service.histogram import SIZE_BOUNDS, TIME_BOUNDS_S, Histogram
 from kvgrpc.wire.answers import trace_id
 
 LAG_EVERY_S = 1.0

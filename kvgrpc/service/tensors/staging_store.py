@@ -44,7 +44,7 @@ from kvgrpc.service.tensors.kept_tensors import KeptTensors
 from kvgrpc.service.tensors.life import Life, gone
 from kvgrpc.service.tensors.pages import Memory, Pages, SpillMemory, StorePages
 from kvgrpc.service.tensors.sender import TensorSender
-from kvgrpc.service.tensors.store import Store
+from kvgrpc.service.tensors.store_parts import Store
 from kvgrpc.service.tensors.store_transfers import error_of
 from kvgrpc.service.tensors.waiting_calls import Result, WaitingCalls
 

@@ -79,7 +79,7 @@ class TensorWorkerSide:
         return self._store.address
 
     def begin(self, step: TensorStep) -> None:
-        """Begins a step. Loads come first: their requests are in `left` of the same step."""
+        """Begins a step (`start_load_kv`). Loads come first: their requests are in `left` of the same step."""
         for load in step.loads:
             if not self._do(lambda sides, load=load: self._load(sides[1], load)):  # type: ignore[misc]
                 self._bad_blocks |= set(load.blocks)
