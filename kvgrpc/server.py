@@ -34,6 +34,7 @@ from kvgrpc.errors import InvalidRequest, KVGrpcError, NotFound, Reason, Unimple
 from kvgrpc.local_ranks import RankMaker, SharedRank, make_device_memory
 from kvgrpc.service import telemetry
 from kvgrpc.service.event_log import EventLog
+from kvgrpc.service.file_watch import FileWatch
 from kvgrpc.service.fleet.publication import LeadPublication
 from kvgrpc.service.last_words import LastWords
 from kvgrpc.service.last_work import LastWork
@@ -51,7 +52,6 @@ from kvgrpc.service.session.session_server import SessionServer
 from kvgrpc.service.session.workers import in_workers
 from kvgrpc.service.tensors.delivery import RemoteStores
 from kvgrpc.service.tensors.staging_store import StagingStore
-from kvgrpc.service.tls_watch import FileWatch
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.wire.description import pool_from_proto, pool_kind_from_proto
 

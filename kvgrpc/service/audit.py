@@ -1,5 +1,5 @@
 """The audit: who ended or changed something that others may miss. One line of the log for each call, and the last
-records for AdminService.
+records for AdminService. Calls that the gate denied (`identity.gate`) are counted and logged there, not here.
 
 Rules:
 * A record names things by their ids. It has no transfer key and no grant, which are secrets.

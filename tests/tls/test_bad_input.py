@@ -19,7 +19,7 @@ from kvgrpc.config import Config, PoolConfig
 from kvgrpc.config_security import TlsConfig
 from kvgrpc.errors import Reason, Unavailable
 from kvgrpc.server import Server
-from kvgrpc.service import tls_watch
+from kvgrpc.service import file_watch
 from kvgrpc.tls import TlsFiles
 from tests.client.serving import served
 from tests.tls.authority import Authority
@@ -111,7 +111,7 @@ async def test_a_peer_of_another_name_is_not_met(files: TlsFiles, router: TlsFil
 
 @pytest.fixture
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tls_watch, "LOOK_S", 0.02)
+    monkeypatch.setattr(file_watch, "LOOK_S", 0.02)
 
 
 async def until(is_so: Callable[[], bool]) -> None:

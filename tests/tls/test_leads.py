@@ -16,7 +16,7 @@ from kvgrpc.config_security import TlsConfig
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import Reason, Unavailable
 from kvgrpc.server import Server
-from kvgrpc.service import tls_watch
+from kvgrpc.service import file_watch
 from kvgrpc.service.rpc import health
 from kvgrpc.tls import Tls, TlsFiles
 from kvgrpc.v1 import handshake_pb2
@@ -110,7 +110,7 @@ async def test_two_leads_under_tls_move_blocks(folders: tuple[TlsFiles, TlsFiles
 async def test_health_tells_that_the_tls_files_cannot_be_used_and_nothing_else_changes(
     folders: tuple[TlsFiles, TlsFiles, TlsFiles], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tls_watch, "LOOK_S", 0.02)
+    monkeypatch.setattr(file_watch, "LOOK_S", 0.02)
     monkeypatch.setattr(health, "LOOK_S", 0.02)
     of_p, _, router = folders
     usable = of_p.key.read_bytes()
@@ -158,7 +158,7 @@ async def test_certificates_and_ca_change_under_pulls_and_none_is_lost(
     folders: tuple[TlsFiles, TlsFiles, TlsFiles], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """First everybody trusts both CAs, then everybody gets a certificate of the new one, then the old one goes."""
-    monkeypatch.setattr(tls_watch, "LOOK_S", 0.05)
+    monkeypatch.setattr(file_watch, "LOOK_S", 0.05)
     of_p, of_d, router = folders
     following = Authority("the next CA")
     async with serving(of_p, "p") as p, serving(of_d, "d") as d:
@@ -198,7 +198,7 @@ async def test_certificates_and_ca_change_under_pulls_and_none_is_lost(
 async def test_a_lead_goes_over_to_a_new_connection_to_its_peer_and_the_peer_stays_connected(
     folders: tuple[TlsFiles, TlsFiles, TlsFiles], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tls_watch, "LOOK_S", 0.05)
+    monkeypatch.setattr(file_watch, "LOOK_S", 0.05)
     of_p, of_d, router = folders
     async with (
         Relay(free_port()) as relay, serving(of_p, "p", f"localhost:{relay.port}", relay.to), serving(of_d, "d") as d,

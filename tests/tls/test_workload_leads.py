@@ -19,7 +19,7 @@ from kvgrpc.config_security import TlsConfig
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import InvalidRequest, Reason, Unavailable
 from kvgrpc.server import Server
-from kvgrpc.service import tls_watch
+from kvgrpc.service import file_watch
 from tests.service.engines import SMALL_POOL, ServeProcess
 from tests.tls.agent import Agent, answer, svid, until
 from tests.tls.authority import Authority
@@ -33,7 +33,7 @@ PARTIES = ("p", "d", "router")
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Takes what an agent gives into use at once."""
-    monkeypatch.setattr(tls_watch, "LOOK_S", 0.05)
+    monkeypatch.setattr(file_watch, "LOOK_S", 0.05)
     monkeypatch.setattr(workload_api, "PAUSE_S", 0.02)
 
 

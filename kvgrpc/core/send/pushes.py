@@ -1,7 +1,7 @@
 """Pushing at the source, from the first part or the first registration to the end of the last posting.
 
 A push begins with RegisterPush or with its first part, whichever comes first. The exact transfer key pairs them. A part
-is checked completely before anything changes.
+is checked completely before anything changes. `push_course` tells destinations which parts are ready.
 """
 
 from kvgrpc.core.actions import GaveUp, HandedOver, Registered

@@ -18,7 +18,7 @@ from kvgrpc.core.tables.timers import Timer, Timers
 from kvgrpc.core.tensors.bundles import check_bundle
 from kvgrpc.core.tensors.descriptions import Description, NamedTensor, Release, TensorId
 from kvgrpc.core.tensors.ended import OF_PAIR, Ended, full, taken, too_large, too_late
-from kvgrpc.core.tensors.offers import TensorOffers, TensorsByRequest
+from kvgrpc.core.tensors.offer_tables import TensorOffers, TensorsByRequest
 from kvgrpc.core.tensors.rows import (
     TENSOR_BYTES,
     AnswerCall,

@@ -16,6 +16,7 @@ from kvgrpc.core.values.ids import INCARNATION_MAX
 from kvgrpc.envoy.v1 import ext_proc_pb2
 from kvgrpc.service.call_queue import CallQueue
 from kvgrpc.service.call_records import CallRecords
+from kvgrpc.service.file_watch import FileWatch
 from kvgrpc.service.fleet.reader import FleetReader
 from kvgrpc.service.gateway.endpoint_picker import EndpointPicker
 from kvgrpc.service.gateway.http_endpoints import HttpEndpoints
@@ -29,7 +30,6 @@ from kvgrpc.service.rpc.fleet import FleetService
 from kvgrpc.service.rpc.health import EngineFreeHealth
 from kvgrpc.service.rpc.method import Registrar
 from kvgrpc.service.rpc.server import Listeners, add_reflection, bounded_server, connector
-from kvgrpc.service.tls_watch import FileWatch
 from kvgrpc.v1 import common_pb2, fleet_pb2, fleet_pb2_grpc
 
 FLEET = fleet_pb2.DESCRIPTOR.services_by_name["FleetService"].full_name

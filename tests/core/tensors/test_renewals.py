@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvgrpc.core.tensors.offers import RENEW_S
+from kvgrpc.core.tensors.offer_tables import RENEW_S
 from kvgrpc.core.tensors.rows import Purpose
 from kvgrpc.core.values.owners import ANONYMOUS
 from tests.core.tensors.made_tensors import KEY, OTHER, all_spilled, named, spilling, store
