@@ -21,6 +21,7 @@ from kvgrpc.core.actions import (
     Released,
     Renewed,
 )  # fmt: skip
+from kvgrpc.core.tables import transfers
 from kvgrpc.core.tables.leases import Lease, LeaseState, LeaseTimes
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.transfers import Direction, Disposition, Phase, State, Transfer, TransferPath
@@ -31,59 +32,18 @@ from kvgrpc.wire import description
 from kvgrpc.wire.bounds import TEXT_BYTES_MAX
 from kvgrpc.wire.description import PATHS_SHOWN_MAX, rejected_to_proto
 from kvgrpc.wire.endpoints import endpoint_to_proto
+from kvgrpc.wire.enums import numbers
 from kvgrpc.wire.values import PHASES, data_path, duration, failure, grant, layer_ranges, pool_blocks, reason
 
-DIRECTIONS = {
-    Direction.SEND: transfer_pb2.DIRECTION_SEND,
-    Direction.RECEIVE: transfer_pb2.DIRECTION_RECEIVE,
-}
-STATES = {
-    State.PENDING: transfer_pb2.TRANSFER_STATE_PENDING,
-    State.ACTIVE: transfer_pb2.TRANSFER_STATE_ACTIVE,
-    State.SUCCEEDED: transfer_pb2.TRANSFER_STATE_SUCCEEDED,
-    State.FAILED: transfer_pb2.TRANSFER_STATE_FAILED,
-    State.CANCELLED: transfer_pb2.TRANSFER_STATE_CANCELLED,
-}
-DISPOSITIONS = {
-    Disposition.HELD: transfer_pb2.MEMORY_DISPOSITION_HELD,
-    Disposition.RETURNED: transfer_pb2.MEMORY_DISPOSITION_RETURNED,
-    Disposition.QUARANTINED: transfer_pb2.MEMORY_DISPOSITION_QUARANTINED,
-}
-LEASE_STATES = {
-    LeaseState.LIVE: lease_pb2.LEASE_STATE_LIVE,
-    LeaseState.EXPIRED: lease_pb2.LEASE_STATE_EXPIRED,
-    LeaseState.RELEASED: lease_pb2.LEASE_STATE_RELEASED,
-    LeaseState.DONE: lease_pb2.LEASE_STATE_DONE,
-    LeaseState.VOIDED: lease_pb2.LEASE_STATE_VOIDED,
-    LeaseState.LOST: lease_pb2.LEASE_STATE_LOST,
-    LeaseState.RECLAIMED: lease_pb2.LEASE_STATE_RECLAIMED,
-}
-PIN_KINDS = {
-    PinKind.LEASE: admin_pb2.PIN_KIND_LEASE,
-    PinKind.TARGET: admin_pb2.PIN_KIND_TARGET,
-    PinKind.ACCESS: admin_pb2.PIN_KIND_ACCESS,
-    PinKind.QUARANTINE: admin_pb2.PIN_KIND_QUARANTINE,
-}
-WAITS = {
-    "": transfer_pb2.WAITING_FOR_UNSPECIFIED,
-    "handshake": transfer_pb2.WAITING_FOR_HANDSHAKE,
-    "access": transfer_pb2.WAITING_FOR_ACCESS,
-    "blocks": transfer_pb2.WAITING_FOR_BLOCKS,
-    "step": transfer_pb2.WAITING_FOR_STEP,
-    "turn": transfer_pb2.WAITING_FOR_TURN,
-    "readers": transfer_pb2.WAITING_FOR_READERS,
-    "source": transfer_pb2.WAITING_FOR_SOURCE,
-    "registration": transfer_pb2.WAITING_FOR_REGISTRATION,
-    "parts": transfer_pb2.WAITING_FOR_PARTS,
-    "checksums": transfer_pb2.WAITING_FOR_CHECKSUMS,
-    "settle": transfer_pb2.WAITING_FOR_SETTLE,
-}
-OUTCOMES = {
-    "cancelled_before_access": transfer_pb2.CANCEL_OUTCOME_CANCELLED_BEFORE_ACCESS,
-    "cancelled_in_flight": transfer_pb2.CANCEL_OUTCOME_CANCELLED_IN_FLIGHT,
-    "already_ended": transfer_pb2.CANCEL_OUTCOME_ALREADY_ENDED,
-    "tombstoned": transfer_pb2.CANCEL_OUTCOME_TOMBSTONED,
-}
+DIRECTIONS = numbers(transfer_pb2.Direction, Direction)
+STATES = numbers(transfer_pb2.TransferState, State)
+DISPOSITIONS = numbers(transfer_pb2.MemoryDisposition, Disposition)
+LEASE_STATES = numbers(lease_pb2.LeaseState, LeaseState)
+PIN_KINDS = numbers(admin_pb2.PinKind, PinKind)
+WAITS = numbers(transfer_pb2.WaitingFor, transfers.WAITS)
+OUTCOMES = numbers(
+    transfer_pb2.CancelOutcome, ("cancelled_before_access", "cancelled_in_flight", "already_ended", "tombstoned")
+)
 
 
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")

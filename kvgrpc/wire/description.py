@@ -20,44 +20,18 @@ from kvgrpc.wire.bounds import (
     check_count,
     text,
 )
+from kvgrpc.wire.enums import numbers
 from kvgrpc.wire.paths import in_schema
 from kvgrpc.wire.values import data_path, duration, reason
 
-POOL_KINDS = {
-    PoolKind.SERVER_MANAGED: pool_types_pb2.POOL_KIND_SERVER_MANAGED,
-    PoolKind.ENGINE_MANAGED: pool_types_pb2.POOL_KIND_ENGINE_MANAGED,
-}
-GROUP_KINDS = {
-    GroupKind.FULL_ATTENTION: pool_types_pb2.GROUP_KIND_FULL_ATTENTION,
-    GroupKind.SLIDING_WINDOW: pool_types_pb2.GROUP_KIND_SLIDING_WINDOW,
-    GroupKind.MLA: pool_types_pb2.GROUP_KIND_MLA,
-    GroupKind.STATE: pool_types_pb2.GROUP_KIND_STATE,
-}
-TENSOR_KINDS = {
-    TensorKind.KV: pool_types_pb2.TENSOR_KIND_KV,
-    TensorKind.K: pool_types_pb2.TENSOR_KIND_K,
-    TensorKind.V: pool_types_pb2.TENSOR_KIND_V,
-    TensorKind.LATENT: pool_types_pb2.TENSOR_KIND_LATENT,
-    TensorKind.STATE: pool_types_pb2.TENSOR_KIND_STATE,
-}
-ORDERS = {
-    "token_major": pool_types_pb2.BLOCK_ORDER_TOKEN_MAJOR,
-    "head_major": pool_types_pb2.BLOCK_ORDER_HEAD_MAJOR,
-}
-FEATURES = {
-    "push": handshake_pb2.FEATURE_PUSH,
-    "layerwise": handshake_pb2.FEATURE_LAYERWISE,
-    "reads_pushes": handshake_pb2.FEATURE_READS_PUSHES,
-    "remote_ranks": handshake_pb2.FEATURE_REMOTE_RANKS,
-    "checksums": handshake_pb2.FEATURE_CHECKSUMS,
-    "key_columns": handshake_pb2.FEATURE_KEY_COLUMNS,
-}
-PEER_STATES = {
-    PeerState.CONNECTING: handshake_pb2.PEER_STATE_CONNECTING,
-    PeerState.CONNECTED: handshake_pb2.PEER_STATE_CONNECTED,
-    PeerState.SUSPECT: handshake_pb2.PEER_STATE_SUSPECT,
-    PeerState.DEAD: handshake_pb2.PEER_STATE_DEAD,
-}
+POOL_KINDS = numbers(pool_types_pb2.PoolKind, PoolKind)
+GROUP_KINDS = numbers(pool_types_pb2.GroupKind, GroupKind)
+TENSOR_KINDS = numbers(pool_types_pb2.TensorKind, TensorKind)
+ORDERS = numbers(pool_types_pb2.BlockOrder, ("token_major", "head_major"))
+FEATURES = numbers(
+    handshake_pb2.Feature, ("push", "layerwise", "reads_pushes", "remote_ranks", "checksums", "key_columns")
+)
+PEER_STATES = numbers(handshake_pb2.PeerState, PeerState)
 ENGINE_ID_BYTES_MAX = 255
 PATHS_SHOWN_MAX = 256
 """Maximum number of paths that a reply lists: more than any engine has ranks, and rows of a list stay short."""

@@ -21,6 +21,7 @@ from kvgrpc.wire.bounds import (
     check_count,
     text,
 )
+from kvgrpc.wire.enums import numbers
 from kvgrpc.wire.values import (
     claims_of,
     content,
@@ -32,10 +33,7 @@ from kvgrpc.wire.values import (
 )
 
 CONSUMERS_MAX = 1024
-_SCOPES: dict[int, events.CancelScope] = {
-    transfer_pb2.CANCEL_SCOPE_THIS_SIDE: events.CancelScope.THIS_SIDE,
-    transfer_pb2.CANCEL_SCOPE_ON_ABORT: events.CancelScope.ON_ABORT,
-}
+_SCOPES = {int(number): scope for scope, number in numbers(transfer_pb2.CancelScope, events.CancelScope).items()}
 LABELS_MAX = 16
 LABEL_BYTES_MAX = 64
 GIVEN_LATER = frozenset(

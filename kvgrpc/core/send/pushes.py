@@ -34,10 +34,10 @@ from kvgrpc.errors import (
     InvalidRequest,
     KVGrpcError,
     NextStep,
-    OutOfRange,
     PreconditionFailed,
     Reason,
     invalid,
+    too_many,
 )
 
 
@@ -339,8 +339,7 @@ class Pushes:
             raise PreconditionFailed(Reason.PREEMPTED, replaced)
         granted_ttl(event.ttl_s, state.limits)
         if event.consumers > (most := state.limits.registrations):
-            too_many = f"a push has at most {most} destinations"
-            raise OutOfRange(Reason.LIMIT_EXCEEDED, too_many, metadata={"limit": str(most)})
+            raise too_many(f"a push has at most {most} destinations", most)
         blocks = state.pool.resolve(event.blocks, "part.blocks")
         if not any(len(ids) for ids in blocks) and (first or not event.last):
             raise PreconditionFailed(Reason.EMPTY_FINISH, "there are no blocks to hand over")
