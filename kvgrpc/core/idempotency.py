@@ -111,7 +111,6 @@ class IdempotencyKeys:
         return waiting, name
 
     def reply(self, name: str) -> Reply:
-        """Returns the reply of a kept key."""
         reply = self._kept[name].reply
         assert reply is not None, "a key is kept once it is answered"
         return reply

@@ -210,25 +210,21 @@ def put_finished(
 
 
 def put_pulling(answer: PullStarted, into: handoff_pb2.PullBlocksResponse, now: float, _incarnation: int) -> None:
-    """Fills in the reply to PullBlocks."""
     _put_transfer(answer.transfer, into, now)
 
 
 def put_reserved(
     answer: BlocksReserved, into: handoff_pb2.ReserveBlocksResponse, now: float, _incarnation: int
 ) -> None:
-    """Fills in the reply to ReserveBlocks."""
     _put_transfer(answer.transfer, into, now)
     _put_grant(answer.token, into)
 
 
 def put_registered(answer: Registered, into: handoff_pb2.RegisterPushResponse, now: float, _incarnation: int) -> None:
-    """Fills in the reply to RegisterPush."""
     _put_transfer(answer.transfer, into, now)
 
 
 def put_cancelled(answer: Cancelled, into: transfer_pb2.CancelTransferResponse, now: float, _incarnation: int) -> None:
-    """Fills in the reply to CancelTransfer."""
     into.outcome = OUTCOMES[answer.outcome]
     into.transfers.extend([transfer(one, now) for one in answer.transfers])
 
@@ -236,12 +232,10 @@ def put_cancelled(answer: Cancelled, into: transfer_pb2.CancelTransferResponse, 
 def put_acknowledged(
     answer: Acknowledged, into: transfer_pb2.AcknowledgeTransfersResponse, _now: float, _incarnation: int
 ) -> None:
-    """Fills in the reply to AcknowledgeTransfers."""
     into.acknowledged_count = answer.count
 
 
 def put_granted(answer: HandedOver, into: lease_pb2.GrantLeaseResponse, _now: float, incarnation: int) -> None:
-    """Fills in the reply to GrantLease."""
     into.lease.CopyFrom(lease(answer.lease, answer.times, incarnation))
     _put_grant(answer.token, into)
 
@@ -254,7 +248,6 @@ def put_renewed(
 
 
 def put_released(answer: Released, into: lease_pb2.ReleaseLeaseResponse, _now: float, incarnation: int) -> None:
-    """Fills in the reply to ReleaseLease."""
     into.lease.CopyFrom(lease(answer.lease, answer.times, incarnation))
     into.freed_blocks.CopyFrom(pool_blocks(answer.freed, incarnation))
 
@@ -268,17 +261,14 @@ def put_allocated(answer: Allocated, into: pool_pb2.AllocateBlocksResponse, _now
 
 
 def put_freed(answer: Freed, into: pool_pb2.FreeBlocksResponse, _now: float, incarnation: int) -> None:
-    """Fills in the reply to FreeBlocks."""
     into.freed_blocks.CopyFrom(pool_blocks(answer.freed, incarnation))
 
 
 def put_reclaimed(answer: Reclaimed, into: pool_pb2.ReclaimBlocksResponse, _now: float, incarnation: int) -> None:
-    """Fills in the reply to ReclaimBlocks."""
     into.reclaimed.CopyFrom(reclaimed(answer, incarnation))
 
 
 def put_introduced(answer: Introduced, into: handshake_pb2.HandshakeResponse, _now: float, _incarnation: int) -> None:
-    """Fills in the reply to Handshake."""
     into.engine.CopyFrom(description.engine_to_proto(answer.engine))
     into.endpoints.extend([endpoint_to_proto(endpoint) for endpoint in answer.endpoints])
     into.protocol, into.proof = answer.protocol, answer.proof
@@ -304,7 +294,6 @@ def put_drain_changed(
 def put_quarantine_released(
     answer: QuarantineReleased, into: admin_pb2.ReleaseQuarantineResponse, _now: float, _incarnation: int
 ) -> None:
-    """Fills in the reply to ReleaseQuarantine."""
     into.released_block_count, into.left_block_count = answer.released, answer.left
     into.memory_generation = answer.memory_generation
 

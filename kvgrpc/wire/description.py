@@ -45,7 +45,6 @@ _CORE_FEATURES = {int(v): k for k, v in FEATURES.items()}
 
 
 def pool_to_proto(layout: PoolLayout, kind: PoolKind) -> pool_types_pb2.PoolDescription:
-    """Returns the message of a pool."""
     return pool_types_pb2.PoolDescription(
         kind=POOL_KINDS[kind],
         groups=[
@@ -153,7 +152,6 @@ def pool_kind_from_proto(value: int, field: str) -> PoolKind:
 
 
 def engine_to_proto(engine: EngineDescription) -> handshake_pb2.EngineDescription:
-    """Returns the message of an engine's description."""
     return handshake_pb2.EngineDescription(
         engine_id=engine.engine_id,
         incarnation=engine.incarnation,
@@ -203,14 +201,12 @@ def engine_from_proto(value: handshake_pb2.EngineDescription, field: str) -> Eng
 
 
 def difference_to_proto(value: Difference) -> handshake_pb2.FieldDifference:
-    """Returns the message of one field in which two engines differ."""
     return handshake_pb2.FieldDifference(
         field=value.field, here=value.here, there=value.there, bridgeable=value.bridgeable, why=value.why
     )
 
 
 def path_to_proto(value: RankPath) -> handshake_pb2.RankPath:
-    """Returns the message of the path by which two ranks move bytes."""
     return handshake_pb2.RankPath(
         rank=value.rank,
         peer_rank=value.peer_rank,
@@ -248,7 +244,6 @@ def peer_to_proto(value: Peer, now: float, open_accesses: int) -> handshake_pb2.
 def status_to_proto(
     value: EngineStatus, admission: "handshake_pb2.Admission.ValueType", why: str, *, attached: bool
 ) -> handshake_pb2.EngineStatus:
-    """Returns the message of an engine's status."""
     return handshake_pb2.EngineStatus(
         admission=admission,
         admission_reason=why,

@@ -27,7 +27,6 @@ SOCKET_PATH_BYTES_MAX = 108
 
 
 def endpoint_to_proto(value: RankEndpoint) -> pool_types_pb2.RankEndpoint:
-    """Returns the message of a rank's endpoint."""
     made = pool_types_pb2.RankEndpoint(rank=value.rank)
     if value.shm:
         shm = value.shm

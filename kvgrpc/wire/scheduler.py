@@ -92,7 +92,6 @@ class NamedRequest(RequestSpec[contents.ContentId]):
 
     @property
     def named(self) -> PromptName:
-        """Name of the prompt."""
         assert self.prompt is not None, "a request without tokens takes and gives nothing"
         return self.prompt
 

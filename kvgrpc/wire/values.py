@@ -146,7 +146,6 @@ def core_reason(value: int) -> Reason:
 
 
 def failure(value: Failure) -> common_pb2.Failure:
-    """Returns the message of a transfer's failure."""
     return common_pb2.Failure(
         reason=reason(value.reason),
         phase=PHASES[value.phase],
@@ -284,7 +283,6 @@ def layer_range(message: Message) -> tuple[int, int] | None:
 
 
 def layer_ranges(value: Iterable[tuple[int, int]]) -> list[common_pb2.LayerRange]:
-    """Returns the messages of layer ranges."""
     return [common_pb2.LayerRange(first=first, count=count) for first, count in value]
 
 

@@ -86,7 +86,6 @@ class AccessOpenings:
             self._firmness.unclaimed(lease)
 
     def refuse_all(self, error: KVGrpcError) -> None:
-        """Refuses all waiting openings."""
         for access_id in list(self._state.access.openings.rows):
             self._refuse(self._state.access.rows[access_id], error)
 

@@ -26,11 +26,11 @@ from kvgrpc.core.values.compatibility import check_compatible, protocol
 from kvgrpc.core.values.ids import peer_key
 from kvgrpc.errors import (
     DeadlineExceeded,
-    Exhausted,
     KVGrpcError,
     PreconditionFailed,
     Reason,
     Unavailable,
+    full,
     invalid,
 )
 

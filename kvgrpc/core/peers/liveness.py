@@ -93,7 +93,6 @@ class PeerLiveness:
         return peer
 
     def alive(self, peer: Peer) -> None:
-        """Notes that a peer was heard."""
         peer.heard = self._state.now
         peer.move(PeerState.CONNECTED)
         self._state.timers.clear(Timer.PEER_GRACE, peer.key)

@@ -154,7 +154,6 @@ class Leases:
         return HandedOver(shown, self.times(lease), None, b"")
 
     def times(self, lease: Lease) -> LeaseTimes:
-        """Returns the times of a lease as they are now."""
         now = self._state.now
         if lease.state is not LeaseState.LIVE:
             return LeaseTimes(0.0, 0.0, now - lease.granted, None)

@@ -49,7 +49,6 @@ class EngineLife:
         self.begin(NO_LIFE, 0.0)
 
     def begin(self, event: LifeBegan, now: float) -> None:
-        """Begins the next life."""
         self.incarnation, self.secret = event.incarnation, event.secret
         self.grant_key = signing_key(event.secret)
         self.description = event.description

@@ -94,7 +94,6 @@ class Ledger:
 
     @property
     def total(self) -> int:
-        """Sum of all bytes."""
         return sum(self.by_kind.values())
 
     def check(self, payer: str, nbytes: int) -> None:
@@ -162,7 +161,6 @@ class Ledger:
                 self._charge(tenant, nbytes - before, kind, 0)
 
     def payer(self, kind: RowKind, name: Hashable) -> str:
-        """Returns the payer of an existing row."""
         return self._rows[kind][name][0]
 
     def drop(self, kind: RowKind, name: Hashable) -> None:
@@ -216,7 +214,6 @@ _WHO = {LedgerShare.CALLERS: "all callers", LedgerShare.PEERS: "all peers", Ledg
 
 
 def share_of(payer: str) -> LedgerShare:
-    """Returns the share of a payer."""
     if payer in ENGINE_SIDE:
         return LedgerShare.ENGINE
     return LedgerShare.PEERS if payer.startswith(PEER) else LedgerShare.CALLERS

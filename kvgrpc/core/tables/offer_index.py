@@ -134,7 +134,6 @@ class OfferIndex:
         self._count(tenant, len(offer.units))
 
     def remove(self, lease_id: str) -> None:
-        """Removes a lease that ended."""
         offer = self._offers.pop(lease_id)
         rows = self._rows[offer.tenant]
         for row in offer.rows:
@@ -164,7 +163,6 @@ class OfferIndex:
         return 0, ()
 
     def all_of(self, tenant: str) -> OfferChanges:
-        """Returns all offers of a tenant."""
         return OfferChanges(self.seq, tuple([offer for offer in self if offer.tenant == tenant]))
 
     def changes_after(self, tenant: str, seq: int) -> OfferChanges | None:

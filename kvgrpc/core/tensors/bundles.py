@@ -57,7 +57,6 @@ class BundleQueue(Generic[Route, Row]):
         return len(self._routes)
 
     def add(self, route: Route, row: Row, pages: int, now: float) -> None:
-        """Adds a row that is to go."""
         waiting = self._routes.setdefault(route, _RouteQueue())
         if not waiting.rows:
             waiting.since = now

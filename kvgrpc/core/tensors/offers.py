@@ -26,7 +26,6 @@ class TensorsByRequest:
         return key in self._of
 
     def add(self, id_: TensorId) -> None:
-        """Adds a tensor or an offer."""
         self._of.setdefault(id_.key, {})[id_] = None
 
     def drop(self, id_: TensorId) -> None:

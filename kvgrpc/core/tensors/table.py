@@ -361,7 +361,6 @@ class TensorTable:
             raise error
 
     def _hold(self, tensor: Tensor, caller: str, now: float) -> None:
-        """Gives the tensor to a caller."""
         tensor.hold(now, caller)
         self._own_ends.held(tensor, now)
 
