@@ -323,11 +323,11 @@ def full(message: str, limit: int, retry_delay_s: float = 1.0, reason: Reason = 
     return Exhausted(reason, message, retry_delay_s=retry_delay_s, metadata={"limit": str(limit)})
 
 
-def too_many(message: str, limit: int, field: str = "", counted: str = "") -> OutOfRange:
+def too_many(message: str, limit: int, field: str | None = None, counted: str = "") -> OutOfRange:
     """Returns the error for a request that is over a limit. `field`: the field to blame, which has at most `limit` of
-    what is `counted`; empty if no single field is.
+    what is `counted`; None if no single field is.
     """
-    violations = (FieldViolation(field, f"at most {limit} {counted}"),) if field else ()
+    violations = () if field is None else (FieldViolation(field, f"at most {limit} {counted}"),)
     return OutOfRange(Reason.LIMIT_EXCEEDED, message, violations=violations, metadata={"limit": str(limit)})
 
 

@@ -10,13 +10,8 @@ import pytest
 
 from kvgrpc.core.values.bridge import STAGING_BYTES, Bridge, BridgeSide
 from kvgrpc.core.values.compatibility import (
-    CHECKSUMS,
-    EngineDescription,
-    check_compatible,
-    compare,
-    layout_digest,
-    model_digest,
-)
+    CHECKSUMS, EngineDescription, check_compatible, compare, layout_digest, model_digest,
+)  # fmt: skip
 from kvgrpc.core.values.head_shares import check_heads
 from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region, Section, Strides, TensorKind, uniform_layout
 from kvgrpc.core.values.obstacles import ROWS_MAX, Difference, differences
