@@ -318,6 +318,19 @@ this text; the status that it did send is lost.
 """
 
 
+def full(message: str, limit: int, retry_delay_s: float = 1.0, reason: Reason = Reason.LIMIT_EXCEEDED) -> Exhausted:
+    """Returns the error for a table without a place left, or a caller that has its share. Either empties by itself."""
+    return Exhausted(reason, message, retry_delay_s=retry_delay_s, metadata={"limit": str(limit)})
+
+
+def too_many(message: str, limit: int, field: str | None = None, counted: str = "") -> OutOfRange:
+    """Returns the error for a request that is over a limit. `field`: the field to blame, which has at most `limit` of
+    what is `counted`; None if no single field is.
+    """
+    violations = () if field is None else (FieldViolation(field, f"at most {limit} {counted}"),)
+    return OutOfRange(Reason.LIMIT_EXCEEDED, message, violations=violations, metadata={"limit": str(limit)})
+
+
 def invalid(field: str, description: str) -> InvalidRequest:
     """Returns the error for one wrong field: its path in the request, what is wrong with it and what would be right."""
     return InvalidRequest(

@@ -29,7 +29,7 @@ from kvgrpc.core.tables.leases import LeaseTable
 from kvgrpc.core.tables.ledger import Ledger, RowKind, texts_bytes
 from kvgrpc.core.tables.transfer_table import TransferTable
 from kvgrpc.core.values.block_ids import kept, kept_bytes
-from kvgrpc.errors import AlreadyExists, Exhausted, Reason
+from kvgrpc.errors import AlreadyExists, Reason, full
 
 Scope = tuple[str, str, str]
 KEY_BYTES = 1_100
@@ -80,12 +80,7 @@ class IdempotencyKeys:
         entry = self._entries.get(scope)
         if entry is None:
             if len(self._entries) >= self._capacity:
-                raise Exhausted(
-                    Reason.LIMIT_EXCEEDED,
-                    f"{self._capacity} idempotency keys are in use",
-                    retry_delay_s=1.0,
-                    metadata={"limit": str(self._capacity)},
-                )
+                raise full(f"{self._capacity} idempotency keys are in use", self._capacity)
             nbytes = KEY_BYTES + texts_bytes(*scope)
             self._ledger.enter(RowKind.KEY, scope, call.payer, nbytes)
             self._entries[scope] = self.running[call.id] = _Entry(scope, call.body, [call.id])
@@ -116,7 +111,6 @@ class IdempotencyKeys:
         return waiting, name
 
     def reply(self, name: str) -> Reply:
-        """Returns the reply of a kept key."""
         reply = self._kept[name].reply
         assert reply is not None, "a key is kept once it is answered"
         return reply

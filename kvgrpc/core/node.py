@@ -175,7 +175,6 @@ class Node:
         return self._leases.find(ref, caller)
 
     def lease_times(self, lease: Lease) -> LeaseTimes:
-        """Returns the times of a lease as they are now."""
         return self._leases.times(lease)
 
     def oldest_posting(self) -> float | None:

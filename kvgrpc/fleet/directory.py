@@ -89,16 +89,6 @@ class HealthCheck:
     address: str
 
 
-@dataclass(frozen=True)
-class SharedId:
-    """One engine id that several entries claim at the same time."""
-
-    engine_id: str
-    in_use: str
-    """Key of the entry that counts."""
-    others: tuple[str, ...]
-
-
 @dataclass
 class Refusals:
     """Number of entries and changes that the directory did not take, by cause."""
@@ -146,7 +136,6 @@ class Directory:
         self._take(key, value, revision)
 
     def removed(self, key: str, revision: int) -> None:
-        """Drops one entry."""
         known = self._engines.get(key)
         if known is None:
             return
@@ -183,10 +172,6 @@ class Directory:
             due.append(HealthCheck(one.key, entry.engine_id, entry.incarnation, entry.addresses[0]))
         return due
 
-    def next_check(self) -> float:
-        """Returns the time at which the next check is due."""
-        return min((one.check_at for one in self._engines.values() if not self._outlived(one)), default=math.inf)
-
     def answered(self, check: HealthCheck, now: float) -> None:
         """Notes that the engine answered that it serves."""
         one = self._of(check)
@@ -221,12 +206,6 @@ class Directory:
         one = self._of(check)
         if one is not None:
             one.check_at = min(one.check_at, max(now, one.proved_at + self.limits.retry_s))
-
-    def reported(self, engine_id: str, now: float) -> None:
-        """Puts an engine out of use because a call to it failed; the next check decides."""
-        one = self.find(engine_id)
-        if one is not None:
-            self._fail(one, now)
 
     def loaded(self, engine_id: str, load: float, now: float) -> None:
         """Notes the load of an engine. Raises InvalidRequest for a load that is no number from 0."""
@@ -273,17 +252,7 @@ class Directory:
                 return one.why or "no health check has been answered"
 
     def listed_at(self, key: str) -> ListedEngine | None:
-        """Returns the entry with a key."""
         return self._engines.get(key)
-
-    def shared_ids(self) -> list[SharedId]:
-        """Returns the engine ids that several entries claim."""
-        found = []
-        for engine_id, keys in sorted(self._by_id.items()):
-            if len(keys) > 1:
-                in_use = max(keys, key=self._standing)
-                found.append(SharedId(engine_id, in_use, tuple(sorted(keys - {in_use}))))
-        return found
 
     # -- inside
 

@@ -52,7 +52,6 @@ class PickCost:
 
     @property
     def total(self) -> float:
-        """Sum of the parts."""
         return self.prefill_load + self.decode_load + self.computed_share + self.distance
 
 

@@ -6,7 +6,7 @@ its TCP connections, and only an answer that does not come shows it. After any f
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -285,8 +285,3 @@ def _end(prefix: bytes) -> bytes:
 
 def _said(error: Exception) -> str:
     return str(error.details()) if isinstance(error, grpc.aio.AioRpcError) else "no answer in time"
-
-
-def endpoints_of(url: str) -> Sequence[str]:
-    """Returns the members of etcd://host:port,host:port."""
-    return tuple(part for part in url.removeprefix("etcd://").rstrip("/").split(",") if part)

@@ -1,4 +1,4 @@
-"""Registries that need no server: a list in the settings, and a file that is looked at again and again."""
+"""A registry that needs no server: a file that is looked at again and again."""
 
 import asyncio
 import json
@@ -15,20 +15,6 @@ FILE_BYTES_MAX = 8 << 20
 """Maximum size of a file of entries, in bytes."""
 LOOK_S = 1.0
 """Time between two looks at a file, in seconds."""
-
-
-class StaticRegistry:
-    """A list that does not change."""
-
-    def __init__(self, entries: Sequence[EngineEntry]) -> None:
-        self._entries = tuple(entries)
-
-    async def watch(self) -> AsyncIterator[RegistryNews]:
-        yield _listing(self._entries, 0)
-        await asyncio.Event().wait()
-
-    async def close(self) -> None:
-        pass
 
 
 class FileRegistry:
@@ -76,7 +62,7 @@ class FileRegistry:
 
 
 def _listing(entries: Sequence[EngineEntry], revision: int) -> RegistryListing:
-    """Returns a listing, with a key for each row: two rows may have one engine id, which the directory reports."""
+    """Returns a listing, with a key for each row: two rows may have one engine id, which the directory tells apart."""
     rows: dict[str, tuple[str, bytes, int]] = {}
     for entry in entries:
         key = f"{entry.engine_id}/{entry.addresses[0]}"

@@ -86,7 +86,6 @@ def close_request(closing: AccessClosing) -> peer_pb2.CloseAccessRequest:
 
 
 def parts_request(access_id: bytes, parts: Sequence[ReadyPart]) -> peer_pb2.PartsReadyRequest:
-    """Makes a PartsReady request."""
     request = peer_pb2.PartsReadyRequest(access_id=access_id)
     _put_parts(parts, request.parts)
     return request
@@ -95,7 +94,6 @@ def parts_request(access_id: bytes, parts: Sequence[ReadyPart]) -> peer_pb2.Part
 def checksum_request(
     access_id: bytes, blocks: Sequence[tuple[Blocks, LayerRange | None]]
 ) -> peer_pb2.ChecksumBlocksRequest:
-    """Makes a ChecksumBlocks request."""
     request = peer_pb2.ChecksumBlocksRequest(access_id=access_id)
     for lists, layers in blocks:
         row = request.blocks.add()

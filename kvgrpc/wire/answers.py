@@ -21,6 +21,7 @@ from kvgrpc.core.actions import (
     Released,
     Renewed,
 )  # fmt: skip
+from kvgrpc.core.tables import transfers
 from kvgrpc.core.tables.leases import Lease, LeaseState, LeaseTimes
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.transfers import Direction, Disposition, Phase, State, Transfer, TransferPath
@@ -31,59 +32,18 @@ from kvgrpc.wire import description
 from kvgrpc.wire.bounds import TEXT_BYTES_MAX
 from kvgrpc.wire.description import PATHS_SHOWN_MAX, rejected_to_proto
 from kvgrpc.wire.endpoints import endpoint_to_proto
+from kvgrpc.wire.enums import numbers
 from kvgrpc.wire.values import PHASES, data_path, duration, failure, grant, layer_ranges, pool_blocks, reason
 
-DIRECTIONS = {
-    Direction.SEND: transfer_pb2.DIRECTION_SEND,
-    Direction.RECEIVE: transfer_pb2.DIRECTION_RECEIVE,
-}
-STATES = {
-    State.PENDING: transfer_pb2.TRANSFER_STATE_PENDING,
-    State.ACTIVE: transfer_pb2.TRANSFER_STATE_ACTIVE,
-    State.SUCCEEDED: transfer_pb2.TRANSFER_STATE_SUCCEEDED,
-    State.FAILED: transfer_pb2.TRANSFER_STATE_FAILED,
-    State.CANCELLED: transfer_pb2.TRANSFER_STATE_CANCELLED,
-}
-DISPOSITIONS = {
-    Disposition.HELD: transfer_pb2.MEMORY_DISPOSITION_HELD,
-    Disposition.RETURNED: transfer_pb2.MEMORY_DISPOSITION_RETURNED,
-    Disposition.QUARANTINED: transfer_pb2.MEMORY_DISPOSITION_QUARANTINED,
-}
-LEASE_STATES = {
-    LeaseState.LIVE: lease_pb2.LEASE_STATE_LIVE,
-    LeaseState.EXPIRED: lease_pb2.LEASE_STATE_EXPIRED,
-    LeaseState.RELEASED: lease_pb2.LEASE_STATE_RELEASED,
-    LeaseState.DONE: lease_pb2.LEASE_STATE_DONE,
-    LeaseState.VOIDED: lease_pb2.LEASE_STATE_VOIDED,
-    LeaseState.LOST: lease_pb2.LEASE_STATE_LOST,
-    LeaseState.RECLAIMED: lease_pb2.LEASE_STATE_RECLAIMED,
-}
-PIN_KINDS = {
-    PinKind.LEASE: admin_pb2.PIN_KIND_LEASE,
-    PinKind.TARGET: admin_pb2.PIN_KIND_TARGET,
-    PinKind.ACCESS: admin_pb2.PIN_KIND_ACCESS,
-    PinKind.QUARANTINE: admin_pb2.PIN_KIND_QUARANTINE,
-}
-WAITS = {
-    "": transfer_pb2.WAITING_FOR_UNSPECIFIED,
-    "handshake": transfer_pb2.WAITING_FOR_HANDSHAKE,
-    "access": transfer_pb2.WAITING_FOR_ACCESS,
-    "blocks": transfer_pb2.WAITING_FOR_BLOCKS,
-    "step": transfer_pb2.WAITING_FOR_STEP,
-    "turn": transfer_pb2.WAITING_FOR_TURN,
-    "readers": transfer_pb2.WAITING_FOR_READERS,
-    "source": transfer_pb2.WAITING_FOR_SOURCE,
-    "registration": transfer_pb2.WAITING_FOR_REGISTRATION,
-    "parts": transfer_pb2.WAITING_FOR_PARTS,
-    "checksums": transfer_pb2.WAITING_FOR_CHECKSUMS,
-    "settle": transfer_pb2.WAITING_FOR_SETTLE,
-}
-OUTCOMES = {
-    "cancelled_before_access": transfer_pb2.CANCEL_OUTCOME_CANCELLED_BEFORE_ACCESS,
-    "cancelled_in_flight": transfer_pb2.CANCEL_OUTCOME_CANCELLED_IN_FLIGHT,
-    "already_ended": transfer_pb2.CANCEL_OUTCOME_ALREADY_ENDED,
-    "tombstoned": transfer_pb2.CANCEL_OUTCOME_TOMBSTONED,
-}
+DIRECTIONS = numbers(transfer_pb2.Direction, Direction)
+STATES = numbers(transfer_pb2.TransferState, State)
+DISPOSITIONS = numbers(transfer_pb2.MemoryDisposition, Disposition)
+LEASE_STATES = numbers(lease_pb2.LeaseState, LeaseState)
+PIN_KINDS = numbers(admin_pb2.PinKind, PinKind)
+WAITS = numbers(transfer_pb2.WaitingFor, transfers.WAITS)
+OUTCOMES = numbers(
+    transfer_pb2.CancelOutcome, ("cancelled_before_access", "cancelled_in_flight", "already_ended", "tombstoned")
+)
 
 
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
@@ -250,25 +210,21 @@ def put_finished(
 
 
 def put_pulling(answer: PullStarted, into: handoff_pb2.PullBlocksResponse, now: float, _incarnation: int) -> None:
-    """Fills in the reply to PullBlocks."""
     _put_transfer(answer.transfer, into, now)
 
 
 def put_reserved(
     answer: BlocksReserved, into: handoff_pb2.ReserveBlocksResponse, now: float, _incarnation: int
 ) -> None:
-    """Fills in the reply to ReserveBlocks."""
     _put_transfer(answer.transfer, into, now)
     _put_grant(answer.token, into)
 
 
 def put_registered(answer: Registered, into: handoff_pb2.RegisterPushResponse, now: float, _incarnation: int) -> None:
-    """Fills in the reply to RegisterPush."""
     _put_transfer(answer.transfer, into, now)
 
 
 def put_cancelled(answer: Cancelled, into: transfer_pb2.CancelTransferResponse, now: float, _incarnation: int) -> None:
-    """Fills in the reply to CancelTransfer."""
     into.outcome = OUTCOMES[answer.outcome]
     into.transfers.extend([transfer(one, now) for one in answer.transfers])
 
@@ -276,12 +232,10 @@ def put_cancelled(answer: Cancelled, into: transfer_pb2.CancelTransferResponse, 
 def put_acknowledged(
     answer: Acknowledged, into: transfer_pb2.AcknowledgeTransfersResponse, _now: float, _incarnation: int
 ) -> None:
-    """Fills in the reply to AcknowledgeTransfers."""
     into.acknowledged_count = answer.count
 
 
 def put_granted(answer: HandedOver, into: lease_pb2.GrantLeaseResponse, _now: float, incarnation: int) -> None:
-    """Fills in the reply to GrantLease."""
     into.lease.CopyFrom(lease(answer.lease, answer.times, incarnation))
     _put_grant(answer.token, into)
 
@@ -294,7 +248,6 @@ def put_renewed(
 
 
 def put_released(answer: Released, into: lease_pb2.ReleaseLeaseResponse, _now: float, incarnation: int) -> None:
-    """Fills in the reply to ReleaseLease."""
     into.lease.CopyFrom(lease(answer.lease, answer.times, incarnation))
     into.freed_blocks.CopyFrom(pool_blocks(answer.freed, incarnation))
 
@@ -308,17 +261,14 @@ def put_allocated(answer: Allocated, into: pool_pb2.AllocateBlocksResponse, _now
 
 
 def put_freed(answer: Freed, into: pool_pb2.FreeBlocksResponse, _now: float, incarnation: int) -> None:
-    """Fills in the reply to FreeBlocks."""
     into.freed_blocks.CopyFrom(pool_blocks(answer.freed, incarnation))
 
 
 def put_reclaimed(answer: Reclaimed, into: pool_pb2.ReclaimBlocksResponse, _now: float, incarnation: int) -> None:
-    """Fills in the reply to ReclaimBlocks."""
     into.reclaimed.CopyFrom(reclaimed(answer, incarnation))
 
 
 def put_introduced(answer: Introduced, into: handshake_pb2.HandshakeResponse, _now: float, _incarnation: int) -> None:
-    """Fills in the reply to Handshake."""
     into.engine.CopyFrom(description.engine_to_proto(answer.engine))
     into.endpoints.extend([endpoint_to_proto(endpoint) for endpoint in answer.endpoints])
     into.protocol, into.proof = answer.protocol, answer.proof
@@ -344,7 +294,6 @@ def put_drain_changed(
 def put_quarantine_released(
     answer: QuarantineReleased, into: admin_pb2.ReleaseQuarantineResponse, _now: float, _incarnation: int
 ) -> None:
-    """Fills in the reply to ReleaseQuarantine."""
     into.released_block_count, into.left_block_count = answer.released, answer.left
     into.memory_generation = answer.memory_generation
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from kvgrpc.core.values.block_ids import FEW_IDS
 from kvgrpc.core.values.endpoints import SPANS_MAX
-from kvgrpc.errors import FieldViolation, OutOfRange, Reason, invalid
+from kvgrpc.errors import invalid, too_many
 from kvgrpc.v1 import common_pb2
 
 ROWS_MAX = 256
@@ -74,12 +74,7 @@ ADDRESS_MAX = 2**53 - 1
 def check_count(field: str, count: int, most: int) -> None:
     """Raises OutOfRange (LIMIT_EXCEEDED) for more rows than a message may have."""
     if count > most:
-        raise OutOfRange(
-            Reason.LIMIT_EXCEEDED,
-            f"{field} has {count} rows; the limit is {most}",
-            violations=(FieldViolation(field, f"at most {most} in one message"),),
-            metadata={"limit": str(most)},
-        )
+        raise too_many(f"{field} has {count} rows; the limit is {most}", most, field, "in one message")
 
 
 def check_counts(field: str, lists: Iterable[Sized], most: int) -> None:
@@ -93,12 +88,7 @@ def check_named(field: str, lists: Sequence[Sequence[common_pb2.GroupBlocks]], i
     """
     named = sum([blocks_named(row.runs.counts) for some in lists for row in some])
     if named > ids:
-        raise OutOfRange(
-            Reason.LIMIT_EXCEEDED,
-            f"{field} names {named} blocks; the limit is {ids}",
-            violations=(FieldViolation(field, f"at most {ids} blocks in one message"),),
-            metadata={"limit": str(ids)},
-        )
+        raise too_many(f"{field} names {named} blocks; the limit is {ids}", ids, field, "blocks in one message")
 
 
 def blocks_named(counts: Sequence[int]) -> int:

@@ -20,44 +20,18 @@ from kvgrpc.wire.bounds import (
     check_count,
     text,
 )
+from kvgrpc.wire.enums import numbers
 from kvgrpc.wire.paths import in_schema
 from kvgrpc.wire.values import data_path, duration, reason
 
-POOL_KINDS = {
-    PoolKind.SERVER_MANAGED: pool_types_pb2.POOL_KIND_SERVER_MANAGED,
-    PoolKind.ENGINE_MANAGED: pool_types_pb2.POOL_KIND_ENGINE_MANAGED,
-}
-GROUP_KINDS = {
-    GroupKind.FULL_ATTENTION: pool_types_pb2.GROUP_KIND_FULL_ATTENTION,
-    GroupKind.SLIDING_WINDOW: pool_types_pb2.GROUP_KIND_SLIDING_WINDOW,
-    GroupKind.MLA: pool_types_pb2.GROUP_KIND_MLA,
-    GroupKind.STATE: pool_types_pb2.GROUP_KIND_STATE,
-}
-TENSOR_KINDS = {
-    TensorKind.KV: pool_types_pb2.TENSOR_KIND_KV,
-    TensorKind.K: pool_types_pb2.TENSOR_KIND_K,
-    TensorKind.V: pool_types_pb2.TENSOR_KIND_V,
-    TensorKind.LATENT: pool_types_pb2.TENSOR_KIND_LATENT,
-    TensorKind.STATE: pool_types_pb2.TENSOR_KIND_STATE,
-}
-ORDERS = {
-    "token_major": pool_types_pb2.BLOCK_ORDER_TOKEN_MAJOR,
-    "head_major": pool_types_pb2.BLOCK_ORDER_HEAD_MAJOR,
-}
-FEATURES = {
-    "push": handshake_pb2.FEATURE_PUSH,
-    "layerwise": handshake_pb2.FEATURE_LAYERWISE,
-    "reads_pushes": handshake_pb2.FEATURE_READS_PUSHES,
-    "remote_ranks": handshake_pb2.FEATURE_REMOTE_RANKS,
-    "checksums": handshake_pb2.FEATURE_CHECKSUMS,
-    "key_columns": handshake_pb2.FEATURE_KEY_COLUMNS,
-}
-PEER_STATES = {
-    PeerState.CONNECTING: handshake_pb2.PEER_STATE_CONNECTING,
-    PeerState.CONNECTED: handshake_pb2.PEER_STATE_CONNECTED,
-    PeerState.SUSPECT: handshake_pb2.PEER_STATE_SUSPECT,
-    PeerState.DEAD: handshake_pb2.PEER_STATE_DEAD,
-}
+POOL_KINDS = numbers(pool_types_pb2.PoolKind, PoolKind)
+GROUP_KINDS = numbers(pool_types_pb2.GroupKind, GroupKind)
+TENSOR_KINDS = numbers(pool_types_pb2.TensorKind, TensorKind)
+ORDERS = numbers(pool_types_pb2.BlockOrder, ("token_major", "head_major"))
+FEATURES = numbers(
+    handshake_pb2.Feature, ("push", "layerwise", "reads_pushes", "remote_ranks", "checksums", "key_columns")
+)
+PEER_STATES = numbers(handshake_pb2.PeerState, PeerState)
 ENGINE_ID_BYTES_MAX = 255
 PATHS_SHOWN_MAX = 256
 """Maximum number of paths that a reply lists: more than any engine has ranks, and rows of a list stay short."""
@@ -71,7 +45,6 @@ _CORE_FEATURES = {int(v): k for k, v in FEATURES.items()}
 
 
 def pool_to_proto(layout: PoolLayout, kind: PoolKind) -> pool_types_pb2.PoolDescription:
-    """Returns the message of a pool."""
     return pool_types_pb2.PoolDescription(
         kind=POOL_KINDS[kind],
         groups=[
@@ -179,7 +152,6 @@ def pool_kind_from_proto(value: int, field: str) -> PoolKind:
 
 
 def engine_to_proto(engine: EngineDescription) -> handshake_pb2.EngineDescription:
-    """Returns the message of an engine's description."""
     return handshake_pb2.EngineDescription(
         engine_id=engine.engine_id,
         incarnation=engine.incarnation,
@@ -229,14 +201,12 @@ def engine_from_proto(value: handshake_pb2.EngineDescription, field: str) -> Eng
 
 
 def difference_to_proto(value: Difference) -> handshake_pb2.FieldDifference:
-    """Returns the message of one field in which two engines differ."""
     return handshake_pb2.FieldDifference(
         field=value.field, here=value.here, there=value.there, bridgeable=value.bridgeable, why=value.why
     )
 
 
 def path_to_proto(value: RankPath) -> handshake_pb2.RankPath:
-    """Returns the message of the path by which two ranks move bytes."""
     return handshake_pb2.RankPath(
         rank=value.rank,
         peer_rank=value.peer_rank,
@@ -274,7 +244,6 @@ def peer_to_proto(value: Peer, now: float, open_accesses: int) -> handshake_pb2.
 def status_to_proto(
     value: EngineStatus, admission: "handshake_pb2.Admission.ValueType", why: str, *, attached: bool
 ) -> handshake_pb2.EngineStatus:
-    """Returns the message of an engine's status."""
     return handshake_pb2.EngineStatus(
         admission=admission,
         admission_reason=why,

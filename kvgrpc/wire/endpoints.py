@@ -18,19 +18,15 @@ from kvgrpc.core.values.endpoints import (
 )
 from kvgrpc.v1 import pool_types_pb2
 from kvgrpc.wire.bounds import ENDPOINTS_MAX, SEGMENTS_MAX, check_count, check_counts, text
+from kvgrpc.wire.enums import numbers
 
-MEMORY_KINDS = {
-    MemoryKind.HOST: pool_types_pb2.MEMORY_KIND_HOST,
-    MemoryKind.PINNED_HOST: pool_types_pb2.MEMORY_KIND_PINNED_HOST,
-    MemoryKind.CUDA: pool_types_pb2.MEMORY_KIND_CUDA,
-}
+MEMORY_KINDS = numbers(pool_types_pb2.MemoryKind, MemoryKind)
 _CORE_MEMORY_KINDS = {int(v): k for k, v in MEMORY_KINDS.items()} | {0: MemoryKind.HOST}
 SOCKET_PATH_BYTES_MAX = 108
 """Maximum bytes of a unix socket's path in the kernel."""
 
 
 def endpoint_to_proto(value: RankEndpoint) -> pool_types_pb2.RankEndpoint:
-    """Returns the message of a rank's endpoint."""
     made = pool_types_pb2.RankEndpoint(rank=value.rank)
     if value.shm:
         shm = value.shm

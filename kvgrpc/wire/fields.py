@@ -18,7 +18,7 @@ from kvgrpc.core.tensors.descriptions import DIMENSIONS_MAX
 from kvgrpc.core.values.ids import PROOFS_MAX
 from kvgrpc.core.values.layout import BYTES_MAX, LAYERS_MAX
 from kvgrpc.core.values.parts import BATCH_PARTS
-from kvgrpc.errors import NOTE_BYTES_MAX, FieldViolation, OutOfRange, Reason, invalid
+from kvgrpc.errors import NOTE_BYTES_MAX, OutOfRange, invalid, too_many
 from kvgrpc.wire import bounds
 from kvgrpc.wire.bounds import blocks_named
 
@@ -207,12 +207,7 @@ def check(  # noqa: C901 - one case for each kind of field
 def _too_many(field: Field, row: Bound, count: int, path: _Path) -> OutOfRange:
     # Errors about runs name the list that contains them.
     name = _name((path, field.name) if row.kind is BoundKind.ROWS else path and path[0])
-    return OutOfRange(
-        Reason.LIMIT_EXCEEDED,
-        f"{name} has {count} {row.kind.value}; the limit is {row.most}",
-        violations=(FieldViolation(name, f"at most {row.most} {row.kind.value}"),),
-        metadata={"limit": str(row.most)},
-    )
+    return too_many(f"{name} has {count} {row.kind.value}; the limit is {row.most}", row.most, name, row.kind.value)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from kvgrpc.wire.values import duration
 
 
 def limits_to_proto(value: Limits) -> handshake_pb2.Limits:
-    """Returns the message of limits and defaults."""
     return handshake_pb2.Limits(
         lease_ttl=duration(value.lease_ttl_s),
         lease_cap=duration(value.lease_cap_s),

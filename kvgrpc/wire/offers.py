@@ -13,7 +13,6 @@ DIGESTS_BYTES = 256 * 1024
 
 
 def found_to_proto(value: FoundOffer, times: LeaseTimes) -> lease_pb2.FoundOffer:
-    """Returns the message of an offer that was found."""
     return lease_pb2.FoundOffer(
         grant=grant(value.token),
         token_count=value.tokens,

@@ -31,7 +31,6 @@ from kvgrpc.wire.values import (
 def open_access(
     request: peer_pb2.OpenAccessRequest, caller: peer_pb2.Caller, call: events.Call, limit: int
 ) -> events.OpenAccess:
-    """Converts OpenAccess."""
     rows = request.openings
     check_named("openings.parts.blocks", [part.blocks for row in rows for part in row.parts], limit)
     openings = tuple([_opening(row, limit) for row in rows])
@@ -58,7 +57,6 @@ def _opening(row: peer_pb2.AccessOpening, limit: int) -> AccessOpening:
 def settle_access(
     request: peer_pb2.SettleAccessRequest, caller: peer_pb2.Caller, call: events.Call
 ) -> events.SettleAccess:
-    """Converts SettleAccess."""
     rows = tuple(
         [
             events.AccessSettling(
@@ -90,7 +88,6 @@ def close_access(
 def parts_ready(
     request: peer_pb2.PartsReadyRequest, caller: peer_pb2.Caller, call: events.Call, limit: int
 ) -> events.PartsReady:
-    """Converts PartsReady."""
     check_named("parts.blocks", [row.blocks for row in request.parts], limit)
     parts = _parts(request.parts, limit)
     return events.PartsReady(call, caller.engine_id, caller.incarnation, request.access_id, parts)

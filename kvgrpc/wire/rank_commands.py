@@ -27,6 +27,7 @@ from kvgrpc.session.v1 import rank_pb2
 from kvgrpc.wire import sends
 from kvgrpc.wire.bounds import STRIPS_MAX, check_count
 from kvgrpc.wire.endpoints import endpoint_from_proto, endpoint_to_proto
+from kvgrpc.wire.enums import numbers
 from kvgrpc.wire.session import peer_rank_of
 from kvgrpc.wire.values import ids, put_columns
 
@@ -51,16 +52,13 @@ def repack_from_proto(value: rank_pb2.RepackCommand) -> Repack:
 
 
 def _strip(row: rank_pb2.Strip) -> Strip:
-    for name, numbers in (("shape", row.shape), ("src_steps", row.src_steps), ("dst_steps", row.dst_steps)):
-        check_count(f"repack.strips.{name}", len(numbers), DIMENSIONS_MAX)
+    for name, values in (("shape", row.shape), ("src_steps", row.src_steps), ("dst_steps", row.dst_steps)):
+        check_count(f"repack.strips.{name}", len(values), DIMENSIONS_MAX)
     shape, src_steps, dst_steps = tuple(row.shape), tuple(row.src_steps), tuple(row.dst_steps)
     return Strip(ids(row.src), ids(row.dst), shape, src_steps, dst_steps, row.run_bytes)
 
 
-_OPERATION = {
-    Operation.READ: rank_pb2.POST_OPERATION_READ,
-    Operation.WRITE: rank_pb2.POST_OPERATION_WRITE,
-}
+_OPERATION = numbers(rank_pb2.PostOperation, Operation)
 _OPERATIONS = {value: operation for operation, value in _OPERATION.items()}
 
 

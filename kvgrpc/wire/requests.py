@@ -21,6 +21,7 @@ from kvgrpc.wire.bounds import (
     check_count,
     text,
 )
+from kvgrpc.wire.enums import numbers
 from kvgrpc.wire.values import (
     claims_of,
     content,
@@ -32,10 +33,7 @@ from kvgrpc.wire.values import (
 )
 
 CONSUMERS_MAX = 1024
-_SCOPES: dict[int, events.CancelScope] = {
-    transfer_pb2.CANCEL_SCOPE_THIS_SIDE: events.CancelScope.THIS_SIDE,
-    transfer_pb2.CANCEL_SCOPE_ON_ABORT: events.CancelScope.ON_ABORT,
-}
+_SCOPES = {int(number): scope for scope, number in numbers(transfer_pb2.CancelScope, events.CancelScope).items()}
 LABELS_MAX = 16
 LABEL_BYTES_MAX = 64
 GIVEN_LATER = frozenset(
@@ -127,7 +125,6 @@ def finished_blocks(
 
 
 def register_push(request: handoff_pb2.RegisterPushRequest, call: events.Call) -> events.RegisterPush:
-    """Converts RegisterPush."""
     if not request.HasField("grant"):
         raise invalid("grant", "is required: the WRITE grant of ReserveBlocks")
     return events.RegisterPush(
@@ -143,7 +140,6 @@ def register_push(request: handoff_pb2.RegisterPushRequest, call: events.Call) -
 def reserve_blocks(
     request: handoff_pb2.ReserveBlocksRequest, call: events.Call, weights: str, limit: int
 ) -> events.ReserveBlocks:
-    """Converts ReserveBlocks."""
     source = None
     if request.HasField("source"):
         if not request.source.address:
@@ -277,12 +273,10 @@ def renew_leases(
 
 
 def release_lease(request: lease_pb2.ReleaseLeaseRequest, call: events.Call) -> events.ReleaseLease:
-    """Converts ReleaseLease."""
     return events.ReleaseLease(call, lease_ref(request.lease), request.validate_only)
 
 
 def cancel_transfer(request: transfer_pb2.CancelTransferRequest, call: events.Call) -> events.CancelTransfer:
-    """Converts CancelTransfer."""
     check_count("free_allocation_ids", len(request.free_allocation_ids), NAMES_MAX)
     return events.CancelTransfer(
         call,
@@ -296,7 +290,6 @@ def cancel_transfer(request: transfer_pb2.CancelTransferRequest, call: events.Ca
 
 
 def release_quarantine(request: admin_pb2.ReleaseQuarantineRequest, call: events.Call) -> events.ReleaseQuarantine:
-    """Converts ReleaseQuarantine."""
     check_count("transfer_ids", len(request.transfer_ids), IDS_MAX)
     return events.ReleaseQuarantine(
         call, request.force, tuple(request.transfer_ids), note(request.message), request.validate_only
@@ -304,23 +297,19 @@ def release_quarantine(request: admin_pb2.ReleaseQuarantineRequest, call: events
 
 
 def start_drain(request: admin_pb2.StartDrainRequest, call: events.Call) -> events.StartDrain:
-    """Converts StartDrain."""
     return events.StartDrain(call, note(request.reason), request.validate_only)
 
 
 def cancel_drain(request: admin_pb2.CancelDrainRequest, call: events.Call) -> events.CancelDrain:
-    """Converts CancelDrain."""
     return events.CancelDrain(call, request.validate_only)
 
 
 def acknowledge(request: transfer_pb2.AcknowledgeTransfersRequest, call: events.Call) -> events.AcknowledgeTransfers:
-    """Converts AcknowledgeTransfers."""
     check_count("transfer_ids", len(request.transfer_ids), IDS_MAX)
     return events.AcknowledgeTransfers(call, tuple(request.transfer_ids), request.validate_only)
 
 
 def allocate_blocks(request: pool_pb2.AllocateBlocksRequest, call: events.Call) -> events.AllocateBlocks:
-    """Converts AllocateBlocks."""
     counts = block_counts(request.group_block_counts)
     ttl_s = seconds(request, "ttl")
     return events.AllocateBlocks(
@@ -338,7 +327,6 @@ def allocate_blocks(request: pool_pb2.AllocateBlocksRequest, call: events.Call) 
 
 
 def reclaim_blocks(request: pool_pb2.ReclaimBlocksRequest, call: events.Call) -> events.ReclaimBlocks:
-    """Converts ReclaimBlocks."""
     counts = block_counts(request.group_block_counts)
     return events.ReclaimBlocks(call, counts, request.validate_only, _by(request))
 
@@ -356,7 +344,6 @@ def block_counts(rows: Sequence[pool_pb2.GroupBlockCount]) -> tuple[tuple[int, i
 
 
 def free_blocks(request: pool_pb2.FreeBlocksRequest, call: events.Call, limit: int) -> events.FreeBlocks:
-    """Converts FreeBlocks."""
     freed = request.WhichOneof("freed")
     if freed is None:
         raise invalid("freed", "is required: blocks, or the allocation_id of all of them")
@@ -392,5 +379,4 @@ def consumers(value: int) -> int:
 
 
 def push_source(value: common_pb2.PeerAddress) -> events.PushSource:
-    """Returns the address of a push's source."""
     return events.PushSource(value.address, value.engine_id)

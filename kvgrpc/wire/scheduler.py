@@ -31,9 +31,10 @@ from kvgrpc.core.values.block_ids import BlockLists, Blocks
 from kvgrpc.core.values.ids import check_transfer_key
 from kvgrpc.core.values.records import dataclass
 from kvgrpc.core.values.request_times import RequestTime
-from kvgrpc.errors import InvalidRequest, OutOfRange, Reason, invalid
+from kvgrpc.errors import InvalidRequest, Reason, invalid, too_many
 from kvgrpc.v1 import common_pb2, scheduler_pb2
 from kvgrpc.wire.bounds import text
+from kvgrpc.wire.enums import numbers
 from kvgrpc.wire.requests import consumers, push_source
 from kvgrpc.wire.values import content, failure, grant, layer_ranges, named_blocks, on_abort, seconds
 
@@ -42,10 +43,7 @@ NEWS_BYTES_MAX = 1 << 20
 """Bytes of one reply after which no more news are added. The others wait for the next reply."""
 _Reply = scheduler_pb2.PollSchedulerNewsResponse | scheduler_pb2.ScheduleResponse
 _MODES = {common_pb2.TRANSFER_MODE_PULL: ModeChoice.PULL, common_pb2.TRANSFER_MODE_PUSH: ModeChoice.PUSH}
-_ON_LOSS = {
-    OnLoss.FAIL: scheduler_pb2.ON_LOSS_FAIL,
-    OnLoss.RECOMPUTE: scheduler_pb2.ON_LOSS_RECOMPUTE,
-}
+_ON_LOSS = numbers(scheduler_pb2.OnLoss, OnLoss)
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,6 @@ class NamedRequest(RequestSpec[contents.ContentId]):
 
     @property
     def named(self) -> PromptName:
-        """Name of the prompt."""
         assert self.prompt is not None, "a request without tokens takes and gives nothing"
         return self.prompt
 
@@ -174,8 +171,7 @@ def with_dropped(blocks: Blocks, dropped: Sequence[int], limit: int) -> Blocks:
         text = f"dropped_block_counts: {len(dropped)} groups are counted; the pool has {len(blocks)}"
         raise InvalidRequest(Reason.GROUP_MISMATCH, text)
     if sum(dropped) > limit:
-        text = f"dropped_block_counts: {sum(dropped)} blocks in one request; the limit is {limit}"
-        raise OutOfRange(Reason.LIMIT_EXCEEDED, text, metadata={"limit": str(limit)})
+        raise too_many(f"dropped_block_counts: {sum(dropped)} blocks in one request; the limit is {limit}", limit)
     counts = [*dropped, *[0] * (len(blocks) - len(dropped))]
     return tuple(np.concatenate((np.full(count, DROPPED), ids)) for ids, count in zip(blocks, counts, strict=True))
 

@@ -26,7 +26,6 @@ Report = events.SendWanted | events.SendPosted | events.MeetingBegan
 
 
 def post_send_request(access_id: bytes, ask: SendAsk) -> peer_pb2.PostSendRequest:
-    """Makes a PostSend request."""
     request = peer_pb2.PostSendRequest(
         access_id=access_id, source_rank=ask.source_rank, rank=ask.rank, epoch=ask.epoch, sequence=ask.sequence,
         values=[peer_pb2.GroupValue(key=key, value=value) for key, value in ask.values],

@@ -66,7 +66,6 @@ def _telemetry(value: MoveTelemetry) -> session_pb2.MoveTelemetry:
 
 
 def telemetry_from_proto(value: session_pb2.MoveTelemetry) -> MoveTelemetry:
-    """Converts the telemetry of a move."""
     return MoveTelemetry(value.moved_bytes, value.descriptor_count, _seconds(value.wire), _seconds(value.post))
 
 

@@ -135,7 +135,6 @@ def _expected(value: tensor_pb2.ExpectedTensor) -> ExpectedTensor:
 
 
 def name_to_proto(id_: TensorId) -> tensor_pb2.TensorName:
-    """Makes a tensor's name for another lead."""
     return tensor_pb2.TensorName(transfer_key=id_.key, name=id_.name, part=id_.part)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
+from kvgrpc.core.tables import transfers
 from kvgrpc.core.tables.accesses import CloseOutcome
 from kvgrpc.core.tables.transfers import Failure, Side
 from kvgrpc.core.values import content as contents
@@ -20,6 +21,7 @@ from kvgrpc.errors import BY_CODE, InternalError, InvalidRequest, KVGrpcError, N
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import common_pb2
 from kvgrpc.wire.bounds import GROUPS_MAX, ITEMS_MAX, TOKENS_MAX, check_count
+from kvgrpc.wire.enums import numbers
 
 FEW = 1024
 """Number of runs up to which protobuf's own way costs less."""
@@ -90,51 +92,16 @@ def _varint(value: int) -> bytes:
     return bytes([*written, value])
 
 
-NEXT = {
-    NextStep.RETRY_HERE: common_pb2.NEXT_STEP_RETRY_HERE,
-    NextStep.RETRY_OTHER_CONSUMER: common_pb2.NEXT_STEP_RETRY_OTHER_CONSUMER,
-    NextStep.RECOMPUTE: common_pb2.NEXT_STEP_RECOMPUTE,
-    NextStep.FIX_REQUEST: common_pb2.NEXT_STEP_FIX_REQUEST,
-}
-SIDE = {Side.SOURCE: common_pb2.SIDE_SOURCE, Side.DESTINATION: common_pb2.SIDE_DESTINATION}
-ON_ABORT = {
-    OnAbort.RELEASE: common_pb2.ON_ABORT_RELEASE,
-    OnAbort.KEEP: common_pb2.ON_ABORT_KEEP,
-}
-_ON_ABORT: dict[int, OnAbort] = {
-    common_pb2.ON_ABORT_UNSPECIFIED: OnAbort.RELEASE,
-    common_pb2.ON_ABORT_RELEASE: OnAbort.RELEASE,
-    common_pb2.ON_ABORT_KEEP: OnAbort.KEEP,
-}
-PHASES: dict[str, "common_pb2.TransferPhase.ValueType"] = {
-    "": common_pb2.TRANSFER_PHASE_UNSPECIFIED,
-    "rendezvous": common_pb2.TRANSFER_PHASE_RENDEZVOUS,
-    "handshake": common_pb2.TRANSFER_PHASE_HANDSHAKE,
-    "open": common_pb2.TRANSFER_PHASE_OPEN,
-    "queue": common_pb2.TRANSFER_PHASE_QUEUE,
-    "wire": common_pb2.TRANSFER_PHASE_WIRE,
-    "checksum": common_pb2.TRANSFER_PHASE_CHECKSUM,
-    "settle": common_pb2.TRANSFER_PHASE_SETTLE,
-    "readers": common_pb2.TRANSFER_PHASE_READERS,
-}
-DATA_PATHS: dict[str, "common_pb2.DataPath.ValueType"] = {
-    "": common_pb2.DATA_PATH_UNSPECIFIED,
-    "shm": common_pb2.DATA_PATH_SHM,
-    "cma": common_pb2.DATA_PATH_CMA,
-    "cuda_vmm": common_pb2.DATA_PATH_CUDA_VMM,
-    "nixl": common_pb2.DATA_PATH_NIXL,
-    "collective": common_pb2.DATA_PATH_COLLECTIVE,
-    "loopback": common_pb2.DATA_PATH_LOOPBACK,
-    "window": common_pb2.DATA_PATH_WINDOW,
-}
-_CORE_DATA_PATHS = {int(value): name for name, value in DATA_PATHS.items()}
-CLOSE_OUTCOMES = {
-    CloseOutcome.DROPPED: peer_pb2.CLOSE_OUTCOME_DROPPED,
-    CloseOutcome.FAILED: peer_pb2.CLOSE_OUTCOME_FAILED,
-    CloseOutcome.CANCELLED: peer_pb2.CLOSE_OUTCOME_CANCELLED,
-}
-_CLOSE_OUTCOMES = {int(value): outcome for outcome, value in CLOSE_OUTCOMES.items()}
-_ACCESS = {AccessKind.READ: common_pb2.ACCESS_KIND_READ, AccessKind.WRITE: common_pb2.ACCESS_KIND_WRITE}
+NEXT = numbers(common_pb2.NextStep, NextStep)
+SIDE = numbers(common_pb2.Side, Side)
+ON_ABORT = numbers(common_pb2.OnAbort, OnAbort)
+_ON_ABORT = {int(number): effect for effect, number in ON_ABORT.items()}
+PHASES = numbers(common_pb2.TransferPhase, transfers.PHASES)
+DATA_PATHS = numbers(common_pb2.DataPath, ("", "shm", "cma", "cuda_vmm", "nixl", "collective", "loopback", "window"))
+_CORE_DATA_PATHS = {int(number): name for name, number in DATA_PATHS.items()}
+CLOSE_OUTCOMES = numbers(peer_pb2.CloseOutcome, CloseOutcome)
+_CLOSE_OUTCOMES = {int(number): outcome for outcome, number in CLOSE_OUTCOMES.items()}
+_ACCESS = numbers(common_pb2.AccessKind, AccessKind)
 
 
 def duration(seconds: float) -> Duration:
@@ -179,7 +146,6 @@ def core_reason(value: int) -> Reason:
 
 
 def failure(value: Failure) -> common_pb2.Failure:
-    """Returns the message of a transfer's failure."""
     return common_pb2.Failure(
         reason=reason(value.reason),
         phase=PHASES[value.phase],
@@ -317,7 +283,6 @@ def layer_range(message: Message) -> tuple[int, int] | None:
 
 
 def layer_ranges(value: Iterable[tuple[int, int]]) -> list[common_pb2.LayerRange]:
-    """Returns the messages of layer ranges."""
     return [common_pb2.LayerRange(first=first, count=count) for first, count in value]
 
 

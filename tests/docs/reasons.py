@@ -13,7 +13,7 @@ from kvgrpc.core.tables.leases import END_REASON, LeaseState
 from kvgrpc.core.tensors import ended
 from kvgrpc.core.values.compatibility import EngineDescription, check_compatible
 from kvgrpc.core.values.layout import PoolKind
-from kvgrpc.errors import BY_CODE, InternalError, KVGrpcError, PreconditionFailed
+from kvgrpc.errors import BY_CODE, Exhausted, InternalError, KVGrpcError, OutOfRange, PreconditionFailed, Reason
 from kvgrpc.service.tensors import store_transfers
 from tests.docs.pages import ROOT
 
@@ -23,6 +23,8 @@ SENDING = (*ANSWERING, "datapath", "engine")
 """Packages that may put a reason into an answer or a failure."""
 
 _CLASSES = {kind.__name__: code for code, kind in BY_CODE.items()}
+_LIMITS = {"full": Exhausted.code, "too_many": OutOfRange.code}
+"""Codes of the functions of `kvgrpc.errors` that make errors of limits. Their reason is LIMIT_EXCEEDED, or is named."""
 
 
 @cache
@@ -38,21 +40,19 @@ def codes() -> dict[str, set[str]]:
 def sent() -> set[str]:
     """Returns the reasons that any code may send."""
     named = {node.attr for package in SENDING for tree in _trees(package) for node in _reasons(tree)}
-    return named - {"__members__"}
+    return (named | {Reason.LIMIT_EXCEEDED}) - {"__members__"}
 
 
 def raised() -> Iterator[tuple[str, str]]:
-    """Yields (reason, code) of every `SomeError(Reason.X, ...)`."""
-    for tree in (tree for package in ANSWERING for tree in _trees(package)):
-        for node in ast.walk(tree):
-            if (
-                isinstance(node, ast.Call)
-                and isinstance(node.func, ast.Name)
-                and node.func.id in _CLASSES
-                and node.args
-            ):
+    """Yields (reason, code) of every `SomeError(Reason.X, ...)`, and of every error of a limit."""
+    for package in ANSWERING:
+        for name, node in _calls(package):
+            if name in _CLASSES and node.args:
                 for reason in _reasons(node.args[0]):
-                    yield reason.attr, _CLASSES[node.func.id]
+                    yield reason.attr, _CLASSES[name]
+            elif name in _LIMITS:
+                named = [reason.attr for reason in _reasons(node)]
+                yield named[0] if named else Reason.LIMIT_EXCEEDED, _LIMITS[name]
 
 
 def _ends_of_leases() -> Iterator[tuple[str, str]]:
@@ -104,6 +104,14 @@ def _reasons(tree: ast.AST) -> Iterator[ast.Attribute]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "Reason":
             yield node
+
+
+def _calls(package: str) -> Iterator[tuple[str, ast.Call]]:
+    """Yields every call of a function or class by its name alone."""
+    for tree in _trees(package):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                yield node.func.id, node
 
 
 @cache

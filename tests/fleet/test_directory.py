@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from kvgrpc.errors import InvalidRequest
-from kvgrpc.fleet.directory import Directory, DirectoryLimits, EngineState, SharedId
+from kvgrpc.fleet.directory import Directory, DirectoryLimits, EngineState
+from kvgrpc.fleet.entry import EngineEntry
 from tests.fleet.entries import ENTRY, entry, key_of, listing, proved
 
 KEY = key_of(ENTRY)
@@ -147,18 +148,20 @@ def test_a_new_life_is_unproven() -> None:
     assert state(made) is EngineState.UNPROVEN
 
 
-def test_two_engines_with_one_id_are_told_apart_and_reported() -> None:
+def test_of_two_engines_with_one_id_the_newest_that_answered_counts() -> None:
     one, other = entry(incarnation=1, addresses=("a:1",)), entry(incarnation=2, addresses=("b:1",))
     made = directory(one, other, entry("alone"))
-    assert made.shared_ids() == [SharedId("p1", key_of(other), (key_of(one),))]
-    found = made.find("p1")
-    assert found is not None
-    assert found.entry == other
+
+    def in_use() -> EngineEntry | None:
+        found = made.find("p1")
+        return None if found is None else found.entry
+
+    assert in_use() == other
     of_one, of_other, _ = made.checks_due(0.0)
     made.answered(of_one, 0.0)
-    assert made.shared_ids() == [SharedId("p1", key_of(one), (key_of(other),))], "the one that answered counts"
+    assert in_use() == one
     made.answered(of_other, 0.0)
-    assert made.shared_ids() == [SharedId("p1", key_of(other), (key_of(one),))]
+    assert in_use() == other
     assert [made.state(row, 0.0) for row in made if row.entry == one] == [EngineState.OUTLIVED]
     assert "a:1" not in [check.address for check in made.checks_due(10.0)]
 
@@ -211,13 +214,15 @@ def test_health_is_asked_before_an_engine_is_used() -> None:
     assert made.checks_due(0.5) == [], "one at a time"
     made.answered(check, 0.5)
     assert state(made, now=0.5) is EngineState.HEALTHY
-    assert made.next_check() == 5.5
+    assert made.checks_due(5.4) == []
+    assert len(made.checks_due(5.5)) == 1
 
 
 def test_a_failure_puts_an_engine_out_of_use_until_it_answers_again() -> None:
-    made = proved(directory())
-    made.reported("p1", 1.0)
-    made.reported("unknown", 1.0)
+    made = directory()
+    (check,) = made.checks_due(0.0)
+    made.answered(check, 0.0)
+    made.failed(check, 1.0)
     assert state(made, now=1.0) is EngineState.FAILED
     assert made.checks_due(1.5) == []
     (check,) = made.checks_due(2.0)
@@ -255,10 +260,6 @@ def test_a_load_is_a_number_from_zero() -> None:
     assert [one.load for one in made] == [0.5]
 
 
-def test_an_empty_directory_has_no_check_to_make() -> None:
-    assert Directory().next_check() == float("inf")
-
-
 def test_the_version_changes_with_each_change_that_a_reader_may_see() -> None:
     made = directory()
     seen = [made.version]
@@ -266,7 +267,8 @@ def test_the_version_changes_with_each_change_that_a_reader_may_see() -> None:
     seen.append(made.version)
     proved(made, 5.0)
     assert made.version == seen[-1], "nothing changed"
-    made.reported("p1", 6.0)
+    (check,) = made.checks_due(10.0)
+    made.failed(check, 10.0)
     seen.append(made.version)
     made.changed(KEY, entry(draining=True).to_json(), 2)
     seen.append(made.version)

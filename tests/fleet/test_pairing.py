@@ -96,7 +96,8 @@ def test_a_tenant_gets_its_engines_and_those_of_all() -> None:
 
 def test_an_engine_that_is_not_healthy_is_not_chosen() -> None:
     made, directory = picker(entry("p", role=P), entry("d1", role=D), entry("d2", role=D))
-    directory.reported("d1", 0.0)
+    (check,) = [due for due in directory.checks_due(5.0) if due.engine_id == "d1"]
+    directory.failed(check, 5.0)
     assert picked(made) == ("p", "d2")
     found = made.pick_pair(PairRequest(), 100.0)
     assert isinstance(found, NoPair)

@@ -4,7 +4,7 @@ import asyncio
 import signal
 from dataclasses import replace
 
-from kvgrpc.registry.etcd import EtcdPublication, EtcdRegistry, EtcdSettings, endpoints_of
+from kvgrpc.registry.etcd import EtcdPublication, EtcdRegistry, EtcdSettings
 from tests.fleet.entries import entry
 from tests.registry.etcds import RunningEtcd, etcd, needs_etcd
 from tests.registry.following import following, ids, until
@@ -82,10 +82,6 @@ async def test_a_password_is_shown(etcd: RunningEtcd) -> None:
     async with following(EtcdRegistry(settings(etcd))) as directory:
         await until(lambda: directory.stale_s(0.0) is not None)
         assert ids(directory) == []
-
-
-def test_an_address_of_etcd_names_its_members() -> None:
-    assert endpoints_of("etcd://a:1,b:2/") == ("a:1", "b:2")
 
 
 async def test_a_listing_is_bounded_whatever_somebody_writes_below_the_prefix(etcd: RunningEtcd) -> None:

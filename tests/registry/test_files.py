@@ -1,4 +1,4 @@
-"""Registries without a server, and the follower's health checks."""
+"""The registry without a server, and the follower's health checks."""
 
 import asyncio
 import json
@@ -6,8 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from kvgrpc.fleet.directory import Directory, EngineState
-from kvgrpc.registry.files import FileRegistry, StaticRegistry
-from tests.fleet.entries import entry
+from kvgrpc.registry.files import FileRegistry
 from tests.registry.following import following, ids, until
 
 
@@ -19,9 +18,10 @@ def stale(directory: Directory) -> bool:
     return directory.stale_s(0.0) is not None
 
 
-async def test_a_static_list_gets_the_same_health_checks() -> None:
-    registry = StaticRegistry([entry("a"), entry("b")])
-    async with following(registry, lambda engine_id: engine_id == "a") as directory:
+async def test_only_engines_of_a_file_that_pass_their_health_checks_are_healthy(tmp_path: Path) -> None:
+    path = tmp_path / "engines.json"
+    path.write_text(rows("a", "b"))
+    async with following(FileRegistry(path), lambda engine_id: engine_id == "a") as directory:
         now = asyncio.get_running_loop().time
 
         def state(engine_id: str) -> EngineState | None:
@@ -46,12 +46,12 @@ async def test_a_file_is_looked_at_again_and_one_that_breaks_keeps_what_it_said(
         assert ids(directory) == ["b", "c"]
 
 
-async def test_a_file_may_be_toml_and_two_rows_of_one_id_are_reported(tmp_path: Path) -> None:
+async def test_a_file_may_be_toml_and_two_rows_may_have_one_id(tmp_path: Path) -> None:
     path = tmp_path / "engines.toml"
     path.write_text("".join(f'[[engines]]\nengine_id = "a"\naddresses = ["h{n}:1"]\n' for n in range(2)))
     async with following(FileRegistry(path)) as directory:
         await until(lambda: len(directory) == 2)
-        assert [shared.engine_id for shared in directory.shared_ids()] == ["a"]
+        assert ids(directory) == ["a", "a"]
 
 
 async def test_a_file_with_one_wrong_row_is_not_taken(tmp_path: Path) -> None:

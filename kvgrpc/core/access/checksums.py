@@ -19,7 +19,6 @@ from kvgrpc.core.values.grants import AccessKind
 from kvgrpc.core.values.pieces import pieces_of, portions_of
 from kvgrpc.errors import (
     DeadlineExceeded,
-    Exhausted,
     InternalError,
     InvalidRequest,
     KVGrpcError,
@@ -27,6 +26,7 @@ from kvgrpc.errors import (
     PreconditionFailed,
     Reason,
     Unimplemented,
+    full,
 )
 
 WAITING_MAX = 4_096
@@ -129,12 +129,7 @@ class ChecksumCalls:
             (" under one access", sum(other is access for other in ours), WAITING_OF_ACCESS_MAX),
         ):
             if count >= most:
-                raise Exhausted(
-                    Reason.LIMIT_EXCEEDED,
-                    f"{most} calls{what} wait for checksums",
-                    retry_delay_s=0.1,
-                    metadata={"limit": str(most)},
-                )
+                raise full(f"{most} calls{what} wait for checksums", most, retry_delay_s=0.1)
 
     def _go_on(self, ask: ChecksumAsk) -> None:
         """Queues the call's next portion; after the last one, answers the call."""

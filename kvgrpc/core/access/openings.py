@@ -25,14 +25,14 @@ from kvgrpc.core.values.ids import ACCESS_ID_BYTES
 from kvgrpc.core.values.owners import PEER, name_of
 from kvgrpc.errors import (
     DeadlineExceeded,
-    Exhausted,
     InvalidRequest,
     KVGrpcError,
-    OutOfRange,
     PermissionDenied,
     PreconditionFailed,
     Reason,
+    full,
     invalid,
+    too_many,
 )
 
 OPENING_BYTES = 800
@@ -86,7 +86,6 @@ class AccessOpenings:
             self._firmness.unclaimed(lease)
 
     def refuse_all(self, error: KVGrpcError) -> None:
-        """Refuses all waiting openings."""
         for access_id in list(self._state.access.openings.rows):
             self._refuse(self._state.access.rows[access_id], error)
 
@@ -121,11 +120,7 @@ class AccessOpenings:
         """Raises OutOfRange for a row whose blocks might not fit into the answer beside those of earlier rows."""
         most, blocks = self._state.limits.blocks_per_request, read_claims(opening.token).block_count
         if call.blocks and call.blocks + blocks > most:
-            raise OutOfRange(
-                Reason.LIMIT_EXCEEDED,
-                f"the openings of one call have at most {most} blocks: ask again",
-                metadata={"limit": str(most)},
-            )
+            raise too_many(f"the openings of one call have at most {most} blocks: ask again", most)
         call.blocks += blocks
 
     def _new(self, peer: Peer, opening: AccessOpening, caller: str) -> Access:
@@ -140,21 +135,10 @@ class AccessOpenings:
         check_consumer(caller, claims)
         if kind is AccessKind.READ and opening.claim is None:
             raise InvalidRequest(Reason.CONTENT_REQUIRED, "opening a READ grant takes a content claim")
-        if len(state.access.rows) >= state.limits.accesses:
-            raise Exhausted(
-                Reason.LIMIT_EXCEEDED,
-                f"{state.limits.accesses} accesses are known",
-                retry_delay_s=1.0,
-                metadata={"limit": str(state.limits.accesses)},
-            )
-        if len(peer.accesses) >= state.limits.accesses_per_peer:
-            most = state.limits.accesses_per_peer
-            raise Exhausted(
-                Reason.LIMIT_EXCEEDED,
-                f"{most} accesses of this peer are known",
-                retry_delay_s=1.0,
-                metadata={"limit": str(most)},
-            )
+        if len(state.access.rows) >= (most := state.limits.accesses):
+            raise full(f"{most} accesses are known", most)
+        if len(peer.accesses) >= (most := state.limits.accesses_per_peer):
+            raise full(f"{most} accesses of this peer are known", most)
         access = Access(opening, peer.description.engine_id, peer.key, claims.lease_id, state.now, kind=kind)
         pinned = 8 * claims.block_count + ARRAY_BYTES * len(engine.pool.groups)
         state.ledger.check(PEER + peer.key, access.kept_bytes + pinned)

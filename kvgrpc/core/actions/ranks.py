@@ -148,18 +148,3 @@ RankAction = (
     MakeOffer | MapPeer | UnmapPeer | Post | Expect | AwaitEnd | Rekey | ComputeChecksums | CopyOut | Send | AnswerSend
 )
 """Every command to a rank."""
-
-__all__ = [
-    "AnswerSend",
-    "AwaitEnd",
-    "ComputeChecksums",
-    "CopyOut",
-    "Expect",
-    "MakeOffer",
-    "MapPeer",
-    "Post",
-    "RankAction",
-    "Rekey",
-    "Send",
-    "UnmapPeer",
-]

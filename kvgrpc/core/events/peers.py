@@ -286,34 +286,3 @@ class KeysRenewed:
 
 PeerRequest = OpenAccess | SettleAccess | CloseAccess | PartsReady | ChecksumBlocks | PostSend
 """The requests that a life of a peer makes."""
-
-__all__ = [
-    "AccessAnswered",
-    "AccessClosing",
-    "AccessSettling",
-    "CallAbandoned",
-    "ChecksumBlocks",
-    "ChecksumsAnswered",
-    "CloseAccess",
-    "CloseAnswered",
-    "CloseOutcome",
-    "DialFailed",
-    "HandshakeReceived",
-    "KeysRenewed",
-    "OpenAccess",
-    "Opened",
-    "PartsAnswered",
-    "PartsReady",
-    "PeerAlive",
-    "PeerAnswered",
-    "PeerRequest",
-    "PeerSilent",
-    "PostSend",
-    "PostSendAnswered",
-    "ProofRefused",
-    "ReadyPart",
-    "RegisterAnswered",
-    "RenewAnswered",
-    "SettleAccess",
-    "SettleAnswered",
-]

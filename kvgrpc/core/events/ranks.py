@@ -135,18 +135,3 @@ class SendPosted:
     """This rank's half of a process group that is being made, for the other side."""
     message: str = ""
     """Why the rank does not send; empty: it does."""
-
-
-__all__ = [
-    "ChecksumsComputed",
-    "CopiedOut",
-    "EndpointOffered",
-    "MeetingBegan",
-    "PeerMapped",
-    "PostingEnded",
-    "ProcessEnded",
-    "Rekeyed",
-    "SendPosted",
-    "SendWanted",
-    "StepDone",
-]

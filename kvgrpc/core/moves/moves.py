@@ -42,7 +42,6 @@ class Moves:
         self._courses = courses
 
     def course(self, move: Move) -> Course[Any]:
-        """Returns the course for this kind of move."""
         return self._courses[type(move)]
 
     # -- peers

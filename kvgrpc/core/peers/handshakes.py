@@ -26,11 +26,11 @@ from kvgrpc.core.values.compatibility import check_compatible, protocol
 from kvgrpc.core.values.ids import peer_key
 from kvgrpc.errors import (
     DeadlineExceeded,
-    Exhausted,
     KVGrpcError,
     PreconditionFailed,
     Reason,
     Unavailable,
+    full,
     invalid,
 )
 
@@ -275,10 +275,7 @@ class Handshakes:
         """Refuses a life's oldest unanswered handshake if it has too many."""
         under_way = self._admissions(peer)
         if len(under_way) >= ADMISSIONS_OF_A_LIFE:
-            why = "this life has repeated its handshake since"
-            limit = {"limit": str(ADMISSIONS_OF_A_LIFE)}
-            error = Exhausted(Reason.LIMIT_EXCEEDED, why, retry_delay_s=RETRY_DELAY_S, metadata=limit)
-            self._turn_away(under_way[0], error)
+            self._turn_away(under_way[0], full("this life has repeated its handshake since", ADMISSIONS_OF_A_LIFE))
 
     def _turn_away(self, shake: IncomingHandshake, error: KVGrpcError) -> None:
         del self._peers.handshakes[shake.key]

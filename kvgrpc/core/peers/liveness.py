@@ -18,7 +18,7 @@ from kvgrpc.core.values.bridge import bridges
 from kvgrpc.core.values.compatibility import EngineDescription, side_of, weights_unknown
 from kvgrpc.core.values.ids import peer_key
 from kvgrpc.core.values.networks import PLAIN_TEXT
-from kvgrpc.errors import Aborted, Exhausted, InvalidRequest, Reason
+from kvgrpc.errors import Aborted, InvalidRequest, Reason, full
 
 DEAD_KEPT = 64
 """Maximum number of dead lives that ListPeers shows. They are no `remembered.Remembered`: lives that only introduced
@@ -93,7 +93,6 @@ class PeerLiveness:
         return peer
 
     def alive(self, peer: Peer) -> None:
-        """Notes that a peer was heard."""
         peer.heard = self._state.now
         peer.move(PeerState.CONNECTED)
         self._state.timers.clear(Timer.PEER_GRACE, peer.key)
@@ -246,15 +245,10 @@ class PeerLiveness:
         limits = self._state.limits
         living = [p for p in self._peers.lives.values() if p.state is not PeerState.DEAD and p not in others]
         new = [peer for peer in living if not peer.met]
-        full = len(living) >= limits.peers
-        if full and not new:
-            raise Exhausted(
-                Reason.LIMIT_EXCEEDED,
-                f"{len(living)} peers are connected",
-                retry_delay_s=1.0,
-                metadata={"limit": str(limits.peers)},
-            )
-        if full or (caller and len(new) >= limits.new_peers):
+        no_place = len(living) >= limits.peers
+        if no_place and not new:
+            raise full(f"{len(living)} peers are connected", limits.peers)
+        if no_place or (caller and len(new) >= limits.new_peers):
             self._mark_dead(new[0])
 
     def _mark_dead(self, peer: Peer) -> None:

@@ -48,7 +48,7 @@ from kvgrpc.core.policy.values import (
     Task,
     Told,
 )
-from kvgrpc.errors import AlreadyExists, Exhausted, NextStep, Reason, invalid
+from kvgrpc.errors import AlreadyExists, NextStep, Reason, full, invalid
 
 
 class Policy:
@@ -93,12 +93,7 @@ class Policy:
         """Returns, or raises, what `arrived` would now. Changes nothing."""
         known = self._requests.get(arrival.request_id)
         if known is None and len(self._requests) >= self.rules.requests_max:
-            raise Exhausted(
-                Reason.LIMIT_EXCEEDED,
-                f"{len(self._requests)} requests are known",
-                retry_delay_s=1.0,
-                metadata={"limit": str(self.rules.requests_max)},
-            )
+            raise full(f"{len(self._requests)} requests are known", self.rules.requests_max)
         if known is not None and known.arrival != arrival:
             what = f"another request is called {arrival.request_id!r}, until it has left and its blocks are back"
             raise AlreadyExists(Reason.TRANSFER_EXISTS, f"{what}: name this one otherwise")

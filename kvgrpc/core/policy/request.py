@@ -72,7 +72,6 @@ class Request:
 
     @property
     def prefills(self) -> bool:
-        """See `prefills`."""
         return prefills(self.arrival)
 
     def given_tokens(self, rules: Rules, computed_tokens: int) -> int:

@@ -69,13 +69,11 @@ class RequestSpec(ABC, Generic[Name]):
 
     @property
     def offer(self) -> Offer:
-        """Returns the offer to pull."""
         assert isinstance(self.take, Offer), "a pull takes what a grant offers"
         return self.take
 
     @property
     def source(self) -> Source:
-        """Returns the source that will push."""
         assert isinstance(self.take, Source), "a reservation waits for a source"
         return self.take
 
@@ -87,7 +85,6 @@ class RequestSpec(ABC, Generic[Name]):
 
     @property
     def whole_units(self) -> bool:
-        """See `Arrival.whole_units`."""
         return False
 
     def arrival(self, rules: Rules) -> Arrival:

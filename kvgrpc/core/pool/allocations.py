@@ -21,6 +21,7 @@ from kvgrpc.errors import (
     NotFound,
     PreconditionFailed,
     Reason,
+    full,
     invalid,
 )
 
@@ -95,12 +96,8 @@ class Allocations:
         state.pool.check_open()
         counts = check_counts(event.counts, state)
         if (made := len(state.pool.allocator)) >= state.limits.allocations:
-            raise Exhausted(
-                Reason.LIMIT_EXCEEDED,
-                f"{made} allocations hold blocks here; FreeBlocks, or the end of a TTL, makes room",
-                retry_delay_s=RETRY_DELAY_S,
-                metadata={"limit": str(state.limits.allocations)},
-            )
+            text = f"{made} allocations hold blocks here; FreeBlocks, or the end of a TTL, makes room"
+            raise full(text, state.limits.allocations, RETRY_DELAY_S)
         state.ledger.check_rows(RowKind.ALLOCATION, event.call.payer, state.limits.allocations)
         state.ledger.check(event.call.payer, ALLOCATION_BYTES)
         by = None if event.by is None else named_by(event)

@@ -13,7 +13,7 @@ from kvgrpc.core.tables.leases import Lease
 from kvgrpc.core.tables.offer_index import first_unit
 from kvgrpc.core.values.content import DIGEST_BYTES, UNIT_TOKENS, ContentId
 from kvgrpc.core.values.owners import tenant_of
-from kvgrpc.errors import FieldViolation, InvalidRequest, OutOfRange, Reason, invalid
+from kvgrpc.errors import InvalidRequest, Reason, invalid, too_many
 
 FOUND_MAX = 4
 """Maximum number of leases that one search returns."""
@@ -63,12 +63,8 @@ def find_offers(state: NodeState, wanted: ContentId | None, tenant: str, key: by
     content = check_chain(wanted)
     count = len(content.digests) // DIGEST_BYTES
     if count > FIND_UNITS_MAX:
-        raise OutOfRange(
-            Reason.LIMIT_EXCEEDED,
-            f"the content has {count} units of {UNIT_TOKENS} tokens; a search takes at most {FIND_UNITS_MAX}",
-            violations=(FieldViolation("content", f"at most {FIND_UNITS_MAX} units"),),
-            metadata={"limit": str(FIND_UNITS_MAX)},
-        )
+        text = f"the content has {count} units of {UNIT_TOKENS} tokens; a search takes at most {FIND_UNITS_MAX}"
+        raise too_many(text, FIND_UNITS_MAX, "content", "units")
     units, lease_ids = state.send.offers.find(tenant, content, FOUND_MAX)
     found = [state.send.leases.get(lease_id) for lease_id in lease_ids]
     tokens = min(units * UNIT_TOKENS, content.tokens)

@@ -24,7 +24,7 @@ from kvgrpc.core.values.ids import mint_lease_id
 from kvgrpc.core.values.limits import granted_firm_ttl
 from kvgrpc.core.values.owners import ENGINE, ENGINE_SIDE, EVERYONE, Thing, ThingKind, Verb, may, tenant_of
 from kvgrpc.core.values.request_times import heard
-from kvgrpc.errors import AlreadyExists, Exhausted, NextStep, PermissionDenied, Reason, invalid
+from kvgrpc.errors import AlreadyExists, NextStep, PermissionDenied, Reason, full, invalid
 
 WANTED_ENDS = frozenset({Reason.CANCELLED, Reason.LEASE_RELEASED, Reason.LEASE_VOIDED})
 """Reasons of an early lease end that is no failure."""
@@ -95,11 +95,8 @@ class Leases:
         InvalidRequest or Exhausted.
         """
         state = self._state
-        if len(state.send.leases) >= state.limits.leases:
-            most = state.limits.leases
-            raise Exhausted(
-                Reason.QUEUE_FULL, f"{most} leases are live", retry_delay_s=1.0, metadata={"limit": str(most)}
-            )
+        if len(state.send.leases) >= (most := state.limits.leases):
+            raise full(f"{most} leases are live", most, reason=Reason.QUEUE_FULL)
         state.ledger.check_rows(RowKind.LEASE, event.call.payer, state.limits.leases)
         check_lease_id(state, event)
         nbytes = LEASE_BYTES + TRANSFER_BYTES * event.transfer + 2 * blocks_bytes(blocks) + len(content.digests)
@@ -157,7 +154,6 @@ class Leases:
         return HandedOver(shown, self.times(lease), None, b"")
 
     def times(self, lease: Lease) -> LeaseTimes:
-        """Returns the times of a lease as they are now."""
         now = self._state.now
         if lease.state is not LeaseState.LIVE:
             return LeaseTimes(0.0, 0.0, now - lease.granted, None)

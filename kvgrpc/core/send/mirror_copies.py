@@ -42,7 +42,6 @@ class MirrorCopies:
         self._add(lease, 0, lease.blocks, None, lease.after_step)
 
     def part_came(self, lease: Lease, part: Part, blocks: Blocks) -> None:
-        """Copies the blocks of a part of a push."""
         self._add(lease, part.number, blocks, part.layers, part.after_step)
 
     def go_on(self) -> None:

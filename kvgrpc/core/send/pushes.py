@@ -8,11 +8,11 @@ from kvgrpc.core.actions import GaveUp, HandedOver, Registered
 from kvgrpc.core.events import AccessClosing, AccessSettling, CloseOutcome, FinishedBlocks, RegisterPush
 from kvgrpc.core.peers.handshakes import Handshakes
 from kvgrpc.core.send import handed_over
-from kvgrpc.core.send.expected_pushes import ExpectedPushes
 from kvgrpc.core.send.firmness import Firmness
 from kvgrpc.core.send.leases import Leases
 from kvgrpc.core.send.mirror_copies import MirrorCopies
 from kvgrpc.core.send.push_course import PushCourse
+from kvgrpc.core.send.push_ends import ExpectedPushes
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.state.move import MOVE_BYTES, MoveStage
 from kvgrpc.core.state.push import Registration, SourcePush
@@ -34,10 +34,10 @@ from kvgrpc.errors import (
     InvalidRequest,
     KVGrpcError,
     NextStep,
-    OutOfRange,
     PreconditionFailed,
     Reason,
     invalid,
+    too_many,
 )
 
 
@@ -339,8 +339,7 @@ class Pushes:
             raise PreconditionFailed(Reason.PREEMPTED, replaced)
         granted_ttl(event.ttl_s, state.limits)
         if event.consumers > (most := state.limits.registrations):
-            too_many = f"a push has at most {most} destinations"
-            raise OutOfRange(Reason.LIMIT_EXCEEDED, too_many, metadata={"limit": str(most)})
+            raise too_many(f"a push has at most {most} destinations", most)
         blocks = state.pool.resolve(event.blocks, "part.blocks")
         if not any(len(ids) for ids in blocks) and (first or not event.last):
             raise PreconditionFailed(Reason.EMPTY_FINISH, "there are no blocks to hand over")

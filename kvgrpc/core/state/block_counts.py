@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from kvgrpc.core.state.node_state import NodeState
-from kvgrpc.errors import FieldViolation, InvalidRequest, OutOfRange, Reason, invalid
+from kvgrpc.errors import FieldViolation, InvalidRequest, OutOfRange, Reason, invalid, too_many
 
 
 def check_counts(rows: tuple[tuple[int, int], ...], state: NodeState) -> dict[int, int]:
@@ -23,14 +23,9 @@ def check_counts(rows: tuple[tuple[int, int], ...], state: NodeState) -> dict[in
     total = sum(counts.values())
     if total <= 0 or min(counts.values()) < 0:
         raise invalid("group_block_counts", "asks for no block")
-    most = state.limits.blocks_per_request
-    if total > most:
-        raise OutOfRange(
-            Reason.LIMIT_EXCEEDED,
-            f"{total} blocks in one request; the limit is {most}",
-            violations=(FieldViolation("group_block_counts", f"at most {most} blocks in one request"),),
-            metadata={"limit": str(most)},
-        )
+    if total > (most := state.limits.blocks_per_request):
+        text = f"{total} blocks in one request; the limit is {most}"
+        raise too_many(text, most, "group_block_counts", "blocks in one request")
     for row, (group, count) in enumerate(rows):
         if count > groups[group].blocks:
             raise OutOfRange(

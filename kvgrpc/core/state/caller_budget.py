@@ -7,7 +7,7 @@ bounds the handshakes under way too. The engine's own requests and running moves
 from collections import Counter, deque
 
 from kvgrpc.core.values.limits import Limits
-from kvgrpc.errors import Exhausted, Reason
+from kvgrpc.errors import full
 
 KEYS_A_RENEWAL = 64
 """Number of keys, renewed at another lead, that count as one renewal."""
@@ -32,12 +32,8 @@ class CallerBudget:
             ("callers", len(self._begun), limits.dials),
         ):
             if connection and count >= most:
-                raise Exhausted(
-                    Reason.LIMIT_EXCEEDED,
-                    f"{what} caused {most} {self._noun} within {limits.connect_timeout_s:g} s: come back later",
-                    retry_delay_s=max(0.1, self._begun[0][0] + limits.connect_timeout_s - now),
-                    metadata={"limit": str(most)},
-                )
+                text = f"{what} caused {most} {self._noun} within {limits.connect_timeout_s:g} s: come back later"
+                raise full(text, most, max(0.1, self._begun[0][0] + limits.connect_timeout_s - now))
 
     def begin(self, connection: str, now: float, count: int = 1) -> None:
         """Records `count` units of work for a connection. An empty connection is no caller and is not recorded."""

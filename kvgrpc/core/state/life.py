@@ -22,11 +22,11 @@ from kvgrpc.errors import (
     Exhausted,
     FieldViolation,
     InvalidRequest,
-    OutOfRange,
     PermissionDenied,
     PreconditionFailed,
     Reason,
     Unavailable,
+    too_many,
 )
 
 NO_LIFE = LifeBegan(0, b"", None)
@@ -49,7 +49,6 @@ class EngineLife:
         self.begin(NO_LIFE, 0.0)
 
     def begin(self, event: LifeBegan, now: float) -> None:
-        """Begins the next life."""
         self.incarnation, self.secret = event.incarnation, event.secret
         self.grant_key = signing_key(event.secret)
         self.description = event.description
@@ -156,8 +155,8 @@ class PoolTables:
         if self._life.draining:
             raise _drains()
         self.check_steady()
-        if any(self.pins.quarantined) and (full := self.quarantine_full()):
-            raise Exhausted(Reason.QUARANTINED, full, retry_delay_s=1.0)
+        if any(self.pins.quarantined) and (why := self.quarantine_full()):
+            raise Exhausted(Reason.QUARANTINED, why, retry_delay_s=1.0)
 
     def check_taking(self) -> None:
         """Raises PreconditionFailed (DRAINING) while this server drains."""
@@ -205,12 +204,7 @@ class PoolTables:
         check_spaces(blocks, pool, field)
         total, most = sum(map(len, blocks)), self._limits.blocks_per_request
         if total > most:
-            raise OutOfRange(
-                Reason.LIMIT_EXCEEDED,
-                f"{total} blocks in one request; the limit is {most}",
-                violations=(FieldViolation(field, f"at most {most} blocks"),),
-                metadata={"limit": str(most)},
-            )
+            raise too_many(f"{total} blocks in one request; the limit is {most}", most, field, "blocks")
         return tuple(blocks)
 
     def bytes_of(self, counts: Sequence[int]) -> int:

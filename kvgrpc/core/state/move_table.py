@@ -113,7 +113,6 @@ class MoveTable:
         """Moves that wait only for the engine's step."""
 
     def add(self, move: Move) -> None:
-        """Adds a new move."""
         self._by_name[move.name] = move
         self._ledger.keep(RowKind.MOVE, move.name, move.payer, move.kept_bytes)
         if move.access_id:
@@ -138,7 +137,6 @@ class MoveTable:
         _take_out(move.name, (self._by_address, address), (self._unmapped, address))
 
     def remove(self, move: Move) -> None:
-        """Forgets a move."""
         del self._by_name[move.name]
         self._ledger.drop(RowKind.MOVE, move.name)
         self._unlist_access(move)
@@ -175,7 +173,6 @@ class MoveTable:
         return list(self._by_address.pop(address, {}).values())
 
     def bind(self, move: Move, peer: str) -> None:
-        """Binds the move to the life of its peer."""
         self._leave(move)
         move.peer = peer
         self._by_peer.setdefault(peer, {})[move.name] = move
@@ -262,7 +259,6 @@ class PushTable:
         self._by_reader: dict[bytes, Registration] = {}
 
     def begin(self, push: SourcePush) -> None:
-        """Adds a new push."""
         self._by_id[push.transfer_id] = self._by_key[push.key] = push
         self._ledger.keep(RowKind.PUSH, push.transfer_id, push.payer, push.kept_bytes)
 
@@ -308,7 +304,6 @@ class PushTable:
                 del self._by_key[push.key]
 
     def find(self, transfer_id: str) -> SourcePush | None:
-        """Returns the push of a transfer."""
         return self._by_id.get(transfer_id)
 
     def with_key(self, key: bytes) -> SourcePush | None:
@@ -321,7 +316,6 @@ class PushTable:
         return next((push for push in self._by_id.values() if push.lease_id == lease_id), None)
 
     def with_token(self, token: bytes) -> Registration | None:
-        """Returns the registration of a grant."""
         try:
             push = self._by_key.get(read_claims(token).transfer_key)
         except KVGrpcError:

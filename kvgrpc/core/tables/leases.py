@@ -169,7 +169,6 @@ class Lease:
         self.renewals += 1
 
     def opened(self, access_id: bytes, consumer: str) -> None:
-        """Adds an open access."""
         self.accesses[access_id] = consumer
         self.readers[consumer] = self.readers.get(consumer, 0) + 1
 
@@ -194,7 +193,6 @@ class Lease:
 
     @property
     def done(self) -> int:
-        """Number of consumers that are done."""
         return len(self.finished - self.readers.keys())
 
     def end(self, state: LeaseState) -> None:

@@ -13,7 +13,7 @@ from enum import Enum
 
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.core.values.owners import ENGINE_SIDE, PEER, tenant_of
-from kvgrpc.errors import Exhausted, Reason
+from kvgrpc.errors import Exhausted, Reason, full
 
 RETRY_DELAY_S = 1.0
 TEXT_BYTES = 64
@@ -94,7 +94,6 @@ class Ledger:
 
     @property
     def total(self) -> int:
-        """Sum of all bytes."""
         return sum(self.by_kind.values())
 
     def check(self, payer: str, nbytes: int) -> None:
@@ -117,12 +116,8 @@ class Ledger:
         if not (tenant := tenant_of(payer)):
             return
         if self.rows_of_tenant.get((kind, tenant), 0) >= (of_tenant := self.limits.of_tenant(most)):
-            raise Exhausted(
-                Reason.LIMIT_EXCEEDED,
-                f"this tenant has {of_tenant} {kind.value}s here, which is its share of {most}: let some end",
-                retry_delay_s=RETRY_DELAY_S,
-                metadata={"limit": str(of_tenant)},
-            )
+            text = f"this tenant has {of_tenant} {kind.value}s here, which is its share of {most}: let some end"
+            raise full(text, of_tenant)
 
     def keep(self, kind: RowKind, name: Hashable, payer: str, nbytes: int) -> None:
         """Adds or replaces a row without a check: there was room for it, or it may not be refused."""
@@ -166,7 +161,6 @@ class Ledger:
                 self._charge(tenant, nbytes - before, kind, 0)
 
     def payer(self, kind: RowKind, name: Hashable) -> str:
-        """Returns the payer of an existing row."""
         return self._rows[kind][name][0]
 
     def drop(self, kind: RowKind, name: Hashable) -> None:
@@ -220,7 +214,6 @@ _WHO = {LedgerShare.CALLERS: "all callers", LedgerShare.PEERS: "all peers", Ledg
 
 
 def share_of(payer: str) -> LedgerShare:
-    """Returns the share of a payer."""
     if payer in ENGINE_SIDE:
         return LedgerShare.ENGINE
     return LedgerShare.PEERS if payer.startswith(PEER) else LedgerShare.CALLERS

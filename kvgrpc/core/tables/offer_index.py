@@ -21,7 +21,7 @@ from kvgrpc.core.values.content import DIGEST_BYTES, UNIT_TOKENS, ContentId
 from kvgrpc.core.values.groups import Group
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.core.values.records import dataclass
-from kvgrpc.errors import Exhausted, Reason
+from kvgrpc.errors import full
 
 UNITS_MAX = 131_072
 """Maximum number of units of all offers together: about two million tokens. A tenant has its share."""
@@ -118,12 +118,10 @@ class OfferIndex:
             ("this tenant's", self._units.get(tenant, 0), of_tenant), ("all", self._total, self._most),
         ):  # fmt: skip
             if held + units > most:
-                raise Exhausted(
-                    Reason.LIMIT_EXCEEDED,
+                raise full(
                     f"{whose} offers that can be found have {held} units of 16 tokens; with {units} more they would be "
                     f"over {most}: let some end, or hand over without `findable`",
-                    retry_delay_s=1.0,
-                    metadata={"limit": str(most)},
+                    most,
                 )
 
     def add(self, lease_id: str, tenant: str, content: ContentId, first_unit: int = 1) -> None:
@@ -136,7 +134,6 @@ class OfferIndex:
         self._count(tenant, len(offer.units))
 
     def remove(self, lease_id: str) -> None:
-        """Removes a lease that ended."""
         offer = self._offers.pop(lease_id)
         rows = self._rows[offer.tenant]
         for row in offer.rows:
@@ -166,7 +163,6 @@ class OfferIndex:
         return 0, ()
 
     def all_of(self, tenant: str) -> OfferChanges:
-        """Returns all offers of a tenant."""
         return OfferChanges(self.seq, tuple([offer for offer in self if offer.tenant == tenant]))
 
     def changes_after(self, tenant: str, seq: int) -> OfferChanges | None:

@@ -199,7 +199,6 @@ class PinTable:
         return self.soft[space] - (0 if given else self.soft_given[space])
 
     def unpinned(self, group: int, ids: Ids) -> Ids:
-        """Returns the `ids` that nothing pins."""
         kept: Ids = ids[(self._shared[group][ids] == 0) & ~self._exclusive[group][ids]]
         return kept
 
@@ -278,7 +277,6 @@ class PinTable:
         return [found[space] for space in self.spaces]
 
     def _groups(self, space: int) -> list[int]:
-        """Returns the groups of a space."""
         return [group for group, other in enumerate(self.spaces) if other == space]
 
     def _holders(self, group: int, block: int) -> Iterator[str]:

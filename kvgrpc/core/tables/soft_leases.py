@@ -108,7 +108,6 @@ class SoftLeases:
         return found
 
     def __contains__(self, lease_id: str) -> bool:
-        """Returns whether a lease is soft."""
         return lease_id in self._soft
 
     def __len__(self) -> int:

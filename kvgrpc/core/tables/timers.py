@@ -105,7 +105,6 @@ class Timers:
         return self._when.get((timer, name))
 
     def next_deadline(self) -> float | None:
-        """Returns the earliest deadline, or None."""
         while self._heap:
             when, _, key = self._heap[0]
             if self._when.get(key) == when:

@@ -24,7 +24,7 @@ from kvgrpc.core.tables.transfers import (
 )
 from kvgrpc.core.values.ids import may_name, mint_id
 from kvgrpc.core.values.owners import Ground, Thing, ThingKind, Verb, may, tenant_of
-from kvgrpc.errors import Exhausted, NextStep, NotFound, Reason
+from kvgrpc.errors import NextStep, NotFound, Reason, full
 
 
 @dataclass
@@ -111,9 +111,7 @@ class TransferTable:
         """
         most = self.ledger.limits.transfers
         if len(self.current) >= most:
-            raise Exhausted(
-                Reason.QUEUE_FULL, f"{most} transfers wait or run", retry_delay_s=1.0, metadata={"limit": str(most)}
-            )
+            raise full(f"{most} transfers wait or run", most, reason=Reason.QUEUE_FULL)
         self.ledger.check_rows(RowKind.TRANSFER, payer, most)
 
     def get(self, transfer_id: str) -> Transfer:

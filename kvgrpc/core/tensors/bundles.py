@@ -11,7 +11,7 @@ from itertools import takewhile
 from typing import Generic, TypeVar
 
 from kvgrpc.core.tensors.descriptions import NamedTensor
-from kvgrpc.errors import OutOfRange, Reason, invalid
+from kvgrpc.errors import invalid, too_many
 
 WAIT_S = 0.01
 """Maximum wait in seconds, about the time that the first bytes of a send take."""
@@ -57,7 +57,6 @@ class BundleQueue(Generic[Route, Row]):
         return len(self._routes)
 
     def add(self, route: Route, row: Row, pages: int, now: float) -> None:
-        """Adds a row that is to go."""
         waiting = self._routes.setdefault(route, _RouteQueue())
         if not waiting.rows:
             waiting.since = now
@@ -123,7 +122,6 @@ def check_bundle(tensors: Sequence[NamedTensor], pages: int, store_pages: int) -
     """
     most = store_pages // SHARE
     if pages > most:
-        text = f"a bundle takes at most {most} pages here"
-        raise OutOfRange(Reason.LIMIT_EXCEEDED, text, metadata={"limit": str(most)})
+        raise too_many(f"a bundle takes at most {most} pages here", most)
     if len({tensor.id for tensor in tensors}) < len(tensors):
         raise invalid("bundled_tensors", "names a tensor twice")

@@ -191,7 +191,6 @@ class Put:
 
     @cached_property
     def tensors(self) -> tuple[NamedTensor, ...]:
-        """All tensors of the put."""
         return (NamedTensor(self.id, self.described), *self.bundled)
 
 
@@ -222,7 +221,6 @@ class Get:
 
     @property
     def wanted(self) -> tuple[WantedTensor, ...]:
-        """All tensors of the request."""
         return (WantedTensor(self.id, self.expected), *self.bundled)
 
 

@@ -5,8 +5,7 @@ An end of the house is for all. An end of a tenant is for that tenant and for th
 
 from kvgrpc.core.tables.remembered import Remembered
 from kvgrpc.core.tensors.descriptions import TensorId
-from kvgrpc.core.tensors.waits import RETRY_DELAY_S
-from kvgrpc.errors import AlreadyExists, Exhausted, OutOfRange, PreconditionFailed, Reason
+from kvgrpc.errors import AlreadyExists, OutOfRange, PreconditionFailed, Reason, too_many
 
 Name = bytes | TensorId
 """A request by its transfer key, or one of its tensors."""
@@ -62,10 +61,4 @@ def taken(id_: TensorId, why: str) -> AlreadyExists:
 
 def too_large(pages: int, most: int) -> OutOfRange:
     """Returns the error for a tensor that takes more pages than the store has."""
-    what = f"the tensor takes {pages} pages; the store has {most}: put it in several parts"
-    return OutOfRange(Reason.LIMIT_EXCEEDED, what, metadata={"limit": str(most)})
-
-
-def full(what: str, limit: int) -> Exhausted:
-    """Returns the error for a full table."""
-    return Exhausted(Reason.LIMIT_EXCEEDED, what, retry_delay_s=RETRY_DELAY_S, metadata={"limit": str(limit)})
+    return too_many(f"the tensor takes {pages} pages; the store has {most}: put it in several parts", most)

@@ -5,9 +5,10 @@ from collections.abc import Iterable, Sequence, Set
 from kvgrpc.core.tables.ledger import Ledger, RowKind
 from kvgrpc.core.tables.remembered import Remembered
 from kvgrpc.core.tensors.descriptions import TensorId, WantedTensor
-from kvgrpc.core.tensors.ended import full, taken
+from kvgrpc.core.tensors.ended import taken
 from kvgrpc.core.tensors.rows import TensorLimits, TensorOffer, seen
-from kvgrpc.errors import PreconditionFailed
+from kvgrpc.core.tensors.waits import RETRY_DELAY_S
+from kvgrpc.errors import PreconditionFailed, full
 
 RENEW_S = 1.0
 """Minimum time between two renewals of a request, in seconds."""
@@ -25,7 +26,6 @@ class TensorsByRequest:
         return key in self._of
 
     def add(self, id_: TensorId) -> None:
-        """Adds a tensor or an offer."""
         self._of.setdefault(id_.key, {})[id_] = None
 
     def drop(self, id_: TensorId) -> None:
@@ -77,7 +77,7 @@ class TensorOffers:
     def check_room(self) -> None:
         """Raises Exhausted (LIMIT_EXCEEDED) when there is no room for one more."""
         if len(self.rows) >= self._most:
-            raise full(f"{len(self.rows)} tensors are kept here", self._most)
+            raise full(f"{len(self.rows)} tensors are kept here", self._most, RETRY_DELAY_S)
 
     def lasting(self, ids: Iterable[TensorId], tenant: str) -> tuple[TensorOffer, ...]:
         """Returns the offers that are kept until they are fetched, as callers of a tenant see them."""

@@ -17,12 +17,10 @@ class SpillPages:
 
     @property
     def free(self) -> int:
-        """Number of free pages."""
         return self._most - self.used
 
     @property
     def used(self) -> int:
-        """Number of used pages."""
         return self._used_ever - len(self._given_back)
 
     def take(self, count: int) -> tuple[int, ...]:

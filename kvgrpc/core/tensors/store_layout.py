@@ -36,5 +36,4 @@ def page_bytes_of(layout: PoolLayout) -> int:
 
 
 def pages_for(nbytes: int, page_bytes: int) -> int:
-    """Returns the number of pages for `nbytes` bytes."""
     return -(-nbytes // page_bytes)

@@ -17,7 +17,7 @@ from kvgrpc.core.tables.ledger import Ledger, RowKind
 from kvgrpc.core.tables.timers import Timer, Timers
 from kvgrpc.core.tensors.bundles import check_bundle
 from kvgrpc.core.tensors.descriptions import Description, NamedTensor, Release, TensorId
-from kvgrpc.core.tensors.ended import OF_PAIR, Ended, full, taken, too_large, too_late
+from kvgrpc.core.tensors.ended import OF_PAIR, Ended, taken, too_large, too_late
 from kvgrpc.core.tensors.offer_tables import TensorOffers, TensorsByRequest
 from kvgrpc.core.tensors.rows import (
     TENSOR_BYTES,
@@ -38,9 +38,9 @@ from kvgrpc.core.tensors.rows import (
 )
 from kvgrpc.core.tensors.spill import Idle, SpillPages
 from kvgrpc.core.tensors.store_layout import pages_for
-from kvgrpc.core.tensors.waits import OwnEnds, Waits
+from kvgrpc.core.tensors.waits import RETRY_DELAY_S, OwnEnds, Waits
 from kvgrpc.core.values.owners import ANONYMOUS, ENGINE_SIDE
-from kvgrpc.errors import KVGrpcError, Reason
+from kvgrpc.errors import KVGrpcError, Reason, full
 
 _GIVEN = (Purpose.GIVEN,)
 _IN_STORE = (Purpose.STORED, Purpose.GIVEN)
@@ -89,7 +89,7 @@ class TensorTable:
         if known:
             return []
         if len(self.tensors) + len(tensors) > self.limits.tensors:
-            raise full(f"{len(self.tensors)} tensors are here", self.limits.tensors)
+            raise full(f"{len(self.tensors)} tensors are here", self.limits.tensors, RETRY_DELAY_S)
         self._ledger.check(payer, TENSOR_BYTES * len(tensors))
         return [self._arrives(tensor, peer, ttl_s, now, payer, tenant) for tensor in tensors]
 
@@ -361,7 +361,6 @@ class TensorTable:
             raise error
 
     def _hold(self, tensor: Tensor, caller: str, now: float) -> None:
-        """Gives the tensor to a caller."""
         tensor.hold(now, caller)
         self._own_ends.held(tensor, now)
 

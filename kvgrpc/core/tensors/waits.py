@@ -11,7 +11,7 @@ from kvgrpc.core.tables.timers import Timer, Timers
 from kvgrpc.core.tensors.descriptions import Description, TensorId
 from kvgrpc.core.tensors.rows import Purpose, Tensor, TensorWait
 from kvgrpc.core.values.owners import ENGINE_SIDE, meet
-from kvgrpc.errors import DeadlineExceeded, Exhausted, PreconditionFailed, Reason
+from kvgrpc.errors import DeadlineExceeded, PreconditionFailed, Reason, full
 
 RETRY_DELAY_S = 0.1
 """Retry delay told to a caller, in seconds. A lead that puts a tensor waits at least as long, whatever it is told."""
@@ -42,7 +42,7 @@ class Waits:
         """Raises Exhausted (QUEUE_FULL) when there is no room for `count` more calls."""
         if len(self._rows) + count > self._most:
             text = f"{self._most} calls wait for tensors here"
-            raise Exhausted(Reason.QUEUE_FULL, text, retry_delay_s=RETRY_DELAY_S, metadata={"limit": str(self._most)})
+            raise full(text, self._most, RETRY_DELAY_S, Reason.QUEUE_FULL)
 
     def add(self, wait: TensorWait) -> None:
         """Adds a call. Raises Exhausted (QUEUE_FULL, or LIMIT_EXCEEDED for its payer's kept bytes)."""

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvgrpc.core.values.layout import PoolLayout
-from kvgrpc.errors import FieldViolation, InvalidRequest, KVGrpcError, OutOfRange, Reason, invalid
+from kvgrpc.errors import FieldViolation, InvalidRequest, KVGrpcError, OutOfRange, Reason, invalid, too_many
 
 Ids = NDArray[np.int64]
 Blocks = tuple[Ids, ...]
@@ -40,11 +40,7 @@ def expand_runs(starts: Sequence[int], counts: Sequence[int], limit: int) -> Ids
         raise invalid("runs.counts", "are at least 1")
     total = int(count.sum())
     if total > limit:
-        raise OutOfRange(
-            Reason.LIMIT_EXCEEDED,
-            f"{total} blocks in one request; the limit is {limit}",
-            metadata={"limit": str(limit)},
-        )
+        raise too_many(f"{total} blocks in one request; the limit is {limit}", limit)
     if not total:
         return np.empty(0, dtype=np.int64)
     if len(starts) == 1:

@@ -16,7 +16,7 @@ import struct
 from collections.abc import Sequence
 
 from kvgrpc.core.values.records import dataclass
-from kvgrpc.errors import InvalidRequest, OutOfRange, PreconditionFailed, Reason, invalid
+from kvgrpc.errors import InvalidRequest, OutOfRange, PreconditionFailed, Reason, invalid, too_many
 
 UNIT_TOKENS = 16
 DIGEST_BYTES = 32
@@ -237,11 +237,7 @@ def _touching(items: Sequence[Item], tokens: int) -> dict[int, list[Item]]:
         units = range(item.offset // UNIT_TOKENS, last // UNIT_TOKENS + 1)
         touches += len(units)
         if touches > TOUCHES_MAX:
-            raise OutOfRange(
-                Reason.LIMIT_EXCEEDED,
-                f"multimodal items lie over more than {TOUCHES_MAX} units of tokens",
-                metadata={"limit": str(TOUCHES_MAX)},
-            )
+            raise too_many(f"multimodal items lie over more than {TOUCHES_MAX} units of tokens", TOUCHES_MAX)
         for unit in units:
             found.setdefault(unit, []).append(item)
     return found

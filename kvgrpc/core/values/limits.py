@@ -1,7 +1,7 @@
 """Limits and defaults. docs/protocol.md shows the same table; GetCapabilities serves it."""
 
 from kvgrpc.core.values.records import dataclass
-from kvgrpc.errors import InvalidRequest, OutOfRange, Reason, invalid
+from kvgrpc.errors import InvalidRequest, Reason, invalid, too_many
 
 PROTOCOL_MIN = 1
 PROTOCOL_MAX = 1
@@ -156,6 +156,5 @@ def granted_timeout(asked_s: float | None, default_s: float, limits: Limits) -> 
 
 def check_renewals(count: int, limits: Limits) -> None:
     """Raises OutOfRange (LIMIT_EXCEEDED) if one call has too many rows."""
-    most = limits.renewals_per_call
-    if count > most:
-        raise OutOfRange(Reason.LIMIT_EXCEEDED, f"at most {most} leases in one call", metadata={"limit": str(most)})
+    if count > (most := limits.renewals_per_call):
+        raise too_many(f"at most {most} leases in one call", most)

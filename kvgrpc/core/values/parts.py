@@ -29,7 +29,7 @@ from kvgrpc.core.values.chunks import Chunk
 from kvgrpc.core.values.layer_ranges import holds
 from kvgrpc.core.values.layout import Group, PoolLayout
 from kvgrpc.core.values.records import dataclass
-from kvgrpc.errors import InvalidRequest, KVGrpcError, OutOfRange, PreconditionFailed, Reason, invalid
+from kvgrpc.errors import InvalidRequest, KVGrpcError, PreconditionFailed, Reason, invalid, too_many
 
 PARTS_MAX = 16_384
 """Maximum number of parts of one epoch: 128 layers in 128 pieces."""
@@ -257,17 +257,9 @@ class Parts:
 
     def _check_room(self, spans: int, total: int) -> None:
         if total > self._most:
-            raise OutOfRange(
-                Reason.LIMIT_EXCEEDED,
-                f"{total} blocks in one push; the limit is {self._most}",
-                metadata={"limit": str(self._most)},
-            )
+            raise too_many(f"{total} blocks in one push; the limit is {self._most}", self._most)
         if len(self._parts) >= PARTS_MAX or self._spans + spans > SPANS_MAX:
-            raise OutOfRange(
-                Reason.LIMIT_EXCEEDED,
-                f"a push has at most {PARTS_MAX} parts, which list {SPANS_MAX} groups in all",
-                metadata={"limit": str(PARTS_MAX)},
-            )
+            raise too_many(f"a push has at most {PARTS_MAX} parts, which list {SPANS_MAX} groups in all", PARTS_MAX)
 
     def _check_goes_on(self, layers: LayerRange | None) -> None:
         """Raises an error unless a part of these layers may follow."""

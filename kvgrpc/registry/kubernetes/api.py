@@ -204,7 +204,6 @@ class ObjectStream:
 
 
 def name_of(found: KubernetesObject) -> str:
-    """Returns the name of an object."""
     return str((found.get("metadata") or {}).get("name", ""))
 
 

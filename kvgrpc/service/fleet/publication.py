@@ -11,8 +11,7 @@ import socket
 import time
 from collections.abc import Callable
 
-from kvgrpc.core.values.compatibility import EngineDescription
-from kvgrpc.core.values.digests import layout_digest, model_digest
+from kvgrpc.core.values.compatibility import EngineDescription, layout_digest, model_digest
 from kvgrpc.errors import InvalidRequest
 from kvgrpc.fleet.entry import ITEMS_MAX, EngineEntry, EngineRole
 from kvgrpc.service.engine_watchers import INTERVAL_S

@@ -17,10 +17,10 @@ from kvgrpc.errors import (
     DeadlineExceeded,
     InternalError,
     KVGrpcError,
-    OutOfRange,
     Reason,
     Unimplemented,
     invalid,
+    too_many,
 )
 from kvgrpc.service import grpc_status, telemetry
 from kvgrpc.service.callers import Metadata, payer
@@ -171,8 +171,7 @@ class ServedCallStream:
     def _reply(self, call_id: int, reply: bytes) -> None:
         most = self._answers.answer_bytes
         if len(reply) > most:
-            what = f"the reply has {len(reply)} bytes; over a stream the limit is {most}"
-            raise OutOfRange(Reason.LIMIT_EXCEEDED, what, metadata={"limit": str(most)})
+            raise too_many(f"the reply has {len(reply)} bytes; over a stream the limit is {most}", most)
         self._answers.answer(call_id, len(reply)).reply = reply
         self._answers.see_to_write()
 

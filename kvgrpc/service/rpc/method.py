@@ -13,7 +13,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
 from kvgrpc.core.values.records import dataclass
-from kvgrpc.errors import InternalError, InvalidRequest, KVGrpcError, OutOfRange, Reason
+from kvgrpc.errors import InternalError, InvalidRequest, KVGrpcError, Reason, too_many
 from kvgrpc.service import grpc_status, heap, telemetry
 from kvgrpc.service.backlog import Backlog
 from kvgrpc.service.call_queue import CallQueue
@@ -273,8 +273,7 @@ def _writer(serialize: Callable[[Any], bytes], most: int) -> Callable[[Any], byt
     def write(reply: Any) -> bytes:
         data = serialize(reply)
         if len(data) > most:
-            what = f"the reply has {len(data)} bytes; the limit is {most}"
-            raise OutOfRange(Reason.LIMIT_EXCEEDED, what, metadata={"limit": str(most)})
+            raise too_many(f"the reply has {len(data)} bytes; the limit is {most}", most)
         return data
 
     return write

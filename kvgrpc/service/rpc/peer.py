@@ -23,9 +23,9 @@ from kvgrpc.errors import (
     InternalError,
     InvalidRequest,
     KVGrpcError,
-    OutOfRange,
     Reason,
     Unavailable,
+    too_many,
 )
 from kvgrpc.peer.v1 import peer_pb2, peer_pb2_grpc
 from kvgrpc.service import grpc_status, telemetry
@@ -209,8 +209,7 @@ class Conversation:
         nbytes, most = answer.ByteSize(), self._answers.answer_bytes
         if nbytes > most:  # otherwise the message is refused with all answers in it
             self._answers.take_back()
-            what = f"the answer to {CALLS[call.kind]} has {nbytes} bytes; the limit is {most}"
-            return OutOfRange(Reason.LIMIT_EXCEEDED, what, metadata={"limit": str(most)})
+            return too_many(f"the answer to {CALLS[call.kind]} has {nbytes} bytes; the limit is {most}", most)
         self._answers.see_to_write()
         return None
 

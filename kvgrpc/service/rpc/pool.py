@@ -6,7 +6,7 @@ from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.values.layer_ranges import holds
 from kvgrpc.core.values.layout import PoolKind, Region
 from kvgrpc.core.values.owners import tenant_of
-from kvgrpc.errors import OutOfRange, PreconditionFailed, Reason, invalid
+from kvgrpc.errors import PreconditionFailed, Reason, invalid, too_many
 from kvgrpc.service.identity.tenants import sees
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.methods import ALLOCATE_BLOCKS, FREE_BLOCKS, RECLAIM_BLOCKS, reply_to
@@ -117,11 +117,7 @@ class PoolService(pool_pb2_grpc.PoolServiceServicer):
         wanted = [(group, ids, self._regions(request, group)) for group, ids in enumerate(lists) if len(ids)]
         total = sum(sum(r.block_bytes for r in regions) * len(ids) for _, ids, regions in wanted)
         if total > READ_BYTES_MAX:
-            raise OutOfRange(
-                Reason.LIMIT_EXCEEDED,
-                f"{total} bytes in one call; the limit is {READ_BYTES_MAX}",
-                metadata={"limit": str(READ_BYTES_MAX)},
-            )
+            raise too_many(f"{total} bytes in one call; the limit is {READ_BYTES_MAX}", READ_BYTES_MAX)
         reply = pool_pb2.ReadBlocksResponse(header=lead.header())
         blocks = [(group, block, regions) for group, ids, regions in wanted for block in ids.tolist()]
         runs = [(r.offset + block * r.stride_bytes, r.block_bytes) for _, block, regions in blocks for r in regions]

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 
-from kvgrpc.errors import OutOfRange, Reason
+from kvgrpc.errors import too_many
 from kvgrpc.service.callers import PRINCIPAL
 from kvgrpc.service.identity.tenants import sees
 from kvgrpc.service.lead import Lead
@@ -33,11 +33,10 @@ class TensorService(tensor_pb2_grpc.TensorServiceServicer):
         self, request: tensor_pb2.ReleaseTensorsRequest, trace: str
     ) -> tensor_pb2.ReleaseTensorsResponse:
         if request.HasField("source") and request.ByteSize() > STANDING_BYTES_MAX:
-            raise OutOfRange(
-                Reason.LIMIT_EXCEEDED,
+            raise too_many(
                 f"the request has {request.ByteSize()} bytes, and is kept while `source` is told: name fewer tensors, "
                 "or none for all of the request",
-                metadata={"limit": f"{STANDING_BYTES_MAX}"},
+                STANDING_BYTES_MAX,
             )
         return await messages.release(self._staging, request, trace, PRINCIPAL.get())
 

@@ -44,7 +44,7 @@ from kvgrpc.core.values.ids import ACCESS_ID_BYTES
 from kvgrpc.core.values.limits import granted_ttl
 from kvgrpc.core.values.owners import ANONYMOUS, ENGINE, Thing, ThingKind, Verb, may
 from kvgrpc.core.values.request_times import RequestTime
-from kvgrpc.errors import Exhausted, KVGrpcError, NextStep, PermissionDenied, Reason
+from kvgrpc.errors import KVGrpcError, NextStep, PermissionDenied, Reason, full
 from kvgrpc.service.callers import PRINCIPAL, payer
 from kvgrpc.service.grpc_status import next_step
 from kvgrpc.service.lead import Lead
@@ -194,8 +194,7 @@ class LeadScheduler(PolicyDriver[NamedRequest, _LeadRequest, str]):
     def _check_news(self) -> None:
         self._ledger.check(payer(), 0)
         if len(self.news) >= NEWS_MAX:
-            text = f"{len(self.news)} news were not read: say up to which number you have them"
-            raise Exhausted(Reason.LIMIT_EXCEEDED, text, retry_delay_s=1.0, metadata={"limit": str(NEWS_MAX)})
+            raise full(f"{len(self.news)} news were not read: say up to which number you have them", NEWS_MAX)
 
     # -- kept bytes
 

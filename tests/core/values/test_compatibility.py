@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from kvgrpc.core.tensors.store_layout import store_layout
-from kvgrpc.core.values.compatibility import check_compatible, compare, protocol
+from kvgrpc.core.values.compatibility import check_compatible, compare, model_digest, protocol
 from kvgrpc.core.values.layout import Group, GroupKind, PoolKind, PoolLayout, Region, TensorKind, uniform_layout
 from kvgrpc.core.values.obstacles import EQUAL_FIELDS, SCHEMA_NAMES, SPLIT_FIELDS
 from kvgrpc.errors import PreconditionFailed, Reason
@@ -234,3 +234,8 @@ def test_pools_have_one_fingerprint_exactly_if_they_are_compatible(here: PoolLay
 
 def _renamed(pool: PoolLayout) -> PoolLayout:
     return replace(pool, groups=tuple(replace(group, name=f"{group.name}'") for group in pool.groups))
+
+
+def test_a_model_is_its_name_and_its_weights() -> None:
+    assert model_digest("a", "1") == model_digest("a", "1")
+    assert len({model_digest(*parts) for parts in (("a", "1"), ("a", "2"), ("b", "1"), ("a1", ""), ("", "a1"))}) == 5

@@ -9,8 +9,13 @@ from typing import Any
 import pytest
 
 from kvgrpc.core.values.bridge import STAGING_BYTES, Bridge, BridgeSide
-from kvgrpc.core.values.compatibility import CHECKSUMS, EngineDescription, check_compatible, compare
-from kvgrpc.core.values.digests import layout_digest, model_digest
+from kvgrpc.core.values.compatibility import (
+    CHECKSUMS,
+    EngineDescription,
+    check_compatible,
+    compare,
+    layout_digest,
+)
 from kvgrpc.core.values.head_shares import check_heads
 from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region, Section, Strides, TensorKind, uniform_layout
 from kvgrpc.core.values.obstacles import ROWS_MAX, Difference, differences
@@ -380,11 +385,6 @@ def test_engines_that_no_bridge_joins_have_other_digests() -> None:
 def test_states_are_told_apart_by_their_sections_and_not_by_the_sizes_of_heads() -> None:
     sections = (Section(64, 64), Section(64, 64))
     assert layout_digest(state(64, sections)) == layout_digest(state(32, sections))
-
-
-def test_a_model_is_its_name_and_its_weights() -> None:
-    assert model_digest("a", "1") == model_digest("a", "1")
-    assert len({model_digest(*parts) for parts in (("a", "1"), ("a", "2"), ("b", "1"), ("a1", ""), ("", "a1"))}) == 5
 
 
 def test_a_pool_of_two_groups_is_another_one() -> None:
