@@ -13,7 +13,6 @@ class Looks(Protocol):
 
     def look(self) -> bool:
         """Reads the files again. Returns whether their content is another one now."""
-        ...
 
 
 class FileWatch:

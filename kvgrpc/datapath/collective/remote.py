@@ -42,7 +42,6 @@ class GroupOwner(Protocol):
     @property
     def message_bytes(self) -> int:
         """Maximum size of a message, in bytes."""
-        ...
 
     def make_group(
         self, peer: tuple[str, int], *, sends: bool, told: Callable[[Values], None], ready: Callable[[], None]
@@ -50,19 +49,15 @@ class GroupOwner(Protocol):
         """Makes one side of a group with a rank of a peer. `told` and `ready` are called from the mover's thread.
         Raises DataPathFailed if too many are being made.
         """
-        ...
 
     def next_epoch(self) -> int:
         """Returns the epoch of the next group that receives: higher than all before."""
-        ...
 
     def retire(self, group: ProcessGroup, why: str) -> None:
         """Ends a group."""
-        ...
 
     def forget(self, remote: "CollectiveRemote") -> None:
         """Forgets a closed remote."""
-        ...
 
 
 class CollectiveRemote:

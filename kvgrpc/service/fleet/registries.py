@@ -31,15 +31,12 @@ class Published(Protocol):
 
     def update(self, entry: EngineEntry) -> None:
         """Publishes another value of the same life, soon."""
-        ...
 
     async def run(self) -> None:
         """Publishes the entry and renews it. It never ends by itself."""
-        ...
 
     async def withdraw(self) -> None:
         """Removes the entry."""
-        ...
 
 
 def registry_of(fleet: FleetConfig, introduce: Introduce) -> Registry | None:

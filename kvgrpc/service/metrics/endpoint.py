@@ -98,7 +98,6 @@ class HasReadings(Protocol):
 
     def read(self) -> Iterator[Reading]:
         """Yields all readings. Call it on the event loop."""
-        ...
 
 
 class MetricsEndpoint:
