@@ -15,12 +15,12 @@ from kvgrpc.core.values.endpoints import LoopbackEndpoint, RankEndpoint
 from kvgrpc.datapath.base import Buffer, DataPath, Posting, PostingState, Remote
 from kvgrpc.datapath.host.memory import PrivateMemory
 from kvgrpc.datapath.host.process_socket import ProcessSocket, SocketReply
-from kvgrpc.datapath.mover import BEST_FIRST, Mover
-from kvgrpc.datapath.paths.loopback import LoopbackPath
+from kvgrpc.datapath.mover import Mover
 from kvgrpc.datapath.questions import Answer, Question
 from kvgrpc.datapath.reports import Report
 from kvgrpc.datapath.settings import MoverSettings
-from tests.datapath.peers import DEADLINE_S, GUARD, Bytes, runs_of
+from tests.datapath.loopback import LoopbackPath
+from tests.datapath.peers import BEST_FIRST, DEADLINE_S, GUARD, Bytes, runs_of
 
 NBYTES = 1 << 20
 DONE, FAILED, PENDING = PostingState.DONE, PostingState.FAILED, PostingState.PENDING
