@@ -133,15 +133,6 @@ class Caller:
         return to_error(failed, _method(request), self.address)
 
 
-class ServerCalls:
-    """The channel to one server, and the caller that uses it."""
-
-    def __init__(self, channel: aio.Channel, caller: Caller) -> None:
-        self.channel = channel
-        """Channel for RPCs that have no method here: `SomeServiceStub(client.channel)`, with a deadline of your own."""
-        self._call = caller
-
-
 def traceparent_of(headers: Metadata) -> str:
     """Returns the trace context in a call's metadata, or an empty text."""
     return next((value for key, value in headers if key == "traceparent"), "")
