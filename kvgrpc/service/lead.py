@@ -96,7 +96,7 @@ class Lead:
         """The ticket of the attached engine; empty while none is attached."""
 
     def use(self, config: Config) -> None:
-        """Goes by these settings from now on. Only what `config_reload` reloads is read at each use, so give nothing
+        """Goes by these settings from now on. Only what `config_sources` reloads is read at each use, so give nothing
         else another value.
         """
         self.config = config
