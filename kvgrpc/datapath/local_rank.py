@@ -102,7 +102,7 @@ def _make(
 
         return CmaPath(memory, copy_threads=copy_threads, socket=socket)
     if name == "window":
-        from kvgrpc.datapath.window.path import WindowPath
+        from kvgrpc.datapath.paths.window import WindowPath
 
         return WindowPath(memory, folder)
     if name == "cuda_vmm":

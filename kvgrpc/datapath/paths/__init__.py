@@ -1,1 +1,1 @@
-"""Paths on one host: shared memory, and process memory (CMA)."""
+"""Paths on one host: shared memory, process memory (CMA), and windows."""
