@@ -105,7 +105,6 @@ class TokenConfig:
     """Difference of clocks that is forgiven, in seconds."""
 
     def algorithm_names(self) -> tuple[str, ...]:
-        """Returns the algorithms."""
         return tuple(name.strip() for name in self.algorithms.split(",") if name.strip())
 
     def check(self) -> None:
@@ -221,7 +220,6 @@ class FleetConfig:
 
     @property
     def published_addresses(self) -> tuple[str, ...]:
-        """Addresses that are stated for the entry."""
         return tuple(one.strip() for one in self.addresses.split(",") if one.strip())
 
 

@@ -340,7 +340,6 @@ class Server:
     def _describe(
         self, layout: PoolLayout, kind: PoolKind, world_size: int, *, reads_pushes: bool
     ) -> EngineDescription:
-        """Returns the description of this engine in a new life."""
         return EngineDescription(
             engine_id=self.config.engine_id,
             incarnation=secrets.randbelow(INCARNATION_MAX) + 1,

@@ -129,7 +129,6 @@ class Caller:
         return not_connected(error, why) if why else error
 
     def error(self, failed: aio.AioRpcError, request: Message) -> KVGrpcError:
-        """Returns the typed error of a failed call."""
         return to_error(failed, _method(request), self.address)
 
 

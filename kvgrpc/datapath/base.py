@@ -270,8 +270,7 @@ class SentByPeers(Protocol):
         `reached` gets the remote, or why there is none. Raises DataPathUnavailable.
         """
 
-    def answered(self, peer: str, answer: SendAnswer) -> None:
-        """Takes the answer to an ask."""
+    def answered(self, peer: str, answer: SendAnswer) -> None: ...
 
     def send(self, peer: str, ask: SendAsk, posted: Callable[[Values, str], None]) -> None:
         """Sends from this rank. `posted` is called once, at once or later, with the values for the other side or with

@@ -93,7 +93,6 @@ class Mover:
     # ---- for everyone
 
     def start(self) -> None:
-        """Starts the thread."""
         atexit.register(self.close, _AT_EXIT_S)
         self._thread.start()
 

@@ -56,7 +56,6 @@ class TracerSpan:
         return carrier.get(TRACEPARENT, "")
 
     def end(self, failure: str = "", error_type: str = "", at_ns: int | None = None) -> None:
-        """Ends the span."""
         if failure:
             self._span.set_status(Status(StatusCode.ERROR, failure))
         if error_type:
@@ -74,7 +73,6 @@ class TracerSpans:
     def start(
         self, name: str, kind: SpanKind, traceparent: str, attributes: Attributes, start_ns: int | None = None
     ) -> TracerSpan:
-        """Starts a span."""
         within: Context | None = _propagator.extract({TRACEPARENT: traceparent}) if traceparent else None
         tracer = trace.get_tracer(SCOPE)
         return TracerSpan(tracer.start_span(name, within, kind, attributes, start_time=start_ns))

@@ -73,8 +73,7 @@ class AgentConnection(Protocol):
     def lock(self) -> threading.RLock: ...
 
     @property
-    def closed(self) -> bool:
-        """True if the agent has ended."""
+    def closed(self) -> bool: ...
 
     def prepare(self, piece: NixlSlice, operation: Operation) -> SliceTransfer:
         """Makes the transfer of a slice. Raises DataPathFailed; nothing has started then."""

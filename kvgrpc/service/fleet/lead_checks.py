@@ -86,7 +86,6 @@ class LeadChecks:
         raise Unavailable(Reason.PEER_UNREACHABLE, why)
 
     async def close(self) -> None:
-        """Ends all connections."""
         for of in list(self._channels):
             await self._leave(of)
 

@@ -34,8 +34,7 @@ class Published(Protocol):
     async def run(self) -> None:
         """Publishes the entry and renews it. It never ends by itself."""
 
-    async def withdraw(self) -> None:
-        """Removes the entry."""
+    async def withdraw(self) -> None: ...
 
 
 def registry_of(fleet: FleetConfig, introduce: Introduce) -> Registry | None:

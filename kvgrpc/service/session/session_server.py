@@ -70,8 +70,7 @@ class Host(Protocol):
         descriptors of the shared memory of an engine that comes back, by rank.
         """
 
-    async def end_engine(self) -> None:
-        """Ends the engine's life."""
+    async def end_engine(self) -> None: ...
 
     def shared_memory(self, rank: int) -> tuple[int, int]:
         """Returns (descriptor, bytes) of a rank's shared memory. Raises NotFound."""

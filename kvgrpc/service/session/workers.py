@@ -199,7 +199,6 @@ class Workers:
 
     @property
     def ends(self) -> Iterable[WorkerEnd]:
-        """Connections of the attached workers."""
         return self._attached.values()
 
 
