@@ -26,7 +26,8 @@ from kvgrpc.datapath.mover import Mover
 from kvgrpc.datapath.reports import Report
 from kvgrpc.datapath.settings import MoverSettings
 from tests.datapath.leads import Leads
-from tests.datapath.peers import BEST_FIRST, DEADLINE_S, GUARD, Bytes, Case
+from tests.datapath.movers import BEST_FIRST
+from tests.datapath.peers import DEADLINE_S, GUARD, Bytes, Case
 from tests.datapath.pumped import LONG_S
 
 NBYTES = 512 << 10

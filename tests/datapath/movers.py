@@ -20,9 +20,10 @@ from kvgrpc.datapath.questions import Answer, Question
 from kvgrpc.datapath.reports import Report
 from kvgrpc.datapath.settings import MoverSettings
 from tests.datapath.loopback import LoopbackPath
-from tests.datapath.peers import BEST_FIRST, DEADLINE_S, GUARD, Bytes, runs_of
+from tests.datapath.peers import DEADLINE_S, GUARD, Bytes, runs_of
 
 NBYTES = 1 << 20
+BEST_FIRST = ("shm", "window", "cma", "nixl", "cuda_vmm", "collective", "loopback")
 DONE, FAILED, PENDING = PostingState.DONE, PostingState.FAILED, PostingState.PENDING
 Kind = TypeVar("Kind", bound=Report)
 

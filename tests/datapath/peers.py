@@ -38,7 +38,6 @@ from tests.datapath.pumped import HOST, LONG_S, LOST, PumpedPath, Said
 Bytes = NDArray[np.uint8]
 GUARD = 0xA5
 DEADLINE_S = 20.0
-BEST_FIRST = ("shm", "window", "cma", "nixl", "cuda_vmm", "collective", "loopback")
 HAS_NIXL = importlib.util.find_spec("kvgrpc.datapath.nixl.path") is not None
 
 

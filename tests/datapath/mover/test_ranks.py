@@ -10,8 +10,8 @@ from kvgrpc.core.events import PeerMapped, PostingEnded, ProcessEnded, Rekeyed
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.datapath.paths.shm import ShmPath
 from kvgrpc.datapath.reports import Disconnected
-from tests.datapath.movers import FAILED, NBYTES, WHOLE, Held, HeldWritten, Rank, with_held
-from tests.datapath.peers import BEST_FIRST, CASES, DEADLINE_S, GUARD, Case, LocalPeer, Peer, ProcessPeer, runs_of
+from tests.datapath.movers import BEST_FIRST, FAILED, NBYTES, WHOLE, Held, HeldWritten, Rank, with_held
+from tests.datapath.peers import CASES, DEADLINE_S, GUARD, Case, LocalPeer, Peer, ProcessPeer, runs_of
 
 RANKS = (0, 3)
 PATHS = [case for case in CASES if case.name in ("loopback", "shm", "cma", "nixl")]
