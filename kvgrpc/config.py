@@ -7,9 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from kvgrpc.config_errors import invalid
-from kvgrpc.config_fleet import FleetConfig
-from kvgrpc.config_security import IdentityConfig, TlsConfig, TokenConfig
+from kvgrpc.config_tables import FleetConfig, IdentityConfig, TlsConfig, TokenConfig, invalid
 from kvgrpc.core.policy.values import OnLoss, Rules
 from kvgrpc.core.tensors.rows import TensorLimits
 from kvgrpc.core.tensors.store_layout import PAGE_BYTES, PAGE_BYTES_MAX, PAGE_BYTES_MIN, PAGES_MAX, store_layout
@@ -81,7 +79,6 @@ class SchedulerConfig:
     staged: bool = False
 
     def rules(self, groups: tuple[Group, ...]) -> Rules:
-        """Returns the rules for a pool with these groups."""
         most = max((group.layers for group in groups), default=0)
         step = self.layers_per_part
         ranges = [(first, min(step, most - first)) for first in range(0, most, step)] if step else []
@@ -116,7 +113,6 @@ class TensorsConfig:
     waits: int = TensorLimits.waits
 
     def limits(self, spill_pages: int, limits: Limits) -> TensorLimits:
-        """Returns the limits of a table of tensors."""
         return TensorLimits(
             self.known, self.waits, limits.tombstones, limits.registration_timeout_s, spill_pages,
             limits.allocation_ttl_s, limits.lease_cap_s,

@@ -5,24 +5,30 @@ file, KVGRPC_DATA_PATHS in the environment, --data-paths on the command line. Li
 key of a table is KVGRPC_POOL_LAYERS in the environment.
 
 Any input is a configuration or is refused by InvalidRequest, in one line.
+
+The sources may be read again while the server runs. What changes then is read at each use, and never kept.
 """
 
 import difflib
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from kvgrpc.config import TABLES, Config
-from kvgrpc.config_errors import invalid
+from kvgrpc.config_tables import invalid
 from kvgrpc.errors import InvalidRequest
 
 FILE_BYTES_MAX = 256 << 10
 """Maximum size of a configuration file, in bytes."""
 _INTEGER_BITS_MAX = 64
 """Maximum size of whole numbers that TOML promises, in bits."""
+RELOADED = ("dial_allow", "drain_s", "log_level", "log_format")
+"""Settings that change while the server runs. The files of `tls`, `identity` and `tokens` are watched anyway."""
+RELOADED_LIMITS = ("wait_s", "request_ttl_s")
+"""Limits that change while the server runs. The state of the core has the others."""
 
 
 def load(path: Path | None, environment: Mapping[str, str], flags: Mapping[str, Any]) -> Config:
@@ -189,3 +195,21 @@ def _shown(value: Any) -> str:
     if isinstance(value, int):
         return str(value) if value.bit_length() <= _INTEGER_BITS_MAX else "so large a number"
     return f"a {'table' if isinstance(value, Mapping) else type(value).__name__}"
+
+
+def reloaded(held: Config, read: Config) -> Config:
+    """Returns what holds after a reload: the reloaded values of `read`, and all others of `held`."""
+    limits = replace(held.limits, **{name: getattr(read.limits, name) for name in RELOADED_LIMITS})
+    return replace(held, limits=limits, **{name: getattr(read, name) for name in RELOADED})
+
+
+def changed(held: Config, read: Config) -> Iterator[str]:
+    """Yields the names of settings that differ, keys of tables as `limits.wait_s`."""
+    for item in fields(Config):
+        mine, other = getattr(held, item.name), getattr(read, item.name)
+        if is_dataclass(mine) and type(mine) is type(other):
+            for key in fields(mine):
+                if getattr(mine, key.name) != getattr(other, key.name):
+                    yield f"{item.name}.{key.name}"
+        elif mine != other:
+            yield item.name

@@ -18,7 +18,7 @@ from kvgrpc import __version__
 from kvgrpc.client.credentials import Credentials
 from kvgrpc.client.tls_probe import why_not_connected
 from kvgrpc.config import Config, split_address
-from kvgrpc.config_reload import reloaded
+from kvgrpc.config_sources import reloaded
 from kvgrpc.core.events import LifeBegan, MemoryGone
 from kvgrpc.core.node import Node
 from kvgrpc.core.values.compatibility import CHECKSUMS, KEY_COLUMNS, READS_PUSHES, EngineDescription
@@ -340,7 +340,6 @@ class Server:
     def _describe(
         self, layout: PoolLayout, kind: PoolKind, world_size: int, *, reads_pushes: bool
     ) -> EngineDescription:
-        """Returns the description of this engine in a new life."""
         return EngineDescription(
             engine_id=self.config.engine_id,
             incarnation=secrets.randbelow(INCARNATION_MAX) + 1,

@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -23,20 +23,19 @@ LISTEN = "127.0.0.1:50050"
 
 
 def fleet(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
-    config: Annotated[Path | None, typer.Option(help="TOML file with settings of kvgrpc serve.")] = None,
-    registry: Annotated[
-        str | None,
-        typer.Option(help="Registry: etcd://HOST:PORT,..., file:PATH, or another one (docs/fleet.md)."),
-    ] = None,
-    listen: Annotated[str | None, typer.Option(help=f"host:port to bind; by default {LISTEN}.")] = None,
-    dial_allow: Annotated[
-        str | None, typer.Option(help="Hosts and networks of leads that may be asked; by default loopback.")
-    ] = None,
-    metrics: Annotated[str | None, typer.Option(help="host:port of the HTTP endpoint for metrics and probes.")] = None,
-    ready_file: Annotated[str | None, typer.Option(help="JSON file to write once the server serves.")] = None,
-    tls_dir: Annotated[str | None, typer.Option(help="Folder with tls.crt, tls.key and ca.crt: mutual TLS.")] = None,
-    roles: Annotated[str | None, typer.Option(help="TOML file with the roles of callers.")] = None,
-    insecure: Annotated[bool | None, typer.Option(help="Allow a bind off loopback without TLS.")] = None,
+    config: Path | None = typer.Option(None, help="TOML file with settings of kvgrpc serve."),
+    registry: str | None = typer.Option(
+        None, help="Registry: etcd://HOST:PORT,..., file:PATH, or another one (docs/fleet.md)."
+    ),
+    listen: str | None = typer.Option(None, help=f"host:port to bind; by default {LISTEN}."),
+    dial_allow: str | None = typer.Option(
+        None, help="Hosts and networks of leads that may be asked; by default loopback."
+    ),
+    metrics: str | None = typer.Option(None, help="host:port of the HTTP endpoint for metrics and probes."),
+    ready_file: str | None = typer.Option(None, help="JSON file to write once the server serves."),
+    tls_dir: str | None = typer.Option(None, help="Folder with tls.crt, tls.key and ca.crt: mutual TLS."),
+    roles: str | None = typer.Option(None, help="TOML file with the roles of callers."),
+    insecure: bool | None = typer.Option(None, help="Allow a bind off loopback without TLS."),
 ) -> None:
     """Serve the engines of a registry to routers: FleetService, without an engine.
 

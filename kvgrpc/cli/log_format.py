@@ -23,7 +23,6 @@ class TextFormatter(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the library's name
-        """Returns one line."""
         said = super().formatMessage(record)
         rest = [f"{name}={value}" for name, value in _fields(record).items() if value not in record.message]
         return " ".join((said, *rest))
@@ -33,7 +32,6 @@ class JsonFormatter(logging.Formatter):
     """One JSON object a line: time in UTC, level, logger, message, the fields, and the traceback of an error."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Returns one line."""
         said = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvgrpc.cli.log_format import configure as configure_log
 from kvgrpc.config import Config
-from kvgrpc.config_reload import changed, reloaded
+from kvgrpc.config_sources import changed, reloaded
 from kvgrpc.errors import KVGrpcError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
@@ -33,121 +33,94 @@ _FLEET_PANEL = "Fleet"
 
 
 def serve(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
-    config: Annotated[Path | None, typer.Option(help="TOML file with any of these settings.")] = None,
-    listen: Annotated[str | None, typer.Option(help="host:port to bind; port 0 takes a free one.")] = None,
-    port: Annotated[int | None, typer.Option(help="The same as --listen 127.0.0.1:PORT.")] = None,
-    admin_listen: Annotated[
-        str | None, typer.Option(help="host:port to bind for AdminService, reflection and channelz alone.")
-    ] = None,
-    advertise: Annotated[str | None, typer.Option(help="host:port that peers dial, if it is another one.")] = None,
-    engine_id: Annotated[str | None, typer.Option(help="Id of the engine; by default a random one.")] = None,
-    weights_revision: Annotated[
-        str | None, typer.Option(help="Revision of the model's weights. Engines with other weights exchange no KV.")
-    ] = None,
-    dial_allow: Annotated[
-        str | None, typer.Option(help="Hosts and networks that may be dialled; by default loopback.")
-    ] = None,
-    private_networks: Annotated[
-        str | None,
-        typer.Option(help="Hosts and networks on which KV may travel in plain text.", rich_help_panel=_TLS_PANEL),
-    ] = None,
-    read_blocks: Annotated[bool | None, typer.Option(help="Let ReadBlocks return bytes.")] = None,
-    drain_s: Annotated[float | None, typer.Option(help="Seconds that SIGTERM leaves to transfers and leases.")] = None,
-    limit: Annotated[
-        list[str] | None, typer.Option(help="A limit as NAME=VALUE, such as lease_ttl_s=60; may be repeated.")
-    ] = None,
-    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error; by default info.")] = None,
-    log_format: Annotated[str | None, typer.Option(help="Form of the log's lines: text or json.")] = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Only check the configuration, and print it as it takes effect.")
-    ] = False,
-    trace_ring_spans: Annotated[int | None, typer.Option(help="Spans to keep for kvgrpc trace; 0: none.")] = None,
-    ready_file: Annotated[str | None, typer.Option(help="JSON file to write once the server serves.")] = None,
-    metrics: Annotated[
-        str | None, typer.Option(help="host:port of the HTTP endpoint for metrics and probes, such as 127.0.0.1:9464.")
-    ] = None,
-    tls_dir: Annotated[
-        str | None,
-        typer.Option(help="Folder with tls.crt, tls.key and ca.crt: mutual TLS.", rich_help_panel=_TLS_PANEL),
-    ] = None,
-    roles: Annotated[
-        str | None,
-        typer.Option(help="TOML file with the roles of callers.", rich_help_panel=_TLS_PANEL),
-    ] = None,
-    insecure: Annotated[
-        bool | None,
-        typer.Option(help="Allow a bind off loopback without TLS.", rich_help_panel=_TLS_PANEL),
-    ] = None,
-    fleet_registry: Annotated[
-        str | None,
-        typer.Option(
-            help="Registry: etcd://HOST:PORT,..., file:PATH, or another one (docs/fleet.md).",
-            rich_help_panel=_FLEET_PANEL,
-        ),
-    ] = None,
-    fleet_role: Annotated[
-        str | None, typer.Option(help="What this engine does: prefill, decode or both.", rich_help_panel=_FLEET_PANEL)
-    ] = None,
-    fleet_model: Annotated[
-        str | None, typer.Option(help="Name of the model, for the registry.", rich_help_panel=_FLEET_PANEL)
-    ] = None,
-    no_pool: Annotated[
-        bool, typer.Option("--no-pool", help="No embedded pool: wait for an engine.", rich_help_panel=_POOL_PANEL)
-    ] = False,
-    layers: Annotated[int | None, typer.Option(help="Number of layers.", rich_help_panel=_POOL_PANEL)] = None,
-    kv_heads: Annotated[int | None, typer.Option(help="Number of KV heads.", rich_help_panel=_POOL_PANEL)] = None,
-    head_dim: Annotated[int | None, typer.Option(help="Elements of a head.", rich_help_panel=_POOL_PANEL)] = None,
-    block_tokens: Annotated[int | None, typer.Option(help="Tokens of a block.", rich_help_panel=_POOL_PANEL)] = None,
-    blocks: Annotated[int | None, typer.Option(help="Number of blocks.", rich_help_panel=_POOL_PANEL)] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="Data type: float16, bfloat16, float32, ...", rich_help_panel=_POOL_PANEL)
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="Memory: host, or a GPU such as cuda:0.", rich_help_panel=_POOL_PANEL)
-    ] = None,
-    data_paths: Annotated[
-        str | None,
-        typer.Option(
-            help="Data paths to use, best first: shm,cma,nixl,cuda_vmm,collective; also window.",
-            rich_help_panel=_PATHS_PANEL,
-        ),
-    ] = None,
-    copy_threads: Annotated[
-        int | None, typer.Option(help="Threads that copy for shm and cma.", rich_help_panel=_PATHS_PANEL)
-    ] = None,
-    shared_dir: Annotated[
-        str | None,
-        typer.Option(
-            help="Folder that servers in other network namespaces of this host mount, too.",
-            rich_help_panel=_PATHS_PANEL,
-        ),
-    ] = None,
-    bandwidth_limit_bytes_per_s: Annotated[
-        float | None, typer.Option(help="Maximum rate of what this server moves.", rich_help_panel=_PATHS_PANEL)
-    ] = None,
-    source_writes: Annotated[
-        bool | None,
-        typer.Option(
-            help="Write pushes over nixl, in place of reads by the destination.",
-            rich_help_panel=_PATHS_PANEL,
-        ),
-    ] = None,
-    checksums: Annotated[
-        bool | None,
-        typer.Option(
-            help="Compare each received block with its source, by CRC-32C.",
-            rich_help_panel=_PATHS_PANEL,
-        ),
-    ] = None,
-    session_socket: Annotated[
-        str | None, typer.Option(help="Unix socket where an engine attaches.", rich_help_panel=_ENGINE_PANEL)
-    ] = None,
-    exit_with_engine: Annotated[
-        bool | None,
-        typer.Option(help="End with the attached engine.", rich_help_panel=_ENGINE_PANEL),
-    ] = None,
-    launched: Annotated[int | None, typer.Option(hidden=True)] = None,
-) -> None:  # fmt: skip
+    config: Path | None = typer.Option(None, help="TOML file with any of these settings."),
+    listen: str | None = typer.Option(None, help="host:port to bind; port 0 takes a free one."),
+    port: int | None = typer.Option(None, help="The same as --listen 127.0.0.1:PORT."),
+    admin_listen: str | None = typer.Option(
+        None, help="host:port to bind for AdminService, reflection and channelz alone."
+    ),
+    advertise: str | None = typer.Option(None, help="host:port that peers dial, if it is another one."),
+    engine_id: str | None = typer.Option(None, help="Id of the engine; by default a random one."),
+    weights_revision: str | None = typer.Option(
+        None, help="Revision of the model's weights. Engines with other weights exchange no KV."
+    ),
+    dial_allow: str | None = typer.Option(None, help="Hosts and networks that may be dialled; by default loopback."),
+    private_networks: str | None = typer.Option(
+        None, help="Hosts and networks on which KV may travel in plain text.", rich_help_panel=_TLS_PANEL
+    ),
+    read_blocks: bool | None = typer.Option(None, help="Let ReadBlocks return bytes."),
+    drain_s: float | None = typer.Option(None, help="Seconds that SIGTERM leaves to transfers and leases."),
+    limit: list[str] | None = typer.Option(
+        None, help="A limit as NAME=VALUE, such as lease_ttl_s=60; may be repeated."
+    ),
+    log_level: str | None = typer.Option(None, help="debug, info, warning or error; by default info."),
+    log_format: str | None = typer.Option(None, help="Form of the log's lines: text or json."),
+    check: bool = typer.Option(False, "--check", help="Only check the configuration, and print it as it takes effect."),
+    trace_ring_spans: int | None = typer.Option(None, help="Spans to keep for kvgrpc trace; 0: none."),
+    ready_file: str | None = typer.Option(None, help="JSON file to write once the server serves."),
+    metrics: str | None = typer.Option(
+        None, help="host:port of the HTTP endpoint for metrics and probes, such as 127.0.0.1:9464."
+    ),
+    tls_dir: str | None = typer.Option(
+        None, help="Folder with tls.crt, tls.key and ca.crt: mutual TLS.", rich_help_panel=_TLS_PANEL
+    ),
+    roles: str | None = typer.Option(None, help="TOML file with the roles of callers.", rich_help_panel=_TLS_PANEL),
+    insecure: bool | None = typer.Option(
+        None, help="Allow a bind off loopback without TLS.", rich_help_panel=_TLS_PANEL
+    ),
+    fleet_registry: str | None = typer.Option(
+        None,
+        help="Registry: etcd://HOST:PORT,..., file:PATH, or another one (docs/fleet.md).",
+        rich_help_panel=_FLEET_PANEL,
+    ),
+    fleet_role: str | None = typer.Option(
+        None, help="What this engine does: prefill, decode or both.", rich_help_panel=_FLEET_PANEL
+    ),
+    fleet_model: str | None = typer.Option(
+        None, help="Name of the model, for the registry.", rich_help_panel=_FLEET_PANEL
+    ),
+    no_pool: bool = typer.Option(
+        False, "--no-pool", help="No embedded pool: wait for an engine.", rich_help_panel=_POOL_PANEL
+    ),
+    layers: int | None = typer.Option(None, help="Number of layers.", rich_help_panel=_POOL_PANEL),
+    kv_heads: int | None = typer.Option(None, help="Number of KV heads.", rich_help_panel=_POOL_PANEL),
+    head_dim: int | None = typer.Option(None, help="Elements of a head.", rich_help_panel=_POOL_PANEL),
+    block_tokens: int | None = typer.Option(None, help="Tokens of a block.", rich_help_panel=_POOL_PANEL),
+    blocks: int | None = typer.Option(None, help="Number of blocks.", rich_help_panel=_POOL_PANEL),
+    dtype: str | None = typer.Option(
+        None, help="Data type: float16, bfloat16, float32, ...", rich_help_panel=_POOL_PANEL
+    ),
+    device: str | None = typer.Option(None, help="Memory: host, or a GPU such as cuda:0.", rich_help_panel=_POOL_PANEL),
+    data_paths: str | None = typer.Option(
+        None,
+        help="Data paths to use, best first: shm,cma,nixl,cuda_vmm,collective; also window.",
+        rich_help_panel=_PATHS_PANEL,
+    ),
+    copy_threads: int | None = typer.Option(
+        None, help="Threads that copy for shm and cma.", rich_help_panel=_PATHS_PANEL
+    ),
+    shared_dir: str | None = typer.Option(
+        None,
+        help="Folder that servers in other network namespaces of this host mount, too.",
+        rich_help_panel=_PATHS_PANEL,
+    ),
+    bandwidth_limit_bytes_per_s: float | None = typer.Option(
+        None, help="Maximum rate of what this server moves.", rich_help_panel=_PATHS_PANEL
+    ),
+    source_writes: bool | None = typer.Option(
+        None, help="Write pushes over nixl, in place of reads by the destination.", rich_help_panel=_PATHS_PANEL
+    ),
+    checksums: bool | None = typer.Option(
+        None, help="Compare each received block with its source, by CRC-32C.", rich_help_panel=_PATHS_PANEL
+    ),
+    session_socket: str | None = typer.Option(
+        None, help="Unix socket where an engine attaches.", rich_help_panel=_ENGINE_PANEL
+    ),
+    exit_with_engine: bool | None = typer.Option(
+        None, help="End with the attached engine.", rich_help_panel=_ENGINE_PANEL
+    ),
+    launched: int | None = typer.Option(None, hidden=True),
+) -> None:
     """Serve one engine: the gRPC API and the data paths, by default with a pool of its own on loopback.
 
     Example: [bold]kvgrpc serve --port 50051 --engine-id prefill --blocks 1024[/bold]
@@ -214,7 +187,7 @@ _POOL = ("layers", "kv_heads", "head_dim", "block_tokens", "blocks", "dtype", "d
 
 def _limits(said: Sequence[str]) -> dict[str, str]:
     """Returns limit flags as the variables that set the same limits. Raises InvalidRequest."""
-    from kvgrpc.config_errors import invalid
+    from kvgrpc.config_tables import invalid
 
     found = {}
     for word in said:

@@ -32,7 +32,6 @@ class PlacedSpan:
 
     @property
     def duration_ms(self) -> float:
-        """Duration in milliseconds."""
         return self.span.duration.ToNanoseconds() / 1e6
 
     @property

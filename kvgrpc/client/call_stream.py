@@ -186,7 +186,6 @@ class CallStream:
         self._wake_writer()
 
     async def _run(self) -> None:
-        """Runs one stream from its opening to its end."""
         retry_s = RETRY_S
         writer = stream = None
         try:

@@ -129,17 +129,7 @@ class Caller:
         return not_connected(error, why) if why else error
 
     def error(self, failed: aio.AioRpcError, request: Message) -> KVGrpcError:
-        """Returns the typed error of a failed call."""
         return to_error(failed, _method(request), self.address)
-
-
-class ServerCalls:
-    """The channel to one server, and the caller that uses it."""
-
-    def __init__(self, channel: aio.Channel, caller: Caller) -> None:
-        self.channel = channel
-        """Channel for RPCs that have no method here: `SomeServiceStub(client.channel)`, with a deadline of your own."""
-        self._call = caller
 
 
 def traceparent_of(headers: Metadata) -> str:

@@ -22,12 +22,12 @@ from kvgrpc.client.channel import open_channel
 from kvgrpc.client.credentials import BearerToken, Credentials
 from kvgrpc.client.fleet import Fleet
 from kvgrpc.client.leases import HeldLease, Keeper, KnownLease
-from kvgrpc.client.offers import OfferCalls
 from kvgrpc.client.reloading import ReloadingChannel
 from kvgrpc.client.renewal_stream import RenewalStream
 from kvgrpc.client.scheduler import Scheduler
 from kvgrpc.client.tensors import Tensors
 from kvgrpc.client.tls_probe import TlsProbe
+from kvgrpc.client.transfers import TransferCalls
 from kvgrpc.client.values import (
     AnyBlocks,
     AnyLease,
@@ -92,7 +92,7 @@ def connect(
     return Client(channel, replace(caller, stream=CallStream(channel, address, caller.identity)))
 
 
-class Client(OfferCalls):
+class Client(TransferCalls):
     """One server, as seen from one event loop; `connect` makes it. Any number of its methods may run at once."""
 
     def __init__(self, channel: aio.Channel, caller: Caller) -> None:

@@ -88,18 +88,15 @@ class ReloadingChannel(aio.Channel):
         await self.close()
 
     async def close(self, grace: float | None = None) -> None:
-        """Ends the calls of all channels."""
         for timer in self._former.values():
             timer.cancel()
         channels = [self._current, *self._former, *(() if self._next is None else (self._next,))]
         await asyncio.gather(*(channel.close(grace) for channel in channels))
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
-        """Returns the state of the current channel."""
         return self.now().get_state(try_to_connect)
 
     async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
-        """Waits for a change of the channel that is the current one now."""
         await self.now().wait_for_state_change(last_observed_state)
 
     async def channel_ready(self) -> None:

@@ -222,7 +222,6 @@ def is_returned(transfer: transfer_pb2.Transfer) -> bool:
 
 
 def _rows(ids: Sequence[int] | Mapping[int, Sequence[int]] | Sequence[GroupBlocks]) -> list[GroupBlocks]:
-    """Returns one row for each group."""
     if isinstance(ids, Mapping):
         return [GroupBlocks(group=group, runs=block_runs(of_group)) for group, of_group in ids.items()]
     if not isinstance(ids, Iterable):

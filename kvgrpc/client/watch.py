@@ -100,7 +100,6 @@ class Cursor:
     seq: int = 0
 
     def request(self) -> WatchTransfersRequest:
-        """Returns a request for the events after the cursor."""
         return WatchTransfersRequest(
             filter=self.wanted, after_event_seq=self.seq, incarnation=self.incarnation if self.seq else 0
         )

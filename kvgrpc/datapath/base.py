@@ -52,7 +52,6 @@ class Memory(Protocol):
     @property
     def nonce(self) -> bytes:
         """Random bytes at `nonce_address` for as long as this memory belongs to this process."""
-        ...
 
     @property
     def nonce_address(self) -> int: ...
@@ -74,12 +73,10 @@ class Posting(Protocol):
 
     def poll(self) -> PostingState:
         """Returns the state, without blocking. Once it is not PENDING, it does not change any more."""
-        ...
 
     @property
     def error(self) -> str:
         """Why the posting FAILED or is UNPROVED; empty otherwise."""
-        ...
 
 
 class PeerProcess(Protocol):
@@ -90,7 +87,6 @@ class PeerProcess(Protocol):
 
     def close(self) -> None:
         """Lets go of the process. Idempotent."""
-        ...
 
 
 class Remote(Protocol):
@@ -99,7 +95,6 @@ class Remote(Protocol):
     @property
     def why(self) -> str:
         """One sentence on how the bytes will move (mapping, process_vm_readv, UCX transport)."""
-        ...
 
     @property
     def process(self) -> PeerProcess | None:
@@ -107,7 +102,6 @@ class Remote(Protocol):
 
         The caller owns it, also after `close`.
         """
-        ...
 
     def read(self, runs: Runs, wake: Callable[[], None]) -> Posting:
         """Starts to copy the peer's `runs.src` into this rank's `runs.dst`.
@@ -115,11 +109,9 @@ class Remote(Protocol):
         `wake` may be called from any thread when `poll` has news; a path that never calls it is polled by the mover.
         Raises DataPathFailed if nothing was started. Every run is first checked against both memories.
         """
-        ...
 
     def close(self) -> None:
         """Unmaps and forgets the peer. Only called while no posting on the peer is pending."""
-        ...
 
 
 @runtime_checkable
@@ -131,7 +123,6 @@ class PromptRemote(Remote, Protocol):
 
         Any thread may then start the read, if no other thread starts one on this peer or closes it meanwhile.
         """
-        ...
 
 
 @runtime_checkable
@@ -144,7 +135,6 @@ class SlicingRemote(Remote, Protocol):
         """Does what `read` does, in slices. Slice i ends after `ends[i]` bytes of `runs`, at the end of a run.
         `arrived` is called within this call or a `poll` when the slice's bytes are there.
         """
-        ...
 
 
 @runtime_checkable
@@ -153,7 +143,6 @@ class StagingRemote(Remote, Protocol):
 
     def read_into(self, buffer: Buffer, runs: Runs, wake: Callable[[], None]) -> Posting:
         """Does what `read` does, with offsets in the buffer as `runs.dst`."""
-        ...
 
 
 @runtime_checkable
@@ -162,7 +151,6 @@ class StripsRemote(Remote, Protocol):
 
     def read_strips(self, strips: Sequence[Strip], wake: Callable[[], None]) -> Posting:
         """Does what `read` does, for checked strips whose sources are offsets in the peer's memory."""
-        ...
 
 
 @runtime_checkable
@@ -178,7 +166,6 @@ class WritableRemote(Remote, Protocol):
 
         DONE means that the bytes are in the peer's memory, whatever the peer does.
         """
-        ...
 
 
 @runtime_checkable
@@ -187,7 +174,6 @@ class SentRemote(Remote, Protocol):
 
     def read_sent(self, posting_id: str, runs: Runs, wake: Callable[[], None], buffer: Buffer | None = None) -> Posting:
         """Does what `read` does, or with a buffer what `read_into` does, for a posting: the peer is asked to send."""
-        ...
 
 
 class ReachAttempt(Protocol):
@@ -195,7 +181,6 @@ class ReachAttempt(Protocol):
 
     def cancel(self) -> None:
         """Cancels the attempt: nobody waits for it any more."""
-        ...
 
 
 class DataPath(Protocol):
@@ -207,7 +192,6 @@ class DataPath(Protocol):
     @property
     def needs_polling(self) -> bool:
         """True if postings and open accesses progress only while `progress` is called."""
-        ...
 
     @property
     def peers_need_turns(self) -> bool:
@@ -215,7 +199,6 @@ class DataPath(Protocol):
 
         Another peer may change the value.
         """
-        ...
 
     def offer(self, endpoint: RankEndpoint, peer: str = "") -> RankEndpoint:
         """Returns `endpoint` with this path's part filled in, for one peer. Tokens are minted here, each valid once
@@ -223,26 +206,21 @@ class DataPath(Protocol):
 
         Raises DataPathUnavailable if this rank's memory cannot be reached this way.
         """
-        ...
 
     def withdraw(self, peer: str) -> None:
         """Invalidates the tokens that `offer` made for that peer."""
-        ...
 
     def question(self, endpoint: RankEndpoint) -> Question | None:
         """Returns the question to ask the peer's process before `connect`, or None. Raises as `connect` does."""
-        ...
 
     def connect(self, endpoint: RankEndpoint, answer: Answer | str) -> Remote:
         """Proves that the peer's memory is reachable this way. Raises DataPathUnavailable with the reason.
 
         `answer` is the answer to the question, or why there is none. The call never waits for a peer.
         """
-        ...
 
     def progress(self) -> None:
         """Gives the library a turn, without blocking."""
-        ...
 
     def close(self) -> None:
         """Releases everything in the order that the library needs. Idempotent.
@@ -251,7 +229,6 @@ class DataPath(Protocol):
         they never become DONE. The path cannot speak for bytes of a write that have left (UNPROVED), nor for
         `WrittenByPeers.late_writes`.
         """
-        ...
 
 
 @runtime_checkable
@@ -264,12 +241,10 @@ class WrittenByPeers(Protocol):
 
         Other proofs hold all the same: the peer's word, and the end of its process once this path was closed.
         """
-        ...
 
     @property
     def ends_with_process(self) -> bool:
         """True if no write of a peer lands after its process is gone."""
-        ...
 
     def rekey(self) -> None:
         """Ends all access by what `offer` gave to peers, and starts anew on the same memory.
@@ -277,7 +252,6 @@ class WrittenByPeers(Protocol):
         Like `close`, it ends its own postings; earlier remotes are closed. Raises DataPathFailed if the old state did
         not end, DataPathUnavailable if no new one could be made: then nothing is offered any more.
         """
-        ...
 
 
 @runtime_checkable
@@ -288,7 +262,6 @@ class SentByPeers(Protocol):
         """Sets the callbacks, once and before all else. `later` runs something in the mover's thread. `want` asks a
         peer (its name, the id of the posting, the ask); the answer comes to `answered`.
         """
-        ...
 
     def reach(
         self, rank: int, peer: str, endpoint: RankEndpoint, reached: Callable[[Remote | str], None]
@@ -296,17 +269,13 @@ class SentByPeers(Protocol):
         """Begins to reach a peer's rank from this rank, number `rank`, in place of `connect`. After the return,
         `reached` gets the remote, or why there is none. Raises DataPathUnavailable.
         """
-        ...
 
-    def answered(self, peer: str, answer: SendAnswer) -> None:
-        """Takes the answer to an ask."""
-        ...
+    def answered(self, peer: str, answer: SendAnswer) -> None: ...
 
     def send(self, peer: str, ask: SendAsk, posted: Callable[[Values, str], None]) -> None:
         """Sends from this rank. `posted` is called once, at once or later, with the values for the other side or with
         the reason why nothing is sent. The send is then in flight, and the destination decides when it has ended.
         """
-        ...
 
 
 @runtime_checkable
@@ -315,7 +284,6 @@ class LoadsLibrary(Protocol):
 
     def load(self) -> None:
         """Loads the library now; called if no other path comes before this one."""
-        ...
 
 
 @runtime_checkable
@@ -325,4 +293,3 @@ class SaysWhy(Protocol):
     @property
     def why(self) -> str:
         """One sentence for people."""
-        ...

@@ -13,30 +13,24 @@ class DeviceMemory(Protocol):
     @property
     def name(self) -> str:
         """Name of the device, such as "cuda:0"."""
-        ...
 
     @property
     def memory(self) -> PrivateMemory:
         """The memory for data paths that reach it."""
-        ...
 
     def use(self) -> None:
         """Makes the libraries that the calling thread calls work on this device."""
-        ...
 
     def device(self) -> Device:
         """Returns the device for a mirror, for data paths that do not reach its memory."""
-        ...
 
     def read(self, runs: Sequence[tuple[int, int]]) -> list[bytes]:
         """Returns the bytes of runs, each an offset and a length, and waits for the device. Raises CopyFailed, also
         after `close`. Any thread may call it, also while others copy.
         """
-        ...
 
     def close(self) -> None:
         """Gives the memory back to the device, for other processes. Nothing copies any more. Idempotent."""
-        ...
 
 
 class MakeDeviceMemory(Protocol):
@@ -49,4 +43,3 @@ class MakeDeviceMemory(Protocol):
         Raises InvalidRequest if there is no such device, PreconditionFailed if its memory cannot be used from here,
         Exhausted if it has too little memory.
         """
-        ...

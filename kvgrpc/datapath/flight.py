@@ -151,7 +151,6 @@ class Flight:
             yield _FlightSlice(some.total_bytes, partial(self._submit, some))
 
     def _submit(self, runs: Runs) -> Posting:
-        """Starts one slice."""
         if self._together is not None:
             return self.link.read_and_checksum(*self._together, self.wake)
         if self._summed is not None and self._cap is None:

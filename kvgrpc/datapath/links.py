@@ -131,7 +131,6 @@ class PeerLink:
         return self._checksumming.read_and_checksum(job, works, wake)
 
     def disconnected(self, error: str) -> Disconnected:
-        """Returns the report of a closed link."""
         return Disconnected(self.name[0], error, self.name[1])
 
     def take_process(self) -> PeerProcess | None:
@@ -257,7 +256,6 @@ class PeerLinks:
             awaited.process.close()
 
     def ended(self, link: PeerLink) -> None:
-        """Records that a posting on the link has ended."""
         link.flights -= 1
         self._close_if_idle(link)
 

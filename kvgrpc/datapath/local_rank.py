@@ -41,7 +41,7 @@ DataPathStatus = tuple[str, bool, str]
 OwnReport = events.ChecksumsComputed | events.CopiedOut
 """Reports of a rank on its own memory, beside those of its mover."""
 
-UNAIDED = frozenset({"shm", "cma", "cuda_vmm", "collective", "window", "loopback"})
+UNAIDED = frozenset({"shm", "cma", "cuda_vmm", "collective", "window"})
 """Data paths over which peers read without turns of the mover of the rank that is read."""
 
 _KEPT: list[SharedMemory | PrivateMemory] = []
@@ -102,7 +102,7 @@ def _make(
 
         return CmaPath(memory, copy_threads=copy_threads, socket=socket)
     if name == "window":
-        from kvgrpc.datapath.window.path import WindowPath
+        from kvgrpc.datapath.paths.window import WindowPath
 
         return WindowPath(memory, folder)
     if name == "cuda_vmm":

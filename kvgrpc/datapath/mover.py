@@ -41,8 +41,6 @@ from kvgrpc.datapath.staging_arena import StagingArena
 
 _log = logging.getLogger(__name__)
 
-BEST_FIRST = ("shm", "window", "cma", "nixl", "cuda_vmm", "collective", "loopback")
-"""Order in which to allow paths, unless an operator wants another."""
 _AT_EXIT_S = 2.0
 _STUCK_S = 5.0
 """Time that `close` waits beyond its deadline for a library that does not return, in seconds."""
@@ -95,7 +93,6 @@ class Mover:
     # ---- for everyone
 
     def start(self) -> None:
-        """Starts the thread."""
         atexit.register(self.close, _AT_EXIT_S)
         self._thread.start()
 

@@ -36,7 +36,6 @@ class RankSends:
             self._path.send(peer, ask, posted)
 
     def answered(self, peer: str, answer: SendAnswer) -> None:
-        """Takes the answer to a SendWanted."""
         if self._path is not None:
             self._path.answered(peer, answer)
 

@@ -21,9 +21,6 @@ from kvgrpc.core.events import (
     SendWanted,
 )
 
-Rejected = tuple[tuple[str, str], ...]
-"""Data paths that were not taken, in the order tried: (name, reason as text)."""
-
 
 @dataclass(frozen=True)
 class Disconnected:

@@ -49,7 +49,6 @@ class RankCredentials:
     """Path of a file with a bearer token."""
 
     def paths(self) -> dict[str, str]:
-        """Returns the paths by name."""
         return {name: str(path) for name, path in asdict(self).items()}
 
 

@@ -57,7 +57,6 @@ class AuditRecord:
 
     @property
     def nbytes(self) -> int:
-        """Size of the texts."""
         texts = (self.caller, self.connection, self.method, self.target, self.outcome, self.message)
         return sum(len(text.encode()) for text in texts)
 

@@ -74,5 +74,4 @@ class EngineWatcher:
         return asyncio.get_running_loop().time() >= self._next_beat
 
     def leave(self) -> None:
-        """Ends the watch."""
         self._asleep.discard(self._changed)

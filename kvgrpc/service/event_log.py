@@ -63,7 +63,6 @@ class EventLog:
         self._peers: dict[str, PeerState] = {}
 
     def transfer_ended(self, transfer: Transfer) -> None:
-        """Logs the end of a transfer that failed or was cancelled."""
         other = "from" if transfer.direction is Direction.RECEIVE else "to"
         other += f" {note(transfer.peer_engine_id) or 'nobody'}"
         if transfer.failure is not None and transfer.state is State.FAILED:
@@ -78,7 +77,6 @@ class EventLog:
         self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._again)
 
     def stop(self) -> None:
-        """Looks no more."""
         if self._timer is not None:
             self._timer.cancel()
 

@@ -13,7 +13,6 @@ class Looks(Protocol):
 
     def look(self) -> bool:
         """Reads the files again. Returns whether their content is another one now."""
-        ...
 
 
 class FileWatch:
@@ -25,12 +24,10 @@ class FileWatch:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begins to look."""
         if self._files is not None:
             self._task = asyncio.create_task(self._run(self._files))
 
     async def stop(self) -> None:
-        """Ends the watch."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -34,7 +34,6 @@ class Histogram:
         """Latest value of a trace in each bucket."""
 
     def observe(self, value: float, trace_id: str = "") -> None:
-        """Counts a value."""
         bucket = bisect_left(self.bounds, value)
         self.counts[bucket] += 1
         self.total += value

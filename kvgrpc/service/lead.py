@@ -40,11 +40,9 @@ class Answerer(Protocol):
     @property
     def ticket(self) -> bytes:
         """The ticket of the attached engine; empty while none is attached."""
-        ...
 
     def header(self) -> common_pb2.ResponseHeader:
         """Returns the header that names who answers."""
-        ...
 
 
 class EntryStatus(Protocol):
@@ -52,22 +50,18 @@ class EntryStatus(Protocol):
 
     def entry(self) -> EngineEntry | None:
         """Returns the entry as of now; None: there is no engine, or no entry that could be published."""
-        ...
 
     @property
     def used(self) -> bool:
         """True if there is a registry to publish in."""
-        ...
 
     @property
     def published(self) -> bool:
         """True while the registry has this life's entry."""
-        ...
 
     @property
     def failure(self) -> str:
         """Reason why the registry lacks the entry; empty if it has it, or if there is nothing to publish."""
-        ...
 
 
 class Lead:
@@ -102,7 +96,7 @@ class Lead:
         """The ticket of the attached engine; empty while none is attached."""
 
     def use(self, config: Config) -> None:
-        """Goes by these settings from now on. Only what `config_reload` reloads is read at each use, so give nothing
+        """Goes by these settings from now on. Only what `config_sources` reloads is read at each use, so give nothing
         else another value.
         """
         self.config = config

@@ -163,7 +163,6 @@ class StreamAnswers(Generic[_M]):
             self._messages.pop()
 
     def add_empty(self) -> None:
-        """Adds a message without answers."""
         self._messages.append(self._kind())
 
     def see_to_write(self) -> None:

@@ -114,7 +114,6 @@ class OtlpSpans:
     def start(
         self, name: str, kind: SpanKind, traceparent: str, attributes: Attributes, start_ns: int | None = None
     ) -> _OtlpSpan | _Unrecorded:
-        """Starts a span."""
         parent, span_id = None, random.getrandbits(64)
         if traceparent:
             if not self.records(traceparent):

@@ -70,7 +70,6 @@ class Places:
         self._taken += count
 
     def give_back(self, connection: str, count: int = 1) -> None:
-        """Gives back `count` places."""
         self._taken -= count
         left = self._held[connection] - count
         if left:
@@ -134,7 +133,6 @@ class CallPlace:
         self._tenant = tenant
 
     def give_back(self) -> None:
-        """Gives the place back at the end of the call."""
         self._places.give_back(self._connection, self._count)
         if self._tenant:
             self._places.give_back_of_tenant(self._tenant, self._count)

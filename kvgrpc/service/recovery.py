@@ -34,7 +34,6 @@ class Recovery:
         self._defects: deque[float] = deque(maxlen=DEFECTS_KEPT)
 
     def noted(self) -> None:
-        """Notes a defect."""
         self._defects.append(self._runner.time())
 
     def start(self) -> None:

@@ -102,7 +102,6 @@ class RankPort(Protocol):
 
     def perform(self, action: actions.RankAction) -> None:
         """Begins a command, and returns at once. The result is fed to the node as an event."""
-        ...
 
 
 class EnginePort(Protocol):

@@ -44,7 +44,6 @@ class SpanRow(NamedTuple):
 
     @property
     def trace_id(self) -> str:
-        """Trace id in hex digits."""
         return self.context[3:35]
 
     @property
@@ -78,7 +77,6 @@ class SpanRing:
         return [row for row in self._rows if row.context[3:35] in trace_ids]
 
     def traces_of(self, transfer_id: str) -> set[str]:
-        """Returns the ids of the traces that have that transfer."""
         return {row.trace_id for row in self._rows if row.attributes.get(TRANSFER) == transfer_id}
 
 
@@ -150,7 +148,6 @@ class RingSpans:
     def start(
         self, name: str, kind: SpanKind, traceparent: str, attributes: Attributes, start_ns: int | None = None
     ) -> OpenSpan:
-        """Starts a span."""
         began = time.time_ns() if start_ns is None else start_ns
         inner = self._inner.start(name, kind, traceparent, attributes, began) if self._inner is not None else None
         if inner is not None:

@@ -25,11 +25,9 @@ class OpenSpan(Protocol):
     @property
     def traceparent(self) -> str:
         """Trace context of what is within the span."""
-        ...
 
     def end(self, failure: str = "", error_type: str = "", at_ns: int | None = None) -> None:
         """Ends the span, now or at a time since the Unix epoch. `failure` says why it failed; empty: it did not."""
-        ...
 
 
 class SpanMaker(Protocol):
@@ -37,13 +35,11 @@ class SpanMaker(Protocol):
 
     def records(self, traceparent: str) -> bool:
         """Returns whether a span within that context may be recorded. If not, the context itself is passed on."""
-        ...
 
     def start(
         self, name: str, kind: SpanKind, traceparent: str, attributes: Attributes, start_ns: int | None = None
     ) -> OpenSpan:
         """Starts a span, now or at a time since the Unix epoch."""
-        ...
 
 
 class TracerSpan:
@@ -60,7 +56,6 @@ class TracerSpan:
         return carrier.get(TRACEPARENT, "")
 
     def end(self, failure: str = "", error_type: str = "", at_ns: int | None = None) -> None:
-        """Ends the span."""
         if failure:
             self._span.set_status(Status(StatusCode.ERROR, failure))
         if error_type:
@@ -78,7 +73,6 @@ class TracerSpans:
     def start(
         self, name: str, kind: SpanKind, traceparent: str, attributes: Attributes, start_ns: int | None = None
     ) -> TracerSpan:
-        """Starts a span."""
         within: Context | None = _propagator.extract({TRACEPARENT: traceparent}) if traceparent else None
         tracer = trace.get_tracer(SCOPE)
         return TracerSpan(tracer.start_span(name, within, kind, attributes, start_time=start_ns))

@@ -22,10 +22,11 @@ from unittest import mock
 from kvgrpc.core.actions import Operation, Post
 from kvgrpc.core.events import EndpointOffered, PeerMapped, PostingEnded
 from kvgrpc.core.values.endpoints import RankEndpoint
-from kvgrpc.datapath.mover import BEST_FIRST, Mover
+from kvgrpc.datapath.mover import Mover
 from kvgrpc.datapath.reports import Report
 from kvgrpc.datapath.settings import MoverSettings
 from tests.datapath.leads import Leads
+from tests.datapath.movers import BEST_FIRST
 from tests.datapath.peers import DEADLINE_S, GUARD, Bytes, Case
 from tests.datapath.pumped import LONG_S
 

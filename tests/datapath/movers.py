@@ -15,14 +15,15 @@ from kvgrpc.core.values.endpoints import LoopbackEndpoint, RankEndpoint
 from kvgrpc.datapath.base import Buffer, DataPath, Posting, PostingState, Remote
 from kvgrpc.datapath.host.memory import PrivateMemory
 from kvgrpc.datapath.host.process_socket import ProcessSocket, SocketReply
-from kvgrpc.datapath.mover import BEST_FIRST, Mover
-from kvgrpc.datapath.paths.loopback import LoopbackPath
+from kvgrpc.datapath.mover import Mover
 from kvgrpc.datapath.questions import Answer, Question
 from kvgrpc.datapath.reports import Report
 from kvgrpc.datapath.settings import MoverSettings
+from tests.datapath.loopback import LoopbackPath
 from tests.datapath.peers import DEADLINE_S, GUARD, Bytes, runs_of
 
 NBYTES = 1 << 20
+BEST_FIRST = ("shm", "window", "cma", "nixl", "cuda_vmm", "collective", "loopback")
 DONE, FAILED, PENDING = PostingState.DONE, PostingState.FAILED, PostingState.PENDING
 Kind = TypeVar("Kind", bound=Report)
 

@@ -28,11 +28,11 @@ from kvgrpc.datapath.copy.copy_methods import CopyMethod
 from kvgrpc.datapath.cuda_vmm.path import CudaVmmPath
 from kvgrpc.datapath.host.memory import PrivateMemory, SharedMemory
 from kvgrpc.datapath.paths.cma import CmaPath
-from kvgrpc.datapath.paths.loopback import LoopbackPath
 from kvgrpc.datapath.paths.shm import ShmPath
+from kvgrpc.datapath.paths.window import WindowPath
 from kvgrpc.datapath.questions import Answer, Question
-from kvgrpc.datapath.window.path import WindowPath
 from tests.datapath.cuda_vmm.fake_driver import DRIVER, exported, plain
+from tests.datapath.loopback import LoopbackPath
 from tests.datapath.pumped import HOST, LONG_S, LOST, PumpedPath, Said
 
 Bytes = NDArray[np.uint8]

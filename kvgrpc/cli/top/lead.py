@@ -24,7 +24,6 @@ class WatchedLead:
         await self._client.close()
 
     async def look(self, asks: tuple[str, ...]) -> Reading:
-        """Returns what the lead has now."""
         try:
             replies: dict[str, Any] = {"status": await self._client.status()}
             for name in asks:
@@ -49,7 +48,6 @@ class WatchedLead:
             return None
 
     async def cancel(self, transfer_id: str) -> str:
-        """Cancels a transfer. Returns what came of it."""
         return await self._done(self._client.cancel(transfer_id, message="kvgrpc top"), f"{transfer_id} is cancelled")
 
     async def release(self, lease_id: str) -> str:

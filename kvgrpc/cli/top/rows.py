@@ -311,7 +311,6 @@ class TopLines:
         return GAP.join(title.ljust(wide) for title, wide in zip(titles, self._widths, strict=True)).rstrip()
 
     def line(self, index: int) -> str:
-        """Returns one row as text."""
         values = self._rows[index].values
         pairs = zip(self._columns, self._widths, values, strict=False)
         return GAP.join(cell(form, value).ljust(wide) for (_, form), wide, value in pairs).rstrip()

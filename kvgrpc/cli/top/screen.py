@@ -239,7 +239,6 @@ class TopApp(App[None]):
         self._draw()
 
     def action_sort(self) -> None:
-        """Sorts by the next column."""
         self._sort = (self._sort + 1) % len(VIEWS[self._view].columns)
         self._say(f"sorted by {VIEWS[self._view].columns[self._sort][0]}")
 
@@ -270,7 +269,6 @@ class TopApp(App[None]):
         self._table.focus()
 
     def action_cancel(self) -> None:
-        """Cancels the chosen transfer."""
         self._act("transfers", "Cancel transfer {name} at {engine}?", lambda lead, row: lead.cancel(row.name))
 
     def action_release(self) -> None:

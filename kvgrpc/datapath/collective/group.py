@@ -42,19 +42,15 @@ class GroupLibrary(Protocol):
 
     def launch(self, message: Message, number: int) -> Any:
         """Hands a message of send `number` to the library, which matches no message of another send."""
-        ...
 
     def land(self, flying: Any, stall_s: float) -> None:
         """Waits until a message has moved, in launch order. Raises RuntimeError if it does not move."""
-        ...
 
     def shut_down(self) -> None:
         """Ends what is in flight, so that `land` raises. Any thread may call it."""
-        ...
 
     def close(self) -> None:
         """Ends the group, before anything that was launched is forgotten."""
-        ...
 
 
 @dataclass(eq=False)

@@ -40,9 +40,7 @@ class GroupOwner(Protocol):
     """The part of a path that its remotes use."""
 
     @property
-    def message_bytes(self) -> int:
-        """Maximum size of a message, in bytes."""
-        ...
+    def message_bytes(self) -> int: ...
 
     def make_group(
         self, peer: tuple[str, int], *, sends: bool, told: Callable[[Values], None], ready: Callable[[], None]
@@ -50,19 +48,13 @@ class GroupOwner(Protocol):
         """Makes one side of a group with a rank of a peer. `told` and `ready` are called from the mover's thread.
         Raises DataPathFailed if too many are being made.
         """
-        ...
 
     def next_epoch(self) -> int:
         """Returns the epoch of the next group that receives: higher than all before."""
-        ...
 
-    def retire(self, group: ProcessGroup, why: str) -> None:
-        """Ends a group."""
-        ...
+    def retire(self, group: ProcessGroup, why: str) -> None: ...
 
-    def forget(self, remote: "CollectiveRemote") -> None:
-        """Forgets a closed remote."""
-        ...
+    def forget(self, remote: "CollectiveRemote") -> None: ...
 
 
 class CollectiveRemote:
@@ -156,7 +148,6 @@ class CollectiveRemote:
         self._go_on()
 
     def close(self) -> None:
-        """Ends the group of this remote."""
         self._end_group("the peer is disconnected")
         self._path.forget(self)
 

@@ -72,7 +72,6 @@ class UnmadeGroups:
             )
 
     def add(self, pair: Pair, group: ProcessGroup) -> None:
-        """Records a group that was begun."""
         self._begun.append(_BegunGroup(pair, group))
 
     def forget(self, peer: str) -> None:

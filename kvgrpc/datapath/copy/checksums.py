@@ -307,8 +307,6 @@ class ChecksummingRemote(Protocol):
     @property
     def source(self) -> Sequence[Segment]:
         """The peer's memory, by addresses of this process."""
-        ...
 
     def read_and_checksum(self, job: ChecksumJob, works: Sequence[Work], wake: Callable[[], None]) -> Posting:
         """Does what `Remote.read` does for the runs of `ReadChecksums.together`, whose work also copies them."""
-        ...

@@ -44,50 +44,39 @@ class Driver(Protocol):
 
     def uuids(self) -> tuple[bytes, ...]:
         """Returns 16 bytes for each device, the same in every process that sees the device."""
-        ...
 
     def reaches(self, device: int, other: int) -> bool:
         """Returns True if a device can read the memory of another one (peer access)."""
-        ...
 
     def granularity(self, device: int) -> int:
         """Returns the unit of allocation sizes, in bytes."""
-        ...
 
     def create(self, device: int, nbytes: int) -> int:
         """Returns the handle of a new allocation, with undefined bytes, that can have descriptors."""
-        ...
 
     def find(self, device: int, address: int) -> Found | None:
         """Returns the allocation mapped there, or None for memory without a handle, such as that of cudaMalloc."""
-        ...
 
     def release(self, handle: int) -> None: ...
 
     def export(self, handle: int) -> int:
         """Returns a new descriptor, for the caller to close. A process may map it writable, and is trusted not to."""
-        ...
 
     def import_(self, device: int, fd: int) -> int:
         """Returns the handle of the allocation that a descriptor names. The caller closes the descriptor."""
-        ...
 
     def is_of(self, handle: int, device: int) -> bool:
         """Returns True if an allocation is memory of that device, which stays there."""
-        ...
 
     def map(self, device: int, handle: int, nbytes: int, *, writable: bool) -> int:
         """Maps the first `nbytes` bytes of an allocation for `device`, and returns the address. A write through a
         mapping that is not writable is a fault of the writer.
         """
-        ...
 
     def unmap(self, device: int, address: int, nbytes: int) -> None:
         """Unmaps all that `map` returned. No copy of it may be in flight."""
-        ...
 
     def copy(self, device: int, rows: Rows) -> Copy:
         """Starts to copy these rows, in a queue of the device beside those that compute. Addresses of host memory are
         allowed, too. Raises CopyFailed if none was started; after any other error some may be in flight.
         """
-        ...

@@ -204,7 +204,6 @@ class CudaDriver:
         return _Copies(self, device, event)
 
     def wait(self, device: int, event: c_void_p) -> None:
-        """Waits until the device is past an event."""
         with self._on(device):
             self._call("cuEventSynchronize", event)
 

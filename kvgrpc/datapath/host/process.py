@@ -83,7 +83,6 @@ class HeldProcess:
 
     @property
     def ended(self) -> bool:
-        """True if the process has ended; see ProcessEnd."""
         return self.end.ended
 
     def show(self, proof_address: int, nonce_address: int, challenge: bytes, offered: bytes) -> None:

@@ -124,7 +124,6 @@ class ProcessSocket:
         return Question(path, token, descriptors=descriptors, folder=self._folder)
 
     def revoke(self, peer: str) -> None:
-        """Invalidates all tokens of that peer."""
         with self._lock:
             for token in list(self._by_peer.get(peer, ())):
                 self._drop(token)

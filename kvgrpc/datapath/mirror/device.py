@@ -44,16 +44,12 @@ class Device(Protocol):
         """Takes the mirror, shape [nbytes], for the copies that follow, and page-locks it if that is of use. A rank
         that comes back to a new lead has a new mirror. The rank raises what this raises; the device is not open then.
         """
-        ...
 
     def to_host(self, offsets: Ids, nbytes: Ids) -> Copy:
         """Starts to copy into the mirror. Raises CopyFailed."""
-        ...
 
     def to_device(self, offsets: Ids, nbytes: Ids) -> Copy:
         """Starts to copy out of the mirror. Raises CopyFailed."""
-        ...
 
     def close(self) -> None:
         """Releases the mirror; no copy is in flight. An error is logged, and the mirror stays. Idempotent."""
-        ...

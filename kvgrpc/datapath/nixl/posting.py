@@ -58,15 +58,12 @@ class SliceTransfer(Protocol):
 
     def post(self) -> tuple[PostingState, str]:
         """Starts the transfer, which may be over on return. The text says why it FAILED."""
-        ...
 
     def check(self) -> tuple[PostingState, str]:
         """Gives NIXL a turn and returns the state; never blocks."""
-        ...
 
     def release(self) -> None:
         """Releases an ended transfer. NIXL releases a running transfer too, and its bytes still arrive."""
-        ...
 
 
 class AgentConnection(Protocol):
@@ -76,21 +73,16 @@ class AgentConnection(Protocol):
     def lock(self) -> threading.RLock: ...
 
     @property
-    def closed(self) -> bool:
-        """True if the agent has ended."""
-        ...
+    def closed(self) -> bool: ...
 
     def prepare(self, piece: NixlSlice, operation: Operation) -> SliceTransfer:
         """Makes the transfer of a slice. Raises DataPathFailed; nothing has started then."""
-        ...
 
     def broke(self, error: str, operation: Operation) -> PostingState:
         """Records that a transfer ended with an error. Returns the state of its posting: see NixlPosting."""
-        ...
 
     def after_close(self, operation: Operation) -> PostingState:
         """Returns the state of a posting after the agent's end: see NixlPosting."""
-        ...
 
 
 class NixlPosting:

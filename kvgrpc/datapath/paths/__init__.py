@@ -1,1 +1,1 @@
-"""Paths on one host: shared memory, process memory (CMA), and loopback within one process."""
+"""Paths on one host: shared memory, process memory (CMA), and windows."""

@@ -92,7 +92,6 @@ class LeadProcess:
         return self._process.poll() is not None
 
     def kill(self) -> None:
-        """Kills the process."""
         self.killed = True
         self._expected.add(-signal.SIGKILL)
         self._process.kill()

@@ -65,7 +65,6 @@ class RankLink:
 
     @property
     def pid(self) -> int:
-        """Id of the link process."""
         return self._process.pid
 
     def close(self) -> None:

@@ -144,7 +144,6 @@ class Session:
         return call_id
 
     def answered(self, call_id: int) -> bool:
-        """Returns whether the call has an answer."""
         return self._answers[call_id] is not None
 
     def answer(self, call_id: int) -> session_pb2.CallAnswer:

@@ -84,7 +84,6 @@ class Sessions:
         return self._session.answered(call_id)
 
     def answer(self, call_id: int) -> session_pb2.CallAnswer:
-        """Calls `Session.answer`."""
         return self._session.answer(call_id)
 
     def poll(self, timeout_s: float) -> list[Event]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch.distributed
 from sglang.srt.configs.model_config import ModelConfig
-from sglang.srt.disaggregation.base import BaseKVManager, KVArgs
+from sglang.srt.disaggregation.base import BaseKVBootstrapServer, BaseKVManager, KVArgs
 from sglang.srt.disaggregation.utils import DisaggregationMode
 from sglang.srt.environ import envs
 from sglang.srt.runtime_context import get_disagg, get_parallel
@@ -277,7 +277,6 @@ class KVManager(BaseKVManager):
 
 
 def _heads(model: ModelConfig) -> Heads:
-    """Returns the heads of a model on the ranks of this engine."""
     ranks = get_parallel().attn_tp_size
     per_rank = model.get_num_kv_heads(ranks)
     total = per_rank * ranks if per_rank > 1 else min(ranks, model.get_total_num_kv_heads())
@@ -303,3 +302,13 @@ def _check(args: "ServerArgs") -> None:
     for name in ("pp_size", "dp_size", "attn_cp_size"):
         if getattr(parallel, name) != 1:
             raise unserved(f"engines whose {name} is 1", "tensor-parallel ranks alone")
+
+
+class NoBootstrapServer(BaseKVBootstrapServer):
+    """Stands where SGLang expects a server, in the process of its HTTP server. The lead serves at that address."""
+
+    def __init__(self, host: str, port: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

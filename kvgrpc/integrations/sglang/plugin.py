@@ -37,8 +37,7 @@ def _class_of(found: Callable[..., Any], transfer_backend: Any, class_type: Any)
     if transfer_backend.value != NAME or class_type.value == "kvargs":
         return found(transfer_backend, class_type)
     from kvgrpc.integrations.sglang import hooks
-    from kvgrpc.integrations.sglang.bootstrap import NoBootstrapServer
-    from kvgrpc.integrations.sglang.manager import KVManager
+    from kvgrpc.integrations.sglang.manager import KVManager, NoBootstrapServer
     from kvgrpc.integrations.sglang.receiver import KVReceiver
     from kvgrpc.integrations.sglang.sender import KVSender
     from kvgrpc.integrations.sglang.settings import is_across

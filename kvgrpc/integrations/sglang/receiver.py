@@ -86,7 +86,6 @@ class KVReceiver(BaseKVReceiver):
         return KVPoll.WaitingForInput if self._found else KVPoll.Bootstrapping
 
     def hear(self, event: Event) -> None:
-        """Hears of the reservation."""
         match event:
             case Received():
                 self._received = self._at_rest = True

@@ -94,7 +94,6 @@ class KVSender(BaseKVSender):
         return KVPoll.WaitingForInput if self._registered else KVPoll.Bootstrapping
 
     def hear(self, event: Event) -> None:
-        """Hears of the push."""
         match event:
             case Failed(_, reason, message):
                 self._failure = self._failure or f"{reason}: {message}"

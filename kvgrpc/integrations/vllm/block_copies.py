@@ -77,7 +77,6 @@ class BlockCopies:
         return self._copied(offsets, nbytes, "h2d")
 
     def synchronize(self) -> None:
-        """Waits for all copies that were started."""
         torch.get_device_module(self._device.device).synchronize(self._device.device)
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from vllm.platforms import current_platform
 
 from kvgrpc.core.values.layout import PoolLayout
 from kvgrpc.engine import Engine
-from kvgrpc.integrations.vllm.geometry import layout_of, unserved
+from kvgrpc.integrations.vllm.geometry import first_layers, joined, layout_of, unserved
 from kvgrpc.integrations.vllm.identity import Kernels, factors_of, identity_across, identity_of
 from kvgrpc.integrations.vllm.meeting import (
     MEET_S,
@@ -24,7 +24,6 @@ from kvgrpc.integrations.vllm.meeting import (
 )
 from kvgrpc.integrations.vllm.options import BlockOptions
 from kvgrpc.integrations.vllm.scheduler_side import SchedulerSide
-from kvgrpc.integrations.vllm.stages import first_layers, joined
 from kvgrpc.integrations.vllm.tensors.messages import StoreGreeting, TensorStep
 from kvgrpc.integrations.vllm.tensors.options import TensorOptions, check
 from kvgrpc.integrations.vllm.tensors.scheduler_side import TensorSchedulerSide
@@ -56,7 +55,6 @@ class BlockMode:
         self._config = config
 
     def worker_side(self) -> WorkerSide:
-        """Returns the side of one worker."""
         return WorkerSide(self.options, self._layout)
 
     def scheduler_side(self, greetings: Greetings, blocks: Any) -> SchedulerSide:
@@ -123,7 +121,6 @@ class TensorMode:
         check(config, self.options, self._layout)
 
     def worker_side(self) -> TensorWorkerSide:
-        """Returns the side of one worker."""
         return TensorWorkerSide(self.options, self._layout)
 
     def scheduler_side(self, greetings: Greetings, blocks: Any) -> TensorSchedulerSide:

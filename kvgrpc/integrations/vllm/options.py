@@ -91,7 +91,6 @@ class BlockOptions(SharedOptions):
 
     @property
     def lead_flags(self) -> tuple[str, ...]:
-        """Flags of `kvgrpc serve` for the lead."""
         limits = [word for name, value in self.limits.items() for word in ("--limit", f"{name}={value}")]
         return ("--data-paths", ",".join(self.data_paths), *limits, *self.serve_flags)
 

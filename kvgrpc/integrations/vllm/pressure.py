@@ -52,7 +52,6 @@ class Pressure:
         """Requests of `_began` that have no blocks."""
 
     def arrived(self, request: "Request") -> None:
-        """Notes a request that arrived."""
         self._began[request.request_id] = arrived_us(request)
         self._waiting.add(request.request_id)
 
@@ -61,7 +60,6 @@ class Pressure:
         self._began[request_id] = time_us
 
     def left(self, request_id: str) -> None:
-        """Forgets a request that is over."""
         self._began.pop(request_id, None)
         self._waiting.discard(request_id)
 
@@ -70,7 +68,6 @@ class Pressure:
         self._unplaced = request, computed_tokens
 
     def placed(self, request_id: str) -> None:
-        """Notes that a request has blocks."""
         self._waiting.discard(request_id)
         if self._unplaced is not None and self._unplaced[0].request_id == request_id:
             self._unplaced = None

@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from kvgrpc.config_fleet import ENGINE_ID
+from kvgrpc.config_tables import ENGINE_ID
 from kvgrpc.errors import Reason, Unavailable, note
 from kvgrpc.fleet.directory import Directory, HealthCheck, LeadAnswer
 from kvgrpc.fleet.entry import EngineEntry
@@ -86,7 +86,6 @@ class LeadChecks:
         raise Unavailable(Reason.PEER_UNREACHABLE, why)
 
     async def close(self) -> None:
-        """Ends all connections."""
         for of in list(self._channels):
             await self._leave(of)
 

@@ -13,7 +13,7 @@ from functools import partial
 
 import grpc.aio
 
-from kvgrpc.config_fleet import FleetConfig
+from kvgrpc.config_tables import FleetConfig
 from kvgrpc.errors import InvalidRequest, Reason, Unavailable, Unimplemented
 from kvgrpc.fleet.directory import Directory, DirectoryLimits
 from kvgrpc.fleet.history import EngineHistory
@@ -62,7 +62,6 @@ class FleetReading:
         self._looking = asyncio.create_task(self._look_on())
 
     async def end(self) -> None:
-        """Reads no longer, and ends all connections."""
         self._looking.cancel()
         await asyncio.gather(self._looking, return_exceptions=True)
         await self._follower.stop()
@@ -176,7 +175,6 @@ class FleetReader:
         return reading, found
 
     async def stop(self) -> None:
-        """Ends the reading, if there is one."""
         if self._idle is not None:
             self._idle.cancel()
             await asyncio.gather(self._idle, return_exceptions=True)

@@ -9,8 +9,7 @@ from typing import Protocol
 
 import grpc
 
-from kvgrpc.config_errors import invalid
-from kvgrpc.config_fleet import FleetConfig
+from kvgrpc.config_tables import FleetConfig, invalid
 from kvgrpc.fleet.entry import EngineEntry
 from kvgrpc.registry.addresses import LEASES, publisher_at, registry_at
 from kvgrpc.registry.base import Registry
@@ -31,15 +30,11 @@ class Published(Protocol):
 
     def update(self, entry: EngineEntry) -> None:
         """Publishes another value of the same life, soon."""
-        ...
 
     async def run(self) -> None:
         """Publishes the entry and renews it. It never ends by itself."""
-        ...
 
-    async def withdraw(self) -> None:
-        """Removes the entry."""
-        ...
+    async def withdraw(self) -> None: ...
 
 
 def registry_of(fleet: FleetConfig, introduce: Introduce) -> Registry | None:

@@ -29,7 +29,6 @@ class HttpEndpoints:
         """Addresses by name, each with the time until which it counts."""
 
     def has_rule(self, entry: EngineEntry) -> bool:
-        """Returns whether a rule fits an engine."""
         return "" in self._rules or entry.engine_id in self._rules
 
     async def of(self, entry: EngineEntry) -> str:

@@ -55,7 +55,6 @@ class Assignments:
         self._rows = rows
 
     def of(self, name: str) -> Assignment:
-        """Returns the row for a name."""
         return next((row for row in self._rows if row.fits(name)), NONE)
 
 

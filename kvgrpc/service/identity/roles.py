@@ -124,14 +124,3 @@ def _rows() -> Iterator[tuple[str, Roles]]:
 
 METHODS: Mapping[str, Roles] = dict(_rows())
 """Roles of which one is enough, by method."""
-
-
-def table() -> list[str]:
-    """Returns the table as the lines of a page in Markdown."""
-    head = ["| Method | " + " | ".join(role.value for role in Role) + " |", "|---|" + "---|" * len(Role)]
-    lines = []
-    for method, roles in METHODS.items():
-        service, _, name = method.rpartition("/")
-        marks = [" yes " if role in (roles or Role) else "  " for role in Role]
-        lines.append(f"| `{service.rpartition('.')[2]}/{name}` |" + "|".join(marks) + "|")
-    return head + lines

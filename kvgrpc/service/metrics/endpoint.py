@@ -98,7 +98,6 @@ class HasReadings(Protocol):
 
     def read(self) -> Iterator[Reading]:
         """Yields all readings. Call it on the event loop."""
-        ...
 
 
 class MetricsEndpoint:
@@ -124,7 +123,6 @@ class MetricsEndpoint:
         self._thread = threading.Thread(target=self._server.serve_forever, name="kvgrpc-metrics", daemon=True)
 
     def start(self) -> None:
-        """Serves from now on."""
         self._metrics.lag.start()
         self._thread.start()
 
@@ -175,7 +173,6 @@ class _OnLoop(Collector):
         self._endpoint = endpoint
 
     def collect(self) -> Iterable[Metric]:
-        """Yields all families."""
         for family, rows in self._endpoint.on_loop(self._endpoint.readings):
             yield _metric(family, rows)
 
@@ -248,7 +245,6 @@ class _ScrapeServer(ThreadingHTTPServer):
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Serves one connection."""
         accepted = request
         with self._lock:
             scraper = self._of_thread.scraper = self._open.get(request) or _Scraper(request, 0.0)
@@ -310,7 +306,6 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def do_GET(self) -> None:
-        """Answers by the path."""
         self.server.has_request()
         self.close_connection = True
         answers = {"/metrics": self._metrics, "/livez": self._alive, "/readyz": self._ready}

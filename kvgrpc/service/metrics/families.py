@@ -22,11 +22,6 @@ class Family:
     meaning: str
     labels: tuple[str, ...] = ()
 
-    @property
-    def shown_name(self) -> str:
-        """Name as queries have it."""
-        return f"{self.name}_total" if self.kind is MetricKind.COUNTER else self.name
-
 
 FAMILIES: list[Family] = []
 """All families, in the order of the docs."""
@@ -131,12 +126,3 @@ CERTIFICATE_END = _gauge(
 )
 TLS_BROKEN = _gauge("kvgrpc_tls_files_unusable", "1 while the TLS files as they are now are not in use.")
 BUILD_INFO = _gauge("kvgrpc_build_info", "Always 1; the labels say what runs here.", "version", "grpc", "protocol")
-
-
-def table() -> list[str]:
-    """Returns the table as the lines of a page in Markdown."""
-    lines = ["| Metric | Kind | Labels | Meaning |", "|---|---|---|---|"]
-    for family in FAMILIES:
-        labels = ", ".join(f"`{label}`" for label in family.labels) or "none"
-        lines.append(f"| `{family.shown_name}` | {family.kind.value} | {labels} | {family.meaning} |")
-    return lines

@@ -40,7 +40,6 @@ class HasStore(Protocol):
     @property
     def store(self) -> HasStatus:
         """The store of this life. Raises PreconditionFailed if there is none, Unavailable if there is no pool."""
-        ...
 
 
 def one(family: Family, value: float | Histogram) -> Reading:

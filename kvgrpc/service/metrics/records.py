@@ -38,7 +38,6 @@ class TransferRecords:
         self.sizes: dict[tuple[str], Histogram] = defaultdict(lambda: Histogram(SIZE_BOUNDS))
 
     def hear(self, transfer: Transfer) -> None:
-        """Counts the end of a transfer."""
         assert transfer.ended is not None
         direction, trace = transfer.direction.value, trace_id(transfer.trace)
         phases = transfer.phases
@@ -65,12 +64,10 @@ class LoopLag:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Measures from now on."""
         loop = asyncio.get_running_loop()
         self._timer = loop.call_at(loop.time() + LAG_EVERY_S, self._measure)
 
     def stop(self) -> None:
-        """Measures no more."""
         if self._timer is not None:
             self._timer.cancel()
 

@@ -121,7 +121,6 @@ class PeerChannels:
             self._spawn(channel.renew(HANG_UP_GRACE_S))
 
     async def stop(self) -> None:
-        """Ends all streams and channels."""
         channels = list(self._channels.values())
         self._channels.clear()
         for task in self._tasks - self._hanging_up:

@@ -133,7 +133,6 @@ class ServedCallStream:
                 task.cancel()
 
     async def _serve(self, call: calls_pb2.UnaryCall) -> None:
-        """Serves one call up to its answer."""
         call_id, context = call.call_id, self._context_of(call)
         try:
             check_request(call)

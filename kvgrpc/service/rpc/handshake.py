@@ -108,7 +108,6 @@ class HandshakeService(handshake_pb2_grpc.HandshakeServiceServicer):
 
 
 def _status(lead: Lead) -> handshake_pb2.EngineStatus:
-    """Returns the state of the engine now."""
     state = lead.runner.node.state
     open_to, why = admission(lead)
     return description.status_to_proto(engine_status(state), open_to, why, attached=state.life.attached)

@@ -57,7 +57,6 @@ class _PageToken:
     row: str
 
     def text(self) -> str:
-        """Returns the token as text for `_read`."""
         parts = (self.of, str(self.incarnation), str(self.event_seq), self.at.hex(), self.row)
         return base64.urlsafe_b64encode(" ".join(parts).encode()).decode()
 

@@ -27,7 +27,6 @@ class NewsLog:
         return len(self._rows)
 
     def add(self, news: News) -> None:
-        """Adds news."""
         self._last += 1
         self._rows[self._last] = news
         self._kept(self._last, news)

@@ -27,7 +27,6 @@ class SchedulerCallers:
         self._at[caller] = now
 
     def forget(self, request_id: str) -> None:
-        """Forgets a request that is over."""
         caller = self._caller.pop(request_id, None)
         if caller is not None:
             del self._of[caller][request_id]

@@ -69,15 +69,11 @@ class Host(Protocol):
         """Starts a new incarnation for the engine. `worker` makes the rank that is commanded in a worker. `memory`:
         descriptors of the shared memory of an engine that comes back, by rank.
         """
-        ...
 
-    async def end_engine(self) -> None:
-        """Ends the engine's life."""
-        ...
+    async def end_engine(self) -> None: ...
 
     def shared_memory(self, rank: int) -> tuple[int, int]:
         """Returns (descriptor, bytes) of a rank's shared memory. Raises NotFound."""
-        ...
 
 
 class SessionServer:

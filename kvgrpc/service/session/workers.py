@@ -34,19 +34,15 @@ class WorkerEnd(Protocol):
 
     def attached(self, reply: session_pb2.AttachRankResponse, memory: int) -> None:
         """Says that the worker is attached; `memory`: the descriptor of its shared memory, or -1."""
-        ...
 
     def command(self, command: rank_pb2.RankCommand) -> None:
         """Sends a command. Raises OutOfRange (LIMIT_EXCEEDED) for one too long for any worker."""
-        ...
 
     def close(self, why: str) -> None:
         """Ends the connection. `why` is told to the worker; empty if it is this lead's life that ends."""
-        ...
 
     async def memory(self) -> int:
         """Returns the descriptor of the worker's shared memory. Raises Unavailable if it gives none."""
-        ...
 
 
 class SocketEnd:
@@ -203,7 +199,6 @@ class Workers:
 
     @property
     def ends(self) -> Iterable[WorkerEnd]:
-        """Connections of the attached workers."""
         return self._attached.values()
 
 

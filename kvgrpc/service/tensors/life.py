@@ -30,7 +30,6 @@ class Life:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def spawn(self, work: Work) -> "asyncio.Task[Any]":
-        """Begins a task of this life."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)

@@ -219,7 +219,6 @@ class StorePages:
         wanted.future.set_exception(error)
 
     async def bring_back(self, tensor: Tensor) -> None:
-        """Brings a tensor from outside back into the store."""
         life, table = self._life, self._life.table
         try:
             ((allocation_id, pages),) = await self.take((tensor,), "")

@@ -248,7 +248,6 @@ class StagingStore:
         self._perform()
 
     def _end_if_unwanted(self, store: Store, transfer_id: str) -> None:
-        """Ends a transfer if all its tensors are unwanted."""
         tensors, _ = self._arriving.get(transfer_id, ((), False))
         if tensors and _gone(tensors):
             del self._arriving[transfer_id]

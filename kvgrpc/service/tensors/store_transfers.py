@@ -160,11 +160,9 @@ class StoreTransfers:
                 self._ask(events.RenewLeases(self._call(""), tuple(leases[at : at + most]), ttl_s))
 
     def find(self, transfer_id: str) -> Transfer | None:
-        """Returns the transfer as it is now."""
         return self._lead.runner.node.state.transfers.find(transfer_id)
 
     def end(self, transfer_id: str, message: str, scope: events.CancelScope) -> None:
-        """Ends a transfer that is not over."""
         now = self.find(transfer_id)
         if now is not None and now.state in (State.PENDING, State.ACTIVE):
             call = self._call("")

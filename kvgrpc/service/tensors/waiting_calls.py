@@ -62,7 +62,6 @@ class WaitingCalls:
             self._not_taken(answer)
 
     def answer(self, number: int, result: Result | KVGrpcError) -> None:
-        """Answers a call, if it still waits."""
         future = self._answers.get(number)
         if future is not None and not future.done():
             future.set_result(result)

@@ -15,9 +15,9 @@ from kvgrpc.datapath.base import DataPath
 from kvgrpc.datapath.collective.path import CollectivePath
 from kvgrpc.datapath.host.memory import PrivateMemory
 from kvgrpc.datapath.mover import Mover
-from kvgrpc.datapath.paths.loopback import LoopbackPath
 from kvgrpc.datapath.reports import Report
 from tests.datapath.leads import Leads
+from tests.datapath.loopback import LoopbackPath
 from tests.datapath.movers import until
 from tests.datapath.peers import DEADLINE_S
 from tests.datapath.pumped import HOST, LONG_S

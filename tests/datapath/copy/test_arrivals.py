@@ -17,8 +17,7 @@ from kvgrpc.datapath.base import PostingState
 from kvgrpc.datapath.copy import checksums, crc32c
 from kvgrpc.datapath.copy.checksums import sources_of
 from kvgrpc.datapath.local_rank import LocalRank
-from kvgrpc.datapath.mover import BEST_FIRST
-from tests.datapath.movers import AT_SOURCE, Held, post_of
+from tests.datapath.movers import AT_SOURCE, BEST_FIRST, Held, post_of
 from tests.datapath.peers import (
     DEADLINE_S,
     GUARD,

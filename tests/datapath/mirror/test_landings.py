@@ -13,8 +13,8 @@ from kvgrpc.datapath.host.memory import PrivateMemory
 from kvgrpc.datapath.mirror.device import CopyFailed
 from kvgrpc.datapath.mirror.mirror import Mirror, make_memory
 from kvgrpc.datapath.mover import Mover
-from kvgrpc.datapath.paths.loopback import LoopbackPath
 from kvgrpc.datapath.reports import Disconnected, Report
+from tests.datapath.loopback import LoopbackPath
 from tests.datapath.mirror.devices import NBYTES, WAIT_S, Device
 from tests.datapath.movers import post_of
 from tests.datapath.peers import content, runs_of

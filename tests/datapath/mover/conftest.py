@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvgrpc.datapath.host.memory import PrivateMemory
-from kvgrpc.datapath.paths.loopback import Faults, LoopbackPath
+from tests.datapath.loopback import Faults, LoopbackPath
 from tests.datapath.movers import AT_SOURCE, NBYTES, Rank
 from tests.datapath.peers import content
 

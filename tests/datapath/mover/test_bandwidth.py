@@ -9,9 +9,9 @@ from kvgrpc.core.events import PostingEnded
 from kvgrpc.datapath.base import PostingState
 from kvgrpc.datapath.host.memory import PrivateMemory
 from kvgrpc.datapath.mover import Mover
-from kvgrpc.datapath.paths.loopback import LoopbackPath
 from kvgrpc.datapath.settings import MoverSettings
 from kvgrpc.errors import InvalidRequest
+from tests.datapath.loopback import LoopbackPath
 from tests.datapath.movers import AT_SOURCE, NBYTES, WHOLE, Rank
 from tests.datapath.peers import GUARD, content, runs_of
 

@@ -14,9 +14,9 @@ from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.datapath.base import PostingState
 from kvgrpc.datapath.host.memory import PrivateMemory
 from kvgrpc.datapath.mover import Mover
-from kvgrpc.datapath.paths.loopback import Faults
 from kvgrpc.datapath.reports import Disconnected
 from kvgrpc.errors import Unavailable
+from tests.datapath.loopback import Faults
 from tests.datapath.movers import AT_SOURCE, WHOLE, Held, Rank, held_rank, until, with_held
 from tests.datapath.peers import DEADLINE_S
 
@@ -124,7 +124,6 @@ import numpy as np
 from kvgrpc.core.actions import Post
 from kvgrpc.core.values.byte_runs import Runs
 from kvgrpc.core.values.endpoints import RankEndpoint
-from kvgrpc.datapath.paths.loopback import LoopbackPath
 from kvgrpc.datapath.host.memory import PrivateMemory, SharedMemory
 from kvgrpc.datapath.mover import Mover
 from kvgrpc.datapath.paths.shm import ShmPath

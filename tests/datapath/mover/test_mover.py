@@ -19,10 +19,10 @@ from kvgrpc.datapath.host.memory import PrivateMemory, SharedMemory
 from kvgrpc.datapath.host.process_socket import ProcessSocket
 from kvgrpc.datapath.mover import Mover
 from kvgrpc.datapath.paths.cma import CmaPath
-from kvgrpc.datapath.paths.loopback import Faults, LoopbackPath
 from kvgrpc.datapath.paths.shm import ShmPath
 from kvgrpc.datapath.reports import Disconnected, Report
 from kvgrpc.errors import AlreadyExists
+from tests.datapath.loopback import Faults, LoopbackPath
 from tests.datapath.movers import AT_SOURCE, NBYTES, WHOLE, Held, Rank, held_rank, post_of, with_held
 from tests.datapath.peers import DEADLINE_S, GUARD, Case, ProcessPeer, content, runs_of, shared
 

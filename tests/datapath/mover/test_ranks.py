@@ -8,10 +8,9 @@ import pytest
 
 from kvgrpc.core.events import PeerMapped, PostingEnded, ProcessEnded, Rekeyed
 from kvgrpc.core.values.endpoints import RankEndpoint
-from kvgrpc.datapath.mover import BEST_FIRST
 from kvgrpc.datapath.paths.shm import ShmPath
 from kvgrpc.datapath.reports import Disconnected
-from tests.datapath.movers import FAILED, NBYTES, WHOLE, Held, HeldWritten, Rank, with_held
+from tests.datapath.movers import BEST_FIRST, FAILED, NBYTES, WHOLE, Held, HeldWritten, Rank, with_held
 from tests.datapath.peers import CASES, DEADLINE_S, GUARD, Case, LocalPeer, Peer, ProcessPeer, runs_of
 
 RANKS = (0, 3)

@@ -16,9 +16,9 @@ from kvgrpc.datapath.base import DataPath, DataPathFailed
 from kvgrpc.datapath.host.memory import PrivateMemory
 from kvgrpc.datapath.nixl.metadata import parse, unseal
 from kvgrpc.datapath.nixl.path import NixlPath
-from kvgrpc.datapath.paths.loopback import Faults, LoopbackPath
 from kvgrpc.datapath.reports import Disconnected
 from kvgrpc.datapath.staging_arena import StagingArena
+from tests.datapath.loopback import Faults, LoopbackPath
 from tests.datapath.movers import AT_SOURCE, DONE, FAILED, NBYTES, WHOLE, Held, Rank, until
 from tests.datapath.peers import (
     CASES,

@@ -7,7 +7,7 @@ from kvgrpc.core.events import EndpointOffered, PostingEnded
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.datapath.base import PostingState
 from kvgrpc.datapath.mover import Mover
-from kvgrpc.datapath.paths.loopback import Faults
+from tests.datapath.loopback import Faults
 from tests.datapath.movers import WHOLE, Held, Rank, held_rank, until, with_held
 
 DONE, FAILED = PostingState.DONE, PostingState.FAILED

@@ -13,8 +13,8 @@ from kvgrpc.core.events import EndpointOffered, PostingEnded, ProcessEnded, Reke
 from kvgrpc.core.values.endpoints import LoopbackEndpoint, RankEndpoint
 from kvgrpc.datapath.base import PostingState
 from kvgrpc.datapath.host.memory import PrivateMemory
-from kvgrpc.datapath.paths.loopback import Faults, LoopbackPath
 from kvgrpc.datapath.reports import Disconnected
+from tests.datapath.loopback import Faults, LoopbackPath
 from tests.datapath.movers import AT_SOURCE, NBYTES, WHOLE, Held, HeldWritten, Rank, held_rank, until
 from tests.datapath.peers import DEADLINE_S, GUARD, Bytes, content, expected, runs_of
 

@@ -17,8 +17,7 @@ from vllm.v1.kv_cache_interface import (
 from kvgrpc.core.values.bridge import BridgeSide
 from kvgrpc.core.values.layout import GroupKind, PoolLayout, TensorKind
 from kvgrpc.core.values.obstacles import differences
-from kvgrpc.integrations.vllm.geometry import ORDERS, fits_part, retain_windows
-from kvgrpc.integrations.vllm.stages import first_layers, joined
+from kvgrpc.integrations.vllm.geometry import ORDERS, first_layers, fits_part, joined, retain_windows
 from tests.vllm.models.caches import (
     BLOCKS,
     CHUNKED,

@@ -80,7 +80,6 @@ class Pairing:
         return (wants.peer or sole) if puts else ""
 
     def fetches(self, wants: TensorWish) -> bool:
-        """Returns whether the tensors of this request are fetched."""
         return self._options.send is SendMode.GET if wants.puts is None else not wants.puts
 
 

@@ -44,7 +44,6 @@ class PromptParts:
 
     @property
     def parts(self) -> int:
-        """Number of parts."""
         return -(-self.tokens // self._cut.part_tokens)
 
     def computed(self, tokens: int) -> int:

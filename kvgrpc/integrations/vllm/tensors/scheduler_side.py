@@ -285,7 +285,6 @@ class TensorSchedulerSide:
     # -- steps
 
     def step(self, output: "SchedulerOutput") -> TensorStep:
-        """Returns the tasks of the workers in this step."""
         for request_id, count in output.num_scheduled_tokens.items():
             prefill = self._prefills.get(request_id)
             if prefill is not None:
@@ -319,7 +318,6 @@ class TensorSchedulerSide:
         prefill.put, self._given = done, True
 
     def hear(self, heard: WorkerNews) -> None:
-        """Takes in the news of the workers from a step."""
         if heard.over:
             self.end(heard.over)
         for (request_id, key, parts), workers in heard.held.items():

@@ -1,8 +1,4 @@
-"""Path `loopback`: both ranks live in this very process. The path serves tests, simulators and demos.
-
-This path is public and shipped, so that programs built on kvgrpc can be tested without a second process. Its maker can
-let it be slow, fail, or end late: `Faults`.
-"""
+"""Path `loopback`: both ranks live in this very process. Its maker can let it be slow, fail, or end late: `Faults`."""
 
 import contextlib
 import threading
@@ -68,17 +64,17 @@ class LoopbackPath:
         self._crew = Crew("kvgrpc-loopback-copy", 1)
         self._closing = threading.Event()
 
-    def offer(self, endpoint: RankEndpoint, peer: str = "") -> RankEndpoint:  # noqa: ARG002 - the same for all
+    def offer(self, endpoint: RankEndpoint, peer: str = "") -> RankEndpoint:
         nbytes = memory_bytes(self._memory.segments)
         return replace(endpoint, loopback=LoopbackEndpoint(self._key, nbytes))
 
     def withdraw(self, peer: str) -> None:
         """Does nothing: no peer gets a token."""
 
-    def question(self, endpoint: RankEndpoint) -> Question | None:  # noqa: ARG002 - no process is asked
+    def question(self, endpoint: RankEndpoint) -> Question | None:
         return None
 
-    def connect(self, endpoint: RankEndpoint, answer: Answer | str = "") -> "LoopbackRemote":  # noqa: ARG002
+    def connect(self, endpoint: RankEndpoint, answer: Answer | str = "") -> "LoopbackRemote":
         if endpoint.loopback is None:
             raise DataPathUnavailable("the peer offers no loopback")
         if self.faults.fail_connect:
@@ -198,7 +194,6 @@ class LoopbackRemote:
 
     @property
     def process(self) -> None:
-        """None, since the process is this very one."""
         return None
 
     def read(self, runs: Runs, wake: Callable[[], None]) -> PiecesPosting:

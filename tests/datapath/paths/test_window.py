@@ -14,9 +14,15 @@ from kvgrpc.core.values.sends import Values
 from kvgrpc.datapath.base import DataPathFailed
 from kvgrpc.datapath.collective.messages import messages
 from kvgrpc.datapath.collective.rendezvous import Rendezvous
+from kvgrpc.datapath.paths.window import (
+    SLOT_BYTES,
+    TOKEN_BYTES,
+    WINDOW_BYTES,
+    WindowGroup,
+    WindowHalf,
+    read_window_half,
+)
 from kvgrpc.datapath.shared_folder import SharedFolder, new_name
-from kvgrpc.datapath.window.group import SLOT_BYTES, WINDOW_BYTES, WindowGroup
-from kvgrpc.datapath.window.half import TOKEN_BYTES, WindowHalf, read_window_half
 from tests.datapath.peers import DEADLINE_S, content, private, runs_of
 
 TOKEN = bytes(TOKEN_BYTES)

@@ -1,9 +1,13 @@
-"""A window group: the source copies messages into a memory of its own, which the destination maps read-only.
+"""Path `window`: the source's rank copies what it is asked for into a window, the destination's copies it out.
 
-The window belongs to one pair of ranks and lasts as long as their group. It has slots, which are filled in turn. For
-each message the source sends a notice over a unix socket once the slot is filled, and the destination sends one back
-once it has copied the bytes out. So the destination sees the bytes that it was sent, and nothing else of the source's
-memory.
+The path serves host memory of two ranks on one host. It is `collective` with another library: the destination asks by
+way of both leads, and the source's lead compares what is asked with the access, so that a peer gets the bytes of its
+open accesses alone. No descriptor of the pool leaves the source.
+
+A window is memory of the source that the destination maps read-only. It belongs to one pair of ranks and lasts as long
+as their group. It has slots, which are filled in turn. For each message the source sends a notice over a unix socket
+once the slot is filled, and the destination sends one back once it has copied the bytes out. So the destination sees
+the bytes that it was sent, and nothing else of the source's memory.
 
 The destination's lead is told where the source listens. Whoever connects states the token that the source gave the
 destination's lead, and is answered with the token that the destination gave the source's, and with the descriptor.
@@ -14,25 +18,32 @@ import fcntl
 import hmac
 import mmap
 import os
+import re
 import secrets
 import select
 import socket
 import struct
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from kvgrpc.core.values.endpoints import RankEndpoint, WindowEndpoint
+from kvgrpc.core.values.sends import Values
 from kvgrpc.datapath.asker import credentials
-from kvgrpc.datapath.collective.group import PROOF_S
+from kvgrpc.datapath.base import DataPathFailed, DataPathUnavailable
+from kvgrpc.datapath.collective.group import PROOF_S, WINDOW, GroupLibrary
 from kvgrpc.datapath.collective.messages import Message, copy_rows
+from kvgrpc.datapath.collective.path import CollectivePath
 from kvgrpc.datapath.collective.rendezvous import Rendezvous
-from kvgrpc.datapath.host.memory import SharedMemory, check_sealed
+from kvgrpc.datapath.host.memory import PrivateMemory, SharedMemory, check_sealed, is_host
+from kvgrpc.datapath.host.own_host import LOOPBACK
 from kvgrpc.datapath.own_user import is_own_user
 from kvgrpc.datapath.shared_folder import SharedFolder, elsewhere, new_name, place_of
-from kvgrpc.datapath.window.half import TOKEN_BYTES, WindowHalf, read_window_half
 
+FRAMING = 1
+"""Version of how sends are cut and how halves meet. Every change needs another number."""
 SLOT_BYTES = 1 << 22
 """Size of a slot, and of the largest message, in bytes. Smaller ones make the two ranks wake each other too often."""
 SLOTS = 4
@@ -41,6 +52,68 @@ WINDOW_BYTES = SLOTS * SLOT_BYTES
 _NOTICE = struct.Struct("=QQ")
 """Number of the send, and bytes of the message."""
 _BACKLOG = 16
+TOKEN_BYTES = 32
+_TOKEN, _LISTENS_AT = "token", "socket"
+_NAME = re.compile(r"kvgrpc-window-[0-9a-f]{32}")
+
+
+class WindowPath(CollectivePath):
+    """Copies this rank's memory into windows of peers that ask for it, and reads from those of its own."""
+
+    name = "window"
+    framing = FRAMING
+    message_bytes = SLOT_BYTES
+
+    def __init__(self, memory: SharedMemory | PrivateMemory, folder: SharedFolder | None = None) -> None:
+        """`folder`: where ranks of this host meet whose network namespaces differ."""
+        if not is_host(memory.segments):
+            raise DataPathUnavailable("this rank's memory is on a device")
+        super().__init__(memory, LOOPBACK, load=None, backend=WINDOW)
+        self._folder = folder
+
+    def offer(self, endpoint: RankEndpoint, peer: str = "") -> RankEndpoint:
+        super().offer(endpoint, peer)
+        return replace(endpoint, window=WindowEndpoint(self._nbytes, FRAMING))
+
+    def _part(self, endpoint: RankEndpoint) -> tuple[str, int, int] | None:
+        part = endpoint.window
+        return None if part is None else (WINDOW, part.nbytes, part.framing)
+
+    def _check_half(self, values: Values) -> None:
+        read_window_half(values, listens=False)
+
+    def _library(self, sends: bool, rendezvous: Rendezvous) -> GroupLibrary:
+        return WindowGroup(sends=sends, rendezvous=rendezvous, folder=self._folder)
+
+
+@dataclass(frozen=True)
+class WindowHalf:
+    """One half of a group, as the other half must know it."""
+
+    token: bytes
+    """Token that the other half states when the two connect."""
+    listens_at: str
+    """Abstract name of the source's socket; empty for the destination."""
+
+    @property
+    def values(self) -> Values:
+        """The half in the form that travels."""
+        return (_TOKEN, self.token), (_LISTENS_AT, self.listens_at.encode())
+
+
+def read_window_half(values: Values, *, listens: bool) -> WindowHalf:
+    """Returns the peer's half. Raises DataPathFailed for malformed values: a peer names no other socket than one for
+    windows.
+    """
+    found = dict(values)
+    if len(values) != len(found) or set(found) != {_TOKEN, _LISTENS_AT}:
+        raise DataPathFailed("a half of a window group tells a token and a socket, each once")
+    token, name = found[_TOKEN], found[_LISTENS_AT].decode(errors="replace")
+    if len(token) != TOKEN_BYTES:
+        raise DataPathFailed(f"the token of a half of a window group has {TOKEN_BYTES} bytes")
+    if bool(name) != listens or (listens and not _NAME.fullmatch(name)):
+        raise DataPathFailed("only the source of a window group listens, at a socket for windows")
+    return WindowHalf(token, name)
 
 
 @dataclass(eq=False)

@@ -1,1 +1,0 @@
-"""Data path `window`: a source copies what it is asked for into memory that one peer alone may map."""
