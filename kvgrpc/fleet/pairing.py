@@ -84,7 +84,7 @@ class NoPair:
     reason: str
 
 
-class _Held:
+class _HeldUnits:
     """First units of a prompt that engines are believed to hold."""
 
     def __init__(self, units: int, offered: dict[str, int], picked: dict[str, int]) -> None:
@@ -148,7 +148,7 @@ class PairPicker:
         """Returns the pair with the least cost, or why there is none."""
         self._look(now)
         chain = request.chain
-        held = _Held(len(chain), self.offers.units_held(chain), self.prefixes.units_held(chain))
+        held = _HeldUnits(len(chain), self.offers.units_held(chain), self.prefixes.units_held(chain))
         best: tuple[float, ListedEngine, ListedEngine] | None = None
         for of, engines in self._classes.items():
             if not _wanted(of, request):
@@ -224,7 +224,7 @@ def _wanted(of: tuple[str, str, str], request: PairRequest) -> bool:
 
 
 def _cheapest(
-    engines: _Compatible, request: PairRequest, held: _Held, now: float
+    engines: _Compatible, request: PairRequest, held: _HeldUnits, now: float
 ) -> tuple[float, ListedEngine, ListedEngine] | None:
     """Returns (cost, prefill, decode) of the cheapest pair of one class, in one pass over each side."""
     idlest = _two_idlest(engines.decode, request, now)
@@ -296,7 +296,7 @@ def _together(one: ListedEngine, other: ListedEngine) -> bool:
     return bool(one.entry.host) and one.entry.host == other.entry.host
 
 
-def _reason(found: tuple[float, ListedEngine, ListedEngine], held: _Held) -> str:
+def _reason(found: tuple[float, ListedEngine, ListedEngine], held: _HeldUnits) -> str:
     cost, prefill, decode = found
     where = f"both on host {prefill.entry.host}" if _together(prefill, decode) else "on two hosts"
     one, other = (f"{one.entry.engine_id} (load {one.load:.2f}{held.said(one)})" for one in (prefill, decode))

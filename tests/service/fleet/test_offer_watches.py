@@ -20,7 +20,7 @@ from kvgrpc.v1 import common_pb2, fleet_pb2, handshake_pb2, handshake_pb2_grpc, 
 from tests.service.conftest import Start
 from tests.service.engines import Engine, wait_until
 from tests.service.fleet.conftest import EnginesFile, row
-from tests.service.fleet.test_reader import connect, until
+from tests.service.fleet.readings import connect, until
 from tests.service.values import prompt
 
 TOKENS = 256
