@@ -139,6 +139,8 @@ class FleetConfig:
     """Time after which the entry of a lead goes that renews it no longer, in seconds."""
     check_every_s: float = 5.0
     """Time between two health checks of an engine, in seconds."""
+    watch_offers: bool = True
+    """True if leads are asked for their offers (WatchOffers) while pairs are asked for with the chain of a prompt."""
     certificate_name: str = ""
     """Name that the certificate of an engine's lead has, with `ENGINE_ID` in it; empty: the name of its address."""
     http: str = ""
@@ -176,6 +178,8 @@ class FleetConfig:
         before, found, after = self.certificate_name.partition(ENGINE_ID)
         if self.certificate_name and not (found and re.fullmatch(r"[A-Za-z0-9.-]*", before + after)):
             raise invalid("fleet.certificate_name", f"is a DNS name with {ENGINE_ID} in it, once")
+        if not isinstance(self.watch_offers, bool):
+            raise invalid("fleet.watch_offers", "is true or false")
         self._check_times()
         self._check_etcd()
 

@@ -26,8 +26,9 @@ from kvgrpc.core.moves.course import Course
 from kvgrpc.core.moves.moves import Moves
 from kvgrpc.core.moves.pending_closes import PendingCloses
 from kvgrpc.core.moves.send_asks import SendAsks
-from kvgrpc.core.peers.handshakes import RETRY_DELAY_S, Handshakes
+from kvgrpc.core.peers.handshakes import Handshakes
 from kvgrpc.core.peers.liveness import PeerLiveness
+from kvgrpc.core.peers.refusals import RETRY_DELAY_S
 from kvgrpc.core.pool.allocations import Allocations
 from kvgrpc.core.pool.quarantine import Quarantine
 from kvgrpc.core.receive.pull_course import PullCourse, PullEnds

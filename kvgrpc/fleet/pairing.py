@@ -2,7 +2,9 @@
 
 Both have the same model and the same layout, serve the tenant, and are healthy. Of all such pairs the one with the
 least cost is chosen. The cost of a pair is the load of both, plus the share of the prompt that the first engine has to
-compute, plus `REMOTE_COST` if the two are on different hosts.
+compute, plus `REMOTE_COST` times the share that the second one lacks, if the two are on different hosts.
+
+An engine holds what its lead offers, and what it was picked for before. Either may be wrong.
 """
 
 import math
@@ -13,10 +15,13 @@ from operator import itemgetter
 
 from kvgrpc.fleet.directory import Directory, EngineState, ListedEngine
 from kvgrpc.fleet.entry import EngineRole
+from kvgrpc.fleet.offered import OfferedPrefixes
 from kvgrpc.fleet.prefixes import PrefixIndex
 
 REMOTE_COST = 0.25
-"""Cost of a pair on two hosts, as a load."""
+"""Cost of moving a whole prompt between two hosts, as a load."""
+HOLDERS_TRIED = 8
+"""Number of decode engines that are tried because they hold a part of the prompt, beside the idlest ones."""
 PICK_COST = 0.02
 """Load that a pick adds to an engine until the engine's own load is told."""
 PICK_FADE_S = 2.0
@@ -49,6 +54,7 @@ class PickCost:
     computed_share: float
     """Share of the prompt that the prefill engine has to compute; 0 if the request has no chain."""
     distance: float
+    """`REMOTE_COST` times the share of the prompt that the decode engine lacks; 0 on one host."""
 
     @property
     def total(self) -> float:
@@ -63,6 +69,9 @@ class PickedPair:
     decode: ListedEngine
     cost: PickCost
     prefix_units: int
+    """First units of the prompt that the prefill engine is believed to hold."""
+    decode_units: int
+    """First units of the prompt that the decode engine is believed to hold."""
     same_host: bool
     reason: str
 
@@ -74,6 +83,43 @@ class NoPair:
     reason: str
 
 
+class _HeldUnits:
+    """First units of a prompt that engines are believed to hold."""
+
+    def __init__(self, units: int, offered: dict[str, int], picked: dict[str, int]) -> None:
+        """`units` of the prompt are 0 if prefixes do not count. The others are by engine id."""
+        self.units, self._offered = units, offered
+        self.most = picked | offered
+        for engine_id in picked.keys() & offered.keys():
+            self.most[engine_id] = max(picked[engine_id], offered[engine_id])
+
+    def of(self, one: ListedEngine) -> int:
+        return self.most.get(one.entry.engine_id, 0)
+
+    def lacked(self, one: ListedEngine) -> float:
+        """Returns the share of the prompt that an engine lacks; 0 if prefixes do not count."""
+        return 1.0 - self.of(one) / self.units if self.units else 0.0
+
+    def distance(self, one: ListedEngine, other: ListedEngine) -> float:
+        """Returns what it costs to move the prompt from one engine to the other."""
+        if _together(one, other):
+            return 0.0
+        return REMOTE_COST * self.lacked(other) if self.units else REMOTE_COST
+
+    def holders(self, engines: dict[str, ListedEngine]) -> list[ListedEngine]:
+        """Returns the engines that hold most of the prompt, some of those that hold any."""
+        found = [engines[engine_id] for engine_id in self.most if engine_id in engines]
+        return sorted(found, key=self.of, reverse=True)[:HOLDERS_TRIED]
+
+    def said(self, one: ListedEngine) -> str:
+        """Returns what of the prompt an engine holds, for people; empty if prefixes do not count."""
+        if not self.units:
+            return ""
+        units, offered = self.of(one), self._offered.get(one.entry.engine_id, 0)
+        why = "" if not units else " by offers of its lead" if offered == units else " by earlier picks"
+        return f", {units} of {self.units} units held{why}"
+
+
 @dataclass
 class _Compatible:
     """Healthy engines with one model, one layout and one tenant."""
@@ -82,6 +128,7 @@ class _Compatible:
     decode: list[ListedEngine] = field(default_factory=list)
     decode_of: dict[str, list[ListedEngine]] = field(default_factory=dict)
     """The decode engines of each host."""
+    decode_by_id: dict[str, ListedEngine] = field(default_factory=dict)
 
 
 class PairPicker:
@@ -89,6 +136,8 @@ class PairPicker:
 
     def __init__(self, directory: Directory, prefixes: PrefixIndex | None = None) -> None:
         self.prefixes = prefixes or PrefixIndex()
+        """Prefixes that engines were picked for."""
+        self.offers = OfferedPrefixes()
         self._directory = directory
         self._classes: dict[tuple[str, str, str], _Compatible] = {}
         self._version = -1
@@ -97,7 +146,8 @@ class PairPicker:
     def pick_pair(self, request: PairRequest, now: float) -> PickedPair | NoPair:
         """Returns the pair with the least cost, or why there is none."""
         self._look(now)
-        held = self.prefixes.units_held(request.chain)
+        chain = request.chain
+        held = _HeldUnits(len(chain), self.offers.units_held(chain), self.prefixes.units_held(chain))
         best: tuple[float, ListedEngine, ListedEngine] | None = None
         for of, engines in self._classes.items():
             if not _wanted(of, request):
@@ -108,12 +158,13 @@ class PairPicker:
         if best is None:
             return NoPair(self._why_none(request, now))
         _, prefill, decode = best
-        units, together = held.get(prefill.entry.engine_id, 0), _together(prefill, decode)
-        share = 1.0 - units / len(request.chain) if request.chain else 0.0
-        cost = PickCost(_load(prefill, now), _load(decode, now), share, 0.0 if together else REMOTE_COST)
+        cost = PickCost(
+            _load(prefill, now), _load(decode, now), held.lacked(prefill), held.distance(prefill, decode)
+        )  # fmt: skip
         _add_pick(prefill, now)
         _add_pick(decode, now)
-        return PickedPair(prefill, decode, cost, units, together, _reason(best, units, request))
+        units, together = (held.of(prefill), held.of(decode)), _together(prefill, decode)
+        return PickedPair(prefill, decode, cost, *units, together, _reason(best, held))
 
     def pick_alone(self, request: PairRequest, now: float) -> ListedEngine | None:
         """Returns the idlest engine that can compute and decode a request by itself; None if there is none."""
@@ -143,6 +194,7 @@ class PairPicker:
             if entry.role is not EngineRole.PREFILL:
                 engines.decode.append(one)
                 engines.decode_of.setdefault(entry.host, []).append(one)
+                engines.decode_by_id[entry.engine_id] = one
         self._version = self._directory.version
 
     def _why_none(self, request: PairRequest, now: float) -> str:
@@ -171,27 +223,28 @@ def _wanted(of: tuple[str, str, str], request: PairRequest) -> bool:
 
 
 def _cheapest(
-    engines: _Compatible, request: PairRequest, held: dict[str, int], now: float
+    engines: _Compatible, request: PairRequest, held: _HeldUnits, now: float
 ) -> tuple[float, ListedEngine, ListedEngine] | None:
     """Returns (cost, prefill, decode) of the cheapest pair of one class, in one pass over each side."""
     idlest = _two_idlest(engines.decode, request, now)
     if not idlest:
         return None
+    holders = [(_load(one, now), one) for one in held.holders(engines.decode_by_id) if _may_serve(one, request)]
+    units, most = held.units, held.most  # a loop over all engines calls nothing that it need not
     near: dict[str, list[tuple[float, ListedEngine]]] = {}
-    units = len(request.chain)
     best: tuple[float, ListedEngine, ListedEngine] | None = None
     for one in engines.prefill:
         if not _may_serve(one, request):
             continue
-        cost = _load(one, now) + (1.0 - held.get(one.entry.engine_id, 0) / units if units else 0.0)
+        cost = _load(one, now) + (1.0 - most.get(one.entry.engine_id, 0) / units if units else 0.0)
         if best is not None and cost + idlest[0][0] >= best[0]:
-            continue  # even the idlest decode engine, on its host, makes no cheaper pair
+            continue  # even the idlest decode engine, if nothing had to move, makes no cheaper pair
         host = one.entry.host
         if host and host not in near:
             near[host] = _two_idlest(engines.decode_of.get(host, ()), request, now)
         # Two of each, because an engine of both roles is no pair with itself.
-        for other, decode in (*near.get(host, ()), *idlest):
-            whole = cost + other + (0.0 if _together(one, decode) else REMOTE_COST)
+        for other, decode in (*near.get(host, ()), *holders, *idlest):
+            whole = cost + other + held.distance(one, decode)
             if decode is not one and (best is None or whole < best[0]):
                 best = (whole, one, decode)
     return best
@@ -242,11 +295,8 @@ def _together(one: ListedEngine, other: ListedEngine) -> bool:
     return bool(one.entry.host) and one.entry.host == other.entry.host
 
 
-def _reason(found: tuple[float, ListedEngine, ListedEngine], units: int, request: PairRequest) -> str:
+def _reason(found: tuple[float, ListedEngine, ListedEngine], held: _HeldUnits) -> str:
     cost, prefill, decode = found
     where = f"both on host {prefill.entry.host}" if _together(prefill, decode) else "on two hosts"
-    prefix = f", {units} of {len(request.chain)} units held" if request.chain else ""
-    return (
-        f"cost {cost:.3f}: {prefill.entry.engine_id} (load {prefill.load:.2f}{prefix}) and {decode.entry.engine_id} "
-        f"(load {decode.load:.2f}), {where}"
-    )
+    one, other = (f"{one.entry.engine_id} (load {one.load:.2f}{held.said(one)})" for one in (prefill, decode))
+    return f"cost {cost:.3f}: {one} and {other}, {where}"

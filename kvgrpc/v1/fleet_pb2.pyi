@@ -486,7 +486,9 @@ class PairCost(_message.Message):
     computed_share: _builtins.float
     """Share of the prompt that the prefill engine has to compute, from 0 to 1; 0 if the request has no chain."""
     distance: _builtins.float
-    """0.25 if the engines are on different hosts, else 0."""
+    """0.25 if the engines are on different hosts, times the share of the prompt that the decode engine lacks; else 0.
+    Without a chain that share is 1.
+    """
     total: _builtins.float
     """Sum of all others."""
     def __init__(

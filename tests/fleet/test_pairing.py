@@ -142,9 +142,40 @@ def test_the_holder_of_the_longest_prefix_computes_unless_it_is_busy() -> None:
     found = made.pick_pair(request, 0.0)
     assert isinstance(found, PickedPair)
     assert (found.prefill.entry.engine_id, found.prefix_units) == ("p2", 32)
-    assert "p2 (load 0.00, 32 of 64 units held)" in found.reason
+    assert "p2 (load 0.00, 32 of 64 units held by earlier picks)" in found.reason
     directory.loaded("p2", 0.9, 0.0)
     assert picked(made, request=request) == ("p1", "d")
+
+
+def test_what_a_lead_offers_counts_as_much_as_what_its_engine_was_picked_for_and_says_so() -> None:
+    made, _ = picker(entry("p1", role=P), entry("p2", role=P), entry("p3", role=P), entry("d", role=D))
+    prompt = chain(64)
+    made.prefixes.add("p1", prompt[:16])
+    book = made.offers.book("p2")
+    book.began(1, b"".join(prompt[unit - 1] for unit in (1, 16, 32)))
+    found = made.pick_pair(PairRequest(chain=prompt), 0.0)
+    assert isinstance(found, PickedPair)
+    assert (found.prefill.entry.engine_id, found.prefix_units, found.cost.computed_share) == ("p2", 32, 0.5)
+    assert "p2 (load 0.00, 32 of 64 units held by offers of its lead)" in found.reason
+    book.ended(1)
+    found = made.pick_pair(PairRequest(chain=prompt), 0.0)
+    assert isinstance(found, PickedPair)
+    assert "p1 (load 0.00, 16 of 64 units held by earlier picks)" in found.reason
+
+
+def test_the_decode_engine_that_holds_the_prompt_comes_first_among_those_on_other_hosts() -> None:
+    made, directory = picker(
+        entry("p", role=P, host="h1"), *(entry(f"d{n}", role=D, host=f"h{n}") for n in range(2, 6))
+    )
+    prompt = chain(64)
+    made.offers.book("d5").began(1, b"".join(prompt[unit - 1] for unit in (1, 16, 32)))
+    directory.loaded("d5", 0.1, 0.0)
+    found = made.pick_pair(PairRequest(chain=prompt), 0.0)
+    assert isinstance(found, PickedPair)
+    assert (found.decode.entry.engine_id, found.decode_units, found.cost.distance) == ("d5", 32, 0.125)
+    assert "d5 (load 0.10, 32 of 64 units held by offers of its lead)" in found.reason
+    directory.loaded("d5", 0.2, 0.0)
+    assert picked(made, request=PairRequest(chain=prompt))[1] != "d5", "moving half a prompt costs less than that load"
 
 
 def test_picks_spread_before_engines_tell_their_load() -> None:
@@ -164,12 +195,18 @@ def test_the_pair_is_the_cheapest_of_all() -> None:
         loads = {one.engine_id: rng.random() for one in entries}
         for engine_id, load in loads.items():
             directory.loaded(engine_id, load, 0.0)
+        prompt, held = chain(64), {one.engine_id: rng.choice([0, 0, 16, 64]) for one in entries}
+        for engine_id, units in held.items():
+            told = b"".join(prompt[unit - 1] for unit in (1, 16, 32, 48, 64) if unit <= units)
+            made.offers.book(engine_id).began(1, told)
+        lacked = {engine_id: 1 - units / 64 for engine_id, units in held.items()}
         costs = [
-            loads[p.engine_id] + loads[d.engine_id] + (0.0 if p.host and p.host == d.host else 0.25)
+            loads[p.engine_id] + loads[d.engine_id] + lacked[p.engine_id]
+            + (0.0 if p.host and p.host == d.host else 0.25 * lacked[d.engine_id])
             for p in entries for d in entries
             if p is not d and p.role is not D and d.role is not P
         ]  # fmt: skip
-        found = made.pick_pair(PairRequest(), 0.0)
+        found = made.pick_pair(PairRequest(chain=prompt), 0.0)
         assert isinstance(found, PickedPair)
         assert abs(found.cost.total - min(costs)) < 1e-9, seed
 

@@ -24,6 +24,8 @@ def system(started: System) -> Iterator[System]:
 
 
 SLOW = {
+    "test_a_cut_of_one_way_ends_what_crosses_it_with_a_reason_and_gives_the_blocks_back[nixl-p1-d1]",
+    "test_a_cut_of_one_way_ends_what_crosses_it_with_a_reason_and_gives_the_blocks_back[nixl-d1-p1]",
     "test_a_host_that_is_cut_off_gets_no_requests_and_is_used_again_when_it_is_back[nixl]",
     "test_engines_without_etcd_go_on_with_the_last_list_marked_stale[nixl]",
     "test_a_router_sends_requests_to_pairs_of_the_fleet_on_a_slow_network[nixl]",

@@ -2,14 +2,17 @@
 
 This host has a route to each of them, but no device with an address. A NIXL agent offers all addresses that its host
 has at start, and UCX picks the fastest device. With an address here, parallel tests would move bytes over a network
-that soon disappears.
+that soon disappears. A process beside the run removes what a killed run leaves (left_hosts.py).
 """
 
 import os
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+
+from tests.hosts import left_hosts
 
 NETWORK = f"10.{200 + (os.getpid() >> 8) % 50}.{os.getpid() & 255}"
 """First three numbers of all addresses. Tests that run beside each other have process ids that lie close together."""
@@ -79,16 +82,29 @@ def two_hosts() -> Iterator[str]:
 def namespaces(hosts: Sequence[Host]) -> Iterator[str]:
     """Makes hosts without links for the duration of the context. Yields the reason if that is impossible, else ""."""
     with ExitStack() as stack:
+        stack.enter_context(_guard(hosts))
         try:
             for host in hosts:
                 ip("netns", "add", host.name)
-                stack.callback(ip, "netns", "delete", host.name)
+                stack.callback(left_hosts.remove_namespace, host.name)
         except (OSError, subprocess.CalledProcessError) as error:
             yield f"no network namespace can be made: {getattr(error, 'stderr', '') or error}".strip()
             return
         ip("route", "add", "local", _OUTSIDE, "dev", "lo", "table", "local")
         stack.callback(ip, "route", "delete", "local", _OUTSIDE, "dev", "lo", "table", "local")
         yield ""
+
+
+@contextmanager
+def _guard(hosts: Sequence[Host]) -> Iterator[None]:
+    """Has the hosts removed should this process end within the context."""
+    names = [name for host in hosts for name in (host.name, host.way)]
+    command = [sys.executable, left_hosts.__file__, str(os.getpid()), _OUTSIDE, *names]
+    with subprocess.Popen(command, start_new_session=True, stdin=subprocess.DEVNULL) as process:
+        try:
+            yield
+        finally:
+            process.kill()
 
 
 def bring_up(host: Host, stack: ExitStack) -> None:

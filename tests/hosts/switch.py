@@ -6,10 +6,10 @@ network: their TCP retransmits what was lost, and nothing tells them of a cut.
 
 Each line of the standard input is a new state in JSON, which a line on the standard output acknowledges:
 
-    {"delay_s": 0.02, "loss": 0.01, "cut": [[1, 2]], "seed": 7}
+    {"delay_s": 0.02, "loss": 0.01, "cut": [[1, 2]], "one_way": [[2, 3]], "seed": 7}
 
-`cut` has pairs of hosts; both ways are cut. The arguments are descriptors of tun devices, by the numbers of the hosts,
-as 1=5. An end of the input ends the switch.
+`cut` has pairs of hosts; both ways are cut. `one_way` has pairs of which the second does not hear the first. The
+arguments are descriptors of tun devices, by the numbers of the hosts, as 1=5. An end of the input ends the switch.
 """
 
 import heapq
@@ -52,10 +52,13 @@ class Switch:
                 else:
                     return
 
-    def _become(self, delay_s: float, loss: float, cut: list[tuple[int, int]], seed: int) -> None:
+    def _become(
+        self, delay_s: float, loss: float, cut: list[tuple[int, int]], one_way: list[tuple[int, int]], seed: int
+    ) -> None:
         self._delay_s, self._loss, self._random = delay_s, loss, random.Random(seed)
         self._cut = {pair for one, other in cut for pair in ((one, other), (other, one))}
-        if cut:  # what is under way is lost, too
+        self._cut.update((one, other) for one, other in one_way)
+        if self._cut:  # what is under way is lost, too
             self._under_way = [row for row in self._under_way if not self._is_cut(row[3])]
             heapq.heapify(self._under_way)
         sys.stdout.write("done\n")

@@ -34,10 +34,14 @@ class Network:
         self.hosts = tuple(hosts)
         self._process = process
 
-    def set(self, *, delay_s: float = 0.0, loss: float = 0.0, cut: Sequence[Cut] = ()) -> None:
-        """Replaces the state of the network, and returns when it holds. `loss` is a share of all packets."""
-        pairs = [(one.number, other.number) for one, other in cut]
-        state = {"delay_s": delay_s, "loss": loss, "cut": pairs, "seed": SEED}
+    def set(
+        self, *, delay_s: float = 0.0, loss: float = 0.0, cut: Sequence[Cut] = (), one_way: Sequence[Cut] = ()
+    ) -> None:
+        """Replaces the state of the network, and returns when it holds. `loss` is a share of all packets. Of hosts in
+        `one_way` the second does not hear the first.
+        """
+        both, single = ([(one.number, other.number) for one, other in pairs] for pairs in (cut, one_way))
+        state = {"delay_s": delay_s, "loss": loss, "cut": both, "one_way": single, "seed": SEED}
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(state) + "\n")

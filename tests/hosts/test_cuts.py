@@ -1,5 +1,7 @@
 """Cuts of a network between hosts, and their end. Packets are swallowed: no side is told."""
 
+import pytest
+
 from tests.hosts.system import DECODE, NAMES, PREFILL, System
 from tests.hosts.traffic import LONG, Move, all_started, between, on_their_way
 from tests.service.engines import FAILED, wait_until
@@ -14,6 +16,26 @@ def test_a_partition_ends_what_crosses_it_and_nothing_else(system: System) -> No
     system.network.set(cut=[(system.host["p1"], system.host["d1"])])
     all_started(late)
     for move in beside + all_started(between(system, ("p1",), ("d2",))):
+        move.ended(must_succeed=True)
+    assert {move.ended().state for move in across + late} == {FAILED}
+    system.restore()
+    for kind in ("pull", "push"):
+        wait_until(lambda kind=kind: Move(kind, engines["p1"], engines["d1"]).start().ended().state != FAILED)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(("speaks", "hears"), [("p1", "d1"), ("d1", "p1")])
+def test_a_cut_of_one_way_ends_what_crosses_it_with_a_reason_and_gives_the_blocks_back(
+    system: System, speaks: str, hears: str
+) -> None:
+    """One host hears the other, and is not heard: its packets are swallowed, those of the other one arrive."""
+    engines = system.engines
+    across, beside = between(system, ("p1",), ("d1",), LONG), between(system, ("p2",), DECODE)
+    late = between(system, ("p1",), ("d1",))
+    all_started(across + beside)
+    on_their_way(across)
+    system.network.set(one_way=[(system.host[speaks], system.host[hears])])
+    all_started(late)
+    for move in beside:
         move.ended(must_succeed=True)
     assert {move.ended().state for move in across + late} == {FAILED}
     system.restore()

@@ -17,7 +17,7 @@ from kvgrpc.core.events import (
 )
 from kvgrpc.core.peers.liveness import PeerLiveness
 from kvgrpc.core.peers.proofs import NEXT_LIFE_DELAY_S, living_at
-from kvgrpc.core.peers.refusals import check_engine, no_data_path
+from kvgrpc.core.peers.refusals import RETRY_DELAY_S, check_engine, no_data_path
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.state.handshake import Handshake, IncomingHandshake, OutgoingHandshake
 from kvgrpc.core.tables.peers import Peer, PeerState
@@ -43,8 +43,6 @@ MEETING_S = 30.0
 """Extra time for a handshake whose ranks meet, in seconds: either rank may load a library first, which takes many
 seconds on a busy machine.
 """
-RETRY_DELAY_S = 1.0
-"""Delay before a handshake is worth a retry after a passing failure, in seconds."""
 NOT_ITS_TO_SAY = frozenset({Reason.CANCELLED, Reason.PEER_LOST})
 """Reasons that a peer cannot give for refusing a handshake: a refusal neither gives up a move nor proves a death."""
 

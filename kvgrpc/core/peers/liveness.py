@@ -146,7 +146,7 @@ class PeerLiveness:
         if peer.paths:
             self.unmap(peer)  # a rank refuses to map again what it has mapped
         self._attempts += 1
-        peer.meets = False
+        peer.meets.clear()
         peer.attempt, peer.tried = self._attempts, peer.endpoints
         peer.mapping.update(peer.bridges.pairs)
         usable = self._peers.networks.usable(peer.endpoints, peer.address, self._state.life.engine.address)
@@ -157,10 +157,11 @@ class PeerLiveness:
     def meets(self, event: MeetingBegan) -> Peer | None:
         """Returns the peer whose rank began to meet one of ours; None if that is known, or not asked for any more."""
         peer = self._reached_for(event)
-        if peer is None or peer.meets:
+        if peer is None:
             return None
-        peer.meets = True
-        return peer
+        known = bool(peer.meets)
+        peer.meets.add((event.rank, event.peer_rank))
+        return None if known else peer
 
     def mapped(self, event: PeerMapped) -> Peer | None:
         """Takes a rank's result of mapping a peer, and returns the peer; None if no such mapping is under way."""

@@ -55,8 +55,8 @@ class Peer:
     """Data path for each pair of our rank and its rank."""
     mapping: set[tuple[int, int]] = field(default_factory=set)
     """Pairs of our rank and its rank in which ours is reaching for the other's memory."""
-    meets: bool = False
-    """True when one of these pairs waits for its half and the peer's; see `MeetingBegan`."""
+    meets: set[tuple[int, int]] = field(default_factory=set)
+    """Pairs that waited for each other's half in the last mapping; see `MeetingBegan`."""
     tried: tuple[RankEndpoint, ...] = ()
     """The endpoints that our ranks were given."""
     attempt: int = 0

@@ -19,6 +19,7 @@ from kvgrpc.config_tables import ENGINE_ID
 from kvgrpc.errors import Reason, Unavailable, note
 from kvgrpc.fleet.directory import Directory, HealthCheck, LeadAnswer
 from kvgrpc.fleet.entry import EngineEntry
+from kvgrpc.fleet.history import EngineRow
 from kvgrpc.open_files import unreserved
 from kvgrpc.service.fleet.entry_messages import entry_from_proto
 from kvgrpc.v1 import handshake_pb2, handshake_pb2_grpc
@@ -85,6 +86,13 @@ class LeadChecks:
                 why = f"{address} does not answer: {_said(error)}"
         raise Unavailable(Reason.PEER_UNREACHABLE, why)
 
+    def channel_of(self, row: EngineRow) -> grpc.aio.Channel | None:
+        """Returns the connection over which the lead of an entry has answered; None: there is none now, or there are so
+        many that none is kept.
+        """
+        of = row.key, row.entry.addresses[0], self._name_of(row.entry.engine_id)
+        return self._channels.get(of) if of in self._ends and len(self._ends) < _most() else None
+
     async def close(self) -> None:
         for of in list(self._channels):
             await self._leave(of)
@@ -118,14 +126,17 @@ class LeadChecks:
         directory.doubted(check, asyncio.get_running_loop().time())
 
     def _of(self, check: HealthCheck) -> _Connected:
-        return check.key, check.address, self._certificate_name.replace(ENGINE_ID, check.engine_id)
+        return check.key, check.address, self._name_of(check.engine_id)
+
+    def _name_of(self, engine_id: str) -> str:
+        return self._certificate_name.replace(ENGINE_ID, engine_id)
 
     async def _channel(self, of: _Connected) -> grpc.aio.Channel:
         channel = self._channels.get(of)
         if channel is None:
             channel = self._channels[of] = self._connect(of[1], of[2])
         self._channels.move_to_end(of)
-        if len(self._channels) > min(CHANNELS_MAX, unreserved() // 2):
+        if len(self._channels) > _most():
             await self._leave(next(iter(self._channels)))
         return channel
 
@@ -135,6 +146,11 @@ class LeadChecks:
             end.cancel()
         if channel is not None:
             await channel.close()
+
+
+def _most() -> int:
+    """Returns the number of connections that are kept at most."""
+    return min(CHANNELS_MAX, unreserved() // 2)
 
 
 def load_of(status: handshake_pb2.EngineStatus) -> float:

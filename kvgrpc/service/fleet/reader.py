@@ -20,6 +20,7 @@ from kvgrpc.fleet.history import EngineHistory
 from kvgrpc.fleet.pairing import NoPair, PairPicker, PairRequest, PickedPair
 from kvgrpc.registry.following import DirectoryFollower
 from kvgrpc.service.fleet.lead_checks import LeadChecks
+from kvgrpc.service.fleet.offer_watches import OfferWatches
 from kvgrpc.service.fleet.registries import registry_of
 
 IDLE_S = 60.0
@@ -47,6 +48,7 @@ class FleetReading:
         self.directory = Directory(DirectoryLimits(check_every_s=float(fleet.check_every_s)))
         self.history = EngineHistory(self.directory)
         self.picker = PairPicker(self.directory)
+        self.offer_watches = OfferWatches(self.picker.offers, checks.channel_of) if fleet.watch_offers else None
         self.name = secrets.token_hex(8)
         """Name of these revisions: those of another server, or of an earlier reading, are others."""
         self.listed = asyncio.Event()
@@ -64,6 +66,8 @@ class FleetReading:
     async def end(self) -> None:
         self._looking.cancel()
         await asyncio.gather(self._looking, return_exceptions=True)
+        if self.offer_watches is not None:
+            await self.offer_watches.end()
         await self._follower.stop()
         await self._checks.close()
 
@@ -73,9 +77,17 @@ class FleetReading:
         if self.directory.complete and not self.listed.is_set():
             self.listed_at = now
             self.listed.set()
-        if self.history.look(now):
+        changed = self.history.look(now)
+        if self.offer_watches is not None and (self.offer_watches.idle(now) or changed):
+            self.offer_watches.follow(self.history.by_key().values())
+        if changed:
             self.changed.set()
             self.changed = asyncio.Event()
+
+    def chain_asked(self, tenant: str) -> None:
+        """Notes that a pair is asked for with a chain of a tenant: leads are asked for its offers from now on."""
+        if self.offer_watches is not None and self.offer_watches.asked(tenant, _now()):
+            self.offer_watches.follow(self.history.by_key().values())
 
     def silence_s(self) -> float:
         """Returns how long the registry has been silent, in seconds; 0 while it answers."""
@@ -161,6 +173,8 @@ class FleetReader:
     async def pick_pair(self, request: PairRequest) -> tuple[FleetReading, PickedPair | NoPair]:
         """Returns the reading and the chosen pair. Raises as `reading`."""
         reading = await self.reading()
+        if request.chain:
+            reading.chain_asked(request.tenant)
         found = reading.picker.pick_pair(request, _now())
         while isinstance(found, NoPair) and _now() - reading.listed_at < WARM_S:
             try:

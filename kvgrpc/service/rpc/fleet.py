@@ -9,6 +9,7 @@ from kvgrpc.core.values.content import DIGEST_BYTES, UNIT_TOKENS
 from kvgrpc.errors import invalid, note
 from kvgrpc.fleet.directory import EngineState
 from kvgrpc.fleet.history import EngineRow, Shows, counts
+from kvgrpc.fleet.offered import tenant_part
 from kvgrpc.fleet.pairing import NoPair, PairRequest, PickedPair
 from kvgrpc.service.engine_watchers import BEAT_S
 from kvgrpc.service.fleet.entry_messages import ROLES, entry_to_proto
@@ -117,7 +118,8 @@ def _show_pair(
     rows = reading.history.by_key()
     for side, one in ((reply.prefill, pair.prefill), (reply.decode, pair.decode)):
         side.engine.CopyFrom(_engine(reading, rows[one.key]))
-    reply.prefill.held_token_count = min(pair.prefix_units * UNIT_TOKENS, chain.token_count)
+    for side, units in ((reply.prefill, pair.prefix_units), (reply.decode, pair.decode_units)):
+        side.held_token_count = min(units * UNIT_TOKENS, chain.token_count)
     reply.same_host = pair.same_host
     reply.cost.MergeFrom(
         fleet_pb2.PairCost(
@@ -157,7 +159,7 @@ def _chain(stated: common_pb2.ContentChain, tenant: str) -> list[bytes]:
     if len(digests) != -(-stated.token_count // UNIT_TOKENS) * DIGEST_BYTES:
         raise invalid("chain.digests", f"has a digest of {DIGEST_BYTES} bytes for each {UNIT_TOKENS} tokens")
     whole = min(stated.token_count // UNIT_TOKENS, CHAIN_UNITS_MAX)
-    own = sha256(tenant.encode()).digest() if tenant else b""
+    own = tenant_part(tenant)
     return [own + digests[unit * DIGEST_BYTES : (unit + 1) * DIGEST_BYTES] for unit in range(whole)]
 
 

@@ -290,6 +290,47 @@ def test_a_handshake_waits_longer_for_ranks_that_met_before_it_as_well(lead: Lea
     assert isinstance(lead.answer(call), PeerConnected)
 
 
+def test_ranks_that_did_not_meet_are_worth_another_try_and_say_so(lead: Lead) -> None:
+    call = connect(lead)
+    lead._offer()
+    lead.feed(PeerAnswered("p:1", P, endpoints(P)))
+    lead.feed(began())
+    lead.feed(PeerMapped(0, key_of(P), "", "", (("shm", "other host"), ("collective", "the other rank did not come"))))
+    with pytest.raises(Unavailable, match=r"PEER_UNREACHABLE.*did not come.*try again") as caught:
+        lead.answer(call)
+    assert caught.value.retry_delay_s
+    again = connect(lead)
+    lead.connect(P)
+    assert isinstance(lead.answer(again), PeerConnected)
+
+
+def test_a_pair_of_ranks_without_a_path_is_no_passing_failure_because_another_pair_meets() -> None:
+    lead, peer = Lead(describe("d", 2, world_size=2)), describe("p", 1, world_size=2)
+    call = connect(lead)
+    lead._offer()
+    lead.feed(PeerAnswered("p:1", peer, endpoints(peer)))
+    lead.feed(began(peer=peer))
+    lead.feed(PeerMapped(0, key_of(peer), "", "", (("collective", "the other rank did not come"),)))
+    lead.feed(PeerMapped(1, key_of(peer), "", "", (("collective", "the peer offers none"),), peer_rank=1))
+    with pytest.raises(PreconditionFailed, match=r"NO_DATA_PATH.*rank 1 .*the peer offers none"):
+        lead.answer(call)
+
+
+def test_ranks_that_met_in_an_earlier_mapping_count_as_strangers_in_the_next(lead: Lead) -> None:
+    call = connect(lead)
+    lead._offer()
+    lead.feed(PeerAnswered("p:1", P, endpoints(P)))
+    lead.feed(began())
+    lead.feed(PeerMapped(0, key_of(P), "", ""))
+    again = connect(lead)
+    lead._offer()
+    lead.feed(PeerAnswered("p:1", P, endpoints(P)))
+    lead.feed(PeerMapped(0, key_of(P), "", ""))
+    for one, error in ((call, Unavailable), (again, PreconditionFailed)):
+        with pytest.raises(error):
+            lead.answer(one)
+
+
 @pytest.mark.parametrize("said", [began(attempt=2), began(rank=1), began(peer=describe("q", 1))])
 def test_what_a_rank_says_of_another_mapping_lengthens_no_handshake(lead: Lead, said: MeetingBegan) -> None:
     call = connect(lead)

@@ -89,7 +89,8 @@ def test_a_pair_is_explained_and_follows_the_prompt(start: Start, engines_file: 
     assert (first.prefill.held_token_count, first.cost.computed_share) == (0, 1.0)
     assert again.prefill.engine.engine_id == first.prefill.engine.engine_id
     assert (again.prefill.held_token_count, again.cost.computed_share) == (512, 0.0)
-    assert (again.cost.distance, again.same_host) == (0.25, False)
+    assert (first.cost.distance, again.cost.distance, again.same_host) == (0.25, 0.0, False)
+    assert again.decode.held_token_count == 512, "what was moved there before"
     cost = again.cost
     assert abs(cost.total - cost.prefill_load - cost.decode_load - cost.computed_share - cost.distance) < 1e-9
     assert "32 of 32 units held" in again.reason

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import grpc.aio
@@ -16,16 +15,7 @@ from kvgrpc.service.fleet.lead_checks import LeadChecks, load_of
 from kvgrpc.service.fleet.reader import FleetReader
 from kvgrpc.v1 import handshake_pb2
 from tests.service.conftest import Start
-
-
-def connect(address: str, _: str) -> grpc.aio.Channel:
-    return grpc.aio.insecure_channel(address)
-
-
-async def until(met: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not met():  # noqa: ASYNC110 - a reader tells nobody
-            await asyncio.sleep(0.02)
+from tests.service.fleet.readings import connect, until
 
 
 def state_of(directory: Directory, engine_id: str, now: float) -> EngineState | None:

@@ -891,7 +891,8 @@ type PairCost struct {
 	DecodeLoad float64 `protobuf:"fixed64,2,opt,name=decode_load,json=decodeLoad,proto3" json:"decode_load,omitempty"`
 	// Share of the prompt that the prefill engine has to compute, from 0 to 1; 0 if the request has no chain.
 	ComputedShare float64 `protobuf:"fixed64,3,opt,name=computed_share,json=computedShare,proto3" json:"computed_share,omitempty"`
-	// 0.25 if the engines are on different hosts, else 0.
+	// 0.25 if the engines are on different hosts, times the share of the prompt that the decode engine lacks; else 0.
+	// Without a chain that share is 1.
 	Distance float64 `protobuf:"fixed64,4,opt,name=distance,proto3" json:"distance,omitempty"`
 	// Sum of all others.
 	Total         float64 `protobuf:"fixed64,5,opt,name=total,proto3" json:"total,omitempty"`

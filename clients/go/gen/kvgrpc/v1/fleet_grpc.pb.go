@@ -64,7 +64,9 @@ type FleetServiceClient interface {
 	// Chooses two healthy engines for a request: one to compute the prompt, and one to decode. Both have the same model
 	// and the same layout. Of all such pairs the one of least cost is chosen (see PairCost). Engines hear nothing of it.
 	// The server notes the choice: for two seconds it counts as load of both engines, and the chosen engines count as
-	// holders of the prompt's KV. An engine that does not hold that KV after all computes it.
+	// holders of the prompt's KV. So do engines whose leads offer it: from the first call with a chain until a minute
+	// after the last one the server watches the offers of the call's tenant (WatchOffers). An engine that does not hold
+	// that KV after all computes it.
 	//
 	// The call is safe to repeat. A repeated call may choose another pair.
 	//
@@ -161,7 +163,9 @@ type FleetServiceServer interface {
 	// Chooses two healthy engines for a request: one to compute the prompt, and one to decode. Both have the same model
 	// and the same layout. Of all such pairs the one of least cost is chosen (see PairCost). Engines hear nothing of it.
 	// The server notes the choice: for two seconds it counts as load of both engines, and the chosen engines count as
-	// holders of the prompt's KV. An engine that does not hold that KV after all computes it.
+	// holders of the prompt's KV. So do engines whose leads offer it: from the first call with a chain until a minute
+	// after the last one the server watches the offers of the call's tenant (WatchOffers). An engine that does not hold
+	// that KV after all computes it.
 	//
 	// The call is safe to repeat. A repeated call may choose another pair.
 	//
