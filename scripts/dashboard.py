@@ -95,9 +95,29 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel("Denied callers", "ops", "Calls refused because of identity, role or policy.", {
             "{{reason}}": f"sum by (reason) ({_rate('kvgrpc_denied_calls_total')})",
         }),
+        Panel("Certificates", "s", "Time until the certificate in use ends.", {
+            "{{instance}}": f"kvgrpc_tls_certificate_not_after_seconds{AT} - time()",
+        }),
         Panel("Named tensors", "short", "Tensors in stores, and calls that wait for them.", {
             "tensors {{state}}": f"sum by (state) (kvgrpc_store_tensors{AT})",
             "waits for {{for}}": f"sum by (for) (kvgrpc_store_waits{AT})",
+        }),
+    ),
+    "The fleet": (
+        Panel("Engines of the registry", "short", "Entries by state, as kvgrpc fleet sees them.", {
+            "{{state}}": f"max by (state) (kvgrpc_fleet_entries{AT})",
+        }),
+        Panel("Choices", "ops", "Requests that got a pair, a decode engine alone, or none.", {
+            "{{outcome}}": f"sum by (outcome) ({_rate('kvgrpc_fleet_picks_total')})",
+        }),
+        Panel("Published", "short", "1 while the registry has the engine, 0 while it lacks it.", {
+            "{{instance}}": f"kvgrpc_fleet_published{AT}",
+        }),
+        Panel("Silence of the registry", "s", "Time since it broke off. Meanwhile its last list is in use.", {
+            "{{instance}}": f"kvgrpc_fleet_registry_silence_seconds{AT}",
+        }),
+        Panel("Refused entries", "ops", "Entries of the registry that cannot be used.", {
+            "{{instance}}": f"sum by (instance) ({_rate('kvgrpc_fleet_refused_entries_total')})",
         }),
     ),
     "The process": (

@@ -6,11 +6,14 @@ deadline.
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeVar
 from uuid import uuid4
 
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 from grpc import aio
 from opentelemetry import trace
@@ -57,6 +60,12 @@ class Caller:
             if name not in CALL_OPTIONS and field_of(name) not in request.DESCRIPTOR.fields_by_name:
                 raise TypeError(f"{_method(request)} has no option {name!r}")
         timeout_s = checked_timeout(options.get("timeout_s", self.timeout_s))
+        with self._span(request):
+            return await self._reply(method, request, timeout_s)
+
+    async def _reply(
+        self, method: "aio.UnaryUnaryMultiCallable[Request, Response]", request: Request, timeout_s: float
+    ) -> Response:
         headers, began = self.headers(), time.monotonic()
         if self.stream is not None:
             reply = await self.stream.reply(request, timeout_s, traceparent_of(headers))
@@ -118,6 +127,27 @@ class Caller:
         state = context.trace_state.to_header()
         return (*self.identity(), ("traceparent", parent), *((("tracestate", state),) if state else ()))
 
+    @contextmanager
+    def _span(self, request: Message) -> Iterator[None]:
+        """Opens a span round a call, within the current span if that one is recorded: it also has the time in which no
+        server is reached.
+        """
+        if not trace.get_current_span().is_recording():
+            yield
+            return
+        name = _full_name(request.DESCRIPTOR)
+        said = {"rpc.system.name": "grpc", "rpc.method": name, "kvgrpc.peer": self.address}
+        with trace.get_tracer("kvgrpc").start_as_current_span(
+            name, kind=trace.SpanKind.CLIENT, attributes=said, record_exception=False, set_status_on_exception=False
+        ) as span:
+            try:
+                yield
+            except Exception as error:
+                kind = error.reason.value if isinstance(error, KVGrpcError) else type(error).__name__
+                span.set_status(trace.Status(trace.StatusCode.ERROR, str(error)))
+                span.set_attribute("error.type", kind)
+                raise
+
     async def failure(self, failed: aio.AioRpcError, request: Message, left_s: float) -> KVGrpcError:
         """Returns the typed error of a failed call or stream, with what TLS prevents. To find that out may take as long
         as `left_s` seconds.
@@ -135,6 +165,16 @@ class Caller:
 def traceparent_of(headers: Metadata) -> str:
     """Returns the trace context in a call's metadata, or an empty text."""
     return next((value for key, value in headers if key == "traceparent"), "")
+
+
+@cache
+def _full_name(request: Descriptor) -> str:
+    """Returns package.Service/Method of the method that takes such requests."""
+    for service in request.file.services_by_name.values():
+        for method in service.methods:
+            if method.input_type.full_name == request.full_name:
+                return f"{service.full_name}/{method.name}"
+    return request.full_name
 
 
 def _method(request: Message) -> str:

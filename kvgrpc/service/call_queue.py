@@ -107,15 +107,15 @@ class CallQueue:
     def _backlog(self) -> int:
         return sum(backlog.count() for backlog in self.backlogs)
 
-    async def enter(self, caller: str, nbytes: int = 0, *, patient: bool = False) -> None:
-        """Returns when a call may begin. `nbytes` of its request are kept meanwhile.
+    async def enter(self, caller: str, nbytes: int = 0, *, patient: bool = False) -> bool:
+        """Returns when a call may begin: True if it has waited. `nbytes` of its request are kept meanwhile.
 
         Raises Exhausted (LIMIT_EXCEEDED) for a caller that has too much in the queue, and after `WAIT_S` unless it is
         `patient`.
         """
         if not self._queue.count_of(caller) and self._at_once < AT_ONCE:
             self._at_once += 1
-            return
+            return False
         held = self._bytes.get(caller, 0) + nbytes
         if held > BYTES_MAX - self._bytes_of_all:
             self._refuse(f"{held} bytes of requests of this caller wait in the queue", BYTES_MAX)
@@ -131,6 +131,7 @@ class CallQueue:
         if not begins:
             others = self._queue.count_of(caller)
             self._refuse(f"this call waited {WAIT_S:g} s in the queue, with {others} others of its caller", WAIT_S)
+        return True
 
     def _refuse(self, what: str, limit: float) -> None:
         message = f"{what}: this server has more calls than it serves; come back later"

@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from typing import TypeVar
 
@@ -32,6 +33,8 @@ SERVICE = "kvgrpc"
 _LOOK_S = 1.0
 """Interval between two looks for an SDK, in seconds: each reads the environment, and every call would pay for it."""
 
+CAME_AT: ContextVar[float] = ContextVar("came_at", default=0.0)
+"""Time at which the call that is served came, on the clock of `time.perf_counter`; 0.0 if it began at once."""
 Ended = Callable[[Exception | None], None]
 """Callback that ends a span, with the error if there was one."""
 
@@ -138,9 +141,14 @@ def traceparent_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
 @contextmanager
 def server_span(method: str, traceparent: str) -> Iterator[str]:
     """Opens a span round a call that we serve; yields the traceparent for inner calls. Needs `records`. `method` is
-    package.Service/Method, here and in all that follows.
+    package.Service/Method, here and in all that follows. The span begins when the call came, and has one within it for
+    the time until its turn.
     """
-    with _around(of_caller(_Sdk.spans.start(method, SpanKind.SERVER, traceparent, _rpc(method)))) as inner:
+    came_at = CAME_AT.get()
+    start_ns = _wall_ns(came_at) if came_at else None
+    with _around(of_caller(_Sdk.spans.start(method, SpanKind.SERVER, traceparent, _rpc(method), start_ns))) as inner:
+        if came_at:
+            wait_ended("turn", inner, came_at)
         yield inner
 
 
@@ -150,6 +158,14 @@ async def waited(what: str, traceparent: str, wait: Awaitable[_T]) -> _T:
         return await wait
     with _around(_Sdk.spans.start(f"kvgrpc.wait.{what}", SpanKind.INTERNAL, traceparent, {})):
         return await wait
+
+
+def wait_ended(what: str, traceparent: str, began: float) -> None:
+    """Makes the span of a wait that has just ended, if its call has a trace. `began` is on the clock of
+    `time.perf_counter`, here and in all that follows.
+    """
+    if traceparent and records(traceparent):
+        _Sdk.spans.start(f"kvgrpc.wait.{what}", SpanKind.INTERNAL, traceparent, {}, _wall_ns(began)).end()
 
 
 @contextmanager
@@ -188,16 +204,20 @@ def root_span(method: str) -> tuple[str, Ended] | None:
     return call_span(method, "") if _Sdk.ring is not None else None
 
 
-def call_ended(method: str, traceparent: str, began: float, error: Exception | None) -> None:
-    """Makes the span of a traced call over a session that has just ended. What the call began belongs to the engine's
-    own span, so that a trace looks alike however an engine calls. `began` is on the clock of `time.perf_counter`.
+def call_ended(method: str, traceparent: str, began: float, error: BaseException | None) -> None:
+    """Makes the span of a traced call that has just ended, over a session or before its method began. What a session's
+    call began belongs to the engine's own span, so that a trace looks alike however an engine calls.
     """
     if traceparent and records(traceparent):
-        start_ns = time.time_ns() - int((time.perf_counter() - began) * 1e9)
-        _end(_Sdk.spans.start(method, SpanKind.SERVER, traceparent, _rpc(method), start_ns), error)
+        _end(_Sdk.spans.start(method, SpanKind.SERVER, traceparent, _rpc(method), _wall_ns(began)), error)
 
 
-def _end(span: OpenSpan, error: Exception | None) -> None:
+def _wall_ns(at: float) -> int:
+    """Returns the time since the Unix epoch for one on the clock of `time.perf_counter`."""
+    return time.time_ns() - int((time.perf_counter() - at) * 1e9)
+
+
+def _end(span: OpenSpan, error: BaseException | None) -> None:
     if error is None:
         span.end()
     else:

@@ -4,6 +4,7 @@ A fault is a generator. Its first step starts leads and yields (alert, lead at w
 the fault, or repeats it.
 """
 
+import json
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -20,10 +21,12 @@ from kvgrpc.v1 import common_pb2, lease_pb2, pool_pb2
 from tests.e2e.pushing import LIMITS, MIDWAY, SLOW, begin
 from tests.e2e.slow_pulls import begin_slow_pull, limits
 from tests.operators.load import METRICS, ROLES, credentials, spiffe, target_of
+from tests.operators.programs import free_ports
 from tests.operators.prometheus import Target
 from tests.service.conftest import SHARED, starting
 from tests.service.defective import MESSAGE, DefectiveProcess
 from tests.service.engines import Engine, ServeProcess, meet
+from tests.service.fleet.published import fleet
 from tests.service.pushes import reserve
 from tests.service.values import dur, new_key, prompt
 
@@ -58,6 +61,17 @@ class Stage:
         """Starts a lead that nobody scrapes."""
         (lead,) = self._start(("--engine-id", name, *flags))
         return lead
+
+    def start_fleet(self, name: str, *engines: str) -> tuple[Path, str]:
+        """Starts a `kvgrpc fleet` whose registry is a file with engines at these addresses. Returns the file, and the
+        address.
+        """
+        file = self.folder / f"{name}.json"
+        rows = [{"engine_id": f"e{number}", "addresses": [address]} for number, address in enumerate(engines)]
+        file.write_text(json.dumps({"engines": rows}))
+        found = self.stack.enter_context(fleet(self.folder / name, "--registry", f"file:{file}", *METRICS))
+        self.targets.append(Target(name, found["metrics"]))
+        return file, found["address"]
 
     def start_process(self, name: str, process: ServeProcess, ca: Path | None = None) -> None:
         """Takes a lead that was started in another way."""
@@ -285,7 +299,38 @@ def defect(stage: Stage) -> Fault:
         lead.cancel("t-any", MESSAGE)
 
 
+def unpublished(stage: Stage) -> Fault:
+    """Nothing answers where a lead's registry should be."""
+    (port,) = free_ports(1)
+    stage.start("unpublished", KVGRPC_FLEET_REGISTRY=f"etcd://127.0.0.1:{port}")
+    yield "KvgrpcNotPublished", "unpublished"
+
+
+def broken_registry(stage: Stage) -> Fault:
+    """The registry of a fleet breaks off."""
+    file, _ = stage.start_fleet("deaf")
+    yield "KvgrpcRegistrySilent", "deaf"
+    file.unlink()
+
+
+def no_lead(stage: Stage) -> Fault:
+    """No lead answers where the registry's engines should be."""
+    stage.start_fleet("lonely", *(f"127.0.0.1:{port}" for port in free_ports(2)))
+    yield "KvgrpcNoHealthyEngine", "lonely"
+
+
+def no_pair(stage: Stage) -> Fault:
+    """Requests come while there are no engines."""
+    _, address = stage.start_fleet("bare")
+    client = stage.stack.enter_context(connect_sync(address))
+    yield "KvgrpcRequestsWithoutEngine", "bare"
+    while True:
+        client.fleet().pick_pair()
+        yield "", ""
+
+
 FAULTS: tuple[Callable[[Stage], Fault], ...] = (
     killed, no_engine, other_content, stopped_peer, silent_source, unfetched, leaked, too_late, unproved, second_choice,
-    restarts, both_wait, kept, stalls, last_day, wrong_key, no_role, defect,
+    restarts, both_wait, kept, stalls, last_day, wrong_key, no_role, defect, unpublished, broken_registry, no_lead,
+    no_pair,
 )  # fmt: skip

@@ -25,6 +25,8 @@ class Span:
     start: int
     end: int
     failed: bool
+    is_rpc: bool
+    """True for a call that a client makes or a server serves."""
 
 
 class Jaeger:
@@ -67,6 +69,7 @@ def _span(row: Any, process: Any) -> Span:
         start=row["startTime"],
         end=row["startTime"] + row["duration"],
         failed=_tags(row).get("error") is True,
+        is_rpc=_tags(row).get("span.kind") in ("client", "server"),
     )
 
 

@@ -1,12 +1,13 @@
 """Leads under a load that moves KV in every way, so that every metric has something to show.
 
-P and D have pools in plain text. T has a store of named tensors, mutual TLS and a table of roles.
+P and D have pools in plain text, and are in a registry that `kvgrpc fleet` reads. T has a store of named tensors,
+mutual TLS and a table of roles.
 """
 
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,12 @@ from examples.certs import Authority
 from kvgrpc.client import Client, Credentials, connect
 from kvgrpc.errors import KVGrpcError
 from kvgrpc.v1 import common_pb2, tensor_pb2
+from tests.operators.programs import Missing
 from tests.operators.prometheus import Target
+from tests.registry.etcds import MISSING, RunningEtcd
 from tests.service.conftest import starting
 from tests.service.engines import Engine, ServeProcess
+from tests.service.fleet.published import fleet as running_fleet
 
 METRICS = ("--metrics", "127.0.0.1:0")
 TOKENS = list(range(64))
@@ -61,6 +65,8 @@ class Leads:
     p: Engine
     d: Engine
     t: ServeProcess
+    fleet: dict[str, str]
+    """Addresses of a `kvgrpc fleet` whose registry has P and D."""
     folder: Path
     """Folder with the TLS files of T's callers."""
 
@@ -68,12 +74,15 @@ class Leads:
     def targets(self) -> list[Target]:
         """Where their metrics are."""
         ca = self.folder / "engine/ca.crt"
-        return [target_of("p", self.p.process), target_of("d", self.d.process), target_of("t", self.t, ca)]
+        plain = [target_of("p", self.p.process), target_of("d", self.d.process), Target("fleet", self.fleet["metrics"])]
+        return [*plain, target_of("t", self.t, ca)]
 
 
 @contextmanager
 def leads(folder: Path, **environment: str) -> Iterator[Leads]:
-    """Starts the leads, and ends them."""
+    """Starts the leads, and ends them. Raises Missing."""
+    if MISSING:
+        raise Missing(MISSING)
     authority = Authority()
     for name in ("engine", "stranger"):
         authority.issue(folder / name, spiffe(name))
@@ -90,14 +99,23 @@ def leads(folder: Path, **environment: str) -> Iterator[Leads]:
         "shm",
         *METRICS,
     )
-    with starting(folder) as start:
-        p, d = start((*flags, "--engine-id", "p"), (*flags, "--engine-id", "d"), settings="", **environment)
+    etcd = RunningEtcd(folder / "etcd")
+    registry = f"etcd://{etcd.address}"
+    environment |= {"KVGRPC_FLEET_REGISTRY": registry}
+    with ExitStack() as stack:
+        stack.callback(etcd.end)
+        etcd.start()
+        start = stack.enter_context(starting(folder))
+        fleet = stack.enter_context(running_fleet(folder / "fleet", "--registry", registry, *METRICS))
+        roles = {"p": "prefill", "d": "decode"}
+        p, d = start(
+            *((*flags, "--engine-id", name, "--fleet-role", role) for name, role in roles.items()), settings="",
+            **environment,
+        )  # fmt: skip
         tls = ("--tls-dir", str(folder / "engine"), "--roles", str(folder / "roles.toml"), "--engine-id", "t")
         t = ServeProcess(folder / "t", *secured, *tls, settings=SECURED, environment=environment)
-        try:
-            yield Leads(p, d, t, folder)
-        finally:
-            t.end()
+        stack.callback(t.end)
+        yield Leads(p, d, t, fleet, folder)
 
 
 @contextmanager
@@ -117,6 +135,7 @@ class Clients:
     d: Client
     t: Client
     stranger: Client
+    fleet: Client
     p_address: str
 
     async def pull(self, tokens: list[int] = TOKENS, wanted: list[int] = TOKENS) -> None:
@@ -161,6 +180,10 @@ class Clients:
         with suppress(KVGrpcError):
             await self.stranger.start_drain()
 
+    async def picked(self) -> None:
+        """Asks the fleet for a pair."""
+        await self.fleet.fleet().pick_pair()
+
     async def wait_in_vain(self) -> None:
         """Lets a pull wait for blocks of its own, and cancels it."""
         made = await self.p.allocate(BLOCKS)
@@ -174,15 +197,18 @@ class Clients:
 
 @asynccontextmanager
 async def clients(leads: Leads) -> AsyncIterator[Clients]:
-    """Connects to the leads."""
+    """Connects to the leads, and to the fleet."""
     async with AsyncExitStack() as stack:
         port = leads.t.wait_ready()["address"].rpartition(":")[2]
-        plain = [await stack.enter_async_context(connect(one.address)) for one in (leads.p, leads.d)]
+        plain = [
+            await stack.enter_async_context(connect(address))
+            for address in (leads.p.address, leads.d.address, leads.fleet["address"])
+        ]
         secured = [
             await stack.enter_async_context(connect(f"localhost:{port}", credentials=credentials(leads.folder / name)))
             for name in ("engine", "stranger")
         ]
-        yield Clients(plain[0], plain[1], secured[0], secured[1], leads.p.address)
+        yield Clients(plain[0], plain[1], secured[0], secured[1], plain[2], leads.p.address)
 
 
 @asynccontextmanager
@@ -200,7 +226,7 @@ async def loaded(leads: Leads) -> AsyncIterator[set[str]]:
     async with clients(leads) as to:
         acts: tuple[Callable[[], Coroutine[Any, Any, None]], ...] = (
             to.pull, to.push, lambda: to.push((0, 1), (1, LAYERS - 1)), to.expire, to.tensor, to.denied,
-            to.wait_in_vain, lambda: to.pull(wanted=TOKENS[::-1]),
+            to.wait_in_vain, to.picked, lambda: to.pull(wanted=TOKENS[::-1]),
         )  # fmt: skip
         tasks = [asyncio.create_task(again(act)) for act in acts]
         try:

@@ -44,6 +44,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "sidecar": ("lead.sidecar=true", "engine.command={serve-my-engine}", "tls.prefillSecret=p", "tls.decodeSecret=d"),
     "leases": ("lead.sidecar=true", "fleet.registry=kubernetes-leases://"),
     "slices": ("fleet.reader=true", "fleet.registry=kubernetes://?selector=app.kubernetes.io/name=kvgrpc"),
+    "shared": ("lead.sharedDir=/run/kvgrpc-pods", "lead.sidecar=true"),
     "host": (*INSECURE, "engine.hostNetwork=true", "engine.hostPID=true", "networkPolicy.enabled=false"),
     "alone": ("router.enabled=false", "networkPolicy.ephemeral.enabled=false", "engine.health="),
 }  # fmt: skip

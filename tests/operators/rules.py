@@ -14,6 +14,7 @@ THRESHOLDS = {
     "KvgrpcLeaseLeak": ("> 900", "> 5"),
     "KvgrpcQuarantineGrows": ("> 60", "> 2"),
     "KvgrpcPeerFlaps": ("> 5", "> 2"),
+    "KvgrpcRegistrySilent": ("> 60", "> 2"),
 }
 """Threshold of an alert, and the shorter one in its place."""
 

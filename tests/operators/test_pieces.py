@@ -7,17 +7,18 @@ from pathlib import Path
 import pytest
 
 from tests.operators import manifests, panels
+from tests.operators.accounting import CALL, accounted, gaps
 from tests.operators.faults import FAULTS
 from tests.operators.jaeger import Span
 from tests.operators.programs import Missing, Programs
 from tests.operators.rules import FILE, THRESHOLDS, names, shortened
-from tests.operators.traces import CALL, TracesFound, accounted
+from tests.operators.traces import TracesFound
 
 RULES = FILE.read_text()
 
 
-def span(name: str, start: int, end: int, parent: str = "", service: str = "kvgrpc") -> Span:
-    return Span(service, "p", name, name, parent, start, end, failed=False)
+def span(name: str, start: int, end: int, parent: str = "", service: str = "kvgrpc", *, rpc: bool = False) -> Span:
+    return Span(service, "p", name, name, parent, start, end, failed=False, is_rpc=rpc)
 
 
 def test_short_rules_differ_from_the_real_ones_in_times_only() -> None:
@@ -60,10 +61,24 @@ def test_time_is_accounted_for_by_spans_that_have_none_within() -> None:
         span("wire", 10, 60, "receive"),
         span("settle", 50, 90, "receive"),
     )
-    assert accounted([[call, whole, wire, settle]]) == 0.8
+    assert accounted([[call, whole, wire, settle]]) == pytest.approx(0.8)
     assert accounted([[call, whole]]) == 1.0
-    assert accounted([[call], [call, span("late", 90, 300, CALL)]]) == 0.05
+    assert accounted([[call], [call, span("late", 90, 300, CALL)]]) == pytest.approx(0.05)
     assert accounted([]) == 0.0
+
+
+def test_the_span_of_an_rpc_accounts_for_its_ends_and_not_for_what_is_between() -> None:
+    call, rpc = span(CALL, 0, 100, service="client"), span("pull", 5, 95, CALL, "client", rpc=True)
+    inner = [span("open", 20, 40, "pull"), span("wire", 50, 90, "pull")]
+    assert accounted([[call, rpc, *inner]]) == pytest.approx(0.8)
+    assert accounted([[call, rpc, *inner]], ends=False) == pytest.approx(0.6)
+    assert accounted([[call, rpc]]) == pytest.approx(0.9)
+
+
+def test_a_gap_says_which_spans_are_round_it() -> None:
+    call, rpc = span(CALL, 0, 100, service="client"), span("pull", 0, 100, CALL, rpc=True)
+    (gap,) = gaps([call, rpc, span("open", 0, 40, "pull"), span("wire", 50, 100, "pull")])
+    assert str(gap) == "0.100 of the call after p/open, before p/wire within pull"
 
 
 def test_a_span_whose_parent_is_missing_is_an_orphan() -> None:

@@ -2,8 +2,9 @@
 
 import asyncio
 import secrets
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,11 +17,12 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from kvgrpc.client import Client, connect
 from kvgrpc.errors import KVGrpcError
 from kvgrpc.v1 import common_pb2, tensor_pb2
+from tests.operators.accounting import CALL, accounted, gaps
 from tests.operators.jaeger import Jaeger, Span, collecting
 from tests.operators.load import METRICS
 from tests.operators.programs import Programs
 from tests.service.conftest import starting
-from tests.service.engines import wait_until
+from tests.service.engines import Engine, wait_until
 
 POOL = ("--layers", "8", "--kv-heads", "8", "--head-dim", "128", "--blocks", "160")
 """A pool whose blocks have half a megabyte, so that a prompt takes milliseconds to move."""
@@ -29,10 +31,10 @@ TOKENS = list(range(16 * BLOCKS))
 LAYERS = 8
 PAGE = 1 << 20
 STORE = f"[tensors]\nstore_bytes = {64 * PAGE}\npage_bytes = {PAGE}\n"
+GAP_SHARE = 0.01
+"""Minimum share of a call that a stretch has to be reported."""
 PAUSE_S = 0.1
 """Time in which an engine computes, in seconds, while another one waits."""
-CALL = "call"
-"""Name of the span round what the client waits for."""
 
 
 @dataclass
@@ -51,41 +53,22 @@ class TracesFound:
         return found
 
     def shares(self) -> dict[str, float]:
-        """Returns by what was done the share of its time that spans of the leads account for."""
+        """Returns by what was done the share of its time that spans account for."""
         return {what: accounted([spans]) for what, spans in self.traces.items()}
 
-
-def accounted(traces: Iterable[list[Span]]) -> float:
-    """Returns the share of the time of all calls in which a span of a lead says what went on. A span that others are
-    within says only that they are.
-    """
-    whole = covered = 0
-    for spans in traces:
-        parents = {span.parent_id for span in spans}
-        says = [(span.start, span.end) for span in spans if span.service != "client" and span.span_id not in parents]
-        for call in spans:
-            if call.name == CALL:
-                whole += call.end - call.start
-                covered += _union((max(start, call.start), min(end, call.end)) for start, end in says)
-    return covered / whole if whole else 0.0
-
-
-def _union(intervals: Iterable[tuple[int, int]]) -> int:
-    """Returns the length of what any of the intervals covers."""
-    total, reached = 0, 0
-    for start, end in sorted(intervals):
-        total += max(end - max(start, reached), 0)
-        reached = max(reached, end)
-    return total
+    def gaps(self) -> list[str]:
+        """Returns the longest stretches that no span accounts for, longest first."""
+        found = [(gap.share, f"{what}: {gap}") for what, spans in self.traces.items() for gap in gaps(spans)]
+        return [text for share, text in sorted(found, reverse=True) if share >= GAP_SHARE]
 
 
 class Tracer:
     """A client's own tracing."""
 
     def __init__(self, endpoint: str) -> None:
-        self._provider = TracerProvider(resource=Resource.create({"service.name": "client"}))
-        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint, insecure=True)))
-        self._tracer = self._provider.get_tracer("client")
+        self.provider = TracerProvider(resource=Resource.create({"service.name": "client"}))
+        self.provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint, insecure=True)))
+        self._tracer = self.provider.get_tracer("client")
 
     @contextmanager
     def request(self) -> Iterator[str]:
@@ -96,12 +79,12 @@ class Tracer:
     @contextmanager
     def call(self) -> Iterator[None]:
         """Marks what the client waits for."""
-        with self._tracer.start_as_current_span(CALL, kind=trace.SpanKind.CLIENT):
+        with self._tracer.start_as_current_span(CALL):
             yield
 
     def close(self) -> None:
         """Exports what is left."""
-        self._provider.shutdown()
+        self.provider.shutdown()
 
 
 @dataclass(frozen=True)
@@ -232,14 +215,10 @@ class Requests:
         return {one.__name__: one for one in made}
 
 
-async def check(programs: Programs, folder: Path) -> TracesFound:
-    """Makes requests of all kinds, and asks Jaeger for their traces."""
-    found = TracesFound()
-    with ExitStack() as stack:
-        jaeger = stack.enter_context(collecting(programs, folder / "jaeger"))
-        environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": jaeger.endpoint, "OTEL_BSP_SCHEDULE_DELAY": "100"}
-        start = stack.enter_context(starting(folder))
-        tracer = Tracer(jaeger.endpoint)
+async def make_all(tracer: Tracer, endpoint: str, folder: Path) -> dict[str, str]:
+    """Makes requests of all kinds, of leads that export to `endpoint` and have ended then. Returns the trace ids."""
+    environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_BSP_SCHEDULE_DELAY": "100"}
+    with starting(folder) as start:
         p, d = start(*((*POOL, *METRICS, "--engine-id", name) for name in "pd"), settings="", **environment)
         s, t = start(*((*METRICS, "--engine-id", name) for name in "st"), settings=STORE, **environment)
         async with AsyncExitStack() as clients:
@@ -251,6 +230,25 @@ async def check(programs: Programs, folder: Path) -> TracesFound:
                 with tracer.request() as ids[name]:
                     await act()
         tracer.close()
+        await asyncio.to_thread(_end, (p, d, s, t))
+    return ids
+
+
+def _end(engines: Iterable[Engine]) -> None:
+    """Ends the leads, which then export their last spans."""
+    for engine in engines:
+        engine.process.signal(signal.SIGTERM)
+    for engine in engines:
+        engine.process.wait_exit()
+
+
+async def check(programs: Programs, folder: Path) -> TracesFound:
+    """Makes requests of all kinds, and asks Jaeger for their traces."""
+    found = TracesFound()
+    with collecting(programs, folder / "jaeger") as jaeger:
+        tracer = Tracer(jaeger.endpoint)
+        trace.set_tracer_provider(tracer.provider)  # the client makes spans of its own by it
+        ids = await make_all(tracer, jaeger.endpoint, folder)
         await asyncio.to_thread(_fetch, jaeger, ids, found)
         found.services = jaeger.services()
     return found

@@ -16,16 +16,12 @@ from kvgrpc.service.otlp_spans import LeadExporter, follows_parents
 from kvgrpc.service.session.session_calls import hear_session
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.v1 import pool_pb2
-from tests.service.kept_spans import METHOD, PARENT, SAMPLED, TRACE, UNSAMPLED, Kept, maker
+from tests.service.kept_spans import METHOD, PARENT, SAMPLED, TRACE, UNSAMPLED, Kept, maker, recording
 
 
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> Kept:
-    """Lets this process record its spans, and returns them."""
-    made = Kept()
-    monkeypatch.setattr(telemetry._Sdk, "installed", True)
-    monkeypatch.setattr(telemetry._Sdk, "spans", maker(made))
-    return made
+    return recording(monkeypatch)
 
 
 def names(kept: Kept) -> list[str]:

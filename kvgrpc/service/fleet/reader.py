@@ -7,8 +7,10 @@ has asked for a minute. `always` reads from the start, in a server that does not
 import asyncio
 import contextlib
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from functools import partial
 
 import grpc.aio
@@ -33,6 +35,15 @@ LOOK_S = 0.1
 """Longest time between two looks for changes, in seconds. The registry's news is looked at before."""
 TOGETHER_S = 0.05
 """Time for which a look that found something is the last one, in seconds: changes within it are told together."""
+
+
+class PickOutcome(StrEnum):
+    """The result of a choice for one request."""
+
+    PAIR = "pair"
+    ALONE = "alone"
+    """A decode engine that computes the whole request."""
+    NONE = "none"
 
 
 class FleetReading:
@@ -123,6 +134,8 @@ class FleetReader:
         self._watchers = 0
         self._used_at = 0.0
         self._idle: asyncio.Task[None] | None = None
+        self.picks: Counter[PickOutcome] = Counter()
+        """Number of choices for requests. The services that make them count them."""
 
     @property
     def present(self) -> FleetReading | None:

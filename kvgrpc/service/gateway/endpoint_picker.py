@@ -17,7 +17,7 @@ from kvgrpc.envoy.v1 import ext_proc_pb2 as ext_proc
 from kvgrpc.errors import InvalidRequest, KVGrpcError, Reason, note
 from kvgrpc.fleet.directory import Directory, EngineState
 from kvgrpc.fleet.pairing import NoPair, PairRequest
-from kvgrpc.service.fleet.reader import FleetReader
+from kvgrpc.service.fleet.reader import FleetReader, PickOutcome
 from kvgrpc.service.gateway.http_endpoints import HttpEndpoints
 from kvgrpc.service.identity.gate import CALLER
 
@@ -59,7 +59,9 @@ class EndpointPicker:
             if message.WhichOneof("request") is None:
                 continue
             if message.HasField("request_headers"):
-                yield await self._route(message)
+                routed = await self._route(message)
+                self._reader.picks[_outcome(routed)] += 1
+                yield routed
             else:
                 yield _passed(message, modes)
             if _is_last(message, modes):
@@ -113,6 +115,14 @@ def _routed(endpoint: str, before: str) -> ext_proc.ProcessingResponse:
     return ext_proc.ProcessingResponse(
         request_headers=ext_proc.HeadersResponse(response=response), dynamic_metadata=metadata
     )
+
+
+def _outcome(answer: ext_proc.ProcessingResponse) -> PickOutcome:
+    """Returns what an answer to the headers of a request says."""
+    if answer.HasField("immediate_response"):
+        return PickOutcome.NONE
+    alone = answer.request_headers.response.header_mutation.remove_headers
+    return PickOutcome.ALONE if alone else PickOutcome.PAIR
 
 
 def _allowed(message: ext_proc.ProcessingRequest) -> frozenset[str] | None:

@@ -112,6 +112,9 @@ FLEET_PUBLISHED = _gauge("kvgrpc_fleet_published", "1 while the registry has the
 FLEET_ENTRIES = _gauge("kvgrpc_fleet_entries", "Entries of the registry, at kvgrpc fleet.", "state")
 FLEET_SILENCE = _gauge("kvgrpc_fleet_registry_silence_seconds", "Time since the registry broke off, at kvgrpc fleet.")
 FLEET_REFUSED = _counter("kvgrpc_fleet_refused_entries", "Entries that were not usable, at kvgrpc fleet.")
+FLEET_PICKS = _counter(
+    "kvgrpc_fleet_picks", "Choices for requests, at kvgrpc fleet: a pair, a decode engine alone, or none.", "outcome"
+)
 
 # The process.
 KEPT_BYTES = _gauge("kvgrpc_kept_bytes", "Bytes kept for what calls created, by who pays.", "share")

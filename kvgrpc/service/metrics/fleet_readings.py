@@ -8,7 +8,7 @@ from kvgrpc.core.values.limits import PROTOCOL_MAX
 from kvgrpc.fleet.directory import EngineState
 from kvgrpc.fleet.history import counts
 from kvgrpc.service.call_records import CallRecords
-from kvgrpc.service.fleet.reader import FleetReader
+from kvgrpc.service.fleet.reader import FleetReader, PickOutcome
 from kvgrpc.service.metrics import families as of
 from kvgrpc.service.metrics.readings import Reading, by, one
 from kvgrpc.service.metrics.records import LoopLag
@@ -32,6 +32,7 @@ class FleetMetrics:
             yield by(of.FLEET_ENTRIES, {state.value: found.get(state, 0) for state in EngineState})
             yield one(of.FLEET_SILENCE, reading.silence_s())
             yield one(of.FLEET_REFUSED, refused.unreadable + refused.too_many)
+        yield by(of.FLEET_PICKS, {outcome.value: self._reader.picks[outcome] for outcome in PickOutcome})
         yield of.CALL_SECONDS, ((("grpc", *labels), seconds) for labels, seconds in self._calls.seconds.items())
         yield one(of.LOOP_LAG, self.lag.seconds)
         yield of.BUILD_INFO, [((self._version, grpc.__version__, str(PROTOCOL_MAX)), 1)]

@@ -6,6 +6,7 @@ typed errors. This file reads the calls, runs each in a task, and sends the answ
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, NoReturn
@@ -72,6 +73,8 @@ class ServedCallStream:
         self._answers = StreamAnswers(context, calls_pb2.StreamCallsResponse, message_bytes)
         self._served: dict[int, asyncio.Task[None]] = {}
         self._last_id = 0
+        self._came_at = 0.0
+        """Time at which the last message came, on the clock of `time.perf_counter`."""
 
     async def run(self) -> None:
         """Serves until the client ends the stream and its last call is answered. Raises InvalidRequest."""
@@ -89,6 +92,8 @@ class ServedCallStream:
         standing = self._lead.standing
         while (message := await standing.read(self._context.read)) is not grpc.aio.EOF:
             check_request(message)
+            telemetry.CAME_AT.set(0.0)
+            self._came_at = time.perf_counter()
             await self._enter(len(message.calls))
             self._answers.more = True
             await self._begin(message.calls)
@@ -124,7 +129,8 @@ class ServedCallStream:
         """Waits until a message of so many calls may begin, if the stream has many."""
         if len(self._served) + calls > CROWD:
             self._lead.call_queue.crowd()
-            await self._lead.call_queue.enter(payer(), patient=True)
+            if await self._lead.call_queue.enter(payer(), patient=True):
+                telemetry.CAME_AT.set(self._came_at)
 
     def _give_up(self, call_ids: Iterable[int]) -> None:
         for call_id in call_ids:

@@ -13,7 +13,7 @@ from kvgrpc.fleet.offered import tenant_part
 from kvgrpc.fleet.pairing import NoPair, PairRequest, PickedPair
 from kvgrpc.service.engine_watchers import BEAT_S
 from kvgrpc.service.fleet.entry_messages import ROLES, entry_to_proto
-from kvgrpc.service.fleet.reader import FleetReader, FleetReading
+from kvgrpc.service.fleet.reader import FleetReader, FleetReading, PickOutcome
 from kvgrpc.service.identity.gate import CALLER
 from kvgrpc.service.lead import Answerer
 from kvgrpc.service.places import Places
@@ -96,6 +96,7 @@ class FleetService(fleet_pb2_grpc.FleetServiceServicer):
             exclude=frozenset(request.excluded_engine_ids),
         )
         reading, found = await self._reader.pick_pair(wanted)
+        self._reader.picks[PickOutcome.NONE if isinstance(found, NoPair) else PickOutcome.PAIR] += 1
         reading.look()
         own, rows = CALLER.get().tenant, reading.history.by_key().values()
         states = counts(row for row in rows if not own or row.entry.tenant in ("", own))

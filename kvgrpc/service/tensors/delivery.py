@@ -137,7 +137,7 @@ async def deliver(
         delay_s = max(refused.retry_delay_s or 0.0, RETRY_DELAY_S)
         if delay_s >= left():
             break
-        await asyncio.sleep(delay_s)
+        await telemetry.waited("retry", trace, asyncio.sleep(delay_s))
     return refused or DeadlineExceeded(
         Reason.DEADLINE, f"{consumer.address} did not store the tensor in time", metadata={"phase": "tensor"}
     )

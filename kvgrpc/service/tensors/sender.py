@@ -7,6 +7,7 @@ retried: each of its tensors is then sent by itself.
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import field, replace
 
@@ -25,6 +26,7 @@ from kvgrpc.errors import (
     Reason,
     Unavailable,
 )
+from kvgrpc.service import telemetry
 from kvgrpc.service.callers import payer
 from kvgrpc.service.runner import Alarm, copied
 from kvgrpc.service.tensors.delivery import RemoteStores, deliver
@@ -64,6 +66,8 @@ class _PutUnderWay:
     """True when its call was not refused at once: from then on the allocation is this lead's."""
     bundle: str = ""
     """The transfer of its bundle, while a consumer may still read it."""
+    came_at: float = 0.0
+    """Time at which it came, on the clock of `time.perf_counter`, while it waits for its turn; otherwise 0.0."""
     ended: bool = False
     """True when its hand-over ended before all consumers had the tensor, not by a `withdraw`: it is not sent again."""
     done: "asyncio.Future[None]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
@@ -171,6 +175,8 @@ class TensorSender:
         self._ways[offer] = way
         self._bundles.add(way.route, way, offer.pages, self._life.time())
         self._look(way.route)
+        if not (offer.transfer_id or way.done.done()):
+            way.came_at = time.perf_counter()
         if way.done.done() and offer.refused is not None:
             raise copied(offer.refused)
         way.accepted = True
@@ -271,6 +277,10 @@ class TensorSender:
         """
         life, limits, put = self._life, self._life.lead.config.limits, _together(ways)
         until = max([way.until for way in ways])
+        for way in ways:
+            if way.came_at:
+                telemetry.wait_ended("turn", way.route.trace, way.came_at)
+                way.came_at = 0.0
         ttl_s = min(max(put.ttl_s or limits.lease_ttl_s, until - life.time()), limits.lease_cap_s)
         offers = [way.offer for way in ways]
         try:

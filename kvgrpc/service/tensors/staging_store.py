@@ -207,7 +207,8 @@ class StagingStore:
             raise
         if tensors:
             store.life.spawn(self._bring(store, tensors, put, trace, until))
-        return await store.waiting.end_of_all(numbers)
+        wait = store.waiting.end_of_all(numbers)
+        return await (wait if tensors else telemetry.waited("tensor", trace, wait))  # others may be bringing it
 
     def _fetched(self, store: Store, put: Put, trace: str) -> None:
         """Begins to bring what a source gives. Raises a refusal."""

@@ -1,9 +1,11 @@
 """`kvgrpc fleet` as the endpoint picker of a real Envoy: where requests go, with what, and what clients cannot say."""
 
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -25,8 +27,14 @@ MODES = ("NONE", "BUFFERED", "STREAMED", "FULL_DUPLEX_STREAMED")
 class Pool:
     """Engines p and d, their HTTP servers, and the picker."""
 
-    def __init__(self, leads: dict[str, Engine], servers: dict[str, HttpServer], picker: str) -> None:
-        self.leads, self.servers, self.picker = leads, servers, picker
+    def __init__(self, leads: dict[str, Engine], servers: dict[str, HttpServer], picker: str, metrics: str) -> None:
+        self.leads, self.servers, self.picker, self._metrics = leads, servers, picker, metrics
+
+    def choices(self) -> set[str]:
+        """Returns the outcomes of choices that the picker has counted."""
+        with urlopen(f"http://{self._metrics}/metrics", timeout=20) as reply:
+            shown = reply.read().decode()
+        return set(re.findall(r'^kvgrpc_fleet_picks_total{outcome="(\w+)"} [1-9]', shown, re.MULTILINE))
 
     def wait_until_paired(self) -> None:
         with connect_sync(self.picker) as client:
@@ -51,8 +59,10 @@ def pool(start: Start, engines_file: EnginesFile, tmp_path: Path) -> Iterator[Po
         environment = engines_file.environment | {"KVGRPC_FLEET_HTTP": rules, "KVGRPC_FLEET_MODEL": "llama"}
         settings = tmp_path / "settings.toml"
         settings.write_text(f"[limits]\nstanding = {PLACES}\nstanding_per_connection = {PLACES}\n")
-        found = stack.enter_context(fleet(tmp_path / "fleet", "--config", str(settings), **environment))
-        made = Pool(leads, servers, found["address"])
+        found = stack.enter_context(
+            fleet(tmp_path / "fleet", "--config", str(settings), "--metrics", "127.0.0.1:0", **environment)
+        )
+        made = Pool(leads, servers, found["address"], found["metrics"])
         made.wait_until_paired()
         yield made
 
@@ -80,9 +90,11 @@ def test_without_a_pair_the_decode_engine_computes_alone_and_nobody_names_anothe
         wait_until(lambda: not client.fleet().pick_pair().decode.engine.engine_id)
         assert ask(address, "POST", "/v1/completions", b"x", x_prefiller_host_port="10.0.0.1:80") == (200, "d")
         assert PREFILLER not in pool.last("d")[0]
+        assert "alone" in pool.choices()
         engines_file.write([row(pool.leads["d"], role="decode", model_name="another")])
         wait_until(lambda: ask(address, "POST", "/v1/completions", b"x")[0] == 503)
         assert "llama" not in ask(address, "POST", "/v1/completions", b"x")[1], "a client may be anybody"
+        assert pool.choices() == {"pair", "alone", "none"}
         wait_until(lambda: "no_pair_of_llama" in (tmp_path / "envoy" / "access.log").read_text())
 
 

@@ -29,13 +29,15 @@ class Pair:
 
     def __init__(self, p: StagingStore, d: StagingStore) -> None:
         self.p, self.d = p, d
+        self.trace = ""
+        """Trace context of puts."""
 
     def put(self, name: str, pages: int = 1, to: StagingStore | None = None, **fields: Any) -> "asyncio.Future[Any]":
         consumers = (LeadAddress((to or self.d).lead.runner.node.state.life.engine.address),)
         usual: dict[str, Any] = {"consumers": consumers, "timeout_s": PATIENCE_S} | fields
         allocation_id, _ = life_of(self.p).transfers.allocate(pages, "")
         described = usual.pop("described", of_pages(pages))
-        return asyncio.ensure_future(self.p.put(Put(named(name), described, allocation_id, **usual), "", STORE))
+        return asyncio.ensure_future(self.p.put(Put(named(name), described, allocation_id, **usual), self.trace, STORE))
 
     def put_all(self, names: str = "abcd", pages: int = 1) -> dict[str, "asyncio.Future[Any]"]:
         return {name: self.put(name, pages) for name in names}
