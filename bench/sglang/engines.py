@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tests.sglang.servers import ROOT, STAND_IN, Pair, Server, ids_of, sampled
+from tests.sglang.servers import NO_TOKENIZER, ROOT, STAND_IN, Pair, Server, ids_of, sampled
 
 KVGRPC, OWN = "kvgrpc", "mooncake_tcp"
 SITE = Path(__file__).parent / "site"
@@ -35,7 +35,7 @@ def environment_of(backend: str, times: Path | None = None) -> dict[str, str]:
 
 def server(name: str, folder: Path, mode: str, backend: str = KVGRPC, times: Path | None = None) -> Server:
     """Returns a server that is not started yet."""
-    flags = ("--disaggregation-transfer-backend", backend) if mode else ()
+    flags = (*NO_TOKENIZER, *(("--disaggregation-transfer-backend", backend) if mode else ()))
     return Server(name, folder, mode, PAGE_TOKENS, flags, **environment_of(backend, times))
 
 

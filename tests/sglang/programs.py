@@ -131,11 +131,12 @@ def tokens_of(answer: dict[str, Any]) -> list[int]:
 
 @dataclass(frozen=True)
 class Programs:
-    """A vLLM engine, and SGLang's prefill and decode."""
+    """A vLLM engine, SGLang's prefill and decode, and, where a test compares with it, one SGLang engine for both."""
 
     vllm: VLLMServer
     prefill: Server
     decode: Server
+    one: Server | None = None
 
     def at_rest(self) -> bool:
         return not (self.vllm.held() or self.prefill.held() or self.decode.held())

@@ -31,8 +31,9 @@ HELD = (
     "quarantined_block_count",
 )  # fmt: skip
 """Counts of a lead that are 0 at rest."""
+NO_TOKENIZER = ("--skip-tokenizer-init",)
 FLAGS = (
-    "--skip-tokenizer-init", "--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch",
+    "--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch",
     "--disable-cuda-graph", "--disable-overlap-schedule", "--mem-fraction-static", "0.2", "--max-total-tokens",
     str(POOL_TOKENS), "--dtype", "bfloat16", "--grammar-backend", "none", "--skip-server-warmup", "--host", "127.0.0.1",
     "--chunked-prefill-size", "256", "--sleep-on-idle",
@@ -42,9 +43,13 @@ DECODE_FLAGS = ("--disaggregation-decode-retraction-backup", "cpu_tensor")
 
 
 def write_model(path: Path) -> None:
-    """Writes a tiny Llama with random weights, whose greedy tokens differ from prompt to prompt."""
+    """Writes a tiny Llama with random weights, whose greedy tokens differ from prompt to prompt, and a tokenizer of
+    words.
+    """
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -53,6 +58,8 @@ def write_model(path: Path) -> None:
         eos_token_id=2,
     )  # fmt: skip
     LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(path)
+    words = Tokenizer(WordLevel({f"w{token}": token for token in range(VOCABULARY)}, unk_token="w0"))
+    PreTrainedTokenizerFast(tokenizer_object=words, bos_token="w1", eos_token="w2").save_pretrained(path)
 
 
 def free_port() -> int:
@@ -66,8 +73,9 @@ class Server:
     """One engine with its HTTP server. `mode`: prefill, decode, or empty for an engine that does both."""
 
     def __init__(
-        self, name: str, folder: Path, mode: str, page_tokens: int, flags: Sequence[str] = (), **environment: str
-    ) -> None:
+        self, name: str, folder: Path, mode: str, page_tokens: int, flags: Sequence[str] = NO_TOKENIZER,
+        **environment: str,
+    ) -> None:  # fmt: skip
         """`flags` and `environment` come after those that all servers have."""
         self._flags, self._environment = flags, environment
         self._folder, self._name, self._mode, self._page_tokens = folder, name, mode, page_tokens
@@ -93,7 +101,9 @@ class Server:
         if self._mode == "prefill":
             command += ["--disaggregation-bootstrap-port", str(self.lead_port)]
         path = os.pathsep.join((str(STAND_IN), str(ROOT)))
-        environment = {"SGLANG_USE_CPU_ENGINE": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": path}
+        environment = {
+            "SGLANG_USE_CPU_ENGINE": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": path, "TORCHDYNAMO_DISABLE": "1",
+        }  # fmt: skip
         if RANKS > 1:  # each on some processor, without NCCL
             command += ["--tp", str(RANKS)]
             processors = "|".join(str(rank % (os.cpu_count() or 1)) for rank in range(RANKS))

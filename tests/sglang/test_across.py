@@ -20,6 +20,19 @@ pytestmark = pytest.mark.skipif(not VLLM.exists(), reason=f"no vLLM at {VLLM}: `
 LENGTHS = (2, 16, 17, 33, 200, 300, 700)
 """Below and above a block of either engine, and of several chunks."""
 TOKENS = 10
+BIAS = 10.0
+"""Logit bias at which a token is sampled again and again, until a penalty is greater."""
+
+
+def sampling(tokens: int, **more: Any) -> dict[str, Any]:
+    """Returns SGLang's parameters of a greedy answer."""
+    return {**sampled(tokens)["sampling_params"], **more}
+
+
+def one_alone(programs: Programs, prompt: list[int], **more: Any) -> dict[str, Any]:
+    """Returns the answer of one SGLang engine."""
+    assert programs.one is not None
+    return programs.one.ask("/generate", {"input_ids": prompt, **more})
 
 
 @pytest.fixture(scope="module")
@@ -27,12 +40,14 @@ def programs(folder: Path) -> Iterator[Programs]:
     """Yields engines whose blocks, pages and orders within them differ."""
     with ExitStack() as stack:
         flags = ("--dtype", DTYPE)
+        one = Server("across-one", folder, "", 16, flags)
         made = Programs(
             VLLMServer(folder),
             Server("across-P", folder, "prefill", 16, flags, **ACROSS),
             Server("across-D", folder, "decode", 16, flags, **ACROSS),
+            one,
         )
-        servers: tuple[VLLMServer | Server, ...] = (made.vllm, made.prefill, made.decode)
+        servers: tuple[VLLMServer | Server, ...] = (made.vllm, made.prefill, made.decode, one)
         for server in servers:
             stack.callback(server.stop)
             server.start()
@@ -80,6 +95,50 @@ def test_an_answer_of_one_token_and_its_log_probability_are_those_of_the_prompt(
     assert ids_of(found) == programs.vllm.alone(prompt, 1)
     ((_, token, *_),) = found["meta_info"]["output_token_logprobs"]
     assert token == ids_of(found)[0]
+
+
+@pytest.mark.parametrize(
+    "penalty", [{"frequency_penalty": 1.5}, {"presence_penalty": 2.0}, {"repetition_penalty": 2.0}, {}]
+)
+def test_penalties_count_the_answer_and_not_the_token_of_the_prompt_that_decode_computes(
+    programs: Programs, penalty: dict[str, float]
+) -> None:
+    for seed in range(5000, 5004):
+        prompt = prompt_of(70, seed)
+        asked = {"sampling_params": sampling(TOKENS, logit_bias={str(prompt[-1]): BIAS}, **penalty)}
+        expected = ids_of(one_alone(programs, prompt, **asked))
+        assert prompt[-1] in expected, "the bias favours the last token of the prompt"
+        assert ids_of(vllm_to_sglang(programs, prompt, TOKENS, **asked)) == expected
+
+
+def test_requests_with_other_penalties_at_once_get_the_tokens_of_one_engine(programs: Programs) -> None:
+    prompts = [prompt_of(30 + 11 * number, seed=6000 + number) for number in range(8)]
+    asked = [
+        {"sampling_params": sampling(TOKENS, logit_bias={str(prompt[-1]): BIAS}, frequency_penalty=0.5 * (number % 3))}
+        for number, prompt in enumerate(prompts)
+    ]
+    with ThreadPoolExecutor(len(prompts)) as threads:
+        answers = threads.map(lambda prompt, params: vllm_to_sglang(programs, prompt, TOKENS, **params), prompts, asked)
+        found = [ids_of(answer) for answer in answers]
+    assert found == [
+        ids_of(one_alone(programs, prompt, **params)) for prompt, params in zip(prompts, asked, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("at", [1, 3])
+def test_minimum_lengths_and_stops_count_the_answer_alone(programs: Programs, at: int) -> None:
+    prompt = prompt_of(90, seed=7000)
+    free = ids_of(one_alone(programs, prompt, **sampled(TOKENS)))
+    for limits in (
+        {"stop_token_ids": [free[at - 1]], "min_new_tokens": at},
+        {"stop_token_ids": [free[at - 1]]},
+        {"stop": [f"w{free[at]}"], "min_new_tokens": 1},
+    ):
+        asked = {"sampling_params": sampling(TOKENS, **limits)}
+        found, expected = vllm_to_sglang(programs, prompt, TOKENS, **asked), one_alone(programs, prompt, **asked)
+        assert ids_of(found) == ids_of(expected), limits
+        for name in ("finish_reason", "completion_tokens"):
+            assert found["meta_info"][name] == expected["meta_info"][name], limits
 
 
 def test_a_prompt_of_one_token_is_refused_by_sglang_at_once(programs: Programs) -> None:

@@ -5,13 +5,13 @@ program has no aux. So the KV that moves is that of a prompt without its last to
 is what prefill sampled: it is committed as SGLang commits a token that it replays, and the first step of decode samples
 what follows it. Before that step's result is taken, the token goes back from the answer into the prompt.
 
-No client sees the token in an answer, nor do maximum lengths, stops and grammars count it. Penalties and
-min_new_tokens do.
+No client sees the token in an answer, and nothing counts it there: lengths, stops, grammars and penalties.
 """
 
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from kvgrpc.integrations.across import TOKENS_BACK
@@ -19,8 +19,11 @@ from kvgrpc.integrations.across import TOKENS_BACK
 TOO_SHORT = "a prompt of one token is not prefilled elsewhere across engines: ask one engine alone"
 _HELD = "kvgrpc_last_token"
 """Attribute of SGLang's request: the token that stands in the answer, as long as it does."""
+_UNCOUNTED = "kvgrpc_uncounted"
+"""Attribute of SGLang's request: True until a step of decode has counted its tokens for penalties."""
 _QUEUE = "sglang.srt.disaggregation.decode.DecodeTransferQueue"
 _BATCH = "sglang.srt.disaggregation.decode_schedule_batch_mixin.ScheduleBatchDisaggregationDecodeMixin"
+_PENALTIES = "sglang.srt.managers.schedule_batch.ScheduleBatch.cumulate_penalty_output_tokens"
 _RESULTS = "sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor"
 _ANSWERS = "sglang.srt.managers.scheduler_components.output_streamer._GenerationStreamAccumulator"
 
@@ -30,6 +33,7 @@ def watch() -> None:
     HookRegistry.register(f"{_QUEUE}.extend", _blocks_there, HookType.BEFORE)
     HookRegistry.register(f"{_QUEUE}._commit_transfer_to_req", _committing, HookType.BEFORE)
     HookRegistry.register(f"{_BATCH}.process_prebuilt", _seeded, HookType.AROUND)
+    HookRegistry.register(_PENALTIES, _counting, HookType.AROUND)
     HookRegistry.register(f"{_RESULTS}.process_batch_result_prebuilt", _answered_at_once, HookType.AROUND)
     HookRegistry.register(f"{_RESULTS}.process_batch_result_decode", _computed, HookType.BEFORE)
     HookRegistry.register(f"{_ANSWERS}.accept", _answering, HookType.BEFORE)
@@ -67,15 +71,38 @@ def _committing(_: Any, found: Any) -> None:
 
 
 def _seeded(original: Callable[..., None], batch: Any, *rest: Any) -> None:
-    """Keeps the token from grammars, which begin with the answer."""
+    """Keeps the token from grammars, which begin with the answer, and from the penalties of a batch that is new."""
     kept = [(req, req.grammar) for req in batch.reqs if getattr(req, _HELD, None) is not None]
     for req, _ in kept:
+        setattr(req, _UNCOUNTED, True)
         req.grammar = None
     try:
         original(batch, *rest)
     finally:
         for req, grammar in kept:
             req.grammar = grammar
+
+
+def _counting(original: Callable[[Any], None], batch: Any) -> None:
+    """Lets penalties count the last token of each answer, but not of those where it is the prompt's.
+
+    Each penalizer has tensors with a row for each request. Rows of these requests stay as they were.
+    """
+    rows = [number for number, req in enumerate(batch.reqs) if getattr(req, _UNCOUNTED, False)]
+    if not rows:
+        original(batch)
+        return
+    penalizers = batch.sampling_info.penalizer_orchestrator.penalizers.values()
+    kept = [(of, name, value[rows]) for of in penalizers for name, value in _tensors(of)]
+    original(batch)
+    for of, name, value in kept:
+        getattr(of, name)[rows] = value
+    for number in rows:
+        setattr(batch.reqs[number], _UNCOUNTED, False)
+
+
+def _tensors(penalizer: Any) -> list[tuple[str, torch.Tensor]]:
+    return [(name, value) for name, value in vars(penalizer).items() if isinstance(value, torch.Tensor)]
 
 
 def _answered_at_once(original: Callable[..., None], results: Any, batch: Any) -> None:
