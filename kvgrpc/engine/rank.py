@@ -108,7 +108,8 @@ class Rank:
         self._folder = folder_of(os.environ.get(VARIABLE, "") if shared_dir is None else shared_dir)
         nbytes = device.nbytes if device is not None else PrivateMemory.of(*tensors).nbytes if tensors else None
         if ticket.address and nbytes is None:
-            raise PreconditionFailed(Reason.POOL_KIND_MISMATCH, "a rank on another host than its lead brings memory")
+            what = "a rank on another host than its lead shares no memory with it: give it tensors or a device"
+            raise PreconditionFailed(Reason.POOL_KIND_MISMATCH, what)
         if nbytes is not None and not ticket.fits(rank, nbytes):
             least = f"{ticket.stage_bytes} to " if ticket.stage_bytes else ""
             what = f"this memory has {nbytes} bytes; the pool has {least}{ticket.memory_bytes} on each rank"

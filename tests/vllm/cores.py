@@ -18,7 +18,7 @@ from kvgrpc.integrations.params import Defaults
 from kvgrpc.integrations.vllm.connector import KVGrpcConnector
 from kvgrpc.integrations.vllm.device import marks_of
 from kvgrpc.integrations.vllm.geometry import strides_of
-from kvgrpc.integrations.vllm.meeting import BlockStep
+from kvgrpc.integrations.vllm.meeting import BlockStep, WorkerGreeting
 from kvgrpc.integrations.vllm.modes import AnySchedulerSide, BlockMode, TensorMode, launch
 from kvgrpc.integrations.vllm.options import BlockOptions
 from kvgrpc.integrations.vllm.scheduler_side import SchedulerSide
@@ -84,9 +84,10 @@ class Core:
         self.memory = {str(layer): memory[layer] for layer in range(LAYERS)}
         self.worker = WorkerSide(options, layout, marks, devices)
         self.worker.register(self.memory, [list(self.memory)])
-        self.worker.attach()
+        greeting = WorkerGreeting(str(self.worker.folder), [], layout)
+        self.worker.attach(greeting.place)
         try:
-            engine = launch(options, layout, name, "weights", [(self.worker.folder, [0])])
+            engine = launch(options, layout, name, "weights", [(greeting, [0])])
         except Exception:
             self.worker.close()
             raise

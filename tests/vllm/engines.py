@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kvgrpc.client import SyncClient, connect_sync
+from tests.hosts.hosts import Host
 from tests.vllm.processes import command_line, end, runs, tree_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -133,11 +135,12 @@ class Engine:
     """A process tree with one engine."""
 
     def __init__(
-        self, name: str, core: int, engines: Engines, *, extra: Mapping[str, Any], on_loss: str, more: Mapping[str, Any]
-    ) -> None:
-        """`extra` configures the connector, `more` vLLM."""
+        self, name: str, core: int, engines: Engines, *, extra: Mapping[str, Any], on_loss: str,
+        more: Mapping[str, Any], host: Host | None = None,
+    ) -> None:  # fmt: skip
+        """`extra` configures the connector, `more` vLLM. `host`: another one than this (see tests/vllm/hosts)."""
         self.name = name
-        self.address = f"127.0.0.1:{free_port()}"
+        self.address = f"{host.address if host else '127.0.0.1'}:{free_port()}"
         self._log = engines.folder / f"{name}-{self.address.rpartition(':')[2]}.log"
         self._answers: dict[int, dict[str, Any]] = {}
         self._last_id = 0
@@ -155,11 +158,15 @@ class Engine:
             **more,
         }  # fmt: skip
         workers = math.prod(more.get(f"{split}_parallel_size", 1) for split in ("tensor", "pipeline", "data"))
+        workers //= more.get("nnodes", 1)
         cores = [(core + worker) % (os.cpu_count() or 1) for worker in range(workers)]
         bound = "|".join(map(str, cores))
         environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": bound, "VLLM_NO_USAGE_STATS": "1"}
         # Each rank has one processor: two engines whose threads share both processors take many times as long.
         request = {"arguments": arguments, "environment": environment, "cores": cores}
+        if host is not None:
+            environment |= {"VLLM_HOST_IP": host.address, "GLOO_SOCKET_IFNAME": host.device}
+            request["host"] = {"name": host.name, "folder": tempfile.mkdtemp(dir=engines.folder)}
         self._pid = engines.fork(request, theirs, self._log)
         theirs.close()
 

@@ -38,10 +38,6 @@ _MORE_RANKS = "leave {} at 1, and split the model by --tensor-parallel-size or -
 SPLITS = {
     "prefill_context_parallel_size": (_BY_TOKENS, f"{_MORE_RANKS}; a prefill engine with more of these serves as well"),
     "decode_context_parallel_size": (_BY_TOKENS, f"{_MORE_RANKS}; the engine that decodes may have fewer ranks then"),
-    "nnodes": (
-        "hosts, and workers reach their lead by a socket of its host",
-        "leave {} at 1: one engine on each host, which all exchange KV, or --data-parallel-size with an engine each",
-    ),
 }
 """Ways to split an engine that are not served -> the things that there would be several of, and the remedy."""
 OTHER_MODEL = (
@@ -196,7 +192,7 @@ def _check_engine(config: "VllmConfig", cache: "KVCacheConfig") -> None:
     for split, (what, instead) in SPLITS.items():
         if (count := getattr(parallel, split)) != 1:
             raise unserved(
-                f"engines on one host whose ranks split layers and heads alone; this one has {count} {what}",
+                f"engines whose ranks split layers and heads alone; this one has {count} {what}",
                 instead.format(split),
             )
     if parallel.pipeline_parallel_size > 1 and config.speculative_config:

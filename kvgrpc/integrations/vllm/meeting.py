@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -12,17 +11,19 @@ from typing import Any, TypeVar
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorHandshakeMetadata, KVConnectorMetadata
 
 from kvgrpc.core.values.layout import PoolLayout
-from kvgrpc.engine import RankTicket
+from kvgrpc.core.values.networks import is_loopback
+from kvgrpc.engine import Engine
 from kvgrpc.errors import note
 from kvgrpc.integrations.vllm.geometry import unserved
 from kvgrpc.integrations.vllm.identity import Kernels
+from kvgrpc.integrations.vllm.places import FolderPlace, Place, StorePlace
 
 MEET_S = 60.0
 """Maximum time that worker and scheduler wait for each other at the start, in seconds."""
 MIRROR_S = 600.0
 """Maximum time if workers make mirrors, in seconds: host memory as large as the cache, all of which is page-locked."""
 TICKET, ATTACHED = "ticket", "attached"
-"""Files in the folder of the meeting. ATTACHED says why a worker could not attach, or nothing."""
+"""Texts in the place of a worker. ATTACHED says why a worker could not attach, or nothing."""
 DIFFERENCES_MAX, VALUE_BYTES_MAX = 4, 200
 """Maximum number of differences of ranks that are shown, and maximum size of each value."""
 T = TypeVar("T")
@@ -30,9 +31,10 @@ T = TypeVar("T")
 
 @dataclass
 class WorkerGreeting(KVConnectorHandshakeMetadata):
-    """A worker's message: the folder where it waits for its ticket, and what only it knows of its KV."""
+    """A worker's message: where it waits for its ticket, and what only it knows of its KV."""
 
     folder: str
+    """Its own folder: the place of a worker on the scheduler's node."""
     kernels: list[Kernels]
     """Kernels of each group; see `kernels_of`."""
     layout: PoolLayout
@@ -41,6 +43,13 @@ class WorkerGreeting(KVConnectorHandshakeMetadata):
     """Name of the worker's host, for messages."""
     alone: bool = True
     """True if it is its engine's one connector; False in a MultiConnector, beside others."""
+    store: str = ""
+    """Address of the store where it waits, if it is on another of vLLM's nodes than the scheduler."""
+
+    @property
+    def place(self) -> Place:
+        """Where the worker waits for its ticket."""
+        return StorePlace(self.store, f"{self.host}{self.folder}") if self.store else FolderPlace(Path(self.folder))
 
 
 @dataclass
@@ -60,16 +69,29 @@ class BlockStep(KVConnectorMetadata):
 
 
 def check_here(stages: Sequence[Sequence[WorkerGreeting]]) -> None:
-    """Raises ValueError if a worker is on another host: it reaches its lead by a socket."""
+    """Raises ValueError if a worker is on another host that is no node of vLLM's own: nothing brings it its ticket."""
     for stage, ranks in enumerate(stages):
         for rank, met in enumerate(ranks):
-            if not Path(met.folder).is_dir():
+            if not met.store and not Path(met.folder).is_dir():
                 raise unserved(
-                    f"engines whose workers are on the host of their scheduler; rank {rank} of stage {stage} is on "
-                    f"{met.host}, and {met.folder} is not on {gethostname()}",
-                    "keep all workers of an engine on one host and in one container, with Ray too, and let engines "
-                    "on other hosts be engines of their own",
+                    f"workers on another host than their scheduler's as vLLM's own nodes alone; rank {rank} of stage "
+                    f"{stage} is on {met.host}, and {met.folder} is not on {gethostname()}",
+                    "keep all workers of an engine on one host and in one container, with Ray too, or start the engine "
+                    "on each of its hosts with --nnodes and --node-rank",
                 )
+
+
+def check_reached(workers: Sequence[WorkerGreeting], address: str) -> None:
+    """Raises ValueError if a worker is on another host, and the lead's address means this host there."""
+    host = address.rpartition(":")[0].strip("[]")
+    for met in workers:
+        if met.store and met.host != gethostname() and is_loopback(host):
+            raise unserved(
+                f"workers on another host only where they reach their lead; one is on {met.host}, and the lead serves "
+                f"at {address}",
+                'set "listen" to an address of this host that the other one reaches, such as "10.0.0.1:50051", and '
+                '"serve_flags" to those of TLS, or to ["--insecure"] on a network that nobody else reads',
+            )
 
 
 def of_ours(kind: type[T], met: Sequence[Any]) -> list[T]:
@@ -127,35 +149,21 @@ def kernels_of_groups(stages: Sequence[WorkerGreeting]) -> Kernels:
     return [kernel for kernel, _ in itertools.groupby(found)]
 
 
-def say(path: Path, what: str) -> None:
-    """Writes a file for the other side, which finds all of it, or nothing."""
-    made = path.with_suffix(".new")
-    made.write_text(what)
-    made.rename(path)
-
-
-def hear(path: Path, within_s: float = MEET_S) -> str:
-    """Waits for a file of the other side, and returns its text. Raises TimeoutError."""
-    deadline = time.monotonic() + within_s
-    while not path.exists():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"kvgrpc: the other side did not come within {within_s:g} s ({path})")
-        time.sleep(0.01)
-    return path.read_text()
-
-
-def give_tickets(ticket: RankTicket, ranks: Sequence[tuple[Path, Sequence[int]]], within_s: float) -> None:
-    """Gives the worker of each rank its ticket, and waits until all of them are attached. `ranks`: the folder where
-    each one waits, and the number of its first layer in each group.
+def give_tickets(engine: Engine, workers: Sequence[tuple[WorkerGreeting, Sequence[int]]], within_s: float) -> None:
+    """Gives the worker of each rank its ticket, and waits until all of them are attached. `workers`: each with the
+    number of its first layer in each group.
 
     Raises TimeoutError, RuntimeError for a worker that could not attach, and ValueError for a worker that another such
-    connector has attached.
+    connector has attached, or that does not reach the lead.
     """
-    for rank, (folder, first_layers) in enumerate(ranks):
-        if (folder / ATTACHED).exists():
+    check_reached([met for met, _ in workers], engine.address)
+    places = [met.place for met, _ in workers]
+    for rank, (place, (_, first_layers)) in enumerate(zip(places, workers, strict=True)):
+        if place.has(ATTACHED):
             raise unserved("an engine once", "leave one of them out of the MultiConnector")
+        ticket = engine.remote_ticket if place.far else engine.ticket
         row = {**asdict(ticket), "secret": ticket.secret.hex(), "rank": rank, "first_layers": first_layers}
-        say(folder / TICKET, json.dumps(row))
-    for rank, (folder, _) in enumerate(ranks):
-        if error := hear(folder / ATTACHED, within_s):
+        place.say(TICKET, json.dumps(row))
+    for rank, place in enumerate(places):
+        if error := place.hear(ATTACHED, within_s):
             raise RuntimeError(f"kvgrpc: worker {rank} could not attach: {error}")

@@ -1,7 +1,6 @@
 """The modes of the connector: how each makes its two sides, of the engine's configuration."""
 
 import logging
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
@@ -72,9 +71,9 @@ class BlockMode:
         # On a device a step goes on after its hooks; with several steps in flight others begin meanwhile.
         overlap = not current_platform.is_cpu() or config.max_concurrent_batches > 1
         layouts = [first.layout for first in stages]
-        waiting = [(Path(of.folder), first_layers(layouts, stage)) for stage, some in enumerate(met) for of in some]
+        workers = [(of, first_layers(layouts, stage)) for stage, some in enumerate(met) for of in some]
         layout = joined(layouts)
-        engine = launch(self.options, layout, engine_id, identity, waiting)
+        engine = launch(self.options, layout, engine_id, identity, workers)
         side = SchedulerSide(engine, self.options, layout, blocks, overlap=overlap, alone=met[0][0].alone)
         tell_of_sleep(side.held.sleeps)
         return side
@@ -92,7 +91,11 @@ class BlockMode:
 
 
 def launch(
-    options: BlockOptions, layout: PoolLayout, engine_id: str, revision: str, workers: list[tuple[Path, list[int]]]
+    options: BlockOptions,
+    layout: PoolLayout,
+    engine_id: str,
+    revision: str,
+    workers: list[tuple[WorkerGreeting, list[int]]],
 ) -> Engine:
     """Starts the lead of an engine that moves blocks, and waits until its workers are attached; see `give_tickets`."""
     named = ("--engine-id", engine_id) if engine_id else ()  # from its start on, for its traces
@@ -102,7 +105,7 @@ def launch(
         expects_pushes=True,
     )  # fmt: skip
     try:
-        give_tickets(engine.ticket, workers, MIRROR_S if options.mirror else MEET_S)
+        give_tickets(engine, workers, MIRROR_S if options.mirror else MEET_S)
     except Exception:
         engine.close()
         raise

@@ -12,6 +12,7 @@ from socket import gethostname
 from typing import TYPE_CHECKING
 
 import torch
+from torch.distributed import DistError
 
 from kvgrpc.core.values.layout import PoolLayout
 from kvgrpc.engine import Device, LeadDied, Rank, RankTicket
@@ -20,8 +21,9 @@ from kvgrpc.integrations.vllm.device import AfterDevice, MarkNow, device_of, mar
 from kvgrpc.integrations.vllm.geometry import memory_of
 from kvgrpc.integrations.vllm.identity import kernels_of
 from kvgrpc.integrations.vllm.insides import told
-from kvgrpc.integrations.vllm.meeting import ATTACHED, TICKET, BlockStep, WorkerGreeting, hear, say
+from kvgrpc.integrations.vllm.meeting import ATTACHED, MEET_S, TICKET, BlockStep, WorkerGreeting
 from kvgrpc.integrations.vllm.options import BlockOptions
+from kvgrpc.integrations.vllm.places import Place
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -82,32 +84,35 @@ class WorkerSide:
         """Returns what the scheduler's side is to know of this worker, which attaches then. `alone`: see
         `WorkerGreeting`.
         """
-        self.attach()
+        parallel = config.parallel_config
         kernels = [kernels_of(config, list(names)) for names in self._names]
         layout = told(config, self._layout, self._caches, self._names)
-        return WorkerGreeting(str(self.folder), kernels, layout, gethostname(), alone)
+        store = f"{parallel.master_addr}:{parallel.master_port}" if parallel.node_rank_within_dp else ""
+        greeting = WorkerGreeting(str(self.folder), kernels, layout, gethostname(), alone, store)
+        self.attach(greeting.place)
+        return greeting
 
-    def attach(self) -> None:
+    def attach(self, place: Place) -> None:
         """Takes the ticket when it comes, in a thread of its own. Call it when the scheduler is about to give the
         ticket: after `register` vLLM may compile for minutes.
         """
-        threading.Thread(target=self._attach, name="kvgrpc-attach", daemon=True).start()
+        threading.Thread(target=self._attach, args=(place,), name="kvgrpc-attach", daemon=True).start()
 
-    def _attach(self) -> None:
+    def _attach(self, place: Place) -> None:
         try:
-            row = json.loads(hear(self.folder / TICKET))
-            (self.folder / TICKET).unlink()  # it has a secret, and is for one worker
+            row = json.loads(place.hear(TICKET, MEET_S))
+            place.remove(TICKET)  # it has a secret, and is for one worker
             rank, secret = row.pop("rank"), bytes.fromhex(row.pop("secret"))
             self._count(row.pop("first_layers"))
             self._rank = Rank(
                 RankTicket(**row, secret=secret), rank, [] if self._device else [self._memory], device=self._device,
                 data_paths=self._options.data_paths, copy_threads=self._options.copy_threads,
             )  # fmt: skip
-            say(self.folder / ATTACHED, "")
+            place.say(ATTACHED, "")
         except Exception as error:  # noqa: BLE001 - logged, and the scheduler says so
             _log.exception("kvgrpc: the worker could not attach")
-            with contextlib.suppress(OSError):  # this side is closed
-                say(self.folder / ATTACHED, f"{type(error).__name__}: {error}")
+            with contextlib.suppress(OSError, DistError):  # this side is closed, or the other one is gone
+                place.say(ATTACHED, f"{type(error).__name__}: {error}")
 
     def _count(self, first_layers: Sequence[int]) -> None:
         """Numbers the layers of each group, from its first number here on."""

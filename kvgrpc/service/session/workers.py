@@ -27,6 +27,13 @@ UNREAD_BYTES_MAX = 256 * 1024 * 1024
 """Maximum number of unread bytes of a connection; a process further behind is declared dead."""
 MEMORY_TIMEOUT_S = 5.0
 """Maximum wait for a worker's memory, in seconds."""
+MEMORY = {
+    session_pb2.POOL_MEMORY_SHARED: "shared memory, which stays on its host, and ranks bring none: attach it with "
+    "private_memory or mirrored, if its ranks bring memory or are on other hosts",
+    session_pb2.POOL_MEMORY_PRIVATE: "private memory: give each rank its tensors",
+    session_pb2.POOL_MEMORY_MIRRORED: "mirrored memory: give each rank a device",
+}
+"""Memory of an engine -> what is told to a rank with another kind."""
 
 
 class WorkerEnd(Protocol):
@@ -98,8 +105,7 @@ def check_memory(request: session_pb2.AttachRankRequest, memory: "session_pb2.Po
     """Raises PreconditionFailed (POOL_KIND_MISMATCH) unless a worker's memory is of the kind that its engine named."""
     mirrored = memory == session_pb2.POOL_MEMORY_MIRRORED
     if (request.private_memory, request.mirrored) != (in_workers(memory), mirrored):
-        kind = "mirrored" if mirrored else "private" if in_workers(memory) else "shared"
-        raise PreconditionFailed(Reason.POOL_KIND_MISMATCH, f"this engine attached with {kind} memory")
+        raise PreconditionFailed(Reason.POOL_KIND_MISMATCH, f"this engine attached with {MEMORY[memory]}")
 
 
 class WorkerRank:

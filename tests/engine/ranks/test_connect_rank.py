@@ -97,14 +97,18 @@ def test_a_rank_connects_once(engine: Engine, connect: Connect) -> None:
     first.end()
 
 
-def test_shared_memory_does_not_leave_its_host(impatient: Lead, connect: Connect) -> None:
+def test_shared_memory_does_not_leave_its_host_and_the_refusal_says_what_would(
+    impatient: Lead, connect: Connect
+) -> None:
     with Engine.attach(impatient.socket_path, pool=layout()) as shared:
         found = connect(ticket=shared.ticket.secret, rank=0).refusal()
         assert (found.code, found.reason) == ("FAILED_PRECONDITION", "POOL_KIND_MISMATCH")
-        with refused(Reason.POOL_KIND_MISMATCH, PreconditionFailed):
+        with refused(Reason.POOL_KIND_MISMATCH, PreconditionFailed) as bare:
             Rank(shared.remote_ticket)
-        with refused(Reason.POOL_KIND_MISMATCH, PreconditionFailed):
+        assert "give it tensors or a device" in str(bare.value)
+        with refused(Reason.POOL_KIND_MISMATCH, PreconditionFailed) as given:
             made_rank(shared.remote_ticket, 0)
+        assert "attach it with private_memory or mirrored" in str(given.value)
         assert shared.poll() == []
 
 

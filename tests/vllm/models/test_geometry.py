@@ -163,7 +163,6 @@ def test_states_are_one_block_of_bytes_beside_attention_or_alone() -> None:
     [
         ([FULL], {"prefill_context_parallel_size": 2}, "2 ranks that have the KV of other tokens", "at 1"),
         ([FULL], {"decode_context_parallel_size": 4}, "4 ranks that have the KV of other tokens", "at 1"),
-        ([FULL], {"nnodes": 2}, "has 2 hosts", "leave nnodes at 1: one engine on each host"),
         (
             [FULL],
             {"pipeline_parallel_size": 2, "draft": SimpleNamespace()},
@@ -181,7 +180,6 @@ def test_states_are_one_block_of_bytes_beside_attention_or_alone() -> None:
     ids=[
         "prefill_context",
         "decode_context",
-        "hosts",
         "drafting stages",
         "chunked",
         "speculation",

@@ -18,7 +18,7 @@ def config_of(policy: str = "fail", **extra: Any) -> Any:
     transfer = SimpleNamespace(
         kv_connector_extra_config={"mode": "tensors", **extra}, kv_load_failure_policy=policy
     )  # fmt: skip
-    parallel = SimpleNamespace(pipeline_parallel_size=1, data_parallel_size=1, tensor_parallel_size=1)
+    parallel = SimpleNamespace(pipeline_parallel_size=1, data_parallel_size=1, tensor_parallel_size=1, nnodes=1)
     return SimpleNamespace(
         kv_transfer_config=transfer, model_config=SimpleNamespace(model="llama", revision=None),
         parallel_config=parallel, speculative_config=None,
@@ -90,6 +90,7 @@ def test_tensors_that_may_wait_for_others_to_leave_are_warned_of(caplog: pytest.
     [
         ({"pipeline_parallel_size": 2}, FULL, {}, "2 pipeline stages"),
         ({"data_parallel_size": 2}, FULL, {}, "2 replicas"),
+        ({"nnodes": 2}, FULL, {}, "2 hosts"),
         ({"tensor_parallel_size": 2}, FULL, {}, "with port 0"),
         ({}, FULL, {"part_tokens": 48}, "part_tokens"),
         ({}, FULL, {"part_tokens": 0}, "part_tokens"),

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 SERVED = {GroupKind.FULL_ATTENTION, GroupKind.MLA}
 OTHER_MODE = 'set "mode" to "pull" or "push"'
-SPLITS = {"pipeline_parallel_size": "pipeline stages", "data_parallel_size": "replicas"}
+SPLITS = {"pipeline_parallel_size": "pipeline stages", "data_parallel_size": "replicas", "nnodes": "hosts"}
 """Ways to split an engine that are not served in this mode."""
 
 
