@@ -56,6 +56,14 @@ CHANNEL_OPTIONS: tuple[tuple[str, str | int], ...] = (
 )
 
 
+def check_target(address: str) -> None:
+    """Raises ValueError for a URL and for a host without a port: gRPC would look for another host, or dial port 443."""
+    scheme, names, _ = address.partition("://")
+    named = names or address.startswith(("unix:", "unix-abstract:"))
+    if scheme in ("http", "https") or not (named or address.rpartition(":")[2].isdecimal()):
+        raise ValueError(f"{address!r} is not host:port, such as 127.0.0.1:50051")
+
+
 def open_channel(
     address: str, credentials: grpc.ChannelCredentials | None, options: Sequence[tuple[str, str | int]]
 ) -> aio.Channel:

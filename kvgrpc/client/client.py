@@ -18,7 +18,7 @@ from grpc import aio
 from kvgrpc.client import options as opt
 from kvgrpc.client.call_stream import CallStream
 from kvgrpc.client.caller import Caller, as_metadata
-from kvgrpc.client.channel import open_channel
+from kvgrpc.client.channel import check_target, open_channel
 from kvgrpc.client.credentials import BearerToken, Credentials
 from kvgrpc.client.fleet import Fleet
 from kvgrpc.client.leases import HeldLease, Keeper, KnownLease
@@ -76,8 +76,9 @@ def connect(
 
     Nothing is sent before the first call. Without `credentials` the connection is not encrypted. New connections take
     the files of `credentials` as they are then. Every call carries `metadata`. Raises InvalidRequest for files that are
-    not usable.
+    not usable, and ValueError for an address without a port.
     """
+    check_target(address)
     asyncio.get_running_loop()  # a channel belongs to its loop: raise now if there is none, instead of hanging later
     paths = token = probe = None
     if isinstance(credentials, Credentials | None):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.operators import manifests, panels
-from tests.operators.accounting import CALL, accounted, gaps
+from tests.operators.accounting import CALL, TOLD, accounted, gaps
 from tests.operators.faults import FAULTS
 from tests.operators.jaeger import Span
 from tests.operators.programs import Missing, Programs
@@ -75,6 +75,14 @@ def test_the_span_of_an_rpc_accounts_for_its_ends_and_not_for_what_is_between() 
     assert accounted([[call, rpc]]) == pytest.approx(0.9)
 
 
+def test_a_call_does_not_wait_for_a_close_that_it_tells_a_peer() -> None:
+    call, rpc = span(CALL, 0, 100, service="client"), span("pull", 0, 100, CALL, rpc=True)
+    opened, told = span("open", 10, 60, "pull"), span(TOLD, 70, 120, "pull", rpc=True)
+    assert gaps([call, rpc, opened, told]) == []
+    (gap,) = gaps([call, rpc, opened, span("wire", 70, 90, "pull")])
+    assert (gap.start, gap.end) == (60, 70)
+
+
 def test_a_gap_says_which_spans_are_round_it() -> None:
     call, rpc = span(CALL, 0, 100, service="client"), span("pull", 0, 100, CALL, rpc=True)
     (gap,) = gaps([call, rpc, span("open", 0, 40, "pull"), span("wire", 50, 100, "pull")])
@@ -82,7 +90,9 @@ def test_a_gap_says_which_spans_are_round_it() -> None:
 
 
 def test_a_span_whose_parent_is_missing_is_an_orphan() -> None:
-    found = TracesFound({"pull": [span("request", 0, 9), span("open", 1, 2, "request"), span("wire", 2, 3, "gone")]})
+    found = TracesFound(
+        {("pull", 0): [span("request", 0, 9), span("open", 1, 2, "request"), span("wire", 2, 3, "gone")]}
+    )
     assert found.orphans() == ["pull: wire"]
 
 

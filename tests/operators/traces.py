@@ -6,6 +6,7 @@ import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 
 from opentelemetry import trace
@@ -31,6 +32,8 @@ TOKENS = list(range(16 * BLOCKS))
 LAYERS = 8
 PAGE = 1 << 20
 STORE = f"[tensors]\nstore_bytes = {64 * PAGE}\npage_bytes = {PAGE}\n"
+REPEATS = 3
+"""Number of requests of each kind."""
 GAP_SHARE = 0.01
 """Minimum share of a call that a stretch has to be reported."""
 PAUSE_S = 0.1
@@ -39,26 +42,29 @@ PAUSE_S = 0.1
 
 @dataclass
 class TracesFound:
-    """Traces by what was done."""
+    """Traces by what was done and the number of the repetition."""
 
-    traces: dict[str, list[Span]] = field(default_factory=dict)
+    traces: dict[tuple[str, int], list[Span]] = field(default_factory=dict)
     services: set[str] = field(default_factory=set)
 
     def orphans(self) -> list[str]:
         """Returns the spans whose parents did not arrive."""
         found = []
-        for what, spans in self.traces.items():
+        for (what, _), spans in self.traces.items():
             ids = {span.span_id for span in spans}
             found += [f"{what}: {span.name}" for span in spans if span.parent_id and span.parent_id not in ids]
         return found
 
     def shares(self) -> dict[str, float]:
         """Returns by what was done the share of its time that spans account for."""
-        return {what: accounted([spans]) for what, spans in self.traces.items()}
+        kinds: dict[str, list[list[Span]]] = {}
+        for (what, _), spans in self.traces.items():
+            kinds.setdefault(what, []).append(spans)
+        return {what: accounted(traces) for what, traces in kinds.items()}
 
     def gaps(self) -> list[str]:
         """Returns the longest stretches that no span accounts for, longest first."""
-        found = [(gap.share, f"{what}: {gap}") for what, spans in self.traces.items() for gap in gaps(spans)]
+        found = [(gap.share, f"{what}: {gap}") for (what, _), spans in self.traces.items() for gap in gaps(spans)]
         return [text for share, text in sorted(found, reverse=True) if share >= GAP_SHARE]
 
 
@@ -215,8 +221,10 @@ class Requests:
         return {one.__name__: one for one in made}
 
 
-async def make_all(tracer: Tracer, endpoint: str, folder: Path) -> dict[str, str]:
-    """Makes requests of all kinds, of leads that export to `endpoint` and have ended then. Returns the trace ids."""
+async def make_all(tracer: Tracer, endpoint: str, folder: Path) -> dict[tuple[str, int], str]:
+    """Makes requests of all kinds, of leads that export to `endpoint` and have ended then. Returns the trace ids as
+    `TracesFound` has them.
+    """
     environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_BSP_SCHEDULE_DELAY": "100"}
     with starting(folder) as start:
         p, d = start(*((*POOL, *METRICS, "--engine-id", name) for name in "pd"), settings="", **environment)
@@ -226,9 +234,9 @@ async def make_all(tracer: Tracer, endpoint: str, folder: Path) -> dict[str, str
             requests = Requests(tracer, to[0], to[1], p.address, to[2], s.address, to[3], t.address)
             await requests.pull()  # the handshake of the two is no part of later pulls
             ids = {}
-            for name, act in requests.kinds().items():
-                with tracer.request() as ids[name]:
-                    await act()
+            for what in product(requests.kinds(), range(REPEATS)):
+                with tracer.request() as ids[what]:
+                    await requests.kinds()[what[0]]()
         tracer.close()
         await asyncio.to_thread(_end, (p, d, s, t))
     return ids
@@ -254,7 +262,7 @@ async def check(programs: Programs, folder: Path) -> TracesFound:
     return found
 
 
-def _fetch(jaeger: Jaeger, ids: dict[str, str], found: TracesFound) -> None:
+def _fetch(jaeger: Jaeger, ids: dict[tuple[str, int], str], found: TracesFound) -> None:
     """Waits until no further span arrives and no span is without its parent, or until that is no longer likely."""
 
     def all_there() -> bool:
