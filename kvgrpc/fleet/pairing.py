@@ -100,11 +100,9 @@ class _HeldUnits:
         """Returns the share of the prompt that an engine lacks; 0 if prefixes do not count."""
         return 1.0 - self.of(one) / self.units if self.units else 0.0
 
-    def distance(self, one: ListedEngine, other: ListedEngine) -> float:
-        """Returns what it costs to move the prompt from one engine to the other."""
-        if _together(one, other):
-            return 0.0
-        return REMOTE_COST * self.lacked(other) if self.units else REMOTE_COST
+    def distance(self, one: ListedEngine) -> float:
+        """Returns what it costs to move the prompt to an engine from another host."""
+        return REMOTE_COST * self.lacked(one) if self.units else REMOTE_COST
 
     def holders(self, engines: dict[str, ListedEngine]) -> list[ListedEngine]:
         """Returns the engines that hold most of the prompt, some of those that hold any."""
@@ -158,12 +156,12 @@ class PairPicker:
         if best is None:
             return NoPair(self._why_none(request, now))
         _, prefill, decode = best
-        cost = PickCost(
-            _load(prefill, now), _load(decode, now), held.lacked(prefill), held.distance(prefill, decode)
-        )  # fmt: skip
+        together = _together(prefill, decode)
+        distance = 0.0 if together else held.distance(decode)
+        cost = PickCost(_load(prefill, now), _load(decode, now), held.lacked(prefill), distance)
         _add_pick(prefill, now)
         _add_pick(decode, now)
-        units, together = (held.of(prefill), held.of(decode)), _together(prefill, decode)
+        units = held.of(prefill), held.of(decode)
         return PickedPair(prefill, decode, cost, *units, together, _reason(best, held))
 
     def pick_alone(self, request: PairRequest, now: float) -> ListedEngine | None:
@@ -230,8 +228,9 @@ def _cheapest(
     if not idlest:
         return None
     holders = [(_load(one, now), one) for one in held.holders(engines.decode_by_id) if _may_serve(one, request)]
+    remote = [(load, held.distance(one), one) for load, one in (*idlest, *holders)]
     units, most = held.units, held.most  # a loop over all engines calls nothing that it need not
-    near: dict[str, list[tuple[float, ListedEngine]]] = {}
+    near: dict[str, list[tuple[float, float, ListedEngine]]] = {}
     best: tuple[float, ListedEngine, ListedEngine] | None = None
     for one in engines.prefill:
         if not _may_serve(one, request):
@@ -241,10 +240,11 @@ def _cheapest(
             continue  # even the idlest decode engine, if nothing had to move, makes no cheaper pair
         host = one.entry.host
         if host and host not in near:
-            near[host] = _two_idlest(engines.decode_of.get(host, ()), request, now)
+            beside = _two_idlest(engines.decode_of.get(host, ()), request, now)
+            near[host] = [(load, 0.0, decode) for load, decode in beside]
         # Two of each, because an engine of both roles is no pair with itself.
-        for other, decode in (*near.get(host, ()), *holders, *idlest):
-            whole = cost + other + held.distance(one, decode)
+        for load, distance, decode in (*near.get(host, ()), *remote):
+            whole = cost + load + (0.0 if host and host == decode.entry.host else distance)
             if decode is not one and (best is None or whole < best[0]):
                 best = (whole, one, decode)
     return best
