@@ -33,10 +33,12 @@ def environment_of(backend: str, times: Path | None = None) -> dict[str, str]:
     return found
 
 
-def server(name: str, folder: Path, mode: str, backend: str = KVGRPC, times: Path | None = None) -> Server:
+def server(
+    name: str, folder: Path, mode: str, backend: str = KVGRPC, times: Path | None = None, **environment: str
+) -> Server:
     """Returns a server that is not started yet."""
     flags = (*NO_TOKENIZER, *(("--disaggregation-transfer-backend", backend) if mode else ()))
-    return Server(name, folder, mode, PAGE_TOKENS, flags, **environment_of(backend, times))
+    return Server(name, folder, mode, PAGE_TOKENS, flags, **environment_of(backend, times), **environment)
 
 
 class Startable(Protocol):
