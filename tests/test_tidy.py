@@ -24,7 +24,7 @@ TEST_FILES_MAX = 16
 # (path or path:function, rule) -> why.
 EXCEPTIONS: dict[tuple[str, str], str] = {
     (
-        "kvgrpc/integrations/vllm/meeting.py",
+        "kvgrpc/integrations/vllm/places.py",
         "time.sleep",
     ): "two processes meet once, at the start, by files in a folder",
     ("kvgrpc/cli/get.py", "time.sleep"): "--watch looks again and again, and no server tells of all kinds of changes",

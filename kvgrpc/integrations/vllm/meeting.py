@@ -48,7 +48,7 @@ class WorkerGreeting(KVConnectorHandshakeMetadata):
 
     @property
     def place(self) -> Place:
-        """Where the worker waits for its ticket."""
+        """The place where the worker waits for its ticket."""
         return StorePlace(self.store, f"{self.host}{self.folder}") if self.store else FolderPlace(Path(self.folder))
 
 
