@@ -32,7 +32,7 @@ from kvgrpc.datapath.host.memory import SharedMemory
 from kvgrpc.datapath.local_rank import UNAIDED, DataPathStatus
 from kvgrpc.errors import InvalidRequest, KVGrpcError, NotFound, Reason, Unimplemented
 from kvgrpc.local_ranks import RankMaker, SharedRank, make_device_memory
-from kvgrpc.service import transfer_spans
+from kvgrpc.service import telemetry
 from kvgrpc.service.event_log import EventLog
 from kvgrpc.service.file_watch import FileWatch
 from kvgrpc.service.fleet.publication import LeadPublication
@@ -133,7 +133,7 @@ class Server:
             self._sessions = SessionServer(self._lead, self._staging, self, self.config.session_socket)
         self._runner.start(self._channels, self._ranks, self._sessions)
         self._events = EventLog(self._runner, self.config.data_paths)
-        self._runner.on_end.append(partial(transfer_spans.transfer_ended, self._runner.time))
+        self._runner.on_end.append(partial(telemetry.transfer_ended, self._runner.time))
         self._runner.on_trouble.append(self._events.transfer_ended)
         self._grpc, self._health = build(self._lead, self._staging, self.config, self._sessions, self.tls)
         bound, *of_admin = self._grpc.bind(self.tls)

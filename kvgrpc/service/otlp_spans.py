@@ -26,7 +26,7 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
-from kvgrpc.service.spans import SCOPE, Attributes
+from kvgrpc.service.span_makers import SCOPE, Attributes
 
 _SAMPLED, _UNSAMPLED = TraceFlags(TraceFlags.SAMPLED), TraceFlags(TraceFlags.DEFAULT)
 _OK = Status()

@@ -15,7 +15,7 @@ from opentelemetry.trace import SpanKind
 from kvgrpc.core.values.owners import tenant_of
 from kvgrpc.errors import note
 from kvgrpc.service.callers import PRINCIPAL
-from kvgrpc.service.spans import Attributes, OpenSpan, SpanMaker
+from kvgrpc.service.span_makers import Attributes, OpenSpan, SpanMaker
 
 BYTES_PER_SPAN = 1 << 10
 """Memory for each span of the ring, in bytes. Longer spans push out more than one."""

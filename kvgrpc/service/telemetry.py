@@ -4,12 +4,14 @@ The W3C context of a call travels in gRPC metadata and session frames, is stored
 peers. A server span is made only when an SDK is installed (`OTEL_*` variables; see `configure`). Without an SDK the
 caller's context is passed on, so a lead without tracing never breaks a trace. Stock interceptors cost 40 to 75 % of a
 unary call; here a call without context and SDK costs one look at its metadata.
+
+The spans of a transfer and of its phases are made at its end, from the times that the node recorded.
 """
 
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
@@ -18,9 +20,10 @@ from typing import TypeVar
 from opentelemetry import trace
 from opentelemetry.trace import SpanKind
 
+from kvgrpc.core.tables.transfers import Direction, State, Transfer
 from kvgrpc.errors import KVGrpcError
-from kvgrpc.service.span_ring import RingSpans, SpanRing, of_caller
-from kvgrpc.service.spans import TRACEPARENT, OpenSpan, SpanMaker, TracerSpans
+from kvgrpc.service.span_makers import TRACEPARENT, OpenSpan, SpanMaker, TracerSpans
+from kvgrpc.service.span_ring import TRANSFER, RingSpans, SpanRing, of_caller, of_tenant
 from kvgrpc.wire.answers import readable_trace
 
 _T = TypeVar("_T")
@@ -96,11 +99,6 @@ class _Sdk:
     look_at = 0.0
     spans: SpanMaker = TracerSpans()
     ring: SpanRing | None = None
-
-
-def maker() -> SpanMaker:
-    """Returns what makes spans now."""
-    return _Sdk.spans
 
 
 def ring() -> SpanRing | None:
@@ -234,3 +232,44 @@ def _rpc(method: str) -> dict[str, str]:
 
 def _nothing(_: Exception | None) -> None:
     pass
+
+
+def transfer_ended(clock: Callable[[], float], transfer: Transfer) -> None:
+    """Makes the spans of a traced transfer that has just ended: one for it, one for each phase that took time. `clock`
+    is the node's clock. A deadline that ended the transfer was a little earlier.
+    """
+    if transfer.ended is None or not (transfer.trace or _Sdk.ring) or not records(transfer.trace):
+        return
+    to_wall_ns = time.time_ns() - int(clock() * 1e9)
+    name = f"kvgrpc.{transfer.direction.value}"
+    began = to_wall_ns + int(transfer.created * 1e9)
+    span = of_tenant(
+        transfer.tenant, _Sdk.spans.start(name, SpanKind.INTERNAL, transfer.trace, _attributes(transfer), began)
+    )
+    inner = span.traceparent
+    for phase in transfer.phases:
+        end = phase.end if phase.end is not None else transfer.ended
+        if end > phase.start:
+            began = to_wall_ns + int(phase.start * 1e9)
+            name = f"kvgrpc.{phase.name}"
+            child = of_tenant(transfer.tenant, _Sdk.spans.start(name, SpanKind.INTERNAL, inner, {}, began))
+            child.end(at_ns=to_wall_ns + int(end * 1e9))
+    failed = str(transfer.failure.reason) if transfer.state is not State.SUCCEEDED and transfer.failure else ""
+    span.end(failed, at_ns=to_wall_ns + int(transfer.ended * 1e9))
+
+
+def _attributes(transfer: Transfer) -> Mapping[str, str | int]:
+    found: dict[str, str | int] = {
+        TRANSFER: transfer.id,
+        "kvgrpc.request_id": transfer.request_id,
+        "kvgrpc.state": transfer.state.value,
+        "kvgrpc.blocks": transfer.blocks,
+        "kvgrpc.bytes": transfer.nbytes,
+        "kvgrpc.peer": transfer.peer_engine_id,
+    }
+    if transfer.direction is Direction.RECEIVE and transfer.paths:
+        found["kvgrpc.data_path"] = transfer.paths[0].path.data_path
+        found["kvgrpc.descriptors"] = sum(path.descriptors for path in transfer.paths)
+    if transfer.failure:
+        found["kvgrpc.failure"] = str(transfer.failure.reason)
+    return found

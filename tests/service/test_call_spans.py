@@ -13,7 +13,7 @@ from opentelemetry.trace import SpanKind
 from kvgrpc.config import Config, PoolConfig
 from kvgrpc.server import Server
 from kvgrpc.service.callers import TICKET
-from kvgrpc.service.spans import TRACEPARENT
+from kvgrpc.service.span_makers import TRACEPARENT
 from kvgrpc.v1 import admin_pb2
 from kvgrpc.v1.admin_pb2_grpc import AdminServiceStub
 from tests.service.kept_spans import SAMPLED, Kept, recording

@@ -29,7 +29,7 @@ from kvgrpc.service.identity.gate import CALLER, KnownCaller
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.open_streams import OverError, StreamAnswers
 from kvgrpc.service.rpc.method import check_request
-from kvgrpc.service.spans import TRACEPARENT
+from kvgrpc.service.span_makers import TRACEPARENT
 from kvgrpc.v1 import calls_pb2, calls_pb2_grpc
 from kvgrpc.wire.answers import readable_trace
 from kvgrpc.wire.values import seconds
