@@ -271,10 +271,10 @@ class Workers:
 
 
 @contextmanager
-def refused(reason: Reason, kind: type[KVGrpcError]) -> Iterator[None]:
-    """Checks that the body raises an error of that kind, with that reason."""
+def refused(reason: Reason, kind: type[KVGrpcError]) -> Iterator[pytest.ExceptionInfo[KVGrpcError]]:
+    """Checks that the body raises an error of that kind, with that reason. Yields what is raised."""
     with pytest.raises(kind) as caught:
-        yield
+        yield caught
     assert caught.value.reason is reason, caught.value
 
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
-from torch.distributed import DistStoreError, TCPStore
+from torch.distributed import DistStoreError, TCPStore  # type: ignore[attr-defined]
 
 CONNECT_S = 30.0
 """Maximum time to reach a store, in seconds."""

@@ -10,7 +10,7 @@ from socket import gethostname
 from typing import Any
 
 import pytest
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from kvgrpc.integrations.vllm.meeting import ATTACHED, TICKET, WorkerGreeting, check_here
 from kvgrpc.integrations.vllm.modes import launch
