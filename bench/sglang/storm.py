@@ -21,7 +21,7 @@ REST_S = 120.0
 """Maximum time after which nothing may be held any more, in seconds."""
 READY_S = 120.0
 ANSWER_S = 120.0
-WAIT = {"SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": "30"}
+WAIT_S = 30
 """Time that prefill waits for a decode that was killed before it registered. The router answers once both legs have,
 and by default prefill waits for 300 s, longer than a client of this storm.
 """
@@ -101,7 +101,8 @@ class Storm:
 
 def measured(folder: Path, requests: int, seed: int, tell: Callable[[str], None]) -> dict[str, Any]:
     """Returns what became of a storm's requests, and what is held after it."""
-    pair = Pair(server("P", folder, "prefill", **WAIT), server("D", folder, "decode"), server("one", folder, ""))
+    p = server("P", folder, "prefill", SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT=str(WAIT_S))
+    pair = Pair(p, server("D", folder, "decode"), server("one", folder, ""))
     with started(list(pair)), router(pair, folder / "router.log") as through:
         storm = Storm(pair, through, seed)
         storm.wait_until_it_serves()
