@@ -16,7 +16,7 @@ from kvgrpc.engine import Engine
 from kvgrpc.errors import note
 from kvgrpc.integrations.vllm.geometry import unserved
 from kvgrpc.integrations.vllm.identity import Kernels
-from kvgrpc.integrations.vllm.places import FolderPlace, StorePlace, WorkerPlace
+from kvgrpc.integrations.vllm.places import FolderPlace, MeetingPlace, StorePlace
 
 MEET_S = 60.0
 """Maximum time that worker and scheduler wait for each other at the start, in seconds."""
@@ -47,7 +47,7 @@ class WorkerGreeting(KVConnectorHandshakeMetadata):
     """Address of the store where it waits, if it is on another of vLLM's nodes than the scheduler."""
 
     @property
-    def place(self) -> WorkerPlace:
+    def place(self) -> MeetingPlace:
         """The place where the worker waits for its ticket."""
         return StorePlace(self.store, f"{self.host}{self.folder}") if self.store else FolderPlace(Path(self.folder))
 

@@ -15,7 +15,7 @@ CONNECT_S = 30.0
 """Maximum time to reach a store, in seconds."""
 
 
-class WorkerPlace(Protocol):
+class MeetingPlace(Protocol):
     """A place of one worker."""
 
     far: bool

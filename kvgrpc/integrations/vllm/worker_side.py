@@ -23,7 +23,7 @@ from kvgrpc.integrations.vllm.identity import kernels_of
 from kvgrpc.integrations.vllm.insides import told
 from kvgrpc.integrations.vllm.meeting import ATTACHED, MEET_S, TICKET, BlockStep, WorkerGreeting
 from kvgrpc.integrations.vllm.options import BlockOptions
-from kvgrpc.integrations.vllm.places import WorkerPlace
+from kvgrpc.integrations.vllm.places import MeetingPlace
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -92,13 +92,13 @@ class WorkerSide:
         self.attach(greeting.place)
         return greeting
 
-    def attach(self, place: WorkerPlace) -> None:
+    def attach(self, place: MeetingPlace) -> None:
         """Takes the ticket when it comes, in a thread of its own. Call it when the scheduler is about to give the
         ticket: after `register` vLLM may compile for minutes.
         """
         threading.Thread(target=self._attach, args=(place,), name="kvgrpc-attach", daemon=True).start()
 
-    def _attach(self, place: WorkerPlace) -> None:
+    def _attach(self, place: MeetingPlace) -> None:
         try:
             row = json.loads(place.hear(TICKET, MEET_S))
             place.remove(TICKET)  # it has a secret, and is for one worker

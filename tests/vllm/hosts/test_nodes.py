@@ -26,6 +26,8 @@ from tests.vllm.engines import (
 pytestmark = pytest.mark.timeout(2 * START_S)
 
 PROMPTS = {length: prompt_of(length, seed=3) for length in (20, 200, 2 * CHUNK_TOKENS + 77)}
+GRACE_S = 10.0
+"""Time after which a silent rank is lost, in seconds: short, and long enough for a busy machine."""
 LINK = "kvgrpc.rank_link"
 """Part of the command line of the process that links a rank to its lead on another host."""
 
@@ -36,9 +38,11 @@ class Apart(Pair):
     def __init__(self, engines: Engines, network: Network, stack: ExitStack) -> None:
         """Starts them in float32: bfloat16 would round differently on two ranks and give other tokens."""
         super().__init__(engines)
+        self.network = network
         first, second, third = network.hosts
         flags = ["--insecure", "--dial-allow", f"{hosts.NETWORK}.0/24"]
-        start: dict[str, Any] = {"extra": {"data_paths": ["collective"], "serve_flags": flags}, "on_loss": "fail"}
+        extra = {"data_paths": ["collective"], "serve_flags": flags, "limits": {"peer_grace_s": GRACE_S}}
+        start: dict[str, Any] = {"extra": extra, "on_loss": "fail"}
         split = {"tensor_parallel_size": 2, "nnodes": 2, "distributed_executor_backend": "mp"}
         split |= {"dtype": "float32", "master_addr": first.address, "master_port": free_port()}
         self._engines["P"] = Engine("P", 0, engines, **start, more={**split, "node_rank": 0}, host=first)
@@ -95,3 +99,15 @@ def test_every_rank_of_an_engine_on_two_hosts_takes_its_share(apart: Apart) -> N
     assert answer.tokens == expected, answer
     assert received(apart.p) - before == 200
     apart.at_rest()
+
+
+def test_a_rank_whose_host_is_cut_off_fails_what_others_take_and_its_engine_goes_on_alone(apart: Apart) -> None:
+    prompt = PROMPTS[200]
+    expected, params = apart.expected(prompt), apart.prefilled(prompt)
+    apart.network.set(cut=apart.network.links_of(apart.network.hosts[1]))
+    assert apart.d.ask(prompt, params).failed
+    apart.network.set()
+    assert apart.p.ask(prompt).tokens == expected
+    wait_until(lambda: apart.d.held() == {}, apart.d.held)
+    for engine in (apart.p, apart.d):
+        wait_until(engine.rests, engine.log)

@@ -15,7 +15,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from kvgrpc.integrations.vllm.meeting import ATTACHED, TICKET, WorkerGreeting, check_here
 from kvgrpc.integrations.vllm.modes import launch
 from kvgrpc.integrations.vllm.options import BlockOptions
-from kvgrpc.integrations.vllm.places import FolderPlace, StorePlace, WorkerPlace
+from kvgrpc.integrations.vllm.places import FolderPlace, MeetingPlace, StorePlace
 from kvgrpc.integrations.vllm.worker_side import WorkerSide
 from tests.vllm.cores import LAYERS, pool_of
 from tests.vllm.processes import command_line, tree_of
@@ -33,7 +33,7 @@ def store() -> Iterator[str]:
 
 
 @pytest.fixture(params=["folder", "store"])
-def place(request: pytest.FixtureRequest, tmp_path: Path, store: str) -> WorkerPlace:
+def place(request: pytest.FixtureRequest, tmp_path: Path, store: str) -> MeetingPlace:
     return FolderPlace(tmp_path) if request.param == "folder" else StorePlace(store, "here/tmp/a")
 
 
@@ -48,7 +48,7 @@ def links() -> list[int]:
     return [pid for pid in tree_of(os.getpid()) if "kvgrpc.rank_link" in command_line(pid)]
 
 
-def test_a_text_that_is_left_at_a_place_is_heard_whole_until_it_is_removed(place: WorkerPlace) -> None:
+def test_a_text_that_is_left_at_a_place_is_heard_whole_until_it_is_removed(place: MeetingPlace) -> None:
     assert not place.has(TICKET)
     place.say(TICKET, "a ticket\n" * 1000)
     assert place.has(TICKET)
