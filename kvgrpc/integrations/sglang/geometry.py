@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgrpc.core.values.layout import ITEM_BYTES, Group, GroupKind, PoolLayout, Region, TensorKind
+from kvgrpc.core.values.layout import ITEM_BYTES, WHOLE, Group, GroupKind, PoolLayout, Region, TensorKind
 
 AUX = "aux"
 TYPES = {"bfloat16": "bfloat16", "bf16": "bfloat16", "fp8_e5m2": "float8_e5m2", "fp8_e4m3": "float8_e4m3fn"}
 """Types of KV by SGLang's own names."""
+ROW_TOKENS = 1 << 30
+"""Tokens of a block of aux, more than any request has."""
 OTHER = "serve this model with another back end"
 ROWS = frozenset({"mamba"})
 """Kinds of state, by SGLang's own names, of which a request has one row."""
@@ -59,13 +61,19 @@ class _Builder:
         self.arrays.append(_bytes_at(address, nbytes))
         self._end += nbytes
 
-    def rows(self, name: str, addresses: Sequence[int], nbytes: Sequence[int], item_bytes: Sequence[int]) -> None:
-        """Adds a group of which a request has one row, of one item of each array."""
+    def rows(
+        self, name: str, addresses: Sequence[int], nbytes: Sequence[int], item_bytes: Sequence[int], *,
+        everywhere: bool = False,
+    ) -> None:  # fmt: skip
+        """Adds a group of which a request has one row, of one item of each array. `everywhere`: all ranks have the
+        same rows, as they have latents, so that the peer may have another number of ranks.
+        """
         count = _blocks(name, nbytes, item_bytes)
+        kind, tokens = (GroupKind.MLA, ROW_TOKENS) if everywhere else (GroupKind.STATE, 1)
         for layer, of in enumerate(zip(addresses, nbytes, item_bytes, strict=True)):
-            self.add(layer, TensorKind.STATE, *of)
+            self.add(layer, WHOLE[kind], *of)
         layers = len(addresses)
-        self.groups.append(Group(name, GroupKind.STATE, layers, 1, count, 1, sum(item_bytes), "bytes"))
+        self.groups.append(Group(name, kind, layers, tokens, count, 1, sum(item_bytes), "bytes"))
 
     def layout(self) -> PoolLayout:
         return PoolLayout(tuple(self.groups), tuple(self.regions), self._end)
@@ -89,7 +97,7 @@ def memory_of(args: Any, model_dtype: str, heads: Heads | None, *, across: bool 
     _add_kv(made, args, model_dtype, heads)
     if across:
         return PageMemory(made.layout(), tuple(made.arrays))
-    made.rows(AUX, args.aux_data_ptrs, args.aux_data_lens, args.aux_item_lens)
+    made.rows(AUX, args.aux_data_ptrs, args.aux_data_lens, args.aux_item_lens, everywhere=True)
     for number, kind in enumerate(args.state_types):
         made.rows(
             f"{kind.value}-{number}", args.state_data_ptrs[number], args.state_data_lens[number],

@@ -100,6 +100,7 @@ class KVManager(BaseKVManager):
         """Keys under which decode has registered and no request has arrived; only the latest are kept."""
         self._step = 0
         self.engine, ticket = self._meet(f"sglang {server_args.disaggregation_mode}")
+        self._alone = get_parallel().attn_tp_size == 1
         rank = get_parallel().attn_tp_rank
         self._rank = Rank(ticket, rank, self._memory.arrays, data_paths=self._settings.data_paths)
 
@@ -171,8 +172,11 @@ class KVManager(BaseKVManager):
 
     def next_step(self) -> int:
         """Reports that all that this rank has computed is there, and returns the number of that step. Every rank sends
-        and receives in the same order, so all of them mean the same step.
+        and receives in the same order, so all of them mean the same step. A rank that is alone reports nothing, and
+        returns 0: the call that follows says as much.
         """
+        if self._alone:
+            return 0
         self._step += 1
         try:
             self._rank.step_done(self._step)
