@@ -50,7 +50,8 @@ def test_keys_values_aux_and_states_lie_where_sglang_has_them() -> None:
     args, held = args_of(states=(State.MAMBA,))
     memory = memory_of(args, "bfloat16", TWO)
     layout = memory.layout
-    assert [group.kind for group in layout.groups] == [GroupKind.FULL_ATTENTION, GroupKind.STATE, GroupKind.STATE]
+    kinds = [GroupKind.FULL_ATTENTION, GroupKind.MLA, GroupKind.STATE]  # all ranks have the same aux
+    assert [group.kind for group in layout.groups] == kinds
     assert [group.blocks for group in layout.groups] == [PAGES, ROWS, ROWS]
     assert (layout.groups[0].kv_heads, layout.groups[0].head_dim) == (2, 4)
     kv = [(region.first_layer, region.tensor) for region in layout.by_group[0]]
@@ -73,14 +74,17 @@ def test_a_page_that_is_not_of_the_heads_of_the_model_counts_as_one_head() -> No
     assert (kv.kv_heads, kv.head_dim, kv.total_kv_heads) == (1, TOKEN_BYTES // 2, 0)
 
 
-def test_engines_with_other_numbers_of_ranks_are_refused_by_the_field() -> None:
-    one, _held = args_of()
-    of_two, _of_two_held = args_of(kv_item_lens=[PAGE_TOKENS * TOKEN_BYTES // 2] * 4)
+@pytest.mark.parametrize(("states", "refused"), [((), set()), ((State.MAMBA,), {"world_size"})], ids=["none", "mamba"])
+def test_other_numbers_of_ranks_are_bridged_unless_there_are_states(
+    states: tuple[State, ...], refused: set[str]
+) -> None:
+    one, _held = args_of(states=states)
+    of_two, _of_two_held = args_of(states=states, kv_item_lens=[PAGE_TOKENS * TOKEN_BYTES // 2] * 4)
     sides = [
         BridgeSide(memory_of(one, "bfloat16", Heads(2, 2, 4)).layout, 1),
         BridgeSide(memory_of(of_two, "bfloat16", Heads(1, 2, 4)).layout, 2),
     ]
-    assert {found.field for found in differences(*sides) if not found.bridgeable} == {"world_size"}
+    assert {found.field for found in differences(*sides) if not found.bridgeable} == refused
 
 
 def test_across_engines_the_pool_has_keys_and_values_alone() -> None:
