@@ -27,13 +27,15 @@ UNREAD_BYTES_MAX = 256 * 1024 * 1024
 """Maximum number of unread bytes of a connection; a process further behind is declared dead."""
 MEMORY_TIMEOUT_S = 5.0
 """Maximum wait for a worker's memory, in seconds."""
-MEMORY = {
-    session_pb2.POOL_MEMORY_SHARED: "shared memory, which stays on its host, and ranks bring none: attach it with "
-    "private_memory or mirrored, if its ranks bring memory or are on other hosts",
+SHARED = (
+    "shared memory, which stays on its host, and ranks bring none: attach it with private_memory or mirrored, if its "
+    "ranks bring memory or are on other hosts"
+)
+IN_WORKERS = {
     session_pb2.POOL_MEMORY_PRIVATE: "private memory: give each rank its tensors",
     session_pb2.POOL_MEMORY_MIRRORED: "mirrored memory: give each rank a device",
 }
-"""Memory of an engine -> what is told to a rank with another kind."""
+"""Memory that an engine has in its workers -> what is told to a rank with another kind. All other memory is shared."""
 
 
 class WorkerEnd(Protocol):
@@ -98,14 +100,15 @@ class SocketEnd:
 
 def in_workers(memory: "session_pb2.PoolMemory.ValueType") -> bool:
     """Returns whether an engine with that kind of memory has it in its workers, which move the bytes."""
-    return memory in (session_pb2.POOL_MEMORY_PRIVATE, session_pb2.POOL_MEMORY_MIRRORED)
+    return memory in IN_WORKERS
 
 
 def check_memory(request: session_pb2.AttachRankRequest, memory: "session_pb2.PoolMemory.ValueType") -> None:
     """Raises PreconditionFailed (POOL_KIND_MISMATCH) unless a worker's memory is of the kind that its engine named."""
     mirrored = memory == session_pb2.POOL_MEMORY_MIRRORED
     if (request.private_memory, request.mirrored) != (in_workers(memory), mirrored):
-        raise PreconditionFailed(Reason.POOL_KIND_MISMATCH, f"this engine attached with {MEMORY[memory]}")
+        kind = IN_WORKERS.get(memory, SHARED)
+        raise PreconditionFailed(Reason.POOL_KIND_MISMATCH, f"this engine attached with {kind}")
 
 
 class WorkerRank:
