@@ -147,8 +147,8 @@ def server_span(method: str, traceparent: str) -> Iterator[str]:
     came_at = CAME_AT.get()
     start_ns = _wall_ns(came_at) if came_at else None
     with _around(of_caller(_Sdk.spans.start(method, SpanKind.SERVER, traceparent, _rpc(method), start_ns))) as inner:
-        if came_at:
-            wait_ended("turn", inner, came_at)
+        if start_ns is not None:
+            _wait_ended("turn", inner, start_ns)
         yield inner
 
 
@@ -165,7 +165,11 @@ def wait_ended(what: str, traceparent: str, began: float) -> None:
     `time.perf_counter`, here and in all that follows.
     """
     if traceparent and records(traceparent):
-        _Sdk.spans.start(f"kvgrpc.wait.{what}", SpanKind.INTERNAL, traceparent, {}, _wall_ns(began)).end()
+        _wait_ended(what, traceparent, _wall_ns(began))
+
+
+def _wait_ended(what: str, traceparent: str, start_ns: int) -> None:
+    _Sdk.spans.start(f"kvgrpc.wait.{what}", SpanKind.INTERNAL, traceparent, {}, start_ns).end()
 
 
 @contextmanager

@@ -43,7 +43,7 @@ def test_a_run_that_is_ended_leaves_no_namespace_device_route_or_process(number:
         made = run.stdout.readline().split()
         if made[0] == "SKIP":
             pytest.skip(" ".join(made[1:]))
-        assert len(left(*made)) == 5, left(*made)
+        wait_until(lambda: len(left(*made)) == 5, what=lambda: left(*made))
         run.send_signal(number)
         run.wait(60)
     wait_until(lambda: not left(*made), what=lambda: left(*made))
