@@ -7,7 +7,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from kvgrpc.config_tables import FleetConfig, IdentityConfig, TlsConfig, TokenConfig, invalid
+from kvgrpc.config_errors import invalid
+from kvgrpc.config_fleet import FleetConfig
+from kvgrpc.config_security import IdentityConfig, TlsConfig, TokenConfig
 from kvgrpc.core.policy.values import OnLoss, Rules
 from kvgrpc.core.tensors.rows import TensorLimits
 from kvgrpc.core.tensors.store_layout import PAGE_BYTES, PAGE_BYTES_MAX, PAGE_BYTES_MIN, PAGES_MAX, store_layout

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kvgrpc.config import TABLES, Config
-from kvgrpc.config_tables import invalid
+from kvgrpc.config_errors import invalid
 from kvgrpc.errors import InvalidRequest
 
 FILE_BYTES_MAX = 256 << 10

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from kvgrpc.config import Config
+from kvgrpc.config_fleet import FleetConfig
 from kvgrpc.config_sources import load
-from kvgrpc.config_tables import FleetConfig
 from kvgrpc.errors import InvalidRequest
 
 

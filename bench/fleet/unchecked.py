@@ -11,7 +11,7 @@ import grpc.aio
 
 from bench.fleet.child import Answerer, answer_lines
 from bench.fleet.engines import MODEL
-from kvgrpc.config_tables import FleetConfig
+from kvgrpc.config_fleet import FleetConfig
 from kvgrpc.fleet.directory import Directory, HealthCheck, LeadAnswer
 from kvgrpc.fleet.pairing import PairRequest, PickedPair
 from kvgrpc.service.fleet.lead_checks import LeadChecks

@@ -9,7 +9,7 @@ import grpc
 import grpc.aio
 
 from kvgrpc.config import Config
-from kvgrpc.config_tables import IdentityConfig, TlsConfig
+from kvgrpc.config_security import IdentityConfig, TlsConfig
 from kvgrpc.service.identity.gate import Gate
 from kvgrpc.tls import Tls, TlsFiles
 

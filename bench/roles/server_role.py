@@ -24,7 +24,7 @@ from bench.stages.calls import Caller
 from bench.stages.profiling import describe, new_profile
 from kvgrpc import __version__
 from kvgrpc.config import Config
-from kvgrpc.config_tables import TlsConfig
+from kvgrpc.config_security import TlsConfig
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.engine import Engine
 from kvgrpc.errors import InternalError, Reason

@@ -187,7 +187,7 @@ _POOL = ("layers", "kv_heads", "head_dim", "block_tokens", "blocks", "dtype", "d
 
 def _limits(said: Sequence[str]) -> dict[str, str]:
     """Returns limit flags as the variables that set the same limits. Raises InvalidRequest."""
-    from kvgrpc.config_tables import invalid
+    from kvgrpc.config_errors import invalid
 
     found = {}
     for word in said:

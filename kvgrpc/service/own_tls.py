@@ -2,7 +2,7 @@
 
 import logging
 
-from kvgrpc.config_tables import TlsConfig
+from kvgrpc.config_security import TlsConfig
 from kvgrpc.errors import InvalidRequest
 from kvgrpc.tls import Tls, TlsFiles
 

@@ -11,8 +11,9 @@ import pytest
 from kvgrpc import config
 from kvgrpc.cli import serve
 from kvgrpc.config import DTYPE_BYTES, Config, PoolConfig, SchedulerConfig, TensorsConfig
+from kvgrpc.config_fleet import FleetConfig
+from kvgrpc.config_security import TOKEN_ALGORITHMS, IdentityConfig, TlsConfig, TokenConfig
 from kvgrpc.config_sources import RELOADED, RELOADED_LIMITS, load
-from kvgrpc.config_tables import TOKEN_ALGORITHMS, FleetConfig, IdentityConfig, TlsConfig, TokenConfig
 from kvgrpc.service.polling import IN_PLACE, VARIABLE
 from kvgrpc.service.session.session_server import FIRST_ENGINE_S
 from tests.docs.pages import DOCS, ROOT, code, plain, section, tables

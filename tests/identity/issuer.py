@@ -11,7 +11,7 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from kvgrpc.config_tables import TokenConfig
+from kvgrpc.config_security import TokenConfig
 
 ISSUER, AUDIENCE = "https://issuer.test", "kvgrpc"
 

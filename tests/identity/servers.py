@@ -10,7 +10,7 @@ from cryptography import x509
 
 from kvgrpc.client import Client, connect
 from kvgrpc.config import Config, PoolConfig
-from kvgrpc.config_tables import IdentityConfig, TlsConfig
+from kvgrpc.config_security import IdentityConfig, TlsConfig
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.server import Server
 from kvgrpc.tls import Tls, TlsFiles

@@ -10,7 +10,7 @@ from cryptography import x509
 
 from kvgrpc.client import connect
 from kvgrpc.config import Config
-from kvgrpc.config_tables import IdentityConfig
+from kvgrpc.config_security import IdentityConfig
 from kvgrpc.errors import PermissionDenied, PreconditionFailed, Reason, Unauthenticated
 from kvgrpc.peer.v1 import rank_pb2, rank_pb2_grpc
 from kvgrpc.server import Server

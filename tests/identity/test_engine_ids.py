@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kvgrpc.config_tables import TlsConfig
+from kvgrpc.config_security import TlsConfig
 from kvgrpc.errors import PermissionDenied, Reason
 from kvgrpc.service.identity import gate as module
 from kvgrpc.service.identity.gate import CALLER, OF_IDENTITY_MAX, EngineIds, KnownCaller

@@ -12,7 +12,8 @@ from cryptography import x509
 
 from kvgrpc.client import Client, FleetEngines
 from kvgrpc.config import Config
-from kvgrpc.config_tables import FleetConfig, IdentityConfig, TlsConfig
+from kvgrpc.config_fleet import FleetConfig
+from kvgrpc.config_security import IdentityConfig, TlsConfig
 from kvgrpc.errors import InvalidRequest, PermissionDenied
 from kvgrpc.fleet.directory import Directory, HealthCheck
 from kvgrpc.service.fleet.lead_checks import LeadChecks

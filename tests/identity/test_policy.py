@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvgrpc.config import Config
-from kvgrpc.config_tables import IdentityConfig
+from kvgrpc.config_security import IdentityConfig
 from kvgrpc.errors import PermissionDenied, Reason
 from kvgrpc.service.identity.authorization_policy import policy_of
 from kvgrpc.service.identity.gate import Gate

@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from kvgrpc.client import move
 from kvgrpc.config import Config
-from kvgrpc.config_tables import IdentityConfig
+from kvgrpc.config_security import IdentityConfig
 from kvgrpc.errors import PermissionDenied, Reason, Unauthenticated
 from kvgrpc.peer.v1 import peer_pb2, peer_pb2_grpc
 from kvgrpc.server import Server

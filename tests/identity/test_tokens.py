@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvgrpc.config import Config
-from kvgrpc.config_tables import TokenConfig
+from kvgrpc.config_security import TokenConfig
 from kvgrpc.errors import InvalidRequest, Unauthenticated
 from kvgrpc.service.identity.names import NAME_BYTES_MAX
 from kvgrpc.service.identity.tokens import TOKEN_BYTES_MAX, TokenVerifier

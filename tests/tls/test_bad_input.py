@@ -16,7 +16,7 @@ from cryptography import x509
 from examples.certs import usual_names
 from kvgrpc.client import Client, Credentials, connect
 from kvgrpc.config import Config, PoolConfig
-from kvgrpc.config_tables import TlsConfig
+from kvgrpc.config_security import TlsConfig
 from kvgrpc.errors import Reason, Unavailable
 from kvgrpc.server import Server
 from kvgrpc.service import file_watch

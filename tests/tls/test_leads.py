@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kvgrpc.client import Client, connect
 from kvgrpc.config import Config, PoolConfig
-from kvgrpc.config_tables import TlsConfig
+from kvgrpc.config_security import TlsConfig
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import Reason, Unavailable
 from kvgrpc.server import Server

@@ -13,7 +13,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from kvgrpc import workload_api
-from kvgrpc.config_tables import TlsConfig
+from kvgrpc.config_security import TlsConfig
 from kvgrpc.errors import InvalidRequest
 from kvgrpc.service.own_tls import own_tls
 from kvgrpc.tls import Tls, read

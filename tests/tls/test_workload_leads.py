@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from kvgrpc import workload_api
 from kvgrpc.client import Client, Credentials, connect
 from kvgrpc.config import Config, PoolConfig
-from kvgrpc.config_tables import TlsConfig
+from kvgrpc.config_security import TlsConfig
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import InvalidRequest, Reason, Unavailable
 from kvgrpc.server import Server

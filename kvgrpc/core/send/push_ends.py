@@ -3,15 +3,10 @@
 A push ends with its lease, through `Leases.end`. While it has no lease, it ends by itself. A destination that fails
 does not end its push: as with pulls, another destination may come while the lease lives. A destination that gives up
 for good, or dies, counts as a done consumer if the hand-over says RELEASE.
-
-A destination that registers before the first part waits for the registration timeout, because the source may be
-computing. An engine that expects pushes is told of the registration and says whether it knows the request. If the
-engine never gets the request, because its API refused it or its router sent it elsewhere, the destination waits only
-for the announce wait. It then computes the prompt itself.
 """
 
-from kvgrpc.core.actions import BlocksReturnedNews, FailedNews, PartsReturnedNews, PushExpected, PushWantedNews
-from kvgrpc.core.events import CloseOutcome, FinishedBlocks
+from kvgrpc.core.actions import BlocksReturnedNews, FailedNews, PartsReturnedNews
+from kvgrpc.core.events import CloseOutcome
 from kvgrpc.core.moves.ends import Ends
 from kvgrpc.core.moves.failures import move_failure
 from kvgrpc.core.moves.pending_closes import PendingCloses
@@ -24,11 +19,9 @@ from kvgrpc.core.tables.accesses import AccessState
 from kvgrpc.core.tables.leases import Lease, LeaseState
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.timers import Timer
-from kvgrpc.core.tables.transfers import Disposition, Failure, Side, State
+from kvgrpc.core.tables.transfers import Disposition, Failure, State
 from kvgrpc.core.values.grants import OnAbort
-from kvgrpc.core.values.ids import check_transfer_key
-from kvgrpc.core.values.owners import ENGINE
-from kvgrpc.errors import KVGrpcError, NextStep, Reason
+from kvgrpc.errors import KVGrpcError, Reason
 
 OUTCOMES = {Reason.CANCELLED: CloseOutcome.CANCELLED, Reason.PEER_LOST: CloseOutcome.DROPPED}
 """Outcome for the push, by the reason why a registration ended. After other reasons the destination may come again."""
@@ -252,49 +245,3 @@ def _said(push: SourcePush, failure: Failure | None) -> Reason:
     if failure is not None and failure.reason is Reason.CANCELLED and push.outcome is not CloseOutcome.FAILED:
         return Reason.CANCELLED
     return Reason.TRANSFER_ENDED
-
-
-class ExpectedPushes:
-    """Deadlines of pushes that have no part yet."""
-
-    def __init__(self, state: NodeState, ends: PushEnds) -> None:
-        self._state = state
-        self._ends = ends
-
-    def begun(self, push: SourcePush) -> None:
-        """Starts the wait of a push that began with a part or a registration."""
-        self._await(push, self._state.limits.registration_timeout_s)
-
-    def registered(self, push: SourcePush) -> None:
-        """Asks an engine that expects pushes about one that began with a registration."""
-        if self._state.life.expects_pushes:
-            self._await(push, self._state.limits.announce_wait_s)
-            self._state.tell(ENGINE, PushWantedNews(push.key))
-
-    def awaited(self, event: FinishedBlocks) -> bool:
-        """Returns whether a destination waits for blocks that are handed over to readers."""
-        push = self._state.send.pushes.with_key(event.key) if event.takes_registrations else None
-        return push is not None and push.parts is None and not push.part_epoch
-
-    def expected(self, event: FinishedBlocks) -> None:
-        """Handles FinishedBlocks (`expected`): the engine knows the request."""
-        check_transfer_key(event.key)
-        push = self._state.send.pushes.with_key(event.key)
-        if push is not None and push.parts is None and not event.validate_only:
-            push.expected = True
-            self._await(push, self._state.limits.registration_timeout_s)
-        self._state.reply(event.call.id, PushExpected())
-
-    def due(self, transfer_id: str) -> None:
-        """Fails a push for which no destination registered, or no part came, in time."""
-        push = self._state.send.pushes.find(transfer_id)
-        assert push is not None
-        message = "no destination came, or not all parts"
-        if push.trouble:
-            message += f"; the last destination failed: {push.trouble}"
-        failure = Failure(Reason.REGISTRATION_TIMEOUT, message, push.phase, Side.SOURCE, next=NextStep.RECOMPUTE)
-        self._ends.end(push, State.FAILED, failure)
-
-    def _await(self, push: SourcePush, for_s: float) -> None:
-        due = min(self._state.now + for_s, push.cap)
-        self._state.timers.set(Timer.RENDEZVOUS, push.transfer_id, due)

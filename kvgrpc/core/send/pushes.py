@@ -8,11 +8,11 @@ from kvgrpc.core.actions import GaveUp, HandedOver, Registered
 from kvgrpc.core.events import AccessClosing, AccessSettling, CloseOutcome, FinishedBlocks, RegisterPush
 from kvgrpc.core.peers.handshakes import Handshakes
 from kvgrpc.core.send import handed_over
+from kvgrpc.core.send.expected_pushes import ExpectedPushes
 from kvgrpc.core.send.firmness import Firmness
 from kvgrpc.core.send.leases import Leases
 from kvgrpc.core.send.mirror_copies import MirrorCopies
 from kvgrpc.core.send.push_course import PushCourse
-from kvgrpc.core.send.push_ends import ExpectedPushes
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.state.move import MOVE_BYTES, MoveStage
 from kvgrpc.core.state.push import Registration, SourcePush

@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from kvgrpc.config_tables import ENGINE_ID
+from kvgrpc.config_fleet import ENGINE_ID
 from kvgrpc.errors import Reason, Unavailable, note
 from kvgrpc.fleet.directory import Directory, HealthCheck, LeadAnswer
 from kvgrpc.fleet.entry import EngineEntry

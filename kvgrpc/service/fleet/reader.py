@@ -15,7 +15,7 @@ from functools import partial
 
 import grpc.aio
 
-from kvgrpc.config_tables import FleetConfig
+from kvgrpc.config_fleet import FleetConfig
 from kvgrpc.errors import InvalidRequest, Reason, Unavailable, Unimplemented
 from kvgrpc.fleet.directory import Directory, DirectoryLimits
 from kvgrpc.fleet.history import EngineHistory

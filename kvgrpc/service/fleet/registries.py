@@ -9,7 +9,8 @@ from typing import Protocol
 
 import grpc
 
-from kvgrpc.config_tables import FleetConfig, invalid
+from kvgrpc.config_errors import invalid
+from kvgrpc.config_fleet import FleetConfig
 from kvgrpc.fleet.entry import EngineEntry
 from kvgrpc.registry.addresses import LEASES, publisher_at, registry_at
 from kvgrpc.registry.base import Registry

@@ -16,7 +16,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
-from kvgrpc.config_tables import TokenConfig
+from kvgrpc.config_security import TokenConfig
 from kvgrpc.errors import Reason, Unauthenticated
 from kvgrpc.service.identity.names import JWT, readable
 from kvgrpc.service.identity.watched_file import WatchedFile

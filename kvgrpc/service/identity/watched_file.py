@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from kvgrpc.config_tables import invalid
+from kvgrpc.config_errors import invalid
 from kvgrpc.errors import InvalidRequest
 
 _log = logging.getLogger(__name__)

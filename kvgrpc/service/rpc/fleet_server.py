@@ -11,7 +11,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kvgrpc.config import Config
-from kvgrpc.config_tables import invalid
+from kvgrpc.config_errors import invalid
 from kvgrpc.core.values.ids import INCARNATION_MAX
 from kvgrpc.envoy.v1 import ext_proc_pb2
 from kvgrpc.service.call_queue import CallQueue

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvgrpc.config_tables import FleetConfig
+from kvgrpc.config_fleet import FleetConfig
 from kvgrpc.service.gateway import http_endpoints
 from kvgrpc.service.gateway.http_endpoints import HttpEndpoints
 from tests.fleet.entries import entry

@@ -10,7 +10,7 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from kvgrpc.config_tables import FleetConfig
+from kvgrpc.config_fleet import FleetConfig
 from kvgrpc.core.values.content import chain
 from kvgrpc.fleet.directory import EngineState
 from kvgrpc.fleet.pairing import PairRequest, PickedPair

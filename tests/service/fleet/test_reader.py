@@ -7,7 +7,7 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from kvgrpc.config_tables import FleetConfig
+from kvgrpc.config_fleet import FleetConfig
 from kvgrpc.errors import Unavailable, Unimplemented
 from kvgrpc.fleet.directory import Directory, DirectoryLimits, EngineState, HealthCheck
 from kvgrpc.service.fleet import lead_checks, reader

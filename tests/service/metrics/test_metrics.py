@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from kvgrpc.client import connect
 from kvgrpc.config import Config, PoolConfig
-from kvgrpc.config_tables import TlsConfig
+from kvgrpc.config_security import TlsConfig
 from kvgrpc.errors import KVGrpcError
 from kvgrpc.server import Server
 from kvgrpc.service.address_in_use import AddressInUse
