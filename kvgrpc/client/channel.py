@@ -59,8 +59,10 @@ CHANNEL_OPTIONS: tuple[tuple[str, str | int], ...] = (
 def check_target(address: str) -> None:
     """Raises ValueError for a URL and for a host without a port: gRPC would look for another host, or dial port 443."""
     scheme, names, _ = address.partition("://")
-    named = names or address.startswith(("unix:", "unix-abstract:"))
-    if scheme in ("http", "https") or not (named or address.rpartition(":")[2].isdecimal()):
+    named = names or address.startswith(("unix:", "unix-abstract:", "dns:", "ipv4:", "ipv6:", "vsock:"))
+    host, _, port = address.rpartition(":")
+    plain = host and port.isdecimal() and (":" not in host or host.endswith("]"))
+    if scheme in ("http", "https") or not (named or plain):
         raise ValueError(f"{address!r} is not host:port, such as 127.0.0.1:50051")
 
 

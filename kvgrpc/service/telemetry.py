@@ -213,7 +213,8 @@ def call_ended(method: str, traceparent: str, began: float, error: BaseException
     call began belongs to the engine's own span, so that a trace looks alike however an engine calls.
     """
     if traceparent and records(traceparent):
-        _end(_Sdk.spans.start(method, SpanKind.SERVER, traceparent, _rpc(method), _wall_ns(began)), error)
+        span = _Sdk.spans.start(method, SpanKind.SERVER, traceparent, _rpc(method), _wall_ns(began))
+        _end(of_caller(span), error)
 
 
 def _wall_ns(at: float) -> int:

@@ -28,13 +28,18 @@ def test_every_language_has_the_same_service_config() -> None:
     assert json.loads((ROOT / "clients/go/service_config.json").read_text()) == SERVICE_CONFIG
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "[::1]", "host", "host:", "http://127.0.0.1:50051", "https://h", ""])
+@pytest.mark.parametrize(
+    "address",
+    ["127.0.0.1", "[::1]", "host", "host:", "http://127.0.0.1:50051", "https://h", "", "50051", "::1", ":50051"],
+)
 async def test_an_address_that_is_not_host_and_port_is_refused_at_once(address: str) -> None:
     with pytest.raises(ValueError, match="is not host:port"):
         connect(address)
 
 
-@pytest.mark.parametrize("address", ["[::1]:50051", "dns:///h:50051", "unix:/run/s", "unix-abstract:s"])
+@pytest.mark.parametrize(
+    "address", ["[::1]:50051", "dns:///h:50051", "unix:/run/s", "unix-abstract:s", "ipv4:127.0.0.1:1"]
+)
 async def test_names_that_grpc_resolves_by_itself_are_taken(address: str) -> None:
     async with connect(address):
         pass

@@ -81,5 +81,6 @@ def _says(spans: list[Span], *, ends: bool) -> Iterator[tuple[int, int, str]]:
             yield span.start, span.end, name
         elif ends and span.is_rpc:
             awaited = [one for one in inner if one.name != TOLD] or inner
-            yield span.start, min([one.start for one in awaited]), f"the beginning of {name}"
-            yield max([one.end for one in awaited]), span.end, f"the rest of {name}"
+            yield span.start, min(span.end, *(one.start for one in awaited)), f"the beginning of {name}"
+            if (last := max(one.end for one in awaited)) < span.end:
+                yield last, span.end, f"the rest of {name}"

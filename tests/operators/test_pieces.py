@@ -54,6 +54,12 @@ def test_every_query_of_the_dashboard_is_tried_without_variables() -> None:
         panels.with_variables("up[$__interval]")
 
 
+def test_an_rpc_says_nothing_after_its_end_whatever_begins_later() -> None:
+    call = span(CALL, 0, 100, service="client")
+    put, deliver = span("PutTensor", 0, 1, CALL, rpc=True), span("deliver", 90, 100, "PutTensor")
+    assert accounted([[call, put, deliver]]) == pytest.approx(0.11)
+
+
 def test_time_is_accounted_for_by_spans_that_have_none_within() -> None:
     call = span(CALL, 0, 100, service="client")
     whole, wire, settle = (

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -12,6 +13,7 @@ from opentelemetry.trace import SpanKind
 
 from kvgrpc.config import Config, PoolConfig
 from kvgrpc.server import Server
+from kvgrpc.service import call_queue
 from kvgrpc.service.callers import TICKET
 from kvgrpc.service.span_makers import TRACEPARENT
 from kvgrpc.v1 import admin_pb2
@@ -85,14 +87,25 @@ async def test_a_call_that_its_caller_gives_up_before_its_turn_has_a_span(stub: 
             await asyncio.wait([asyncio.ensure_future(call.code())])
 
 
-async def test_a_call_that_is_refused_before_it_begins_has_a_span_that_says_why(stub: Any, kept: Kept) -> None:
-    with pytest.raises(grpc.aio.AioRpcError):
-        await stub.GetStatus(admin_pb2.GetStatusRequest(), metadata=(*TRACED, (TICKET, "00")))
-    (span,) = kept.spans
-    assert (span.name, span.kind, (span.attributes or {})["error.type"]) == (GET_STATUS, SpanKind.SERVER, "NOT_OWNER")
+async def test_a_call_that_is_refused_before_it_begins_has_a_span_that_says_why(
+    stub: Any, kept: Kept, busy: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused() -> list[ReadableSpan]:
+        return [one for one in kept.named(GET_STATUS) if (one.attributes or {}).get("error.type") == "LIMIT_EXCEEDED"]
+
+    monkeypatch.setattr(call_queue, "BYTES_MAX", 0)
+    request = admin_pb2.GetStatusRequest.FromString(b"\x78\x01")  # a field that is not known: two bytes
+    async with asyncio.timeout(PATIENCE_S):
+        while not refused():
+            with suppress(grpc.aio.AioRpcError):
+                await stub.GetStatus(request, metadata=TRACED)
+    assert refused()[0].kind is SpanKind.SERVER
 
 
-async def test_a_call_without_a_trace_that_is_refused_has_none(stub: Any, kept: Kept) -> None:
-    with pytest.raises(grpc.aio.AioRpcError):
-        await stub.GetStatus(admin_pb2.GetStatusRequest(), metadata=((TICKET, "00"),))
+@pytest.mark.parametrize("metadata", [TRACED, ()], ids=["traced", "bare"])
+async def test_a_call_that_is_not_let_in_writes_nothing_into_traces(
+    stub: Any, kept: Kept, metadata: tuple[tuple[str, str], ...]
+) -> None:
+    with pytest.raises(grpc.aio.AioRpcError, match="NOT_OWNER"):
+        await stub.GetStatus(admin_pb2.GetStatusRequest(), metadata=(*metadata, (TICKET, "00")))
     assert kept.spans == []

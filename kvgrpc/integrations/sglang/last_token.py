@@ -5,7 +5,7 @@ program has no aux. So the KV that moves is that of a prompt without its last to
 is what prefill sampled: it is committed as SGLang commits a token that it replays, and the first step of decode samples
 what follows it. Before that step's result is taken, the token goes back from the answer into the prompt.
 
-No client sees the token in an answer, and nothing counts it there: lengths, stops, grammars and penalties.
+No client sees the token in an answer, and lengths, stops, grammars and penalties count as in one engine.
 """
 
 from collections.abc import Callable

@@ -208,36 +208,38 @@ class Registrar:
         A method with `read` parses its request itself, when it begins: a refused call costs less. A method with `write`
         serializes its reply itself, so that an error in it is an error of the method. A
         library's method that refuses a call returns no reply. The error that ends a call, kept by its context, refers
-        to neither context nor request. Each call is counted with its time and its code. A call that ends before its
-        method begins has a span, as the method's own would be.
+        to neither context nor request. Each call is counted with its time and its code. A call that is let in and
+        ends before its method begins has a span, as the method's own would be. One that is not let in has none: nobody
+        without a role writes into traces.
         """
         assert name in METHODS, f"{name} has no row in the table of roles"
         lead, standing = self._lead, self._standing if places is self._calls else None
         queue = lead.call_queue
 
         async def call(request: Any, context: Any) -> object:
-            connection, began, code, begun = context.peer(), time.perf_counter(), OK, read is None
+            connection, began, code, waits = context.peer(), time.perf_counter(), OK, False
             CONNECTION.set(connection)
             try:
                 place = CallPlace(places, connection, standing)
                 try:
                     lead.gate.admit(context, name, lead.ticket)
+                    waits = read is not None
                     if queue.busy and await queue.enter(payer(), len(request) if read else 0):
                         telemetry.CAME_AT.set(telemetry.CAME_AT.get() or began)
                     if read is not None:
                         request = read(request)
-                    begun = True
+                    waits = False
                     reply = await method(request, context)
                     return reply if write is None or reply is None else write(reply)
                 finally:
                     place.give_back()
             except KVGrpcError as error:
                 code = error.code
-                if not begun:
+                if waits:
                     _never_began(name, context, began, error)
                 await grpc_status.abort(context, error, lead.header())
             except BaseException as ended:
-                if not begun:
+                if waits:
                     _never_began(name, context, began, ended)
                 ended.__traceback__ = None
                 code = _code_of(ended)
@@ -251,7 +253,7 @@ class Registrar:
 
 
 def _never_began(name: str, context: Any, came_at: float, error: BaseException) -> None:
-    """Makes the span of a call that ended before its method began: it was refused, or given up in the queue."""
+    """Makes the span of a call that was let in and never began: it was refused or given up in the queue."""
     if telemetry.enabled():
         trace = telemetry.traceparent_of(context.invocation_metadata())
         telemetry.call_ended(name, trace, telemetry.CAME_AT.get() or came_at, error)
