@@ -35,7 +35,7 @@ class OfferedPrefixes:
         self._most = most
         self._holders: dict[bytes, dict[str, int]] = {}
         """Number of offers of each engine that have a digest, the engine that came last at the end."""
-        self._books: dict[tuple[str, str], OfferBook] = {}
+        self._books: dict[OfferBook, None] = {}
         self._rows = 0
 
     def __len__(self) -> int:
@@ -48,7 +48,7 @@ class OfferedPrefixes:
         return len(self._books)
 
     def book(self, engine_id: str, tenant: str = "") -> "OfferBook":
-        """Returns the empty book of what one engine tells of one tenant. There is one for each of them at a time."""
+        """Returns the empty book of what one engine tells of one tenant."""
         return OfferBook(self, engine_id, tenant)
 
     def units_held(self, chain: Sequence[bytes]) -> dict[str, int]:
@@ -69,7 +69,7 @@ class OfferedPrefixes:
 
     def put(self, book: "OfferBook", digests: Sequence[bytes]) -> None:
         """Adds the rows of one offer."""
-        self._books[book.of] = book
+        self._books[book] = None
         self._rows += 1 + len(digests)
         for digest in digests:
             holders = self._holders.setdefault(digest, {})
@@ -86,7 +86,7 @@ class OfferedPrefixes:
             if not holders:
                 del self._holders[digest]
         if not book.rows:
-            del self._books[book.of]
+            del self._books[book]
 
     def make_room(self, book: "OfferBook") -> None:
         """Lets engines with more than their share lose offers until the index is within its bound. `book` has grown."""
@@ -95,7 +95,7 @@ class OfferedPrefixes:
             if book.rows > share:
                 book.lose_oldest()
                 continue
-            most = max(self._books.values(), key=lambda one: one.rows)
+            most = max(self._books, key=lambda one: one.rows)
             while most.rows > share * KEPT_SHARE:
                 most.lose_oldest()
 
@@ -135,5 +135,5 @@ class OfferBook:
 
     def forget(self) -> None:
         """Forgets everything, because a snapshot follows or the engine is gone."""
-        for number in list(self._offers):
-            self.ended(number)
+        while self._offers:
+            self.lose_oldest()

@@ -7,7 +7,7 @@ heard at a bounded rate, and what it tells takes no more than its share of the i
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
 import grpc
@@ -15,7 +15,7 @@ import grpc.aio
 
 from kvgrpc.fleet.directory import EngineState
 from kvgrpc.fleet.history import EngineRow
-from kvgrpc.fleet.offered import OfferBook, OfferedPrefixes
+from kvgrpc.fleet.offered import DIGEST_BYTES, OfferBook, OfferedPrefixes
 from kvgrpc.v1 import lease_pb2, lease_pb2_grpc
 
 _log = logging.getLogger(__name__)
@@ -33,12 +33,16 @@ REFUSED_S = 60.0
 """Pause after an answer that another try does not change, in seconds."""
 APART_S = 0.05
 """Time between two messages of one lead that are heard, in seconds."""
-CHANGE_S = 50e-6
-"""Time for which each change of a message keeps others waiting, in seconds: several times what it costs."""
-AT_A_TIME = 8
-"""Number of leads whose changes are taken at a time."""
+ROW_S = 10e-6
+"""Time for which each row of the index that a message changes keeps all others waiting, in seconds: several times what
+it costs.
+"""
+ROWS_AT_ONCE = 500
+"""Number of rows that are changed before others have the event loop."""
 CHANGES_MAX = 16_384
 """Maximum number of changes in one message. Leads send fewer."""
+DIGESTS_BYTES_MAX = 512 * 1024
+"""Maximum size of all digests in one message, in bytes. Leads send half of that."""
 _FINAL = frozenset(
     {
         grpc.StatusCode.INVALID_ARGUMENT,
@@ -62,8 +66,9 @@ class OfferWatches:
         self._watches: dict[tuple[str, str], tuple[_Life, asyncio.Task[None]]] = {}
         """Watches by tenant and key of the entry."""
         self._ended: set[asyncio.Task[None]] = set()
-        self._places = asyncio.Semaphore(AT_A_TIME)
-        self._said = False
+        self._turn = asyncio.Lock()
+        """Held while the changes of one lead are taken."""
+        self._said = self._over = False
 
     @property
     def count(self) -> int:
@@ -73,7 +78,7 @@ class OfferWatches:
     def asked(self, tenant: str, now: float) -> bool:
         """Notes that a pair is asked for with a chain of a tenant. Returns whether that is new: call `follow` then."""
         new = tenant not in self._asked
-        if new and len(self._asked) >= TENANTS_MAX:
+        if self._over or (new and len(self._asked) >= TENANTS_MAX):
             return False
         self._asked[tenant] = now
         return new
@@ -105,7 +110,9 @@ class OfferWatches:
                 self._watches[of] = _life(row), asyncio.create_task(self._watch(of[0], row))
 
     async def end(self) -> None:
-        """Ends all watches."""
+        """Ends all watches. None begins any more."""
+        self._over = True
+        self._asked.clear()
         for _, task in self._watches.values():
             self._end(task)
         self._watches.clear()
@@ -150,12 +157,8 @@ class OfferWatches:
                     return ""
                 if wrong := told.wrong(reply):
                     return wrong
-                if reply.changes:
-                    async with self._places:
-                        told.take(reply)
-                        await asyncio.sleep(len(reply.changes) * CHANGE_S)
-                else:
-                    told.take(reply)
+                async with self._turn:
+                    await told.take(reply)
                 await asyncio.sleep(APART_S)
         except grpc.aio.AioRpcError as error:
             return f"{error.code().name} {error.details()}" if error.code() in _FINAL else ""
@@ -204,19 +207,33 @@ class _Told:
             return "a new life does not begin with a snapshot"
         if len(reply.changes) > CHANGES_MAX:
             return f"a message has more than {CHANGES_MAX} changes"
+        if sum(len(change.digests) for change in reply.changes) > DIGESTS_BYTES_MAX:
+            return f"a message has more than {DIGESTS_BYTES_MAX} bytes of digests"
         return ""
 
-    def take(self, reply: lease_pb2.WatchOffersResponse) -> None:
-        """Takes a message that is not wrong."""
-        if reply.snapshot:
-            self._book.forget()
+    async def take(self, reply: lease_pb2.WatchOffersResponse) -> None:
+        """Takes a message that is not wrong, with a pause after some rows and at the end."""
+        done = 0
+        for rows in self._changed(reply):
+            done += rows
+            if done >= ROWS_AT_ONCE:
+                await asyncio.sleep(done * ROW_S)
+                done = 0
+        await asyncio.sleep(done * ROW_S)
+        self.life, self.seq = reply.header.incarnation, reply.offer_seq
+        self.message_count += 1
+
+    def _changed(self, reply: lease_pb2.WatchOffersResponse) -> Iterator[int]:
+        """Takes the changes one by one, and yields the number of rows of each."""
+        while reply.snapshot and (rows := self._book.rows):
+            self._book.lose_oldest()
+            yield rows - self._book.rows
         for change in reply.changes:
             if change.ended:
                 self._book.ended(change.offer_number)
             else:
                 self._book.began(change.offer_number, change.digests)
-        self.life, self.seq = reply.header.incarnation, reply.offer_seq
-        self.message_count += 1
+            yield 1 + len(change.digests) // DIGEST_BYTES
 
     def start_over(self) -> None:
         """Forgets everything."""

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from kvgrpc.config_fleet import FleetConfig
 from kvgrpc.core.values.content import chain
 from kvgrpc.fleet.directory import EngineState
+from kvgrpc.fleet.history import EngineRow
+from kvgrpc.fleet.offered import OfferedPrefixes
 from kvgrpc.fleet.pairing import PairRequest, PickedPair
 from kvgrpc.service.fleet import offer_watches
 from kvgrpc.service.fleet.reader import FleetReader, FleetReading
 from kvgrpc.v1 import common_pb2, fleet_pb2, handshake_pb2, handshake_pb2_grpc, lease_pb2, lease_pb2_grpc
+from tests.fleet.entries import entry
 from tests.service.conftest import Start
 from tests.service.engines import Engine, wait_until
 from tests.service.fleet.conftest import EnginesFile, row
@@ -277,12 +281,14 @@ async def test_a_lead_that_floods_offers_takes_no_place_of_others(
 
 async def test_what_is_no_answer_of_the_engine_is_not_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offer_watches, "CHANGES_MAX", 3)
+    monkeypatch.setattr(offer_watches, "DIGESTS_BYTES_MAX", 4 * len(digests_of(0)[0]))
     digest = digests_of(0)[0]
     new_life = common_pb2.ResponseHeader(engine_id="new-life", incarnation=8)
     liars = [
         Liar("other", snapshot(Liar("x").header(), digest)),
         Liar("no-snapshot", snapshot(Liar("no-snapshot").header(), digest, snapshot=False)),
         Liar("many", snapshot(Liar("many").header(), *[digest] * 4)),
+        Liar("long", snapshot(Liar("long").header(), digest * 5)),
         Liar("new-life", snapshot(Liar("new-life").header(), digest), snapshot(new_life, digest, snapshot=False)),
     ]
     async with (
@@ -295,3 +301,25 @@ async def test_what_is_no_answer_of_the_engine_is_not_heard(tmp_path: Path, monk
         assert reading.offer_watches is not None
         assert reading.offer_watches.count == len(liars)
         assert {liar.asked for liar in liars} == {1}, "another try changes nothing"
+
+
+async def test_a_message_keeps_the_event_loop_for_a_bounded_number_of_rows_whatever_it_has() -> None:
+    index = OfferedPrefixes()
+    row = EngineRow("p", 1, entry("p", incarnation=1), EngineState.HEALTHY, "")
+    told, seen = offer_watches._Told(index.book("p"), row), [0]
+    digests = [b"".join((number * 1_000 + at).to_bytes(32, "big") for at in range(500)) for number in range(30)]
+    header = common_pb2.ResponseHeader(engine_id="p", incarnation=1)
+
+    async def look() -> None:
+        while True:
+            seen.append(len(index))
+            await asyncio.sleep(0)
+
+    looking = asyncio.create_task(look())
+    await told.take(snapshot(header, *digests))
+    assert len(index) == 30 * 501
+    await told.take(snapshot(header))
+    assert len(index) == 0
+    looking.cancel()
+    steps = [abs(after - before) for before, after in pairwise(seen)]
+    assert max(steps) <= offer_watches.ROWS_AT_ONCE + 501
