@@ -12,7 +12,7 @@ settings.register_profile("ci", derandomize=True, deadline=None)
 settings.register_profile("explore", max_examples=2000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
-pytest_plugins = ["tests.sampling"]
+pytest_plugins = ["tests.sampling", "tests.lost_workers"]
 
 
 def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:
