@@ -4,7 +4,10 @@ pytest-xdist 3.8 gives the replacement files that are done, or one test without 
 waits for work and the run for the replacement, for ever. It also repeats the test that killed the worker.
 """
 
+import faulthandler
+
 import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
@@ -43,6 +46,13 @@ class ByFile(LoadFileScheduling):  # type: ignore[misc]
         super()._reschedule(node)
         while not node.shutting_down and self._pending_of(self.assigned_work[node]) <= WAITING:
             super()._reschedule(node)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """A worker that dies tells the stack of the thread that it died in, which dozens of other threads would hide."""
+    if hasattr(config, "workerinput") and fault_handler_stderr_fd_key in config.stash:
+        faulthandler.enable(config.stash[fault_handler_stderr_fd_key], all_threads=False)
 
 
 @pytest.hookimpl
