@@ -62,6 +62,10 @@ def watch_engine(channel: grpc.aio.Channel, *metadata: tuple[str, str], **reques
     return HandshakeServiceStub(channel).WatchEngine(wanted, metadata=metadata)
 
 
+def keep_alive(channel: grpc.aio.Channel) -> Any:
+    return LeaseServiceStub(channel).KeepAlive(metadata=TRACED)
+
+
 @pytest.mark.parametrize(("method", "watch"), WATCHES, ids=[name.rpartition("/")[2] for name, _ in WATCHES])
 async def test_a_watch_has_a_span_that_ends_with_its_first_reply(
     method: str, watch: Watch, channel: grpc.aio.Channel, kept: Kept
@@ -80,7 +84,7 @@ async def test_a_watch_has_a_span_that_ends_with_its_first_reply(
 
 
 async def test_a_stream_of_many_messages_has_one_span(channel: grpc.aio.Channel, kept: Kept) -> None:
-    call = LeaseServiceStub(channel).KeepAlive(metadata=TRACED)
+    call = keep_alive(channel)
     for number in range(100):
         await call.write(lease_pb2.KeepAliveRequest(sequence=number))
         assert (await call.read()).sequence == number
@@ -100,7 +104,7 @@ async def test_a_stream_that_is_refused_has_one_span_which_says_why(channel: grp
 async def test_a_stream_that_fails_after_its_first_reply_has_a_span_for_that_within(
     channel: grpc.aio.Channel, kept: Kept
 ) -> None:
-    call = LeaseServiceStub(channel).KeepAlive(metadata=TRACED)
+    call = keep_alive(channel)
     await call.write(lease_pb2.KeepAliveRequest())
     await call.read()
     (span,) = kept.spans
@@ -118,7 +122,7 @@ async def test_a_stream_that_fails_after_its_first_reply_has_a_span_for_that_wit
 
 @pytest.mark.parametrize("reads", [0, 1])
 async def test_a_caller_that_leaves_is_no_failure(reads: int, channel: grpc.aio.Channel, kept: Kept) -> None:
-    call = LeaseServiceStub(channel).KeepAlive(metadata=TRACED)
+    call = keep_alive(channel)
     if reads:
         await call.write(lease_pb2.KeepAliveRequest())
         await call.read()
