@@ -415,16 +415,19 @@ $(OPERATOR_TOOLS)/kubernetes/bin/python:
 # The schemas of custom resources, out of Go modules.
 CERT_MANAGER := github.com/cert-manager/cert-manager@v1.16.0
 PROMETHEUS_OPERATOR := github.com/prometheus-operator/prometheus-operator@v0.85.0
+INFERENCE_GATEWAY := sigs.k8s.io/gateway-api-inference-extension@v1.1.0
 CRDS := $(CERT_MANAGER)/deploy/crds/crd-certificates.yaml \
-  $(PROMETHEUS_OPERATOR)/example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml
+  $(PROMETHEUS_OPERATOR)/example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml \
+  $(INFERENCE_GATEWAY)/config/crd/bases/inference.networking.k8s.io_inferencepools.yaml
 
-$(OPERATOR_TOOLS)/crds:
+# The last of them says that all are there.
+$(OPERATOR_TOOLS)/crds/$(notdir $(lastword $(CRDS))):
 ifneq ($(GO_SKIP),)
-	@mkdir -p $@ && echo "custom resources: $(GO_SKIP)" >&2
+	@mkdir -p $(@D) && echo "custom resources: $(GO_SKIP)" >&2
 else
-	@mkdir -p $@ && { $(GO) mod download $(CERT_MANAGER) $(PROMETHEUS_OPERATOR) \
-	  && (cd "$$($(GO) env GOMODCACHE)" && install --mode 644 --target-directory "$(CURDIR)/$@" $(CRDS)); } \
-	  || { rm -rf $@; echo "custom resources: SKIP: their modules could not be downloaded"; } >&2
+	@mkdir -p $(@D) && { $(GO) mod download $(CERT_MANAGER) $(PROMETHEUS_OPERATOR) $(INFERENCE_GATEWAY) \
+	  && (cd "$$($(GO) env GOMODCACHE)" && install --mode 644 --target-directory "$(CURDIR)/$(@D)" $(CRDS)); } \
+	  || { rm -rf $(@D); echo "custom resources: SKIP: their modules could not be downloaded"; } >&2
 endif
 
 # The API server of Kubernetes, out of Go modules: it validates manifests as a cluster's does. It takes minutes of all
@@ -457,7 +460,7 @@ apiserver: $(OPERATOR_TOOLS)/kube-apiserver@$(APISERVER_VERSION) ## Build the ku
 
 # Two processors and 2 GB, for two minutes.
 .PHONY: operators-check
-operators-check: venv $(OPERATOR_TOOLS)/usr/bin/prometheus $(OPERATOR_TOOLS)/helm $(OPERATOR_TOOLS)/kubernetes/bin/python $(OPERATOR_TOOLS)/crds $(if $(JAEGER),,$(OPERATOR_TOOLS)/jaeger@$(JAEGER_VERSION)) ## Run a real Prometheus and Jaeger beside leads, fire every alert, and render the chart (ARGS=--json, JAEGER=path, APISERVER=path, ARGS=--help)
+operators-check: venv $(OPERATOR_TOOLS)/usr/bin/prometheus $(OPERATOR_TOOLS)/helm $(OPERATOR_TOOLS)/kubernetes/bin/python $(OPERATOR_TOOLS)/crds/$(notdir $(lastword $(CRDS))) $(if $(JAEGER),,$(OPERATOR_TOOLS)/jaeger@$(JAEGER_VERSION)) ## Run a real Prometheus and Jaeger beside leads, fire every alert, and render the chart (ARGS=--json, JAEGER=path, APISERVER=path, ARGS=--help)
 	@$(BIN)/python -m tests.operators --tools $(OPERATOR_TOOLS) \
 	  --jaeger $(if $(JAEGER),$(JAEGER),$(OPERATOR_TOOLS)/jaeger@$(JAEGER_VERSION)) \
 	  --apiserver $(if $(APISERVER),$(APISERVER),$(OPERATOR_TOOLS)/kube-apiserver@$(APISERVER_VERSION)) $(ARGS)

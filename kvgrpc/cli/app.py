@@ -5,9 +5,11 @@ import os
 import platform
 from collections.abc import Callable
 from importlib import metadata
+from typing import Any
 
 import typer
 from typer._completion_classes import completion_init
+from typer.core import TyperCommand, TyperGroup
 
 from kvgrpc import __version__
 from kvgrpc.cli.completion import COMPLETE, completion
@@ -20,8 +22,29 @@ from kvgrpc.cli.status import status
 from kvgrpc.cli.top.command import top
 from kvgrpc.cli.trace import trace
 
+
+class _PlainFlags:
+    """Help of a command in which a flag has no type: it takes no value."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        found: list[Any] = super().get_params(ctx)  # type: ignore[misc] # of the class beside this one
+        for one in found:
+            if getattr(one, "is_flag", False) and one.metavar is None:
+                one.metavar = ""
+        return found
+
+
+class _Command(_PlainFlags, TyperCommand):
+    pass
+
+
+class _Group(_PlainFlags, TyperGroup):
+    pass
+
+
 app = typer.Typer(
     name="kvgrpc",
+    cls=_Group,
     help="Moves KV-cache blocks between LLM engines, as a gRPC microservice.",
     epilog="Start with: kvgrpc serve, then in another terminal: kvgrpc status.",
     no_args_is_help=True,
@@ -36,7 +59,7 @@ if COMPLETE in os.environ:
 def _add(command: Callable[..., None]) -> None:
     """Adds a command. Its docstring is a summary, an example, and the rest; its help begins with the example."""
     summary, example, *rest = inspect.cleandoc(command.__doc__ or "").split("\n\n")
-    app.command(help="\n\n".join([example, summary, *rest]), short_help=summary)(command)
+    app.command(cls=_Command, help="\n\n".join([example, summary, *rest]), short_help=summary)(command)
 
 
 for _command in (serve, fleet, status, top, drain, doctor, get, describe, why, trace, cancel, release, completion):

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -67,6 +68,7 @@ def fleet(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
 
 async def _serve(settings: "Config") -> int:
     from kvgrpc import __version__
+    from kvgrpc.service import telemetry
     from kvgrpc.service.address_in_use import AddressInUse
     from kvgrpc.service.rpc.fleet_server import FleetServer
 
@@ -80,9 +82,12 @@ async def _serve(settings: "Config") -> int:
         return _report(EXIT_BIND, error)
     except KVGrpcError as error:
         return _report(EXIT_CONFIG, error)
+    port = server.address.rpartition(":")[2]
+    telemetry.configure(f"{socket.gethostname()}:{port}", __version__)
     typer.echo(f"kvgrpc fleet serving {server.address} registry {settings.fleet.registry}")
     await stopping.wait()
     await server.stop()
+    telemetry.flush()
     return 0
 
 

@@ -139,17 +139,26 @@ def traceparent_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
 
 
 @contextmanager
-def server_span(method: str, traceparent: str) -> Iterator[str]:
-    """Opens a span round a call that we serve; yields the traceparent for inner calls. Needs `records`. `method` is
-    package.Service/Method, here and in all that follows. The span begins when the call came, and has one within it for
-    the time until its turn.
+def server_span(method: str, traceparent: str, *, stream: bool = False) -> Iterator[str]:
+    """Opens a span round a call that we serve, or round the wait for the first reply of a `stream`; yields the
+    traceparent for inner calls. Needs `records`. `method` is package.Service/Method, here and in all that follows. The
+    span begins when the call came, and has one within it for the time until its turn.
     """
     came_at = CAME_AT.get()
     start_ns = _wall_ns(came_at) if came_at else None
-    with _around(of_caller(_Sdk.spans.start(method, SpanKind.SERVER, traceparent, _rpc(method), start_ns))) as inner:
+    attributes = _stream(method) if stream else _rpc(method)
+    with _around(of_caller(_Sdk.spans.start(method, SpanKind.SERVER, traceparent, attributes, start_ns))) as inner:
         if start_ns is not None:
             _wait_ended("turn", inner, start_ns)
         yield inner
+
+
+def stream_failed(traceparent: str, error: KVGrpcError) -> None:
+    """Makes the span of a failure after the first reply of a served stream. `traceparent`: that of the stream's span;
+    empty: there is none.
+    """
+    if traceparent and records(traceparent):
+        _end(of_caller(_Sdk.spans.start("kvgrpc.stream.failed", SpanKind.INTERNAL, traceparent, {})), error)
 
 
 async def waited(what: str, traceparent: str, wait: Awaitable[_T]) -> _T:
@@ -233,6 +242,11 @@ def _end(span: OpenSpan, error: BaseException | None) -> None:
 @cache
 def _rpc(method: str) -> dict[str, str]:
     return {"rpc.system.name": "grpc", "rpc.method": method}
+
+
+@cache
+def _stream(method: str) -> dict[str, str]:
+    return _rpc(method) | {"kvgrpc.until": "first reply"}
 
 
 def _nothing(_: Exception | None) -> None:

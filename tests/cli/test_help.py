@@ -1,6 +1,7 @@
 """What the command line says of itself: help, and the scripts of shells."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -19,6 +20,16 @@ def test_the_help_of_a_command_begins_with_an_example(command: str) -> None:
     assert said[0].startswith("Usage: ")
     assert said[1].startswith("Example: ")
     assert f"kvgrpc {command}" in said[1]
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_a_flag_takes_no_value_and_is_negated_once(command: str) -> None:
+    said = CliRunner(env={"COLUMNS": "160"}).invoke(app, [*command.split(), "--help"], prog_name="kvgrpc").stdout
+    assert "bool" not in said.lower()
+    assert "--no-no-" not in said
+    rows = [line for line in said.splitlines() if "--no-" in line and "--no-pool" not in line]
+    assert [row for row in rows if not re.search(r"--([a-z-]+) +--no-\1 +[A-Z]", row)] == []
+    assert len(rows) == {"serve": 5, "fleet": 1}.get(command, 0)
 
 
 def test_the_list_of_commands_has_what_each_one_does() -> None:

@@ -22,7 +22,7 @@ from typing import Any
 
 from tests.operators import alerts, manifests, panels, traces
 from tests.operators.accounting import accounted
-from tests.operators.programs import Missing, Programs
+from tests.operators.programs import Missing, Programs, found_in
 
 ACCOUNTED_MIN = 0.95
 """Minimum share of a call's time that spans account for."""
@@ -92,14 +92,7 @@ def main() -> int:
     options = parsed(sys.argv[1:])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # who ends it from outside still ends what it started
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
-    bin_ = options.tools / "usr/bin"
-    jaeger, kubernetes = options.jaeger or options.tools / "jaeger", options.tools / "kubernetes/bin/python"
-    apiserver, helm, crds = (
-        options.apiserver or options.tools / "apiserver",
-        options.tools / "helm",
-        options.tools / "crds",
-    )
-    programs = Programs(bin_ / "prometheus", bin_ / "promtool", jaeger, helm, kubernetes, crds, apiserver)
+    programs = found_in(options.tools, options.jaeger, options.apiserver)
     result: dict[str, Any] = {}
     wrong: list[str] = []
     for name in options.parts:

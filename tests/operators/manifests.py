@@ -21,6 +21,7 @@ SCHEMAS = Path(__file__).with_name("schemas.py")
 """Runs with another Python, which has what it imports."""
 CHART = Path(__file__).parents[2] / "deploy/helm/kvgrpc"
 INSECURE = ("tls.enabled=false", "insecure=true", "lead.dialAllow={10.244.0.0/16}")
+PICKER = ("fleet.enabled=true", "fleet.model=llama", "fleet.picker.enabled=true", "fleet.picker.inferencePool=true")
 ROLES = r"""[[callers]]
 name = "spiffe://cluster.local/*"
 roles = ["peer"\, "operator"]
@@ -44,6 +45,20 @@ CASES: dict[str, tuple[str, ...]] = {
     "sidecar": ("lead.sidecar=true", "engine.command={serve-my-engine}", "tls.prefillSecret=p", "tls.decodeSecret=d"),
     "leases": ("lead.sidecar=true", "fleet.registry=kubernetes-leases://"),
     "slices": ("fleet.reader=true", "fleet.registry=kubernetes://?selector=app.kubernetes.io/name=kvgrpc"),
+    "fleet": (
+        "fleet.enabled=true", "tls.certManager.enabled=true", f"tls.roles={ROLES}", "podMonitor.enabled=true",
+        "networkPolicy.fleetFrom[0].podSelector.matchLabels.app=routes", "fleet.settings.KVGRPC_LOG_LEVEL=debug",
+    ),
+    "picker": (
+        *INSECURE, *PICKER, "fleet.picker.port=8001", "decode.containers[0].name=sidecar",
+        "decode.containers[0].image=registry.example/sidecar", "router.enabled=false",
+        "networkPolicy.gatewayFrom[0].namespaceSelector.matchLabels.gateway=yes",
+    ),
+    "fleet_of_leases": ("fleet.enabled=true", "fleet.registry=kubernetes-leases://", "fleet.replicas=1"),
+    "fleet_of_etcd": (
+        "fleet.enabled=true", "fleet.registry=etcd://etcd.llm.svc:2379", "tls.fleetSecret=f",
+        "fleet.nodeSelector.pool=cpu", "fleet.tolerations[0].operator=Exists", "engine.imagePullSecrets[0].name=pull",
+    ),
     "shared": ("lead.sharedDir=/run/kvgrpc-pods", "lead.sidecar=true"),
     "host": (*INSECURE, "engine.hostNetwork=true", "engine.hostPID=true", "networkPolicy.enabled=false"),
     "alone": ("router.enabled=false", "networkPolicy.ephemeral.enabled=false", "engine.health="),
@@ -53,6 +68,9 @@ REFUSED = {
     "neither TLS nor insecure": ("tls.enabled=false",),
     "TLS and insecure": ("insecure=true",),
     "nothing that may be dialled": ("tls.enabled=false", "insecure=true"),
+    "a picker without servers of the fleet": ("fleet.picker.enabled=true",),
+    "a pool without a picker": ("fleet.enabled=true", "fleet.picker.inferencePool=true"),
+    "a file of engines that no server has": ("fleet.enabled=true", "fleet.registry=file:/engines.toml"),
 }
 BROKEN = """apiVersion: apps/v1
 kind: Deployment
@@ -90,15 +108,14 @@ def check(programs: Programs, folder: Path) -> ManifestsFound:
     """Renders the chart, and looks at what comes. Raises Missing."""
     found = ManifestsFound()
     for case, values in CASES.items():
-        flags = _flags(values)
         for verb in (["lint", "--strict", str(CHART)], ["template", "kv", str(CHART)]):
-            ended = _helm(programs, *verb, "--namespace", "llm", *flags)
+            ended = _helm(programs, *verb, values=values)
             if ended.returncode:
                 found.wrong.append(f"helm {verb[0]} of {case}: {ended.stdout[-500:]}{ended.stderr[-500:]}")
             elif verb[0] == "template":
                 found.rows += compared(programs, case, ended.stdout)
     for case, values in REFUSED.items():
-        if not _helm(programs, "template", "kv", str(CHART), *_flags(values)).returncode:
+        if not _helm(programs, "template", "kv", str(CHART), values=values).returncode:
             found.wrong.append(f"the chart takes {case}")
     (broken,) = compared(programs, "broken", BROKEN)
     if not broken.error:
@@ -125,6 +142,13 @@ def _ask(server: apiserver.ApiServer, found: ManifestsFound, broken: Manifest) -
         found.wrong.append("the API server takes a manifest that is broken")
 
 
+def rendered(programs: Programs, *values: str) -> list[Manifest]:
+    """Returns the manifests of the chart with these values. Raises Missing."""
+    ended = _helm(programs, "template", "kv", str(CHART), values=values)
+    assert not ended.returncode, ended.stderr
+    return compared(programs, "", ended.stdout)
+
+
 def compared(programs: Programs, case: str, text: str) -> list[Manifest]:
     """Returns the manifests of a text, compared with the schemas. Raises Missing."""
     command = [str(programs.need("kubernetes")), str(SCHEMAS), str(programs.need("crds"))]
@@ -136,7 +160,7 @@ def unusable(body: dict[str, Any]) -> Iterator[str]:
     """Yields why kvgrpc does not start with the settings of a manifest's containers."""
     pod = body["spec"]["template"]["spec"] if body["kind"] in ("StatefulSet", "Deployment") else {}
     for container in (*pod.get("initContainers", ()), *pod.get("containers", ())):
-        if any(one["name"] == "KVGRPC_ADVERTISE" for one in container.get("env", ())):
+        if any(one["name"] == "KVGRPC_METRICS" for one in container.get("env", ())):
             try:
                 settings(container)
             except InvalidRequest as error:
@@ -144,7 +168,7 @@ def unusable(body: dict[str, Any]) -> Iterator[str]:
 
 
 def settings(container: dict[str, Any]) -> Config:
-    """Returns the configuration of the lead in a container, as the kubelet would start it. Raises InvalidRequest."""
+    """Returns the configuration of the server in a container, as the kubelet would start it. Raises InvalidRequest."""
     known = {"POD_NAME": "kv-kvgrpc-prefill-0", "POD_IP": "10.244.0.7"}
     for one in container["env"]:
         if "value" in one:
@@ -153,10 +177,7 @@ def settings(container: dict[str, Any]) -> Config:
     return load(None, {"KVGRPC_LISTEN": "0.0.0.0:50051"} | variables, {})
 
 
-def _flags(values: Sequence[str]) -> list[str]:
-    return [word for value in values for word in ("--set", value)]
-
-
-def _helm(programs: Programs, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [str(programs.need("helm")), *arguments]
+def _helm(programs: Programs, *arguments: str, values: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    flags = [word for value in values for word in ("--set", value)]
+    command = [str(programs.need("helm")), *arguments, "--namespace", "llm", *flags]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)

@@ -36,6 +36,19 @@ class Programs:
         return path
 
 
+def found_in(tools: Path, jaeger: Path | None = None, apiserver: Path | None = None) -> Programs:
+    """Returns the programs of a folder, which `make operators-check` fills. Two may be elsewhere."""
+    return Programs(
+        tools / "usr/bin/prometheus",
+        tools / "usr/bin/promtool",
+        jaeger or tools / "jaeger",
+        tools / "helm",
+        tools / "kubernetes/bin/python",
+        tools / "crds",
+        apiserver or tools / "apiserver",
+    )
+
+
 @contextmanager
 def running(command: Sequence[str], log: Path) -> Iterator[None]:
     """Runs a program inside the context."""

@@ -86,28 +86,41 @@ def unary(
 def streaming(
     method: Callable[[_Self, _Request, str], AsyncIterator[_Reply]],
 ) -> Callable[[_Self, _Request, Any], AsyncIterator[_Reply]]:
-    """Makes a streaming RPC of a method (self, request or requests, traceparent)."""
+    """Makes a streaming RPC of a method (self, request or requests, traceparent). A stream may last for days, so its
+    span ends with the first reply, and a later failure has a span within. Messages belong to the caller's trace.
+    """
     name = _name(method)
 
     @functools.wraps(method)
     async def call(self: _Self, request: _Request, context: Any) -> AsyncIterator[_Reply]:
-        traceparent = telemetry.traceparent_of(METADATA.get())
+        traceparent, begun = telemetry.traceparent_of(METADATA.get()), ""
         requests: Any = _readable(context, self._lead.call_queue) if isinstance(request, AsyncIterator) else request
+        replies: Any = None
         try:
             check_request(request)
-            async for reply in method(self, requests, traceparent):
+            replies = method(self, requests, traceparent)
+            if telemetry.records(traceparent):
+                with telemetry.server_span(name, traceparent, stream=True) as trace:
+                    first = await anext(replies, None)
+                begun = trace
+                if first is not None:
+                    yield first
+                del first  # frees it now: the next reply may come much later
+            async for reply in replies:
                 yield reply
         except KVGrpcError as error:
+            telemetry.stream_failed(begun, error)
             await grpc_status.abort(context, paths.placed(error, request), self._lead.header())
         except (grpc.aio.AbortError, grpc.aio.UsageError):
             raise
         except Exception as error:  # noqa: BLE001 - no request may stop the server
             _log.exception("%s failed", name)
             defect = InternalError(Reason.INTERNAL, f"a defect of kvgrpc: {error!r}")
+            telemetry.stream_failed(begun, defect)
             await grpc_status.abort(context, defect, self._lead.header())
         finally:
             # gRPC's context keeps the error that ends a call, and the error keeps this frame.
-            del request, requests, context
+            del request, requests, replies, context
 
     return call
 

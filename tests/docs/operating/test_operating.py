@@ -46,4 +46,4 @@ def test_settings_that_matter_are_settings() -> None:
 
 def test_ports_of_the_page_are_those_of_the_chart() -> None:
     ports = re.findall(r"^(\d+)", "\n".join(row[0] for row in tables(section(PAGE, "## Kubernetes"))[0]), re.MULTILINE)
-    assert ports == [re.findall(rf"{name}: (\d+)", VALUES)[0] for name in ("http", "grpc", "metrics", "first")]
+    assert ports == [re.findall(rf"{name}: (\d+)", VALUES)[0] for name in ("http", "grpc", "fleet", "metrics", "first")]

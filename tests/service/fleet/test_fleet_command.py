@@ -10,6 +10,7 @@ from grpc_health.v1 import health_pb2
 
 from kvgrpc.client import connect_sync
 from kvgrpc.v1 import fleet_pb2
+from tests.e2e.otlp import collecting
 from tests.registry.etcds import RunningEtcd, etcd, needs_etcd
 from tests.service.api import Api
 from tests.service.conftest import Start
@@ -63,6 +64,22 @@ def test_an_etcd_that_goes_and_comes_back_changes_no_pair(start: Start, etcd: Ru
         wait_until(lambda: not api.fleet.ListEngines(fleet_pb2.ListEnginesRequest()).HasField("registry_silence"))
         wait_until(lambda: picked(one["address"]) == ("p", "d"))
         api.close()
+
+
+def test_calls_have_spans_where_traces_are_exported(engines_file: EnginesFile, tmp_path: Path) -> None:
+    registry = engines_file.environment["KVGRPC_FLEET_REGISTRY"]
+    with collecting() as collector:
+        exported = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.endpoint}
+        with fleet(tmp_path / "a", "--registry", registry, **exported) as one:
+            api = Api(one["address"])
+            watch = api.fleet.WatchEngines(fleet_pb2.WatchEnginesRequest())
+            assert next(watch).snapshot
+            watch.cancel()
+            api.fleet.PickPair(fleet_pb2.PickPairRequest())
+            api.close()
+        port = one["address"].rpartition(":")[2]
+        found = [(span.name.rpartition("/")[2], span.service.endswith(f":{port}")) for span in collector.spans]
+        assert sorted(found) == [("PickPair", True), ("WatchEngines", True)]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,10 @@
 - name: KVGRPC_FLEET_ROLE
   value: {{ $.component }}
 {{- end }}
+{{- with .root.Values.fleet.model }}
+- name: KVGRPC_FLEET_MODEL
+  value: {{ . | quote }}
+{{- end }}
 - name: KVGRPC_METRICS
   value: {{ printf "0.0.0.0:%d" (int $v.ports.metrics) | quote }}
 {{- if $v.lead.sharedDir }}
@@ -28,10 +32,10 @@
 - name: KVGRPC_TLS_DIR
   value: /etc/kvgrpc/tls
 - name: KVGRPC_DIAL_ALLOW
-  value: {{ prepend $v.lead.dialAllow (include "kvgrpc.peers" .root) | join "," | quote }}
+  value: {{ include "kvgrpc.dialled" .root | quote }}
 {{- if $v.tls.kvInPlainText }}
 - name: KVGRPC_PRIVATE_NETWORKS
-  value: {{ prepend $v.lead.dialAllow (include "kvgrpc.peers" .root) | join "," | quote }}
+  value: {{ include "kvgrpc.dialled" .root | quote }}
 {{- end }}
 {{- if $v.tls.roles }}
 - name: KVGRPC_IDENTITY_ROLES
@@ -46,7 +50,7 @@
 - name: KVGRPC_INSECURE
   value: "yes"
 - name: KVGRPC_DIAL_ALLOW
-  value: {{ join "," $v.lead.dialAllow | quote }}
+  value: {{ include "kvgrpc.dialled" .root | quote }}
 - name: LEAD_ADDRESS
   value: {{ printf "127.0.0.1:%d" (int $v.ports.grpc) | quote }}
 {{- end }}

@@ -33,8 +33,21 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- join "," $names -}}
 {{- end }}
 
+{{- /* What the leads of this release may dial. With TLS all of them have names. */}}
+{{- define "kvgrpc.dialled" -}}
+{{- $names := ternary (list (include "kvgrpc.peers" .)) list .Values.tls.enabled -}}
+{{- concat $names .Values.lead.dialAllow | join "," -}}
+{{- end }}
+
+{{- /* The registry that servers of the fleet read. */}}
+{{- define "kvgrpc.fleetRegistry" -}}
+{{- $labels := printf "app.kubernetes.io/name=kvgrpc,app.kubernetes.io/instance=%s" .Release.Name -}}
+{{- $own := printf "kubernetes://?selector=%s,app.kubernetes.io/component in (prefill,decode)" $labels -}}
+{{- .Values.fleet.registry | default (ternary (printf "%s&domain=svc" $own) $own .Values.tls.enabled) -}}
+{{- end }}
+
 {{- define "kvgrpc.secret" -}}
-{{- $stated := ternary .root.Values.tls.prefillSecret .root.Values.tls.decodeSecret (eq .component "prefill") -}}
+{{- $stated := index .root.Values.tls (printf "%sSecret" .component) -}}
 {{- $stated | default (printf "%s-%s-tls" (include "kvgrpc.name" .root) .component) -}}
 {{- end }}
 
@@ -49,6 +62,15 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- end -}}
 {{- if and .Values.tls.enabled .Values.insecure -}}
 {{- fail "tls.enabled and insecure exclude each other" -}}
+{{- end -}}
+{{- if and .Values.fleet.picker.enabled (not .Values.fleet.enabled) -}}
+{{- fail "fleet.picker needs fleet.enabled" -}}
+{{- end -}}
+{{- if and .Values.fleet.picker.inferencePool (not .Values.fleet.picker.enabled) -}}
+{{- fail "fleet.picker.inferencePool needs fleet.picker.enabled" -}}
+{{- end -}}
+{{- if and .Values.fleet.enabled (hasPrefix "file:" .Values.fleet.registry) -}}
+{{- fail "servers of the fleet have no file of engines: leave fleet.registry empty, and they read EndpointSlices" -}}
 {{- end -}}
 {{- if and (not .Values.tls.enabled) (not .Values.lead.dialAllow) -}}
 {{- fail "without TLS leads dial addresses of pods: lead.dialAllow needs their network, such as [10.244.0.0/16]" -}}
