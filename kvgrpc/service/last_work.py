@@ -29,7 +29,8 @@ class LastWork:
         loop = asyncio.get_running_loop()
         until = loop.time() + most_s
         if any(self._left()) and most_s > 0:
-            _log.info("draining for at most %g s: %d transfers and %d leases are going on", most_s, *self._left())
+            line = "draining for at most %g s: %d transfers and %d leases are going on; a second signal ends them"
+            _log.info(line, most_s, *self._left())
             self._name_what_is_left(logging.INFO)
         while any(self._left()) and loop.time() < until and not self._hurried:  # noqa: ASYNC110 - once in a process
             await asyncio.sleep(DRAIN_POLL_S)
