@@ -87,10 +87,11 @@ def get(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
                 told[address] = str(error)
             else:
                 told.pop(address, None)
-        _print(kind, output, [row for row in rows if row.key not in known], head=head)
+        answered = len(told) < len(addresses)
+        _print(kind, output, [row for row in rows if row.key not in known], head=head and answered)
         if not watch:
             raise typer.Exit(int(unreached))
-        known, head = {row.key for row in rows}, False
+        known, head = {row.key for row in rows}, head and not answered
         time.sleep(AGAIN_S)
 
 

@@ -3,6 +3,8 @@
 import asyncio
 import logging
 
+from kvgrpc.errors import note
+from kvgrpc.service.event_log import about
 from kvgrpc.service.runner import Runner
 
 _log = logging.getLogger(__name__)
@@ -47,6 +49,9 @@ class LastWork:
         state = self._runner.node.state
         for t in state.transfers.unfinished()[:NAMED]:
             line = "in progress: transfer %s (%s, %s) of %r, request %r, peer %r"
-            _log.log(level, line, t.id, t.direction.name, t.state.name, t.owner, t.request_id, t.peer_engine_id)
+            said = t.id, t.direction.name, t.state.name, t.owner, t.request_id, t.peer_engine_id
+            _log.log(level, line, *said, extra=about(t))
         for lease in sorted(state.send.leases, key=lambda lease: lease.granted)[:NAMED]:
-            _log.log(level, "in progress: lease %s of %r, request %r", lease.id, lease.owner, lease.request_id)
+            line = "in progress: lease %s of %r, request %r"
+            about_it = {"request_id": note(lease.request_id)}
+            _log.log(level, line, lease.id, lease.owner, lease.request_id, extra=about_it)
