@@ -34,8 +34,11 @@ if COMPLETE in os.environ:
 
 
 def _add(command: Callable[..., None]) -> None:
-    """Adds a command. Its docstring is a summary, an example, and the rest; its help begins with the example."""
-    summary, example, *rest = inspect.cleandoc(command.__doc__ or "").split("\n\n")
+    """Adds a command. Its docstring is a summary, an example, and the rest; its help begins with the example, and is as
+    wide as the terminal.
+    """
+    paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
+    summary, example, *rest = (paragraph.replace("\n", " ") for paragraph in paragraphs)
     app.command(help="\n\n".join([example, summary, *rest]), short_help=summary)(command)
 
 

@@ -21,6 +21,11 @@ def test_the_help_of_a_command_begins_with_an_example(command: str) -> None:
     assert f"kvgrpc {command}" in said[1]
 
 
+def test_paragraphs_of_help_are_as_wide_as_the_terminal() -> None:
+    said = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["doctor", "--help"], prog_name="kvgrpc").stdout
+    assert "in the way of moving KV" in said
+
+
 def test_the_list_of_commands_has_what_each_one_does() -> None:
     assert "Example:" not in CliRunner().invoke(app, ["--help"]).stdout
 
