@@ -527,6 +527,19 @@ site: .venv-docs/.installed ## Build the pages as a site into build/site (SITE_R
 wheel: venv ## Build the wheel into dist twice, from two copies, and fail when they differ (ARGS=--install weighs an installation)
 	@$(BIN)/python scripts/wheel.py $(ARGS)
 
+# The packages that a new environment gets with the wheel, by their names, versions and licenses.
+SBOM_TOOL := cyclonedx-bom==7.5.0
+EXTRAS ?= server
+
+.PHONY: sbom
+sbom: venv ## Write into dist, beside the wheel, the bill of materials of the wheel with its EXTRAS (server), as CycloneDX
+	@wheel=$$($(BIN)/python scripts/wheel.py --path) && env=$$(mktemp -d) && trap "rm -rf $$env" EXIT \
+	  && $(BIN)/uv venv --quiet --clear --python $(BIN)/python $$env \
+	  && $(BIN)/uv pip install --quiet --python $$env/bin/python "$$wheel[$(EXTRAS)]" \
+	  && $(BIN)/uv run --quiet --no-project --isolated --python $(BIN)/python --with $(SBOM_TOOL) cyclonedx-py environment \
+	    --output-reproducible --output-file "$${wheel%.whl}.cdx.json" $$env/bin/python \
+	  && echo "$${wheel%.whl}.cdx.json"
+
 # The lowest and the highest versions that pyproject.toml allows, each in an environment of its own, without torch and
 # without NIXL. What the tests themselves need is pinned as in .venv.
 FLOORS_TOOLS := hypothesis==6.170.15 pytest==9.2.0 pytest-asyncio==1.5.0 pytest-timeout==2.4.0 pytest-xdist==3.8.0 \

@@ -248,7 +248,7 @@ class Config:
     def _check_networks(self) -> None:
         for name in ("dial_allow", "private_networks"):
             if wrong := unreadable(getattr(self, name)):
-                raise invalid(name, f"{wrong!r} is no network such as 10.0.0.0/8")
+                raise invalid(name, f"{wrong!r} is neither a host nor a network such as 10.0.0.0/8")
 
     def _check_limits(self) -> None:
         for limit in fields(Limits):

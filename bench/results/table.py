@@ -84,11 +84,11 @@ def _pulls(cases: Sequence[PullCase], *, targets: bool) -> Table:
             case.layout,
             str(case.threads),
             str(case.descriptors),
-            f"{case.gbps:.1f}",
+            number(case.gbps),
             f"{case.control_ms:.1f}",
-            f"{case.memcpy_gbps:.1f}",
+            number(case.memcpy_gbps),
             _ratio(case.ratio_memcpy, bounds.get("ratio_memcpy")),
-            "-" if case.raw_nixl_gbps is None else f"{case.raw_nixl_gbps:.1f}",
+            "-" if case.raw_nixl_gbps is None else number(case.raw_nixl_gbps),
             _ratio(case.ratio_raw_nixl, bounds.get("ratio_raw_nixl")),
             *([_ratio(ratio, bounds.get(name)) for name, ratio in summed.items()] if checksums else ()),
         )
@@ -108,9 +108,9 @@ def _pushes(cases: Sequence[PushCase], *, targets: bool) -> Table:
             case.mover,
             case.base.replace("_", " ").replace("nixl", "NIXL") or "-",
             str(case.descriptors),
-            f"{case.gbps:.1f}",
+            number(case.gbps),
             f"{case.control_ms:.1f}",
-            "-" if case.base_gbps is None else f"{case.base_gbps:.1f}",
+            "-" if case.base_gbps is None else number(case.base_gbps),
             _ratio(case.ratio_base, case.targets()[0] if targets else None),
         )
     return table
@@ -127,10 +127,10 @@ def _between_hosts(cases: Sequence[PullCase | PushCase], *, targets: bool) -> Ta
         table.add_row(
             case.name,
             case.nixl_tcp_mode.replace("_", " ") or "-",
-            f"{case.gbps:.1f}",
-            "-" if case.gloo_gbps is None else f"{case.gloo_gbps:.1f}",
+            number(case.gbps),
+            "-" if case.gloo_gbps is None else number(case.gloo_gbps),
             _ratio(case.ratio_gloo, bounds.get("ratio_gloo")),
-            "-" if case.nixl_tcp_gbps is None else f"{case.nixl_tcp_gbps:.1f}",
+            "-" if case.nixl_tcp_gbps is None else number(case.nixl_tcp_gbps),
             _ratio(case.ratio_nixl_tcp, bounds.get("ratio_nixl_tcp")),
         )
     return table
@@ -184,8 +184,8 @@ def _geometries(cases: Sequence[GeometryCase], *, targets: bool) -> Table:
             f"{case.nbytes / 2**20:.0f}",
             str(case.runs),
             str(case.run_bytes),
-            f"{case.gbps:.1f}",
-            f"{case.memcpy_gbps:.1f}",
+            number(case.gbps),
+            number(case.memcpy_gbps),
             _ratio(case.ratio_memcpy, bounds.get("ratio_memcpy")),
         )
     return table
@@ -203,8 +203,8 @@ def _tensors(cases: Sequence[TensorCase], *, targets: bool) -> Table:
             case.datapath,
             f"{case.tensors} x {_size(case.tensor_bytes)}",
             case.way.replace("_", " "),
-            f"{case.gbps:.2f}",
-            f"{case.gloo_gbps:.2f}",
+            number(case.gbps),
+            number(case.gloo_gbps),
             _ratio(case.ratio_gloo, bounds.get("ratio_gloo")),
         )
     return table
@@ -222,8 +222,8 @@ def _devices(found: DeviceResult) -> Table:
             f"{case.blocks} x {_size(case.block_bytes)}",
             case.layout,
             case.direction,
-            f"{case.gbps:.1f}",
-            f"{case.copy_gbps:.1f}",
+            number(case.gbps),
+            number(case.copy_gbps),
             f"{case.ratio_copies:.2f}",
         )
     return table

@@ -18,7 +18,7 @@ from kvgrpc.tls import TlsFiles
 START_TIMEOUT_S = 60.0
 """Maximum time for a process to start, in seconds. Importing torch on a busy machine takes seconds."""
 REPLY_TIMEOUT_S = 120.0
-STOP_TIMEOUT_S = 20.0
+STOP_TIMEOUT_S = 60.0
 ROOT = Path(__file__).resolve().parents[2]
 """Root of the clone: the engines are in its examples folder."""
 

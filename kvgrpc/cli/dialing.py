@@ -1,21 +1,29 @@
-"""Options of the commands that call a server: TLS and a token. The variables are those of a server's `[tls]`."""
+"""Options of the commands that call a server, and their words for a call that failed. The variables for TLS and a token
+are those of a server's `[tls]`.
+"""
 
 import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvgrpc.cli.terminal import readable
+from kvgrpc.errors import DeadlineExceeded, KVGrpcError, Unavailable, Unimplemented
+
 if TYPE_CHECKING:
     from kvgrpc.client import Credentials
 
 _PANEL = "Security"
+NO_HTTP2 = "Failed parsing HTTP/2"
+"""Part of gRPC's text about an answer that is no HTTP/2."""
 Timeout = Annotated[float, typer.Option("--timeout-s", min=0.001, help="How long to wait for the server.")]
 
 
 def checked_address(address: str) -> str:
     """Returns the address. Raises BadParameter for text that is not host:port."""
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdecimal():
+    from kvgrpc.client.channel import is_host_port
+
+    if not is_host_port(address):
         raise typer.BadParameter(f"{address!r} is not host:port, such as 127.0.0.1:50051")
     return address
 
@@ -43,3 +51,16 @@ def credentials(tls_dir: str, token_file: str) -> "Credentials":
     from kvgrpc.client import Credentials
 
     return Credentials.from_environment({**os.environ, "KVGRPC_TLS_DIR": tls_dir}, token_file)
+
+
+def tell(command: str, address: str, error: KVGrpcError) -> None:
+    """Writes to standard error which server failed a call and why, and what to do about one that is not reached."""
+    said = str(error)
+    where = "" if address in said else f"{address}: "
+    typer.echo(f"kvgrpc {command}: {where}{readable(said)}", err=True)
+    if NO_HTTP2 in said:
+        typer.echo("Something answers there that is no gRPC server.", err=True)
+    elif isinstance(error, Unavailable | DeadlineExceeded) and "tls" not in error.metadata and not where:
+        typer.echo(f"Is a server running there? Start one with: kvgrpc serve --listen {address}", err=True)
+    if isinstance(error, Unimplemented):
+        typer.echo("If the server has an address for operators (admin_listen), ask there.", err=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvgrpc.cli.dialing import Timeout, TlsDir, TokenFile, checked_addresses, credentials
+from kvgrpc.cli.dialing import Timeout, TlsDir, TokenFile, checked_addresses, credentials, tell
 from kvgrpc.cli.terminal import readable
 from kvgrpc.errors import KVGrpcError
 
@@ -58,7 +58,7 @@ def drain(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
                 view.show(reply)
                 return not wait or await _ended(server, reply.drain, view)
         except KVGrpcError as error:
-            typer.echo(f"kvgrpc drain: {address}: {readable(str(error))}", err=True)
+            tell("drain", address, error)
             return False
 
     async def all_ordered() -> list[bool]:

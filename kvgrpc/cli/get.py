@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from kvgrpc.cli.dialing import Address, Timeout, TlsDir, TokenFile, checked_addresses, credentials
-from kvgrpc.cli.terminal import readable
+from kvgrpc.cli.dialing import Address, Timeout, TlsDir, TokenFile, checked_addresses, credentials, tell
 from kvgrpc.errors import KVGrpcError
 
 if TYPE_CHECKING:
@@ -74,7 +73,7 @@ def get(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
     from kvgrpc.cli import listings
 
     shown, unreached = credentials(tls_dir, token_file), False
-    known: set[str] = set()
+    known, told = set[str](), dict[str, str]()
     head = True
     while True:
         rows = []
@@ -83,11 +82,16 @@ def get(  # noqa: PLR0913, PLR0917 - one argument per option, all by name
                 rows += _ask(address, timeout_s, shown, lambda server: listings.rows_of(server, kind.value))
             except KVGrpcError as error:
                 unreached = True
-                typer.echo(f"kvgrpc get: {readable(str(error))}", err=True)
-        _print(kind, output, [row for row in rows if row.key not in known], head=head)
+                if told.get(address) != str(error):
+                    tell("get", address, error)
+                told[address] = str(error)
+            else:
+                told.pop(address, None)
+        answered = len(told) < len(addresses)
+        _print(kind, output, [row for row in rows if row.key not in known], head=head and answered)
         if not watch:
             raise typer.Exit(int(unreached))
-        known, head = {row.key for row in rows}, False
+        known, head = {row.key for row in rows}, head and not answered
         time.sleep(AGAIN_S)
 
 
@@ -205,7 +209,7 @@ def _one(
     try:
         return _ask(address, timeout_s, credentials(tls_dir, token_file), ask)
     except KVGrpcError as error:
-        typer.echo(f"kvgrpc {name}: {readable(str(error))}", err=True)
+        tell(name, address, error)
         raise typer.Exit(1) from error
 
 

@@ -6,12 +6,8 @@ from typing import Annotated
 
 import typer
 
-from kvgrpc.cli.dialing import Address, Timeout, TlsDir, TokenFile, credentials
-from kvgrpc.cli.terminal import readable
-from kvgrpc.errors import DeadlineExceeded, KVGrpcError, Unavailable, Unimplemented
-
-NO_HTTP2 = "Failed parsing HTTP/2"
-"""Part of gRPC's text about an answer that is no HTTP/2."""
+from kvgrpc.cli.dialing import Address, Timeout, TlsDir, TokenFile, credentials, tell
+from kvgrpc.errors import KVGrpcError
 
 
 def status(
@@ -33,13 +29,7 @@ def status(
     try:
         seen = asyncio.run(status_view.look(address, timeout_s, credentials(tls_dir, token_file)))
     except KVGrpcError as error:
-        typer.echo(f"kvgrpc status: {readable(str(error))}", err=True)
-        if NO_HTTP2 in str(error):
-            typer.echo("Something answers there that is no gRPC server.", err=True)
-        elif isinstance(error, Unavailable | DeadlineExceeded) and "tls" not in error.metadata:
-            typer.echo(f"Is a server running there? Start one with: kvgrpc serve --listen {address}", err=True)
-        if isinstance(error, Unimplemented):
-            typer.echo("If the server has an address for operators (admin_listen), ask there.", err=True)
+        tell("status", address, error)
         raise typer.Exit(1) from error
     if as_json:
         typer.echo(json.dumps({name: status_view.as_json(value) for name, value in seen.items()}))

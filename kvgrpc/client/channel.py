@@ -60,10 +60,15 @@ def check_target(address: str) -> None:
     """Raises ValueError for a URL and for a host without a port: gRPC would look for another host, or dial port 443."""
     scheme, names, _ = address.partition("://")
     named = names or address.startswith(("unix:", "unix-abstract:", "dns:", "ipv4:", "ipv6:", "vsock:"))
-    host, _, port = address.rpartition(":")
-    plain = host and port.isdecimal() and (":" not in host or host.endswith("]"))
-    if scheme in ("http", "https") or not (named or plain):
+    if scheme in ("http", "https") or not (named or is_host_port(address)):
         raise ValueError(f"{address!r} is not host:port, such as 127.0.0.1:50051")
+
+
+def is_host_port(address: str) -> bool:
+    """Returns whether an address is host:port, an IPv6 host in brackets. gRPC would dial port 99999 as 34463."""
+    host, _, port = address.rpartition(":")
+    known = port.isascii() and port.isdecimal() and len(port) <= len("65535") and 0 < int(port) <= 65535
+    return known and host != "" and "/" not in host and (":" not in host or host.endswith("]"))
 
 
 def open_channel(

@@ -31,6 +31,16 @@ LEVELS = {
 }
 
 
+def about(transfer: Transfer) -> dict[str, str]:
+    """Returns the fields of a line about a transfer."""
+    return {
+        "transfer_id": transfer.id,
+        "request_id": note(transfer.request_id),
+        "trace_id": trace_id(transfer.trace),
+        "peer": note(transfer.peer_engine_id),
+    }
+
+
 class LineBudget:
     """The lines of each kind in the present interval."""
 
@@ -114,10 +124,4 @@ class EventLog:
         more = self._budget.take(kind, transfer.ended)
         if more is None:
             return
-        fields = {
-            "transfer_id": transfer.id,
-            "request_id": note(transfer.request_id),
-            "trace_id": trace_id(transfer.trace),
-            "peer": note(transfer.peer_engine_id),
-        }
-        _log.log(level, "transfer %s %s%s", transfer.id, said, more, extra=fields)
+        _log.log(level, "transfer %s %s%s", transfer.id, said, more, extra=about(transfer))

@@ -3,6 +3,8 @@
 import asyncio
 import logging
 
+from kvgrpc.errors import note
+from kvgrpc.service.event_log import about
 from kvgrpc.service.runner import Runner
 
 _log = logging.getLogger(__name__)
@@ -29,7 +31,8 @@ class LastWork:
         loop = asyncio.get_running_loop()
         until = loop.time() + most_s
         if any(self._left()) and most_s > 0:
-            _log.info("draining for at most %g s: %d transfers and %d leases are going on", most_s, *self._left())
+            line = "draining for at most %g s: %d transfers and %d leases are going on; a second signal ends them"
+            _log.info(line, most_s, *self._left())
             self._name_what_is_left(logging.INFO)
         while any(self._left()) and loop.time() < until and not self._hurried:  # noqa: ASYNC110 - once in a process
             await asyncio.sleep(DRAIN_POLL_S)
@@ -46,6 +49,9 @@ class LastWork:
         state = self._runner.node.state
         for t in state.transfers.unfinished()[:NAMED]:
             line = "in progress: transfer %s (%s, %s) of %r, request %r, peer %r"
-            _log.log(level, line, t.id, t.direction.name, t.state.name, t.owner, t.request_id, t.peer_engine_id)
+            said = t.id, t.direction.name, t.state.name, t.owner, t.request_id, t.peer_engine_id
+            _log.log(level, line, *said, extra=about(t))
         for lease in sorted(state.send.leases, key=lambda lease: lease.granted)[:NAMED]:
-            _log.log(level, "in progress: lease %s of %r, request %r", lease.id, lease.owner, lease.request_id)
+            line = "in progress: lease %s of %r, request %r"
+            about_it = {"request_id": note(lease.request_id)}
+            _log.log(level, line, lease.id, lease.owner, lease.request_id, extra=about_it)

@@ -30,7 +30,7 @@ from kvgrpc.core.events import CallAbandoned, Event, LeasesVoided, Tick
 from kvgrpc.core.node import Node
 from kvgrpc.core.tables.transfers import State, Transfer
 from kvgrpc.core.values.ids import INCARNATION_MAX
-from kvgrpc.errors import InternalError, KVGrpcError, Reason, Unavailable
+from kvgrpc.errors import InternalError, KVGrpcError, Reason, Unavailable, note
 
 
 class Alarm:
@@ -162,7 +162,9 @@ class Runner:
             actions.TransferChanged: self._transfer_changed,
             actions.BlocksLacking: _tell_lacking,
             actions.WeightsUnknown: lambda action: _log.warning(
-                "neither this engine nor peer %s states its weights: they are not compared", action.peer
+                "neither this engine nor peer %s states its weights: they are not compared",
+                note(action.peer),
+                extra={"peer": note(action.peer.rpartition("@")[0])},
             ),
         }
         if engine is not None:

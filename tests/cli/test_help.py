@@ -32,6 +32,11 @@ def test_a_flag_takes_no_value_and_is_negated_once(command: str) -> None:
     assert len(rows) == {"serve": 5, "fleet": 1}.get(command, 0)
 
 
+def test_paragraphs_of_help_are_as_wide_as_the_terminal() -> None:
+    said = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["doctor", "--help"], prog_name="kvgrpc").stdout
+    assert "in the way of moving KV" in said
+
+
 def test_the_list_of_commands_has_what_each_one_does() -> None:
     assert "Example:" not in CliRunner().invoke(app, ["--help"]).stdout
 

@@ -1,5 +1,6 @@
 """Words of the command line for what goes wrong, and what it says while it works."""
 
+import json
 import os
 import signal
 import socket
@@ -33,13 +34,28 @@ def test_a_port_in_use_is_said_in_one_line() -> None:
     assert (code, said) == (3, f"kvgrpc serve: cannot bind 127.0.0.1:{port}: Address already in use\n")
 
 
-@pytest.mark.parametrize("command", ["status", "drain"])
-@pytest.mark.parametrize("wrong", [("127.0.0.1",), ("http://127.0.0.1",), ("127.0.0.1:50051", "--timeout-s", "-1")])
-def test_an_address_without_a_port_and_a_time_that_is_none_are_refused_before_a_call(
+@pytest.mark.parametrize("command", ["status", "get leases"])
+@pytest.mark.parametrize(
+    "wrong", [("http://127.0.0.1:50051",), ("127.0.0.1:99999",), ("127.0.0.1:50051", "--timeout-s", "-1")]
+)
+def test_an_address_that_is_not_host_and_port_and_a_time_that_is_none_are_refused_before_a_call(
     command: str, wrong: tuple[str, ...]
 ) -> None:
-    code, _, said = run(command, *wrong)
+    code, _, said = run(*command.split(), *wrong)
     assert (code, "Traceback" in said) == (2, False)
+
+
+@pytest.mark.parametrize("command", ["drain", "get leases", "describe lease l"])
+def test_a_server_that_is_not_reached_is_told_with_how_to_start_one(command: str, unused_tcp_port: int) -> None:
+    address = f"127.0.0.1:{unused_tcp_port}"
+    code, shown, said = run(*command.split(), address)
+    assert (code, shown, said.splitlines()[1:]) == (
+        1, "", [f"Is a server running there? Start one with: kvgrpc serve --listen {address}"]
+    )  # fmt: skip
+
+
+def test_the_screen_needs_a_terminal() -> None:
+    assert run("top") == (2, "", "kvgrpc top: needs a terminal; kvgrpc get engines lists the same once\n")
 
 
 def test_a_server_of_something_else_is_not_taken_for_one_that_is_down() -> None:
@@ -84,12 +100,13 @@ def test_a_checked_configuration_is_printed_as_it_takes_effect_and_can_be_given_
 
 def test_a_configuration_that_cannot_be_is_refused_when_it_is_checked() -> None:
     code, _, said = run("serve", "--check", "--dial-allow", "10.0.0.0/99")
-    assert (code, "dial_allow: '10.0.0.0/99' is no network" in said) == (2, True)
+    assert (code, "dial_allow: '10.0.0.0/99' is neither a host nor" in said) == (2, True)
 
 
 def test_a_server_says_what_it_waits_for_and_stops_at_once_when_told_again(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    with log.open("w") as file, served("--drain-s", "600", "--log-level", "info", stderr=file) as server:
+    flags = ("--drain-s", "600", "--log-level", "info", "--log-format", "json")
+    with log.open("w") as file, served(*flags, stderr=file) as server:
         with connect_sync(server.address) as client:
             handed = client.finished_blocks(client.allocate(1), list(range(16)), ttl_s=600)
         server.process.send_signal(signal.SIGTERM)
@@ -97,8 +114,11 @@ def test_a_server_says_what_it_waits_for_and_stops_at_once_when_told_again(tmp_p
         assert server.process.poll() is None
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(60) == 0
-    assert "draining for at most 600 s: 1 transfers and 1 leases" in log.read_text()
+    assert "draining for at most 600 s: 1 transfers and 1 leases are going on; a second signal" in log.read_text()
     assert "1 leases end with the server" in log.read_text()
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
     for work in (f"transfer {handed.transfer.transfer_id}", f"lease {handed.lease.lease_id}"):
-        named = [line for line in log.read_text().splitlines() if f"in progress: {work}" in line]
-        assert [" of '" in line for line in named] == [True, True], work
+        named = [line["message"] for line in lines if f"in progress: {work}" in line["message"]]
+        assert [" of '" in said for said in named] == [True, True], work
+    moving = [line["transfer_id"] for line in lines if "in progress: transfer" in line["message"]]
+    assert moving == [handed.transfer.transfer_id] * 2

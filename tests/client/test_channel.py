@@ -30,7 +30,21 @@ def test_every_language_has_the_same_service_config() -> None:
 
 @pytest.mark.parametrize(
     "address",
-    ["127.0.0.1", "[::1]", "host", "host:", "http://127.0.0.1:50051", "https://h", "", "50051", "::1", ":50051"],
+    [
+        "127.0.0.1",
+        "[::1]",
+        "host",
+        "host:",
+        "http://127.0.0.1:50051",
+        "https://h",
+        "",
+        "50051",
+        "::1",
+        ":50051",
+        "h:0",
+        "h:99999",
+        "a/b:50051",
+    ],
 )
 async def test_an_address_that_is_not_host_and_port_is_refused_at_once(address: str) -> None:
     with pytest.raises(ValueError, match="is not host:port"):

@@ -37,6 +37,7 @@ def test_a_failed_transfer_and_a_lost_peer_have_a_line_that_programs_can_read(tm
     assert failed["level"] == "warning"
     assert (failed["transfer_id"], failed["request_id"], failed["peer"]) == (moved.transfer_id, "chat-7", "P")
     assert "CONTENT_MISMATCH" in failed["message"]
+    assert [line["peer"] for line in lines() if "states its weights" in line["message"]] == ["P"]
 
 
 def test_what_a_caller_named_ends_no_line_and_begins_none(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The command `kvgrpc top`. The screen and its library are imported when the command runs."""
 
+import sys
 from typing import Annotated
 
 import typer
@@ -26,4 +27,7 @@ def top(
     """
     from kvgrpc.cli.top.screen import TopApp
 
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        typer.echo("kvgrpc top: needs a terminal; kvgrpc get engines lists the same once", err=True)
+        raise typer.Exit(2)
     TopApp(addresses, credentials(tls_dir, token_file), interval_s=interval_s, timeout_s=timeout_s).run()

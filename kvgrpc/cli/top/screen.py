@@ -22,7 +22,7 @@ from kvgrpc.cli.top.lead import ROWS_MAX, WatchedLead
 from kvgrpc.cli.top.rows import VIEWS, Reading, TopLines, TopRow, arranged, rows_of
 from kvgrpc.client import Credentials
 
-KEYS = "1-6 view  s sort  r reverse  / filter  c cancel  x release  d drain  u undrain  q quit"
+KEYS = "q quit  s sort  r reverse  / filter  c cancel  x release  d drain  u undrain"
 _CURSOR, _PLAIN = Style(reverse=True), Style()
 _MARK = "> "
 """Beginning of the chosen line, which shows it without colours, too."""

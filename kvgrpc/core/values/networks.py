@@ -1,6 +1,7 @@
 """Hosts and networks that an operator names, and the data paths that may be used on them."""
 
 import ipaddress
+import re
 from collections.abc import Iterable
 
 from kvgrpc.core.values.endpoints import RankEndpoint
@@ -8,6 +9,7 @@ from kvgrpc.core.values.records import dataclass
 
 PLAIN_TEXT = frozenset({"nixl", "collective"})
 """Data paths that send KV between hosts, all of them in plain text."""
+_HOST = re.compile(r"[\w.-]+")
 
 
 def is_loopback(host: str) -> bool:
@@ -26,14 +28,18 @@ def is_named(host: str, names: Iterable[str]) -> bool:
 
 
 def unreadable(names: Iterable[str]) -> str:
-    """Returns the first name that is meant as a network and is none; empty if there is none."""
-    for name in names:
-        if "/" in name:
-            try:
-                ipaddress.ip_network(name, strict=False)
-            except ValueError:
-                return name
-    return ""
+    """Returns the first name that is no host, no network and not "*", such as host:port or 10.*; empty if there is
+    none.
+    """
+    return next((name for name in names if name != "*" and not _HOST.fullmatch(name) and not _is_network(name)), "")
+
+
+def _is_network(name: str) -> bool:
+    try:
+        ipaddress.ip_network(name, strict=False)
+    except ValueError:
+        return False
+    return True
 
 
 def _matches(host: str, name: str) -> bool:

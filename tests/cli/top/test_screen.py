@@ -113,6 +113,7 @@ async def test_a_narrow_terminal_has_whole_ids_and_says_what_is_left_out(
             lines = await shows(app, pilot, has("> prefill-with-a-name"))
             assert len(lines) == 8
             assert all(len(line) <= width for line in lines)
+            assert lines[-1].startswith("q quit"), "how to leave is seen at any width"
             assert app.no_color
 
 

@@ -99,6 +99,10 @@ def test_the_node_after_a_defect_keeps_the_declared_networks() -> None:
     assert after.state.peers.networks == DECLARED
 
 
-def test_a_name_with_a_slash_that_is_no_network_is_found() -> None:
-    assert unreadable(("localhost", "10.0.0.0/8", "::1/128", "*")) == ""
-    assert unreadable(("10.0.0.0/8", "10.0.0.0/99", "x/y")) == "10.0.0.0/99"
+def test_a_name_that_is_neither_a_host_nor_a_network_is_found() -> None:
+    assert (
+        unreadable(("localhost", "a-b.example", "10.0.0.0/8", "10.0.0.1/8", "::1", "::1/128", "fe80::1%eth0", "*"))
+        == ""
+    )
+    wrong = ("10.0.0.0/99", "x/y", "10.0.0.*", "*.example", "host:50051", "[::1]", "http://host", "two words")
+    assert [unreadable(("10.0.0.0/8", name)) for name in wrong] == list(wrong)
