@@ -16,7 +16,6 @@ from kvgrpc.core.values.byte_runs import Runs
 from kvgrpc.core.values.call import LayerRange
 from kvgrpc.core.values.chunks import Chunk, Size
 from kvgrpc.core.values.head_shares import HeadShare, shares
-from kvgrpc.core.values.layer_ranges import holds
 from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout
 from kvgrpc.core.values.patterns import Pattern, patterns_of, unit_tokens
 from kvgrpc.core.values.plans import Draft, Pair, PairRuns, Units, list_runs, regions_of, stage
@@ -256,7 +255,7 @@ class Bridge:
         found = self._of_share(group, share)
         if layers is None:
             return found
-        return [pattern for pattern in found if holds(pattern.source, layers)]
+        return [pattern for pattern in found if pattern.source.holds(layers)]
 
     def _units(self, chunk: Chunk) -> dict[int, Units]:
         """Returns the units of each group of which the chunk moves something."""
