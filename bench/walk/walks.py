@@ -32,7 +32,7 @@ NOT_WALKED = tuple(str(ROOT / name) + os.sep for name in ("client", "v1", "peer"
 BLOCKS = 7
 TENSOR_BYTES = 10_000
 WAIT = Duration(seconds=20)
-WALKS = 4
+WALKS = 12
 """Number of times that each request is made."""
 
 
