@@ -183,7 +183,8 @@ class ServedAccesses:
         verdict = access.verdict or _verdict(access)
         if verdict.valid and not access.verdict:
             reader = self._state.send.pushes.of_reader(access.id)
-            if not reader.was_told(row) if reader is not None else row.part:  # a pull has no parts
+            ready = not row.part if reader is None else reader.was_told(row)  # a pull has no parts
+            if not ready:
                 verdict = Verdict(False, Reason.INVALID_FIELD, f"part {row.part} was never ready")
         if verdict.valid and access.held:
             access.settled = row.part + 1
