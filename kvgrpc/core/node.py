@@ -219,7 +219,8 @@ class Node:
             lease_began=reaction(*ahead, access.lease_announced),
             lease_copied=reaction(*[part.copied for part in prefetch], access.lease_copied),
             lease_refused=reaction(access.lease_refused),
-            lease_ended=reaction(*[part.ended for part in prefetch], self._push_ends.lease_ended),
+            lease_ended=reaction(*[part.ended for part in prefetch]),
+            push_ended=reaction(self._push_ends.end_rest),
             lease_voided=reaction(self._pushes.voided),
         )
 

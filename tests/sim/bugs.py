@@ -234,14 +234,12 @@ def landed(process_ended: Any) -> Any:
     return lambda self, event: process_ended(self, replace(event, drained=True))
 
 
-def forgotten_source(lease_ended: Any) -> Any:
+def forgotten_source(end_rest: Any) -> Any:
     """The blocks of the source's own writes lose their pin when the lease ends."""
 
-    def ended(self: Any, lease: Any, failure: Any) -> None:
-        push = self._state.send.pushes.find(lease.transfer_id)
-        moves = [] if push is None else list(push.registrations.values())
-        lease_ended(self, lease, failure)
-        for move in moves:
+    def ended(self: Any, push: Any, failure: Any) -> None:
+        end_rest(self, push, failure)
+        for move in list(push.registrations.values()):
             self._state.pool.pins.drop(move.name, PinKind.ACCESS)
 
     return ended

@@ -110,7 +110,7 @@ MUTANTS = (
     Mutant(
         "a source frees blocks under its own write", SourcePush, "reads", bugs.always(False), Rule.R1, 60
     ),
-    Mutant("a source forgets its own write", push_ends.PushEnds, "lease_ended", bugs.forgotten_source, Rule.R1, 60),
+    Mutant("a source forgets its own write", push_ends.PushEnds, "end_rest", bugs.forgotten_source, Rule.R1, 60),
     Mutant("another incarnation vouches", served_accesses.ServedAccesses, "settle", bugs.any_life, Rule.R2),
     Mutant("a source vouches after its lease ended", served_accesses, "_verdict", bugs.always(Verdict(True)), Rule.R2),
     Mutant("a grant of another life is good", openings, "verify", bugs.any_grant, Rule.R2),

@@ -147,7 +147,9 @@ class AccessOpenings:
 
     def _try(self, access: Access) -> None:
         """Opens a WAITING access if nothing is missing, and answers the rows that ask for it."""
-        self._unlist(access)
+        waited = bool(access.waiting_for)
+        if waited:
+            self._unlist(access)
         try:
             answer = self._fill(access) if access.kind is AccessKind.WRITE else self._read(access)
         except KVGrpcError as error:
@@ -156,7 +158,8 @@ class AccessOpenings:
         if answer is None:
             self._wait(access)
         else:
-            self._state.timers.clear(Timer.OPEN_WAIT, access.id.hex())
+            if waited:
+                self._state.timers.clear(Timer.OPEN_WAIT, access.id.hex())
             self._answer(access, answer)
 
     def _fill(self, access: Access) -> Opened | None:

@@ -181,8 +181,11 @@ class ServedAccesses:
         if row.part < access.settled and not row.last:
             return Verdict(True)
         verdict = access.verdict or _verdict(access)
-        if verdict.valid and not access.verdict and not self._pushes.vouches(access, row):
-            verdict = Verdict(False, Reason.INVALID_FIELD, f"part {row.part} was never ready")
+        if verdict.valid and not access.verdict:
+            reader = self._state.send.pushes.of_reader(access.id)
+            ready = not row.part if reader is None else reader.was_told(row)  # a pull has no parts
+            if not ready:
+                verdict = Verdict(False, Reason.INVALID_FIELD, f"part {row.part} was never ready")
         if verdict.valid and access.held:
             access.settled = row.part + 1
             self._account(access, row.nbytes)
@@ -261,7 +264,9 @@ class ServedAccesses:
             lease.closed(access.id)
             if message:
                 lease.trouble = f"engine {access.consumer}: {message}"
-            self._pushes.reader_gone(access, message, received=received)
+            reader = state.send.pushes.of_reader(access.id)
+            if reader is not None:
+                self._pushes.reader_gone(reader, access, message, received=received)
             self._count(access, lease, received=received)
         else:
             self._state.access.openings.early.setdefault(access.lease_id, {})[access.id] = None

@@ -280,7 +280,7 @@ class Course(ABC, Generic[M]):
         move.move(MoveStage.WIRE)
         move.planned += bridge.bytes_of(chunks)
         move.left = self._slices(move, bridge, chunks, size)
-        self._plan(move)
+        self._plan(move, bridge)
         state.timers.clear_some((Timer.QUEUE, Timer.REGISTRATION), move.name)
         state.timers.set(Timer.TRANSFER, move.name, state.now + move.bytes_timeout_s(size.nbytes, state.limits))
         state.change(
@@ -315,11 +315,11 @@ class Course(ABC, Generic[M]):
             return [RoundSlice((), chunks)]
         return [RoundSlice((), some) for some in batches(parts, bridge, most)]
 
-    def _plan(self, move: M) -> tuple[PairRuns, ...]:
+    def _plan(self, move: M, bridge: Bridge) -> tuple[PairRuns, ...]:
         """Plans the next slice only, so that a long move does not hold up others."""
         assert move.left is not None
         first = move.left[0]
-        planned = tuple(self._bridge(move).plan(first.parts))
+        planned = tuple(bridge.plan(first.parts))
         move.left[0] = replace(first, planned=planned)
         for some in planned:
             before = move.by_pair.get(some.pair, MovedBytes())
@@ -338,7 +338,7 @@ class Course(ABC, Generic[M]):
         assert move.left is not None
         planned = move.left[0].planned
         if not planned:
-            planned = self._plan(move)
+            planned = self._plan(move, self._bridge(move))
             state.change(move.transfer_id, paths=self._paths(move))
         first = move.left.pop(0)
         now, later = split(planned, state.limits.in_flight_bytes)

@@ -98,8 +98,9 @@ class Allocations:
         if (made := len(state.pool.allocator)) >= state.limits.allocations:
             text = f"{made} allocations hold blocks here; FreeBlocks, or the end of a TTL, makes room"
             raise full(text, state.limits.allocations, RETRY_DELAY_S)
-        state.ledger.check_rows(RowKind.ALLOCATION, event.call.payer, state.limits.allocations)
-        state.ledger.check(event.call.payer, ALLOCATION_BYTES)
+        payer = event.call.payer
+        state.ledger.check_rows(RowKind.ALLOCATION, payer, state.limits.allocations)
+        state.ledger.check(payer, ALLOCATION_BYTES)
         by = None if event.by is None else named_by(event)
         try:
             plan = self._plan(counts, by, event.call.principal) if event.reclaim else None
@@ -119,7 +120,7 @@ class Allocations:
         self._made += 1
         allocation_id = mint_id(state.life.secret, state.life.incarnation, "blocks", "lead", self._made)
         terms = Terms(event.call.principal, state.now, event.request_id, event.label)
-        state.pool.allocator.take(allocation_id, taken, terms, event.call.payer)
+        state.pool.allocator.take(allocation_id, taken, terms, payer)
         if ttl_s is not None:
             state.timers.set(Timer.ALLOCATION, allocation_id, state.now + ttl_s)
         state.reply(event.call.id, Allocated(allocation_id, taken, ttl_s))

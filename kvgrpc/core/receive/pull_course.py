@@ -229,10 +229,9 @@ class PullCourse(Course[P]):
         self.retries[Timer.RENEW] = self._renewals.due
 
     def take(self, pull: P, blocks: Blocks, after_step: int, have_tokens: int = 0) -> None:
-        """Takes the destination's blocks: they are the transfer's until they are returned."""
+        """Takes the destination's blocks: the transfer's until they are returned. The caller weighs the pull."""
         state = self._state
         pull.destination, pull.after_step, pull.have_tokens = blocks, after_step, have_tokens
-        state.moves.weigh(pull)
         if not pull.moves_nothing:
             state.pool.pins.add(pull.transfer_id, PinKind.TARGET, blocks, state.now)
 

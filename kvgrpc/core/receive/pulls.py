@@ -45,12 +45,11 @@ class Pulls:
         queue_s = granted_timeout(event.queue_timeout_s, state.limits.queue_timeout_s, state.limits)
         asked_s = event.transfer_timeout_s
         transfer_s = None if asked_s is None else granted_timeout(asked_s, asked_s, state.limits)
-        caller = event.call.principal
+        caller, payer = event.call.principal, event.call.payer
         taken = None if event.destination is None else check_destination(state, event.destination, claim.tokens, caller)
-        state.transfers.check_room(event.call.payer)
+        state.transfers.check_room(payer)
         here = 0 if taken is None else blocks_bytes(taken)
         there = 8 * claims.block_count + len(claim.prefix)
-        payer = event.call.payer
         state.ledger.check(payer, MOVE_BYTES + TRANSFER_BYTES + there + here)
         connection = event.call.connection
         self._handshakes.check_room(claims.address, claims.engine_id, claims.incarnation, connection)
@@ -78,12 +77,12 @@ class Pulls:
             payer=payer, counts_waiting=False, transfer_timeout_s=transfer_s, queue_timeout_s=queue_s,
             request_time_us=self._began(event, claims.request_time_us),
         )  # fmt: skip
-        state.moves.add(pull)
-        state.receive.transfers[transfer.id] = pull
-        state.timers.set(Timer.QUEUE, transfer.id, state.now + queue_s)
         if taken is not None:
             assert event.destination is not None
             self._course.take(pull, taken, event.after_step, event.destination.have_tokens)
+        state.moves.add(pull)
+        state.receive.transfers[transfer.id] = pull
+        state.timers.set(Timer.QUEUE, transfer.id, state.now + queue_s)
         state.reply(event.call.id, PullStarted(transfer))
         self._course.connect(pull, connection)
 
@@ -111,6 +110,7 @@ class Pulls:
         state.reply(event.call.id, PullStarted(transfer))
         if not event.validate_only:
             self._course.take(pull, blocks, event.after_step, event.destination.have_tokens)
+            state.moves.weigh(pull)
             state.change(transfer.id, nbytes=state.pool.bytes_of([len(ids) for ids in pull.filled]))
             state.timers.set(Timer.QUEUE, pull.name, state.now + pull.queue_timeout_s)
             state.timers.clear(Timer.BLOCKS, pull.name)

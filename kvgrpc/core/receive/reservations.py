@@ -124,9 +124,9 @@ class Reservations:
             cap=state.now + limits.lease_cap_s,
             payer=event.call.payer,
         )  # fmt: skip
+        self._course.take(reservation, blocks, event.after_step, event.have_tokens)
         state.moves.add(reservation)
         state.receive.transfers[transfer.id] = state.receive.targets[target_id] = reservation
-        self._course.take(reservation, blocks, event.after_step, event.have_tokens)
         self._course.await_part(reservation)
         state.reply(event.call.id, BlocksReserved(transfer, token))
         if source.address:

@@ -15,7 +15,6 @@ from kvgrpc.core.state.waiting_rows import Places, Prefetch, PrefetchTurn
 from kvgrpc.core.tables.accesses import Access
 from kvgrpc.core.tables.leases import Lease, ended_error
 from kvgrpc.core.tables.timers import Timer
-from kvgrpc.core.tables.transfers import Failure
 from kvgrpc.core.values.block_ids import Blocks
 from kvgrpc.core.values.call import LayerRange
 from kvgrpc.core.values.pieces import Pieces, RankChecksums, pieces_of
@@ -119,7 +118,7 @@ class ChecksumPrefetch:
                 self._reply(call, lease, places)
         self.go_on()
 
-    def ended(self, lease: Lease, _: Failure | None) -> None:
+    def ended(self, lease: Lease) -> None:
         """Drops a lease that ended and still has its blocks. If the ranks are computing it, the next lease waits for
         their answers.
         """

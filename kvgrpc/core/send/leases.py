@@ -10,6 +10,7 @@ from kvgrpc.core.send.firmness import Firmness
 from kvgrpc.core.send.lease_renewals import LeaseRenewals
 from kvgrpc.core.send.weak_claims import WeakClaims
 from kvgrpc.core.state import NodeState
+from kvgrpc.core.state.push import SourcePush
 from kvgrpc.core.tables.accesses import Access, AccessState
 from kvgrpc.core.tables.leases import LEASE_BYTES, Lease, LeaseState, LeaseTimes
 from kvgrpc.core.tables.ledger import RowKind
@@ -97,12 +98,13 @@ class Leases:
         state = self._state
         if len(state.send.leases) >= (most := state.limits.leases):
             raise full(f"{most} leases are live", most, reason=Reason.QUEUE_FULL)
-        state.ledger.check_rows(RowKind.LEASE, event.call.payer, state.limits.leases)
+        payer = event.call.payer
+        state.ledger.check_rows(RowKind.LEASE, payer, state.limits.leases)
         check_lease_id(state, event)
         nbytes = LEASE_BYTES + TRANSFER_BYTES * event.transfer + 2 * blocks_bytes(blocks) + len(content.digests)
         if event.findable:
             nbytes += indexed_bytes(content)
-        state.ledger.check(event.call.payer, nbytes)
+        state.ledger.check(payer, nbytes)
         return Lease(
             id=event.lease_id or mint_lease_id(state.life.secret, state.life.incarnation, "lead", self._minted + 1),
             blocks=blocks,
@@ -207,10 +209,11 @@ class Leases:
         replaced parts of a push is done with the new parts.
         """
         transfer = self._state.transfers.find(lease.transfer_id)
-        if transfer is not None and not lease.live:
-            lease = self._state.send.leases.find(transfer.lease_id) or lease
         if not lease.live:
-            return
+            present = None if transfer is None else self._state.send.leases.find(transfer.lease_id)
+            if present is None or not present.live:
+                return
+            lease = present
         done = lease.done
         if done >= lease.consumers:
             self.end(lease, LeaseState.DONE)
@@ -224,10 +227,14 @@ class Leases:
         state = self._state
         lease.end(how)
         failure = failure or send_failure(lease)
-        state.react.lease_ended(lease, failure)
+        push = state.send.pushes.find(lease.transfer_id)
+        if state.moves.checksums:
+            state.react.lease_ended(lease)
+        if push is not None:
+            state.react.push_ended(push, failure)
         self._close(lease, lease.end_reason)
         if lease.transfer_id:
-            self._end_send(lease, failure, cancelled=cancelled)
+            self._end_send(lease, push, failure, cancelled=cancelled)
         else:
             state.tell(lease.owner, BlocksReturnedNews("", lease.request_id, lease.id))
         if how is LeaseState.DONE and lease.received and lease.stands_for:
@@ -280,10 +287,9 @@ class Leases:
             owners += [(move.name, PinKind.ACCESS) for move in moves if not move.postings]
         return state.pool.pins.unpinned_without(owners, lease.blocks)
 
-    def _end_send(self, lease: Lease, failure: Failure | None, *, cancelled: bool) -> None:
+    def _end_send(self, lease: Lease, push: SourcePush | None, failure: Failure | None, *, cancelled: bool) -> None:
         state = self._state
         transfer = state.transfers.get(lease.transfer_id)
-        push = state.send.pushes.find(transfer.id)
         held = push is not None and push.reads(state.pool.pins)
         if failure is None:
             end = State.SUCCEEDED

@@ -16,7 +16,7 @@ from kvgrpc.core.state import NodeState
 from kvgrpc.core.state.move import AT_ISSUER, MoveStage
 from kvgrpc.core.state.push import Registration, SourcePush
 from kvgrpc.core.tables.accesses import AccessState
-from kvgrpc.core.tables.leases import Lease, LeaseState
+from kvgrpc.core.tables.leases import LeaseState
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.tables.transfers import Disposition, Failure, State
@@ -128,7 +128,7 @@ class PushEnds(Ends[Registration]):
         if lease is not None:
             self._leases.end(lease, LeaseState.RELEASED, failure, cancelled=end is State.CANCELLED)
             return
-        self._end_all(push, failure)
+        self.end_rest(push, failure)
         held = push.reads(state.pool.pins)
         memory = Disposition.QUARANTINED if held else Disposition.RETURNED
         transfer = state.change(push.transfer_id, state=end, failure=failure, memory=memory)
@@ -136,10 +136,24 @@ class PushEnds(Ends[Registration]):
         if not held:
             state.tell(transfer.owner, BlocksReturnedNews(transfer.id, transfer.request_id))
 
-    def lease_ended(self, lease: Lease, failure: Failure | None) -> None:
-        push = self._state.send.pushes.find(lease.transfer_id)
-        if push is not None:
-            self._end_all(push, failure)
+    def end_rest(self, push: SourcePush, failure: Failure | None) -> None:
+        """Ends what is left of a push. Its grants and key are refused for a while. The key of a push that was cancelled
+        after both halves had met is not refused, because nothing more can come under it.
+        """
+        state = self._state
+        message = failure.message if failure else "it has succeeded"
+        reason = _said(push, failure)
+        cancelled = reason is Reason.CANCELLED
+        if not (cancelled and push.met):
+            by_destinations = cancelled and push.outcome is not CloseOutcome.CANCELLED
+            state.tombstones.end_key(push.key, message, state.now, reason, parts_only=by_destinations)
+        for token in push.registrations:
+            state.tombstones.end_grant(token, message, state.now, reason)
+        state.timers.clear(Timer.RENDEZVOUS, push.transfer_id)
+        push.over = True
+        for move in push.live:
+            self._over(move, message)
+        self._state.send.pushes.forget(push)
 
     def start_over(self, push: SourcePush, how: LeaseState) -> None:
         """Discards the parts of this epoch and ends their lease as `how`. The wait for the next epoch starts."""
@@ -189,25 +203,6 @@ class PushEnds(Ends[Registration]):
         for move in push.registrations.values():
             if move.posted_epoch == push.part_epoch:
                 self._state.pool.pins.drop(move.name, PinKind.ACCESS)
-
-    def _end_all(self, push: SourcePush, failure: Failure | None) -> None:
-        """Ends what is left of a push. Its grants and key are refused for a while. The key of a push that was cancelled
-        after both halves had met is not refused, because nothing more can come under it.
-        """
-        state = self._state
-        message = failure.message if failure else "it has succeeded"
-        reason = _said(push, failure)
-        cancelled = reason is Reason.CANCELLED
-        if not (cancelled and push.met):
-            by_destinations = cancelled and push.outcome is not CloseOutcome.CANCELLED
-            state.tombstones.end_key(push.key, message, state.now, reason, parts_only=by_destinations)
-        for token in push.registrations:
-            state.tombstones.end_grant(token, message, state.now, reason)
-        state.timers.clear(Timer.RENDEZVOUS, push.transfer_id)
-        push.over = True
-        for move in push.live:
-            self._over(move, message)
-        self._state.send.pushes.forget(push)
 
     def _over(self, move: Registration, message: str | None) -> None:
         """Ends a registration. `message` tells the destination why, and None means that it knows."""

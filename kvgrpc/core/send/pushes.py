@@ -5,7 +5,7 @@ is checked completely before anything changes. `push_course` tells destinations 
 """
 
 from kvgrpc.core.actions import GaveUp, HandedOver, Registered
-from kvgrpc.core.events import AccessClosing, AccessSettling, CloseOutcome, FinishedBlocks, RegisterPush
+from kvgrpc.core.events import AccessClosing, CloseOutcome, FinishedBlocks, RegisterPush
 from kvgrpc.core.peers.handshakes import Handshakes
 from kvgrpc.core.send import handed_over
 from kvgrpc.core.send.expected_pushes import ExpectedPushes
@@ -182,25 +182,14 @@ class Pushes:
             self._ends.failed(move.push, move.claims.engine_id, message, row.outcome)
         return True
 
-    def reader_gone(self, access: Access, message: str, *, received: bool) -> None:
+    def reader_gone(self, move: Registration, access: Access, message: str, *, received: bool) -> None:
         """Ends a registration whose destination closed the access under which it read."""
-        move = self._state.send.pushes.of_reader(access.id)
-        if move is None or move.stage is MoveStage.ENDED:
+        if move.stage is MoveStage.ENDED:
             return
         if received:
             self._ends.done(move)
         elif not move.replaced or access.outcome is CloseOutcome.CANCELLED:
             self._ends.give_up(move, _REASONS[access.outcome], message or "the destination gave up", access.outcome)
-
-    def vouches(self, access: Access, row: AccessSettling) -> bool:
-        """Returns whether a reading destination was told of the part that it settles. A pull has no parts. The last
-        part may be settled without `last`: after a checksum mismatch the settle is not the end.
-        """
-        move = self._state.send.pushes.of_reader(access.id)
-        if move is None:
-            return not row.part
-        last = move.parts.complete and row.part == len(move.parts) - 1
-        return row.part < max(move.told, move.telling) and (last or not row.last)
 
     def _new(self, call: Call, request_id: str, key: bytes, waiting_for: str) -> SourcePush:
         state = self._state

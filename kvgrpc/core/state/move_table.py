@@ -116,12 +116,13 @@ class MoveTable:
         self._by_name[move.name] = move
         self._ledger.keep(RowKind.MOVE, move.name, move.payer, move.kept_bytes)
         if move.access_id:
-            self.index_access(move, move.access_id)
+            assert move.access_id not in self._by_access, "an access id comes twice"
+            self._by_access[move.access_id] = move
 
     def index_access(self, move: Move, access_id: bytes) -> None:
         """Gives the move a new access. Access ids are random, so each is new in the table."""
         assert access_id not in self._by_access, "an access id comes twice"
-        self.drop_access(move)
+        self._unlist_access(move)
         move.access_id = access_id
         self._by_access[access_id] = move
 
@@ -133,8 +134,7 @@ class MoveTable:
     def over(self, move: Move) -> None:
         """Stops all waits of the move. Its postings may go on."""
         self._stepping.pop(move.name, None)
-        address = move.claims.address
-        _take_out(move.name, (self._by_address, address), (self._unmapped, address))
+        self._leave(move, peer=False)
 
     def remove(self, move: Move) -> None:
         del self._by_name[move.name]
@@ -233,19 +233,18 @@ class MoveTable:
         if self._by_access.get(move.access_id) is move:
             del self._by_access[move.access_id]
 
-    def _leave(self, move: Move) -> None:
+    def _leave(self, move: Move, *, peer: bool = True) -> None:
+        """Removes a move from its address, and from its peer if `peer` is set, and index rows that become empty."""
         address = move.claims.address
-        _take_out(move.name, (self._by_address, address), (self._unmapped, address), (self._by_peer, move.peer))
-
-
-def _take_out(name: str, *places: tuple[dict[str, dict[str, Move]], str]) -> None:
-    """Removes a move's name from each index row, and removes rows that become empty."""
-    for index, row in places:
-        moves = index.get(row)
-        if moves is not None:
-            moves.pop(name, None)
-            if not moves:
-                del index[row]
+        rows = [(self._by_address, address), (self._unmapped, address)]
+        if peer:
+            rows.append((self._by_peer, move.peer))
+        for index, row in rows:
+            moves = index.get(row)
+            if moves is not None:
+                moves.pop(move.name, None)
+                if not moves:
+                    del index[row]
 
 
 class PushTable:

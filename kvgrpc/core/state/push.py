@@ -194,6 +194,13 @@ class Registration(Move):
         nbytes = self.nbytes - self.settled_bytes
         return AccessSettling(self.access_id, self.last_round, nbytes, self.posted - 1, self.progress.layers_done)
 
+    def was_told(self, row: AccessSettling) -> bool:
+        """Returns whether a reading destination was told of the part that it settles. The last part may be settled
+        without `last`: after a checksum mismatch the settle is not the end.
+        """
+        last = self.parts.complete and row.part == len(self.parts) - 1
+        return row.part < max(self.told, self.telling) and (last or not row.last)
+
     def rows(self) -> tuple[ReadyPart, ...]:
         """Returns the parts that the destination is to be told of."""
         return tuple(self.parts.row(part) for part in self.parts.between(self.told, self.telling))

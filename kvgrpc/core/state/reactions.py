@@ -6,6 +6,7 @@ A room that calls `state.react.peer_dead(peer)` knows none of the rooms that rea
 from collections.abc import Callable
 from typing import NamedTuple, ParamSpec
 
+from kvgrpc.core.state.push import SourcePush
 from kvgrpc.core.tables.leases import Lease
 from kvgrpc.core.tables.peers import Peer
 from kvgrpc.core.tables.transfers import Failure
@@ -52,7 +53,9 @@ class Reactions(NamedTuple):
     """The hand-over of an announced lease was refused. The argument is the lease id."""
     lease_copied: Callable[[Lease], None]
     """The lease's blocks are in the mirrors, or never will be."""
-    lease_ended: Callable[[Lease, Failure | None], None]
-    """A lease ended whose blocks are still listed. The second argument is the failure of its transfer, if it failed."""
+    lease_ended: Callable[[Lease], None]
+    """A lease ended whose blocks are still listed. Only a life that compares checksums hears of it."""
+    push_ended: Callable[[SourcePush, Failure | None], None]
+    """The lease of a push's parts ended. The second argument is the failure of its transfer, if it failed."""
     lease_voided: Callable[[str], None]
     """The engine took back blocks of a push. The argument is the id of their lease, which may have ended before."""

@@ -50,7 +50,8 @@ class Remembered(dict[Name, Row]):
     def add(self, name: Name, row: Row, now: float, nbytes: int = 0) -> None:
         """Adds or replaces a row, as the newest one. `nbytes` are its bytes beside `ROW_BYTES`."""
         nbytes += ROW_BYTES
-        self.drop(name)
+        if name in self:
+            self.drop(name)
         if not self._most:
             return
         most_bytes = self._ledger.limits.remembered_bytes

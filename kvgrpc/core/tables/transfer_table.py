@@ -132,9 +132,10 @@ class TransferTable:
 
     def get_for(self, caller: str, verb: Verb, transfer_id: str, shown: Ground | None = None) -> Transfer:
         """Returns the transfer. Raises NotFound (TRANSFER_NOT_FOUND), also when the caller may not do that with it."""
-        if not self.may(caller, verb, transfer_id, shown):
+        found = self.find(transfer_id)
+        if found is None or not may(caller, verb, Thing(ThingKind.TRANSFER, found.owner, found.tenant), shown):
             raise _unknown(transfer_id)
-        return self.get(transfer_id)
+        return found
 
     def with_key(self, key: bytes) -> list[Transfer]:
         """Returns transfers with that key that are not in the history yet, oldest first."""

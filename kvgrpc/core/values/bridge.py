@@ -16,7 +16,6 @@ from kvgrpc.core.values.byte_runs import Runs
 from kvgrpc.core.values.call import LayerRange
 from kvgrpc.core.values.chunks import Chunk, Size
 from kvgrpc.core.values.head_shares import HeadShare, shares
-from kvgrpc.core.values.layer_ranges import holds
 from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout
 from kvgrpc.core.values.patterns import Pattern, patterns_of, unit_tokens
 from kvgrpc.core.values.plans import Draft, Pair, PairRuns, Units, list_runs, regions_of, stage
@@ -73,6 +72,11 @@ class Bridge:
         self._sizes: dict[tuple[int, LayerRange | None], Size] = {}
         self._arriving: dict[tuple[int, LayerRange | None], list[int]] = {}
         self._unit_tokens = [unit_tokens(here, there) for here, there in self._groups()]
+        self._destination_tokens = [_tokens(here, there) for here, there in self._groups()]
+        self.block_tokens = list(
+            map(max, [group.block_tokens for group in source.pool.groups], self._destination_tokens)
+        )
+        """For each group, the number of tokens that postings never split: the larger block size of the two sides."""
 
     @cached_property
     def repacked(self) -> frozenset[int]:
@@ -93,7 +97,7 @@ class Bridge:
 
     def bytes_of_block(self, group: int) -> int:
         """Returns the bytes that `block_tokens` tokens of a group bring to the destination rank that gets most."""
-        return self.block_tokens(group) // self._unit_tokens[group] * max(self._bytes_of_unit(group, None))
+        return self.block_tokens[group] // self._unit_tokens[group] * max(self._bytes_of_unit(group, None))
 
     def bytes_of(self, chunks: Sequence[Chunk]) -> int:
         """Returns the bytes that arrive in all ranks of the destination."""
@@ -114,11 +118,6 @@ class Bridge:
                     arriving[pair.rank] += sum(pattern.nbytes for pattern in self._within(group, share, layers))
             self._arriving[key] = arriving
         return self._arriving[key]
-
-    def block_tokens(self, group: int) -> int:
-        """Returns the number of tokens that postings never split: the larger block size of the two sides."""
-        source, destination = self._source.pool.groups[group], self._destination.pool.groups[group]
-        return max(source.block_tokens, _tokens(source, destination))
 
     def size_of_block(self, group: int, layers: LayerRange | None) -> Size:
         """Returns the maximum cost of `block_tokens` tokens of a group, in `layers`, over the ranks of the destination.
@@ -141,7 +140,7 @@ class Bridge:
 
     def _cost(self, group: int, found: Sequence[Pattern]) -> tuple[int, int]:
         """Returns the bytes and runs that these patterns move with `block_tokens` tokens."""
-        tokens = self.block_tokens(group)
+        tokens = self.block_tokens[group]
         if group in self.repacked:
             regions, blocks = regions_of(found), tokens // self._source.pool.groups[group].block_tokens
             return blocks * sum(region.block_bytes for region in regions), max(blocks * len(regions), len(found))
@@ -153,7 +152,7 @@ class Bridge:
         nbytes = blocks = runs = 0
         for chunk in chunks:
             for group in range(len(chunk.source)):
-                extent, tokens = self.extent(chunk, group), self.block_tokens(group)
+                extent, tokens = self.extent(chunk, group), self.block_tokens[group]
                 if extent:
                     count = -(-extent.stop // tokens) - extent.start // tokens
                     each = self.size_of_block(group, chunk.layers)
@@ -166,10 +165,9 @@ class Bridge:
 
     def extent(self, chunk: Chunk, group: int) -> range:
         """Returns the range of tokens whose blocks both sides list."""
-        source, destination = self._source.pool.groups[group], self._destination.pool.groups[group]
         src_begin, dst_begin = chunk.begins[group] if chunk.begins else (0, 0)
-        src_end = src_begin + len(chunk.source[group]) * source.block_tokens
-        dst_end = dst_begin + len(chunk.destination[group]) * _tokens(source, destination)
+        src_end = src_begin + len(chunk.source[group]) * self._source.pool.groups[group].block_tokens
+        dst_end = dst_begin + len(chunk.destination[group]) * self._destination_tokens[group]
         return range(max(src_begin, dst_begin), min(src_end, dst_end))
 
     def begins(self, group: int, tokens: int, blocks: int) -> tuple[int, int]:
@@ -196,10 +194,10 @@ class Bridge:
     def _cut(self, chunk: Chunk, tokens: Sequence[range]) -> Chunk:
         """Returns a chunk restricted to a range of tokens per group."""
         cut = []
-        for group, (source, destination) in enumerate(self._groups()):
+        for group, source in enumerate(self._source.pool.groups):
             begins, some = chunk.begins[group] if chunk.begins else (0, 0), tokens[group]
             here = _cut(chunk.source[group], begins[0], source.block_tokens, some)
-            cut.append((here, _cut(chunk.destination[group], begins[1], _tokens(source, destination), some)))
+            cut.append((here, _cut(chunk.destination[group], begins[1], self._destination_tokens[group], some)))
         ids = [tuple(side[0] for side in sides) for sides in zip(*cut, strict=True)]
         return Chunk(ids[0], ids[1], chunk.layers, tuple((here[1], there[1]) for here, there in cut))
 
@@ -256,7 +254,7 @@ class Bridge:
         found = self._of_share(group, share)
         if layers is None:
             return found
-        return [pattern for pattern in found if holds(pattern.source, layers)]
+        return [pattern for pattern in found if pattern.source.holds(layers)]
 
     def _units(self, chunk: Chunk) -> dict[int, Units]:
         """Returns the units of each group of which the chunk moves something."""
@@ -266,13 +264,13 @@ class Bridge:
         found = {}
         for i, (source, destination) in enumerate(self._groups()):
             src, dst = chunk.source[i], chunk.destination[i]
-            if not chunk.begins and len(src) * source.block_tokens != len(dst) * _tokens(source, destination):
+            if not chunk.begins and len(src) * source.block_tokens != len(dst) * self._destination_tokens[i]:
                 message = f"group {i}: {len(src)} source blocks for {len(dst)} local blocks"
                 raise InvalidRequest(Reason.BLOCK_COUNT_MISMATCH, message)
             check_ids(src, source.blocks, f"source group {i}")
             check_ids(dst, destination.blocks, f"destination group {i}")
             if extent := self.extent(chunk, i):
-                found[i] = _units(source, destination, chunk, i, extent)
+                found[i] = _units(source.block_tokens, self._destination_tokens[i], chunk, i, extent)
         return found
 
     def _draft(
@@ -319,10 +317,9 @@ def _cut(ids: Ids, begin: int, block_tokens: int, tokens: range) -> tuple[Ids, i
     return ids[first:end], begin + first * block_tokens
 
 
-def _units(source: Group, destination: Group, chunk: Chunk, group: int, extent: range) -> Units:
-    """Returns the units of tokens whose blocks both sides list."""
+def _units(src_tokens: int, dst_tokens: int, chunk: Chunk, group: int, extent: range) -> Units:
+    """Returns the units of tokens whose blocks both sides list, with so many tokens in each block."""
     src, dst = chunk.source[group], chunk.destination[group]
-    src_tokens, dst_tokens = source.block_tokens, _tokens(source, destination)
     src_begin, dst_begin = chunk.begins[group] if chunk.begins else (0, 0)
     if src_tokens == dst_tokens:
         count = len(extent) // src_tokens

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from kvgrpc.core.values.records import dataclass
-from kvgrpc.errors import OutOfRange, Reason
+from kvgrpc.errors import FieldViolation, InvalidRequest, OutOfRange, Reason
 
 BYTES_MAX = 2**53 - 1
 """Upper bound for sizes and offsets. Every language can hold it, and no sum of offsets leaves 64 bits."""
@@ -182,6 +182,25 @@ class Region:
     """
     stage: int = 0
     """Pipeline stage whose ranks have the region."""
+
+    def holds(self, layers: tuple[int, int]) -> bool:
+        """Returns True if the region holds some of `layers` = (first, count).
+
+        Raises InvalidRequest (INVALID_FIELD) if it also holds others: nothing says which bytes of its blocks belong to
+        which layer.
+        """
+        first, end = layers[0], layers[0] + layers[1]
+        own_end = self.first_layer + self.layers
+        if own_end <= first or end <= self.first_layer:
+            return False
+        if self.first_layer < first or end < own_end:
+            whole = f"take all or none of layers {self.first_layer} to {own_end - 1}, which lie together"
+            raise InvalidRequest(
+                Reason.INVALID_FIELD,
+                "the range of layers cuts a region of the pool",
+                violations=(FieldViolation("layers", whole),),
+            )
+        return True
 
 
 def check_prefix(groups: Sequence[Group], tokens: int, prefix: int) -> None:

@@ -26,7 +26,6 @@ from kvgrpc.core.values.block_ids import (
 from kvgrpc.core.values.bridge import Bridge
 from kvgrpc.core.values.call import LayerRange, ReadyPart
 from kvgrpc.core.values.chunks import Chunk
-from kvgrpc.core.values.layer_ranges import holds
 from kvgrpc.core.values.layout import Group, PoolLayout
 from kvgrpc.core.values.records import dataclass
 from kvgrpc.errors import InvalidRequest, KVGrpcError, PreconditionFailed, Reason, invalid, too_many
@@ -271,7 +270,7 @@ class Parts:
         if layers[0] < 0 or layers[1] < 1 or sum(layers) > most:
             raise invalid("part.layers", f"{layers[0]} +{layers[1]} are not within the {most} of the pool")
         for region in self._pool.regions:
-            holds(region, layers)
+            region.holds(layers)
 
     def _start(self, i: int, layers: LayerRange | None) -> int:
         """Returns the position at which the blocks of a group continue."""

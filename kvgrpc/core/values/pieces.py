@@ -8,7 +8,6 @@ import numpy as np
 from kvgrpc.core.values.block_ids import Blocks, Ids
 from kvgrpc.core.values.call import LayerRange
 from kvgrpc.core.values.chunks import Chunk
-from kvgrpc.core.values.layer_ranges import holds
 from kvgrpc.core.values.layout import PoolLayout, Region
 from kvgrpc.core.values.records import dataclass
 
@@ -126,7 +125,7 @@ def place_of(pool: PoolLayout, chunks: Sequence[Chunk], number: int) -> str:
 
 def _regions(pool: PoolLayout, group: int, layers: LayerRange | None) -> list[Region]:
     """Returns the regions of a group that hold these layers."""
-    return [region for region in pool.by_group[group] if layers is None or holds(region, layers)]
+    return [region for region in pool.by_group[group] if layers is None or region.holds(layers)]
 
 
 def _only(blocks: Blocks, group: int, first: int, end: int) -> Blocks:

@@ -31,7 +31,7 @@ def slices_of(chunks: Sequence[Chunk], bridge: Bridge, most: Size) -> list[Chunk
             nbytes, _, runs = bridge.size_of_block(group, chunk.layers)
             if not extent or not nbytes:
                 continue
-            tokens = bridge.block_tokens(group)
+            tokens = bridge.block_tokens[group]
             step = tokens * max(min(most.nbytes // nbytes, most.blocks, most.runs // runs), 1)
             for begin in range(extent.start // tokens * tokens, extent.stop, step):
                 part = range(max(begin, extent.start), min(begin + step, extent.stop))

@@ -164,8 +164,8 @@ class Gate:
 
     def check_within(self, method: str) -> None:
         """Checks a call within the served stream by the roles that the stream's caller has now. Raises as `check`."""
-        caller = CALLER.get()
-        self.check(method, caller if self._open else self._known(caller.name))
+        if not self._open:
+            self.check(method, self._known(CALLER.get().name))
 
     def check(self, method: str, caller: KnownCaller) -> None:
         """Raises Unauthenticated (NOT_AUTHENTICATED) for a caller without a name, and PermissionDenied (ROLE_MISSING)

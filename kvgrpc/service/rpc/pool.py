@@ -3,7 +3,6 @@
 import itertools
 
 from kvgrpc.core.tables.pins import PinKind
-from kvgrpc.core.values.layer_ranges import holds
 from kvgrpc.core.values.layout import PoolKind, Region
 from kvgrpc.core.values.owners import tenant_of
 from kvgrpc.errors import PreconditionFailed, Reason, invalid, too_many
@@ -133,4 +132,4 @@ class PoolService(pool_pb2_grpc.PoolServiceServicer):
         layers = layer_range(request) or (0, layout.groups[group].layers)
         if layers[1] > layout.groups[group].layers - layers[0]:
             raise invalid("layers", f"lie within the group's {layout.groups[group].layers}")
-        return [r for r in layout.regions if (r.group, r.stage) == (group, stage) and holds(r, layers)]
+        return [r for r in layout.regions if (r.group, r.stage) == (group, stage) and r.holds(layers)]

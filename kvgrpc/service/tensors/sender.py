@@ -21,6 +21,7 @@ from kvgrpc.core.values.records import dataclass
 from kvgrpc.errors import (
     DeadlineExceeded,
     InternalError,
+    InvalidRequest,
     KVGrpcError,
     OutOfRange,
     Reason,
@@ -145,14 +146,15 @@ class TensorSender:
             put.id, put.described, pages, put.allocation_id, put.consumers, life.time(), put.consumer_count
         )
         asked.payer, asked.ttl_s, asked.tenant = payer(), put.ttl_s, put.tenant
-        known = table.kept.find(asked)
+        known, held = table.kept.find(asked), pages
         if known is None:
             lead.runner.node.state.pool.check_open()
             lead.runner.node.state.transfers.check_room(asked.payer)
-            life.transfers.take_over(put.allocation_id, caller)
+            held = life.transfers.take_over(put.allocation_id, caller)
         try:
-            if known is None:
-                life.transfers.check_pages(put.allocation_id, pages)
+            if held != pages:
+                what = f"the tensor takes {pages} pages, and the allocation has {held}"
+                raise InvalidRequest(Reason.BLOCK_COUNT_MISMATCH, what)
             offer = table.offer(asked)
             if known is None and put.consumers:
                 self._begin(offer, put, until, trace)

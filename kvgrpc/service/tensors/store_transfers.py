@@ -82,19 +82,12 @@ class StoreTransfers:
         state = self._lead.runner.node.state
         return 0 if state.life.description is None else state.pool.allocator.free_count(0)
 
-    def take_over(self, allocation_id: str, caller: str) -> None:
-        """Makes the store the owner of that principal's allocation. Raises NotFound (BLOCK_NOT_ALLOCATED), also for an
-        allocation of another principal.
+    def take_over(self, allocation_id: str, caller: str) -> int:
+        """Makes the store the owner of that principal's allocation. Returns the number of its pages. Raises
+        NotFound (BLOCK_NOT_ALLOCATED), also for an allocation of another principal.
         """
-        self._ask(events.GiveAllocation(self._call("", caller), allocation_id, STORE))
-
-    def check_pages(self, allocation_id: str, pages: int) -> None:
-        """Raises InvalidRequest (BLOCK_COUNT_MISMATCH) unless the allocation has as many pages as the tensor takes."""
-        held = len(self.pages_of(allocation_id))
-        if held != pages:
-            raise InvalidRequest(
-                Reason.BLOCK_COUNT_MISMATCH, f"the tensor takes {pages} pages, and the allocation has {held}"
-            )
+        answer: actions.Allocated = self._ask(events.GiveAllocation(self._call("", caller), allocation_id, STORE))
+        return len(answer.blocks[0])
 
     def return_to(self, allocation_id: str, caller: str) -> None:
         """Gives the allocation back to that principal, if it still exists."""
