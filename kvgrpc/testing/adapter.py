@@ -1,4 +1,6 @@
-"""EngineAdapter: the few things that the kit asks of an author's engine; and the bytes of its blocks."""
+"""EngineAdapter: the few things that the kit asks of an author's engine; what it may ask beyond them; and the bytes of
+blocks.
+"""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
@@ -62,6 +64,26 @@ class EngineAdapter(Protocol):
 
     def fill(self, group: int, block: int, byte: int) -> None:
         """Sets every byte of a block."""
+
+
+class FullAdapter(EngineAdapter, Protocol):
+    """An adapter with all optional methods. One that lacks a method leaves out the plays that need it."""
+
+    def push(self, request_id: str, token_ids: Sequence[int], transfer_key: bytes) -> None:
+        """Takes a request in whose prompt is prefilled here and pushed under the key. Another engine registers for it,
+        before or after this call, or never.
+        """
+
+    def reserve(self, request_id: str, token_ids: Sequence[int], transfer_key: bytes, source_address: str) -> None:
+        """Takes a request in whose prompt the lead at that address pushes under the key. `taken` says what came."""
+
+    def compute_layer(self) -> None:
+        """Computes one more layer of the first step that was begun, and reports it. No step is left: does nothing. For
+        engines that push layer by layer.
+        """
+
+    def compute_rank(self, rank: int) -> None:
+        """Finishes the steps that were begun on one rank alone, which reports them. For engines with several ranks."""
 
 
 class BlockMemory:

@@ -1,6 +1,5 @@
 """The conformance kit: the minimal engine keeps every promise, and planted bugs are caught by their promise's name."""
 
-from collections.abc import Callable
 from unittest import SkipTest
 
 import pytest
@@ -9,29 +8,38 @@ from kvgrpc.testing import PROMISES, BrokenPromise, Counterpart, play
 from tests.engine.support import Lead
 from tests.testing.broken import BROKEN
 from tests.testing.minimal import MinimalAdapter
+from tests.testing.split import SplitAdapter
 
 LOST_LEAD = "a_lost_lead_is_survived"
+OF_RANKS = "late_ranks_are_waited_for"
+NOT_OF_RANKS = "layers_are_reported_when_done"
+Others = dict[int, Counterpart]
 
 
-def played(kind: Callable[[str], MinimalAdapter], promise: str, lead: Lead, other: Counterpart) -> None:
+def played(kind: type[MinimalAdapter], promise: str, lead: Lead, others: Others) -> None:
     """Plays a promise, at the common lead unless the play kills it."""
     with kind("launch" if promise == LOST_LEAD else lead.socket_path) as engine:
-        play(promise, engine, other)
+        play(promise, engine, others[kind.RANKS])
     lead.wait_no_engine()
 
 
-@pytest.mark.parametrize("promise", PROMISES)
-def test_the_minimal_engine_keeps_its_promises(promise: str, lead: Lead, other: Counterpart) -> None:
-    played(MinimalAdapter, promise, lead, other)
+@pytest.mark.parametrize("promise", [it for it in PROMISES if it != OF_RANKS])
+def test_the_minimal_engine_keeps_its_promises(promise: str, lead: Lead, others: Others) -> None:
+    played(MinimalAdapter, promise, lead, others)
+
+
+@pytest.mark.parametrize("promise", [it for it in PROMISES if it not in (LOST_LEAD, NOT_OF_RANKS)])
+def test_the_minimal_engine_keeps_its_promises_with_two_ranks(promise: str, lead: Lead, others: Others) -> None:
+    played(SplitAdapter, promise, lead, others)
 
 
 @pytest.mark.parametrize(("promise", "kind"), BROKEN, ids=lambda it: it if isinstance(it, str) else it.__name__)
 def test_a_broken_engine_is_caught_by_the_name_of_its_promise(
-    promise: str, kind: type[MinimalAdapter], lead: Lead, other: Counterpart, monkeypatch: pytest.MonkeyPatch
+    promise: str, kind: type[MinimalAdapter], lead: Lead, others: Others, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvgrpc.testing.scene.WAIT_S", 3.0)
     with pytest.raises(BrokenPromise) as caught:
-        played(kind, promise, lead, other)
+        played(kind, promise, lead, others)
     lead.wait_no_engine()
     assert caught.value.promise == promise
     assert f"Read {promise} in docs/integrating.md" in str(caught.value)
