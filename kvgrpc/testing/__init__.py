@@ -12,19 +12,10 @@ A play has two engines: the author's, and a `Counterpart` with a lead of its own
 plays only choose the moments: `LateEvents` holds the author's events back for a while, as a busy lead does.
 """
 
-from kvgrpc.testing.adapter import BlockMemory, EngineAdapter, FullAdapter
+from kvgrpc.testing.adapter import BlockMemory, EngineAdapter
 from kvgrpc.testing.counterpart import Counterpart
 from kvgrpc.testing.kit import PROMISES, play
 from kvgrpc.testing.late_events import LateEvents
 from kvgrpc.testing.promises import BrokenPromise
 
-__all__ = [
-    "PROMISES",
-    "BlockMemory",
-    "BrokenPromise",
-    "Counterpart",
-    "EngineAdapter",
-    "FullAdapter",
-    "LateEvents",
-    "play",
-]
+__all__ = ["PROMISES", "BlockMemory", "BrokenPromise", "Counterpart", "EngineAdapter", "LateEvents", "play"]

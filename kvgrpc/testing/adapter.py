@@ -1,6 +1,4 @@
-"""EngineAdapter: the few things that the kit asks of an author's engine; what it may ask beyond them; and the bytes of
-blocks.
-"""
+"""EngineAdapter: the few things that the kit asks of an author's engine; and the bytes of its blocks."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
@@ -78,12 +76,10 @@ class FullAdapter(EngineAdapter, Protocol):
         """Takes a request in whose prompt the lead at that address pushes under the key. `taken` says what came."""
 
     def compute_layer(self) -> None:
-        """Computes one more layer of the first step that was begun, and reports it. No step is left: does nothing. For
-        engines that push layer by layer.
-        """
+        """Computes one more layer of the first step that was begun, if any, and reports it."""
 
     def compute_rank(self, rank: int) -> None:
-        """Finishes the steps that were begun on one rank alone, which reports them. For engines with several ranks."""
+        """Finishes the steps that were begun, on one of several ranks alone, which reports them."""
 
 
 class BlockMemory:

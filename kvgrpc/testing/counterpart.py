@@ -9,18 +9,7 @@ from typing import Any
 
 from kvgrpc.client import connect_sync
 from kvgrpc.core.values.grants import from_json
-from kvgrpc.engine import (
-    BlocksReturned,
-    Engine,
-    Failed,
-    HandOver,
-    Pull,
-    Push,
-    Rank,
-    Received,
-    Reservation,
-    content,
-)
+from kvgrpc.engine import BlocksReturned, Engine, Failed, HandOver, Pull, Push, Rank, Received, Reservation, content
 from kvgrpc.engine.transfers.handles import Handle
 from kvgrpc.testing.adapter import BlockMemory, Blocks
 
@@ -57,11 +46,7 @@ class Counterpart(AbstractContextManager["Counterpart"]):
         """Hands a prompt over. A late one is read after the next `compute`."""
         blocks = self._filled(len(token_ids))
         handover = self.engine.finished_blocks(
-            blocks,
-            content(token_ids),
-            transfer_key=os.urandom(16),
-            ttl_s=TTL_S,
-            after_step=self._after(late),
+            blocks, content(token_ids), transfer_key=os.urandom(16), ttl_s=TTL_S, after_step=(self._step + 1) * late
         )
         self._held[handover], self.bytes[handover] = blocks, self._read(blocks)
         self.engine.flush()
@@ -76,7 +61,7 @@ class Counterpart(AbstractContextManager["Counterpart"]):
     def start(self, pull: Pull, *, late: bool = False) -> None:
         """Lets a pull read, at once or after the next `compute`."""
         self._held[pull] = self._blocks_of(pull.use_tokens)
-        pull.start(self._held[pull], after_step=self._after(late))
+        pull.start(self._held[pull], after_step=(self._step + 1) * late)
         self.engine.flush()
 
     def push(self, token_ids: Sequence[int], key: bytes, *, late: bool = False, whole: bool = True) -> Push:
@@ -86,7 +71,8 @@ class Counterpart(AbstractContextManager["Counterpart"]):
         blocks = self._filled(len(token_ids))
         layers = max(*(group.layers for group in self.engine.pool.groups), 2) - 1
         push = self.engine.push(content(token_ids), transfer_key=key)
-        push.finished(blocks, layers=None if whole else (0, layers), last=whole, after_step=self._after(late))
+        after_step = (self._step + 1) * late
+        push.finished(blocks, layers=None if whole else (0, layers), last=whole, after_step=after_step)
         self._held[push], self.bytes[push] = blocks, self._read(blocks)
         self.engine.flush()
         return push
@@ -95,7 +81,7 @@ class Counterpart(AbstractContextManager["Counterpart"]):
         """Registers for a push with the lead at the address `source`. A late one is filled after the next `compute`."""
         blocks = self._blocks_of(len(token_ids))
         reservation = self.engine.reserve(
-            blocks, content(token_ids), transfer_key=key, source_address=source, after_step=self._after(late)
+            blocks, content(token_ids), transfer_key=key, source_address=source, after_step=(self._step + 1) * late
         )
         self._held[reservation] = blocks
         self.engine.flush()
@@ -141,9 +127,6 @@ class Counterpart(AbstractContextManager["Counterpart"]):
         self.engine.close()
         for rank in self._ranks:
             rank.close()
-
-    def _after(self, late: bool) -> int:
-        return (self._step + 1) * late
 
     def _filled(self, tokens: int) -> list[list[int]]:
         """Returns blocks with bytes that differ from block to block."""

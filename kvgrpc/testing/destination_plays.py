@@ -2,8 +2,8 @@
 
 import os
 import signal
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol
 from unittest import SkipTest
 
 from kvgrpc.engine import HandOver
@@ -16,22 +16,16 @@ JUNK = 0x5A
 """Byte of blocks that hold nothing yet."""
 
 
-class Take(Protocol):
-    """A function that has the author's engine take a prompt as request "a", which comes late or not."""
-
-    def __call__(self, ids: list[int], *, late: bool) -> None: ...
-
-
 def blocks_being_filled_stay(scene: Scene) -> None:
     """A request leaves while its blocks are filled, and again when they are full but the engine does not know yet."""
-    leave_while_filled(scene, lambda ids, *, late: scene.take("a", ids, scene.other.give(ids, late=late)))
+    leave_while_filled(scene, lambda ids, late: scene.take("a", ids, scene.other.give(ids, late=late)))
 
 
-def leave_while_filled(scene: Scene, take: Take) -> None:
-    """Plays a request that leaves before the engine knows that its blocks are full."""
+def leave_while_filled(scene: Scene, take: Callable[[list[int], bool], object]) -> None:
+    """Plays a request that leaves while its blocks are filled. `take` takes a prompt in as "a", late or not."""
     for late in (True, False):
         scene.events.keep(last)
-        take(scene.prompt(), late=late)
+        take(scene.prompt(), late)
         blocks = scene.engine.blocks("a")
         if not late:
             scene.until_kept()

@@ -8,9 +8,6 @@ from kvgrpc.testing.destination_plays import JUNK, ensure_unused, leave_while_fi
 from kvgrpc.testing.late_events import last
 from kvgrpc.testing.scene import Scene
 
-LAYERS = 3
-"""Number of layers of a step whose ends a play looks at one by one."""
-
 
 def pushed_blocks_stay(scene: Scene) -> None:
     """A destination holds what is pushed while another request comes and goes; then it takes all, or gives up."""
@@ -26,7 +23,7 @@ def pushed_blocks_stay(scene: Scene) -> None:
 
 def _hold_pushed(scene: Scene) -> Reservation:
     """Plays a push that a destination holds, up to where another request came and left."""
-    reservation = _push(scene, "a", late=True)
+    reservation = _push(scene, late=True)
     for _ in range(3):
         scene.step()
         scene.ensure_held(scene.engine.blocks("a"), "while they are pushed")
@@ -39,7 +36,7 @@ def _hold_pushed(scene: Scene) -> Reservation:
 
 def parts_name_their_step(scene: Scene) -> None:
     """A destination waits for each part before the step is over that computes it."""
-    _compare(scene, _push(scene, "a"), scene.engine.compute)
+    _compare(scene, _push(scene), scene.engine.compute)
 
 
 def layers_are_reported_when_done(scene: Scene) -> None:
@@ -47,12 +44,12 @@ def layers_are_reported_when_done(scene: Scene) -> None:
     engine = scene.able("compute_layer")
 
     def compute() -> None:
-        for _ in range(LAYERS):
+        for _ in range(3):
             engine.compute_layer()
             scene.quiet(lambda: reservation in scene.other.over)
         engine.compute()
 
-    reservation = _push(scene, "a")
+    reservation = _push(scene)
     _compare(scene, reservation, compute)
 
 
@@ -61,24 +58,20 @@ def given_up_pushes_end(scene: Scene) -> None:
     scene.able("push").push("a", scene.prompt(), os.urandom(16))
     scene.engine.abort("a")
     scene.until_all_free("after a request left before it was pushed")
-    scene.able("push").push("b", scene.prompt(), os.urandom(16))
-    scene.until_blocks("b")
+    scene.able("push").push("a", scene.prompt(), os.urandom(16))
+    scene.until_blocks("a")
     scene.step()
-    scene.engine.abort("b")
+    scene.engine.abort("a")
     scene.until_all_free("after a request left whose push nobody took")
-    reservation = _push(scene, "c", late=True)
-    scene.engine.abort("c")
+    reservation = _push(scene, late=True)
+    scene.engine.abort("a")
     scene.until_over(reservation, "a request left while it was pushed, and its destination still waits")
     scene.until_all_free("after a request left while it was pushed")
 
 
 def reserved_blocks_stay(scene: Scene) -> None:
     """A request leaves while a push fills its blocks, and again when they are full but the engine does not know yet."""
-
-    def take(ids: list[int], *, late: bool) -> None:
-        scene.other.push(ids, _reserve(scene, ids), late=late)
-
-    leave_while_filled(scene, take)
+    leave_while_filled(scene, lambda ids, late: scene.other.push(ids, _reserve(scene, ids), late=late))
 
 
 def pushes_are_used_when_received(scene: Scene) -> None:
@@ -100,12 +93,12 @@ def pushes_are_used_when_received(scene: Scene) -> None:
     ensure_unused(scene, ids)
 
 
-def _push(scene: Scene, request_id: str, *, late: bool = False) -> Reservation:
+def _push(scene: Scene, *, late: bool = False) -> Reservation:
     """Has the author's engine begin to push a prompt to the counterpart."""
     engine, ids, key = scene.able("push"), scene.prompt(), os.urandom(16)
     reservation = scene.other.reserve(ids, key, engine.engine.address, late=late)
-    engine.push(request_id, ids, key)
-    scene.until_blocks(request_id, computes=False)
+    engine.push("a", ids, key)
+    scene.until_blocks("a", computes=False)
     return reservation
 
 

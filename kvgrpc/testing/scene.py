@@ -78,9 +78,7 @@ class Scene:
     def until(
         self, done: Callable[[], bool], never: str, *, computes: bool = True, compute: Callable[[], None] | None = None
     ) -> None:
-        """Steps until something is so. Raises BrokenPromise if it never is. With `compute` in place of the engine's,
-        each step stays open for a while first, so that something too early would happen.
-        """
+        """Steps until something is so. Raises BrokenPromise if it never is. A step with `compute` is late."""
         deadline = time.monotonic() + WAIT_S
         while not done():
             self.ensure(time.monotonic() < deadline, never)

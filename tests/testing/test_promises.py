@@ -1,5 +1,6 @@
 """The conformance kit: the minimal engine keeps every promise, and planted bugs are caught by their promise's name."""
 
+from typing import Any
 from unittest import SkipTest
 
 import pytest
@@ -72,4 +73,30 @@ def test_only_an_engine_that_never_preempts_may_leave_a_play_out(lead: Lead, oth
     lead.wait_no_engine()
     with Unwritten(lead.socket_path) as engine, pytest.raises(BrokenPromise, match="NotImplementedError"):
         play("who_leaves_lets_go", engine, other)
+    lead.wait_no_engine()
+
+
+class PullsOnly(MinimalAdapter):
+    """An adapter without the optional methods."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("push", "reserve", "compute_layer"):
+            raise AttributeError(name)
+        return super().__getattribute__(name)
+
+
+@pytest.mark.parametrize(
+    ("promise", "method"),
+    [
+        ("pushed_blocks_stay", "push"),
+        ("layers_are_reported_when_done", "compute_layer"),
+        ("reserved_blocks_stay", "reserve"),
+        (OF_RANKS, "compute_rank"),
+    ],
+)
+def test_a_play_that_needs_a_method_which_the_adapter_lacks_says_so(
+    promise: str, method: str, lead: Lead, others: Others
+) -> None:
+    with pytest.raises(SkipTest, match=f"no method {method}"):
+        played(PullsOnly, promise, lead, others)
     lead.wait_no_engine()
