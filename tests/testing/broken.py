@@ -160,12 +160,12 @@ class ForgetsWithItsLead(MinimalAdapter):
 
 
 class FreesWhatItPushed(MinimalAdapter):
-    """The request is over with its last part, and so are its blocks."""
+    """The request is over once its last part is computed, and so are its blocks."""
 
-    def push_next(self, served: Served) -> None:
-        super().push_next(served)
-        if served not in self.pushing and served.push is not None:
-            self.minimal.blocks.release(self.minimal.given.pop(served.push))
+    def schedule(self) -> None:
+        super().schedule()
+        for push in [it for it in self.minimal.given if isinstance(it, Push) and not self.batch]:
+            self.minimal.blocks.release(self.minimal.given.pop(push))
 
 
 class PushesEarly(MinimalAdapter):

@@ -131,7 +131,8 @@ class MinimalAdapter:
             self.layer_done(step, step.run.layers_done - 1)
         else:
             self.finish(step)
-            self.minimal.ranks[0].step_done(step.number)
+            for rank in self.minimal.ranks:
+                rank.step_done(step.number)
 
     def finish(self, step: Step) -> None:
         """Ends a step: its KV is findable from now on."""
@@ -143,7 +144,8 @@ class MinimalAdapter:
 
     def layer_done(self, step: Step, layer: int) -> None:
         """Reports one layer of a step."""
-        self.minimal.ranks[0].layers_done(step.number, layer, 1)
+        for rank in self.minimal.ranks:
+            rank.layers_done(step.number, layer, 1)
 
     def abort(self, request_id: str) -> None:
         served = self.requests[request_id]
