@@ -60,14 +60,9 @@ def _add(command: Callable[..., None]) -> None:
     """Adds a command. Its docstring is a summary, an example, and the rest; its help begins with the example, and is as
     wide as the terminal.
     """
-    paragraphs = inspect.cleandoc(command.__doc__ or "").split("
-
-")
-    summary, example, *rest = (paragraph.replace("
-", " ") for paragraph in paragraphs)
-    app.command(cls=_Command, help="
-
-".join([example, summary, *rest]), short_help=summary)(command)
+    paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
+    summary, example, *rest = (paragraph.replace("\n", " ") for paragraph in paragraphs)
+    app.command(cls=_Command, help="\n\n".join([example, summary, *rest]), short_help=summary)(command)
 
 
 for _command in (serve, fleet, status, top, drain, doctor, get, describe, why, trace, cancel, release, completion):
