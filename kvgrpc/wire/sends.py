@@ -137,9 +137,7 @@ def report_to_event(rank: int, report: rank_pb2.RankReport) -> Report | None:
         case "send_posted":
             posted = report.send_posted
             check_count("values", len(posted.values), SEND_VALUES_MAX)
-            return events.SendPosted(
-                rank, posted.name, _values(posted.values), note(posted.message), posted.permanent
-            )
+            return events.SendPosted(rank, posted.name, _values(posted.values), note(posted.message), posted.permanent)
         case "meeting":
             meeting = report.meeting
             return events.MeetingBegan(rank, meeting.peer, meeting.attempt, meeting.peer_rank)

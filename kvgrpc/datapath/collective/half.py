@@ -63,5 +63,7 @@ def _address(value: bytes, version: int) -> Address:
     told = ipaddress.ip_address(ip)
     # In version 6 even loopback counts as reserved.
     if not port or told.is_unspecified or told.is_multicast or (told.version == 4 and told.is_reserved):
-        raise DataPathUnavailable(f"nobody listens at port {port} of {told}, where a half of a process group says it does")
+        raise DataPathUnavailable(
+            f"nobody listens at port {port} of {told}, where half of a process group says it does"
+        )
     return ip, port

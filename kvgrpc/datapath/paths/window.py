@@ -127,8 +127,8 @@ class WindowLaunch:
 
 
 class WindowGroup:
-    """One connected side of a group. Raises DataPathFailed if the other side does not come or its values are not half of
-    a group, and DataPathUnavailable if it is not in reach.
+    """One connected side of a group. Raises DataPathFailed if the other side does not come or its values are not half
+    of a group, and DataPathUnavailable if it is not in reach.
     """
 
     def __init__(self, *, sends: bool, rendezvous: Rendezvous, folder: SharedFolder | None = None) -> None:

@@ -34,9 +34,7 @@ Pair = tuple["SlowRank", "SlowRank"]
 class SlowRank:
     """A rank whose library is loaded when a test says so."""
 
-    def __init__(
-        self, leads: Leads, engine: str, host: str = HOST, load: Callable[[], None] | None = None
-    ) -> None:
+    def __init__(self, leads: Leads, engine: str, host: str = HOST, load: Callable[[], None] | None = None) -> None:
         self.name = engine, 0
         self.begun, self.loaded = threading.Event(), threading.Event()
         self.reports: queue.SimpleQueue[Report] = queue.SimpleQueue()

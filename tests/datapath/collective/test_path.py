@@ -162,7 +162,7 @@ def test_a_peer_that_was_taken_for_dead_and_comes_again_has_a_higher_epoch(own: 
 
 def test_a_group_that_cannot_be_made_is_a_reason(own: Own, asked: Asked) -> None:
     asked.changed = lambda _: ((), "this rank has no data path by which it sends", RANK)
-    with pytest.raises(DataPathFailed, match="rank 0 of the peer says: .* by which it sends"):
+    with pytest.raises(DataPathFailed, match=r"rank 0 of the peer says: .* by which it sends"):
         connect(own, asked)
 
 
