@@ -43,6 +43,10 @@ class DataPathFailed(KVGrpcError):
         super().__init__(Reason.DATA_PATH_FAILED, message)
 
 
+NotMet = DataPathUnavailable | DataPathFailed
+"""Reason why two ranks did not meet. DataPathFailed may pass; DataPathUnavailable stays, whoever tries again."""
+
+
 class Memory(Protocol):
     """One rank's own memory, mapped in this process. Linear offsets run through `segments` in order."""
 
@@ -264,7 +268,7 @@ class SentByPeers(Protocol):
         """
 
     def reach(
-        self, rank: int, peer: str, endpoint: RankEndpoint, reached: Callable[[Remote | str], None]
+        self, rank: int, peer: str, endpoint: RankEndpoint, reached: Callable[[Remote | NotMet], None]
     ) -> ReachAttempt:
         """Begins to reach a peer's rank from this rank, number `rank`, in place of `connect`. After the return,
         `reached` gets the remote, or why there is none. Raises DataPathUnavailable.
@@ -272,7 +276,7 @@ class SentByPeers(Protocol):
 
     def answered(self, peer: str, answer: SendAnswer) -> None: ...
 
-    def send(self, peer: str, ask: SendAsk, posted: Callable[[Values, str], None]) -> None:
+    def send(self, peer: str, ask: SendAsk, posted: Callable[[Values, NotMet | None], None]) -> None:
         """Sends from this rank. `posted` is called once, at once or later, with the values for the other side or with
         the reason why nothing is sent. The send is then in flight, and the destination decides when it has ended.
         """

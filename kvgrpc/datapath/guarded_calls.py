@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Iterable
 
 from kvgrpc.core.values.endpoints import RankEndpoint
-from kvgrpc.datapath.base import DataPath, ReachAttempt, Remote, SentByPeers, WrittenByPeers
+from kvgrpc.datapath.base import DataPath, NotMet, ReachAttempt, Remote, SentByPeers, WrittenByPeers
 from kvgrpc.datapath.questions import Answer, Question
 from kvgrpc.errors import KVGrpcError
 
@@ -34,7 +34,7 @@ def connect(path: DataPath, endpoint: RankEndpoint, answer: Answer | str = "") -
 
 
 def reach(
-    path: SentByPeers, rank: int, peer: str, endpoint: RankEndpoint, reached: Callable[[Remote | str], None]
+    path: SentByPeers, rank: int, peer: str, endpoint: RankEndpoint, reached: Callable[[Remote | NotMet], None]
 ) -> ReachAttempt | str:
     """Returns the attempt to reach the peer's rank, or why it cannot be reached this way."""
     try:

@@ -10,7 +10,7 @@ from functools import partial
 from kvgrpc.core.events import MeetingBegan, PeerMapped
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.datapath.asker import Asker, PendingQuestion
-from kvgrpc.datapath.base import DataPath, ReachAttempt, Remote, SentByPeers
+from kvgrpc.datapath.base import DataPath, DataPathUnavailable, NotMet, ReachAttempt, Remote, SentByPeers
 from kvgrpc.datapath.guarded_calls import ask_before, connect, reach
 from kvgrpc.datapath.questions import Answer, Question
 from kvgrpc.datapath.reports import Report
@@ -33,11 +33,18 @@ class ConnectAttempt:
     """Question that the peer's process is being asked."""
     reaching: ReachAttempt | None = None
     """Attempt of a path that makes its way to the peer's rank."""
+    not_met: list[NotMet] = field(default_factory=list)
+    """Reasons why the two ranks did not meet, for each path by which they began to."""
     cancelled: bool = False
 
     @property
     def name(self) -> Name:
         return self.peer, self.endpoint.rank
+
+    @property
+    def permanent(self) -> bool:
+        """True if the two ranks did not meet, and will not when they try again."""
+        return bool(self.not_met) and all(isinstance(why, DataPathUnavailable) for why in self.not_met)
 
 
 class PathAttempts:
@@ -120,7 +127,7 @@ class PathAttempts:
             if self._conclude(attempt, path, question or connect(path, attempt.endpoint)):
                 return
         del self._attempts[attempt.name]
-        self._mapped(attempt)
+        self._mapped(attempt, permanent=attempt.permanent)
 
     def _hand_over(self, attempt: ConnectAttempt, path: DataPath, answer: Answer | str) -> None:
         """Hands the answer to the mover's thread. The asker's thread calls it."""
@@ -136,10 +143,12 @@ class PathAttempts:
             if isinstance(answer, Answer):
                 answer.close()
 
-    def _reached(self, attempt: ConnectAttempt, path: DataPath, outcome: Remote | str) -> None:
+    def _reached(self, attempt: ConnectAttempt, path: DataPath, outcome: Remote | NotMet) -> None:
         """Takes the outcome of an attempt that a path made."""
         attempt.reaching = None
-        if not self._conclude(attempt, path, outcome):
+        if isinstance(outcome, NotMet):
+            attempt.not_met.append(outcome)
+        if not self._conclude(attempt, path, outcome.message if isinstance(outcome, NotMet) else outcome):
             self._try_next(attempt)
 
     def _conclude(self, attempt: ConnectAttempt, path: DataPath, outcome: Remote | str) -> bool:
@@ -152,8 +161,8 @@ class PathAttempts:
         self._mapped(attempt, path.name, outcome.why)
         return True
 
-    def _mapped(self, attempt: ConnectAttempt, path: str = "", why: str = "") -> None:
+    def _mapped(self, attempt: ConnectAttempt, path: str = "", why: str = "", *, permanent: bool = False) -> None:
         """Reports the end of an attempt. No path: none connected."""
         peer, peer_rank = attempt.name
         rejected = tuple(attempt.rejected)
-        self._report(PeerMapped(self._rank, peer, path, why, rejected, attempt.number, peer_rank))
+        self._report(PeerMapped(self._rank, peer, path, why, rejected, attempt.number, peer_rank, permanent))

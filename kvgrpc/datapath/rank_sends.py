@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 
 from kvgrpc.core.events import SendPosted, SendWanted
 from kvgrpc.core.values.sends import SendAnswer, SendAsk, Values
-from kvgrpc.datapath.base import DataPath, SentByPeers
+from kvgrpc.datapath.base import DataPath, DataPathFailed, DataPathUnavailable, NotMet, SentByPeers
 from kvgrpc.datapath.reports import Report
 
 
@@ -27,11 +27,12 @@ class RankSends:
     def send(self, name: str, peer: str, ask: SendAsk) -> None:
         """Begins to send; SendPosted answers, once."""
 
-        def posted(values: Values, error: str) -> None:
-            self._report(SendPosted(self._rank, name, values, error))
+        def posted(values: Values, error: NotMet | None) -> None:
+            message, permanent = error.message if error else "", isinstance(error, DataPathUnavailable)
+            self._report(SendPosted(self._rank, name, values, message, permanent))
 
         if self._path is None:
-            posted((), "this rank has no data path by which it sends")
+            posted((), DataPathFailed("this rank has no data path by which it sends"))
         else:
             self._path.send(peer, ask, posted)
 

@@ -6,7 +6,7 @@ takes the place of others.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from itertools import islice
 
@@ -21,6 +21,8 @@ HOLDERS_MAX = 32
 """Maximum number of engines that one look-up finds, those with the longest prefixes first."""
 KEPT_SHARE = 0.75
 """Part of its share that an engine keeps which loses offers for others."""
+LOST_AT_ONCE = 512
+"""Number of rows that an engine loses for one offer of another one, beside the rows that this offer takes."""
 
 
 def tenant_part(tenant: str) -> bytes:
@@ -96,7 +98,8 @@ class OfferedPrefixes:
                 book.lose_oldest()
                 continue
             most = max(self._books, key=lambda one: one.rows)
-            while most.rows > share * KEPT_SHARE:
+            kept = max(share * KEPT_SHARE, most.rows - LOST_AT_ONCE)
+            while most.rows > kept:
                 most.lose_oldest()
 
 
@@ -133,7 +136,10 @@ class OfferBook:
         """Forgets the offer that was told first."""
         self.ended(next(iter(self._offers)))
 
-    def forget(self) -> None:
-        """Forgets everything, because a snapshot follows or the engine is gone."""
-        while self._offers:
+    def forget(self) -> Iterator[int]:
+        """Forgets everything, because a snapshot follows or the engine is gone: an offer for each number that it
+        yields, which is the number of its rows.
+        """
+        while rows := self.rows:
             self.lose_oldest()
+            yield rows - self.rows

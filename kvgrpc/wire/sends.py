@@ -81,6 +81,7 @@ def put_send_answer(action: AnswerSend, made: rank_pb2.SendAnswerCommand) -> Non
     )  # fmt: skip
     made.values.extend(_send_values(answer.values))
     made.error, made.unknown, made.regroup = answer.error, not answer.known, answer.regroup
+    made.permanent = answer.permanent
 
 
 def answer_of(command: rank_pb2.SendAnswerCommand) -> SendAnswer:
@@ -93,6 +94,7 @@ def answer_of(command: rank_pb2.SendAnswerCommand) -> SendAnswer:
         command.error,
         not command.unknown,
         command.regroup,
+        command.permanent,
     )
 
 
@@ -107,7 +109,7 @@ def put_report(event: events.Event, into: rank_pb2.RankReport) -> None:
             made.values.extend(_send_values(ask.values))
         case events.SendPosted():
             posted = into.send_posted
-            posted.name, posted.message = event.name, event.message
+            posted.name, posted.message, posted.permanent = event.name, event.message, event.permanent
             posted.values.extend(_send_values(event.values))
         case events.MeetingBegan():
             into.meeting.peer, into.meeting.peer_rank = event.peer, event.peer_rank
@@ -135,7 +137,7 @@ def report_to_event(rank: int, report: rank_pb2.RankReport) -> Report | None:
         case "send_posted":
             posted = report.send_posted
             check_count("values", len(posted.values), SEND_VALUES_MAX)
-            return events.SendPosted(rank, posted.name, _values(posted.values), note(posted.message))
+            return events.SendPosted(rank, posted.name, _values(posted.values), note(posted.message), posted.permanent)
         case "meeting":
             meeting = report.meeting
             return events.MeetingBegan(rank, meeting.peer, meeting.attempt, meeting.peer_rank)

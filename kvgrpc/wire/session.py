@@ -111,7 +111,7 @@ def report_to_event(rank: int, report: rank_pb2.RankReport) -> events.Event | No
             check_count("rejected", len(row.rejected), NAMES_MAX)
             rejected = tuple((note(path.data_path), note(path.why)) for path in row.rejected)
             path, why, peer_rank = note(row.data_path), note(row.why), peer_rank_of(rank, row)
-            event = events.PeerMapped(rank, row.peer, path, why, rejected, row.attempt, peer_rank)
+            event = events.PeerMapped(rank, row.peer, path, why, rejected, row.attempt, peer_rank, row.permanent)
         case "posting":
             end = report.posting
             quiesced = end.done or end.quiesced
@@ -167,6 +167,7 @@ def event_to_report(event: events.Event) -> rank_pb2.RankReport:
                     rejected=rejected,
                     attempt=event.attempt,
                     peer_rank=event.peer_rank,
+                    permanent=event.permanent,
                 )
             )
         case events.PostingEnded():

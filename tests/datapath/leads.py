@@ -70,5 +70,8 @@ class Leads:
         with self._lock:
             rank, ask = self._asks.pop(said.name)
         refused = bool(said.message)
-        answer = SendAnswer(ask.source_rank, ask.epoch, ask.sequence, said.values, said.message, True, refused)
+        regroup = refused and not said.permanent
+        answer = SendAnswer(
+            ask.source_rank, ask.epoch, ask.sequence, said.values, said.message, True, regroup, said.permanent
+        )
         self._movers[rank].answer_send(self._peer, answer)

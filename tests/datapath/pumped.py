@@ -14,7 +14,7 @@ from typing import Any
 
 from kvgrpc.core.values.endpoints import CollectiveEndpoint, RankEndpoint
 from kvgrpc.core.values.sends import SendAnswer, SendAsk, Values
-from kvgrpc.datapath.base import DataPathUnavailable, Remote
+from kvgrpc.datapath.base import NotMet, Remote
 from kvgrpc.datapath.collective.messages import FRAMING
 from kvgrpc.datapath.collective.path import CollectivePath
 
@@ -60,11 +60,11 @@ class PumpedPath:
         """Connects to a peer, whose rank `leads` asks to send."""
         name = f"peer-{next(_NUMBERS)}"
         self._leads[name] = leads
-        reached: list[Remote | str] = []
+        reached: list[Remote | NotMet] = []
         self._path.reach(1, name, endpoint, reached.append)
         self._until(lambda: bool(reached))
-        if isinstance(reached[0], str):
-            raise DataPathUnavailable(reached[0])
+        if isinstance(reached[0], NotMet):
+            raise reached[0]
         return reached[0]
 
     def again(self, peer: str, leads: Leads) -> int:
@@ -76,17 +76,17 @@ class PumpedPath:
             return leads(name, ask)
 
         self._leads[peer] = asking
-        reached: list[Remote | str] = []
+        reached: list[Remote | NotMet] = []
         self._path.reach(1, peer, RankEndpoint(0, collective=CollectiveEndpoint("gloo", 1, FRAMING)), reached.append)
         self._until(lambda: bool(reached))
-        assert not isinstance(reached[0], str), reached
+        assert not isinstance(reached[0], NotMet), reached
         reached[0].close()
         return asked[0].epoch
 
     def send(self, peer: str, ask: SendAsk) -> Said:
         """Sends to a peer, as the own lead would have it done."""
         said: list[tuple[Values, str]] = []
-        self._path.send(peer, ask, lambda values, error: said.append((values, error)))
+        self._path.send(peer, ask, lambda values, error: said.append((values, error.message if error else "")))
         self._until(lambda: bool(said))
         return *said[0], RANK
 

@@ -61,7 +61,7 @@ def test_a_snapshot_replaces_what_one_engine_told_and_nothing_of_others() -> Non
     for of in (one, other):
         of.began(7, told(prompt))
     assert index.units_held(prompt) == {"p1": 32, "p2": 32}
-    one.forget()
+    list(one.forget())
     assert index.units_held(prompt) == {"p2": 32}
     one.began(7, told(prompt[:16]))
     assert index.units_held(prompt) == {"p2": 32, "p1": 16}
@@ -104,6 +104,21 @@ def test_an_engine_that_came_later_gets_its_share_of_a_full_index() -> None:
     assert first.rows > 0
 
 
+def test_one_offer_costs_an_engine_that_holds_the_whole_index_a_bounded_number_of_rows() -> None:
+    index = OfferedPrefixes(most=20_000)
+    first, later = index.book("first"), index.book("later")
+    digests = [(number * 100).to_bytes(30, "big") for number in range(2_000)]
+    for number, digest in enumerate(digests):
+        first.began(number, b"".join(digest + at.to_bytes(2, "big") for at in range(10)))
+    costs = []
+    for number in range(1_000):
+        before = first.rows
+        later.began(number, b"".join(bytes([7]) * 30 + (number * 10 + at).to_bytes(2, "big") for at in range(10)))
+        costs.append(before - first.rows)
+    assert max(costs) <= offered.LOST_AT_ONCE + 2 * 11
+    assert later.rows > 0.4 * 20_000
+
+
 def test_one_offer_tells_as_much_as_a_choice_looks_at_and_a_digest_counts_once() -> None:
     index = OfferedPrefixes()
     of = index.book("p")
@@ -111,7 +126,7 @@ def test_one_offer_tells_as_much_as_a_choice_looks_at_and_a_digest_counts_once()
     assert of.rows == 2
     of.began(2, b"".join(n.to_bytes(DIGEST_BYTES, "big") for n in range(5_000)))
     assert of.rows == 2 + 1 + OFFER_DIGESTS_MAX
-    of.forget()
+    assert list(of.forget()) == [2, 1 + OFFER_DIGESTS_MAX]
     assert len(index) == 0
 
 

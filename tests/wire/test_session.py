@@ -9,6 +9,7 @@ from hypothesis import example, given, strategies as st
 
 from kvgrpc.core import actions, events
 from kvgrpc.core.actions import (
+    AnswerSend,
     AwaitEnd,
     ComputeChecksums,
     CopyOut,
@@ -24,6 +25,7 @@ from kvgrpc.core.actions import (
 from kvgrpc.core.values.byte_runs import Runs
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.core.values.pieces import Pieces
+from kvgrpc.core.values.sends import SendAnswer
 from kvgrpc.core.values.telemetry import MoveTelemetry
 from kvgrpc.errors import InvalidRequest, OutOfRange, Reason, Unimplemented
 from kvgrpc.session.v1 import rank_pb2, session_pb2
@@ -36,6 +38,7 @@ from tests.wire.messages import messages, outcome
 
 U63 = st.integers(0, 2**63 - 1)
 RANK = st.integers(0, 2**32 - 1)
+VALUES = st.sampled_from([(), (("token", b"t"), ("0", b"there"))])
 REPORTS = st.one_of(
     st.builds(events.EndpointOffered, st.just(3), TEXT, ENDPOINTS),
     st.builds(
@@ -47,6 +50,7 @@ REPORTS = st.one_of(
         st.lists(st.tuples(TEXT, TEXT), max_size=3).map(tuple),
         U63,
         RANK,
+        st.booleans(),
     ),
     st.builds(events.MeetingBegan, st.just(3), TEXT, U63, RANK),
     st.builds(events.ProcessEnded, st.just(3), TEXT, st.booleans(), RANK),
@@ -63,6 +67,7 @@ REPORTS = st.one_of(
     ).filter(lambda end: end.quiesced or not end.done),
     st.builds(events.StepDone, st.just(3), U63),
     st.builds(events.CopiedOut, st.just(3), TEXT, TEXT),
+    st.builds(events.SendPosted, st.just(3), TEXT, VALUES, TEXT, st.booleans()),
 )
 
 
@@ -80,6 +85,12 @@ COMMANDS: st.SearchStrategy[RankAction] = st.one_of(
     st.builds(Expect, TEXT, st.booleans(), st.booleans()),
     st.builds(AwaitEnd, st.just(3), TEXT),
     st.just(Rekey(3)),
+    st.builds(
+        AnswerSend,
+        st.just(3),
+        TEXT,
+        st.builds(SendAnswer, RANK, RANK, U63, VALUES, TEXT, st.booleans(), st.booleans(), st.booleans()),
+    ),
 )
 
 

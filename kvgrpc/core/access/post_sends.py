@@ -69,7 +69,8 @@ class PostSends:
         if waiting is None:
             return
         if event.message:
-            self._state.refuse(waiting, PreconditionFailed(Reason.DATA_PATH_FAILED, event.message))
+            reason = Reason.NO_DATA_PATH if event.permanent else Reason.DATA_PATH_FAILED
+            self._state.refuse(waiting, PreconditionFailed(reason, event.message))
         else:
             self._state.reply(waiting, SendUnderWay(event.values))
 

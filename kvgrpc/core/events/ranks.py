@@ -27,6 +27,8 @@ class PeerMapped:
     attempt: int = 0
     """The attempt that this answers; 0: the worker does not say, and the last attempt is meant."""
     peer_rank: int = 0
+    permanent: bool = False
+    """True if a meeting that began failed, and another try does not change that."""
 
 
 @dataclass(frozen=True)
@@ -135,3 +137,5 @@ class SendPosted:
     """This rank's half of a process group that is being made, for the other side."""
     message: str = ""
     """Why the rank does not send; empty: it does."""
+    permanent: bool = False
+    """True if the two ranks cannot meet, and another try does not change that."""

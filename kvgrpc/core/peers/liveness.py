@@ -170,6 +170,8 @@ class PeerLiveness:
             return None
         pair = event.rank, event.peer_rank
         peer.mapping.discard(pair)
+        if event.permanent:
+            peer.meets.discard(pair)
         peer.paths[pair] = self._path(peer, event)
         if not peer.mapping and not peer.reachable and peer.tried is not peer.endpoints:
             self.map(peer)

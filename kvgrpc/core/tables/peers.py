@@ -56,7 +56,7 @@ class Peer:
     mapping: set[tuple[int, int]] = field(default_factory=set)
     """Pairs of our rank and its rank in which ours is reaching for the other's memory."""
     meets: set[tuple[int, int]] = field(default_factory=set)
-    """Pairs that waited for each other's half in the last mapping; see `MeetingBegan`."""
+    """Pairs that waited for each other's half in the last mapping (`MeetingBegan`), and may meet at the next try."""
     tried: tuple[RankEndpoint, ...] = ()
     """The endpoints that our ranks were given."""
     attempt: int = 0

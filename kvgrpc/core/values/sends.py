@@ -54,3 +54,5 @@ class SendAnswer:
     """True if the source itself said so. If False, the source may still send."""
     regroup: bool = False
     """True if nothing is sent because the source lacks the group, for example since it declared this engine dead."""
+    permanent: bool = False
+    """True if the source said that the two ranks cannot meet, and that another try does not change that."""

@@ -32,6 +32,7 @@ from typing import Any
 import torch
 from torch import distributed
 
+from kvgrpc.datapath.base import DataPathFailed
 from kvgrpc.datapath.collective.connection import (
     admit_nobody_else,
     bound_what_is_unsent,
@@ -69,8 +70,8 @@ class GlooLaunch:
 
 
 class GlooGroup:
-    """One connected side of a group, which listens at address `host`. Raises RuntimeError if the other side does not
-    come, and DataPathFailed if its values are not half of a group.
+    """One connected side of a group, which listens at address `host`. Raises DataPathFailed if the other side does not
+    come, DataPathUnavailable if it listens where this side does not, and RuntimeError if the library cannot listen.
     """
 
     def __init__(self, *, sends: bool, host: str, rendezvous: Rendezvous) -> None:
@@ -88,10 +89,10 @@ class GlooGroup:
         peers = read_half(rendezvous.exchange(half.values), host)
         try:
             self._connect(made, half, peers)
-        except RuntimeError:
+        except RuntimeError as error:
             self._sockets = connections(half.addresses, peers.addresses, before)
             self.close()
-            raise
+            raise DataPathFailed(str(error)) from error
         self._connected = made
         self._sockets = connections(half.addresses, peers.addresses, before)
         admit_nobody_else(half.addresses, before)

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from kvgrpc.core.values.sends import Values
-from kvgrpc.datapath.base import PostingState
+from kvgrpc.datapath.base import DataPathFailed, DataPathUnavailable, NotMet, PostingState
 from kvgrpc.datapath.collective.messages import Message
 from kvgrpc.datapath.collective.rendezvous import Rendezvous
+from kvgrpc.errors import KVGrpcError
 
 GLOO, NCCL, WINDOW = "gloo", "nccl", "window"
 """Libraries that make groups."""
@@ -87,10 +88,17 @@ class ProcessGroup:
         self._lock = threading.Lock()  # guards `broken`: no job comes in after it was set
         self.broken = ""
         """Why nothing moves by the group any more; empty if it works."""
+        self._permanent = False
+        """True if the group was not made, and another one will not be."""
         self.made = False
         """True once both ranks have come."""
         self._thread = threading.Thread(target=self._run, name="kvgrpc-collective", daemon=True)
         self._thread.start()
+
+    @property
+    def not_met(self) -> NotMet:
+        """The reason why a broken group was not made."""
+        return (DataPathUnavailable if self._permanent else DataPathFailed)(self.broken)
 
     def learn(self, values: Values) -> None:
         """Takes the values of the other side."""
@@ -146,7 +154,7 @@ class ProcessGroup:
             finally:
                 library.close()
         except Exception as error:  # noqa: BLE001 - whatever it is, it ends this group only
-            self._break(_WHERE.sub("", str(error)).partition("\n")[0] or type(error).__name__)
+            self._break_for(error)
         self._library = library = None  # it accesses nothing any more
         if not self.made:
             self._ready()
@@ -157,9 +165,19 @@ class ProcessGroup:
                 if (left := self._jobs.get_nowait()) is not None:
                     left[1].end(self.broken)
 
-    def _break(self, why: str) -> None:
+    def _break(self, why: str, *, permanent: bool = False) -> None:
         with self._lock:
-            self.broken = self.broken or why
+            if not self.broken:
+                self.broken, self._permanent = why, permanent
+
+    def _break_for(self, error: Exception) -> None:
+        """Breaks the group after an error. The other rank need not come to a group that this one cannot make."""
+        typed = isinstance(error, KVGrpcError)
+        why = _WHERE.sub("", error.message if typed else str(error)).partition("\n")[0] or type(error).__name__
+        if self.made or isinstance(error, DataPathFailed):
+            self._break(why)
+        else:
+            self._break(why if typed else f"this rank cannot make its half: {why}", permanent=True)
 
     def _move(self, library: GroupLibrary, job: GroupJob, number: int) -> None:
         """Moves all messages of a job, in order. Raises an error if that fails."""

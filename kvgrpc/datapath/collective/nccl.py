@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import distributed
 
+from kvgrpc.datapath.base import DataPathFailed
 from kvgrpc.datapath.collective.group import RECEIVER, SENDER
 from kvgrpc.datapath.collective.messages import Message
 from kvgrpc.datapath.collective.rendezvous import Rendezvous
@@ -40,7 +41,7 @@ class _Bytes:
 
 
 class NcclGroup:
-    """One connected side of a group. Raises RuntimeError if the other side does not come."""
+    """One connected side of a group. Raises DataPathFailed if the other side does not come."""
 
     def __init__(self, *, sends: bool, device: int, rendezvous: Rendezvous) -> None:
         self._sends = sends
@@ -48,10 +49,13 @@ class NcclGroup:
         self._looks = threading.Event()  # never set: only its timed wait is used
         _cuda.set_device(self._device)  # for this thread
         process_group: Any = distributed.ProcessGroupNCCL
-        self._group = process_group(
-            RendezvousStore(rendezvous), SENDER if sends else RECEIVER, 2, process_group.Options()
-        )
-        self._group.eager_connect_single_device(self._device)
+        try:
+            self._group = process_group(
+                RendezvousStore(rendezvous), SENDER if sends else RECEIVER, 2, process_group.Options()
+            )
+            self._group.eager_connect_single_device(self._device)
+        except RuntimeError as error:  # the library does not say whose fault it is
+            raise DataPathFailed(str(error)) from error
 
     def launch(self, message: Message, _: int) -> NcclLaunch:
         """Hands a message to the library, run by run, as one group of calls. NCCL has no tags, only their order."""

@@ -18,7 +18,7 @@ from functools import partial
 from kvgrpc.core.values.byte_runs import Runs
 from kvgrpc.core.values.endpoints import CollectiveEndpoint, RankEndpoint
 from kvgrpc.core.values.sends import MEET, SendAnswer, SendAsk, Values
-from kvgrpc.datapath.base import DataPathFailed, DataPathUnavailable, PostingState, Remote
+from kvgrpc.datapath.base import DataPathFailed, DataPathUnavailable, NotMet, PostingState, Remote
 from kvgrpc.datapath.collective.group import BUILD_S, GLOO, NCCL, PROOF_S, STALL_S, GroupJob, GroupLibrary, ProcessGroup
 from kvgrpc.datapath.collective.half import read_half
 from kvgrpc.datapath.collective.messages import FRAMING, MESSAGE_BYTES_MAX, messages
@@ -109,7 +109,7 @@ class CollectivePath:
         raise DataPathUnavailable("both ranks have to come")
 
     def reach(
-        self, rank: int, peer: str, endpoint: RankEndpoint, reached: Callable[[Remote | str], None]
+        self, rank: int, peer: str, endpoint: RankEndpoint, reached: Callable[[Remote | NotMet], None]
     ) -> CollectiveRemote:
         part, key = self._part(endpoint), (peer, endpoint.rank)
         if part is None:
@@ -133,15 +133,15 @@ class CollectivePath:
         if (remote := self._remotes.get((peer, answer.source_rank))) is not None:
             remote.answered(answer)
 
-    def send(self, peer: str, ask: SendAsk, posted: Callable[[Values, str], None]) -> None:
+    def send(self, peer: str, ask: SendAsk, posted: Callable[[Values, NotMet | None], None]) -> None:
         try:
             if ask.meets:
                 self._meet((peer, ask.rank), ask, posted)
             else:
                 self._send((peer, ask.rank), ask)
-                posted((), "")
-        except DataPathFailed as error:
-            posted((), error.message)
+                posted((), None)
+        except (DataPathUnavailable, DataPathFailed) as error:
+            posted((), error)
 
     def progress(self) -> None:
         """Does nothing: each group has a thread."""
@@ -158,7 +158,7 @@ class CollectivePath:
         if self._retired:
             raise DataPathFailed("a process group does not end")
 
-    def _meet(self, key: tuple[str, int], ask: SendAsk, posted: Callable[[Values, str], None]) -> None:
+    def _meet(self, key: tuple[str, int], ask: SendAsk, posted: Callable[[Values, NotMet | None], None]) -> None:
         before = self._senders.get(key)
         if before is not None and ask.epoch <= before.epoch and not before.anew:
             raise DataPathFailed(f"epoch {ask.epoch} is over: the process group is of epoch {before.epoch}")
@@ -166,12 +166,12 @@ class CollectivePath:
         answered = False
 
         def told(values: Values) -> None:
-            answer(values, "")
+            answer(values, None)
 
         def ready() -> None:
-            answer((), group.broken)
+            answer((), group.not_met if group.broken else None)
 
-        def answer(values: Values, error: str) -> None:
+        def answer(values: Values, error: NotMet | None) -> None:
             nonlocal answered
             if not answered:
                 answered = True
@@ -238,7 +238,7 @@ class CollectivePath:
         return None if part is None else (part.backend, part.nbytes, part.framing)
 
     def _check_half(self, values: Values) -> None:
-        """Raises DataPathFailed for values that are not half of a group."""
+        """Raises DataPathFailed or DataPathUnavailable for values that are not half of a group to join."""
         if self._backend == GLOO:
             read_half(values, self._host)
 

@@ -8,7 +8,7 @@ from typing import Protocol
 from kvgrpc.core.values.byte_runs import Runs
 from kvgrpc.core.values.endpoints import Segment
 from kvgrpc.core.values.sends import MEET, SendAnswer, SendAsk, Values
-from kvgrpc.datapath.base import Buffer, DataPathFailed, PostingState
+from kvgrpc.datapath.base import Buffer, DataPathFailed, DataPathUnavailable, NotMet, PostingState
 from kvgrpc.datapath.collective.group import GLOO, NCCL, WINDOW, GroupJob, ProcessGroup
 from kvgrpc.datapath.collective.messages import messages
 from kvgrpc.datapath.host.addresses import check_runs
@@ -71,7 +71,7 @@ class CollectiveRemote:
         source: tuple[str, int],
         own: Sequence[Segment],
         want: Callable[[str, SendAsk], None],
-        reached: Callable[["CollectiveRemote | str"], None],
+        reached: Callable[["CollectiveRemote | NotMet"], None],
         *,
         rank: int,
     ) -> None:
@@ -81,7 +81,7 @@ class CollectiveRemote:
         self._library, self._source_bytes = source
         self._own = own
         self._want = want
-        self._reached: Callable[[CollectiveRemote | str], None] | None = reached
+        self._reached: Callable[[CollectiveRemote | NotMet], None] | None = reached
         self._epoch = 0
         self._sequence = MEET
         self._asked = False
@@ -127,7 +127,8 @@ class CollectiveRemote:
         if answer.sequence != MEET:
             self._sent(answer, self._group)
         elif answer.error:
-            self._not_met(answer.error)
+            why = f"rank {self.key[1]} of the peer says: {answer.error}"
+            self._not_met(DataPathUnavailable(why) if answer.permanent else DataPathFailed(why))
         else:
             self._group.learn(answer.values)
 
@@ -154,7 +155,7 @@ class CollectiveRemote:
     def replaced(self) -> None:
         """Ends the reads of this remote, whose rank is reached anew: a rank sends to one group of this rank only."""
         self._is_replaced = True
-        self._not_met("the peer's rank is reached anew")
+        self._not_met(DataPathFailed("the peer's rank is reached anew"))
 
     def cancel(self) -> None:
         """Closes the remote: nobody waits for it to be reached any more."""
@@ -166,7 +167,7 @@ class CollectiveRemote:
     def _go_on(self) -> None:
         """Asks for the next read, one at a time, so that the numbers reach the source in order."""
         if self._is_replaced:
-            self._not_met("the peer's rank is reached anew")
+            self._not_met(DataPathFailed("the peer's rank is reached anew"))
         if not self._waiting or self._asked:
             return
         if self._group is None or (self._built and self._group.broken):
@@ -174,7 +175,7 @@ class CollectiveRemote:
             try:
                 self._meet()
             except DataPathFailed as error:
-                self._not_met(error.message)
+                self._not_met(error)
         elif self._built:
             self._sequence, self._asked = self._sequence + 1, True
             first = self._waiting[0]
@@ -200,7 +201,7 @@ class CollectiveRemote:
     def _ready(self, group: ProcessGroup) -> None:
         """Takes the news that the group is made, or cannot be."""
         if group.broken:
-            self._not_met(group.broken)
+            self._not_met(group.not_met)
             return
         self._built = True
         reached, self._reached = self._reached, None
@@ -208,15 +209,15 @@ class CollectiveRemote:
             reached(self)
         self._go_on()
 
-    def _not_met(self, why: str) -> None:
+    def _not_met(self, why: NotMet) -> None:
         """Ends an epoch without a group: its waiting reads fail, and the next read begins another epoch."""
-        self._end_group(why)
+        self._end_group(why.message)
         reached, self._reached = self._reached, None
         if reached is not None:
             reached(why)
         waiting, self._waiting = self._waiting, deque()
         for receive in waiting:
-            receive.job.end(why)
+            receive.job.end(why.message)
 
     def _end_group(self, why: str) -> None:
         group, self._group, self._built, self._asked = self._group, None, False, False

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from kvgrpc.core.values.sends import Values
+from kvgrpc.datapath.base import DataPathFailed
 
 
 class Rendezvous:
@@ -44,8 +45,8 @@ class Rendezvous:
             return self._told is None and self._peers is None
 
     def exchange(self, own: Values) -> Values:
-        """Tells the other side `own`, and returns the other side's values. Raises RuntimeError if the other side does
-        not come.
+        """Tells the other side `own`, and returns the other side's values. Raises DataPathFailed if the other side
+        does not come.
         """
         for key, value in own:
             self.put(key, value)
@@ -63,13 +64,13 @@ class Rendezvous:
             return self._has(keys)
 
     def take(self, key: str) -> bytes:
-        """Returns the value of a key. Raises RuntimeError if the other side does not come."""
+        """Returns the value of a key. Raises DataPathFailed if the other side does not come."""
         self.wait([key])
         with self._changed:
             return self._own[key] if key in self._own else dict(self._peers or ())[key]
 
     def wait(self, keys: Sequence[str]) -> None:
-        """Waits for keys. Raises RuntimeError if the other side does not come."""
+        """Waits for keys. Raises DataPathFailed if the other side does not come."""
         if all(key in self._own for key in keys):
             return
         self.tell()
@@ -91,5 +92,5 @@ class Rendezvous:
         while not there():
             left = self._give_up_at - time.monotonic()
             if self._over or left <= 0:
-                raise RuntimeError(self._over or "the other rank did not come")
+                raise DataPathFailed(self._over or "the other rank did not come")
             self._changed.wait(left)

@@ -127,8 +127,8 @@ class WindowLaunch:
 
 
 class WindowGroup:
-    """One connected side of a group. Raises RuntimeError if the other side does not come, and DataPathFailed if its
-    values are not half of a group.
+    """One connected side of a group. Raises DataPathFailed if the other side does not come or its values are not half
+    of a group, and DataPathUnavailable if it is not in reach.
     """
 
     def __init__(self, *, sends: bool, rendezvous: Rendezvous, folder: SharedFolder | None = None) -> None:
@@ -239,7 +239,7 @@ class WindowGroup:
                 finally:
                     os.close(descriptor)
             except OSError as error:
-                raise RuntimeError(f"the peer cannot be given its window: {error}") from error
+                raise DataPathFailed(f"the peer cannot be given its window: {error}") from error
             undo.pop_all()
         self._memory, self._base = memory, memory.segments[0].address
         return connection
@@ -253,20 +253,22 @@ class WindowGroup:
             with place_of(peers.listens_at, self._folder) as place:
                 connection.connect(place)
             if not is_own_user(credentials(connection)[1]):
-                raise RuntimeError("the other rank is of another user")
+                raise DataPathUnavailable("the other rank is of another user")
             connection.send(peers.token)
             said, descriptors, _, _ = socket.recv_fds(connection, TOKEN_BYTES + 1, 1)
             try:
                 if not hmac.compare_digest(said, token) or len(descriptors) != 1:
-                    raise RuntimeError("who listens for this rank is not the peer's")
+                    raise DataPathFailed("who listens for this rank is not the peer's")
                 self._mapping = _map_window(descriptors[0])
             finally:
                 for descriptor in descriptors:
                     os.close(descriptor)
         except OSError as error:
             connection.close()
-            lacks = elsewhere(self._folder) if isinstance(error, ConnectionRefusedError) else ""
-            raise RuntimeError(f"the peer's window cannot be fetched: {error}{lacks}") from error
+            why = f"the peer's window cannot be fetched: {error}"
+            if isinstance(error, ConnectionRefusedError):
+                raise DataPathUnavailable(why + elsewhere(self._folder)) from error
+            raise DataPathFailed(why) from error
         except BaseException:
             connection.close()
             raise
@@ -276,7 +278,7 @@ class WindowGroup:
 
 def _admitted(listeners: Sequence[socket.socket], token: bytes, until: float) -> socket.socket:
     """Returns the peer's connection. Every process of the host sees the socket's name, so others are sent away until
-    the peer comes. Raises RuntimeError if it does not come.
+    the peer comes. Raises DataPathFailed if it does not come.
     """
     try:
         while (left_s := until - time.monotonic()) > 0:
@@ -291,8 +293,8 @@ def _admitted(listeners: Sequence[socket.socket], token: bytes, until: float) ->
                 return connection
             connection.close()
     except OSError as error:
-        raise RuntimeError(f"the other rank did not come: {error}") from error
-    raise RuntimeError("the other rank did not come")
+        raise DataPathFailed(f"the other rank did not come: {error}") from error
+    raise DataPathFailed("the other rank did not come")
 
 
 def _received(connection: socket.socket) -> bytes:
@@ -304,7 +306,7 @@ def _received(connection: socket.socket) -> bytes:
 
 
 def _map_window(descriptor: int) -> mmap.mmap:
-    """Maps the window read-only. Raises RuntimeError for a descriptor that is no window to read safely."""
+    """Maps the window read-only. Raises DataPathUnavailable for a descriptor that is no window to read safely."""
     try:
         if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY:
             raise ValueError("it is writable")
@@ -313,4 +315,4 @@ def _map_window(descriptor: int) -> mmap.mmap:
             raise ValueError("it is too small")
         return mmap.mmap(descriptor, WINDOW_BYTES, prot=mmap.PROT_READ)
     except (OSError, ValueError) as error:
-        raise RuntimeError(f"the peer's descriptor is no window: {error}") from error
+        raise DataPathUnavailable(f"the peer's descriptor is no window: {error}") from error

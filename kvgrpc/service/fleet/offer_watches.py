@@ -7,6 +7,7 @@ heard at a bounded rate, and what it tells takes no more than its share of the i
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
@@ -22,7 +23,9 @@ _log = logging.getLogger(__name__)
 IDLE_S = 60.0
 """Time without a chain of a tenant after which leads are no longer asked for its offers, in seconds."""
 TENANTS_MAX = 8
-"""Maximum number of tenants whose offers are heard at a time. The chains of further ones wait for an idle one."""
+"""Maximum number of tenants whose offers are heard at a time. The chains of further ones wait for an idle one, or for
+one of a caller with more of them.
+"""
 WATCHES_MAX = 4_096
 """Maximum number of watches."""
 SILENCE_S = 15.0
@@ -61,8 +64,8 @@ class OfferWatches:
 
     def __init__(self, offers: OfferedPrefixes, channel_of: ChannelOf) -> None:
         self._offers, self._channel_of = offers, channel_of
-        self._asked: dict[str, float] = {}
-        """Time of the last chain of each tenant whose offers are heard."""
+        self._asked: dict[str, tuple[str, float]] = {}
+        """The caller that came first with each tenant whose offers are heard, and the time of its last chain."""
         self._watches: dict[tuple[str, str], tuple[_Life, asyncio.Task[None]]] = {}
         """Watches by tenant and key of the entry."""
         self._ended: set[asyncio.Task[None]] = set()
@@ -75,17 +78,32 @@ class OfferWatches:
         """Number of leads that are watched, once for each tenant."""
         return len(self._watches)
 
-    def asked(self, tenant: str, now: float) -> bool:
-        """Notes that a pair is asked for with a chain of a tenant. Returns whether that is new: call `follow` then."""
+    def asked(self, tenant: str, caller: str, now: float) -> bool:
+        """Notes that a caller asks for a pair with a chain of a tenant. Returns whether that is new: call `follow`
+        then.
+        """
         new = tenant not in self._asked
-        if self._over or (new and len(self._asked) >= TENANTS_MAX):
+        if self._over or (new and not self._has_room(caller)):
             return False
-        self._asked[tenant] = now
+        self._asked[tenant] = caller if new else self._asked[tenant][0], now
         return new
+
+    def _has_room(self, caller: str) -> bool:
+        """Returns whether there is room for one more tenant of a caller. The caller with the most tenants makes room
+        for one that has fewer even then: it may have invented them.
+        """
+        if len(self._asked) < TENANTS_MAX:
+            return True
+        held = Counter(of for of, _ in self._asked.values())
+        ((most, count),) = held.most_common(1)
+        if held[caller] + 1 >= count:
+            return False
+        del self._asked[min((at, tenant) for tenant, (of, at) in self._asked.items() if of == most)[1]]
+        return True
 
     def idle(self, now: float) -> bool:
         """Forgets tenants that have no chains any more. Returns whether there was one: call `follow` then."""
-        idle = [tenant for tenant, at in self._asked.items() if now - at > IDLE_S]
+        idle = [tenant for tenant, (_, at) in self._asked.items() if now - at > IDLE_S]
         for tenant in idle:
             del self._asked[tenant]
         return bool(idle)
@@ -134,12 +152,18 @@ class OfferWatches:
                 if told.message_count > before:
                     pause_s = PAUSE_MIN_S
                 if refused:
-                    told.start_over()
+                    await self._forget(told)
                     self._say(row, refused)
                 await asyncio.sleep(REFUSED_S if refused else pause_s)
                 pause_s = min(2 * pause_s, PAUSE_MAX_S)
         finally:
-            told.start_over()
+            await self._forget(told)
+
+    async def _forget(self, told: "_Told") -> None:
+        """Forgets what a lead has told, as slowly as it is taken. At the end the whole index goes."""
+        async with self._turn:
+            if not self._over:
+                await told.start_over()
 
     async def _hear(self, channel: grpc.aio.Channel, tenant: str, told: "_Told") -> str:
         """Takes what a lead tells until the stream breaks. Returns why another try changes nothing; empty: it may."""
@@ -213,21 +237,14 @@ class _Told:
 
     async def take(self, reply: lease_pb2.WatchOffersResponse) -> None:
         """Takes a message that is not wrong, with a pause after some rows and at the end."""
-        done = 0
-        for rows in self._changed(reply):
-            done += rows
-            if done >= ROWS_AT_ONCE:
-                await asyncio.sleep(done * ROW_S)
-                done = 0
-        await asyncio.sleep(done * ROW_S)
+        await _pace(self._changed(reply))
         self.life, self.seq = reply.header.incarnation, reply.offer_seq
         self.message_count += 1
 
     def _changed(self, reply: lease_pb2.WatchOffersResponse) -> Iterator[int]:
         """Takes the changes one by one, and yields the number of rows of each."""
-        while reply.snapshot and (rows := self._book.rows):
-            self._book.lose_oldest()
-            yield rows - self._book.rows
+        if reply.snapshot:
+            yield from self._book.forget()
         for change in reply.changes:
             if change.ended:
                 self._book.ended(change.offer_number)
@@ -235,7 +252,18 @@ class _Told:
                 self._book.began(change.offer_number, change.digests)
             yield 1 + len(change.digests) // DIGEST_BYTES
 
-    def start_over(self) -> None:
-        """Forgets everything."""
-        self._book.forget()
+    async def start_over(self) -> None:
+        """Forgets everything, with the same pauses."""
         self.life = self.seq = 0
+        await _pace(self._book.forget())
+
+
+async def _pace(changed: Iterable[int]) -> None:
+    """Makes changes of some rows each, with a pause after some rows and at the end."""
+    done = 0
+    for rows in changed:
+        done += rows
+        if done >= ROWS_AT_ONCE:
+            await asyncio.sleep(done * ROW_S)
+            done = 0
+    await asyncio.sleep(done * ROW_S)

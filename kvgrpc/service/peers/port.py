@@ -261,7 +261,8 @@ class PeerChannels:
             if isinstance(result, KVGrpcError):
                 known = not isinstance(result, Unavailable | DeadlineExceeded | InternalError)
                 regroup = known and result.reason is Reason.DATA_PATH_FAILED
-                answer = replace(answer, error=result.sentence, known=known, regroup=regroup)
+                permanent = known and result.reason is Reason.NO_DATA_PATH
+                answer = replace(answer, error=result.sentence, known=known, regroup=regroup, permanent=permanent)
             else:
                 answer = replace(answer, values=result)
             self._runner.feed(events.PostSendAnswered(action.rank, action.peer, answer, action.incarnation))

@@ -665,6 +665,7 @@ class SendAnswerCommand(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     UNKNOWN_FIELD_NUMBER: _builtins.int
     REGROUP_FIELD_NUMBER: _builtins.int
+    PERMANENT_FIELD_NUMBER: _builtins.int
     peer: _builtins.str
     """The peer that was asked."""
     peer_rank: _builtins.int
@@ -679,6 +680,8 @@ class SendAnswerCommand(_message.Message):
     """With an error: the bytes may be sent all the same."""
     regroup: _builtins.bool
     """With an error: nothing is sent because there is no process group. Another group, of a higher epoch, may work."""
+    permanent: _builtins.bool
+    """With sequence 0 and an error: the two ranks cannot meet, and another try does not change that."""
     @_builtins.property
     def values(self) -> _containers.RepeatedCompositeFieldContainer[Global___SendValue]:
         """Values of the other half of the group."""
@@ -694,10 +697,11 @@ class SendAnswerCommand(_message.Message):
         error: _builtins.str = ...,
         unknown: _builtins.bool = ...,
         regroup: _builtins.bool = ...,
+        permanent: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "error", b"error", "peer", b"peer", "peer_rank", b"peer_rank", "regroup", b"regroup", "sequence", b"sequence", "unknown", b"unknown", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "error", b"error", "peer", b"peer", "peer_rank", b"peer_rank", "permanent", b"permanent", "regroup", b"regroup", "sequence", b"sequence", "unknown", b"unknown", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -829,6 +833,7 @@ class ConnectReport(_message.Message):
     REJECTED_FIELD_NUMBER: _builtins.int
     PEER_RANK_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
+    PERMANENT_FIELD_NUMBER: _builtins.int
     peer: _builtins.str
     """The peer."""
     data_path: _builtins.str
@@ -841,6 +846,10 @@ class ConnectReport(_message.Message):
     """
     attempt: _builtins.int
     """Number of the command's attempt. A lead takes 0 for the last attempt."""
+    permanent: _builtins.bool
+    """The rank sent a MeetingReport, the two ranks did not meet, and another try does not change that. Unset means that
+    another try may.
+    """
     @_builtins.property
     def rejected(self) -> _containers.RepeatedCompositeFieldContainer[Global___RejectedPath]:
         """Data paths that could not be used."""
@@ -854,10 +863,11 @@ class ConnectReport(_message.Message):
         rejected: _abc.Iterable[Global___RejectedPath] | None = ...,
         peer_rank: _builtins.int | None = ...,
         attempt: _builtins.int = ...,
+        permanent: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_peer_rank", b"_peer_rank", "peer_rank", b"peer_rank"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_peer_rank", b"_peer_rank", "attempt", b"attempt", "data_path", b"data_path", "peer", b"peer", "peer_rank", b"peer_rank", "rejected", b"rejected", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_peer_rank", b"_peer_rank", "attempt", b"attempt", "data_path", b"data_path", "peer", b"peer", "peer_rank", b"peer_rank", "permanent", b"permanent", "rejected", b"rejected", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__peer_rank: _TypeAlias = _typing.Literal["peer_rank"]  # noqa: Y015
     _WhichOneofArgType__peer_rank: _TypeAlias = _typing.Literal["_peer_rank", b"_peer_rank"]  # noqa: Y015
@@ -1194,10 +1204,13 @@ class SendPostedReport(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     VALUES_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
+    PERMANENT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name of the command."""
     message: _builtins.str
     """Reason why the send will not happen; empty means that it is in progress."""
+    permanent: _builtins.bool
+    """With a message: the two ranks cannot make their process group, and another try does not change that."""
     @_builtins.property
     def values(self) -> _containers.RepeatedCompositeFieldContainer[Global___SendValue]:
         """Values that this half of the group tells the other half."""
@@ -1208,10 +1221,11 @@ class SendPostedReport(_message.Message):
         name: _builtins.str = ...,
         values: _abc.Iterable[Global___SendValue] | None = ...,
         message: _builtins.str = ...,
+        permanent: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "name", b"name", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "name", b"name", "permanent", b"permanent", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -80,6 +80,14 @@ def test_a_rank_that_does_not_send_says_why() -> None:
         lead.answer(call)
 
 
+def test_a_rank_that_can_never_meet_the_other_one_says_so() -> None:
+    lead = Source()
+    call = lead.ask_send(MEETING, number=0)
+    lead.feed(events.SendPosted(0, lead.one(actions.Send).name, message="no library", permanent=True))
+    with refused(Reason.NO_DATA_PATH):
+        lead.answer(call)
+
+
 def test_ranks_meet_without_an_access_and_tell_each_other_what_they_have_to() -> None:
     lead = Source()
     call = lead.ask_send(MEETING, number=0)

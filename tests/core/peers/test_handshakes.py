@@ -316,6 +316,22 @@ def test_a_pair_of_ranks_without_a_path_is_no_passing_failure_because_another_pa
         lead.answer(call)
 
 
+@pytest.mark.parametrize("other_missed", [False, True])
+def test_a_meeting_that_failed_for_good_is_not_worth_a_retry_and_says_why(other_missed: bool) -> None:
+    lead, peer = Lead(describe("d", 2, world_size=2)), describe("p", 1, world_size=2)
+    call = connect(lead)
+    lead._offer()
+    lead.feed(PeerAnswered("p:1", peer, endpoints(peer)))
+    for rank in range(2):
+        lead.feed(began(rank, peer=peer))
+    late, lacks = (("collective", "the other rank did not come"),), (("collective", "no library"),)
+    lead.feed(PeerMapped(0, key_of(peer), "", "", late if other_missed else lacks, 1, 0, not other_missed))
+    lead.feed(PeerMapped(1, key_of(peer), "", "", lacks, 1, 1, permanent=True))
+    with pytest.raises(PreconditionFailed, match=r"NO_DATA_PATH.*no library") as caught:
+        lead.answer(call)
+    assert caught.value.retry_delay_s is None
+
+
 def test_ranks_that_met_in_an_earlier_mapping_count_as_strangers_in_the_next(lead: Lead) -> None:
     call = connect(lead)
     lead._offer()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from kvgrpc.core.values.sends import Values
-from kvgrpc.datapath.base import DataPathFailed
+from kvgrpc.datapath.base import DataPathFailed, DataPathUnavailable
 from kvgrpc.datapath.collective.half import CONNECTIONS, TOKEN_BYTES, Half, read_half
 from tests.datapath.pumped import HOST
 
@@ -47,15 +47,21 @@ def test_a_half_is_read_as_it_was_told_in_any_order(host: str, ip: bytes) -> Non
     ],
 )
 def test_what_is_no_half_or_names_where_nobody_listens_is_refused(values: Values) -> None:
-    with pytest.raises(DataPathFailed):
+    with pytest.raises((DataPathFailed, DataPathUnavailable)):
         read_half(values, HOST)
+
+
+@pytest.mark.parametrize(("host", "ip"), [(HOST, V6), ("::1", V4)])
+def test_ranks_of_two_versions_of_ip_are_told_so_and_never_meet(host: str, ip: bytes) -> None:
+    with pytest.raises(DataPathUnavailable, match=r"at an address of IPv\d, the other one at one of IPv\d"):
+        read_half(half(PORT + ip, PORT + ip), host)
 
 
 @given(st.lists(st.tuples(st.sampled_from(["token", "0", "1", "0/0/1"]), st.binary(max_size=40)), max_size=4))
 def test_whatever_a_peer_says_is_a_half_or_refused(rows: list[tuple[str, bytes]]) -> None:
     try:
         found = read_half(tuple(rows), HOST)
-    except DataPathFailed:
+    except (DataPathFailed, DataPathUnavailable):
         return
     assert len(found.addresses) == CONNECTIONS
     assert all(len(ip) == 4 and 0 < port < 65_536 for ip, port in found.addresses)

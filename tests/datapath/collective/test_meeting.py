@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 
@@ -12,7 +12,8 @@ import pytest
 from kvgrpc.core.events import EndpointOffered, MeetingBegan, PeerMapped, SendPosted, SendWanted
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.datapath.base import DataPath
-from kvgrpc.datapath.collective.path import CollectivePath
+from kvgrpc.datapath.collective import group
+from kvgrpc.datapath.collective.path import CollectivePath, _load_torch
 from kvgrpc.datapath.host.memory import PrivateMemory
 from kvgrpc.datapath.mover import Mover
 from kvgrpc.datapath.reports import Report
@@ -25,18 +26,20 @@ from tests.datapath.pumped import HOST, LONG_S
 NBYTES = 1 << 20
 PEER = "the other one"
 ORDER = ("loopback", "collective")
+NO_HOST_OF_OURS = "203.0.113.9"
+"""Address for documentation, which no host has."""
 Pair = tuple["SlowRank", "SlowRank"]
 
 
 class SlowRank:
     """A rank whose library is loaded when a test says so."""
 
-    def __init__(self, leads: Leads, engine: str) -> None:
+    def __init__(self, leads: Leads, engine: str, host: str = HOST, load: Callable[[], None] | None = None) -> None:
         self.name = engine, 0
         self.begun, self.loaded = threading.Event(), threading.Event()
         self.reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
         memory = PrivateMemory.of(np.zeros(NBYTES, dtype=np.uint8))
-        paths: list[DataPath] = [LoopbackPath(memory, engine), CollectivePath(memory, HOST, self._load)]
+        paths: list[DataPath] = [LoopbackPath(memory, engine), CollectivePath(memory, host, load or self._load)]
         self.mover = Mover(0, memory, paths, leads.reports_of(self.name, self.reports))
         leads.add(self.name, self.mover)
         self.mover.start()
@@ -52,11 +55,14 @@ class SlowRank:
     def reach(self, endpoint: RankEndpoint) -> None:
         self.mover.connect(PEER, endpoint, ORDER)
 
-    def mapped(self) -> str:
-        """Returns the data path by which the other rank was reached."""
+    def report(self) -> PeerMapped:
         mapped = self.reports.get(timeout=LONG_S)
         assert isinstance(mapped, PeerMapped)
-        return mapped.data_path
+        return mapped
+
+    def mapped(self) -> str:
+        """Returns the data path by which the other rank was reached."""
+        return self.report().data_path
 
 
 @pytest.fixture
@@ -73,6 +79,20 @@ def both(leads: Leads) -> Iterator[Pair]:
             stack.callback(ranks[-1].mover.close, DEADLINE_S)
             stack.callback(ranks[-1].loaded.set)
         yield ranks[0], ranks[1]
+
+
+@pytest.fixture
+def make(leads: Leads) -> Iterator[Callable[..., SlowRank]]:
+    """Makes ranks, and closes them at the end of the test."""
+    with ExitStack() as stack:
+
+        def begin(engine: str, host: str = HOST, load: Callable[[], None] | None = _load_torch) -> SlowRank:
+            rank = SlowRank(leads, engine, host, load)
+            stack.callback(rank.mover.close, DEADLINE_S)
+            stack.callback(rank.loaded.set)
+            return rank
+
+        yield begin
 
 
 def only_collective(rank: SlowRank) -> RankEndpoint:
@@ -106,3 +126,42 @@ def test_a_peer_that_a_better_path_reaches_has_nobody_load(both: Pair, leads: Le
     assert first.mapped() == "loopback"
     assert not first.begun.is_set()
     assert leads.kinds(first.name) == []
+
+
+def lacks_a_library() -> None:
+    raise ImportError("libgloo.so: no such file")
+
+
+@pytest.mark.parametrize(
+    ("host", "load", "own", "told"),
+    [
+        (HOST, lacks_a_library, "this rank cannot make its half: libgloo.so: no such file", "libgloo.so"),
+        (NO_HOST_OF_OURS, _load_torch, "this rank cannot make its half: ", "cannot make its half: "),
+        ("::1", _load_torch, "IPv6", "IPv6"),
+    ],
+    ids=["a library is missing", "no interface has the address", "one side has IPv6 only"],
+)
+def test_a_meeting_that_no_other_try_brings_about_says_which_side_failed_and_why(
+    make: Callable[..., SlowRank], host: str, load: Callable[[], None], own: str, told: str
+) -> None:
+    lacking, whole = make("P", host, load), make("D")
+    for rank, other in ((lacking, whole), (whole, lacking)):
+        rank.reach(only_collective(other))
+    failed, heard = lacking.report(), whole.report()
+    for report in (failed, heard):
+        assert report.permanent, report
+        assert not report.data_path
+    assert own in dict(failed.rejected)["collective"]
+    assert told in (why := dict(heard.rejected)["collective"])
+    assert why.startswith("rank 0 of the peer says: ") or "IPv6" in why, "it blames nobody else"
+
+
+def test_a_meeting_that_the_other_rank_misses_is_worth_another_try(
+    make: Callable[..., SlowRank], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group, "BUILD_S", 0.1)
+    waiting, loading = make("D"), make("P", load=None)
+    waiting.reach(only_collective(loading))
+    report = waiting.report()
+    assert dict(report.rejected)["collective"] == "the other rank did not come"
+    assert not report.permanent

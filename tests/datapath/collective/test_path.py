@@ -12,7 +12,7 @@ from kvgrpc.core.values.block_ids import Ids
 from kvgrpc.core.values.byte_runs import Runs
 from kvgrpc.core.values.endpoints import CollectiveEndpoint, RankEndpoint
 from kvgrpc.core.values.sends import MEET, SendAsk
-from kvgrpc.datapath.base import DataPathUnavailable, PostingState, Remote
+from kvgrpc.datapath.base import DataPathFailed, DataPathUnavailable, PostingState, Remote
 from kvgrpc.datapath.collective import group
 from kvgrpc.datapath.collective.half import CONNECTIONS, TOKEN_BYTES, Half
 from kvgrpc.datapath.collective.messages import FRAMING
@@ -162,7 +162,7 @@ def test_a_peer_that_was_taken_for_dead_and_comes_again_has_a_higher_epoch(own: 
 
 def test_a_group_that_cannot_be_made_is_a_reason(own: Own, asked: Asked) -> None:
     asked.changed = lambda _: ((), "this rank has no data path by which it sends", RANK)
-    with pytest.raises(DataPathUnavailable, match="by which it sends"):
+    with pytest.raises(DataPathFailed, match=r"rank 0 of the peer says: .* by which it sends"):
         connect(own, asked)
 
 
@@ -245,7 +245,7 @@ def sent(path: CollectivePath, epoch: int, sequence: int, offsets: Ids | None = 
     row = np.array([0], dtype=np.int64) if offsets is None else offsets
     values = () if sequence else NOBODY.values
     ask = SendAsk(0, 1, epoch, sequence, row, np.full(len(row), 8, dtype=np.int64), values)
-    path.send("peer", ask, lambda _, error: said.put(error))
+    path.send("peer", ask, lambda _, error: said.put(error.message if error else ""))
     return said.get(timeout=DEADLINE_S)
 
 

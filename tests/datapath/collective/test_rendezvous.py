@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from kvgrpc.core.values.sends import Values
+from kvgrpc.datapath.base import DataPathFailed
 from kvgrpc.datapath.collective.rendezvous import Rendezvous
 
 LONG_S = 20.0
@@ -46,14 +47,14 @@ def test_who_waits_is_woken_by_what_the_other_side_told() -> None:
 
 def test_a_wait_ends_when_the_other_side_does_not_come() -> None:
     side = Rendezvous(lambda _: None, wait_s=0.0)
-    with pytest.raises(RuntimeError, match="did not come"):
+    with pytest.raises(DataPathFailed, match="did not come"):
         side.take("0/1")
 
 
 def test_a_wait_ends_when_it_is_given_up() -> None:
     side = Rendezvous(lambda _: side.give_up("the path was closed"), LONG_S)
-    with pytest.raises(RuntimeError, match="the path was closed"):
+    with pytest.raises(DataPathFailed, match="the path was closed"):
         side.wait(["0/1"])
     side.give_up("and again")
-    with pytest.raises(RuntimeError, match="the path was closed"):
+    with pytest.raises(DataPathFailed, match="the path was closed"):
         side.wait(["0/1"])

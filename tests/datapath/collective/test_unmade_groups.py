@@ -45,7 +45,9 @@ class Source:
     def meet(self, epoch: int, peer: str = "peer", rank: int = 0, values: Values = SOMEBODY.values) -> str:
         """Returns why no group is begun; empty if one is."""
         refused: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self.path.send(peer, SendAsk(0, rank, epoch, MEET, values=values), lambda _, error: refused.put(error))
+        self.path.send(
+            peer, SendAsk(0, rank, epoch, MEET, values=values), lambda _, why: refused.put(why.message if why else "")
+        )
         return "" if refused.empty() else refused.get()
 
     @property

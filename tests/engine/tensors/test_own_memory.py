@@ -150,6 +150,18 @@ def test_who_waits_for_a_put_that_no_data_path_brings_hears_it_as_its_source_doe
         assert "allow nixl or collective" in str(error)
 
 
+def test_a_put_between_ipv4_and_ipv6_fails_both_sides_at_once_and_says_so(launch: Launch, key: bytes) -> None:
+    """Both leads are reached, but the ranks listen at addresses from which the other one cannot connect."""
+    p = begun(launch, of_host(), "collective")
+    d = launch(store_bytes=0, memory=of_host(), data_paths=("collective",), listen="[::1]:0")
+    waiting = d.get_async(key, "a")
+    putting = p.put_async(key, "a", torch.zeros(9), to=[d.address])
+    for error in (waiting.exception(), putting.future.exception()):
+        assert isinstance(error, PreconditionFailed), error
+        assert error.reason is Reason.NO_DATA_PATH
+        assert "IPv6" in str(error)
+
+
 @pytest.mark.parametrize("put", [True, False], ids=["put", "fetched"])
 def test_tensors_go_from_device_to_device(gpu: list[VmmMemory], launch: Launch, key: bytes, put: bool) -> None:
     memories = of_gpu(gpu), of_gpu(gpu)

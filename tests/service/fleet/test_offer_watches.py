@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from itertools import pairwise
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,15 @@ from kvgrpc.fleet.offered import OfferedPrefixes
 from kvgrpc.fleet.pairing import PairRequest, PickedPair
 from kvgrpc.service.fleet import offer_watches
 from kvgrpc.service.fleet.reader import FleetReader, FleetReading
-from kvgrpc.v1 import common_pb2, fleet_pb2, handshake_pb2, handshake_pb2_grpc, lease_pb2, lease_pb2_grpc
+from kvgrpc.v1 import (
+    common_pb2,
+    fleet_pb2,
+    fleet_pb2_grpc,
+    handshake_pb2,
+    handshake_pb2_grpc,
+    lease_pb2,
+    lease_pb2_grpc,
+)
 from tests.fleet.entries import entry
 from tests.service.conftest import Start
 from tests.service.engines import Engine, wait_until
@@ -101,6 +109,22 @@ def test_offers_of_one_tenant_move_no_request_of_another(start: Start, engines_f
     assert pick(p1, 1, tenant="red").prefill.engine.engine_id == "p2"
 
 
+def test_a_caller_that_invents_tenants_leaves_places_for_those_of_another(
+    start: Start, engines_file: EnginesFile
+) -> None:
+    p1, p2, d = start(("--engine-id", "p1"), ("--engine-id", "p2"), ("--engine-id", "d"), **engines_file.environment)
+    for seed in range(offer_watches.TENANTS_MAX):
+        offer(p2, 0, tenant=f"of another {seed}")
+    engines_file.write([row(p1, role="prefill"), row(p2, role="prefill"), row(d, role="decode")])
+    with grpc.insecure_channel(p1.address, options=(("grpc.use_local_subchannel_pool", 1),)) as channel:
+        asked = partial(fleet_pb2.PickPairRequest, chain=chain_of(0), excluded_engine_ids=["p1"])
+        for share in (1, offer_watches.TENANTS_MAX // 2):
+            for number in range(2 * offer_watches.TENANTS_MAX):
+                pick(p1, 99, tenant=f"invented {number}")
+            request = asked(tenant=f"of another {share}")
+            wait_until(lambda request=request: offered(fleet_pb2_grpc.FleetServiceStub(channel).PickPair(request)))
+
+
 # -- one reader
 
 
@@ -149,7 +173,7 @@ async def test_leads_are_watched_while_chains_are_asked_for_and_a_dead_one_is_fo
         b.process.kill()
         await until(lambda: state_of(reading, "b") is EngineState.FAILED)
         await reader.reading()
-        assert watches.count == 1, "it is forgotten in the look that finds it failed"
+        assert watches.count == 1, "it is watched no more from the look on that finds it failed"
         await until(lambda: offers.units_held(digests_of(0)) == {"a": UNITS})
         monkeypatch.setattr(offer_watches, "IDLE_S", 0.0)
         await until(lambda: watches.count == 0 and len(offers) == 0)
@@ -303,23 +327,67 @@ async def test_what_is_no_answer_of_the_engine_is_not_heard(tmp_path: Path, monk
         assert {liar.asked for liar in liars} == {1}, "another try changes nothing"
 
 
+@asynccontextmanager
+async def steps_of(index: OfferedPrefixes) -> AsyncIterator[list[int]]:
+    """Yields a list of how much the number of rows has changed in each turn of the event loop within the context."""
+    steps: list[int] = []
+
+    async def look() -> None:
+        before = len(index)
+        while True:
+            await asyncio.sleep(0)
+            steps.append(len(index) - before)
+            before = len(index)
+
+    looking = asyncio.create_task(look())
+    yield steps
+    looking.cancel()
+
+
 async def test_a_message_keeps_the_event_loop_for_a_bounded_number_of_rows_whatever_it_has() -> None:
     index = OfferedPrefixes()
     row = EngineRow("p", 1, entry("p", incarnation=1), EngineState.HEALTHY, "")
-    told, seen = offer_watches._Told(index.book("p"), row), [0]
+    told = offer_watches._Told(index.book("p"), row)
     digests = [b"".join((number * 1_000 + at).to_bytes(32, "big") for at in range(500)) for number in range(30)]
     header = common_pb2.ResponseHeader(engine_id="p", incarnation=1)
+    async with steps_of(index) as steps:
+        await told.take(snapshot(header, *digests))
+        assert len(index) == 30 * 501
+        await told.take(snapshot(header))
+        assert len(index) == 0
+        await told.take(snapshot(header, *digests))
+        await told.start_over()
+        assert len(index) == 0
+    assert max(map(abs, steps)) <= offer_watches.ROWS_AT_ONCE + 501
 
-    async def look() -> None:
-        while True:
-            seen.append(len(index))
-            await asyncio.sleep(0)
 
-    looking = asyncio.create_task(look())
-    await told.take(snapshot(header, *digests))
-    assert len(index) == 30 * 501
-    await told.take(snapshot(header))
-    assert len(index) == 0
-    looking.cancel()
-    steps = [abs(after - before) for before, after in pairwise(seen)]
-    assert max(steps) <= offer_watches.ROWS_AT_ONCE + 501
+async def test_offers_of_leads_that_are_watched_no_more_are_forgotten_a_bounded_number_of_rows_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    liars = [Liar("a"), Liar("b")]
+    for at, liar in enumerate(liars):
+        numbers = range(at * 1_000_000, at * 1_000_000 + 10_000, 500)
+        chains = [b"".join((first + one).to_bytes(32, "big") for one in range(500)) for first in numbers]
+        liar.told = (snapshot(liar.header(), *chains),)
+    async with (
+        lying(liars) as addresses,
+        read(tmp_path, addresses) as (reader, reading),
+    ):
+        offers = reading.picker.offers
+        await ask(reader)
+        await until(lambda: len(offers) > 20_000)
+        async with steps_of(offers) as steps:
+            monkeypatch.setattr(offer_watches, "IDLE_S", 0.0)
+            await until(lambda: len(offers) == 0)
+        assert max(-step for step in steps) <= offer_watches.ROWS_AT_ONCE + 501
+
+
+def test_callers_have_equal_shares_of_the_tenants_that_are_heard_and_one_alone_has_all() -> None:
+    watches = offer_watches.OfferWatches(OfferedPrefixes(), lambda _: None)
+    most = offer_watches.TENANTS_MAX
+    assert [watches.asked(f"a{n}", "a", float(n)) for n in range(most + 1)] == [True] * most + [False]
+    watches.asked("a0", "a", 99.0)
+    assert [watches.asked(f"b{n}", "b", 100.0) for n in range(most)] == [True] * (most // 2) + [False] * (most // 2)
+    assert not watches.asked("a1", "a", 101.0), "it made room, as the idlest"
+    assert not watches.asked("a0", "b", 102.0), "it is heard already"
+    assert [watches.asked(f"c{n}", "c", 103.0) for n in range(most)] == [True] * 2 + [False] * (most - 2)

@@ -2170,6 +2170,8 @@ func (x *ChecksumBlocksResponse) GetRanks() []*RankChecksums {
 //   - FAILED_PRECONDITION DATA_PATH_FAILED: the rank cannot send, the epoch or the number is not the next one, the
 //     values are no half of a group, or too many groups are being made or came to nothing lately: the message says when
 //     to try again. Nothing is sent; the caller begins a new epoch.
+//   - FAILED_PRECONDITION NO_DATA_PATH: with sequence 0: the two ranks cannot meet, and another try does not change that,
+//     for example because a library is missing or one rank listens at IPv4 and the other one at IPv6.
 //   - INVALID_ARGUMENT INVALID_FIELD: the ranks exchange no bytes, or the call has no runs.
 //   - RESOURCE_EXHAUSTED LIMIT_EXCEEDED; DEADLINE_EXCEEDED DEADLINE: the rank did not begin in time.
 type PostSendRequest struct {

@@ -1281,7 +1281,9 @@ type SendAnswerCommand struct {
 	// With an error: the bytes may be sent all the same.
 	Unknown bool `protobuf:"varint,7,opt,name=unknown,proto3" json:"unknown,omitempty"`
 	// With an error: nothing is sent because there is no process group. Another group, of a higher epoch, may work.
-	Regroup       bool `protobuf:"varint,8,opt,name=regroup,proto3" json:"regroup,omitempty"`
+	Regroup bool `protobuf:"varint,8,opt,name=regroup,proto3" json:"regroup,omitempty"`
+	// With sequence 0 and an error: the two ranks cannot meet, and another try does not change that.
+	Permanent     bool `protobuf:"varint,9,opt,name=permanent,proto3" json:"permanent,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1368,6 +1370,13 @@ func (x *SendAnswerCommand) GetUnknown() bool {
 func (x *SendAnswerCommand) GetRegroup() bool {
 	if x != nil {
 		return x.Regroup
+	}
+	return false
+}
+
+func (x *SendAnswerCommand) GetPermanent() bool {
+	if x != nil {
+		return x.Permanent
 	}
 	return false
 }
@@ -1682,7 +1691,10 @@ type ConnectReport struct {
 	// number.
 	PeerRank *uint32 `protobuf:"varint,5,opt,name=peer_rank,json=peerRank,proto3,oneof" json:"peer_rank,omitempty"`
 	// Number of the command's attempt. A lead takes 0 for the last attempt.
-	Attempt       uint64 `protobuf:"varint,6,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	Attempt uint64 `protobuf:"varint,6,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	// The rank sent a MeetingReport, the two ranks did not meet, and another try does not change that. Unset means that
+	// another try may.
+	Permanent     bool `protobuf:"varint,7,opt,name=permanent,proto3" json:"permanent,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1757,6 +1769,13 @@ func (x *ConnectReport) GetAttempt() uint64 {
 		return x.Attempt
 	}
 	return 0
+}
+
+func (x *ConnectReport) GetPermanent() bool {
+	if x != nil {
+		return x.Permanent
+	}
+	return false
 }
 
 // Notice that the rank waits until it and a rank of a peer have made their halves of a process group. Either rank may
@@ -2395,7 +2414,9 @@ type SendPostedReport struct {
 	// Values that this half of the group tells the other half.
 	Values []*SendValue `protobuf:"bytes,2,rep,name=values,proto3" json:"values,omitempty"`
 	// Reason why the send will not happen; empty means that it is in progress.
-	Message       string `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
+	Message string `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
+	// With a message: the two ranks cannot make their process group, and another try does not change that.
+	Permanent     bool `protobuf:"varint,4,opt,name=permanent,proto3" json:"permanent,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2449,6 +2470,13 @@ func (x *SendPostedReport) GetMessage() string {
 		return x.Message
 	}
 	return ""
+}
+
+func (x *SendPostedReport) GetPermanent() bool {
+	if x != nil {
+		return x.Permanent
+	}
+	return false
 }
 
 var File_kvgrpc_session_v1_rank_proto protoreflect.FileDescriptor
@@ -2542,7 +2570,7 @@ const file_kvgrpc_session_v1_rank_proto_rawDesc = "" +
 	"\x06values\x18\b \x03(\v2\x1c.kvgrpc.session.v1.SendValueR\x06values\"3\n" +
 	"\tSendValue\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\fR\x05value\"\xf6\x01\n" +
+	"\x05value\x18\x02 \x01(\fR\x05value\"\x94\x02\n" +
 	"\x11SendAnswerCommand\x12\x12\n" +
 	"\x04peer\x18\x01 \x01(\tR\x04peer\x12\x1b\n" +
 	"\tpeer_rank\x18\x02 \x01(\rR\bpeerRank\x12\x14\n" +
@@ -2551,7 +2579,8 @@ const file_kvgrpc_session_v1_rank_proto_rawDesc = "" +
 	"\x06values\x18\x05 \x03(\v2\x1c.kvgrpc.session.v1.SendValueR\x06values\x12\x14\n" +
 	"\x05error\x18\x06 \x01(\tR\x05error\x12\x18\n" +
 	"\aunknown\x18\a \x01(\bR\aunknown\x12\x18\n" +
-	"\aregroup\x18\b \x01(\bR\aregroup\"\xb4\x05\n" +
+	"\aregroup\x18\b \x01(\bR\aregroup\x12\x1c\n" +
+	"\tpermanent\x18\t \x01(\bR\tpermanent\"\xb4\x05\n" +
 	"\n" +
 	"RankReport\x126\n" +
 	"\x05offer\x18\x01 \x01(\v2\x1e.kvgrpc.session.v1.OfferReportH\x00R\x05offer\x12<\n" +
@@ -2571,14 +2600,15 @@ const file_kvgrpc_session_v1_rank_proto_rawDesc = "" +
 	"\x06report\"T\n" +
 	"\vOfferReport\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x123\n" +
-	"\bendpoint\x18\x02 \x01(\v2\x17.kvgrpc.v1.RankEndpointR\bendpoint\"\xd9\x01\n" +
+	"\bendpoint\x18\x02 \x01(\v2\x17.kvgrpc.v1.RankEndpointR\bendpoint\"\xf7\x01\n" +
 	"\rConnectReport\x12\x12\n" +
 	"\x04peer\x18\x01 \x01(\tR\x04peer\x12\x1b\n" +
 	"\tdata_path\x18\x02 \x01(\tR\bdataPath\x12\x10\n" +
 	"\x03why\x18\x03 \x01(\tR\x03why\x12;\n" +
 	"\brejected\x18\x04 \x03(\v2\x1f.kvgrpc.session.v1.RejectedPathR\brejected\x12 \n" +
 	"\tpeer_rank\x18\x05 \x01(\rH\x00R\bpeerRank\x88\x01\x01\x12\x18\n" +
-	"\aattempt\x18\x06 \x01(\x04R\aattemptB\f\n" +
+	"\aattempt\x18\x06 \x01(\x04R\aattempt\x12\x1c\n" +
+	"\tpermanent\x18\a \x01(\bR\tpermanentB\f\n" +
 	"\n" +
 	"_peer_rank\"Z\n" +
 	"\rMeetingReport\x12\x12\n" +
@@ -2626,11 +2656,12 @@ const file_kvgrpc_session_v1_rank_proto_rawDesc = "" +
 	"\bsequence\x18\x05 \x01(\x04R\bsequence\x12\x18\n" +
 	"\aoffsets\x18\x06 \x03(\x04R\aoffsets\x12\x16\n" +
 	"\x06nbytes\x18\a \x03(\x04R\x06nbytes\x124\n" +
-	"\x06values\x18\b \x03(\v2\x1c.kvgrpc.session.v1.SendValueR\x06values\"v\n" +
+	"\x06values\x18\b \x03(\v2\x1c.kvgrpc.session.v1.SendValueR\x06values\"\x94\x01\n" +
 	"\x10SendPostedReport\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x124\n" +
 	"\x06values\x18\x02 \x03(\v2\x1c.kvgrpc.session.v1.SendValueR\x06values\x12\x18\n" +
-	"\amessage\x18\x03 \x01(\tR\amessage*\x86\x01\n" +
+	"\amessage\x18\x03 \x01(\tR\amessage\x12\x1c\n" +
+	"\tpermanent\x18\x04 \x01(\bR\tpermanent*\x86\x01\n" +
 	"\rPostOperation\x12\x1e\n" +
 	"\x1aPOST_OPERATION_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13POST_OPERATION_READ\x10\x01\x12\x18\n" +
