@@ -52,9 +52,11 @@ def pings(sent: bytes) -> int:
 
 async def test_what_another_lead_answers_costs_no_ping(source: Engine) -> None:
     sent = bytearray()
+    relays: list[asyncio.Task[None]] = []
     host, _, port = source.address.rpartition(":")
 
     async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        relays.extend(filter(None, [asyncio.current_task()]))
         back, forth = await asyncio.open_connection(host, int(port))
 
         async def copy(of: asyncio.StreamReader, to: asyncio.StreamWriter, kept: bytearray) -> None:
@@ -63,6 +65,8 @@ async def test_what_another_lead_answers_costs_no_ping(source: Engine) -> None:
                     kept += data
                     to.write(data)
             to.close()
+            with contextlib.suppress(OSError):
+                await to.wait_closed()
 
         await asyncio.gather(copy(reader, forth, sent), copy(back, writer, bytearray()))
 
@@ -71,5 +75,6 @@ async def test_what_another_lead_answers_costs_no_ping(source: Engine) -> None:
         stub = handshake_pb2_grpc.HandshakeServiceStub(channel)
         for _ in range(10):
             await stub.GetEngine(handshake_pb2.GetEngineRequest())
+    await asyncio.gather(*relays)
     assert sent.startswith(PREFACE)
     assert pings(bytes(sent)) == 0
