@@ -64,6 +64,24 @@ class EngineAdapter(Protocol):
         """Sets every byte of a block."""
 
 
+class FullAdapter(EngineAdapter, Protocol):
+    """An adapter with all optional methods. One that lacks a method leaves out the plays that need it."""
+
+    def push(self, request_id: str, token_ids: Sequence[int], transfer_key: bytes) -> None:
+        """Takes a request in whose prompt is prefilled here and pushed under the key. Another engine registers for it,
+        before or after this call, or never.
+        """
+
+    def reserve(self, request_id: str, token_ids: Sequence[int], transfer_key: bytes, source_address: str) -> None:
+        """Takes a request in whose prompt the lead at that address pushes under the key. `taken` says what came."""
+
+    def compute_layer(self) -> None:
+        """Computes one more layer of the first step that was begun, if any, and reports it."""
+
+    def compute_rank(self, rank: int) -> None:
+        """Finishes the steps that were begun, on one of several ranks alone, which reports them."""
+
+
 class BlockMemory:
     """The blocks of a pool in host memory."""
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from kvgrpc.client import connect_sync
 from kvgrpc.core.values.grants import from_json
-from kvgrpc.engine import BlocksReturned, Engine, Failed, HandOver, Pull, Rank, Received, content
+from kvgrpc.engine import BlocksReturned, Engine, Failed, HandOver, Pull, Push, Rank, Received, Reservation, content
+from kvgrpc.engine.transfers.handles import Handle
 from kvgrpc.testing.adapter import BlockMemory, Blocks
 
 BYTES = range(0x30, 0x40)
@@ -29,29 +30,23 @@ class Counterpart(AbstractContextManager["Counterpart"]):
             described = lead.capabilities().engine
         ranks = described.world_size or 1
         self.engine = Engine.launch(pool=like.pool, world_size=ranks, weights_revision=described.weights_revision)
+        self.world_size = ranks
         self._ranks = [Rank(self.engine.ticket, number) for number in range(ranks)]
         self._memory = BlockMemory(like.pool, [[rank.memory] for rank in self._ranks])
         self._free = [list(range(group.blocks)) for group in like.pool.groups]
-        self._held: dict[HandOver | Pull, list[list[int]]] = {}
+        self._held: dict[Handle, list[list[int]]] = {}
         self._step = 0
         self._made = random.Random(1)  # noqa: S311 - bytes that differ
-        self.bytes: dict[HandOver | Pull, list[list[bytes]]] = {}
+        self.bytes: dict[Handle, list[list[bytes]]] = {}
         """Bytes of each block that was handed over, and of each that was received, by group."""
-        self.failed: dict[HandOver | Pull, Failed] = {}
-        self.over: set[HandOver | Pull] = set()
+        self.failed: dict[Handle, Failed] = {}
+        self.over: set[Handle] = set()
 
     def give(self, token_ids: Sequence[int], *, late: bool = False) -> HandOver:
         """Hands a prompt over. A late one is read after the next `compute`."""
-        blocks = self._blocks_of(len(token_ids))
-        for group, ids in enumerate(blocks):
-            for block in ids:
-                self._memory.fill(group, block, self._made.choice(BYTES))
+        blocks = self._filled(len(token_ids))
         handover = self.engine.finished_blocks(
-            blocks,
-            content(token_ids),
-            transfer_key=os.urandom(16),
-            ttl_s=TTL_S,
-            after_step=(self._step + 1) * late,
+            blocks, content(token_ids), transfer_key=os.urandom(16), ttl_s=TTL_S, after_step=(self._step + 1) * late
         )
         self._held[handover], self.bytes[handover] = blocks, self._read(blocks)
         self.engine.flush()
@@ -68,6 +63,29 @@ class Counterpart(AbstractContextManager["Counterpart"]):
         self._held[pull] = self._blocks_of(pull.use_tokens)
         pull.start(self._held[pull], after_step=(self._step + 1) * late)
         self.engine.flush()
+
+    def push(self, token_ids: Sequence[int], key: bytes, *, late: bool = False, whole: bool = True) -> Push:
+        """Pushes a prompt to who registers under the key, after the next `compute` if it is late. One that is not
+        whole lacks its last layer, which never comes.
+        """
+        blocks = self._filled(len(token_ids))
+        layers = max(*(group.layers for group in self.engine.pool.groups), 2) - 1
+        push = self.engine.push(content(token_ids), transfer_key=key)
+        after_step = (self._step + 1) * late
+        push.finished(blocks, layers=None if whole else (0, layers), last=whole, after_step=after_step)
+        self._held[push], self.bytes[push] = blocks, self._read(blocks)
+        self.engine.flush()
+        return push
+
+    def reserve(self, token_ids: Sequence[int], key: bytes, source: str, *, late: bool = False) -> Reservation:
+        """Registers for a push with the lead at the address `source`. A late one is filled after the next `compute`."""
+        blocks = self._blocks_of(len(token_ids))
+        reservation = self.engine.reserve(
+            blocks, content(token_ids), transfer_key=key, source_address=source, after_step=(self._step + 1) * late
+        )
+        self._held[reservation] = blocks
+        self.engine.flush()
+        return reservation
 
     def take_back(self, handover: HandOver, byte: int) -> None:
         """Takes a hand-over back and uses its blocks for something else."""
@@ -109,6 +127,14 @@ class Counterpart(AbstractContextManager["Counterpart"]):
         self.engine.close()
         for rank in self._ranks:
             rank.close()
+
+    def _filled(self, tokens: int) -> list[list[int]]:
+        """Returns blocks with bytes that differ from block to block."""
+        blocks = self._blocks_of(tokens)
+        for group, ids in enumerate(blocks):
+            for block in ids:
+                self._memory.fill(group, block, self._made.choice(BYTES))
+        return blocks
 
     def _blocks_of(self, tokens: int) -> list[list[int]]:
         counts = [group.blocks_of(tokens) for group in self.engine.pool.groups]

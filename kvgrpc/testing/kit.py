@@ -2,7 +2,7 @@
 
 from unittest import SkipTest
 
-from kvgrpc.testing import destination_plays, source_plays
+from kvgrpc.testing import destination_plays, push_plays, source_plays
 from kvgrpc.testing.adapter import EngineAdapter
 from kvgrpc.testing.counterpart import Counterpart
 from kvgrpc.testing.late_events import LateEvents
@@ -27,9 +27,8 @@ def play(promise: str, engine: EngineAdapter, other: Counterpart | None = None) 
     with LateEvents(engine.engine) as events:
         other.rest()
         try:
-            getattr(source_plays if hasattr(source_plays, promise) else destination_plays, promise)(
-                Scene(promise, engine, other, events)
-            )
+            found = next(plays for plays in (source_plays, destination_plays, push_plays) if hasattr(plays, promise))
+            getattr(found, promise)(Scene(promise, engine, other, events))
         except (BrokenPromise, SkipTest):
             raise
         except Exception as error:  # an engine's errors are its own

@@ -1,5 +1,6 @@
 """LateEvents: the events of an engine, some of which arrive later than they could."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Self
 
@@ -27,8 +28,8 @@ class LateEvents:
         self._told: list[Event] = []
         self.kept: list[Event] = []
         """Events that the engine does not know of yet."""
-        self.returned = 0
-        """Number of BlocksReturned that the engine knows of."""
+        self.told: Counter[type[Event]] = Counter()
+        """Number of events that the engine knows of, by kind."""
 
     def keep(self, keeps: Keeps) -> None:
         """Keeps such events back from now on."""
@@ -63,7 +64,7 @@ class LateEvents:
         for event in told:
             if last(event):
                 event.transfer.over = True
-        self.returned += sum(isinstance(event, BlocksReturned) for event in told)
+        self.told.update(map(type, told))
         return told
 
     def _late_due(self) -> bool:

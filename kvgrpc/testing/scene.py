@@ -3,11 +3,12 @@
 import random
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
+from unittest import SkipTest
 
 from kvgrpc.core.values.layout import GroupKind
-from kvgrpc.engine import HandOver, Pull
-from kvgrpc.testing.adapter import Blocks, EngineAdapter
+from kvgrpc.engine import HandOver, Pull, Reservation
+from kvgrpc.testing.adapter import Blocks, EngineAdapter, FullAdapter
 from kvgrpc.testing.counterpart import Counterpart
 from kvgrpc.testing.late_events import LateEvents
 from kvgrpc.testing.promises import BrokenPromise
@@ -61,6 +62,12 @@ class Scene:
 
     # -- what happens
 
+    def able(self, method: str) -> FullAdapter:
+        """Returns the engine if its adapter has an optional method. Raises SkipTest."""
+        if not hasattr(self.engine, method):
+            raise SkipTest(f"this engine's adapter has no method {method}, which this play needs")
+        return cast(FullAdapter, self.engine)
+
     def step(self, *, computes: bool = True) -> None:
         """Lets both engines make a step."""
         self.engine.schedule()
@@ -68,12 +75,17 @@ class Scene:
             self.engine.compute()
         self.other.poll(POLL_S)
 
-    def until(self, done: Callable[[], bool], never: str, *, computes: bool = True) -> None:
-        """Steps until something is so. Raises BrokenPromise if it never is."""
+    def until(
+        self, done: Callable[[], bool], never: str, *, computes: bool = True, compute: Callable[[], None] | None = None
+    ) -> None:
+        """Steps until something is so. Raises BrokenPromise if it never is. A step with `compute` is late."""
         deadline = time.monotonic() + WAIT_S
         while not done():
             self.ensure(time.monotonic() < deadline, never)
-            self.step(computes=computes)
+            self.step(computes=computes and compute is None)
+            if compute is not None:
+                self.quiet(done)
+                compute()
 
     def quiet(self, happened: Callable[[], bool], *, schedules: bool = False) -> None:
         """Waits for what should not happen yet, and not longer than QUIET_S."""
@@ -87,6 +99,14 @@ class Scene:
     def until_kept(self) -> None:
         """Steps until an end is there that the engine does not know of yet."""
         self.until(lambda: bool(self.events.kept), "a transfer to it never ends")
+
+    def until_blocks(self, request_id: str, *, computes: bool = True) -> None:
+        """Steps until a request has blocks."""
+        self.until(lambda: any(self.engine.blocks(request_id)), "it gives no blocks to a request", computes=computes)
+
+    def until_over(self, handle: Pull | Reservation, never: str) -> None:
+        """Steps until a transfer of the counterpart is over."""
+        self.until(lambda: handle in self.other.over, never)
 
     def until_all_free(self, after: str) -> None:
         """Steps until the engine has the free blocks that it had at first."""
@@ -112,7 +132,7 @@ class Scene:
     def take(self, request_id: str, ids: Sequence[int], handover: HandOver) -> None:
         """Has the author's engine take a prompt, up to where it has blocks for it."""
         self.engine.take(request_id, ids, handover.kv_transfer_params)
-        self.until(lambda: any(self.engine.blocks(request_id)), "it gives no blocks to a request that takes")
+        self.until_blocks(request_id)
 
     def until_taken(self, request_id: str) -> int:
         """Steps until a request waits no more. Returns how many tokens came."""
@@ -128,10 +148,10 @@ class Scene:
     def finish(self, pull: Pull) -> None:
         """Has the counterpart read, and waits for the end."""
         self.other.start(pull)
-        self.until(lambda: pull in self.other.over, "a reader of its blocks never ends")
+        self.until_over(pull, "a reader of its blocks never ends")
 
-    def ensure_fetched(self, pull: Pull, truth: list[list[bytes]]) -> None:
+    def ensure_fetched(self, pull: Pull | Reservation, truth: list[list[bytes]], how: str = "") -> None:
         """Raises BrokenPromise unless the counterpart received these bytes."""
         failed = self.other.failed.get(pull)
         self.ensure(failed is None, f"a reader failed: {failed and failed.message}")
-        self.ensure(self.other.bytes[pull] == truth, "a reader received other bytes than were handed over")
+        self.ensure(self.other.bytes[pull] == truth, f"a reader received other bytes than were handed over{how}")

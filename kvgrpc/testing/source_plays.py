@@ -1,8 +1,9 @@
 """Plays in which the author's engine is the source: it prefills, hands over, and keeps what it handed over."""
 
+from functools import partial
 from unittest import SkipTest
 
-from kvgrpc.engine import HandOver, Pull
+from kvgrpc.engine import BlocksReturned, HandOver, Pull
 from kvgrpc.errors import Reason
 from kvgrpc.testing.scene import Scene
 
@@ -58,7 +59,7 @@ def each_hand_over_holds(scene: Scene) -> None:
     first, second = scene.give("a", ids), scene.give("b", ids)
     pull, truth = scene.other.pull(second, ids), scene.read("b")
     scene.fetch(first, ids)
-    scene.until(lambda: scene.events.returned > 0, "it hears of no BlocksReturned")
+    scene.until(lambda: scene.events.told[BlocksReturned] > 0, "it hears of no BlocksReturned")
     scene.step()
     scene.ensure_held(scene.engine.blocks("b"), "after another hand-over of them ended")
     scene.finish(pull)
@@ -99,6 +100,23 @@ def hand_overs_name_their_step(scene: Scene) -> None:
     scene.until(lambda: pull in scene.other.over, "the step of a hand-over is never reported")
     scene.ensure_fetched(pull, truth)
     scene.until_all_free("after a reader was done")
+
+
+def late_ranks_are_waited_for(scene: Scene) -> None:
+    """A reader comes while all ranks but one have ended the step that computes what was handed over."""
+    engine, ranks = scene.able("compute_rank"), range(scene.other.world_size)
+    for late in ranks:
+        ids = scene.prompt()
+        pull = scene.other.pull(scene.give("a", ids, computes=False), ids)
+        scene.other.start(pull)
+        for rank in (*ranks[:late], *ranks[late + 1 :]):
+            engine.compute_rank(rank)
+        scene.quiet(partial(scene.other.over.__contains__, pull))
+        engine.compute_rank(late)
+        truth = scene.read("a")
+        scene.until_over(pull, f"rank {late} never reports its step")
+        scene.ensure_fetched(pull, truth, f", when rank {late} was late")
+        scene.until_all_free("after a reader was done")
 
 
 def content_is_the_prompt(scene: Scene) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from kvgrpc.testing import PROMISES
+from kvgrpc.testing.adapter import FullAdapter
 from tests.docs.pages import DOCS, ROOT, code, plain, section, tables
 from tests.examples.code_lines import code_lines
 from tests.testing.minimal import MinimalAdapter
@@ -77,8 +78,11 @@ def test_what_an_engine_adds_has_as_many_lines_of_code_as_the_page_says() -> Non
 
 
 def test_the_checklist_has_every_promise_of_the_conformance_kit() -> None:
-    (rows,) = tables(section(PAGE, "## What an engine promises"))
+    rows, methods = tables(section(PAGE, "## What an engine promises"))
     assert tuple(plain(row[0]) for row in rows) == PROMISES
+    optional = set(re.findall(r"`(\w+)`", " ".join(row[0] for row in methods)))
+    assert optional == {name for name in vars(FullAdapter) if not name.startswith("_")}
+    assert set(re.findall(r"`(\w+)`", " ".join(row[2] for row in methods))) <= set(PROMISES)
 
 
 def test_the_page_runs_the_conformance_kit() -> None:

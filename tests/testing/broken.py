@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from kvgrpc.engine import HandOver, Pull, content
-from tests.testing.minimal import MinimalAdapter, Served
+from kvgrpc.engine import HandOver, Pull, Push, Reservation, content
+from tests.testing.minimal import MinimalAdapter, Served, Step
+from tests.testing.split import SplitAdapter
 
 
 class FreesWithTheRequest(MinimalAdapter):
@@ -110,7 +111,7 @@ class FreesAtOnce(MinimalAdapter):
 class LeavesSilently(MinimalAdapter):
     """An abort cancels nothing."""
 
-    def let_go(self, pull: Pull) -> None:
+    def let_go(self, pull: Pull | Reservation) -> None:
         pass
 
 
@@ -158,6 +159,98 @@ class ForgetsWithItsLead(MinimalAdapter):
             self.minimal.given.clear()
 
 
+class FreesWhatItPushed(MinimalAdapter):
+    """The request is over once its last part is computed, and so are its blocks."""
+
+    def schedule(self) -> None:
+        super().schedule()
+        for push in [it for it in self.minimal.given if isinstance(it, Push) and not self.batch]:
+            self.minimal.blocks.release(self.minimal.given.pop(push))
+
+
+class PushesEarly(MinimalAdapter):
+    """A part is handed over as if it were computed."""
+
+    def push_next(self, served: Served) -> None:
+        number, self.step_of = self.step_of, lambda _: 0  # type: ignore[method-assign, assignment]
+        super().push_next(served)
+        self.step_of = number  # type: ignore[method-assign]
+
+
+class ReportsBeforeItComputes(MinimalAdapter):
+    """A step's layers are all reported with the first of them."""
+
+    def layer_done(self, step: Step, layer: int) -> None:
+        self.minimal.ranks[0].layers_done(step.number, 0, len(self.minimal.kv))
+
+
+class CountsOneTooMany(MinimalAdapter):
+    """The next layer is reported with each."""
+
+    def layer_done(self, step: Step, layer: int) -> None:
+        self.minimal.ranks[0].layers_done(step.number, 0, layer + 2)
+
+
+class ForgetsPushes(MinimalAdapter):
+    """A push whose request left goes on, and waits for its destination."""
+
+    def give_up(self, push: Push) -> None:
+        pass
+
+
+class FreesReservations(MinimalAdapter):
+    """An abort cancels a reservation and frees its blocks."""
+
+    def abort(self, request_id: str) -> None:
+        served = self.requests[request_id]
+        super().abort(request_id)
+        if isinstance(served.pull, Reservation) and served in self.loading and served.request is not None:
+            self.loading.remove(served)
+            self.minimal.release(served.request)
+
+
+class TrustsLayers(MinimalAdapter):
+    """A request decodes once layers came."""
+
+    def schedule(self) -> None:
+        super().schedule()
+        for served in self.loading:
+            if isinstance(served.pull, Reservation) and served.pull in self.minimal.layers_here:
+                served.taken = len(served.ids)
+
+
+class FindsWhatIsPushed(MinimalAdapter):
+    """Blocks are findable once they are reserved."""
+
+    def reserve_blocks(self, served: Served) -> None:
+        super().reserve_blocks(served)
+        assert served.request is not None
+        self.minimal.blocks.register(served.request.table, served.request.ids)
+
+    def loaded(self, served: Served) -> None:
+        assert served.pull is not None
+        if served.left or not served.pull.failed:
+            super().loaded(served)
+        else:
+            served.taken = 0  # it fails, and computes nothing
+
+
+class ReportsForAll(SplitAdapter):
+    """The first rank to end a step reports it for all."""
+
+    def report(self, rank: int, batch: Sequence[Step]) -> None:
+        for other in range(self.RANKS):
+            super().report(other, batch)
+
+
+class OneRankReports(SplitAdapter):
+    """Only the first rank reports."""
+
+    def report(self, rank: int, batch: Sequence[Step]) -> None:
+        if not rank:
+            super().report(rank, batch)
+
+
 BROKEN: list[tuple[str, type[MinimalAdapter]]] = [
     ("handed_over_blocks_stay", FreesWithTheRequest),
     ("handed_over_blocks_are_not_written", GoesOnWriting),
@@ -173,6 +266,16 @@ BROKEN: list[tuple[str, type[MinimalAdapter]]] = [
     ("what_failed_is_not_used", TrustsTheEnd),
     ("what_failed_is_not_used", FindsTooEarly),
     ("an_id_is_reused", KnowsIdsOnly),
+    ("pushed_blocks_stay", FreesWhatItPushed),
+    ("parts_name_their_step", PushesEarly),
+    ("layers_are_reported_when_done", ReportsBeforeItComputes),
+    ("layers_are_reported_when_done", CountsOneTooMany),
+    ("given_up_pushes_end", ForgetsPushes),
+    ("reserved_blocks_stay", FreesReservations),
+    ("pushes_are_used_when_received", TrustsLayers),
+    ("pushes_are_used_when_received", FindsWhatIsPushed),
+    ("late_ranks_are_waited_for", ReportsForAll),
+    ("late_ranks_are_waited_for", OneRankReports),
     ("a_lost_lead_is_survived", ForgetsWithItsLead),
 ]
 """Promises, and engines that break them."""
