@@ -227,8 +227,7 @@ class MinimalAdapter:
             return
         self.pushing.remove(served)
         for layer in range(last + 1):
-            layers = self.layer_of(layer), 1
-            push.finished(request.table[1:], layers=layers, last=layer == last, after_step=after_step)
+            push.finished(request.table[1:], layers=(layer, 1), last=layer == last, after_step=after_step)
 
     def reserve_blocks(self, served: Served) -> None:
         """Gives blocks to a push, once the steps in flight are over."""
@@ -276,7 +275,3 @@ class MinimalAdapter:
     def step_of(self, number: int) -> int:
         """Returns the step that a call names."""
         return number
-
-    def layer_of(self, layer: int) -> int:
-        """Returns the layer that a part names."""
-        return layer

@@ -12,6 +12,12 @@ from tests.testing.minimal import MinimalAdapter
 from tests.testing.split import SplitAdapter
 
 LOST_LEAD = "a_lost_lead_is_survived"
+OWN_LEAD = {
+    LOST_LEAD, "pushed_blocks_stay", "parts_name_their_step", "layers_are_reported_when_done", "given_up_pushes_end",
+}  # fmt: skip
+"""Promises that are played with a lead of the engine's own: it is killed, or a destination registers at its address, to
+which an earlier engine's peers may still be connected.
+"""
 OF_RANKS = "late_ranks_are_waited_for"
 OF_BYTES = [
     "handed_over_blocks_are_not_written", "hand_overs_name_their_step", "loads_name_their_step",
@@ -22,8 +28,8 @@ Others = dict[int, Counterpart]
 
 
 def played(kind: type[MinimalAdapter], promise: str, lead: Lead, others: Others) -> None:
-    """Plays a promise, at the common lead unless the play kills it."""
-    with kind("launch" if promise == LOST_LEAD else lead.socket_path) as engine:
+    """Plays a promise, at the common lead if that will do."""
+    with kind("launch" if promise in OWN_LEAD else lead.socket_path) as engine:
         play(promise, engine, others[kind.RANKS])
     lead.wait_no_engine()
 
@@ -43,6 +49,7 @@ def test_a_broken_engine_is_caught_by_the_name_of_its_promise(
     promise: str, kind: type[MinimalAdapter], lead: Lead, others: Others, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvgrpc.testing.scene.WAIT_S", 3.0)
+    monkeypatch.setattr("kvgrpc.testing.scene.QUIET_S", 0.5)  # a busy machine moves what comes too early late
     with pytest.raises(BrokenPromise) as caught:
         played(kind, promise, lead, others)
     lead.wait_no_engine()
