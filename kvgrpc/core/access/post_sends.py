@@ -69,8 +69,10 @@ class PostSends:
         if waiting is None:
             return
         if event.message:
-            reason = Reason.NO_DATA_PATH if event.permanent else Reason.DATA_PATH_FAILED
-            self._state.refuse(waiting, PreconditionFailed(reason, event.message))
+            refused = PreconditionFailed(
+                Reason.NO_DATA_PATH if event.permanent else Reason.DATA_PATH_FAILED, event.message
+            )
+            self._state.refuse(waiting, refused)
         else:
             self._state.reply(waiting, SendUnderWay(event.values))
 

@@ -172,12 +172,14 @@ class ProcessGroup:
 
     def _break_for(self, error: Exception) -> None:
         """Breaks the group after an error. The other rank need not come to a group that this one cannot make."""
-        typed = isinstance(error, KVGrpcError)
-        why = _WHERE.sub("", error.message if typed else str(error)).partition("\n")[0] or type(error).__name__
+        said = error.message if isinstance(error, KVGrpcError) else str(error)
+        why = _WHERE.sub("", said).partition("\n")[0] or type(error).__name__
         if self.made or isinstance(error, DataPathFailed):
             self._break(why)
+        elif isinstance(error, KVGrpcError):
+            self._break(why, permanent=True)
         else:
-            self._break(why if typed else f"this rank cannot make its half: {why}", permanent=True)
+            self._break(f"this rank cannot make its half: {why}", permanent=True)
 
     def _move(self, library: GroupLibrary, job: GroupJob, number: int) -> None:
         """Moves all messages of a job, in order. Raises an error if that fails."""

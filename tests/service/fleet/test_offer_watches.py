@@ -117,12 +117,16 @@ def test_a_caller_that_invents_tenants_leaves_places_for_those_of_another(
         offer(p2, 0, tenant=f"of another {seed}")
     engines_file.write([row(p1, role="prefill"), row(p2, role="prefill"), row(d, role="decode")])
     with grpc.insecure_channel(p1.address, options=(("grpc.use_local_subchannel_pool", 1),)) as channel:
-        asked = partial(fleet_pb2.PickPairRequest, chain=chain_of(0), excluded_engine_ids=["p1"])
+        other = fleet_pb2_grpc.FleetServiceStub(channel)
+
+        def heard(tenant: str) -> bool:
+            request = fleet_pb2.PickPairRequest(chain=chain_of(0), excluded_engine_ids=["p1"], tenant=tenant)
+            return offered(other.PickPair(request))
+
         for share in (1, offer_watches.TENANTS_MAX // 2):
             for number in range(2 * offer_watches.TENANTS_MAX):
                 pick(p1, 99, tenant=f"invented {number}")
-            request = asked(tenant=f"of another {share}")
-            wait_until(lambda request=request: offered(fleet_pb2_grpc.FleetServiceStub(channel).PickPair(request)))
+            wait_until(partial(heard, f"of another {share}"))
 
 
 # -- one reader
